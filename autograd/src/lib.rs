@@ -1,0 +1,1 @@
+//! The tape: parameters, variables, backward.

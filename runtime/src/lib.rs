@@ -1,0 +1,1 @@
+//! Devices, memory, dtypes, tensors and the ops on them. No gradients.

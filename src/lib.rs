@@ -1,0 +1,1 @@
+//! meshgrad: a distributed training runtime.

@@ -1,0 +1,1 @@
+//! Data, optimizers, schedules and the loop.
