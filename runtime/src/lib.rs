@@ -1,1 +1,35 @@
-//! Devices, memory, dtypes, tensors and the ops on them. No gradients.
+//! Devices, memory, dtypes, tensors and the ops on them. No gradients: those are the `autograd` crate's.
+//!
+//! ```
+//! use meshgrad_runtime::{Device, Result, Tensor, ops};
+//!
+//! # fn main() -> Result<()> {
+//! let device = Device::cpu();
+//! let x = Tensor::from_slice(&device, &[2, 3], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?;
+//! let total = ops::sum(&ops::mul(&x, &x)?, &[0, 1])?;
+//! assert_eq!(total.item::<f32>()?, 91.0);
+//! # Ok(())
+//! # }
+//! ```
+
+mod cpu;
+mod device;
+mod dtype;
+mod error;
+mod layout;
+mod memory;
+pub mod ops;
+mod shape;
+mod signature;
+mod storage;
+mod tensor;
+
+pub use device::{Device, Properties, Work};
+pub use dtype::{DType, Element, Float, Truth, Wide};
+pub use error::{Error, Result};
+pub use layout::Layout;
+pub use memory::MemoryUse;
+pub use shape::{MAX_DIMS, Shape};
+pub use signature::{Call, Signature};
+pub use storage::{Kind, Read, Write};
+pub use tensor::{Fresh, Tensor};

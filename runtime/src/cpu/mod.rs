@@ -1,0 +1,39 @@
+//! The CPU's kernels: plain functions over slices and layouts. Ops have checked everything before they call one.
+//!
+//! Work is split by size and never by the number of threads, so that results do not depend on it.
+
+pub(crate) mod elementwise;
+pub(crate) mod reduce;
+pub(crate) mod strided;
+
+use rayon::prelude::*;
+
+/// Elements that one task of an elementwise kernel handles; fewer than this are not worth a second thread.
+pub(crate) const BLOCK: usize = 16 * 1024;
+
+/// Runs `f` compiled for the widest vectors of this machine.
+#[inline(always)]
+pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    struct Body<F>(F);
+
+    impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Body<F> {
+        type Output = R;
+
+        #[inline(always)]
+        fn call(self) -> R {
+            (self.0)()
+        }
+    }
+
+    pulp::Arch::new().dispatch(Body(f))
+}
+
+/// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel where there are several.
+pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    if out.len() <= block {
+        return f(0, out);
+    }
+    out.par_chunks_mut(block)
+        .enumerate()
+        .for_each(|(at, part)| f(at * block, part));
+}

@@ -1,0 +1,115 @@
+//! Reading tensors of any layout in row-major order, a chunk at a time.
+
+use crate::{Element, Float, Layout, Read, Result, Tensor};
+
+/// Elements that a kernel handles at a time in buffers on its stack.
+pub(crate) const CHUNK: usize = 256;
+
+/// Calls `f` with the place of every element, in row-major order.
+pub(crate) fn for_each_offset(layout: &Layout, mut f: impl FnMut(usize)) {
+    let dims = Dims::new(layout);
+    let elements = layout.shape().elements();
+    dims.for_each_run(0, elements, |place, stride, run| {
+        for i in 0..run {
+            f((place as isize + i as isize * stride) as usize);
+        }
+    });
+}
+
+/// Merged dims of a layout, for walking it in row-major order from anywhere.
+struct Dims {
+    dims: Vec<(usize, isize)>,
+    offset: usize,
+}
+
+impl Dims {
+    fn new(layout: &Layout) -> Dims {
+        let mut dims = layout.merged_dims();
+        if dims.is_empty() {
+            dims.push((1, 1));
+        }
+        Dims {
+            dims,
+            offset: layout.offset(),
+        }
+    }
+
+    /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together are the elements
+    /// `start..start + len` in row-major order.
+    #[inline(always)]
+    fn for_each_run(&self, start: usize, len: usize, mut f: impl FnMut(usize, isize, usize)) {
+        let (&(inner, stride), outer) = match self.dims.split_last() {
+            Some(split) => split,
+            None => return,
+        };
+
+        let mut at = start;
+        let end = start + len;
+        while at < end {
+            let (mut row, column) = (at / inner, at % inner);
+            let mut place = self.offset as isize + column as isize * stride;
+            for &(extent, step) in outer.iter().rev() {
+                place += (row % extent) as isize * step;
+                row /= extent;
+            }
+            let run = (inner - column).min(end - at);
+            f(place as usize, stride, run);
+            at += run;
+        }
+    }
+}
+
+/// One input of a kernel: a tensor's elements in row-major order, whatever its layout.
+pub(crate) struct Source<'a, T> {
+    elements: Read<'a, T>,
+    dims: Dims,
+}
+
+impl<'a, T: Element> Source<'a, T> {
+    pub(crate) fn new(tensor: &'a Tensor) -> Result<Source<'a, T>> {
+        Ok(Source {
+            elements: tensor.read()?,
+            dims: Dims::new(tensor.layout()),
+        })
+    }
+
+    /// Copies the elements from `start` on into `to`.
+    #[inline(always)]
+    pub(crate) fn copy(&self, start: usize, to: &mut [T]) {
+        self.load(start, to, |element| element);
+    }
+
+    /// Stores `convert` of the elements from `start` on in `to`.
+    #[inline(always)]
+    pub(crate) fn load<U: Copy>(&self, start: usize, to: &mut [U], convert: impl Fn(T) -> U) {
+        let mut filled = 0;
+        self.dims
+            .for_each_run(start, to.len(), |place, stride, run| {
+                let to = &mut to[filled..filled + run];
+                filled += run;
+                match stride {
+                    1 => {
+                        for (to, from) in to.iter_mut().zip(&self.elements[place..place + run]) {
+                            *to = convert(*from);
+                        }
+                    }
+                    0 => to.fill(convert(self.elements[place])),
+                    _ => {
+                        for (i, to) in to.iter_mut().enumerate() {
+                            *to = convert(
+                                self.elements[(place as isize + i as isize * stride) as usize],
+                            );
+                        }
+                    }
+                }
+            });
+    }
+}
+
+impl<T: Float> Source<'_, T> {
+    /// Widens the elements from `start` on into `to`.
+    #[inline(always)]
+    pub(crate) fn load_wide(&self, start: usize, to: &mut [T::Wide]) {
+        self.load(start, to, T::wide);
+    }
+}

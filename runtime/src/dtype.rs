@@ -1,0 +1,438 @@
+//! Element types: what a tensor may hold, and how Rust sees one element of it.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+/// The type of a tensor's elements.
+///
+/// Sizes are given in bits because types narrower than a byte will come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE 754 binary64; for gradient checks.
+    F64,
+    /// IEEE 754 binary32.
+    F32,
+    /// bfloat16: binary32 with 7 fraction bits.
+    BF16,
+    /// IEEE 754 binary16; storage and casts only, no arithmetic.
+    F16,
+    /// Two's complement, 64 bits.
+    I64,
+    /// Two's complement, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Unsigned, 8 bits.
+    U8,
+    /// A truth value in one byte: zero is false, anything else true.
+    Bool,
+}
+
+impl DType {
+    /// Every dtype, widest float first.
+    pub const ALL: [DType; 9] = [
+        DType::F64,
+        DType::F32,
+        DType::BF16,
+        DType::F16,
+        DType::I64,
+        DType::I32,
+        DType::U32,
+        DType::U8,
+        DType::Bool,
+    ];
+
+    /// Bits of one element.
+    pub const fn bits(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 64,
+            DType::F32 | DType::I32 | DType::U32 => 32,
+            DType::BF16 | DType::F16 => 16,
+            DType::U8 | DType::Bool => 8,
+        }
+    }
+
+    /// Bytes that `elements` elements take.
+    pub const fn bytes(self, elements: usize) -> usize {
+        (elements * self.bits()).div_ceil(8)
+    }
+
+    /// The lower-case name used in messages, configurations and signatures: `f32`, `bf16`, `i64`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U32 => "u32",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+
+    /// The dtype called `name`, if there is one.
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Whether it is a floating-point type of any width.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// Whether arithmetic is defined on it as a float: f64, f32 and bf16.
+    pub const fn computes(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::BF16)
+    }
+
+    /// Whether it may index rows of a tensor: i64, i32 and u32.
+    pub const fn is_index(self) -> bool {
+        matches!(self, DType::I64 | DType::I32 | DType::U32)
+    }
+
+    /// The dtype in which sums of this one are kept: f64 for f64, f32 for the narrower floats.
+    pub const fn accumulator(self) -> DType {
+        match self {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One element of a [`DType::Bool`] tensor.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct Truth(u8);
+
+impl Truth {
+    /// Whether it stands for true.
+    pub fn holds(self) -> bool {
+        self.0 != 0
+    }
+}
+
+impl From<bool> for Truth {
+    fn from(value: bool) -> Truth {
+        Truth(value.into())
+    }
+}
+
+impl PartialEq for Truth {
+    fn eq(&self, other: &Truth) -> bool {
+        self.holds() == other.holds()
+    }
+}
+
+/// A Rust type that is one element of some dtype.
+pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
+    /// The dtype whose elements these are.
+    const DTYPE: DType;
+
+    /// The value as f64: exact, but for integers beyond 2^53.
+    fn to_f64(self) -> f64;
+    /// The nearest element to `x`; towards zero and saturating for integers, `x != 0` for truth.
+    fn from_f64(x: f64) -> Self;
+    /// The value as an integer: towards zero and saturating for floats.
+    fn to_i64(self) -> i64;
+    /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for truth.
+    fn from_i64(x: i64) -> Self;
+
+    /// This value as an element of another dtype: between integers its low bits, otherwise by way of f64.
+    #[inline(always)]
+    fn convert_to<U: Element>(self) -> U {
+        match Self::DTYPE.is_float() || U::DTYPE.is_float() {
+            true => U::from_f64(self.to_f64()),
+            false => U::from_i64(self.to_i64()),
+        }
+    }
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident: |$x:ident| $to_f64:expr, $to_i64:expr; |$y:ident| $from:expr;)+) => {
+        $(impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                let $x = self;
+                $to_f64
+            }
+
+            #[inline(always)]
+            fn to_i64(self) -> i64 {
+                let $x = self;
+                $to_i64
+            }
+
+            #[inline(always)]
+            fn from_f64($y: f64) -> $rust {
+                $from
+            }
+
+            #[inline(always)]
+            fn from_i64($y: i64) -> $rust {
+                $from
+            }
+        })+
+    };
+}
+
+elements! {
+    f64 => F64: |x| x, x as i64; |y| y as f64;
+    f32 => F32: |x| x.into(), x as i64; |y| y as f32;
+    bf16 => BF16: |x| x.wide().into(), x.wide() as i64; |y| Float::round(y as f32);
+    f16 => F16: |x| f16::to_f64(x), x.to_f32() as i64; |y| f16::from_f32(y as f32);
+    i64 => I64: |x| x as f64, x; |y| y as i64;
+    i32 => I32: |x| x.into(), x.into(); |y| y as i32;
+    u32 => U32: |x| x.into(), x.into(); |y| y as u32;
+    u8 => U8: |x| x.into(), x.into(); |y| y as u8;
+    Truth => Bool: |x| u8::from(x.holds()).into(), x.holds().into(); |y| Truth::from(y as f64 != 0.0);
+}
+
+/// A float that kernels compute with. Arithmetic happens in [`Float::Wide`]; an element is widened when it is read and
+/// rounded once, to nearest even, when it is written.
+pub trait Float: Element {
+    /// What sums are kept in: f64 for f64, f32 otherwise.
+    type Wide: Wide;
+
+    /// This element, exactly.
+    fn wide(self) -> Self::Wide;
+
+    /// The nearest element to `wide`.
+    fn round(wide: Self::Wide) -> Self;
+}
+
+/// The arithmetic that kernels use: f32 or f64.
+pub trait Wide:
+    Float<Wide = Self>
+    + PartialOrd
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::MulAssign
+    + std::iter::Sum
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// Minus infinity.
+    const NEG_INFINITY: Self;
+
+    /// Square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// Absolute value.
+    fn abs(self) -> Self;
+    /// e^x.
+    fn exp(self) -> Self;
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+    /// The sine, in radians.
+    fn sin(self) -> Self;
+    /// The cosine, in radians.
+    fn cos(self) -> Self;
+    /// The hyperbolic tangent.
+    fn tanh(self) -> Self;
+
+    /// 1 / (1 + e^-x).
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::ONE / (Self::ONE + (-self).exp())
+    }
+}
+
+macro_rules! wide_floats {
+    (@std $rust:ident: $($function:ident),+) => {
+        $(
+            #[inline(always)]
+            fn $function(self) -> $rust {
+                $rust::$function(self)
+            }
+        )+
+    };
+
+    ($($rust:ident),+) => {
+        $(
+            impl Float for $rust {
+                type Wide = $rust;
+
+                #[inline(always)]
+                fn wide(self) -> $rust {
+                    self
+                }
+
+                #[inline(always)]
+                fn round(wide: $rust) -> $rust {
+                    wide
+                }
+            }
+
+            impl Wide for $rust {
+                const ZERO: $rust = 0.0;
+                const ONE: $rust = 1.0;
+                const NEG_INFINITY: $rust = $rust::NEG_INFINITY;
+
+                wide_floats!(@std $rust: sqrt, abs, exp, ln, sin, cos, tanh);
+            }
+        )+
+    };
+}
+
+wide_floats!(f64, f32);
+
+impl Float for bf16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    /// Round to nearest even; a NaN stays a NaN (its top fraction bit is set).
+    ///
+    /// Written without a branch so that loops over it become vector code.
+    #[inline(always)]
+    fn round(wide: f32) -> bf16 {
+        let bits = wide.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x0040;
+        let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+        bf16::from_bits(if is_nan { quiet_nan } else { rounded } as u16)
+    }
+}
+
+/// Evaluates an expression with `$T` standing for the Rust type of a float dtype that computes.
+///
+/// The signature of an op has refused every other dtype before; the last arm only satisfies the compiler.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! for_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => Err($crate::Error::NotAFloat { dtype: other }),
+        }
+    };
+}
+
+/// Evaluates an expression with `$T` standing for the Rust type of any dtype.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! for_any {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::Bool => {
+                type $T = $crate::Truth;
+                $body
+            }
+        }
+    };
+}
+
+/// Evaluates an expression with `$T` standing for the Rust type of an index dtype (i64, i32, u32).
+#[macro_export]
+#[doc(hidden)]
+macro_rules! for_index {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            other => Err($crate::Error::NotAnIndex { dtype: other }),
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Our branch-free rounding is the same function as the `half` crate's, on every exponent and around every tie.
+    #[test]
+    fn bf16_rounding_equals_half() {
+        for high in 0..=u16::MAX {
+            for low in [0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                let (ours, theirs) = (<bf16 as Float>::round(x), bf16::from_f32(x));
+                assert_eq!(
+                    ours.to_bits(),
+                    theirs.to_bits(),
+                    "{x:e} = {:#010x}",
+                    x.to_bits()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_name(dtype.name()), Some(dtype));
+        }
+    }
+}

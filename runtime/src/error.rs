@@ -1,0 +1,201 @@
+//! What can go wrong in the runtime. Every message names the op, the shapes and the way out.
+
+use std::ops::Range;
+
+use crate::{DType, Shape};
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the runtime.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Operands do not fit the signature of an op.
+    #[error("{op}: {problem}; the op is `{spec}` and was given {given}")]
+    Signature {
+        /// The op.
+        op: &'static str,
+        /// What it wants.
+        spec: &'static str,
+        /// The operands' names, dtypes and shapes.
+        given: String,
+        /// Which of them does not fit, and how.
+        problem: String,
+    },
+
+    /// Operands live on different devices.
+    #[error("{op}: operands live on different devices ({devices}); copy them to one device first")]
+    Devices {
+        /// The op.
+        op: &'static str,
+        /// The device of each operand.
+        devices: String,
+    },
+
+    /// A value outside of what an op is defined for.
+    #[error("{op}: {problem}")]
+    Argument {
+        /// The op.
+        op: &'static str,
+        /// The argument, its value, and what is allowed.
+        problem: String,
+    },
+
+    /// An index outside of the rows it selects from.
+    #[error("{op}: index {index} at position {position} is outside of 0..{extent}")]
+    IndexOutOfRange {
+        /// The op.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// Where it stands among the indices, in row-major order.
+        position: usize,
+        /// How many rows there are.
+        extent: usize,
+    },
+
+    /// A dim that a tensor does not have.
+    #[error("{op}: there is no dim {dim} in shape {shape}")]
+    NoDim {
+        /// The op or view.
+        op: &'static str,
+        /// The dim asked for.
+        dim: usize,
+        /// The shape it was looked for in.
+        shape: Shape,
+    },
+
+    /// A slice that reaches outside of its dim.
+    #[error("slice: {}..{} is not inside dim {dim} of shape {shape}", range.start, range.end)]
+    SliceRange {
+        /// The shape sliced.
+        shape: Shape,
+        /// The dim sliced.
+        dim: usize,
+        /// The range asked for.
+        range: Range<usize>,
+    },
+
+    /// Not a permutation of the dims.
+    #[error("permute: {order:?} does not name each dim of shape {shape} once")]
+    Permutation {
+        /// The shape permuted.
+        shape: Shape,
+        /// The order asked for.
+        order: Vec<usize>,
+    },
+
+    /// A shape that does not broadcast to another.
+    #[error(
+        "broadcast: shape {from} does not broadcast to {to:?}: a dim must be equal or 1, counted from the last"
+    )]
+    Broadcast {
+        /// The shape there is.
+        from: Shape,
+        /// The shape asked for.
+        to: Vec<usize>,
+    },
+
+    /// A shape with another number of elements.
+    #[error("reshape: shape {from} has {} elements but {to} has {}", from.elements(), to.elements())]
+    Reshape {
+        /// The shape there is.
+        from: Shape,
+        /// The shape asked for.
+        to: Shape,
+    },
+
+    /// More dims than a tensor can have.
+    #[error("shape {shape:?} has {} dims; a tensor has at most {}", shape.len(), crate::MAX_DIMS)]
+    TooManyDims {
+        /// The shape asked for.
+        shape: Vec<usize>,
+    },
+
+    /// More bytes than can be addressed.
+    #[error("shape {shape} of {dtype} has more bytes than can be addressed")]
+    TooLarge {
+        /// The shape asked for.
+        shape: Shape,
+        /// The dtype asked for.
+        dtype: DType,
+    },
+
+    /// The operating system has no memory left.
+    #[error("out of memory: {device} could not get {bytes} bytes beside the {live} bytes in use")]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// How much was asked for.
+        bytes: usize,
+        /// How much is in use.
+        live: usize,
+    },
+
+    /// Data of another length than the shape asks for.
+    #[error("shape {shape} has {} elements but {given} were given", shape.elements())]
+    Length {
+        /// The shape asked for.
+        shape: Shape,
+        /// How many elements there are.
+        given: usize,
+    },
+
+    /// A tensor read as elements of another type.
+    #[error("tensor holds {actual} but was read as {asked}; cast it first")]
+    WrongDType {
+        /// What it holds.
+        actual: DType,
+        /// What was asked for.
+        asked: DType,
+    },
+
+    /// A dtype without floating-point arithmetic.
+    #[error("no arithmetic on {dtype}: cast to f64, f32 or bf16 first")]
+    NotAFloat {
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// A dtype that cannot index.
+    #[error("{dtype} cannot index: use i64, i32 or u32")]
+    NotAnIndex {
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// The values of a tensor on a device that computes none.
+    #[error("{device} knows shapes only: its tensors have no values to read or write")]
+    NoValues {
+        /// The device.
+        device: String,
+    },
+
+    /// A write to a tensor that must not change.
+    #[error(
+        "{op}: the tensor is a value that others may share; only parameters, gradients, optimizer state and caches change"
+    )]
+    Immutable {
+        /// The op that wanted to write.
+        op: &'static str,
+    },
+
+    /// A write while someone reads or writes, or a read while someone writes.
+    #[error(
+        "{op}: the storage is in use elsewhere at this moment: it can be read by many or written by one"
+    )]
+    Busy {
+        /// The op that wanted the storage.
+        op: &'static str,
+    },
+
+    /// A thread pool could not be started.
+    #[error("could not start a pool of {threads} threads: {reason}")]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// What the pool said.
+        reason: String,
+    },
+}

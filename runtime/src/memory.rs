@@ -1,0 +1,202 @@
+//! The allocator of a device: reuses what was given back, and counts.
+//!
+//! Sizes are rounded up to classes, eight to each power of two, so that a block that was given back fits the next
+//! request of about its size. A device without memory of its own counts in exactly the same way, which is what makes
+//! its predicted peak the measured one.
+
+use std::alloc::Layout as Allocation;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+/// Alignment of every block, in bytes: a cache line, and the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// How much memory a device uses, in bytes of whole size classes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// In tensors that exist now.
+    pub live: usize,
+    /// The largest `live` since the last [`Device::reset_peak`](crate::Device::reset_peak).
+    pub peak: usize,
+    /// Taken from the operating system: live, and kept for reuse.
+    pub reserved: usize,
+}
+
+/// A block of memory, zeroed when it was new and holding stale bytes after reuse: never uninitialised.
+pub(crate) struct Block {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a block is plain memory that belongs to its holder alone.
+unsafe impl Send for Block {}
+// SAFETY: shared access to a block only reads its address and size.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn new(bytes: usize) -> Option<Block> {
+        let allocation = Allocation::from_size_align(bytes, ALIGNMENT).ok()?;
+        // SAFETY: size classes are never zero.
+        let address = unsafe { std::alloc::alloc_zeroed(allocation) };
+        Some(Block {
+            address: NonNull::new(address)?,
+            bytes,
+        })
+    }
+
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let allocation = Allocation::from_size_align(self.bytes, ALIGNMENT);
+        if let Ok(allocation) = allocation {
+            // SAFETY: allocated in `new` with the same size and alignment, and freed only here.
+            unsafe { std::alloc::dealloc(self.address.as_ptr(), allocation) }
+        }
+    }
+}
+
+/// The allocator. Blocks are kept by size class.
+pub(crate) struct Memory {
+    state: Mutex<State>,
+    /// Whether there is memory behind the numbers.
+    backed: bool,
+}
+
+#[derive(Default)]
+struct State {
+    kept: HashMap<usize, Vec<Option<Block>>>,
+    usage: MemoryUse,
+}
+
+impl Memory {
+    pub(crate) fn new(backed: bool) -> Memory {
+        Memory {
+            state: Mutex::default(),
+            backed,
+        }
+    }
+
+    /// A block of at least `bytes` bytes (`None` inside where nothing backs it), or `None` when memory has run out.
+    pub(crate) fn take(&self, bytes: usize) -> Option<Option<Block>> {
+        let class = size_class(bytes);
+        let mut state = self.lock();
+
+        let reused = state.kept.get_mut(&class).and_then(Vec::pop);
+        let block = match reused {
+            Some(block) => block,
+            None => {
+                let block = if self.backed {
+                    Some(Block::new(class)?)
+                } else {
+                    None
+                };
+                state.usage.reserved += class;
+                block
+            }
+        };
+
+        state.usage.live += class;
+        state.usage.peak = state.usage.peak.max(state.usage.live);
+        Some(block)
+    }
+
+    /// Takes back what [`Memory::take`] gave for `bytes`.
+    pub(crate) fn give_back(&self, bytes: usize, block: Option<Block>) {
+        let class = size_class(bytes);
+        let mut state = self.lock();
+        state.usage.live -= class;
+        state.kept.entry(class).or_default().push(block);
+    }
+
+    /// Returns every block that no tensor uses to the operating system.
+    pub(crate) fn release_kept(&self) {
+        let mut state = self.lock();
+        state.kept.clear();
+        state.usage.reserved = state.usage.live;
+    }
+
+    pub(crate) fn usage(&self) -> MemoryUse {
+        self.lock().usage
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        let mut state = self.lock();
+        state.usage.peak = state.usage.live;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // The state is valid between any two statements, so a panic elsewhere cannot have broken it.
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// The smallest class that holds `bytes`: eight classes to each power of two, at least one alignment unit.
+fn size_class(bytes: usize) -> usize {
+    let bytes = bytes.max(1);
+    let step = (bytes.next_power_of_two() / 16).max(ALIGNMENT);
+    bytes.next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_their_size_and_waste_little() {
+        for bytes in (1..5000).chain((5000..4_000_000).step_by(997)) {
+            let class = size_class(bytes);
+            assert!(class >= bytes);
+            assert!(
+                class < bytes + ALIGNMENT.max(bytes / 8 + 1),
+                "{bytes} -> {class}"
+            );
+            assert_eq!(size_class(class), class);
+        }
+    }
+
+    #[test]
+    fn blocks_are_reused_and_counted() {
+        let memory = Memory::new(true);
+        let block = memory.take(1000).unwrap();
+        let address = block.as_ref().unwrap().address();
+        memory.give_back(1000, block);
+
+        let again = memory.take(1010).unwrap();
+        assert_eq!(again.as_ref().unwrap().address(), address);
+        assert_eq!(
+            memory.usage(),
+            MemoryUse {
+                live: 1024,
+                peak: 1024,
+                reserved: 1024
+            }
+        );
+
+        memory.give_back(1010, again);
+        memory.release_kept();
+        memory.reset_peak();
+        assert_eq!(memory.usage(), MemoryUse::default());
+    }
+
+    /// The device without memory counts what the device with memory counts.
+    #[test]
+    fn counting_does_not_need_memory() {
+        let (real, counted) = (Memory::new(true), Memory::new(false));
+        for memory in [&real, &counted] {
+            let blocks: Vec<_> = (1..50)
+                .map(|n| (n * 37, memory.take(n * 37).unwrap()))
+                .collect();
+            for (bytes, block) in blocks {
+                memory.give_back(bytes, block);
+            }
+        }
+        assert_eq!(real.usage(), counted.usage());
+    }
+}

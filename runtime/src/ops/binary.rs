@@ -1,0 +1,442 @@
+//! Elementwise functions of two and three operands, which broadcast against each other; comparisons and selection.
+
+use crate::cpu::elementwise::{self, map, map_to, update};
+use crate::{Element, Error, Float, Result, Signature, Tensor, Truth, Wide, for_any, for_float};
+
+/// Defines an op, and its signature, for each function of two float operands.
+macro_rules! binary_ops {
+    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $value:expr;)+) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Shapes
+            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common shape.
+            ///
+            /// # Errors
+            /// [`Error::Signature`].
+            pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+                let mut call = signature_of::$name.call(&[a, b])?;
+                let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
+                let mut y = call.output(0)?;
+
+                #[inline(always)]
+                fn value<W: Wide>($a: W, $b: W) -> W {
+                    $value
+                }
+
+                call.compute(|| {
+                    for_float!(a.dtype(), T => map::<T, 2>([&a, &b], y.slice()?, |[a, b]| value(a, b)))
+                })?;
+                Ok(y.finish())
+            }
+        )+
+
+        /// One static for each op, called like it.
+        #[allow(non_upper_case_globals)]
+        mod signature_of {
+            use super::Signature;
+
+            $(
+                pub(super) static $name: Signature =
+                    Signature::new(stringify!($name), "a: F[~], b: F[~] -> y: F[~]", 1);
+            )+
+        }
+
+        static ARITHMETIC: &[&Signature] = &[$(&signature_of::$name),+];
+    };
+}
+
+binary_ops! {
+    /// a + b.
+    add = |a, b| a + b;
+
+    /// a - b.
+    sub = |a, b| a - b;
+
+    /// a * b.
+    mul = |a, b| a * b;
+
+    /// a / b.
+    div = |a, b| a / b;
+
+    /// The larger of a and b; NaN where either is.
+    maximum = |a, b| if a >= b { a } else if b > a { b } else { a + b };
+
+    /// The smaller of a and b; NaN where either is.
+    minimum = |a, b| if a <= b { a } else if b < a { b } else { a + b };
+}
+
+static MAXIMUM_SHARE: Signature =
+    Signature::new("maximum_share", "a: F[~], b: F[~] -> share: F[~]", 1);
+
+/// How much of the gradient of [`maximum`] goes to `a`: 1 where a > b, 1/2 where they are equal, else 0.
+///
+/// # Shapes
+/// As [`maximum`].
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn maximum_share(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let mut call = MAXIMUM_SHARE.call(&[a, b])?;
+    let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
+    let mut share = call.output(0)?;
+    call.compute(|| {
+        for_float!(a.dtype(), T => map::<T, 2>([&a, &b], share.slice()?, |[a, b]| share_of(a, b)))
+    })?;
+    Ok(share.finish())
+}
+
+#[inline(always)]
+fn share_of<W: Wide>(a: W, b: W) -> W {
+    if a > b {
+        W::ONE
+    } else if a == b {
+        W::from_f64(0.5)
+    } else {
+        W::ZERO
+    }
+}
+
+static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
+
+/// scale * x + shift, with constants of the program. What changes from step to step is a tensor: use [`mul`] and [`add`].
+///
+/// # Shapes
+/// `x` any shape, float; returns the same.
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn affine(x: &Tensor, scale: f64, shift: f64) -> Result<Tensor> {
+    let mut call = AFFINE.call(&[x])?;
+    let mut y = call.output(0)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (scale, shift) = (wide::<T>(scale), wide::<T>(shift));
+            map::<T, 1>([x], y.slice()?, |[x]| scale * x + shift)
+        })
+    })?;
+    Ok(y.finish())
+}
+
+static ADD_INTO: Signature = Signature::new("add_into", "x: F[..], into: G[..] -> into: G[..]", 1);
+
+/// into += x, where `into` may have another float dtype: how gradients meet in their buffers.
+///
+/// # Shapes
+/// Both of one shape; `into` is contiguous and of a kind that may change.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous.
+pub fn add_into(x: &Tensor, into: &Tensor) -> Result<()> {
+    let call = ADD_INTO.call(&[x, into])?;
+    let range = contiguous_range(call.name(), into)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => for_float!(into.dtype(), U => {
+            let mut to = into.write::<U>("add_into")?;
+            update::<T, U, 1>([x], &mut to[range], |[x], so_far| so_far + cross::<T, U>(x))
+        }))
+    })
+}
+
+/// A wide value of one float type as that of another.
+#[inline(always)]
+fn cross<T: Float, U: Float>(x: T::Wide) -> U::Wide {
+    wide::<U>(x.to_f64())
+}
+
+#[inline(always)]
+fn wide<T: Float>(x: f64) -> T::Wide {
+    T::Wide::from_f64(x)
+}
+
+/// Where the elements of a contiguous tensor lie in its storage.
+///
+/// # Errors
+/// [`Error::Argument`], naming `op`, when it is not contiguous.
+pub(crate) fn contiguous_range(
+    op: &'static str,
+    tensor: &Tensor,
+) -> Result<std::ops::Range<usize>> {
+    if !tensor.is_contiguous() {
+        let problem =
+            format!("writes to {tensor:?}, which is not contiguous; write to a whole tensor");
+        return Err(Error::Argument { op, problem });
+    }
+    let start = tensor.layout().offset();
+    Ok(start..start + tensor.elements())
+}
+
+/// Defines an op, and its signature, for each comparison.
+macro_rules! comparisons {
+    ($($(#[$doc:meta])* $name:ident = $operator:tt;)+) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Shapes
+            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common shape, bool.
+            ///
+            /// # Errors
+            /// [`Error::Signature`].
+            pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+                let mut call = comparison::$name.call(&[a, b])?;
+                let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
+                let mut y = call.output(0)?;
+                call.compute(|| {
+                    for_float!(a.dtype(), T => {
+                        map_to::<T, Truth, bool, 2>([&a, &b], y.slice()?, |[a, b]| a $operator b, Truth::from)
+                    })
+                })?;
+                Ok(y.finish())
+            }
+        )+
+
+        /// One static for each op, called like it.
+        #[allow(non_upper_case_globals)]
+        mod comparison {
+            use super::Signature;
+
+            $(
+                pub(super) static $name: Signature =
+                    Signature::new(stringify!($name), "a: F[~], b: F[~] -> y: bool[~]", 1);
+            )+
+        }
+
+        static COMPARISONS: &[&Signature] = &[$(&comparison::$name),+];
+    };
+}
+
+comparisons! {
+    /// a == b.
+    eq = ==;
+
+    /// a != b.
+    ne = !=;
+
+    /// a < b.
+    lt = <;
+
+    /// a <= b.
+    le = <=;
+
+    /// a > b.
+    gt = >;
+
+    /// a >= b.
+    ge = >=;
+}
+
+static CLAMP: Signature = Signature::new("clamp", "x: F[..] -> y: F[..]", 2);
+static CLAMP_GRAD: Signature = Signature::new("clamp_grad", "x: F[..], dy: F[..] -> dx: F[..]", 2);
+
+/// x, but at least `low` and at most `high`; NaN stays.
+///
+/// # Shapes
+/// `x` any shape, float; returns the same.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Argument`] when `low > high`.
+pub fn clamp(x: &Tensor, low: f64, high: f64) -> Result<Tensor> {
+    check_bounds(low, high)?;
+    let mut call = CLAMP.call(&[x])?;
+    let mut y = call.output(0)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (low, high) = (wide::<T>(low), wide::<T>(high));
+            map::<T, 1>([x], y.slice()?, |[x]| if x < low { low } else if x > high { high } else { x })
+        })
+    })?;
+    Ok(y.finish())
+}
+
+/// The gradient of [`clamp`]: dy inside the bounds (bounds included), 0 outside.
+///
+/// # Shapes
+/// Both operands of one shape and float dtype; returns the same.
+///
+/// # Errors
+/// As [`clamp`].
+pub fn clamp_grad(x: &Tensor, dy: &Tensor, low: f64, high: f64) -> Result<Tensor> {
+    check_bounds(low, high)?;
+    let mut call = CLAMP_GRAD.call(&[x, dy])?;
+    let mut dx = call.output(0)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (low, high) = (wide::<T>(low), wide::<T>(high));
+            map::<T, 2>([x, dy], dx.slice()?, |[x, dy]| {
+                if x >= low && x <= high { dy } else { wide::<T>(0.0) }
+            })
+        })
+    })?;
+    Ok(dx.finish())
+}
+
+fn check_bounds(low: f64, high: f64) -> Result<()> {
+    match low <= high {
+        true => Ok(()),
+        false => {
+            let problem = format!("low = {low} must not be above high = {high}");
+            Err(Error::Argument {
+                op: "clamp",
+                problem,
+            })
+        }
+    }
+}
+
+fn broadcast_pair(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<(Tensor, Tensor)> {
+    Ok((a.broadcast_to(shape)?, b.broadcast_to(shape)?))
+}
+
+static SELECT: Signature = Signature::new(
+    "select",
+    "condition: bool[~], a: T[~], b: T[~] -> y: T[~]",
+    0,
+);
+
+/// `a` where `condition` holds, `b` elsewhere (often called where).
+///
+/// # Shapes
+/// `condition` bool, `a` and `b` of one dtype, all of shapes that broadcast; returns the common shape.
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn select(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let mut call = SELECT.call(&[condition, a, b])?;
+    let shape = call.broadcast();
+    let condition = condition.broadcast_to(&shape)?;
+    let (a, b) = broadcast_pair(a, b, &shape)?;
+    let mut y = call.output(0)?;
+    call.compute(
+        || for_any!(a.dtype(), T => elementwise::select::<T>(&condition, &a, &b, y.slice()?)),
+    )?;
+    Ok(y.finish())
+}
+
+pub(super) fn signatures() -> Vec<&'static Signature> {
+    [
+        ARITHMETIC,
+        COMPARISONS,
+        &[
+            &MAXIMUM_SHARE,
+            &AFFINE,
+            &ADD_INTO,
+            &CLAMP,
+            &CLAMP_GRAD,
+            &SELECT,
+        ],
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{DType, Device, Kind, Shape, ops};
+
+    /// A tensor of small values that differ from element to element.
+    fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count).map(|i| (i as f64 * step).sin()).collect();
+        Tensor::from_slice(device, shape, &values).unwrap()
+    }
+
+    /// Two shapes that broadcast: a common shape with some dims of each set to 1 and some of one cut off in front.
+    fn pairs() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
+        let dims = prop::collection::vec((0usize..4, 0u8..4), 0..5);
+        (dims, 0usize..3).prop_map(|(dims, cut)| {
+            let of = |ones: u8| {
+                dims.iter()
+                    .map(|(n, kind)| if *kind == ones { 1 } else { *n })
+                    .collect()
+            };
+            let (a, b): (Vec<usize>, Vec<usize>) = (of(1), of(2));
+            let cut = cut.min(b.len());
+            (a, b[cut..].to_vec())
+        })
+    }
+
+    proptest! {
+        /// Broadcasting equals computing on operands that were copied to the common shape first.
+        #[test]
+        fn broadcasting_equals_copying((a, b) in pairs(), swap in any::<bool>()) {
+            let device = Device::cpu();
+            let (a, b) = (numbered(&device, &a, 0.7), numbered(&device, &b, 1.3));
+            let (a, b) = if swap { (b, a) } else { (a, b) };
+            let shape = Shape::broadcast(a.shape(), b.shape()).unwrap();
+
+            let y = sub(&a, &b).unwrap();
+            prop_assert_eq!(&y.shape()[..], &shape[..]);
+
+            let whole = |x: &Tensor| {
+                ops::copy(&x.broadcast_to(&shape).unwrap()).unwrap().to_vec::<f64>().unwrap()
+            };
+            let expected: Vec<f64> = whole(&a).iter().zip(whole(&b)).map(|(a, b)| a - b).collect();
+            prop_assert_eq!(y.to_vec::<f64>().unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn strided_operands_are_read_in_order() {
+        let device = Device::cpu();
+        let x = numbered(&device, &[300, 70], 0.1);
+        let turned = x.transpose(0, 1).unwrap().slice(0, 3..60).unwrap();
+        let y = add(&turned, &turned).unwrap();
+
+        let (values, doubled) = (x.to_vec::<f64>().unwrap(), y.to_vec::<f64>().unwrap());
+        for (i, row) in (3..60).enumerate() {
+            for column in 0..300 {
+                assert_eq!(doubled[i * 300 + column], 2.0 * values[column * 70 + row]);
+            }
+        }
+    }
+
+    #[test]
+    fn nan_passes_through_extremes() {
+        let device = Device::cpu();
+        let a = Tensor::from_slice(&device, &[4], &[f32::NAN, 1.0, 2.0, 3.0]).unwrap();
+        let b = Tensor::from_slice(&device, &[4], &[1.0, f32::NAN, 5.0, 3.0]).unwrap();
+        let largest = maximum(&a, &b).unwrap().to_vec::<f32>().unwrap();
+        assert!(largest[0].is_nan() && largest[1].is_nan());
+        assert_eq!(&largest[2..], &[5.0, 3.0]);
+        assert_eq!(
+            maximum_share(&a, &b).unwrap().to_vec::<f32>().unwrap()[2..],
+            [0.0, 0.5]
+        );
+    }
+
+    #[test]
+    fn accumulating_into_another_dtype() {
+        let device = Device::cpu();
+        let x = ops::full(&device, &[3], DType::BF16, 0.5).unwrap();
+        let into = Tensor::zeros(&device, &[3], DType::F32, Kind::Gradient).unwrap();
+        add_into(&x, &into).unwrap();
+        add_into(&x, &into).unwrap();
+        assert_eq!(into.to_vec::<f32>().unwrap(), [1.0; 3]);
+        assert_eq!(into.version(), 2);
+
+        let value = ops::full(&device, &[3], DType::F32, 0.0).unwrap();
+        assert!(matches!(
+            add_into(&x, &value),
+            Err(Error::Immutable { op: "add_into" })
+        ));
+    }
+
+    #[test]
+    fn selection_and_clamping() {
+        let device = Device::cpu();
+        let x = Tensor::from_slice(&device, &[3], &[-2.0f32, 0.5, 9.0]).unwrap();
+        let zero = Tensor::scalar(&device, 0.0f32).unwrap();
+        let positive = select(&gt(&x, &zero).unwrap(), &x, &zero).unwrap();
+        assert_eq!(positive.to_vec::<f32>().unwrap(), [0.0, 0.5, 9.0]);
+        assert_eq!(
+            clamp(&x, -1.0, 1.0).unwrap().to_vec::<f32>().unwrap(),
+            [-1.0, 0.5, 1.0]
+        );
+        assert!(matches!(
+            clamp(&x, 1.0, -1.0),
+            Err(Error::Argument { op: "clamp", .. })
+        ));
+    }
+}

@@ -1,0 +1,134 @@
+//! Filling, copying, casting: ops that compute nothing.
+
+#[cfg(doc)]
+use crate::Error;
+use crate::cpu::elementwise::convert;
+use crate::cpu::{BLOCK, for_blocks};
+use crate::ops::binary::contiguous_range;
+use crate::{DType, Device, Element, Fresh, Result, Shape, Signature, Tensor, for_any};
+
+static CONTIGUOUS: Signature = Signature::new("contiguous", "x: T[..] -> y: T[..]", 0);
+static CAST: Signature = Signature::new("cast", "x: T[*] -> y: U[*]", 0);
+static COPY_INTO: Signature =
+    Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&CONTIGUOUS, &CAST, &COPY_INTO];
+
+/// A tensor of `shape` in which every element is `value`, rounded to `dtype`.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
+pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
+    let mut fresh = Fresh::new(device, Shape::new(shape)?, dtype)?;
+    if device.computes() {
+        for_any!(dtype, T => {
+            let value = T::from_f64(value);
+            for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
+        });
+    }
+    Ok(fresh.finish())
+}
+
+/// 0, 1, 2, ..: `count` elements of an index dtype.
+///
+/// # Errors
+/// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
+pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
+    let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
+    crate::for_index!(dtype, T => {
+        if device.computes() {
+            for (at, element) in fresh.slice::<T>()?.iter_mut().enumerate() {
+                *element = at as T;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(fresh.finish())
+}
+
+/// The same elements side by side in row-major order: `x` itself when they are, a copy otherwise.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub fn contiguous(x: &Tensor) -> Result<Tensor> {
+    match x.is_contiguous() {
+        true => Ok(x.clone()),
+        false => copy(x),
+    }
+}
+
+/// A copy of `x` with a storage of its own, row-major.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub fn copy(x: &Tensor) -> Result<Tensor> {
+    let mut call = CONTIGUOUS.call(&[x])?;
+    let mut y = call.output(0)?;
+    call.compute(|| for_any!(x.dtype(), T => convert::<T, T>(x, y.slice()?, |element| element)))?;
+    Ok(y.finish())
+}
+
+/// The same elements in the same row-major order under other extents; copies where a view cannot do it.
+///
+/// # Errors
+/// [`Error::Reshape`], [`Error::TooManyDims`], [`Error::OutOfMemory`].
+pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    if let Some(view) = x.view(shape)? {
+        return Ok(view);
+    }
+    let whole = copy(x)?;
+    // A whole tensor can be seen under any shape of as many elements.
+    Ok(whole.view(shape)?.unwrap_or(whole))
+}
+
+/// Copies the elements of `x` over those of `into`.
+///
+/// # Shapes
+/// Both of one shape and dtype; `into` is contiguous and of a kind that may change.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous.
+pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
+    let call = COPY_INTO.call(&[x, into])?;
+    let range = contiguous_range(call.name(), into)?;
+    call.compute(|| {
+        for_any!(x.dtype(), T => {
+            let mut to = into.write::<T>("copy_into")?;
+            convert::<T, T>(x, &mut to[range], |element| element)
+        })
+    })
+}
+
+/// `x` on `device`: `x` itself when it is there, a copy of its values otherwise (of its shape, where there are no values).
+///
+/// # Errors
+/// [`Error::NoValues`] from a meta device to one that computes; [`Error::OutOfMemory`].
+pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
+    if x.device() == device {
+        return Ok(x.clone());
+    }
+    let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
+    if device.computes() {
+        for_any!(x.dtype(), T => convert::<T, T>(x, fresh.slice()?, |element| element))?;
+    }
+    Ok(fresh.finish())
+}
+
+/// `x` with elements of `dtype`: to a float rounds to nearest even (to 16 bits by way of f32), from float to integer
+/// cuts towards zero and saturates, between integers keeps the low bits, to bool is `x != 0`. `x` itself when it has that dtype.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    let mut call = CAST.call(&[x])?;
+    let mut y = call.output_of(*x.shape(), dtype)?;
+    call.compute(|| {
+        for_any!(x.dtype(), T => for_any!(dtype, U => {
+            convert::<T, U>(x, y.slice()?, |element| element.convert_to())
+        }))
+    })?;
+    Ok(y.finish())
+}

@@ -1,0 +1,321 @@
+//! Reductions over any dims: sums, means, extremes, and where the extremes are.
+
+use crate::cpu::reduce::{self as kernels, Fold};
+use crate::{Element, Error, Float, Result, Shape, Signature, Tensor, Wide, for_float};
+
+static SUM: Signature = Signature::new("sum", "x: F[*] -> y: F[*]", 1);
+static MEAN: Signature = Signature::new("mean", "x: F[*] -> y: F[*]", 1);
+static MAX: Signature = Signature::new("max", "x: F[*] -> y: F[*]", 1);
+static MIN: Signature = Signature::new("min", "x: F[*] -> y: F[*]", 1);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&SUM, &MEAN, &MAX, &MIN];
+
+/// The sum over `dims`, which the result does not have.
+///
+/// # Shapes
+/// `x` any shape, float; returns `x`'s dtype. Sums are kept in f32 (f64 for f64) and rounded once.
+///
+/// # Errors
+/// [`Error::NoDim`]; [`Error::Argument`] for a dim named twice; [`Error::Signature`].
+pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    reduce(
+        &SUM,
+        x,
+        dims,
+        Reduction {
+            start: 0.0,
+            merge: Merge::Add,
+            scale: 1.0,
+        },
+    )
+}
+
+/// The mean over `dims`, which the result does not have; NaN over no elements.
+///
+/// # Shapes
+/// As [`sum`].
+///
+/// # Errors
+/// As [`sum`].
+pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    let (_, reduced) = split_dims(MEAN.name(), x, dims)?;
+    let count: usize = reduced.iter().map(|dim| x.shape()[*dim]).product();
+    reduce(
+        &MEAN,
+        x,
+        dims,
+        Reduction {
+            start: 0.0,
+            merge: Merge::Add,
+            scale: 1.0 / count as f64,
+        },
+    )
+}
+
+/// The largest element over `dims`, which the result does not have; minus infinity over no elements, NaN where one is.
+///
+/// # Shapes
+/// As [`sum`].
+///
+/// # Errors
+/// As [`sum`].
+pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    reduce(
+        &MAX,
+        x,
+        dims,
+        Reduction {
+            start: f64::NEG_INFINITY,
+            merge: Merge::Max,
+            scale: 1.0,
+        },
+    )
+}
+
+/// The smallest element over `dims`, which the result does not have; infinity over no elements, NaN where one is.
+///
+/// # Shapes
+/// As [`sum`].
+///
+/// # Errors
+/// As [`sum`].
+pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    reduce(
+        &MIN,
+        x,
+        dims,
+        Reduction {
+            start: f64::INFINITY,
+            merge: Merge::Min,
+            scale: 1.0,
+        },
+    )
+}
+
+/// The sum over the dims along which something of `shape` was broadcast to `x`'s shape: the gradient of broadcasting.
+///
+/// # Shapes
+/// `shape` must broadcast to `x`'s shape; returns `shape`.
+///
+/// # Errors
+/// [`Error::Broadcast`].
+pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    if **x.shape() == *shape {
+        return Ok(x.clone());
+    }
+    let fits = Shape::broadcast(shape, x.shape()).is_some_and(|common| common == *x.shape());
+    if !fits {
+        return Err(Error::Broadcast {
+            from: Shape::new(shape)?,
+            to: x.shape().to_vec(),
+        });
+    }
+
+    let new_dims = x.shape().len() - shape.len();
+    let repeated = |dim: &usize| *dim < new_dims || shape[dim - new_dims] != x.shape()[*dim];
+    let dims: Vec<isize> = (0..x.shape().len())
+        .filter(repeated)
+        .map(|dim| dim as isize)
+        .collect();
+    super::reshape(&sum(x, &dims)?, shape)
+}
+
+#[derive(Clone, Copy)]
+struct Reduction {
+    start: f64,
+    merge: Merge,
+    scale: f64,
+}
+
+#[derive(Clone, Copy)]
+enum Merge {
+    Add,
+    Max,
+    Min,
+}
+
+fn reduce(
+    signature: &'static Signature,
+    x: &Tensor,
+    dims: &[isize],
+    how: Reduction,
+) -> Result<Tensor> {
+    let mut call = signature.call(&[x])?;
+    let (kept, reduced) = split_dims(signature.name(), x, dims)?;
+    let shape_of =
+        |dims: &[usize]| -> Vec<usize> { dims.iter().map(|dim| x.shape()[*dim]).collect() };
+    let mut y = call.output_of(Shape::new(&shape_of(&kept))?, x.dtype())?;
+
+    let count: usize = shape_of(&reduced).iter().product();
+    // Where the innermost dim is kept, columns are folded row by row; else each result folds a row.
+    let innermost_kept = kept
+        .last()
+        .is_some_and(|last| reduced.iter().all(|dim| dim < last));
+    let by_columns = innermost_kept && !reduced.is_empty() && kept_is_one_run(&kept, &reduced);
+    let order = if by_columns {
+        [reduced, kept].concat()
+    } else {
+        [kept, reduced].concat()
+    };
+    let x = x.permute(&order)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => match how.merge {
+            Merge::Add => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| a + b),
+            Merge::Max => fold::<T, _>(&x, count, by_columns, y.slice()?, how, larger),
+            Merge::Min => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| -larger(-a, -b)),
+        })
+    })?;
+    Ok(y.finish())
+}
+
+/// Whether all kept dims lie inside all reduced ones, so that a row of the permuted tensor is a run of memory.
+fn kept_is_one_run(kept: &[usize], reduced: &[usize]) -> bool {
+    kept.first()
+        .zip(reduced.last())
+        .is_some_and(|(kept, reduced)| reduced < kept)
+}
+
+fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
+    x: &Tensor,
+    count: usize,
+    by_columns: bool,
+    out: &mut [T],
+    how: Reduction,
+    merge: M,
+) -> Result<()> {
+    let fold = Fold {
+        start: T::Wide::from_f64(how.start),
+        merge,
+    };
+    let scale = T::Wide::from_f64(how.scale);
+    match by_columns {
+        true => kernels::columns(x, count, out, &fold, |folded| folded * scale),
+        false => kernels::rows(x, count, out, &fold, |folded| folded * scale),
+    }
+}
+
+/// The larger of two; NaN where either is.
+#[inline(always)]
+fn larger<W: Wide>(a: W, b: W) -> W {
+    if a >= b {
+        a
+    } else if b > a {
+        b
+    } else {
+        a + b
+    }
+}
+
+/// The dims that stay and the dims in `dims`, each in ascending order.
+pub(super) fn split_dims(
+    op: &'static str,
+    x: &Tensor,
+    dims: &[isize],
+) -> Result<(Vec<usize>, Vec<usize>)> {
+    let mut reduced = Vec::with_capacity(dims.len());
+    for &dim in dims {
+        let at = x.dim(op, dim)?;
+        if reduced.contains(&at) {
+            return Err(Error::Argument {
+                op,
+                problem: format!("dim {at} is named twice in {dims:?}"),
+            });
+        }
+        reduced.push(at);
+    }
+    reduced.sort_unstable();
+
+    let kept = (0..x.shape().len())
+        .filter(|dim| !reduced.contains(dim))
+        .collect();
+    Ok((kept, reduced))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Device;
+
+    proptest! {
+        /// Any dims of any view: the same as folding the elements one by one.
+        #[test]
+        fn sums_and_extremes_over_any_dims(
+            shape in prop::collection::vec(1usize..6, 1..5),
+            chosen in prop::collection::vec(any::<bool>(), 5),
+            swap in (0usize..5, 0usize..5),
+        ) {
+            let device = Device::cpu();
+            let count: usize = shape.iter().product();
+            let values: Vec<f64> = (0..count).map(|i| ((i * 37) % 101) as f64 - 50.0).collect();
+            let x = Tensor::from_slice(&device, &shape, &values).unwrap();
+            let (a, b) = (swap.0 % shape.len(), swap.1 % shape.len());
+            let x = x.transpose(a as isize, b as isize).unwrap();
+            let dims: Vec<isize> = (0..shape.len()).filter(|d| chosen[*d]).map(|d| d as isize).collect();
+
+            let (kept, _) = split_dims("test", &x, &dims).unwrap();
+            let kept_shape: Vec<usize> = kept.iter().map(|dim| x.shape()[*dim]).collect();
+            let mut sums = vec![0.0; kept_shape.iter().product()];
+            let mut largest = vec![f64::NEG_INFINITY; sums.len()];
+            for (at, value) in x.to_vec::<f64>().unwrap().into_iter().enumerate() {
+                let place = kept.iter().fold(0, |place, &dim| {
+                    let inner: usize = x.shape()[dim + 1..].iter().product();
+                    place * x.shape()[dim] + at / inner % x.shape()[dim]
+                });
+                sums[place] += value;
+                largest[place] = largest[place].max(value);
+            }
+
+            prop_assert_eq!(sum(&x, &dims).unwrap().to_vec::<f64>().unwrap(), sums);
+            prop_assert_eq!(max(&x, &dims).unwrap().to_vec::<f64>().unwrap(), largest);
+        }
+    }
+
+    #[test]
+    fn nothing_to_reduce() {
+        let device = Device::cpu();
+        let x = Tensor::from_slice::<f32>(&device, &[2, 0], &[]).unwrap();
+        assert_eq!(sum(&x, &[1]).unwrap().to_vec::<f32>().unwrap(), [0.0, 0.0]);
+        assert_eq!(
+            max(&x, &[-1]).unwrap().to_vec::<f32>().unwrap(),
+            [f32::NEG_INFINITY; 2]
+        );
+        assert!(mean(&x, &[1]).unwrap().to_vec::<f32>().unwrap()[0].is_nan());
+        assert_eq!(sum(&x, &[0]).unwrap().shape().to_vec(), [0]);
+    }
+
+    /// The order of a sum is a matter of its length alone.
+    #[test]
+    fn bits_do_not_depend_on_threads() {
+        let sums = |threads: usize| {
+            let device = Device::cpu_with_threads(threads).unwrap();
+            let values: Vec<f32> = (0..300_000).map(|i| (i as f32 * 0.37).sin()).collect();
+            device.run(|| {
+                let x = Tensor::from_slice(&device, &[300, 1000], &values).unwrap();
+                let all = sum(&x, &[0, 1]).unwrap().to_vec::<f32>().unwrap();
+                let down = sum(&x, &[0]).unwrap().to_vec::<f32>().unwrap();
+                let across = mean(&x, &[1]).unwrap().to_vec::<f32>().unwrap();
+                [all, down, across]
+                    .concat()
+                    .iter()
+                    .map(|x| x.to_bits())
+                    .collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(sums(1), sums(2));
+        assert_eq!(sums(1), sums(5));
+    }
+
+    #[test]
+    fn the_gradient_of_broadcasting() {
+        let device = Device::cpu();
+        let x = Tensor::from_slice(&device, &[2, 2, 3], &[1.0f32; 12]).unwrap();
+        let y = sum_to(&x, &[2, 1]).unwrap();
+        assert_eq!(
+            (y.shape().to_vec(), y.to_vec::<f32>().unwrap()),
+            (vec![2, 1], vec![6.0; 2])
+        );
+        assert!(matches!(sum_to(&x, &[4]), Err(Error::Broadcast { .. })));
+    }
+}

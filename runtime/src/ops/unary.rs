@@ -1,0 +1,157 @@
+//! Elementwise functions of one operand, and their derivatives.
+
+use crate::cpu::elementwise::map;
+use crate::{Result, Signature, Tensor, Wide, for_float};
+
+/// Defines, for each function of the wide type `W`, an op, the op for its gradient, and their signatures.
+///
+/// The gradient takes what the function's derivative is cheapest in: its operand (`of x`) or its result (`of y`).
+macro_rules! unary_ops {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = |$x:ident| $value:expr, flops $flops:literal;
+        $grad:ident of $kept:ident = |$k:ident, $dy:ident| $slope:expr;
+    )+) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Shapes
+            /// `x` any shape, f64, f32 or bf16; returns the same.
+            ///
+            /// # Errors
+            /// [`Error::Signature`](crate::Error::Signature) for another dtype.
+            pub fn $name(x: &Tensor) -> Result<Tensor> {
+                let mut call = signature_of::$name.call(&[x])?;
+                let mut y = call.output(0)?;
+
+                #[inline(always)]
+                fn value<W: Wide>($x: W) -> W {
+                    $value
+                }
+
+                call.compute(|| {
+                    for_float!(x.dtype(), T => map::<T, 1>([x], y.slice()?, |[x]| value(x)))
+                })?;
+                Ok(y.finish())
+            }
+
+            #[doc = concat!("The gradient of [`", stringify!($name), "`] with respect to its operand, from `", stringify!($kept), "`.")]
+            ///
+            /// # Shapes
+            /// Both operands of one shape and float dtype; returns the same.
+            ///
+            /// # Errors
+            /// [`Error::Signature`](crate::Error::Signature).
+            pub fn $grad($kept: &Tensor, dy: &Tensor) -> Result<Tensor> {
+                let mut call = signature_of::$grad.call(&[$kept, dy])?;
+                let mut dx = call.output(0)?;
+
+                #[inline(always)]
+                fn slope<W: Wide>($k: W, $dy: W) -> W {
+                    $slope
+                }
+
+                call.compute(|| {
+                    for_float!(dy.dtype(), T => {
+                        map::<T, 2>([$kept, dy], dx.slice()?, |[kept, dy]| slope(kept, dy))
+                    })
+                })?;
+                Ok(dx.finish())
+            }
+        )+
+
+        /// One static for each op, called like it.
+        #[allow(non_upper_case_globals)]
+        mod signature_of {
+            use super::Signature;
+
+            $(
+                pub(super) static $name: Signature =
+                    Signature::new(stringify!($name), "x: F[..] -> y: F[..]", $flops);
+                pub(super) static $grad: Signature = Signature::new(
+                    stringify!($grad),
+                    concat!(stringify!($kept), ": F[..], dy: F[..] -> dx: F[..]"),
+                    $flops + 1,
+                );
+            )+
+        }
+
+        pub(super) static SIGNATURES: &[&Signature] =
+            &[$(&signature_of::$name, &signature_of::$grad),+];
+    };
+}
+
+unary_ops! {
+    /// -x.
+    neg = |x| -x, flops 1;
+    neg_grad of y = |_y, dy| -dy;
+
+    /// |x|; its derivative at 0 is 0.
+    abs = |x| x.abs(), flops 1;
+    abs_grad of x = |x, dy| dy * sign(x);
+
+    /// x^2.
+    square = |x| x * x, flops 1;
+    square_grad of x = |x, dy| dy * (x + x);
+
+    /// The square root.
+    sqrt = |x| x.sqrt(), flops 1;
+    sqrt_grad of y = |y, dy| dy / (y + y);
+
+    /// 1 / sqrt(x).
+    rsqrt = |x| W::ONE / x.sqrt(), flops 2;
+    rsqrt_grad of y = |y, dy| dy * W::from_f64(-0.5) * y * y * y;
+
+    /// 1 / x.
+    reciprocal = |x| W::ONE / x, flops 1;
+    reciprocal_grad of y = |y, dy| -dy * y * y;
+
+    /// e^x.
+    exp = |x| x.exp(), flops 1;
+    exp_grad of y = |y, dy| dy * y;
+
+    /// The natural logarithm.
+    ln = |x| x.ln(), flops 1;
+    ln_grad of x = |x, dy| dy / x;
+
+    /// The sine of an angle in radians.
+    sin = |x| x.sin(), flops 1;
+    sin_grad of x = |x, dy| dy * x.cos();
+
+    /// The cosine of an angle in radians.
+    cos = |x| x.cos(), flops 1;
+    cos_grad of x = |x, dy| -dy * x.sin();
+
+    /// The hyperbolic tangent.
+    tanh = |x| x.tanh(), flops 1;
+    tanh_grad of y = |y, dy| dy * (W::ONE - y * y);
+
+    /// 1 / (1 + e^-x).
+    sigmoid = |x| x.sigmoid(), flops 3;
+    sigmoid_grad of y = |y, dy| dy * y * (W::ONE - y);
+
+    /// x * sigmoid(x), also called swish (Ramachandran et al. 2017).
+    silu = |x| x * x.sigmoid(), flops 4;
+    silu_grad of x = |x, dy| dy * silu_slope(x);
+
+    /// max(x, 0); its derivative at 0 is 0.
+    relu = |x| if x <= W::ZERO { W::ZERO } else { x }, flops 1;
+    relu_grad of x = |x, dy| if x > W::ZERO { dy } else { W::ZERO };
+}
+
+fn sign<W: Wide>(x: W) -> W {
+    if x > W::ZERO {
+        W::ONE
+    } else if x < W::ZERO {
+        -W::ONE
+    } else {
+        W::ZERO
+    }
+}
+
+/// d/dx x s(x) = s(x) (1 + x (1 - s(x))), s being the sigmoid.
+#[inline(always)]
+pub(crate) fn silu_slope<W: Wide>(x: W) -> W {
+    let s = x.sigmoid();
+    s * (W::ONE + x * (W::ONE - s))
+}

@@ -1,0 +1,100 @@
+//! Extents of a tensor, kept inline: no allocation for up to [`MAX_DIMS`] dims.
+
+use std::fmt;
+use std::ops::Deref;
+
+use crate::{Error, Result};
+
+/// The largest number of dims a tensor may have.
+pub const MAX_DIMS: usize = 6;
+
+/// The extents of a tensor's dims, outermost first. Dereferences to a slice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Shape {
+    len: u8,
+    dims: [usize; MAX_DIMS],
+}
+
+impl Shape {
+    /// The shape with these extents.
+    ///
+    /// # Errors
+    /// [`Error::TooManyDims`] for more than [`MAX_DIMS`] extents.
+    pub fn new(dims: &[usize]) -> Result<Shape> {
+        if dims.len() > MAX_DIMS {
+            return Err(Error::TooManyDims {
+                shape: dims.to_vec(),
+            });
+        }
+
+        let mut shape = Shape {
+            len: dims.len() as u8,
+            ..Shape::default()
+        };
+        shape.dims[..dims.len()].copy_from_slice(dims);
+        Ok(shape)
+    }
+
+    /// The product of the extents; 1 for a shape without dims.
+    pub fn elements(&self) -> usize {
+        self.iter().product()
+    }
+
+    /// This shape with dim `dim` set to `extent`. `dim` must exist.
+    pub fn with(mut self, dim: usize, extent: usize) -> Shape {
+        self.dims[..self.len as usize][dim] = extent;
+        self
+    }
+
+    /// This shape without dim `dim`. `dim` must exist.
+    pub fn without(self, dim: usize) -> Shape {
+        let mut shape = Shape {
+            len: self.len - 1,
+            ..Shape::default()
+        };
+        let kept = self.iter().enumerate().filter(|(at, _)| *at != dim);
+        for (to, (_, extent)) in shape.dims.iter_mut().zip(kept) {
+            *to = *extent;
+        }
+        shape
+    }
+
+    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` where two extents differ and neither is 1.
+    pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
+        let len = a.len().max(b.len());
+        let mut shape = Shape {
+            len: len as u8,
+            ..Shape::default()
+        };
+        for back in 1..=len {
+            let of = |dims: &[usize]| dims.len().checked_sub(back).map_or(1, |at| dims[at]);
+            shape.dims[len - back] = match (of(a), of(b)) {
+                (x, y) if x == y => x,
+                (1, y) => y,
+                (x, 1) => x,
+                _ => return None,
+            };
+        }
+        Some(shape)
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.dims[..self.len as usize]
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}

@@ -1,0 +1,238 @@
+//! The memory behind a tensor: one block, borrowed by many readers or one writer.
+//!
+//! A storage never changes after the op that made it, except for the four kinds in [`Kind`] that are meant to. Borrows
+//! are checked at run time, so that a read can never meet a write, on any thread.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
+
+use crate::memory::Block;
+use crate::{DType, Device, Element, Error, Result};
+
+/// What a storage is for, and so whether it may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The result of an op: never changes.
+    Value,
+    /// The data of a parameter: changed by optimizers and loading.
+    Parameter,
+    /// A gradient buffer: accumulated into.
+    Gradient,
+    /// What an optimizer keeps between steps.
+    OptimizerState,
+    /// A cache that grows, as keys and values in decoding.
+    Cache,
+}
+
+/// A block of a device's memory with its version and its borrows.
+pub(crate) struct Storage {
+    block: Option<Block>,
+    bytes: usize,
+    device: Device,
+    kind: Kind,
+    version: AtomicU64,
+    /// Readers when positive, one writer when -1.
+    borrows: AtomicIsize,
+}
+
+impl Storage {
+    pub(crate) fn new(device: &Device, bytes: usize, kind: Kind) -> Result<Storage> {
+        let block = device.take_memory(bytes)?;
+        Ok(Storage {
+            block,
+            bytes,
+            device: device.clone(),
+            kind,
+            version: AtomicU64::new(0),
+            borrows: AtomicIsize::new(0),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How often the storage was written after it was made.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// All elements, for reading.
+    pub(crate) fn read<T: Element>(&self) -> Result<Read<'_, T>> {
+        let free = |borrows| (borrows >= 0).then_some(borrows + 1);
+        let borrowed = self
+            .borrows
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+        borrowed.map_err(|_| Error::Busy { op: "read" })?;
+
+        let release = Release {
+            borrows: &self.borrows,
+        };
+        let bytes = self.slice()?;
+        Ok(Read {
+            elements: elements(bytes),
+            _release: release,
+        })
+    }
+
+    /// All elements, for writing by `op`. Counts as a new version.
+    pub(crate) fn write<T: Element>(&self, op: &'static str) -> Result<Write<'_, T>> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        let borrowed = self
+            .borrows
+            .compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
+        borrowed.map_err(|_| Error::Busy { op })?;
+
+        let release = Release {
+            borrows: &self.borrows,
+        };
+        let (address, bytes) = self.raw()?;
+        self.version.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: the borrow count says that nobody else reads or writes until `release` is dropped, and a block is
+        // always initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
+        Ok(Write {
+            elements: elements_mut(bytes),
+            _release: release,
+        })
+    }
+
+    /// All elements, for the op that makes this storage and has not yet shared it.
+    pub(crate) fn fresh<T: Element>(&mut self) -> Result<&mut [T]> {
+        let (address, bytes) = self.raw()?;
+        // SAFETY: `&mut self` proves that nobody shares the storage, and a block is always initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
+        Ok(elements_mut(bytes))
+    }
+
+    fn slice(&self) -> Result<&[u8]> {
+        let (address, bytes) = self.raw()?;
+        // SAFETY: called with a read borrow held, so nobody writes; a block is always initialised.
+        Ok(unsafe { std::slice::from_raw_parts(address, bytes) })
+    }
+
+    fn raw(&self) -> Result<(*mut u8, usize)> {
+        match &self.block {
+            Some(block) => Ok((block.address().as_ptr(), self.bytes)),
+            None => Err(Error::NoValues {
+                device: self.device.to_string(),
+            }),
+        }
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.device.give_back_memory(self.bytes, self.block.take());
+    }
+}
+
+/// Blocks are aligned for every element type and cut to whole elements, so that the cast cannot fail.
+fn elements<T: Element>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(whole(bytes, T::DTYPE))
+}
+
+fn elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    let whole = bytes.len() / T::DTYPE.bytes(1) * T::DTYPE.bytes(1);
+    bytemuck::cast_slice_mut(&mut bytes[..whole])
+}
+
+fn whole(bytes: &[u8], dtype: DType) -> &[u8] {
+    &bytes[..bytes.len() / dtype.bytes(1) * dtype.bytes(1)]
+}
+
+/// Gives a borrow back: a reader's or the writer's.
+struct Release<'a> {
+    borrows: &'a AtomicIsize,
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        let free = |borrows| Some(if borrows < 0 { 0 } else { borrows - 1 });
+        let _ = self
+            .borrows
+            .fetch_update(Ordering::Release, Ordering::Relaxed, free);
+    }
+}
+
+/// The elements of a storage, borrowed for reading. Indexed by a layout's offset and strides.
+pub struct Read<'a, T> {
+    elements: &'a [T],
+    _release: Release<'a>,
+}
+
+impl<T> Deref for Read<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+/// The elements of a storage, borrowed for writing.
+pub struct Write<'a, T> {
+    elements: &'a mut [T],
+    _release: Release<'a>,
+}
+
+impl<T> Deref for Write<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+impl<T> DerefMut for Write<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.elements
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_read_or_one_writes() {
+        let device = Device::cpu();
+        let storage = Storage::new(&device, 16, Kind::Cache).unwrap();
+
+        let (first, second) = (
+            storage.read::<f32>().unwrap(),
+            storage.read::<f32>().unwrap(),
+        );
+        assert!(matches!(
+            storage.write::<f32>("test"),
+            Err(Error::Busy { op: "test" })
+        ));
+        drop((first, second));
+
+        let writer = storage.write::<f32>("test").unwrap();
+        assert!(matches!(storage.read::<f32>(), Err(Error::Busy { .. })));
+        drop(writer);
+
+        assert!(storage.read::<f32>().is_ok());
+        assert_eq!(storage.version(), 1);
+    }
+
+    #[test]
+    fn values_do_not_change() {
+        let storage = Storage::new(&Device::cpu(), 16, Kind::Value).unwrap();
+        assert!(matches!(
+            storage.write::<u8>("test"),
+            Err(Error::Immutable { op: "test" })
+        ));
+        assert_eq!(storage.version(), 0);
+    }
+}
