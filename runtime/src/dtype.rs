@@ -190,7 +190,7 @@ macro_rules! elements {
 elements! {
     f64 => F64: |x| x, x as i64; |y| y as f64;
     f32 => F32: |x| x.into(), x as i64; |y| y as f32;
-    bf16 => BF16: |x| x.wide().into(), x.wide() as i64; |y| Float::round(y as f32);
+    bf16 => BF16: |x| x.wide().into(), x.wide() as i64; |y| Float::narrow(y as f32);
     f16 => F16: |x| f16::to_f64(x), x.to_f32() as i64; |y| f16::from_f32(y as f32);
     i64 => I64: |x| x as f64, x; |y| y as i64;
     i32 => I32: |x| x.into(), x.into(); |y| y as i32;
@@ -209,7 +209,7 @@ pub trait Float: Element {
     fn wide(self) -> Self::Wide;
 
     /// The nearest element to `wide`.
-    fn round(wide: Self::Wide) -> Self;
+    fn narrow(wide: Self::Wide) -> Self;
 }
 
 /// The arithmetic that kernels use: f32 or f64.
@@ -275,7 +275,7 @@ macro_rules! wide_floats {
                 }
 
                 #[inline(always)]
-                fn round(wide: $rust) -> $rust {
+                fn narrow(wide: $rust) -> $rust {
                     wide
                 }
             }
@@ -305,7 +305,7 @@ impl Float for bf16 {
     ///
     /// Written without a branch so that loops over it become vector code.
     #[inline(always)]
-    fn round(wide: f32) -> bf16 {
+    fn narrow(wide: f32) -> bf16 {
         let bits = wide.to_bits();
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet_nan = (bits >> 16) | 0x0040;
@@ -418,7 +418,7 @@ mod tests {
         for high in 0..=u16::MAX {
             for low in [0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let x = f32::from_bits(u32::from(high) << 16 | low);
-                let (ours, theirs) = (<bf16 as Float>::round(x), bf16::from_f32(x));
+                let (ours, theirs) = (<bf16 as Float>::narrow(x), bf16::from_f32(x));
                 assert_eq!(
                     ours.to_bits(),
                     theirs.to_bits(),

@@ -12,6 +12,7 @@
 //! # }
 //! ```
 
+mod accumulator;
 mod cpu;
 mod device;
 mod dtype;
@@ -24,6 +25,7 @@ mod signature;
 mod storage;
 mod tensor;
 
+pub use accumulator::Accumulator;
 pub use device::{Device, Properties, Work};
 pub use dtype::{DType, Element, Float, Truth, Wide};
 pub use error::{Error, Result};

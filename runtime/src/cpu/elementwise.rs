@@ -10,7 +10,7 @@ pub(crate) fn map<T: Float, const N: usize>(
     out: &mut [T],
     f: impl Fn([T::Wide; N]) -> T::Wide + Sync,
 ) -> Result<()> {
-    map_to::<T, T, T::Wide, N>(inputs, out, f, T::round)
+    map_to::<T, T, T::Wide, N>(inputs, out, f, T::narrow)
 }
 
 /// As [`map`], with a result of another type that `finish` makes.
@@ -52,7 +52,7 @@ pub(crate) fn update<T: Float, U: Float, const N: usize>(
                     source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
                 }
                 for (i, out) in out.iter_mut().enumerate() {
-                    *out = U::round(f(
+                    *out = U::narrow(f(
                         std::array::from_fn(|input| buffers[input][i]),
                         out.wide(),
                     ));

@@ -27,7 +27,7 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     let row = |at: usize| finish(fold_row(&x, at * columns, columns, fold));
     if out.len() * columns <= BLOCK || out.len() == 1 {
         for (at, out) in out.iter_mut().enumerate() {
-            *out = T::round(row(at));
+            *out = T::narrow(row(at));
         }
         return Ok(());
     }
@@ -37,7 +37,7 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
         .enumerate()
         .for_each(|(task, part)| {
             for (at, out) in part.iter_mut().enumerate() {
-                *out = T::round(row(task * rows_a_task + at));
+                *out = T::narrow(row(task * rows_a_task + at));
             }
         });
     Ok(())
@@ -67,7 +67,7 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
                 }
             }
             for (out, folded) in part.iter_mut().zip(&*folded) {
-                *out = T::round(finish(*folded));
+                *out = T::narrow(finish(*folded));
             }
         });
     };

@@ -1,7 +1,9 @@
 //! Elementwise functions of two and three operands, which broadcast against each other; comparisons and selection.
 
 use crate::cpu::elementwise::{self, map, map_to, update};
-use crate::{Element, Error, Float, Result, Signature, Tensor, Truth, Wide, for_any, for_float};
+use crate::{
+    Accumulator, Element, Error, Float, Result, Signature, Tensor, Truth, Wide, for_any, for_float,
+};
 
 /// Defines an op, and its signature, for each function of two float operands.
 macro_rules! binary_ops {
@@ -123,19 +125,25 @@ static ADD_INTO: Signature = Signature::new("add_into", "x: F[..], into: G[..] -
 /// into += x, where `into` may have another float dtype: how gradients meet in their buffers.
 ///
 /// # Shapes
-/// Both of one shape; `into` is contiguous and of a kind that may change.
+/// Both of one shape.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous.
-pub fn add_into(x: &Tensor, into: &Tensor) -> Result<()> {
-    let call = ADD_INTO.call(&[x, into])?;
-    let range = contiguous_range(call.name(), into)?;
+/// [`Error::Signature`]; [`Error::Busy`].
+pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
+    let call = ADD_INTO.call(&[x, into.buffer()])?;
+    let range = contiguous_range(call.name(), into.buffer())?;
     call.compute(|| {
-        for_float!(x.dtype(), T => for_float!(into.dtype(), U => {
-            let mut to = into.write::<U>("add_into")?;
-            update::<T, U, 1>([x], &mut to[range], |[x], so_far| so_far + cross::<T, U>(x))
+        for_float!(x.dtype(), T => for_float!(into.buffer().dtype(), U => {
+            let mut to = into.buffer().write::<U>("add_into")?;
+            let to = &mut to[range];
+            match into.is_empty() {
+                true => map_to::<T, U, _, 1>([x], to, |[x]| cross::<T, U>(x), U::narrow),
+                false => update::<T, U, 1>([x], to, |[x], so_far| so_far + cross::<T, U>(x)),
+            }
         }))
-    })
+    })?;
+    into.filled();
+    Ok(())
 }
 
 /// A wide value of one float type as that of another.
@@ -410,17 +418,12 @@ mod tests {
     fn accumulating_into_another_dtype() {
         let device = Device::cpu();
         let x = ops::full(&device, &[3], DType::BF16, 0.5).unwrap();
-        let into = Tensor::zeros(&device, &[3], DType::F32, Kind::Gradient).unwrap();
-        add_into(&x, &into).unwrap();
-        add_into(&x, &into).unwrap();
-        assert_eq!(into.to_vec::<f32>().unwrap(), [1.0; 3]);
-        assert_eq!(into.version(), 2);
-
-        let value = ops::full(&device, &[3], DType::F32, 0.0).unwrap();
-        assert!(matches!(
-            add_into(&x, &value),
-            Err(Error::Immutable { op: "add_into" })
-        ));
+        let buffer = Tensor::zeros(&device, &[3], DType::F32, Kind::Gradient).unwrap();
+        let mut into = Accumulator::over(buffer.clone()).unwrap();
+        add_into(&x, &mut into).unwrap();
+        add_into(&x, &mut into).unwrap();
+        assert_eq!(buffer.to_vec::<f32>().unwrap(), [1.0; 3]);
+        assert_eq!(buffer.version(), 2);
     }
 
     #[test]

@@ -11,8 +11,9 @@ static CONTIGUOUS: Signature = Signature::new("contiguous", "x: T[..] -> y: T[..
 static CAST: Signature = Signature::new("cast", "x: T[*] -> y: U[*]", 0);
 static COPY_INTO: Signature =
     Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0);
+static FILL_INTO: Signature = Signature::new("fill_into", "into: T[..] -> into: T[..]", 0);
 
-pub(super) static SIGNATURES: &[&Signature] = &[&CONTIGUOUS, &CAST, &COPY_INTO];
+pub(super) static SIGNATURES: &[&Signature] = &[&CONTIGUOUS, &CAST, &COPY_INTO, &FILL_INTO];
 
 /// A tensor of `shape` in which every element is `value`, rounded to `dtype`.
 ///
@@ -95,6 +96,26 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
         for_any!(x.dtype(), T => {
             let mut to = into.write::<T>("copy_into")?;
             convert::<T, T>(x, &mut to[range], |element| element)
+        })
+    })
+}
+
+/// Sets every element of `into` to `value`.
+///
+/// # Shapes
+/// `into` is contiguous and of a kind that may change.
+///
+/// # Errors
+/// [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous; [`Error::Busy`].
+pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
+    let call = FILL_INTO.call(&[into])?;
+    let range = contiguous_range(call.name(), into)?;
+    call.compute(|| {
+        for_any!(into.dtype(), T => {
+            let value = T::from_f64(value);
+            let mut to = into.write::<T>("fill_into")?;
+            for_blocks(&mut to[range], BLOCK, |_, part| part.fill(value));
+            Ok(())
         })
     })
 }

@@ -14,6 +14,8 @@ pub use copy::*;
 pub use reduce::*;
 pub use unary::*;
 
+pub(crate) use binary::contiguous_range;
+
 use crate::Signature;
 
 /// The signatures of all ops, family by family.
