@@ -1,1 +1,46 @@
-//! The tape: parameters, variables, backward.
+//! The tape: parameters, variables, and backward.
+//!
+//! Ops are recorded only while a [`Tape`] records; without one they cost nothing and keep nothing. A backward closure names
+//! all that it keeps through [`Var::save`] and gets a [`Slot`] for each input:
+//!
+//! ```
+//! use meshgrad_autograd::{Param, Result, Tape, Track, Var, Init, Grads, Module};
+//! use meshgrad_runtime::{DType, Device, ops};
+//!
+//! /// x * x, written as a user would.
+//! fn squared(x: &Var) -> Result<Var> {
+//!     let y = ops::square(x.value())?;
+//!     let kept_x = x.save();
+//!     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::square_grad(&kept_x.get()?, dy)?)))
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! let device = Device::cpu();
+//! let w = Param::new("w", &[3], Init::Ones)?;
+//! w.materialize(&device, 0)?;
+//!
+//! let (y, tape) = Tape::record(|| squared(&w.var()?))?;
+//! let mut grads = Grads::new(&[w.clone()])?;
+//! tape.backward(&[(&y, ops::full(&device, &[3], DType::F32, 1.0)?)], &mut grads)?;
+//! assert_eq!(grads.get(&w)?.to_vec::<f32>()?, [2.0; 3]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod checkpoint;
+mod error;
+mod grads;
+mod param;
+mod saved;
+mod sweep;
+mod tape;
+mod var;
+
+pub use checkpoint::checkpoint;
+pub use error::{Error, Result};
+pub use grads::Grads;
+pub use param::{Init, Module, Param, ParamId, Spec};
+pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
+pub use sweep::{Later, Slot};
+pub use tape::{Tape, Track, tracked_many};
+pub use var::Var;

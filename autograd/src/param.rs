@@ -1,0 +1,234 @@
+//! Parameters: shared handles to what training changes.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use meshgrad_runtime::{DType, Device, Key, Kind, Shape, Tensor, ops};
+
+use crate::var::Node;
+use crate::{Error, Result, Var};
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zeros.
+    Zeros,
+    /// All ones.
+    Ones,
+    /// Normal around 0 with this standard deviation.
+    Normal {
+        /// The standard deviation.
+        std: f64,
+    },
+    /// Uniform in [-bound, bound).
+    Uniform {
+        /// The bound.
+        bound: f64,
+    },
+}
+
+/// What a parameter is, before it has a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Its extents.
+    pub shape: Shape,
+    /// The dtype of its value; gradients are f32 (f64 for f64).
+    pub dtype: DType,
+    /// How it starts.
+    pub init: Init,
+    /// Whether it is right that no op touches it in a step: its gradient is then zero.
+    pub optional: bool,
+}
+
+/// Identifies a parameter in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(u64);
+
+/// A handle to a parameter. Clones share it, so that a block that is cloned into a closure is still the same block.
+#[derive(Clone)]
+pub struct Param(Arc<Inner>);
+
+struct Inner {
+    id: ParamId,
+    name: String,
+    spec: Spec,
+    state: RwLock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    value: Option<Tensor>,
+    /// The value in the dtype of computation, and the version of the value that it was made from.
+    copy: Option<(u64, Tensor)>,
+}
+
+impl Param {
+    /// A parameter without a value, f32 and not optional.
+    ///
+    /// `name` is its path in the model, as `model.layers.0.mlp.gate.weight`.
+    ///
+    /// # Errors
+    /// [`TooManyDims`](meshgrad_runtime::Error::TooManyDims).
+    pub fn new(name: impl Into<String>, shape: &[usize], init: Init) -> Result<Param> {
+        let spec = Spec { shape: Shape::new(shape)?, dtype: DType::F32, init, optional: false };
+        Ok(Param::with_spec(name, spec))
+    }
+
+    /// A parameter without a value.
+    pub fn with_spec(name: impl Into<String>, spec: Spec) -> Param {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = ParamId(NEXT.fetch_add(1, Ordering::Relaxed));
+        Param(Arc::new(Inner { id, name: name.into(), spec, state: RwLock::default() }))
+    }
+
+    /// Which parameter this is.
+    pub fn id(&self) -> ParamId {
+        self.0.id
+    }
+
+    /// Its path in the model.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What it is.
+    pub fn spec(&self) -> &Spec {
+        &self.0.spec
+    }
+
+    /// Its extents.
+    pub fn shape(&self) -> &Shape {
+        &self.0.spec.shape
+    }
+
+    /// The dtype of its gradient.
+    pub fn gradient_dtype(&self) -> DType {
+        self.0.spec.dtype.accumulator()
+    }
+
+    /// Its value.
+    ///
+    /// # Errors
+    /// [`Error::NotMaterialized`].
+    pub fn value(&self) -> Result<Tensor> {
+        let value = self.read().value.clone();
+        value.ok_or_else(|| Error::NotMaterialized { name: self.name().into() })
+    }
+
+    /// The parameter as an operand of ops, in its own dtype.
+    ///
+    /// # Errors
+    /// [`Error::NotMaterialized`].
+    pub fn var(&self) -> Result<Var> {
+        Ok(Var::new(self.value()?, Node::Param(self.clone())))
+    }
+
+    /// The parameter as an operand of ops in `dtype`. The copy is kept until the value changes; its gradient is the
+    /// parameter's own.
+    ///
+    /// # Errors
+    /// [`Error::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn var_as(&self, dtype: DType) -> Result<Var> {
+        let value = self.value()?;
+        if value.dtype() == dtype {
+            return self.var();
+        }
+
+        let mut state = self.write();
+        let version = value.version();
+        let copy = match &state.copy {
+            Some((made_from, copy)) if *made_from == version && copy.dtype() == dtype => copy.clone(),
+            _ => {
+                state.copy = None;
+                let copy = ops::cast(&value, dtype)?;
+                state.copy = Some((version, copy.clone()));
+                copy
+            }
+        };
+        Ok(Var::new(copy, Node::Param(self.clone())))
+    }
+
+    /// Gives the parameter a value: `value` itself when it may change, a copy on its device otherwise.
+    ///
+    /// # Errors
+    /// [`Error::ParamValue`] when shape or dtype differ.
+    pub fn set(&self, value: &Tensor) -> Result<()> {
+        let Spec { shape, dtype, .. } = *self.spec();
+        if *value.shape() != shape || value.dtype() != dtype {
+            return Err(Error::ParamValue {
+                name: self.name().into(),
+                wanted: shape,
+                wanted_dtype: dtype,
+                given: *value.shape(),
+                given_dtype: value.dtype(),
+            });
+        }
+
+        let value = match value.kind() {
+            Kind::Parameter => value.clone(),
+            _ => {
+                let own = Tensor::zeros(value.device(), &shape, dtype, Kind::Parameter)?;
+                ops::copy_into(value, &own)?;
+                own
+            }
+        };
+        *self.write() = State { value: Some(value), copy: None };
+        Ok(())
+    }
+
+    /// Gives the parameter its initial value, a function of `seed`, its name and the element's position alone.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
+        let Spec { shape, dtype, init, .. } = *self.spec();
+        let value = Tensor::zeros(device, &shape, dtype, Kind::Parameter)?;
+        let key = Key::new(seed).fold_name(self.name());
+        match init {
+            Init::Zeros => {}
+            Init::Ones => ops::fill_into(&value, 1.0)?,
+            Init::Normal { std } => ops::normal_into(&value, key, 0.0, std)?,
+            Init::Uniform { bound } => ops::uniform_into(&value, key, -bound, bound)?,
+        }
+        self.set(&value)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        // Every assignment to the state is whole, so a panic elsewhere cannot have broken it.
+        self.0.state.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.0.state.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {}{}", self.name(), self.spec().dtype, self.shape())
+    }
+}
+
+/// Something that holds parameters: a model, a block, an adapter.
+///
+/// Building one allocates nothing; [`Module::materialize`] or a checkpoint gives the parameters their values.
+pub trait Module {
+    /// Calls `visitor` with every parameter, in a fixed order.
+    fn visit(&self, visitor: &mut dyn FnMut(&Param));
+
+    /// Every parameter, in the order of [`Module::visit`].
+    fn params(&self) -> Vec<Param> {
+        let mut params = Vec::new();
+        self.visit(&mut |param| params.push(param.clone()));
+        params
+    }
+
+    /// Gives every parameter its initial value on `device`: a function of `seed`, names and positions alone.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
+        self.params().iter().try_for_each(|param| param.materialize(device, seed))
+    }
+}

@@ -1,0 +1,165 @@
+//! What ops keep for backward, and how a scope may pack it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use meshgrad_runtime::{DType, Device, Kind, Result as RuntimeResult, Tensor, ops};
+
+use crate::tape::current;
+use crate::{Error, Result};
+
+/// Something an op keeps for its backward.
+pub struct Saved {
+    name: Option<String>,
+    version: u64,
+    kept: Kept,
+}
+
+enum Kept {
+    Whole(Tensor),
+    Packed(Box<dyn Packed>),
+    Failed(Error),
+}
+
+impl Saved {
+    /// What was kept, as it was.
+    ///
+    /// # Errors
+    /// [`Error::Overwritten`] when it was written since; what unpacking returns.
+    pub fn get(&self) -> Result<Tensor> {
+        let tensor = match &self.kept {
+            Kept::Whole(tensor) => tensor,
+            Kept::Packed(packed) => return packed.unpack(),
+            Kept::Failed(error) => return Err(error.clone()),
+        };
+
+        if tensor.version() != self.version {
+            let name = self.name.clone();
+            return Err(Error::Overwritten {
+                name: name.unwrap_or_else(|| format!("{}{}", tensor.dtype(), tensor.shape())),
+                saved: self.version,
+                now: tensor.version(),
+            });
+        }
+        Ok(tensor.clone())
+    }
+
+    pub(crate) fn named(mut self, name: &str) -> Saved {
+        self.name = Some(name.into());
+        self
+    }
+}
+
+/// Keeping a tensor for backward.
+pub trait Save {
+    /// Keeps it, packed as the current [`packing`] scope says. What an op does not save, it does not keep alive.
+    fn save(&self) -> Saved;
+}
+
+impl Save for Tensor {
+    fn save(&self) -> Saved {
+        let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
+        let version = self.version();
+        let Some(packing) = packing else {
+            note(self);
+            return Saved { name: None, version, kept: Kept::Whole(self.clone()) };
+        };
+
+        let kept = match packing.pack(self) {
+            Ok(Some(packed)) => Kept::Packed(packed),
+            Ok(None) => {
+                note(self);
+                Kept::Whole(self.clone())
+            }
+            Err(error) => Kept::Failed(error),
+        };
+        Saved { name: None, version, kept }
+    }
+}
+
+/// Counts the storage among what the recording tape keeps. Parameters would be alive without it.
+fn note(tensor: &Tensor) {
+    if tensor.kind() == Kind::Value {
+        current(|recorder| recorder.note_saved(tensor));
+    }
+}
+
+/// A way of keeping tensors in another form until backward: elsewhere, smaller, or not at all.
+pub trait Packing: Send + Sync {
+    /// The packed form of `tensor`, or `None` to keep it as it is. Only [`Kind::Value`] may be packed with loss: a
+    /// parameter keeps being written.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it surfaces when backward asks for the tensor.
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>>;
+}
+
+/// A tensor in packed form.
+pub trait Packed: Send {
+    /// The tensor again.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    fn unpack(&self) -> Result<Tensor>;
+}
+
+/// Runs `body`, in which whatever ops save is packed by `packing`. Scopes nest; the innermost counts.
+pub fn packing<T>(packing: Arc<dyn Packing>, body: impl FnOnce() -> T) -> T {
+    struct Scope;
+
+    impl Drop for Scope {
+        fn drop(&mut self) {
+            PACKING.with_borrow_mut(|scopes| scopes.pop());
+        }
+    }
+
+    PACKING.with_borrow_mut(|scopes| scopes.push(packing));
+    let _scope = Scope;
+    body()
+}
+
+thread_local! {
+    static PACKING: RefCell<Vec<Arc<dyn Packing>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps f32 activations as bf16: half the memory, and gradients that see them with 8 bits of precision.
+pub struct ToBf16;
+
+impl Packing for ToBf16 {
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>> {
+        if tensor.dtype() != DType::F32 || tensor.kind() != Kind::Value {
+            return Ok(None);
+        }
+        let small = ops::cast(tensor, DType::BF16)?;
+        note(&small);
+        Ok(Some(Box::new(Unpack { packed: small, back: |small| ops::cast(small, DType::F32) })))
+    }
+}
+
+/// Keeps activations on another device, such as the host's memory.
+pub struct ToDevice(pub Device);
+
+impl Packing for ToDevice {
+    fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>> {
+        if tensor.kind() != Kind::Value || *tensor.device() == self.0 {
+            return Ok(None);
+        }
+        let home = tensor.device().clone();
+        let away = ops::to_device(tensor, &self.0)?;
+        Ok(Some(Box::new(Unpack {
+            packed: away,
+            back: move |away| ops::to_device(away, &home),
+        })))
+    }
+}
+
+struct Unpack<F> {
+    packed: Tensor,
+    back: F,
+}
+
+impl<F: Fn(&Tensor) -> RuntimeResult<Tensor> + Send> Packed for Unpack<F> {
+    fn unpack(&self) -> Result<Tensor> {
+        Ok((self.back)(&self.packed)?)
+    }
+}

@@ -1,0 +1,336 @@
+//! Recording: a thread has at most one tape that grows; an op that is tracked adds one record.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use meshgrad_runtime::{DType, Shape, Tensor};
+
+use crate::sweep::{Slot, Sweep};
+use crate::var::{Node, Place};
+use crate::{Error, Param, ParamId, Result, Var};
+
+/// What a value depends on. The greater one wins where several meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Dep {
+    /// On nothing that is differentiated.
+    Nothing,
+    /// On parameters alone.
+    Weight,
+    /// On the input of what is recorded.
+    Input,
+}
+
+/// The backward of one record: the gradients of its outputs, one slot for each of its inputs, and the sweep that runs it.
+pub(crate) type Backward =
+    Box<dyn Fn(&[Option<Tensor>], Vec<Slot<'_>>, &Sweep<'_>) -> Result<()> + Send + 'static>;
+
+/// One op on a tape.
+pub(crate) struct Record {
+    pub(crate) backward: Option<Backward>,
+    pub(crate) dep: Dep,
+    pub(crate) inputs: Box<[Destination]>,
+    /// Its outputs are the slots `first_slot..first_slot + outputs`.
+    pub(crate) first_slot: usize,
+    pub(crate) outputs: usize,
+    /// Parameters that a nested tape uses, with how often.
+    pub(crate) nested_uses: Vec<(ParamId, u32)>,
+    /// Gradients of the outputs, kept for the weights' phase.
+    pub(crate) later: Option<Vec<Option<Tensor>>>,
+}
+
+/// Where the gradient of one input of a record goes.
+#[derive(Clone)]
+pub(crate) struct Destination {
+    pub(crate) node: Node,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+}
+
+/// A finished recording: everything that backward needs, and the owner of what ops saved. Dropping it frees that.
+pub struct Tape {
+    pub(crate) id: u64,
+    pub(crate) records: Vec<Record>,
+    /// What each slot depends on.
+    pub(crate) deps: Vec<Dep>,
+    /// How often each parameter is used by the records.
+    pub(crate) uses: HashMap<ParamId, u32>,
+    saved: HashMap<usize, usize>,
+}
+
+impl Tape {
+    /// Runs `body` and records its ops. Recordings nest; the inner one knows nothing of the outer one's values.
+    ///
+    /// # Errors
+    /// What `body` returns.
+    pub fn record<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Tape)> {
+        let (result, recorder) = with_recorder(Recorder::new(true), body);
+        Ok((result?, recorder.tape))
+    }
+
+    /// Bytes of the tensors that ops saved on this tape, each storage once; parameters do not count.
+    pub fn saved_bytes(&self) -> usize {
+        self.saved.values().sum()
+    }
+
+    /// How many ops it holds.
+    pub fn len(&self) -> usize {
+        self.records.iter().filter(|record| record.backward.is_some()).count()
+    }
+
+    /// Whether it holds no op.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What records on this thread: a tape that grows, or, inside a checkpoint, only the uses of parameters.
+pub(crate) struct Recorder {
+    tape: Tape,
+    keeps_records: bool,
+    /// Saved since the last record, by storage; they count once a record keeps them.
+    unclaimed: Vec<(usize, usize)>,
+}
+
+thread_local! {
+    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+}
+
+/// Calls `f` with what records on this thread, if anything does.
+pub(crate) fn current<T>(f: impl FnOnce(&mut Recorder) -> Option<T>) -> Option<T> {
+    RECORDER.with_borrow_mut(|recorder| recorder.as_mut().and_then(f))
+}
+
+/// Runs `body` with `recorder` in place of what records now, and gives both back.
+fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorder) {
+    /// Puts the outer recorder back, also when `body` panics.
+    struct Restore(Option<Recorder>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            RECORDER.set(self.0.take());
+        }
+    }
+
+    let id = recorder.tape.id;
+    let restore = Restore(RECORDER.replace(Some(recorder)));
+    let result = body();
+    let recorder = RECORDER.take();
+    drop(restore);
+    (result, recorder.unwrap_or_else(|| Recorder::with_id(id, true)))
+}
+
+/// Runs `body` without recording it, and tells which parameters it used, how often.
+pub(crate) fn suspended<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(ParamId, u32)>)> {
+    let (result, recorder) = with_recorder(Recorder::new(false), body);
+    let mut uses: Vec<(ParamId, u32)> = recorder.tape.uses.into_iter().collect();
+    uses.sort_unstable();
+    Ok((result?, uses))
+}
+
+/// Whether a tape grows on this thread.
+pub(crate) fn is_recording() -> bool {
+    current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
+}
+
+impl Recorder {
+    fn new(keeps_records: bool) -> Recorder {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Recorder::with_id(NEXT.fetch_add(1, Ordering::Relaxed), keeps_records)
+    }
+
+    fn with_id(id: u64, keeps_records: bool) -> Recorder {
+        let tape = Tape {
+            id,
+            records: Vec::new(),
+            deps: Vec::new(),
+            uses: HashMap::new(),
+            saved: HashMap::new(),
+        };
+        Recorder { tape, keeps_records, unclaimed: Vec::new() }
+    }
+
+    /// A slot that no record writes: an input.
+    pub(crate) fn leaf(&mut self) -> Option<Place> {
+        if !self.keeps_records {
+            return None;
+        }
+        self.tape.deps.push(Dep::Input);
+        Some(Place { tape: self.tape.id, slot: self.tape.deps.len() as u32 - 1 })
+    }
+
+    pub(crate) fn note_saved(&mut self, tensor: &Tensor) -> Option<()> {
+        if self.keeps_records {
+            self.unclaimed.push((tensor.storage_id(), tensor.storage_bytes()));
+        }
+        None
+    }
+
+    fn depends(&self, var: &Var) -> Result<Dep> {
+        match var.node() {
+            Node::Constant => Ok(Dep::Nothing),
+            Node::Param(_) => Ok(Dep::Weight),
+            Node::At(place) if place.tape == self.tape.id => {
+                Ok(self.tape.deps[place.slot as usize])
+            }
+            Node::At(place) => Err(other_tape(var, *place, Some(self))),
+        }
+    }
+
+    fn count_uses(&mut self, inputs: &[&Var], nested: &[(ParamId, u32)]) {
+        for var in inputs {
+            if let Node::Param(param) = var.node() {
+                *self.tape.uses.entry(param.id()).or_default() += 1;
+            }
+        }
+        for (param, times) in nested {
+            *self.tape.uses.entry(*param).or_default() += times;
+        }
+    }
+
+    /// Adds a record and returns the place of its first output.
+    fn push(&mut self, record: Record) -> Place {
+        let first = Place { tape: self.tape.id, slot: record.first_slot as u32 };
+        self.tape.deps.extend(std::iter::repeat_n(record.dep, record.outputs));
+        self.tape.records.push(record);
+        self.tape.saved.extend(self.unclaimed.drain(..));
+        first
+    }
+}
+
+fn other_tape(var: &Var, place: Place, recorder: Option<&Recorder>) -> Error {
+    let ours = match recorder {
+        Some(recorder) if recorder.keeps_records => format!("tape {} records now", recorder.tape.id),
+        Some(_) => "a checkpoint runs now".into(),
+        None => "no tape records now".into(),
+    };
+    Error::OtherTape { shape: *var.shape(), theirs: place.tape, ours }
+}
+
+/// Adds a record whose `outputs` come from `inputs`, and depend at least on `at_least`.
+pub(crate) fn record(
+    outputs: Vec<Tensor>,
+    inputs: &[&Var],
+    at_least: Dep,
+    backward: Backward,
+) -> Result<Vec<Var>> {
+    record_nested(outputs, inputs, at_least, Vec::new(), backward)
+}
+
+/// As [`record`], for an op that uses parameters on a tape of its own.
+pub(crate) fn record_nested(
+    outputs: Vec<Tensor>,
+    inputs: &[&Var],
+    at_least: Dep,
+    nested_uses: Vec<(ParamId, u32)>,
+    backward: Backward,
+) -> Result<Vec<Var>> {
+    RECORDER.with_borrow_mut(|current| {
+        let constants = |outputs: Vec<Tensor>| outputs.into_iter().map(Var::constant).collect();
+        let Some(recorder) = current else {
+            let stale = inputs.iter().find_map(|var| match var.node() {
+                Node::At(place) => Some(other_tape(var, *place, None)),
+                _ => None,
+            });
+            return stale.map_or_else(|| Ok(constants(outputs)), Err);
+        };
+
+        let mut dep = if nested_uses.is_empty() { Dep::Nothing } else { Dep::Weight };
+        for var in inputs {
+            dep = dep.max(recorder.depends(var)?);
+        }
+        recorder.count_uses(inputs, &nested_uses);
+        if dep == Dep::Nothing || !recorder.keeps_records {
+            recorder.unclaimed.clear();
+            return Ok(constants(outputs));
+        }
+
+        let destination = |var: &&Var| Destination {
+            node: var.node().clone(),
+            shape: *var.shape(),
+            dtype: var.dtype(),
+        };
+        let first = recorder.push(Record {
+            backward: Some(backward),
+            dep: dep.max(at_least),
+            inputs: inputs.iter().map(destination).collect(),
+            first_slot: recorder.tape.deps.len(),
+            outputs: outputs.len(),
+            nested_uses,
+            later: None,
+        });
+        let place = |at: usize| Place { tape: first.tape, slot: first.slot + at as u32 };
+        let vars = outputs.into_iter().enumerate();
+        Ok(vars.map(|(at, value)| Var::new(value, Node::At(place(at)))).collect())
+    })
+}
+
+/// Making the result of an op a variable. The only way onto the tape, for ops of this crate and of users alike.
+pub trait Track: Sized {
+    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result, and a [`Slot`] for
+    /// each input to put that input's gradient into.
+    ///
+    /// `backward` is called once by [`Tape::backward`](crate::Tape::backward); by a split backward once for inputs and, if a
+    /// weight was waiting, once more for weights. It captures what it needs through [`Var::save`].
+    ///
+    /// # Errors
+    /// [`Error::OtherTape`] when an input belongs to another tape.
+    fn tracked<const N: usize>(
+        self,
+        inputs: [&Var; N],
+        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
+    ) -> Result<Var>;
+
+    /// This tensor as the result of an op that cannot be differentiated.
+    ///
+    /// # Errors
+    /// [`Error::NoBackward`] when an input is tracked.
+    fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var>;
+}
+
+impl Track for Tensor {
+    fn tracked<const N: usize>(
+        self,
+        inputs: [&Var; N],
+        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
+    ) -> Result<Var> {
+        let backward: Backward = Box::new(move |dys, slots, _| match (&dys[0], slots.try_into()) {
+            (Some(dy), Ok(slots)) => backward(dy, slots),
+            // A sweep calls a record only with a gradient, and with as many slots as it has inputs.
+            _ => Ok(()),
+        });
+        let mut vars = record(vec![self], &inputs, Dep::Nothing, backward)?;
+        Ok(vars.remove(0))
+    }
+
+    fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var> {
+        match inputs.iter().any(|var| var.is_tracked()) && is_recording() {
+            true => Err(Error::NoBackward { op: op.into() }),
+            false => Ok(Var::constant(self)),
+        }
+    }
+}
+
+/// The results of an op with several of them, or with a number of inputs known only at run time.
+///
+/// `backward` gets the gradient of each result, `None` for those that nothing used, and a [`Slot`] for each input.
+///
+/// # Errors
+/// [`Error::OtherTape`] when an input belongs to another tape.
+pub fn tracked_many(
+    outputs: Vec<Tensor>,
+    inputs: &[&Var],
+    backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
+) -> Result<Vec<Var>> {
+    let backward: Backward = Box::new(move |dys, slots, _| backward(dys, slots));
+    record(outputs, inputs, Dep::Nothing, backward)
+}
+
+impl Destination {
+    pub(crate) fn param(&self) -> Option<&Param> {
+        match &self.node {
+            Node::Param(param) => Some(param),
+            _ => None,
+        }
+    }
+}
