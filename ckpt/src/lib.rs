@@ -1,1 +1,56 @@
-//! Checkpoints on disk: bytes and names, no tensors.
+//! Checkpoints on disk: bytes, names and shapes, no tensors.
+//!
+//! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
+//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
+//! - [`Staging`], [`discover`], [`keep_last`]: a folder that is there completely or not at all,
+//!   whenever the process or the machine stops.
+//!
+//! ```
+//! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, discover, step_name};
+//!
+//! let run = tempfile::tempdir()?;
+//! let weight = [1.0f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
+//!
+//! let mut staging = Staging::new(run.path(), &step_name(123))?;
+//! staging.write("config.json", b"{}")?;
+//!
+//! let mut model = FolderWriter::new();
+//! model.add("weight", Dtype::F32, &[2, 2])?;
+//! model.write(&mut staging, "", |_tensor, data| data.append(&weight))?;
+//! staging.commit()?;
+//!
+//! let newest = discover(run.path())?.pop().ok_or("no checkpoint")?;
+//! newest.verify()?;
+//! assert_eq!(newest.step(), Some(123));
+//! assert_eq!(Folder::open(newest.path())?.read("weight")?, weight);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod disk;
+mod dtype;
+mod error;
+mod file_writer;
+mod folder;
+mod folder_writer;
+mod header;
+mod header_json;
+mod hidden;
+mod index;
+mod manifest;
+mod names;
+mod published;
+mod staging;
+mod tensor_file;
+
+pub use disk::{OutputFile, available_bytes, replace_file};
+pub use dtype::{Dtype, UnknownDtype};
+pub use error::{Error, Result};
+pub use file_writer::{FileWriter, TensorSink};
+pub use folder::{Folder, SizeMismatch};
+pub use folder_writer::FolderWriter;
+pub use header::{MAX_DIMS, MAX_HEADER_BYTES, Violation};
+pub use manifest::Flaw;
+pub use names::NameProblem;
+pub use published::{Published, Survey, discover, keep_last, step_name, survey, sweep};
+pub use staging::Staging;
+pub use tensor_file::{TensorFile, TensorInfo};

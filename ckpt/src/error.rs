@@ -1,0 +1,326 @@
+//! The one error of this crate.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::Dtype;
+use crate::header::Violation;
+use crate::manifest::Flaw;
+use crate::names::{Listed, NameProblem};
+
+/// A `Result` whose error is this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong with a checkpoint: which file, which tensor, both values, the way out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+
+    /// The disk or the quota is full. What was saved before is untouched.
+    #[error(
+        "no space for {}: {wanted} bytes wanted{}; free some space or choose another folder \
+         (what was saved before is untouched)",
+        path.display(), available_text(.available)
+    )]
+    NoSpace {
+        /// The file or folder that was being written.
+        path: PathBuf,
+        /// Bytes that had to be written.
+        wanted: u64,
+        /// Bytes that were available, where the system told.
+        available: Option<u64>,
+    },
+
+    /// The path is a folder, a pipe or a device.
+    #[error("{} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// A safetensors file breaks a rule of the format.
+    #[error("{} is not a valid safetensors file: {violation}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The rule it breaks.
+        violation: Violation,
+    },
+
+    /// The file or folder has no tensor of this name.
+    #[error(
+        "no tensor `{}` among the {count} of {}{}",
+        name.escape_debug(), path.display(), nearest_text(.nearest)
+    )]
+    NoTensor {
+        /// The file or folder.
+        path: PathBuf,
+        /// The name asked for.
+        name: String,
+        /// How many tensors there are.
+        count: usize,
+        /// The name that is most like it.
+        nearest: Option<String>,
+    },
+
+    /// Bytes outside a tensor, or a buffer of another size than the tensor.
+    #[error(
+        "bytes {offset}..{offset}+{len} of tensor `{}` were asked for, but it has {available} \
+         bytes (in {})", name.escape_debug(), path.display()
+    )]
+    OutsideTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// First byte asked for, counted from the tensor's start.
+        offset: usize,
+        /// Bytes asked for: the size of the buffer.
+        len: usize,
+        /// Bytes of the tensor.
+        available: usize,
+    },
+
+    /// The file became shorter after it was opened.
+    #[error(
+        "{} was changed while it was read: tensor `{}` is cut short; do not write to a \
+         checkpoint in place", path.display(), name.escape_debug()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+
+    /// A tensor with such a name cannot be written.
+    #[error("a tensor cannot be called `{}`: {problem}", name.escape_debug())]
+    TensorName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: NameProblem,
+    },
+
+    /// Two tensors of one name were given to a writer.
+    #[error("two tensors are called `{}`; rename one of them", name.escape_debug())]
+    DuplicateTensor {
+        /// The name.
+        name: String,
+    },
+
+    /// A tensor has too many dims or bytes for a file, or no whole number of bytes.
+    #[error(
+        "tensor `{}` of {dtype} {shape:?} does not fit a file: it has more than {} dims, no whole \
+         number of bytes, or makes the file larger than 2^63 bytes",
+        name.escape_debug(), crate::MAX_DIMS
+    )]
+    TensorSize {
+        /// The tensor.
+        name: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+
+    /// The header of a file to be written is larger than the format allows.
+    #[error(
+        "the header of {} would have {header_len} bytes, the format allows {limit}; write fewer \
+         tensors a file", path.display()
+    )]
+    HeaderTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its header's size.
+        header_len: usize,
+        /// The format's limit.
+        limit: usize,
+    },
+
+    /// The data given for a tensor is not as long as the tensor.
+    #[error(
+        "tensor `{}` has {wanted} bytes but {given}{} were given for {}",
+        name.escape_debug(), if *given > *wanted { " or more" } else { "" }, path.display()
+    )]
+    WrongData {
+        /// The file that was being written.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Bytes of the tensor.
+        wanted: usize,
+        /// Bytes given.
+        given: usize,
+    },
+
+    /// A file or folder with such a name cannot be written or followed.
+    #[error("`{}` cannot be the name of a file in {}: {problem}", name.escape_debug(), folder.display())]
+    FileName {
+        /// The folder it was meant for.
+        folder: PathBuf,
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: NameProblem,
+    },
+
+    /// A folder holds no model.
+    #[error(
+        "{} holds neither model.safetensors nor model.safetensors.index.json; give the folder that \
+         has one of them, or convert the weights to safetensors", folder.display()
+    )]
+    NoModel {
+        /// The folder.
+        folder: PathBuf,
+    },
+
+    /// A folder holds two models.
+    #[error(
+        "{} holds model.safetensors and an index that does not name it; remove the one that is not \
+         meant", folder.display()
+    )]
+    TwoModels {
+        /// The folder.
+        folder: PathBuf,
+    },
+
+    /// An index is not JSON of the expected form.
+    #[error("{} is not an index of safetensors files: {message}", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong, with line and column.
+        message: String,
+    },
+
+    /// An index names tensors more than once.
+    #[error("{} names tensors more than once: {}", path.display(), Listed(names))]
+    DuplicateInIndex {
+        /// The index.
+        path: PathBuf,
+        /// The tensors.
+        names: Vec<String>,
+    },
+
+    /// A file of a folder is a link to another place.
+    #[error(
+        "{} leads out of its folder, to {}; copy the file to where the link is, or open the folder \
+         that has it", path.display(), target.display()
+    )]
+    LinkOutside {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
+
+    /// Files that the index names do not exist.
+    #[error("{} names files that are not there: {}; fetch them again", index.display(), Listed(files))]
+    MissingShards {
+        /// The index.
+        index: PathBuf,
+        /// The files.
+        files: Vec<String>,
+    },
+
+    /// Tensors are not in the file that the index names for them.
+    #[error(
+        "{} does not hold tensors that {} says it has: {}; index and files are of different \
+         models, or a file is of another version", shard.display(), index.display(), Listed(names)
+    )]
+    NotInShard {
+        /// The index.
+        index: PathBuf,
+        /// The file.
+        shard: PathBuf,
+        /// The tensors.
+        names: Vec<String>,
+    },
+
+    /// A file holds tensors that the index does not place in it.
+    #[error(
+        "{} holds tensors that {} does not place there: {}; index and files are of different \
+         models, or a file is of another version", shard.display(), index.display(), Listed(names)
+    )]
+    NotInIndex {
+        /// The index.
+        index: PathBuf,
+        /// The file.
+        shard: PathBuf,
+        /// The tensors.
+        names: Vec<String>,
+    },
+
+    /// A checkpoint of this name is there already.
+    #[error("{} exists already; remove it or choose another name", path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+
+    /// A file was changed between writing it and publishing it.
+    #[error("{} has {found} bytes but {written} were written; another program changed it", path.display())]
+    ChangedWhileStaged {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were written.
+        written: u64,
+        /// Bytes it has.
+        found: u64,
+    },
+
+    /// A folder is no complete checkpoint.
+    #[error("{} is not a complete checkpoint: {flaw}", path.display())]
+    Incomplete {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        flaw: Flaw,
+    },
+}
+
+impl Error {
+    /// Wraps an error of the system.
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {
+        Error::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    /// Wraps an error of the system while `wanted` bytes were being written: a full disk gets its
+    /// own variant.
+    pub(crate) fn write(path: &Path, wanted: u64, source: io::Error) -> Error {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace {
+                path: path.to_owned(),
+                wanted,
+                available: crate::disk::available_bytes(path),
+            },
+            _ => Error::io("write", path, source),
+        }
+    }
+}
+
+fn available_text(available: &Option<u64>) -> String {
+    available
+        .map(|bytes| format!(", {bytes} available"))
+        .unwrap_or_default()
+}
+
+fn nearest_text(nearest: &Option<String>) -> String {
+    let quoted = |name: &String| format!("; did you mean `{}`?", name.escape_debug());
+    nearest.as_ref().map(quoted).unwrap_or_default()
+}

@@ -1,0 +1,370 @@
+//! Writing one safetensors file, laid out as the reference crate does.
+//!
+//! Tensors go by descending alignment of their dtype, then by name; the header is padded with
+//! spaces to 8 bytes. So every tensor is aligned, and equal content gives equal bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
+
+use crate::disk::{self, OutputFile};
+use crate::header::{MAX_DIMS, MAX_HEADER_BYTES, PREFIX};
+use crate::names::{METADATA_KEY, check_tensor_name};
+use crate::{Dtype, Error, Result, TensorInfo};
+
+/// Offsets in a file are signed; the header needs a little room too.
+const MAX_DATA_BYTES: u64 = i64::MAX as u64 - (PREFIX + MAX_HEADER_BYTES) as u64;
+
+/// Collects what a safetensors file shall hold, then writes it.
+///
+/// ```
+/// use meshgrad_ckpt::{Dtype, Error, FileWriter, TensorFile};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("out.safetensors");
+///
+/// let mut writer = FileWriter::new();
+/// writer.add("loss", Dtype::F32, &[1])?;
+/// writer.save(&path, |_tensor, data| data.append(&0.5f32.to_le_bytes()))?;
+///
+/// assert_eq!(TensorFile::open(&path)?.read("loss")?, 0.5f32.to_le_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct FileWriter {
+    tensors: BTreeSet<Planned>,
+    names: BTreeSet<String>,
+    data_len: u64,
+    metadata: BTreeMap<String, String>,
+}
+
+/// A tensor that has no place yet, in the order of the layout.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Planned {
+    dtype: std::cmp::Reverse<Dtype>,
+    pub(crate) name: String,
+    shape: Vec<usize>,
+    pub(crate) byte_len: usize,
+}
+
+impl Planned {
+    pub(crate) fn new(name: &str, dtype: Dtype, shape: &[usize]) -> Result<Planned> {
+        if let Err(problem) = check_tensor_name(name) {
+            return Err(Error::TensorName {
+                name: name.to_owned(),
+                problem,
+            });
+        }
+
+        match dtype.byte_len(shape) {
+            Ok(byte_len) if shape.len() <= MAX_DIMS => Ok(Planned {
+                dtype: std::cmp::Reverse(dtype),
+                name: name.to_owned(),
+                shape: shape.to_vec(),
+                byte_len,
+            }),
+            _ => Err(Error::TensorSize {
+                name: name.to_owned(),
+                dtype,
+                shape: shape.to_vec(),
+            }),
+        }
+    }
+
+    fn bad_size(self) -> Error {
+        Error::TensorSize {
+            name: self.name,
+            dtype: self.dtype.0,
+            shape: self.shape,
+        }
+    }
+}
+
+/// Takes the data of one tensor, in order and in pieces of any size.
+#[derive(Debug)]
+pub struct TensorSink<'a> {
+    file: &'a mut OutputFile,
+    name: &'a str,
+    wanted: usize,
+    given: usize,
+}
+
+impl TensorSink<'_> {
+    /// Appends bytes of the tensor: row-major, little-endian.
+    ///
+    /// # Errors
+    /// [`Error::WrongData`] for more bytes than the tensor has; [`Error::NoSpace`] and
+    /// [`Error::Io`] of the disk.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.given = self.given.saturating_add(bytes.len());
+        if self.given > self.wanted {
+            return Err(self.wrong_data());
+        }
+        self.file.append(bytes)
+    }
+
+    fn wrong_data(&self) -> Error {
+        Error::WrongData {
+            path: self.file.path().to_owned(),
+            name: self.name.to_owned(),
+            wanted: self.wanted,
+            given: self.given,
+        }
+    }
+}
+
+impl FileWriter {
+    /// A file of no tensors.
+    pub fn new() -> FileWriter {
+        FileWriter::default()
+    }
+
+    /// Adds a tensor; its data is asked for when the file is written.
+    ///
+    /// # Errors
+    /// [`Error::TensorName`], [`Error::DuplicateTensor`], [`Error::TensorSize`].
+    pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<()> {
+        self.add_planned(Planned::new(name, dtype, shape)?)
+    }
+
+    pub(crate) fn add_planned(&mut self, tensor: Planned) -> Result<()> {
+        if self.names.contains(&tensor.name) {
+            return Err(Error::DuplicateTensor { name: tensor.name });
+        }
+
+        let data_len = self.data_len.checked_add(tensor.byte_len as u64);
+        match data_len.filter(|&bytes| bytes <= MAX_DATA_BYTES) {
+            Some(bytes) => self.data_len = bytes,
+            None => return Err(tensor.bad_size()),
+        }
+
+        self.names.insert(tensor.name.clone());
+        self.tensors.insert(tensor);
+        Ok(())
+    }
+
+    /// Puts a string into the header; the last value of a key counts.
+    pub fn set_metadata(&mut self, key: &str, value: &str) {
+        self.metadata.insert(key.to_owned(), value.to_owned());
+    }
+
+    /// Bytes of all tensors' data.
+    pub fn data_len(&self) -> u64 {
+        self.tensors
+            .iter()
+            .map(|tensor| tensor.byte_len as u64)
+            .sum()
+    }
+
+    /// The size the file will have, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::HeaderTooLarge`].
+    pub fn file_len(&self) -> Result<u64> {
+        let header = self.header(Path::new("the file"))?;
+        Ok((PREFIX + header.len()) as u64 + self.data_len())
+    }
+
+    /// Writes the file aside and renames it to `path`, replacing what is there.
+    ///
+    /// `data` is called once for each tensor, in the order of the file, and must append exactly the
+    /// tensor's bytes.
+    ///
+    /// # Errors
+    /// What `data` gives; [`Error::WrongData`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`] and
+    /// [`Error::Io`] of the disk. A file that was at `path` is untouched then.
+    pub fn save<E: From<Error>>(
+        &self,
+        path: impl AsRef<Path>,
+        data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let path = path.as_ref();
+        disk::check_space(path, self.file_len()?)?;
+        disk::replace_file(path, |file| self.write_to(file, data))
+    }
+
+    /// Writes the file's content, as [`FileWriter::save`] does, to the end of `file`.
+    ///
+    /// # Errors
+    /// As [`FileWriter::save`].
+    pub fn write_to<E: From<Error>>(
+        &self,
+        file: &mut OutputFile,
+        mut data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let header = self.header(file.path())?;
+        file.append(&(header.len() as u64).to_le_bytes())?;
+        file.append(&header)?;
+
+        for tensor in self.layout((PREFIX + header.len()) as u64) {
+            let (name, wanted) = (tensor.name.as_str(), tensor.byte_len());
+            let mut sink = TensorSink {
+                file,
+                name,
+                wanted,
+                given: 0,
+            };
+
+            data(&tensor, &mut sink)?;
+            if sink.given != sink.wanted {
+                return Err(sink.wrong_data().into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors in the order of the file; their data begins at `start`.
+    fn layout(&self, start: u64) -> impl Iterator<Item = TensorInfo> {
+        self.tensors.iter().scan(start, |end, tensor| {
+            let begin = *end;
+            *end += tensor.byte_len as u64;
+
+            Some(TensorInfo {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype.0,
+                shape: tensor.shape.clone(),
+                range: begin..*end,
+            })
+        })
+    }
+
+    fn header(&self, path: &Path) -> Result<Vec<u8>> {
+        // Strings and integers always have a JSON form.
+        let mut json = serde_json::to_vec(&HeaderJson(self))
+            .map_err(|error| Error::io("lay out", path, error.into()))?;
+        json.resize(json.len().next_multiple_of(PREFIX), b' ');
+
+        if json.len() > MAX_HEADER_BYTES {
+            return Err(Error::HeaderTooLarge {
+                path: path.to_owned(),
+                header_len: json.len(),
+                limit: MAX_HEADER_BYTES,
+            });
+        }
+        Ok(json)
+    }
+}
+
+/// The header as JSON, keys in the order of the reference.
+struct HeaderJson<'a>(&'a FileWriter);
+
+impl Serialize for HeaderJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+
+        if !self.0.metadata.is_empty() {
+            map.serialize_entry(METADATA_KEY, &self.0.metadata)?;
+        }
+        for tensor in self.0.layout(0) {
+            map.serialize_entry(&tensor.name, &EntryJson(&tensor))?;
+        }
+        map.end()
+    }
+}
+
+struct EntryJson<'a>(&'a TensorInfo);
+
+impl Serialize for EntryJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut entry = serializer.serialize_struct("TensorInfo", 3)?;
+        entry.serialize_field("dtype", self.0.dtype.name())?;
+        entry.serialize_field("shape", &self.0.shape)?;
+        entry.serialize_field("data_offsets", &(self.0.range.start, self.0.range.end))?;
+        entry.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::NameProblem;
+
+    #[test]
+    fn bad_tensors_are_refused_when_added() {
+        let mut writer = FileWriter::new();
+        writer.add("w", Dtype::F32, &[2]).unwrap();
+
+        let error = writer.add("w", Dtype::F16, &[2]).unwrap_err();
+        assert!(matches!(error, Error::DuplicateTensor { .. }), "{error}");
+
+        let error = writer.add("", Dtype::F32, &[2]).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::TensorName {
+                    problem: NameProblem::Empty,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+
+        let error = writer
+            .add("huge", Dtype::F32, &[usize::MAX, 2])
+            .unwrap_err();
+        assert!(matches!(error, Error::TensorSize { .. }), "{error}");
+
+        for name in ["a", "b"] {
+            let _ = writer.add(name, Dtype::U8, &[usize::MAX / 9]);
+        }
+        let error = writer
+            .add("too much", Dtype::U8, &[usize::MAX / 2])
+            .unwrap_err();
+        assert!(matches!(error, Error::TensorSize { .. }), "{error}");
+
+        let error = writer.add("half", Dtype::F4, &[3]).unwrap_err();
+        assert!(error.to_string().contains("`half` of F4 [3]"), "{error}");
+    }
+
+    /// Too few and too many bytes are told apart from success; the old file stays in both cases.
+    #[test]
+    fn data_of_another_size_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        fs::write(&path, b"old").unwrap();
+
+        let mut writer = FileWriter::new();
+        writer.add("w", Dtype::F32, &[2]).unwrap();
+
+        for given in [0, 7, 9] {
+            let error = writer
+                .save(&path, |_, data| data.append(&vec![0; given]))
+                .unwrap_err();
+            let Error::WrongData {
+                wanted: 8,
+                given: told,
+                ..
+            } = error
+            else {
+                panic!("{error}")
+            };
+            assert_eq!(told, given);
+            assert_eq!(fs::read(&path).unwrap(), b"old");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn size_is_known_before_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let mut writer = FileWriter::new();
+
+        for (at, dtype) in Dtype::all().enumerate() {
+            writer.add(&format!("w{at}"), dtype, &[at, 8]).unwrap();
+            writer.set_metadata(&format!("key{at}"), "\"\n\u{1f600}");
+
+            let zeros = |tensor: &TensorInfo, data: &mut TensorSink<'_>| {
+                data.append(&vec![0; tensor.byte_len()])
+            };
+            writer.save(&path, zeros).unwrap();
+            assert_eq!(
+                fs::metadata(&path).unwrap().len(),
+                writer.file_len().unwrap()
+            );
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Writing a Hugging Face folder: one file if it fits, else several and an index.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::file_writer::Planned;
+use crate::index::{INDEX_FILE, Index, SINGLE_FILE};
+use crate::{Dtype, Error, FileWriter, Result, Staging, TensorInfo, TensorSink};
+
+/// What `transformers` writes too, unless told otherwise: 5 GB.
+const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Collects the tensors of a model, then writes them into a folder that is being staged.
+///
+/// Tensors are shared out to files in the order in which they were added, so that what belongs
+/// together stays together. The files say `format: pt` in their headers, as `transformers` demands.
+#[derive(Debug, Clone)]
+pub struct FolderWriter {
+    tensors: Vec<Planned>,
+    names: BTreeSet<String>,
+    max_shard_bytes: u64,
+}
+
+impl Default for FolderWriter {
+    fn default() -> FolderWriter {
+        FolderWriter {
+            tensors: Vec::new(),
+            names: BTreeSet::new(),
+            max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
+        }
+    }
+}
+
+impl FolderWriter {
+    /// A model of no tensors, in files of at most 5 GB.
+    pub fn new() -> FolderWriter {
+        FolderWriter::default()
+    }
+
+    /// Puts at most `bytes` of data into one file; a larger tensor gets a file of its own.
+    pub fn max_shard_bytes(mut self, bytes: u64) -> FolderWriter {
+        self.max_shard_bytes = bytes;
+        self
+    }
+
+    /// Adds a tensor; its data is asked for when the folder is written.
+    ///
+    /// # Errors
+    /// [`Error::TensorName`], [`Error::DuplicateTensor`], [`Error::TensorSize`].
+    pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<()> {
+        let tensor = Planned::new(name, dtype, shape)?;
+
+        if !self.names.insert(tensor.name.clone()) {
+            return Err(Error::DuplicateTensor { name: tensor.name });
+        }
+        self.tensors.push(tensor);
+        Ok(())
+    }
+
+    /// Writes all files into `folder`, a path below the staging folder; "" for that folder itself.
+    ///
+    /// `data` is called once for each tensor, file after file, and must append exactly the tensor's
+    /// bytes.
+    ///
+    /// # Errors
+    /// What `data` gives; [`Error::WrongData`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`],
+    /// before anything is written if the system tells, and [`Error::Io`].
+    pub fn write<E: From<Error>>(
+        self,
+        staging: &mut Staging,
+        folder: &str,
+        mut data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let files = self.into_files()?;
+        let total_size = files.iter().map(|(_, file, _)| file.data_len()).sum();
+        staging.check_space(total_size)?;
+
+        let mut file_of = BTreeMap::new();
+        let shards = files.len();
+        for (name, file, tensors) in files {
+            staging.write_with(&below(folder, &name), |out| file.write_to(out, &mut data))?;
+            file_of.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
+        }
+
+        if shards > 1 {
+            let index = Index {
+                total_size: Some(total_size),
+                file_of,
+            };
+            staging.write(&below(folder, INDEX_FILE), index.to_json().as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Each file with its name and the names of its tensors.
+    fn into_files(self) -> Result<Vec<(String, FileWriter, Vec<String>)>> {
+        let shards = split(self.tensors, self.max_shard_bytes);
+        let count = shards.len();
+
+        let mut files = Vec::with_capacity(count);
+        for (at, tensors) in shards.into_iter().enumerate() {
+            let name = match count {
+                1 => SINGLE_FILE.to_owned(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
+            };
+            let names = tensors.iter().map(|tensor| tensor.name.clone()).collect();
+
+            let mut file = FileWriter::new();
+            file.set_metadata("format", "pt");
+            for tensor in tensors {
+                file.add_planned(tensor)?;
+            }
+            files.push((name, file, names));
+        }
+        Ok(files)
+    }
+}
+
+/// Fills one file after the other; there is always at least one.
+fn split(tensors: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
+    let mut shards = vec![Vec::new()];
+    let mut filled = 0u64;
+
+    for tensor in tensors {
+        let bytes = tensor.byte_len as u64;
+        let fits = filled.saturating_add(bytes) <= max_bytes;
+
+        match shards.last_mut() {
+            Some(shard) if fits || shard.is_empty() => {
+                shard.push(tensor);
+                filled = filled.saturating_add(bytes);
+            }
+            _ => {
+                shards.push(vec![tensor]);
+                filled = bytes;
+            }
+        }
+    }
+    shards
+}
+
+fn below(folder: &str, name: &str) -> String {
+    if folder.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{folder}/{name}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(tensors: &[usize], max_bytes: u64) -> Vec<Vec<usize>> {
+        let planned = tensors
+            .iter()
+            .enumerate()
+            .map(|(at, &bytes)| Planned::new(&format!("w{at}"), Dtype::U8, &[bytes]).unwrap());
+
+        let shards = split(planned.collect(), max_bytes);
+        shards
+            .iter()
+            .map(|shard| shard.iter().map(|tensor| tensor.byte_len).collect())
+            .collect()
+    }
+
+    #[test]
+    fn files_are_filled_in_order_and_a_large_tensor_has_its_own() {
+        assert_eq!(sizes(&[4, 4, 4], 8), [vec![4, 4], vec![4]]);
+        assert_eq!(sizes(&[4, 20, 4, 4], 8), [vec![4], vec![20], vec![4, 4]]);
+        assert_eq!(sizes(&[20, 0, 1], 8), [vec![20], vec![0, 1]]);
+        assert_eq!(sizes(&[1, 2, 3], 0), [vec![1], vec![2], vec![3]]);
+        assert_eq!(sizes(&[4, 4], 8), [vec![4, 4]]);
+        assert_eq!(sizes(&[], 8), [Vec::<usize>::new()]);
+    }
+}

@@ -1,0 +1,76 @@
+//! The names of folders that are being written or removed: `.NAME.tmp-UNIQUE`, `.NAME.trash-UNIQUE`.
+
+use std::path::{Path, PathBuf};
+
+use crate::disk;
+
+/// What a hidden folder is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Being written; alive as long as its lock is held.
+    Staging,
+    /// Being removed.
+    Trash,
+}
+
+const UNIQUE_LEN: usize = 16;
+
+impl Kind {
+    fn mark(self) -> &'static str {
+        match self {
+            Kind::Staging => ".tmp-",
+            Kind::Trash => ".trash-",
+        }
+    }
+
+    /// What a name says; `None` for names that this program does not make.
+    pub(crate) fn of(name: &str) -> Option<Kind> {
+        [Kind::Staging, Kind::Trash].into_iter().find(|kind| {
+            let Some((hidden, unique)) = name.rsplit_once(kind.mark()) else {
+                return false;
+            };
+
+            let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            hidden.len() > 1
+                && hidden.starts_with('.')
+                && unique.len() == UNIQUE_LEN
+                && unique.bytes().all(is_digit)
+        })
+    }
+}
+
+/// A new hidden name beside `target`.
+pub(crate) fn path(target: &Path, kind: Kind) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}{}{}", kind.mark(), disk::unique_suffix()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_names_are_recognised() {
+        for kind in [Kind::Staging, Kind::Trash] {
+            let made = path(Path::new("runs/step-000123"), kind);
+            assert_eq!(made.parent(), Some(Path::new("runs")));
+            assert_eq!(
+                Kind::of(made.file_name().unwrap().to_str().unwrap()),
+                Some(kind)
+            );
+        }
+
+        for name in [
+            "step-000001",
+            ".config",
+            ".x.tmp-",
+            ".x.tmp-123",
+            ".x.tmp-0123456789ABCDEF",
+            "x.tmp-0123456789abcdef",
+            "..tmp-0123456789abcde",
+            ".tmp-0123456789abcdef",
+        ] {
+            assert_eq!(Kind::of(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What a tensor and a file may be called.
+//!
+//! Tensor names never become paths here, but other programs use them so: names that could lead out
+//! of a folder are refused where they enter. File names come from an index or a manifest that
+//! somebody else may have written; they must stay inside their folder.
+
+use std::fmt;
+use std::path::{Component, Path};
+
+/// The header's key for metadata; no tensor can have this name.
+pub(crate) const METADATA_KEY: &str = "__metadata__";
+
+/// What is wrong with the name of a tensor or a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameProblem {
+    /// The name is empty.
+    #[error("it is empty")]
+    Empty,
+    /// The name holds a NUL character.
+    #[error("it holds a NUL character")]
+    Nul,
+    /// A part of the name is `..`.
+    #[error("a part of it is `..`")]
+    ParentFolder,
+    /// A tensor is named like the header's metadata.
+    #[error("`__metadata__` is the header's own key")]
+    Reserved,
+    /// A file name that must be plain has a separator, is absolute or is `.`.
+    #[error("it leads to another folder")]
+    NotPlain,
+    /// A file name that this crate uses itself.
+    #[error("this name is used by the checkpoint itself")]
+    Taken,
+}
+
+/// Checks the name of a tensor.
+pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameProblem> {
+    if name.is_empty() {
+        return Err(NameProblem::Empty);
+    }
+    if name.contains('\0') {
+        return Err(NameProblem::Nul);
+    }
+    if name.split(['/', '\\']).any(|part| part == "..") {
+        return Err(NameProblem::ParentFolder);
+    }
+    if name == METADATA_KEY {
+        return Err(NameProblem::Reserved);
+    }
+    Ok(())
+}
+
+/// Checks the name of a file that must lie directly in a folder.
+pub(crate) fn check_file_name(name: &str) -> Result<(), NameProblem> {
+    check_relative_path(name)?;
+    if name.contains('/') {
+        Err(NameProblem::NotPlain)
+    } else {
+        Ok(())
+    }
+}
+
+/// Checks a path below a folder: plain names joined by single `/`.
+pub(crate) fn check_relative_path(path: &str) -> Result<(), NameProblem> {
+    if path.is_empty() {
+        return Err(NameProblem::Empty);
+    }
+    if path.contains('\0') {
+        return Err(NameProblem::Nul);
+    }
+    // A separator on other systems; nobody needs it in a name.
+    if path.contains('\\') {
+        return Err(NameProblem::NotPlain);
+    }
+
+    for part in path.split('/') {
+        match Path::new(part).components().next() {
+            Some(Component::Normal(_)) => {}
+            Some(Component::ParentDir) => return Err(NameProblem::ParentFolder),
+            _ => return Err(NameProblem::NotPlain),
+        }
+    }
+    Ok(())
+}
+
+/// A list of names as messages show it: the first ten, and how many more there are.
+pub(crate) struct Listed<'a>(pub(crate) &'a [String]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 10;
+
+        for (at, name) in self.0.iter().take(SHOWN).enumerate() {
+            let separator = if at == 0 { "" } else { ", " };
+            write!(f, "{separator}`{}`", name.escape_debug())?;
+        }
+
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensor_names_that_could_lead_out_of_a_folder_are_refused() {
+        for name in ["..", "../x", "a/../b", "a\\..\\b", "x/.."] {
+            assert_eq!(
+                check_tensor_name(name),
+                Err(NameProblem::ParentFolder),
+                "{name}"
+            );
+        }
+        for name in ["a", "model.layers.0.w", "a..b", "...", "a/b", "ü", "a b"] {
+            assert_eq!(check_tensor_name(name), Ok(()), "{name}");
+        }
+        assert_eq!(check_tensor_name(""), Err(NameProblem::Empty));
+        assert_eq!(check_tensor_name("a\0"), Err(NameProblem::Nul));
+        assert_eq!(
+            check_tensor_name("__metadata__"),
+            Err(NameProblem::Reserved)
+        );
+    }
+
+    #[test]
+    fn file_names_stay_in_their_folder() {
+        for name in [
+            "/etc/passwd",
+            "a/b",
+            "a//b",
+            "a/",
+            "./a",
+            ".",
+            "C:\\x",
+            "a\\b",
+        ] {
+            assert_eq!(check_file_name(name), Err(NameProblem::NotPlain), "{name}");
+        }
+        for name in ["..", "../a", "a/../../b"] {
+            assert_eq!(
+                check_file_name(name),
+                Err(NameProblem::ParentFolder),
+                "{name}"
+            );
+        }
+        assert_eq!(check_file_name("model-00001-of-00002.safetensors"), Ok(()));
+        assert_eq!(check_relative_path("model/config.json"), Ok(()));
+        assert_eq!(
+            check_relative_path("model/./config.json"),
+            Err(NameProblem::NotPlain)
+        );
+    }
+
+    #[test]
+    fn long_lists_are_cut_and_escaped() {
+        let names: Vec<String> = (0..12).map(|at| format!("w{at}\n")).collect();
+        let text = Listed(&names).to_string();
+        assert!(text.starts_with("`w0\\n`, `w1\\n`"), "{text}");
+        assert!(text.ends_with("`w9\\n` and 2 more"), "{text}");
+    }
+}

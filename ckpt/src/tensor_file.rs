@@ -1,0 +1,197 @@
+//! Reading one safetensors file.
+//!
+//! By positioned reads, not by a memory map: a file that shrinks under a map kills the process, and
+//! a network file system serves page faults slowly.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::header::{self, PREFIX, Violation};
+use crate::{Dtype, Error, Result};
+
+/// A tensor of a safetensors file: everything but its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name, unique in its file.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its extents, row-major.
+    pub shape: Vec<usize>,
+    /// The bytes of the file that hold its elements, little-endian, not necessarily aligned.
+    pub range: Range<u64>,
+}
+
+impl TensorInfo {
+    /// Bytes of its elements.
+    pub fn byte_len(&self) -> usize {
+        // Sizes are computed in `usize` before an info is made.
+        (self.range.end - self.range.start) as usize
+    }
+}
+
+/// An open safetensors file whose header has been checked completely.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    tensors: Vec<TensorInfo>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl TensorFile {
+    /// Opens a file and checks its header; reads no data.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] names the rule of the format that the file breaks.
+    pub fn open(path: impl AsRef<Path>) -> Result<TensorFile> {
+        let path = path.as_ref().to_owned();
+
+        // Before opening: to open a pipe blocks.
+        let metadata = fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
+        if !metadata.is_file() {
+            return Err(Error::NotAFile { path });
+        }
+
+        let file = File::open(&path).map_err(|error| Error::io("open", &path, error))?;
+        let file_len = file
+            .metadata()
+            .map_err(|error| Error::io("open", &path, error))?
+            .len();
+
+        let malformed = |violation| Error::Malformed {
+            path: path.clone(),
+            violation,
+        };
+        if file_len < PREFIX as u64 {
+            return Err(malformed(Violation::TooShort { file_len }));
+        }
+
+        let mut prefix = [0; PREFIX];
+        let read_error = |error| Error::io("read", &path, error);
+        file.read_exact_at(&mut prefix, 0).map_err(read_error)?;
+
+        let header_len = header::header_len(prefix, file_len).map_err(malformed)?;
+        let mut json = vec![0; header_len];
+        file.read_exact_at(&mut json, PREFIX as u64)
+            .map_err(read_error)?;
+
+        let header = header::parse(&json, file_len).map_err(malformed)?;
+        Ok(TensorFile {
+            path,
+            file,
+            tensors: header.tensors,
+            metadata: header.metadata,
+        })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All tensors, sorted by name.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The strings that the writer put into the header, by key.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        let at = self
+            .tensors
+            .binary_search_by(|tensor| tensor.name.as_str().cmp(name))
+            .ok()?;
+        Some(&self.tensors[at])
+    }
+
+    /// Reads a whole tensor.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], and what [`TensorFile::read_into`] gives.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let mut data = vec![0; self.find(name)?.byte_len()];
+        self.read_into(name, &mut data)?;
+        Ok(data)
+    }
+
+    /// Reads a whole tensor into `data`, which must have exactly its size in bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`]; [`Error::OutsideTensor`] for a buffer of another size;
+    /// [`Error::Changed`] when the file has been cut since it was opened.
+    pub fn read_into(&self, name: &str, data: &mut [u8]) -> Result<()> {
+        let tensor = self.find(name)?;
+        if data.len() != tensor.byte_len() {
+            return Err(self.outside(tensor, 0, data.len()));
+        }
+        self.read_range_into(name, 0, data)
+    }
+
+    /// Reads the bytes of a tensor from `offset` on, as many as `data` has.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`]; [`Error::OutsideTensor`] for bytes after the tensor's end;
+    /// [`Error::Changed`] when the file has been cut since it was opened.
+    pub fn read_range_into(&self, name: &str, offset: usize, data: &mut [u8]) -> Result<()> {
+        let tensor = self.find(name)?;
+
+        let end = offset.checked_add(data.len());
+        if end.is_none_or(|end| end > tensor.byte_len()) {
+            return Err(self.outside(tensor, offset, data.len()));
+        }
+
+        let at = tensor.range.start + offset as u64;
+        self.file
+            .read_exact_at(data, at)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => Error::Changed {
+                    path: self.path.clone(),
+                    name: name.to_owned(),
+                },
+                _ => Error::io("read", &self.path, error),
+            })
+    }
+
+    fn find(&self, name: &str) -> Result<&TensorInfo> {
+        self.get(name).ok_or_else(|| {
+            let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
+            no_tensor(&self.path, name, names)
+        })
+    }
+
+    fn outside(&self, tensor: &TensorInfo, offset: usize, len: usize) -> Error {
+        Error::OutsideTensor {
+            path: self.path.clone(),
+            name: tensor.name.clone(),
+            offset,
+            len,
+            available: tensor.byte_len(),
+        }
+    }
+}
+
+/// The error for a name that is not among `names`, with the one most like it.
+pub(crate) fn no_tensor<'a>(
+    path: &Path,
+    name: &str,
+    names: impl ExactSizeIterator<Item = &'a str>,
+) -> Error {
+    let count = names.len();
+    let nearest = names.min_by_key(|other| strsim::levenshtein(name, other));
+
+    Error::NoTensor {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        count,
+        nearest: nearest.map(str::to_owned),
+    }
+}

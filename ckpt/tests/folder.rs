@@ -1,0 +1,319 @@
+//! Hugging Face folders: what is written is read, and index and files must agree.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder, FolderWriter, Published, Staging};
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The data of a tensor, different for each name.
+fn data_of(name: &str, len: usize) -> Vec<u8> {
+    name.bytes().cycle().take(len).collect()
+}
+
+fn write_shard(path: &Path, names: &[&str]) {
+    let mut writer = FileWriter::new();
+    for name in names {
+        writer.add(name, Dtype::F32, &[2]).unwrap();
+    }
+    writer
+        .save(path, |tensor, out| {
+            out.append(&data_of(&tensor.name, tensor.byte_len()))
+        })
+        .unwrap();
+}
+
+fn write_index(folder: &Path, total_size: u64, entries: &[(&str, &str)]) {
+    let entries: Vec<String> = entries
+        .iter()
+        .map(|(tensor, file)| format!("{tensor:?}: {file:?}"))
+        .collect();
+    let json = format!(
+        "{{\"metadata\": {{\"total_size\": {total_size}}}, \"weight_map\": {{{}}}}}",
+        entries.join(", ")
+    );
+    fs::write(folder.join(INDEX), json).unwrap();
+}
+
+/// A folder with `a` and `b` in one file and `c` in another.
+fn two_shards(folder: &Path) {
+    write_shard(&folder.join("x.safetensors"), &["a", "b"]);
+    write_shard(&folder.join("y.safetensors"), &["c"]);
+    write_index(
+        folder,
+        24,
+        &[
+            ("a", "x.safetensors"),
+            ("b", "x.safetensors"),
+            ("c", "y.safetensors"),
+        ],
+    );
+}
+
+fn publish(parent: &Path, name: &str, max_shard_bytes: u64) -> Published {
+    let mut staging = Staging::new(parent, name).unwrap();
+    let mut model = FolderWriter::new().max_shard_bytes(max_shard_bytes);
+    for (name, rows) in [
+        ("embed", 4),
+        ("layers.0.w", 2),
+        ("layers.1.w", 2),
+        ("norm", 1),
+    ] {
+        model.add(name, Dtype::BF16, &[rows, 2]).unwrap();
+    }
+
+    model
+        .write(&mut staging, "model", |tensor, out| {
+            out.append(&data_of(&tensor.name, tensor.byte_len()))
+        })
+        .unwrap();
+    staging.commit().unwrap()
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// However the tensors are shared out to files, they are the same tensors; and the same call twice
+/// gives the same bytes.
+#[test]
+fn any_number_of_files_holds_the_same_tensors() {
+    let parent = tempfile::tempdir().unwrap();
+
+    for (max_bytes, files) in [(1 << 20, 1), (36, 1), (35, 2), (16, 3), (1, 4)] {
+        let first = publish(parent.path(), &format!("first-{max_bytes}"), max_bytes);
+        let second = publish(parent.path(), &format!("second-{max_bytes}"), max_bytes);
+
+        let folder = Folder::open(first.path().join("model")).unwrap();
+        assert_eq!(folder.files().len(), files);
+        assert_eq!(folder.size_mismatch(), None);
+
+        let found: Vec<_> = folder
+            .tensors()
+            .map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.clone()))
+            .collect();
+        let expected = [
+            ("embed", 4),
+            ("layers.0.w", 2),
+            ("layers.1.w", 2),
+            ("norm", 1),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(name, rows)| (name, Dtype::BF16, vec![rows, 2]))
+        );
+
+        for (name, rows) in expected {
+            assert_eq!(folder.read(name).unwrap(), data_of(name, rows * 4));
+            assert_eq!(folder.get(name), folder.file_of(name).unwrap().get(name));
+        }
+        for file in folder.files() {
+            assert_eq!(file.metadata()["format"], "pt");
+        }
+
+        for (path, _) in first.files() {
+            let read = |published: &Published| fs::read(published.path().join(path)).unwrap();
+            assert_eq!(read(&first), read(&second), "{path}");
+        }
+    }
+}
+
+#[test]
+fn files_are_named_as_hugging_face_does() {
+    let parent = tempfile::tempdir().unwrap();
+
+    let one = publish(parent.path(), "one", 1 << 20);
+    assert_eq!(names_in(&one.path().join("model")), ["model.safetensors"]);
+
+    let two = publish(parent.path(), "two", 35);
+    assert_eq!(
+        names_in(&two.path().join("model")),
+        [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            INDEX
+        ]
+    );
+    let index = fs::read_to_string(two.path().join("model").join(INDEX)).unwrap();
+    let expected = concat!(
+        "{\n  \"metadata\": {\n    \"total_size\": 36\n  },\n  \"weight_map\": {\n",
+        "    \"embed\": \"model-00001-of-00002.safetensors\",\n",
+        "    \"layers.0.w\": \"model-00001-of-00002.safetensors\",\n",
+        "    \"layers.1.w\": \"model-00001-of-00002.safetensors\",\n",
+        "    \"norm\": \"model-00002-of-00002.safetensors\"\n  }\n}\n"
+    );
+    assert_eq!(index, expected);
+}
+
+#[test]
+fn a_wrong_total_size_is_told_but_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    two_shards(folder.path());
+    write_index(
+        folder.path(),
+        32,
+        &[
+            ("a", "x.safetensors"),
+            ("b", "x.safetensors"),
+            ("c", "y.safetensors"),
+        ],
+    );
+
+    let opened = Folder::open(folder.path()).unwrap();
+    let mismatch = opened.size_mismatch().unwrap();
+    assert_eq!((mismatch.declared, mismatch.found), (32, 24));
+    assert_eq!(opened.read("c").unwrap(), data_of("c", 8));
+}
+
+#[test]
+fn a_folder_has_exactly_one_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Folder::open(folder.path()).unwrap_err();
+    assert!(matches!(error, Error::NoModel { .. }), "{error}");
+
+    two_shards(folder.path());
+    write_shard(&folder.path().join("model.safetensors"), &["a"]);
+    let error = Folder::open(folder.path()).unwrap_err();
+    assert!(matches!(error, Error::TwoModels { .. }), "{error}");
+
+    // An index of the single file is no second model.
+    write_index(folder.path(), 8, &[("a", "model.safetensors")]);
+    assert_eq!(Folder::open(folder.path()).unwrap().tensors().len(), 1);
+
+    let error = Folder::open(folder.path().join("none")).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+}
+
+#[test]
+fn index_and_files_must_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    two_shards(folder.path());
+    let open = || Folder::open(folder.path()).unwrap_err();
+    let (x, y) = ("x.safetensors", "y.safetensors");
+
+    write_index(
+        folder.path(),
+        24,
+        &[("a", x), ("b", x), ("c", "z.safetensors"), ("d", "w")],
+    );
+    let error = open();
+    let Error::MissingShards { files, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(files, &["w", "z.safetensors"]);
+
+    write_index(
+        folder.path(),
+        24,
+        &[("a", x), ("b", x), ("c", y), ("d", x), ("e", x)],
+    );
+    let error = open();
+    let Error::NotInShard { names, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(names, &["d", "e"]);
+
+    write_index(folder.path(), 24, &[("a", x), ("c", y)]);
+    let error = open();
+    let Error::NotInIndex { names, shard, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (names, shard),
+        (&vec!["b".to_owned()], &folder.path().join(x))
+    );
+
+    // The same tensor in two files: the index can mean only one.
+    write_shard(&folder.path().join(y), &["a", "c"]);
+    write_index(folder.path(), 24, &[("a", x), ("b", x), ("c", y)]);
+    let error = open();
+    let Error::NotInIndex { names, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(names, &["a"]);
+}
+
+#[test]
+fn an_index_cannot_lead_out_of_its_folder() {
+    let parent = tempfile::tempdir().unwrap();
+    let secret = parent.path().join("secret.safetensors");
+    write_shard(&secret, &["w"]);
+    let folder = parent.path().join("model");
+    fs::create_dir(&folder).unwrap();
+
+    for file in [
+        "../secret.safetensors",
+        secret.to_str().unwrap(),
+        "sub/../../secret.safetensors",
+    ] {
+        write_index(&folder, 8, &[("w", file)]);
+        let error = Folder::open(&folder).unwrap_err();
+        assert!(matches!(error, Error::FileName { .. }), "{file}: {error}");
+    }
+
+    symlink(&secret, folder.join("x.safetensors")).unwrap();
+    write_index(&folder, 8, &[("w", "x.safetensors")]);
+    let error = Folder::open(&folder).unwrap_err();
+    assert!(matches!(error, Error::LinkOutside { .. }), "{error}");
+
+    // Over two links, and for the single file and the index themselves.
+    fs::remove_file(folder.join(INDEX)).unwrap();
+    symlink("x.safetensors", folder.join("model.safetensors")).unwrap();
+    let error = Folder::open(&folder).unwrap_err();
+    assert!(matches!(error, Error::LinkOutside { .. }), "{error}");
+
+    fs::remove_file(folder.join("model.safetensors")).unwrap();
+    symlink(&secret, folder.join(INDEX)).unwrap();
+    let error = Folder::open(&folder).unwrap_err();
+    assert!(matches!(error, Error::LinkOutside { .. }), "{error}");
+}
+
+/// A snapshot of the Hugging Face cache consists of links to `<repo>/blobs`, and only there.
+#[test]
+fn snapshots_of_the_hugging_face_cache_are_followed() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = cache.path().join("models--org--name");
+    let snapshot = repository.join("snapshots/0123abcd");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(repository.join("blobs")).unwrap();
+
+    let blob = |name: &str| -> PathBuf { Path::new("../../blobs").join(name) };
+    write_shard(&repository.join("blobs/feed"), &["w"]);
+    symlink(blob("feed"), snapshot.join("model.safetensors")).unwrap();
+
+    let folder = Folder::open(&snapshot).unwrap();
+    assert_eq!(folder.read("w").unwrap(), data_of("w", 8));
+
+    write_shard(&repository.join("secret"), &["w"]);
+    fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+    symlink(blob("../secret"), snapshot.join("model.safetensors")).unwrap();
+    let error = Folder::open(&snapshot).unwrap_err();
+    assert!(matches!(error, Error::LinkOutside { .. }), "{error}");
+}
+
+#[test]
+fn unknown_names_suggest_the_nearest() {
+    let folder = tempfile::tempdir().unwrap();
+    write_shard(
+        &folder.path().join("model.safetensors"),
+        &["layers.0.weight", "norm.weight"],
+    );
+
+    let error = Folder::open(folder.path())
+        .unwrap()
+        .read("layer.0.weight")
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("no tensor `layer.0.weight` among the 2 of"),
+        "{text}"
+    );
+    assert!(text.ends_with("did you mean `layers.0.weight`?"), "{text}");
+}
