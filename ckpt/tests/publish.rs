@@ -3,6 +3,7 @@
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::{
     Dtype, Error, Flaw, FolderWriter, NameProblem, Published, Staging, discover, keep_last,
@@ -420,6 +421,30 @@ fn a_running_save_is_not_swept() {
     keep_last(run.path(), NonZeroUsize::MIN).unwrap();
     running.commit().unwrap().verify().unwrap();
     assert_eq!(steps(run.path()), [1, 2]);
+}
+
+/// A sweep may come at any moment, also between the making of a folder and its lock.
+#[test]
+fn sweeps_never_disturb_saves() {
+    let run = tempfile::tempdir().unwrap();
+    let done = AtomicBool::new(false);
+
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                sweep(run.path()).unwrap();
+            }
+        });
+
+        // No file: a sync would take so long that the two hardly met.
+        let lost = (0..300).find_map(|step| match Staging::new(run.path(), &step_name(step)) {
+            Ok(staging) if staging.folder().is_dir() => None,
+            other => Some(other),
+        });
+        done.store(true, Ordering::Relaxed);
+        assert!(lost.is_none(), "{lost:?}");
+    });
+    assert_eq!(names_in(run.path()), [""; 0]);
 }
 
 #[test]
