@@ -165,7 +165,10 @@ pub enum Error {
     },
 
     /// A file or folder with such a name cannot be written or followed.
-    #[error("`{}` cannot be the name of a file in {}: {problem}", name.escape_debug(), folder.display())]
+    #[error(
+        "`{}` cannot be the name of a file in {}: {problem}",
+        name.escape_debug(), folder.display()
+    )]
     FileName {
         /// The folder it was meant for.
         folder: PathBuf,
@@ -226,7 +229,10 @@ pub enum Error {
     },
 
     /// Files that the index names do not exist.
-    #[error("{} names files that are not there: {}; fetch them again", index.display(), Listed(files))]
+    #[error(
+        "{} names files that are not there: {}; fetch them again",
+        index.display(), Listed(files)
+    )]
     MissingShards {
         /// The index.
         index: PathBuf,
@@ -270,7 +276,10 @@ pub enum Error {
     },
 
     /// A file was changed between writing it and publishing it.
-    #[error("{} has {found} bytes but {written} were written; another program changed it", path.display())]
+    #[error(
+        "{} has {found} bytes but {written} were written; another program changed it",
+        path.display()
+    )]
     ChangedWhileStaged {
         /// The file.
         path: PathBuf,

@@ -117,7 +117,10 @@ pub enum Violation {
         dims: usize,
     },
     /// The size in bytes does not fit 64 bits.
-    #[error("tensor `{}` of {dtype} {shape:?} has more bytes than 64 bits count", name.escape_debug())]
+    #[error(
+        "tensor `{}` of {dtype} {shape:?} has more bytes than 64 bits count",
+        name.escape_debug()
+    )]
     Overflow {
         /// The tensor.
         name: String,
@@ -127,7 +130,10 @@ pub enum Violation {
         shape: Vec<usize>,
     },
     /// The elements do not fill whole bytes.
-    #[error("tensor `{}` of {dtype} {shape:?} has {bits} bits, no whole number of bytes", name.escape_debug())]
+    #[error(
+        "tensor `{}` of {dtype} {shape:?} has {bits} bits, no whole number of bytes",
+        name.escape_debug()
+    )]
     PartOfAByte {
         /// The tensor.
         name: String,
@@ -179,7 +185,10 @@ pub enum Violation {
         data_len: u64,
     },
     /// Bytes before a tensor belong to none.
-    #[error("bytes {begin}..{end} of the data, before tensor `{}`, belong to no tensor", name.escape_debug())]
+    #[error(
+        "bytes {begin}..{end} of the data, before tensor `{}`, belong to no tensor",
+        name.escape_debug()
+    )]
     Hole {
         /// The tensor after the hole.
         name: String,

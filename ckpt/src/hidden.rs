@@ -1,4 +1,5 @@
-//! The names of folders that are being written or removed: `.NAME.tmp-UNIQUE`, `.NAME.trash-UNIQUE`.
+//! The names of folders that are being written or removed: `.NAME.tmp-UNIQUE` and
+//! `.NAME.trash-UNIQUE`.
 
 use std::path::{Path, PathBuf};
 

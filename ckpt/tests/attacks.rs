@@ -531,8 +531,17 @@ fn valid_file() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// Failures are printed, not kept in a file.
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        failure_persistence: None,
+        cases,
+        ..Default::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1_000, ..Default::default() })]
+    #![proptest_config(cases(1_000))]
 
     #[test]
     fn valid_files_are_accepted(bytes in valid_file()) {
@@ -542,7 +551,10 @@ proptest! {
 
     /// `open` itself compares with the reference whenever we accept.
     #[test]
-    fn random_headers_never_panic(parts in prop::collection::vec(fragments(), 0..4), data_len in 0..20usize) {
+    fn random_headers_never_panic(
+        parts in prop::collection::vec(fragments(), 0..4),
+        data_len in 0..20usize,
+    ) {
         let folder = tempfile::tempdir().unwrap();
         let header = format!("{{{}}}", parts.join(","));
         let _ = open(folder.path(), &file_of(header.as_bytes(), &vec![1; data_len]));

@@ -30,8 +30,17 @@ fn tensors() -> impl Strategy<Value = Vec<(String, Dtype, Vec<usize>)>> {
     })
 }
 
+/// Failures are printed, not kept in a file.
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        failure_persistence: None,
+        cases,
+        ..Default::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 100, ..Default::default() })]
+    #![proptest_config(cases(100))]
 
     #[test]
     fn files_are_those_of_the_reference(tensors in tensors(), metadata in any::<Option<String>>()) {
