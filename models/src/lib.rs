@@ -1,1 +1,3 @@
 //! White-box models.
+
+pub mod config;

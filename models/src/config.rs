@@ -1,0 +1,323 @@
+//! What a Qwen3 model is made of: sizes and switches, named as in Hugging Face's config.json.
+//!
+//! [`Qwen3Config`] is read from and written to config.json ([`Qwen3Config::from_json`],
+//! [`Qwen3Config::to_json`]) and is, through serde, the strict `[model]` table of a TOML
+//! configuration. Semantics are those of transformers 5.23. This module knows numbers only: no
+//! tensor, no file, no device.
+//!
+//! Fields hold what was written. Where Hugging Face has several spellings or a default that depends
+//! on other keys, ask the method: [`head_dim`](Qwen3Config::head_dim),
+//! [`num_kv_heads`](Qwen3Config::num_kv_heads), [`rope`](Qwen3Config::rope),
+//! [`window`](Qwen3Config::window), [`is_moe_layer`](Qwen3Config::is_moe_layer).
+
+mod count;
+mod error;
+mod hf;
+mod rope;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use count::ParameterCount;
+pub use error::{ConfigError, Problem};
+pub use rope::{Rope, RopeKeys, RopeScaling, RopeType, Yarn};
+
+/// Which of the two Qwen3 architectures a configuration describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelType {
+    /// Every layer has one gated MLP.
+    Qwen3,
+    /// Layers have routed experts, except those that `mlp_only_layers` and `decoder_sparse_step`
+    /// leave dense.
+    Qwen3Moe,
+}
+
+impl ModelType {
+    /// The name in config.json.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelType::Qwen3 => "qwen3",
+            ModelType::Qwen3Moe => "qwen3_moe",
+        }
+    }
+
+    /// The class that transformers instantiates.
+    pub fn architecture(self) -> &'static str {
+        match self {
+            ModelType::Qwen3 => "Qwen3ForCausalLM",
+            ModelType::Qwen3Moe => "Qwen3MoeForCausalLM",
+        }
+    }
+}
+
+/// The activation of the gate in an MLP. Qwen3 has no other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    #[default]
+    Silu,
+}
+
+/// What the tokens of a layer see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerType {
+    /// All earlier tokens and themselves.
+    FullAttention,
+    /// The last `sliding_window` tokens, themselves included.
+    SlidingAttention,
+}
+
+/// One token id or several, as `eos_token_id` may be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TokenIds {
+    /// A single id.
+    One(i64),
+    /// Several ids.
+    Many(Vec<i64>),
+}
+
+/// A Qwen3 or Qwen3-MoE model for causal language modelling.
+///
+/// The four sizes without which there is no model (`vocab_size`, `hidden_size`,
+/// `num_hidden_layers`, `num_attention_heads`) and `model_type` must be given in TOML; the rest has
+/// the defaults stated here. config.json has Hugging Face's defaults for all of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Qwen3Config {
+    /// `qwen3` or `qwen3_moe`.
+    pub model_type: ModelType,
+
+    /// Tokens in the vocabulary: rows of the embedding and of the output projection.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Width inside the MLP of a dense layer. Default 0, legal when every layer has experts.
+    #[serde(default)]
+    pub intermediate_size: usize,
+    /// Positions the model was made for. Nothing is cut there; YaRN takes its original length from
+    /// it. Default 32768.
+    #[serde(default = "default_max_position_embeddings")]
+    pub max_position_embeddings: usize,
+    /// Whether the output projection is the embedding. Default false.
+    #[serde(default)]
+    pub tie_word_embeddings: bool,
+    /// Activation of the gate. Default silu.
+    #[serde(default)]
+    pub hidden_act: Activation,
+    /// Added to the mean square in every norm. Default 1e-6.
+    #[serde(default = "default_rms_norm_eps")]
+    pub rms_norm_eps: f64,
+    /// Standard deviation of the initial weights. Default 0.02.
+    #[serde(default = "default_initializer_range")]
+    pub initializer_range: f64,
+
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads, a divisor of the query heads. Default: as many as query heads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_key_value_heads: Option<usize>,
+    /// Features of a head, free of `hidden_size`. Default `hidden_size / num_attention_heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Whether the projections of attention (q, k, v and o) have a bias. Default false.
+    #[serde(default)]
+    pub attention_bias: bool,
+    /// Dropout on attention weights: 0 is the only value that is supported. Default 0.
+    #[serde(default)]
+    pub attention_dropout: f64,
+
+    /// Whether `sliding_window` applies at all. Default false.
+    #[serde(default)]
+    pub use_sliding_window: bool,
+    /// Tokens that a sliding layer sees, itself included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// In a `qwen3` model without `layer_types`: the first layer that slides. Default 28.
+    /// transformers 5 does not read it in a `qwen3_moe` model: there every layer slides or none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_window_layers: Option<usize>,
+    /// In a `qwen3` model: what each layer sees. Default: from `max_window_layers`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_types: Option<Vec<LayerType>>,
+
+    /// Experts of a sparse layer. Default 0.
+    #[serde(default, alias = "num_local_experts")]
+    pub num_experts: usize,
+    /// Experts that a token is sent to. Default 0.
+    #[serde(default)]
+    pub num_experts_per_tok: usize,
+    /// Width inside an expert. Default 0.
+    #[serde(default)]
+    pub moe_intermediate_size: usize,
+    /// Whether the weights of a token's chosen experts are divided by their sum. Default false.
+    #[serde(default)]
+    pub norm_topk_prob: bool,
+    /// Layer `i` may be sparse when `i + 1` is a multiple of it. Default 1.
+    #[serde(default = "default_decoder_sparse_step")]
+    pub decoder_sparse_step: usize,
+    /// Layers that are dense whatever `decoder_sparse_step` says; indices beyond the last layer
+    /// mean nothing.
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub mlp_only_layers: Vec<usize>,
+    /// Weight of the load-balancing loss when `output_router_logits` asks for it. Default 0.001.
+    #[serde(default = "default_router_aux_loss_coef")]
+    pub router_aux_loss_coef: f64,
+    /// Whether the load-balancing loss is part of the loss. Default false.
+    #[serde(default)]
+    pub output_router_logits: bool,
+
+    /// Token that begins a text, for whoever generates; the model does not look at it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bos_token_id: Option<i64>,
+    /// Token or tokens that end a text, for whoever generates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eos_token_id: Option<TokenIds>,
+    /// Token that fills up a batch. transformers also keeps its embedding from learning; meshgrad
+    /// does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad_token_id: Option<i64>,
+
+    /// Base of the rotary frequencies, in its old place. Default 10000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f64>,
+    /// Scaling of the rotary frequencies, in its old place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeKeys>,
+    /// Base and scaling of the rotary frequencies, where transformers 5 has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_parameters: Option<RopeKeys>,
+}
+
+impl Qwen3Config {
+    /// Every key of the table, in the order in which it is written. For suggestions when one is
+    /// mistyped.
+    pub const KEYS: &[&str] = &[
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "intermediate_size",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "hidden_act",
+        "rms_norm_eps",
+        "initializer_range",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "attention_bias",
+        "attention_dropout",
+        "use_sliding_window",
+        "sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "router_aux_loss_coef",
+        "output_router_logits",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+    ];
+
+    /// Features of one attention head. 0 when there are no heads, which
+    /// [`validate`](Self::validate) reports.
+    pub fn head_dim(&self) -> usize {
+        let even_share = self.hidden_size.checked_div(self.num_attention_heads);
+        self.head_dim.unwrap_or(even_share.unwrap_or(0))
+    }
+
+    /// Key and value heads.
+    pub fn num_kv_heads(&self) -> usize {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    /// Whether layer `layer` (from 0) has experts instead of one MLP.
+    pub fn is_moe_layer(&self, layer: usize) -> bool {
+        self.model_type == ModelType::Qwen3Moe
+            && self.num_experts > 0
+            && self.decoder_sparse_step > 0
+            && (layer + 1).is_multiple_of(self.decoder_sparse_step)
+            && !self.mlp_only_layers.contains(&layer)
+    }
+
+    /// How many tokens a token of layer `layer` (from 0) sees, itself included; `None` for all.
+    ///
+    /// Query `i` sees key `j` when `i - window < j <= i`.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        match self.layer_type(layer) {
+            LayerType::SlidingAttention => self.sliding_window,
+            LayerType::FullAttention => None,
+        }
+    }
+
+    /// What the tokens of layer `layer` (from 0) see.
+    pub fn layer_type(&self, layer: usize) -> LayerType {
+        let slides = match (self.model_type, &self.layer_types) {
+            _ if !self.use_sliding_window || self.sliding_window.is_none() => false,
+            (ModelType::Qwen3Moe, _) => true,
+            (ModelType::Qwen3, Some(types)) => {
+                types.get(layer) == Some(&LayerType::SlidingAttention)
+            }
+            (ModelType::Qwen3, None) => layer >= self.first_window_layer(),
+        };
+        if slides {
+            LayerType::SlidingAttention
+        } else {
+            LayerType::FullAttention
+        }
+    }
+
+    /// Base and scaling of the rotary frequencies, from whichever place has them.
+    ///
+    /// # Errors
+    /// [`ConfigError::Impossible`] when two places disagree or a scaling lacks a number.
+    pub fn rope(&self) -> Result<Rope, ConfigError> {
+        rope::resolve(self).map_err(ConfigError::Impossible)
+    }
+
+    fn first_window_layer(&self) -> usize {
+        const HUGGING_FACE_DEFAULT: usize = 28;
+        self.max_window_layers.unwrap_or(HUGGING_FACE_DEFAULT)
+    }
+}
+
+fn default_max_position_embeddings() -> usize {
+    32768
+}
+
+fn default_rms_norm_eps() -> f64 {
+    1e-6
+}
+
+fn default_initializer_range() -> f64 {
+    0.02
+}
+
+fn default_decoder_sparse_step() -> usize {
+    1
+}
+
+fn default_router_aux_loss_coef() -> f64 {
+    0.001
+}
+
+/// transformers writes an empty list of layers as `null`.
+fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

@@ -1,0 +1,287 @@
+//! Hugging Face's config.json.
+//!
+//! Its defaults differ between the two architectures and are applied here; its spellings of one
+//! thing are several, and all are read. A key that changes nothing in the mathematics is passed
+//! over if it is in [`IGNORED_KEYS`]; one that nobody has heard of is an error, because it may well
+//! change something.
+
+use serde_json::{Map, Value, json};
+
+use super::{ConfigError, LayerType, ModelType, Qwen3Config};
+
+/// Keys of config.json that say nothing about the model's mathematics.
+///
+/// Bookkeeping of the library, defaults that old versions wrote out for every architecture, and
+/// settings of generation that versions before 4.x kept here.
+const IGNORED_KEYS: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_experts_implementation",
+    "_name_or_path",
+    "add_cross_attention",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "chunk_size_feed_forward",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "experts_implementation",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "id2label",
+    "is_decoder",
+    "is_encoder_decoder",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "prefix",
+    "problem_type",
+    "pruned_heads",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// transformers 5 writes `num_local_experts`, reads both; everyone else has `num_experts`.
+const EXPERTS: (&str, &str) = ("num_experts", "num_local_experts");
+
+impl Qwen3Config {
+    /// Reads the text of a config.json, with Hugging Face's defaults for what it leaves out, and
+    /// validates it.
+    ///
+    /// # Errors
+    /// Invalid JSON, another architecture, keys that are unknown (all are named), values of the
+    /// wrong type, sizes that are impossible (all are named).
+    pub fn from_json(text: &str) -> Result<Qwen3Config, ConfigError> {
+        let mut keys = match serde_json::from_str(text)? {
+            Value::Object(keys) => keys,
+            other => {
+                return Err(ConfigError::NotAnObject {
+                    found: kind(&other),
+                });
+            }
+        };
+        let model_type = model_type(&keys)?;
+        unify_experts(&mut keys)?;
+        keys.retain(|key, _| !IGNORED_KEYS.contains(&key.as_str()));
+
+        let known = |key: &str| Qwen3Config::KEYS.contains(&key);
+        let unknown: Vec<_> = keys.keys().filter(|key| !known(key)).cloned().collect();
+        if !unknown.is_empty() {
+            return Err(ConfigError::UnknownKeys { keys: unknown });
+        }
+
+        let config = overlay(hugging_face_defaults(model_type), keys)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The text of a config.json that transformers (4.51 and later) reads as the same model.
+    ///
+    /// Everything is spelt out; the rotary settings stand in their old place, which old and new
+    /// versions read. It names no dtype: that belongs to the tensors.
+    ///
+    /// # Errors
+    /// [`ConfigError::Impossible`] for a configuration that [`validate`](Self::validate) refuses.
+    pub fn to_json(&self) -> Result<String, ConfigError> {
+        let resolved = self.resolved()?;
+        let architecture = self.model_type.architecture();
+        let mut keys = Map::from_iter([("architectures".to_owned(), json!([architecture]))]);
+
+        if let Value::Object(own) = serde_json::to_value(&resolved)? {
+            let belongs = |key: &str| self.model_type == ModelType::Qwen3Moe || !is_moe_key(key);
+            keys.extend(own.into_iter().filter(|(key, _)| belongs(key)));
+        }
+        // Left out, it would be 4096 by default; harmless, but not what was said.
+        keys.entry("sliding_window").or_insert(Value::Null);
+
+        let mut text = serde_json::to_string_pretty(&Value::Object(keys))?;
+        text.push('\n');
+        Ok(text)
+    }
+
+    /// The same model with no key left to a default and every setting in one place.
+    ///
+    /// # Errors
+    /// [`ConfigError::Impossible`] for a configuration that [`validate`](Self::validate) refuses.
+    pub fn resolved(&self) -> Result<Qwen3Config, ConfigError> {
+        self.validate()?;
+        let rope = self.rope()?;
+        let is_dense = self.model_type == ModelType::Qwen3;
+        let layer_types = || -> Vec<LayerType> {
+            (0..self.num_hidden_layers)
+                .map(|layer| self.layer_type(layer))
+                .collect()
+        };
+
+        Ok(Qwen3Config {
+            num_key_value_heads: Some(self.num_kv_heads()),
+            head_dim: Some(self.head_dim()),
+            sliding_window: self.sliding_window.filter(|_| self.use_sliding_window),
+            max_window_layers: is_dense.then(|| self.first_window_layer()),
+            layer_types: is_dense.then(layer_types),
+            rope_theta: Some(rope.theta),
+            rope_scaling: rope.scaling_keys(),
+            rope_parameters: None,
+            ..self.clone()
+        })
+    }
+}
+
+fn model_type(keys: &Map<String, Value>) -> Result<ModelType, ConfigError> {
+    let found = match keys.get("model_type") {
+        Some(Value::String(name)) => name,
+        Some(other) => {
+            return Err(ConfigError::ModelType {
+                found: other.to_string(),
+            });
+        }
+        None => {
+            return Err(ConfigError::ModelType {
+                found: "missing".to_owned(),
+            });
+        }
+    };
+    [ModelType::Qwen3, ModelType::Qwen3Moe]
+        .into_iter()
+        .find(|known| known.name() == found)
+        .ok_or_else(|| ConfigError::ModelType {
+            found: format!("`{found}`"),
+        })
+}
+
+fn unify_experts(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
+    let (name, other_name) = EXPERTS;
+    let Some(other) = keys.shift_remove(other_name) else {
+        return Ok(());
+    };
+
+    match keys.get(name) {
+        Some(value) if *value != other => Err(ConfigError::TwoNames {
+            key: name,
+            value: value.to_string(),
+            other_key: other_name,
+            other: other.to_string(),
+        }),
+        _ => {
+            keys.insert(name.to_owned(), other);
+            Ok(())
+        }
+    }
+}
+
+/// Lays `keys` over `defaults` one at a time, so that an error can name the key.
+fn overlay(
+    mut settings: Map<String, Value>,
+    keys: Map<String, Value>,
+) -> Result<Qwen3Config, ConfigError> {
+    for (key, value) in keys {
+        settings.insert(key.clone(), value.clone());
+        parse(&settings).map_err(|error| ConfigError::Value {
+            key,
+            value: value.to_string(),
+            reason: error.to_string(),
+        })?;
+    }
+    Ok(parse(&settings)?)
+}
+
+fn parse(settings: &Map<String, Value>) -> Result<Qwen3Config, serde_json::Error> {
+    serde_json::from_value(Value::Object(settings.clone()))
+}
+
+/// The defaults of transformers' `Qwen3Config` and `Qwen3MoeConfig` that differ from this crate's.
+fn hugging_face_defaults(model_type: ModelType) -> Map<String, Value> {
+    let defaults = match model_type {
+        ModelType::Qwen3 => json!({
+            "model_type": "qwen3",
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 22016,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "sliding_window": 4096,
+        }),
+        ModelType::Qwen3Moe => json!({
+            "model_type": "qwen3_moe",
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        }),
+    };
+    match defaults {
+        Value::Object(defaults) => defaults,
+        _ => Map::new(),
+    }
+}
+
+fn is_moe_key(key: &str) -> bool {
+    const MOE_KEYS: &[&str] = &[
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "router_aux_loss_coef",
+        "output_router_logits",
+    ];
+    MOE_KEYS.contains(&key)
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,355 @@
+//! Rotary position embedding: its settings in all their spellings, and the frequencies they mean.
+//!
+//! Formulas: Su et al. 2021 (RoPE), Chen et al. 2023 (linear scaling), Peng et al. 2023 (YaRN),
+//! with the details of transformers' `modeling_rope_utils.py`.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Problem, Qwen3Config};
+
+const DEFAULT_THETA: f64 = 10_000.0;
+const DEFAULT_BETA_FAST: f64 = 32.0;
+const DEFAULT_BETA_SLOW: f64 = 1.0;
+
+/// How the rotary frequencies are changed for longer contexts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeType {
+    /// Not at all.
+    #[default]
+    Default,
+    /// All divided by `factor`.
+    Linear,
+    /// Slow ones divided by `factor`, fast ones kept, a ramp between.
+    Yarn,
+}
+
+/// The table `rope_scaling` (old) or `rope_parameters` (transformers 5), as written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RopeKeys {
+    /// Kind of scaling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_type: Option<RopeType>,
+    /// The name of `rope_type` before transformers 4.43.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub old_type: Option<RopeType>,
+    /// Base of the frequencies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f64>,
+    /// How many times longer the context became.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    /// YaRN: the context before. Default `max_position_embeddings`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub original_max_position_embeddings: Option<usize>,
+    /// YaRN: scales cosine and sine. Default from `factor`, or from both mscales.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_factor: Option<f64>,
+    /// YaRN: rotations over the original context from which on a frequency is kept. Default 32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta_fast: Option<f64>,
+    /// YaRN: rotations below which a frequency is divided by `factor`. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta_slow: Option<f64>,
+    /// YaRN: numerator of the default `attention_factor`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mscale: Option<f64>,
+    /// YaRN: denominator of the default `attention_factor`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mscale_all_dim: Option<f64>,
+    /// YaRN: whether the ends of the ramp are whole numbers. Default true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truncate: Option<bool>,
+    /// Part of a head that is rotated: 1 is the only value that Qwen3 has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partial_rotary_factor: Option<f64>,
+}
+
+/// Base and scaling of the rotary frequencies.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Change for a longer context.
+    pub scaling: RopeScaling,
+}
+
+/// Change of the rotary frequencies for a longer context.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    None,
+    /// All frequencies are divided by `factor`.
+    Linear {
+        /// How many times longer the context became.
+        factor: f64,
+    },
+    /// See [`Yarn`].
+    Yarn(Yarn),
+}
+
+/// "YaRN: Efficient Context Window Extension", Peng et al. 2023, with every default filled in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Yarn {
+    /// How many times longer the context became.
+    pub factor: f64,
+    /// The context before, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Rotations over the original context from which on a frequency is kept.
+    pub beta_fast: f64,
+    /// Rotations below which a frequency is divided by `factor`.
+    pub beta_slow: f64,
+    /// Scales cosine and sine.
+    pub attention_factor: f64,
+    /// Whether the ends of the ramp are rounded outwards to whole numbers.
+    pub truncate: bool,
+}
+
+impl Rope {
+    /// Radians a position, one for each of the `head_dim / 2` pairs (feature `i` pairs with `i +
+    /// head_dim / 2`).
+    ///
+    /// transformers rounds these to f32 before it multiplies them by the position, also in f32.
+    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
+        let plain = |pair: usize| self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
+        let pairs = 0..head_dim / 2;
+
+        match &self.scaling {
+            RopeScaling::None => pairs.map(plain).collect(),
+            RopeScaling::Linear { factor } => pairs.map(|pair| plain(pair) / factor).collect(),
+            RopeScaling::Yarn(yarn) => {
+                let (low, high) = yarn.ramp(head_dim, self.theta);
+                let blend = |pair: usize| {
+                    let interpolated = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    plain(pair) * (interpolated / yarn.factor + (1.0 - interpolated))
+                };
+                pairs.map(blend).collect()
+            }
+        }
+    }
+
+    /// Scales cosine and sine (so scores by its square): 1 without YaRN.
+    pub fn attention_factor(&self) -> f64 {
+        match &self.scaling {
+            RopeScaling::Yarn(yarn) => yarn.attention_factor,
+            RopeScaling::None | RopeScaling::Linear { .. } => 1.0,
+        }
+    }
+
+    /// The same as a `rope_scaling` table with nothing left to defaults; `None` without scaling.
+    pub(super) fn scaling_keys(&self) -> Option<RopeKeys> {
+        match &self.scaling {
+            RopeScaling::None => None,
+            RopeScaling::Linear { factor } => Some(RopeKeys {
+                rope_type: Some(RopeType::Linear),
+                factor: Some(*factor),
+                ..RopeKeys::default()
+            }),
+            RopeScaling::Yarn(yarn) => Some(RopeKeys {
+                rope_type: Some(RopeType::Yarn),
+                factor: Some(yarn.factor),
+                original_max_position_embeddings: Some(yarn.original_max_position_embeddings),
+                attention_factor: Some(yarn.attention_factor),
+                beta_fast: Some(yarn.beta_fast),
+                beta_slow: Some(yarn.beta_slow),
+                truncate: Some(yarn.truncate),
+                ..RopeKeys::default()
+            }),
+        }
+    }
+}
+
+impl Yarn {
+    /// The pairs between which frequencies go from kept to divided.
+    fn ramp(&self, head_dim: usize, theta: f64) -> (f64, f64) {
+        let original = self.original_max_position_embeddings as f64;
+        let pair_with = |rotations: f64| {
+            let ratio = original / (rotations * 2.0 * std::f64::consts::PI);
+            head_dim as f64 * ratio.ln() / (2.0 * theta.ln())
+        };
+
+        let (mut low, mut high) = (pair_with(self.beta_fast), pair_with(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+
+        // transformers' way around a division by zero.
+        if low == high {
+            high += 0.001;
+        }
+        (low, high)
+    }
+}
+
+/// Reads the settings from wherever `config` has them, or says all that is wrong with them.
+pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let keys = the_one_table(config, &mut problems);
+    let theta = the_one_theta(config, &keys, &mut problems);
+    let rope_type = the_one_type(&keys, &mut problems);
+
+    check_range("rope_theta", theta, &mut problems);
+    if keys.partial_rotary_factor.is_some_and(|part| part != 1.0) {
+        problems.push(Problem::Range {
+            key: "partial_rotary_factor",
+            value: keys.partial_rotary_factor.unwrap_or_default(),
+            expected: "1: Qwen3 rotates whole heads",
+        });
+    }
+
+    let scaling = match rope_type {
+        RopeType::Default => RopeScaling::None,
+        RopeType::Linear => RopeScaling::Linear {
+            factor: factor_of(&keys, "linear", None, &mut problems),
+        },
+        RopeType::Yarn => RopeScaling::Yarn(resolve_yarn(config, &keys, theta, &mut problems)),
+    };
+
+    if problems.is_empty() {
+        Ok(Rope { theta, scaling })
+    } else {
+        Err(problems)
+    }
+}
+
+fn the_one_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys {
+    let empty = RopeKeys::default();
+    let old = config.rope_scaling.as_ref().filter(|keys| **keys != empty);
+    let new = config
+        .rope_parameters
+        .as_ref()
+        .filter(|keys| **keys != empty);
+
+    if let (Some(old), Some(new)) = (old, new)
+        && old != new
+    {
+        problems.push(Problem::RopeConflict {
+            place: "rope_scaling",
+            value: as_json(old),
+            other_place: "rope_parameters",
+            other: as_json(new),
+        });
+    }
+    old.or(new).cloned().unwrap_or_default()
+}
+
+fn the_one_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<Problem>) -> f64 {
+    if let (Some(top), Some(inner)) = (config.rope_theta, keys.rope_theta)
+        && top != inner
+    {
+        problems.push(Problem::RopeConflict {
+            place: "rope_theta",
+            value: top.to_string(),
+            other_place: "rope_parameters.rope_theta",
+            other: inner.to_string(),
+        });
+    }
+    keys.rope_theta
+        .or(config.rope_theta)
+        .unwrap_or(DEFAULT_THETA)
+}
+
+fn the_one_type(keys: &RopeKeys, problems: &mut Vec<Problem>) -> RopeType {
+    if let (Some(new), Some(old)) = (keys.rope_type, keys.old_type)
+        && new != old
+    {
+        problems.push(Problem::RopeConflict {
+            place: "rope_type",
+            value: as_json(&new),
+            other_place: "type",
+            other: as_json(&old),
+        });
+    }
+    keys.rope_type.or(keys.old_type).unwrap_or_default()
+}
+
+fn resolve_yarn(
+    config: &Qwen3Config,
+    keys: &RopeKeys,
+    theta: f64,
+    problems: &mut Vec<Problem>,
+) -> Yarn {
+    let original = keys.original_max_position_embeddings;
+    let ratio = original.map(|len| config.max_position_embeddings as f64 / len as f64);
+    let factor = factor_of(keys, "yarn", ratio, problems);
+    let original = original.unwrap_or(config.max_position_embeddings);
+
+    // transformers takes a zero for "not given" here.
+    let given = |value: Option<f64>| value.filter(|value| *value != 0.0);
+    let beta_fast = given(keys.beta_fast).unwrap_or(DEFAULT_BETA_FAST);
+    let beta_slow = given(keys.beta_slow).unwrap_or(DEFAULT_BETA_SLOW);
+
+    let attention_factor = match (given(keys.mscale), given(keys.mscale_all_dim)) {
+        _ if keys.attention_factor.is_some() => keys.attention_factor.unwrap_or(1.0),
+        (Some(over), Some(under)) => magnitude(factor, over) / magnitude(factor, under),
+        _ => magnitude(factor, 1.0),
+    };
+
+    check_range("beta_fast", beta_fast, problems);
+    check_range("beta_slow", beta_slow, problems);
+    check_range("attention_factor", attention_factor, problems);
+    if original == 0 {
+        problems.push(Problem::Zero {
+            key: "original_max_position_embeddings",
+        });
+    }
+    if theta == 1.0 {
+        let expected = "different from 1: YaRN divides by its logarithm";
+        problems.push(Problem::Range {
+            key: "rope_theta",
+            value: theta,
+            expected,
+        });
+    }
+
+    Yarn {
+        factor,
+        original_max_position_embeddings: original,
+        beta_fast,
+        beta_slow,
+        attention_factor,
+        truncate: keys.truncate.unwrap_or(true),
+    }
+}
+
+/// YaRN's correction of the scores' magnitude: `0.1 mscale ln(factor) + 1`, 1 for no extension.
+fn magnitude(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * mscale * factor.ln() + 1.0
+    }
+}
+
+fn factor_of(
+    keys: &RopeKeys,
+    rope_type: &'static str,
+    fallback: Option<f64>,
+    problems: &mut Vec<Problem>,
+) -> f64 {
+    let Some(factor) = keys.factor.or(fallback) else {
+        problems.push(Problem::RopeMissing {
+            rope_type,
+            key: "factor",
+        });
+        return 1.0;
+    };
+    check_range("factor", factor, problems);
+    factor
+}
+
+fn check_range(key: &'static str, value: f64, problems: &mut Vec<Problem>) {
+    if !(value.is_finite() && value > 0.0) {
+        problems.push(Problem::Range {
+            key,
+            value,
+            expected: "a positive number",
+        });
+    }
+}
+
+fn as_json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_else(|error| error.to_string())
+}
