@@ -12,7 +12,7 @@ use super::{ConfigError, LayerType, ModelType, Qwen3Config};
 /// Keys of config.json that say nothing about the model's mathematics.
 ///
 /// Bookkeeping of the library, defaults that old versions wrote out for every architecture, and
-/// settings of generation that versions before 4.x kept here.
+/// settings of generation that old versions kept here.
 const IGNORED_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
