@@ -1,15 +1,15 @@
 //! Activation checkpointing: keep the inputs of a block, and compute the rest again when backward needs it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use meshgrad_runtime::Tensor;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::sweep::{Phase, Slot, Sweep, Walk};
 use crate::tape::{Backward, Dep, is_recording, record_nested, suspended};
 use crate::var::{Node, Place};
 use crate::{Result, Saved, Tape, Var};
-#[cfg(doc)]
-use crate::Error;
 
 /// Runs `block` on `inputs` and keeps only these for backward, which runs `block` again on a tape of its own.
 ///
@@ -30,7 +30,11 @@ pub fn checkpoint<const N: usize, const M: usize>(
     let (outputs, uses) = suspended(|| block(constants))?;
     let outputs = outputs.map(|output| output.value().clone()).to_vec();
 
-    let nested = Nested { kept: inputs.map(Var::save), block, walked: Mutex::new(None) };
+    let nested = Nested {
+        kept: inputs.map(Var::save),
+        block,
+        walked: Mutex::new(None),
+    };
     let backward: Backward = Box::new(move |dys, slots, sweep| nested.backward(dys, slots, sweep));
     let vars = record_nested(outputs, &inputs, Dep::Nothing, uses, backward)?;
     // As many came back as went in.
@@ -55,8 +59,17 @@ impl<F, const N: usize, const M: usize> Nested<F, N>
 where
     F: Fn([Var; N]) -> Result<[Var; M]>,
 {
-    fn backward(&self, dys: &[Option<Tensor>], slots: Vec<Slot<'_>>, sweep: &Sweep<'_>) -> Result<()> {
-        let walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner).take();
+    fn backward(
+        &self,
+        dys: &[Option<Tensor>],
+        slots: Vec<Slot<'_>>,
+        sweep: &Sweep<'_>,
+    ) -> Result<()> {
+        let walked = self
+            .walked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         let mut walked = match walked {
             Some(mut walked) => {
                 sweep.with_grads(|grads| walked.walk.run(Phase::Weights, grads, false))?;
@@ -68,7 +81,9 @@ where
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,
                 };
-                let Some(walked) = self.walk(dys, phase, sweep)? else { return Ok(()) };
+                let Some(walked) = self.walk(dys, phase, sweep)? else {
+                    return Ok(());
+                };
                 walked
             }
         };
@@ -87,7 +102,12 @@ where
     }
 
     /// Computes the block again, and `phase` of its backward.
-    fn walk(&self, dys: &[Option<Tensor>], phase: Phase, sweep: &Sweep<'_>) -> Result<Option<Walked>> {
+    fn walk(
+        &self,
+        dys: &[Option<Tensor>],
+        phase: Phase,
+        sweep: &Sweep<'_>,
+    ) -> Result<Option<Walked>> {
         let values: Result<Vec<Tensor>> = self.kept.iter().map(Saved::get).collect();
         let values: [Tensor; N] = values?.try_into().unwrap_or_else(|_| unreachable!());
         let ((inputs, outputs), tape) = Tape::record(|| {
@@ -108,7 +128,9 @@ where
 
         let mut walk = Walk::new(tape, &roots)?;
         sweep.with_grads(|grads| walk.run(phase, grads, false))?;
-        let gradients = inputs.iter().map(|input| place(input).and_then(|place| walk.take(place)));
+        let gradients = inputs
+            .iter()
+            .map(|input| place(input).and_then(|place| walk.take(place)));
         let gradients = gradients.collect();
         Ok(Some(Walked { walk, gradients }))
     }

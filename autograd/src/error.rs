@@ -74,7 +74,8 @@ pub enum Error {
     /// Parameters that no op touched.
     #[error(
         "no op used {}: remove the parameter, freeze it by leaving it out of `Grads`, or declare it \
-         optional", list(names)
+         optional",
+        list(names)
     )]
     Untouched {
         /// Their names.
@@ -111,7 +112,9 @@ pub enum Error {
     },
 
     /// A flat buffer that does not fit its parameters.
-    #[error("a flat gradient buffer for these parameters needs {wanted} elements of {dtype} but has {given}")]
+    #[error(
+        "a flat gradient buffer for these parameters needs {wanted} elements of {dtype} but has {given}"
+    )]
     FlatBuffer {
         /// Elements of all parameters together.
         wanted: usize,

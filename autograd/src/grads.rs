@@ -43,7 +43,11 @@ impl Grads {
     pub fn new(params: &[Param]) -> Result<Grads> {
         let own = |param: &Param| {
             let device = param.value()?.device().clone();
-            Ok(Accumulator::new(&device, *param.shape(), param.gradient_dtype())?)
+            Ok(Accumulator::new(
+                &device,
+                *param.shape(),
+                param.gradient_dtype(),
+            )?)
         };
         Grads::from_buffers(params, own)
     }
@@ -56,9 +60,15 @@ impl Grads {
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
         let wanted = params.iter().map(|param| param.shape().elements()).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
-        let same = params.iter().all(|param| param.gradient_dtype() == flat.dtype());
+        let same = params
+            .iter()
+            .all(|param| param.gradient_dtype() == flat.dtype());
         if flat.elements() != wanted || flat.shape().len() != 1 || !same {
-            return Err(Error::FlatBuffer { wanted, dtype, given: flat.elements() });
+            return Err(Error::FlatBuffer {
+                wanted,
+                dtype,
+                given: flat.elements(),
+            });
         }
 
         let mut start = 0;
@@ -66,7 +76,11 @@ impl Grads {
             let part = start..start + param.shape().elements();
             start = part.end;
             let view = flat.slice(0, part)?.view(param.shape())?;
-            let view = view.ok_or(Error::FlatBuffer { wanted, dtype, given: flat.elements() })?;
+            let view = view.ok_or(Error::FlatBuffer {
+                wanted,
+                dtype,
+                given: flat.elements(),
+            })?;
             Ok(Accumulator::over(view)?)
         })
     }
@@ -82,7 +96,10 @@ impl Grads {
             }
             let sum = buffer(param)?;
             grads.index.insert(param.id(), grads.entries.len());
-            grads.entries.push(Entry { param: param.clone(), sum });
+            grads.entries.push(Entry {
+                param: param.clone(),
+                sum,
+            });
         }
         Ok(grads)
     }
@@ -98,7 +115,9 @@ impl Grads {
     /// [`Error::NoGradient`] for a parameter that is not among them.
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
         let at = self.index.get(&param.id());
-        let at = *at.ok_or_else(|| Error::NoGradient { name: param.name().into() })?;
+        let at = *at.ok_or_else(|| Error::NoGradient {
+            name: param.name().into(),
+        })?;
         Ok(self.entries[at].sum.total()?.clone())
     }
 
@@ -108,7 +127,9 @@ impl Grads {
     /// [`Busy`](meshgrad_runtime::Error::Busy).
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
         let totals = self.entries.iter_mut();
-        totals.map(|entry| Ok((entry.param.clone(), entry.sum.total()?.clone()))).collect()
+        totals
+            .map(|entry| Ok((entry.param.clone(), entry.sum.total()?.clone())))
+            .collect()
     }
 
     /// Forgets all sums. Costs nothing: the next contribution writes over what is there.
@@ -120,7 +141,10 @@ impl Grads {
 
     /// In every backward from now on, calls `callback` with each parameter once its gradient is complete: always in the
     /// reverse order of registration, whatever order ops finish in, so that all ranks announce in one order.
-    pub fn on_ready(&mut self, callback: impl FnMut(&Param, &Tensor) -> Result<()> + Send + 'static) {
+    pub fn on_ready(
+        &mut self,
+        callback: impl FnMut(&Param, &Tensor) -> Result<()> + Send + 'static,
+    ) {
         self.on_ready = Some(Box::new(callback));
     }
 
@@ -153,7 +177,11 @@ impl Grads {
         if self.on_ready.is_none() {
             return Ok(());
         }
-        if let Some(left) = self.index.get(&param).and_then(|at| self.ready.left.get_mut(*at)) {
+        if let Some(left) = self
+            .index
+            .get(&param)
+            .and_then(|at| self.ready.left.get_mut(*at))
+        {
             *left = left.saturating_sub(times);
         }
         self.announce(false)
@@ -172,7 +200,9 @@ impl Grads {
 
     /// Announces, from the last registered on, those that are complete.
     fn announce(&mut self, all: bool) -> Result<()> {
-        let Some(callback) = &mut self.on_ready else { return Ok(()) };
+        let Some(callback) = &mut self.on_ready else {
+            return Ok(());
+        };
         while let Some(next) = self.ready.announced.checked_sub(1) {
             if !all && self.ready.left[next] > 0 {
                 break;

@@ -29,7 +29,9 @@
 
 mod checkpoint;
 mod error;
+mod gradcheck;
 mod grads;
+pub mod ops;
 mod param;
 mod saved;
 mod sweep;
@@ -38,6 +40,7 @@ mod var;
 
 pub use checkpoint::checkpoint;
 pub use error::{Error, Result};
+pub use gradcheck::{Tolerance, gradcheck};
 pub use grads::Grads;
 pub use param::{Init, Module, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};

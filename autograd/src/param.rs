@@ -71,7 +71,12 @@ impl Param {
     /// # Errors
     /// [`TooManyDims`](meshgrad_runtime::Error::TooManyDims).
     pub fn new(name: impl Into<String>, shape: &[usize], init: Init) -> Result<Param> {
-        let spec = Spec { shape: Shape::new(shape)?, dtype: DType::F32, init, optional: false };
+        let spec = Spec {
+            shape: Shape::new(shape)?,
+            dtype: DType::F32,
+            init,
+            optional: false,
+        };
         Ok(Param::with_spec(name, spec))
     }
 
@@ -79,7 +84,12 @@ impl Param {
     pub fn with_spec(name: impl Into<String>, spec: Spec) -> Param {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = ParamId(NEXT.fetch_add(1, Ordering::Relaxed));
-        Param(Arc::new(Inner { id, name: name.into(), spec, state: RwLock::default() }))
+        Param(Arc::new(Inner {
+            id,
+            name: name.into(),
+            spec,
+            state: RwLock::default(),
+        }))
     }
 
     /// Which parameter this is.
@@ -113,7 +123,9 @@ impl Param {
     /// [`Error::NotMaterialized`].
     pub fn value(&self) -> Result<Tensor> {
         let value = self.read().value.clone();
-        value.ok_or_else(|| Error::NotMaterialized { name: self.name().into() })
+        value.ok_or_else(|| Error::NotMaterialized {
+            name: self.name().into(),
+        })
     }
 
     /// The parameter as an operand of ops, in its own dtype.
@@ -138,7 +150,9 @@ impl Param {
         let mut state = self.write();
         let version = value.version();
         let copy = match &state.copy {
-            Some((made_from, copy)) if *made_from == version && copy.dtype() == dtype => copy.clone(),
+            Some((made_from, copy)) if *made_from == version && copy.dtype() == dtype => {
+                copy.clone()
+            }
             _ => {
                 state.copy = None;
                 let copy = ops::cast(&value, dtype)?;
@@ -173,7 +187,10 @@ impl Param {
                 own
             }
         };
-        *self.write() = State { value: Some(value), copy: None };
+        *self.write() = State {
+            value: Some(value),
+            copy: None,
+        };
         Ok(())
     }
 
@@ -182,7 +199,9 @@ impl Param {
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
-        let Spec { shape, dtype, init, .. } = *self.spec();
+        let Spec {
+            shape, dtype, init, ..
+        } = *self.spec();
         let value = Tensor::zeros(device, &shape, dtype, Kind::Parameter)?;
         let key = Key::new(seed).fold_name(self.name());
         match init {
@@ -196,11 +215,17 @@ impl Param {
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
         // Every assignment to the state is whole, so a panic elsewhere cannot have broken it.
-        self.0.state.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0
+            .state
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.0.state.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0
+            .state
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -229,6 +254,8 @@ pub trait Module {
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
-        self.params().iter().try_for_each(|param| param.materialize(device, seed))
+        self.params()
+            .iter()
+            .try_for_each(|param| param.materialize(device, seed))
     }
 }

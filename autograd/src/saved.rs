@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use meshgrad_runtime::{DType, Device, Kind, Result as RuntimeResult, Tensor, ops};
+use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
 use crate::tape::current;
 use crate::{Error, Result};
@@ -62,7 +62,11 @@ impl Save for Tensor {
         let version = self.version();
         let Some(packing) = packing else {
             note(self);
-            return Saved { name: None, version, kept: Kept::Whole(self.clone()) };
+            return Saved {
+                name: None,
+                version,
+                kept: Kept::Whole(self.clone()),
+            };
         };
 
         let kept = match packing.pack(self) {
@@ -73,7 +77,11 @@ impl Save for Tensor {
             }
             Err(error) => Kept::Failed(error),
         };
-        Saved { name: None, version, kept }
+        Saved {
+            name: None,
+            version,
+            kept,
+        }
     }
 }
 
@@ -130,9 +138,18 @@ impl Packing for ToBf16 {
         if tensor.dtype() != DType::F32 || tensor.kind() != Kind::Value {
             return Ok(None);
         }
-        let small = ops::cast(tensor, DType::BF16)?;
-        note(&small);
-        Ok(Some(Box::new(Unpack { packed: small, back: |small| ops::cast(small, DType::F32) })))
+        let narrow = ops::cast(tensor, DType::BF16)?;
+        note(&narrow);
+        Ok(Some(Box::new(Narrow(narrow))))
+    }
+}
+
+/// An f32 tensor as bf16.
+struct Narrow(Tensor);
+
+impl Packed for Narrow {
+    fn unpack(&self) -> Result<Tensor> {
+        Ok(ops::cast(&self.0, DType::F32)?)
     }
 }
 
@@ -144,22 +161,22 @@ impl Packing for ToDevice {
         if tensor.kind() != Kind::Value || *tensor.device() == self.0 {
             return Ok(None);
         }
-        let home = tensor.device().clone();
         let away = ops::to_device(tensor, &self.0)?;
-        Ok(Some(Box::new(Unpack {
-            packed: away,
-            back: move |away| ops::to_device(away, &home),
+        Ok(Some(Box::new(Away {
+            away,
+            home: tensor.device().clone(),
         })))
     }
 }
 
-struct Unpack<F> {
-    packed: Tensor,
-    back: F,
+/// A tensor that is elsewhere.
+struct Away {
+    away: Tensor,
+    home: Device,
 }
 
-impl<F: Fn(&Tensor) -> RuntimeResult<Tensor> + Send> Packed for Unpack<F> {
+impl Packed for Away {
     fn unpack(&self) -> Result<Tensor> {
-        Ok((self.back)(&self.packed)?)
+        Ok(ops::to_device(&self.away, &self.home)?)
     }
 }

@@ -182,7 +182,9 @@ impl Walk {
     /// Starts at `roots`, each with its gradient.
     pub(crate) fn new(tape: Tape, roots: &[(&Var, Tensor)]) -> Result<Walk> {
         let Some((_, first)) = roots.first() else {
-            return Err(Error::NotTracked { shape: Shape::default() });
+            return Err(Error::NotTracked {
+                shape: Shape::default(),
+            });
         };
 
         let device = first.device().clone();
@@ -198,7 +200,12 @@ impl Walk {
                 Some(other) => ops::add(&other, gradient)?,
             });
         }
-        Ok(Walk { records: tape.records, deps: tape.deps, slots, device })
+        Ok(Walk {
+            records: tape.records,
+            deps: tape.deps,
+            slots,
+            device,
+        })
     }
 
     /// Runs `phase` from the last record to the first. `outermost` walks tell `grads` when parameters are done.
@@ -247,7 +254,11 @@ impl Sweep<'_> {
             return Ok(());
         };
 
-        let slots = record.inputs.iter().map(|to| Slot { sweep: self, to }).collect();
+        let slots = record
+            .inputs
+            .iter()
+            .map(|to| Slot { sweep: self, to })
+            .collect();
         backward(&dys, slots, self)?;
 
         if std::mem::take(&mut self.state.borrow_mut().pending) {
@@ -306,10 +317,13 @@ impl Tape {
         let mut walk = Walk::new(self, roots)?;
         walk.run(Phase::Inputs, &mut Grads::default(), true)?;
 
-        let gradients = inputs.iter().zip(places).map(|(input, place)| match walk.take(place) {
-            Some(gradient) => Ok(gradient),
-            None => Ok(ops::full(&walk.device, input.shape(), input.dtype(), 0.0)?),
-        });
+        let gradients = inputs
+            .iter()
+            .zip(places)
+            .map(|(input, place)| match walk.take(place) {
+                Some(gradient) => Ok(gradient),
+                None => Ok(ops::full(&walk.device, input.shape(), input.dtype(), 0.0)?),
+            });
         let gradients: Result<Vec<Tensor>> = gradients.collect();
         Ok((gradients?, Later { walk, uses }))
     }
@@ -322,7 +336,9 @@ impl Tape {
                 theirs: place.tape,
                 ours: format!("backward runs on tape {}", self.id),
             }),
-            _ => Err(Error::NotTracked { shape: *var.shape() }),
+            _ => Err(Error::NotTracked {
+                shape: *var.shape(),
+            }),
         }
     }
 }

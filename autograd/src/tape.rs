@@ -75,7 +75,10 @@ impl Tape {
 
     /// How many ops it holds.
     pub fn len(&self) -> usize {
-        self.records.iter().filter(|record| record.backward.is_some()).count()
+        self.records
+            .iter()
+            .filter(|record| record.backward.is_some())
+            .count()
     }
 
     /// Whether it holds no op.
@@ -117,7 +120,10 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
     let result = body();
     let recorder = RECORDER.take();
     drop(restore);
-    (result, recorder.unwrap_or_else(|| Recorder::with_id(id, true)))
+    (
+        result,
+        recorder.unwrap_or_else(|| Recorder::with_id(id, true)),
+    )
 }
 
 /// Runs `body` without recording it, and tells which parameters it used, how often.
@@ -147,7 +153,11 @@ impl Recorder {
             uses: HashMap::new(),
             saved: HashMap::new(),
         };
-        Recorder { tape, keeps_records, unclaimed: Vec::new() }
+        Recorder {
+            tape,
+            keeps_records,
+            unclaimed: Vec::new(),
+        }
     }
 
     /// A slot that no record writes: an input.
@@ -156,12 +166,16 @@ impl Recorder {
             return None;
         }
         self.tape.deps.push(Dep::Input);
-        Some(Place { tape: self.tape.id, slot: self.tape.deps.len() as u32 - 1 })
+        Some(Place {
+            tape: self.tape.id,
+            slot: self.tape.deps.len() as u32 - 1,
+        })
     }
 
     pub(crate) fn note_saved(&mut self, tensor: &Tensor) -> Option<()> {
         if self.keeps_records {
-            self.unclaimed.push((tensor.storage_id(), tensor.storage_bytes()));
+            self.unclaimed
+                .push((tensor.storage_id(), tensor.storage_bytes()));
         }
         None
     }
@@ -190,8 +204,13 @@ impl Recorder {
 
     /// Adds a record and returns the place of its first output.
     fn push(&mut self, record: Record) -> Place {
-        let first = Place { tape: self.tape.id, slot: record.first_slot as u32 };
-        self.tape.deps.extend(std::iter::repeat_n(record.dep, record.outputs));
+        let first = Place {
+            tape: self.tape.id,
+            slot: record.first_slot as u32,
+        };
+        self.tape
+            .deps
+            .extend(std::iter::repeat_n(record.dep, record.outputs));
         self.tape.records.push(record);
         self.tape.saved.extend(self.unclaimed.drain(..));
         first
@@ -200,11 +219,17 @@ impl Recorder {
 
 fn other_tape(var: &Var, place: Place, recorder: Option<&Recorder>) -> Error {
     let ours = match recorder {
-        Some(recorder) if recorder.keeps_records => format!("tape {} records now", recorder.tape.id),
+        Some(recorder) if recorder.keeps_records => {
+            format!("tape {} records now", recorder.tape.id)
+        }
         Some(_) => "a checkpoint runs now".into(),
         None => "no tape records now".into(),
     };
-    Error::OtherTape { shape: *var.shape(), theirs: place.tape, ours }
+    Error::OtherTape {
+        shape: *var.shape(),
+        theirs: place.tape,
+        ours,
+    }
 }
 
 /// Adds a record whose `outputs` come from `inputs`, and depend at least on `at_least`.
@@ -235,7 +260,11 @@ pub(crate) fn record_nested(
             return stale.map_or_else(|| Ok(constants(outputs)), Err);
         };
 
-        let mut dep = if nested_uses.is_empty() { Dep::Nothing } else { Dep::Weight };
+        let mut dep = if nested_uses.is_empty() {
+            Dep::Nothing
+        } else {
+            Dep::Weight
+        };
         for var in inputs {
             dep = dep.max(recorder.depends(var)?);
         }
@@ -259,9 +288,14 @@ pub(crate) fn record_nested(
             nested_uses,
             later: None,
         });
-        let place = |at: usize| Place { tape: first.tape, slot: first.slot + at as u32 };
+        let place = |at: usize| Place {
+            tape: first.tape,
+            slot: first.slot + at as u32,
+        };
         let vars = outputs.into_iter().enumerate();
-        Ok(vars.map(|(at, value)| Var::new(value, Node::At(place(at)))).collect())
+        Ok(vars
+            .map(|(at, value)| Var::new(value, Node::At(place(at))))
+            .collect())
     })
 }
 

@@ -107,7 +107,11 @@ impl fmt::Debug for Var {
         match &self.node {
             Node::Constant => write!(f, "constant {:?}", self.value),
             Node::Param(param) => write!(f, "parameter {param:?}"),
-            Node::At(place) => write!(f, "{:?} at {} of tape {}", self.value, place.slot, place.tape),
+            Node::At(place) => write!(
+                f,
+                "{:?} at {} of tape {}",
+                self.value, place.slot, place.tape
+            ),
         }
     }
 }

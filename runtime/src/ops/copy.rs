@@ -1,19 +1,25 @@
 //! Filling, copying, casting: ops that compute nothing.
 
-#[cfg(doc)]
-use crate::Error;
+use std::ops::Range;
+
+use bytemuck::Zeroable;
+
 use crate::cpu::elementwise::convert;
 use crate::cpu::{BLOCK, for_blocks};
 use crate::ops::binary::contiguous_range;
-use crate::{DType, Device, Element, Fresh, Result, Shape, Signature, Tensor, for_any};
+#[cfg(doc)]
+use crate::Error;
+use crate::{DType, Device, Element, Fresh, Layout, Result, Shape, Signature, Tensor, for_any};
 
 static CONTIGUOUS: Signature = Signature::new("contiguous", "x: T[..] -> y: T[..]", 0);
 static CAST: Signature = Signature::new("cast", "x: T[*] -> y: U[*]", 0);
 static COPY_INTO: Signature =
     Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0);
 static FILL_INTO: Signature = Signature::new("fill_into", "into: T[..] -> into: T[..]", 0);
+static SLICE_GRAD: Signature = Signature::new("slice_grad", "dy: T[*] -> dx: T[*]", 0);
 
-pub(super) static SIGNATURES: &[&Signature] = &[&CONTIGUOUS, &CAST, &COPY_INTO, &FILL_INTO];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&CONTIGUOUS, &CAST, &COPY_INTO, &FILL_INTO, &SLICE_GRAD];
 
 /// A tensor of `shape` in which every element is `value`, rounded to `dtype`.
 ///
@@ -98,6 +104,39 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
             convert::<T, T>(x, &mut to[range], |element| element)
         })
     })
+}
+
+/// The gradient of a slice: zeros of `shape`, with `dy` in the part `range` of dim `dim`.
+///
+/// # Shapes
+/// `dy` is `shape` with dim `dim` of extent `range.len()`; any dtype.
+///
+/// # Errors
+/// [`Error::NoDim`]; [`Error::SliceRange`]; [`Error::Signature`] when `dy` has another shape.
+pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -> Result<Tensor> {
+    let part = Layout::contiguous(*shape, 0).slice(dim, range.clone())?;
+    if part.shape() != dy.shape() {
+        let problem = format!("`dy` must be {} to fill {range:?} of {shape}", part.shape());
+        return Err(SLICE_GRAD.error(&[dy], problem));
+    }
+
+    let mut call = SLICE_GRAD.call(&[dy])?;
+    let dy = contiguous(dy)?;
+    let mut dx = call.output_of(*shape, dy.dtype())?;
+    let inner: usize = shape[dim + 1..].iter().product();
+    let (whole, kept) = (shape[dim] * inner, range.start * inner..range.end * inner);
+    call.compute(|| {
+        for_any!(dy.dtype(), T => {
+            let read = dy.read::<T>()?;
+            let dy = &read[contiguous_range("slice_grad", &dy)?];
+            for (at, row) in dx.slice::<T>()?.chunks_mut(whole.max(1)).enumerate() {
+                row.fill(T::zeroed());
+                row[kept.clone()].copy_from_slice(&dy[at * kept.len()..(at + 1) * kept.len()]);
+            }
+            Ok(())
+        })
+    })?;
+    Ok(dx.finish())
 }
 
 /// Sets every element of `into` to `value`.

@@ -1,0 +1,158 @@
+//! Checking gradients against finite differences.
+
+use meshgrad_runtime::{DType, Tensor, ops};
+
+use crate::{Error, Grads, Init, Param, Result, Spec, Tape, Var};
+
+/// How [`gradcheck`] compares.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    /// How far an element is moved to each side.
+    pub step: f64,
+    /// Allowed distance, relative to 1 + |difference|.
+    pub tolerance: f64,
+}
+
+impl Default for Tolerance {
+    /// A step of 1e-5, which leaves an error of about 1e-10 for smooth functions of values around 1, and a tolerance of 1e-7.
+    fn default() -> Tolerance {
+        Tolerance {
+            step: 1e-5,
+            tolerance: 1e-7,
+        }
+    }
+}
+
+/// Checks the gradients of `function` at `inputs` against central differences, and that they do not depend on how they are
+/// computed: as inputs in a split backward, and as parameters in a full one, bit for bit.
+///
+/// Each output is weighted by fixed numbers, so that all of them are checked at once.
+///
+/// # Shapes
+/// `inputs` any shapes, f64; `function` returns f64 values.
+///
+/// # Errors
+/// [`Error::GradientCheck`] for the first element that differs; what `function` returns.
+pub fn gradcheck(
+    function: impl Fn(&[Var]) -> Result<Vec<Var>>,
+    inputs: &[Tensor],
+    how: Tolerance,
+) -> Result<()> {
+    let by_inputs = gradients_of_inputs(&function, inputs)?;
+    let by_params = gradients_of_params(&function, inputs)?;
+
+    for (input, tensor) in inputs.iter().enumerate() {
+        let (backward, again) = (
+            by_inputs[input].to_vec::<f64>()?,
+            by_params[input].to_vec::<f64>()?,
+        );
+        for index in 0..tensor.elements() {
+            let difference = central_difference(&function, inputs, input, index, how.step)?;
+            let tolerance = how.tolerance * (1.0 + difference.abs());
+            let fails = |backward: f64| !((backward - difference).abs() <= tolerance);
+            let differs = backward[index].to_bits() != again[index].to_bits();
+            if fails(backward[index]) || differs && backward[index] != again[index] {
+                let backward = if fails(backward[index]) {
+                    backward[index]
+                } else {
+                    again[index]
+                };
+                return Err(Error::GradientCheck {
+                    input,
+                    index,
+                    backward,
+                    difference,
+                    tolerance,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gradients_of_inputs(
+    function: &impl Fn(&[Var]) -> Result<Vec<Var>>,
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>> {
+    let ((inputs, outputs), tape) = Tape::record(|| {
+        let inputs: Vec<Var> = inputs.iter().cloned().map(Var::input).collect();
+        let outputs = function(&inputs)?;
+        Ok((inputs, outputs))
+    })?;
+    let (gradients, later) =
+        tape.backward_inputs(&roots(&outputs)?, &inputs.iter().collect::<Vec<_>>())?;
+    later.run(&mut Grads::default())?;
+    Ok(gradients)
+}
+
+fn gradients_of_params(
+    function: &impl Fn(&[Var]) -> Result<Vec<Var>>,
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>> {
+    let mut params = Vec::new();
+    for (at, input) in inputs.iter().enumerate() {
+        let spec = Spec {
+            shape: *input.shape(),
+            dtype: DType::F64,
+            init: Init::Zeros,
+            optional: true,
+        };
+        let param = Param::with_spec(format!("input {at}"), spec);
+        param.set(input)?;
+        params.push(param);
+    }
+
+    let (outputs, tape) = Tape::record(|| {
+        let vars: Result<Vec<Var>> = params.iter().map(Param::var).collect();
+        function(&vars?)
+    })?;
+    let mut grads = Grads::new(&params)?;
+    tape.backward(&roots(&outputs)?, &mut grads)?;
+    params.iter().map(|param| grads.get(param)).collect()
+}
+
+/// The tracked outputs with their weights.
+fn roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
+    let tracked = outputs
+        .iter()
+        .enumerate()
+        .filter(|(_, output)| output.is_tracked());
+    tracked
+        .map(|(at, output)| Ok((output, weights(at, output.value())?)))
+        .collect()
+}
+
+/// Numbers between -1 and 1 that differ from element to element and from output to output.
+fn weights(output: usize, like: &Tensor) -> Result<Tensor> {
+    let number = |index: usize| (1.0 + index as f64 * 1.7 + output as f64 * 0.9).sin();
+    let numbers: Vec<f64> = (0..like.elements()).map(number).collect();
+    Ok(Tensor::from_slice(like.device(), like.shape(), &numbers)?)
+}
+
+fn central_difference(
+    function: &impl Fn(&[Var]) -> Result<Vec<Var>>,
+    inputs: &[Tensor],
+    input: usize,
+    index: usize,
+    step: f64,
+) -> Result<f64> {
+    let at = |shift: f64| -> Result<f64> {
+        let mut values = inputs[input].to_vec::<f64>()?;
+        values[index] += shift;
+        let mut vars: Vec<Var> = inputs.iter().cloned().map(Var::constant).collect();
+        let moved = Tensor::from_slice(inputs[input].device(), inputs[input].shape(), &values)?;
+        vars[input] = Var::constant(moved);
+        total(&function(&vars)?)
+    };
+    Ok((at(step)? - at(-step)?) / (2.0 * step))
+}
+
+/// The weighted sum of all outputs.
+fn total(outputs: &[Var]) -> Result<f64> {
+    let mut total = 0.0;
+    for (at, output) in outputs.iter().enumerate() {
+        let weighted = ops::mul(output.value(), &weights(at, output.value())?)?;
+        total += weighted.to_vec::<f64>()?.iter().sum::<f64>();
+    }
+    Ok(total)
+}

@@ -1,0 +1,37 @@
+//! Matrix products.
+
+use meshgrad_runtime::ops;
+
+use crate::{Result, Save, Track, Var};
+
+/// y = x w^T: a linear layer without bias.
+///
+/// # Shapes
+/// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O].
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::linear`].
+pub fn linear(x: &Var, w: &Var) -> Result<Var> {
+    let y = ops::linear(x.value(), w.value())?;
+    let (kept_x, kept_w) = (x.save(), w.save());
+    y.tracked([x, w], move |dy, [dx, dw]| {
+        dx.add(|| Ok(ops::linear_grad_input(dy, &kept_w.get()?)?))?;
+        dw.accumulate(|dw| Ok(ops::linear_grad_weight_into(dy, &kept_x.get()?, dw)?))
+    })
+}
+
+/// c = a b, for one matrix or a batch of them.
+///
+/// # Shapes
+/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M, N].
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::matmul`].
+pub fn matmul(a: &Var, b: &Var) -> Result<Var> {
+    let c = ops::matmul(a.value(), b.value())?;
+    let (kept_a, kept_b) = (a.save(), b.save());
+    c.tracked([a, b], move |dc, [da, db]| {
+        da.add(|| Ok(ops::matmul(dc, &kept_b.get()?.transpose(-1, -2)?)?))?;
+        db.add(|| Ok(ops::matmul(&kept_a.get()?.transpose(-1, -2)?, dc)?))
+    })
+}

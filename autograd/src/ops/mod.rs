@@ -1,0 +1,11 @@
+//! Differentiable ops: each computes with [`meshgrad_runtime::ops`] and says what its backward keeps.
+
+mod elementwise;
+mod matmul;
+mod reduce;
+mod shape;
+
+pub use elementwise::*;
+pub use matmul::*;
+pub use reduce::*;
+pub use shape::*;

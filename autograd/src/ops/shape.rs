@@ -1,0 +1,87 @@
+//! Views, copies and casts. Their gradients are views, copies and casts the other way.
+
+use std::ops::Range;
+
+use meshgrad_runtime::{DType, ops};
+
+use crate::{Result, Track, Var};
+
+/// `x` in `dtype`; its gradient comes back in `x`'s.
+///
+/// # Shapes
+/// `x` any shape; returns the same.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::cast`].
+pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    let from = x.dtype();
+    let y = ops::cast(x.value(), dtype)?;
+    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
+}
+
+/// The same elements in the same row-major order under other extents.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::reshape`].
+pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
+    let from = *x.shape();
+    let y = ops::reshape(x.value(), shape)?;
+    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::reshape(dy, &from)?)))
+}
+
+/// Dims `a` and `b` exchanged, counted from the back when negative. A view.
+///
+/// # Errors
+/// As [`meshgrad_runtime::Tensor::transpose`].
+pub fn transpose(x: &Var, a: isize, b: isize) -> Result<Var> {
+    let y = x.value().transpose(a, b)?;
+    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.transpose(a, b)?)))
+}
+
+/// Dims in the order `order`. A view.
+///
+/// # Errors
+/// As [`meshgrad_runtime::Tensor::permute`].
+pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
+    let y = x.value().permute(order)?;
+    let mut back = vec![0; order.len()];
+    for (to, &from) in order.iter().enumerate() {
+        back[from] = to;
+    }
+    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.permute(&back)?)))
+}
+
+/// Repeated to `shape`. A view; its gradient is the sum over what was repeated.
+///
+/// # Errors
+/// As [`meshgrad_runtime::Tensor::broadcast_to`].
+pub fn broadcast_to(x: &Var, shape: &[usize]) -> Result<Var> {
+    let from = *x.shape();
+    let y = x.value().broadcast_to(shape)?;
+    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::sum_to(dy, &from)?)))
+}
+
+/// The part of dim `dim` in `range`. A view; its gradient is zero elsewhere.
+///
+/// # Errors
+/// As [`meshgrad_runtime::Tensor::slice`].
+pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
+    let from = *x.shape();
+    let y = x.value().slice(dim, range.clone())?;
+    let dim = x.value().dim("slice", dim)?;
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(ops::slice_grad(dy, &from, dim, range.clone())?))
+    })
+}
+
+/// The elements of `x` side by side in row-major order.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::contiguous`].
+pub fn contiguous(x: &Var) -> Result<Var> {
+    let y = ops::contiguous(x.value())?;
+    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.clone())))
+}

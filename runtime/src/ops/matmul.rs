@@ -1,0 +1,287 @@
+//! Matrix products. Operands may have any strides, so that transposes are views and cost nothing.
+
+use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
+use crate::ops::contiguous_range;
+#[cfg(doc)]
+use crate::Error;
+use crate::{Accumulator, Layout, Result, Signature, Tensor, for_float};
+
+static LINEAR: Signature = Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2);
+static LINEAR_GRAD_INPUT: Signature =
+    Signature::new("linear_grad_input", "dy: F[.. o], w: F[o i] -> dx: F[.. i]", 2);
+static LINEAR_GRAD_WEIGHT: Signature = Signature::new(
+    "linear_grad_weight_into",
+    "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]",
+    2,
+);
+static MATMUL: Signature =
+    Signature::new("matmul", "a: F[.. m k], b: F[.. k n] -> c: F[.. m n]", 2);
+static MATMUL_INTO: Signature = Signature::new(
+    "matmul_into",
+    "a: F[.. m k], b: F[.. k n], into: A[.. m n] -> into: A[.. m n]",
+    2,
+);
+
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&LINEAR, &LINEAR_GRAD_INPUT, &LINEAR_GRAD_WEIGHT, &MATMUL, &MATMUL_INTO];
+
+/// y = x w^T: a linear layer without bias, its weight as Hugging Face stores it.
+///
+/// # Shapes
+/// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O]. Sums are kept in f32 (f64 for f64) and rounded once.
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let mut call = LINEAR.call(&[x, w])?;
+    let x = as_rows(x)?;
+    let mut y = call.output(0)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
+            let (x, w) = (matrix(&x, &x_read)?, matrix(w, &w_read)?.transposed());
+            let y = MatrixMut::new(y.slice::<T>()?, [x.rows(), w.cols()])?;
+            Ok(gemm::gemm(x, w, y, Update::Replace)?)
+        })
+    })?;
+    Ok(y.finish())
+}
+
+/// dx = dy w: the gradient of [`linear`] with respect to `x`.
+///
+/// # Shapes
+/// `dy` [.., O], `w` [O, I]; returns [.., I].
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let mut call = LINEAR_GRAD_INPUT.call(&[dy, w])?;
+    let dy = as_rows(dy)?;
+    let mut dx = call.output(0)?;
+    call.compute(|| {
+        for_float!(dy.dtype(), T => {
+            let (dy_read, w_read) = (dy.read::<T>()?, w.read::<T>()?);
+            let (dy, w) = (matrix(&dy, &dy_read)?, matrix(w, &w_read)?);
+            let dx = MatrixMut::new(dx.slice::<T>()?, [dy.rows(), w.cols()])?;
+            Ok(gemm::gemm(dy, w, dx, Update::Replace)?)
+        })
+    })?;
+    Ok(dx.finish())
+}
+
+/// dw += dy^T x: the gradient of [`linear`] with respect to `w`.
+///
+/// # Shapes
+/// `dy` [.., O], `x` [.., I]; `into` [O, I] of the accumulator dtype.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Busy`].
+pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) -> Result<()> {
+    let call = LINEAR_GRAD_WEIGHT.call(&[dy, x, into.buffer()])?;
+    let (dy, x) = (as_rows(dy)?, as_rows(x)?);
+    let range = contiguous_range(call.name(), into.buffer())?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
+            let (dy, x) = (matrix(&dy, &dy_read)?.transposed(), matrix(&x, &x_read)?);
+            let mut to = into.buffer().write(call.name())?;
+            let to = MatrixMut::new(&mut to[range], [dy.rows(), x.cols()])?;
+            Ok(gemm::gemm(dy, x, to, update(into))?)
+        })
+    })?;
+    into.filled();
+    Ok(())
+}
+
+/// c = a b, for one matrix or a batch of them.
+///
+/// # Shapes
+/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M, N]. Transpose an operand
+/// by [`Tensor::transpose`], which is free.
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let mut call = MATMUL.call(&[a, b])?;
+    let mut c = call.output(0)?;
+    let layout = Layout::contiguous(*c.shape(), 0);
+    call.compute(|| {
+        for_float!(a.dtype(), T => {
+            let (a_read, b_read) = (a.read::<T>()?, b.read::<T>()?);
+            let (a, b) = (matrices(a, &a_read)?, matrices(b, &b_read)?);
+            let c = batch_mut(c.slice::<T>()?, &layout)?;
+            Ok(gemm::gemm(a, b, c, Update::Replace)?)
+        })
+    })?;
+    Ok(c.finish())
+}
+
+/// into += a b, in place.
+///
+/// # Shapes
+/// As [`matmul`]; `into` [.., M, N] of the accumulator dtype.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Busy`].
+pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()> {
+    let call = MATMUL_INTO.call(&[a, b, into.buffer()])?;
+    let layout = Layout::contiguous(*into.buffer().shape(), 0);
+    let range = contiguous_range(call.name(), into.buffer())?;
+    call.compute(|| {
+        for_float!(a.dtype(), T => {
+            let (a_read, b_read) = (a.read::<T>()?, b.read::<T>()?);
+            let (a, b) = (matrices(a, &a_read)?, matrices(b, &b_read)?);
+            let mut to = into.buffer().write(call.name())?;
+            let to = batch_mut(&mut to[range], &layout)?;
+            Ok(gemm::gemm(a, b, to, update(into))?)
+        })
+    })?;
+    into.filled();
+    Ok(())
+}
+
+/// What a product does with the old value of its target.
+pub(super) fn update(into: &Accumulator) -> Update {
+    match into.is_empty() {
+        true => Update::Replace,
+        false => Update::Add,
+    }
+}
+
+/// `x` [.., D] as [rows, D]; a copy only where the leading dims do not merge.
+fn as_rows(x: &Tensor) -> Result<Tensor> {
+    let last = x.extent(-1)?;
+    let rows = x.shape()[..x.shape().len() - 1].iter().product();
+    super::reshape(x, &[rows, last])
+}
+
+/// A tensor of two dims as a matrix.
+fn matrix<'a, T: gemm::Element>(x: &Tensor, elements: &'a [T]) -> Result<MatrixRef<'a, T>> {
+    let (shape, strides) = (x.shape(), x.layout().strides());
+    let matrix = MatrixRef::strided(
+        elements,
+        x.layout().offset(),
+        [shape[0], shape[1]],
+        [strides[0], strides[1]],
+    );
+    Ok(matrix?)
+}
+
+/// A tensor of at least two dims as a batch of matrices.
+pub(super) fn matrices<'a, T: gemm::Element>(
+    x: &'a Tensor,
+    elements: &'a [T],
+) -> Result<MatrixRef<'a, T>> {
+    let (shape, strides) = (x.shape(), x.layout().strides());
+    let batch = shape.len() - 2;
+    let matrices = MatrixRef::batched(
+        elements,
+        x.layout().offset(),
+        [shape[batch], shape[batch + 1]],
+        [strides[batch], strides[batch + 1]],
+        &shape[..batch],
+        &strides[..batch],
+    );
+    Ok(matrices?)
+}
+
+/// Row-major elements of `layout` as a batch of matrices to write.
+fn batch_mut<'a, T: Copy>(elements: &'a mut [T], layout: &'a Layout) -> Result<MatrixMut<'a, T>> {
+    let (shape, strides) = (layout.shape(), layout.strides());
+    let batch = shape.len() - 2;
+    let matrices = MatrixMut::batched(
+        elements,
+        0,
+        [shape[batch], shape[batch + 1]],
+        [strides[batch], strides[batch + 1]],
+        &shape[..batch],
+        &strides[..batch],
+    );
+    Ok(matrices?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device, Shape};
+
+    fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count).map(|i| (i as f64 * step).sin()).collect();
+        Tensor::from_slice(device, shape, &values).unwrap()
+    }
+
+    fn naive(a: &Tensor, b: &Tensor) -> Vec<f64> {
+        let (a_shape, n) = (a.shape(), b.extent(-1).unwrap());
+        let (m, k) = (a_shape[a_shape.len() - 2], a_shape[a_shape.len() - 1]);
+        let (a, b) = (a.to_vec::<f64>().unwrap(), b.to_vec::<f64>().unwrap());
+        let batch = if m * k == 0 { 0 } else { a.len() / (m * k) };
+        let element = |(g, i, j): (usize, usize, usize)| -> f64 {
+            (0..k).map(|l| a[(g * m + i) * k + l] * b[(g * k + l) * n + j]).sum()
+        };
+        let all = (0..batch).flat_map(|g| (0..m).flat_map(move |i| (0..n).map(move |j| (g, i, j))));
+        all.map(element).collect()
+    }
+
+    fn assert_close(actual: &Tensor, expected: &[f64]) {
+        let actual = actual.to_vec::<f64>().unwrap();
+        assert_eq!(actual.len(), expected.len());
+        for (actual, expected) in actual.iter().zip(expected) {
+            assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
+        }
+    }
+
+    /// Views in any order of dims multiply like their copies.
+    #[test]
+    fn strided_and_batched_products() {
+        let device = Device::cpu();
+        let a = numbered(&device, &[5, 3, 7], 0.3).transpose(0, 1).unwrap();
+        let b = numbered(&device, &[3, 4, 7], 0.7).transpose(1, 2).unwrap();
+        assert_close(&matmul(&a, &b).unwrap(), &naive(&a, &b));
+    }
+
+    #[test]
+    fn linear_and_its_gradients_are_products() {
+        let device = Device::cpu();
+        let x = numbered(&device, &[2, 3, 4], 0.3);
+        let w = numbered(&device, &[5, 4], 0.7);
+        let flat = |x: &Tensor, d: usize| crate::ops::reshape(x, &[6, d]).unwrap();
+
+        let y = linear(&x, &w).unwrap();
+        assert_eq!(y.shape().to_vec(), [2, 3, 5]);
+        assert_close(&y, &naive(&flat(&x, 4), &w.transpose(0, 1).unwrap()));
+
+        let dx = linear_grad_input(&y, &w).unwrap();
+        assert_close(&dx, &naive(&flat(&y, 5), &w));
+
+        let mut dw = Accumulator::new(&device, *w.shape(), DType::F64).unwrap();
+        linear_grad_weight_into(&y, &x, &mut dw).unwrap();
+        let expected = naive(&flat(&y, 5).transpose(0, 1).unwrap(), &flat(&x, 4));
+        assert_close(dw.total().unwrap(), &expected);
+
+        linear_grad_weight_into(&y, &x, &mut dw).unwrap();
+        let doubled: Vec<f64> = expected.iter().map(|x| 2.0 * x).collect();
+        assert_close(dw.total().unwrap(), &doubled);
+    }
+
+    #[test]
+    fn accumulating_products() {
+        let device = Device::cpu();
+        let (a, b) = (numbered(&device, &[2, 3, 4], 0.3), numbered(&device, &[2, 4, 2], 0.7));
+        let shape = Shape::new(&[2, 3, 2]).unwrap();
+        let mut into = Accumulator::new(&device, shape, DType::F64).unwrap();
+        matmul_into(&a, &b, &mut into).unwrap();
+        matmul_into(&a, &b, &mut into).unwrap();
+        let doubled: Vec<f64> = naive(&a, &b).iter().map(|x| 2.0 * x).collect();
+        assert_close(into.total().unwrap(), &doubled);
+    }
+
+    #[test]
+    fn empty_extents() {
+        let device = Device::cpu();
+        let y = linear(&numbered(&device, &[0, 4], 0.1), &numbered(&device, &[5, 4], 0.1)).unwrap();
+        assert_eq!(y.shape().to_vec(), [0, 5]);
+        let y = linear(&numbered(&device, &[3, 0], 0.1), &numbered(&device, &[5, 0], 0.1)).unwrap();
+        assert_eq!(y.to_vec::<f64>().unwrap(), [0.0; 15]);
+    }
+}
