@@ -1,0 +1,220 @@
+//! bf16 by AMX (Sapphire Rapids and later): a core has eight registers of 16 rows x 64 bytes and an
+//! instruction that multiplies two of them, about 16 times the rate of f32 vectors.
+//!
+//! Four registers hold a 32 x 32 tile of sums, two a panel of A (16 rows x 32 deep each), two a
+//! panel of B (16 pairs deep x 16 columns each). Rust has no stable intrinsics for them yet, hence
+//! the assembly.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::sync::OnceLock;
+
+use half::bf16;
+use pulp::x86::V4;
+
+use super::MatrixRef;
+use super::kernel::{Kernel, Start, Tile};
+use super::pack::{pack_by_depth, pack_by_lane};
+use super::vector::Closure;
+
+/// Rows and columns of the tile of sums; also the lanes of both panels.
+const TILE: usize = 32;
+
+/// Pairs in a row of a register: the depth of one multiplication.
+const PAIRS: usize = 16;
+
+/// The kernel; its existence proves that the instructions may be used.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AmxKernel {
+    vectors: V4,
+}
+
+impl AmxKernel {
+    /// Asks the processor and the operating system, once a process.
+    pub(super) fn detect() -> Option<Self> {
+        static PERMITTED: OnceLock<bool> = OnceLock::new();
+
+        let vectors = V4::try_new()?;
+        let permitted = *PERMITTED.get_or_init(|| has_instructions() && permission_granted());
+        permitted.then_some(Self { vectors })
+    }
+}
+
+fn has_instructions() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    const NEEDED: u32 = AMX_BF16 | AMX_TILE;
+
+    // SAFETY: every x86-64 processor has the instruction. (It became a safe function later.)
+    #[allow(unused_unsafe)]
+    let (highest_leaf, features) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0).edx) };
+    highest_leaf >= 7 && features & NEEDED == NEEDED
+}
+
+/// Linux enlarges a process's register state for tiles only on request (arch_prctl(2)); the
+/// permission covers all of its threads.
+#[cfg(target_os = "linux")]
+fn permission_granted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XFEATURE_XTILEDATA: u64 = 18;
+
+    let status: i64;
+    // SAFETY: the call takes two numbers and touches no memory of ours; `syscall` clobbers rcx
+    // and r11.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => status,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    status == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permission_granted() -> bool {
+    false
+}
+
+/// The operand of `ldtilecfg`: all eight registers have 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIG: TileConfig = TileConfig {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+impl Kernel for AmxKernel {
+    type Input = bf16;
+    type Packed = u32;
+    type Sum = f32;
+
+    const DEPTH_PER_UNIT: usize = 2;
+    const DEPTH_STEP: usize = 2 * PAIRS;
+
+    fn tile(self) -> Tile {
+        Tile { rows: TILE, cols: TILE }
+    }
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves that the instructions may be used. Tile registers are nobody
+        // else's: neither the compiler nor a library uses them.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
+
+        let result = pulp::Simd::vectorize(self.vectors, Closure(f));
+
+        // SAFETY: as above. Released tiles need not be saved when threads switch.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        result
+    }
+
+    #[inline(always)]
+    fn pack_a(self, rows: MatrixRef<'_, bf16>, panel: &mut [u32]) {
+        pack_by_lane(rows, TILE, panel);
+    }
+
+    #[inline(always)]
+    fn pack_b(self, cols: MatrixRef<'_, bf16>, panel: &mut [u32]) {
+        pack_by_depth(cols, TILE, panel);
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: &[u32], b: &[u32], live: Tile, start: Start, sums: &mut [f32]) {
+        let steps = a.len() / (TILE * PAIRS);
+        assert!(a.len() == b.len() && steps > 0 && sums.len() == TILE * TILE);
+
+        // SAFETY: `self` proves that the instructions may be used, and the driver calls this
+        // within `vectorize`, which configured them; panels and sums have the lengths read.
+        unsafe { multiply_panels(steps, a, b, live.rows > TILE / 2, start, sums) };
+    }
+}
+
+/// One step reads 2048 bytes of each panel. A: 16 lanes of 64 bytes, then 16 more. B: 16 pairs of
+/// 128 bytes, whose halves are the left and the right register.
+///
+/// tmm0 to tmm3 hold the sums: upper left, upper right, lower left, lower right. Rows of the tile
+/// of sums are 128 bytes apart and its lower half begins at 2048; where no more than 16 rows are
+/// wanted, that half is left out.
+///
+/// # Safety
+/// Tiles are configured, `a` and `b` hold `steps` x 2048 bytes and `sums` 4096.
+#[inline(always)]
+unsafe fn multiply_panels(
+    steps: usize,
+    a: &[u32],
+    b: &[u32],
+    with_lower_half: bool,
+    start: Start,
+    sums: &mut [f32],
+) {
+    let resume = start == Start::Resume;
+
+    // SAFETY: reads and writes no more than the caller promises; all registers are named.
+    unsafe {
+        asm!(
+            "test {resume}, {resume}",
+            "jnz 2f",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "jmp 3f",
+
+            "2:",
+            "tileloadd tmm0, [{sums} + {apart_128}]",
+            "tileloadd tmm1, [{sums} + {apart_128} + 64]",
+            "tileloadd tmm2, [{sums} + {apart_128} + 2048]",
+            "tileloadd tmm3, [{sums} + {apart_128} + 2112]",
+
+            "3:",
+            "tileloadd tmm6, [{b} + {apart_128}]",
+            "tileloadd tmm4, [{a} + {apart_64}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {apart_128} + 64]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "test {lower}, {lower}",
+            "jz 4f",
+            "tileloadd tmm5, [{a} + {apart_64} + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "4:",
+            "add {a}, 2048",
+            "add {b}, 2048",
+            "dec {steps}",
+            "jnz 3b",
+
+            "tilestored [{sums} + {apart_128}], tmm0",
+            "tilestored [{sums} + {apart_128} + 64], tmm1",
+            "tilestored [{sums} + {apart_128} + 2048], tmm2",
+            "tilestored [{sums} + {apart_128} + 2112], tmm3",
+
+            a = inout(reg) a.as_ptr() => _,
+            b = inout(reg) b.as_ptr() => _,
+            steps = inout(reg) steps => _,
+            sums = in(reg) sums.as_mut_ptr(),
+            lower = in(reg) usize::from(with_lower_half),
+            resume = in(reg) usize::from(resume),
+            apart_64 = in(reg) 64_usize,
+            apart_128 = in(reg) 128_usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}

@@ -1,0 +1,298 @@
+//! The loops around the micro-kernel: blocks of C shared among threads, slabs of k, tiles.
+
+use std::cell::RefCell;
+use std::mem::size_of;
+
+use bytemuck::{Pod, Zeroable};
+use rayon::prelude::*;
+
+use super::kernel::{Kernel, Output, Start, Tile};
+use super::matrix::Target;
+use super::{MatrixRef, Update};
+
+/// One product of a batch or a group.
+pub(super) struct Problem<'a, T, C> {
+    pub(super) a: MatrixRef<'a, T>,
+    pub(super) b: MatrixRef<'a, T>,
+    pub(super) c: Target<'a, C>,
+}
+
+impl<T: Copy, C: Copy> Problem<'_, T, C> {
+    /// Computes the transpose instead where C is column-major, so that tiles leave along rows. The
+    /// bits are the same: a product does not care for the order of its factors.
+    fn along_rows(self) -> Self {
+        if !self.c.is_column_major() {
+            return self;
+        }
+
+        let (a, b) = (self.b.transposed(), self.a.transposed());
+        Self { a, b, c: self.c.transposed() }
+    }
+
+    fn multiply_adds(&self) -> usize {
+        let rows_by_cols = self.c.rows().saturating_mul(self.c.cols());
+        rows_by_cols.saturating_mul(self.a.cols())
+    }
+}
+
+/// Bytes along k of a slab: with this the panel of B that is read again and again (32 columns)
+/// stays in a 48 KiB first-level cache, and slabs of both operands in the second level.
+const SLAB_BYTES: usize = 1024;
+
+/// Most rows and columns of a block; the larger, the less often operands are packed again.
+const MAX_EXTENT: usize = 528;
+
+const SLAB_BUFFER_BYTES: usize = MAX_EXTENT * SLAB_BYTES;
+const SUM_BUFFER_BYTES: usize = MAX_EXTENT * MAX_EXTENT * size_of::<f32>();
+
+/// What a thread keeps once it has computed a part of a product: a slab of A, one of B, and a
+/// block of sums, which waits there when k needs more than one slab.
+pub const THREAD_BUFFER_BYTES: usize = 2 * SLAB_BUFFER_BYTES + SUM_BUFFER_BYTES;
+
+/// Products of fewer multiply-adds in all are not worth waking another thread.
+const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
+
+/// Computes `count` problems, blocks of them in parallel.
+pub(super) fn multiply_all<'a, K, C>(
+    kernel: K,
+    count: usize,
+    problem: impl Fn(usize) -> Problem<'a, K::Input, C> + Sync,
+    update: Update,
+) where
+    K: Kernel,
+    C: Output<K::Sum> + 'a,
+{
+    let problem = |index| problem(index).along_rows();
+    let work = (0..count).map(|i| problem(i).multiply_adds()).fold(0, usize::saturating_add);
+
+    if work < SERIAL_MULTIPLY_ADDS || rayon::current_num_threads() == 1 {
+        let grid = Grid::largest(kernel);
+        for index in 0..count {
+            let problem = problem(index);
+            (0..grid.blocks(&problem)).for_each(|i| grid.multiply(kernel, &problem, i, update));
+        }
+        return;
+    }
+
+    let grid = Grid::for_threads(kernel, || (0..count).map(problem));
+    (0..count).into_par_iter().with_max_len(1).for_each(|index| {
+        let problem = problem(index);
+        let blocks = (0..grid.blocks(&problem)).into_par_iter().with_max_len(1);
+        blocks.for_each(|i| grid.multiply(kernel, &problem, i, update));
+    });
+}
+
+/// How C is cut into blocks. It decides who computes an element, never how.
+#[derive(Debug, Clone, Copy)]
+struct Grid {
+    tile: Tile,
+    /// Most rows and columns of a block, multiples of the tile's.
+    block: Tile,
+}
+
+impl Grid {
+    fn largest<K: Kernel>(kernel: K) -> Self {
+        let tile = kernel.tile();
+        let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
+        let block = Tile { rows: most / tile.rows * tile.rows, cols: most / tile.cols * tile.cols };
+
+        Self { tile, block }
+    }
+
+    /// The largest blocks that still give each thread two, but none smaller than a few tiles.
+    fn for_threads<'a, K, C, P>(kernel: K, problems: impl Fn() -> P) -> Self
+    where
+        K: Kernel,
+        C: Copy + 'a,
+        P: Iterator<Item = Problem<'a, K::Input, C>>,
+    {
+        let wanted = 2 * rayon::current_num_threads();
+        let mut grid = Self::largest(kernel);
+
+        while problems().map(|problem| grid.blocks(&problem)).sum::<usize>() < wanted {
+            let Tile { rows, cols } = grid.block;
+            let (larger, step) = match rows >= cols {
+                true => (&mut grid.block.rows, grid.tile.rows),
+                false => (&mut grid.block.cols, grid.tile.cols),
+            };
+            if *larger <= 4 * step {
+                break;
+            }
+            *larger = (*larger / 2).next_multiple_of(step);
+        }
+        grid
+    }
+
+    /// Blocks down and across, of about equal size.
+    fn counts<T: Copy, C: Copy>(&self, problem: &Problem<'_, T, C>) -> (usize, usize) {
+        let down = problem.c.rows().div_ceil(self.block.rows);
+        let across = problem.c.cols().div_ceil(self.block.cols);
+        (down, across)
+    }
+
+    fn blocks<T: Copy, C: Copy>(&self, problem: &Problem<'_, T, C>) -> usize {
+        let (down, across) = self.counts(problem);
+        down * across
+    }
+
+    /// Computes block `index` of a problem on this thread.
+    fn multiply<K, C>(
+        &self,
+        kernel: K,
+        problem: &Problem<'_, K::Input, C>,
+        index: usize,
+        update: Update,
+    ) where
+        K: Kernel,
+        C: Output<K::Sum>,
+    {
+        let (down, across) = self.counts(problem);
+        let (first_row, rows) = share(problem.c.rows(), down, index / across, self.tile.rows);
+        let (first_col, cols) = share(problem.c.cols(), across, index % across, self.tile.cols);
+        let depth = problem.a.cols();
+
+        let part = Problem {
+            a: problem.a.part([first_row, 0], [rows, depth]),
+            b: problem.b.part([0, first_col], [depth, cols]),
+            c: problem.c.part([first_row, first_col], [rows, cols]),
+        };
+        kernel.vectorize(
+            #[inline(always)]
+            || multiply_block(kernel, part, update),
+        );
+    }
+}
+
+/// Share `index` of `extent` cut into `count` nearly equal shares, multiples of `step`: its start
+/// and its length.
+fn share(extent: usize, count: usize, index: usize, step: usize) -> (usize, usize) {
+    let length = extent.div_ceil(count).next_multiple_of(step);
+    let start = (index * length).min(extent);
+    (start, length.min(extent - start))
+}
+
+/// 64 bytes, so that buffers begin on a cache line.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
+
+struct Buffers {
+    a: Vec<CacheLine>,
+    b: Vec<CacheLine>,
+    sums: Vec<CacheLine>,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
+        a: buffer(SLAB_BUFFER_BYTES),
+        b: buffer(SLAB_BUFFER_BYTES),
+        sums: buffer(SUM_BUFFER_BYTES),
+    });
+}
+
+fn buffer(bytes: usize) -> Vec<CacheLine> {
+    vec![CacheLine::zeroed(); bytes.div_ceil(size_of::<CacheLine>())]
+}
+
+#[inline(always)]
+fn multiply_block<K, C>(kernel: K, block: Problem<'_, K::Input, C>, update: Update)
+where
+    K: Kernel,
+    C: Output<K::Sum>,
+{
+    if block.a.cols() == 0 {
+        return leave_empty_sum(block.c, update);
+    }
+
+    BUFFERS.with_borrow_mut(
+        #[inline(always)]
+        |buffers| {
+            let Buffers { a, b, sums } = buffers;
+            let (a, b) = (bytemuck::cast_slice_mut(a), bytemuck::cast_slice_mut(b));
+            multiply_slabs(kernel, block, update, a, b, bytemuck::cast_slice_mut(sums));
+        },
+    );
+}
+
+/// The product when k = 0.
+fn leave_empty_sum<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, update: Update) {
+    if update == Update::Add {
+        return;
+    }
+
+    for row in 0..c.rows() {
+        for col in 0..c.cols() {
+            let element = c.part([row, col], [1, 1]);
+            // SAFETY: the element lies in this block, which is this thread's alone.
+            unsafe { element.update_row(0, &[S::zeroed()], |c, sum| *c = C::replace(sum)) };
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply_slabs<K, C>(
+    kernel: K,
+    block: Problem<'_, K::Input, C>,
+    update: Update,
+    a_panels: &mut [K::Packed],
+    b_panels: &mut [K::Packed],
+    sums: &mut [K::Sum],
+) where
+    K: Kernel,
+    C: Output<K::Sum>,
+{
+    let Problem { a, b, c } = block;
+    let (tile, depth) = (kernel.tile(), a.cols());
+    let b_t = b.transposed();
+    let slab_depth = SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT;
+
+    for slab in (0..depth).step_by(slab_depth) {
+        let live_depth = slab_depth.min(depth - slab);
+        let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
+        let start = if slab == 0 { Start::Zero } else { Start::Resume };
+        let is_last = slab + live_depth == depth;
+
+        let (a_len, b_len) = (tile.rows * units, tile.cols * units);
+        for (panel, row) in a_panels.chunks_exact_mut(a_len).zip((0..a.rows()).step_by(tile.rows)) {
+            let rows = tile.rows.min(a.rows() - row);
+            kernel.pack_a(a.part([row, slab], [rows, live_depth]), panel);
+        }
+        for (panel, col) in b_panels.chunks_exact_mut(b_len).zip((0..c.cols()).step_by(tile.cols)) {
+            let cols = tile.cols.min(c.cols() - col);
+            kernel.pack_b(b_t.part([col, slab], [cols, live_depth]), panel);
+        }
+
+        // With a single slab one tile of sums serves all, and stays in the first-level cache.
+        let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
+        let mut next_sums = 0;
+        for (b_panel, col) in b_panels.chunks_exact(b_len).zip((0..c.cols()).step_by(tile.cols)) {
+            for (a_panel, row) in a_panels.chunks_exact(a_len).zip((0..c.rows()).step_by(tile.rows))
+            {
+                let rows = tile.rows.min(c.rows() - row);
+                let live = Tile { rows, cols: tile.cols.min(c.cols() - col) };
+                let sums = &mut sums[next_sums..][..tile.len()];
+                next_sums += sum_stride;
+
+                kernel.multiply(a_panel, b_panel, live, start, sums);
+                if is_last {
+                    store(c.part([row, col], [live.rows, live.cols]), sums, tile, update);
+                }
+            }
+        }
+    }
+}
+
+/// Brings the live part of a finished tile to C.
+#[inline(always)]
+fn store<S: Copy, C: Output<S>>(c: Target<'_, C>, sums: &[S], tile: Tile, update: Update) {
+    for (row, sums) in sums.chunks_exact(tile.cols).take(c.rows()).enumerate() {
+        let sums = &sums[..c.cols()];
+        // SAFETY: row and columns lie in `c`, a part of the block that is this thread's alone.
+        unsafe {
+            match update {
+                Update::Replace => c.update_row(row, sums, |c, sum| *c = C::replace(sum)),
+                Update::Add => c.update_row(row, sums, |c, sum| *c = c.add(sum)),
+            }
+        }
+    }
+}

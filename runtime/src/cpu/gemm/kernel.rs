@@ -1,0 +1,153 @@
+//! What a micro-kernel is to the rest: a tile size, two panel layouts and an innermost loop.
+
+use bytemuck::Pod;
+use half::bf16;
+
+use super::MatrixRef;
+
+/// The extents of the tile of C that a micro-kernel keeps in registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tile {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+impl Tile {
+    pub(super) fn len(self) -> usize {
+        self.rows * self.cols
+    }
+}
+
+/// Whether a tile's sums begin here or continue from an earlier slab of k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    Zero,
+    Resume,
+}
+
+/// A micro-kernel and the panels it reads. Its panels of A hold `tile().rows` rows, those of B
+/// `tile().cols` columns; missing rows, columns and depth are filled with zeros.
+pub(super) trait Kernel: Copy + Send + Sync {
+    type Input: Element;
+    type Packed: Pod;
+    type Sum: Pod;
+
+    /// Elements along k in one `Packed`.
+    const DEPTH_PER_UNIT: usize;
+    /// Panels are padded along k to a multiple of this many elements.
+    const DEPTH_STEP: usize;
+
+    fn tile(self) -> Tile;
+
+    /// Runs `f` with the vector instructions that this kernel needs.
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// Packs [at most tile().rows, depth] of A.
+    fn pack_a(self, rows: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
+
+    /// Packs [at most tile().cols, depth] of B transposed.
+    fn pack_b(self, cols: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
+
+    /// Adds the product of two panels of equal depth to `sums`, a row-major tile. `live` says how
+    /// much of the tile is wanted; the rest may be anything.
+    fn multiply(
+        self,
+        a: &[Self::Packed],
+        b: &[Self::Packed],
+        live: Tile,
+        start: Start,
+        sums: &mut [Self::Sum],
+    );
+}
+
+/// Code that runs with whichever kernel fits the machine.
+pub(super) trait WithKernel<T: Element> {
+    fn run<K: Kernel<Input = T, Sum = T::Sum>>(self, kernel: K);
+}
+
+/// An element type of A and B: f32, f64 or bf16.
+#[expect(private_bounds, reason = "closed: each element type has its kernels here")]
+pub trait Element: Dispatch {
+    /// What products are summed in.
+    type Sum: Pod + Send + Sync;
+}
+
+pub(super) trait Dispatch: Pod + Send + Sync {
+    /// Runs `op` with the best kernel of this machine.
+    fn with_kernel(op: impl WithKernel<Self>)
+    where
+        Self: Element;
+}
+
+impl Element for f32 {
+    type Sum = f32;
+}
+
+impl Element for f64 {
+    type Sum = f64;
+}
+
+impl Element for bf16 {
+    type Sum = f32;
+}
+
+/// An element type of C that takes sums of type `S`.
+pub trait Output<S>: Copy + Send + Sync {
+    /// The sum, rounded.
+    fn replace(sum: S) -> Self;
+    /// `self + sum`, computed in `S` and rounded.
+    fn add(self, sum: S) -> Self;
+}
+
+impl Output<f32> for f32 {
+    #[inline(always)]
+    fn replace(sum: f32) -> Self {
+        sum
+    }
+
+    #[inline(always)]
+    fn add(self, sum: f32) -> Self {
+        self + sum
+    }
+}
+
+impl Output<f64> for f64 {
+    #[inline(always)]
+    fn replace(sum: f64) -> Self {
+        sum
+    }
+
+    #[inline(always)]
+    fn add(self, sum: f64) -> Self {
+        self + sum
+    }
+}
+
+impl Output<f32> for bf16 {
+    #[inline(always)]
+    fn replace(sum: f32) -> Self {
+        round_to_bf16(sum)
+    }
+
+    #[inline(always)]
+    fn add(self, sum: f32) -> Self {
+        round_to_bf16(widen(self) + sum)
+    }
+}
+
+/// bf16 is the upper half of an f32.
+#[inline(always)]
+pub(super) fn widen(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// Round to nearest, ties to even, as `bf16::from_f32`, but without branches so that loops over it
+/// become vector code.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet_nan = (bits >> 16) | 0x0040;
+
+    bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+}

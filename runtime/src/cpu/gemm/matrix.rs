@@ -1,0 +1,369 @@
+//! Strided views of matrices in a slice, checked once when they are made.
+
+use std::marker::PhantomData;
+
+use super::GemmError;
+
+/// Where the elements of a batch of matrices lie. An empty batch list is one matrix.
+#[derive(Debug, Clone, Copy)]
+struct Layout<'a> {
+    offset: isize,
+    rows: usize,
+    cols: usize,
+    row_stride: isize,
+    col_stride: isize,
+    batch: &'a [usize],
+    batch_strides: &'a [isize],
+}
+
+impl<'a> Layout<'a> {
+    /// Checks that every element lies in a slice of `len` elements.
+    fn new(
+        len: usize,
+        offset: usize,
+        [rows, cols]: [usize; 2],
+        [row_stride, col_stride]: [isize; 2],
+        (batch, batch_strides): (&'a [usize], &'a [isize]),
+    ) -> Result<Self, GemmError> {
+        if batch.len() != batch_strides.len() {
+            let (extents, strides) = (batch.len(), batch_strides.len());
+            return Err(GemmError::BatchRank { extents, strides });
+        }
+
+        let mut layout =
+            Self { offset: 0, rows, cols, row_stride, col_stride, batch, batch_strides };
+        if layout.dims().any(|(extent, _)| extent == 0) {
+            return Ok(layout);
+        }
+
+        let start = offset as i128;
+        let (mut lowest, mut highest) = (start, start);
+        for (extent, stride) in layout.dims() {
+            let reach = (extent as i128 - 1).saturating_mul(stride as i128);
+            lowest = lowest.saturating_add(reach.min(0));
+            highest = highest.saturating_add(reach.max(0));
+        }
+
+        if lowest < 0 || highest >= len as i128 {
+            let (extents, strides) = layout.dims().unzip();
+            return Err(GemmError::OutOfBounds { extents, strides, offset, len });
+        }
+
+        layout.offset = offset as isize;
+        Ok(layout)
+    }
+
+    /// Checks that no element has two names, so that two threads never write the same one.
+    fn without_overlap(self) -> Result<Self, GemmError> {
+        if self.dims().any(|(extent, _)| extent == 0) {
+            return Ok(self);
+        }
+
+        // By increasing stride: each dim must step over all that the dims before it span.
+        let mut spanned: u128 = 0;
+        let mut last = None;
+        loop {
+            let next = self
+                .dims()
+                .enumerate()
+                .filter(|&(_, (extent, _))| extent > 1)
+                .map(|(index, (extent, stride))| (stride.unsigned_abs(), index, extent))
+                .filter(|&(stride, index, _)| last.is_none_or(|last| (stride, index) > last))
+                .min();
+            let Some((stride, index, extent)) = next else {
+                return Ok(self);
+            };
+
+            if stride as u128 <= spanned {
+                let (extents, strides) = self.dims().unzip();
+                return Err(GemmError::Overlap { extents, strides });
+            }
+            spanned += (extent as u128 - 1) * stride as u128;
+            last = Some((stride, index));
+        }
+    }
+
+    fn dims(&self) -> impl Iterator<Item = (usize, isize)> + use<'a> {
+        let matrix = [(self.rows, self.row_stride), (self.cols, self.col_stride)];
+        let batch = self.batch.iter().copied().zip(self.batch_strides.iter().copied());
+        batch.chain(matrix)
+    }
+
+    fn transposed(self) -> Self {
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Matrix `index` of the batch, counted with the last extent fastest.
+    fn at(self, mut index: usize) -> Self {
+        let mut offset = self.offset;
+        for (&extent, &stride) in self.batch.iter().zip(self.batch_strides).rev() {
+            offset += (index % extent) as isize * stride;
+            index /= extent;
+        }
+
+        Self { offset, batch: &[], batch_strides: &[], ..self }
+    }
+
+    /// The `rows` x `cols` part whose first element is (row, col). It must lie within.
+    fn part(self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Self {
+        debug_assert!(row + rows <= self.rows && col + cols <= self.cols);
+        let empty = rows == 0 || cols == 0;
+        let offset = if empty { 0 } else { self.index(row, col) };
+
+        Self { offset, rows, cols, ..self }
+    }
+
+    fn index(&self, row: usize, col: usize) -> isize {
+        self.offset + row as isize * self.row_stride + col as isize * self.col_stride
+    }
+}
+
+/// A matrix to read, or a batch of them, with any strides (also zero and negative).
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixRef<'a, T> {
+    data: &'a [T],
+    layout: Layout<'a>,
+}
+
+impl<'a, T: Copy> MatrixRef<'a, T> {
+    /// The rows of `data` one after another.
+    ///
+    /// # Errors
+    /// [`GemmError::OutOfBounds`] when `data` holds fewer than rows x cols elements.
+    pub fn new(data: &'a [T], extents: [usize; 2]) -> Result<Self, GemmError> {
+        Self::strided(data, 0, extents, [extents[1] as isize, 1])
+    }
+
+    /// [rows, cols] elements: (i, j) is `data[offset + i * strides[0] + j * strides[1]]`.
+    ///
+    /// # Errors
+    /// [`GemmError::OutOfBounds`] when an element lies outside of `data`.
+    pub fn strided(
+        data: &'a [T],
+        offset: usize,
+        extents: [usize; 2],
+        strides: [isize; 2],
+    ) -> Result<Self, GemmError> {
+        Self::batched(data, offset, extents, strides, &[], &[])
+    }
+
+    /// One such matrix for each index into `batch`, `batch_strides` apart.
+    ///
+    /// # Errors
+    /// [`GemmError::OutOfBounds`] when an element lies outside of `data`;
+    /// [`GemmError::BatchRank`] when `batch` and `batch_strides` differ in length.
+    pub fn batched(
+        data: &'a [T],
+        offset: usize,
+        extents: [usize; 2],
+        strides: [isize; 2],
+        batch: &'a [usize],
+        batch_strides: &'a [isize],
+    ) -> Result<Self, GemmError> {
+        let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides))?;
+        Ok(Self { data, layout })
+    }
+
+    /// Rows and columns exchanged; nothing moves.
+    pub fn transposed(self) -> Self {
+        Self { layout: self.layout.transposed(), ..self }
+    }
+
+    /// Rows of each matrix.
+    pub fn rows(&self) -> usize {
+        self.layout.rows
+    }
+
+    /// Columns of each matrix.
+    pub fn cols(&self) -> usize {
+        self.layout.cols
+    }
+
+    /// Extents of the batch; empty for one matrix.
+    pub fn batch(&self) -> &'a [usize] {
+        self.layout.batch
+    }
+
+    pub(super) fn at(self, index: usize) -> Self {
+        Self { layout: self.layout.at(index), ..self }
+    }
+
+    pub(super) fn part(self, start: [usize; 2], extents: [usize; 2]) -> Self {
+        Self { layout: self.layout.part(start, extents), ..self }
+    }
+
+    pub(super) fn get(&self, row: usize, col: usize) -> T {
+        self.data[self.layout.index(row, col) as usize]
+    }
+
+    pub(super) fn rows_are_contiguous(&self) -> bool {
+        self.layout.col_stride == 1
+    }
+
+    /// `len` elements of a row. Rows must be contiguous.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize, first: usize, len: usize) -> &'a [T] {
+        debug_assert!(self.rows_are_contiguous());
+        let start = self.layout.index(row, first) as usize;
+        &self.data[start..start + len]
+    }
+}
+
+/// A matrix to write, or a batch of them. No two of its elements are the same memory.
+#[derive(Debug)]
+pub struct MatrixMut<'a, T> {
+    data: &'a mut [T],
+    layout: Layout<'a>,
+}
+
+impl<'a, T: Copy> MatrixMut<'a, T> {
+    /// The rows of `data` one after another.
+    ///
+    /// # Errors
+    /// [`GemmError::OutOfBounds`] when `data` holds fewer than rows x cols elements.
+    pub fn new(data: &'a mut [T], extents: [usize; 2]) -> Result<Self, GemmError> {
+        Self::strided(data, 0, extents, [extents[1] as isize, 1])
+    }
+
+    /// [rows, cols] elements: (i, j) is `data[offset + i * strides[0] + j * strides[1]]`.
+    ///
+    /// # Errors
+    /// [`GemmError::OutOfBounds`] when an element lies outside of `data`; [`GemmError::Overlap`]
+    /// when a stride is smaller than what the dims of smaller strides span.
+    pub fn strided(
+        data: &'a mut [T],
+        offset: usize,
+        extents: [usize; 2],
+        strides: [isize; 2],
+    ) -> Result<Self, GemmError> {
+        Self::batched(data, offset, extents, strides, &[], &[])
+    }
+
+    /// One such matrix for each index into `batch`, `batch_strides` apart.
+    ///
+    /// # Errors
+    /// As [`MatrixMut::strided`], and [`GemmError::BatchRank`] when `batch` and `batch_strides`
+    /// differ in length.
+    pub fn batched(
+        data: &'a mut [T],
+        offset: usize,
+        extents: [usize; 2],
+        strides: [isize; 2],
+        batch: &'a [usize],
+        batch_strides: &'a [isize],
+    ) -> Result<Self, GemmError> {
+        let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides))?;
+        Ok(Self { data, layout: layout.without_overlap()? })
+    }
+
+    /// Rows and columns exchanged; nothing moves.
+    pub fn transposed(self) -> Self {
+        Self { layout: self.layout.transposed(), ..self }
+    }
+
+    /// Rows of each matrix.
+    pub fn rows(&self) -> usize {
+        self.layout.rows
+    }
+
+    /// Columns of each matrix.
+    pub fn cols(&self) -> usize {
+        self.layout.cols
+    }
+
+    /// Extents of the batch; empty for one matrix.
+    pub fn batch(&self) -> &'a [usize] {
+        self.layout.batch
+    }
+
+    /// The same memory as a value that threads can share while this view is borrowed.
+    pub(super) fn target(&mut self) -> Target<'_, T> {
+        Target { data: self.data.as_mut_ptr(), layout: self.layout, borrow: PhantomData }
+    }
+}
+
+/// A [`MatrixMut`] lent to many threads, each of which writes elements of its own.
+pub(super) struct Target<'a, T> {
+    data: *mut T,
+    layout: Layout<'a>,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Clone for Target<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Target<'_, T> {}
+
+// SAFETY: elements are only reached through `update_row`, whose callers promise that no two threads
+// name the same element; `T: Send` lets a thread write what another one owns.
+unsafe impl<T: Send> Send for Target<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Target<'_, T> {}
+
+impl<'a, T: Copy> Target<'a, T> {
+    pub(super) fn rows(&self) -> usize {
+        self.layout.rows
+    }
+
+    pub(super) fn cols(&self) -> usize {
+        self.layout.cols
+    }
+
+    pub(super) fn at(self, index: usize) -> Self {
+        Self { layout: self.layout.at(index), ..self }
+    }
+
+    pub(super) fn part(self, start: [usize; 2], extents: [usize; 2]) -> Self {
+        Self { layout: self.layout.part(start, extents), ..self }
+    }
+
+    pub(super) fn transposed(self) -> Self {
+        Self { layout: self.layout.transposed(), ..self }
+    }
+
+    /// Whether going down a column takes smaller steps than going along a row.
+    pub(super) fn is_column_major(&self) -> bool {
+        self.layout.row_stride.unsigned_abs() < self.layout.col_stride.unsigned_abs()
+    }
+
+    /// Calls `update(element, value)` for the elements of a row, one for each of `values`.
+    ///
+    /// # Safety
+    /// `row` and `values.len()` must lie within the matrix, and nobody else may reach these
+    /// elements meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn update_row<S: Copy>(
+        self,
+        row: usize,
+        values: &[S],
+        update: impl Fn(&mut T, S),
+    ) {
+        debug_assert!(row < self.layout.rows && values.len() <= self.layout.cols);
+        // SAFETY: the layout was checked against the slice when the view was made.
+        let start = unsafe { self.data.offset(self.layout.index(row, 0)) };
+
+        if self.layout.col_stride == 1 {
+            // SAFETY: `cols` consecutive elements of the row, which are the caller's alone.
+            let row = unsafe { std::slice::from_raw_parts_mut(start, values.len()) };
+            for (element, &value) in row.iter_mut().zip(values) {
+                update(element, value);
+            }
+            return;
+        }
+
+        for (col, &value) in values.iter().enumerate() {
+            // SAFETY: an element of the row, which is the caller's alone.
+            let element = unsafe { &mut *start.offset(col as isize * self.layout.col_stride) };
+            update(element, value);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Panels: copies of slabs of A and B in the order in which a micro-kernel reads them.
+//!
+//! A matrix is read in blocks of 16 x 16 *units*, along whichever of its dims is contiguous, and
+//! transposed in registers where the panel wants the other order. A unit is what a micro-kernel
+//! multiplies at once: one number, or two bf16 neighbours along k.
+
+use bytemuck::{Pod, Zeroable};
+use half::bf16;
+
+use super::MatrixRef;
+use super::kernel::widen;
+
+/// Units along either side of a block: one 64-byte vector of 4-byte units.
+pub(super) const BLOCK: usize = 16;
+
+type Block<U> = [[U; BLOCK]; BLOCK];
+
+/// A unit made from `DEPTH` elements of type `T` that follow each other along k.
+pub(super) trait Unit<T>: Pod {
+    const DEPTH: usize;
+
+    /// One unit from one or two elements; the second is not looked at when `DEPTH` is 1.
+    fn join(first: T, second: T) -> Self;
+
+    fn transpose(block: &mut Block<Self>) {
+        for i in 0..BLOCK {
+            for j in 0..i {
+                let upper = block[j][i];
+                block[j][i] = block[i][j];
+                block[i][j] = upper;
+            }
+        }
+    }
+}
+
+impl Unit<f64> for f64 {
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    fn join(first: f64, _: f64) -> Self {
+        first
+    }
+}
+
+impl Unit<f32> for f32 {
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    fn join(first: f32, _: f32) -> Self {
+        first
+    }
+
+    #[inline(always)]
+    fn transpose(block: &mut Block<f32>) {
+        transpose_words(bytemuck::cast_mut(block));
+    }
+}
+
+impl Unit<bf16> for f32 {
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    fn join(first: bf16, _: bf16) -> Self {
+        widen(first)
+    }
+
+    #[inline(always)]
+    fn transpose(block: &mut Block<f32>) {
+        transpose_words(bytemuck::cast_mut(block));
+    }
+}
+
+/// A pair along k, the first in the low half: what dot-product instructions take.
+impl Unit<bf16> for u32 {
+    const DEPTH: usize = 2;
+
+    #[inline(always)]
+    fn join(first: bf16, second: bf16) -> Self {
+        u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
+    }
+
+    #[inline(always)]
+    fn transpose(block: &mut Block<u32>) {
+        transpose_words(block);
+    }
+}
+
+/// Unit p of lane i goes to `panel[p * width + i]`: a micro-kernel reads all lanes of one depth.
+///
+/// `lanes` is [at most width, depth]; the panel's remaining lanes and depth become zero.
+#[inline(always)]
+pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
+    lanes: MatrixRef<'_, T>,
+    width: usize,
+    panel: &mut [U],
+) {
+    for (step, rows) in panel.chunks_mut(BLOCK * width).enumerate() {
+        for lane in (0..width).step_by(BLOCK) {
+            let block = block_by_depth(&lanes, lane, step * BLOCK);
+            let live = BLOCK.min(width - lane);
+            for (row, units) in rows.chunks_exact_mut(width).zip(&block) {
+                row[lane..lane + live].copy_from_slice(&units[..live]);
+            }
+        }
+    }
+}
+
+/// 16 units of lane 0, the same 16 of lane 1 and so on, then the next 16: what tile registers load.
+///
+/// `lanes` is [at most width, depth] and `width` a multiple of 16.
+#[inline(always)]
+pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
+    lanes: MatrixRef<'_, T>,
+    width: usize,
+    panel: &mut [U],
+) {
+    for (step, rows) in panel.chunks_exact_mut(BLOCK * width).enumerate() {
+        for (index, tile) in rows.chunks_exact_mut(BLOCK * BLOCK).enumerate() {
+            let block = block_by_lane(&lanes, index * BLOCK, step * BLOCK);
+            tile.copy_from_slice(block.as_flattened());
+        }
+    }
+}
+
+/// `block[p][i]`: unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`.
+#[inline(always)]
+fn block_by_depth<T: Pod, U: Unit<T>>(
+    lanes: &MatrixRef<'_, T>,
+    first_lane: usize,
+    first_unit: usize,
+) -> Block<U> {
+    if lanes.rows_are_contiguous() {
+        let mut block = read_along_depth(lanes, first_lane, first_unit);
+        U::transpose(&mut block);
+        return block;
+    }
+
+    read_along_lanes(lanes, first_lane, first_unit)
+}
+
+/// `block[i][p]`: unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`.
+#[inline(always)]
+fn block_by_lane<T: Pod, U: Unit<T>>(
+    lanes: &MatrixRef<'_, T>,
+    first_lane: usize,
+    first_unit: usize,
+) -> Block<U> {
+    if lanes.rows_are_contiguous() {
+        return read_along_depth(lanes, first_lane, first_unit);
+    }
+
+    let mut block = read_along_lanes(lanes, first_lane, first_unit);
+    U::transpose(&mut block);
+    block
+}
+
+/// `block[i][p]` from lanes that are contiguous along k.
+#[inline(always)]
+fn read_along_depth<T: Pod, U: Unit<T>>(
+    lanes: &MatrixRef<'_, T>,
+    first_lane: usize,
+    first_unit: usize,
+) -> Block<U> {
+    let mut block = Block::<U>::zeroed();
+    let depth = first_unit * U::DEPTH;
+    let live = (BLOCK * U::DEPTH).min(lanes.cols().saturating_sub(depth));
+    if live == 0 {
+        return block;
+    }
+
+    for (units, lane) in block.iter_mut().zip(first_lane..lanes.rows()) {
+        let elements = lanes.row(lane, depth, live);
+        if live == BLOCK * U::DEPTH {
+            join_neighbours(elements, units);
+        } else {
+            let mut padded = [T::zeroed(); 2 * BLOCK];
+            padded[..live].copy_from_slice(elements);
+            join_neighbours(&padded[..BLOCK * U::DEPTH], units);
+        }
+    }
+    block
+}
+
+#[inline(always)]
+fn join_neighbours<T: Pod, U: Unit<T>>(elements: &[T], units: &mut [U; BLOCK]) {
+    for (unit, elements) in units.iter_mut().zip(elements.chunks_exact(U::DEPTH)) {
+        *unit = U::join(elements[0], elements[U::DEPTH - 1]);
+    }
+}
+
+/// `block[p][i]` from lanes with any strides; fast when neighbouring lanes are neighbours.
+#[inline(always)]
+fn read_along_lanes<T: Pod, U: Unit<T>>(
+    lanes: &MatrixRef<'_, T>,
+    first_lane: usize,
+    first_unit: usize,
+) -> Block<U> {
+    let mut block = Block::<U>::zeroed();
+    let live = BLOCK.min(lanes.rows().saturating_sub(first_lane));
+    let by_depth = lanes.transposed();
+    if live == 0 {
+        return block;
+    }
+
+    for (unit, units) in (first_unit..).zip(&mut block) {
+        let depth = unit * U::DEPTH;
+        if depth >= by_depth.rows() {
+            break;
+        }
+
+        let first = read_lanes(&by_depth, depth, first_lane, live);
+        let has_second = U::DEPTH == 2 && depth + 1 < by_depth.rows();
+        let second = match has_second {
+            true => read_lanes(&by_depth, depth + 1, first_lane, live),
+            false => [T::zeroed(); BLOCK],
+        };
+        for i in 0..BLOCK {
+            units[i] = U::join(first[i], second[i]);
+        }
+    }
+    block
+}
+
+/// `live` lanes at one depth, followed by zeros.
+#[inline(always)]
+fn read_lanes<T: Pod>(
+    by_depth: &MatrixRef<'_, T>,
+    depth: usize,
+    first_lane: usize,
+    live: usize,
+) -> [T; BLOCK] {
+    let mut lanes = [T::zeroed(); BLOCK];
+    if by_depth.rows_are_contiguous() {
+        let elements = by_depth.row(depth, first_lane, live);
+        match <&[T; BLOCK]>::try_from(elements) {
+            Ok(whole) => lanes = *whole,
+            Err(_) => lanes[..live].copy_from_slice(elements),
+        }
+        return lanes;
+    }
+
+    for (lane, element) in (first_lane..).zip(&mut lanes[..live]) {
+        *element = by_depth.get(depth, lane);
+    }
+    lanes
+}
+
+#[inline(always)]
+fn transpose_words(block: &mut Block<u32>) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the feature was detected.
+        unsafe { transpose_avx512(block) };
+        return;
+    }
+
+    for i in 0..BLOCK {
+        for j in 0..i {
+            let upper = block[j][i];
+            block[j][i] = block[i][j];
+            block[i][j] = upper;
+        }
+    }
+}
+
+/// Exchanges 1, 2, 4, then 8 neighbours: after step s, blocks of 2^s words are transposed.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn transpose_avx512(block: &mut Block<u32>) {
+    use std::arch::x86_64::*;
+
+    // SAFETY: plain vectors of the same size, every bit pattern valid.
+    let rows: [__m512i; BLOCK] = unsafe { std::mem::transmute(*block) };
+    let mut words = [_mm512_setzero_si512(); BLOCK];
+    for i in 0..8 {
+        words[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        words[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+
+    let mut quads = [_mm512_setzero_si512(); BLOCK];
+    for i in (0..BLOCK).step_by(4) {
+        quads[i] = _mm512_unpacklo_epi64(words[i], words[i + 2]);
+        quads[i + 1] = _mm512_unpackhi_epi64(words[i], words[i + 2]);
+        quads[i + 2] = _mm512_unpacklo_epi64(words[i + 1], words[i + 3]);
+        quads[i + 3] = _mm512_unpackhi_epi64(words[i + 1], words[i + 3]);
+    }
+
+    // quads[4 g + c] lane l: rows 4 g .. 4 g + 4 of column 4 l + c. Now a transpose of lanes.
+    let mut columns = [_mm512_setzero_si512(); BLOCK];
+    for c in 0..4 {
+        let low = _mm512_shuffle_i32x4::<0x88>(quads[c], quads[4 + c]);
+        let low_odd = _mm512_shuffle_i32x4::<0xdd>(quads[c], quads[4 + c]);
+        let high = _mm512_shuffle_i32x4::<0x88>(quads[8 + c], quads[12 + c]);
+        let high_odd = _mm512_shuffle_i32x4::<0xdd>(quads[8 + c], quads[12 + c]);
+
+        columns[c] = _mm512_shuffle_i32x4::<0x88>(low, high);
+        columns[4 + c] = _mm512_shuffle_i32x4::<0x88>(low_odd, high_odd);
+        columns[8 + c] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+        columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(low_odd, high_odd);
+    }
+
+    // SAFETY: plain vectors of the same size, every bit pattern valid.
+    *block = unsafe { std::mem::transmute::<[__m512i; BLOCK], Block<u32>>(columns) };
+}

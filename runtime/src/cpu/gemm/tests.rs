@@ -1,0 +1,212 @@
+//! Laws of the product, for every kernel that the machine has.
+
+use bytemuck::Pod;
+use half::bf16;
+use pulp::Simd;
+
+use super::block::{Problem, multiply_all};
+use super::kernel::{Element, Kernel, Output, WithKernel};
+use super::vector::{F32, F64, VectorKernel};
+use super::{GemmError, MatrixMut, MatrixRef, Run, Update};
+
+mod grouped;
+mod laws;
+
+/// Around the edges of every tile (6, 12, 32), block (16) and slab of the kernels.
+const EXTENTS: [usize; 15] = [0, 1, 2, 3, 7, 8, 9, 12, 13, 31, 33, 47, 49, 64, 130];
+
+/// Small numbers in a fixed order; products of a few of them are exact even in bf16.
+#[derive(Clone)]
+pub(super) struct Numbers(u64);
+
+impl Numbers {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.0 >> 33
+    }
+
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.bits() as usize % bound
+    }
+
+    /// Uniform in [-1, 1), rounded to `T`.
+    pub(super) fn vec<T: Number>(&mut self, len: usize) -> Vec<T> {
+        (0..len).map(|_| T::from_f64(self.bits() as f64 / (1u64 << 30) as f64 - 1.0)).collect()
+    }
+}
+
+/// A number that tests can make and look at.
+pub(super) trait Number: Pod + Send + Sync + std::fmt::Debug {
+    /// Relative distance of neighbouring numbers.
+    const EPSILON: f64;
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+}
+
+impl Number for f32 {
+    const EPSILON: f64 = f32::EPSILON as f64;
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Number for f64 {
+    const EPSILON: f64 = f64::EPSILON;
+    fn from_f64(value: f64) -> Self {
+        value
+    }
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+impl Number for bf16 {
+    const EPSILON: f64 = 1.0 / 128.0;
+    fn from_f64(value: f64) -> Self {
+        bf16::from_f64(value)
+    }
+    fn to_f64(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+}
+
+/// Bit patterns, so that equality is equality of bits (and NaN equals itself).
+pub(super) fn bits<T: Pod>(values: &[T]) -> &[u8] {
+    bytemuck::cast_slice(values)
+}
+
+/// The product by one named kernel, without the choice that `gemm` makes.
+pub(super) fn product_by<K, C>(
+    kernel: K,
+    a: MatrixRef<'_, K::Input>,
+    b: MatrixRef<'_, K::Input>,
+    mut c: MatrixMut<'_, C>,
+    update: Update,
+) where
+    K: Kernel,
+    C: Output<K::Sum>,
+{
+    let c = c.target();
+    multiply_all(kernel, 1, |_| Problem { a, b, c }, update);
+}
+
+/// Runs a test with each kernel for `T` that this machine has.
+pub(super) trait EachKernel<T: Element> {
+    fn check<K: Kernel<Input = T, Sum = T::Sum>>(&self, kernel: K);
+}
+
+pub(super) fn for_each_f32_kernel(test: &impl EachKernel<f32>) {
+    test.check(VectorKernel(F32::<_, f32>::new(pulp::Scalar)));
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pulp::x86::V3::try_new() {
+        test.check(VectorKernel(F32::<_, f32>::new(simd)));
+    }
+    on_best::<f32>(test);
+}
+
+pub(super) fn for_each_f64_kernel(test: &impl EachKernel<f64>) {
+    test.check(VectorKernel(F64(pulp::Scalar)));
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pulp::x86::V3::try_new() {
+        test.check(VectorKernel(F64(simd)));
+    }
+    on_best::<f64>(test);
+}
+
+/// Tiles, pairs and the portable path, whichever `gemm` would choose.
+pub(super) fn for_each_bf16_kernel(test: &impl EachKernel<bf16>) {
+    check_widened(test, pulp::Scalar);
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(simd) = pulp::x86::V3::try_new() {
+            check_widened(test, simd);
+        }
+        if let Some(simd) = pulp::x86::V4::try_new() {
+            check_widened(test, simd);
+        }
+        if let Some(dot) = super::dot::Dot::detect() {
+            test.check(VectorKernel(dot));
+        }
+    }
+    on_best::<bf16>(test);
+}
+
+fn check_widened(test: &impl EachKernel<bf16>, simd: impl Simd) {
+    test.check(VectorKernel(F32::<_, bf16>::new(simd)));
+}
+
+fn on_best<T: Element>(test: &impl EachKernel<T>) {
+    struct Best<'a, E>(&'a E);
+
+    impl<T: Element, E: EachKernel<T>> WithKernel<T> for Best<'_, E> {
+        fn run<K: Kernel<Input = T, Sum = T::Sum>>(self, kernel: K) {
+            self.0.check(kernel);
+        }
+    }
+
+    T::with_kernel(Best(test));
+}
+
+/// A pool of `threads` threads for one test.
+pub(super) fn with_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.expect("a test can start threads").install(f)
+}
+
+#[test]
+fn errors_name_both_values() {
+    let (a, b, mut c) = ([0f32; 6], [0f32; 8], [0f32; 6]);
+    let a = MatrixRef::new(&a, [2, 3]).unwrap();
+    let b = MatrixRef::new(&b, [4, 2]).unwrap();
+    let c = MatrixMut::new(&mut c, [2, 2]).unwrap();
+
+    let error = super::gemm(a, b, c, Update::Replace).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "gemm: columns of a and rows of b must agree, but are [3] and [4]"
+    );
+}
+
+#[test]
+fn views_stay_within_their_slice() {
+    let data = [0f32; 12];
+    assert!(MatrixRef::new(&data, [3, 4]).is_ok());
+    assert!(MatrixRef::new(&data, [0, 99]).is_ok());
+    assert!(MatrixRef::strided(&data, 11, [3, 4], [-4, -1]).is_ok());
+    assert!(MatrixRef::strided(&data, 0, [1000, 4], [0, 1]).is_ok());
+
+    let outside = [
+        MatrixRef::new(&data, [3, 5]),
+        MatrixRef::strided(&data, 10, [3, 4], [-4, -1]),
+        MatrixRef::strided(&data, 1, [3, 4], [4, 1]),
+        MatrixRef::strided(&data, 0, [usize::MAX, 2], [isize::MAX, 1]),
+        MatrixRef::strided(&data, usize::MAX, [1, 1], [1, 1]),
+    ];
+    for view in outside {
+        assert!(matches!(view, Err(GemmError::OutOfBounds { .. })));
+    }
+}
+
+#[test]
+fn writable_views_name_each_element_once() {
+    let mut data = [0f32; 24];
+    let mut view = |extents, strides, batch: &[usize], batch_strides: &[isize]| {
+        MatrixMut::batched(&mut data, 0, extents, strides, batch, batch_strides).is_ok()
+    };
+
+    assert!(view([3, 4], [4, 1], &[2], &[12]));
+    assert!(view([4, 3], [1, 4], &[2], &[12]));
+    assert!(view([3, 2], [4, 1], &[2], &[2]));
+    assert!(view([1, 4], [0, 1], &[], &[]));
+    assert!(!view([3, 4], [0, 1], &[], &[]));
+    assert!(!view([3, 4], [3, 1], &[], &[]));
+    assert!(!view([3, 4], [4, 1], &[2], &[11]));
+    assert!(!view([2, 2], [1, 1], &[], &[]));
+}

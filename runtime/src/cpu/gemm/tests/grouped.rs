@@ -1,0 +1,157 @@
+//! Batched and grouped products are loops of plain ones, bit for bit.
+
+use super::super::{gemm, grouped_gemm, grouped_gemm_weight};
+use super::*;
+
+#[test]
+fn a_batch_is_a_loop() {
+    let (heads, m, n, k) = (6, 40, 33, 70);
+    let mut numbers = Numbers::new(5);
+    let (a, b) = (numbers.vec::<f32>(2 * heads * m * k), numbers.vec::<f32>(3 * k * n));
+
+    // a is [2, m, heads, k], b is shared by pairs of heads: [1, 3, 1, k, n] with zero strides.
+    let batch = [2, 3, 2];
+    let a_strides = [(m * heads * k) as isize, 2 * k as isize, k as isize];
+    let b_strides = [0, (k * n) as isize, 0];
+    let c_strides = [(heads * m * n) as isize, (2 * m * n) as isize, (m * n) as isize];
+    let (a_row, b_row) = ((heads * k) as isize, n as isize);
+
+    let mut together = vec![0f32; 2 * heads * m * n];
+    gemm(
+        MatrixRef::batched(&a, 0, [m, k], [a_row, 1], &batch, &a_strides).unwrap(),
+        MatrixRef::batched(&b, 0, [k, n], [b_row, 1], &batch, &b_strides).unwrap(),
+        MatrixMut::batched(&mut together, 0, [m, n], [b_row, 1], &batch, &c_strides).unwrap(),
+        Update::Replace,
+    )
+    .unwrap();
+
+    for (index, expected) in together.chunks(m * n).enumerate() {
+        let (outer, head) = (index / heads, index % heads);
+        let mut alone = vec![0f32; m * n];
+        let a_start = outer * m * heads * k + head * k;
+        gemm(
+            MatrixRef::strided(&a, a_start, [m, k], [a_row, 1]).unwrap(),
+            MatrixRef::strided(&b, head / 2 * k * n, [k, n], [b_row, 1]).unwrap(),
+            MatrixMut::new(&mut alone, [m, n]).unwrap(),
+            Update::Replace,
+        )
+        .unwrap();
+        assert_eq!(bits(&alone), bits(expected), "matrix {index}");
+    }
+}
+
+/// Empty groups first, last and in the middle, groups of one row, rows outside of all groups.
+const OFFSETS: [i32; 9] = [2, 2, 3, 40, 40, 41, 170, 300, 300];
+const ROWS: usize = 310;
+const GROUPS: usize = OFFSETS.len() - 1;
+
+fn group(g: usize) -> (usize, usize) {
+    (OFFSETS[g] as usize, (OFFSETS[g + 1] - OFFSETS[g]) as usize)
+}
+
+fn grouped_is_a_loop<T, C>(update: Update, transposed: bool)
+where
+    T: Element + Number,
+    C: Output<T::Sum> + Number,
+{
+    let (k, n) = (70, 50);
+    let mut numbers = Numbers::new(9);
+    let (x, w) = (numbers.vec::<T>(ROWS * k), numbers.vec::<T>(GROUPS * k * n));
+    let old = numbers.vec::<C>(ROWS * n);
+    let weight_strides = if transposed { [1, k as isize] } else { [n as isize, 1] };
+
+    let x = MatrixRef::new(&x, [ROWS, k]).unwrap();
+    let (batch, batch_strides) = ([GROUPS], [(k * n) as isize]);
+    let weights =
+        MatrixRef::batched(&w, 0, [k, n], weight_strides, &batch, &batch_strides).unwrap();
+
+    let mut together = old.clone();
+    let y = MatrixMut::new(&mut together, [ROWS, n]).unwrap();
+    with_threads(3, || grouped_gemm(x, weights, y, &OFFSETS, update)).unwrap();
+
+    let mut one_by_one = old;
+    for g in 0..GROUPS {
+        let (start, len) = group(g);
+        let w = MatrixRef::strided(&w, g * k * n, [k, n], weight_strides).unwrap();
+        let y = &mut one_by_one[start * n..][..len * n];
+        let y = MatrixMut::new(y, [len, n]).unwrap();
+        gemm(x.part([start, 0], [len, k]), w, y, update).unwrap();
+    }
+    assert_eq!(bits(&together), bits(&one_by_one));
+}
+
+#[test]
+fn groups_are_a_loop() {
+    for update in [Update::Replace, Update::Add] {
+        for transposed in [false, true] {
+            grouped_is_a_loop::<f32, f32>(update, transposed);
+            grouped_is_a_loop::<f64, f64>(update, transposed);
+            grouped_is_a_loop::<bf16, bf16>(update, transposed);
+            grouped_is_a_loop::<bf16, f32>(update, transposed);
+        }
+    }
+}
+
+/// Also: an empty group's gradient becomes zero, or stays as it was.
+fn grouped_weights_are_a_loop<T, C>(update: Update)
+where
+    T: Element + Number,
+    C: Output<T::Sum> + Number,
+{
+    let (m, n) = (50, 35);
+    let mut numbers = Numbers::new(11);
+    let (x, dy) = (numbers.vec::<T>(ROWS * m), numbers.vec::<T>(ROWS * n));
+    let old = numbers.vec::<C>(GROUPS * m * n);
+    let x = MatrixRef::new(&x, [ROWS, m]).unwrap();
+    let dy = MatrixRef::new(&dy, [ROWS, n]).unwrap();
+
+    let mut together = old.clone();
+    let (batch, batch_strides) = ([GROUPS], [(m * n) as isize]);
+    let strides = [n as isize, 1];
+    let dw = MatrixMut::batched(&mut together, 0, [m, n], strides, &batch, &batch_strides);
+    with_threads(3, || grouped_gemm_weight(x, dy, dw.unwrap(), &OFFSETS, update)).unwrap();
+
+    let mut one_by_one = old.clone();
+    for (g, dw) in one_by_one.chunks_mut(m * n).enumerate() {
+        let (start, len) = group(g);
+        let (x, dy) = (x.part([start, 0], [len, m]), dy.part([start, 0], [len, n]));
+        gemm(x.transposed(), dy, MatrixMut::new(dw, [m, n]).unwrap(), update).unwrap();
+    }
+    assert_eq!(bits(&together), bits(&one_by_one));
+
+    let empty = &together[..m * n];
+    match update {
+        Update::Replace => assert!(empty.iter().all(|x| x.to_f64() == 0.0)),
+        Update::Add => assert_eq!(bits(empty), bits(&old[..m * n])),
+    }
+}
+
+#[test]
+fn grouped_weight_gradients_are_a_loop() {
+    for update in [Update::Replace, Update::Add] {
+        grouped_weights_are_a_loop::<f32, f32>(update);
+        grouped_weights_are_a_loop::<f64, f64>(update);
+        grouped_weights_are_a_loop::<bf16, f32>(update);
+        grouped_weights_are_a_loop::<bf16, bf16>(update);
+    }
+}
+
+#[test]
+fn offsets_must_rise_within_the_rows() {
+    let (x, w) = ([0f32; 12], [0f32; 8]);
+    let x = MatrixRef::new(&x, [3, 4]).unwrap();
+    let w = MatrixRef::batched(&w, 0, [4, 1], [1, 1], &[2], &[4]).unwrap();
+
+    let run = |offsets: &[i64]| {
+        let mut y = [0f32; 3];
+        let y = MatrixMut::new(&mut y, [3, 1]).unwrap();
+        grouped_gemm(x, w, y, offsets, Update::Replace)
+    };
+
+    assert_eq!(run(&[0, 2, 3]), Ok(()));
+    for (bad, index) in [([0, 2, 4], 2), ([0, 3, 2], 2), ([-1, 0, 3], 0)] {
+        let expected = GemmError::Offsets { op: "grouped_gemm", index, rows: 3 };
+        assert_eq!(run(&bad), Err(expected));
+    }
+    assert!(matches!(run(&[0, 3]), Err(GemmError::Mismatch { .. })));
+}

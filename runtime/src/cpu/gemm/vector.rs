@@ -1,0 +1,307 @@
+//! The micro-kernel over vector registers, for any instruction set that has a vector multiply-add.
+//!
+//! At each depth it loads two vectors of B's panel, broadcasts one unit of A's panel after the
+//! other and multiplies: 12 x 2 sums where there are 32 registers, 6 x 2 where there are 16.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use half::bf16;
+use pulp::{Arch, Simd, WithSimd};
+
+use super::MatrixRef;
+use super::kernel::{Dispatch, Element, Kernel, Start, Tile, WithKernel};
+use super::pack::{Unit, pack_by_depth};
+
+/// A vector multiply-add and the types it works on.
+pub(super) trait Arithmetic: Copy + Send + Sync {
+    type Input: Element;
+    type Packed: Unit<Self::Input>;
+    type Sum: Pod;
+    /// A vector of packed units.
+    type Units: Copy;
+    /// A vector of as many sums.
+    type Sums: Copy;
+
+    /// Sums in a vector.
+    const LANES: usize;
+    /// Vector registers of the machine.
+    const REGISTERS: usize;
+
+    /// Runs `f` with the instruction set enabled.
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    fn units(self, panel: &[Self::Packed]) -> &[Self::Units];
+    fn sums(self, tile: &mut [Self::Sum]) -> &mut [Self::Sums];
+    fn zero(self) -> Self::Sums;
+    fn broadcast(self, unit: Self::Packed) -> Self::Units;
+    /// `sum + a * b` in each lane.
+    fn multiply_add(self, a: Self::Units, b: Self::Units, sum: Self::Sums) -> Self::Sums;
+}
+
+/// The micro-kernel with the arithmetic `A`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct VectorKernel<A>(pub(super) A);
+
+impl<A: Arithmetic> VectorKernel<A> {
+    const WIDE: bool = A::REGISTERS >= 32;
+    const ROWS: usize = if Self::WIDE { 12 } else { 6 };
+    const COLS: usize = 2 * A::LANES;
+}
+
+impl<A: Arithmetic> Kernel for VectorKernel<A> {
+    type Input = A::Input;
+    type Packed = A::Packed;
+    type Sum = A::Sum;
+
+    const DEPTH_PER_UNIT: usize = A::Packed::DEPTH;
+    const DEPTH_STEP: usize = A::Packed::DEPTH;
+
+    fn tile(self) -> Tile {
+        Tile { rows: Self::ROWS, cols: Self::COLS }
+    }
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        self.0.vectorize(f)
+    }
+
+    #[inline(always)]
+    fn pack_a(self, rows: MatrixRef<'_, A::Input>, panel: &mut [A::Packed]) {
+        pack_by_depth(rows, Self::ROWS, panel);
+    }
+
+    #[inline(always)]
+    fn pack_b(self, cols: MatrixRef<'_, A::Input>, panel: &mut [A::Packed]) {
+        pack_by_depth(cols, Self::COLS, panel);
+    }
+
+    #[inline(always)]
+    fn multiply(
+        self,
+        a: &[A::Packed],
+        b: &[A::Packed],
+        live: Tile,
+        start: Start,
+        sums: &mut [A::Sum],
+    ) {
+        let (b, sums) = (self.0.units(b), self.0.sums(sums));
+
+        // Few live rows (a short group, one token) skip the work of the others.
+        match (Self::WIDE, live.rows) {
+            (true, 9..) => multiply_rows::<A, 12, 12>(self.0, a, b, start, sums),
+            (true, 5..) => multiply_rows::<A, 12, 8>(self.0, a, b, start, sums),
+            (true, _) => multiply_rows::<A, 12, 4>(self.0, a, b, start, sums),
+            (false, 4..) => multiply_rows::<A, 6, 6>(self.0, a, b, start, sums),
+            (false, _) => multiply_rows::<A, 6, 3>(self.0, a, b, start, sums),
+        }
+    }
+}
+
+/// Computes the first `ROWS` rows of a tile whose panel of A holds `PANEL_ROWS`.
+#[inline(always)]
+fn multiply_rows<A: Arithmetic, const PANEL_ROWS: usize, const ROWS: usize>(
+    math: A,
+    a: &[A::Packed],
+    b: &[A::Units],
+    start: Start,
+    tile: &mut [A::Sums],
+) {
+    let (tile, _) = tile.as_chunks_mut::<2>();
+    let tile = &mut tile[..ROWS];
+
+    let mut sums = [[math.zero(); 2]; ROWS];
+    if start == Start::Resume {
+        for (sum, &old) in sums.iter_mut().zip(&*tile) {
+            *sum = old;
+        }
+    }
+
+    let (a, _) = a.as_chunks::<PANEL_ROWS>();
+    let (b, _) = b.as_chunks::<2>();
+    for (rows, &[left, right]) in a.iter().zip(b) {
+        for i in 0..ROWS {
+            let row = math.broadcast(rows[i]);
+            sums[i][0] = math.multiply_add(row, left, sums[i][0]);
+            sums[i][1] = math.multiply_add(row, right, sums[i][1]);
+        }
+    }
+
+    for (new, sum) in tile.iter_mut().zip(sums) {
+        *new = sum;
+    }
+}
+
+/// f32 fused multiply-add; the input is f32, or bf16 widened while it is packed.
+#[derive(Debug)]
+pub(super) struct F32<S, Input>(S, PhantomData<fn() -> Input>);
+
+impl<S: Copy, Input> Clone for F32<S, Input> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Copy, Input> Copy for F32<S, Input> {}
+
+impl<S, Input> F32<S, Input> {
+    pub(super) fn new(simd: S) -> Self {
+        Self(simd, PhantomData)
+    }
+}
+
+impl<S: Simd, Input: Element> Arithmetic for F32<S, Input>
+where
+    f32: Unit<Input>,
+{
+    type Input = Input;
+    type Packed = f32;
+    type Sum = f32;
+    type Units = S::f32s;
+    type Sums = S::f32s;
+
+    const LANES: usize = S::F32_LANES;
+    const REGISTERS: usize = S::REGISTER_COUNT;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        self.0.vectorize(Closure(f))
+    }
+
+    #[inline(always)]
+    fn units(self, panel: &[f32]) -> &[S::f32s] {
+        S::as_simd_f32s(panel).0
+    }
+
+    #[inline(always)]
+    fn sums(self, tile: &mut [f32]) -> &mut [S::f32s] {
+        S::as_mut_simd_f32s(tile).0
+    }
+
+    #[inline(always)]
+    fn zero(self) -> S::f32s {
+        self.0.splat_f32s(0.0)
+    }
+
+    #[inline(always)]
+    fn broadcast(self, unit: f32) -> S::f32s {
+        self.0.splat_f32s(unit)
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
+        self.0.mul_add_f32s(a, b, sum)
+    }
+}
+
+/// f64 fused multiply-add.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct F64<S>(pub(super) S);
+
+impl<S: Simd> Arithmetic for F64<S> {
+    type Input = f64;
+    type Packed = f64;
+    type Sum = f64;
+    type Units = S::f64s;
+    type Sums = S::f64s;
+
+    const LANES: usize = S::F64_LANES;
+    const REGISTERS: usize = S::REGISTER_COUNT;
+
+    #[inline(always)]
+    fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
+        self.0.vectorize(Closure(f))
+    }
+
+    #[inline(always)]
+    fn units(self, panel: &[f64]) -> &[S::f64s] {
+        S::as_simd_f64s(panel).0
+    }
+
+    #[inline(always)]
+    fn sums(self, tile: &mut [f64]) -> &mut [S::f64s] {
+        S::as_mut_simd_f64s(tile).0
+    }
+
+    #[inline(always)]
+    fn zero(self) -> S::f64s {
+        self.0.splat_f64s(0.0)
+    }
+
+    #[inline(always)]
+    fn broadcast(self, unit: f64) -> S::f64s {
+        self.0.splat_f64s(unit)
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, a: S::f64s, b: S::f64s, sum: S::f64s) -> S::f64s {
+        self.0.mul_add_f64s(a, b, sum)
+    }
+}
+
+/// A closure that `pulp` inlines into the function that enables the instruction set.
+pub(super) struct Closure<F>(pub(super) F);
+
+impl<R, F: FnOnce() -> R> WithSimd for Closure<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> R {
+        (self.0)()
+    }
+}
+
+/// Chooses the instruction set for f32, f64 and for bf16 by widening.
+struct Detected<Op, Input>(Op, PhantomData<Input>);
+
+impl<Op: WithKernel<f32>> WithSimd for Detected<Op, f32> {
+    type Output = ();
+
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.0.run(VectorKernel(F32::<S, f32>::new(simd)));
+    }
+}
+
+impl<Op: WithKernel<f64>> WithSimd for Detected<Op, f64> {
+    type Output = ();
+
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.0.run(VectorKernel(F64(simd)));
+    }
+}
+
+impl<Op: WithKernel<bf16>> WithSimd for Detected<Op, bf16> {
+    type Output = ();
+
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.0.run(VectorKernel(F32::<S, bf16>::new(simd)));
+    }
+}
+
+impl Dispatch for f32 {
+    fn with_kernel(op: impl WithKernel<f32>) {
+        Arch::new().dispatch(Detected(op, PhantomData::<f32>));
+    }
+}
+
+impl Dispatch for f64 {
+    fn with_kernel(op: impl WithKernel<f64>) {
+        Arch::new().dispatch(Detected(op, PhantomData::<f64>));
+    }
+}
+
+impl Dispatch for bf16 {
+    fn with_kernel(op: impl WithKernel<bf16>) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(tiles) = super::amx::AmxKernel::detect() {
+                return op.run(tiles);
+            }
+            if let Some(dot) = super::dot::Dot::detect_fast() {
+                return op.run(VectorKernel(dot));
+            }
+        }
+
+        Arch::new().dispatch(Detected(op, PhantomData::<bf16>));
+    }
+}
