@@ -1,0 +1,345 @@
+//! Elementary functions of f32 that vectorise: no table, no branch, no call of libm.
+//!
+//! Each function exists twice, from one source. `exp_f32s(simd, x)` works on a vector of [`pulp::Simd`];
+//! `exp(x)` is the same code on [`pulp::Scalar`], to be called in a plain loop, which the compiler vectorises when the
+//! loop runs inside [`pulp::Arch::dispatch`]:
+//!
+//! ```
+//! use meshgrad_runtime::cpu::simd_math::silu;
+//!
+//! let mut x = vec![-1.0f32, 0.0, 2.5];
+//! pulp::Arch::new().dispatch(|| x.iter_mut().for_each(|x| *x = silu(*x)));
+//! assert_eq!(x[1], 0.0);
+//! ```
+//!
+//! The vector form fuses multiply and add where the SIMD level has the instruction, the scalar form never does. So bits
+//! may differ between the two forms and between SIMD levels, and nowhere else: a value's result does not depend on its
+//! place in the vector, on the slice's length, or on threads.
+
+use pulp::{Scalar, Simd};
+
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits of the sum.
+const ROUND: f32 = 12_582_912.0;
+
+/// ln 2 in two parts: the first has so few digits that its product with an exponent is exact.
+const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_LOW: f32 = -2.121_944_4e-4;
+
+/// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2; q is a minimax fit, relative error of exp below 2^-28.
+const EXP_TAIL: [f32; 5] = [
+    0.499_999_94,
+    0.166_665_21,
+    0.041_668_39,
+    0.008_368_745,
+    0.001_381_453_9,
+];
+
+/// ln(1 + r) = r - r^2 / 2 + r^3 q(r) on sqrt(1/2) <= 1 + r < sqrt(2); relative error below 2^-27.
+const LN_TAIL: [f32; 8] = [
+    0.333_333_3,
+    -0.250_008_2,
+    0.200_012_27,
+    -0.166_233_57,
+    0.142_017_57,
+    -0.131_601_83,
+    0.127_615_76,
+    -0.076_344_97,
+];
+
+/// e^x. Error at most 1.1 ulp over all of f32; 0 below -104, infinity above 88.73, subnormal results included.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    exp_f32s(Scalar, x)
+}
+
+/// e^x for x <= 88, as softmax needs it: results below 2^-126 are 0. Otherwise as [`exp`], and cheaper.
+#[inline(always)]
+pub fn exp_flushed(x: f32) -> f32 {
+    exp_flushed_f32s(Scalar, x)
+}
+
+/// 1 / (1 + e^-x). Error at most 3 ulp for x > -87; below -88.73 it is 0.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    sigmoid_f32s(Scalar, x)
+}
+
+/// x / (1 + e^-x). Error at most 3 ulp for x > -87; like in PyTorch it is NaN at minus infinity.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    silu_f32s(Scalar, x)
+}
+
+/// The natural logarithm. Error at most 1.5 ulp over all positive f32, subnormals included; minus infinity at 0, NaN
+/// below.
+#[inline(always)]
+pub fn ln(x: f32) -> f32 {
+    ln_f32s(Scalar, x)
+}
+
+/// [`exp`] of each lane.
+#[inline(always)]
+pub fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let (lowest, highest) = (simd.splat_f32s(-104.0), simd.splat_f32s(89.0));
+
+    // The comparisons are false for NaN, which so passes through.
+    let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
+    let x = simd.select_f32s(simd.greater_than_f32s(x, highest), highest, x);
+    let (mantissa, exponent) = exp_parts(simd, x);
+
+    // 2^exponent may be no f32 where the result is one; its halves always are.
+    let round = simd.splat_f32s(ROUND);
+    let half = simd.mul_add_e_f32s(exponent, simd.splat_f32s(0.5), round);
+    let half = simd.sub_f32s(half, round);
+    let rest = simd.sub_f32s(exponent, half);
+
+    let scaled = simd.mul_f32s(mantissa, power_of_two(simd, half));
+    simd.mul_f32s(scaled, power_of_two(simd, rest))
+}
+
+/// [`exp_flushed`] of each lane.
+#[inline(always)]
+pub fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let lowest = simd.splat_f32s(-87.336_54);
+    let underflows = simd.less_than_f32s(x, lowest);
+
+    let x = simd.select_f32s(underflows, lowest, x);
+    let (mantissa, exponent) = exp_parts(simd, x);
+    let y = simd.mul_f32s(mantissa, power_of_two(simd, exponent));
+
+    simd.select_f32s(underflows, simd.splat_f32s(0.0), y)
+}
+
+/// [`sigmoid`] of each lane.
+#[inline(always)]
+pub fn sigmoid_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let one = simd.splat_f32s(1.0);
+    let e = exp_f32s(simd, simd.neg_f32s(x));
+
+    simd.div_f32s(one, simd.add_f32s(one, e))
+}
+
+/// [`silu`] of each lane.
+#[inline(always)]
+pub fn silu_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    simd.mul_f32s(x, sigmoid_f32s(simd, x))
+}
+
+/// [`ln`] of each lane.
+#[inline(always)]
+pub fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let zero = simd.splat_f32s(0.0);
+
+    // A subnormal is made normal first.
+    let subnormal = simd.less_than_f32s(x, simd.splat_f32s(f32::MIN_POSITIVE));
+    let scaled = simd.mul_f32s(x, simd.splat_f32s(8_388_608.0));
+    let normal = simd.select_f32s(subnormal, scaled, x);
+    let shift = simd.select_f32s(subnormal, simd.splat_f32s(23.0), zero);
+
+    let (mantissa, exponent) = ln_parts(simd, normal);
+    let exponent = simd.sub_f32s(exponent, shift);
+    let r = simd.sub_f32s(mantissa, simd.splat_f32s(1.0));
+    let r2 = simd.mul_f32s(r, r);
+
+    // Small terms first: r^3 q(r) + exponent * low - r^2 / 2, then r, then exponent * high.
+    let tail = simd.mul_f32s(simd.mul_f32s(r2, r), polynomial(simd, r, LN_TAIL));
+    let tail = simd.mul_add_e_f32s(exponent, simd.splat_f32s(LN_2_LOW), tail);
+    let tail = simd.mul_add_e_f32s(r2, simd.splat_f32s(-0.5), tail);
+    let y = simd.add_f32s(r, tail);
+    let y = simd.mul_add_e_f32s(exponent, simd.splat_f32s(LN_2_HIGH), y);
+
+    let infinity = simd.splat_f32s(f32::INFINITY);
+    let y = simd.select_f32s(simd.less_than_f32s(x, infinity), y, x);
+    let y = simd.select_f32s(simd.less_than_f32s(x, zero), simd.splat_f32s(f32::NAN), y);
+    simd.select_f32s(simd.equal_f32s(x, zero), simd.splat_f32s(f32::NEG_INFINITY), y)
+}
+
+/// e^x = mantissa * 2^exponent with the mantissa near [sqrt(1/2), sqrt(2)] and a whole exponent.
+#[inline(always)]
+fn exp_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    let round = simd.splat_f32s(ROUND);
+    let exponent = simd.mul_add_e_f32s(x, simd.splat_f32s(std::f32::consts::LOG2_E), round);
+    let exponent = simd.sub_f32s(exponent, round);
+
+    let r = simd.mul_add_e_f32s(exponent, simd.splat_f32s(-LN_2_HIGH), x);
+    let r = simd.mul_add_e_f32s(exponent, simd.splat_f32s(-LN_2_LOW), r);
+
+    let tail = polynomial(simd, r, EXP_TAIL);
+    let mantissa = simd.mul_add_e_f32s(simd.mul_f32s(r, r), tail, r);
+    (simd.add_f32s(mantissa, simd.splat_f32s(1.0)), exponent)
+}
+
+/// 2^exponent of a whole exponent in [-126, 127].
+#[inline(always)]
+fn power_of_two<S: Simd>(simd: S, exponent: S::f32s) -> S::f32s {
+    // The low bits of the sum are exponent + 127, which the shift moves to where f32 keeps its exponent.
+    let biased = simd.add_f32s(exponent, simd.splat_f32s(ROUND + 127.0));
+    let bits = simd.transmute_u32s_f32s(biased);
+    simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(bits, simd.splat_u32s(23)))
+}
+
+/// x = mantissa * 2^exponent of a normal x, the mantissa in [sqrt(1/2), sqrt(2)).
+#[inline(always)]
+fn ln_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    let sqrt_half = simd.splat_u32s(std::f32::consts::FRAC_1_SQRT_2.to_bits());
+    let offset = simd.sub_u32s(simd.transmute_u32s_f32s(x), sqrt_half);
+
+    let fraction = simd.and_u32s(offset, simd.splat_u32s(0x007f_ffff));
+    let mantissa = simd.transmute_f32s_u32s(simd.add_u32s(fraction, sqrt_half));
+
+    // An integer e below 2^23 becomes a float as the low bits of 2^23 + e.
+    let biased = simd.add_u32s(offset, simd.splat_u32s(127 << 23));
+    let biased = simd.wrapping_dyn_shr_u32s(biased, simd.splat_u32s(23));
+    let float = simd.or_u32s(biased, simd.splat_u32s(8_388_608.0f32.to_bits()));
+    let exponent = simd.transmute_f32s_u32s(float);
+    (mantissa, simd.sub_f32s(exponent, simd.splat_f32s(8_388_608.0 + 127.0)))
+}
+
+/// c[0] + c[1] x + c[2] x^2 + ..., by Horner's rule.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(simd: S, x: S::f32s, coefficients: [f32; N]) -> S::f32s {
+    let mut sum = simd.splat_f32s(coefficients[N - 1]);
+    for &c in coefficients[..N - 1].iter().rev() {
+        sum = simd.mul_add_e_f32s(sum, x, simd.splat_f32s(c));
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pulp::{Arch, WithSimd};
+
+    /// Distance in units of the reference's last place (as f32; subnormals share one place).
+    fn ulps(got: f32, want: f64) -> f64 {
+        let rounded = want as f32;
+        if got.is_nan() || rounded.is_nan() {
+            return if got.is_nan() == rounded.is_nan() { 0.0 } else { f64::INFINITY };
+        }
+        if got.is_infinite() || rounded.is_infinite() {
+            return if got == rounded { 0.0 } else { f64::INFINITY };
+        }
+
+        let exponent = (rounded.abs().to_bits() >> 23).max(1) as i32;
+        (f64::from(got) - want).abs() / 2f64.powi(exponent - 127 - 23)
+    }
+
+    /// Both forms of one function.
+    trait Function: Copy {
+        fn vector<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s;
+        fn exact(self, x: f64) -> f64;
+    }
+
+    struct Map<'a, F>(F, &'a [f32], &'a mut [f32]);
+
+    impl<F: Function> WithSimd for Map<'_, F> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) {
+            let (x, rest) = S::as_simd_f32s(self.1);
+            let (y, _) = S::as_mut_simd_f32s(self.2);
+            assert!(rest.is_empty());
+            for (x, y) in x.iter().zip(y) {
+                *y = self.0.vector(simd, *x);
+            }
+        }
+    }
+
+    /// The worst error of both forms over every `step`-th bit pattern that `domain` accepts.
+    fn worst<F: Function>(f: F, step: usize, domain: impl Fn(f32) -> bool) -> f64 {
+        let patterns = (0..=u32::MAX).step_by(step).map(f32::from_bits);
+        let mut accepted = patterns.filter(|x| domain(*x));
+        let mut worst = 0.0f64;
+        let mut at = 0.0;
+
+        loop {
+            let mut x = [1.0f32; 4096];
+            let count = x.iter_mut().zip(&mut accepted).map(|(slot, x)| *slot = x).count();
+            if count == 0 {
+                println!("worst {worst} ulp at {at:e}");
+                return worst;
+            }
+
+            let mut y = [0.0f32; 4096];
+            Arch::new().dispatch(Map(f, &x, &mut y));
+            for (x, y) in x.into_iter().zip(y) {
+                let exact = f.exact(f64::from(x));
+                let error = ulps(y, exact).max(ulps(f.vector(Scalar, x), exact));
+                if error > worst {
+                    (worst, at) = (error, x);
+                }
+            }
+        }
+    }
+
+    /// A prime, so that all low bits occur. `MESHGRAD_EXHAUSTIVE=1` visits every f32.
+    fn step() -> usize {
+        if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() { 1 } else { 1009 }
+    }
+
+    macro_rules! function {
+        ($name:ident, $vector:path, $exact:expr) => {
+            #[derive(Clone, Copy)]
+            struct $name;
+
+            impl Function for $name {
+                #[inline(always)]
+                fn vector<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
+                    $vector(simd, x)
+                }
+
+                fn exact(self, x: f64) -> f64 {
+                    let exact: fn(f64) -> f64 = $exact;
+                    exact(x)
+                }
+            }
+        };
+    }
+
+    function!(Exp, exp_f32s, f64::exp);
+    function!(ExpFlushed, exp_flushed_f32s, |x| if x < -87.336_54 { 0.0 } else { x.exp() });
+    function!(Sigmoid, sigmoid_f32s, |x| 1.0 / (1.0 + (-x).exp()));
+    function!(Silu, silu_f32s, |x| x / (1.0 + (-x).exp()));
+    function!(Ln, ln_f32s, f64::ln);
+
+    #[test]
+    fn exp_errs_by_at_most_1_1_ulp() {
+        assert!(worst(Exp, step(), |_| true) <= 1.1);
+        assert!(worst(ExpFlushed, step(), |x| !(x > 88.0)) <= 1.1);
+    }
+
+    #[test]
+    fn ln_errs_by_at_most_1_5_ulp() {
+        assert!(worst(Ln, step(), |_| true) <= 1.5);
+    }
+
+    #[test]
+    fn sigmoid_and_silu_err_by_at_most_3_ulp() {
+        assert!(worst(Sigmoid, step(), |x| !(x < -87.0)) <= 3.0);
+        assert!(worst(Silu, step(), |x| !(x < -87.0)) <= 3.0);
+    }
+
+    #[test]
+    fn special_values_are_right() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+
+        assert_eq!(exp_flushed(0.0), 1.0);
+        assert_eq!(exp_flushed(f32::NEG_INFINITY), 0.0);
+        assert!(exp_flushed(f32::NAN).is_nan());
+
+        assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
+        assert_eq!(sigmoid(f32::INFINITY), 1.0);
+        assert_eq!(sigmoid(0.0), 0.5);
+        assert_eq!(silu(-200.0), 0.0);
+
+        assert_eq!(ln(1.0), 0.0);
+        assert_eq!(ln(0.0), f32::NEG_INFINITY);
+        assert_eq!(ln(f32::INFINITY), f32::INFINITY);
+        assert!(ln(-1.0).is_nan() && ln(f32::NAN).is_nan());
+    }
+}
