@@ -1,0 +1,480 @@
+//! Gradients of attention, from the saved log-sum-exp; weights are computed anew, block by block.
+//!
+//! With P = e^(scale Q K^T - lse) and delta = rowsum(dO * O): dV = P^T dO, dS = P * (dO V^T - delta) scale,
+//! dQ = dS K, dK = dS^T Q (Dao 2023). A gradient of lse only shifts delta, for d lse / d s = P.
+//!
+//! A task owns some queries of one key-value head: their dQ is its alone. What it adds to dK and dV goes to its own
+//! *slab* of the workspace; slabs are then added in order. Their number is a function of the shape.
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::forward::load;
+use super::group::{Group, KEYS, STRIP, Strip, padded, transpose};
+use super::mask::Segment;
+use super::product::{Order, Product, lanes};
+use super::real::{Element, Real};
+use super::rows::{Rows, Shared};
+use super::scratch::with_blocks;
+use super::{Attention, AttentionError, Shape, check_len, check_rows};
+
+/// Strips that share a loaded block of keys and values.
+const STRIPS: usize = 2;
+
+/// Rows that are worked on at a time.
+const ROWS: usize = STRIPS * STRIP;
+
+/// Fewer queries than this are not split, for slabs cost memory.
+const QUERIES_PER_SLAB: usize = 1024;
+
+/// Tasks enough to keep a machine busy without splitting a head's queries.
+const ENOUGH_TASKS: usize = 32;
+
+/// What the forward pass gave, and the gradients of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a, E: Element> {
+    /// Output of the forward pass, [B, Tq, Hq, D].
+    pub out: Rows<'a, E>,
+    /// Log-sum-exp of the forward pass, [B, Hq, Tq].
+    pub lse: &'a [E::Real],
+    /// Gradient of `out`.
+    pub dout: Rows<'a, E>,
+    /// Gradient of `lse`, if something used it.
+    pub dlse: Option<&'a [E::Real]>,
+}
+
+/// Where gradients are written; all dense.
+#[derive(Debug)]
+pub struct Gradients<'a, E> {
+    /// [B, Tq, Hq, D].
+    pub dq: &'a mut [E],
+    /// [B, Tk, Hkv, D]; zero for keys that no query sees.
+    pub dk: &'a mut [E],
+    /// [B, Tk, Hkv, D]; zero for keys that no query sees.
+    pub dv: &'a mut [E],
+}
+
+impl<E: Element> Saved<'_, E> {
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), AttentionError> {
+        check_rows("out", &self.out, shape.of_queries())?;
+        check_rows("dout", &self.dout, shape.of_queries())?;
+
+        let rows = shape.batch * shape.heads * shape.queries;
+        check_len("lse", self.lse.len(), rows)?;
+        self.dlse.map_or(Ok(()), |dlse| check_len("dlse", dlse.len(), rows))
+    }
+}
+
+impl<E> Gradients<'_, E> {
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), AttentionError> {
+        let queries = shape.of_queries().iter().product();
+        let keys = shape.of_keys().iter().product();
+        check_len("dq", self.dq.len(), queries)?;
+        check_len("dk", self.dk.len(), keys)?;
+        check_len("dv", self.dv.len(), keys)
+    }
+}
+
+/// How the queries of a head are split.
+#[derive(Clone, Copy)]
+struct Slabs {
+    count: usize,
+    /// Queries of one slab, counted from the start of a sequence.
+    queries: usize,
+    /// Elements of one slab: dK, then dV, both [Tk, W].
+    len: usize,
+}
+
+impl Slabs {
+    fn of(shape: &Shape) -> Self {
+        let heads = (shape.batch * shape.kv_heads).max(1);
+        let wanted = (ENOUGH_TASKS / heads).max(1);
+        let queries = shape.queries.div_ceil(wanted).next_multiple_of(ROWS).max(QUERIES_PER_SLAB);
+
+        let len = 2 * shape.keys * padded(shape.head_dim);
+        Self { count: shape.queries.div_ceil(queries), queries, len }
+    }
+
+    /// The rows of a segment that belong to slab `index`. Sequences that share a slab have different keys; the slabs of
+    /// one sequence rise with its queries.
+    fn rows(&self, index: usize, segment: &Segment, group: usize) -> Range<usize> {
+        let Some(part) = index.checked_sub(segment.queries.start / self.queries) else {
+            return 0..0;
+        };
+
+        let len = segment.queries.len();
+        let start = (part * self.queries).min(len);
+        let end = (start + self.queries).min(len);
+        start * group..end * group
+    }
+}
+
+pub(super) fn workspace(shape: &Shape) -> usize {
+    let slabs = Slabs::of(shape);
+    shape.batch * shape.kv_heads * slabs.count * slabs.len
+}
+
+pub(super) fn run<E: Element>(
+    attention: &Attention<E>,
+    saved: &Saved<E>,
+    gradients: Gradients<E>,
+    workspace: &mut [E::Real],
+) {
+    let shape = attention.shape;
+    let slabs = Slabs::of(&shape);
+    let Gradients { dq, dk, dv } = gradients;
+
+    // Without keys there is nothing to split the workspace into.
+    if slabs.len == 0 {
+        dq.fill(E::from_real(Real::ZERO));
+        return;
+    }
+
+    let dq = Shared::new(dq);
+    workspace.par_chunks_mut(slabs.len).enumerate().for_each(|(task, slab)| {
+        let (index, head) = (task % slabs.count, task / slabs.count);
+        let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
+
+        slab.fill(Real::ZERO);
+        for segment in attention.mask.segments(batch, &shape) {
+            let rows = slabs.rows(index, &segment, shape.group());
+            for start in rows.clone().step_by(ROWS) {
+                let rows = start..rows.end.min(start + ROWS);
+                let group = Group { attention, segment: &segment, kv_head, rows };
+                backward_group(&group, saved, slab, &dq);
+            }
+        }
+    });
+
+    let half = slabs.len / 2;
+    for (to, offset) in [(dk, 0), (dv, half)] {
+        add_slabs(&shape, &slabs, &workspace[..], offset, to);
+    }
+}
+
+/// to[b, t, h] = sum of its rows over the slabs, in order.
+fn add_slabs<E: Element>(
+    shape: &Shape,
+    slabs: &Slabs,
+    workspace: &[E::Real],
+    offset: usize,
+    to: &mut [E],
+) {
+    let Shape { keys, kv_heads, head_dim, .. } = *shape;
+    let width = padded(head_dim);
+
+    to.par_chunks_mut(kv_heads * head_dim).enumerate().with_min_len(64).for_each(|(key, to)| {
+        let (batch, key) = (key / keys, key % keys);
+        for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
+            let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
+            let at = head + offset + key * width;
+            for (d, to) in to.iter_mut().enumerate() {
+                let parts = (0..slabs.count).map(|slab| workspace[at + slab * slabs.len + d]);
+                *to = E::from_real(parts.fold(Real::ZERO, |sum, part| sum + part));
+            }
+        }
+    });
+}
+
+fn backward_group<E: Element>(
+    group: &Group<E>,
+    saved: &Saved<E>,
+    slab: &mut [E::Real],
+    dq: &Shared<E>,
+) {
+    let width = padded(group.attention.shape.head_dim);
+    let strips = group.rows.len().div_ceil(STRIP) * STRIP * width;
+
+    let (block, scores) = (KEYS * width, KEYS * STRIP);
+    let lengths = [strips, strips, strips, strips, strips, block, block, scores, scores];
+    with_blocks(lengths, |blocks| {
+        let [q, q_columns, dout, dout_columns, dq_sums, keys, values, weights, dscores] = blocks;
+        let (dk, dv) = slab.split_at_mut(slab.len() / 2);
+        let run = BackwardGroup {
+            group,
+            saved,
+            q,
+            q_columns,
+            dout,
+            dout_columns,
+            dq_sums,
+            keys,
+            values,
+            weights,
+            dscores,
+            dk,
+            dv,
+            dq,
+        };
+        Arch::new().dispatch(run);
+    });
+}
+
+/// The blocks of one group of rows. W is the padded head dimension.
+struct BackwardGroup<'a, E: Element> {
+    group: &'a Group<'a, E>,
+    saved: &'a Saved<'a, E>,
+    /// [strips, STRIP, W].
+    q: &'a mut [E::Real],
+    /// [strips, W, STRIP].
+    q_columns: &'a mut [E::Real],
+    /// [strips, STRIP, W].
+    dout: &'a mut [E::Real],
+    /// [strips, W, STRIP].
+    dout_columns: &'a mut [E::Real],
+    /// [strips, STRIP, W].
+    dq_sums: &'a mut [E::Real],
+    /// [KEYS, W].
+    keys: &'a mut [E::Real],
+    /// [KEYS, W].
+    values: &'a mut [E::Real],
+    /// [KEYS, STRIP]: scores, then P.
+    weights: &'a mut [E::Real],
+    /// [KEYS, STRIP]: dP, then dS.
+    dscores: &'a mut [E::Real],
+    /// [Tk, W].
+    dk: &'a mut [E::Real],
+    /// [Tk, W].
+    dv: &'a mut [E::Real],
+    dq: &'a Shared<'a, E>,
+}
+
+/// Numbers of a strip's rows.
+#[derive(Clone, Copy)]
+struct PerRow<R> {
+    lse: [R; STRIP],
+    delta: [R; STRIP],
+}
+
+impl<E: Element> WithSimd for BackwardGroup<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let strips: [_; STRIPS] = std::array::from_fn(|index| self.group.strip(index));
+        let mut per_row = [PerRow { lse: [Real::ZERO; STRIP], delta: [Real::ZERO; STRIP] }; STRIPS];
+        for (index, strip) in strips.iter().enumerate() {
+            if strip.rows > 0 {
+                self.load_strip(simd, index, strip, &mut per_row[index]);
+            }
+        }
+
+        let seen = || strips.iter().map(|strip| &strip.keys).filter(|keys| !keys.is_empty());
+        let first = seen().map(|keys| keys.start).min().unwrap_or(0);
+        let end = seen().map(|keys| keys.end).max().unwrap_or(0);
+
+        for block in (first / KEYS * KEYS..end).step_by(KEYS) {
+            let loaded = block.max(first)..(block + KEYS).min(end);
+            self.group.load_keys(&self.group.attention.k, loaded.clone(), self.keys);
+            self.group.load_keys(&self.group.attention.v, loaded.clone(), self.values);
+
+            for (index, strip) in strips.iter().enumerate() {
+                let keys = loaded.start.max(strip.keys.start)..loaded.end.min(strip.keys.end);
+                if !keys.is_empty() {
+                    let offset = keys.start - loaded.start;
+                    self.weigh(simd, index, strip, &keys, offset, &per_row[index]);
+                    self.add_products(simd, index, strip, &keys, offset);
+                }
+            }
+        }
+
+        for (index, strip) in strips.iter().enumerate() {
+            self.store(index, strip);
+        }
+    }
+}
+
+impl<E: Element> BackwardGroup<'_, E> {
+    #[inline(always)]
+    fn load_strip<S: Simd>(
+        &mut self,
+        simd: S,
+        index: usize,
+        strip: &Strip<E::Real>,
+        per_row: &mut PerRow<E::Real>,
+    ) {
+        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
+        let width = padded(head_dim);
+        let at = index * STRIP * width..(index + 1) * STRIP * width;
+        let (q, dout) = (&mut self.q[at.clone()], &mut self.dout[at.clone()]);
+
+        self.group.load_rows(&self.group.attention.q, strip, q);
+        self.group.load_rows(&self.saved.dout, strip, dout);
+        transpose(q, width, strip.rows, &mut self.q_columns[at.clone()]);
+        transpose(dout, width, strip.rows, &mut self.dout_columns[at.clone()]);
+
+        let sums = &mut self.dq_sums[at];
+        self.group.load_rows(&self.saved.out, strip, sums);
+        for row in 0..strip.rows {
+            let [b, t, h] = self.group.place(strip.first + row);
+            let at = (b * heads + h) * queries + t;
+
+            let (out, dout) = (&sums[row * width..][..width], &dout[row * width..][..width]);
+            let dlse = self.saved.dlse.map_or(E::Real::ZERO, |dlse| dlse[at]);
+            per_row.delta[row] = dot(simd, out, dout) - dlse;
+
+            // A row that sees no key has no weights; any number but infinity does.
+            let lse = self.saved.lse[at];
+            per_row.lse[row] = if lse == Real::NEG_INFINITY { Real::ZERO } else { lse };
+        }
+        sums.fill(Real::ZERO);
+    }
+
+    /// P and dS of a block of keys, which stand at `offset` of those loaded.
+    #[inline(always)]
+    fn weigh<S: Simd>(
+        &mut self,
+        simd: S,
+        index: usize,
+        strip: &Strip<E::Real>,
+        keys: &Range<usize>,
+        offset: usize,
+        per_row: &PerRow<E::Real>,
+    ) {
+        let head_dim = self.group.attention.shape.head_dim;
+        let width = padded(head_dim);
+
+        let scores = [
+            (&*self.keys, &*self.q_columns, &mut *self.weights),
+            (&*self.values, &*self.dout_columns, &mut *self.dscores),
+        ];
+        for (a, b, c) in scores {
+            simd.vectorize(Product {
+                order: Order::Rows,
+                a: &a[offset * width..],
+                a_stride: width,
+                b: &b[index * STRIP * width..],
+                b_stride: STRIP,
+                c,
+                c_stride: STRIP,
+                extents: [keys.len(), strip.lanes(), head_dim],
+                accumulate: false,
+            });
+        }
+
+        simd.vectorize(Weigh {
+            weights: self.weights,
+            dscores: self.dscores,
+            strip,
+            keys: keys.clone(),
+            scale: Real::from_f64(self.group.attention.scale),
+            per_row,
+        });
+    }
+
+    /// dV += P^T dO, dK += dS^T Q, dQ += dS K.
+    #[inline(always)]
+    fn add_products<S: Simd>(
+        &mut self,
+        simd: S,
+        index: usize,
+        strip: &Strip<E::Real>,
+        keys: &Range<usize>,
+        offset: usize,
+    ) {
+        let width = padded(self.group.attention.shape.head_dim);
+        let of_strip = index * STRIP * width;
+        let of_keys = (self.group.segment.keys.start + keys.start) * width;
+
+        let sums = [
+            (&*self.weights, &*self.dout, &mut *self.dv),
+            (&*self.dscores, &*self.q, &mut *self.dk),
+        ];
+        for (a, b, c) in sums {
+            simd.vectorize(Product {
+                order: Order::Rows,
+                a,
+                a_stride: STRIP,
+                b: &b[of_strip..],
+                b_stride: width,
+                c: &mut c[of_keys..],
+                c_stride: width,
+                extents: [keys.len(), width, strip.rows],
+                accumulate: true,
+            });
+        }
+
+        simd.vectorize(Product {
+            order: Order::Columns,
+            a: self.dscores,
+            a_stride: STRIP,
+            b: &self.keys[offset * width..],
+            b_stride: width,
+            c: &mut self.dq_sums[of_strip..],
+            c_stride: width,
+            extents: [strip.rows, width, keys.len()],
+            accumulate: true,
+        });
+    }
+
+    #[inline(always)]
+    fn store(&self, index: usize, strip: &Strip<E::Real>) {
+        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
+        let width = padded(head_dim);
+
+        for row in 0..strip.rows {
+            let [b, t, h] = self.group.place(strip.first + row);
+
+            // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
+            let dq = unsafe { self.dq.part(((b * queries + t) * heads + h) * head_dim, head_dim) };
+            for (dq, sum) in dq.iter_mut().zip(&self.dq_sums[(index * STRIP + row) * width..]) {
+                *dq = E::from_real(*sum);
+            }
+        }
+    }
+}
+
+/// Turns scores into P and dP into dS, both [keys, STRIP].
+struct Weigh<'a, R> {
+    weights: &'a mut [R],
+    dscores: &'a mut [R],
+    strip: &'a Strip<R>,
+    keys: Range<usize>,
+    scale: R,
+    per_row: &'a PerRow<R>,
+}
+
+impl<R: Real> WithSimd for Weigh<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let masks = self.strip.masks(&self.keys);
+        let scale = R::splat(simd, self.scale);
+
+        let weights = self.weights.chunks_exact_mut(STRIP);
+        let dscores = self.dscores.chunks_exact_mut(STRIP);
+        for (key, (weights, dscores)) in self.keys.zip(weights.zip(dscores)) {
+            let at = R::splat(simd, R::from_count(key));
+            for lane in (0..self.strip.lanes()).step_by(lanes::<S, R>()) {
+                let [low] = load::<S, R, 1>(&self.strip.low[lane..]);
+                let [high] = load::<S, R, 1>(&self.strip.high[lane..]);
+                let [lse] = load::<S, R, 1>(&self.per_row.lse[lane..]);
+                let [delta] = load::<S, R, 1>(&self.per_row.delta[lane..]);
+                let weight = &mut R::vectors_mut::<S>(&mut weights[lane..])[0];
+                let dscore = &mut R::vectors_mut::<S>(&mut dscores[lane..])[0];
+
+                let mut score = R::mul_lanes(simd, *weight, scale);
+                if masks {
+                    score = R::visible(simd, score, at, [low, high]);
+                }
+                *weight = R::exp_lanes(simd, R::sub_lanes(simd, score, lse));
+
+                let shifted = R::sub_lanes(simd, *dscore, delta);
+                *dscore = R::mul_lanes(simd, R::mul_lanes(simd, *weight, shifted), scale);
+            }
+        }
+    }
+}
+
+/// Sum of the products of two rows of whole vectors.
+#[inline(always)]
+fn dot<S: Simd, R: Real>(simd: S, a: &[R], b: &[R]) -> R {
+    let mut sum = R::splat(simd, R::ZERO);
+    for (a, b) in R::vectors::<S>(a).iter().zip(R::vectors::<S>(b)) {
+        sum = R::mul_add_lanes(simd, *a, *b, sum);
+    }
+    R::sum_lanes(simd, sum)
+}

@@ -1,0 +1,148 @@
+//! The unit of work: query rows of one key-value head, and the strips they are computed in.
+//!
+//! A *row* is one query of one head. Rows of a segment are numbered position by position, the heads of the group within
+//! a position, so that neighbours see nearly the same keys. A *strip* is [`STRIP`] rows that stand in the lanes of
+//! vectors; scores are kept as [keys, rows], so that softmax runs down the lanes and no lane ever meets another.
+
+use std::ops::Range;
+
+use super::real::{Element, Real};
+use super::rows::Rows;
+use super::{Attention, mask::Segment};
+
+/// Rows in a strip.
+pub(super) const STRIP: usize = 32;
+
+/// Keys in a block, counted from the first key of the sequence whatever the query.
+pub(super) const KEYS: usize = 64;
+
+/// The head dimension is padded with zeros to whole vectors of any SIMD level.
+pub(super) fn padded(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(16)
+}
+
+/// Rows of one segment and one key-value head.
+pub(super) struct Group<'a, E> {
+    pub(super) attention: &'a Attention<'a, E>,
+    pub(super) segment: &'a Segment,
+    pub(super) kv_head: usize,
+    /// Counted from the segment's first row.
+    pub(super) rows: Range<usize>,
+}
+
+/// Up to [`STRIP`] rows of a group.
+#[derive(Clone)]
+pub(super) struct Strip<R> {
+    /// Within the group.
+    pub(super) first: usize,
+    pub(super) rows: usize,
+    /// Keys that any row sees.
+    pub(super) keys: Range<usize>,
+    /// Keys that every row sees.
+    common: Range<usize>,
+    /// First visible key of each row, and the end.
+    pub(super) low: [R; STRIP],
+    pub(super) high: [R; STRIP],
+}
+
+impl<R: Real> Strip<R> {
+    /// Whether some row does not see some of these keys.
+    #[inline(always)]
+    pub(super) fn masks(&self, keys: &Range<usize>) -> bool {
+        keys.start < self.common.start || keys.end > self.common.end
+    }
+
+    /// Lanes in use, in whole vectors of any SIMD level. No row stands in the last ones; they see no key.
+    #[inline(always)]
+    pub(super) fn lanes(&self) -> usize {
+        self.rows.next_multiple_of(16)
+    }
+}
+
+impl<E: Element> Group<'_, E> {
+    /// Batch row, query and head of a row of the group.
+    #[inline(always)]
+    pub(super) fn place(&self, row: usize) -> [usize; 3] {
+        let heads = self.attention.shape.group();
+        let row = self.rows.start + row;
+
+        let t = self.segment.queries.start + row / heads;
+        [self.segment.batch, t, self.kv_head * heads + row % heads]
+    }
+
+    /// Strip `index` of the group; empty past the end.
+    #[inline(always)]
+    pub(super) fn strip(&self, index: usize) -> Strip<E::Real> {
+        let first = index * STRIP;
+        let rows = self.rows.len().saturating_sub(first).min(STRIP);
+
+        let mut low = [E::Real::ZERO; STRIP];
+        let mut high = [E::Real::ZERO; STRIP];
+        let (mut keys, mut common) = (usize::MAX..0, 0..usize::MAX);
+        for row in 0..rows {
+            let [_, t, _] = self.place(first + row);
+            let seen = self.segment.visible(t);
+            (low[row], high[row]) = (Real::from_count(seen.start), Real::from_count(seen.end));
+
+            common = common.start.max(seen.start)..common.end.min(seen.end);
+            if !seen.is_empty() {
+                keys = keys.start.min(seen.start)..keys.end.max(seen.end);
+            }
+        }
+
+        let keys = if keys.is_empty() { 0..0 } else { keys };
+        Strip { first, rows, keys, common, low, high }
+    }
+
+    /// Copies rows of a [B, Tq, Hq, D] operand to [rows, padded D].
+    #[inline(always)]
+    pub(super) fn load_rows(&self, from: &Rows<E>, strip: &Strip<E::Real>, to: &mut [E::Real]) {
+        let head_dim = self.attention.shape.head_dim;
+        for (row, to) in to.chunks_exact_mut(padded(head_dim)).take(strip.rows).enumerate() {
+            load_row(from.row(self.place(strip.first + row), head_dim), to);
+        }
+    }
+
+    /// Copies keys (or values) of a [B, Tk, Hkv, D] operand to [keys, padded D].
+    #[inline(always)]
+    pub(super) fn load_keys(&self, from: &Rows<E>, keys: Range<usize>, to: &mut [E::Real]) {
+        let head_dim = self.attention.shape.head_dim;
+        for (key, to) in keys.zip(to.chunks_exact_mut(padded(head_dim))) {
+            let place = [self.segment.batch, self.segment.keys.start + key, self.kv_head];
+            load_row(from.row(place, head_dim), to);
+        }
+    }
+}
+
+#[inline(always)]
+fn load_row<E: Element>(from: &[E], to: &mut [E::Real]) {
+    let (to, padding) = to.split_at_mut(from.len());
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = from.to_real();
+    }
+    padding.fill(E::Real::ZERO);
+}
+
+/// [rows, columns] of the given row length to [columns, STRIP]. Lanes without a row become zero.
+#[inline(always)]
+pub(super) fn transpose<R: Real>(from: &[R], columns: usize, rows: usize, to: &mut [R]) {
+    const SIDE: usize = 8;
+
+    for first in (0..columns).step_by(SIDE) {
+        for row in (0..rows.next_multiple_of(16)).step_by(SIDE) {
+            let block: [[R; SIDE]; SIDE] = std::array::from_fn(|i| match row + i < rows {
+                true => {
+                    let row = &from[(row + i) * columns + first..];
+                    std::array::from_fn(|j| row[..SIDE][j])
+                }
+                false => [R::ZERO; SIDE],
+            });
+            for j in 0..SIDE {
+                let to = &mut to[(first + j) * STRIP + row..][..SIDE];
+                for i in 0..SIDE {
+                    to[i] = block[i][j];
+                }
+            }
+        }
+    }
+}

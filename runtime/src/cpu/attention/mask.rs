@@ -1,0 +1,177 @@
+//! Which keys a query sees. Every mask offered here is, for one query, one range of keys; that is all the kernels know.
+
+use std::ops::Range;
+
+use super::{AttentionError, Shape};
+
+/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed axis.
+#[derive(Clone, Copy, Debug)]
+pub enum Offsets<'a> {
+    /// As flash attention takes them.
+    I32(&'a [i32]),
+    /// As PyTorch makes them.
+    I64(&'a [i64]),
+}
+
+impl Offsets<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::I32(offsets) => offsets.len(),
+            Self::I64(offsets) => offsets.len(),
+        }
+    }
+
+    fn signed(self, index: usize) -> i64 {
+        match self {
+            Self::I32(offsets) => i64::from(offsets[index]),
+            Self::I64(offsets) => offsets[index],
+        }
+    }
+
+    /// Only of checked offsets, which are not negative.
+    fn get(self, index: usize) -> usize {
+        self.signed(index) as usize
+    }
+
+    fn check(self, name: &'static str, end: usize) -> Result<(), AttentionError> {
+        let count = self.len();
+        let rises = (1..count).all(|i| self.signed(i - 1) <= self.signed(i));
+
+        let spans = count > 0 && self.signed(0) == 0 && self.signed(count - 1) == end as i64;
+        if rises && spans { Ok(()) } else { Err(AttentionError::Offsets { name, end }) }
+    }
+}
+
+/// Where the queries and keys stand in their sequences.
+#[derive(Clone, Copy, Debug)]
+pub enum Sequences<'a> {
+    /// Each row of the batch is one sequence: key j has position j, query i has position `q_offset` + i. Both slices
+    /// hold one value a batch row, or one for all.
+    Rows {
+        /// Position of the first query.
+        q_offset: &'a [usize],
+        /// How many keys are valid; the others are never read.
+        k_len: &'a [usize],
+    },
+    /// The batch is one row of several sequences end to end; a query sees keys of its own sequence only. Where a
+    /// sequence has fewer queries than keys, the queries are its last positions (as in flash attention).
+    Packed {
+        /// Where each sequence's queries begin, and their end.
+        cu_seqlens_q: Offsets<'a>,
+        /// Where each sequence's keys begin, and their end.
+        cu_seqlens_k: Offsets<'a>,
+    },
+}
+
+/// The mask as data. Conditions add up: a key is seen when none hides it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mask<'a> {
+    /// Hides keys after the query's position.
+    pub causal: bool,
+    /// Hides keys at or before the query's position minus this, so that under `causal` a query sees itself and the
+    /// `window` - 1 keys before it (`sliding_window` of Hugging Face's configurations).
+    pub window: Option<usize>,
+    /// Where queries and keys stand.
+    pub sequences: Sequences<'a>,
+}
+
+/// Queries of one sequence and the keys they may see.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    pub(super) batch: usize,
+    /// Along the axis of queries.
+    pub(super) queries: Range<usize>,
+    /// Along the axis of keys. Blocks of keys are counted from its start.
+    pub(super) keys: Range<usize>,
+    /// Position of the first query among the keys.
+    first_position: i64,
+    causal: bool,
+    window: Option<usize>,
+}
+
+impl Segment {
+    /// The keys that query `t` (an index along the axis of queries) sees, counted from the segment's first key.
+    #[inline(always)]
+    pub(super) fn visible(&self, t: usize) -> Range<usize> {
+        let len = self.keys.len() as i64;
+        let position = self.first_position + (t - self.queries.start) as i64;
+
+        let end = if self.causal { (position + 1).clamp(0, len) } else { len };
+        let start = match self.window {
+            Some(window) => position.saturating_add(1).saturating_sub_unsigned(window as u64).clamp(0, end),
+            None => 0,
+        };
+        start as usize..end as usize
+    }
+}
+
+impl Mask<'_> {
+    /// # Errors
+    /// When lengths or offsets do not fit the shape.
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), AttentionError> {
+        match self.sequences {
+            Sequences::Rows { q_offset, k_len } => {
+                for (name, values) in [("q_offset", q_offset), ("k_len", k_len)] {
+                    if values.len() != 1 && values.len() != shape.batch {
+                        let (got, batch) = (values.len(), shape.batch);
+                        return Err(AttentionError::PerRow { name, got, batch });
+                    }
+                }
+                match k_len.iter().find(|len| **len > shape.keys) {
+                    Some(&len) => Err(AttentionError::KeyLength { len, keys: shape.keys }),
+                    None => Ok(()),
+                }
+            }
+            Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                if shape.batch != 1 {
+                    return Err(AttentionError::PackedBatch { batch: shape.batch });
+                }
+                cu_seqlens_q.check("cu_seqlens_q", shape.queries)?;
+                cu_seqlens_k.check("cu_seqlens_k", shape.keys)?;
+
+                let (queries, keys) = (cu_seqlens_q.len() - 1, cu_seqlens_k.len() - 1);
+                if queries == keys {
+                    Ok(())
+                } else {
+                    Err(AttentionError::Sequences { queries, keys })
+                }
+            }
+        }
+    }
+
+    /// The segments of a batch row in order of their queries, which they cover. Only of a checked mask.
+    pub(super) fn segments(&self, batch: usize, shape: &Shape) -> impl Iterator<Item = Segment> {
+        let count = match self.sequences {
+            Sequences::Rows { .. } => 1,
+            Sequences::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len() - 1,
+        };
+
+        let (queries, mask) = (shape.queries, *self);
+        (0..count).map(move |index| {
+            let (queries, keys, first_position) = mask.extents(batch, index, queries);
+            let (causal, window) = (mask.causal, mask.window);
+            Segment { batch, queries, keys, first_position, causal, window }
+        })
+    }
+
+    fn extents(
+        &self,
+        batch: usize,
+        index: usize,
+        queries: usize,
+    ) -> (Range<usize>, Range<usize>, i64) {
+        match self.sequences {
+            Sequences::Rows { q_offset, k_len } => {
+                let of_row = |values: &[usize]| values[if values.len() == 1 { 0 } else { batch }];
+                let first = i64::try_from(of_row(q_offset)).unwrap_or(i64::MAX / 2);
+                (0..queries, 0..of_row(k_len), first.min(i64::MAX / 2))
+            }
+            Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                let queries = cu_seqlens_q.get(index)..cu_seqlens_q.get(index + 1);
+                let keys = cu_seqlens_k.get(index)..cu_seqlens_k.get(index + 1);
+                let first = keys.len() as i64 - queries.len() as i64;
+                (queries, keys, first)
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Blocks that stay in the cache of the core that computes on them.
+
+use std::cell::Cell;
+
+use bytemuck::{Pod, Zeroable};
+
+/// One cache line, so that no vector straddles two.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([f64; 8]);
+
+thread_local! {
+    /// A few hundred KiB a thread (a function of the head dimension only), kept so that it stays in the cache.
+    static LINES: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `f` with blocks of the given lengths, each on its own cache lines. What they hold is arbitrary.
+#[inline(always)]
+pub(super) fn with_blocks<R: Pod, const N: usize, Out>(
+    lengths: [usize; N],
+    f: impl FnOnce([&mut [R]; N]) -> Out,
+) -> Out {
+    let per_line = size_of::<Line>() / size_of::<R>();
+    let lines = lengths.map(|len| len.div_ceil(per_line));
+
+    let mut memory = LINES.take();
+    let total = lines.iter().sum();
+    if memory.len() < total {
+        memory.resize(total, Line::zeroed());
+    }
+
+    let mut rest = memory.as_mut_slice();
+    let blocks = std::array::from_fn(|i| {
+        let (block, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
+        rest = after;
+        &mut bytemuck::cast_slice_mut(block)[..lengths[i]]
+    });
+
+    let out = f(blocks);
+    LINES.set(memory);
+    out
+}
