@@ -4,6 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 
+use crate::cpu::simd_math;
+
 /// The type of a tensor's elements.
 ///
 /// Sizes are given in bits because types narrower than a byte will come.
@@ -255,6 +257,28 @@ pub trait Wide:
 }
 
 macro_rules! wide_floats {
+    // Of f64 only gradient checks make use: the standard library's functions will do.
+    (@elementary f64) => {
+        wide_floats!(@std f64: exp, ln);
+    };
+
+    (@elementary f32) => {
+        #[inline(always)]
+        fn exp(self) -> f32 {
+            simd_math::exp(self)
+        }
+
+        #[inline(always)]
+        fn ln(self) -> f32 {
+            simd_math::ln(self)
+        }
+
+        #[inline(always)]
+        fn sigmoid(self) -> f32 {
+            simd_math::sigmoid(self)
+        }
+    };
+
     (@std $rust:ident: $($function:ident),+) => {
         $(
             #[inline(always)]
@@ -264,7 +288,7 @@ macro_rules! wide_floats {
         )+
     };
 
-    ($($rust:ident),+) => {
+    ($($rust:tt),+) => {
         $(
             impl Float for $rust {
                 type Wide = $rust;
@@ -285,7 +309,8 @@ macro_rules! wide_floats {
                 const ONE: $rust = 1.0;
                 const NEG_INFINITY: $rust = $rust::NEG_INFINITY;
 
-                wide_floats!(@std $rust: sqrt, abs, exp, ln, sin, cos, tanh);
+                wide_floats!(@std $rust: sqrt, abs, sin, cos, tanh);
+                wide_floats!(@elementary $rust);
             }
         )+
     };

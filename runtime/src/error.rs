@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::cpu::attention::AttentionError;
+use crate::cpu::gemm::GemmError;
 use crate::{DType, Shape};
 
 /// The result of everything in this crate that can fail.
@@ -189,6 +191,14 @@ pub enum Error {
         /// The op that wanted the storage.
         op: &'static str,
     },
+
+    /// Operands of a matrix product that do not fit; signatures find these first.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
+
+    /// Operands of an attention that do not fit.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
 
     /// A thread pool could not be started.
     #[error("could not start a pool of {threads} threads: {reason}")]

@@ -112,7 +112,10 @@ impl<E: Element> Attention<'_, E> {
         gradients.check(&self.shape)?;
         let needed = backward_workspace(&self.shape);
         if workspace.len() < needed {
-            return Err(AttentionError::Workspace { len: workspace.len(), needed });
+            return Err(AttentionError::Workspace {
+                len: workspace.len(),
+                needed,
+            });
         }
 
         backward::run(self, saved, gradients, &mut workspace[..needed]);
@@ -120,7 +123,12 @@ impl<E: Element> Attention<'_, E> {
     }
 
     fn check(&self) -> Result<(), AttentionError> {
-        let Shape { heads, kv_heads, keys, .. } = self.shape;
+        let Shape {
+            heads,
+            kv_heads,
+            keys,
+            ..
+        } = self.shape;
         if kv_heads == 0 || heads % kv_heads != 0 {
             return Err(AttentionError::Heads { heads, kv_heads });
         }
@@ -147,7 +155,9 @@ pub fn backward_workspace(shape: &Shape) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttentionError {
     /// Groups of query heads must be equal.
-    #[error("{heads} query heads cannot share {kv_heads} key-value heads: the first must be a multiple")]
+    #[error(
+        "{heads} query heads cannot share {kv_heads} key-value heads: the first must be a multiple"
+    )]
     Heads {
         /// Hq.
         heads: usize,
@@ -245,11 +255,20 @@ fn check_rows<T>(
         Some(end) if end <= len => Ok(()),
         end => {
             let end = end.unwrap_or(usize::MAX);
-            Err(AttentionError::OutOfBounds { name, extents, end, len })
+            Err(AttentionError::OutOfBounds {
+                name,
+                extents,
+                end,
+                len,
+            })
         }
     }
 }
 
 fn check_len(name: &'static str, len: usize, needed: usize) -> Result<(), AttentionError> {
-    if len == needed { Ok(()) } else { Err(AttentionError::Length { name, len, needed }) }
+    if len == needed {
+        Ok(())
+    } else {
+        Err(AttentionError::Length { name, len, needed })
+    }
 }

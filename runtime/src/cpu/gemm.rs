@@ -148,9 +148,17 @@ where
 
     let count = c.batch().iter().product();
     let c = c.target();
-    let problem = |i| Problem { a: a.at(i), b: b.at(i), c: c.at(i) };
+    let problem = |i| Problem {
+        a: a.at(i),
+        b: b.at(i),
+        c: c.at(i),
+    };
 
-    T::with_kernel(Run { count, problem, update });
+    T::with_kernel(Run {
+        count,
+        problem,
+        update,
+    });
     Ok(())
 }
 
@@ -182,5 +190,10 @@ fn agree(
         return Ok(());
     }
 
-    Err(GemmError::Mismatch { op, what, left: left.to_vec(), right: right.to_vec() })
+    Err(GemmError::Mismatch {
+        op,
+        what,
+        left: left.to_vec(),
+        right: right.to_vec(),
+    })
 }

@@ -2,8 +2,11 @@
 //!
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
 
+pub(crate) mod attention;
 pub(crate) mod elementwise;
+pub(crate) mod gemm;
 pub(crate) mod reduce;
+pub(crate) mod simd_math;
 pub(crate) mod strided;
 
 use rayon::prelude::*;

@@ -151,7 +151,11 @@ pub fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let infinity = simd.splat_f32s(f32::INFINITY);
     let y = simd.select_f32s(simd.less_than_f32s(x, infinity), y, x);
     let y = simd.select_f32s(simd.less_than_f32s(x, zero), simd.splat_f32s(f32::NAN), y);
-    simd.select_f32s(simd.equal_f32s(x, zero), simd.splat_f32s(f32::NEG_INFINITY), y)
+    simd.select_f32s(
+        simd.equal_f32s(x, zero),
+        simd.splat_f32s(f32::NEG_INFINITY),
+        y,
+    )
 }
 
 /// e^x = mantissa * 2^exponent with the mantissa near [sqrt(1/2), sqrt(2)] and a whole exponent.
@@ -192,7 +196,10 @@ fn ln_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let biased = simd.wrapping_dyn_shr_u32s(biased, simd.splat_u32s(23));
     let float = simd.or_u32s(biased, simd.splat_u32s(8_388_608.0f32.to_bits()));
     let exponent = simd.transmute_f32s_u32s(float);
-    (mantissa, simd.sub_f32s(exponent, simd.splat_f32s(8_388_608.0 + 127.0)))
+    (
+        mantissa,
+        simd.sub_f32s(exponent, simd.splat_f32s(8_388_608.0 + 127.0)),
+    )
 }
 
 /// c[0] + c[1] x + c[2] x^2 + ..., by Horner's rule.
@@ -214,7 +221,11 @@ mod tests {
     fn ulps(got: f32, want: f64) -> f64 {
         let rounded = want as f32;
         if got.is_nan() || rounded.is_nan() {
-            return if got.is_nan() == rounded.is_nan() { 0.0 } else { f64::INFINITY };
+            return if got.is_nan() == rounded.is_nan() {
+                0.0
+            } else {
+                f64::INFINITY
+            };
         }
         if got.is_infinite() || rounded.is_infinite() {
             return if got == rounded { 0.0 } else { f64::INFINITY };
@@ -255,7 +266,11 @@ mod tests {
 
         loop {
             let mut x = [1.0f32; 4096];
-            let count = x.iter_mut().zip(&mut accepted).map(|(slot, x)| *slot = x).count();
+            let count = x
+                .iter_mut()
+                .zip(&mut accepted)
+                .map(|(slot, x)| *slot = x)
+                .count();
             if count == 0 {
                 println!("worst {worst} ulp at {at:e}");
                 return worst;
@@ -275,7 +290,11 @@ mod tests {
 
     /// A prime, so that all low bits occur. `MESHGRAD_EXHAUSTIVE=1` visits every f32.
     fn step() -> usize {
-        if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() { 1 } else { 1009 }
+        if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() {
+            1
+        } else {
+            1009
+        }
     }
 
     macro_rules! function {
@@ -298,7 +317,11 @@ mod tests {
     }
 
     function!(Exp, exp_f32s, f64::exp);
-    function!(ExpFlushed, exp_flushed_f32s, |x| if x < -87.336_54 { 0.0 } else { x.exp() });
+    function!(ExpFlushed, exp_flushed_f32s, |x| if x < -87.336_54 {
+        0.0
+    } else {
+        x.exp()
+    });
     function!(Sigmoid, sigmoid_f32s, |x| 1.0 / (1.0 + (-x).exp()));
     function!(Silu, silu_f32s, |x| x / (1.0 + (-x).exp()));
     function!(Ln, ln_f32s, f64::ln);

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::cpu::elementwise::convert;
 use crate::cpu::{BLOCK, for_blocks};
 use crate::ops::binary::contiguous_range;
-#[cfg(doc)]
-use crate::Error;
 use crate::{DType, Device, Element, Fresh, Layout, Result, Shape, Signature, Tensor, for_any};
 
 static CONTIGUOUS: Signature = Signature::new("contiguous", "x: T[..] -> y: T[..]", 0);

@@ -1,14 +1,17 @@
 //! Matrix products. Operands may have any strides, so that transposes are views and cost nothing.
 
-use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
-use crate::ops::contiguous_range;
 #[cfg(doc)]
 use crate::Error;
-use crate::{Accumulator, Layout, Result, Signature, Tensor, for_float};
+use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
+use crate::ops::contiguous_range;
+use crate::{Accumulator, Float, Layout, Result, Signature, Tensor, for_float};
 
 static LINEAR: Signature = Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2);
-static LINEAR_GRAD_INPUT: Signature =
-    Signature::new("linear_grad_input", "dy: F[.. o], w: F[o i] -> dx: F[.. i]", 2);
+static LINEAR_GRAD_INPUT: Signature = Signature::new(
+    "linear_grad_input",
+    "dy: F[.. o], w: F[o i] -> dx: F[.. i]",
+    2,
+);
 static LINEAR_GRAD_WEIGHT: Signature = Signature::new(
     "linear_grad_weight_into",
     "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]",
@@ -22,8 +25,13 @@ static MATMUL_INTO: Signature = Signature::new(
     2,
 );
 
-pub(super) static SIGNATURES: &[&Signature] =
-    &[&LINEAR, &LINEAR_GRAD_INPUT, &LINEAR_GRAD_WEIGHT, &MATMUL, &MATMUL_INTO];
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &LINEAR,
+    &LINEAR_GRAD_INPUT,
+    &LINEAR_GRAD_WEIGHT,
+    &MATMUL,
+    &MATMUL_INTO,
+];
 
 /// y = x w^T: a linear layer without bias, its weight as Hugging Face stores it.
 ///
@@ -84,7 +92,7 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
         for_float!(x.dtype(), T => {
             let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
             let (dy, x) = (matrix(&dy, &dy_read)?.transposed(), matrix(&x, &x_read)?);
-            let mut to = into.buffer().write(call.name())?;
+            let mut to = into.buffer().write::<<T as Float>::Wide>(call.name())?;
             let to = MatrixMut::new(&mut to[range], [dy.rows(), x.cols()])?;
             Ok(gemm::gemm(dy, x, to, update(into))?)
         })
@@ -131,7 +139,7 @@ pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()>
         for_float!(a.dtype(), T => {
             let (a_read, b_read) = (a.read::<T>()?, b.read::<T>()?);
             let (a, b) = (matrices(a, &a_read)?, matrices(b, &b_read)?);
-            let mut to = into.buffer().write(call.name())?;
+            let mut to = into.buffer().write::<<T as Float>::Wide>(call.name())?;
             let to = batch_mut(&mut to[range], &layout)?;
             Ok(gemm::gemm(a, b, to, update(into))?)
         })
@@ -217,7 +225,9 @@ mod tests {
         let (a, b) = (a.to_vec::<f64>().unwrap(), b.to_vec::<f64>().unwrap());
         let batch = if m * k == 0 { 0 } else { a.len() / (m * k) };
         let element = |(g, i, j): (usize, usize, usize)| -> f64 {
-            (0..k).map(|l| a[(g * m + i) * k + l] * b[(g * k + l) * n + j]).sum()
+            (0..k)
+                .map(|l| a[(g * m + i) * k + l] * b[(g * k + l) * n + j])
+                .sum()
         };
         let all = (0..batch).flat_map(|g| (0..m).flat_map(move |i| (0..n).map(move |j| (g, i, j))));
         all.map(element).collect()
@@ -267,7 +277,10 @@ mod tests {
     #[test]
     fn accumulating_products() {
         let device = Device::cpu();
-        let (a, b) = (numbered(&device, &[2, 3, 4], 0.3), numbered(&device, &[2, 4, 2], 0.7));
+        let (a, b) = (
+            numbered(&device, &[2, 3, 4], 0.3),
+            numbered(&device, &[2, 4, 2], 0.7),
+        );
         let shape = Shape::new(&[2, 3, 2]).unwrap();
         let mut into = Accumulator::new(&device, shape, DType::F64).unwrap();
         matmul_into(&a, &b, &mut into).unwrap();
@@ -279,9 +292,17 @@ mod tests {
     #[test]
     fn empty_extents() {
         let device = Device::cpu();
-        let y = linear(&numbered(&device, &[0, 4], 0.1), &numbered(&device, &[5, 4], 0.1)).unwrap();
+        let y = linear(
+            &numbered(&device, &[0, 4], 0.1),
+            &numbered(&device, &[5, 4], 0.1),
+        )
+        .unwrap();
         assert_eq!(y.shape().to_vec(), [0, 5]);
-        let y = linear(&numbered(&device, &[3, 0], 0.1), &numbered(&device, &[5, 0], 0.1)).unwrap();
+        let y = linear(
+            &numbered(&device, &[3, 0], 0.1),
+            &numbered(&device, &[5, 0], 0.1),
+        )
+        .unwrap();
         assert_eq!(y.to_vec::<f64>().unwrap(), [0.0; 15]);
     }
 }

@@ -6,11 +6,13 @@
 
 mod binary;
 mod copy;
+mod matmul;
 mod reduce;
 mod unary;
 
 pub use binary::*;
 pub use copy::*;
+pub use matmul::*;
 pub use reduce::*;
 pub use unary::*;
 

@@ -63,7 +63,8 @@ impl<E: Element> Saved<'_, E> {
 
         let rows = shape.batch * shape.heads * shape.queries;
         check_len("lse", self.lse.len(), rows)?;
-        self.dlse.map_or(Ok(()), |dlse| check_len("dlse", dlse.len(), rows))
+        self.dlse
+            .map_or(Ok(()), |dlse| check_len("dlse", dlse.len(), rows))
     }
 }
 
@@ -91,10 +92,18 @@ impl Slabs {
     fn of(shape: &Shape) -> Self {
         let heads = (shape.batch * shape.kv_heads).max(1);
         let wanted = (ENOUGH_TASKS / heads).max(1);
-        let queries = shape.queries.div_ceil(wanted).next_multiple_of(ROWS).max(QUERIES_PER_SLAB);
+        let queries = shape
+            .queries
+            .div_ceil(wanted)
+            .next_multiple_of(ROWS)
+            .max(QUERIES_PER_SLAB);
 
         let len = 2 * shape.keys * padded(shape.head_dim);
-        Self { count: shape.queries.div_ceil(queries), queries, len }
+        Self {
+            count: shape.queries.div_ceil(queries),
+            queries,
+            len,
+        }
     }
 
     /// The rows of a segment that belong to slab `index`. Sequences that share a slab have different keys; the slabs of
@@ -133,20 +142,28 @@ pub(super) fn run<E: Element>(
     }
 
     let dq = Shared::new(dq);
-    workspace.par_chunks_mut(slabs.len).enumerate().for_each(|(task, slab)| {
-        let (index, head) = (task % slabs.count, task / slabs.count);
-        let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
+    workspace
+        .par_chunks_mut(slabs.len)
+        .enumerate()
+        .for_each(|(task, slab)| {
+            let (index, head) = (task % slabs.count, task / slabs.count);
+            let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
 
-        slab.fill(Real::ZERO);
-        for segment in attention.mask.segments(batch, &shape) {
-            let rows = slabs.rows(index, &segment, shape.group());
-            for start in rows.clone().step_by(ROWS) {
-                let rows = start..rows.end.min(start + ROWS);
-                let group = Group { attention, segment: &segment, kv_head, rows };
-                backward_group(&group, saved, slab, &dq);
+            slab.fill(Real::ZERO);
+            for segment in attention.mask.segments(batch, &shape) {
+                let rows = slabs.rows(index, &segment, shape.group());
+                for start in rows.clone().step_by(ROWS) {
+                    let rows = start..rows.end.min(start + ROWS);
+                    let group = Group {
+                        attention,
+                        segment: &segment,
+                        kv_head,
+                        rows,
+                    };
+                    backward_group(&group, saved, slab, &dq);
+                }
             }
-        }
-    });
+        });
 
     let half = slabs.len / 2;
     for (to, offset) in [(dk, 0), (dv, half)] {
@@ -162,20 +179,28 @@ fn add_slabs<E: Element>(
     offset: usize,
     to: &mut [E],
 ) {
-    let Shape { keys, kv_heads, head_dim, .. } = *shape;
+    let Shape {
+        keys,
+        kv_heads,
+        head_dim,
+        ..
+    } = *shape;
     let width = padded(head_dim);
 
-    to.par_chunks_mut(kv_heads * head_dim).enumerate().with_min_len(64).for_each(|(key, to)| {
-        let (batch, key) = (key / keys, key % keys);
-        for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
-            let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
-            let at = head + offset + key * width;
-            for (d, to) in to.iter_mut().enumerate() {
-                let parts = (0..slabs.count).map(|slab| workspace[at + slab * slabs.len + d]);
-                *to = E::from_real(parts.fold(Real::ZERO, |sum, part| sum + part));
+    to.par_chunks_mut(kv_heads * head_dim)
+        .enumerate()
+        .with_min_len(64)
+        .for_each(|(key, to)| {
+            let (batch, key) = (key / keys, key % keys);
+            for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
+                let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
+                let at = head + offset + key * width;
+                for (d, to) in to.iter_mut().enumerate() {
+                    let parts = (0..slabs.count).map(|slab| workspace[at + slab * slabs.len + d]);
+                    *to = E::from_real(parts.fold(Real::ZERO, |sum, part| sum + part));
+                }
             }
-        }
-    });
+        });
 }
 
 fn backward_group<E: Element>(
@@ -188,9 +213,21 @@ fn backward_group<E: Element>(
     let strips = group.rows.len().div_ceil(STRIP) * STRIP * width;
 
     let (block, scores) = (KEYS * width, KEYS * STRIP);
-    let lengths = [strips, strips, strips, strips, strips, block, block, scores, scores];
+    let lengths = [
+        strips, strips, strips, strips, strips, block, block, scores, scores,
+    ];
     with_blocks(lengths, |blocks| {
-        let [q, q_columns, dout, dout_columns, dq_sums, keys, values, weights, dscores] = blocks;
+        let [
+            q,
+            q_columns,
+            dout,
+            dout_columns,
+            dq_sums,
+            keys,
+            values,
+            weights,
+            dscores,
+        ] = blocks;
         let (dk, dv) = slab.split_at_mut(slab.len() / 2);
         let run = BackwardGroup {
             group,
@@ -254,21 +291,31 @@ impl<E: Element> WithSimd for BackwardGroup<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let strips: [_; STRIPS] = std::array::from_fn(|index| self.group.strip(index));
-        let mut per_row = [PerRow { lse: [Real::ZERO; STRIP], delta: [Real::ZERO; STRIP] }; STRIPS];
+        let mut per_row = [PerRow {
+            lse: [Real::ZERO; STRIP],
+            delta: [Real::ZERO; STRIP],
+        }; STRIPS];
         for (index, strip) in strips.iter().enumerate() {
             if strip.rows > 0 {
                 self.load_strip(simd, index, strip, &mut per_row[index]);
             }
         }
 
-        let seen = || strips.iter().map(|strip| &strip.keys).filter(|keys| !keys.is_empty());
+        let seen = || {
+            strips
+                .iter()
+                .map(|strip| &strip.keys)
+                .filter(|keys| !keys.is_empty())
+        };
         let first = seen().map(|keys| keys.start).min().unwrap_or(0);
         let end = seen().map(|keys| keys.end).max().unwrap_or(0);
 
         for block in (first / KEYS * KEYS..end).step_by(KEYS) {
             let loaded = block.max(first)..(block + KEYS).min(end);
-            self.group.load_keys(&self.group.attention.k, loaded.clone(), self.keys);
-            self.group.load_keys(&self.group.attention.v, loaded.clone(), self.values);
+            self.group
+                .load_keys(&self.group.attention.k, loaded.clone(), self.keys);
+            self.group
+                .load_keys(&self.group.attention.v, loaded.clone(), self.values);
 
             for (index, strip) in strips.iter().enumerate() {
                 let keys = loaded.start.max(strip.keys.start)..loaded.end.min(strip.keys.end);
@@ -295,7 +342,12 @@ impl<E: Element> BackwardGroup<'_, E> {
         strip: &Strip<E::Real>,
         per_row: &mut PerRow<E::Real>,
     ) {
-        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
+        let Shape {
+            queries,
+            heads,
+            head_dim,
+            ..
+        } = self.group.attention.shape;
         let width = padded(head_dim);
         let at = index * STRIP * width..(index + 1) * STRIP * width;
         let (q, dout) = (&mut self.q[at.clone()], &mut self.dout[at.clone()]);
@@ -317,7 +369,11 @@ impl<E: Element> BackwardGroup<'_, E> {
 
             // A row that sees no key has no weights; any number but infinity does.
             let lse = self.saved.lse[at];
-            per_row.lse[row] = if lse == Real::NEG_INFINITY { Real::ZERO } else { lse };
+            per_row.lse[row] = if lse == Real::NEG_INFINITY {
+                Real::ZERO
+            } else {
+                lse
+            };
         }
         sums.fill(Real::ZERO);
     }
@@ -411,15 +467,26 @@ impl<E: Element> BackwardGroup<'_, E> {
 
     #[inline(always)]
     fn store(&self, index: usize, strip: &Strip<E::Real>) {
-        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
+        let Shape {
+            queries,
+            heads,
+            head_dim,
+            ..
+        } = self.group.attention.shape;
         let width = padded(head_dim);
 
         for row in 0..strip.rows {
             let [b, t, h] = self.group.place(strip.first + row);
 
             // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
-            let dq = unsafe { self.dq.part(((b * queries + t) * heads + h) * head_dim, head_dim) };
-            for (dq, sum) in dq.iter_mut().zip(&self.dq_sums[(index * STRIP + row) * width..]) {
+            let dq = unsafe {
+                self.dq
+                    .part(((b * queries + t) * heads + h) * head_dim, head_dim)
+            };
+            for (dq, sum) in dq
+                .iter_mut()
+                .zip(&self.dq_sums[(index * STRIP + row) * width..])
+            {
                 *dq = E::from_real(*sum);
             }
         }

@@ -91,14 +91,25 @@ impl<E: Element> Group<'_, E> {
         }
 
         let keys = if keys.is_empty() { 0..0 } else { keys };
-        Strip { first, rows, keys, common, low, high }
+        Strip {
+            first,
+            rows,
+            keys,
+            common,
+            low,
+            high,
+        }
     }
 
     /// Copies rows of a [B, Tq, Hq, D] operand to [rows, padded D].
     #[inline(always)]
     pub(super) fn load_rows(&self, from: &Rows<E>, strip: &Strip<E::Real>, to: &mut [E::Real]) {
         let head_dim = self.attention.shape.head_dim;
-        for (row, to) in to.chunks_exact_mut(padded(head_dim)).take(strip.rows).enumerate() {
+        for (row, to) in to
+            .chunks_exact_mut(padded(head_dim))
+            .take(strip.rows)
+            .enumerate()
+        {
             load_row(from.row(self.place(strip.first + row), head_dim), to);
         }
     }
@@ -108,7 +119,11 @@ impl<E: Element> Group<'_, E> {
     pub(super) fn load_keys(&self, from: &Rows<E>, keys: Range<usize>, to: &mut [E::Real]) {
         let head_dim = self.attention.shape.head_dim;
         for (key, to) in keys.zip(to.chunks_exact_mut(padded(head_dim))) {
-            let place = [self.segment.batch, self.segment.keys.start + key, self.kv_head];
+            let place = [
+                self.segment.batch,
+                self.segment.keys.start + key,
+                self.kv_head,
+            ];
             load_row(from.row(place, head_dim), to);
         }
     }

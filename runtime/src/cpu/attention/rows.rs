@@ -49,7 +49,11 @@ unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
     pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            slice: PhantomData,
+        }
     }
 
     /// Elements `from .. from + len`.

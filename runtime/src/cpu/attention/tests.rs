@@ -11,8 +11,14 @@ const HEAD_DIMS: [usize; 7] = [1, 8, 20, 32, 64, 80, 128];
 
 #[derive(Clone, Debug)]
 enum Owned {
-    Rows { q_offset: Vec<usize>, k_len: Vec<usize> },
-    Packed { q: Vec<i32>, k: Vec<i64> },
+    Rows {
+        q_offset: Vec<usize>,
+        k_len: Vec<usize>,
+    },
+    Packed {
+        q: Vec<i32>,
+        k: Vec<i64>,
+    },
 }
 
 /// A shape and a mask.
@@ -27,9 +33,24 @@ struct Case {
 impl Case {
     /// Batch 2, two key-value heads, every key valid, nothing masked.
     fn new(queries: usize, keys: usize, group: usize, head_dim: usize) -> Self {
-        let shape = Shape { batch: 2, queries, keys, heads: 2 * group, kv_heads: 2, head_dim };
-        let sequences = Owned::Rows { q_offset: vec![0], k_len: vec![keys] };
-        Self { shape, causal: false, window: None, sequences }
+        let shape = Shape {
+            batch: 2,
+            queries,
+            keys,
+            heads: 2 * group,
+            kv_heads: 2,
+            head_dim,
+        };
+        let sequences = Owned::Rows {
+            q_offset: vec![0],
+            k_len: vec![keys],
+        };
+        Self {
+            shape,
+            causal: false,
+            window: None,
+            sequences,
+        }
     }
 
     fn packed(lengths: &[(usize, usize)], group: usize, head_dim: usize) -> Self {
@@ -57,7 +78,10 @@ impl Case {
     }
 
     fn at(mut self, q_offset: &[usize], k_len: &[usize]) -> Self {
-        self.sequences = Owned::Rows { q_offset: q_offset.to_vec(), k_len: k_len.to_vec() };
+        self.sequences = Owned::Rows {
+            q_offset: q_offset.to_vec(),
+            k_len: k_len.to_vec(),
+        };
         self
     }
 
@@ -69,7 +93,9 @@ impl Case {
             1 => self.causal(),
             2 => self.causal().window(1 + keys / 3),
             3 => self.window(5),
-            4 => self.causal().at(&[keys.saturating_sub(queries)], &[keys, keys.div_ceil(2)]),
+            4 => self
+                .causal()
+                .at(&[keys.saturating_sub(queries)], &[keys, keys.div_ceil(2)]),
             _ => self.at(&[0, 3], &[keys.div_ceil(3), 0]),
         }
     }
@@ -77,11 +103,16 @@ impl Case {
     fn mask(&self) -> Mask<'_> {
         let sequences = match &self.sequences {
             Owned::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
-            Owned::Packed { q, k } => {
-                Sequences::Packed { cu_seqlens_q: Offsets::I32(q), cu_seqlens_k: Offsets::I64(k) }
-            }
+            Owned::Packed { q, k } => Sequences::Packed {
+                cu_seqlens_q: Offsets::I32(q),
+                cu_seqlens_k: Offsets::I64(k),
+            },
         };
-        Mask { causal: self.causal, window: self.window, sequences }
+        Mask {
+            causal: self.causal,
+            window: self.window,
+            sequences,
+        }
     }
 
     /// Whether query i sees key j, from the definition.
@@ -103,7 +134,9 @@ impl Case {
         };
 
         let causal = !self.causal || key <= position;
-        let window = self.window.is_none_or(|window| key > position - window as i64);
+        let window = self
+            .window
+            .is_none_or(|window| key > position - window as i64);
         valid && causal && window
     }
 
@@ -129,7 +162,11 @@ fn strides([_, t, h, d]: [usize; 4]) -> [usize; 3] {
 }
 
 fn dense<T>(data: &[T], extents: [usize; 4]) -> Rows<'_, T> {
-    Rows { data, offset: 0, strides: strides(extents) }
+    Rows {
+        data,
+        offset: 0,
+        strides: strides(extents),
+    }
 }
 
 /// Numbers in [-1, 1) with a spread of magnitudes like that of activations.
@@ -141,7 +178,9 @@ fn random(len: usize, seed: u64) -> Vec<f64> {
         state ^= state << 17;
         (state >> 11) as f64 / (1u64 << 53) as f64
     };
-    (0..len).map(|_| 2.0 * (next() + next() + next()) - 3.0).collect()
+    (0..len)
+        .map(|_| 2.0 * (next() + next() + next()) - 3.0)
+        .collect()
 }
 
 /// Elements of any dtype, for generic tests.
@@ -219,7 +258,12 @@ struct Results<E: Element> {
 
 impl<E: Number> Results<E> {
     fn elements(&self) -> [(&'static str, &[E]); 4] {
-        [("out", &self.out), ("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv)]
+        [
+            ("out", &self.out),
+            ("dq", &self.dq),
+            ("dk", &self.dk),
+            ("dv", &self.dv),
+        ]
     }
 
     fn lse(&self) -> Vec<f64> {
@@ -253,15 +297,34 @@ fn attend<E: Number>(case: &Case, x: &Operands<E>) -> Results<E> {
         dlse: Some(&dlse),
     };
     let mut workspace = vec![nan.to_real(); backward_workspace(&shape)];
-    let gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
-    attention.backward(&saved, gradients, &mut workspace).unwrap();
+    let gradients = Gradients {
+        dq: &mut dq,
+        dk: &mut dk,
+        dv: &mut dv,
+    };
+    attention
+        .backward(&saved, gradients, &mut workspace)
+        .unwrap();
 
-    Results { out, lse, dq, dk, dv }
+    Results {
+        out,
+        lse,
+        dq,
+        dk,
+        dv,
+    }
 }
 
 /// The definition, one row at a time.
 fn reference(case: &Case, x: &Operands<f64>) -> Results<f64> {
-    let Shape { batch, queries, keys, heads, head_dim, .. } = case.shape;
+    let Shape {
+        batch,
+        queries,
+        keys,
+        heads,
+        head_dim,
+        ..
+    } = case.shape;
     let [of_q, of_k] = [case.shape.of_queries(), case.shape.of_keys()];
     let at = |extents, [b, t, h]: [usize; 3]| {
         let [by_b, by_t, by_h] = strides(extents);
@@ -291,8 +354,10 @@ fn reference(case: &Case, x: &Operands<f64>) -> Results<f64> {
             }
 
             let q = &x.q[row.clone()];
-            let scores: Vec<_> =
-                seen.iter().map(|key| case.scale() * dot(q, &x.k[key.clone()])).collect();
+            let scores: Vec<_> = seen
+                .iter()
+                .map(|key| case.scale() * dot(q, &x.k[key.clone()]))
+                .collect();
             let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|score| (score - maximum).exp()).sum();
             let lse = maximum + sum.ln();
@@ -328,9 +393,16 @@ fn assert_near<E: Number>(case: &Case, tolerance: f64) {
     let want = reference(case, &x.values());
 
     for ((name, got), (_, want)) in got.elements().into_iter().zip(want.elements()) {
-        let difference: Vec<_> = got.iter().zip(want).map(|(got, want)| got.value() - want).collect();
+        let difference: Vec<_> = got
+            .iter()
+            .zip(want)
+            .map(|(got, want)| got.value() - want)
+            .collect();
         let error = norm(&difference);
-        assert!(error <= tolerance * norm(want) + 1e-30, "{name} errs by {error} in {case:?}");
+        assert!(
+            error <= tolerance * norm(want) + 1e-30,
+            "{name} errs by {error} in {case:?}"
+        );
     }
     for (got, want) in got.lse().into_iter().zip(&want.lse) {
         let near = (got - want).abs() <= 1e-5_f64.max(tolerance * 1e-2) * want.abs().max(1.0);
@@ -378,12 +450,21 @@ fn every_mask_equals_the_definition() {
 #[test]
 fn long_sequences_equal_the_definition() {
     let mut case = Case::new(2100, 2100, 1, 8).causal();
-    case.shape = Shape { batch: 1, heads: 1, kv_heads: 1, ..case.shape };
+    case.shape = Shape {
+        batch: 1,
+        heads: 1,
+        kv_heads: 1,
+        ..case.shape
+    };
     assert!(backward_workspace(&case.shape) > 2 * 2 * 2100 * 16);
     assert_near::<f32>(&case, 3e-6);
 
     let mut packed = Case::packed(&[(900, 900), (1130, 1130), (70, 70)], 1, 8).causal();
-    packed.shape = Shape { heads: 1, kv_heads: 1, ..packed.shape };
+    packed.shape = Shape {
+        heads: 1,
+        kv_heads: 1,
+        ..packed.shape
+    };
     assert_near::<f32>(&packed, 3e-6);
 }
 
@@ -411,13 +492,20 @@ fn gradients_are_central_differences() {
     const STEP: f64 = 1e-5;
 
     let packed = Case::packed(&[(3, 3), (2, 4)], 2, 3).causal();
-    for case in [Case::new(4, 5, 2, 3), Case::new(5, 5, 1, 3).causal().window(2), packed] {
+    for case in [
+        Case::new(4, 5, 2, 3),
+        Case::new(5, 5, 1, 3).causal().window(2),
+        packed,
+    ] {
         let mut x = Operands::<f64>::random(&case);
         let got = attend(&case, &x);
 
         type Field = fn(&mut Operands<f64>) -> &mut Vec<f64>;
-        let fields: [(&[f64], Field); 3] =
-            [(&got.dq, |x| &mut x.q), (&got.dk, |x| &mut x.k), (&got.dv, |x| &mut x.v)];
+        let fields: [(&[f64], Field); 3] = [
+            (&got.dq, |x| &mut x.q),
+            (&got.dk, |x| &mut x.k),
+            (&got.dv, |x| &mut x.v),
+        ];
         for (gradient, field) in fields {
             for (index, gradient) in gradient.iter().enumerate() {
                 let mut shifted = |by: f64| {
@@ -427,7 +515,10 @@ fn gradients_are_central_differences() {
                     loss
                 };
                 let difference = (shifted(STEP) - shifted(-STEP)) / (2.0 * STEP);
-                assert!((difference - gradient).abs() < 1e-8, "{difference} {gradient} {case:?}");
+                assert!(
+                    (difference - gradient).abs() < 1e-8,
+                    "{difference} {gradient} {case:?}"
+                );
             }
         }
     }
@@ -436,7 +527,10 @@ fn gradients_are_central_differences() {
 /// bf16 has 8 bits: its results point where the exact ones do and are as long.
 #[test]
 fn bf16_keeps_angle_and_norm() {
-    for case in [Case::new(130, 130, 2, 64).causal(), Case::new(65, 130, 4, 20).masked(2)] {
+    for case in [
+        Case::new(130, 130, 2, 64).causal(),
+        Case::new(65, 130, 4, 20).masked(2),
+    ] {
         let x = Operands::<bf16>::random(&case);
         let (got, want) = (attend(&case, &x), reference(&case, &x.values()));
 
@@ -456,7 +550,10 @@ fn bits_do_not_depend_on_threads() {
     fn check<E: Number>(case: &Case) {
         let x = Operands::<E>::random(case);
         let run = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap();
             pool.install(|| attend(case, &x))
         };
 
@@ -484,7 +581,13 @@ fn cached_decoding_equals_full_forward() {
     fn check<E: Number>(full: &Case, step: usize) {
         let x = Operands::<E>::random(full);
         let want = attend(full, &x);
-        let Shape { batch, queries, heads, head_dim, .. } = full.shape;
+        let Shape {
+            batch,
+            queries,
+            heads,
+            head_dim,
+            ..
+        } = full.shape;
 
         for start in (0..queries).step_by(step) {
             let (count, valid) = (step.min(queries - start), (start + step).min(queries));
@@ -498,21 +601,33 @@ fn cached_decoding_equals_full_forward() {
                 }
             }
             let of_k = full.shape.of_keys();
-            let [k, v] = [&cache.k, &cache.v].map(|x| x.iter().map(|x| E::of(*x)).collect::<Vec<_>>());
+            let [k, v] =
+                [&cache.k, &cache.v].map(|x| x.iter().map(|x| E::of(*x)).collect::<Vec<_>>());
 
             let mut out = vec![E::of(f64::NAN); case.query_len()];
             let mut lse = vec![E::of(f64::NAN).to_real(); case.rows()];
             let mut q = dense(&x.q, full.shape.of_queries());
             q.offset = start * heads * head_dim;
             let (k, v) = (dense(&k, of_k), dense(&v, of_k));
-            let attention =
-                Attention { shape: case.shape, q, k, v, mask: case.mask(), scale: full.scale() };
+            let attention = Attention {
+                shape: case.shape,
+                q,
+                k,
+                v,
+                mask: case.mask(),
+                scale: full.scale(),
+            };
             attention.forward(&mut out, &mut lse).unwrap();
 
             for b in 0..batch {
                 let len = count * heads * head_dim;
                 let from = (b * queries + start) * heads * head_dim;
-                assert_same_bits("out", &out[b * len..][..len], &want.out[from..][..len], &case);
+                assert_same_bits(
+                    "out",
+                    &out[b * len..][..len],
+                    &want.out[from..][..len],
+                    &case,
+                );
 
                 for h in 0..heads {
                     let got = &lse[(b * heads + h) * count..][..count];
@@ -543,7 +658,13 @@ fn packed_equals_separate() {
     let all = attend(&packed, &x);
 
     let (mut query, mut key) = (0, 0);
-    let Shape { heads, kv_heads, head_dim, queries: total, .. } = packed.shape;
+    let Shape {
+        heads,
+        kv_heads,
+        head_dim,
+        queries: total,
+        ..
+    } = packed.shape;
     for (queries, keys) in lengths {
         let mut one = Case::new(queries, keys, 2, head_dim).causal().window(48);
         one = one.at(&[keys - queries], &[keys]);
@@ -559,7 +680,9 @@ fn packed_equals_separate() {
                 k: x.k[of_k.clone()].to_vec(),
                 v: x.v[of_k.clone()].to_vec(),
                 dout: x.dout[of_q.clone()].to_vec(),
-                dlse: (0..heads).flat_map(|h| x.dlse[of_lse(h)].to_vec()).collect(),
+                dlse: (0..heads)
+                    .flat_map(|h| x.dlse[of_lse(h)].to_vec())
+                    .collect(),
             },
         );
 
@@ -567,7 +690,9 @@ fn packed_equals_separate() {
         assert_same_bits("dq", &all.dq[of_q], &alone.dq, &one);
         assert_same_bits("dk", &all.dk[of_k.clone()], &alone.dk, &one);
         assert_same_bits("dv", &all.dv[of_k], &alone.dv, &one);
-        let lse: Vec<_> = (0..heads).flat_map(|h| all.lse[of_lse(h)].to_vec()).collect();
+        let lse: Vec<_> = (0..heads)
+            .flat_map(|h| all.lse[of_lse(h)].to_vec())
+            .collect();
         assert_same_bits("lse", &lse, &alone.lse, &one);
 
         (query, key) = (query + queries, key + keys);
@@ -578,7 +703,14 @@ fn packed_equals_separate() {
 #[test]
 fn fused_views_equal_dense_operands() {
     let case = Case::new(67, 67, 2, 20).causal();
-    let Shape { batch, queries, heads, kv_heads, head_dim, .. } = case.shape;
+    let Shape {
+        batch,
+        queries,
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = case.shape;
     let x = Operands::<f32>::random(&case);
     let want = attend(&case, &x);
 
@@ -596,8 +728,14 @@ fn fused_views_equal_dense_operands() {
     };
 
     let (q, k, v) = (view(0), view(heads), view(heads + kv_heads));
-    let attention =
-        Attention { shape: case.shape, q, k, v, mask: case.mask(), scale: case.scale() };
+    let attention = Attention {
+        shape: case.shape,
+        q,
+        k,
+        v,
+        mask: case.mask(),
+        scale: case.scale(),
+    };
     let mut out = vec![f32::NAN; case.query_len()];
     let mut lse = vec![f32::NAN; case.rows()];
     attention.forward(&mut out, &mut lse).unwrap();
@@ -639,27 +777,57 @@ fn wrong_arguments_are_errors() {
     };
     let error = |attention: &Attention<f32>| {
         let mut out = vec![0.0; case.query_len()];
-        attention.forward(&mut out, &mut vec![0.0; case.rows()]).unwrap_err().to_string()
+        attention
+            .forward(&mut out, &mut vec![0.0; case.rows()])
+            .unwrap_err()
+            .to_string()
     };
 
-    let heads = Attention { shape: Shape { heads: 3, ..shape }, ..good };
+    let heads = Attention {
+        shape: Shape { heads: 3, ..shape },
+        ..good
+    };
     assert!(error(&heads).contains("3 query heads cannot share 2"));
 
-    let long = Attention { shape: Shape { keys: 7, ..shape }, ..good };
+    let long = Attention {
+        shape: Shape { keys: 7, ..shape },
+        ..good
+    };
     assert!(error(&long).contains("`k`"));
 
-    let far = Attention { q: Rows { strides: [usize::MAX, 1, 1], ..good.q }, ..good };
+    let far = Attention {
+        q: Rows {
+            strides: [usize::MAX, 1, 1],
+            ..good.q
+        },
+        ..good
+    };
     assert!(error(&far).contains("`q`"));
 
-    let masked = |sequences| Attention { mask: Mask { sequences, ..good.mask }, ..good };
+    let masked = |sequences| Attention {
+        mask: Mask {
+            sequences,
+            ..good.mask
+        },
+        ..good
+    };
     let rows = |q_offset, k_len| masked(Sequences::Rows { q_offset, k_len });
     assert!(error(&rows(&[0], &[7])).contains("`k_len` 7 is more than the 6 keys"));
     assert!(error(&rows(&[0, 0, 0], &[6])).contains("`q_offset` has 3 values"));
 
     let offsets = Offsets::I32(&[0, 4]);
-    let packed = masked(Sequences::Packed { cu_seqlens_q: offsets, cu_seqlens_k: offsets });
+    let packed = masked(Sequences::Packed {
+        cu_seqlens_q: offsets,
+        cu_seqlens_k: offsets,
+    });
     assert!(error(&packed).contains("batch of 1, not 2"));
 
     let one = Shape { batch: 1, ..shape };
-    assert!(error(&Attention { shape: one, ..packed }).contains("`cu_seqlens_k` must rise"));
+    assert!(
+        error(&Attention {
+            shape: one,
+            ..packed
+        })
+        .contains("`cu_seqlens_k` must rise")
+    );
 }

@@ -66,7 +66,10 @@ pub(super) trait WithKernel<T: Element> {
 }
 
 /// An element type of A and B: f32, f64 or bf16.
-#[expect(private_bounds, reason = "closed: each element type has its kernels here")]
+#[expect(
+    private_bounds,
+    reason = "closed: each element type has its kernels here"
+)]
 pub trait Element: Dispatch {
     /// What products are summed in.
     type Sum: Pod + Send + Sync;

@@ -30,8 +30,15 @@ impl<'a> Layout<'a> {
             return Err(GemmError::BatchRank { extents, strides });
         }
 
-        let mut layout =
-            Self { offset: 0, rows, cols, row_stride, col_stride, batch, batch_strides };
+        let mut layout = Self {
+            offset: 0,
+            rows,
+            cols,
+            row_stride,
+            col_stride,
+            batch,
+            batch_strides,
+        };
         if layout.dims().any(|(extent, _)| extent == 0) {
             return Ok(layout);
         }
@@ -46,7 +53,12 @@ impl<'a> Layout<'a> {
 
         if lowest < 0 || highest >= len as i128 {
             let (extents, strides) = layout.dims().unzip();
-            return Err(GemmError::OutOfBounds { extents, strides, offset, len });
+            return Err(GemmError::OutOfBounds {
+                extents,
+                strides,
+                offset,
+                len,
+            });
         }
 
         layout.offset = offset as isize;
@@ -85,7 +97,11 @@ impl<'a> Layout<'a> {
 
     fn dims(&self) -> impl Iterator<Item = (usize, isize)> + use<'a> {
         let matrix = [(self.rows, self.row_stride), (self.cols, self.col_stride)];
-        let batch = self.batch.iter().copied().zip(self.batch_strides.iter().copied());
+        let batch = self
+            .batch
+            .iter()
+            .copied()
+            .zip(self.batch_strides.iter().copied());
         batch.chain(matrix)
     }
 
@@ -107,7 +123,12 @@ impl<'a> Layout<'a> {
             index /= extent;
         }
 
-        Self { offset, batch: &[], batch_strides: &[], ..self }
+        Self {
+            offset,
+            batch: &[],
+            batch_strides: &[],
+            ..self
+        }
     }
 
     /// The `rows` x `cols` part whose first element is (row, col). It must lie within.
@@ -116,7 +137,12 @@ impl<'a> Layout<'a> {
         let empty = rows == 0 || cols == 0;
         let offset = if empty { 0 } else { self.index(row, col) };
 
-        Self { offset, rows, cols, ..self }
+        Self {
+            offset,
+            rows,
+            cols,
+            ..self
+        }
     }
 
     fn index(&self, row: usize, col: usize) -> isize {
@@ -172,7 +198,10 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
 
     /// Rows and columns exchanged; nothing moves.
     pub fn transposed(self) -> Self {
-        Self { layout: self.layout.transposed(), ..self }
+        Self {
+            layout: self.layout.transposed(),
+            ..self
+        }
     }
 
     /// Rows of each matrix.
@@ -191,11 +220,17 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     }
 
     pub(super) fn at(self, index: usize) -> Self {
-        Self { layout: self.layout.at(index), ..self }
+        Self {
+            layout: self.layout.at(index),
+            ..self
+        }
     }
 
     pub(super) fn part(self, start: [usize; 2], extents: [usize; 2]) -> Self {
-        Self { layout: self.layout.part(start, extents), ..self }
+        Self {
+            layout: self.layout.part(start, extents),
+            ..self
+        }
     }
 
     pub(super) fn get(&self, row: usize, col: usize) -> T {
@@ -259,12 +294,18 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         batch_strides: &'a [isize],
     ) -> Result<Self, GemmError> {
         let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides))?;
-        Ok(Self { data, layout: layout.without_overlap()? })
+        Ok(Self {
+            data,
+            layout: layout.without_overlap()?,
+        })
     }
 
     /// Rows and columns exchanged; nothing moves.
     pub fn transposed(self) -> Self {
-        Self { layout: self.layout.transposed(), ..self }
+        Self {
+            layout: self.layout.transposed(),
+            ..self
+        }
     }
 
     /// Rows of each matrix.
@@ -284,7 +325,11 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
 
     /// The same memory as a value that threads can share while this view is borrowed.
     pub(super) fn target(&mut self) -> Target<'_, T> {
-        Target { data: self.data.as_mut_ptr(), layout: self.layout, borrow: PhantomData }
+        Target {
+            data: self.data.as_mut_ptr(),
+            layout: self.layout,
+            borrow: PhantomData,
+        }
     }
 }
 
@@ -319,15 +364,24 @@ impl<'a, T: Copy> Target<'a, T> {
     }
 
     pub(super) fn at(self, index: usize) -> Self {
-        Self { layout: self.layout.at(index), ..self }
+        Self {
+            layout: self.layout.at(index),
+            ..self
+        }
     }
 
     pub(super) fn part(self, start: [usize; 2], extents: [usize; 2]) -> Self {
-        Self { layout: self.layout.part(start, extents), ..self }
+        Self {
+            layout: self.layout.part(start, extents),
+            ..self
+        }
     }
 
     pub(super) fn transposed(self) -> Self {
-        Self { layout: self.layout.transposed(), ..self }
+        Self {
+            layout: self.layout.transposed(),
+            ..self
+        }
     }
 
     /// Whether going down a column takes smaller steps than going along a row.

@@ -58,7 +58,10 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     const DEPTH_STEP: usize = A::Packed::DEPTH;
 
     fn tile(self) -> Tile {
-        Tile { rows: Self::ROWS, cols: Self::COLS }
+        Tile {
+            rows: Self::ROWS,
+            cols: Self::COLS,
+        }
     }
 
     #[inline(always)]
