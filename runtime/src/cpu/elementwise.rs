@@ -20,21 +20,11 @@ pub(crate) fn map_to<T: Float, U: Element, V, const N: usize>(
     f: impl Fn([T::Wide; N]) -> V + Sync,
     finish: impl Fn(V) -> U + Sync,
 ) -> Result<()> {
-    let sources = sources::<T, N>(inputs)?;
-    for_blocks(out, BLOCK, |start, part| {
-        vectorised(|| {
-            for (at, out) in part.chunks_mut(CHUNK).enumerate() {
-                let mut buffers = [[T::Wide::ZERO; CHUNK]; N];
-                for (buffer, source) in buffers.iter_mut().zip(&sources) {
-                    source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
-                }
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = finish(f(std::array::from_fn(|input| buffers[input][i])));
-                }
-            }
-        });
-    });
-    Ok(())
+    for_chunks::<T, U, N>(inputs, out, |buffers, out| {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = finish(f(std::array::from_fn(|input| buffers[input][i])));
+        }
+    })
 }
 
 /// `out[i] = f(inputs[..][i], out[i])`, for results that accumulate.
@@ -43,22 +33,29 @@ pub(crate) fn update<T: Float, U: Float, const N: usize>(
     out: &mut [U],
     f: impl Fn([T::Wide; N], U::Wide) -> U::Wide + Sync,
 ) -> Result<()> {
+    for_chunks::<T, U, N>(inputs, out, |buffers, out| {
+        for (i, out) in out.iter_mut().enumerate() {
+            let values = std::array::from_fn(|input| buffers[input][i]);
+            *out = U::narrow(f(values, out.wide()));
+        }
+    })
+}
+
+/// Calls `body`, as vector code, with each chunk of `out` and what the inputs hold there.
+fn for_chunks<T: Float, U: Element, const N: usize>(
+    inputs: [&Tensor; N],
+    out: &mut [U],
+    body: impl Fn(&[[T::Wide; CHUNK]; N], &mut [U]) + Sync,
+) -> Result<()> {
     let sources = sources::<T, N>(inputs)?;
     for_blocks(out, BLOCK, |start, part| {
-        vectorised(|| {
-            for (at, out) in part.chunks_mut(CHUNK).enumerate() {
-                let mut buffers = [[T::Wide::ZERO; CHUNK]; N];
-                for (buffer, source) in buffers.iter_mut().zip(&sources) {
-                    source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
-                }
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = U::narrow(f(
-                        std::array::from_fn(|input| buffers[input][i]),
-                        out.wide(),
-                    ));
-                }
+        let mut buffers = [[T::Wide::ZERO; CHUNK]; N];
+        for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+            for (buffer, source) in buffers.iter_mut().zip(&sources) {
+                source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
             }
-        });
+            vectorised(|| body(&buffers, out));
+        }
     });
     Ok(())
 }

@@ -56,20 +56,20 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     let x = Source::<T>::new(x)?;
     let columns = out.len();
     let task = |(at, part): (usize, &mut [T])| {
-        vectorised(|| {
-            let mut folded = [fold.start; CHUNK];
-            let mut buffer = [fold.start; CHUNK];
-            let (folded, buffer) = (&mut folded[..part.len()], &mut buffer[..part.len()]);
-            for row in 0..rows {
-                x.load_wide(row * columns + at * CHUNK, buffer);
+        let mut folded = [fold.start; CHUNK];
+        let mut buffer = [fold.start; CHUNK];
+        let (folded, buffer) = (&mut folded[..part.len()], &mut buffer[..part.len()]);
+        for row in 0..rows {
+            x.load_wide(row * columns + at * CHUNK, buffer);
+            vectorised(|| {
                 for (folded, value) in folded.iter_mut().zip(&*buffer) {
                     *folded = (fold.merge)(*folded, *value);
                 }
-            }
-            for (out, folded) in part.iter_mut().zip(&*folded) {
-                *out = T::narrow(finish(*folded));
-            }
-        });
+            });
+        }
+        for (out, folded) in part.iter_mut().zip(&*folded) {
+            *out = T::narrow(finish(*folded));
+        }
     };
 
     match rows * columns <= BLOCK {
@@ -88,7 +88,7 @@ fn fold_row<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
 ) -> T::Wide {
     let block = |at: usize| {
         let first = at * BLOCK;
-        vectorised(|| fold_block(x, start + first, BLOCK.min(len - first), fold))
+        fold_block(x, start + first, BLOCK.min(len - first), fold)
     };
     if len <= BLOCK {
         return if len == 0 { fold.start } else { block(0) };
@@ -101,7 +101,6 @@ fn fold_row<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     blocks.into_iter().fold(fold.start, &fold.merge)
 }
 
-#[inline(always)]
 fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     x: &Source<'_, T>,
     start: usize,
@@ -113,11 +112,13 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     for first in (0..len).step_by(CHUNK) {
         let part = &mut buffer[..CHUNK.min(len - first)];
         x.load_wide(start + first, part);
-        for group in part.chunks(LANES) {
-            for (lane, value) in lanes.iter_mut().zip(group) {
-                *lane = (fold.merge)(*lane, *value);
+        vectorised(|| {
+            for group in part.chunks(LANES) {
+                for (lane, value) in lanes.iter_mut().zip(group) {
+                    *lane = (fold.merge)(*lane, *value);
+                }
             }
-        }
+        });
     }
     lanes.into_iter().fold(fold.start, &fold.merge)
 }

@@ -108,8 +108,10 @@ impl<'a, T: Element> Source<'a, T> {
 
 impl<T: Float> Source<'_, T> {
     /// Widens the elements from `start` on into `to`.
-    #[inline(always)]
+    ///
+    /// A function of its own, compiled once for each type and not into every kernel that reads.
+    #[inline(never)]
     pub(crate) fn load_wide(&self, start: usize, to: &mut [T::Wide]) {
-        self.load(start, to, T::wide);
+        super::vectorised(|| self.load(start, to, T::wide));
     }
 }
