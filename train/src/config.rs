@@ -1,0 +1,318 @@
+//! The whole configuration of a run: TOML tables as structs, every key with a default.
+//!
+//! The default configuration is also the schema: [`Config::read`] accepts exactly the keys it has, with values of
+//! the same TOML type. A run writes its resolved configuration, defaults included, with [`Config::to_toml`].
+//!
+//! What the values of `[model]` mean is the models crate's business; here it is a plain table.
+
+mod check;
+mod read;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use check::{Violation, Violations};
+pub use read::{ConfigError, Override};
+
+use crate::schedule::ScheduleKind;
+
+/// A resolved configuration. `Config::default()` is the small embedded run: a Qwen3-MoE of about 9 million
+/// parameters that trains in about two minutes on two cores.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The model, with the names of Hugging Face's `config.json`. Keys are checked by the models crate.
+    pub model: toml::Table,
+    /// Text and tokenizer.
+    pub data: DataConfig,
+    /// Steps, batches, numbers.
+    pub train: TrainConfig,
+    /// AdamW.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate over time.
+    pub schedule: ScheduleConfig,
+    /// When to save and how much to keep.
+    pub checkpoint: CheckpointConfig,
+    /// Text written by the model as it trains.
+    pub sample: SampleConfig,
+    /// Progress and validation.
+    pub log: LogConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            model: small_qwen3_moe(),
+            data: DataConfig::default(),
+            train: TrainConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            schedule: ScheduleConfig::default(),
+            checkpoint: CheckpointConfig::default(),
+            sample: SampleConfig::default(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+/// `[data]`: text and tokenizer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// Files, folders and globs. Empty: the default text, the Rust sources meshgrad was built from.
+    pub paths: Vec<String>,
+    /// How text becomes ids.
+    pub tokenizer: TokenizerChoice,
+    /// Share of the text that is held out for validation, in [0, 1).
+    pub val_fraction: f64,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self {
+            paths: Vec::new(),
+            tokenizer: TokenizerChoice::Bpe(4096),
+            val_fraction: 0.02,
+        }
+    }
+}
+
+/// `data.tokenizer`: `"byte"`, `"bpe:N"` or the path of a `tokenizer.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum TokenizerChoice {
+    /// One id a byte and one for the end of a document: 257 ids.
+    Byte,
+    /// A byte-level BPE of this many ids, trained once on the training text.
+    Bpe(usize),
+    /// A `tokenizer.json` of the Hugging Face tokenizers library.
+    File(PathBuf),
+}
+
+impl TryFrom<String> for TokenizerChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let hint = "use \"byte\", \"bpe:4096\" or the path of a tokenizer.json";
+
+        if text == "byte" {
+            return Ok(Self::Byte);
+        }
+        if let Some(size) = text.strip_prefix("bpe:") {
+            let size = size.parse();
+            return size
+                .map(Self::Bpe)
+                .map_err(|_| format!("`{text}` has no size; {hint}"));
+        }
+        if text.ends_with(".json") {
+            return Ok(Self::File(PathBuf::from(text)));
+        }
+        Err(format!("unknown tokenizer `{text}`; {hint}"))
+    }
+}
+
+impl From<TokenizerChoice> for String {
+    fn from(choice: TokenizerChoice) -> Self {
+        match choice {
+            TokenizerChoice::Byte => "byte".to_owned(),
+            TokenizerChoice::Bpe(size) => format!("bpe:{size}"),
+            TokenizerChoice::File(path) => path.to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// `[train]`: steps, batches, numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Sequences a step over all ranks.
+    pub batch_size: usize,
+    /// Sequences in one forward pass; gradients of `batch_size / micro_batch_size` passes are summed.
+    pub micro_batch_size: usize,
+    /// Tokens a sequence.
+    pub seq_len: usize,
+    /// The dtype of activations and of the weights' compute copies. Masters and optimizer state are f32.
+    pub dtype: ComputeDType,
+    /// Initial values, order of samples and sampling all derive from it.
+    pub seed: u64,
+    /// Keep only each layer's input and compute the layer again in the backward pass.
+    pub activation_checkpointing: bool,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: 600,
+            batch_size: 8,
+            micro_batch_size: 8,
+            seq_len: 256,
+            dtype: ComputeDType::F32,
+            seed: 1,
+            activation_checkpointing: false,
+        }
+    }
+}
+
+/// `train.dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeDType {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16 with f32 accumulation.
+    Bf16,
+}
+
+impl ComputeDType {
+    /// The name in configurations: `f32` or `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// `[optimizer]`: AdamW with decoupled weight decay (Loshchilov & Hutter 2019).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerConfig {
+    /// The highest learning rate; `[schedule]` scales it.
+    pub learning_rate: f64,
+    /// Decay of weights a step, times the learning rate. Norms and biases have none.
+    pub weight_decay: f64,
+    /// Decay of the gradient's running mean.
+    pub beta1: f64,
+    /// Decay of the squared gradient's running mean.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    pub max_grad_norm: f64,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            max_grad_norm: 1.0,
+        }
+    }
+}
+
+/// `[schedule]`: linear warm-up, then `kind` down to `min_lr_ratio` at the last step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScheduleConfig {
+    /// The curve after the warm-up.
+    pub kind: ScheduleKind,
+    /// Steps from zero to the full rate.
+    pub warmup_steps: u64,
+    /// The last step's rate as a share of the full one; `constant` ignores it.
+    pub min_lr_ratio: f64,
+}
+
+impl Default for ScheduleConfig {
+    fn default() -> Self {
+        Self {
+            kind: ScheduleKind::Cosine,
+            warmup_steps: 40,
+            min_lr_ratio: 0.1,
+        }
+    }
+}
+
+/// `[checkpoint]`: when to save and how much to keep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Steps between checkpoints; 0 saves at the end only.
+    pub every: u64,
+    /// How many of the newest checkpoints stay; 0 keeps all.
+    pub keep: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self {
+            every: 200,
+            keep: 2,
+        }
+    }
+}
+
+/// `[sample]`: text written by the model as it trains.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SampleConfig {
+    /// Steps between samples; 0 writes one at the end only.
+    pub every: u64,
+    /// What the model continues.
+    pub prompt: String,
+    /// Tokens to write.
+    pub tokens: usize,
+    /// Divides the logits; 0 always takes the likeliest token.
+    pub temperature: f64,
+    /// Only this many likeliest tokens are drawn from; 0 means all.
+    pub top_k: usize,
+}
+
+impl Default for SampleConfig {
+    fn default() -> Self {
+        Self {
+            every: 100,
+            prompt: "pub fn ".to_owned(),
+            tokens: 64,
+            temperature: 0.8,
+            top_k: 40,
+        }
+    }
+}
+
+/// `[log]`: progress and validation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// Steps between two lines where the output is no terminal.
+    pub every: u64,
+    /// Steps between validations; 0 validates at the end only.
+    pub val_every: u64,
+    /// Batches of one validation; 0 takes the whole held-out part.
+    pub val_batches: usize,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self {
+            every: 10,
+            val_every: 50,
+            val_batches: 8,
+        }
+    }
+}
+
+/// The embedded model: 4 layers of 256 features, 8 experts of which 2 see each token.
+fn small_qwen3_moe() -> toml::Table {
+    toml::toml! {
+        model_type = "qwen3_moe"
+        hidden_size = 256
+        num_hidden_layers = 4
+        num_attention_heads = 8
+        num_key_value_heads = 4
+        head_dim = 32
+        num_experts = 8
+        num_experts_per_tok = 2
+        moe_intermediate_size = 256
+        norm_topk_prob = true
+        router_aux_loss_coef = 0.01
+        rope_theta = 10000.0
+        rms_norm_eps = 1e-6
+        tie_word_embeddings = false
+    }
+}

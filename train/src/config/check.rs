@@ -1,0 +1,205 @@
+//! Ranges: what the types cannot say. All violations at once, so that one edit repairs a file.
+
+use std::fmt;
+
+use super::{Config, TokenizerChoice};
+
+/// A key whose value is out of range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The full key path, such as `train.batch_size`.
+    pub key: &'static str,
+    /// The value, what it must be and the way out.
+    pub problem: String,
+}
+
+/// Every violation of a configuration, one a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violations(pub Vec<Violation>);
+
+impl fmt::Display for Violations {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Violation { key, problem } in &self.0 {
+            write!(out, "\n  {key}: {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Every value that is out of range, in the order of the tables; empty when the configuration is sound.
+    pub fn violations(&self) -> Vec<Violation> {
+        let mut found = Found::default();
+
+        self.check_data(&mut found);
+        self.check_train(&mut found);
+        self.check_optimizer(&mut found);
+
+        let ratio = self.schedule.min_lr_ratio;
+        found.unless(
+            (0.0..=1.0).contains(&ratio),
+            "schedule.min_lr_ratio",
+            || format!("{ratio} is not in [0, 1]"),
+        );
+        let temperature = self.sample.temperature;
+        found.unless(is_not_negative(temperature), "sample.temperature", || {
+            format!("{temperature} is not a finite number of at least 0")
+        });
+        found.unless(self.log.every > 0, "log.every", || {
+            "0 steps; at least 1".to_owned()
+        });
+
+        found.0
+    }
+
+    fn check_data(&self, found: &mut Found) {
+        let fraction = self.data.val_fraction;
+        found.unless((0.0..1.0).contains(&fraction), "data.val_fraction", || {
+            format!("{fraction} is not in [0, 1)")
+        });
+
+        if let TokenizerChoice::Bpe(size) = self.data.tokenizer {
+            found.unless(size > 256, "data.tokenizer", || {
+                format!("bpe:{size} is too small: 256 bytes and the end of text need bpe:257")
+            });
+            found.unless(size <= 1 << 20, "data.tokenizer", || {
+                format!("bpe:{size} is too large; at most bpe:{}", 1 << 20)
+            });
+        }
+    }
+
+    fn check_train(&self, found: &mut Found) {
+        let train = &self.train;
+        let sizes = [
+            ("train.batch_size", train.batch_size),
+            ("train.micro_batch_size", train.micro_batch_size),
+            ("train.seq_len", train.seq_len),
+        ];
+        for (key, size) in sizes {
+            found.unless(size > 0, key, || "0; at least 1".to_owned());
+        }
+        found.unless(train.steps > 0, "train.steps", || {
+            "0; at least 1".to_owned()
+        });
+
+        let (batch, micro) = (train.batch_size, train.micro_batch_size);
+        found.unless(
+            micro == 0 || batch.is_multiple_of(micro),
+            "train.batch_size",
+            || format!("{batch} is not a multiple of train.micro_batch_size = {micro}"),
+        );
+        found.unless(i64::try_from(train.seed).is_ok(), "train.seed", || {
+            format!(
+                "{} does not fit a TOML integer; at most {}",
+                train.seed,
+                i64::MAX
+            )
+        });
+    }
+
+    fn check_optimizer(&self, found: &mut Found) {
+        let optimizer = &self.optimizer;
+        let positive = [
+            ("optimizer.learning_rate", optimizer.learning_rate),
+            ("optimizer.eps", optimizer.eps),
+        ];
+        for (key, value) in positive {
+            found.unless(value.is_finite() && value > 0.0, key, || {
+                format!("{value} is not a finite number above 0")
+            });
+        }
+
+        let not_negative = [
+            ("optimizer.weight_decay", optimizer.weight_decay),
+            ("optimizer.max_grad_norm", optimizer.max_grad_norm),
+        ];
+        for (key, value) in not_negative {
+            found.unless(is_not_negative(value), key, || {
+                format!("{value} is not a finite number of at least 0")
+            });
+        }
+
+        let decays = [
+            ("optimizer.beta1", optimizer.beta1),
+            ("optimizer.beta2", optimizer.beta2),
+        ];
+        for (key, value) in decays {
+            found.unless((0.0..1.0).contains(&value), key, || {
+                format!("{value} is not in [0, 1)")
+            });
+        }
+    }
+}
+
+fn is_not_negative(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
+}
+
+#[derive(Default)]
+struct Found(Vec<Violation>);
+
+impl Found {
+    fn unless(&mut self, sound: bool, key: &'static str, problem: impl FnOnce() -> String) {
+        if !sound {
+            self.0.push(Violation {
+                key,
+                problem: problem(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_sound() {
+        assert_eq!(Config::default().violations(), []);
+    }
+
+    #[test]
+    fn every_violation_is_reported_at_once() {
+        let mut config = Config::default();
+        config.data.val_fraction = 1.0;
+        config.data.tokenizer = TokenizerChoice::Bpe(256);
+        config.train.steps = 0;
+        config.train.batch_size = 10;
+        config.train.micro_batch_size = 4;
+        config.optimizer.learning_rate = f64::NAN;
+        config.optimizer.beta2 = 1.0;
+        config.optimizer.max_grad_norm = -1.0;
+        config.schedule.min_lr_ratio = 1.5;
+        config.sample.temperature = f64::INFINITY;
+        config.log.every = 0;
+
+        let keys: Vec<_> = config
+            .violations()
+            .into_iter()
+            .map(|found| found.key)
+            .collect();
+        let expected = [
+            "data.val_fraction",
+            "data.tokenizer",
+            "train.steps",
+            "train.batch_size",
+            "optimizer.learning_rate",
+            "optimizer.max_grad_norm",
+            "optimizer.beta2",
+            "schedule.min_lr_ratio",
+            "sample.temperature",
+            "log.every",
+        ];
+        assert_eq!(keys, expected);
+    }
+
+    #[test]
+    fn zero_sizes_do_not_divide() {
+        let mut config = Config::default();
+        config.train.micro_batch_size = 0;
+
+        let found = config.violations();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].key, "train.micro_batch_size");
+    }
+}

@@ -1,0 +1,608 @@
+//! From a file and overrides to a [`Config`].
+//!
+//! Both become settings (key path, value, where it was written). Each setting is held against the default
+//! configuration, which is the schema, and then replaces the default's value. So every error knows its origin.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
+
+use super::{Config, Violations};
+
+/// Why a configuration cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be opened.
+    #[error("cannot read the configuration {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not TOML. The message shows the line.
+    #[error("{origin} is not valid TOML: {message}")]
+    Syntax {
+        /// The file.
+        origin: String,
+        /// Line, column and what is wrong with it.
+        message: String,
+    },
+    /// `--set` without `=`, or with an empty key.
+    #[error("`--set {text}` is not of the form key.path=value, for example train.steps=100")]
+    Override {
+        /// What was given.
+        text: String,
+    },
+    /// No such key.
+    #[error("unknown key `{key}` ({origin}){}", suggestion(nearest))]
+    UnknownKey {
+        /// The full key path.
+        key: String,
+        /// File and line, or the command line.
+        origin: Origin,
+        /// The known key that is spelt most alike.
+        nearest: Option<String>,
+    },
+    /// A value of another TOML type.
+    #[error("`{key}` is {found} but must be {wanted} ({origin})")]
+    WrongType {
+        /// The full key path.
+        key: String,
+        /// The type that was given.
+        found: &'static str,
+        /// The type that is needed.
+        wanted: &'static str,
+        /// File and line, or the command line.
+        origin: Origin,
+    },
+    /// The right TOML type, but not a value the key can have.
+    #[error("`{key}`: {problem} ({origin})")]
+    BadValue {
+        /// The full key path.
+        key: String,
+        /// What is wrong with the value.
+        problem: String,
+        /// File and line, or the command line.
+        origin: Origin,
+    },
+    /// Values out of range or at odds with each other: all of them.
+    #[error("the configuration makes no sense:{0}")]
+    Range(Violations),
+    /// The configuration cannot be written as TOML.
+    #[error("the configuration cannot be written as TOML: {0}")]
+    Write(#[from] toml::ser::Error),
+}
+
+fn suggestion(nearest: &Option<String>) -> String {
+    let hint = |name| format!("; did you mean `{name}`?");
+    nearest.as_ref().map(hint).unwrap_or_default()
+}
+
+/// Where a setting was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// A file and the line, from 1.
+    File {
+        /// The file as it was named.
+        name: String,
+        /// The line of the key, from 1.
+        line: usize,
+    },
+    /// `--set`.
+    CommandLine,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { name, line } => write!(out, "{name}:{line}"),
+            Self::CommandLine => write!(out, "--set"),
+        }
+    }
+}
+
+/// One `--set key.path=value`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Override {
+    key: Vec<String>,
+    text: String,
+}
+
+impl std::str::FromStr for Override {
+    type Err = ConfigError;
+
+    /// Splits at the first `=`. What the value means is decided when the key's type is known.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let bad = || ConfigError::Override {
+            text: text.to_owned(),
+        };
+
+        let (key, value) = text.split_once('=').ok_or_else(bad)?;
+        let key: Vec<String> = key
+            .trim()
+            .split('.')
+            .map(|part| part.trim().to_owned())
+            .collect();
+        if key.iter().any(String::is_empty) {
+            return Err(bad());
+        }
+        Ok(Self {
+            key,
+            text: value.trim().to_owned(),
+        })
+    }
+}
+
+impl Override {
+    /// The text as TOML, or as a string if it is no TOML or a string is wanted. One word for a list is a list of one.
+    fn value(&self, schema: &Table) -> Value {
+        let plain = || Value::String(self.text.clone());
+        let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
+        let value = parsed
+            .ok()
+            .and_then(|mut table| table.remove("value"))
+            .unwrap_or_else(plain);
+
+        match (lookup(schema, &self.key), value) {
+            (Some(Value::String(_)), value) if !value.is_str() => plain(),
+            (Some(Value::Array(_)), value) if !value.is_array() => Value::Array(vec![value]),
+            (_, value) => value,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `file` (or only the defaults), lays `overrides` over it in their order and checks everything.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: names the key, where it was written, and the way out.
+    pub fn read(file: Option<&Path>, overrides: &[Override]) -> Result<Self, ConfigError> {
+        let Some(path) = file else {
+            return Self::parse("", "defaults", overrides);
+        };
+
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, &path.display().to_string(), overrides)
+    }
+
+    /// Like [`Config::read`], from `text`; `name` stands for the file in messages.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn parse(text: &str, name: &str, overrides: &[Override]) -> Result<Self, ConfigError> {
+        let defaults = Table::try_from(Self::default())?;
+
+        let mut settings = settings_of_file(text, name, &defaults)?;
+        settings.extend(overrides.iter().map(|set| Setting {
+            key: set.key.clone(),
+            value: set.value(&defaults),
+            origin: Origin::CommandLine,
+        }));
+
+        let mut resolved = defaults.clone();
+        if settings
+            .iter()
+            .any(|setting| setting.names_other_model(&defaults))
+        {
+            resolved.insert("model".to_owned(), Value::Table(Table::new()));
+        }
+        for setting in settings {
+            setting.check(&defaults)?;
+            insert(&mut resolved, &setting.key, setting.value);
+        }
+
+        // Every setting was tried alone on the defaults, so that this cannot fail but in a way the types forbid.
+        let config: Self = resolved.try_into().map_err(|error| ConfigError::Syntax {
+            origin: name.to_owned(),
+            message: error.to_string(),
+        })?;
+        match config.violations() {
+            none if none.is_empty() => Ok(config),
+            some => Err(ConfigError::Range(Violations(some))),
+        }
+    }
+
+    /// The whole configuration as TOML, every default written out. [`Config::parse`] gives it back.
+    ///
+    /// # Errors
+    /// [`ConfigError::Write`] when a number does not fit TOML.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        Ok(toml::to_string(self)?)
+    }
+}
+
+struct Setting {
+    key: Vec<String>,
+    value: Value,
+    origin: Origin,
+}
+
+impl Setting {
+    /// Another family has other keys: the default model's values would be in its way.
+    fn names_other_model(&self, defaults: &Table) -> bool {
+        self.key == ["model", "model_type"] && lookup(defaults, &self.key) != Some(&self.value)
+    }
+
+    fn check(&self, defaults: &Table) -> Result<(), ConfigError> {
+        if is_open(&self.key) {
+            return Ok(());
+        }
+
+        let mut known = defaults;
+        for (depth, part) in self.key.iter().enumerate() {
+            let is_last = depth + 1 == self.key.len();
+            match known.get(part) {
+                Some(default) if is_last => self.check_type(default)?,
+                Some(Value::Table(inner)) => known = inner,
+                _ => return Err(self.unknown(defaults)),
+            }
+        }
+        self.check_alone(defaults)
+    }
+
+    fn check_type(&self, default: &Value) -> Result<(), ConfigError> {
+        let same = match (default, &self.value) {
+            (Value::Float(_), Value::Integer(_)) => true,
+            (default, value) => default.same_type(value),
+        };
+        if same {
+            return Ok(());
+        }
+        Err(ConfigError::WrongType {
+            key: self.key.join("."),
+            found: type_name(&self.value),
+            wanted: type_name(default),
+            origin: self.origin.clone(),
+        })
+    }
+
+    /// Serde knows what a key may be (a name out of a list, a number that is not negative) but not where it was
+    /// written; laid alone over the defaults, a setting that fails is known.
+    fn check_alone(&self, defaults: &Table) -> Result<(), ConfigError> {
+        let mut table = defaults.clone();
+        insert(&mut table, &self.key, self.value.clone());
+
+        let Err(error) = table.try_into::<Config>() else {
+            return Ok(());
+        };
+        Err(ConfigError::BadValue {
+            key: self.key.join("."),
+            problem: error.message().to_owned(),
+            origin: self.origin.clone(),
+        })
+    }
+
+    fn unknown(&self, defaults: &Table) -> ConfigError {
+        let key = self.key.join(".");
+        let nearest = nearest(&key, &paths(defaults));
+        ConfigError::UnknownKey {
+            key,
+            origin: self.origin.clone(),
+            nearest,
+        }
+    }
+}
+
+/// The models crate checks `[model]`: which keys exist depends on the family.
+fn is_open(key: &[String]) -> bool {
+    key.len() > 1 && key[0] == "model"
+}
+
+fn settings_of_file(text: &str, name: &str, schema: &Table) -> Result<Vec<Setting>, ConfigError> {
+    let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+        origin: name.to_owned(),
+        message: error.to_string().trim_end().to_owned(),
+    })?;
+    // The spans of `table` say where a key stands, this second reading what it is worth.
+    let values: Table = toml::from_str(text).map_err(|error| ConfigError::Syntax {
+        origin: name.to_owned(),
+        message: error.to_string().trim_end().to_owned(),
+    })?;
+
+    let mut settings = Vec::new();
+    let line_of = |offset: usize| 1 + text[..offset].matches('\n').count();
+    let at = |offset| Origin::File {
+        name: name.to_owned(),
+        line: line_of(offset),
+    };
+    flatten(
+        table.get_ref(),
+        &values,
+        schema,
+        &mut Vec::new(),
+        &at,
+        &mut settings,
+    );
+    Ok(settings)
+}
+
+fn flatten(
+    spans: &DeTable<'_>,
+    values: &Table,
+    schema: &Table,
+    path: &mut Vec<String>,
+    at: &impl Fn(usize) -> Origin,
+    settings: &mut Vec<Setting>,
+) {
+    for (name, span) in spans {
+        let Some(value) = values.get(name.get_ref().as_ref()) else {
+            continue;
+        };
+        path.push(name.get_ref().to_string());
+
+        let nested = is_open(path) || matches!(lookup(schema, path), Some(Value::Table(_)));
+        match (span.get_ref(), value) {
+            (DeValue::Table(spans), Value::Table(values)) if nested => {
+                flatten(spans, values, schema, path, at, settings);
+            }
+            _ => settings.push(Setting {
+                key: path.clone(),
+                value: value.clone(),
+                origin: at(name.span().start),
+            }),
+        }
+        path.pop();
+    }
+}
+
+fn lookup<'t>(table: &'t Table, key: &[String]) -> Option<&'t Value> {
+    let (last, parents) = key.split_last()?;
+    lookup_table(table, parents)?.get(last)
+}
+
+fn lookup_table<'t>(table: &'t Table, key: &[String]) -> Option<&'t Table> {
+    key.iter()
+        .try_fold(table, |table, part| table.get(part)?.as_table())
+}
+
+fn insert(table: &mut Table, key: &[String], value: Value) {
+    let [part, rest @ ..] = key else { return };
+    if rest.is_empty() {
+        table.insert(part.clone(), value);
+        return;
+    }
+
+    let inner = table
+        .entry(part.clone())
+        .or_insert_with(|| Value::Table(Table::new()));
+    if !inner.is_table() {
+        *inner = Value::Table(Table::new());
+    }
+    if let Value::Table(inner) = inner {
+        insert(inner, rest, value);
+    }
+}
+
+/// The full paths of all tables and keys.
+fn paths(table: &Table) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (name, value) in table {
+        paths.push(name.clone());
+        if let Value::Table(inner) = value {
+            paths.extend(
+                self::paths(inner)
+                    .into_iter()
+                    .map(|path| format!("{name}.{path}")),
+            );
+        }
+    }
+    paths
+}
+
+/// The path whose last part is spelt most like that of `wrong`, if it is alike at all; among equals the one that is
+/// more alike as a whole.
+fn nearest(wrong: &str, paths: &[String]) -> Option<String> {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let likeness = |path: &str| strsim::jaro_winkler(&last(wrong), &last(path));
+    let rank = |path: &str| likeness(path) + 0.1 * strsim::jaro_winkler(wrong, path);
+
+    let alike = paths.iter().filter(|path| likeness(path) > 0.8);
+    alike.max_by(|a, b| rank(a).total_cmp(&rank(b))).cloned()
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a string",
+        Value::Integer(_) => "an integer",
+        Value::Float(_) => "a float",
+        Value::Boolean(_) => "a boolean",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ComputeDType, TokenizerChoice};
+    use super::*;
+
+    fn parse(text: &str, sets: &[&str]) -> Result<Config, ConfigError> {
+        let overrides: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();
+        Config::parse(text, "run.toml", &overrides)
+    }
+
+    fn message(text: &str, sets: &[&str]) -> String {
+        parse(text, sets).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_given_is_the_default() {
+        assert_eq!(parse("", &[]).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_written_configuration_reads_back_equal() {
+        let odd = parse(
+            "[model]\nrope_scaling = { type = 'yarn', factor = 4.0 }\n[optimizer]\neps = 1e-12",
+            &[
+                "data.paths=['a b', '*.txt']",
+                "train.dtype=bf16",
+                "sample.prompt=\"a\\n\\\"b\"",
+            ],
+        );
+        for config in [Config::default(), odd.unwrap()] {
+            let written = config.to_toml().unwrap();
+            assert_eq!(
+                Config::parse(&written, "written", &[]).unwrap(),
+                config,
+                "{written}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_key_of_the_schema_is_written_out() {
+        let written = Config::default().to_toml().unwrap();
+        let keys = paths(&Table::try_from(Config::default()).unwrap());
+
+        for key in keys.iter().filter(|key| key.contains('.')) {
+            let last = key.rsplit('.').next().unwrap();
+            assert!(
+                written.contains(&format!("{last} = ")),
+                "{key} is missing:\n{written}"
+            );
+        }
+    }
+
+    #[test]
+    fn later_settings_win() {
+        let config = parse("[train]\nsteps = 5", &["train.steps=6", "train.steps=7"]).unwrap();
+        assert_eq!(config.train.steps, 7);
+    }
+
+    #[test]
+    fn overrides_are_toml_or_else_strings() {
+        let sets = [
+            "data.tokenizer=byte",
+            "data.paths=notes.txt",
+            "sample.prompt=42",
+            "optimizer.learning_rate=1",
+            "train.dtype=\"bf16\"",
+            "model.hidden_size=64",
+        ];
+        let config = parse("", &sets).unwrap();
+
+        assert_eq!(config.data.tokenizer, TokenizerChoice::Byte);
+        assert_eq!(config.data.paths, ["notes.txt"]);
+        assert_eq!(config.sample.prompt, "42");
+        assert_eq!(config.optimizer.learning_rate, 1.0);
+        assert_eq!(config.train.dtype, ComputeDType::Bf16);
+        assert_eq!(config.model["hidden_size"].as_integer(), Some(64));
+        assert_eq!(config.model["head_dim"].as_integer(), Some(32));
+    }
+
+    #[test]
+    fn another_model_type_starts_from_nothing() {
+        let config = parse("[model]\nmodel_type = 'qwen3'\nhidden_size = 64", &[]).unwrap();
+        assert_eq!(config.model.len(), 2);
+    }
+
+    #[test]
+    fn unknown_keys_name_the_line_and_the_nearest() {
+        let cases = [
+            (
+                "[train]\nsteps = 1\nbatchsize = 2",
+                "unknown key `train.batchsize` (run.toml:3); did you mean `train.batch_size`?",
+            ),
+            (
+                "[optimiser]\nbeta1 = 0.9",
+                "unknown key `optimiser` (run.toml:1); did you mean `optimizer`?",
+            ),
+            (
+                "learning_rate = 0.1",
+                "unknown key `learning_rate` (run.toml:1); did you mean `optimizer.learning_rate`?",
+            ),
+            ("[train]\nzzz = 1", "unknown key `train.zzz` (run.toml:2)"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(message(text, &[]), expected);
+        }
+
+        let set = message("", &["optimizer.lerning_rate=1"]);
+        assert_eq!(
+            set,
+            "unknown key `optimizer.lerning_rate` (--set); did you mean `optimizer.learning_rate`?"
+        );
+        assert!(message("", &["train.steps.more=1"]).starts_with("unknown key `train.steps.more`"));
+    }
+
+    #[test]
+    fn wrong_types_name_both_types() {
+        let cases = [
+            (
+                "[train]\n\nsteps = 'many'",
+                "`train.steps` is a string but must be an integer (run.toml:3)",
+            ),
+            (
+                "[train]\nsteps = 1.5",
+                "`train.steps` is a float but must be an integer (run.toml:2)",
+            ),
+            (
+                "train = 3",
+                "`train` is an integer but must be a table (run.toml:1)",
+            ),
+            (
+                "[train.steps]\na = 1",
+                "`train.steps` is a table but must be an integer (run.toml:1)",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(message(text, &[]), expected);
+        }
+    }
+
+    #[test]
+    fn bad_values_name_the_key_and_the_line() {
+        let dtype = message("[train]\ndtype = 'f31'", &[]);
+        assert!(
+            dtype.starts_with("`train.dtype`: unknown variant `f31`"),
+            "{dtype}"
+        );
+        assert!(dtype.ends_with("(run.toml:2)"), "{dtype}");
+
+        let steps = message("", &["train.steps=-1"]);
+        assert!(
+            steps.contains("`train.steps`") && steps.contains("-1"),
+            "{steps}"
+        );
+
+        let tokenizer = message("", &["data.tokenizer=bpe:many"]);
+        assert!(tokenizer.contains("`bpe:many` has no size"), "{tokenizer}");
+
+        let elements = message("[data]\npaths = ['a', 1]", &[]);
+        assert!(elements.starts_with("`data.paths`"), "{elements}");
+    }
+
+    #[test]
+    fn ranges_are_reported_together() {
+        let found = message("[data]\nval_fraction = 2.0", &["train.steps=0"]);
+        assert!(
+            found.contains("data.val_fraction") && found.contains("train.steps"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn broken_toml_names_the_line() {
+        let found = message("[train]\nsteps = = 1", &[]);
+        assert!(
+            found.contains("run.toml") && found.contains("line 2"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn overrides_without_a_value_are_refused() {
+        for text in ["train.steps", "=1", "train..steps=1", ""] {
+            assert!(text.parse::<Override>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Where text comes from: documents with names, their size and their digest. Knows no tokens.
+
+mod default_text;
+mod files;
+
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+pub use default_text::{MAX_DEFAULT_BYTES, MAX_FILE_BYTES};
+
+/// Why there is no text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CorpusError {
+    /// A file or folder that is not there or cannot be read.
+    #[error("data.paths: cannot read {}: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A pattern that is no glob.
+    #[error("data.paths: `{pattern}` is not a glob: {message}")]
+    BadGlob {
+        /// What was given.
+        pattern: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A glob or a folder without a single text file.
+    #[error("data.paths: no text file in `{place}` (looked for {extensions})")]
+    NoMatch {
+        /// The glob or folder.
+        place: String,
+        /// The endings that count as text.
+        extensions: String,
+    },
+    /// A file with nothing in it.
+    #[error("data.paths: {} is empty; name another file", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A line of a JSON-lines file that has no text.
+    #[error("data.paths: {}:{line}: {problem}", path.display())]
+    BadLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// A piece of text that stands for itself: a file or a line of a JSON-lines file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Path, crate and path, or path and line.
+    pub name: String,
+    /// Valid UTF-8; never empty.
+    pub text: String,
+}
+
+/// All the text of a run, in a fixed order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Corpus {
+    /// What it is, for people.
+    pub title: String,
+    /// The documents.
+    pub documents: Vec<Document>,
+    /// XXH3-128 over every document's name and text, each after its length.
+    pub digest: u128,
+    /// Bytes that were no UTF-8 and became U+FFFD.
+    pub replaced_bytes: u64,
+}
+
+impl Corpus {
+    /// Reads `data.paths`: files, folders (recursively, sorted by path) and globs, in the given order; without any,
+    /// the default text. A file that is named twice is read once.
+    ///
+    /// # Errors
+    /// [`CorpusError`]: names the path.
+    pub fn load(paths: &[String]) -> Result<Self, CorpusError> {
+        if paths.is_empty() {
+            return Ok(default_text::load());
+        }
+        let (documents, replaced_bytes) = files::read(paths)?;
+        Ok(Self::new(paths.join(" "), documents, replaced_bytes))
+    }
+
+    fn new(title: String, documents: Vec<Document>, replaced_bytes: u64) -> Self {
+        let digest = digest(&documents);
+        Self {
+            title,
+            documents,
+            digest,
+            replaced_bytes,
+        }
+    }
+
+    /// Bytes of text, names not counted.
+    pub fn bytes(&self) -> u64 {
+        self.documents
+            .iter()
+            .map(|document| document.text.len() as u64)
+            .sum()
+    }
+}
+
+fn digest(documents: &[Document]) -> u128 {
+    let mut hash = Xxh3Default::new();
+    for document in documents {
+        for part in [&document.name, &document.text] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+    }
+    hash.digest128()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(name: &str, text: &str) -> Document {
+        Document {
+            name: name.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_digest_sees_names_texts_borders_and_order() {
+        let corpora = [
+            vec![document("a", "xy"), document("b", "z")],
+            vec![document("a", "x"), document("b", "yz")],
+            vec![document("b", "z"), document("a", "xy")],
+            vec![document("ax", "y"), document("b", "z")],
+            vec![document("a", "xyz")],
+            vec![],
+        ];
+        let digests: std::collections::BTreeSet<u128> =
+            corpora.iter().map(|documents| digest(documents)).collect();
+        assert_eq!(digests.len(), corpora.len());
+    }
+}

@@ -1,0 +1,360 @@
+//! `metrics.jsonl`: one object a step, appended and flushed, so that a crash loses at most the last line.
+//!
+//! JSON has no NaN and no infinities: they are written as the strings `"NaN"`, `"inf"` and `"-inf"`. The keys
+//! `val_loss` and `val_bits_per_byte` are only there where they were measured.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::run_folder::replace;
+
+/// Why metrics cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetricsError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A line that is not the last is no record.
+    #[error("{}:{line} is no metrics record: {message}; repair or delete the line", path.display())]
+    BadLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, MetricsError>;
+
+/// What is known of one step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The step, from 1.
+    pub step: u64,
+    /// Mean training loss in nats a token.
+    #[serde(with = "number")]
+    pub loss: f64,
+    /// Learning rate of the step.
+    #[serde(with = "number")]
+    pub lr: f64,
+    /// Global norm of the gradient before clipping.
+    #[serde(with = "number")]
+    pub grad_norm: f64,
+    /// Training tokens a second of this step.
+    #[serde(with = "number")]
+    pub tokens_per_s: f64,
+    /// Mean validation loss in nats a token, where measured.
+    #[serde(
+        with = "optional_number",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub val_loss: Option<f64>,
+    /// The same in bits a byte of text.
+    #[serde(
+        with = "optional_number",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub val_bits_per_byte: Option<f64>,
+    /// Whatever else a loop wants to keep, under its own names.
+    #[serde(flatten)]
+    pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+/// An open `metrics.jsonl`.
+#[derive(Debug)]
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsFile {
+    /// Opens the file for a run that has done `step` steps: records of later steps and a torn last line are cut off.
+    /// Step 0 starts anew.
+    ///
+    /// # Errors
+    /// [`MetricsError`]: names the file and the line.
+    pub fn open_after(path: &Path, step: u64) -> Result<Self> {
+        truncate_after(path, step)?;
+
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(|source| MetricsError::Write {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// Appends a record; it is in the file when this returns.
+    ///
+    /// # Errors
+    /// [`MetricsError::Write`], for example on a full disk.
+    pub fn append(&mut self, record: &Record) -> Result<()> {
+        let error = |source| MetricsError::Write {
+            path: self.path.clone(),
+            source,
+        };
+
+        let mut line = serde_json::to_vec(record).map_err(|source| error(source.into()))?;
+        line.push(b'\n');
+        // One write: a reader never sees half a line but after a crash.
+        self.file.write_all(&line).map_err(error)?;
+        self.file.flush().map_err(error)
+    }
+}
+
+/// All records of a file, in order; a torn last line is left out. No file, no records.
+///
+/// # Errors
+/// [`MetricsError`]: names the file and the line.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    Ok(read_lines(path)?
+        .into_iter()
+        .map(|(_, record)| record)
+        .collect())
+}
+
+/// Cuts the records of steps after `step`, and a torn last line. The lines that stay keep every byte.
+///
+/// # Errors
+/// [`MetricsError`]: names the file and the line.
+pub fn truncate_after(path: &Path, step: u64) -> Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+
+    let lines = read_lines(path)?;
+    let kept = lines.into_iter().filter(|(_, record)| record.step <= step);
+    let text: String = kept.map(|(line, _)| line + "\n").collect();
+    replace(path, text.as_bytes()).map_err(|source| MetricsError::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => {
+            return Err(MetricsError::Read {
+                path: path.to_owned(),
+                source,
+            });
+        }
+    };
+
+    // A write that was cut short may end within a character.
+    let text = String::from_utf8_lossy(&bytes);
+    let count = text.lines().count();
+    let mut records = Vec::with_capacity(count);
+    for (index, line) in text.lines().enumerate() {
+        let is_last = index + 1 == count;
+        let is_torn = is_last && !text.ends_with('\n');
+        match serde_json::from_str(line) {
+            Ok(record) if !is_torn => records.push((line.to_owned(), record)),
+            _ if is_last => {}
+            Ok(_) => {}
+            Err(error) => {
+                let (path, message) = (path.to_owned(), error.to_string());
+                return Err(MetricsError::BadLine {
+                    path,
+                    line: index + 1,
+                    message,
+                });
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// A float that JSON can hold: a number, or `"NaN"`, `"inf"`, `"-inf"`.
+mod number {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Json {
+        Number(f64),
+        Name(String),
+    }
+
+    #[allow(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "the signature is serde's"
+    )]
+    pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() {
+            to.serialize_f64(*value)
+        } else {
+            to.serialize_str(&value.to_string())
+        }
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
+        match Json::deserialize(from)? {
+            Json::Number(value) => Ok(value),
+            // Rust's own names are the ones that are written.
+            Json::Name(name) => name.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+mod optional_number {
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => super::number::serialize(value, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<f64>, D::Error> {
+        super::number::deserialize(from).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64) -> Record {
+        Record {
+            step,
+            loss: 1.0 / step as f64,
+            lr: 1e-3,
+            ..Record::default()
+        }
+    }
+
+    fn write(path: &Path, steps: impl Iterator<Item = u64>) {
+        let mut file = MetricsFile::open_after(path, 0).unwrap();
+        for step in steps {
+            file.append(&record(step)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_line_is_one_flat_object() {
+        let mut measured = record(2);
+        measured.val_loss = Some(3.5);
+        measured
+            .extra
+            .insert("experts".to_owned(), vec![0.25, 0.75].into());
+
+        let line = serde_json::to_string(&measured).unwrap();
+        let expected = r#"{"step":2,"loss":0.5,"lr":0.001,"grad_norm":0.0,"tokens_per_s":0.0,"val_loss":3.5,"experts":[0.25,0.75]}"#;
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn what_is_no_number_is_named_and_comes_back() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("metrics.jsonl");
+        let odd = Record {
+            step: 1,
+            loss: f64::NAN,
+            grad_norm: f64::INFINITY,
+            lr: f64::NEG_INFINITY,
+            val_loss: Some(f64::NAN),
+            ..Record::default()
+        };
+        MetricsFile::open_after(&path, 0)
+            .unwrap()
+            .append(&odd)
+            .unwrap();
+
+        let text = fs::read_to_string(&path).unwrap();
+        for expected in [r#""loss":"NaN""#, r#""grad_norm":"inf""#, r#""lr":"-inf""#] {
+            assert!(text.contains(expected), "{text}");
+        }
+        let read = read(&path).unwrap().remove(0);
+        assert!(read.loss.is_nan() && read.val_loss.unwrap().is_nan());
+        assert_eq!((read.grad_norm, read.lr), (odd.grad_norm, odd.lr));
+    }
+
+    #[test]
+    fn records_come_back_and_resume_cuts() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("metrics.jsonl");
+        assert_eq!(read(&path).unwrap(), []);
+
+        write(&path, 1..=5);
+        assert_eq!(
+            read(&path).unwrap(),
+            (1..=5).map(record).collect::<Vec<_>>()
+        );
+
+        let mut resumed = MetricsFile::open_after(&path, 3).unwrap();
+        resumed.append(&record(4)).unwrap();
+        assert_eq!(
+            read(&path).unwrap(),
+            (1..=4).map(record).collect::<Vec<_>>()
+        );
+
+        MetricsFile::open_after(&path, 0).unwrap();
+        assert_eq!(read(&path).unwrap(), []);
+    }
+
+    /// A file that was cut anywhere in its last line reads and resumes as if the line had not been begun.
+    #[test]
+    fn a_torn_last_line_is_dropped() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("metrics.jsonl");
+        write(&path, 1..=2);
+        let whole = fs::read(&path).unwrap();
+        let first = 1 + whole.iter().position(|&byte| byte == b'\n').unwrap();
+
+        for length in first..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(read(&path).unwrap(), [record(1)], "{length} bytes");
+
+            MetricsFile::open_after(&path, 9)
+                .unwrap()
+                .append(&record(2))
+                .unwrap();
+            assert_eq!(fs::read(&path).unwrap(), whole, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_broken_line_in_the_middle_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("metrics.jsonl");
+        write(&path, 1..=2);
+        let text = fs::read_to_string(&path)
+            .unwrap()
+            .replacen("\"step\":1", "\"step\":", 1);
+        fs::write(&path, text).unwrap();
+
+        let error = MetricsFile::open_after(&path, 2).unwrap_err().to_string();
+        assert!(
+            error.contains("metrics.jsonl:1 is no metrics record"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,6 @@
+//! Stub while building.
+
+/// x
+#[derive(Debug, thiserror::Error)]
+#[error("x")]
+pub struct PlotError;

@@ -1,0 +1,371 @@
+//! What a run says while it runs: a header, one line that updates itself, notes in between.
+//!
+//! On a terminal the line stays at the bottom and is redrawn every step; elsewhere it is one line an interval. Colour
+//! only on a terminal and only if `NO_COLOR` is not set (no-color.org). Nothing here measures anything.
+
+pub mod format;
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// What stands above a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    /// `meshgrad 0.1.0`.
+    pub version: String,
+    /// The device as it names itself, such as `cpu`.
+    pub device: String,
+    /// Worker threads.
+    pub threads: usize,
+    /// The instruction sets found, such as `avx512 bf16`.
+    pub simd: String,
+    /// Dtype of activations.
+    pub dtype: String,
+    /// The model in a few words: type, layers, experts.
+    pub model: String,
+    /// All parameters.
+    pub parameters: u64,
+    /// Parameters that one token uses.
+    pub active_parameters: u64,
+    /// What the text is.
+    pub data: String,
+    /// XXH3-128 of the text.
+    pub digest: u128,
+    /// Documents of the text.
+    pub documents: usize,
+    /// Bytes of text, both parts.
+    pub text_bytes: u64,
+    /// Bytes that were no UTF-8.
+    pub replaced_bytes: u64,
+    /// Ids of the tokenizer.
+    pub vocab_size: usize,
+    /// Training tokens.
+    pub training_tokens: u64,
+    /// Validation tokens.
+    pub validation_tokens: u64,
+    /// Where the run is kept.
+    pub run: String,
+}
+
+impl Header {
+    /// The lines of the header, each a name and what it is.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let counted = |count: u64| format::count(count);
+        let (total, active) = (counted(self.parameters), counted(self.active_parameters));
+        let active = if total == active {
+            String::new()
+        } else {
+            format!(" ({active} active)")
+        };
+        let replaced = match self.replaced_bytes {
+            0 => String::new(),
+            count => format!(
+                ", {} bytes that were no UTF-8 replaced",
+                format::thousands(count as f64)
+            ),
+        };
+
+        vec![
+            (
+                "device",
+                format!(
+                    "{} x{} {}  {}",
+                    self.device, self.threads, self.simd, self.dtype
+                ),
+            ),
+            (
+                "model",
+                format!("{}  {total} parameters{active}", self.model),
+            ),
+            (
+                "data",
+                format!(
+                    "{}: {} documents, {}{replaced}  xxh3 {:016x}",
+                    self.data,
+                    format::thousands(self.documents as f64),
+                    format::bytes(self.text_bytes),
+                    // Half of the digest is plenty for the eye.
+                    (self.digest >> 64) as u64
+                ),
+            ),
+            (
+                "tokens",
+                format!(
+                    "{} to learn from, {} held out, vocabulary {}",
+                    counted(self.training_tokens),
+                    counted(self.validation_tokens),
+                    format::thousands(self.vocab_size as f64)
+                ),
+            ),
+            ("run", self.run.clone()),
+        ]
+    }
+}
+
+/// What is known after a step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Status {
+    /// Steps done.
+    pub step: u64,
+    /// Steps in all.
+    pub steps: u64,
+    /// Training loss.
+    pub loss: f64,
+    /// The last validation loss.
+    pub val_loss: Option<f64>,
+    /// Learning rate.
+    pub lr: f64,
+    /// Gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Training tokens a second.
+    pub tokens_per_s: f64,
+    /// Live or peak bytes, as the loop likes.
+    pub memory: u64,
+    /// Each expert's share of the tokens; empty without experts.
+    pub expert_load: Vec<f64>,
+    /// Time left.
+    pub eta: Option<Duration>,
+}
+
+impl Status {
+    /// `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412 MB  eta 1m41s` and the experts' load.
+    pub fn line(&self) -> String {
+        let width = self.steps.to_string().len();
+        let mut parts = vec![
+            format!("step {:>width$}/{}", self.step, self.steps),
+            format!("loss {:.3}", self.loss),
+        ];
+        parts.extend(self.val_loss.map(|loss| format!("val {loss:.3}")));
+        parts.push(format!("lr {}", format::rate(self.lr)));
+        parts.push(format!("|g| {:.2}", self.grad_norm));
+        parts.push(format!("{} tok/s", format::thousands(self.tokens_per_s)));
+        parts.push(format!("mem {}", format::bytes(self.memory)));
+        parts.extend(self.eta.map(|eta| format!("eta {}", format::duration(eta))));
+        if !self.expert_load.is_empty() {
+            parts.push(format!("experts {}", format::shares(&self.expert_load)));
+        }
+        parts.join("  ")
+    }
+}
+
+/// The time left when `done` of `total` steps took `elapsed`; None before the first.
+pub fn eta(elapsed: Duration, done: u64, total: u64) -> Option<Duration> {
+    let left = total.saturating_sub(done) as f64;
+    let a_step = elapsed.as_secs_f64() / done as f64;
+    (done > 0).then(|| Duration::from_secs_f64(a_step * left))
+}
+
+/// Where the words go.
+pub struct Reporter {
+    bar: Option<ProgressBar>,
+    colour: bool,
+    every: u64,
+    started: Instant,
+}
+
+impl Reporter {
+    /// Writes to standard output: a line that updates itself on a terminal, else a line every `every` steps.
+    pub fn new(steps: u64, every: u64) -> Self {
+        let is_terminal = std::io::stdout().is_terminal();
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+
+        let bar = is_terminal.then(|| {
+            let bar =
+                ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout_with_hz(10));
+            let template = if no_color {
+                "{bar:16} {wide_msg}"
+            } else {
+                "{bar:16.cyan/blue} {wide_msg}"
+            };
+            let style = ProgressStyle::with_template(template);
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        Self {
+            bar,
+            colour: is_terminal && !no_color,
+            every: every.max(1),
+            started: Instant::now(),
+        }
+    }
+
+    /// Time since the reporter was made.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Writes the header.
+    pub fn header(&self, header: &Header) {
+        self.print(&self.bold(&header.version));
+        for (name, text) in header.lines() {
+            self.print(&format!("  {}  {text}", self.dim(&format!("{name:<7}"))));
+        }
+        self.print("");
+    }
+
+    /// Shows a step: always on a terminal, else the first, the last and every `every`th.
+    pub fn step(&self, status: &Status) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(status.step);
+                bar.set_message(status.line());
+            }
+            None if is_due(status.step, status.steps, self.every) => self.print(&status.line()),
+            None => {}
+        }
+    }
+
+    /// Writes something that stays, above the line that updates itself.
+    pub fn note(&self, text: &str) {
+        self.print(text);
+    }
+
+    /// Writes a text by the model: set apart, so that it is not taken for ours.
+    pub fn sample(&self, step: u64, text: &str) {
+        self.print(&self.bold(&format!("sample after step {step}")));
+        for line in printable(text).lines() {
+            self.print(&format!("  {} {line}", self.dim("|")));
+        }
+    }
+
+    /// Leaves the last line where it is.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+
+    fn bold(&self, text: &str) -> String {
+        paint(self.colour, "1", text)
+    }
+
+    fn dim(&self, text: &str) -> String {
+        paint(self.colour, "2", text)
+    }
+
+    fn print(&self, text: &str) {
+        let write = || {
+            // A closed pipe (`| head`) must not end a training run.
+            let _ = writeln!(std::io::stdout(), "{text}");
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+fn is_due(step: u64, steps: u64, every: u64) -> bool {
+    step == 1 || step == steps || step.is_multiple_of(every)
+}
+
+fn paint(colour: bool, code: &str, text: &str) -> String {
+    if colour {
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Without control characters, which a model may well write and which would move the cursor.
+fn printable(text: &str) -> String {
+    let visible = |char: char| match char {
+        '\n' => '\n',
+        '\t' => ' ',
+        char if char.is_control() => char::REPLACEMENT_CHARACTER,
+        char => char,
+    };
+    text.chars().map(visible).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_is_the_documented_one() {
+        let status = Status {
+            step: 120,
+            steps: 1600,
+            loss: 3.4119,
+            val_loss: Some(3.5),
+            lr: 9.8e-4,
+            grad_norm: 0.8211,
+            tokens_per_s: 9812.2,
+            memory: 412_000_000,
+            expert_load: vec![0.4, 0.6],
+            eta: Some(Duration::from_secs(101)),
+        };
+        let expected = "step  120/1600  loss 3.412  val 3.500  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412 MB  \
+                        eta 1m41s  experts [40 60]%";
+        assert_eq!(status.line(), expected);
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_shown() {
+        let line = Status {
+            step: 1,
+            steps: 2,
+            loss: f64::NAN,
+            ..Status::default()
+        }
+        .line();
+        assert_eq!(line, "step 1/2  loss NaN  lr 0  |g| 0.00  0 tok/s  mem 0 B");
+    }
+
+    #[test]
+    fn the_header_names_everything() {
+        let header = Header {
+            version: "meshgrad 0.1.0".to_owned(),
+            device: "cpu".to_owned(),
+            threads: 2,
+            simd: "avx512".to_owned(),
+            dtype: "f32".to_owned(),
+            model: "qwen3_moe, 4 layers, 8 experts top-2".to_owned(),
+            parameters: 9_190_000,
+            active_parameters: 3_420_000,
+            data: "Rust sources of 97 crates".to_owned(),
+            digest: 0x0123_4567_89ab_cdef_0000_0000_0000_0000,
+            documents: 1900,
+            text_bytes: 16_000_000,
+            replaced_bytes: 3,
+            vocab_size: 4096,
+            training_tokens: 4_900_000,
+            validation_tokens: 100_000,
+            run: "runs/default".to_owned(),
+        };
+        let lines: Vec<String> = header.lines().into_iter().map(|(_, text)| text).collect();
+        let expected = [
+            "cpu x2 avx512  f32",
+            "qwen3_moe, 4 layers, 8 experts top-2  9.19M parameters (3.42M active)",
+            "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 bytes that were no UTF-8 replaced  \
+             xxh3 0123456789abcdef",
+            "4.90M to learn from, 100K held out, vocabulary 4,096",
+            "runs/default",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn lines_are_due_at_intervals_and_at_both_ends() {
+        let due: Vec<u64> = (1..=25).filter(|&step| is_due(step, 25, 10)).collect();
+        assert_eq!(due, [1, 10, 20, 25]);
+    }
+
+    #[test]
+    fn eta_is_proportional() {
+        let spent = Duration::from_secs(10);
+        assert_eq!(eta(spent, 100, 600), Some(Duration::from_secs(50)));
+        assert_eq!(eta(spent, 0, 600), None);
+        assert_eq!(eta(spent, 700, 600), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn colour_and_control_characters() {
+        assert_eq!(paint(false, "1", "x"), "x");
+        assert_eq!(paint(true, "1", "x"), "\u{1b}[1mx\u{1b}[0m");
+        assert_eq!(printable("a\u{1b}[2J\tb\n"), "a\u{fffd}[2J b\n");
+    }
+}

@@ -1,0 +1,303 @@
+//! The layout of a run's folder, and that only one trainer uses it.
+//!
+//! ```text
+//! runs/NAME/
+//!   config.toml        the whole resolved configuration
+//!   tokenizer.json     text to ids
+//!   tokens.bin         the token cache
+//!   metrics.jsonl      one object a step
+//!   loss.svg           the curves
+//!   step-000600/       a checkpoint
+//!   lock               held while a trainer runs
+//! ```
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a run folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunFolderError {
+    /// The folder cannot be made or written to.
+    #[error("cannot write to the run folder {}: {source}; choose another with --run-dir", path.display())]
+    Unwritable {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another trainer holds the folder.
+    #[error(
+        "the run folder {} is in use by another trainer; wait for it, or choose another with --run-dir",
+        path.display()
+    )]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file of the folder cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file of the folder cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+type Result<T> = std::result::Result<T, RunFolderError>;
+
+/// A run's folder. It stays locked until the value is dropped or the process ends, however it ends.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Where a run goes that was not given a folder: `runs/NAME`, the name of its configuration file without ending,
+    /// or `default`.
+    pub fn default_path(config: Option<&Path>) -> PathBuf {
+        let name = config
+            .and_then(Path::file_stem)
+            .unwrap_or("default".as_ref());
+        Path::new("runs").join(name)
+    }
+
+    /// Makes the folder if it is not there and locks it.
+    ///
+    /// # Errors
+    /// [`RunFolderError::Unwritable`] or [`RunFolderError::InUse`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let unwritable = |source| RunFolderError::Unwritable {
+            path: path.to_owned(),
+            source,
+        };
+
+        fs::create_dir_all(path).map_err(unwritable)?;
+        let lock = File::create(path.join("lock")).map_err(unwritable)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self {
+                path: path.to_owned(),
+                _lock: lock,
+            }),
+            Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse {
+                path: path.to_owned(),
+            }),
+            Err(TryLockError::Error(source)) => Err(unwritable(source)),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.toml`.
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// `tokenizer.json`.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.path.join("tokenizer.json")
+    }
+
+    /// `tokens.bin`.
+    pub fn tokens(&self) -> PathBuf {
+        self.path.join("tokens.bin")
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// `loss.svg`.
+    pub fn plot(&self) -> PathBuf {
+        self.path.join("loss.svg")
+    }
+
+    /// `step-NNNNNN`: the checkpoint after `step` steps.
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        self.path.join(checkpoint_name(step))
+    }
+
+    /// Writes a text file of this folder so that it is never seen half-written: aside, synced, renamed.
+    ///
+    /// # Errors
+    /// [`RunFolderError::Write`].
+    pub fn write(&self, path: &Path, text: &str) -> Result<()> {
+        replace(path, text.as_bytes()).map_err(|source| RunFolderError::Write {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// The steps of the published checkpoints, in order. A folder that is still being written has another name.
+    ///
+    /// # Errors
+    /// [`RunFolderError::Read`].
+    pub fn checkpoints(&self) -> Result<Vec<u64>> {
+        list_checkpoints(&self.path).map_err(|source| RunFolderError::Read {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Deletes all but the `keep` newest checkpoints; none if `keep` is 0. Each is renamed first, so that a half-deleted
+    /// one is never taken for whole.
+    ///
+    /// # Errors
+    /// [`RunFolderError`]: names the folder.
+    pub fn keep_newest(&self, keep: usize) -> Result<()> {
+        let steps = self.checkpoints()?;
+        let old = if keep == 0 {
+            0
+        } else {
+            steps.len().saturating_sub(keep)
+        };
+
+        for &step in &steps[..old] {
+            let folder = self.checkpoint(step);
+            let doomed = self
+                .path
+                .join(format!(".deleted-{}", checkpoint_name(step)));
+            fs::rename(&folder, &doomed)
+                .and_then(|()| fs::remove_dir_all(&doomed))
+                .map_err(|source| RunFolderError::Write {
+                    path: folder,
+                    source,
+                })?;
+        }
+        Ok(())
+    }
+}
+
+/// The steps of the checkpoints in a folder that this process need not hold, in order.
+///
+/// # Errors
+/// What the system says when the folder cannot be read.
+pub fn list_checkpoints(folder: &Path) -> io::Result<Vec<u64>> {
+    let mut steps = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let step = entry.file_name().to_str().and_then(checkpoint_step);
+        if entry.path().is_dir() {
+            steps.extend(step);
+        }
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// Writes `path` anew so that a reader sees the old or the new content and a crash leaves one of them.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".partial");
+
+    let mut file = File::create(&aside)?;
+    io::Write::write_all(&mut file, content)?;
+    file.sync_all()?;
+    fs::rename(&aside, path)
+}
+
+fn checkpoint_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+fn checkpoint_step(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (checkpoint_name(step) == name).then_some(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_trainer_a_folder() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("runs/first");
+
+        let held = RunFolder::open(&path).unwrap();
+        let error = RunFolder::open(&path).unwrap_err();
+        assert!(matches!(error, RunFolderError::InUse { .. }));
+        assert!(error.to_string().contains("--run-dir"), "{error}");
+
+        drop(held);
+        RunFolder::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_a_folder_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        fs::write(&file, "x").unwrap();
+
+        let error = RunFolder::open(&file.join("run")).unwrap_err().to_string();
+        assert!(
+            error.contains("file/run") && error.contains("--run-dir"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn only_published_checkpoints_count_and_the_newest_stay() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunFolder::open(place.path()).unwrap();
+        for step in [200, 1_000_000, 50] {
+            fs::create_dir(run.checkpoint(step)).unwrap();
+        }
+        for other in [
+            "step-7",
+            ".step-000300.partial",
+            "step-000400.partial",
+            "step-",
+            "step-+00001",
+        ] {
+            fs::create_dir(run.path().join(other)).unwrap();
+        }
+        fs::write(run.path().join("step-000500"), "a file").unwrap();
+
+        assert_eq!(run.checkpoints().unwrap(), [50, 200, 1_000_000]);
+        run.keep_newest(0).unwrap();
+        assert_eq!(run.checkpoints().unwrap().len(), 3);
+        run.keep_newest(2).unwrap();
+        assert_eq!(run.checkpoints().unwrap(), [200, 1_000_000]);
+        run.keep_newest(5).unwrap();
+        assert_eq!(run.checkpoints().unwrap(), [200, 1_000_000]);
+    }
+
+    #[test]
+    fn runs_are_named_after_their_configuration() {
+        assert_eq!(RunFolder::default_path(None), Path::new("runs/default"));
+        let path = RunFolder::default_path(Some(Path::new("configs/tiny.toml")));
+        assert_eq!(path, Path::new("runs/tiny"));
+    }
+
+    #[test]
+    fn files_are_replaced_whole() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunFolder::open(place.path()).unwrap();
+        for text in ["first, longer", "second"] {
+            run.write(&run.config(), text).unwrap();
+            assert_eq!(fs::read_to_string(run.config()).unwrap(), text);
+        }
+        let mut names: Vec<_> = fs::read_dir(place.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["config.toml", "lock"]);
+    }
+}

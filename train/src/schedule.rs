@@ -1,0 +1,252 @@
+//! The learning rate of a step: a pure function, so that a resumed run needs no state for it.
+//!
+//! A schedule is a chain of phases; each leads from the last value to its target along a curve. Steps count from 1:
+//! step 1 is the first that is taken, so that a warm-up of `n` steps starts at `1/n` and not at a wasted 0.
+
+use std::f64::consts::PI;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::ScheduleConfig;
+
+/// `schedule.kind`: the curve after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// The full rate to the end.
+    Constant,
+    /// A straight line to the minimum.
+    Linear,
+    /// Half a cosine to the minimum (Loshchilov & Hutter 2017, without restarts).
+    Cosine,
+}
+
+/// The way from one value to another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Curve {
+    /// A straight line.
+    Linear,
+    /// Half a cosine: flat at both ends.
+    Cosine,
+    /// `progress ^ power`: late for powers above 1, early below.
+    Poly(f64),
+    /// A straight line between logarithms; both values are taken as at least 1e-8.
+    Exponential,
+}
+
+impl Curve {
+    /// The value at `progress` in [0, 1] between `start` and `end`, which are met exactly.
+    pub fn at(self, start: f64, end: f64, progress: f64) -> f64 {
+        const SMALLEST: f64 = 1e-8;
+
+        if progress <= 0.0 {
+            return start;
+        }
+        if progress >= 1.0 {
+            return end;
+        }
+        let blend = |weight: f64| start + (end - start) * weight;
+        match self {
+            Self::Linear => blend(progress),
+            Self::Cosine => blend(0.5 * (1.0 - (PI * progress).cos())),
+            Self::Poly(power) => blend(progress.powf(power)),
+            Self::Exponential => {
+                let (start, end) = (start.max(SMALLEST).ln(), end.max(SMALLEST).ln());
+                (start + (end - start) * progress).exp()
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Phase {
+    first: u64,
+    last: u64,
+    start: f64,
+    end: f64,
+    curve: Curve,
+}
+
+/// A factor for each step, as a chain of phases.
+///
+/// ```
+/// use meshgrad_train::schedule::{Curve, Schedule};
+///
+/// let warm_stable_decay = Schedule::starting_at(0.0)
+///     .for_steps(100, 1.0, Curve::Linear)
+///     .for_steps(800, 1.0, Curve::Linear)
+///     .for_steps(100, 0.0, Curve::Poly(0.5));
+/// assert_eq!(warm_stable_decay.factor(50), 0.5);
+/// assert_eq!(warm_stable_decay.factor(500), 1.0);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    initial: f64,
+    phases: Vec<Phase>,
+}
+
+impl Schedule {
+    /// No phase yet: `initial` at every step.
+    pub fn starting_at(initial: f64) -> Self {
+        Self {
+            initial,
+            phases: Vec::new(),
+        }
+    }
+
+    /// Reaches `target` after `steps` more steps. Zero steps are a jump.
+    pub fn for_steps(mut self, steps: u64, target: f64, curve: Curve) -> Self {
+        let (first, start) = self.end();
+        let last = first.saturating_add(steps);
+        self.phases.push(Phase {
+            first,
+            last,
+            start,
+            end: target,
+            curve,
+        });
+        self
+    }
+
+    /// Reaches `target` at `step`, counted from the start of training; a jump if that is past.
+    pub fn until_step(self, step: u64, target: f64, curve: Curve) -> Self {
+        let (first, _) = self.end();
+        self.for_steps(step.saturating_sub(first), target, curve)
+    }
+
+    /// What a configuration means for a run of `steps` steps. A warm-up longer than the run is cut off by its end.
+    pub fn from_config(config: &ScheduleConfig, steps: u64) -> Self {
+        let (curve, end) = match config.kind {
+            ScheduleKind::Constant => (Curve::Linear, 1.0),
+            ScheduleKind::Linear => (Curve::Linear, config.min_lr_ratio),
+            ScheduleKind::Cosine => (Curve::Cosine, config.min_lr_ratio),
+        };
+
+        let warm_up = Self::starting_at(0.0).for_steps(config.warmup_steps, 1.0, Curve::Linear);
+        if config.warmup_steps >= steps {
+            warm_up
+        } else {
+            warm_up.until_step(steps, end, curve)
+        }
+    }
+
+    /// The factor on the learning rate at `step`, from 1; before the first phase its start, after the last its end.
+    pub fn factor(&self, step: u64) -> f64 {
+        let Some(phase) = self.phases.iter().find(|phase| step <= phase.last) else {
+            return self.end().1;
+        };
+        if phase.first == phase.last {
+            return phase.end;
+        }
+        let progress = (step - phase.first) as f64 / (phase.last - phase.first) as f64;
+        phase.curve.at(phase.start, phase.end, progress)
+    }
+
+    fn end(&self) -> (u64, f64) {
+        self.phases
+            .last()
+            .map_or((0, self.initial), |phase| (phase.last, phase.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(kind: ScheduleKind, warmup_steps: u64, min_lr_ratio: f64, steps: u64) -> Schedule {
+        Schedule::from_config(
+            &ScheduleConfig {
+                kind,
+                warmup_steps,
+                min_lr_ratio,
+            },
+            steps,
+        )
+    }
+
+    #[test]
+    fn cosine_golden_values() {
+        let schedule = of(ScheduleKind::Cosine, 10, 0.1, 110);
+        let golden = [
+            (1, 0.1),
+            (5, 0.5),
+            (10, 1.0),
+            (35, 0.1 + 0.9 * 0.853_553_390_593),
+            (60, 0.55),
+            (110, 0.1),
+        ];
+
+        for (step, factor) in golden {
+            assert!(
+                (schedule.factor(step) - factor).abs() < 1e-11,
+                "step {step}"
+            );
+        }
+        assert_eq!(schedule.factor(10_000), 0.1);
+    }
+
+    #[test]
+    fn linear_and_constant_golden_values() {
+        assert_eq!(of(ScheduleKind::Linear, 0, 0.0, 4).factor(1), 0.75);
+        assert_eq!(of(ScheduleKind::Linear, 0, 0.0, 4).factor(4), 0.0);
+        assert_eq!(of(ScheduleKind::Constant, 2, 0.0, 4).factor(1), 0.5);
+        assert_eq!(of(ScheduleKind::Constant, 2, 0.0, 4).factor(4), 1.0);
+    }
+
+    #[test]
+    fn a_run_shorter_than_its_warm_up_only_warms_up() {
+        assert_eq!(of(ScheduleKind::Cosine, 100, 0.1, 50).factor(50), 0.5);
+    }
+
+    #[test]
+    fn no_phase_is_constant_and_zero_steps_jump() {
+        assert_eq!(Schedule::starting_at(0.3).factor(7), 0.3);
+
+        let jump = Schedule::starting_at(1.0)
+            .for_steps(2, 1.0, Curve::Linear)
+            .for_steps(0, 0.5, Curve::Linear)
+            .for_steps(2, 0.0, Curve::Linear);
+        let factors: Vec<f64> = (1..=4).map(|step| jump.factor(step)).collect();
+        assert_eq!(factors, [1.0, 1.0, 0.25, 0.0]);
+    }
+
+    proptest! {
+        /// Up during warm-up, never up again, always between the minimum (or the first step) and 1.
+        #[test]
+        fn rises_then_falls(
+            warmup in 0u64..50, steps in 1u64..200, ratio in 0.0f64..1.0, cosine: bool,
+        ) {
+            let kind = if cosine { ScheduleKind::Cosine } else { ScheduleKind::Linear };
+            let schedule = of(kind, warmup, ratio, steps);
+
+            for step in 1..steps {
+                let (now, next) = (schedule.factor(step), schedule.factor(step + 1));
+                prop_assert!((0.0..=1.0).contains(&now));
+                if step < warmup {
+                    prop_assert!(next >= now);
+                } else {
+                    prop_assert!(next <= now + 1e-12);
+                }
+            }
+            if warmup < steps {
+                prop_assert_eq!(schedule.factor(steps), ratio);
+            }
+        }
+
+        /// Every curve meets both ends and stays between them.
+        #[test]
+        fn curves_stay_between_their_ends(
+            start in 1e-6f64..1.0, end in 1e-6f64..1.0, progress in 0.0f64..1.0, power in 0.2f64..4.0,
+        ) {
+            for curve in [Curve::Linear, Curve::Cosine, Curve::Poly(power), Curve::Exponential] {
+                prop_assert_eq!(curve.at(start, end, 0.0), start);
+                prop_assert_eq!(curve.at(start, end, 1.0), end);
+                let value = curve.at(start, end, progress);
+                prop_assert!(value >= start.min(end) * (1.0 - 1e-12));
+                prop_assert!(value <= start.max(end) * (1.0 + 1e-12));
+            }
+        }
+    }
+}

@@ -1,0 +1,548 @@
+//! Text to ids and back: bytes, a byte-level BPE trained here, or any `tokenizer.json`.
+//!
+//! Text is always text: the spelling of a special token inside a document does not become that token.
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer as Library};
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
+
+/// The special token of tokenizers made here: it stands behind every document.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// At most about this much text is used to train a BPE. More hardly changes the merges and costs seconds.
+pub const TRAINING_SAMPLE_BYTES: usize = 4 << 20;
+
+/// Names of the document separator in known tokenizers, the first that exists is taken.
+const SEPARATORS: [&str; 6] = [
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[SEP]",
+];
+
+/// Ids of the byte tokenizer: 256 bytes and the end of text.
+const BYTE_VOCABULARY: u32 = 257;
+
+/// Why there is no tokenizer or no ids.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// The file is no tokenizer.
+    #[error("cannot read the tokenizer {}: {message}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the tokenizer {}: {message}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        message: String,
+    },
+    /// A BPE cannot be trained.
+    #[error("cannot train a BPE of {size} tokens on {bytes} bytes of text: {message}")]
+    Train {
+        /// Ids asked for.
+        size: usize,
+        /// Bytes of text.
+        bytes: usize,
+        /// What went wrong.
+        message: String,
+    },
+    /// The library refuses a text or ids.
+    #[error("the tokenizer failed: {0}")]
+    Use(String),
+}
+
+type Result<T> = std::result::Result<T, TokenizerError>;
+
+/// A tokenizer; cheap to use from many threads.
+pub struct Tokenizer {
+    kind: Kind,
+    separator: Option<u32>,
+}
+
+enum Kind {
+    Bytes,
+    Library(Box<Library>),
+}
+
+impl Tokenizer {
+    /// One id a byte, and 256 for the end of a document.
+    pub fn byte() -> Self {
+        Self {
+            kind: Kind::Bytes,
+            separator: Some(256),
+        }
+    }
+
+    /// Trains a byte-level BPE of `size` ids (256 bytes and [`END_OF_TEXT`] among them) on `texts`; on a sample of
+    /// [`TRAINING_SAMPLE_BYTES`] if they are longer. The same texts give the same tokenizer. A short text can give
+    /// fewer ids.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Train`] when `size` is under 257 or there is no text.
+    pub fn train_bpe(texts: &[&str], size: usize) -> Result<Self> {
+        let bytes = texts.iter().map(|text| text.len()).sum();
+        let error = |message: String| TokenizerError::Train {
+            size,
+            bytes,
+            message,
+        };
+        if size < BYTE_VOCABULARY as usize {
+            return Err(error(format!("at least {BYTE_VOCABULARY} are needed")));
+        }
+        if bytes == 0 {
+            return Err(error("there is nothing to learn from".to_owned()));
+        }
+
+        let trainer = BpeTrainer::builder()
+            .vocab_size(size)
+            .min_frequency(2)
+            .show_progress(false)
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .build();
+        let mut trainer = TrainerWrapper::from(trainer);
+
+        let mut library = byte_level(BPE::default());
+        let sample = training_sample(texts, TRAINING_SAMPLE_BYTES);
+        library
+            .train(&mut trainer, sample.into_iter())
+            .map_err(|source| error(source.to_string()))?;
+        Ok(Self::from_library(library))
+    }
+
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Read`].
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let error = |message: String| TokenizerError::Read {
+            path: path.to_owned(),
+            message,
+        };
+
+        let bytes = std::fs::read(path).map_err(|source| error(source.to_string()))?;
+        let mut library = Library::from_bytes(bytes).map_err(|source| error(source.to_string()))?;
+        // Some files ask for padding and truncation, which would fill or cut our documents.
+        library.with_padding(None);
+        library
+            .with_truncation(None)
+            .map_err(|source| error(source.to_string()))?;
+        Ok(Self::from_library(library))
+    }
+
+    fn from_library(mut library: Library) -> Self {
+        library.set_encode_special_tokens(true);
+        let separator = SEPARATORS.iter().find_map(|name| library.token_to_id(name));
+        Self {
+            kind: Kind::Library(Box::new(library)),
+            separator,
+        }
+    }
+
+    /// The `tokenizer.json` of this tokenizer, usable by other programs. The byte tokenizer is written as a
+    /// byte-level BPE without merges, which gives the same ids.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Use`] when the library cannot write it.
+    pub fn to_json(&self) -> Result<String> {
+        let json = match &self.kind {
+            Kind::Bytes => bytes_as_bpe()?.to_string(true),
+            Kind::Library(library) => library.to_string(true),
+        };
+        json.map_err(failed)
+    }
+
+    /// Writes [`Tokenizer::to_json`] to a file: aside first, then renamed.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Write`].
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let error = |source: std::io::Error| TokenizerError::Write {
+            path: path.to_owned(),
+            message: source.to_string(),
+        };
+
+        let json = self.to_json()?;
+        let aside = path.with_extension("json.partial");
+        std::fs::write(&aside, json).map_err(error)?;
+        std::fs::rename(&aside, path).map_err(error)
+    }
+
+    /// How many ids there are: every id is below.
+    pub fn vocab_size(&self) -> usize {
+        let Kind::Library(library) = &self.kind else {
+            return BYTE_VOCABULARY as usize;
+        };
+        // Ids may have gaps, so that the count alone is not enough.
+        let largest = library.get_vocab(true).into_values().max();
+        largest.map_or(0, |id| id as usize + 1)
+    }
+
+    /// The id that stands behind every document and ends a sample; None if the tokenizer has none.
+    pub fn separator(&self) -> Option<u32> {
+        self.separator
+    }
+
+    /// XXH3-128 of [`Tokenizer::to_json`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::to_json`].
+    pub fn digest(&self) -> Result<u128> {
+        Ok(xxh3_128(self.to_json()?.as_bytes()))
+    }
+
+    /// The ids of a text, no special ones added.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Use`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Library(library) => {
+                let encoding = library.encode_fast(text, false).map_err(failed)?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The ids of all texts, each followed by the separator; on all threads of the current rayon pool. The same ids
+    /// for any number of threads.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Use`].
+    pub fn encode_documents(&self, texts: &[&str]) -> Result<Vec<u32>> {
+        let chunks: Vec<(&str, bool)> = texts
+            .iter()
+            .flat_map(|text| {
+                let mut chunks: Vec<_> = chunks(text).map(|chunk| (chunk, false)).collect();
+                chunks.extend([("", true)]);
+                chunks
+            })
+            .collect();
+
+        let parts: Vec<Vec<u32>> = chunks
+            .par_iter()
+            .map(|&(chunk, is_end)| match is_end {
+                true => Ok(self.separator.into_iter().collect()),
+                false => self.encode(chunk),
+            })
+            .collect::<Result<_>>()?;
+        Ok(parts.concat())
+    }
+
+    /// The text of ids. Special and unknown ids are left out; bytes that are no UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Use`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::Library(library) => library.decode(ids, true).map_err(failed),
+        }
+    }
+
+    /// A decoder that takes one id at a time.
+    pub fn stream(&self) -> DecodeStream<'_> {
+        DecodeStream {
+            tokenizer: self,
+            ids: Vec::new(),
+            shown: String::new(),
+            pending: 0,
+        }
+    }
+}
+
+/// Text from ids one by one. A character whose bytes are spread over several ids comes with the last of them. All
+/// pieces together are what [`Tokenizer::decode`] gives for all ids.
+pub struct DecodeStream<'t> {
+    tokenizer: &'t Tokenizer,
+    /// The ids since the text was last whole, and those of the piece before, since some decoders look back.
+    ids: Vec<u32>,
+    /// The part of the text of `ids` that was given out.
+    shown: String,
+    /// How many of `ids` are new since the text was last whole.
+    pending: usize,
+}
+
+impl DecodeStream<'_> {
+    /// The text that is now certain; often empty.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Use`].
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        self.pending += 1;
+        let text = self.tokenizer.decode(&self.ids)?;
+
+        let certain = certain(&text);
+        let piece = certain
+            .get(self.shown.len()..)
+            .unwrap_or_default()
+            .to_owned();
+        if certain.len() == text.len() {
+            self.ids.drain(..self.ids.len() - self.pending);
+            self.pending = 0;
+            self.shown = self.tokenizer.decode(&self.ids)?;
+        } else {
+            self.shown = certain.to_owned();
+        }
+        Ok(piece)
+    }
+
+    /// What is still held, lossy.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Use`].
+    pub fn finish(self) -> Result<String> {
+        let text = self.tokenizer.decode(&self.ids)?;
+        Ok(text.get(self.shown.len()..).unwrap_or_default().to_owned())
+    }
+}
+
+/// The text without the end that the next ids may change: a character has at most four bytes, so that at most three
+/// replacement characters may still become one.
+fn certain(text: &str) -> &str {
+    let mut certain = text;
+    for _ in 0..3 {
+        certain = certain
+            .strip_suffix(char::REPLACEMENT_CHARACTER)
+            .unwrap_or(certain);
+    }
+    certain
+}
+
+fn failed(source: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Use(source.to_string())
+}
+
+fn byte_level(model: BPE) -> Library {
+    let plain = ByteLevel::new(false, false, true);
+    let mut library = Library::new(model);
+    library.with_pre_tokenizer(Some(plain));
+    library.with_decoder(Some(plain));
+    library
+}
+
+/// Byte `b` as id `b`: the byte-level alphabet in order, no merges.
+fn bytes_as_bpe() -> Result<Library> {
+    let vocabulary: [(String, u32); 256] =
+        std::array::from_fn(|byte| (byte_level_char(byte as u8).to_string(), byte as u32));
+    let model = BPE::builder()
+        .vocab_and_merges(vocabulary, Vec::new())
+        .build()
+        .map_err(failed)?;
+
+    let mut library = byte_level(model);
+    let end = [AddedToken::from(END_OF_TEXT, true)];
+    library.add_special_tokens(end).map_err(failed)?;
+    library.set_encode_special_tokens(true);
+    Ok(library)
+}
+
+/// GPT-2's printable stand-in for a byte: itself if printable in Latin-1, else the next of U+0100 and on.
+fn byte_level_char(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !printable(other)).count() as u32;
+    char::from_u32(0x100 + before).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// Cuts a text to pieces that are encoded one by one. Cuts are behind a line end and before something visible, where
+/// the usual pre-tokenizers cut as well, so that the ids do not change.
+fn chunks(text: &str) -> impl Iterator<Item = &str> {
+    const CHUNK_BYTES: usize = 32 << 10;
+
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let (chunk, after) = rest.split_at(first_cut(rest, CHUNK_BYTES));
+        rest = after;
+        Some(chunk)
+    })
+}
+
+/// The first byte at or behind `from` at which a text may be cut; its length if there is none.
+fn first_cut(text: &str, from: usize) -> usize {
+    let bytes = text.as_bytes();
+    let is_cut = |&at: &usize| bytes[at - 1] == b'\n' && bytes[at].is_ascii_graphic();
+    (from.max(1)..bytes.len())
+        .find(is_cut)
+        .unwrap_or(bytes.len())
+}
+
+/// All chunks if they are within `limit` bytes, else a share of them that is spread over the whole text, by hash.
+fn training_sample<'t>(texts: &[&'t str], limit: usize) -> Vec<&'t str> {
+    let total: usize = texts.iter().map(|text| text.len()).sum();
+    let share = limit as f64 / total as f64;
+
+    let all = texts.iter().flat_map(|text| chunks(text)).enumerate();
+    let is_taken = |index: usize, chunk: &str| {
+        let hash = xxh3_64_with_seed(chunk.as_bytes(), index as u64);
+        (hash as f64 / u64::MAX as f64) < share
+    };
+    all.filter(|&(index, chunk)| total <= limit || is_taken(index, chunk))
+        .map(|(_, chunk)| chunk)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TEXT: &str = include_str!("tokenizer.rs");
+
+    fn small() -> Tokenizer {
+        Tokenizer::train_bpe(&[TEXT], 400).unwrap()
+    }
+
+    #[test]
+    fn training_is_deterministic_and_has_the_asked_size() {
+        let one = small();
+        assert_eq!(one.vocab_size(), 400);
+        assert_eq!(one.separator(), Some(0));
+        assert_eq!(one.to_json().unwrap(), small().to_json().unwrap());
+    }
+
+    #[test]
+    fn a_saved_tokenizer_gives_the_same_ids() {
+        let folder = tempfile::tempdir().unwrap();
+        for tokenizer in [small(), Tokenizer::byte()] {
+            let path = folder.path().join("tokenizer.json");
+            tokenizer.save(&path).unwrap();
+            let read = Tokenizer::from_file(&path).unwrap();
+
+            let text = format!("{TEXT}\u{0}\u{7f}\u{ad}caf\u{e9} \u{1f980}{END_OF_TEXT}\n\n  ");
+            assert_eq!(
+                read.encode(&text).unwrap(),
+                tokenizer.encode(&text).unwrap()
+            );
+            assert_eq!(read.vocab_size(), tokenizer.vocab_size());
+            assert_eq!(read.separator(), tokenizer.separator());
+            assert_eq!(read.digest().unwrap(), tokenizer.digest().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_special_tokens_spelling_in_a_text_is_text() {
+        for tokenizer in [small(), Tokenizer::byte()] {
+            let ids = tokenizer.encode(END_OF_TEXT).unwrap();
+            assert!(!ids.contains(&tokenizer.separator().unwrap()));
+            assert_eq!(tokenizer.decode(&ids).unwrap(), END_OF_TEXT);
+        }
+    }
+
+    #[test]
+    fn documents_are_separated_and_cut_without_a_trace() {
+        let long = TEXT.repeat(5);
+        for tokenizer in [small(), Tokenizer::byte()] {
+            let separator = tokenizer.separator().unwrap();
+            let whole = tokenizer.encode(&long).unwrap();
+            let expected = [
+                &whole[..],
+                &[separator],
+                &tokenizer.encode("x").unwrap(),
+                &[separator],
+            ];
+
+            assert!(chunks(&long).count() > 1);
+            assert_eq!(
+                tokenizer.encode_documents(&[&long, "x"]).unwrap(),
+                expected.concat()
+            );
+        }
+    }
+
+    #[test]
+    fn the_training_sample_is_spread_and_within_reason() {
+        let texts = vec![TEXT; 100];
+        let total = TEXT.len() * texts.len();
+        let size = |limit| {
+            training_sample(&texts, limit)
+                .iter()
+                .map(|text| text.len())
+                .sum::<usize>()
+        };
+
+        assert_eq!(size(total), total);
+        let half = size(total / 2);
+        assert!(
+            (total / 4..total * 3 / 4).contains(&half),
+            "{half} of {total}"
+        );
+    }
+
+    #[test]
+    fn impossible_tokenizers_are_refused() {
+        assert!(Tokenizer::train_bpe(&["text"], 256).is_err());
+        assert!(Tokenizer::train_bpe(&[], 300).is_err());
+        assert!(
+            Tokenizer::train_bpe(&["text text"], 100_000)
+                .unwrap()
+                .vocab_size()
+                >= 257
+        );
+
+        let error = Tokenizer::from_file(Path::new("no/tokenizer.json"))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("no/tokenizer.json"), "{error}");
+    }
+
+    fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let mut stream = tokenizer.stream();
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&stream.push(id).unwrap());
+        }
+        text + &stream.finish().unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn decode_undoes_encode_whole_and_streamed(text in "(\\PC|[\\n\\t a-z]){0,60}") {
+            let bpe = Tokenizer::train_bpe(&["a bad cafe\n"], 270).unwrap();
+            for tokenizer in [bpe, Tokenizer::byte()] {
+                let ids = tokenizer.encode(&text).unwrap();
+                prop_assert_eq!(&tokenizer.decode(&ids).unwrap(), &text);
+                prop_assert_eq!(&streamed(&tokenizer, &ids), &text);
+            }
+        }
+
+        /// Also for ids that are no text: all pieces are the whole.
+        #[test]
+        fn a_stream_gives_the_same_text_for_any_ids(
+            ids in prop::collection::vec(prop_oneof![0u32..300, 0x80u32..0xff], 0..40),
+        ) {
+            let bpe = Tokenizer::train_bpe(&["a bad cafe\n"], 270).unwrap();
+            for tokenizer in [bpe, Tokenizer::byte()] {
+                prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids).unwrap());
+            }
+        }
+    }
+}
