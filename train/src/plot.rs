@@ -1,6 +1,416 @@
-//! Stub while building.
+//! `loss.svg`: training and validation loss over steps, drawn to be looked at.
+//!
+//! The training loss is drawn twice: pale as measured, strong as a centred running mean. What is no number is left
+//! out, and a lone outlier is cut off at the edge instead of flattening everything else.
 
-/// x
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::metrics::Record;
+use crate::run_folder::replace;
+
+const SIZE: (u32, u32) = (960, 540);
+const FONT: &str = "Inter, Helvetica, Arial, DejaVu Sans, sans-serif";
+
+const INK: RGBColor = RGBColor(34, 40, 49);
+const GREY: RGBColor = RGBColor(110, 118, 129);
+const GRID: RGBColor = RGBColor(232, 235, 239);
+const TRAINING: RGBColor = RGBColor(31, 105, 179);
+const MEASURED: RGBColor = RGBColor(168, 200, 231);
+const VALIDATION: RGBColor = RGBColor(222, 90, 24);
+
+/// More points than this cannot be told apart on the page.
+const MAX_POINTS: usize = 1600;
+
+/// Why there is no plot.
 #[derive(Debug, thiserror::Error)]
-#[error("x")]
-pub struct PlotError;
+#[non_exhaustive]
+pub enum PlotError {
+    /// No record has a finite loss.
+    #[error("there is nothing to plot: no step has a finite loss")]
+    Empty,
+    /// The drawing library failed.
+    #[error("cannot draw the plot: {0}")]
+    Draw(String),
+    /// The file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+type Point = (f64, f64);
+
+/// Draws the curves of `records` under `title` into an SVG file.
+///
+/// # Errors
+/// [`PlotError`].
+pub fn save(path: &Path, title: &str, records: &[Record]) -> Result<(), PlotError> {
+    let svg = render(title, records)?;
+    replace(path, svg.as_bytes()).map_err(|source| PlotError::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The same as text.
+///
+/// # Errors
+/// [`PlotError`].
+pub fn render(title: &str, records: &[Record]) -> Result<String, PlotError> {
+    let curves = Curves::of(records).ok_or(PlotError::Empty)?;
+
+    let mut svg = String::new();
+    let drawn = draw(
+        &SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(),
+        title,
+        &curves,
+    );
+    drawn.map_err(|error| PlotError::Draw(error.to_string()))?;
+    Ok(svg)
+}
+
+struct Curves {
+    measured: Vec<Point>,
+    smoothed: Vec<Point>,
+    validation: Vec<Point>,
+    x: Range<f64>,
+    y: Range<f64>,
+    last: String,
+}
+
+impl Curves {
+    fn of(records: &[Record]) -> Option<Self> {
+        let finite = |point: &Point| point.1.is_finite();
+        let training: Vec<Point> = records
+            .iter()
+            .map(|record| (record.step as f64, record.loss))
+            .filter(finite)
+            .collect();
+        let validation: Vec<Point> = records
+            .iter()
+            .filter_map(|record| Some((record.step as f64, record.val_loss?)))
+            .filter(finite)
+            .collect();
+
+        let half_window = training.len() / 60;
+        let smoothed = running(&training, half_window, mean);
+        let x_end = training
+            .iter()
+            .chain(&validation)
+            .map(|point| point.0)
+            .reduce(f64::max)?;
+
+        Some(Self {
+            x: 0.0..x_end.max(1.0),
+            y: y_range(&training, &validation)?,
+            last: last_values(smoothed.last(), validation.last(), records),
+            measured: thinned(&training),
+            smoothed: thinned(&smoothed),
+            validation,
+        })
+    }
+}
+
+/// From the least to the greatest of the curves with some room. A median of five has no lone outliers.
+fn y_range(training: &[Point], validation: &[Point]) -> Option<Range<f64>> {
+    let typical = running(training, 2, median);
+    let (least, most) = extremes(typical.iter().map(|point| point.1))
+        .or_else(|| extremes(validation.iter().map(|point| point.1)))?;
+
+    let span = most - least;
+    let near = validation
+        .iter()
+        .map(|point| point.1)
+        .filter(|loss| (loss - most).abs() <= 2.0 * span);
+    let (least, most) = extremes(near.chain([least, most]))?;
+
+    let room = (0.06 * (most - least)).max(1e-3 * most.abs()).max(1e-6);
+    // A loss is not negative; an axis that ends a little below zero would look as if it could be.
+    let floor = if least >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
+    Some((least - room).max(floor)..most + room)
+}
+
+fn extremes(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    values
+        .map(|value| (value, value))
+        .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+}
+
+/// `reduce` over a window around each point that reaches `half` to both sides. At the start, where curves are steep, it
+/// is narrower but symmetric, so that nothing is shifted; at the end only its right side is cut, so that the last
+/// value is no single measurement.
+fn running(points: &[Point], half: usize, reduce: fn(&mut [f64]) -> f64) -> Vec<Point> {
+    let mut window = Vec::with_capacity(2 * half + 1);
+    let mut reduced = Vec::with_capacity(points.len());
+    for (at, &(x, _)) in points.iter().enumerate() {
+        let before = half.min(at);
+        let after = before.min(points.len() - 1 - at);
+        window.clear();
+        window.extend(points[at - before..=at + after].iter().map(|point| point.1));
+        reduced.push((x, reduce(&mut window)));
+    }
+    reduced
+}
+
+fn mean(values: &mut [f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// At most about [`MAX_POINTS`]: the least and the greatest of each bucket, so that no spike is lost.
+fn thinned(points: &[Point]) -> Vec<Point> {
+    if points.len() <= MAX_POINTS {
+        return points.to_vec();
+    }
+
+    let mut kept = Vec::with_capacity(MAX_POINTS + 2);
+    for bucket in points.chunks(points.len().div_ceil(MAX_POINTS / 2)) {
+        let by_loss = |a: &&Point, b: &&Point| a.1.total_cmp(&b.1);
+        let least = bucket.iter().min_by(by_loss);
+        let most = bucket.iter().max_by(by_loss);
+        let mut pair: Vec<Point> = least.into_iter().chain(most).copied().collect();
+        pair.sort_by(|a, b| a.0.total_cmp(&b.0));
+        pair.dedup();
+        kept.extend(pair);
+    }
+    kept
+}
+
+fn last_values(training: Option<&Point>, validation: Option<&Point>, records: &[Record]) -> String {
+    let mut parts = Vec::new();
+    parts.extend(training.map(|point| format!("training {:.3}", point.1)));
+    parts.extend(validation.map(|point| format!("validation {:.3}", point.1)));
+
+    let bits = records
+        .iter()
+        .rev()
+        .find_map(|record| record.val_bits_per_byte);
+    parts.extend(
+        bits.filter(|bits| bits.is_finite())
+            .map(|bits| format!("{bits:.3} bits a byte")),
+    );
+    parts.join(", ")
+}
+
+type Area<'s> = DrawingArea<SVGBackend<'s>, plotters::coord::Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+fn draw(area: &Area<'_>, title: &str, curves: &Curves) -> Drawn {
+    area.fill(&WHITE)?;
+    draw_title(area, title, &curves.last)?;
+    draw_legend(area)?;
+    draw_curves(area, curves)?;
+    area.present()
+}
+
+fn font(size: u32, colour: RGBColor) -> TextStyle<'static> {
+    (FONT, size).into_font().color(&colour)
+}
+
+fn draw_title(area: &Area<'_>, title: &str, last: &str) -> Drawn {
+    let bold = (FONT, 26).into_font().style(FontStyle::Bold).color(&INK);
+    area.draw(&Text::new(title, (28, 22), bold))?;
+    area.draw(&Text::new(last, (28, 54), font(18, GREY)))
+}
+
+/// On the right above the curves, where it covers none of them.
+fn draw_legend(area: &Area<'_>) -> Drawn {
+    let beside = Pos::new(HPos::Left, VPos::Center);
+    let entries = [
+        (536, MEASURED, 2, "training, each step"),
+        (706, TRAINING, 3, "smoothed"),
+        (818, VALIDATION, 3, "validation"),
+    ];
+    for (x, colour, width, name) in entries {
+        let y = 61;
+        area.draw(&PathElement::new(
+            [(x, y), (x + 22, y)],
+            colour.stroke_width(width),
+        ))?;
+        area.draw(&Text::new(name, (x + 28, y), font(16, INK).pos(beside)))?;
+    }
+    area.draw(&Circle::new((829, 61), 4, VALIDATION.filled()))
+}
+
+fn draw_curves(area: &Area<'_>, curves: &Curves) -> Drawn {
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(84)
+        .margin_right(28)
+        .margin_left(18)
+        .margin_bottom(14)
+        .x_label_area_size(48)
+        .y_label_area_size(58)
+        .build_cartesian_2d(curves.x.clone(), curves.y.clone())?;
+
+    let decimals = decimals(curves.y.end - curves.y.start);
+    chart
+        .configure_mesh()
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .axis_style(GREY)
+        .x_labels(8)
+        .y_labels(8)
+        .label_style(font(16, GREY))
+        .axis_desc_style(font(17, INK))
+        .x_desc("step")
+        .y_desc("loss (nats a token)")
+        .x_label_formatter(&|step| crate::report::format::thousands(*step))
+        .y_label_formatter(&|loss| format!("{loss:.decimals$}"))
+        .draw()?;
+
+    let inside = |points: &[Point]| -> Vec<Point> {
+        let clamp = |point: &Point| (point.0, point.1.clamp(curves.y.start, curves.y.end));
+        points.iter().map(clamp).collect()
+    };
+    let lines = [
+        (&curves.measured, MEASURED.stroke_width(1)),
+        (&curves.smoothed, TRAINING.stroke_width(2)),
+        (&curves.validation, VALIDATION.stroke_width(2)),
+    ];
+    for (points, style) in lines {
+        chart.draw_series(LineSeries::new(inside(points), style))?;
+    }
+
+    // Few measurements are points on a line, many are a line.
+    if curves.validation.len() <= 60 {
+        let dots = inside(&curves.validation);
+        chart.draw_series(
+            dots.into_iter()
+                .map(|at| Circle::new(at, 3, VALIDATION.filled())),
+        )?;
+    }
+    Ok(())
+}
+
+fn decimals(span: f64) -> usize {
+    match span {
+        span if span >= 2.0 => 1,
+        span if span >= 0.2 => 2,
+        span if span >= 0.02 => 3,
+        _ => 5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn record(step: u64, loss: f64) -> Record {
+        Record {
+            step,
+            loss,
+            ..Record::default()
+        }
+    }
+
+    fn falling(steps: u64) -> Vec<Record> {
+        (1..=steps)
+            .map(|step| record(step, 3.0 + 5.0 / (step as f64).sqrt()))
+            .collect()
+    }
+
+    #[test]
+    fn all_that_must_be_there_is_there() {
+        let mut records = falling(200);
+        records[99].val_loss = Some(3.4);
+        records[199].val_loss = Some(3.25);
+        records[199].val_bits_per_byte = Some(1.5);
+
+        let svg = render("a <run> & its loss", &records).unwrap();
+        let expected = [
+            "a &lt;run&gt; &amp; its loss",
+            "loss (nats a token)",
+            "step",
+            "validation 3.250",
+            "1.500 bits a byte",
+        ];
+        for text in expected {
+            assert!(svg.contains(text), "{text}");
+        }
+        for colour in ["#1F69B3", "#A8C8E7"] {
+            assert_eq!(
+                svg.matches(colour).count(),
+                2,
+                "one stroke in the legend, one curve"
+            );
+        }
+        assert_eq!(
+            svg.matches("<circle").count(),
+            3,
+            "one dot in the legend, two measurements"
+        );
+        assert!(svg.trim_end().ends_with("</svg>"));
+    }
+
+    #[test]
+    fn nothing_finite_is_an_error() {
+        assert!(matches!(render("", &[]), Err(PlotError::Empty)));
+        assert!(matches!(
+            render("", &[record(1, f64::NAN)]),
+            Err(PlotError::Empty)
+        ));
+    }
+
+    #[test]
+    fn one_step_and_a_flat_loss_have_a_range() {
+        render("", &[record(1, 2.0)]).unwrap();
+        render("", &[record(1, 0.0), record(2, 0.0)]).unwrap();
+    }
+
+    #[test]
+    fn lone_outliers_do_not_set_the_range() {
+        let mut records = falling(200);
+        let calm = Curves::of(&records).unwrap().y;
+        records[150].loss = 1e6;
+        records[160].loss = f64::INFINITY;
+        records[180].val_loss = Some(1e9);
+
+        let y = Curves::of(&records).unwrap().y;
+        assert!((y.end - calm.end).abs() < 0.5, "{y:?} and {calm:?}");
+        render("", &records).unwrap();
+    }
+
+    #[test]
+    fn long_runs_are_thinned_but_keep_their_spikes() {
+        let mut points: Vec<Point> = (0..100_000).map(|at| (f64::from(at), 1.0)).collect();
+        points[77_777].1 = 9.0;
+
+        let thin = thinned(&points);
+        assert!(thin.len() <= MAX_POINTS + 2);
+        assert!(thin.contains(&(77_777.0, 9.0)));
+        assert!(thin.is_sorted_by(|a, b| a.0 < b.0));
+    }
+
+    proptest! {
+        /// Smoothing keeps a straight line up to the last, cut windows, and never leaves the range of what it smooths.
+        #[test]
+        fn smoothing_keeps_lines_and_ranges(
+            losses in prop::collection::vec(0.0f64..10.0, 1..80), half in 0usize..20, slope in -1.0f64..1.0,
+        ) {
+            let line: Vec<Point> = (0..losses.len()).map(|at| (at as f64, slope * at as f64)).collect();
+            let whole_windows = line.len().saturating_sub(half);
+            for (smooth, exact) in running(&line, half, mean).iter().zip(&line).take(whole_windows) {
+                prop_assert!((smooth.1 - exact.1).abs() < 1e-9);
+            }
+
+            let points: Vec<Point> = losses.iter().enumerate().map(|(at, &loss)| (at as f64, loss)).collect();
+            let (least, most) = extremes(losses.iter().copied()).unwrap();
+            for (_, smooth) in running(&points, half, mean) {
+                prop_assert!(smooth >= least - 1e-12 && smooth <= most + 1e-12);
+            }
+        }
+    }
+}
