@@ -1,4 +1,5 @@
-//! Puts meshgrad's own sources into the program: the default text where cargo's registry is not at hand.
+//! Puts meshgrad's own sources into the program: the default text where cargo's registry is not at
+//! hand.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
 //! The whole configuration of a run: TOML tables as structs, every key with a default.
 //!
-//! The default configuration is also the schema: [`Config::read`] accepts exactly the keys it has, with values of
-//! the same TOML type. A run writes its resolved configuration, defaults included, with [`Config::to_toml`].
+//! The default configuration is also the schema: [`Config::read`] accepts exactly the keys it has,
+//! with values of the same TOML type. A run writes its resolved configuration, defaults included,
+//! with [`Config::to_toml`].
 //!
 //! What the values of `[model]` mean is the models crate's business; here it is a plain table.
 
@@ -17,12 +18,13 @@ pub use read::{ConfigError, Override};
 
 use crate::schedule::ScheduleKind;
 
-/// A resolved configuration. `Config::default()` is the small embedded run: a Qwen3-MoE of about 9 million
-/// parameters that trains in about two minutes on two cores.
+/// A resolved configuration. `Config::default()` is the small embedded run: a Qwen3-MoE of about 9
+/// million parameters that trains in about two minutes on two cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The model, with the names of Hugging Face's `config.json`. Keys are checked by the models crate.
+    /// The model, with the names of Hugging Face's `config.json`. Keys are checked by the models
+    /// crate.
     pub model: toml::Table,
     /// Text and tokenizer.
     pub data: DataConfig,
@@ -129,11 +131,13 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Sequences a step over all ranks.
     pub batch_size: usize,
-    /// Sequences in one forward pass; gradients of `batch_size / micro_batch_size` passes are summed.
+    /// Sequences in one forward pass; gradients of `batch_size / micro_batch_size` passes are
+    /// summed.
     pub micro_batch_size: usize,
     /// Tokens a sequence.
     pub seq_len: usize,
-    /// The dtype of activations and of the weights' compute copies. Masters and optimizer state are f32.
+    /// The dtype of activations and of the weights' compute copies. Masters and optimizer state are
+    /// f32.
     pub dtype: ComputeDType,
     /// Initial values, order of samples and sampling all derive from it.
     pub seed: u64,

@@ -78,8 +78,8 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Reads `data.paths`: files, folders (recursively, sorted by path) and globs, in the given order; without any,
-    /// the default text. A file that is named twice is read once.
+    /// Reads `data.paths`: files, folders (recursively, sorted by path) and globs, in the given
+    /// order; without any, the default text. A file that is named twice is read once.
     ///
     /// # Errors
     /// [`CorpusError`]: names the path.

@@ -27,8 +27,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// Reads the text, and makes tokenizer and token cache in the run folder unless they are there and were made from
-    /// the same text in the same way.
+    /// Reads the text, and makes tokenizer and token cache in the run folder unless they are there
+    /// and were made from the same text in the same way.
     ///
     /// # Errors
     /// [`crate::TrainError`] of the part that failed.

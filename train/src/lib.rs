@@ -3,8 +3,9 @@
 //! The parts that need no tensor:
 //!
 //! - [`config`]: the whole configuration of a run, strict, every default written out.
-//! - [`corpus`]: where text comes from; [`split`]: what is held out; [`tokenizer`]: text to ids and back;
-//!   [`tokens`]: the memory-mapped token cache; [`sampler`]: which windows make the batch of a step.
+//! - [`corpus`]: where text comes from; [`split`]: what is held out; [`tokenizer`]: text to ids and
+//!   back; [`tokens`]: the memory-mapped token cache; [`sampler`]: which windows make the batch of
+//!   a step.
 //! - [`schedule`]: the learning rate of a step.
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: what a run leaves behind and what it says.
 

@@ -1,7 +1,8 @@
-//! `metrics.jsonl`: one object a step, appended and flushed, so that a crash loses at most the last line.
+//! `metrics.jsonl`: one object a step, appended and flushed, so that a crash loses at most the last
+//! line.
 //!
-//! JSON has no NaN and no infinities: they are written as the strings `"NaN"`, `"inf"` and `"-inf"`. The keys
-//! `val_loss` and `val_bits_per_byte` are only there where they were measured.
+//! JSON has no NaN and no infinities: they are written as the strings `"NaN"`, `"inf"` and
+//! `"-inf"`. The keys `val_loss` and `val_bits_per_byte` are only there where they were measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -89,8 +90,8 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file for a run that has done `step` steps: records of later steps and a torn last line are cut off.
-    /// Step 0 starts anew.
+    /// Opens the file for a run that has done `step` steps: records of later steps and a torn last
+    /// line are cut off. Step 0 starts anew.
     ///
     /// # Errors
     /// [`MetricsError`]: names the file and the line.
@@ -137,7 +138,8 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         .collect())
 }
 
-/// Cuts the records of steps after `step`, and a torn last line. The lines that stay keep every byte.
+/// Cuts the records of steps after `step`, and a torn last line. The lines that stay keep every
+/// byte.
 ///
 /// # Errors
 /// [`MetricsError`]: names the file and the line.
@@ -267,7 +269,10 @@ mod tests {
             .insert("experts".to_owned(), vec![0.25, 0.75].into());
 
         let line = serde_json::to_string(&measured).unwrap();
-        let expected = r#"{"step":2,"loss":0.5,"lr":0.001,"grad_norm":0.0,"tokens_per_s":0.0,"val_loss":3.5,"experts":[0.25,0.75]}"#;
+        let expected = concat!(
+            r#"{"step":2,"loss":0.5,"lr":0.001,"grad_norm":0.0,"tokens_per_s":0.0,"#,
+            r#""val_loss":3.5,"experts":[0.25,0.75]}"#
+        );
         assert_eq!(line, expected);
     }
 
@@ -320,7 +325,8 @@ mod tests {
         assert_eq!(read(&path).unwrap(), []);
     }
 
-    /// A file that was cut anywhere in its last line reads and resumes as if the line had not been begun.
+    /// A file that was cut anywhere in its last line reads and resumes as if the line had not been
+    /// begun.
     #[test]
     fn a_torn_last_line_is_dropped() {
         let place = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! `loss.svg`: training and validation loss over steps, drawn to be looked at.
 //!
-//! The training loss is drawn twice: pale as measured, strong as a centred running mean. What is no number is left
-//! out, and a lone outlier is cut off at the edge instead of flattening everything else.
+//! The training loss is drawn twice: pale as measured, strong as a centred running mean. What is no
+//! number is left out, and a lone outlier is cut off at the edge instead of flattening everything
+//! else.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -118,7 +119,8 @@ impl Curves {
     }
 }
 
-/// From the least to the greatest of the curves with some room. A median of five has no lone outliers.
+/// From the least to the greatest of the curves with some room. A median of five has no lone
+/// outliers.
 fn y_range(training: &[Point], validation: &[Point]) -> Option<Range<f64>> {
     let typical = running(training, 2, median);
     let (least, most) = extremes(typical.iter().map(|point| point.1))
@@ -143,9 +145,9 @@ fn extremes(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
 }
 
-/// `reduce` over a window around each point that reaches `half` to both sides. At the start, where curves are steep, it
-/// is narrower but symmetric, so that nothing is shifted; at the end only its right side is cut, so that the last
-/// value is no single measurement.
+/// `reduce` over a window around each point that reaches `half` to both sides. At the start, where
+/// curves are steep, it is narrower but symmetric, so that nothing is shifted; at the end only its
+/// right side is cut, so that the last value is no single measurement.
 fn running(points: &[Point], half: usize, reduce: fn(&mut [f64]) -> f64) -> Vec<Point> {
     let mut window = Vec::with_capacity(2 * half + 1);
     let mut reduced = Vec::with_capacity(points.len());
@@ -168,7 +170,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// At most about [`MAX_POINTS`]: the least and the greatest of each bucket, so that no spike is lost.
+/// At most about [`MAX_POINTS`]: the least and the greatest of each bucket, so that no spike is
+/// lost.
 fn thinned(points: &[Point]) -> Vec<Point> {
     if points.len() <= MAX_POINTS {
         return points.to_vec();
@@ -395,18 +398,23 @@ mod tests {
     }
 
     proptest! {
-        /// Smoothing keeps a straight line up to the last, cut windows, and never leaves the range of what it smooths.
+        /// Smoothing keeps a straight line up to the last, cut windows, and never leaves the range
+        /// of what it smooths.
         #[test]
         fn smoothing_keeps_lines_and_ranges(
-            losses in prop::collection::vec(0.0f64..10.0, 1..80), half in 0usize..20, slope in -1.0f64..1.0,
+            losses in prop::collection::vec(0.0f64..10.0, 1..80),
+            half in 0usize..20,
+            slope in -1.0f64..1.0,
         ) {
-            let line: Vec<Point> = (0..losses.len()).map(|at| (at as f64, slope * at as f64)).collect();
+            let steps = (0..losses.len()).map(|at| at as f64);
+            let line: Vec<Point> = steps.clone().map(|at| (at, slope * at)).collect();
             let whole_windows = line.len().saturating_sub(half);
-            for (smooth, exact) in running(&line, half, mean).iter().zip(&line).take(whole_windows) {
+            let smoothed = running(&line, half, mean);
+            for (smooth, exact) in smoothed.iter().zip(&line).take(whole_windows) {
                 prop_assert!((smooth.1 - exact.1).abs() < 1e-9);
             }
 
-            let points: Vec<Point> = losses.iter().enumerate().map(|(at, &loss)| (at as f64, loss)).collect();
+            let points: Vec<Point> = steps.zip(losses.iter().copied()).collect();
             let (least, most) = extremes(losses.iter().copied()).unwrap();
             for (_, smooth) in running(&points, half, mean) {
                 prop_assert!(smooth >= least - 1e-12 && smooth <= most + 1e-12);

@@ -1,7 +1,8 @@
 //! What a run says while it runs: a header, one line that updates itself, notes in between.
 //!
-//! On a terminal the line stays at the bottom and is redrawn every step; elsewhere it is one line an interval. Colour
-//! only on a terminal and only if `NO_COLOR` is not set (no-color.org). Nothing here measures anything.
+//! On a terminal the line stays at the bottom and is redrawn every step; elsewhere it is one line
+//! an interval. Colour only on a terminal and only if `NO_COLOR` is not set (no-color.org). Nothing
+//! here measures anything.
 
 pub mod format;
 
@@ -130,7 +131,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412 MB  eta 1m41s` and the experts' load.
+    /// `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412 MB  eta
+    /// 1m41s` and the experts' load.
     pub fn line(&self) -> String {
         let width = self.steps.to_string().len();
         let mut parts = vec![
@@ -166,7 +168,8 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Writes to standard output: a line that updates itself on a terminal, else a line every `every` steps.
+    /// Writes to standard output: a line that updates itself on a terminal, else a line every
+    /// `every` steps.
     pub fn new(steps: u64, every: u64) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -298,7 +301,8 @@ mod tests {
             expert_load: vec![0.4, 0.6],
             eta: Some(Duration::from_secs(101)),
         };
-        let expected = "step  120/1600  loss 3.412  val 3.500  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412 MB  \
+        let expected = "step  120/1600  loss 3.412  val 3.500  lr 9.8e-4  |g| 0.82  \
+                        9,812 tok/s  mem 412 MB  \
                         eta 1m41s  experts [40 60]%";
         assert_eq!(status.line(), expected);
     }
@@ -340,7 +344,8 @@ mod tests {
         let expected = [
             "cpu x2 avx512  f32",
             "qwen3_moe, 4 layers, 8 experts top-2  9.19M parameters (3.42M active)",
-            "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 bytes that were no UTF-8 replaced  \
+            "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 bytes that were no \
+             UTF-8 replaced  \
              xxh3 0123456789abcdef",
             "4.90M to learn from, 100K held out, vocabulary 4,096",
             "runs/default",

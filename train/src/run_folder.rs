@@ -20,7 +20,10 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum RunFolderError {
     /// The folder cannot be made or written to.
-    #[error("cannot write to the run folder {}: {source}; choose another with --run-dir", path.display())]
+    #[error(
+        "cannot write to the run folder {}: {source}; choose another with --run-dir",
+        path.display()
+    )]
     Unwritable {
         /// The folder.
         path: PathBuf,
@@ -29,7 +32,8 @@ pub enum RunFolderError {
     },
     /// Another trainer holds the folder.
     #[error(
-        "the run folder {} is in use by another trainer; wait for it, or choose another with --run-dir",
+        "the run folder {} is in use by another trainer; \
+         wait for it, or choose another with --run-dir",
         path.display()
     )]
     InUse {
@@ -64,8 +68,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Where a run goes that was not given a folder: `runs/NAME`, the name of its configuration file without ending,
-    /// or `default`.
+    /// Where a run goes that was not given a folder: `runs/NAME`, the name of its configuration
+    /// file without ending, or `default`.
     pub fn default_path(config: Option<&Path>) -> PathBuf {
         let name = config
             .and_then(Path::file_stem)
@@ -132,7 +136,8 @@ impl RunFolder {
         self.path.join(checkpoint_name(step))
     }
 
-    /// Writes a text file of this folder so that it is never seen half-written: aside, synced, renamed.
+    /// Writes a text file of this folder so that it is never seen half-written: aside, synced,
+    /// renamed.
     ///
     /// # Errors
     /// [`RunFolderError::Write`].
@@ -143,7 +148,8 @@ impl RunFolder {
         })
     }
 
-    /// The steps of the published checkpoints, in order. A folder that is still being written has another name.
+    /// The steps of the published checkpoints, in order. A folder that is still being written has
+    /// another name.
     ///
     /// # Errors
     /// [`RunFolderError::Read`].
@@ -154,8 +160,8 @@ impl RunFolder {
         })
     }
 
-    /// Deletes all but the `keep` newest checkpoints; none if `keep` is 0. Each is renamed first, so that a half-deleted
-    /// one is never taken for whole.
+    /// Deletes all but the `keep` newest checkpoints; none if `keep` is 0. Each is renamed first,
+    /// so that a half-deleted one is never taken for whole.
     ///
     /// # Errors
     /// [`RunFolderError`]: names the folder.
@@ -200,7 +206,8 @@ pub fn list_checkpoints(folder: &Path) -> io::Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// Writes `path` anew so that a reader sees the old or the new content and a crash leaves one of them.
+/// Writes `path` anew so that a reader sees the old or the new content and a crash leaves one of
+/// them.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".partial");

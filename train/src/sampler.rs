@@ -1,8 +1,9 @@
 //! Which windows of the token stream make the batch of a step.
 //!
-//! The stream is cut into windows of `seq_len` tokens. Each epoch visits every window once, in an order that is a
-//! pure function of (seed, epoch): a Feistel network over the window's number. So a batch is a pure function of
-//! (seed, step); there is no state to save, and any rank computes its own rows.
+//! The stream is cut into windows of `seq_len` tokens. Each epoch visits every window once, in an
+//! order that is a pure function of (seed, epoch): a Feistel network over the window's number. So a
+//! batch is a pure function of (seed, step); there is no state to save, and any rank computes its
+//! own rows.
 
 use std::ops::Range;
 
@@ -27,7 +28,8 @@ pub enum SamplerError {
     },
 }
 
-/// The windows of a token stream: window `w` has inputs `[w L, w L + L)` and labels one token further.
+/// The windows of a token stream: window `w` has inputs `[w L, w L + L)` and labels one token
+/// further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
     seq_len: usize,
@@ -35,8 +37,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Cuts `tokens` tokens into windows of `seq_len`. Up to `seq_len` tokens at the end are never used. `part`
-    /// (`training`, `validation`) names the stream in the error.
+    /// Cuts `tokens` tokens into windows of `seq_len`. Up to `seq_len` tokens at the end are never
+    /// used. `part` (`training`, `validation`) names the stream in the error.
     ///
     /// # Errors
     /// [`SamplerError::TooShort`] if there is no window, that is fewer than `seq_len + 1` tokens.
@@ -57,7 +59,8 @@ impl Windows {
         self.count
     }
 
-    /// The tokens of a window, one more than `seq_len`: inputs are all but the last, labels all but the first.
+    /// The tokens of a window, one more than `seq_len`: inputs are all but the last, labels all but
+    /// the first.
     pub fn tokens(self, window: usize) -> Range<usize> {
         let start = window * self.seq_len;
         start..start + self.seq_len + 1
@@ -139,14 +142,16 @@ impl Order {
     }
 }
 
-/// The windows of validation batch `batch`, from 0: all windows in order, the last batch short, then none.
+/// The windows of validation batch `batch`, from 0: all windows in order, the last batch short,
+/// then none.
 pub fn validation_windows(windows: Windows, batch_size: usize, batch: usize) -> Range<usize> {
     let start = batch.saturating_mul(batch_size).min(windows.count);
     start..start.saturating_add(batch_size).min(windows.count)
 }
 
-/// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next power of four, walked
-/// until it lands inside again, which it does since a permutation's cycles are closed.
+/// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next
+/// power of four, walked until it lands inside again, which it does since a permutation's cycles
+/// are closed.
 fn permute(place: u64, count: u64, key: u64) -> u64 {
     const ROUNDS: u64 = 4;
 

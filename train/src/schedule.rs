@@ -1,7 +1,8 @@
 //! The learning rate of a step: a pure function, so that a resumed run needs no state for it.
 //!
-//! A schedule is a chain of phases; each leads from the last value to its target along a curve. Steps count from 1:
-//! step 1 is the first that is taken, so that a warm-up of `n` steps starts at `1/n` and not at a wasted 0.
+//! A schedule is a chain of phases; each leads from the last value to its target along a curve.
+//! Steps count from 1: step 1 is the first that is taken, so that a warm-up of `n` steps starts at
+//! `1/n` and not at a wasted 0.
 
 use std::f64::consts::PI;
 
@@ -114,7 +115,8 @@ impl Schedule {
         self.for_steps(step.saturating_sub(first), target, curve)
     }
 
-    /// What a configuration means for a run of `steps` steps. A warm-up longer than the run is cut off by its end.
+    /// What a configuration means for a run of `steps` steps. A warm-up longer than the run is cut
+    /// off by its end.
     pub fn from_config(config: &ScheduleConfig, steps: u64) -> Self {
         let (curve, end) = match config.kind {
             ScheduleKind::Constant => (Curve::Linear, 1.0),
@@ -130,7 +132,8 @@ impl Schedule {
         }
     }
 
-    /// The factor on the learning rate at `step`, from 1; before the first phase its start, after the last its end.
+    /// The factor on the learning rate at `step`, from 1; before the first phase its start, after
+    /// the last its end.
     pub fn factor(&self, step: u64) -> f64 {
         let Some(phase) = self.phases.iter().find(|phase| step <= phase.last) else {
             return self.end().1;
@@ -238,7 +241,10 @@ mod tests {
         /// Every curve meets both ends and stays between them.
         #[test]
         fn curves_stay_between_their_ends(
-            start in 1e-6f64..1.0, end in 1e-6f64..1.0, progress in 0.0f64..1.0, power in 0.2f64..4.0,
+            start in 1e-6f64..1.0,
+            end in 1e-6f64..1.0,
+            progress in 0.0f64..1.0,
+            power in 0.2f64..4.0,
         ) {
             for curve in [Curve::Linear, Curve::Cosine, Curve::Poly(power), Curve::Exponential] {
                 prop_assert_eq!(curve.at(start, end, 0.0), start);

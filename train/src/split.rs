@@ -1,8 +1,8 @@
 //! Which text is held out for validation: a pure function of the documents and the fraction.
 //!
-//! Whole documents are taken in the order of the hash of their names, so that the held-out part looks like the rest
-//! and does not depend on how documents are ordered. If none fit (one big file), the end of the largest is cut off at
-//! a line.
+//! Whole documents are taken in the order of the hash of their names, so that the held-out part
+//! looks like the rest and does not depend on how documents are ordered. If none fit (one big
+//! file), the end of the largest is cut off at a line.
 
 use std::ops::Range;
 
@@ -36,7 +36,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Holds out about `fraction` of the bytes, in [0, 1), and never more than that; nothing if it is 0.
+    /// Holds out about `fraction` of the bytes, in [0, 1), and never more than that; nothing if it
+    /// is 0.
     pub fn new(documents: &[Document], fraction: f64) -> Self {
         let total: usize = documents.iter().map(|document| document.text.len()).sum();
         let wanted = (total as f64 * fraction) as usize;
@@ -98,8 +99,8 @@ fn choose(documents: &[Document], wanted: usize) -> Vec<bool> {
     chosen
 }
 
-/// The largest document that stays and the byte at which at most `wanted` bytes of it are cut off: behind a line end
-/// if there is one in the cut part, else between two characters.
+/// The largest document that stays and the byte at which at most `wanted` bytes of it are cut off:
+/// behind a line end if there is one in the cut part, else between two characters.
 fn cut_largest(documents: &[Document], taken: &[bool], wanted: usize) -> Option<(usize, usize)> {
     let largest = (0..documents.len())
         .filter(|&at| !taken[at])
@@ -159,10 +160,12 @@ mod tests {
     }
 
     proptest! {
-        /// Both parts together are every byte once; the held-out part never exceeds its share; no fraction, nothing.
+        /// Both parts together are every byte once; the held-out part never exceeds its share; no
+        /// fraction, nothing.
         #[test]
         fn parts_are_the_whole(
-            texts in prop::collection::vec("[a-z\\n\u{e9}\u{1f980}]{1,40}", 0..20), fraction in 0.0f64..1.0,
+            texts in prop::collection::vec("[a-z\\n\u{e9}\u{1f980}]{1,40}", 0..20),
+            fraction in 0.0f64..1.0,
         ) {
             let all = documents(&texts);
             let split = Split::new(&all, fraction);

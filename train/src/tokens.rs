@@ -1,7 +1,7 @@
 //! The token cache: all ids of a run in one memory-mapped file, training part first.
 //!
-//! The header holds what the ids were made from, so that a stale file is found and made anew. A file is written
-//! aside, synced and renamed: a torn one is never read.
+//! The header holds what the ids were made from, so that a stale file is found and made anew. A
+//! file is written aside, synced and renamed: a torn one is never read.
 //!
 //! All numbers are little-endian:
 //!
@@ -86,7 +86,8 @@ struct Extent {
 }
 
 impl TokenCache {
-    /// Writes a cache over whatever `path` holds and opens it. Ids take two bytes if all are below 65,536.
+    /// Writes a cache over whatever `path` holds and opens it. Ids take two bytes if all are below
+    /// 65,536.
     ///
     /// # Errors
     /// [`TokensError`]: names the file.
@@ -131,7 +132,8 @@ impl TokenCache {
         Ok(Self { map, header })
     }
 
-    /// Opens the cache at `path` if it is whole and was made from `key`; else None, and it should be made anew.
+    /// Opens the cache at `path` if it is whole and was made from `key`; else None, and it should
+    /// be made anew.
     ///
     /// # Errors
     /// [`TokensError::Read`] when the file is there but the system cannot read it.
@@ -225,7 +227,8 @@ impl Tokens<'_> {
         (0..self.len()).filter_map(|index| self.get(index))
     }
 
-    /// Bits a byte of text for a mean loss in nats a token: comparable between tokenizers. NaN without text.
+    /// Bits a byte of text for a mean loss in nats a token: comparable between tokenizers. NaN
+    /// without text.
     pub fn bits_per_byte(&self, loss: f64) -> f64 {
         loss / std::f64::consts::LN_2 * self.len() as f64 / self.text_bytes as f64
     }
@@ -303,9 +306,9 @@ fn write_file(path: &Path, header: Header, parts: [&[u32]; 2]) -> io::Result<()>
 
 fn map(path: &Path) -> io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: the map is only sound while nobody changes the file. This module never writes to a published cache: it
-    // writes another file and renames it over, which leaves the mapped one as it was. The run folder is locked
-    // against a second trainer.
+    // SAFETY: the map is only sound while nobody changes the file. This module never writes to a
+    // published cache: it writes another file and renames it over, which leaves the mapped one as
+    // it was. The run folder is locked against a second trainer.
     unsafe { Mmap::map(&file) }
 }
 

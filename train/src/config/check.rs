@@ -27,7 +27,8 @@ impl fmt::Display for Violations {
 }
 
 impl Config {
-    /// Every value that is out of range, in the order of the tables; empty when the configuration is sound.
+    /// Every value that is out of range, in the order of the tables; empty when the configuration
+    /// is sound.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = Found::default();
 

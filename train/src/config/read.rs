@@ -1,7 +1,8 @@
 //! From a file and overrides to a [`Config`].
 //!
-//! Both become settings (key path, value, where it was written). Each setting is held against the default
-//! configuration, which is the schema, and then replaces the default's value. So every error knows its origin.
+//! Both become settings (key path, value, where it was written). Each setting is held against the
+//! default configuration, which is the schema, and then replaces the default's value. So every
+//! error knows its origin.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -138,7 +139,8 @@ impl std::str::FromStr for Override {
 }
 
 impl Override {
-    /// The text as TOML, or as a string if it is no TOML or a string is wanted. One word for a list is a list of one.
+    /// The text as TOML, or as a string if it is no TOML or a string is wanted. One word for a list
+    /// is a list of one.
     fn value(&self, schema: &Table) -> Value {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
@@ -156,7 +158,8 @@ impl Override {
 }
 
 impl Config {
-    /// Reads `file` (or only the defaults), lays `overrides` over it in their order and checks everything.
+    /// Reads `file` (or only the defaults), lays `overrides` over it in their order and checks
+    /// everything.
     ///
     /// # Errors
     /// [`ConfigError`]: names the key, where it was written, and the way out.
@@ -198,7 +201,8 @@ impl Config {
             insert(&mut resolved, &setting.key, setting.value);
         }
 
-        // Every setting was tried alone on the defaults, so that this cannot fail but in a way the types forbid.
+        // Every setting was tried alone on the defaults, so that this cannot fail but in a way the
+        // types forbid.
         let config: Self = resolved.try_into().map_err(|error| ConfigError::Syntax {
             origin: name.to_owned(),
             message: error.to_string(),
@@ -263,8 +267,8 @@ impl Setting {
         })
     }
 
-    /// Serde knows what a key may be (a name out of a list, a number that is not negative) but not where it was
-    /// written; laid alone over the defaults, a setting that fails is known.
+    /// Serde knows what a key may be (a name out of a list, a number that is not negative) but not
+    /// where it was written; laid alone over the defaults, a setting that fails is known.
     fn check_alone(&self, defaults: &Table) -> Result<(), ConfigError> {
         let mut table = defaults.clone();
         insert(&mut table, &self.key, self.value.clone());
@@ -396,8 +400,8 @@ fn paths(table: &Table) -> Vec<String> {
     paths
 }
 
-/// The path whose last part is spelt most like that of `wrong`, if it is alike at all; among equals the one that is
-/// more alike as a whole.
+/// The path whose last part is spelt most like that of `wrong`, if it is alike at all; among equals
+/// the one that is more alike as a whole.
 fn nearest(wrong: &str, paths: &[String]) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let likeness = |path: &str| strsim::jaro_winkler(&last(wrong), &last(path));

@@ -1,9 +1,11 @@
-//! The default text: the Rust sources meshgrad was built from, pinned so that it is the same on every machine.
+//! The default text: the Rust sources meshgrad was built from, pinned so that it is the same on
+//! every machine.
 //!
-//! `default_text.txt` lists crates and versions of meshgrad's Cargo.lock, in its order. Cargo has their sources on
-//! any machine that built meshgrad; crates that only some platforms compile are left out, since cargo does not
-//! download them elsewhere (`default_text.sh` writes the list). It is all or nothing: if a crate is missing, the text
-//! is meshgrad's own sources, which are in the program.
+//! `default_text.txt` lists crates and versions of meshgrad's Cargo.lock, in its order. Cargo has
+//! their sources on any machine that built meshgrad; crates that only some platforms compile are
+//! left out, since cargo does not download them elsewhere (`default_text.sh` writes the list). It
+//! is all or nothing: if a crate is missing, the text is meshgrad's own sources, which are in the
+//! program.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +67,8 @@ fn pinned_digest() -> Option<u128> {
 
 /// None if a crate that the text needs is not there.
 fn read_pinned(registry: &Path) -> Option<Corpus> {
-    // One folder an index: crates.io's, under a name that differs between cargo versions, and mirrors'.
+    // One folder an index: crates.io's, under a name that differs between cargo versions, and
+    // mirrors'.
     let indices: Vec<PathBuf> = std::fs::read_dir(registry)
         .ok()?
         .flatten()

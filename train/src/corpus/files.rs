@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::{CorpusError, Document};
 
-/// Endings that count as text in folders and globs. A file that is named outright is read whatever its ending.
+/// Endings that count as text in folders and globs. A file that is named outright is read whatever
+/// its ending.
 const TEXT: [&str; 24] = [
     "txt", "text", "md", "markdown", "rst", "tex", "rs", "py", "c", "h", "cc", "cpp", "hpp", "cu",
     "go", "java", "js", "ts", "sh", "toml", "html", "csv", "jsonl", "ndjson",
@@ -67,8 +68,8 @@ fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>, CorpusErr
     Ok(files)
 }
 
-/// Text files below `folder`, depth first, sorted by name in each folder. Hidden entries and links to folders, which
-/// may form circles, are left out.
+/// Text files below `folder`, depth first, sorted by name in each folder. Hidden entries and links
+/// to folders, which may form circles, are left out.
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), CorpusError> {
     let error = |source| CorpusError::Read {
         path: folder.to_owned(),
@@ -297,7 +298,8 @@ mod tests {
     }
 
     proptest! {
-        /// The same text as the standard library's lossy reading, and nothing counted if and only if it is valid.
+        /// The same text as the standard library's lossy reading, and nothing counted if and only
+        /// if it is valid.
         #[test]
         fn lossy_text_is_the_standard_one(bytes: Vec<u8>) {
             let (text, replaced) = to_text(bytes.clone());

@@ -81,7 +81,8 @@ pub fn rate(value: f64) -> String {
     }
 }
 
-/// `[12 13 50 25]%`: each share of a whole as percent, unless there are too many to read: then the extremes.
+/// `[12 13 50 25]%`: each share of a whole as percent, unless there are too many to read: then the
+/// extremes.
 pub fn shares(shares: &[f64]) -> String {
     const READABLE: usize = 16;
 
