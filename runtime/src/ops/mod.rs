@@ -4,12 +4,14 @@
 //! An op checks its operands, takes memory for its results and its workspace, and then computes, unless its device
 //! computes nothing. No op reads a value to decide a shape.
 
+mod attention;
 mod binary;
 mod copy;
 mod matmul;
 mod reduce;
 mod unary;
 
+pub use attention::*;
 pub use binary::*;
 pub use copy::*;
 pub use matmul::*;
@@ -25,6 +27,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
     let families = [
         unary::SIGNATURES,
         &binary::signatures(),
+        attention::SIGNATURES,
         copy::SIGNATURES,
         reduce::SIGNATURES,
     ];

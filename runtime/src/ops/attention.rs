@@ -1,0 +1,435 @@
+//! Scaled dot-product attention, block by block: no [T, T] matrix exists, in forward or backward.
+//!
+//! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head dimension.
+
+use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
+use crate::ops::contiguous;
+use crate::{DType, Element, Error, Result, Signature, Tensor, for_float};
+
+static ATTENTION: Signature = Signature::new(
+    "attention",
+    "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]",
+    4,
+);
+static ATTENTION_GRAD: Signature = Signature::new(
+    "attention_grad",
+    "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!], out: F[b t h d], lse: A[b h t], \
+     dout: F[b t h d] -> dq: F[b t h d], dk: F[b s g d], dv: F[b s g d]",
+    10,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
+
+/// Which keys a query sees. Conditions add up: a key is seen when none hides it.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionMask {
+    /// Hides keys after the query's position.
+    pub causal: bool,
+    /// Hides keys at or before the query's position minus this: under `causal` a query sees itself and the `window` - 1 keys
+    /// before it (Hugging Face's `sliding_window`).
+    pub window: Option<usize>,
+    /// Where queries and keys stand.
+    pub sequences: AttentionSequences,
+}
+
+/// Where queries and keys stand in their sequences. What changes from step to step is a tensor.
+#[derive(Clone, Debug, Default)]
+pub enum AttentionSequences {
+    /// Each row of the batch is one sequence; queries and keys start at position 0.
+    #[default]
+    Rows,
+    /// Each row of the batch is one sequence whose keys were gathered before: a cache.
+    Cached {
+        /// Position of the first query, i64 [B] or [1].
+        q_offset: Tensor,
+        /// How many keys are valid, i64 [B] or [1]. The others are never read.
+        k_len: Tensor,
+    },
+    /// The batch is one row (B = 1) of several sequences end to end; a query sees keys of its own sequence only.
+    Packed {
+        /// Where each sequence's queries begin, and their end, i64 or i32 [N + 1].
+        cu_seqlens_q: Tensor,
+        /// Where each sequence's keys begin, and their end, i64 or i32 [N + 1].
+        cu_seqlens_k: Tensor,
+    },
+}
+
+impl AttentionMask {
+    /// Each query sees itself and the keys before it.
+    pub fn causal() -> AttentionMask {
+        AttentionMask {
+            causal: true,
+            ..AttentionMask::default()
+        }
+    }
+
+    /// How many (query, key) pairs of a row are computed, for counting FLOPs. Lengths that only the device knows count in full.
+    fn pairs(&self, queries: usize, keys: usize) -> u64 {
+        let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
+        let window = self.window.unwrap_or(usize::MAX);
+        match whole && queries == keys {
+            true => (1..=queries).map(|seen| seen.min(window) as u64).sum(),
+            false => (queries * keys.min(window)) as u64,
+        }
+    }
+}
+
+/// out = softmax(scale q k^T) v over the keys that `mask` shows, and lse = ln sum exp(scale q k^T).
+///
+/// # Shapes
+/// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, any strides; returns out [B, T, H, D] and lse [B, H, T]
+/// in the accumulator dtype. A query that sees no key gives 0 and minus infinity.
+///
+/// Flash attention (Dao et al. 2022); the bits of a query do not depend on the other queries.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Attention`] when heads or mask do not fit.
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &AttentionMask,
+    scale: f64,
+) -> Result<(Tensor, Tensor)> {
+    let mut call = ATTENTION.call(&[q, k, v])?;
+    let shape = shape_of(&ATTENTION, q, k, v)?;
+    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+    let (mut out, mut lse) = (call.output(0)?, call.output(1)?);
+
+    let call = call.with_flops(4 * multiply_adds(&shape, mask));
+    call.compute(|| {
+        let sequences = ReadSequences::new(&mask.sequences, shape.keys)?;
+        for_float!(q.dtype(), T => {
+            let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
+            let attention = kernel::Attention {
+                shape,
+                q: rows(&q, &q_read),
+                k: rows(&k, &k_read),
+                v: rows(&v, &v_read),
+                mask: sequences.mask(mask),
+                scale,
+            };
+            Ok(attention.forward(out.slice()?, lse.slice()?)?)
+        })
+    })?;
+    Ok((out.finish(), lse.finish()))
+}
+
+/// The gradients of [`attention`] with respect to q, k and v, from its results and the gradient of `out`.
+///
+/// # Shapes
+/// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; those of k and v are sums over the heads
+/// that share them.
+///
+/// # Errors
+/// As [`attention`].
+#[allow(clippy::too_many_arguments)]
+pub fn attention_grad(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    out: &Tensor,
+    lse: &Tensor,
+    dout: &Tensor,
+    mask: &AttentionMask,
+    scale: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let mut call = ATTENTION_GRAD.call(&[q, k, v, out, lse, dout])?;
+    let shape = shape_of(&ATTENTION_GRAD, q, k, v)?;
+    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+    let (out, dout, lse) = (dense_rows(out)?, dense_rows(dout)?, contiguous(lse)?);
+    let (mut dq, mut dk, mut dv) = (call.output(0)?, call.output(1)?, call.output(2)?);
+    let workspace = kernel::backward_workspace(&shape);
+    let mut workspace = call.workspace(workspace, q.dtype().accumulator())?;
+
+    let call = call.with_flops(10 * multiply_adds(&shape, mask));
+    call.compute(|| {
+        let sequences = ReadSequences::new(&mask.sequences, shape.keys)?;
+        for_float!(q.dtype(), T => {
+            let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
+            let (out_read, dout_read, lse_read) = (out.read()?, dout.read()?, lse.read()?);
+            let attention = kernel::Attention {
+                shape,
+                q: rows(&q, &q_read),
+                k: rows(&k, &k_read),
+                v: rows(&v, &v_read),
+                mask: sequences.mask(mask),
+                scale,
+            };
+            let start = lse.layout().offset();
+            let saved = Saved {
+                out: rows(&out, &out_read),
+                lse: &lse_read[start..start + lse.elements()],
+                dout: rows(&dout, &dout_read),
+                dlse: None,
+            };
+            let gradients = Gradients { dq: dq.slice::<T>()?, dk: dk.slice()?, dv: dv.slice()? };
+            Ok(attention.backward(&saved, gradients, workspace.slice()?)?)
+        })
+    })?;
+    Ok((dq.finish(), dk.finish(), dv.finish()))
+}
+
+/// Pairs of (query, key) times the head dimension, over all heads.
+fn multiply_adds(shape: &kernel::Shape, mask: &AttentionMask) -> u64 {
+    let heads = (shape.batch * shape.heads * shape.head_dim) as u64;
+    heads * mask.pairs(shape.queries, shape.keys)
+}
+
+/// The extents, checked beyond what a signature can say, so that a meta device refuses what the CPU refuses.
+fn shape_of(
+    signature: &'static Signature,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<kernel::Shape> {
+    let (of_q, of_k) = (q.shape(), k.shape());
+    let (heads, kv_heads) = (of_q[2], of_k[2]);
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        let problem = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
+        let given = Error::Argument {
+            op: signature.name(),
+            problem,
+        };
+        return Err(given);
+    }
+    debug_assert_eq!(of_k, v.shape());
+
+    Ok(kernel::Shape {
+        batch: of_q[0],
+        queries: of_q[1],
+        keys: of_k[1],
+        heads,
+        kv_heads,
+        head_dim: of_q[3],
+    })
+}
+
+/// `x` itself where its last dim is dense, a copy otherwise.
+fn dense_rows(x: &Tensor) -> Result<Tensor> {
+    match x.layout().strides().last() {
+        Some(1) => Ok(x.clone()),
+        _ => crate::ops::copy(x),
+    }
+}
+
+fn rows<'a, T: Element>(x: &Tensor, elements: &'a [T]) -> Rows<'a, T> {
+    let strides = x.layout().strides();
+    let stride = |dim: usize| strides[dim] as usize;
+    Rows {
+        data: elements,
+        offset: x.layout().offset(),
+        strides: [stride(0), stride(1), stride(2)],
+    }
+}
+
+/// The tensors of [`AttentionSequences`], read.
+enum ReadSequences {
+    Rows {
+        q_offset: Vec<usize>,
+        k_len: Vec<usize>,
+    },
+    Packed {
+        cu_seqlens_q: Vec<i64>,
+        cu_seqlens_k: Vec<i64>,
+    },
+}
+
+impl ReadSequences {
+    fn new(sequences: &AttentionSequences, keys: usize) -> Result<ReadSequences> {
+        let read = |tensor| crate::ops::cast(tensor, DType::I64)?.to_vec::<i64>();
+        Ok(match sequences {
+            AttentionSequences::Rows => ReadSequences::Rows {
+                q_offset: vec![0],
+                k_len: vec![keys],
+            },
+            AttentionSequences::Cached { q_offset, k_len } => ReadSequences::Rows {
+                q_offset: not_negative("q_offset", read(q_offset)?)?,
+                k_len: not_negative("k_len", read(k_len)?)?,
+            },
+            AttentionSequences::Packed {
+                cu_seqlens_q,
+                cu_seqlens_k,
+            } => ReadSequences::Packed {
+                cu_seqlens_q: read(cu_seqlens_q)?,
+                cu_seqlens_k: read(cu_seqlens_k)?,
+            },
+        })
+    }
+
+    fn mask(&self, mask: &AttentionMask) -> Mask<'_> {
+        let sequences = match self {
+            ReadSequences::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
+            ReadSequences::Packed {
+                cu_seqlens_q,
+                cu_seqlens_k,
+            } => Sequences::Packed {
+                cu_seqlens_q: Offsets::I64(cu_seqlens_q),
+                cu_seqlens_k: Offsets::I64(cu_seqlens_k),
+            },
+        };
+        Mask {
+            causal: mask.causal,
+            window: mask.window,
+            sequences,
+        }
+    }
+}
+
+fn not_negative(name: &str, values: Vec<i64>) -> Result<Vec<usize>> {
+    let convert = |value: i64| {
+        let problem = format!("`{name}` holds {value}; positions and lengths are not negative");
+        value.try_into().map_err(|_| Error::Argument {
+            op: "attention",
+            problem,
+        })
+    };
+    values.into_iter().map(convert).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, ops};
+
+    fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count).map(|i| (i as f64 * step).sin()).collect();
+        Tensor::from_slice(device, shape, &values).unwrap()
+    }
+
+    /// Softmax over an explicit matrix of scores, for one batch row.
+    fn naive(q: &Tensor, k: &Tensor, v: &Tensor, seen: impl Fn(usize, usize) -> bool) -> Vec<f64> {
+        let (of_q, of_k) = (*q.shape(), *k.shape());
+        let (t, h, d, s, g) = (of_q[1], of_q[2], of_q[3], of_k[1], of_k[2]);
+        let [q, k, v] = [q, k, v].map(|x| x.to_vec::<f64>().unwrap());
+        let mut out = vec![0.0; t * h * d];
+        for i in 0..t {
+            for head in 0..h {
+                let kv = head / (h / g);
+                let score = |j: usize| -> f64 {
+                    (0..d)
+                        .map(|x| q[(i * h + head) * d + x] * k[(j * g + kv) * d + x])
+                        .sum()
+                };
+                let keys: Vec<usize> = (0..s).filter(|j| seen(i, *j)).collect();
+                let total: f64 = keys.iter().map(|j| (0.5 * score(*j)).exp()).sum();
+                for j in keys {
+                    for x in 0..d {
+                        let weight = (0.5 * score(j)).exp() / total;
+                        out[(i * h + head) * d + x] += weight * v[(j * g + kv) * d + x];
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    fn assert_close(actual: &Tensor, expected: &[f64]) {
+        for (actual, expected) in actual.to_vec::<f64>().unwrap().iter().zip(expected) {
+            assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
+        }
+    }
+
+    /// Views of one fused projection attend like copies.
+    #[test]
+    fn strided_operands() {
+        let device = Device::cpu();
+        let qkv = numbered(&device, &[1, 7, 8, 3], 0.3);
+        let part = |range| qkv.slice(2, range).unwrap();
+        let (q, k, v) = (part(0..4), part(4..6), part(6..8));
+        let (out, lse) = attention(&q, &k, &v, &AttentionMask::causal(), 0.5).unwrap();
+        assert_close(&out, &naive(&q, &k, &v, |i, j| j <= i));
+        assert_eq!(lse.shape().to_vec(), [1, 4, 7]);
+    }
+
+    /// A cache with room to spare, read from a position that is a tensor.
+    #[test]
+    fn cached_keys() {
+        let device = Device::cpu();
+        let (q, k) = (
+            numbered(&device, &[1, 2, 2, 3], 0.3),
+            numbered(&device, &[1, 9, 1, 3], 0.7),
+        );
+        let of = |value: i64| Tensor::from_slice(&device, &[1], &[value]).unwrap();
+        let sequences = AttentionSequences::Cached {
+            q_offset: of(4),
+            k_len: of(6),
+        };
+        let mask = AttentionMask {
+            causal: true,
+            window: Some(3),
+            sequences,
+        };
+        let (out, _) = attention(&q, &k, &k, &mask, 0.5).unwrap();
+        assert_close(&out, &naive(&q, &k, &k, |i, j| j <= i + 4 && j + 3 > i + 4));
+
+        let sequences = AttentionSequences::Cached {
+            q_offset: of(-1),
+            k_len: of(6),
+        };
+        let mask = AttentionMask {
+            causal: true,
+            window: None,
+            sequences,
+        };
+        assert!(matches!(
+            attention(&q, &k, &k, &mask, 0.5),
+            Err(Error::Argument { .. })
+        ));
+    }
+
+    #[test]
+    fn packed_sequences() {
+        let device = Device::cpu();
+        let x = numbered(&device, &[1, 7, 2, 3], 0.3);
+        let offsets = Tensor::from_slice(&device, &[4], &[0i32, 3, 3, 7]).unwrap();
+        let sequences = AttentionSequences::Packed {
+            cu_seqlens_q: offsets.clone(),
+            cu_seqlens_k: offsets,
+        };
+        let mask = AttentionMask {
+            causal: true,
+            window: None,
+            sequences,
+        };
+        let (out, _) = attention(&x, &x, &x, &mask, 0.5).unwrap();
+        assert_close(
+            &out,
+            &naive(&x, &x, &x, |i, j| j <= i && (i < 3) == (j < 3)),
+        );
+    }
+
+    #[test]
+    fn heads_must_divide() {
+        let device = Device::cpu();
+        let (q, k) = (
+            numbered(&device, &[1, 2, 3, 4], 0.3),
+            numbered(&device, &[1, 2, 2, 4], 0.7),
+        );
+        let error = attention(&q, &k, &k, &AttentionMask::causal(), 1.0)
+            .err()
+            .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "attention: 3 query heads are not a multiple of 2 key heads"
+        );
+    }
+
+    /// A meta device counts the FLOPs and the memory that the CPU uses, causal pairs once.
+    #[test]
+    fn meta_counts_what_the_cpu_does() {
+        let work = |device: &Device| {
+            let x = ops::full(device, &[2, 5, 2, 4], DType::F32, 0.1).unwrap();
+            let mask = AttentionMask::causal();
+            device.reset_peak();
+            let (out, lse) = attention(&x, &x, &x, &mask, 0.5).unwrap();
+            attention_grad(&x, &x, &x, &out, &lse, &out, &mask, 0.5).unwrap();
+            (device.work(), device.memory().peak)
+        };
+        let cpu = Device::cpu();
+        let meta = Device::meta(cpu.properties());
+        assert_eq!(work(&cpu), work(&meta));
+        assert_eq!(meta.work().flops, 14 * 2 * 2 * 4 * 15);
+    }
+}
