@@ -93,7 +93,10 @@ impl Slot<'_> {
         let mut state = self.sweep.state.borrow_mut();
         match &self.to.node {
             Node::Constant => Ok(()),
-            Node::Param(param) => state.grads.sum(param).map_or(Ok(()), op),
+            Node::Param(param) => match state.grads.sum(param) {
+                Some(sum) => sum.viewed(&self.to.shape, op),
+                None => Ok(()),
+            },
             Node::At(place) => {
                 let slot = &mut state.slots[place.slot as usize];
                 let mut sum = self.buffer(slot.take())?;

@@ -1,3 +1,18 @@
-//! White-box models.
+//! White-box models: plain structs whose `forward` shows only mathematics.
+//!
+//! [`Qwen3`] is built from a [`config::Qwen3Config`], materialised or loaded by [`hf`], and asked for logits or a loss.
 
+pub mod attention;
+pub mod balance;
+mod cache;
 pub mod config;
+mod error;
+pub mod hf;
+pub mod layers;
+pub mod mlp;
+pub mod moe;
+mod qwen3;
+
+pub use cache::{Cache, LayerCache};
+pub use error::{Error, Result};
+pub use qwen3::{Balancing, Compute, FeedForward, IGNORE_INDEX, Layer, Loss, Qwen3};

@@ -60,6 +60,32 @@ impl Accumulator {
         self.empty = false;
     }
 
+    /// Lets `op` add to the buffer seen under another shape of as many elements.
+    ///
+    /// # Errors
+    /// [`Error::Reshape`](crate::Error::Reshape) when the numbers of elements differ; what `op` returns.
+    pub fn viewed<E: From<crate::Error>>(
+        &mut self,
+        shape: &Shape,
+        op: impl FnOnce(&mut Accumulator) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.buffer.shape() == shape {
+            return op(self);
+        }
+        // A contiguous buffer can be seen under any shape of as many elements.
+        let view = self
+            .buffer
+            .view(shape)?
+            .unwrap_or_else(|| self.buffer.clone());
+        let mut viewed = Accumulator {
+            buffer: view,
+            empty: self.empty,
+        };
+        op(&mut viewed)?;
+        self.empty = viewed.empty;
+        Ok(())
+    }
+
     /// The sum; zeros when nothing was added.
     ///
     /// # Errors

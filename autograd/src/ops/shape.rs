@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use meshgrad_runtime::{DType, ops};
 
+use crate::var::Node;
 use crate::{Result, Track, Var};
 
 /// `x` in `dtype`; its gradient comes back in `x`'s.
@@ -22,13 +23,17 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
 }
 
-/// The same elements in the same row-major order under other extents.
+/// The same elements in the same row-major order under other extents. A parameter stays that parameter.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].
 pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
     let from = *x.shape();
     let y = ops::reshape(x.value(), shape)?;
+    if let Node::Param(_) = x.node() {
+        // Its gradient has the same elements in the same order.
+        return Ok(Var::new(y, x.node().clone()));
+    }
     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::reshape(dy, &from)?)))
 }
 
@@ -84,4 +89,64 @@ pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
 pub fn contiguous(x: &Var) -> Result<Var> {
     let y = ops::contiguous(x.value())?;
     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.clone())))
+}
+
+/// The last dim as two: [.., n c] to [.., n, c].
+///
+/// # Errors
+/// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide it.
+pub fn split_last(x: &Var, c: usize) -> Result<Var> {
+    let last = x.value().extent(-1)?;
+    if c == 0 || last % c != 0 {
+        let problem = format!("cannot split {last} features into groups of {c}");
+        return Err(meshgrad_runtime::Error::Argument {
+            op: "split_last",
+            problem,
+        }
+        .into());
+    }
+    let leading = &x.shape()[..x.shape().len() - 1];
+    reshape(x, &[leading, &[last / c, c]].concat())
+}
+
+/// The last dim in its two halves: [.., 2 c] to [.., 2, c].
+///
+/// # Errors
+/// [`Argument`](meshgrad_runtime::Error::Argument) when it is odd.
+pub fn halves(x: &Var) -> Result<Var> {
+    split_last(x, x.value().extent(-1)? / 2)
+}
+
+/// The last two dims as one: [.., n, c] to [.., n c].
+///
+/// # Errors
+/// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
+pub fn merge_last(x: &Var) -> Result<Var> {
+    let at = x.value().dim("merge_last", -2)?;
+    reshape(
+        x,
+        &[&x.shape()[..at], &[x.shape()[at] * x.shape()[at + 1]]].concat(),
+    )
+}
+
+/// The first two dims as one: [n, c, ..] to [n c, ..].
+///
+/// # Errors
+/// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
+pub fn merge_first(x: &Var) -> Result<Var> {
+    let second = x.value().dim("merge_first", 1)?;
+    reshape(
+        x,
+        &[&[x.shape()[0] * x.shape()[second]], &x.shape()[2..]].concat(),
+    )
+}
+
+/// All dims but the last as one: [.., c] to [n, c].
+///
+/// # Errors
+/// [`NoDim`](meshgrad_runtime::Error::NoDim) when there is none.
+pub fn merge_leading(x: &Var) -> Result<Var> {
+    let last = x.value().dim("merge_leading", -1)?;
+    let rows = x.shape()[..last].iter().product();
+    reshape(x, &[rows, x.shape()[last]])
 }

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-#[cfg(doc)]
-use crate::Error;
 use crate::cpu::elementwise::convert;
 use crate::cpu::{BLOCK, for_blocks};
 use crate::ops::binary::contiguous_range;
-use crate::{DType, Device, Element, Fresh, Layout, Result, Shape, Signature, Tensor, for_any};
+use crate::{
+    DType, Device, Element, Error, Fresh, Layout, Result, Shape, Signature, Tensor, for_any,
+};
 
 static CONTIGUOUS: Signature = Signature::new("contiguous", "x: T[..] -> y: T[..]", 0);
 static CAST: Signature = Signature::new("cast", "x: T[*] -> y: U[*]", 0);
@@ -17,9 +17,20 @@ static COPY_INTO: Signature =
     Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0);
 static FILL_INTO: Signature = Signature::new("fill_into", "into: T[..] -> into: T[..]", 0);
 static SLICE_GRAD: Signature = Signature::new("slice_grad", "dy: T[*] -> dx: T[*]", 0);
+static COPY_AT_INTO: Signature = Signature::new(
+    "copy_at_into",
+    "x: T[*], into: T[*], at: i64[1] -> into: T[*]",
+    0,
+);
 
-pub(super) static SIGNATURES: &[&Signature] =
-    &[&CONTIGUOUS, &CAST, &COPY_INTO, &FILL_INTO, &SLICE_GRAD];
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &CONTIGUOUS,
+    &CAST,
+    &COPY_INTO,
+    &FILL_INTO,
+    &SLICE_GRAD,
+    &COPY_AT_INTO,
+];
 
 /// A tensor of `shape` in which every element is `value`, rounded to `dtype`.
 ///
@@ -102,6 +113,53 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
         for_any!(x.dtype(), T => {
             let mut to = into.write::<T>("copy_into")?;
             convert::<T, T>(x, &mut to[range], |element| element)
+        })
+    })
+}
+
+/// Copies `x` into the rows of `into` from position `at` on: into[:, at..at + T] = x. How a cache grows.
+///
+/// # Shapes
+/// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64 [1]. `into` is contiguous and of
+/// a kind that may change.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when the rows reach beyond the end.
+pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
+    let same = x.shape().len() == into.shape().len()
+        && x.shape().len() >= 2
+        && x.shape().with(1, 0) == into.shape().with(1, 0);
+    let call = COPY_AT_INTO.call(&[x, into, at])?;
+    if !same {
+        let problem = "`x` and `into` must be equal in all dims but the second".into();
+        return Err(COPY_AT_INTO.error(&[x, into, at], problem));
+    }
+
+    let x = contiguous(x)?;
+    let (range, rows, capacity) = (
+        contiguous_range(call.name(), into)?,
+        x.shape()[1],
+        into.shape()[1],
+    );
+    let inner: usize = x.shape()[2..].iter().product();
+    call.compute(|| {
+        let index = at.item::<i64>()?;
+        let start = usize::try_from(index).ok().filter(|start| start + rows <= capacity);
+        let start = start.ok_or(Error::IndexOutOfRange {
+            op: call.name(),
+            index,
+            position: 0,
+            extent: (capacity + 1).saturating_sub(rows),
+        })?;
+        for_any!(x.dtype(), T => {
+            let read = x.read::<T>()?;
+            let from = &read[contiguous_range(call.name(), &x)?];
+            let mut to = into.write::<T>(call.name())?;
+            let pairs = to[range].chunks_mut((capacity * inner).max(1)).zip(from.chunks((rows * inner).max(1)));
+            for (to, from) in pairs {
+                to[start * inner..(start + rows) * inner].copy_from_slice(from);
+            }
+            Ok(())
         })
     })
 }

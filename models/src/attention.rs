@@ -1,0 +1,128 @@
+//! Grouped-query attention with normalised queries and keys and rotary positions, as Qwen3 has it.
+//!
+//! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features of a head.
+
+use meshgrad_autograd::{Module, Param, Result, Var, ops};
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle};
+use meshgrad_runtime::{Tensor, ops as values};
+
+use crate::cache::LayerCache;
+use crate::config::Qwen3Config;
+use crate::layers::{Linear, RmsNorm};
+
+/// What every layer of one forward pass shares: where its tokens stand.
+#[derive(Clone)]
+pub struct Positions {
+    /// Cosines of the rotary angles, [b, t, c/2], f32.
+    pub cos: Tensor,
+    /// Their sines.
+    pub sin: Tensor,
+    /// Where queries and keys stand in their sequences.
+    pub sequences: AttentionSequences,
+}
+
+/// The attention block of a layer.
+#[derive(Clone)]
+pub struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: RmsNorm,
+    k_norm: RmsNorm,
+    head_dim: usize,
+    window: Option<usize>,
+}
+
+impl Attention {
+    /// The attention of layer `layer`; its parameters' names start with `name`.
+    ///
+    /// # Errors
+    /// None for a configuration that passed its check.
+    pub fn new(name: &str, config: &Qwen3Config, layer: usize) -> Result<Attention> {
+        let (d, c) = (config.hidden_size, config.head_dim());
+        let (h, g) = (config.num_attention_heads, config.num_kv_heads());
+        let (bias, std, eps) = (
+            config.attention_bias,
+            config.initializer_range,
+            config.rms_norm_eps,
+        );
+        Ok(Attention {
+            q_proj: Linear::new(&format!("{name}.q_proj"), d, h * c, bias, std)?,
+            k_proj: Linear::new(&format!("{name}.k_proj"), d, g * c, bias, std)?,
+            v_proj: Linear::new(&format!("{name}.v_proj"), d, g * c, bias, std)?,
+            o_proj: Linear::new(&format!("{name}.o_proj"), h * c, d, bias, std)?,
+            q_norm: RmsNorm::new(&format!("{name}.q_norm"), c, eps)?,
+            k_norm: RmsNorm::new(&format!("{name}.k_norm"), c, eps)?,
+            head_dim: c,
+            window: config.window(layer),
+        })
+    }
+
+    /// `x_btd` to the same shape. With a `cache`, keys and values are put there first and queries see all that it holds.
+    ///
+    /// # Errors
+    /// When shapes do not fit; when the cache is full.
+    pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
+        let q_bthc = self
+            .q_norm
+            .forward(&self.heads(&self.q_proj.forward(x_btd)?)?)?;
+        let k_btgc = self
+            .k_norm
+            .forward(&self.heads(&self.k_proj.forward(x_btd)?)?)?;
+        let v_btgc = self.heads(&self.v_proj.forward(x_btd)?)?;
+
+        let q_bthc = ops::rope(&q_bthc, &at.cos, &at.sin, RopeStyle::Half)?;
+        let k_btgc = ops::rope(&k_btgc, &at.cos, &at.sin, RopeStyle::Half)?;
+        let (k_bsgc, v_bsgc) = match cache {
+            Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
+            None => (k_btgc, v_btgc),
+        };
+
+        let mask = AttentionMask {
+            causal: true,
+            window: self.window,
+            sequences: at.sequences.clone(),
+        };
+        let scale = (self.head_dim as f64).sqrt().recip();
+        let out_bthc = ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?;
+        self.o_proj.forward(&ops::merge_last(&out_bthc)?)
+    }
+
+    /// [b, t, heads * c] as [b, t, heads, c], for as many heads as there are.
+    fn heads(&self, x: &Var) -> Result<Var> {
+        ops::split_last(x, self.head_dim)
+    }
+}
+
+impl Module for Attention {
+    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj];
+        projections
+            .into_iter()
+            .for_each(|projection| projection.visit(visitor));
+        [&self.q_norm, &self.k_norm]
+            .into_iter()
+            .for_each(|norm| norm.visit(visitor));
+    }
+}
+
+/// Rotary tables for `positions`, i64 [b, t].
+///
+/// # Errors
+/// When the configuration's rotary scaling is impossible.
+pub fn rotary(config: &Qwen3Config, positions: &Tensor) -> crate::Result<(Tensor, Tensor)> {
+    let rope = config.rope()?;
+    let frequencies = rope.inverse_frequencies(config.head_dim());
+    let frequencies: Vec<f32> = frequencies
+        .into_iter()
+        .map(|radians| radians as f32)
+        .collect();
+    let device = positions.device();
+    let frequencies = Tensor::from_slice(device, &[frequencies.len()], &frequencies)?;
+    Ok(values::rope_tables(
+        positions,
+        &frequencies,
+        rope.attention_factor(),
+    )?)
+}

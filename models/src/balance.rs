@@ -1,0 +1,58 @@
+//! Losses that keep experts evenly used.
+
+use meshgrad_autograd::{Result, Var, ops};
+use meshgrad_runtime::{Tensor, ops as values};
+
+use crate::moe::Routing;
+
+/// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled over layers as Hugging Face
+/// computes it: E sum_e f_e P_e, f_e being the assignments to expert e a token and P_e its mean probability.
+///
+/// It is `top_k` when all experts are used alike. Only the probabilities carry a gradient. Returns a scalar, f32.
+///
+/// # Errors
+/// When the layers have different numbers of experts.
+pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
+    let Some((first, rest)) = layers.split_first() else {
+        return Ok(None);
+    };
+    let mut counts: Tensor = first.counts.clone();
+    let mut probabilities = ops::mean(&first.probabilities_ne, &[0])?;
+    for layer in rest {
+        counts = values::add(&counts, &layer.counts)?;
+        probabilities = ops::add(&probabilities, &ops::mean(&layer.probabilities_ne, &[0])?)?;
+    }
+
+    let (tokens, experts) = (
+        first.probabilities_ne.shape()[0] as f64,
+        first.probabilities_ne.shape()[1] as f64,
+    );
+    let layers = layers.len() as f64;
+    let shares = Var::constant(values::affine(&counts, 1.0 / (layers * tokens), 0.0)?);
+    let total = ops::sum(&ops::mul(&probabilities, &shares)?, &[0])?;
+    Ok(Some(ops::affine(&total, experts / layers, 0.0)?))
+}
+
+/// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp of the router's scores,
+/// which keeps these small. Returns a scalar, f32.
+///
+/// # Errors
+/// As [`load_balancing_loss`].
+pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
+    let mut total: Option<Var> = None;
+    for layer in layers {
+        // ln sum e^x = x_0 - log_softmax(x)_0, which never overflows.
+        let scores = &layer.logits_ne;
+        let first = ops::slice(scores, -1, 0..1)?;
+        let log_probability = ops::slice(&ops::log_softmax(scores)?, -1, 0..1)?;
+        let squared = ops::square(&ops::sub(&first, &log_probability)?)?;
+        let mean = ops::mean(&squared, &[0, 1])?;
+        total = Some(match total {
+            Some(total) => ops::add(&total, &mean)?,
+            None => mean,
+        });
+    }
+    total
+        .map(|total| ops::affine(&total, 1.0 / layers.len() as f64, 0.0))
+        .transpose()
+}

@@ -1,0 +1,110 @@
+//! Mixture of experts: each token goes to the `top_k` experts that its router scores highest (Shazeer et al. 2017).
+//!
+//! Legend: n tokens, d hidden size, e experts, k experts of a token, f features inside an expert, c = n k rows of
+//! (token, expert) pairs sorted by expert.
+
+use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
+use meshgrad_runtime::{DType, Tensor, ops as values};
+
+use crate::config::Qwen3Config;
+
+/// The feed-forward block of a sparse layer. It may hold all experts or some that follow each other.
+#[derive(Clone)]
+pub struct Moe {
+    /// [e, d], over all experts, held or not; computed in f32.
+    gate: Param,
+    /// [held, 2, f, d]: gate, then up.
+    gate_up_proj: Param,
+    /// [held, d, f].
+    down_proj: Param,
+    first_expert: usize,
+    top_k: usize,
+    normalise: bool,
+}
+
+/// How a layer's tokens spread over its experts.
+#[derive(Clone)]
+pub struct Routing {
+    /// The router's scores before softmax, [n, e] f32; tracked.
+    pub logits_ne: Var,
+    /// Their softmax; tracked.
+    pub probabilities_ne: Var,
+    /// How many tokens each held expert got, [held] f32.
+    pub counts: Tensor,
+}
+
+impl Moe {
+    /// A block with all experts, whose parameters' names start with `name`.
+    ///
+    /// # Errors
+    /// None for a configuration that passed its check.
+    pub fn new(name: &str, config: &Qwen3Config) -> Result<Moe> {
+        let (d, f) = (config.hidden_size, config.moe_intermediate_size);
+        let (e, init) = (
+            config.num_experts,
+            Init::Normal {
+                std: config.initializer_range,
+            },
+        );
+        let named = |part: &str| format!("{name}.{part}");
+        Ok(Moe {
+            gate: Param::new(named("gate.weight"), &[e, d], init)?,
+            gate_up_proj: Param::new(named("experts.gate_up_proj"), &[e, 2, f, d], init)?,
+            down_proj: Param::new(named("experts.down_proj"), &[e, d, f], init)?,
+            first_expert: 0,
+            top_k: config.num_experts_per_tok,
+            normalise: config.norm_topk_prob,
+        })
+    }
+
+    /// `x` [.., d] to the same: the sum over a token's experts, each weighted by its probability. An expert without tokens is
+    /// normal and gets a zero gradient.
+    ///
+    /// # Errors
+    /// When `x` has other features.
+    pub fn forward(&self, x: &Var) -> Result<(Var, Routing)> {
+        let x_nd = ops::merge_leading(x)?;
+        let x_f32 = ops::cast(&x_nd, DType::F32)?;
+        let logits_ne = ops::linear(&x_f32, &self.gate.var_as(DType::F32)?)?;
+        let probabilities_ne = ops::softmax(&logits_ne)?;
+        let (weights_nk, experts_nk) =
+            ops::router_top_k(&probabilities_ne, self.top_k, self.normalise, None)?;
+
+        let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
+        let order = values::expert_order(&experts_nk, all, self.first_expert, held)?;
+        let x_cd = ops::permute_tokens(&x_nd, &order)?;
+        let y_cd = self.experts(&x_cd, &order.offsets)?;
+        let y_nd = ops::unpermute_tokens(&y_cd, &weights_nk, &order)?;
+
+        let counts = values::expert_counts(&order.offsets)?;
+        let y = ops::reshape(&y_nd, x.shape())?;
+        Ok((
+            y,
+            Routing {
+                logits_ne,
+                probabilities_ne,
+                counts,
+            },
+        ))
+    }
+
+    /// Each group of rows through its own expert.
+    fn experts(&self, x_cd: &Var, offsets: &Tensor) -> Result<Var> {
+        let gate_up = self.gate_up_proj.var_as(x_cd.dtype())?;
+        let down = self.down_proj.var_as(x_cd.dtype())?;
+        let (held, features) = (gate_up.shape()[0], gate_up.shape()[2]);
+        let gate_up = ops::reshape(&gate_up, &[held, 2 * features, gate_up.shape()[3]])?;
+
+        let inside_c2f = ops::grouped_matmul(x_cd, &gate_up, offsets)?;
+        let inside_cf = ops::swiglu(&ops::halves(&inside_c2f)?)?;
+        ops::grouped_matmul(&inside_cf, &down, offsets)
+    }
+}
+
+impl Module for Moe {
+    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
+        [&self.gate, &self.gate_up_proj, &self.down_proj]
+            .into_iter()
+            .for_each(visitor);
+    }
+}

@@ -1,0 +1,348 @@
+//! Qwen3, dense and mixture-of-experts, for causal language modelling (Yang et al. 2025).
+//!
+//! Legend: b batch, t tokens of a sequence, d hidden size, v vocabulary.
+
+use meshgrad_autograd::{Init, Module, Param, Result as TapeResult, Var, checkpoint, ops};
+use meshgrad_runtime::ops::AttentionSequences;
+use meshgrad_runtime::{DType, Device, Tensor, ops as values};
+
+use crate::Result;
+use crate::attention::{Attention, Positions, rotary};
+use crate::balance::{load_balancing_loss, router_z_loss};
+use crate::cache::{Cache, LayerCache};
+use crate::config::Qwen3Config;
+use crate::layers::RmsNorm;
+use crate::mlp::Mlp;
+use crate::moe::{Moe, Routing};
+
+/// The label of a position that does not count, as everywhere in the field.
+pub const IGNORE_INDEX: i64 = -100;
+
+/// A Qwen3 model. Building one allocates nothing: materialise it, or load it with [`hf::load`](crate::hf::load).
+#[derive(Clone)]
+pub struct Qwen3 {
+    config: Qwen3Config,
+    embed_tokens: Param,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    /// [v, d]; the embedding itself where they are tied.
+    lm_head: Param,
+}
+
+/// One layer: attention, then a feed-forward block, each with a norm before it and the residual around it.
+#[derive(Clone)]
+pub struct Layer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: FeedForward,
+}
+
+/// The feed-forward block of a layer.
+#[derive(Clone)]
+pub enum FeedForward {
+    /// One block for all tokens.
+    Dense(Mlp),
+    /// Experts.
+    Sparse(Moe),
+}
+
+/// How a forward pass computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Compute {
+    /// The dtype of activations, and of the weights' copies that meet them.
+    pub dtype: DType,
+    /// Whether each layer keeps only its input for backward and computes the rest again.
+    pub checkpointing: bool,
+}
+
+/// Weights of the losses that keep experts evenly used; zero switches one off.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Balancing {
+    /// Of [`load_balancing_loss`].
+    pub auxiliary: f64,
+    /// Of [`router_z_loss`].
+    pub z: f64,
+}
+
+/// A loss as a sum over tokens with its weight: the mean is `total / weight`, over microbatches and ranks alike.
+pub struct Loss {
+    /// Cross-entropy summed over counted tokens in nats, plus the balancing losses times the weight; a scalar, f32; tracked.
+    pub total: Var,
+    /// Cross-entropy alone, summed; a scalar, f32.
+    pub cross_entropy: Tensor,
+    /// How many tokens count; a scalar, f32.
+    pub weight: Tensor,
+    /// The load-balancing loss, where there are experts; a scalar, f32.
+    pub auxiliary: Option<Tensor>,
+    /// How many tokens each expert got, [experts] f32 of each sparse layer.
+    pub expert_counts: Vec<Tensor>,
+}
+
+impl Qwen3 {
+    /// The model of a configuration.
+    ///
+    /// # Errors
+    /// When the configuration describes no model; all that is wrong with it at once.
+    pub fn new(config: &Qwen3Config) -> Result<Qwen3> {
+        config.validate()?;
+        let (v, d) = (config.vocab_size, config.hidden_size);
+        let init = Init::Normal {
+            std: config.initializer_range,
+        };
+        let embed_tokens = Param::new("model.embed_tokens.weight", &[v, d], init)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => embed_tokens.clone(),
+            false => Param::new("lm_head.weight", &[v, d], init)?,
+        };
+        let layers = (0..config.num_hidden_layers).map(|layer| Layer::new(config, layer));
+        let layers: TapeResult<Vec<Layer>> = layers.collect();
+        Ok(Qwen3 {
+            config: config.clone(),
+            embed_tokens,
+            layers: layers?,
+            norm: RmsNorm::new("model.norm", d, config.rms_norm_eps)?,
+            lm_head,
+        })
+    }
+
+    /// What it was built from.
+    pub fn config(&self) -> &Qwen3Config {
+        &self.config
+    }
+
+    /// The residual stream after the last norm, [b, t, d], and how each sparse layer routed.
+    ///
+    /// `ids_bt` i64 [b, t]; `sequences` says where they stand when rows are not sequences from position 0.
+    fn hidden(
+        &self,
+        ids_bt: &Tensor,
+        at: &Positions,
+        compute: Compute,
+        cache: Option<&Cache>,
+    ) -> TapeResult<(Var, Vec<Routing>)> {
+        let embedding = self.embed_tokens.var_as(compute.dtype)?;
+        let mut x_btd = ops::embedding(&embedding, ids_bt)?.as_activation()?;
+        let mut routings = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let cache = cache.and_then(|cache| cache.layer(index));
+            let routing;
+            (x_btd, routing) = match compute.checkpointing {
+                true => layer.checkpointed(&x_btd, at)?,
+                false => layer.forward(&x_btd, at, cache)?,
+            };
+            routings.extend(routing);
+        }
+        Ok((self.norm.forward(&x_btd)?, routings))
+    }
+
+    /// The scores of every next token, [b, t, v] in `compute.dtype`. For losses use [`Qwen3::loss`], which never holds them all.
+    ///
+    /// # Errors
+    /// When an id is outside of the vocabulary.
+    pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
+        let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
+        let (x_btd, _) = self.hidden(ids_bt, &at, compute, None)?;
+        Ok(ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)?)
+    }
+
+    /// The scores of the token after the last of `ids_bt`, [b, v], which continue what `cache` holds. Nothing is recorded.
+    ///
+    /// # Errors
+    /// As [`Qwen3::logits`]; [`Error::CacheFull`](crate::Error::CacheFull).
+    pub fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache, dtype: DType) -> Result<Tensor> {
+        let tokens = ids_bt.extent(-1)?;
+        let sequences = cache.begin(tokens)?;
+        let at = self.positions(ids_bt, cache.len(), sequences)?;
+        let compute = Compute {
+            dtype,
+            checkpointing: false,
+        };
+        let (x_btd, _) = self.hidden(ids_bt, &at, compute, Some(cache))?;
+        cache.advance(tokens)?;
+
+        let last_bd = values::reshape(
+            &x_btd.value().slice(1, tokens - 1..tokens)?,
+            &[ids_bt.shape()[0], x_btd.shape()[2]],
+        )?;
+        Ok(values::linear(
+            &last_bd,
+            self.lm_head.var_as(dtype)?.value(),
+        )?)
+    }
+
+    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] for those that do not count), plus
+    /// the balancing losses.
+    ///
+    /// # Errors
+    /// When an id or label is outside of the vocabulary.
+    pub fn loss(
+        &self,
+        ids_bt: &Tensor,
+        labels_bt: &Tensor,
+        compute: Compute,
+        balancing: Balancing,
+    ) -> Result<Loss> {
+        let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
+        let (x_btd, routings) = self.hidden(ids_bt, &at, compute, None)?;
+        let head = self.lm_head.var_as(compute.dtype)?;
+        let (cross_entropy, weight) =
+            ops::linear_cross_entropy(&x_btd, &head, labels_bt, IGNORE_INDEX)?;
+
+        let auxiliary = load_balancing_loss(&routings)?;
+        let z = if balancing.z > 0.0 {
+            router_z_loss(&routings)?
+        } else {
+            None
+        };
+        let mut total = cross_entropy.clone();
+        for (factor, loss) in [(balancing.auxiliary, &auxiliary), (balancing.z, &z)] {
+            if let (true, Some(loss)) = (factor > 0.0, loss) {
+                let weighted = ops::mul(loss, &Var::constant(weight.clone()))?;
+                total = ops::add(&total, &ops::affine(&weighted, factor, 0.0)?)?;
+            }
+        }
+        Ok(Loss {
+            total,
+            cross_entropy: cross_entropy.value().clone(),
+            weight,
+            auxiliary: auxiliary.map(|loss| loss.value().clone()),
+            expert_counts: routings.into_iter().map(|routing| routing.counts).collect(),
+        })
+    }
+
+    /// Rows of `t` tokens that start at position `first`.
+    fn positions(
+        &self,
+        ids_bt: &Tensor,
+        first: usize,
+        sequences: AttentionSequences,
+    ) -> Result<Positions> {
+        let t = ids_bt.extent(-1)?;
+        let positions = values::arange(ids_bt.device(), first + t, DType::I64)?;
+        let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
+        let (cos, sin) = rotary(&self.config, &positions)?;
+        Ok(Positions {
+            cos,
+            sin,
+            sequences,
+        })
+    }
+
+    /// Every parameter on `device`, with its initial value.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn materialized(config: &Qwen3Config, device: &Device, seed: u64) -> Result<Qwen3> {
+        let model = Qwen3::new(config)?;
+        model.materialize(device, seed)?;
+        Ok(model)
+    }
+}
+
+impl Module for Qwen3 {
+    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
+        visitor(&self.embed_tokens);
+        self.layers.iter().for_each(|layer| layer.visit(visitor));
+        self.norm.visit(visitor);
+        if self.lm_head.id() != self.embed_tokens.id() {
+            visitor(&self.lm_head);
+        }
+    }
+}
+
+impl Layer {
+    /// Layer `layer` of the model.
+    ///
+    /// # Errors
+    /// None for a configuration that passed its check.
+    pub fn new(config: &Qwen3Config, layer: usize) -> TapeResult<Layer> {
+        let named = |part: &str| format!("model.layers.{layer}.{part}");
+        let norm = |part: &str| RmsNorm::new(&named(part), config.hidden_size, config.rms_norm_eps);
+        let mlp = match config.is_moe_layer(layer) {
+            true => FeedForward::Sparse(Moe::new(&named("mlp"), config)?),
+            false => FeedForward::Dense(Mlp::new(&named("mlp"), config)?),
+        };
+        Ok(Layer {
+            input_layernorm: norm("input_layernorm")?,
+            self_attn: Attention::new(&named("self_attn"), config, layer)?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            mlp,
+        })
+    }
+
+    /// `x_btd` to the same shape, and how its tokens were routed.
+    ///
+    /// # Errors
+    /// When shapes do not fit; when the cache is full.
+    pub fn forward(
+        &self,
+        x_btd: &Var,
+        at: &Positions,
+        cache: Option<&LayerCache>,
+    ) -> TapeResult<(Var, Option<Routing>)> {
+        let attended = self
+            .self_attn
+            .forward(&self.input_layernorm.forward(x_btd)?, at, cache)?;
+        let x_btd = ops::add(x_btd, &attended)?;
+        let normed = self.post_attention_layernorm.forward(&x_btd)?;
+        let (out, routing) = match &self.mlp {
+            FeedForward::Dense(mlp) => (mlp.forward(&normed)?, None),
+            FeedForward::Sparse(moe) => moe
+                .forward(&normed)
+                .map(|(y, routing)| (y, Some(routing)))?,
+        };
+        Ok((ops::add(&x_btd, &out)?, routing))
+    }
+
+    /// As [`Layer::forward`], keeping only `x_btd` for backward.
+    fn checkpointed(&self, x_btd: &Var, at: &Positions) -> TapeResult<(Var, Option<Routing>)> {
+        let (layer, at) = (self.clone(), at.clone());
+        match &self.mlp {
+            FeedForward::Dense(_) => {
+                let [out] = checkpoint([x_btd], move |[x]| Ok([layer.forward(&x, &at, None)?.0]))?;
+                Ok((out, None))
+            }
+            FeedForward::Sparse(_) => {
+                let [out, logits_ne, probabilities_ne, counts] =
+                    checkpoint([x_btd], move |[x]| layer.routed(&x, &at))?;
+                let counts = counts.value().clone();
+                Ok((
+                    out,
+                    Some(Routing {
+                        logits_ne,
+                        probabilities_ne,
+                        counts,
+                    }),
+                ))
+            }
+        }
+    }
+
+    /// A sparse layer's results as a checkpoint returns them.
+    fn routed(&self, x_btd: &Var, at: &Positions) -> TapeResult<[Var; 4]> {
+        let (out, routing) = self.forward(x_btd, at, None)?;
+        let none = || Var::constant(out.value().clone());
+        let Some(routing) = routing else {
+            return Ok([out.clone(), none(), none(), none()]);
+        };
+        Ok([
+            out,
+            routing.logits_ne,
+            routing.probabilities_ne,
+            Var::constant(routing.counts),
+        ])
+    }
+}
+
+impl Module for Layer {
+    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
+        self.input_layernorm.visit(visitor);
+        self.self_attn.visit(visitor);
+        self.post_attention_layernorm.visit(visitor);
+        match &self.mlp {
+            FeedForward::Dense(mlp) => mlp.visit(visitor),
+            FeedForward::Sparse(moe) => moe.visit(visitor),
+        }
+    }
+}
