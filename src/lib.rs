@@ -1,1 +1,42 @@
-//! meshgrad: a distributed training runtime.
+//! meshgrad: a training runtime in Rust, from the tensor up. No libtorch, no BLAS library, no Python.
+//!
+//! This crate is the facade over the others, each small enough to read in an afternoon:
+//!
+//! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
+//! - [`autograd`]: the tape, parameters, and differentiable ops.
+//! - [`ckpt`]: safetensors folders, read strictly and written atomically.
+//! - [`models`]: Qwen3, dense and mixture-of-experts, as white boxes.
+//! - [`train`]: data, optimizer, schedule, and the loop as a library of parts.
+//!
+//! ```
+//! use meshgrad::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::cpu();
+//! let w = Param::new("w", &[1, 2], Init::Zeros)?;
+//! w.materialize(&device, 0)?;
+//!
+//! let x = Var::constant(Tensor::from_slice(&device, &[1, 2], &[3.0f32, 4.0])?);
+//! let (y, tape) = Tape::record(|| ops::linear(&x, &w.var()?))?;
+//! let mut grads = Grads::new(&[w.clone()])?;
+//! let one = values::full(&device, &[1, 1], DType::F32, 1.0)?;
+//! tape.backward(&[(&y, one)], &mut grads)?;
+//! assert_eq!(grads.get(&w)?.to_vec::<f32>()?, [3.0, 4.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+pub use meshgrad_autograd as autograd;
+pub use meshgrad_ckpt as ckpt;
+pub use meshgrad_models as models;
+pub use meshgrad_runtime as runtime;
+pub use meshgrad_train as train;
+
+/// What most programs use.
+pub mod prelude {
+    pub use crate::autograd::{
+        Grads, Init, Module, Param, Save, Tape, Track, Var, checkpoint, ops,
+    };
+    pub use crate::models::Qwen3;
+    pub use crate::runtime::{DType, Device, Kind, Tensor, ops as values};
+}

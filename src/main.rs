@@ -1,3 +1,191 @@
-//! The program.
+//! The program: a command line over the facade. Whoever wants another loop writes another main.
 
-fn main() {}
+mod check;
+mod forward;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use meshgrad::ckpt::discover;
+use meshgrad::models::hf;
+use meshgrad::runtime::{DType, Device};
+use meshgrad::train::config::{Config, Override};
+use meshgrad::train::generate::{Drawing, generate};
+use meshgrad::train::run_folder::RunFolder;
+use meshgrad::train::session::{self, Options, Resume, Summary};
+use meshgrad::train::tokenizer::Tokenizer;
+
+/// Train language models on a tensor runtime written from scratch in Rust.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Threads of the CPU device [default: all that the system offers].
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model; without CONFIG a small Qwen3-MoE on text that is already on this machine.
+    Train(TrainArguments),
+    /// Continue a prompt with a trained model.
+    Sample(SampleArguments),
+    /// Compute logits, loss and gradients of a Hugging Face folder: the parity tool.
+    Forward(forward::ForwardArguments),
+    /// Report the device and check the gradient of every op.
+    Check,
+}
+
+#[derive(clap::Args)]
+struct TrainArguments {
+    /// A TOML file; keys it leaves out have their defaults.
+    config: Option<PathBuf>,
+    /// Set a key, as in `--set train.steps=100`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<Override>,
+    /// Where the run is kept [default: runs/NAME, after the configuration file].
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Where to begin: `auto` (the newest checkpoint of the run), `never`, or a checkpoint.
+    #[arg(long, value_name = "auto|never|DIR", default_value = "auto")]
+    resume: String,
+    /// Save and stop after this step.
+    #[arg(long, value_name = "STEP")]
+    stop_after: Option<u64>,
+}
+
+#[derive(clap::Args)]
+struct SampleArguments {
+    /// A run, one of its checkpoints, or a Hugging Face folder with a tokenizer.json.
+    model: PathBuf,
+    /// What to continue.
+    #[arg(long, default_value = "")]
+    prompt: String,
+    /// How many tokens to write at most.
+    #[arg(long, default_value_t = 200)]
+    tokens: usize,
+    /// Divides the scores; 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Draw from this many likeliest tokens only; 0 means all.
+    #[arg(long, default_value_t = 40)]
+    top_k: usize,
+    /// The same seed writes the same text.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let device = match arguments.threads {
+        Some(threads) => Device::cpu_with_threads(threads),
+        None => Device::cpu_with_threads(
+            std::thread::available_parallelism().map_or(1, |count| count.get()),
+        ),
+    };
+    let result = device
+        .map_err(anyhow::Error::from)
+        .and_then(|device| device.run(|| dispatch(&arguments.command, &device)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: &Command, device: &Device) -> anyhow::Result<()> {
+    match command {
+        Command::Train(arguments) => train(arguments, device),
+        Command::Sample(arguments) => sample(arguments, device),
+        Command::Forward(arguments) => forward::forward(arguments, device),
+        Command::Check => check::check(device),
+    }
+}
+
+fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
+    let config = Config::read(arguments.config.as_deref(), &arguments.sets)?;
+    let default_dir = || RunFolder::default_path(arguments.config.as_deref());
+    let options = Options {
+        run_dir: arguments.run_dir.clone().unwrap_or_else(default_dir),
+        resume: match arguments.resume.as_str() {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            folder => Resume::From(folder.into()),
+        },
+        stop_after: arguments.stop_after,
+    };
+
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends the program at once.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .context("cannot watch for Ctrl-C")?;
+    }
+    let summary = session::run(&config, &options, device, &stop)?;
+    print_summary(&summary, &options);
+    Ok(())
+}
+
+fn print_summary(summary: &Summary, options: &Options) {
+    let run = options.run_dir.display();
+    println!();
+    if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
+        println!("validation  {loss:.4} nats a token, {bits:.4} bits a byte");
+    }
+    println!("checkpoint  {}", summary.checkpoint.display());
+    if let Some(plot) = &summary.plot {
+        println!("curves      {}", plot.display());
+    }
+    println!("\nnext:");
+    println!("  meshgrad sample {run} --prompt \"fn main\"");
+    if summary.step < summary.steps {
+        println!("  meshgrad train --run-dir {run}    (goes on with the remaining steps)");
+    } else {
+        let more = summary.steps * 2;
+        println!("  meshgrad train --run-dir {run} --set train.steps={more}    (goes on)");
+    }
+    println!("  meshgrad train --set data.paths=[\\\"YOUR/TEXT\\\"] --run-dir runs/mine");
+}
+
+fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
+    let newest = discover(&arguments.model).ok().and_then(|mut found| found.pop());
+    let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
+    let loaded = hf::load(&folder, device)?;
+    let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
+
+    print!("{}", arguments.prompt);
+    let drawing = Drawing {
+        temperature: arguments.temperature,
+        top_k: arguments.top_k,
+        seed: arguments.seed,
+    };
+    generate(
+        &loaded.model,
+        &tokenizer,
+        &arguments.prompt,
+        arguments.tokens,
+        drawing,
+        DType::F32,
+        device,
+        |text| {
+            print!("{text}");
+            if std::io::stdout().is_terminal() {
+                // A reader who has gone away ends nothing but the show.
+                let _ = std::io::stdout().flush();
+            }
+        },
+    )?;
+    println!();
+    Ok(())
+}

@@ -56,8 +56,9 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
 pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
     let folder = Folder::open(dir)?;
     let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-    check(model, &folder, experts)?;
-    for param in model.params() {
+    let params = model.params();
+    check(&params, &folder, experts, model.config().tie_word_embeddings)?;
+    for param in params {
         let value = Tensor::zeros(device, param.shape(), param.spec().dtype, Kind::Parameter)?;
         for part in parts(&param, experts) {
             read_part(&folder, &part, &value)?;
@@ -67,8 +68,8 @@ pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> 
     Ok(experts)
 }
 
-/// Compares what the model needs with what the folder has.
-fn check(model: &Qwen3, folder: &Folder, experts: Experts) -> Result<()> {
+/// Compares what the parameters need with what the folder has.
+fn check(params: &[Param], folder: &Folder, experts: Experts, tied: bool) -> Result<()> {
     let (mut missing, mut wrong) = (Vec::new(), Vec::new());
     let mut unexpected: BTreeSet<String> =
         folder.tensors().map(|tensor| tensor.name.clone()).collect();
@@ -90,7 +91,7 @@ fn check(model: &Qwen3, folder: &Folder, experts: Experts) -> Result<()> {
             Some(_) => {}
         }
     }
-    if model.config().tie_word_embeddings {
+    if tied {
         check_tied(folder, &mut unexpected, &mut wrong)?;
     }
 
@@ -121,6 +122,23 @@ fn check_tied(
         wrong.push(format!(
             "{HEAD} (differs from {EMBEDDING}, but the configuration ties them)"
         ));
+    }
+    Ok(())
+}
+
+/// Reads back what [`write_tensors`] wrote to the folder `dir`, into tensors that may change.
+///
+/// # Errors
+/// As [`load`].
+pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
+    let folder = Folder::open(dir)?;
+    let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
+    let params: Vec<Param> = tensors.iter().map(|(param, _)| param.clone()).collect();
+    check(&params, &folder, experts, false)?;
+    for (param, tensor) in tensors {
+        for part in parts(param, experts) {
+            read_part(&folder, &part, tensor)?;
+        }
     }
     Ok(())
 }
@@ -194,7 +212,10 @@ fn inside(folder: &str, file: &str) -> String {
 }
 
 /// Writes one f32 tensor for each [`Part`] of each parameter: its value, its gradient, or what an optimizer keeps of it.
-fn write_tensors(
+///
+/// # Errors
+/// [`Error::Checkpoint`] when something cannot be written.
+pub fn write_tensors(
     tensors: &[(Param, Tensor)],
     experts: Experts,
     staging: &mut Staging,

@@ -1,10 +1,11 @@
 //! The one error of this crate: what went wrong in which part, nothing added.
 
+use std::path::{Path, PathBuf};
+
 use crate::config::ConfigError;
 use crate::corpus::CorpusError;
 use crate::metrics::MetricsError;
 use crate::plot::PlotError;
-
 use crate::run_folder::RunFolderError;
 use crate::sampler::SamplerError;
 use crate::tokenizer::TokenizerError;
@@ -41,4 +42,88 @@ pub enum TrainError {
     /// The run folder cannot be used.
     #[error(transparent)]
     RunFolder(#[from] RunFolderError),
+    /// An op failed.
+    #[error(transparent)]
+    Runtime(#[from] meshgrad_runtime::Error),
+    /// The tape refused something.
+    #[error(transparent)]
+    Autograd(#[from] meshgrad_autograd::Error),
+    /// The model cannot be built, loaded or run.
+    #[error(transparent)]
+    Models(#[from] meshgrad_models::Error),
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] meshgrad_ckpt::Error),
+    /// `[model]` describes no model.
+    #[error("[model]: {message}")]
+    Model {
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A configuration whose values cannot be.
+    #[error(transparent)]
+    Violations(#[from] crate::config::Violations),
+    /// A step without a sequence.
+    #[error("a step needs at least one sequence: raise train.batch_size")]
+    NoBatch,
+    /// Nothing to continue.
+    #[error("the prompt has no token and the tokenizer none that begins a document; give a prompt")]
+    EmptyPrompt,
+    /// A tokenizer with more tokens than the model.
+    #[error(
+        "the tokenizer has {tokenizer} tokens but model.vocab_size is {model}: \
+         leave model.vocab_size out, or raise it to {tokenizer}"
+    )]
+    Vocabulary {
+        /// Tokens of the tokenizer.
+        tokenizer: usize,
+        /// Tokens of the model.
+        model: usize,
+    },
+    /// A checkpoint of another run.
+    #[error(
+        "{} was saved with {what} {saved}, but now it is {now}; \
+         change it back, or start anew with --resume never or another --run-dir",
+        checkpoint.display()
+    )]
+    OtherRun {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// Its value in the checkpoint.
+        saved: String,
+        /// Its value now.
+        now: String,
+    },
+    /// The trainer's part of a checkpoint cannot be read or written.
+    #[error("{}: {message}; it is no checkpoint of a run", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The numbers have left the range of floats.
+    #[error(
+        "step {step} gave loss {loss} and gradient norm {grad_norm}: lower optimizer.learning_rate, \
+         or raise schedule.warmup_steps; {}", last_good(checkpoint.as_deref())
+    )]
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+        /// Its gradient norm.
+        grad_norm: f64,
+        /// The newest checkpoint.
+        checkpoint: Option<PathBuf>,
+    },
+}
+
+fn last_good(checkpoint: Option<&Path>) -> String {
+    match checkpoint {
+        Some(path) => format!("the last checkpoint is {}", path.display()),
+        None => "no checkpoint was saved before".into(),
+    }
 }

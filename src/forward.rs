@@ -1,0 +1,133 @@
+//! `meshgrad forward`: logits, loss and gradients of a Hugging Face folder, file in and file out, to compare with others.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
+use meshgrad::autograd::{Grads, Module, Tape};
+use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
+use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Qwen3, hf};
+use meshgrad::runtime::{DType, Device, Tensor, ops as values};
+
+#[derive(clap::Args)]
+pub(crate) struct ForwardArguments {
+    /// config.json and safetensors, as on the hub.
+    model: PathBuf,
+    /// `input_ids` [B, T] int64, and optionally `labels` [B, T] int64, aligned with positions, -100 ignored.
+    #[arg(long)]
+    input: PathBuf,
+    /// Gets `logits` [B, T, V] f32; with labels `loss` [1] f32, the mean over counted labels.
+    #[arg(long)]
+    output: PathBuf,
+    /// Also write the gradient of the loss as `grad.NAME`, f32, for each tensor of the folder.
+    #[arg(long)]
+    grads: bool,
+    /// The dtype to compute in.
+    #[arg(long, default_value = "f32")]
+    dtype: ComputeDType,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ComputeDType {
+    F32,
+    Bf16,
+}
+
+/// Named f32 tensors, in the order of writing.
+type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
+    let loaded = hf::load(&arguments.model, device)?;
+    let input = TensorFile::open(&arguments.input)?;
+    let ids = read_ids(&input, "input_ids", device)?
+        .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;
+    let labels = read_ids(&input, "labels", device)?;
+    let dtype = match arguments.dtype {
+        ComputeDType::F32 => DType::F32,
+        ComputeDType::Bf16 => DType::BF16,
+    };
+
+    let compute = Compute { dtype, checkpointing: false };
+    let logits = values::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
+    let mut outputs: Outputs =
+        vec![("logits".into(), logits.shape().to_vec(), logits.to_vec::<f32>()?)];
+    match labels {
+        Some(labels) => {
+            ensure!(
+                labels.shape() == ids.shape(),
+                "`labels` is {} but `input_ids` is {}: give one label a position",
+                labels.shape(),
+                ids.shape()
+            );
+            outputs.extend(loss(&loaded, &ids, &labels, compute, arguments.grads)?);
+        }
+        None if arguments.grads => bail!("--grads needs `labels` in {}", arguments.input.display()),
+        None => {}
+    }
+    write(&arguments.output, &outputs)
+}
+
+/// The mean loss and, if asked for, the gradient of every tensor.
+fn loss(
+    loaded: &hf::Loaded,
+    ids: &Tensor,
+    labels: &Tensor,
+    compute: Compute,
+    wants_grads: bool,
+) -> anyhow::Result<Outputs> {
+    let counted = labels.to_vec::<i64>()?.iter().filter(|label| **label != IGNORE_INDEX).count();
+    ensure!(counted > 0, "every label is {IGNORE_INDEX}: there is no loss to compute");
+
+    let model: &Qwen3 = &loaded.model;
+    let auxiliary = match model.config().output_router_logits {
+        true => model.config().router_aux_loss_coef,
+        false => 0.0,
+    };
+    let balancing = Balancing { auxiliary, z: 0.0 };
+    let (loss, tape) = Tape::record(|| Ok(model.loss(ids, labels, compute, balancing)))?;
+    let loss = loss?;
+    let mean = loss.total.value().item::<f32>()? / loss.weight.item::<f32>()?;
+    let mut outputs: Outputs = vec![("loss".into(), vec![1], vec![mean])];
+    if wants_grads {
+        let params = model.params();
+        let mut grads = Grads::new(&params)?;
+        let seed = values::reciprocal(&loss.weight)?;
+        tape.backward(&[(&loss.total, seed)], &mut grads)?;
+        for param in &params {
+            let gradient = grads.get(param)?.to_vec::<f32>()?;
+            for part in hf::parts(param, loaded.experts) {
+                let name = format!("grad.{}", part.name);
+                outputs.push((name, part.shape, gradient[part.elements].to_vec()));
+            }
+        }
+    }
+    Ok(outputs)
+}
+
+fn read_ids(file: &TensorFile, name: &str, device: &Device) -> anyhow::Result<Option<Tensor>> {
+    let Some(info) = file.get(name) else { return Ok(None) };
+    let path = file.path().display();
+    ensure!(info.dtype == Dtype::I64, "{path}: `{name}` is {} but must be I64", info.dtype.name());
+    ensure!(
+        info.shape.len() == 2 && info.shape.iter().all(|extent| *extent > 0),
+        "{path}: `{name}` is {:?} but must be [B, T] with at least one token",
+        info.shape
+    );
+    let bytes = file.read(name)?;
+    let ids = bytes.chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().unwrap_or_default()));
+    Ok(Some(Tensor::from_slice(device, &info.shape, &ids.collect::<Vec<_>>())?))
+}
+
+fn write(path: &Path, outputs: &Outputs) -> anyhow::Result<()> {
+    let mut writer = FileWriter::new();
+    for (name, shape, _) in outputs {
+        writer.add(name, Dtype::F32, shape)?;
+    }
+    writer.save(path, |info, sink| {
+        let found = outputs.iter().find(|(name, _, _)| *name == info.name);
+        let elements = found.map(|(_, _, elements)| elements.as_slice()).unwrap_or_default();
+        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        sink.append(&bytes)
+    })?;
+    Ok(())
+}

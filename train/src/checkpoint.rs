@@ -1,0 +1,97 @@
+//! What a run saves, and how it goes on from there.
+//!
+//! ```text
+//! step-000600/
+//!   config.json, model.safetensors   the model as a Hugging Face folder: the f32 parameters
+//!   tokenizer.json                   its tokenizer
+//!   trainer/state.json               step and seed, from which learning rate, samples and draws follow
+//!   trainer/mean/, trainer/square/   AdamW's running means, under the names of the parameters
+//!   manifest.json                    sizes and digests; written last
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use meshgrad_ckpt::{Published, Staging, discover, step_name};
+use meshgrad_models::hf::{self, Experts};
+use meshgrad_models::Qwen3;
+use meshgrad_runtime::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::optimizer::Optimizer;
+use crate::{Result, TrainError};
+
+/// What a checkpoint knows beside tensors. Everything else is a function of these and the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Steps done. The next sample, learning rate and random draw follow from it.
+    pub step: u64,
+    /// The seed of the run.
+    pub seed: u64,
+    /// XXH3-128 of the text, in hexadecimal: a run goes on with the text it began with.
+    pub data_digest: String,
+}
+
+/// Writes a checkpoint aside and publishes it in `run`; returns where it is.
+///
+/// # Errors
+/// When it cannot be written: nothing that was saved before is touched.
+pub fn save(
+    run: &Path,
+    model: &Qwen3,
+    optimizer: &Optimizer,
+    tokenizer_json: &str,
+    state: &State,
+) -> Result<PathBuf> {
+    let mut staging = Staging::new(run, &step_name(state.step))?;
+    hf::save(model, Experts::OneByOne, &mut staging, "")?;
+    staging.write("tokenizer.json", tokenizer_json.as_bytes())?;
+
+    let entries = optimizer.entries().iter();
+    let means: Vec<_> = entries.clone().map(|e| (e.param.clone(), e.mean.clone())).collect();
+    let squares: Vec<_> = entries.map(|e| (e.param.clone(), e.square.clone())).collect();
+    hf::write_tensors(&means, Experts::OneByOne, &mut staging, "trainer/mean")?;
+    hf::write_tensors(&squares, Experts::OneByOne, &mut staging, "trainer/square")?;
+
+    let json = serde_json::to_string_pretty(state).map_err(|error| TrainError::State {
+        path: run.join(step_name(state.step)),
+        message: error.to_string(),
+    })?;
+    staging.write("trainer/state.json", (json + "\n").as_bytes())?;
+    Ok(staging.commit()?.path().to_owned())
+}
+
+/// The newest complete checkpoint in `run`.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn newest(run: &Path) -> Result<Option<Published>> {
+    Ok(discover(run)?.pop())
+}
+
+/// Gives model and optimizer what the checkpoint in `folder` saved.
+///
+/// # Errors
+/// When a tensor is missing, unexpected, damaged or of another shape.
+pub fn load(folder: &Path, model: &Qwen3, optimizer: &Optimizer, device: &Device) -> Result<State> {
+    let state = read_state(folder)?;
+    hf::load_into(model, folder, device)?;
+    let entries = optimizer.entries().iter();
+    let means: Vec<(_, Tensor)> =
+        entries.clone().map(|e| (e.param.clone(), e.mean.clone())).collect();
+    let squares: Vec<(_, Tensor)> = entries.map(|e| (e.param.clone(), e.square.clone())).collect();
+    hf::read_tensors(&means, &folder.join("trainer/mean"))?;
+    hf::read_tensors(&squares, &folder.join("trainer/square"))?;
+    Ok(state)
+}
+
+/// Reads what the checkpoint in `folder` knows beside tensors.
+///
+/// # Errors
+/// [`TrainError::State`] when it is no checkpoint of a run.
+pub fn read_state(folder: &Path) -> Result<State> {
+    let path = folder.join("trainer/state.json");
+    let fail = |message: String| TrainError::State { path: path.clone(), message };
+    let text = std::fs::read_to_string(&path).map_err(|error| fail(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| fail(error.to_string()))
+}

@@ -1,0 +1,142 @@
+//! Writing text with a model, token by token.
+
+use meshgrad_models::{Cache, Qwen3};
+use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
+
+use crate::config::SampleConfig;
+use crate::tokenizer::Tokenizer;
+use crate::{Result, TrainError};
+
+/// How the next token is drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Drawing {
+    /// Divides the scores; 0 always takes the likeliest.
+    pub temperature: f64,
+    /// Only this many likeliest tokens are drawn from; 0 means all.
+    pub top_k: usize,
+    /// The same seed draws the same text.
+    pub seed: u64,
+}
+
+/// Continues `prompt` by up to `tokens` tokens and hands each piece of text to `on_text` as soon as it is whole. Stops early at
+/// the end of a document.
+///
+/// An empty prompt begins a document.
+///
+/// # Errors
+/// [`TrainError::EmptyPrompt`] when the prompt has no token and the tokenizer none that begins a document;
+/// [`TrainError::Vocabulary`] when the tokenizer knows more tokens than the model.
+#[allow(clippy::too_many_arguments)]
+pub fn generate(
+    model: &Qwen3,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    tokens: usize,
+    drawing: Drawing,
+    dtype: DType,
+    device: &Device,
+    mut on_text: impl FnMut(&str),
+) -> Result<()> {
+    let vocabulary = model.config().vocab_size;
+    if tokenizer.vocab_size() > vocabulary {
+        return Err(TrainError::Vocabulary { tokenizer: tokenizer.vocab_size(), model: vocabulary });
+    }
+
+    let mut ids: Vec<i64> = tokenizer.encode(prompt)?.into_iter().map(i64::from).collect();
+    if ids.is_empty() {
+        ids.push(tokenizer.separator().ok_or(TrainError::EmptyPrompt)?.into());
+    }
+
+    let mut cache = Cache::new(model.config(), device, dtype, 1, ids.len() + tokens)?;
+    let mut text = tokenizer.stream();
+    for position in 0..tokens {
+        let input = Tensor::from_slice(device, &[1, ids.len()], &ids)?;
+        let logits = model.next_logits(&input, &mut cache, dtype)?;
+        let logits = ops::cast(&logits, DType::F32)?.to_vec::<f32>()?;
+        let uniform = ops::uniform_scalar(Key::new(drawing.seed).fold(position as u64));
+        let next = draw(&logits[..tokenizer.vocab_size()], drawing, uniform);
+        if Some(next) == tokenizer.separator() {
+            break;
+        }
+        on_text(&text.push(next)?);
+        ids = vec![next.into()];
+    }
+    on_text(&text.finish()?);
+    Ok(())
+}
+
+/// As [`generate`], into a string that begins with the prompt.
+///
+/// # Errors
+/// As [`generate`].
+pub fn sample(
+    model: &Qwen3,
+    tokenizer: &Tokenizer,
+    config: &SampleConfig,
+    seed: u64,
+    dtype: DType,
+    device: &Device,
+) -> Result<String> {
+    let mut text = config.prompt.clone();
+    let drawing = Drawing { temperature: config.temperature, top_k: config.top_k, seed };
+    let on_text = |piece: &str| text.push_str(piece);
+    generate(model, tokenizer, &config.prompt, config.tokens, drawing, dtype, device, on_text)?;
+    Ok(text)
+}
+
+/// The token that the number `uniform` in [0, 1) draws.
+fn draw(logits: &[f32], drawing: Drawing, uniform: f64) -> u32 {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    // Equal scores stay in the order of their ids; NaN is never likelier than a number.
+    let score = |at: usize| if logits[at].is_nan() { f32::NEG_INFINITY } else { logits[at] };
+    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+    if drawing.temperature <= 0.0 {
+        return order[0] as u32;
+    }
+
+    let kept = if drawing.top_k == 0 { order.len() } else { drawing.top_k.min(order.len()) };
+    let highest = f64::from(score(order[0]));
+    let weight = |at: &usize| ((f64::from(score(*at)) - highest) / drawing.temperature).exp();
+    let weights: Vec<f64> = order[..kept].iter().map(weight).collect();
+
+    let mut left = uniform * weights.iter().sum::<f64>();
+    for (at, weight) in order.iter().zip(&weights) {
+        left -= weight;
+        if left < 0.0 {
+            return *at as u32;
+        }
+    }
+    order[kept - 1] as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 4] = [0.0, 2.0, f32::NAN, 1.0];
+
+    fn drawn(temperature: f64, top_k: usize, uniform: f64) -> u32 {
+        draw(&LOGITS, Drawing { temperature, top_k, seed: 0 }, uniform)
+    }
+
+    #[test]
+    fn without_temperature_the_likeliest() {
+        assert_eq!(drawn(0.0, 0, 0.99), 1);
+    }
+
+    #[test]
+    fn top_k_cuts_the_tail() {
+        assert_eq!(drawn(1.0, 1, 0.999_999), 1);
+        assert_eq!(drawn(1.0, 2, 0.999_999), 3);
+        assert_eq!(drawn(1.0, 0, 0.999_999), 0);
+    }
+
+    /// The share of numbers that draw a token is its probability.
+    #[test]
+    fn draws_follow_softmax() {
+        let count = 10_000;
+        let hits = (0..count).filter(|i| drawn(0.5, 0, *i as f64 / count as f64) == 1).count();
+        let expected = 4f64.exp() / (4f64.exp() + 2f64.exp() + 1.0);
+        assert!((hits as f64 / count as f64 - expected).abs() < 1e-3);
+    }
+}

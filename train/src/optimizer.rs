@@ -1,0 +1,110 @@
+//! AdamW over a model's parameters: the state it keeps, and one step.
+
+use meshgrad_autograd::{Grads, Module, Param};
+use meshgrad_runtime::ops::{self, AdamW};
+use meshgrad_runtime::{DType, Device, Kind, Tensor};
+
+use crate::Result;
+use crate::config::OptimizerConfig;
+
+/// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), f32 state, gradients clipped by their global norm.
+///
+/// Weights decay; norms and biases, the parameters of one dim, do not.
+pub struct Optimizer {
+    entries: Vec<Entry>,
+    config: OptimizerConfig,
+    /// The gradients of all parameters, one after the other.
+    flat_gradient: Tensor,
+    /// What changes from step to step, as the ops want it: one f32 each.
+    learning_rate: Tensor,
+    step: Tensor,
+}
+
+/// A parameter and its running means.
+pub struct Entry {
+    /// The parameter.
+    pub param: Param,
+    /// The running mean of its gradient.
+    pub mean: Tensor,
+    /// The running mean of its squared gradient.
+    pub square: Tensor,
+}
+
+impl Optimizer {
+    /// An optimizer of `model`'s parameters, with empty state, and the gradients that it takes.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new(
+        model: &impl Module,
+        device: &Device,
+        config: &OptimizerConfig,
+    ) -> Result<(Optimizer, Grads)> {
+        let params = model.params();
+        let elements = params.iter().map(|param| param.shape().elements()).sum();
+        let flat_gradient = Tensor::zeros(device, &[elements], DType::F32, Kind::Gradient)?;
+        let grads = Grads::over(&params, &flat_gradient)?;
+
+        let zeros =
+            |shape: &[usize]| Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState);
+        let entry = |param: Param| {
+            let (mean, square) = (zeros(param.shape())?, zeros(param.shape())?);
+            Ok(Entry { param, mean, square })
+        };
+        let entries: Result<Vec<Entry>> = params.into_iter().map(entry).collect();
+        let optimizer = Optimizer {
+            entries: entries?,
+            config: config.clone(),
+            flat_gradient,
+            learning_rate: zeros(&[])?,
+            step: zeros(&[])?,
+        };
+        Ok((optimizer, grads))
+    }
+
+    /// The parameters with their state, in the model's order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Changes the parameters by step `step` (from 1) at `learning_rate`, and forgets the gradients.
+    ///
+    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean, before clipping, a
+    /// scalar, f32, which nobody has to wait for.
+    ///
+    /// # Errors
+    /// When a parameter has no gradient buffer.
+    pub fn step(
+        &mut self,
+        grads: &mut Grads,
+        weight: &Tensor,
+        step: u64,
+        learning_rate: f64,
+    ) -> Result<Tensor> {
+        ops::fill_into(&self.learning_rate, learning_rate)?;
+        ops::fill_into(&self.step, step as f64)?;
+
+        let gradients = grads.all()?;
+        let norm = ops::global_norm(&[&self.flat_gradient])?;
+        let (scale, norm) = ops::clip_scale(&norm, weight, self.config.max_grad_norm)?;
+        for (entry, (_, gradient)) in self.entries.iter().zip(&gradients) {
+            let adamw = self.constants(&entry.param);
+            let value = entry.param.value()?;
+            let state = (&entry.mean, &entry.square);
+            let scalars = (&self.learning_rate, &self.step, &scale);
+            ops::adamw_step(&value, gradient, state.0, state.1, scalars.0, scalars.1, scalars.2, adamw)?;
+        }
+        grads.clear();
+        Ok(norm)
+    }
+
+    fn constants(&self, param: &Param) -> AdamW {
+        let decays = param.shape().len() > 1;
+        AdamW {
+            beta1: self.config.beta1,
+            beta2: self.config.beta2,
+            eps: self.config.eps,
+            weight_decay: if decays { self.config.weight_decay } else { 0.0 },
+        }
+    }
+}

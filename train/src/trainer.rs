@@ -1,0 +1,215 @@
+//! A model in training: one step, one validation. The loop around them is the caller's.
+
+use meshgrad_autograd::{Grads, Tape};
+use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
+
+use crate::Result;
+use crate::config::{ComputeDType, Config};
+use crate::optimizer::Optimizer;
+use crate::sampler::{Batch, Order, Windows, validation_windows};
+use crate::schedule::Schedule;
+use crate::tokens::Tokens;
+
+/// A model, its optimizer, and what they need to do a step.
+pub struct Trainer {
+    /// The model.
+    pub model: Qwen3,
+    /// Its optimizer.
+    pub optimizer: Optimizer,
+    grads: Grads,
+    schedule: Schedule,
+    compute: Compute,
+    balancing: Balancing,
+    device: Device,
+    config: Config,
+}
+
+/// What a step did. The tensors are scalars, f32, that nobody has to wait for.
+pub struct Outcome {
+    /// The step, from 1.
+    pub step: u64,
+    /// Its learning rate.
+    pub learning_rate: f64,
+    /// Cross-entropy summed over tokens, in nats.
+    pub loss: Tensor,
+    /// How many tokens that is.
+    pub weight: Tensor,
+    /// The global norm of the gradient before clipping.
+    pub grad_norm: Tensor,
+    /// How many tokens each expert got, [experts] f32, summed over layers and microbatches; none without experts.
+    pub expert_counts: Option<Tensor>,
+}
+
+/// What a step's tensors say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// Mean cross-entropy in nats a token.
+    pub loss: f64,
+    /// The global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Each expert's share of the tokens; empty without experts.
+    pub expert_load: Vec<f64>,
+}
+
+impl Outcome {
+    /// Reads the tensors: waits until the step is done.
+    ///
+    /// # Errors
+    /// When the device has no values.
+    pub fn read(&self) -> Result<Measured> {
+        let scalar = |tensor: &Tensor| Ok::<f64, crate::TrainError>(tensor.item::<f32>()?.into());
+        let counts = self.expert_counts.as_ref().map(Tensor::to_vec::<f32>).transpose()?;
+        let counts = counts.unwrap_or_default();
+        let all: f64 = counts.iter().map(|count| f64::from(*count)).sum();
+        Ok(Measured {
+            loss: scalar(&self.loss)? / scalar(&self.weight)?,
+            grad_norm: scalar(&self.grad_norm)?,
+            expert_load: counts.into_iter().map(|count| f64::from(count) / all).collect(),
+        })
+    }
+}
+
+impl Trainer {
+    /// A trainer of `model`, whose parameters have values, under `config`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new(model: Qwen3, config: &Config, device: &Device) -> Result<Trainer> {
+        let (optimizer, grads) = Optimizer::new(&model, device, &config.optimizer)?;
+        Ok(Trainer {
+            balancing: Balancing { auxiliary: model.config().router_aux_loss_coef, z: 0.0 },
+            model,
+            optimizer,
+            grads,
+            schedule: Schedule::from_config(&config.schedule, config.train.steps),
+            compute: Compute {
+                dtype: dtype(config.train.dtype),
+                checkpointing: config.train.activation_checkpointing,
+            },
+            device: device.clone(),
+            config: config.clone(),
+        })
+    }
+
+    /// Does step `step` (from 1): the gradients of its batch, microbatch by microbatch, and the change of the parameters. A
+    /// function of the parameters, the state, and `step`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn step(&mut self, step: u64, order: &Order, windows: Windows, tokens: &Tokens<'_>) -> Result<Outcome> {
+        let rows = self.config.train.batch_size;
+        let mut sums: Option<Sums> = None;
+        for first in (0..rows).step_by(self.config.train.micro_batch_size) {
+            let last = (first + self.config.train.micro_batch_size).min(rows);
+            let batch = gather(windows, order.windows(step, first..last), tokens);
+            let sum = Sums::of(self.accumulate(&batch, last - first)?)?;
+            sums = Some(match sums {
+                Some(sums) => sums.plus(&sum)?,
+                None => sum,
+            });
+        }
+
+        let Some(sums) = sums else { return Err(crate::TrainError::NoBatch) };
+        let learning_rate = self.config.optimizer.learning_rate * self.schedule.factor(step);
+        let grad_norm = self.optimizer.step(&mut self.grads, &sums.weight, step, learning_rate)?;
+        Ok(Outcome {
+            step,
+            learning_rate,
+            loss: sums.loss,
+            weight: sums.weight,
+            grad_norm,
+            expert_counts: sums.expert_counts,
+        })
+    }
+
+    /// Adds the gradients of a microbatch of `rows` sequences.
+    fn accumulate(&mut self, batch: &Batch, rows: usize) -> Result<Loss> {
+        let (ids, labels) = self.tensors(batch, rows)?;
+        let (loss, tape) = Tape::record(|| {
+            let loss = self.model.loss(&ids, &labels, self.compute, self.balancing);
+            Ok(loss)
+        })?;
+        let loss = loss?;
+        let one = ops::full(&self.device, loss.total.shape(), loss.total.dtype(), 1.0)?;
+        tape.backward(&[(&loss.total, one)], &mut self.grads)?;
+        Ok(loss)
+    }
+
+    /// Mean cross-entropy over the first `batches` batches of held-out windows (all, if 0), in nats a token.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn validate(&self, windows: Windows, tokens: &Tokens<'_>, batches: usize) -> Result<f64> {
+        let rows = self.config.train.batch_size;
+        let all = windows.count().div_ceil(rows);
+        let batches = if batches == 0 { all } else { batches.min(all) };
+        let (mut loss, mut weight) = (0.0, 0.0);
+        for at in 0..batches {
+            let chosen = validation_windows(windows, rows, at);
+            let count = chosen.len();
+            let batch = gather(windows, chosen, tokens);
+            let (ids, labels) = self.tensors(&batch, count)?;
+            let compute = Compute { checkpointing: false, ..self.compute };
+            let measured = self.model.loss(&ids, &labels, compute, Balancing::default())?;
+            loss += f64::from(measured.cross_entropy.item::<f32>()?);
+            weight += f64::from(measured.weight.item::<f32>()?);
+        }
+        Ok(loss / weight)
+    }
+
+    /// The dtype of activations.
+    pub fn dtype(&self) -> DType {
+        self.compute.dtype
+    }
+
+    fn tensors(&self, batch: &Batch, rows: usize) -> Result<(Tensor, Tensor)> {
+        let shape = [rows, batch.input_ids.len() / rows.max(1)];
+        let ids = Tensor::from_slice(&self.device, &shape, &batch.input_ids)?;
+        let labels = Tensor::from_slice(&self.device, &shape, &batch.labels)?;
+        Ok((ids, labels))
+    }
+}
+
+/// The dtype that `train.dtype` names.
+pub fn dtype(choice: ComputeDType) -> DType {
+    match choice {
+        ComputeDType::F32 => DType::F32,
+        ComputeDType::Bf16 => DType::BF16,
+    }
+}
+
+fn gather(windows: Windows, chosen: impl IntoIterator<Item = usize>, tokens: &Tokens<'_>) -> Batch {
+    // Windows lie inside of the tokens they were made for.
+    Batch::gather(windows, chosen, |at| tokens.get(at).unwrap_or(0))
+}
+
+/// What microbatches add up to.
+struct Sums {
+    loss: Tensor,
+    weight: Tensor,
+    expert_counts: Option<Tensor>,
+}
+
+impl Sums {
+    fn of(loss: Loss) -> Result<Sums> {
+        let mut counts = loss.expert_counts.into_iter();
+        let first = counts.next();
+        let expert_counts = first
+            .map(|first| counts.try_fold(first, |sum, next| ops::add(&sum, &next)))
+            .transpose()?;
+        Ok(Sums { loss: loss.cross_entropy, weight: loss.weight, expert_counts })
+    }
+
+    fn plus(&self, other: &Sums) -> Result<Sums> {
+        let expert_counts = match (&self.expert_counts, &other.expert_counts) {
+            (Some(a), Some(b)) => Some(ops::add(a, b)?),
+            _ => None,
+        };
+        Ok(Sums {
+            loss: ops::add(&self.loss, &other.loss)?,
+            weight: ops::add(&self.weight, &other.weight)?,
+            expert_counts,
+        })
+    }
+}
