@@ -21,6 +21,9 @@ use pulp::{Scalar, Simd};
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
+/// Where e^x leaves the normal numbers: ln 2^-126, rounded towards 0.
+const LN_MIN_POSITIVE: f32 = -87.336_54;
+
 /// ln 2 in two parts: the first has so few digits that its product with an exponent is exact.
 const LN_2_HIGH: f32 = 0.693_359_375;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -100,7 +103,7 @@ pub fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 /// [`exp_flushed`] of each lane.
 #[inline(always)]
 pub fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    let lowest = simd.splat_f32s(-87.336_54);
+    let lowest = simd.splat_f32s(LN_MIN_POSITIVE);
     let underflows = simd.less_than_f32s(x, lowest);
 
     let x = simd.select_f32s(underflows, lowest, x);
@@ -317,11 +320,15 @@ mod tests {
     }
 
     function!(Exp, exp_f32s, f64::exp);
-    function!(ExpFlushed, exp_flushed_f32s, |x| if x < -87.336_54 {
-        0.0
-    } else {
-        x.exp()
-    });
+    function!(
+        ExpFlushed,
+        exp_flushed_f32s,
+        |x| if x < f64::from(LN_MIN_POSITIVE) {
+            0.0
+        } else {
+            x.exp()
+        }
+    );
     function!(Sigmoid, sigmoid_f32s, |x| 1.0 / (1.0 + (-x).exp()));
     function!(Silu, silu_f32s, |x| x / (1.0 + (-x).exp()));
     function!(Ln, ln_f32s, f64::ln);

@@ -21,7 +21,7 @@ use super::scratch::with_blocks;
 use super::{Attention, AttentionError, Shape, check_len, check_rows};
 
 /// Strips that share a loaded block of keys and values.
-const STRIPS: usize = 2;
+const STRIPS: usize = 4;
 
 /// Rows that are worked on at a time.
 const ROWS: usize = STRIPS * STRIP;
@@ -186,6 +186,7 @@ fn add_slabs<E: Element>(
         ..
     } = *shape;
     let width = padded(head_dim);
+    const LANES: usize = 16;
 
     to.par_chunks_mut(kv_heads * head_dim)
         .enumerate()
@@ -195,9 +196,17 @@ fn add_slabs<E: Element>(
             for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
                 let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
                 let at = head + offset + key * width;
-                for (d, to) in to.iter_mut().enumerate() {
-                    let parts = (0..slabs.count).map(|slab| workspace[at + slab * slabs.len + d]);
-                    *to = E::from_real(parts.fold(Real::ZERO, |sum, part| sum + part));
+                for (first, to) in (0..width).step_by(LANES).zip(to.chunks_mut(LANES)) {
+                    let mut sum = [E::Real::ZERO; LANES];
+                    for slab in 0..slabs.count {
+                        let part = &workspace[at + slab * slabs.len + first..][..LANES];
+                        sum.iter_mut()
+                            .zip(part)
+                            .for_each(|(sum, part)| *sum = *sum + *part);
+                    }
+                    to.iter_mut()
+                        .zip(sum)
+                        .for_each(|(to, sum)| *to = E::from_real(sum));
                 }
             }
         });
@@ -352,15 +361,16 @@ impl<E: Element> BackwardGroup<'_, E> {
         let at = index * STRIP * width..(index + 1) * STRIP * width;
         let (q, dout) = (&mut self.q[at.clone()], &mut self.dout[at.clone()]);
 
-        self.group.load_rows(&self.group.attention.q, strip, q);
-        self.group.load_rows(&self.saved.dout, strip, dout);
-        transpose(q, width, strip.rows, &mut self.q_columns[at.clone()]);
-        transpose(dout, width, strip.rows, &mut self.dout_columns[at.clone()]);
+        let sums = &mut self.dq_sums[at.clone()];
 
-        let sums = &mut self.dq_sums[at];
+        self.group.load_rows(&self.group.attention.q, strip, q);
+        transpose(q, sums, &mut self.q_columns[at.clone()]);
+
+        self.group.load_rows(&self.saved.dout, strip, dout);
+        transpose(dout, sums, &mut self.dout_columns[at]);
+
         self.group.load_rows(&self.saved.out, strip, sums);
-        for row in 0..strip.rows {
-            let [b, t, h] = self.group.place(strip.first + row);
+        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.places(strip.first)) {
             let at = (b * heads + h) * queries + t;
 
             let (out, dout) = (&sums[row * width..][..width], &dout[row * width..][..width]);
@@ -475,9 +485,7 @@ impl<E: Element> BackwardGroup<'_, E> {
         } = self.group.attention.shape;
         let width = padded(head_dim);
 
-        for row in 0..strip.rows {
-            let [b, t, h] = self.group.place(strip.first + row);
-
+        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.places(strip.first)) {
             // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
             let dq = unsafe {
                 self.dq
@@ -507,30 +515,47 @@ impl<R: Real> WithSimd for Weigh<'_, R> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let lanes = lanes::<S, R>();
+        let in_use = self.strip.lanes();
+
+        let mut lane = 0;
+        while lane + 2 * lanes <= in_use {
+            self.lanes::<S, 2>(simd, lane);
+            lane += 2 * lanes;
+        }
+        while lane < in_use {
+            self.lanes::<S, 1>(simd, lane);
+            lane += lanes;
+        }
+    }
+}
+
+impl<R: Real> Weigh<'_, R> {
+    #[inline(always)]
+    fn lanes<S: Simd, const N: usize>(&mut self, simd: S, lane: usize) {
+        let low = load::<S, R, N>(&self.strip.low[lane..]);
+        let high = load::<S, R, N>(&self.strip.high[lane..]);
+        let lse = load::<S, R, N>(&self.per_row.lse[lane..]);
+        let delta = load::<S, R, N>(&self.per_row.delta[lane..]);
         let masks = self.strip.masks(&self.keys);
         let scale = R::splat(simd, self.scale);
 
         let weights = self.weights.chunks_exact_mut(STRIP);
         let dscores = self.dscores.chunks_exact_mut(STRIP);
-        for (key, (weights, dscores)) in self.keys.zip(weights.zip(dscores)) {
-            let at = R::splat(simd, R::from_count(key));
-            for lane in (0..self.strip.lanes()).step_by(lanes::<S, R>()) {
-                let [low] = load::<S, R, 1>(&self.strip.low[lane..]);
-                let [high] = load::<S, R, 1>(&self.strip.high[lane..]);
-                let [lse] = load::<S, R, 1>(&self.per_row.lse[lane..]);
-                let [delta] = load::<S, R, 1>(&self.per_row.delta[lane..]);
-                let weight = &mut R::vectors_mut::<S>(&mut weights[lane..])[0];
-                let dscore = &mut R::vectors_mut::<S>(&mut dscores[lane..])[0];
-
-                let mut score = R::mul_lanes(simd, *weight, scale);
+        for (key, (weights, dscores)) in self.keys.clone().zip(weights.zip(dscores)) {
+            let weights = &mut R::vectors_mut::<S>(&mut weights[lane..])[..N];
+            let dscores = &mut R::vectors_mut::<S>(&mut dscores[lane..])[..N];
+            for n in 0..N {
+                let mut score = R::mul_lanes(simd, weights[n], scale);
                 if masks {
-                    score = R::visible(simd, score, at, [low, high]);
+                    let at = R::splat(simd, R::from_count(key));
+                    score = R::visible(simd, score, at, [low[n], high[n]]);
                 }
-                *weight = R::exp_lanes(simd, R::sub_lanes(simd, score, lse));
+                weights[n] = R::exp_lanes(simd, R::sub_lanes(simd, score, lse[n]));
 
-                let shifted = R::sub_lanes(simd, *dscore, delta);
-                *dscore = R::mul_lanes(simd, R::mul_lanes(simd, *weight, shifted), scale);
+                let weight = R::mul_lanes(simd, weights[n], scale);
+                dscores[n] = R::mul_lanes(simd, weight, R::sub_lanes(simd, dscores[n], delta[n]));
             }
         }
     }

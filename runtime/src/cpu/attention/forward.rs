@@ -150,9 +150,11 @@ impl<E: Element> ForwardGroup<'_, E> {
         let queries = self.queries.chunks_exact_mut(STRIP * width);
         let sums = self.sums.chunks_exact_mut(STRIP * width);
 
+        // Before keys and values are loaded, their block is free; a strip's sums are, too.
         for ((strip, queries), sums) in strips.iter().zip(queries).zip(sums) {
+            let spare = &mut self.keys[..STRIP * width];
             self.group.load_rows(&self.group.attention.q, strip, sums);
-            transpose(sums, width, strip.rows, queries);
+            transpose(sums, spare, queries);
             sums.fill(Real::ZERO);
         }
     }
@@ -218,8 +220,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         } = self.group.attention.shape;
         let width = padded(head_dim);
 
-        for row in 0..strip.rows {
-            let [b, t, h] = self.group.place(strip.first + row);
+        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.places(strip.first)) {
             let (maximum, sum) = (running.maximum[row], running.sum[row]);
 
             // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.

@@ -60,14 +60,23 @@ impl<R: Real> Strip<R> {
 }
 
 impl<E: Element> Group<'_, E> {
-    /// Batch row, query and head of a row of the group.
+    /// Batch row, query and head of the group's rows from `first` on.
     #[inline(always)]
-    pub(super) fn place(&self, row: usize) -> [usize; 3] {
+    pub(super) fn places(&self, first: usize) -> impl Iterator<Item = [usize; 3]> {
         let heads = self.attention.shape.group();
-        let row = self.rows.start + row;
+        let (batch, first_head) = (self.segment.batch, self.kv_head * heads);
+        let row = self.rows.start + first;
 
-        let t = self.segment.queries.start + row / heads;
-        [self.segment.batch, t, self.kv_head * heads + row % heads]
+        let mut t = self.segment.queries.start + row / heads;
+        let mut head = row % heads;
+        std::iter::from_fn(move || {
+            let place = [batch, t, first_head + head];
+            head += 1;
+            if head == heads {
+                (t, head) = (t + 1, 0);
+            }
+            Some(place)
+        })
     }
 
     /// Strip `index` of the group; empty past the end.
@@ -79,8 +88,7 @@ impl<E: Element> Group<'_, E> {
         let mut low = [E::Real::ZERO; STRIP];
         let mut high = [E::Real::ZERO; STRIP];
         let (mut keys, mut common) = (usize::MAX..0, 0..usize::MAX);
-        for row in 0..rows {
-            let [_, t, _] = self.place(first + row);
+        for (row, [_, t, _]) in (0..rows).zip(self.places(first)) {
             let seen = self.segment.visible(t);
             (low[row], high[row]) = (Real::from_count(seen.start), Real::from_count(seen.end));
 
@@ -101,17 +109,17 @@ impl<E: Element> Group<'_, E> {
         }
     }
 
-    /// Copies rows of a [B, Tq, Hq, D] operand to [rows, padded D].
+    /// Copies rows of a [B, Tq, Hq, D] operand to [STRIP, padded D]; rows that the strip lacks become zero.
     #[inline(always)]
     pub(super) fn load_rows(&self, from: &Rows<E>, strip: &Strip<E::Real>, to: &mut [E::Real]) {
         let head_dim = self.attention.shape.head_dim;
-        for (row, to) in to
-            .chunks_exact_mut(padded(head_dim))
-            .take(strip.rows)
-            .enumerate()
-        {
-            load_row(from.row(self.place(strip.first + row), head_dim), to);
+        let (rows, lacking) = to.split_at_mut(strip.rows * padded(head_dim));
+
+        let places = self.places(strip.first);
+        for (place, to) in places.zip(rows.chunks_exact_mut(padded(head_dim))) {
+            load_row(from.row(place, head_dim), to);
         }
+        lacking.fill(E::Real::ZERO);
     }
 
     /// Copies keys (or values) of a [B, Tk, Hkv, D] operand to [keys, padded D].
@@ -138,26 +146,28 @@ fn load_row<E: Element>(from: &[E], to: &mut [E::Real]) {
     padding.fill(E::Real::ZERO);
 }
 
-/// [rows, columns] of the given row length to [columns, STRIP]. Lanes without a row become zero.
+/// Writes [STRIP, columns] as [columns, STRIP]; what `spare`, of the same length, holds afterwards is arbitrary.
+///
+/// Interleaving the `n` parts of a flat array moves element i to n i modulo (length - 1), so that interleaving 4, 4 and
+/// 2 parts moves r * columns + c to c * STRIP + r. The loops are of a form that compilers turn into shuffles.
 #[inline(always)]
-pub(super) fn transpose<R: Real>(from: &[R], columns: usize, rows: usize, to: &mut [R]) {
-    const SIDE: usize = 8;
+pub(super) fn transpose<R: Real>(from: &[R], spare: &mut [R], to: &mut [R]) {
+    const { assert!(STRIP == 4 * 4 * 2) };
 
-    for first in (0..columns).step_by(SIDE) {
-        for row in (0..rows.next_multiple_of(16)).step_by(SIDE) {
-            let block: [[R; SIDE]; SIDE] = std::array::from_fn(|i| match row + i < rows {
-                true => {
-                    let row = &from[(row + i) * columns + first..];
-                    std::array::from_fn(|j| row[..SIDE][j])
-                }
-                false => [R::ZERO; SIDE],
-            });
-            for j in 0..SIDE {
-                let to = &mut to[(first + j) * STRIP + row..][..SIDE];
-                for i in 0..SIDE {
-                    to[i] = block[i][j];
-                }
-            }
+    interleave::<R, 4>(from, to);
+    interleave::<R, 4>(to, spare);
+    interleave::<R, 2>(spare, to);
+}
+
+/// to = from[0], from[len / N], from[2 len / N], ..., from[1], ...
+#[inline(always)]
+fn interleave<R: Real, const N: usize>(from: &[R], to: &mut [R]) {
+    let part = from.len() / N;
+    let parts: [&[R]; N] = std::array::from_fn(|n| &from[n * part..][..part]);
+
+    for (i, to) in to.chunks_exact_mut(N).take(part).enumerate() {
+        for n in 0..N {
+            to[n] = parts[n][i];
         }
     }
 }

@@ -60,12 +60,16 @@ pub(super) fn lanes<S: Simd, R: Real>() -> usize {
 }
 
 impl<R: Real> Product<'_, R> {
-    /// All rows of `N` vectors of columns. 8 x 2 accumulators fill 32 registers, 4 x 2 fill 16.
+    /// All rows of `N` vectors of columns. Of 32 registers 12 x 2 hold sums, of 16 4 x 2.
     #[inline(always)]
     fn panel<S: Simd, const N: usize>(&mut self, simd: S, column: usize) {
         let [m, ..] = self.extents;
 
         let mut row = 0;
+        while S::REGISTER_COUNT >= 32 && row + 12 <= m {
+            self.tile::<S, 12, N>(simd, row, column);
+            row += 12;
+        }
         while S::REGISTER_COUNT >= 32 && row + 8 <= m {
             self.tile::<S, 8, N>(simd, row, column);
             row += 8;

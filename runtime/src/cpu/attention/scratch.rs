@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 struct Line([f64; 8]);
 
 thread_local! {
-    /// A few hundred KiB a thread (a function of the head dimension only), kept so that it stays in the cache.
+    /// A few hundred KiB a thread at D = 128 (a function of D alone), kept so that it stays in the cache.
     static LINES: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
