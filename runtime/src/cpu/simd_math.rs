@@ -25,7 +25,7 @@ const ROUND: f32 = 12_582_912.0;
 const LN_MIN_POSITIVE: f32 = -87.336_54;
 
 /// ln 2 in two parts: the first has so few digits that its product with an exponent is exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2; q is a minimax fit, relative error of exp below 2^-28.
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn exp_errs_by_at_most_1_1_ulp() {
         assert!(worst(Exp, step(), |_| true) <= 1.1);
-        assert!(worst(ExpFlushed, step(), |x| !(x > 88.0)) <= 1.1);
+        assert!(worst(ExpFlushed, step(), |x| x.is_nan() || x <= 88.0) <= 1.1);
     }
 
     #[test]
@@ -346,8 +346,8 @@ mod tests {
 
     #[test]
     fn sigmoid_and_silu_err_by_at_most_3_ulp() {
-        assert!(worst(Sigmoid, step(), |x| !(x < -87.0)) <= 3.0);
-        assert!(worst(Silu, step(), |x| !(x < -87.0)) <= 3.0);
+        assert!(worst(Sigmoid, step(), |x| x.is_nan() || x >= -87.0) <= 3.0);
+        assert!(worst(Silu, step(), |x| x.is_nan() || x >= -87.0) <= 3.0);
     }
 
     #[test]

@@ -87,18 +87,19 @@ impl<E: Element> Group<'_, E> {
 
         let mut low = [E::Real::ZERO; STRIP];
         let mut high = [E::Real::ZERO; STRIP];
-        let (mut keys, mut common) = (usize::MAX..0, 0..usize::MAX);
+        let (mut first_seen, mut end) = (usize::MAX, 0);
+        let mut common = 0..usize::MAX;
         for (row, [_, t, _]) in (0..rows).zip(self.places(first)) {
             let seen = self.segment.visible(t);
             (low[row], high[row]) = (Real::from_count(seen.start), Real::from_count(seen.end));
 
             common = common.start.max(seen.start)..common.end.min(seen.end);
             if !seen.is_empty() {
-                keys = keys.start.min(seen.start)..keys.end.max(seen.end);
+                (first_seen, end) = (first_seen.min(seen.start), end.max(seen.end));
             }
         }
 
-        let keys = if keys.is_empty() { 0..0 } else { keys };
+        let keys = first_seen.min(end)..end;
         Strip {
             first,
             rows,
