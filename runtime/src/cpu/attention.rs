@@ -1,13 +1,15 @@
-//! Scaled dot-product attention and its gradient on plain memory, block by block: memory is linear in the sequence.
+//! Scaled dot-product attention and its gradient on plain memory, block by block: memory is linear
+//! in the sequence.
 //!
-//! Legend: B batch rows, Tq queries, Tk keys, Hq heads, Hkv key-value heads, D head dimension. Head h of the queries
-//! uses key-value head h / (Hq / Hkv).
+//! Legend: B batch rows, Tq queries, Tk keys, Hq heads, Hkv key-value heads, D head dimension. Head
+//! h of the queries uses key-value head h / (Hq / Hkv).
 //!
 //! Laws, each tested:
 //! - Bits do not depend on the number of threads.
-//! - The output of a query does not depend on the other queries: decoding one token against a cache, a packed batch and
-//!   a full forward pass give the same bits. (Blocks of keys are counted from a sequence's first key, and a query's
-//!   numbers meet no other query's.) Numbers that a mask hides must be finite all the same.
+//! - The output of a query does not depend on the other queries: decoding one token against a
+//!   cache, a packed batch and a full forward pass give the same bits. (Blocks of keys are counted
+//!   from a sequence's first key, and a query's numbers meet no other query's.) Numbers that a mask
+//!   hides must be finite all the same.
 //! - A query that sees no key gives 0, log-sum-exp minus infinity, and no gradient.
 
 mod backward;
@@ -18,6 +20,7 @@ mod product;
 mod real;
 mod rows;
 mod scratch;
+mod slabs;
 #[cfg(test)]
 mod tests;
 
@@ -81,7 +84,8 @@ pub struct Attention<'a, E> {
 }
 
 impl<E: Element> Attention<'_, E> {
-    /// out = softmax(scale q k^T) v, [B, Tq, Hq, D], and lse = ln sum e^(scale q k), [B, Hq, Tq]; both dense.
+    /// out = softmax(scale q k^T) v, [B, Tq, Hq, D], and lse = ln sum e^(scale q k), [B, Hq, Tq];
+    /// both dense.
     ///
     /// Computed in f32 (f64 for f64). Needs no workspace.
     ///
@@ -97,7 +101,8 @@ impl<E: Element> Attention<'_, E> {
         Ok(())
     }
 
-    /// Gradients of a loss with respect to q, k and v; those of k and v are sums over the heads of a group.
+    /// Gradients of a loss with respect to q, k and v; those of k and v are sums over the heads of
+    /// a group.
     ///
     /// # Errors
     /// When the operands, the gradients, the workspace or the mask do not fit the shape.
@@ -148,7 +153,7 @@ impl<E: Element> Attention<'_, E> {
 
 /// Elements (f32, or f64 for f64) that [`Attention::backward`] needs as workspace.
 pub fn backward_workspace(shape: &Shape) -> usize {
-    backward::workspace(shape)
+    slabs::workspace(shape)
 }
 
 /// What is wrong with the arguments.

@@ -1,8 +1,8 @@
 //! Elementary functions of f32 that vectorise: no table, no branch, no call of libm.
 //!
-//! Each function exists twice, from one source. `exp_f32s(simd, x)` works on a vector of [`pulp::Simd`];
-//! `exp(x)` is the same code on [`pulp::Scalar`], to be called in a plain loop, which the compiler vectorises when the
-//! loop runs inside [`pulp::Arch::dispatch`]:
+//! Each function exists twice, from one source. `exp_f32s(simd, x)` works on a vector of
+//! [`pulp::Simd`]; `exp(x)` is the same code on [`pulp::Scalar`], to be called in a plain loop,
+//! which the compiler vectorises when the loop runs inside [`pulp::Arch::dispatch`]:
 //!
 //! ```
 //! use meshgrad_runtime::cpu::simd_math::silu;
@@ -12,13 +12,15 @@
 //! assert_eq!(x[1], 0.0);
 //! ```
 //!
-//! The vector form fuses multiply and add where the SIMD level has the instruction, the scalar form never does. So bits
-//! may differ between the two forms and between SIMD levels, and nowhere else: a value's result does not depend on its
-//! place in the vector, on the slice's length, or on threads.
+//! The vector form fuses multiply and add where the SIMD level has the instruction, the scalar form
+//! never does. So bits may differ between the two forms and between SIMD levels, and nowhere else:
+//! a value's result does not depend on its place in the vector, on the slice's length, or on
+//! threads.
 
 use pulp::{Scalar, Simd};
 
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits of the sum.
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits
+/// of the sum.
 const ROUND: f32 = 12_582_912.0;
 
 /// Where e^x leaves the normal numbers: ln 2^-126, rounded towards 0.
@@ -28,7 +30,8 @@ const LN_MIN_POSITIVE: f32 = -87.336_54;
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-/// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2; q is a minimax fit, relative error of exp below 2^-28.
+/// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2; q is a minimax fit, relative error of exp below
+/// 2^-28.
 const EXP_TAIL: [f32; 5] = [
     0.499_999_94,
     0.166_665_21,
@@ -49,13 +52,15 @@ const LN_TAIL: [f32; 8] = [
     -0.076_344_97,
 ];
 
-/// e^x. Error at most 1.1 ulp over all of f32; 0 below -104, infinity above 88.73, subnormal results included.
+/// e^x. Error at most 1.1 ulp over all of f32; 0 below -104, infinity above 88.73, subnormal
+/// results included.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     exp_f32s(Scalar, x)
 }
 
-/// e^x for x <= 88, as softmax needs it: results below 2^-126 are 0. Otherwise as [`exp`], and cheaper.
+/// e^x for x <= 88, as softmax needs it: results below 2^-126 are 0. Otherwise as [`exp`], and
+/// cheaper.
 #[inline(always)]
 pub fn exp_flushed(x: f32) -> f32 {
     exp_flushed_f32s(Scalar, x)
@@ -73,8 +78,8 @@ pub fn silu(x: f32) -> f32 {
     silu_f32s(Scalar, x)
 }
 
-/// The natural logarithm. Error at most 1.5 ulp over all positive f32, subnormals included; minus infinity at 0, NaN
-/// below.
+/// The natural logarithm. Error at most 1.5 ulp over all positive f32, subnormals included; minus
+/// infinity at 0, NaN below.
 #[inline(always)]
 pub fn ln(x: f32) -> f32 {
     ln_f32s(Scalar, x)
@@ -179,7 +184,8 @@ fn exp_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
 /// 2^exponent of a whole exponent in [-126, 127].
 #[inline(always)]
 fn power_of_two<S: Simd>(simd: S, exponent: S::f32s) -> S::f32s {
-    // The low bits of the sum are exponent + 127, which the shift moves to where f32 keeps its exponent.
+    // The low bits of the sum are exponent + 127, which the shift moves to where f32 keeps its
+    // exponent.
     let biased = simd.add_f32s(exponent, simd.splat_f32s(ROUND + 127.0));
     let bits = simd.transmute_u32s_f32s(biased);
     simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(bits, simd.splat_u32s(23)))

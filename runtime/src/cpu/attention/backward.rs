@@ -1,10 +1,11 @@
 //! Gradients of attention, from the saved log-sum-exp; weights are computed anew, block by block.
 //!
-//! With P = e^(scale Q K^T - lse) and delta = rowsum(dO * O): dV = P^T dO, dS = P * (dO V^T - delta) scale,
-//! dQ = dS K, dK = dS^T Q (Dao 2023). A gradient of lse only shifts delta, for d lse / d s = P.
+//! With P = e^(scale Q K^T - lse) and delta = rowsum(dO * O): dV = P^T dO, dS = P * (dO V^T -
+//! delta) scale, dQ = dS K, dK = dS^T Q (Dao 2023). A gradient of lse only shifts delta, for d lse
+//! / d s = P.
 //!
-//! A task owns some queries of one key-value head: their dQ is its alone. What it adds to dK and dV goes to its own
-//! *slab* of the workspace; slabs are then added in order. Their number is a function of the shape.
+//! A task owns some queries of one key-value head: their dQ is its alone, dK and dV go to its slab
+//! of the workspace.
 
 use std::ops::Range;
 
@@ -13,11 +14,11 @@ use rayon::prelude::*;
 
 use super::forward::load;
 use super::group::{Group, KEYS, STRIP, Strip, padded, transpose};
-use super::mask::Segment;
 use super::product::{Order, Product, lanes};
 use super::real::{Element, Real};
 use super::rows::{Rows, Shared};
 use super::scratch::with_blocks;
+use super::slabs::{Slabs, add_slabs};
 use super::{Attention, AttentionError, Shape, check_len, check_rows};
 
 /// Strips that share a loaded block of keys and values.
@@ -25,12 +26,6 @@ const STRIPS: usize = 4;
 
 /// Rows that are worked on at a time.
 const ROWS: usize = STRIPS * STRIP;
-
-/// Fewer queries than this are not split, for slabs cost memory.
-const QUERIES_PER_SLAB: usize = 1024;
-
-/// Tasks enough to keep a machine busy without splitting a head's queries.
-const ENOUGH_TASKS: usize = 32;
 
 /// What the forward pass gave, and the gradients of it.
 #[derive(Clone, Copy, Debug)]
@@ -78,53 +73,6 @@ impl<E> Gradients<'_, E> {
     }
 }
 
-/// How the queries of a head are split.
-#[derive(Clone, Copy)]
-struct Slabs {
-    count: usize,
-    /// Queries of one slab, counted from the start of a sequence.
-    queries: usize,
-    /// Elements of one slab: dK, then dV, both [Tk, W].
-    len: usize,
-}
-
-impl Slabs {
-    fn of(shape: &Shape) -> Self {
-        let heads = (shape.batch * shape.kv_heads).max(1);
-        let wanted = (ENOUGH_TASKS / heads).max(1);
-        let queries = shape
-            .queries
-            .div_ceil(wanted)
-            .next_multiple_of(ROWS)
-            .max(QUERIES_PER_SLAB);
-
-        let len = 2 * shape.keys * padded(shape.head_dim);
-        Self {
-            count: shape.queries.div_ceil(queries),
-            queries,
-            len,
-        }
-    }
-
-    /// The rows of a segment that belong to slab `index`. Sequences that share a slab have different keys; the slabs of
-    /// one sequence rise with its queries.
-    fn rows(&self, index: usize, segment: &Segment, group: usize) -> Range<usize> {
-        let Some(part) = index.checked_sub(segment.queries.start / self.queries) else {
-            return 0..0;
-        };
-
-        let len = segment.queries.len();
-        let start = (part * self.queries).min(len);
-        let end = (start + self.queries).min(len);
-        start * group..end * group
-    }
-}
-
-pub(super) fn workspace(shape: &Shape) -> usize {
-    let slabs = Slabs::of(shape);
-    shape.batch * shape.kv_heads * slabs.count * slabs.len
-}
-
 pub(super) fn run<E: Element>(
     attention: &Attention<E>,
     saved: &Saved<E>,
@@ -169,47 +117,6 @@ pub(super) fn run<E: Element>(
     for (to, offset) in [(dk, 0), (dv, half)] {
         add_slabs(&shape, &slabs, &workspace[..], offset, to);
     }
-}
-
-/// to[b, t, h] = sum of its rows over the slabs, in order.
-fn add_slabs<E: Element>(
-    shape: &Shape,
-    slabs: &Slabs,
-    workspace: &[E::Real],
-    offset: usize,
-    to: &mut [E],
-) {
-    let Shape {
-        keys,
-        kv_heads,
-        head_dim,
-        ..
-    } = *shape;
-    let width = padded(head_dim);
-    const LANES: usize = 16;
-
-    to.par_chunks_mut(kv_heads * head_dim)
-        .enumerate()
-        .with_min_len(64)
-        .for_each(|(key, to)| {
-            let (batch, key) = (key / keys, key % keys);
-            for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
-                let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
-                let at = head + offset + key * width;
-                for (first, to) in (0..width).step_by(LANES).zip(to.chunks_mut(LANES)) {
-                    let mut sum = [E::Real::ZERO; LANES];
-                    for slab in 0..slabs.count {
-                        let part = &workspace[at + slab * slabs.len + first..][..LANES];
-                        sum.iter_mut()
-                            .zip(part)
-                            .for_each(|(sum, part)| *sum = *sum + *part);
-                    }
-                    to.iter_mut()
-                        .zip(sum)
-                        .for_each(|(to, sum)| *to = E::from_real(sum));
-                }
-            }
-        });
 }
 
 fn backward_group<E: Element>(

@@ -259,7 +259,8 @@ fn decay_rows<S: Simd, R: Real>(simd: S, factors: &[R], rows: &mut [R], width: u
     }
 }
 
-/// Turns [keys, STRIP] scores into weights e^(scale score - maximum); gives back by what each row's earlier sums shrink.
+/// Turns [keys, STRIP] scores into weights e^(scale score - maximum); gives back by what each row's
+/// earlier sums shrink.
 struct SoftmaxStep<'a, R> {
     scores: &'a mut [R],
     strip: &'a Strip<R>,
@@ -312,7 +313,8 @@ impl<R: Real> SoftmaxStep<'_, R> {
             }
         }
 
-        // A row that has seen no key yet has a maximum of minus infinity, from which nothing can be subtracted.
+        // A row that has seen no key yet has a maximum of minus infinity, from which nothing can be
+        // subtracted.
         let shift: [_; N] = std::array::from_fn(|n| R::finite_or_zero(simd, maximum[n]));
         let mut sum = [R::splat(simd, R::ZERO); N];
         for scores in self.scores.chunks_exact_mut(STRIP).take(self.keys.len()) {

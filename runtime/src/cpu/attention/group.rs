@@ -1,8 +1,9 @@
 //! The unit of work: query rows of one key-value head, and the strips they are computed in.
 //!
-//! A *row* is one query of one head. Rows of a segment are numbered position by position, the heads of the group within
-//! a position, so that neighbours see nearly the same keys. A *strip* is [`STRIP`] rows that stand in the lanes of
-//! vectors; scores are kept as [keys, rows], so that softmax runs down the lanes and no lane ever meets another.
+//! A *row* is one query of one head. Rows of a segment are numbered position by position, the heads
+//! of the group within a position, so that neighbours see nearly the same keys. A *strip* is
+//! [`STRIP`] rows that stand in the lanes of vectors; scores are kept as [keys, rows], so that
+//! softmax runs down the lanes and no lane ever meets another.
 
 use std::ops::Range;
 
@@ -52,7 +53,8 @@ impl<R: Real> Strip<R> {
         keys.start < self.common.start || keys.end > self.common.end
     }
 
-    /// Lanes in use, in whole vectors of any SIMD level. No row stands in the last ones; they see no key.
+    /// Lanes in use, in whole vectors of any SIMD level. No row stands in the last ones; they see
+    /// no key.
     #[inline(always)]
     pub(super) fn lanes(&self) -> usize {
         self.rows.next_multiple_of(16)
@@ -110,7 +112,8 @@ impl<E: Element> Group<'_, E> {
         }
     }
 
-    /// Copies rows of a [B, Tq, Hq, D] operand to [STRIP, padded D]; rows that the strip lacks become zero.
+    /// Copies rows of a [B, Tq, Hq, D] operand to [STRIP, padded D]; rows that the strip lacks
+    /// become zero.
     #[inline(always)]
     pub(super) fn load_rows(&self, from: &Rows<E>, strip: &Strip<E::Real>, to: &mut [E::Real]) {
         let head_dim = self.attention.shape.head_dim;
@@ -147,10 +150,12 @@ fn load_row<E: Element>(from: &[E], to: &mut [E::Real]) {
     padding.fill(E::Real::ZERO);
 }
 
-/// Writes [STRIP, columns] as [columns, STRIP]; what `spare`, of the same length, holds afterwards is arbitrary.
+/// Writes [STRIP, columns] as [columns, STRIP]; what `spare`, of the same length, holds afterwards
+/// is arbitrary.
 ///
-/// Interleaving the `n` parts of a flat array moves element i to n i modulo (length - 1), so that interleaving 4, 4 and
-/// 2 parts moves r * columns + c to c * STRIP + r. The loops are of a form that compilers turn into shuffles.
+/// Interleaving the `n` parts of a flat array moves element i to n i modulo (length - 1), so that
+/// interleaving 4, 4 and 2 parts moves r * columns + c to c * STRIP + r. The loops are of a form
+/// that compilers turn into shuffles.
 #[inline(always)]
 pub(super) fn transpose<R: Real>(from: &[R], spare: &mut [R], to: &mut [R]) {
     const { assert!(STRIP == 4 * 4 * 2) };

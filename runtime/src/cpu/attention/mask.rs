@@ -1,10 +1,12 @@
-//! Which keys a query sees. Every mask offered here is, for one query, one range of keys; that is all the kernels know.
+//! Which keys a query sees. Every mask offered here is, for one query, one range of keys; that is
+//! all the kernels know.
 
 use std::ops::Range;
 
 use super::{AttentionError, Shape};
 
-/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed axis.
+/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
+/// axis.
 #[derive(Clone, Copy, Debug)]
 pub enum Offsets<'a> {
     /// As flash attention takes them.
@@ -49,16 +51,17 @@ impl Offsets<'_> {
 /// Where the queries and keys stand in their sequences.
 #[derive(Clone, Copy, Debug)]
 pub enum Sequences<'a> {
-    /// Each row of the batch is one sequence: key j has position j, query i has position `q_offset` + i. Both slices
-    /// hold one value a batch row, or one for all.
+    /// Each row of the batch is one sequence: key j has position j, query i has position `q_offset`
+    /// + i. Both slices hold one value a batch row, or one for all.
     Rows {
         /// Position of the first query.
         q_offset: &'a [usize],
         /// How many keys are valid; the others are never read.
         k_len: &'a [usize],
     },
-    /// The batch is one row of several sequences end to end; a query sees keys of its own sequence only. Where a
-    /// sequence has fewer queries than keys, the queries are its last positions (as in flash attention).
+    /// The batch is one row of several sequences end to end; a query sees keys of its own sequence
+    /// only. Where a sequence has fewer queries than keys, the queries are its last positions (as
+    /// in flash attention).
     Packed {
         /// Where each sequence's queries begin, and their end.
         cu_seqlens_q: Offsets<'a>,
@@ -72,8 +75,9 @@ pub enum Sequences<'a> {
 pub struct Mask<'a> {
     /// Hides keys after the query's position.
     pub causal: bool,
-    /// Hides keys at or before the query's position minus this, so that under `causal` a query sees itself and the
-    /// `window` - 1 keys before it (`sliding_window` of Hugging Face's configurations).
+    /// Hides keys at or before the query's position minus this, so that under `causal` a query sees
+    /// itself and the `window` - 1 keys before it (`sliding_window` of Hugging Face's
+    /// configurations).
     pub window: Option<usize>,
     /// Where queries and keys stand.
     pub sequences: Sequences<'a>,
@@ -94,7 +98,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// The keys that query `t` (an index along the axis of queries) sees, counted from the segment's first key.
+    /// The keys that query `t` (an index along the axis of queries) sees, counted from the
+    /// segment's first key.
     #[inline(always)]
     pub(super) fn visible(&self, t: usize) -> Range<usize> {
         let len = self.keys.len() as i64;
@@ -156,7 +161,8 @@ impl Mask<'_> {
         }
     }
 
-    /// The segments of a batch row in order of their queries, which they cover. Only of a checked mask.
+    /// The segments of a batch row in order of their queries, which they cover. Only of a checked
+    /// mask.
     pub(super) fn segments(&self, batch: usize, shape: &Shape) -> impl Iterator<Item = Segment> {
         let count = match self.sequences {
             Sequences::Rows { .. } => 1,

@@ -1,9 +1,9 @@
 //! Products of small dense blocks, kept in registers.
 //!
-//! Every element of the result is one chain: c + a_0 b_0 + a_1 b_1 + ... in the order of k, each step one fused (or one
-//! rounded multiply and one rounded add, without FMA) operation of one lane. How many rows and columns share a tile, and
-//! where an element stands in it, is speed only and never bits: the law that a query's result does not depend on its
-//! neighbours rests on this.
+//! Every element of the result is one chain: c + a_0 b_0 + a_1 b_1 + ... in the order of k, each
+//! step one fused (or one rounded multiply and one rounded add, without FMA) operation of one lane.
+//! How many rows and columns share a tile, and where an element stands in it, is speed only and
+//! never bits: the law that a query's result does not depend on its neighbours rests on this.
 
 use pulp::{Simd, WithSimd};
 
@@ -18,7 +18,8 @@ pub(super) enum Order {
     Columns,
 }
 
-/// C = A B or C = C + A B: A is [M, K] in either order, B [K, N] and C [M, N] by rows; N is whole vectors.
+/// C = A B or C = C + A B: A is [M, K] in either order, B [K, N] and C [M, N] by rows; N is whole
+/// vectors.
 pub(super) struct Product<'a, R> {
     pub(super) order: Order,
     pub(super) a: &'a [R],

@@ -1,4 +1,5 @@
-//! What attention asks of a number: [`Element`] is what memory holds, [`Real`] is what it is computed in.
+//! What attention asks of a number: [`Element`] is what memory holds, [`Real`] is what it is
+//! computed in.
 
 use std::ops::{Add, Div, Mul, Sub};
 

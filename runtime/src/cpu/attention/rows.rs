@@ -35,16 +35,16 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-/// A slice that several tasks write at once, each its own places: rows of a head are interleaved with those of other
-/// heads, so chunks of the slice cannot give a task what is its.
+/// A slice that several tasks write at once, each its own places: rows of a head are interleaved
+/// with those of other heads, so chunks of the slice cannot give a task what is its.
 pub(super) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Shared` is a `&mut [T]` whose parts are handed to threads, which is sound for `T: Send`; that no part is
-// handed out twice is what callers of `part` promise.
+// SAFETY: a `Shared` is a `&mut [T]` whose parts are handed to threads, which is sound for `T:
+// Send`; that no part is handed out twice is what callers of `part` promise.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -65,8 +65,8 @@ impl<'a, T> Shared<'a, T> {
     pub(super) unsafe fn part(&self, from: usize, len: usize) -> &mut [T] {
         assert!(from <= self.len && len <= self.len - from);
 
-        // SAFETY: the range lies in the slice that `self` borrows mutably, and the caller promises that nobody else has
-        // a part that overlaps it.
+        // SAFETY: the range lies in the slice that `self` borrows mutably, and the caller promises
+        // that nobody else has a part that overlaps it.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
     }
 }

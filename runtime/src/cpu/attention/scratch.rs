@@ -10,11 +10,13 @@ use bytemuck::{Pod, Zeroable};
 struct Line([f64; 8]);
 
 thread_local! {
-    /// A few hundred KiB a thread at D = 128 (a function of D alone), kept so that it stays in the cache.
+    /// A few hundred KiB a thread at D = 128 (a function of D alone), kept so that it stays in the
+    /// cache.
     static LINES: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `f` with blocks of the given lengths, each on its own cache lines. What they hold is arbitrary.
+/// Calls `f` with blocks of the given lengths, each on its own cache lines. What they hold is
+/// arbitrary.
 #[inline(always)]
 pub(super) fn with_blocks<R: Pod, const N: usize, Out>(
     lengths: [usize; N],

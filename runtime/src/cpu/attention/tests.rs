@@ -574,8 +574,8 @@ fn bits_do_not_depend_on_threads() {
     check::<f32>(&Case::packed(&[(1100, 1100), (900, 900)], 1, 8).causal());
 }
 
-/// Decoding against a cache gives the bits of the full forward pass, however the queries are cut; the rest of the cache
-/// is not even read.
+/// Decoding against a cache gives the bits of the full forward pass, however the queries are cut;
+/// the rest of the cache is not even read.
 #[test]
 fn cached_decoding_equals_full_forward() {
     fn check<E: Number>(full: &Case, step: usize) {

@@ -1,0 +1,108 @@
+//! Parts of dK and dV that tasks sum on their own.
+//!
+//! All queries of a head add to the same keys. To split them among tasks, each task has a *slab*
+//! with gradients of every key; slabs are then added in order. How many there are is a function of
+//! the shape, never of threads.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::Shape;
+use super::group::{STRIP, padded};
+use super::mask::Segment;
+use super::real::{Element, Real};
+
+/// Fewer queries than this are not split, for slabs cost memory.
+const QUERIES_PER_SLAB: usize = 1024;
+
+/// Tasks enough to keep a machine busy without splitting a head's queries.
+const ENOUGH_TASKS: usize = 32;
+
+/// How the queries of a head are split.
+#[derive(Clone, Copy)]
+pub(super) struct Slabs {
+    pub(super) count: usize,
+    /// Queries of one slab, counted from the start of a sequence.
+    queries: usize,
+    /// Elements of one slab: dK, then dV, both [Tk, W].
+    pub(super) len: usize,
+}
+
+impl Slabs {
+    pub(super) fn of(shape: &Shape) -> Self {
+        let heads = (shape.batch * shape.kv_heads).max(1);
+        let wanted = (ENOUGH_TASKS / heads).max(1);
+        let queries = shape
+            .queries
+            .div_ceil(wanted)
+            .next_multiple_of(STRIP)
+            .max(QUERIES_PER_SLAB);
+
+        let len = 2 * shape.keys * padded(shape.head_dim);
+        Self {
+            count: shape.queries.div_ceil(queries),
+            queries,
+            len,
+        }
+    }
+
+    /// The rows of a segment that belong to slab `index`. Sequences that share a slab have
+    /// different keys; the slabs of one sequence rise with its queries.
+    pub(super) fn rows(&self, index: usize, segment: &Segment, group: usize) -> Range<usize> {
+        let Some(part) = index.checked_sub(segment.queries.start / self.queries) else {
+            return 0..0;
+        };
+
+        let len = segment.queries.len();
+        let start = (part * self.queries).min(len);
+        let end = (start + self.queries).min(len);
+        start * group..end * group
+    }
+}
+
+pub(super) fn workspace(shape: &Shape) -> usize {
+    let slabs = Slabs::of(shape);
+    shape.batch * shape.kv_heads * slabs.count * slabs.len
+}
+
+/// to[b, t, h] = sum of its rows over the slabs, in order.
+pub(super) fn add_slabs<E: Element>(
+    shape: &Shape,
+    slabs: &Slabs,
+    workspace: &[E::Real],
+    offset: usize,
+    to: &mut [E],
+) {
+    let Shape {
+        keys,
+        kv_heads,
+        head_dim,
+        ..
+    } = *shape;
+    let width = padded(head_dim);
+    const LANES: usize = 16;
+
+    to.par_chunks_mut(kv_heads * head_dim)
+        .enumerate()
+        .with_min_len(64)
+        .for_each(|(key, to)| {
+            let (batch, key) = (key / keys, key % keys);
+            for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
+                let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
+                let at = head + offset + key * width;
+                for (first, to) in (0..width).step_by(LANES).zip(to.chunks_mut(LANES)) {
+                    let mut sum = [E::Real::ZERO; LANES];
+                    for slab in 0..slabs.count {
+                        let part = &workspace[at + slab * slabs.len + first..][..LANES];
+                        sum.iter_mut()
+                            .zip(part)
+                            .for_each(|(sum, part)| *sum = *sum + *part);
+                    }
+                    to.iter_mut()
+                        .zip(sum)
+                        .for_each(|(to, sum)| *to = E::from_real(sum));
+                }
+            }
+        });
+}
