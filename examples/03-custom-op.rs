@@ -1,0 +1,33 @@
+//! An op of one's own: its value, what it keeps, its gradient, and the check of it.
+//!
+//! `cargo run --example 03-custom-op`
+
+use meshgrad::autograd::{Result, Tolerance, gradcheck};
+use meshgrad::prelude::*;
+
+/// softplus(x) = ln(1 + e^x), whose derivative is sigmoid(x).
+///
+/// Ops of users and of meshgrad look the same: compute with values, save what backward needs, and say where each gradient goes.
+fn softplus(x: &Var) -> Result<Var> {
+    let y = values::ln(&values::affine(&values::exp(x.value())?, 1.0, 1.0)?)?;
+    let kept_x = x.save();
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(values::mul(dy, &values::sigmoid(&kept_x.get()?)?)?))
+    })
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let device = Device::cpu();
+    let x = Tensor::from_slice(&device, &[4], &[-2.0f64, -0.5, 0.0, 3.0])?;
+    println!("softplus {:.4?}", softplus(&Var::constant(x.clone()))?.value().to_vec::<f64>()?);
+
+    // Finite differences in f64, as an input and as a parameter.
+    gradcheck(|x| Ok(vec![softplus(&x[0])?]), &[x], Tolerance::default())?;
+    println!("its gradient agrees with finite differences");
+
+    // An op that forgets its gradient cannot lose one silently.
+    let floor = |x: &Var| values::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
+    let error = Tape::record(|| floor(&Var::input(values::full(&device, &[2], DType::F32, 1.5)?)));
+    println!("{}", error.err().ok_or("this must not work")?);
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! A mixture of experts trained by a loop of one's own: the same parts, and the same bits, as `meshgrad train`.
+//!
+//! `cargo run --release --example 06-moe -- CONFIG.toml RUN_DIR`
+
+use std::path::Path;
+
+use meshgrad::prelude::*;
+use meshgrad::train::config::Config;
+use meshgrad::train::data::Data;
+use meshgrad::train::run_folder::RunFolder;
+use meshgrad::train::sampler::{Order, Windows};
+use meshgrad::train::session::model_config;
+use meshgrad::train::trainer::Trainer;
+use meshgrad::train::checkpoint;
+
+const SMALL: &str = r#"
+    train = { steps = 20, batch_size = 4, micro_batch_size = 2, seq_len = 64 }
+    data = { paths = ["examples"], tokenizer = "byte" }
+    [model]
+    model_type = "qwen3_moe"
+    hidden_size = 64
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_experts = 4
+    num_experts_per_tok = 2
+    moe_intermediate_size = 64
+"#;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let config = match arguments.first() {
+        Some(file) => Config::read(Some(Path::new(file)), &[])?,
+        None => Config::parse(SMALL, &[])?,
+    };
+    let run = RunFolder::open(Path::new(arguments.get(1).map_or("runs/06-moe", String::as_str)))?;
+
+    let device = Device::cpu();
+    let data = Data::prepare(&config.data, &run)?;
+    let tokens = data.tokens.training();
+    let windows = Windows::new("training", tokens.len(), config.train.seq_len)?;
+    let order = Order::new(windows, config.train.batch_size, config.train.seed);
+
+    let model_config = model_config(&config, data.tokenizer.vocab_size())?;
+    let model = Qwen3::materialized(&model_config, &device, config.train.seed)?;
+    let mut trainer = Trainer::new(model, &config, &device)?;
+    for step in 1..=config.train.steps {
+        let measured = trainer.step(step, &order, windows, &tokens)?.read()?;
+        if step == 1 || step % 10 == 0 {
+            let load = measured.expert_load;
+            println!("step {step}  loss {:.4}  experts {load:.2?}", measured.loss);
+        }
+    }
+
+    let (step, seed) = (config.train.steps, config.train.seed);
+    let state = checkpoint::State { step, seed, data_digest: format!("{:032x}", data.digest) };
+    let tokenizer = data.tokenizer.to_json()?;
+    let saved = checkpoint::save(run.path(), &trainer.model, &trainer.optimizer, &tokenizer, &state)?;
+    println!("saved {}", saved.display());
+    Ok(())
+}
