@@ -3,11 +3,18 @@
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
 
 pub(crate) mod attention;
+pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod gemm;
+pub(crate) mod norm;
 pub(crate) mod reduce;
+pub(crate) mod rope;
+pub(crate) mod rows;
 pub(crate) mod simd_math;
+pub(crate) mod softmax;
 pub(crate) mod strided;
+pub(crate) mod swiglu;
 
 use rayon::prelude::*;
 

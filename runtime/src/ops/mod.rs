@@ -8,17 +8,31 @@ mod attention;
 mod binary;
 mod copy;
 mod matmul;
+mod cross_entropy;
+mod embedding;
+mod into;
+mod norm;
 mod reduce;
+mod rope;
+mod softmax;
+mod swiglu;
 mod unary;
 
 pub use attention::*;
 pub use binary::*;
 pub use copy::*;
 pub use matmul::*;
+pub use cross_entropy::*;
+pub use embedding::*;
+pub use norm::*;
 pub use reduce::*;
+pub use rope::*;
+pub use softmax::*;
+pub use swiglu::*;
 pub use unary::*;
 
 pub(crate) use binary::contiguous_range;
+pub(crate) use into::{dense_rows, summed_in};
 
 use crate::Signature;
 
@@ -29,7 +43,14 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         &binary::signatures(),
         attention::SIGNATURES,
         copy::SIGNATURES,
+        cross_entropy::SIGNATURES,
+        embedding::SIGNATURES,
+        matmul::SIGNATURES,
+        norm::SIGNATURES,
         reduce::SIGNATURES,
+        rope::SIGNATURES,
+        softmax::SIGNATURES,
+        swiglu::SIGNATURES,
     ];
     families.concat().into_iter()
 }

@@ -1,0 +1,130 @@
+//! Kernels that gather rows of a table, and scatter gradients back.
+
+use super::rows::{Flat, Rows, for_rows, rows_a_task};
+use super::{for_blocks, vectorised};
+use crate::{Error, Float, Result, Tensor, Wide};
+
+/// y[i] = table[ids[i]].
+pub(crate) fn embedding<T: Float>(
+    op: &'static str,
+    table: &Tensor,
+    ids: &Tensor,
+    y: &mut [T],
+) -> Result<()> {
+    let [rows, features] = [table.shape()[0], table.shape()[1]];
+    let (table, ids) = (Rows::<T>::new(table)?, Flat::<i64>::new(ids)?);
+    let ids = &*ids;
+    check_indices(op, ids, rows)?;
+    for_rows(y, features, |at, y| {
+        y.copy_from_slice(table.row(ids[at] as usize))
+    });
+    Ok(())
+}
+
+/// # Errors
+/// [`Error::IndexOutOfRange`], naming `op`, for the first of `ids` outside of 0..extent.
+fn check_indices(op: &'static str, ids: &[i64], extent: usize) -> Result<()> {
+    let outside = |id: &i64| usize::try_from(*id).map_or(true, |id| id >= extent);
+    match ids.iter().position(outside) {
+        None => Ok(()),
+        Some(position) => Err(Error::IndexOutOfRange {
+            op,
+            index: ids[position],
+            position,
+            extent,
+        }),
+    }
+}
+
+/// Positions sorted by id and, of one id, in ascending order.
+pub(crate) struct Order<'a> {
+    /// Where the positions of each id end.
+    ends: &'a [i64],
+    positions: &'a [i64],
+}
+
+/// The workspace that [`order_of`] needs.
+pub(crate) fn order_elements(extent: usize, ids: usize) -> usize {
+    extent + ids
+}
+
+/// The positions of each of 0..extent in `ids`, by counting sort.
+///
+/// # Errors
+/// [`Error::IndexOutOfRange`], naming `op`.
+pub(crate) fn order_of<'a>(
+    op: &'static str,
+    ids: &Tensor,
+    extent: usize,
+    workspace: &'a mut [i64],
+) -> Result<Order<'a>> {
+    let ids = Flat::<i64>::new(ids)?;
+    check_indices(op, &ids, extent)?;
+
+    let (ends, positions) = workspace.split_at_mut(extent);
+    ends.fill(0);
+    for id in &*ids {
+        ends[*id as usize] += 1;
+    }
+
+    let mut start = 0;
+    for end in ends.iter_mut() {
+        start += std::mem::replace(end, start);
+    }
+    for (position, id) in ids.iter().enumerate() {
+        let next = &mut ends[*id as usize];
+        positions[*next as usize] = position as i64;
+        *next += 1;
+    }
+    Ok(Order { ends, positions })
+}
+
+impl Order<'_> {
+    fn of(&self, id: usize) -> &[i64] {
+        let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.positions[start as usize..self.ends[id] as usize]
+    }
+}
+
+/// dtable[id] += dy[position] for the positions of each id, in order. Where `empty`, the table is written anew.
+pub(crate) fn embedding_grad<T: Float>(
+    dy: &Tensor,
+    order: &Order<'_>,
+    features: usize,
+    dtable: &mut [T::Wide],
+    empty: bool,
+) -> Result<()> {
+    let dy = Rows::<T>::new(dy)?;
+    if features == 0 {
+        return Ok(());
+    }
+
+    for_blocks(dtable, rows_a_task(features) * features, |start, part| {
+        vectorised(|| {
+            for (at, sum) in part.chunks_exact_mut(features).enumerate() {
+                let positions = order.of(start / features + at);
+                add_rows(&dy, positions, sum, empty);
+            }
+        });
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn add_rows<T: Float>(dy: &Rows<'_, T>, positions: &[i64], sum: &mut [T::Wide], empty: bool) {
+    let positions = match (empty, positions.split_first()) {
+        (false, _) => positions,
+        (true, None) => return sum.fill(T::Wide::ZERO),
+        (true, Some((first, rest))) => {
+            for (sum, dy) in sum.iter_mut().zip(dy.row(*first as usize)) {
+                *sum = dy.wide();
+            }
+            rest
+        }
+    };
+    for position in positions {
+        for (sum, dy) in sum.iter_mut().zip(dy.row(*position as usize)) {
+            *sum += dy.wide();
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Kernels of the norms.
+
+use rayon::prelude::*;
+
+use super::rows::{Flat, Rows, for_rows, rows_a_task, sum};
+use super::{BLOCK, for_blocks, vectorised};
+use crate::{Element, Float, Result, Tensor, Wide};
+
+/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
+pub(crate) fn rms_norm<T: Float>(
+    x: &Tensor,
+    w: &Tensor,
+    eps: f64,
+    y: &mut [T],
+    inv_rms: &mut [T::Wide],
+) -> Result<()> {
+    let (x, w) = (Rows::<T>::new(x)?, Flat::<T>::new(w)?);
+    let w = &*w;
+    let (eps, columns) = (T::Wide::from_f64(eps), w.len());
+    if columns == 0 {
+        inv_rms.fill(T::Wide::ONE / eps.sqrt());
+        return Ok(());
+    }
+
+    let rows = rows_a_task(columns);
+    let task = |(task, (y, inv_rms)): (usize, (&mut [T], &mut [T::Wide]))| {
+        vectorised(|| {
+            let out = y.chunks_exact_mut(columns).zip(inv_rms);
+            for (at, (y, inv_rms)) in out.enumerate() {
+                *inv_rms = rms_norm_row(x.row(task * rows + at), w, eps, y);
+            }
+        });
+    };
+    match y.len() <= BLOCK {
+        true => task((0, (y, inv_rms))),
+        false => {
+            let tasks = y
+                .par_chunks_mut(rows * columns)
+                .zip(inv_rms.par_chunks_mut(rows));
+            tasks.enumerate().for_each(task);
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn rms_norm_row<T: Float>(x: &[T], w: &[T], eps: T::Wide, y: &mut [T]) -> T::Wide {
+    let mean = sum([x], |[x]| x * x) / T::Wide::from_f64(x.len() as f64);
+    let inv_rms = T::Wide::ONE / (mean + eps).sqrt();
+    for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+        *y = T::narrow(x.wide() * inv_rms * w.wide());
+    }
+    inv_rms
+}
+
+/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), row by row.
+pub(crate) fn rms_norm_grad_input<T: Float>(
+    dy: &Tensor,
+    x: &Tensor,
+    w: &Tensor,
+    inv_rms: &Tensor,
+    dx: &mut [T],
+) -> Result<()> {
+    let (dy, x) = (Rows::<T>::new(dy)?, Rows::<T>::new(x)?);
+    let (w, inv_rms) = (Flat::<T>::new(w)?, Flat::<T::Wide>::new(inv_rms)?);
+    let (w, inv_rms) = (&*w, &*inv_rms);
+    let inv_columns = T::Wide::ONE / T::Wide::from_f64(w.len() as f64);
+
+    for_rows(dx, w.len(), |row, dx| {
+        let (dy, x, inv_rms) = (dy.row(row), x.row(row), inv_rms[row]);
+        let dot = sum([dy, w, x], |[dy, w, x]| dy * w * x);
+        let along_x = dot * inv_columns * inv_rms * inv_rms * inv_rms;
+        for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(w) {
+            *dx = T::narrow(dy.wide() * w.wide() * inv_rms - x.wide() * along_x);
+        }
+    });
+    Ok(())
+}
+
+/// Rows that one partial sum of [`rms_norm_grad_weight`] covers: never few, so that the partial sums stay small.
+pub(crate) fn rows_a_partial(columns: usize) -> usize {
+    rows_a_task(columns).max(64)
+}
+
+/// dw = sum over rows of dy x inv_rms, added to `dw` unless that is `empty`.
+///
+/// `partial` has room for one sum for each [`rows_a_partial`] rows; they are added in order.
+pub(crate) fn rms_norm_grad_weight<T: Float>(
+    [dy, x, inv_rms]: [&Tensor; 3],
+    partial: &mut [T::Wide],
+    dw: &mut [T::Wide],
+    empty: bool,
+) -> Result<()> {
+    let columns = dw.len();
+    let (dy, x) = (Rows::<T>::new(dy)?, Rows::<T>::new(x)?);
+    let inv_rms = Flat::<T::Wide>::new(inv_rms)?;
+    let inv_rms = &*inv_rms;
+    if columns == 0 {
+        return Ok(());
+    }
+
+    let rows = rows_a_partial(columns);
+    for_blocks(partial, columns, |start, sums| {
+        let first = start / columns * rows;
+        let last = inv_rms.len().min(first + rows);
+        vectorised(|| {
+            sums.fill(T::Wide::ZERO);
+            for row in first..last {
+                add_products(dy.row(row), x.row(row), inv_rms[row], sums);
+            }
+        });
+    });
+
+    for_blocks(dw, BLOCK, |start, dw| {
+        vectorised(|| {
+            if empty {
+                dw.fill(T::Wide::ZERO);
+            }
+            for sums in partial.chunks_exact(columns) {
+                for (dw, sum) in dw.iter_mut().zip(&sums[start..]) {
+                    *dw += *sum;
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn add_products<T: Float>(dy: &[T], x: &[T], inv_rms: T::Wide, sums: &mut [T::Wide]) {
+    for ((sum, dy), x) in sums.iter_mut().zip(dy).zip(x) {
+        *sum += dy.wide() * (x.wide() * inv_rms);
+    }
+}

@@ -1,0 +1,128 @@
+//! Kernels of the rotary position embedding.
+
+use rayon::prelude::*;
+
+use super::rows::{Flat, Rows, for_rows, rows_a_task};
+use crate::ops::RopeStyle;
+use crate::{Element, Float, Result, Tensor};
+
+/// By the angle, or by minus the angle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Forward,
+    Back,
+}
+
+/// cos and sin of position * inv_freq, times `factor`, by way of f64.
+pub(crate) fn tables(
+    positions: &Tensor,
+    inv_freq: &Tensor,
+    factor: f64,
+    cos: &mut [f32],
+    sin: &mut [f32],
+) -> Result<()> {
+    let (positions, inv_freq) = (Flat::<i64>::new(positions)?, Flat::<f32>::new(inv_freq)?);
+    let (positions, inv_freq) = (&*positions, &*inv_freq);
+    let pairs = inv_freq.len();
+    if pairs == 0 {
+        return Ok(());
+    }
+
+    // A sine costs as much as many elementwise operations: tasks are small.
+    let rows = rows_a_task(16 * pairs);
+    let tasks = cos
+        .par_chunks_mut(rows * pairs)
+        .zip(sin.par_chunks_mut(rows * pairs));
+    tasks
+        .zip(positions.par_chunks(rows))
+        .for_each(|((cos, sin), positions)| {
+            let rows = cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs));
+            for ((cos, sin), position) in rows.zip(positions) {
+                for ((cos, sin), inv_freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
+                    let angle = *position as f64 * f64::from(*inv_freq);
+                    (*sin, *cos) = ((angle.sin() * factor) as f32, (angle.cos() * factor) as f32);
+                }
+            }
+        });
+    Ok(())
+}
+
+/// Turns the pairs of every head; `cos` and `sin` have one row for all `heads` of a position.
+pub(crate) fn rope<T: Float>(
+    x: &Tensor,
+    [cos, sin]: [&Tensor; 2],
+    heads: usize,
+    style: RopeStyle,
+    turn: Turn,
+    y: &mut [T],
+) -> Result<()> {
+    let features = x.shape()[3];
+    let x = Rows::<T>::new(x)?;
+    let (cos, sin) = (Rows::<f32>::new(cos)?, Rows::<f32>::new(sin)?);
+    if features == 0 {
+        return Ok(());
+    }
+
+    for_rows(y, heads * features, |position, y| {
+        let (cos, sin) = (cos.row(position), sin.row(position));
+        for (head, y) in y.chunks_exact_mut(features).enumerate() {
+            let x = x.row(position * heads + head);
+            match (style, turn) {
+                (RopeStyle::Half, Turn::Forward) => half(x, cos, sin, |sin| sin, y),
+                (RopeStyle::Half, Turn::Back) => half(x, cos, sin, |sin| -sin, y),
+                (RopeStyle::Interleaved, Turn::Forward) => interleaved(x, cos, sin, |sin| sin, y),
+                (RopeStyle::Interleaved, Turn::Back) => interleaved(x, cos, sin, |sin| -sin, y),
+            }
+        }
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn half<T: Float>(
+    x: &[T],
+    cos: &[f32],
+    sin: &[f32],
+    sign: impl Fn(T::Wide) -> T::Wide,
+    y: &mut [T],
+) {
+    let (x, passed) = x.split_at(2 * cos.len());
+    let (y, rest) = y.split_at_mut(2 * cos.len());
+    rest.copy_from_slice(passed);
+
+    let (x_a, x_b) = x.split_at(cos.len());
+    let (y_a, y_b) = y.split_at_mut(cos.len());
+    let angles = cos.iter().zip(sin);
+    for ((((cos, sin), x_a), x_b), (y_a, y_b)) in
+        angles.zip(x_a).zip(x_b).zip(y_a.iter_mut().zip(y_b))
+    {
+        let (cos, sin) = (widen::<T>(*cos), sign(widen::<T>(*sin)));
+        let (a, b) = (x_a.wide(), x_b.wide());
+        (*y_a, *y_b) = (T::narrow(a * cos - b * sin), T::narrow(b * cos + a * sin));
+    }
+}
+
+#[inline(always)]
+fn interleaved<T: Float>(
+    x: &[T],
+    cos: &[f32],
+    sin: &[f32],
+    sign: impl Fn(T::Wide) -> T::Wide,
+    y: &mut [T],
+) {
+    let (x, passed) = x.split_at(2 * cos.len());
+    let (y, rest) = y.split_at_mut(2 * cos.len());
+    rest.copy_from_slice(passed);
+
+    let (x, y) = (x.as_chunks::<2>().0, y.as_chunks_mut::<2>().0);
+    for (((cos, sin), x), y) in cos.iter().zip(sin).zip(x).zip(y) {
+        let (cos, sin) = (widen::<T>(*cos), sign(widen::<T>(*sin)));
+        let (a, b) = (x[0].wide(), x[1].wide());
+        *y = [T::narrow(a * cos - b * sin), T::narrow(b * cos + a * sin)];
+    }
+}
+
+#[inline(always)]
+fn widen<T: Float>(x: f32) -> T::Wide {
+    T::Wide::from_f64(x.into())
+}

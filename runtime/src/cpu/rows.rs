@@ -1,0 +1,156 @@
+//! Whole rows: reading tensors whose last dim is dense, loops over rows, and folds along one.
+
+use std::ops::{Deref, Range};
+
+use super::{BLOCK, for_blocks, vectorised};
+use crate::ops::contiguous_range;
+use crate::{Element, Float, Read, Result, Tensor, Wide};
+
+/// Interleaved partial results of a fold along a row: enough to hide the latency of an addition.
+const LANES: usize = 32;
+
+/// The rows of a tensor whose last dim lies side by side, whatever the strides of the others.
+pub(crate) struct Rows<'a, T> {
+    elements: Read<'a, T>,
+    /// Extents and strides of the other dims, merged, outermost first.
+    outer: Vec<(usize, isize)>,
+    offset: usize,
+    columns: usize,
+}
+
+impl<'a, T: Element> Rows<'a, T> {
+    pub(crate) fn new(x: &'a Tensor) -> Result<Rows<'a, T>> {
+        let elements = x.read()?;
+        let columns = x.shape().last().copied().unwrap_or(1);
+        let outer = match x.shape().len().checked_sub(1) {
+            Some(last) if columns > 0 => x.layout().slice(last, 0..1)?.merged_dims(),
+            _ => Vec::new(),
+        };
+        Ok(Rows {
+            elements,
+            outer,
+            offset: if columns > 0 { x.layout().offset() } else { 0 },
+            columns,
+        })
+    }
+
+    /// Row `row`, counted in row-major order.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &[T] {
+        let mut place = self.offset as isize;
+        if let Some((&(_, outermost), inner)) = self.outer.split_first() {
+            let mut rest = row;
+            for &(extent, stride) in inner.iter().rev() {
+                place += (rest % extent) as isize * stride;
+                rest /= extent;
+            }
+            place += rest as isize * outermost;
+        }
+        let place = place as usize;
+        &self.elements[place..place + self.columns]
+    }
+}
+
+/// All elements of a contiguous tensor.
+pub(crate) struct Flat<'a, T> {
+    elements: Read<'a, T>,
+    range: Range<usize>,
+}
+
+impl<'a, T: Element> Flat<'a, T> {
+    pub(crate) fn new(x: &'a Tensor) -> Result<Flat<'a, T>> {
+        let range = contiguous_range("read", x)?;
+        Ok(Flat {
+            elements: x.read()?,
+            range,
+        })
+    }
+}
+
+impl<T> Deref for Flat<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.elements[self.range.clone()]
+    }
+}
+
+/// How many rows of `columns` elements one task handles.
+pub(crate) fn rows_a_task(columns: usize) -> usize {
+    (BLOCK / columns.max(1)).max(1)
+}
+
+/// Calls `f(row, out)` for each row of `out`, `columns` elements long, in parallel where there are many.
+#[inline(always)]
+pub(crate) fn for_rows<T: Send>(out: &mut [T], columns: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    if columns == 0 {
+        return;
+    }
+    for_blocks(out, rows_a_task(columns) * columns, |start, part| {
+        vectorised(|| {
+            for (at, out) in part.chunks_exact_mut(columns).enumerate() {
+                f(start / columns + at, out);
+            }
+        });
+    });
+}
+
+/// The sum of `term` over the columns of `rows`.
+#[inline(always)]
+pub(crate) fn sum<T: Float, const N: usize>(
+    rows: [&[T]; N],
+    term: impl Fn([T::Wide; N]) -> T::Wide,
+) -> T::Wide {
+    fold(
+        rows,
+        T::Wide::ZERO,
+        |sum, values| sum + term(values),
+        |a, b| a + b,
+    )
+}
+
+/// The largest element of a row; minus infinity where there is none. NaN is passed over.
+#[inline(always)]
+pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
+    let larger = |a: T::Wide, b: T::Wide| if b > a { b } else { a };
+    fold(
+        [row],
+        T::Wide::NEG_INFINITY,
+        |max, [x]| larger(max, x),
+        larger,
+    )
+}
+
+/// Folds the columns of `rows` in [`LANES`] lanes, which are then merged in halves: an order that depends on their
+/// number alone.
+#[inline(always)]
+fn fold<T: Float, const N: usize>(
+    rows: [&[T]; N],
+    start: T::Wide,
+    step: impl Fn(T::Wide, [T::Wide; N]) -> T::Wide,
+    merge: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) -> T::Wide {
+    let columns = rows[0].len();
+    let split = rows.map(|row| row[..columns].as_chunks::<LANES>());
+
+    let mut lanes = [start; LANES];
+    for group in 0..columns / LANES {
+        let groups = split.map(|(groups, _)| &groups[group]);
+        for (at, lane) in lanes.iter_mut().enumerate() {
+            *lane = step(*lane, groups.map(|group| group[at].wide()));
+        }
+    }
+    for (at, lane) in lanes.iter_mut().enumerate().take(columns % LANES) {
+        *lane = step(*lane, split.map(|(_, rest)| rest[at].wide()));
+    }
+
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (low, high) = lanes.split_at_mut(width);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low = merge(*low, *high);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,69 @@
+//! Kernels of softmax and its logarithm, row by row.
+
+use super::rows::{Rows, for_rows, max, sum};
+use crate::{Float, Result, Tensor, Wide};
+
+pub(crate) fn softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
+    let x = Rows::<T>::new(x)?;
+    for_rows(y, columns, |row, y| softmax_row(x.row(row), y));
+    Ok(())
+}
+
+/// Exponentials are computed twice: cheaper than a row of them in the wide type.
+#[inline(always)]
+fn softmax_row<T: Float>(x: &[T], y: &mut [T]) {
+    let max = max(x);
+    let scale = T::Wide::ONE / sum([x], |[x]| (x - max).exp());
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = T::narrow((x.wide() - max).exp() * scale);
+    }
+}
+
+pub(crate) fn softmax_grad<T: Float>(
+    y: &Tensor,
+    dy: &Tensor,
+    columns: usize,
+    dx: &mut [T],
+) -> Result<()> {
+    let (y, dy) = (Rows::<T>::new(y)?, Rows::<T>::new(dy)?);
+    for_rows(dx, columns, |row, dx| {
+        let (y, dy) = (y.row(row), dy.row(row));
+        let dot = sum([y, dy], |[y, dy]| y * dy);
+        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+            *dx = T::narrow(y.wide() * (dy.wide() - dot));
+        }
+    });
+    Ok(())
+}
+
+pub(crate) fn log_softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
+    let x = Rows::<T>::new(x)?;
+    for_rows(y, columns, |row, y| log_softmax_row(x.row(row), y));
+    Ok(())
+}
+
+#[inline(always)]
+fn log_softmax_row<T: Float>(x: &[T], y: &mut [T]) {
+    let max = max(x);
+    let ln_sum = sum([x], |[x]| (x - max).exp()).ln();
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = T::narrow(x.wide() - max - ln_sum);
+    }
+}
+
+pub(crate) fn log_softmax_grad<T: Float>(
+    y: &Tensor,
+    dy: &Tensor,
+    columns: usize,
+    dx: &mut [T],
+) -> Result<()> {
+    let (y, dy) = (Rows::<T>::new(y)?, Rows::<T>::new(dy)?);
+    for_rows(dx, columns, |row, dx| {
+        let (y, dy) = (y.row(row), dy.row(row));
+        let total = sum([dy], |[dy]| dy);
+        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+            *dx = T::narrow(dy.wide() - y.wide().exp() * total);
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! Cross entropy of a linear layer's logits, fused with the layer: logits exist a tile at a time, in forward and again in
+//! backward, and never for a whole batch (Wijmans et al. 2024).
+//!
+//! Rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard; for the loss of a row,
+//!
+//! ```text
+//! lse  = m + ln(sum over shards of sum_exp e^(max - m)),  m = largest max
+//! loss = lse - sum over shards of label_logit
+//! ```
+//!
+//! which for a single shard is max + ln(sum_exp) - label_logit.
+//!
+//! Legend: D features, V classes of this shard; rows are all leading dims.
+
+use super::embedding::index_list;
+use super::{contiguous_range, summed_in};
+use crate::cpu::cross_entropy::{self as kernels, Gradient, Labels, Tiles};
+use crate::{Accumulator, Call, Error, Fresh, Result, Signature, Tensor, for_float, ops};
+
+static LINEAR_CROSS_ENTROPY: Signature = Signature::new(
+    "linear_cross_entropy",
+    "x: F[.. d!], w: F[v d!], labels: I[..] -> max: A[..], sum_exp: A[..], label_logit: A[..]",
+    2,
+);
+static GRAD_INPUT: Signature = Signature::new(
+    "linear_cross_entropy_grad_input",
+    "x: F[.. d!], w: F[v d!], labels: I[..], lse: A[..], dloss: A[..] -> dx: F[.. d]",
+    4,
+);
+static GRAD_WEIGHT_INTO: Signature = Signature::new(
+    "linear_cross_entropy_grad_weight_into",
+    "x: F[.. d!], w: F[v d!], labels: I[..], lse: A[..], dloss: A[..], dw: A[v d] -> dw: A[v d]",
+    4,
+);
+static GRAD_BOTH_INTO: Signature = Signature::new(
+    "linear_cross_entropy_grad_both_into",
+    "x: F[.. d!], w: F[v d!], labels: I[..], lse: A[..], dloss: A[..], dw: A[v d] \
+     -> dx: F[.. d], dw: A[v d]",
+    6,
+);
+static CROSS_ENTROPY_SUM: Signature = Signature::new(
+    "cross_entropy_sum",
+    "lse: F[..], label_logit: F[..], labels: I[..] -> loss: F[], count: F[]",
+    2,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &LINEAR_CROSS_ENTROPY,
+    &GRAD_INPUT,
+    &GRAD_WEIGHT_INTO,
+    &GRAD_BOTH_INTO,
+    &CROSS_ENTROPY_SUM,
+];
+
+/// What the logits of each row are compared with.
+#[derive(Clone, Copy, Debug)]
+pub struct Targets<'a> {
+    /// The right class of each row: one of the vocabulary, or `ignore_index`. Of an index dtype.
+    pub labels: &'a Tensor,
+    /// The label of rows that do not count.
+    pub ignore_index: i64,
+    /// The class of the first row of `w`: 0 for a whole vocabulary.
+    pub vocab_start: usize,
+    /// How many classes all shards have: the rows of `w` for a whole vocabulary.
+    pub vocab_total: usize,
+}
+
+/// Statistics of the logits x w^T of this shard, for each row: their maximum, the sum of e^(logit - max), and the logit of
+/// the label (0 when the label is in another shard or ignored). Returns (max, sum_exp, label_logit).
+///
+/// Logits are f32 (f64 for f64) and exist 512 rows by 2048 classes at a time: 4 MiB, whatever the batch and vocabulary.
+///
+/// # Shapes
+/// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator's dtype. Without classes
+/// max is minus infinity and sum_exp 0.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the vocabulary nor ignored;
+/// [`Error::Argument`] when the shard reaches outside of the vocabulary.
+pub fn linear_cross_entropy(
+    x: &Tensor,
+    w: &Tensor,
+    targets: Targets<'_>,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let mut call = LINEAR_CROSS_ENTROPY.call(&[x, w, targets.labels])?;
+    check_shard(&call, targets)?;
+    let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
+    let labels = index_list(targets.labels)?;
+    let [mut max, mut sum_exp, mut label_logit] =
+        [call.output(0)?, call.output(1)?, call.output(2)?];
+    let tiles = tiles_of(&call);
+    let mut logits = call.workspace(tiles.elements(), x.dtype().accumulator())?;
+
+    call.compute(|| {
+        let labels = Labels::new(call.name(), &labels, targets)?;
+        for_float!(x.dtype(), T => {
+            let out = [max.slice()?, sum_exp.slice()?, label_logit.slice()?];
+            kernels::statistics::<T>(&x, &w, &labels, &tiles, logits.slice()?, out)
+        })
+    })?;
+    Ok((max.finish(), sum_exp.finish(), label_logit.finish()))
+}
+
+/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax - onehot(label)) dloss w, with
+/// softmax = e^(logit - lse), and zero for ignored rows. Logits are computed again, tile by tile; in bf16 their gradient is
+/// rounded to bf16, the products are summed in f32.
+///
+/// # Shapes
+/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..] in the accumulator's
+/// dtype; returns `x`'s shape and dtype.
+///
+/// # Errors
+/// As [`linear_cross_entropy`].
+pub fn linear_cross_entropy_grad_input(
+    x: &Tensor,
+    w: &Tensor,
+    targets: Targets<'_>,
+    lse: &Tensor,
+    dloss: &Tensor,
+) -> Result<Tensor> {
+    let mut call = GRAD_INPUT.call(&[x, w, targets.labels, lse, dloss])?;
+    let mut dx = call.output(0)?;
+    gradients(&call, [x, w, lse, dloss], targets, Some(&mut dx), None)?;
+    Ok(dx.finish())
+}
+
+/// Adds the gradient of a loss with respect to `w` to `dw`: the sum over rows of (softmax - onehot(label)) dloss x.
+///
+/// # Shapes
+/// As [`linear_cross_entropy_grad_input`]; `dw` [V, D] of any float dtype.
+///
+/// # Errors
+/// As [`linear_cross_entropy`]; [`Error::Busy`] while someone uses `dw`.
+pub fn linear_cross_entropy_grad_weight_into(
+    x: &Tensor,
+    w: &Tensor,
+    targets: Targets<'_>,
+    lse: &Tensor,
+    dloss: &Tensor,
+    dw: &mut Accumulator,
+) -> Result<()> {
+    summed_in(lse.dtype(), dw, |dw| {
+        let operands = [x, w, targets.labels, lse, dloss, dw.buffer()];
+        let call = GRAD_WEIGHT_INTO.call(&operands)?;
+        gradients(&call, [x, w, lse, dloss], targets, None, Some(dw))
+    })
+}
+
+/// Both gradients from logits that are computed once: returns what [`linear_cross_entropy_grad_input`] does and adds to
+/// `dw` what [`linear_cross_entropy_grad_weight_into`] adds, bit for bit.
+///
+/// # Shapes
+/// As theirs.
+///
+/// # Errors
+/// As theirs.
+pub fn linear_cross_entropy_grad_both_into(
+    x: &Tensor,
+    w: &Tensor,
+    targets: Targets<'_>,
+    lse: &Tensor,
+    dloss: &Tensor,
+    dw: &mut Accumulator,
+) -> Result<Tensor> {
+    let mut made = None;
+    summed_in(lse.dtype(), dw, |dw| {
+        let operands = [x, w, targets.labels, lse, dloss, dw.buffer()];
+        let mut call = GRAD_BOTH_INTO.call(&operands)?;
+        let dx = made.insert(call.output(0)?);
+        gradients(&call, [x, w, lse, dloss], targets, Some(dx), Some(dw))
+    })?;
+    // `summed_in` has called the closure, or returned its error.
+    Ok(made.map_or_else(|| unreachable!(), Fresh::finish))
+}
+
+/// The sum of lse - label_logit over the rows that count, and how many do. Returns (loss, count).
+///
+/// Summed in f64, row by row, and rounded once.
+///
+/// # Shapes
+/// `lse` and `label_logit` [..] of one float dtype, `labels` [..]; returns two scalars of that dtype.
+///
+/// # Errors
+/// [`Error::Signature`].
+pub fn cross_entropy_sum(
+    lse: &Tensor,
+    label_logit: &Tensor,
+    labels: &Tensor,
+    ignore_index: i64,
+) -> Result<(Tensor, Tensor)> {
+    let mut call = CROSS_ENTROPY_SUM.call(&[lse, label_logit, labels])?;
+    let (lse, label_logit) = (ops::contiguous(lse)?, ops::contiguous(label_logit)?);
+    let labels = index_list(labels)?;
+    let (mut loss, mut count) = (call.output(0)?, call.output(1)?);
+    call.compute(|| {
+        for_float!(lse.dtype(), T => {
+            let (sum, counted) = kernels::row_losses::<T>(&lse, &label_logit, &labels, ignore_index)?;
+            loss.slice()?[0] = sum;
+            count.slice()?[0] = counted;
+            Ok(())
+        })
+    })?;
+    Ok((loss.finish(), count.finish()))
+}
+
+fn gradients(
+    call: &Call,
+    [x, w, lse, dloss]: [&Tensor; 4],
+    targets: Targets<'_>,
+    mut dx: Option<&mut Fresh>,
+    dw: Option<&mut Accumulator>,
+) -> Result<()> {
+    check_shard(call, targets)?;
+    let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
+    let (lse, dloss) = (ops::contiguous(lse)?, ops::contiguous(dloss)?);
+    let labels = index_list(targets.labels)?;
+
+    let tiles = tiles_of(call);
+    let mut logits = call.workspace(tiles.elements(), lse.dtype())?;
+    let mut dlogits = call.workspace(tiles.elements(), x.dtype())?;
+    let mut dx_sums = match &dx {
+        Some(_) => Some(call.workspace(tiles.rows() * call.extent("d"), lse.dtype())?),
+        None => None,
+    };
+
+    let range = dw
+        .as_ref()
+        .map(|dw| contiguous_range(call.name(), dw.buffer()))
+        .transpose()?;
+    call.compute(|| {
+        let labels = Labels::new(call.name(), &labels, targets)?;
+        for_float!(x.dtype(), T => {
+            let mut written = match &dw {
+                Some(dw) => Some(dw.buffer().write(call.name())?),
+                None => None,
+            };
+            let empty = dw.as_ref().is_some_and(|dw| dw.is_empty());
+            let gradient = Gradient::<T> {
+                operands: [&x, &w, &lse, &dloss],
+                labels: &labels,
+                tiles: &tiles,
+                logits: logits.slice()?,
+                dlogits: dlogits.slice()?,
+            };
+            let dx = match (&mut dx, &mut dx_sums) {
+                (Some(dx), Some(sums)) => Some((dx.slice()?, sums.slice()?)),
+                _ => None,
+            };
+            let dw = written.as_mut().zip(range).map(|(dw, range)| (&mut dw[range], empty));
+            gradient.compute(dx, dw)
+        })
+    })?;
+    if let Some(dw) = dw {
+        dw.filled();
+    }
+    Ok(())
+}
+
+fn tiles_of(call: &Call) -> Tiles {
+    Tiles {
+        rows: call.rows(),
+        classes: call.extent("v"),
+        features: call.extent("d"),
+    }
+}
+
+fn check_shard(call: &Call, targets: Targets<'_>) -> Result<()> {
+    let (start, classes) = (targets.vocab_start, call.extent("v"));
+    let total = targets.vocab_total;
+    if start.checked_add(classes).is_some_and(|end| end <= total) {
+        return Ok(());
+    }
+    let problem = format!(
+        "w has {classes} classes from vocab_start = {start} on, which reach beyond vocab_total = {total}"
+    );
+    Err(Error::Argument {
+        op: call.name(),
+        problem,
+    })
+}

@@ -1,0 +1,74 @@
+//! Rows of a table, selected by index, and the gradient that scatters back into the table.
+//!
+//! Legend: V rows of the table, D features.
+
+use super::{contiguous_range, dense_rows, summed_in};
+use crate::cpu::embedding as kernels;
+use crate::{Accumulator, DType, Result, Signature, Tensor, for_float, ops};
+
+static EMBEDDING: Signature =
+    Signature::new("embedding", "table: F[v! d], ids: I[..] -> y: F[.. d]", 0);
+static EMBEDDING_GRAD_INTO: Signature = Signature::new(
+    "embedding_grad_into",
+    "dy: F[.. d], ids: I[..], dtable: A[v! d] -> dtable: A[v d]",
+    0,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO];
+
+/// Row `ids[i]` of `table`, for each i.
+///
+/// # Shapes
+/// `table` [V, D], float; `ids` [..] of an index dtype; returns [.., D].
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature); [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the
+/// first id outside of 0..V.
+pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let mut call = EMBEDDING.call(&[table, ids])?;
+    let (table, ids) = (dense_rows(table)?, index_list(ids)?);
+    let mut y = call.output(0)?;
+    call.compute(|| {
+        for_float!(table.dtype(), T => kernels::embedding::<T>(call.name(), &table, &ids, y.slice()?))
+    })?;
+    Ok(y.finish())
+}
+
+/// Adds the gradient of [`embedding`] with respect to its table to `dtable`: to row v the rows of `dy` whose id is v.
+///
+/// Each row is summed in the order of positions, in the accumulator's dtype, by one thread: the bits depend on the ids
+/// alone.
+///
+/// # Shapes
+/// `dy` [.., D], `ids` [..] as given to [`embedding`], `dtable` [V, D] of any float dtype.
+///
+/// # Errors
+/// As [`embedding`]; [`Error::Busy`](crate::Error::Busy) while someone uses `dtable`.
+pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) -> Result<()> {
+    summed_in(dy.dtype().accumulator(), dtable, |dtable| {
+        let call = EMBEDDING_GRAD_INTO.call(&[dy, ids, dtable.buffer()])?;
+        let call = call.with_flops(dy.elements() as u64);
+        let (dy, ids) = (dense_rows(dy)?, index_list(ids)?);
+        let range = contiguous_range(call.name(), dtable.buffer())?;
+
+        let [table_rows, features] = [call.extent("v"), call.extent("d")];
+        let mut order = call.workspace(
+            kernels::order_elements(table_rows, ids.elements()),
+            DType::I64,
+        )?;
+        call.compute(|| {
+            let order = kernels::order_of(call.name(), &ids, table_rows, order.slice()?)?;
+            for_float!(dy.dtype(), T => {
+                let mut to = dtable.buffer().write(call.name())?;
+                kernels::embedding_grad::<T>(&dy, &order, features, &mut to[range], dtable.is_empty())
+            })
+        })?;
+        dtable.filled();
+        Ok(())
+    })
+}
+
+/// Indices as i64, side by side.
+pub(super) fn index_list(ids: &Tensor) -> Result<Tensor> {
+    ops::contiguous(&ops::cast(ids, DType::I64)?)
+}

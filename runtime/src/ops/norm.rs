@@ -1,0 +1,108 @@
+//! Root-mean-square normalisation (Zhang & Sennrich 2019).
+//!
+//! Legend: D features; rows are all leading dims.
+
+use super::{contiguous_range, dense_rows, summed_in};
+use crate::cpu::norm as kernels;
+use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
+
+static RMS_NORM: Signature = Signature::new(
+    "rms_norm",
+    "x: F[.. d!], w: F[d!] -> y: F[.. d], inv_rms: A[..]",
+    4,
+);
+static RMS_NORM_GRAD_INPUT: Signature = Signature::new(
+    "rms_norm_grad_input",
+    "dy: F[.. d!], x: F[.. d!], w: F[d!], inv_rms: A[..] -> dx: F[.. d]",
+    8,
+);
+static RMS_NORM_GRAD_WEIGHT_INTO: Signature = Signature::new(
+    "rms_norm_grad_weight_into",
+    "dy: F[.. d], x: F[.. d], inv_rms: A[..], dw: A[d] -> dw: A[d]",
+    3,
+);
+
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&RMS_NORM, &RMS_NORM_GRAD_INPUT, &RMS_NORM_GRAD_WEIGHT_INTO];
+
+/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row; returns (y, inv_rms).
+///
+/// All in f32 (f64 for f64), rounded once. Hugging Face's `Qwen3RMSNorm` rounds x inv_rms to the dtype before it
+/// multiplies by w: in f32 the same, in bf16 one rounding more.
+///
+/// # Shapes
+/// `x` [.., D], `w` [D], of one float dtype; `y` as `x`, `inv_rms` [..] in the accumulator's dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    let mut call = RMS_NORM.call(&[x, w])?;
+    let (x, w) = (dense_rows(x)?, ops::contiguous(w)?);
+    let (mut y, mut inv_rms) = (call.output(0)?, call.output(1)?);
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            kernels::rms_norm::<T>(&x, &w, eps, y.slice()?, inv_rms.slice()?)
+        })
+    })?;
+    Ok((y.finish(), inv_rms.finish()))
+}
+
+/// The gradient of [`rms_norm`] with respect to `x`: inv_rms (dy w - x inv_rms^2 mean(dy w x)).
+///
+/// # Shapes
+/// `dy` and `x` [.., D], `w` [D], `inv_rms` [..] as [`rms_norm`] returned it; returns `x`'s shape and dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn rms_norm_grad_input(
+    dy: &Tensor,
+    x: &Tensor,
+    w: &Tensor,
+    inv_rms: &Tensor,
+) -> Result<Tensor> {
+    let mut call = RMS_NORM_GRAD_INPUT.call(&[dy, x, w, inv_rms])?;
+    let (dy, x) = (dense_rows(dy)?, dense_rows(x)?);
+    let (w, inv_rms) = (ops::contiguous(w)?, ops::contiguous(inv_rms)?);
+    let mut dx = call.output(0)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            kernels::rms_norm_grad_input::<T>(&dy, &x, &w, &inv_rms, dx.slice()?)
+        })
+    })?;
+    Ok(dx.finish())
+}
+
+/// Adds the gradient of [`rms_norm`] with respect to `w`, the sum over rows of dy x inv_rms, to `dw`.
+///
+/// Blocks of rows are summed apart and then in order, so that the bits depend on the shape alone.
+///
+/// # Shapes
+/// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` [D] of any float dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while someone uses `dw`.
+pub fn rms_norm_grad_weight_into(
+    dy: &Tensor,
+    x: &Tensor,
+    inv_rms: &Tensor,
+    dw: &mut Accumulator,
+) -> Result<()> {
+    summed_in(inv_rms.dtype(), dw, |dw| {
+        let call = RMS_NORM_GRAD_WEIGHT_INTO.call(&[dy, x, inv_rms, dw.buffer()])?;
+        let (dy, x, inv_rms) = (dense_rows(dy)?, dense_rows(x)?, ops::contiguous(inv_rms)?);
+        let range = contiguous_range(call.name(), dw.buffer())?;
+
+        let columns = call.extent("d");
+        let partials = call.rows().div_ceil(kernels::rows_a_partial(columns));
+        let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
+        call.compute(|| {
+            for_float!(x.dtype(), T => {
+                let mut to = dw.buffer().write(call.name())?;
+                let (partials, to) = (partials.slice()?, &mut to[range]);
+                kernels::rms_norm_grad_weight::<T>([&dy, &x, &inv_rms], partials, to, dw.is_empty())
+            })
+        })?;
+        dw.filled();
+        Ok(())
+    })
+}

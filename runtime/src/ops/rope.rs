@@ -1,0 +1,121 @@
+//! Rotary position embedding (Su et al. 2021).
+//!
+//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are rotated (2 H <= D).
+
+use super::dense_rows;
+use crate::cpu::rope as kernels;
+use crate::cpu::rope::Turn;
+use crate::{DType, Result, Signature, Tensor, for_float, ops};
+
+static ROPE_TABLES: Signature = Signature::new(
+    "rope_tables",
+    "positions: I[..], inv_freq: f32[h] -> cos: f32[.. h], sin: f32[.. h]",
+    3,
+);
+static ROPE: Signature = Signature::new(
+    "rope",
+    "x: F[b t n d!], cos: f32[b t h!], sin: f32[b t h!] -> y: F[b t n d]",
+    0,
+);
+static ROPE_GRAD: Signature = Signature::new(
+    "rope_grad",
+    "dy: F[b t n d!], cos: f32[b t h!], sin: f32[b t h!] -> dx: F[b t n d]",
+    0,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD];
+
+/// Which features of a head make a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// i and i + H, as Hugging Face and GPT-NeoX lay heads out.
+    Half,
+    /// 2 i and 2 i + 1, as in the paper.
+    Interleaved,
+}
+
+/// The cosines and sines of the angles position * inv_freq, both times `attention_factor` (1 but for YaRN and its like).
+///
+/// Angles are taken in f64: right to f32's last place for every position, where f32 angles are off by 0.03 radians at
+/// a million.
+///
+/// # Shapes
+/// `positions` [..] of an index dtype, `inv_freq` [H] f32; returns two [.., H] f32.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn rope_tables(
+    positions: &Tensor,
+    inv_freq: &Tensor,
+    attention_factor: f64,
+) -> Result<(Tensor, Tensor)> {
+    let mut call = ROPE_TABLES.call(&[positions, inv_freq])?;
+    let positions = ops::contiguous(&ops::cast(positions, DType::I64)?)?;
+    let inv_freq = ops::contiguous(inv_freq)?;
+    let (mut cos, mut sin) = (call.output(0)?, call.output(1)?);
+    call.compute(|| {
+        let (cos, sin) = (cos.slice()?, sin.slice()?);
+        kernels::tables(&positions, &inv_freq, attention_factor, cos, sin)
+    })?;
+    Ok((cos.finish(), sin.finish()))
+}
+
+/// Turns each pair of features by its angle: (a, b) becomes (a cos - b sin, b cos + a sin). The first 2 H features of a
+/// head are turned, the others pass through.
+///
+/// # Shapes
+/// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns `x`'s shape and dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature), also when 2 H > D.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
+    turn(&ROPE, x, [cos, sin], style, Turn::Forward)
+}
+
+/// The gradient of [`rope`]: the turn back.
+///
+/// # Shapes
+/// As [`rope`], with `dy` for `x`.
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_grad(dy: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
+    turn(&ROPE_GRAD, dy, [cos, sin], style, Turn::Back)
+}
+
+fn turn(
+    signature: &'static Signature,
+    x: &Tensor,
+    tables: [&Tensor; 2],
+    style: RopeStyle,
+    turn: Turn,
+) -> Result<Tensor> {
+    let [cos, sin] = tables.map(|table| for_each_sequence(x, table));
+    let (cos, sin) = (cos?, sin?);
+    let mut call = signature
+        .call(&[x, &cos, &sin])?
+        .with_flops(3 * x.elements() as u64);
+    let (pairs, features) = (call.extent("h"), call.extent("d"));
+    if 2 * pairs > features {
+        let problem = format!("{pairs} pairs of angles turn more than d = {features} features");
+        return Err(signature.error(&[x, &cos, &sin], problem));
+    }
+
+    let (x, cos, sin) = (dense_rows(x)?, dense_rows(&cos)?, dense_rows(&sin)?);
+    let mut y = call.output(0)?;
+    let heads = call.extent("n");
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            kernels::rope::<T>(&x, [&cos, &sin], heads, style, turn, y.slice()?)
+        })
+    })?;
+    Ok(y.finish())
+}
+
+/// [T, H] as [B, T, H].
+fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
+    match (&x.shape()[..], &table.shape()[..]) {
+        ([batch, ..], [positions, pairs]) => table.broadcast_to(&[*batch, *positions, *pairs]),
+        _ => Ok(table.clone()),
+    }
+}

@@ -1,0 +1,85 @@
+//! Softmax and its logarithm along the last dim, and their gradients from the result.
+//!
+//! A row that is minus infinity everywhere has no softmax: like in PyTorch, its result is NaN. Mask with a large finite
+//! number where that may happen.
+
+use super::dense_rows;
+use crate::cpu::softmax as kernels;
+use crate::{Result, Signature, Tensor, for_float};
+
+/// Defines the ops of one shape: an op on whole rows and the op for its gradient.
+macro_rules! row_ops {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident, flops $flops:literal;
+        $(#[$grad_doc:meta])*
+        $grad:ident, flops $grad_flops:literal;
+    )+) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Shapes
+            /// `x` [.., D], float; returns the same.
+            ///
+            /// # Errors
+            /// [`Error::Signature`](crate::Error::Signature).
+            pub fn $name(x: &Tensor) -> Result<Tensor> {
+                let mut call = signature_of::$name.call(&[x])?;
+                let x = dense_rows(x)?;
+                let mut y = call.output(0)?;
+                let columns = call.extent("d");
+                call.compute(|| for_float!(x.dtype(), T => kernels::$name::<T>(&x, columns, y.slice()?)))?;
+                Ok(y.finish())
+            }
+
+            $(#[$grad_doc])*
+            ///
+            /// # Shapes
+            /// `y` (the result) and `dy` [.., D] of one float dtype; returns the same.
+            ///
+            /// # Errors
+            /// [`Error::Signature`](crate::Error::Signature).
+            pub fn $grad(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
+                let mut call = signature_of::$grad.call(&[y, dy])?;
+                let (y, dy) = (dense_rows(y)?, dense_rows(dy)?);
+                let mut dx = call.output(0)?;
+                let columns = call.extent("d");
+                call.compute(|| {
+                    for_float!(y.dtype(), T => kernels::$grad::<T>(&y, &dy, columns, dx.slice()?))
+                })?;
+                Ok(dx.finish())
+            }
+        )+
+
+        /// One static for each op, called like it.
+        #[allow(non_upper_case_globals)]
+        mod signature_of {
+            use super::Signature;
+
+            $(
+                pub(super) static $name: Signature =
+                    Signature::new(stringify!($name), "x: F[.. d!] -> y: F[.. d]", $flops);
+                pub(super) static $grad: Signature = Signature::new(
+                    stringify!($grad),
+                    "y: F[.. d!], dy: F[.. d!] -> dx: F[.. d]",
+                    $grad_flops,
+                );
+            )+
+        }
+
+        pub(super) static SIGNATURES: &[&Signature] =
+            &[$(&signature_of::$name, &signature_of::$grad),+];
+    };
+}
+
+row_ops! {
+    /// e^(x - m) / sum(e^(x - m)) with m = max(x), row by row.
+    softmax, flops 5;
+    /// The gradient of [`softmax`]: y (dy - sum(y dy)).
+    softmax_grad, flops 4;
+
+    /// x - m - ln(sum(e^(x - m))) with m = max(x), row by row.
+    log_softmax, flops 4;
+    /// The gradient of [`log_softmax`]: dy - e^y sum(dy).
+    log_softmax_grad, flops 4;
+}

@@ -1,0 +1,52 @@
+//! The gated linear unit with silu as its gate (Shazeer 2020), without its products.
+
+use super::dense_rows;
+use crate::cpu::swiglu as kernels;
+use crate::{Result, Signature, Tensor, for_float};
+
+static SWIGLU: Signature = Signature::new("swiglu", "gate_up: F[.. 2 f] -> y: F[.. f]", 5);
+static SWIGLU_GRAD: Signature = Signature::new(
+    "swiglu_grad",
+    "gate_up: F[.. 2 f], dy: F[.. f] -> dgate_up: F[.. 2 f]",
+    11,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&SWIGLU, &SWIGLU_GRAD];
+
+/// silu(gate) * up, where `gate_up` holds gate, then up.
+///
+/// # Shapes
+/// `gate_up` [.., 2, F], float; returns [.., F].
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
+    let mut call = SWIGLU.call(&[gate_up])?;
+    let gate_up = dense_rows(gate_up)?;
+    let mut y = call.output(0)?;
+    let features = call.extent("f");
+    call.compute(
+        || for_float!(gate_up.dtype(), T => kernels::swiglu::<T>(&gate_up, features, y.slice()?)),
+    )?;
+    Ok(y.finish())
+}
+
+/// The gradient of [`swiglu`], both halves in one pass.
+///
+/// # Shapes
+/// `gate_up` [.., 2, F], `dy` [.., F] of one float dtype; returns [.., 2, F].
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn swiglu_grad(gate_up: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    let mut call = SWIGLU_GRAD.call(&[gate_up, dy])?;
+    let (gate_up, dy) = (dense_rows(gate_up)?, dense_rows(dy)?);
+    let mut dgate_up = call.output(0)?;
+    let features = call.extent("f");
+    call.compute(|| {
+        for_float!(dy.dtype(), T => {
+            kernels::swiglu_grad::<T>(&gate_up, &dy, features, dgate_up.slice()?)
+        })
+    })?;
+    Ok(dgate_up.finish())
+}
