@@ -30,6 +30,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let large = values::full(&meta, &[1 << 20, 1 << 14], DType::BF16, 0.0)?;
     let weight = values::full(&meta, &[1 << 14, 1 << 14], DType::BF16, 0.0)?;
     values::linear(&large, &weight)?;
-    println!("on meta          {} GB, {} TFLOP", meta.memory().peak >> 30, meta.work().flops / 1_000_000_000_000);
+    println!(
+        "on meta          {} GB, {} TFLOP",
+        meta.memory().peak >> 30,
+        meta.work().flops / 1_000_000_000_000
+    );
     Ok(())
 }

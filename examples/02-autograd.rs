@@ -14,7 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Nothing is recorded outside of a tape.
     let (y, tape) = Tape::record(|| layer(&Var::constant(x.clone()), &w))?;
-    println!("the tape holds {} ops and {} bytes for backward", tape.len(), tape.saved_bytes());
+    println!(
+        "the tape holds {} ops and {} bytes for backward",
+        tape.len(),
+        tape.saved_bytes()
+    );
     let mut grads = Grads::new(&[w.clone()])?;
     tape.backward(&[(&y, one.clone())], &mut grads)?;
     let full = grads.get(&w)?.to_vec::<f32>()?;
@@ -30,17 +34,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("dx      {:.3?}", dx[0].to_vec::<f32>()?);
     let mut split = Grads::new(&[w.clone()])?;
     later.run(&mut split)?;
-    assert_eq!(split.get(&w)?.to_vec::<f32>()?, full, "split backward equals full backward");
+    assert_eq!(
+        split.get(&w)?.to_vec::<f32>()?,
+        full,
+        "split backward equals full backward"
+    );
 
     // A checkpoint keeps its inputs and computes the rest again.
     let inner = w.clone();
     let ([y], tape) = Tape::record(|| {
         let x = Var::constant(x.clone());
-        checkpoint([&x], move |[x]| Ok([ops::silu(&ops::linear(&x, &inner.var()?)?)?]))
+        checkpoint([&x], move |[x]| {
+            Ok([ops::silu(&ops::linear(&x, &inner.var()?)?)?])
+        })
     })?;
     let mut again = Grads::new(&[w.clone()])?;
     tape.backward(&[(&y, one)], &mut again)?;
-    assert_eq!(again.get(&w)?.to_vec::<f32>()?, full, "recomputed backward equals full backward");
+    assert_eq!(
+        again.get(&w)?.to_vec::<f32>()?,
+        full,
+        "recomputed backward equals full backward"
+    );
     println!("split and recomputed gradients are the same, bit for bit");
     Ok(())
 }

@@ -19,7 +19,12 @@ fn softplus(x: &Var) -> Result<Var> {
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu();
     let x = Tensor::from_slice(&device, &[4], &[-2.0f64, -0.5, 0.0, 3.0])?;
-    println!("softplus {:.4?}", softplus(&Var::constant(x.clone()))?.value().to_vec::<f64>()?);
+    println!(
+        "softplus {:.4?}",
+        softplus(&Var::constant(x.clone()))?
+            .value()
+            .to_vec::<f64>()?
+    );
 
     // Finite differences in f64, as an input and as a parameter.
     gradcheck(|x| Ok(vec![softplus(&x[0])?]), &[x], Tolerance::default())?;

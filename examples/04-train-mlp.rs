@@ -16,7 +16,13 @@ struct Mlp {
 impl Mlp {
     fn new() -> TapeResult<Mlp> {
         let layer = |name: &str, from, to| Linear::new(name, from, to, true, 0.3);
-        Ok(Mlp { layers: [layer("in", 2, 64)?, layer("middle", 64, 64)?, layer("out", 64, 2)?] })
+        Ok(Mlp {
+            layers: [
+                layer("in", 2, 64)?,
+                layer("middle", 64, 64)?,
+                layer("out", 64, 2)?,
+            ],
+        })
     }
 
     fn forward(&self, x: &Var) -> TapeResult<Var> {
@@ -50,10 +56,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (points, classes) = spirals(&device, 200)?;
     let model = Mlp::new()?;
     model.materialize(&device, 1)?;
-    let config = OptimizerConfig { weight_decay: 0.0, ..OptimizerConfig::default() };
+    let config = OptimizerConfig {
+        weight_decay: 0.0,
+        ..OptimizerConfig::default()
+    };
     let (mut optimizer, mut grads) = Optimizer::new(&model, &device, &config)?;
 
-    let (one, count) = (Tensor::scalar(&device, 1.0f32)?, Tensor::scalar(&device, 400.0f32)?);
+    let (one, count) = (
+        Tensor::scalar(&device, 1.0f32)?,
+        Tensor::scalar(&device, 400.0f32)?,
+    );
     for step in 1..=800 {
         // The loss is a sum; the optimizer divides once, by its weight.
         let (loss, tape) = Tape::record(|| {

@@ -54,16 +54,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let labels = Tensor::from_slice(&device, &[text.len() - 1], &text[1..])?;
     let (loss, count) = model.loss(&ids, &labels)?;
     let mean = loss.value().item::<f32>()? / count.item::<f32>()?;
-    println!("before training: {mean:.3} nats a byte; ln 256 is {:.3}", 256f32.ln());
+    println!(
+        "before training: {mean:.3} nats a byte; ln 256 is {:.3}",
+        256f32.ln()
+    );
 
     // Qwen3-30B-A3B does not fit into this machine, but its memory and arithmetic can be asked for.
     let config = Qwen3Config::from_json(include_str!("qwen3-30b-a3b.json"))?;
     let meta = Device::meta(device.properties());
     let large = Qwen3::materialized(&config, &meta, 1)?;
     let ids = Tensor::from_slice(&meta, &[1, 4096], &vec![0i64; 4096])?;
-    large.logits(&ids, Compute { dtype: DType::BF16, checkpointing: false })?;
+    large.logits(
+        &ids,
+        Compute {
+            dtype: DType::BF16,
+            checkpointing: false,
+        },
+    )?;
     let (work, memory) = (meta.work(), meta.memory());
-    println!("Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, {} GB at the peak",
-        work.flops as f64 / 1e12, work.ops, memory.peak >> 30);
+    println!(
+        "Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, {} GB at the peak",
+        work.flops as f64 / 1e12,
+        work.ops,
+        memory.peak >> 30
+    );
     Ok(())
 }

@@ -5,13 +5,13 @@
 use std::path::Path;
 
 use meshgrad::prelude::*;
+use meshgrad::train::checkpoint;
 use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::model_config;
 use meshgrad::train::trainer::Trainer;
-use meshgrad::train::checkpoint;
 
 const SMALL: &str = r#"
     train = { steps = 20, batch_size = 4, micro_batch_size = 2, seq_len = 64 }
@@ -32,7 +32,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(file) => Config::read(Some(Path::new(file)), &[])?,
         None => Config::parse(SMALL, &[])?,
     };
-    let run = RunFolder::open(Path::new(arguments.get(1).map_or("runs/06-moe", String::as_str)))?;
+    let run = RunFolder::open(Path::new(
+        arguments.get(1).map_or("runs/06-moe", String::as_str),
+    ))?;
 
     let device = Device::cpu();
     let data = Data::prepare(&config.data, &run)?;
@@ -52,9 +54,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let (step, seed) = (config.train.steps, config.train.seed);
-    let state = checkpoint::State { step, seed, data_digest: format!("{:032x}", data.digest) };
+    let state = checkpoint::State {
+        step,
+        seed,
+        data_digest: format!("{:032x}", data.digest),
+    };
     let tokenizer = data.tokenizer.to_json()?;
-    let saved = checkpoint::save(run.path(), &trainer.model, &trainer.optimizer, &tokenizer, &state)?;
+    let saved = checkpoint::save(
+        run.path(),
+        &trainer.model,
+        &trainer.optimizer,
+        &tokenizer,
+        &state,
+    )?;
     println!("saved {}", saved.display());
     Ok(())
 }

@@ -27,6 +27,7 @@
 //! # }
 //! ```
 
+pub mod cases;
 mod checkpoint;
 mod error;
 mod gradcheck;

@@ -57,7 +57,12 @@ pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> 
     let folder = Folder::open(dir)?;
     let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
     let params = model.params();
-    check(&params, &folder, experts, model.config().tie_word_embeddings)?;
+    check(
+        &params,
+        &folder,
+        experts,
+        model.config().tie_word_embeddings,
+    )?;
     for param in params {
         let value = Tensor::zeros(device, param.shape(), param.spec().dtype, Kind::Parameter)?;
         for part in parts(&param, experts) {

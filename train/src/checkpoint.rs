@@ -12,8 +12,8 @@
 use std::path::{Path, PathBuf};
 
 use meshgrad_ckpt::{Published, Staging, discover, step_name};
-use meshgrad_models::hf::{self, Experts};
 use meshgrad_models::Qwen3;
+use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -48,8 +48,13 @@ pub fn save(
     staging.write("tokenizer.json", tokenizer_json.as_bytes())?;
 
     let entries = optimizer.entries().iter();
-    let means: Vec<_> = entries.clone().map(|e| (e.param.clone(), e.mean.clone())).collect();
-    let squares: Vec<_> = entries.map(|e| (e.param.clone(), e.square.clone())).collect();
+    let means: Vec<_> = entries
+        .clone()
+        .map(|e| (e.param.clone(), e.mean.clone()))
+        .collect();
+    let squares: Vec<_> = entries
+        .map(|e| (e.param.clone(), e.square.clone()))
+        .collect();
     hf::write_tensors(&means, Experts::OneByOne, &mut staging, "trainer/mean")?;
     hf::write_tensors(&squares, Experts::OneByOne, &mut staging, "trainer/square")?;
 
@@ -77,9 +82,13 @@ pub fn load(folder: &Path, model: &Qwen3, optimizer: &Optimizer, device: &Device
     let state = read_state(folder)?;
     hf::load_into(model, folder, device)?;
     let entries = optimizer.entries().iter();
-    let means: Vec<(_, Tensor)> =
-        entries.clone().map(|e| (e.param.clone(), e.mean.clone())).collect();
-    let squares: Vec<(_, Tensor)> = entries.map(|e| (e.param.clone(), e.square.clone())).collect();
+    let means: Vec<(_, Tensor)> = entries
+        .clone()
+        .map(|e| (e.param.clone(), e.mean.clone()))
+        .collect();
+    let squares: Vec<(_, Tensor)> = entries
+        .map(|e| (e.param.clone(), e.square.clone()))
+        .collect();
     hf::read_tensors(&means, &folder.join("trainer/mean"))?;
     hf::read_tensors(&squares, &folder.join("trainer/square"))?;
     Ok(state)
@@ -91,7 +100,10 @@ pub fn load(folder: &Path, model: &Qwen3, optimizer: &Optimizer, device: &Device
 /// [`TrainError::State`] when it is no checkpoint of a run.
 pub fn read_state(folder: &Path) -> Result<State> {
     let path = folder.join("trainer/state.json");
-    let fail = |message: String| TrainError::State { path: path.clone(), message };
+    let fail = |message: String| TrainError::State {
+        path: path.clone(),
+        message,
+    };
     let text = std::fs::read_to_string(&path).map_err(|error| fail(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| fail(error.to_string()))
 }

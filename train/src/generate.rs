@@ -39,10 +39,17 @@ pub fn generate(
 ) -> Result<()> {
     let vocabulary = model.config().vocab_size;
     if tokenizer.vocab_size() > vocabulary {
-        return Err(TrainError::Vocabulary { tokenizer: tokenizer.vocab_size(), model: vocabulary });
+        return Err(TrainError::Vocabulary {
+            tokenizer: tokenizer.vocab_size(),
+            model: vocabulary,
+        });
     }
 
-    let mut ids: Vec<i64> = tokenizer.encode(prompt)?.into_iter().map(i64::from).collect();
+    let mut ids: Vec<i64> = tokenizer
+        .encode(prompt)?
+        .into_iter()
+        .map(i64::from)
+        .collect();
     if ids.is_empty() {
         ids.push(tokenizer.separator().ok_or(TrainError::EmptyPrompt)?.into());
     }
@@ -78,9 +85,22 @@ pub fn sample(
     device: &Device,
 ) -> Result<String> {
     let mut text = config.prompt.clone();
-    let drawing = Drawing { temperature: config.temperature, top_k: config.top_k, seed };
+    let drawing = Drawing {
+        temperature: config.temperature,
+        top_k: config.top_k,
+        seed,
+    };
     let on_text = |piece: &str| text.push_str(piece);
-    generate(model, tokenizer, &config.prompt, config.tokens, drawing, dtype, device, on_text)?;
+    generate(
+        model,
+        tokenizer,
+        &config.prompt,
+        config.tokens,
+        drawing,
+        dtype,
+        device,
+        on_text,
+    )?;
     Ok(text)
 }
 
@@ -88,13 +108,23 @@ pub fn sample(
 fn draw(logits: &[f32], drawing: Drawing, uniform: f64) -> u32 {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     // Equal scores stay in the order of their ids; NaN is never likelier than a number.
-    let score = |at: usize| if logits[at].is_nan() { f32::NEG_INFINITY } else { logits[at] };
+    let score = |at: usize| {
+        if logits[at].is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            logits[at]
+        }
+    };
     order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
     if drawing.temperature <= 0.0 {
         return order[0] as u32;
     }
 
-    let kept = if drawing.top_k == 0 { order.len() } else { drawing.top_k.min(order.len()) };
+    let kept = if drawing.top_k == 0 {
+        order.len()
+    } else {
+        drawing.top_k.min(order.len())
+    };
     let highest = f64::from(score(order[0]));
     let weight = |at: &usize| ((f64::from(score(*at)) - highest) / drawing.temperature).exp();
     let weights: Vec<f64> = order[..kept].iter().map(weight).collect();
@@ -116,7 +146,15 @@ mod tests {
     const LOGITS: [f32; 4] = [0.0, 2.0, f32::NAN, 1.0];
 
     fn drawn(temperature: f64, top_k: usize, uniform: f64) -> u32 {
-        draw(&LOGITS, Drawing { temperature, top_k, seed: 0 }, uniform)
+        draw(
+            &LOGITS,
+            Drawing {
+                temperature,
+                top_k,
+                seed: 0,
+            },
+            uniform,
+        )
     }
 
     #[test]
@@ -135,7 +173,9 @@ mod tests {
     #[test]
     fn draws_follow_softmax() {
         let count = 10_000;
-        let hits = (0..count).filter(|i| drawn(0.5, 0, *i as f64 / count as f64) == 1).count();
+        let hits = (0..count)
+            .filter(|i| drawn(0.5, 0, *i as f64 / count as f64) == 1)
+            .count();
         let expected = 4f64.exp() / (4f64.exp() + 2f64.exp() + 1.0);
         assert!((hits as f64 / count as f64 - expected).abs() < 1e-3);
     }

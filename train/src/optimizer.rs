@@ -49,7 +49,11 @@ impl Optimizer {
             |shape: &[usize]| Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState);
         let entry = |param: Param| {
             let (mean, square) = (zeros(param.shape())?, zeros(param.shape())?);
-            Ok(Entry { param, mean, square })
+            Ok(Entry {
+                param,
+                mean,
+                square,
+            })
         };
         let entries: Result<Vec<Entry>> = params.into_iter().map(entry).collect();
         let optimizer = Optimizer {
@@ -92,7 +96,9 @@ impl Optimizer {
             let value = entry.param.value()?;
             let state = (&entry.mean, &entry.square);
             let scalars = (&self.learning_rate, &self.step, &scale);
-            ops::adamw_step(&value, gradient, state.0, state.1, scalars.0, scalars.1, scalars.2, adamw)?;
+            ops::adamw_step(
+                &value, gradient, state.0, state.1, scalars.0, scalars.1, scalars.2, adamw,
+            )?;
         }
         grads.clear();
         Ok(norm)
@@ -104,7 +110,11 @@ impl Optimizer {
             beta1: self.config.beta1,
             beta2: self.config.beta2,
             eps: self.config.eps,
-            weight_decay: if decays { self.config.weight_decay } else { 0.0 },
+            weight_decay: if decays {
+                self.config.weight_decay
+            } else {
+                0.0
+            },
         }
     }
 }

@@ -67,7 +67,12 @@ pub struct Summary {
 ///
 /// # Errors
 /// [`TrainError`]; whatever was saved before stays.
-pub fn run(config: &Config, options: &Options, device: &Device, stop: &AtomicBool) -> Result<Summary> {
+pub fn run(
+    config: &Config,
+    options: &Options,
+    device: &Device,
+    stop: &AtomicBool,
+) -> Result<Summary> {
     config.violations()?;
     let folder = RunFolder::open(&options.run_dir)?;
     let from = beginning(&folder, options)?;
@@ -85,7 +90,11 @@ fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<PathBuf>> {
         Resume::Never => None,
         Resume::From(path) => Some(path.clone()),
     };
-    let step = from.as_deref().map(checkpoint::read_state).transpose()?.map_or(0, |state| state.step);
+    let step = from
+        .as_deref()
+        .map(checkpoint::read_state)
+        .transpose()?
+        .map_or(0, |state| state.step);
     folder.set_aside_after(step)?;
     Ok(from)
 }
@@ -175,7 +184,12 @@ impl<'a> Session<'a> {
         while step < self.last {
             step += 1;
             let begun = Instant::now();
-            let outcome = self.trainer.step(step, &self.order, self.windows, &self.data.tokens.training())?;
+            let outcome = self.trainer.step(
+                step,
+                &self.order,
+                self.windows,
+                &self.data.tokens.training(),
+            )?;
             // What a step did is read while the next one runs; here that is when its turn comes.
             if let Some((outcome, begun)) = waiting.replace((outcome, begun)) {
                 self.settle(&outcome, begun, started)?;
@@ -189,7 +203,9 @@ impl<'a> Session<'a> {
                 self.pause(step, stopping)?;
             }
             if stopping {
-                self.reporter.note(&format!("stopped after step {step}; the same command goes on from there"));
+                self.reporter.note(&format!(
+                    "stopped after step {step}; the same command goes on from there"
+                ));
                 break;
             }
         }
@@ -199,7 +215,9 @@ impl<'a> Session<'a> {
     /// Whether something but the next step follows `step`.
     fn is_stop(&self, step: u64) -> bool {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
-        due(self.config.checkpoint.every) || due(self.config.sample.every) || due(self.config.log.val_every)
+        due(self.config.checkpoint.every)
+            || due(self.config.sample.every)
+            || due(self.config.log.val_every)
     }
 
     /// Reads what a step did: keeps it, shows it, and ends the run where it is no number.
@@ -211,7 +229,8 @@ impl<'a> Session<'a> {
                 step,
                 loss: measured.loss,
                 grad_norm: measured.grad_norm,
-                checkpoint: checkpoint::newest(self.folder.path())?.map(|found| found.path().to_owned()),
+                checkpoint: checkpoint::newest(self.folder.path())?
+                    .map(|found| found.path().to_owned()),
             });
         }
 
@@ -242,9 +261,13 @@ impl<'a> Session<'a> {
 
     /// Validation loss in nats a token and bits a byte, where something is held out.
     fn validate(&mut self) -> Result<(Option<f64>, Option<f64>)> {
-        let Some(windows) = self.validation else { return Ok((None, None)) };
+        let Some(windows) = self.validation else {
+            return Ok((None, None));
+        };
         let tokens = self.data.tokens.validation();
-        let loss = self.trainer.validate(windows, &tokens, self.config.log.val_batches)?;
+        let loss = self
+            .trainer
+            .validate(windows, &tokens, self.config.log.val_batches)?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
     }
@@ -285,8 +308,14 @@ impl<'a> Session<'a> {
         let seed = self.config.train.seed.wrapping_add(step);
         let (model, dtype) = (&self.trainer.model, self.trainer.dtype());
         let tokenizer = &self.data.tokenizer;
-        let text =
-            generate::sample(model, tokenizer, &self.config.sample, seed, dtype, self.device)?;
+        let text = generate::sample(
+            model,
+            tokenizer,
+            &self.config.sample,
+            seed,
+            dtype,
+            self.device,
+        )?;
         self.reporter.sample(step, &text);
         Ok(())
     }
@@ -317,7 +346,10 @@ impl<'a> Session<'a> {
                 Some(self.folder.plot())
             }
         };
-        let validated = records.iter().rev().find(|record| record.val_loss.is_some());
+        let validated = records
+            .iter()
+            .rev()
+            .find(|record| record.val_loss.is_some());
         Ok(Summary {
             step,
             steps: self.config.train.steps,
@@ -353,11 +385,17 @@ impl<'a> Session<'a> {
             validation_tokens: validation.len() as u64,
             run: self.folder.path().display().to_string(),
         });
-        for incomplete in survey(self.folder.path()).map(|found| found.incomplete).unwrap_or_default() {
-            self.reporter.note(&format!("passed over an incomplete checkpoint: {incomplete}"));
+        for incomplete in survey(self.folder.path())
+            .map(|found| found.incomplete)
+            .unwrap_or_default()
+        {
+            self.reporter.note(&format!(
+                "passed over an incomplete checkpoint: {incomplete}"
+            ));
         }
         if self.begun_at > 0 {
-            self.reporter.note(&format!("going on after step {}", self.begun_at));
+            self.reporter
+                .note(&format!("going on after step {}", self.begun_at));
         }
     }
 }
@@ -378,7 +416,11 @@ fn restore(
         now,
     };
     if state.seed != config.train.seed {
-        return Err(differs("train.seed", state.seed.to_string(), config.train.seed.to_string()));
+        return Err(differs(
+            "train.seed",
+            state.seed.to_string(),
+            config.train.seed.to_string(),
+        ));
     }
     let digest = format!("{:032x}", data.digest);
     if state.data_digest != digest {
@@ -395,12 +437,18 @@ pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let mut table = config.model.clone();
     let vocabulary = toml::Value::Integer(vocab_size as i64);
     table.entry("vocab_size").or_insert(vocabulary);
-    let model: Qwen3Config = toml::Value::Table(table)
-        .try_into()
-        .map_err(|error: toml::de::Error| TrainError::Model { message: error.message().into() })?;
+    let model: Qwen3Config =
+        toml::Value::Table(table)
+            .try_into()
+            .map_err(|error: toml::de::Error| TrainError::Model {
+                message: error.message().into(),
+            })?;
     model.validate().map_err(meshgrad_models::Error::from)?;
     if model.vocab_size < vocab_size {
-        return Err(TrainError::Vocabulary { tokenizer: vocab_size, model: model.vocab_size });
+        return Err(TrainError::Vocabulary {
+            tokenizer: vocab_size,
+            model: model.vocab_size,
+        });
     }
     Ok(model)
 }
@@ -409,8 +457,15 @@ fn describe(config: &Qwen3Config) -> String {
     let layers = config.num_hidden_layers;
     let sparse = (0..layers).any(|layer| config.is_moe_layer(layer));
     let experts = match sparse {
-        true => format!(", {} experts, {} a token", config.num_experts, config.num_experts_per_tok),
+        true => format!(
+            ", {} experts, {} a token",
+            config.num_experts, config.num_experts_per_tok
+        ),
         false => String::new(),
     };
-    format!("{} {layers} layers of {}{experts}", config.model_type.name(), config.hidden_size)
+    format!(
+        "{} {layers} layers of {}{experts}",
+        config.model_type.name(),
+        config.hidden_size
+    )
 }

@@ -59,13 +59,20 @@ impl Outcome {
     /// When the device has no values.
     pub fn read(&self) -> Result<Measured> {
         let scalar = |tensor: &Tensor| Ok::<f64, crate::TrainError>(tensor.item::<f32>()?.into());
-        let counts = self.expert_counts.as_ref().map(Tensor::to_vec::<f32>).transpose()?;
+        let counts = self
+            .expert_counts
+            .as_ref()
+            .map(Tensor::to_vec::<f32>)
+            .transpose()?;
         let counts = counts.unwrap_or_default();
         let all: f64 = counts.iter().map(|count| f64::from(*count)).sum();
         Ok(Measured {
             loss: scalar(&self.loss)? / scalar(&self.weight)?,
             grad_norm: scalar(&self.grad_norm)?,
-            expert_load: counts.into_iter().map(|count| f64::from(count) / all).collect(),
+            expert_load: counts
+                .into_iter()
+                .map(|count| f64::from(count) / all)
+                .collect(),
         })
     }
 }
@@ -78,7 +85,10 @@ impl Trainer {
     pub fn new(model: Qwen3, config: &Config, device: &Device) -> Result<Trainer> {
         let (optimizer, grads) = Optimizer::new(&model, device, &config.optimizer)?;
         Ok(Trainer {
-            balancing: Balancing { auxiliary: model.config().router_aux_loss_coef, z: 0.0 },
+            balancing: Balancing {
+                auxiliary: model.config().router_aux_loss_coef,
+                z: 0.0,
+            },
             model,
             optimizer,
             grads,
@@ -97,7 +107,13 @@ impl Trainer {
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn step(&mut self, step: u64, order: &Order, windows: Windows, tokens: &Tokens<'_>) -> Result<Outcome> {
+    pub fn step(
+        &mut self,
+        step: u64,
+        order: &Order,
+        windows: Windows,
+        tokens: &Tokens<'_>,
+    ) -> Result<Outcome> {
         let rows = self.config.train.batch_size;
         let mut sums: Option<Sums> = None;
         for first in (0..rows).step_by(self.config.train.micro_batch_size) {
@@ -110,9 +126,13 @@ impl Trainer {
             });
         }
 
-        let Some(sums) = sums else { return Err(crate::TrainError::NoBatch) };
+        let Some(sums) = sums else {
+            return Err(crate::TrainError::NoBatch);
+        };
         let learning_rate = self.config.optimizer.learning_rate * self.schedule.factor(step);
-        let grad_norm = self.optimizer.step(&mut self.grads, &sums.weight, step, learning_rate)?;
+        let grad_norm = self
+            .optimizer
+            .step(&mut self.grads, &sums.weight, step, learning_rate)?;
         Ok(Outcome {
             step,
             learning_rate,
@@ -150,8 +170,13 @@ impl Trainer {
             let count = chosen.len();
             let batch = gather(windows, chosen, tokens);
             let (ids, labels) = self.tensors(&batch, count)?;
-            let compute = Compute { checkpointing: false, ..self.compute };
-            let measured = self.model.loss(&ids, &labels, compute, Balancing::default())?;
+            let compute = Compute {
+                checkpointing: false,
+                ..self.compute
+            };
+            let measured = self
+                .model
+                .loss(&ids, &labels, compute, Balancing::default())?;
             loss += f64::from(measured.cross_entropy.item::<f32>()?);
             weight += f64::from(measured.weight.item::<f32>()?);
         }
@@ -198,7 +223,11 @@ impl Sums {
         let expert_counts = first
             .map(|first| counts.try_fold(first, |sum, next| ops::add(&sum, &next)))
             .transpose()?;
-        Ok(Sums { loss: loss.cross_entropy, weight: loss.weight, expert_counts })
+        Ok(Sums {
+            loss: loss.cross_entropy,
+            weight: loss.weight,
+            expert_counts,
+        })
     }
 
     fn plus(&self, other: &Sums) -> Result<Sums> {

@@ -150,3 +150,27 @@ pub fn merge_leading(x: &Var) -> Result<Var> {
     let rows = x.shape()[..last].iter().product();
     reshape(x, &[rows, x.shape()[last]])
 }
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::{Device, Tensor};
+
+    use super::*;
+    use crate::Tape;
+
+    /// A cast gives its gradient back in the dtype that came in.
+    #[test]
+    fn the_gradient_of_a_cast_is_cast_back() {
+        let device = Device::cpu();
+        let x = Tensor::from_slice(&device, &[2], &[1.5f32, -2.0]).unwrap();
+        let ((x, y), tape) = Tape::record(|| {
+            let x = Var::input(x);
+            let y = cast(&x, DType::BF16)?;
+            Ok((x, y))
+        })
+        .unwrap();
+        let dy = ops::full(&device, &[2], DType::BF16, 0.25).unwrap();
+        let (dx, _later) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+        assert_eq!(dx[0].to_vec::<f32>().unwrap(), [0.25; 2]);
+    }
+}

@@ -8,6 +8,8 @@ pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod gemm;
 pub(crate) mod norm;
+pub(crate) mod quantile;
+pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;

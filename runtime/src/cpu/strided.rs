@@ -17,13 +17,13 @@ pub(crate) fn for_each_offset(layout: &Layout, mut f: impl FnMut(usize)) {
 }
 
 /// Merged dims of a layout, for walking it in row-major order from anywhere.
-struct Dims {
+pub(crate) struct Dims {
     dims: Vec<(usize, isize)>,
     offset: usize,
 }
 
 impl Dims {
-    fn new(layout: &Layout) -> Dims {
+    pub(crate) fn new(layout: &Layout) -> Dims {
         let mut dims = layout.merged_dims();
         if dims.is_empty() {
             dims.push((1, 1));
@@ -37,7 +37,7 @@ impl Dims {
     /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together are the elements
     /// `start..start + len` in row-major order.
     #[inline(always)]
-    fn for_each_run(&self, start: usize, len: usize, mut f: impl FnMut(usize, isize, usize)) {
+    pub(crate) fn for_each_run(&self, start: usize, len: usize, mut f: impl FnMut(usize, isize, usize)) {
         let (&(inner, stride), outer) = match self.dims.split_last() {
             Some(split) => split,
             None => return,

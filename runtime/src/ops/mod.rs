@@ -7,11 +7,12 @@
 mod attention;
 mod binary;
 mod copy;
-mod matmul;
 mod cross_entropy;
 mod embedding;
 mod into;
+mod matmul;
 mod norm;
+mod random;
 mod reduce;
 mod rope;
 mod softmax;
@@ -21,10 +22,11 @@ mod unary;
 pub use attention::*;
 pub use binary::*;
 pub use copy::*;
-pub use matmul::*;
 pub use cross_entropy::*;
 pub use embedding::*;
+pub use matmul::*;
 pub use norm::*;
+pub use random::*;
 pub use reduce::*;
 pub use rope::*;
 pub use softmax::*;
@@ -47,6 +49,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         embedding::SIGNATURES,
         matmul::SIGNATURES,
         norm::SIGNATURES,
+        random::SIGNATURES,
         reduce::SIGNATURES,
         rope::SIGNATURES,
         softmax::SIGNATURES,

@@ -1,0 +1,235 @@
+//! One case for every differentiable op, to check its gradient: what the tests run, and `meshgrad check`.
+
+use meshgrad_runtime::ops::AttentionMask;
+use meshgrad_runtime::{Device, Tensor};
+
+use crate::{Result, Var, ops};
+
+/// An op at some inputs.
+pub struct Case {
+    /// The op, and what is odd about the inputs.
+    pub name: &'static str,
+    /// The op as a function of its float inputs, f64.
+    pub function: Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>,
+    /// Where it is checked.
+    pub inputs: Vec<Tensor>,
+}
+
+/// Inputs of a case: numbers away from the points where functions have corners.
+struct Inputs<'a> {
+    device: &'a Device,
+}
+
+impl Inputs<'_> {
+    /// Between -1.5 and 1.5, never near 0, no two equal.
+    fn any(&self, shape: &[usize], salt: usize) -> Result<Tensor> {
+        let number = |i: usize| {
+            let x = ((i * 7 + salt * 13 + 1) as f64 * 0.618_033_988_75).fract() - 0.5;
+            2.6 * x + 0.2 * x.signum()
+        };
+        self.filled(shape, number)
+    }
+
+    /// Between 0.5 and 2.
+    fn positive(&self, shape: &[usize], salt: usize) -> Result<Tensor> {
+        self.filled(shape, |i| {
+            0.5 + 1.5 * ((i * 5 + salt * 11 + 1) as f64 * 0.618_033_988_75).fract()
+        })
+    }
+
+    fn filled(&self, shape: &[usize], number: impl Fn(usize) -> f64) -> Result<Tensor> {
+        let count = shape.iter().product();
+        let numbers: Vec<f64> = (0..count).map(number).collect();
+        Ok(Tensor::from_slice(self.device, shape, &numbers)?)
+    }
+}
+
+/// Every op's case on `device`.
+///
+/// # Errors
+/// When memory runs out.
+pub fn all(device: &Device) -> Result<Vec<Case>> {
+    let inputs = Inputs { device };
+    let mut cases = Vec::new();
+    elementwise(&inputs, &mut cases)?;
+    reductions(&inputs, &mut cases)?;
+    shapes(&inputs, &mut cases)?;
+    products(&inputs, &mut cases)?;
+    Ok(cases)
+}
+
+fn case<const N: usize>(
+    name: &'static str,
+    inputs: [Tensor; N],
+    function: impl Fn(&[Var; N]) -> Result<Var> + 'static,
+) -> Case {
+    let function = move |vars: &[Var]| {
+        let vars: &[Var; N] = vars.try_into().unwrap_or_else(|_| unreachable!());
+        Ok(vec![function(vars)?])
+    };
+    Case {
+        name,
+        function: Box::new(function),
+        inputs: inputs.to_vec(),
+    }
+}
+
+fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    type Unary = fn(&Var) -> Result<Var>;
+    let anywhere: [(&str, Unary); 9] = [
+        ("neg", ops::neg),
+        ("abs", ops::abs),
+        ("square", ops::square),
+        ("exp", ops::exp),
+        ("sin", ops::sin),
+        ("cos", ops::cos),
+        ("tanh", ops::tanh),
+        ("silu", ops::silu),
+        ("relu", ops::relu),
+    ];
+    let positive: [(&str, Unary); 5] = [
+        ("sqrt", ops::sqrt),
+        ("rsqrt", ops::rsqrt),
+        ("reciprocal", ops::reciprocal),
+        ("ln", ops::ln),
+        ("sigmoid", ops::sigmoid),
+    ];
+    for (name, op) in anywhere {
+        cases.push(case(name, [at.any(&[3, 5], 0)?], move |[x]| op(x)));
+    }
+    for (name, op) in positive {
+        cases.push(case(name, [at.positive(&[3, 5], 0)?], move |[x]| op(x)));
+    }
+
+    type Binary = fn(&Var, &Var) -> Result<Var>;
+    let binary: [(&str, Binary); 6] = [
+        ("add, broadcast", ops::add),
+        ("sub, broadcast", ops::sub),
+        ("mul, broadcast", ops::mul),
+        ("div, broadcast", ops::div),
+        ("maximum, broadcast", ops::maximum),
+        ("minimum, broadcast", ops::minimum),
+    ];
+    for (name, op) in binary {
+        let inputs = [at.any(&[2, 1, 4], 1)?, at.positive(&[3, 1], 2)?];
+        cases.push(case(name, inputs, move |[a, b]| op(a, b)));
+    }
+    cases.push(case("mul of one with itself", [at.any(&[4], 3)?], |[x]| {
+        ops::mul(x, x)
+    }));
+    cases.push(case(
+        "add, empty",
+        [at.any(&[0, 3], 0)?, at.any(&[3], 1)?],
+        |[a, b]| ops::add(a, b),
+    ));
+    cases.push(case("affine", [at.any(&[7], 4)?], |[x]| {
+        ops::affine(x, -1.7, 0.3)
+    }));
+    cases.push(case("clamp", [at.any(&[3, 7], 5)?], |[x]| {
+        ops::clamp(x, -0.6, 0.9)
+    }));
+
+    let condition = meshgrad_runtime::ops::gt(&at.any(&[3, 4], 6)?, &at.any(&[4], 7)?)?;
+    let inputs = [at.any(&[3, 1], 8)?, at.any(&[4], 9)?];
+    cases.push(case("select, broadcast", inputs, move |[a, b]| {
+        ops::select(&condition, a, b)
+    }));
+    Ok(())
+}
+
+fn reductions(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    type Reduction = fn(&Var, &[isize]) -> Result<Var>;
+    let reductions: [(&str, Reduction); 4] = [
+        ("sum", ops::sum),
+        ("mean", ops::mean),
+        ("max", ops::max),
+        ("min", ops::min),
+    ];
+    for (name, op) in reductions {
+        cases.push(case(name, [at.any(&[3, 4, 2], 0)?], move |[x]| {
+            op(x, &[0, -1])
+        }));
+    }
+    cases.push(case("sum of a transpose", [at.any(&[3, 4], 1)?], |[x]| {
+        ops::sum(&ops::transpose(x, 0, 1)?, &[0])
+    }));
+    Ok(())
+}
+
+fn shapes(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    let x = || at.any(&[3, 4, 2], 0);
+    cases.push(case("reshape of a transpose", [x()?], |[x]| {
+        ops::reshape(&ops::transpose(x, 0, 1)?, &[2, 12])
+    }));
+    cases.push(case("permute", [x()?], |[x]| {
+        ops::square(&ops::permute(x, &[2, 0, 1])?)
+    }));
+    cases.push(case("broadcast_to", [at.any(&[3, 1], 1)?], |[x]| {
+        ops::square(&ops::broadcast_to(x, &[2, 3, 5])?)
+    }));
+    cases.push(case("slice", [x()?], |[x]| {
+        ops::square(&ops::slice(x, 1, 1..3)?)
+    }));
+    cases.push(case("contiguous", [x()?], |[x]| {
+        ops::contiguous(&ops::transpose(x, 1, 2)?)
+    }));
+    cases.push(case("split_last, merge_last", [x()?], |[x]| {
+        ops::merge_last(&ops::split_last(&ops::transpose(x, 1, 2)?, 2)?)
+    }));
+    Ok(())
+}
+
+fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    let inputs = [at.any(&[2, 3, 4], 0)?, at.any(&[5, 4], 1)?];
+    cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)));
+    let inputs = [at.any(&[0, 4], 0)?, at.any(&[5, 4], 1)?];
+    cases.push(case("linear, no rows", inputs, |[x, w]| ops::linear(x, w)));
+    let inputs = [at.any(&[2, 4, 3], 2)?, at.any(&[2, 4, 5], 3)?];
+    cases.push(case("matmul of transposes, batched", inputs, |[a, b]| {
+        ops::matmul(&ops::transpose(a, -1, -2)?, b)
+    }));
+    let inputs = [
+        at.any(&[1, 5, 4, 3], 4)?,
+        at.any(&[1, 5, 2, 3], 5)?,
+        at.any(&[1, 5, 2, 3], 6)?,
+    ];
+    cases.push(case("attention, window", inputs, |[q, k, v]| {
+        let mask = AttentionMask {
+            window: Some(3),
+            ..AttentionMask::causal()
+        };
+        ops::attention(q, k, v, &mask, 0.7)
+    }));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Tolerance, gradcheck};
+
+    #[test]
+    fn every_gradient_agrees_with_finite_differences() {
+        for case in all(&Device::cpu()).unwrap() {
+            let checked = gradcheck(&case.function, &case.inputs, Tolerance::default());
+            checked.unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        }
+    }
+
+    /// The check itself can fail.
+    #[test]
+    fn a_wrong_gradient_is_found() {
+        use crate::{Save, Track};
+        let device = Device::cpu();
+        let wrong = |x: &[Var]| {
+            let y = meshgrad_runtime::ops::square(x[0].value())?;
+            let kept = x[0].value().save();
+            Ok(vec![
+                y.tracked([&x[0]], move |_, [dx]| dx.add(|| kept.get()))?,
+            ])
+        };
+        let x = Inputs { device: &device }.any(&[3], 0).unwrap();
+        let found = gradcheck(wrong, &[x], Tolerance::default());
+        assert!(matches!(found, Err(crate::Error::GradientCheck { .. })));
+    }
+}

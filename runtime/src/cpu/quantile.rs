@@ -1,0 +1,232 @@
+//! The quantile function (inverse CDF) of the normal distribution, from additions, multiplications, divisions, square
+//! roots and bits alone: what IEEE 754 rounds correctly and so every machine computes alike. Nothing is fused.
+//!
+//! With p the smaller of both tails and q = 1 - 2p, the quantile is a smooth function of w = -ln(1 - q^2), times q: Giles,
+//! "Approximating the erfinv function" (GPU Computing Gems 2, 2010). Rational functions in w with positive coefficients
+//! come close to it and lose nothing to cancellation. They were fitted for this file: least squares of the relative
+//! error at Chebyshev nodes, reweighted towards equal ripple, in 60 digits.
+//!
+//! What random ops return is part of what a run is: no constant here may change.
+
+/// The standard normal quantile of (word + 1/2) / 2^32: within 6.4 standard deviations.
+///
+/// Relative error below 5e-7 (measured over a million words at the end of the tail and every 257th elsewhere).
+#[inline(always)]
+pub(crate) fn normal_f32(word: u32) -> f32 {
+    const STEP: f32 = 1.0 / (1u64 << 32) as f32;
+
+    // Both tails are counted from their end, so that p and q are exact up to rounding.
+    let upper = (word as i32) < 0;
+    let from_end = if upper { !word } else { word };
+    let from_middle = 0x7fff_ffff - from_end;
+    let p = (from_end as i32 as f32 + 0.5) * STEP;
+    let q = (from_middle as i32 as f32 + 0.5) * (2.0 * STEP);
+
+    // 1 - q^2 = 4 p (1 - p), of which no digit is lost.
+    let w = -ln_f32(2.0 * p * (1.0 + q));
+    let size = q * (horner(w, NUMERATOR) / horner(w, DENOMINATOR));
+    if upper { size } else { -size }
+}
+
+/// Degrees 6 and 5 on 0 <= w <= 22.2, lowest power first; relative error 1.1e-8.
+const NUMERATOR: [f32; 7] = [
+    1.253_314_1,
+    0.447_568_54,
+    0.091_099_15,
+    0.012_549_007,
+    1.142_323_4e-3,
+    5.992_182_2e-5,
+    1.952_792e-7,
+];
+const DENOMINATOR: [f32; 6] = [
+    1.0,
+    0.095_308_33,
+    0.034_704_31,
+    2.317_508_4e-3,
+    2.500_866_8e-4,
+    3.794_476_2e-6,
+];
+
+/// The natural logarithm of a normal number, with an absolute error of 1e-8 before rounding.
+#[inline(always)]
+fn ln_f32(x: f32) -> f32 {
+    /// ln(1 + r) = r + r^2 tail(r) on sqrt(1/2) <= 1 + r < sqrt(2).
+    const TAIL: [f32; 8] = [
+        -0.499_999_82,
+        0.333_342_25,
+        -0.250_024_62,
+        0.199_535_8,
+        -0.165_529_43,
+        0.149_801_88,
+        -0.144_380_3,
+        0.087_265_33,
+    ];
+    const SQRT_HALF: u32 = 0x3f35_04f3;
+
+    let bits = x.to_bits();
+    let exponent = (bits.wrapping_sub(SQRT_HALF) as i32) >> 23;
+    let r = f32::from_bits(bits.wrapping_sub((exponent as u32) << 23)) - 1.0;
+    exponent as f32 * std::f32::consts::LN_2 + (r + r * r * horner(r, TAIL))
+}
+
+/// The standard normal quantile of (word + 1/2) / 2^64: within 9.3 standard deviations.
+///
+/// Relative error below 1e-15 (measured).
+#[inline(always)]
+pub(crate) fn normal_f64(word: u64) -> f64 {
+    const STEP: f64 = 1.0 / (1u128 << 64) as f64;
+
+    let upper = (word as i64) < 0;
+    let from_end = if upper { !word } else { word };
+    let from_middle = (u64::MAX >> 1) - from_end;
+    let p = (from_end as i64 as f64 + 0.5) * STEP;
+    let q = (from_middle as i64 as f64 + 0.5) * (2.0 * STEP);
+
+    let w = -ln_f64(2.0 * p * (1.0 + q));
+    let size = if w < 5.0 {
+        q * (horner(w, CENTRE_NUMERATOR) / horner(w, CENTRE_DENOMINATOR))
+    } else {
+        let t = (-ln_f64(p)).sqrt() - 2.4;
+        horner(t, TAIL_NUMERATOR) / horner(t, TAIL_DENOMINATOR)
+    };
+    if upper { size } else { -size }
+}
+
+/// In w, on 0 <= w <= 5; relative error 5e-18.
+const CENTRE_NUMERATOR: [f64; 9] = [
+    1.253_314_137_315_500_3,
+    0.494_317_642_791_788_4,
+    0.132_104_835_056_831_5,
+    0.025_434_408_358_776_795,
+    3.621_052_421_505_354e-3,
+    3.899_151_114_845_358_6e-4,
+    3.091_953_261_709_689e-5,
+    1.645_677_708_326_447_6e-6,
+    4.543_824_929_345_17e-8,
+];
+const CENTRE_DENOMINATOR: [f64; 9] = [
+    1.0,
+    0.132_609_027_516_885,
+    0.057_655_409_129_033_69,
+    6.106_285_228_453_001e-3,
+    1.033_082_929_890_009_2e-3,
+    7.954_868_064_057_204e-5,
+    5.546_771_066_307_881e-6,
+    2.364_158_318_566_731e-7,
+    1.952_138_023_205_727_4e-9,
+];
+
+/// In sqrt(-ln p) - 2.4, on 6 <= -ln p <= 45.2 (as AS241: Wichura, Applied Statistics 37, 1988); relative error 4e-17.
+const TAIL_NUMERATOR: [f64; 8] = [
+    2.731_628_120_131_929,
+    6.271_630_683_662_905,
+    5.471_293_738_375_527,
+    2.293_905_128_664_911_7,
+    0.484_807_746_355_859_66,
+    0.049_210_180_476_694_655,
+    2.024_839_516_038_530e-3,
+    2.098_209_755_040_548e-5,
+];
+const TAIL_DENOMINATOR: [f64; 7] = [
+    1.0,
+    1.716_928_163_008_181_6,
+    1.027_054_319_135_994,
+    0.270_581_570_601_497_2,
+    0.031_497_251_862_442,
+    1.396_177_532_330_520_1e-3,
+    1.483_689_343_662_729_8e-5,
+];
+
+/// The natural logarithm of a normal number: 2 artanh(r / (2 + r)) by its series, |r / (2 + r)| < 0.172.
+#[inline(always)]
+fn ln_f64(x: f64) -> f64 {
+    const SERIES: [f64; 12] = {
+        let mut series = [0.0; 12];
+        let mut at = 0;
+        while at < series.len() {
+            series[at] = 2.0 / (2 * at + 1) as f64;
+            at += 1;
+        }
+        series
+    };
+    const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
+
+    let bits = x.to_bits();
+    let exponent = (bits.wrapping_sub(SQRT_HALF) as i64) >> 52;
+    let r = f64::from_bits(bits.wrapping_sub((exponent as u64) << 52)) - 1.0;
+    let s = r / (2.0 + r);
+    exponent as f64 * std::f64::consts::LN_2 + s * horner(s * s, SERIES)
+}
+
+/// The polynomial with these coefficients, lowest power first.
+#[inline(always)]
+fn horner<W: crate::Wide, const N: usize>(x: W, coefficients: [W; N]) -> W {
+    let mut sum = coefficients[N - 1];
+    for coefficient in coefficients[..N - 1].iter().rev() {
+        sum = sum * x + *coefficient;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Quantiles of (word + 1/2) / 2^64, computed in 60 digits.
+    const QUANTILES: [(u64, f64); 20] = [
+        (0x0000000000000000, -9.155293772686072546),
+        (0x0000000000000001, -9.0359188485719379718),
+        (0x00000000000003e8, -8.2951213354632988488),
+        (0x0000000000100000, -7.4239397488634022799),
+        (0x0000000100000000, -6.2302601379708059604),
+        (0x0000200000000000, -4.6212310014992442088),
+        (0x0080000000000000, -2.885634912426757143),
+        (0x0055555555555555, -3.0109675670593745174),
+        (0x0006e00000000000, -3.7069040942384811356),
+        (0x0100000000000000, -2.6600674686174596562),
+        (0x1999999999999999, -1.281551565544600467),
+        (0x4000000000000000, -0.67448975019608174312),
+        (0x7000000000000000, -0.15731068461017069545),
+        (0x7ffffffff0000000, -3.6476242093515487879e-11),
+        (0x7fffffffffffffff, -6.7942295524213059625e-20),
+        (0x8000000000000000, 6.7942295524213059625e-20),
+        (0xb504f333f9de6484, 0.5449521356173603337),
+        (0xf000000000000000, 1.5341205443525463119),
+        (0xffffffffffffff00, 8.4558701857870118872),
+        (0xffffffffffffffff, 9.155293772686072546),
+    ];
+
+    #[test]
+    fn f64_is_exact_to_its_last_digits() {
+        for (word, quantile) in QUANTILES {
+            let error = normal_f64(word) / quantile - 1.0;
+            assert!(error.abs() < 1e-15, "{word:#x}: {error:e}");
+        }
+    }
+
+    /// The f32 quantile of a word is that of the f64 whose 32 low bits stand in the middle.
+    #[test]
+    fn f32_is_close_to_f64() {
+        let tail = 0..1 << 20;
+        let everywhere = (0..1u32 << 31).step_by(257);
+        let mut worst: f64 = 0.0;
+        for word in tail.chain(everywhere) {
+            let exact = normal_f64(u64::from(word) << 32 | 0x7fff_ffff);
+            worst = worst.max((f64::from(normal_f32(word)) / exact - 1.0).abs());
+        }
+        assert!(worst < 5e-7, "relative error {worst:e}");
+    }
+
+    #[test]
+    fn both_tails_are_alike_and_ordered() {
+        let words = (0..1u32 << 31).step_by(4_093);
+        let mut last = f32::NEG_INFINITY;
+        for word in words {
+            let quantile = normal_f32(word);
+            assert_eq!(quantile, -normal_f32(!word));
+            assert!(quantile > last && quantile < 0.0, "{word}");
+            last = quantile;
+        }
+        assert!(normal_f32(0) < -6.2 && normal_f64(0) < -9.0);
+    }
+}

@@ -1,0 +1,257 @@
+//! Random words for the elements of a tensor, and what they become.
+//!
+//! Element `i` of the global tensor has word `i % 4` of Philox's block `i / 4`. An f64 also has the same word of another
+//! block for its low bits, so that narrower floats are an f64's leading digits.
+
+use super::quantile::{normal_f32, normal_f64};
+use super::strided::{CHUNK, Dims, Source};
+use super::{BLOCK, for_blocks, vectorised};
+use crate::philox::philox;
+use crate::{Element, Float, Key, Layout, Result, Tensor, Truth, Wide};
+
+/// Blocks of four words that are computed side by side.
+const LANES: usize = 16;
+
+/// The random words of a tensor's elements, in row-major order.
+pub(crate) struct Words {
+    key: [u32; 4],
+    places: Dims,
+}
+
+/// Which of its two words of an element.
+#[derive(Clone, Copy)]
+enum Part {
+    High = 0,
+    Low = 1,
+}
+
+impl Words {
+    /// The words of `key` for elements whose global indices are their places in `places`.
+    pub(crate) fn new(key: Key, places: &Layout) -> Words {
+        Words {
+            key: key.words(),
+            places: Dims::new(places),
+        }
+    }
+
+    /// Stores the words of the elements from `start` on.
+    #[inline(always)]
+    fn load(&self, part: Part, start: usize, to: &mut [u32]) {
+        let mut filled = 0;
+        self.places
+            .for_each_run(start, to.len(), |place, stride, run| {
+                let to = &mut to[filled..filled + run];
+                filled += run;
+                if stride == 1 {
+                    return self.load_run(part, place as u64, to);
+                }
+                for (i, word) in to.iter_mut().enumerate() {
+                    let place = (place as isize + i as isize * stride) as u64;
+                    self.load_run(part, place, std::slice::from_mut(word));
+                }
+            });
+    }
+
+    /// Stores the words of the elements with global indices from `first` on.
+    #[inline(always)]
+    fn load_run(&self, part: Part, first: u64, mut to: &mut [u32]) {
+        let mut block = first / 4;
+        let mut skip = (first % 4) as usize;
+        while !to.is_empty() {
+            // Few words take single blocks: most runs of a narrow shard are short.
+            let mut words = [0; 4 * LANES];
+            let made = match skip + to.len() <= LANES {
+                true => self.blocks::<1>(part, block, &mut words),
+                false => self.blocks::<LANES>(part, block, &mut words),
+            };
+
+            let taken = to.len().min(made - skip);
+            let (now, rest) = to.split_at_mut(taken);
+            now.copy_from_slice(&words[skip..skip + taken]);
+            (to, block, skip) = (rest, block + made as u64 / 4, 0);
+        }
+    }
+
+    /// Stores `N` blocks of four words from `first` on; returns how many words they are.
+    #[inline(always)]
+    fn blocks<const N: usize>(&self, part: Part, first: u64, to: &mut [u32; 4 * LANES]) -> usize {
+        let [a, b, c, d] = self.key;
+        // A block's number has 62 bits: the topmost bit of the counter's second word is free.
+        let part = (part as u64) << 31;
+        let block = |lane: usize| first + lane as u64;
+        let counters = [
+            std::array::from_fn(|lane| block(lane) & 0xffff_ffff),
+            std::array::from_fn(|lane| block(lane) >> 32 | part),
+            [c.into(); N],
+            [d.into(); N],
+        ];
+
+        let words = philox::<N>([a, b], counters);
+        for (lane, block) in to.as_chunks_mut::<4>().0[..N].iter_mut().enumerate() {
+            *block = words.map(|word| word[lane]);
+        }
+        4 * N
+    }
+}
+
+/// A float made from random words: one for f32, two for f64, of which the second only adds digits.
+pub(crate) trait Variate: Wide {
+    /// Whether it takes the low word too.
+    const WIDE: bool;
+
+    /// Uniform in [0, 1): 24 bits in f32, 53 in f64.
+    fn unit(high: u32, low: u32) -> Self;
+
+    /// Standard normal.
+    fn normal(high: u32, low: u32) -> Self;
+}
+
+impl Variate for f32 {
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn unit(high: u32, _: u32) -> f32 {
+        const STEP: f32 = 1.0 / (1 << 24) as f32;
+        (high >> 8) as i32 as f32 * STEP
+    }
+
+    #[inline(always)]
+    fn normal(high: u32, _: u32) -> f32 {
+        normal_f32(high)
+    }
+}
+
+impl Variate for f64 {
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn unit(high: u32, low: u32) -> f64 {
+        const STEP: f64 = 1.0 / (1u64 << 53) as f64;
+        (join(high, low) >> 11) as i64 as f64 * STEP
+    }
+
+    #[inline(always)]
+    fn normal(high: u32, low: u32) -> f64 {
+        normal_f64(join(high, low))
+    }
+}
+
+#[inline(always)]
+fn join(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// `out[i] = value(high, low)` of the random words of element i.
+pub(crate) fn fill<T: Float<Wide: Variate>>(
+    words: &Words,
+    out: &mut [T],
+    value: impl Fn(u32, u32) -> T + Sync,
+) {
+    for_blocks(out, BLOCK, |start, part| {
+        vectorised(|| {
+            let (mut high, mut low) = ([0; CHUNK], [0; CHUNK]);
+            for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+                let start = start + at * CHUNK;
+                words.load(Part::High, start, &mut high[..out.len()]);
+                if T::Wide::WIDE {
+                    words.load(Part::Low, start, &mut low[..out.len()]);
+                }
+                for (out, (high, low)) in out.iter_mut().zip(high.iter().zip(&low)) {
+                    *out = value(*high, *low);
+                }
+            }
+        });
+    });
+}
+
+/// `out[i] = x[i] * scale` where the random word of element i is at least `threshold`, else 0.
+pub(crate) fn dropout<T: Float>(
+    x: &Tensor,
+    words: &Words,
+    threshold: u32,
+    scale: f64,
+    out: &mut [T],
+) -> Result<()> {
+    let x = Source::<T>::new(x)?;
+    let scale = T::Wide::from_f64(scale);
+    for_blocks(out, BLOCK, |start, part| {
+        vectorised(|| {
+            let (mut random, mut x_part) = ([0; CHUNK], [T::Wide::ZERO; CHUNK]);
+            for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+                let start = start + at * CHUNK;
+                words.load(Part::High, start, &mut random[..out.len()]);
+                x.load_wide(start, &mut x_part[..out.len()]);
+                for (out, (random, x)) in out.iter_mut().zip(random.iter().zip(&x_part)) {
+                    let kept = if *random >= threshold {
+                        *x * scale
+                    } else {
+                        T::Wide::ZERO
+                    };
+                    *out = T::narrow(kept);
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Whether the random word of each element is at least `threshold`.
+pub(crate) fn mask(words: &Words, threshold: u32, out: &mut [Truth]) {
+    for_blocks(out, BLOCK, |start, part| {
+        vectorised(|| {
+            let mut random = [0; CHUNK];
+            for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+                words.load(Part::High, start + at * CHUNK, &mut random[..out.len()]);
+                for (out, random) in out.iter_mut().zip(&random) {
+                    *out = Truth::from(*random >= threshold);
+                }
+            }
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Region, Shape};
+
+    /// Computed by another program from the definition in this module's head; frozen like the keys.
+    #[test]
+    fn words_are_frozen() {
+        let elements = [
+            (0, 0xb850_222e, 0xbde0_4e29),
+            (1, 0xc58c_b04b, 0xcd24_d769),
+            (4, 0xadca_1466, 0xa0fb_359c),
+            (1_000_003, 0xcdd4_a776, 0x9c0f_a207),
+            ((1 << 34) + 5, 0x5fe7_20cb, 0x4f60_0015),
+        ];
+        let whole = Region::whole(&[1 << 40]).unwrap();
+        for (index, high, low) in elements {
+            let one = whole.slice(0, index..index + 1).unwrap();
+            let draw = Key::new(0x0123_4567_89ab_cdef).within(&one);
+            let places = draw.places("test", &Shape::new(&[1]).unwrap()).unwrap();
+            let words = Words::new(draw.key(), &places);
+
+            let mut drawn = [0; 2];
+            words.load(Part::High, 0, &mut drawn[..1]);
+            words.load(Part::Low, 0, &mut drawn[1..]);
+            assert_eq!(drawn, [high, low], "element {index}");
+        }
+    }
+
+    /// Single blocks, blocks side by side, any start: the same words.
+    #[test]
+    fn runs_agree_with_single_elements() {
+        let places = Layout::contiguous(Shape::new(&[500]).unwrap(), 0);
+        let words = Words::new(Key::new(3), &places);
+        let mut whole = [0; 500];
+        for (at, word) in whole.iter_mut().enumerate() {
+            words.load(Part::High, at, std::slice::from_mut(word));
+        }
+        for (start, len) in [(0, 500), (1, 3), (2, 17), (3, 64), (5, 200), (7, 0)] {
+            let mut run = vec![0; len];
+            words.load(Part::High, start, &mut run);
+            assert_eq!(run, whole[start..start + len]);
+        }
+    }
+}

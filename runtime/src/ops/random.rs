@@ -1,0 +1,586 @@
+//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of the element's global
+//! index alone, so it does not depend on layout, threads, device or sharding (see [`Key`](crate::Key)).
+//!
+//! A dtype only rounds: f32 is within 2^-24 of f64 (uniform, as part of the interval), bf16 is f32 rounded.
+
+use crate::cpu::random::{self as kernels, Variate, Words};
+use crate::for_float;
+use crate::ops::binary::contiguous_range;
+use crate::{DType, Device, Draw, Element, Error, Float, Fresh, Result, Shape, Signature, Tensor};
+
+static UNIFORM_INTO: Signature = Signature::new("uniform_into", "into: F[..] -> into: F[..]", 2);
+static NORMAL_INTO: Signature = Signature::new("normal_into", "into: F[..] -> into: F[..]", 40);
+static DROPOUT: Signature = Signature::new("dropout", "x: F[..] -> y: F[..]", 1);
+static DROPOUT_GRAD: Signature = Signature::new("dropout_grad", "dy: F[..] -> dx: F[..]", 1);
+
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&UNIFORM_INTO, &NORMAL_INTO, &DROPOUT, &DROPOUT_GRAD];
+
+/// Fills `into` with values uniform in [low, high).
+///
+/// low + (high - low) u, with u a multiple of 2^-24 (of 2^-53 in f64); what rounds to `high` becomes the largest value
+/// below it. Where `low == high`, that value.
+///
+/// # Shapes
+/// `into` contiguous, any shape, f64, f32 or bf16.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, either is not finite, `into` is not contiguous or the
+/// region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+pub fn uniform_into(into: &Tensor, draw: impl Into<Draw>, low: f64, high: f64) -> Result<()> {
+    let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
+    let call = UNIFORM_INTO.call(&[into])?;
+    let words = words(call.name(), draw.into(), into.shape())?;
+    let range = contiguous_range(call.name(), into)?;
+    call.compute(|| {
+        for_float!(into.dtype(), T => {
+            fill_uniform::<T>(&words, interval, &mut into.write("uniform_into")?[range]);
+            Ok(())
+        })
+    })
+}
+
+/// A new tensor with values uniform in [low, high); see [`uniform_into`].
+///
+/// # Errors
+/// As [`uniform_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
+pub fn uniform(
+    device: &Device,
+    shape: &[usize],
+    dtype: DType,
+    draw: impl Into<Draw>,
+    low: f64,
+    high: f64,
+) -> Result<Tensor> {
+    let interval = Interval::new("uniform", low, high)?;
+    fresh(
+        "uniform",
+        device,
+        shape,
+        dtype,
+        draw.into(),
+        |words, fresh| {
+            for_float!(dtype, T => {
+                fill_uniform::<T>(words, interval, fresh.slice()?);
+                Ok(())
+            })
+        },
+    )
+}
+
+/// Fills `into` with normal values around `mean` with standard deviation `std`.
+///
+/// mean + std z, with z the normal quantile of a uniform value of 32 bits (64 in f64). It uses no function of the C
+/// library: the same bits on every machine. |z| < 6.4 (9.2 in f64).
+///
+/// # Shapes
+/// `into` contiguous, any shape, f64, f32 or bf16.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, either is not finite, `into` is not contiguous or
+/// the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+pub fn normal_into(into: &Tensor, draw: impl Into<Draw>, mean: f64, std: f64) -> Result<()> {
+    let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
+    let call = NORMAL_INTO.call(&[into])?;
+    let words = words(call.name(), draw.into(), into.shape())?;
+    let range = contiguous_range(call.name(), into)?;
+    call.compute(|| {
+        for_float!(into.dtype(), T => {
+            fill_normal::<T>(&words, bell, &mut into.write("normal_into")?[range]);
+            Ok(())
+        })
+    })
+}
+
+/// A new tensor with normal values around `mean` with standard deviation `std`; see [`normal_into`].
+///
+/// # Errors
+/// As [`normal_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
+pub fn normal(
+    device: &Device,
+    shape: &[usize],
+    dtype: DType,
+    draw: impl Into<Draw>,
+    mean: f64,
+    std: f64,
+) -> Result<Tensor> {
+    let bell = Bell::new("normal", mean, std)?;
+    fresh(
+        "normal",
+        device,
+        shape,
+        dtype,
+        draw.into(),
+        |words, fresh| {
+            for_float!(dtype, T => {
+                fill_normal::<T>(words, bell, fresh.slice()?);
+                Ok(())
+            })
+        },
+    )
+}
+
+/// `x` with each element set to zero with `probability`, and divided by 1 - `probability` otherwise, so that its mean
+/// stays (Srivastava et al. 2014). `x` itself when `probability` is 0.
+///
+/// Nothing has to be kept for the gradient: [`dropout_grad`] draws the same mask again.
+///
+/// # Shapes
+/// `x` any shape, f64, f32 or bf16; returns the same.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1) or the region has another shape.
+pub fn dropout(x: &Tensor, draw: impl Into<Draw>, probability: f64) -> Result<Tensor> {
+    drop_elements(&DROPOUT, x, draw.into(), probability)
+}
+
+/// The gradient of [`dropout`] with respect to its operand, for the same draw and probability.
+///
+/// # Shapes
+/// As [`dropout`].
+///
+/// # Errors
+/// As [`dropout`].
+pub fn dropout_grad(dy: &Tensor, draw: impl Into<Draw>, probability: f64) -> Result<Tensor> {
+    drop_elements(&DROPOUT_GRAD, dy, draw.into(), probability)
+}
+
+/// Which elements [`dropout`] keeps, bool: true with probability 1 - `probability`.
+///
+/// # Errors
+/// [`Error::Argument`] as [`dropout`]; [`Error::OutOfMemory`].
+pub fn dropout_mask(
+    device: &Device,
+    shape: &[usize],
+    draw: impl Into<Draw>,
+    probability: f64,
+) -> Result<Tensor> {
+    let threshold = threshold("dropout_mask", probability)?;
+    fresh(
+        "dropout_mask",
+        device,
+        shape,
+        DType::Bool,
+        draw.into(),
+        |words, fresh| {
+            kernels::mask(words, threshold, fresh.slice()?);
+            Ok(())
+        },
+    )
+}
+
+fn drop_elements(
+    signature: &'static Signature,
+    x: &Tensor,
+    draw: Draw,
+    probability: f64,
+) -> Result<Tensor> {
+    let threshold = threshold(signature.name(), probability)?;
+    let mut call = signature.call(&[x])?;
+    let words = words(call.name(), draw, x.shape())?;
+    if probability == 0.0 {
+        return Ok(x.clone());
+    }
+
+    let mut y = call.output(0)?;
+    let scale = 1.0 / (1.0 - probability);
+    call.compute(|| {
+        for_float!(x.dtype(), T => kernels::dropout::<T>(x, &words, threshold, scale, y.slice()?))
+    })?;
+    Ok(y.finish())
+}
+
+/// An element is dropped when its random word is below this.
+fn threshold(op: &'static str, probability: f64) -> Result<u32> {
+    if !(0.0..1.0).contains(&probability) {
+        let problem = format!("probability {probability} is not in [0, 1)");
+        return Err(Error::Argument { op, problem });
+    }
+    Ok((probability * 2f64.powi(32)).round() as u32)
+}
+
+fn words(op: &'static str, draw: Draw, shape: &Shape) -> Result<Words> {
+    Ok(Words::new(draw.key(), &draw.places(op, shape)?))
+}
+
+fn fresh(
+    op: &'static str,
+    device: &Device,
+    shape: &[usize],
+    dtype: DType,
+    draw: Draw,
+    fill: impl FnOnce(&Words, &mut Fresh) -> Result<()>,
+) -> Result<Tensor> {
+    if !dtype.computes() && dtype != DType::Bool {
+        return Err(Error::NotAFloat { dtype });
+    }
+    let shape = Shape::new(shape)?;
+    let words = words(op, draw, &shape)?;
+    let mut fresh = Fresh::new(device, shape, dtype)?;
+    if device.computes() {
+        fill(&words, &mut fresh)?;
+    }
+    Ok(fresh.finish())
+}
+
+/// What uniform values lie in.
+#[derive(Clone, Copy)]
+struct Interval {
+    low: f64,
+    high: f64,
+}
+
+impl Interval {
+    fn new(op: &'static str, low: f64, high: f64) -> Result<Interval> {
+        if !(low <= high && (high - low).is_finite()) {
+            let problem = format!("[{low}, {high}) is not an interval of finite length");
+            return Err(Error::Argument { op, problem });
+        }
+        Ok(Interval { low, high })
+    }
+
+    /// The largest `T` that may be drawn: below `high` where there is one that is not below `low`.
+    fn last<T: Float>(self) -> f64 {
+        let (low, high) = (
+            T::from_f64(self.low).to_f64(),
+            T::from_f64(self.high).to_f64(),
+        );
+        if high < self.high {
+            return high;
+        }
+        below::<T>(high).max(low)
+    }
+}
+
+/// The largest `T` below x. A step down from x is halved until it no longer leaves x.
+fn below<T: Float>(x: f64) -> f64 {
+    let mut step = x.abs().max(f64::from(f32::MIN_POSITIVE));
+    let mut last = T::from_f64(x - step).to_f64();
+    loop {
+        step *= 0.5;
+        match T::from_f64(x - step).to_f64() {
+            closer if closer < x => last = closer,
+            _ => return last,
+        }
+    }
+}
+
+fn fill_uniform<T: Float<Wide: Variate>>(words: &Words, interval: Interval, out: &mut [T]) {
+    let wide = T::Wide::from_f64;
+    let (low, length) = (wide(interval.low), wide(interval.high - interval.low));
+    let last = wide(interval.last::<T>());
+    kernels::fill::<T>(words, out, |high_word, low_word| {
+        let value = T::narrow(T::Wide::unit(high_word, low_word) * length + low);
+        if value.wide() > last {
+            T::narrow(last)
+        } else {
+            value
+        }
+    });
+}
+
+/// What normal values are like.
+#[derive(Clone, Copy)]
+struct Bell {
+    mean: f64,
+    std: f64,
+}
+
+impl Bell {
+    fn new(op: &'static str, mean: f64, std: f64) -> Result<Bell> {
+        if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
+            let problem = format!(
+                "mean {mean} and standard deviation {std} must be finite, the latter not negative"
+            );
+            return Err(Error::Argument { op, problem });
+        }
+        Ok(Bell { mean, std })
+    }
+}
+
+fn fill_normal<T: Float<Wide: Variate>>(words: &Words, bell: Bell, out: &mut [T]) {
+    let (mean, std) = (T::Wide::from_f64(bell.mean), T::Wide::from_f64(bell.std));
+    kernels::fill::<T>(words, out, |high, low| {
+        T::narrow(T::Wide::normal(high, low) * std + mean)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Key, Kind, Region, Truth};
+
+    const COUNT: usize = 200_000;
+
+    fn f64s(x: &Tensor) -> Vec<f64> {
+        super::super::cast(x, DType::F64).unwrap().to_vec().unwrap()
+    }
+
+    fn box_of(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<std::ops::Range<usize>> {
+        let cut = |(extent, (a, b)): (&usize, &(usize, usize))| {
+            let (a, b) = (a % (extent + 1), b % (extent + 1));
+            a.min(b)..a.max(b)
+        };
+        shape.iter().zip(cuts).map(cut).collect()
+    }
+
+    proptest! {
+        /// Filling a shard is cutting it out of the filled whole: for any box, any dtype, every op.
+        #[test]
+        fn shards_equal_slices(
+            shape in prop::collection::vec(1usize..40, 1..4),
+            cuts in prop::collection::vec((any::<usize>(), any::<usize>()), 4),
+            seed in any::<u64>(),
+            dtype in prop::sample::select(vec![DType::F64, DType::F32, DType::BF16]),
+        ) {
+            let device = Device::cpu();
+            let key = Key::new(seed);
+            let mut region = Region::whole(&shape).unwrap();
+            let ranges = box_of(&shape, &cuts);
+            for (dim, range) in ranges.iter().enumerate() {
+                region = region.slice(dim, range.clone()).unwrap();
+            }
+            let cut = |whole: Tensor| {
+                let dims = ranges.iter().enumerate();
+                dims.fold(whole, |x, (dim, range)| x.slice(dim as isize, range.clone()).unwrap())
+            };
+
+            let whole = normal(&device, &shape, dtype, key, 1.0, 2.0).unwrap();
+            let shard = cut(whole.clone());
+            let own = Tensor::zeros(&device, region.shape(), dtype, Kind::Parameter).unwrap();
+            normal_into(&own, key.within(&region), 1.0, 2.0).unwrap();
+            prop_assert_eq!(f64s(&own), f64s(&shard));
+
+            let dropped = cut(dropout(&whole, key, 0.4).unwrap());
+            let own = dropout(&shard, key.within(&region), 0.4).unwrap();
+            prop_assert_eq!(f64s(&own), f64s(&dropped));
+
+            let whole = uniform(&device, &shape, dtype, key, -1.0, 3.0).unwrap();
+            let own = uniform(&device, region.shape(), dtype, key.within(&region), -1.0, 3.0);
+            prop_assert_eq!(f64s(&own.unwrap()), f64s(&cut(whole)));
+        }
+    }
+
+    /// A shard that holds the whole transposed.
+    #[test]
+    fn regions_follow_permutations() {
+        let device = Device::cpu();
+        let key = Key::new(5);
+        let whole = normal(&device, &[5, 70], DType::F32, key, 0.0, 1.0).unwrap();
+        let region = Region::whole(&[5, 70]).unwrap().permute(&[1, 0]).unwrap();
+        let turned = normal(&device, &[70, 5], DType::F32, key.within(&region), 0.0, 1.0).unwrap();
+        assert_eq!(f64s(&turned), f64s(&whole.transpose(0, 1).unwrap()));
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads() {
+        let drawn = |threads: usize| {
+            let device = Device::cpu_with_threads(threads).unwrap();
+            device.run(|| {
+                f64s(&normal(&device, &[COUNT], DType::F32, Key::new(1), 0.0, 1.0).unwrap())
+            })
+        };
+        assert_eq!(drawn(1), drawn(3));
+    }
+
+    /// A narrower dtype rounds; it does not draw anew.
+    #[test]
+    fn dtypes_only_round() {
+        let device = Device::cpu();
+        let key = Key::new(9).fold(4);
+        let of = |dtype| uniform(&device, &[10_000], dtype, key, 0.0, 1.0).unwrap();
+        let (wide, single, half) = (of(DType::F64), of(DType::F32), of(DType::BF16));
+        for (wide, single) in f64s(&wide).iter().zip(f64s(&single)) {
+            assert!((0.0..2f64.powi(-24)).contains(&(wide - single)));
+        }
+        for (single, half) in f64s(&single).iter().zip(half.to_vec::<bf16>().unwrap()) {
+            let rounded = bf16::from_f32(*single as f32).to_f64();
+            assert_eq!(half.to_f64(), rounded.min(0.996_093_75));
+        }
+
+        let of = |dtype| normal(&device, &[10_000], dtype, key, 0.0, 1.0).unwrap();
+        for (wide, single) in f64s(&of(DType::F64)).iter().zip(f64s(&of(DType::F32))) {
+            assert!(
+                (wide - single).abs() < 1e-6 * wide.abs().max(1e-2),
+                "{wide} {single}"
+            );
+        }
+    }
+
+    /// How far the empirical distribution of `values` lies from `cdf`, times the square root of their number.
+    fn kolmogorov_smirnov(values: &[f64], cdf: impl Fn(f64) -> f64) -> f64 {
+        let mut values = values.to_vec();
+        values.sort_by(f64::total_cmp);
+        let count = values.len() as f64;
+        let gap = |(at, value): (usize, &f64)| {
+            let expected = cdf(*value);
+            ((at + 1) as f64 / count - expected).max(expected - at as f64 / count)
+        };
+        let widest = values.iter().enumerate().map(gap).fold(0.0, f64::max);
+        widest * count.sqrt()
+    }
+
+    /// The normal CDF by the series of erf (Abramowitz and Stegun 26.2.11), for |x| < 7.
+    fn normal_cdf(x: f64) -> f64 {
+        let (mut term, mut sum) = (x, x);
+        for i in 1..150 {
+            term *= x * x / (2 * i + 1) as f64;
+            sum += term;
+        }
+        0.5 + sum * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
+    }
+
+    /// 1.95 is exceeded with probability 0.001; keys are fixed, so these pass or fail for good.
+    #[test]
+    fn values_are_distributed_as_they_should() {
+        let device = Device::cpu();
+        for dtype in [DType::F64, DType::F32] {
+            for seed in 0..3 {
+                let key = Key::new(seed).fold_name("distribution");
+                let values = f64s(&normal(&device, &[COUNT], dtype, key, 0.0, 1.0).unwrap());
+                assert!(kolmogorov_smirnov(&values, normal_cdf) < 1.95);
+
+                let values = f64s(&uniform(&device, &[COUNT], dtype, key, 0.0, 1.0).unwrap());
+                assert!(kolmogorov_smirnov(&values, |x| x) < 1.95);
+            }
+        }
+    }
+
+    /// Each moment is within four standard errors of its expectation.
+    #[test]
+    fn moments() {
+        let device = Device::cpu();
+        let key = Key::new(2).fold_name("moments");
+        let values = f64s(&normal(&device, &[COUNT], DType::F32, key, 3.0, 0.5).unwrap());
+        let moment = |power: i32| {
+            let sum: f64 = values.iter().map(|x| ((x - 3.0) / 0.5).powi(power)).sum();
+            sum / COUNT as f64
+        };
+        for (power, expected, variance) in
+            [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)]
+        {
+            let allowed = 4.0 * f64::sqrt(variance / COUNT as f64);
+            assert!((moment(power) - expected).abs() < allowed, "moment {power}");
+        }
+
+        // Neighbours, and equal elements of neighbouring keys, are uncorrelated.
+        let other = f64s(&normal(&device, &[COUNT], DType::F32, key.fold(1), 3.0, 0.5).unwrap());
+        let product = |others: &[f64]| {
+            let pairs = values.iter().zip(others);
+            pairs.map(|(x, y)| (x - 3.0) * (y - 3.0) * 4.0).sum::<f64>() / COUNT as f64
+        };
+        assert!(product(&values[1..]).abs() < 4.0 / f64::sqrt(COUNT as f64));
+        assert!(product(&other).abs() < 4.0 / f64::sqrt(COUNT as f64));
+    }
+
+    #[test]
+    fn uniform_values_stay_below_the_end() {
+        let device = Device::cpu();
+        let intervals = [
+            (0.0, 1.0),
+            (-1.0, 0.0),
+            (-3.0, -2.0),
+            (0.1, 0.100_1),
+            (0.0, 1e-30),
+            (2.0, 2.0),
+        ];
+        for (low, high) in intervals {
+            for dtype in [DType::F64, DType::F32, DType::BF16] {
+                let values =
+                    f64s(&uniform(&device, &[5000], dtype, Key::new(0), low, high).unwrap());
+                let rounded = super::super::full(&device, &[1], dtype, low).unwrap();
+                let least = f64s(&rounded)[0];
+                assert!(
+                    values
+                        .iter()
+                        .all(|x| *x >= least && (*x < high || *x == least))
+                );
+            }
+        }
+        assert_eq!(below::<f32>(1.0), 1.0 - 2f64.powi(-24));
+        assert_eq!(below::<f64>(1.0), 1.0 - 2f64.powi(-53));
+        assert_eq!(below::<bf16>(-1.0), -1.0 - 2f64.powi(-7));
+        assert_eq!(below::<f32>(3.0), 3.0 - 2f64.powi(-22));
+    }
+
+    /// Forward, gradient and mask agree, and the share of what is kept is right.
+    #[test]
+    fn dropout_draws_its_mask_again() {
+        let device = Device::cpu();
+        let key = Key::new(8);
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let x = normal(&device, &[300, 70], dtype, Key::new(1), 0.0, 1.0).unwrap();
+            let x = x.transpose(0, 1).unwrap();
+            let (y, dx) = (
+                dropout(&x, key, 0.25).unwrap(),
+                dropout_grad(&x, key, 0.25).unwrap(),
+            );
+            let mask = dropout_mask(&device, &[70, 300], key, 0.25).unwrap();
+            let mask = mask.to_vec::<Truth>().unwrap();
+            assert_eq!(f64s(&y), f64s(&dx));
+
+            let rounding = if dtype == DType::BF16 {
+                2f64.powi(-8)
+            } else {
+                1e-6
+            };
+            for ((x, y), kept) in f64s(&x).iter().zip(f64s(&y)).zip(&mask) {
+                let expected = if kept.holds() { x / 0.75 } else { 0.0 };
+                assert!((y - expected).abs() <= rounding * expected.abs());
+            }
+            let kept = mask.iter().filter(|kept| kept.holds()).count() as f64 / 21_000.0;
+            assert!((kept - 0.75).abs() < 4.0 * f64::sqrt(0.25 * 0.75 / 21_000.0));
+        }
+    }
+
+    #[test]
+    fn dropout_of_nothing_is_free() {
+        let device = Device::cpu();
+        let x = normal(&device, &[3], DType::F32, Key::new(1), 0.0, 1.0).unwrap();
+        let y = dropout(&x, Key::new(0), 0.0).unwrap();
+        assert_eq!(y.storage_id(), x.storage_id());
+        assert!(dropout(&x, Key::new(0), 1.0).is_err());
+        assert!(dropout(&x, Key::new(0), f64::NAN).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_drawn() {
+        let device = Device::cpu();
+        let key = Key::new(0);
+        let region = Region::whole(&[2, 2]).unwrap();
+        let message = |result: Result<Tensor>| result.err().unwrap().to_string();
+        assert_eq!(
+            message(normal(
+                &device,
+                &[4],
+                DType::F32,
+                key.within(&region),
+                0.0,
+                1.0
+            )),
+            "normal: the tensor has shape [4] but its region has shape [2, 2]"
+        );
+        assert!(normal(&device, &[4], DType::I64, key, 0.0, 1.0).is_err());
+        assert!(normal(&device, &[4], DType::Bool, key, 0.0, 1.0).is_err());
+        assert!(normal(&device, &[4], DType::F32, key, 0.0, -1.0).is_err());
+        assert!(uniform(&device, &[4], DType::F32, key, 1.0, 0.0).is_err());
+        assert!(uniform(&device, &[4], DType::F32, key, f64::NAN, 0.0).is_err());
+
+        let value = normal(&device, &[4, 0], DType::F32, key, 0.0, 1.0).unwrap();
+        assert!(matches!(
+            normal_into(&value, key, 0.0, 1.0),
+            Err(Error::Immutable { .. })
+        ));
+    }
+
+    #[test]
+    fn meta_devices_only_count() {
+        let device = Device::meta(Device::cpu().properties());
+        let x = uniform(&device, &[4, 4], DType::F32, Key::new(0), 0.0, 1.0).unwrap();
+        let y = dropout(&x, Key::new(0), 0.5).unwrap();
+        assert_eq!((y.shape(), device.work().ops), (x.shape(), 1));
+    }
+}

@@ -1,0 +1,85 @@
+//! Philox4x32-10: a random function of a counter (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+//! 1, 2, 3", SC 2011). Integers only, so that every machine computes the same bits.
+
+const ROUNDS: usize = 10;
+
+/// The multipliers of words 0 and 2.
+const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
+
+/// What the key's words grow by from round to round: the golden ratio and sqrt(3) - 1, as fractions of 2^32.
+const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+
+const LOW: u64 = 0xffff_ffff;
+
+/// Four random words for each of `N` counters of four words: a bijection of the counters for each key.
+///
+/// A word stands in the low half of a lane of 64 bits, as the vector units multiply it; `N` counters are what one call
+/// computes side by side.
+#[inline(always)]
+pub(crate) fn philox<const N: usize>(
+    mut key: [u32; 2],
+    mut counters: [[u64; N]; 4],
+) -> [[u32; N]; 4] {
+    for _ in 0..ROUNDS {
+        for lane in 0..N {
+            let [a, b, c, d] = counters.map(|word| word[lane]);
+            let (left, right) = ((a & LOW) * MULTIPLIERS[0], (c & LOW) * MULTIPLIERS[1]);
+
+            // What lies above the low half is never looked at.
+            counters[0][lane] = (right >> 32) ^ b ^ u64::from(key[0]);
+            counters[1][lane] = right;
+            counters[2][lane] = (left >> 32) ^ d ^ u64::from(key[1]);
+            counters[3][lane] = left;
+        }
+        key = [
+            key[0].wrapping_add(KEY_STEPS[0]),
+            key[1].wrapping_add(KEY_STEPS[1]),
+        ];
+    }
+    counters.map(|word| word.map(|lane| lane as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The known answers published with Random123, file `kat_vectors`.
+    #[test]
+    fn known_answers() {
+        let answers = [
+            (
+                [0; 4],
+                [0; 2],
+                [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8],
+            ),
+            (
+                [0xffff_ffff; 4],
+                [0xffff_ffff; 2],
+                [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd],
+            ),
+            (
+                [0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344],
+                [0xa4093822, 0x299f31d0],
+                [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1],
+            ),
+        ];
+        for (counter, key, expected) in answers {
+            let words = philox(key, counter.map(|word: u32| [u64::from(word)]));
+            assert_eq!(words.map(|[word]| word), expected);
+        }
+    }
+
+    #[test]
+    fn counters_do_not_see_each_other() {
+        let counter = |lane: u64| [lane, lane << 7, !lane & LOW, 5];
+        let lanes: Vec<u64> = (0..16).collect();
+        let together: [[u64; 16]; 4] =
+            std::array::from_fn(|word| std::array::from_fn(|lane| counter(lanes[lane])[word]));
+
+        let together = philox([1, 2], together);
+        for (at, lane) in lanes.into_iter().enumerate() {
+            let alone = philox([1, 2], counter(lane).map(|word| [word]));
+            assert_eq!(alone.map(|[word]| word), together.map(|word| word[at]));
+        }
+    }
+}
