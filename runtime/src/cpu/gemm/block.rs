@@ -172,10 +172,7 @@ impl Grid {
             b: problem.b.part([0, first_col], [depth, cols]),
             c: problem.c.part([first_row, first_col], [rows, cols]),
         };
-        kernel.vectorize(
-            #[inline(always)]
-            || multiply_block(kernel, part, update),
-        );
+        multiply_block(kernel, part, update);
     }
 }
 
@@ -210,7 +207,6 @@ fn buffer(bytes: usize) -> Vec<CacheLine> {
     vec![CacheLine::zeroed(); bytes.div_ceil(size_of::<CacheLine>())]
 }
 
-#[inline(always)]
 fn multiply_block<K, C>(kernel: K, block: Problem<'_, K::Input, C>, update: Update)
 where
     K: Kernel,
@@ -220,14 +216,18 @@ where
         return leave_empty_sum(block.c, update);
     }
 
-    BUFFERS.with_borrow_mut(
-        #[inline(always)]
-        |buffers| {
-            let Buffers { a, b, sums } = buffers;
-            let (a, b) = (bytemuck::cast_slice_mut(a), bytemuck::cast_slice_mut(b));
-            multiply_slabs(kernel, block, update, a, b, bytemuck::cast_slice_mut(sums));
-        },
-    );
+    BUFFERS.with_borrow_mut(|buffers| {
+        let a = bytemuck::cast_slice_mut(&mut buffers.a);
+        let b = bytemuck::cast_slice_mut(&mut buffers.b);
+        let sums = bytemuck::cast_slice_mut(&mut buffers.sums);
+
+        // Everything below is inlined here: a function that is called instead would be compiled
+        // for the baseline of the architecture, and micro-kernels with it.
+        kernel.vectorize(
+            #[inline(always)]
+            || multiply_slabs(kernel, block, update, a, b, sums),
+        );
+    });
 }
 
 /// The product when k = 0.

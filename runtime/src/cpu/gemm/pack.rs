@@ -94,12 +94,24 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     width: usize,
     panel: &mut [U],
 ) {
+    if !lanes.rows_are_contiguous() {
+        for (unit, row) in panel.chunks_exact_mut(width).enumerate() {
+            for (index, units) in row.chunks_mut(BLOCK).enumerate() {
+                copy_units(units, &units_at_depth(&lanes, index * BLOCK, unit));
+            }
+        }
+        return;
+    }
+
+    let mut block = Block::<U>::zeroed();
     for (step, rows) in panel.chunks_mut(BLOCK * width).enumerate() {
         for lane in (0..width).step_by(BLOCK) {
-            let block = block_by_depth(&lanes, lane, step * BLOCK);
+            read_contiguous_lanes(&lanes, lane, step * BLOCK, &mut block);
+            U::transpose(&mut block);
+
             let live = BLOCK.min(width - lane);
             for (row, units) in rows.chunks_exact_mut(width).zip(&block) {
-                row[lane..lane + live].copy_from_slice(&units[..live]);
+                copy_units(&mut row[lane..lane + live], units);
             }
         }
     }
@@ -115,70 +127,47 @@ pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
     panel: &mut [U],
 ) {
     for (step, rows) in panel.chunks_exact_mut(BLOCK * width).enumerate() {
-        for (index, tile) in rows.chunks_exact_mut(BLOCK * BLOCK).enumerate() {
-            let block = block_by_lane(&lanes, index * BLOCK, step * BLOCK);
-            tile.copy_from_slice(block.as_flattened());
+        let (tiles, _) = rows.as_chunks_mut::<BLOCK>();
+        let (tiles, _) = tiles.as_chunks_mut::<BLOCK>();
+        for (index, tile) in tiles.iter_mut().enumerate() {
+            let (lane, unit) = (index * BLOCK, step * BLOCK);
+            if lanes.rows_are_contiguous() {
+                read_contiguous_lanes(&lanes, lane, unit, tile);
+                continue;
+            }
+
+            for (unit, units) in (unit..).zip(&mut *tile) {
+                *units = units_at_depth(&lanes, lane, unit);
+            }
+            U::transpose(tile);
         }
     }
 }
 
-/// `block[p][i]`: unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`.
+/// `block[i][p]`: unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`, which
+/// must be contiguous along k.
 #[inline(always)]
-fn block_by_depth<T: Pod, U: Unit<T>>(
+fn read_contiguous_lanes<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
     first_lane: usize,
     first_unit: usize,
-) -> Block<U> {
-    if lanes.rows_are_contiguous() {
-        let mut block = read_along_depth(lanes, first_lane, first_unit);
-        U::transpose(&mut block);
-        return block;
-    }
-
-    read_along_lanes(lanes, first_lane, first_unit)
-}
-
-/// `block[i][p]`: unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`.
-#[inline(always)]
-fn block_by_lane<T: Pod, U: Unit<T>>(
-    lanes: &MatrixRef<'_, T>,
-    first_lane: usize,
-    first_unit: usize,
-) -> Block<U> {
-    if lanes.rows_are_contiguous() {
-        return read_along_depth(lanes, first_lane, first_unit);
-    }
-
-    let mut block = read_along_lanes(lanes, first_lane, first_unit);
-    U::transpose(&mut block);
-    block
-}
-
-/// `block[i][p]` from lanes that are contiguous along k.
-#[inline(always)]
-fn read_along_depth<T: Pod, U: Unit<T>>(
-    lanes: &MatrixRef<'_, T>,
-    first_lane: usize,
-    first_unit: usize,
-) -> Block<U> {
-    let mut block = Block::<U>::zeroed();
+    block: &mut Block<U>,
+) {
     let depth = first_unit * U::DEPTH;
-    let live = (BLOCK * U::DEPTH).min(lanes.cols().saturating_sub(depth));
-    if live == 0 {
-        return block;
-    }
+    let whole = BLOCK * U::DEPTH;
+    let live = whole.min(lanes.cols().saturating_sub(depth));
 
-    for (units, lane) in block.iter_mut().zip(first_lane..lanes.rows()) {
-        let elements = lanes.row(lane, depth, live);
-        if live == BLOCK * U::DEPTH {
-            join_neighbours(elements, units);
+    for (lane, units) in (first_lane..).zip(block) {
+        if lane >= lanes.rows() || live == 0 {
+            *units = [U::zeroed(); BLOCK];
+        } else if live == whole {
+            join_neighbours(lanes.row(lane, depth, whole), units);
         } else {
             let mut padded = [T::zeroed(); 2 * BLOCK];
-            padded[..live].copy_from_slice(elements);
-            join_neighbours(&padded[..BLOCK * U::DEPTH], units);
+            padded[..live].copy_from_slice(lanes.row(lane, depth, live));
+            join_neighbours(&padded[..whole], units);
         }
     }
-    block
 }
 
 #[inline(always)]
@@ -188,61 +177,62 @@ fn join_neighbours<T: Pod, U: Unit<T>>(elements: &[T], units: &mut [U; BLOCK]) {
     }
 }
 
-/// `block[p][i]` from lanes with any strides; fast when neighbouring lanes are neighbours.
+/// Unit `unit` of 16 lanes of any strides, zero outside of `lanes`; fast when neighbouring lanes
+/// are neighbours in memory.
 #[inline(always)]
-fn read_along_lanes<T: Pod, U: Unit<T>>(
+fn units_at_depth<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
     first_lane: usize,
-    first_unit: usize,
-) -> Block<U> {
-    let mut block = Block::<U>::zeroed();
-    let live = BLOCK.min(lanes.rows().saturating_sub(first_lane));
-    let by_depth = lanes.transposed();
-    if live == 0 {
-        return block;
+    unit: usize,
+) -> [U; BLOCK] {
+    let first = elements_at_depth(lanes, first_lane, unit * U::DEPTH);
+    if U::DEPTH == 1 {
+        return std::array::from_fn(|i| U::join(first[i], first[i]));
     }
 
-    for (unit, units) in (first_unit..).zip(&mut block) {
-        let depth = unit * U::DEPTH;
-        if depth >= by_depth.rows() {
-            break;
-        }
-
-        let first = read_lanes(&by_depth, depth, first_lane, live);
-        let has_second = U::DEPTH == 2 && depth + 1 < by_depth.rows();
-        let second = match has_second {
-            true => read_lanes(&by_depth, depth + 1, first_lane, live),
-            false => [T::zeroed(); BLOCK],
-        };
-        for i in 0..BLOCK {
-            units[i] = U::join(first[i], second[i]);
-        }
-    }
-    block
+    let second = elements_at_depth(lanes, first_lane, unit * U::DEPTH + 1);
+    std::array::from_fn(|i| U::join(first[i], second[i]))
 }
 
-/// `live` lanes at one depth, followed by zeros.
+/// 16 lanes at one depth, zero outside of `lanes`.
 #[inline(always)]
-fn read_lanes<T: Pod>(
-    by_depth: &MatrixRef<'_, T>,
-    depth: usize,
+fn elements_at_depth<T: Pod>(
+    lanes: &MatrixRef<'_, T>,
     first_lane: usize,
-    live: usize,
+    depth: usize,
 ) -> [T; BLOCK] {
-    let mut lanes = [T::zeroed(); BLOCK];
-    if by_depth.rows_are_contiguous() {
-        let elements = by_depth.row(depth, first_lane, live);
-        match <&[T; BLOCK]>::try_from(elements) {
-            Ok(whole) => lanes = *whole,
-            Err(_) => lanes[..live].copy_from_slice(elements),
-        }
-        return lanes;
+    let mut elements = [T::zeroed(); BLOCK];
+    let live = BLOCK.min(lanes.rows().saturating_sub(first_lane));
+    if live == 0 || depth >= lanes.cols() {
+        return elements;
     }
 
-    for (lane, element) in (first_lane..).zip(&mut lanes[..live]) {
-        *element = by_depth.get(depth, lane);
+    let by_depth = lanes.transposed();
+    if by_depth.rows_are_contiguous() {
+        let source = by_depth.row(depth, first_lane, live);
+        match <&[T; BLOCK]>::try_from(source) {
+            Ok(whole) => return *whole,
+            Err(_) => elements[..live].copy_from_slice(source),
+        }
+        return elements;
     }
-    lanes
+
+    for (lane, element) in (first_lane..).zip(&mut elements[..live]) {
+        *element = lanes.get(lane, depth);
+    }
+    elements
+}
+
+/// Fills `row` with as many units. The widths that kernels use become plain vector moves; a copy of
+/// unknown length would be a call.
+#[inline(always)]
+fn copy_units<U: Pod>(row: &mut [U], units: &[U; BLOCK]) {
+    match row.len() {
+        BLOCK => row.copy_from_slice(units),
+        12 => row.copy_from_slice(&units[..12]),
+        8 => row.copy_from_slice(&units[..8]),
+        _ => row.iter_mut().zip(units).for_each(|(to, &from)| *to = from),
+    }
 }
 
 #[inline(always)]
@@ -266,6 +256,7 @@ fn transpose_words(block: &mut Block<u32>) {
 /// Exchanges 1, 2, 4, then 8 neighbours: after step s, blocks of 2^s words are transposed.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
+#[inline]
 fn transpose_avx512(block: &mut Block<u32>) {
     use std::arch::x86_64::*;
 
