@@ -22,6 +22,9 @@ pub(super) trait Unit<T>: Pod {
     /// One unit from one or two elements; the second is not looked at when `DEPTH` is 1.
     fn join(first: T, second: T) -> Self;
 
+    /// 16 units from `16 * DEPTH` elements.
+    fn join_neighbours(elements: &[T]) -> [Self; BLOCK];
+
     fn transpose(block: &mut Block<Self>) {
         for i in 0..BLOCK {
             for j in 0..i {
@@ -40,6 +43,11 @@ impl Unit<f64> for f64 {
     fn join(first: f64, _: f64) -> Self {
         first
     }
+
+    #[inline(always)]
+    fn join_neighbours(elements: &[f64]) -> [f64; BLOCK] {
+        join_singles(elements)
+    }
 }
 
 impl Unit<f32> for f32 {
@@ -48,6 +56,11 @@ impl Unit<f32> for f32 {
     #[inline(always)]
     fn join(first: f32, _: f32) -> Self {
         first
+    }
+
+    #[inline(always)]
+    fn join_neighbours(elements: &[f32]) -> [f32; BLOCK] {
+        join_singles(elements)
     }
 
     #[inline(always)]
@@ -65,9 +78,23 @@ impl Unit<bf16> for f32 {
     }
 
     #[inline(always)]
+    fn join_neighbours(elements: &[bf16]) -> [f32; BLOCK] {
+        join_singles(elements)
+    }
+
+    #[inline(always)]
     fn transpose(block: &mut Block<f32>) {
         transpose_words(bytemuck::cast_mut(block));
     }
+}
+
+#[inline(always)]
+fn join_singles<T: Copy, U: Unit<T>>(elements: &[T]) -> [U; BLOCK] {
+    let mut units = [U::zeroed(); BLOCK];
+    for (unit, &element) in units.iter_mut().zip(elements) {
+        *unit = U::join(element, element);
+    }
+    units
 }
 
 /// A pair along k, the first in the low half: what dot-product instructions take.
@@ -77,6 +104,12 @@ impl Unit<bf16> for u32 {
     #[inline(always)]
     fn join(first: bf16, second: bf16) -> Self {
         u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
+    }
+
+    /// On little-endian machines, the only ones with such instructions, neighbours are pairs.
+    #[inline(always)]
+    fn join_neighbours(elements: &[bf16]) -> [u32; BLOCK] {
+        bytemuck::pod_read_unaligned(bytemuck::cast_slice(elements))
     }
 
     #[inline(always)]
@@ -104,8 +137,8 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     }
 
     let mut block = Block::<U>::zeroed();
-    for (step, rows) in panel.chunks_mut(BLOCK * width).enumerate() {
-        for lane in (0..width).step_by(BLOCK) {
+    for lane in (0..width).step_by(BLOCK) {
+        for (step, rows) in panel.chunks_mut(BLOCK * width).enumerate() {
             read_contiguous_lanes(&lanes, lane, step * BLOCK, &mut block);
             U::transpose(&mut block);
 
@@ -161,19 +194,12 @@ fn read_contiguous_lanes<T: Pod, U: Unit<T>>(
         if lane >= lanes.rows() || live == 0 {
             *units = [U::zeroed(); BLOCK];
         } else if live == whole {
-            join_neighbours(lanes.row(lane, depth, whole), units);
+            *units = U::join_neighbours(lanes.row(lane, depth, whole));
         } else {
             let mut padded = [T::zeroed(); 2 * BLOCK];
             padded[..live].copy_from_slice(lanes.row(lane, depth, live));
-            join_neighbours(&padded[..whole], units);
+            *units = U::join_neighbours(&padded[..whole]);
         }
-    }
-}
-
-#[inline(always)]
-fn join_neighbours<T: Pod, U: Unit<T>>(elements: &[T], units: &mut [U; BLOCK]) {
-    for (unit, elements) in units.iter_mut().zip(elements.chunks_exact(U::DEPTH)) {
-        *unit = U::join(elements[0], elements[U::DEPTH - 1]);
     }
 }
 
@@ -186,12 +212,16 @@ fn units_at_depth<T: Pod, U: Unit<T>>(
     unit: usize,
 ) -> [U; BLOCK] {
     let first = elements_at_depth(lanes, first_lane, unit * U::DEPTH);
-    if U::DEPTH == 1 {
-        return std::array::from_fn(|i| U::join(first[i], first[i]));
-    }
+    let second = match U::DEPTH {
+        1 => first,
+        _ => elements_at_depth(lanes, first_lane, unit * U::DEPTH + 1),
+    };
 
-    let second = elements_at_depth(lanes, first_lane, unit * U::DEPTH + 1);
-    std::array::from_fn(|i| U::join(first[i], second[i]))
+    let mut units = [U::zeroed(); BLOCK];
+    for i in 0..BLOCK {
+        units[i] = U::join(first[i], second[i]);
+    }
+    units
 }
 
 /// 16 lanes at one depth, zero outside of `lanes`.
