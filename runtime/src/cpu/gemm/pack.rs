@@ -259,7 +259,6 @@ fn elements_at_depth<T: Pod>(
 fn copy_units<U: Pod>(row: &mut [U], units: &[U; BLOCK]) {
     match row.len() {
         BLOCK => row.copy_from_slice(units),
-        12 => row.copy_from_slice(&units[..12]),
         8 => row.copy_from_slice(&units[..8]),
         _ => row.iter_mut().zip(units).for_each(|(to, &from)| *to = from),
     }

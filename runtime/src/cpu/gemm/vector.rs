@@ -1,7 +1,8 @@
 //! The micro-kernel over vector registers, for any instruction set that has a vector multiply-add.
 //!
-//! At each depth it loads two vectors of B's panel, broadcasts one unit of A's panel after the
-//! other and multiplies: 12 x 2 sums where there are 32 registers, 6 x 2 where there are 16.
+//! At each depth it loads three vectors of B's panel, broadcasts one unit of A's panel after the
+//! other and multiplies: 8 x 3 vectors of sums where there are 32 registers, 4 x 3 where there are
+//! 16.
 
 use std::marker::PhantomData;
 
@@ -43,10 +44,12 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VectorKernel<A>(pub(super) A);
 
+/// Vectors in a row of a tile.
+const ACROSS: usize = 3;
+
 impl<A: Arithmetic> VectorKernel<A> {
-    const WIDE: bool = A::REGISTERS >= 32;
-    const ROWS: usize = if Self::WIDE { 12 } else { 6 };
-    const COLS: usize = 2 * A::LANES;
+    const ROWS: usize = if A::REGISTERS >= 32 { 8 } else { 4 };
+    const COLS: usize = ACROSS * A::LANES;
 }
 
 impl<A: Arithmetic> Kernel for VectorKernel<A> {
@@ -88,50 +91,72 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         start: Start,
         sums: &mut [A::Sum],
     ) {
-        let (b, sums) = (self.0.units(b), self.0.sums(sums));
-
-        // Few live rows (a short group, one token) skip the work of the others.
-        match (Self::WIDE, live.rows) {
-            (true, 9..) => multiply_rows::<A, 12, 12>(self.0, a, b, start, sums),
-            (true, 5..) => multiply_rows::<A, 12, 8>(self.0, a, b, start, sums),
-            (true, _) => multiply_rows::<A, 12, 4>(self.0, a, b, start, sums),
-            (false, 4..) => multiply_rows::<A, 6, 6>(self.0, a, b, start, sums),
-            (false, _) => multiply_rows::<A, 6, 3>(self.0, a, b, start, sums),
+        // Rows and columns that are not wanted (a short group, one token) are left out by halves
+        // and by vectors.
+        if A::REGISTERS >= 32 {
+            match live.rows {
+                5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 8, 4>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 8, 1>(self.0, a, b, live, start, sums),
+            }
+        } else {
+            match live.rows {
+                2.. => multiply_rows::<A, 4, 4>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 4, 1>(self.0, a, b, live, start, sums),
+            }
         }
     }
 }
 
-/// Computes the first `ROWS` rows of a tile whose panel of A holds `PANEL_ROWS`.
+/// Computes the first `ROWS` rows of a tile whose panel of A holds `PANEL` rows.
 #[inline(always)]
-fn multiply_rows<A: Arithmetic, const PANEL_ROWS: usize, const ROWS: usize>(
+fn multiply_rows<A: Arithmetic, const PANEL: usize, const ROWS: usize>(
     math: A,
     a: &[A::Packed],
-    b: &[A::Units],
+    b: &[A::Packed],
+    live: Tile,
     start: Start,
-    tile: &mut [A::Sums],
+    tile: &mut [A::Sum],
 ) {
-    let (tile, _) = tile.as_chunks_mut::<2>();
-    let tile = &mut tile[..ROWS];
+    let (a, _) = a.as_chunks::<PANEL>();
+    let (b, _) = math.units(b).as_chunks::<ACROSS>();
+    let (tile, _) = math.sums(tile).as_chunks_mut::<ACROSS>();
 
-    let mut sums = [[math.zero(); 2]; ROWS];
+    match live.cols.div_ceil(A::LANES) {
+        3.. => multiply_vectors::<A, PANEL, ROWS, 3>(math, a, b, start, tile),
+        2 => multiply_vectors::<A, PANEL, ROWS, 2>(math, a, b, start, tile),
+        _ => multiply_vectors::<A, PANEL, ROWS, 1>(math, a, b, start, tile),
+    }
+}
+
+/// Computes `ROWS` rows by `COLS` vectors, the upper left part of a tile.
+#[inline(always)]
+fn multiply_vectors<A: Arithmetic, const PANEL: usize, const ROWS: usize, const COLS: usize>(
+    math: A,
+    a: &[[A::Packed; PANEL]],
+    b: &[[A::Units; ACROSS]],
+    start: Start,
+    tile: &mut [[A::Sums; ACROSS]],
+) {
+    let tile = &mut tile[..ROWS];
+    let mut sums = [[math.zero(); COLS]; ROWS];
     if start == Start::Resume {
-        for (sum, &old) in sums.iter_mut().zip(&*tile) {
-            *sum = old;
+        for (sum, old) in sums.iter_mut().zip(&*tile) {
+            sum.copy_from_slice(&old[..COLS]);
         }
     }
 
-    let (a, _) = a.as_chunks::<PANEL_ROWS>();
-    let (b, _) = b.as_chunks::<2>();
-    for (rows, &[left, right]) in a.iter().zip(b) {
+    for (rows, cols) in a.iter().zip(b) {
         for i in 0..ROWS {
             let row = math.broadcast(rows[i]);
-            sums[i][0] = math.multiply_add(row, left, sums[i][0]);
-            sums[i][1] = math.multiply_add(row, right, sums[i][1]);
+            for j in 0..COLS {
+                sums[i][j] = math.multiply_add(row, cols[j], sums[i][j]);
+            }
         }
     }
 
-    for (new, sum) in tile.iter_mut().zip(sums) {
-        *new = sum;
+    for (new, sum) in tile.iter_mut().zip(&sums) {
+        new[..COLS].copy_from_slice(sum);
     }
 }
 
