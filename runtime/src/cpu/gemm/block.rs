@@ -26,7 +26,11 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
         }
 
         let (a, b) = (self.b.transposed(), self.a.transposed());
-        Self { a, b, c: self.c.transposed() }
+        Self {
+            a,
+            b,
+            c: self.c.transposed(),
+        }
     }
 
     fn multiply_adds(&self) -> usize {
@@ -35,8 +39,8 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
     }
 }
 
-/// Bytes along k of a slab: with this the panel of B that is read again and again (32 columns)
-/// stays in a 48 KiB first-level cache, and slabs of both operands in the second level.
+/// Bytes along k of a slab: with this a panel of A (8 or 32 rows), which is read again for each
+/// panel of B, stays in the first-level cache, and the slabs of both operands in the second.
 const SLAB_BYTES: usize = 1024;
 
 /// Most rows and columns of a block; the larger, the less often operands are packed again.
@@ -63,7 +67,9 @@ pub(super) fn multiply_all<'a, K, C>(
     C: Output<K::Sum> + 'a,
 {
     let problem = |index| problem(index).along_rows();
-    let work = (0..count).map(|i| problem(i).multiply_adds()).fold(0, usize::saturating_add);
+    let work = (0..count)
+        .map(|i| problem(i).multiply_adds())
+        .fold(0, usize::saturating_add);
 
     if work < SERIAL_MULTIPLY_ADDS || rayon::current_num_threads() == 1 {
         let grid = Grid::largest(kernel);
@@ -75,11 +81,14 @@ pub(super) fn multiply_all<'a, K, C>(
     }
 
     let grid = Grid::for_threads(kernel, || (0..count).map(problem));
-    (0..count).into_par_iter().with_max_len(1).for_each(|index| {
-        let problem = problem(index);
-        let blocks = (0..grid.blocks(&problem)).into_par_iter().with_max_len(1);
-        blocks.for_each(|i| grid.multiply(kernel, &problem, i, update));
-    });
+    (0..count)
+        .into_par_iter()
+        .with_max_len(1)
+        .for_each(|index| {
+            let problem = problem(index);
+            let blocks = (0..grid.blocks(&problem)).into_par_iter().with_max_len(1);
+            blocks.for_each(|i| grid.multiply(kernel, &problem, i, update));
+        });
 }
 
 /// How C is cut into blocks. It decides who computes an element, never how.
@@ -94,7 +103,10 @@ impl Grid {
     fn largest<K: Kernel>(kernel: K) -> Self {
         let tile = kernel.tile();
         let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
-        let block = Tile { rows: most / tile.rows * tile.rows, cols: most / tile.cols * tile.cols };
+        let block = Tile {
+            rows: most / tile.rows * tile.rows,
+            cols: most / tile.cols * tile.cols,
+        };
 
         Self { tile, block }
     }
@@ -109,7 +121,11 @@ impl Grid {
         let wanted = 2 * rayon::current_num_threads();
         let mut grid = Self::largest(kernel);
 
-        while problems().map(|problem| grid.blocks(&problem)).sum::<usize>() < wanted {
+        while problems()
+            .map(|problem| grid.blocks(&problem))
+            .sum::<usize>()
+            < wanted
+        {
             let Tile { rows, cols } = grid.block;
             let (larger, step) = match rows >= cols {
                 true => (&mut grid.block.rows, grid.tile.rows),
@@ -249,15 +265,25 @@ fn multiply_slabs<K, C>(
     for slab in (0..depth).step_by(slab_depth) {
         let live_depth = slab_depth.min(depth - slab);
         let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
-        let start = if slab == 0 { Start::Zero } else { Start::Resume };
+        let start = if slab == 0 {
+            Start::Zero
+        } else {
+            Start::Resume
+        };
         let is_last = slab + live_depth == depth;
 
         let (a_len, b_len) = (tile.rows * units, tile.cols * units);
-        for (panel, row) in a_panels.chunks_exact_mut(a_len).zip((0..a.rows()).step_by(tile.rows)) {
+        for (panel, row) in a_panels
+            .chunks_exact_mut(a_len)
+            .zip((0..a.rows()).step_by(tile.rows))
+        {
             let rows = tile.rows.min(a.rows() - row);
             kernel.pack_a(a.part([row, slab], [rows, live_depth]), panel);
         }
-        for (panel, col) in b_panels.chunks_exact_mut(b_len).zip((0..c.cols()).step_by(tile.cols)) {
+        for (panel, col) in b_panels
+            .chunks_exact_mut(b_len)
+            .zip((0..c.cols()).step_by(tile.cols))
+        {
             let cols = tile.cols.min(c.cols() - col);
             kernel.pack_b(b_t.part([col, slab], [cols, live_depth]), panel);
         }
@@ -265,17 +291,30 @@ fn multiply_slabs<K, C>(
         // With a single slab one tile of sums serves all, and stays in the first-level cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
-        for (a_panel, row) in a_panels.chunks_exact(a_len).zip((0..c.rows()).step_by(tile.rows)) {
-            for (b_panel, col) in b_panels.chunks_exact(b_len).zip((0..c.cols()).step_by(tile.cols))
+        for (a_panel, row) in a_panels
+            .chunks_exact(a_len)
+            .zip((0..c.rows()).step_by(tile.rows))
+        {
+            for (b_panel, col) in b_panels
+                .chunks_exact(b_len)
+                .zip((0..c.cols()).step_by(tile.cols))
             {
                 let rows = tile.rows.min(c.rows() - row);
-                let live = Tile { rows, cols: tile.cols.min(c.cols() - col) };
+                let live = Tile {
+                    rows,
+                    cols: tile.cols.min(c.cols() - col),
+                };
                 let sums = &mut sums[next_sums..][..tile.len()];
                 next_sums += sum_stride;
 
                 kernel.multiply(a_panel, b_panel, live, start, sums);
                 if is_last {
-                    store(c.part([row, col], [live.rows, live.cols]), sums, tile, update);
+                    store(
+                        c.part([row, col], [live.rows, live.cols]),
+                        sums,
+                        tile,
+                        update,
+                    );
                 }
             }
         }

@@ -133,7 +133,7 @@ impl<'a> Layout<'a> {
 
     /// The `rows` x `cols` part whose first element is (row, col). It must lie within.
     fn part(self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Self {
-        debug_assert!(row + rows <= self.rows && col + cols <= self.cols);
+        assert!(row + rows <= self.rows && col + cols <= self.cols);
         let empty = rows == 0 || cols == 0;
         let offset = if empty { 0 } else { self.index(row, col) };
 

@@ -26,13 +26,7 @@ pub(super) trait Unit<T>: Pod {
     fn join_neighbours(elements: &[T]) -> [Self; BLOCK];
 
     fn transpose(block: &mut Block<Self>) {
-        for i in 0..BLOCK {
-            for j in 0..i {
-                let upper = block[j][i];
-                block[j][i] = block[i][j];
-                block[i][j] = upper;
-            }
-        }
+        transpose_by_swaps(block);
     }
 }
 
@@ -153,6 +147,7 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
 /// 16 units of lane 0, the same 16 of lane 1 and so on, then the next 16: what tile registers load.
 ///
 /// `lanes` is [at most width, depth] and `width` a multiple of 16.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -273,11 +268,14 @@ fn transpose_words(block: &mut Block<u32>) {
         return;
     }
 
-    for i in 0..BLOCK {
-        for j in 0..i {
-            let upper = block[j][i];
-            block[j][i] = block[i][j];
-            block[i][j] = upper;
+    transpose_by_swaps(block);
+}
+
+fn transpose_by_swaps<U>(block: &mut Block<U>) {
+    for i in 1..BLOCK {
+        let (above, below) = block.split_at_mut(i);
+        for (row, lower) in above.iter_mut().zip(&mut below[0]) {
+            std::mem::swap(&mut row[i], lower);
         }
     }
 }

@@ -7,13 +7,13 @@ use pulp::Simd;
 use super::block::{Problem, multiply_all};
 use super::kernel::{Element, Kernel, Output, WithKernel};
 use super::vector::{F32, F64, VectorKernel};
-use super::{GemmError, MatrixMut, MatrixRef, Run, Update};
+use super::{GemmError, MatrixMut, MatrixRef, Update};
 
 mod grouped;
 mod laws;
 
-/// Around the edges of every tile (6, 12, 32), block (16) and slab of the kernels.
-const EXTENTS: [usize; 15] = [0, 1, 2, 3, 7, 8, 9, 12, 13, 31, 33, 47, 49, 64, 130];
+/// Around the edges of the kernels' tiles (4, 8, 24, 32, 48) and of the blocks of packing (16).
+const EXTENTS: [usize; 16] = [0, 1, 2, 3, 7, 8, 9, 16, 17, 25, 31, 33, 47, 49, 64, 130];
 
 /// Small numbers in a fixed order; products of a few of them are exact even in bf16.
 #[derive(Clone)]
