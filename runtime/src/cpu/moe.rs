@@ -1,0 +1,286 @@
+//! Kernels of mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows there and back.
+
+use rayon::prelude::*;
+
+use super::rank::top_of;
+use super::strided::CHUNK;
+use super::{BLOCK, for_blocks, vectorised};
+use crate::{Element, Error, Float, Result, Wide};
+
+const LANES: usize = 16;
+
+/// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them without it.
+pub(crate) fn router_top_k<T: Float>(
+    probabilities: &[T],
+    bias: Option<&[T::Wide]>,
+    experts: usize,
+    k: usize,
+    renormalise: bool,
+    weights: &mut [T],
+    indices: &mut [i32],
+) {
+    let choose = |(row, (weights, indices)): (usize, (&mut [T], &mut [i32]))| {
+        let row = &probabilities[row * experts..][..experts];
+        match bias {
+            None => top_of(experts, |expert| row[expert].wide(), indices),
+            Some(bias) => top_of(experts, |expert| row[expert].wide() + bias[expert], indices),
+        }
+
+        let chosen = |index: &i32| row[*index as usize].wide();
+        let scale = match renormalise {
+            true => indices.iter().map(chosen).sum(),
+            false => T::Wide::ONE,
+        };
+        for (weight, index) in weights.iter_mut().zip(&*indices) {
+            *weight = T::narrow(chosen(index) / scale);
+        }
+    };
+
+    match probabilities.len() <= BLOCK {
+        true => weights
+            .chunks_mut(k)
+            .zip(indices.chunks_mut(k))
+            .enumerate()
+            .for_each(choose),
+        false => {
+            let rows = weights.par_chunks_mut(k).zip(indices.par_chunks_mut(k));
+            rows.enumerate()
+                .with_min_len(rows_a_task(experts))
+                .for_each(choose);
+        }
+    }
+}
+
+/// The gradient of [`router_top_k`]; the choice itself has none. `indices` have been checked.
+pub(crate) fn router_top_k_grad<T: Float>(
+    probabilities: &[T],
+    indices: &[i32],
+    dweights: &[T],
+    experts: usize,
+    k: usize,
+    renormalise: bool,
+    dprobabilities: &mut [T],
+) {
+    for_rows(dprobabilities, experts, |row, dprobabilities| {
+        let probabilities = &probabilities[row * experts..][..experts];
+        let slots = row * k..(row + 1) * k;
+        let (indices, dweights) = (&indices[slots.clone()], &dweights[slots]);
+        let chosen = |index: &i32| probabilities[*index as usize].wide();
+
+        // w_j = p_j / s with s = sum_j p_j, so dp_j = (dw_j - sum_i dw_i w_i) / s.
+        let (mut mean, mut scale) = (T::Wide::ZERO, T::Wide::ONE);
+        if renormalise {
+            scale = indices.iter().map(chosen).sum();
+            let products = indices
+                .iter()
+                .zip(dweights)
+                .map(|(index, dw)| dw.wide() * chosen(index));
+            mean = products.sum::<T::Wide>() / scale;
+        }
+
+        dprobabilities.fill(T::zeroed());
+        for (index, dw) in indices.iter().zip(dweights) {
+            dprobabilities[*index as usize] = T::narrow((dw.wide() - mean) / scale);
+        }
+    });
+}
+
+/// A stable counting sort of `indices` by expert, of which those from `first_expert` on are held: one for each
+/// difference of `offsets`. Indices have been checked.
+pub(crate) fn expert_order<I: Element>(
+    indices: &[I],
+    first_expert: usize,
+    offsets: &mut [i64],
+    order: &mut [i32],
+    place: &mut [i32],
+) {
+    let held = offsets.len() - 1;
+    let group = |index: &I| {
+        (index.to_i64() as usize)
+            .checked_sub(first_expert)
+            .filter(|g| *g < held)
+    };
+
+    offsets.fill(0);
+    for group in indices.iter().filter_map(group) {
+        offsets[group + 1] += 1;
+    }
+    for group in 0..held {
+        offsets[group + 1] += offsets[group];
+    }
+
+    // While rows are dealt out, `offsets[group]` is the next free row of the group: at the end, where the next begins.
+    order.fill(-1);
+    for (slot, (index, place)) in indices.iter().zip(place).enumerate() {
+        let Some(group) = group(index) else {
+            *place = -1;
+            continue;
+        };
+        let row = offsets[group];
+        offsets[group] += 1;
+        order[row as usize] = slot as i32;
+        *place = row as i32;
+    }
+    offsets.copy_within(..held, 1);
+    offsets[0] = 0;
+}
+
+/// `out[row] = x[order[row] / top_k]`, and zeros in rows beyond `order`.
+pub(crate) fn permute_tokens<T: Element>(
+    x: &[T],
+    width: usize,
+    top_k: usize,
+    order: &[i32],
+    out: &mut [T],
+) {
+    for_rows(out, width, |row, out| match order.get(row) {
+        Some(slot) => out.copy_from_slice(&x[*slot as usize / top_k * width..][..width]),
+        None => out.fill(T::zeroed()),
+    });
+}
+
+/// `out[row] = weights[order[row]] * x[order[row] / top_k]`, and zeros in rows beyond `order`.
+pub(crate) fn permute_tokens_weighted<T: Float>(
+    x: &[T],
+    weights: &[T::Wide],
+    width: usize,
+    top_k: usize,
+    order: &[i32],
+    out: &mut [T],
+) {
+    for_rows(out, width, |row, out| {
+        let Some(slot) = order.get(row).map(|slot| *slot as usize) else {
+            return out.fill(T::zeroed());
+        };
+        let from = &x[slot / top_k * width..][..width];
+        for (out, value) in out.iter_mut().zip(from) {
+            *out = T::narrow(weights[slot] * value.wide());
+        }
+    });
+}
+
+/// `out[token] = sum_j weight(token, j) * rows[place[token, j]]` in the order of j; a negative place counts as zero.
+/// `weight` gets the position of (token, j).
+pub(crate) fn collect<T: Float>(
+    rows: &[T],
+    width: usize,
+    top_k: usize,
+    place: &[i32],
+    weight: impl Fn(usize) -> T::Wide + Sync,
+    out: &mut [T],
+) {
+    for_rows(out, width, |token, out| {
+        for (at, out) in out.chunks_mut(CHUNK).enumerate() {
+            let mut sums = [T::Wide::ZERO; CHUNK];
+            let sums = &mut sums[..out.len()];
+            for slot in token * top_k..(token + 1) * top_k {
+                let Ok(row) = usize::try_from(place[slot]) else {
+                    continue;
+                };
+                let weight = weight(slot);
+                let from = &rows[row * width + at * CHUNK..][..out.len()];
+                for (sum, value) in sums.iter_mut().zip(from) {
+                    *sum += weight * value.wide();
+                }
+            }
+            for (out, sum) in out.iter_mut().zip(&*sums) {
+                *out = T::narrow(*sum);
+            }
+        }
+    });
+}
+
+/// `out[token, j] = sum over the width of dy[token] * y[place[token, j]]`; zero where the place is negative.
+pub(crate) fn dots<T: Float>(
+    dy: &[T],
+    y: &[T],
+    width: usize,
+    top_k: usize,
+    place: &[i32],
+    out: &mut [T::Wide],
+) {
+    for_blocks(out, rows_a_task(width), |start, part| {
+        vectorised(|| {
+            for (at, out) in part.iter_mut().enumerate() {
+                let slot = start + at;
+                *out = usize::try_from(place[slot]).map_or(T::Wide::ZERO, |row| {
+                    dot(
+                        &dy[slot / top_k * width..][..width],
+                        &y[row * width..][..width],
+                    )
+                });
+            }
+        });
+    });
+}
+
+#[inline(always)]
+fn dot<T: Float>(a: &[T], b: &[T]) -> T::Wide {
+    let mut lanes = [T::Wide::ZERO; LANES];
+    let mut add = |a: &[T], b: &[T]| {
+        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += a.wide() * b.wide();
+        }
+    };
+
+    let (a_groups, b_groups) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let (a_rest, b_rest) = (a_groups.remainder(), b_groups.remainder());
+    for (a, b) in a_groups.zip(b_groups) {
+        add(a, b);
+    }
+    add(a_rest, b_rest);
+    lanes.into_iter().sum()
+}
+
+/// Calls `f(row, elements)` for each row of `out`, vectorised, in parallel where there are many.
+fn for_rows<T: Send>(out: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    let width = width.max(1);
+    for_blocks(out, rows_a_task(width) * width, |start, part| {
+        vectorised(|| {
+            for (at, row) in part.chunks_mut(width).enumerate() {
+                f(start / width + at, row);
+            }
+        });
+    });
+}
+
+fn rows_a_task(width: usize) -> usize {
+    (BLOCK / width.max(1)).max(1)
+}
+
+/// Checks that every index is one of `extent` rows, or, where `absent` is legal, -1.
+pub(crate) fn check_indices<I: Element>(
+    op: &'static str,
+    indices: &[I],
+    extent: usize,
+    absent: bool,
+) -> Result<()> {
+    let low = if absent { -1 } else { 0 };
+    let legal = |index: &I| (low..extent as i64).contains(&index.to_i64());
+    match indices.iter().position(|index| !legal(index)) {
+        None => Ok(()),
+        Some(position) => {
+            let index = indices[position].to_i64();
+            Err(Error::IndexOutOfRange {
+                op,
+                index,
+                position,
+                extent,
+            })
+        }
+    }
+}
+
+/// Checks that offsets rise from 0 and stay within `rows`, and returns the last: how many rows are in use.
+pub(crate) fn check_offsets(op: &'static str, offsets: &[i64], rows: usize) -> Result<usize> {
+    let rises = offsets.first() == Some(&0) && offsets.is_sorted();
+    match offsets.last() {
+        Some(last) if rises && *last <= rows as i64 => Ok(*last as usize),
+        _ => {
+            let problem = format!(
+                "offsets {offsets:?} must begin with 0, never fall and end at or before {rows} rows"
+            );
+            Err(Error::Argument { op, problem })
+        }
+    }
+}
