@@ -13,6 +13,8 @@ mod into;
 mod matmul;
 mod norm;
 mod random;
+mod grouped_matmul;
+mod moe;
 mod reduce;
 mod rope;
 mod softmax;
@@ -27,6 +29,8 @@ pub use embedding::*;
 pub use matmul::*;
 pub use norm::*;
 pub use random::*;
+pub use grouped_matmul::*;
+pub use moe::*;
 pub use reduce::*;
 pub use rope::*;
 pub use softmax::*;
@@ -50,6 +54,8 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         matmul::SIGNATURES,
         norm::SIGNATURES,
         random::SIGNATURES,
+        grouped_matmul::SIGNATURES,
+        moe::SIGNATURES,
         reduce::SIGNATURES,
         rope::SIGNATURES,
         softmax::SIGNATURES,

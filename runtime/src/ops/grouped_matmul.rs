@@ -1,0 +1,166 @@
+//! Products of ragged groups of rows, each with a matrix of its own: the experts of a mixture-of-experts layer.
+//!
+//! Legend: C rows as many as there can be, G groups, I features in, O features out. Group g owns the rows
+//! `offsets[g]..offsets[g + 1]`, which may be none. Rows beyond the last offset are not read; in results they are
+//! unspecified, on the CPU zero. FLOPs are counted for all C rows, since nobody but the device knows how many are in use.
+
+use crate::cpu::dense::Dense;
+use crate::cpu::gemm::{MatrixMut, MatrixRef, Update, grouped_gemm, grouped_gemm_weight};
+use crate::cpu::moe::check_offsets;
+use crate::cpu::{BLOCK, for_blocks};
+use crate::ops::matmul::{matrices, update};
+use crate::ops::{contiguous, contiguous_range};
+use crate::{Accumulator, Call, Float, Result, Signature, Tensor, for_float};
+
+static GROUPED_MATMUL_NT: Signature = Signature::new(
+    "grouped_matmul_nt",
+    "x: F[c i], w: F[g o i], offsets: i64[b] -> y: F[c o]",
+    2,
+);
+static GROUPED_MATMUL_GRAD_INPUT: Signature = Signature::new(
+    "grouped_matmul_grad_input",
+    "dy: F[c o], w: F[g o i], offsets: i64[b] -> dx: F[c i]",
+    2,
+);
+static GROUPED_MATMUL_GRAD_WEIGHT: Signature = Signature::new(
+    "grouped_matmul_grad_weight_into",
+    "dy: F[c o], x: F[c i], offsets: i64[b], into: A[g o i] -> into: A[g o i]",
+    2,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &GROUPED_MATMUL_NT,
+    &GROUPED_MATMUL_GRAD_INPUT,
+    &GROUPED_MATMUL_GRAD_WEIGHT,
+];
+
+/// y = x w_g^T for the rows of each group g: a linear layer for each expert, its weight as Hugging Face stores it.
+///
+/// # Shapes
+/// `x` [C, I], `w` [G, O, I], both of one float dtype and of any strides, `offsets` [G + 1] i64; returns [C, O]. Sums are
+/// kept in f32 (f64 for f64) and rounded once.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for offsets that do not begin
+/// with 0, fall, or leave the rows.
+pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
+    let mut call = grouped(&GROUPED_MATMUL_NT, &[x, w, offsets])?;
+    let (rows, width) = (call.extent("c"), call.extent("o"));
+    let mut y = call.output(0)?;
+
+    let offsets = contiguous(offsets)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
+            let (x, w) = (matrices(x, &x_read)?, matrices(w, &w_read)?);
+            let y = (y.slice::<T>()?, [rows, width]);
+            multiply(call.name(), x, w.transposed(), &Dense::new(&offsets)?, y)
+        })
+    })?;
+    Ok(y.finish())
+}
+
+/// dx = dy w_g for the rows of each group g: the gradient of [`grouped_matmul_nt`] with respect to `x`.
+///
+/// # Shapes
+/// `dy` [C, O], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, I].
+///
+/// # Errors
+/// As [`grouped_matmul_nt`].
+pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
+    let mut call = grouped(&GROUPED_MATMUL_GRAD_INPUT, &[dy, w, offsets])?;
+    let (rows, width) = (call.extent("c"), call.extent("i"));
+    let mut dx = call.output(0)?;
+
+    let offsets = contiguous(offsets)?;
+    call.compute(|| {
+        for_float!(dy.dtype(), T => {
+            let (dy_read, w_read) = (dy.read::<T>()?, w.read::<T>()?);
+            let (dy, w) = (matrices(dy, &dy_read)?, matrices(w, &w_read)?);
+            let dx = (dx.slice::<T>()?, [rows, width]);
+            multiply(call.name(), dy, w, &Dense::new(&offsets)?, dx)
+        })
+    })?;
+    Ok(dx.finish())
+}
+
+/// dw_g += dy_g^T x_g, over the rows of each group g: the gradient of [`grouped_matmul_nt`] with respect to `w`. That of a
+/// group without rows is zero.
+///
+/// # Shapes
+/// `dy` [C, O], `x` [C, I], `offsets` [G + 1] i64; `into` [G, O, I] of the accumulator dtype.
+///
+/// # Errors
+/// As [`grouped_matmul_nt`]; [`Error::Busy`](crate::Error::Busy).
+pub fn grouped_matmul_grad_weight_into(
+    dy: &Tensor,
+    x: &Tensor,
+    offsets: &Tensor,
+    into: &mut Accumulator,
+) -> Result<()> {
+    let call = grouped(
+        &GROUPED_MATMUL_GRAD_WEIGHT,
+        &[dy, x, offsets, into.buffer()],
+    )?;
+    let range = contiguous_range(call.name(), into.buffer())?;
+    let shape = *into.buffer().shape();
+    let strides = [(shape[1] * shape[2]) as isize];
+
+    let offsets = contiguous(offsets)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
+            let (dy, x) = (matrices(dy, &dy_read)?, matrices(x, &x_read)?);
+            let offsets = Dense::<i64>::new(&offsets)?;
+            check_offsets(call.name(), &offsets, dy.rows())?;
+
+            let mut to = into.buffer().write::<<T as Float>::Wide>(call.name())?;
+            let to = MatrixMut::batched(
+                &mut to[range],
+                0,
+                [shape[1], shape[2]],
+                [shape[2] as isize, 1],
+                &shape[..1],
+                &strides,
+            )?;
+            Ok(grouped_gemm_weight(dy, x, to, &offsets, update(into))?)
+        })
+    })?;
+    into.filled();
+    Ok(())
+}
+
+/// The checked call, with one offset more than there are groups.
+fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
+    let call = signature.call(operands)?;
+    let (bounds, groups) = (call.extent("b"), call.extent("g"));
+    if bounds != groups + 1 {
+        let problem = format!(
+            "`offsets` needs {} elements for {groups} groups",
+            groups + 1
+        );
+        return Err(signature.error(operands, problem));
+    }
+    let flops = 2 * call.extent("c") * call.extent("o") * call.extent("i");
+    Ok(call.with_flops(flops as u64))
+}
+
+/// The product of each group, and zeros in the rows beyond the last.
+fn multiply<T: Float + crate::cpu::gemm::Element>(
+    op: &'static str,
+    x: MatrixRef<'_, T>,
+    w: MatrixRef<'_, T>,
+    offsets: &[i64],
+    (y, extents): (&mut [T], [usize; 2]),
+) -> Result<()>
+where
+    T: crate::cpu::gemm::Output<<T as crate::cpu::gemm::Element>::Sum>,
+{
+    let used = check_offsets(op, offsets, extents[0])? * extents[1];
+    for_blocks(&mut y[used..], BLOCK, |_, unused| unused.fill(T::zeroed()));
+    let y = MatrixMut::new(y, extents)?;
+    Ok(grouped_gemm(x, w, y, offsets, Update::Replace)?)
+}
+
+#[cfg(test)]
+mod tests;
