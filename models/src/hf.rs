@@ -78,11 +78,7 @@ fn check(params: &[Param], folder: &Folder, experts: Experts, tied: bool) -> Res
     let (mut missing, mut wrong) = (Vec::new(), Vec::new());
     let mut unexpected: BTreeSet<String> =
         folder.tensors().map(|tensor| tensor.name.clone()).collect();
-    for part in model
-        .params()
-        .iter()
-        .flat_map(|param| parts(param, experts))
-    {
+    for part in params.iter().flat_map(|param| parts(param, experts)) {
         unexpected.remove(&part.name);
         match folder.get(&part.name) {
             None => missing.push(part.name),
@@ -190,7 +186,7 @@ fn float(dtype: Dtype) -> Option<DType> {
 /// [`Error::Checkpoint`] when something cannot be written.
 pub fn save(model: &Qwen3, experts: Experts, staging: &mut Staging, folder: &str) -> Result<()> {
     staging.write(
-        inside(folder, "config.json"),
+        &inside(folder, "config.json"),
         config_json(model.config())?.as_bytes(),
     )?;
     let values: Result<Vec<(Param, Tensor)>> = model

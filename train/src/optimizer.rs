@@ -1,7 +1,7 @@
 //! AdamW over a model's parameters: the state it keeps, and one step.
 
 use meshgrad_autograd::{Grads, Module, Param};
-use meshgrad_runtime::ops::{self, AdamW};
+use meshgrad_runtime::ops::{self, AdamW, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::Result;
@@ -89,16 +89,16 @@ impl Optimizer {
         ops::fill_into(&self.step, step as f64)?;
 
         let gradients = grads.all()?;
-        let norm = ops::global_norm(&[&self.flat_gradient])?;
+        let norm = ops::global_norm(&self.flat_gradient)?;
         let (scale, norm) = ops::clip_scale(&norm, weight, self.config.max_grad_norm)?;
-        for (entry, (_, gradient)) in self.entries.iter().zip(&gradients) {
-            let adamw = self.constants(&entry.param);
-            let value = entry.param.value()?;
-            let state = (&entry.mean, &entry.square);
-            let scalars = (&self.learning_rate, &self.step, &scale);
-            ops::adamw_step(
-                &value, gradient, state.0, state.1, scalars.0, scalars.1, scalars.2, adamw,
-            )?;
+        let scalars = StepScalars {
+            learning_rate: &self.learning_rate,
+            step: &self.step,
+            scale: &scale,
+        };
+        for (entry, (param, gradient)) in self.entries.iter().zip(&gradients) {
+            let (value, adamw) = (param.value()?, self.constants(param));
+            ops::adamw_step(&value, gradient, &entry.mean, &entry.square, scalars, adamw)?;
         }
         grads.clear();
         Ok(norm)

@@ -1,13 +1,29 @@
 //! Differentiable ops: each computes with [`meshgrad_runtime::ops`] and says what its backward keeps.
 
 mod attention;
+mod cross_entropy;
 mod elementwise;
+mod embedding;
+mod grouped_matmul;
 mod matmul;
+mod moe;
+mod norm;
 mod reduce;
+mod rope;
 mod shape;
+mod softmax;
+mod swiglu;
 
 pub use attention::*;
+pub use cross_entropy::*;
 pub use elementwise::*;
+pub use embedding::*;
+pub use grouped_matmul::*;
 pub use matmul::*;
+pub use moe::*;
+pub use norm::*;
 pub use reduce::*;
+pub use rope::*;
 pub use shape::*;
+pub use softmax::*;
+pub use swiglu::*;

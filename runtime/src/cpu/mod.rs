@@ -4,14 +4,15 @@
 
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod dense;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod gemm;
+pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod optimizer;
 pub(crate) mod quantile;
 pub(crate) mod random;
-pub(crate) mod dense;
-pub(crate) mod moe;
 pub(crate) mod rank;
 pub(crate) mod reduce;
 pub(crate) mod rope;

@@ -37,7 +37,12 @@ impl Dims {
     /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together are the elements
     /// `start..start + len` in row-major order.
     #[inline(always)]
-    pub(crate) fn for_each_run(&self, start: usize, len: usize, mut f: impl FnMut(usize, isize, usize)) {
+    pub(crate) fn for_each_run(
+        &self,
+        start: usize,
+        len: usize,
+        mut f: impl FnMut(usize, isize, usize),
+    ) {
         let (&(inner, stride), outer) = match self.dims.split_last() {
             Some(split) => split,
             None => return,

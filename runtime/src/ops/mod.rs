@@ -9,12 +9,13 @@ mod binary;
 mod copy;
 mod cross_entropy;
 mod embedding;
+mod grouped_matmul;
 mod into;
 mod matmul;
-mod norm;
-mod random;
-mod grouped_matmul;
 mod moe;
+mod norm;
+mod optimizer;
+mod random;
 mod reduce;
 mod rope;
 mod softmax;
@@ -26,11 +27,12 @@ pub use binary::*;
 pub use copy::*;
 pub use cross_entropy::*;
 pub use embedding::*;
-pub use matmul::*;
-pub use norm::*;
-pub use random::*;
 pub use grouped_matmul::*;
+pub use matmul::*;
 pub use moe::*;
+pub use norm::*;
+pub use optimizer::*;
+pub use random::*;
 pub use reduce::*;
 pub use rope::*;
 pub use softmax::*;
@@ -53,6 +55,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         embedding::SIGNATURES,
         matmul::SIGNATURES,
         norm::SIGNATURES,
+        optimizer::SIGNATURES,
         random::SIGNATURES,
         grouped_matmul::SIGNATURES,
         moe::SIGNATURES,

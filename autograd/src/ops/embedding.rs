@@ -1,0 +1,20 @@
+//! Rows of a table, by index.
+
+use meshgrad_runtime::{Tensor, ops};
+
+use crate::{Result, Save, Track, Var};
+
+/// The rows of `table` at `ids`; keeps the ids alone.
+///
+/// # Shapes
+/// `table` [V, D] float, `ids` [..] of an index dtype; returns [.., D].
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::embedding`].
+pub fn embedding(table: &Var, ids: &Tensor) -> Result<Var> {
+    let y = ops::embedding(table.value(), ids)?;
+    let kept_ids = ids.save();
+    y.tracked([table], move |dy, [dtable]| {
+        dtable.accumulate(|dtable| Ok(ops::embedding_grad_into(dy, &kept_ids.get()?, dtable)?))
+    })
+}

@@ -1,0 +1,58 @@
+//! Products of ragged groups of rows.
+
+use meshgrad_runtime::{Tensor, ops};
+
+use crate::{Result, Save, Track, Var};
+
+/// y = x w_g^T for the rows of each group g: a linear layer for each expert.
+///
+/// # Shapes
+/// `x` [C, I], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, O]. Rows beyond the last offset are not read, and
+/// unspecified in the result.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::grouped_matmul_nt`].
+pub fn grouped_matmul(x: &Var, w: &Var, offsets: &Tensor) -> Result<Var> {
+    let y = ops::grouped_matmul_nt(x.value(), w.value(), offsets)?;
+
+    let (kept_x, kept_w, offsets) = (x.save(), w.save(), offsets.save());
+    y.tracked([x, w], move |dy, [dx, dw]| {
+        dx.add(|| {
+            Ok(ops::grouped_matmul_grad_input(
+                dy,
+                &kept_w.get()?,
+                &offsets.get()?,
+            )?)
+        })?;
+        dw.accumulate(|dw| {
+            let (x, offsets) = (kept_x.get()?, offsets.get()?);
+            Ok(ops::grouped_matmul_grad_weight_into(dy, &x, &offsets, dw)?)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::Device;
+
+    use super::*;
+    use crate::{Tolerance, gradcheck};
+
+    /// With groups that have no rows, and rows that have no group.
+    #[test]
+    fn products_of_groups() {
+        let device = Device::cpu();
+        let numbered = |shape: &[usize], step: f64| {
+            let count: usize = shape.iter().product();
+            let values: Vec<f64> = (0..count).map(|i| (i as f64 * step).sin()).collect();
+            Tensor::from_slice(&device, shape, &values).unwrap()
+        };
+        let inputs = [numbered(&[7, 3], 0.9), numbered(&[3, 2, 3], 1.7)];
+        for ends in [[0i64, 2, 2, 5], [0, 0, 7, 7], [0, 0, 0, 0]] {
+            let offsets = Tensor::from_slice(&device, &[4], &ends).unwrap();
+            let product =
+                |inputs: &[Var]| Ok(vec![grouped_matmul(&inputs[0], &inputs[1], &offsets)?]);
+            gradcheck(product, &inputs, Tolerance::default()).unwrap();
+        }
+    }
+}

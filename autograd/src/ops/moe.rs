@@ -1,0 +1,159 @@
+//! Mixture-of-experts layers. What is routed where is not differentiated; the weights and the rows are.
+
+use meshgrad_runtime::ops::ExpertOrder;
+use meshgrad_runtime::{Tensor, ops};
+
+use crate::{Result, Save, Track, Var};
+
+/// The `k` most probable experts of each token: their weights, through which gradients flow, and their indices. `bias` takes
+/// part in the choice alone.
+///
+/// # Shapes
+/// `probabilities` [N, E] float, `bias` [E] f32 (f64 for f64); returns weights [N, K] and indices [N, K] i32.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::router_top_k`].
+pub fn router_top_k(
+    probabilities: &Var,
+    k: usize,
+    renormalise: bool,
+    bias: Option<&Tensor>,
+) -> Result<(Var, Tensor)> {
+    let (weights, indices) = ops::router_top_k(probabilities.value(), k, renormalise, bias)?;
+
+    let (kept, kept_indices) = (probabilities.save(), indices.save());
+    let weights = weights.tracked([probabilities], move |dweights, [dprobabilities]| {
+        dprobabilities.add(|| {
+            let (probabilities, indices) = (kept.get()?, kept_indices.get()?);
+            Ok(ops::router_top_k_grad(
+                &probabilities,
+                &indices,
+                dweights,
+                renormalise,
+            )?)
+        })
+    })?;
+    Ok((weights, indices))
+}
+
+/// Brings each token to its experts, sorted by `order`.
+///
+/// # Shapes
+/// `x` [N, H]; returns [N K, H], of which rows beyond the last offset are unspecified.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::permute_tokens`].
+pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
+    let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
+    let kept_place = order.place.save();
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(ops::permute_tokens_grad(dy, &kept_place.get()?)?))
+    })
+}
+
+/// Brings the experts' results back: each token is the weighted sum of its rows.
+///
+/// # Shapes
+/// `y` [N K, H] sorted by `order`, `weights` [N, K] of any float dtype; returns [N, H].
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::unpermute_tokens`].
+pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<Var> {
+    let out = ops::unpermute_tokens(y.value(), weights.value(), &order.place)?;
+
+    let (kept_y, kept_weights) = (y.save(), weights.save());
+    let (slots, offsets) = (order.order.save(), order.offsets.save());
+    let (place, weight_dtype) = (order.place.save(), weights.dtype());
+    out.tracked([y, weights], move |dout, [dy, dweights]| {
+        dy.add(|| {
+            let weights = kept_weights.get()?;
+            Ok(ops::unpermute_tokens_grad_input(
+                dout,
+                &weights,
+                &slots.get()?,
+                &offsets.get()?,
+            )?)
+        })?;
+        dweights.add(|| {
+            let wide = ops::unpermute_tokens_grad_weights(dout, &kept_y.get()?, &place.get()?)?;
+            Ok(ops::cast(&wide, weight_dtype)?)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::{DType, Device};
+
+    use super::*;
+    use crate::ops::grouped_matmul;
+    use crate::{Tolerance, gradcheck};
+
+    fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count)
+            .map(|i| 0.5 + 0.4 * (i as f64 * step).sin())
+            .collect();
+        Tensor::from_slice(device, shape, &values).unwrap()
+    }
+
+    /// A whole layer of experts: gradients of the tokens, the probabilities and the experts' weights, with all experts
+    /// held and with some.
+    #[test]
+    fn a_layer_of_experts() {
+        let device = Device::cpu();
+        let (n, h, o, e, k) = (6, 3, 2, 5, 2);
+        let inputs = [
+            numbered(&device, &[n, h], 0.9),
+            numbered(&device, &[n, e], 1.7),
+            numbered(&device, &[e, o, h], 2.3),
+        ];
+        for (first, held) in [(0, e), (1, 3)] {
+            for renormalise in [false, true] {
+                let layer = |inputs: &[Var]| {
+                    let [x, probabilities, w] = inputs else {
+                        return Ok(Vec::new());
+                    };
+                    let (weights, chosen) = router_top_k(probabilities, k, renormalise, None)?;
+                    let order = ops::expert_order(&chosen, e, first, held)?;
+                    let w = crate::ops::slice(w, 0, first..first + held)?;
+                    let rows = permute_tokens(x, &order)?;
+                    let y = grouped_matmul(&rows, &w, &order.offsets)?;
+                    Ok(vec![unpermute_tokens(&y, &weights, &order)?])
+                };
+                gradcheck(layer, &inputs, Tolerance::default()).unwrap();
+            }
+        }
+    }
+
+    /// Weights in f32 beside rows in bf16: each gradient has the dtype of its operand.
+    #[test]
+    fn weights_keep_their_dtype() {
+        let device = Device::cpu();
+        let cast = |x: &Tensor, dtype| ops::cast(x, dtype).unwrap();
+        let (y, weights) = (
+            numbered(&device, &[4, 3], 0.3),
+            numbered(&device, &[2, 2], 0.7),
+        );
+        let chosen = Tensor::from_slice(&device, &[2, 2], &[1i32, 0, 0, 1]).unwrap();
+        let order = ops::expert_order(&chosen, 2, 0, 2).unwrap();
+
+        for dtype in [DType::F32, DType::BF16] {
+            let ((y, weights, out), tape) = crate::Tape::record(|| {
+                let y = Var::input(cast(&y, DType::BF16));
+                let weights = Var::input(cast(&weights, dtype));
+                let out = unpermute_tokens(&y, &weights, &order)?;
+                Ok((y, weights, out))
+            })
+            .unwrap();
+            let dout = ops::full(&device, out.shape(), out.dtype(), 1.0).unwrap();
+            let (gradients, _later) = tape
+                .backward_inputs(&[(&out, dout)], &[&y, &weights])
+                .unwrap();
+            assert_eq!(
+                (gradients[0].dtype(), gradients[1].dtype()),
+                (DType::BF16, dtype)
+            );
+        }
+    }
+}

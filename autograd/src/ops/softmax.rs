@@ -1,0 +1,35 @@
+//! Softmax and its logarithm over the last dim; each keeps its result.
+
+use meshgrad_runtime::ops;
+
+use crate::{Result, Save, Track, Var};
+
+/// e^x / sum e^x over the last dim.
+///
+/// # Shapes
+/// `x` [.., D] float; returns the same.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::softmax`].
+pub fn softmax(x: &Var) -> Result<Var> {
+    let y = ops::softmax(x.value())?;
+    let kept = y.save();
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(ops::softmax_grad(&kept.get()?, dy)?))
+    })
+}
+
+/// x - ln sum e^x over the last dim.
+///
+/// # Shapes
+/// `x` [.., D] float; returns the same.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::log_softmax`].
+pub fn log_softmax(x: &Var) -> Result<Var> {
+    let y = ops::log_softmax(x.value())?;
+    let kept = y.save();
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(ops::log_softmax_grad(&kept.get()?, dy)?))
+    })
+}
