@@ -6,9 +6,16 @@ use meshgrad::runtime::Device;
 
 pub(crate) fn check(device: &Device) -> anyhow::Result<()> {
     let properties = device.properties();
-    let bf16 = if properties.native_bf16 { "native" } else { "emulated" };
+    let bf16 = if properties.native_bf16 {
+        "native"
+    } else {
+        "emulated"
+    };
     println!("meshgrad {}", env!("CARGO_PKG_VERSION"));
-    println!("device   {device}, {} threads, {}, bf16 {bf16}", properties.threads, properties.simd);
+    println!(
+        "device   {device}, {} threads, {}, bf16 {bf16}",
+        properties.threads, properties.simd
+    );
     println!();
 
     let cases = cases::all(device)?;
@@ -24,8 +31,14 @@ pub(crate) fn check(device: &Device) -> anyhow::Result<()> {
     }
     println!();
     match failed {
-        0 => println!("the gradients of all {} ops agree with finite differences", cases.len()),
-        _ => bail!("{failed} of {} gradients disagree with finite differences", cases.len()),
+        0 => println!(
+            "the gradients of all {} ops agree with finite differences",
+            cases.len()
+        ),
+        _ => bail!(
+            "{failed} of {} gradients disagree with finite differences",
+            cases.len()
+        ),
     }
     Ok(())
 }

@@ -47,10 +47,16 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
         ComputeDType::Bf16 => DType::BF16,
     };
 
-    let compute = Compute { dtype, checkpointing: false };
+    let compute = Compute {
+        dtype,
+        checkpointing: false,
+    };
     let logits = values::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
-    let mut outputs: Outputs =
-        vec![("logits".into(), logits.shape().to_vec(), logits.to_vec::<f32>()?)];
+    let mut outputs: Outputs = vec![(
+        "logits".into(),
+        logits.shape().to_vec(),
+        logits.to_vec::<f32>()?,
+    )];
     match labels {
         Some(labels) => {
             ensure!(
@@ -75,8 +81,15 @@ fn loss(
     compute: Compute,
     wants_grads: bool,
 ) -> anyhow::Result<Outputs> {
-    let counted = labels.to_vec::<i64>()?.iter().filter(|label| **label != IGNORE_INDEX).count();
-    ensure!(counted > 0, "every label is {IGNORE_INDEX}: there is no loss to compute");
+    let counted = labels
+        .to_vec::<i64>()?
+        .iter()
+        .filter(|label| **label != IGNORE_INDEX)
+        .count();
+    ensure!(
+        counted > 0,
+        "every label is {IGNORE_INDEX}: there is no loss to compute"
+    );
 
     let model: &Qwen3 = &loaded.model;
     let auxiliary = match model.config().output_router_logits {
@@ -105,17 +118,29 @@ fn loss(
 }
 
 fn read_ids(file: &TensorFile, name: &str, device: &Device) -> anyhow::Result<Option<Tensor>> {
-    let Some(info) = file.get(name) else { return Ok(None) };
+    let Some(info) = file.get(name) else {
+        return Ok(None);
+    };
     let path = file.path().display();
-    ensure!(info.dtype == Dtype::I64, "{path}: `{name}` is {} but must be I64", info.dtype.name());
+    ensure!(
+        info.dtype == Dtype::I64,
+        "{path}: `{name}` is {} but must be I64",
+        info.dtype.name()
+    );
     ensure!(
         info.shape.len() == 2 && info.shape.iter().all(|extent| *extent > 0),
         "{path}: `{name}` is {:?} but must be [B, T] with at least one token",
         info.shape
     );
     let bytes = file.read(name)?;
-    let ids = bytes.chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().unwrap_or_default()));
-    Ok(Some(Tensor::from_slice(device, &info.shape, &ids.collect::<Vec<_>>())?))
+    let ids = bytes
+        .chunks_exact(8)
+        .map(|id| i64::from_le_bytes(id.try_into().unwrap_or_default()));
+    Ok(Some(Tensor::from_slice(
+        device,
+        &info.shape,
+        &ids.collect::<Vec<_>>(),
+    )?))
 }
 
 fn write(path: &Path, outputs: &Outputs) -> anyhow::Result<()> {
@@ -125,8 +150,13 @@ fn write(path: &Path, outputs: &Outputs) -> anyhow::Result<()> {
     }
     writer.save(path, |info, sink| {
         let found = outputs.iter().find(|(name, _, _)| *name == info.name);
-        let elements = found.map(|(_, _, elements)| elements.as_slice()).unwrap_or_default();
-        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        let elements = found
+            .map(|(_, _, elements)| elements.as_slice())
+            .unwrap_or_default();
+        let bytes: Vec<u8> = elements
+            .iter()
+            .flat_map(|element| element.to_le_bytes())
+            .collect();
         sink.append(&bytes)
     })?;
     Ok(())

@@ -159,7 +159,9 @@ fn print_summary(summary: &Summary, options: &Options) {
 }
 
 fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
-    let newest = discover(&arguments.model).ok().and_then(|mut found| found.pop());
+    let newest = discover(&arguments.model)
+        .ok()
+        .and_then(|mut found| found.pop());
     let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
     let loaded = hf::load(&folder, device)?;
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;

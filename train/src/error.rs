@@ -60,9 +60,6 @@ pub enum TrainError {
         /// What is wrong with it.
         message: String,
     },
-    /// A configuration whose values cannot be.
-    #[error(transparent)]
-    Violations(#[from] crate::config::Violations),
     /// A step without a sequence.
     #[error("a step needs at least one sequence: raise train.batch_size")]
     NoBatch,

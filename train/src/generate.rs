@@ -60,7 +60,8 @@ pub fn generate(
         let input = Tensor::from_slice(device, &[1, ids.len()], &ids)?;
         let logits = model.next_logits(&input, &mut cache, dtype)?;
         let logits = ops::cast(&logits, DType::F32)?.to_vec::<f32>()?;
-        let uniform = ops::uniform_scalar(Key::new(drawing.seed).fold(position as u64));
+        let key = Key::new(drawing.seed).fold(position as u64);
+        let uniform = ops::uniform(device, &[], DType::F64, key, 0.0, 1.0)?.item::<f64>()?;
         let next = draw(&logits[..tokenizer.vocab_size()], drawing, uniform);
         if Some(next) == tokenizer.separator() {
             break;

@@ -131,11 +131,6 @@ impl RunFolder {
         self.path.join("loss.svg")
     }
 
-    /// `step-NNNNNN`: the checkpoint after `step` steps.
-    pub fn checkpoint(&self, step: u64) -> PathBuf {
-        self.path.join(checkpoint_name(step))
-    }
-
     /// Writes a text file of this folder so that it is never seen half-written: aside, synced,
     /// renamed.
     ///
@@ -148,62 +143,53 @@ impl RunFolder {
         })
     }
 
-    /// The steps of the published checkpoints, in order. A folder that is still being written has
-    /// another name.
+    /// Moves what lies after `step` out of the way of a run that goes on from there: later checkpoints, and a copy of the metrics,
+    /// go to a new folder `set-aside-N`. Returns it, if there was anything.
     ///
     /// # Errors
-    /// [`RunFolderError::Read`].
-    pub fn checkpoints(&self) -> Result<Vec<u64>> {
-        list_checkpoints(&self.path).map_err(|source| RunFolderError::Read {
+    /// [`RunFolderError::Read`] or [`RunFolderError::Write`].
+    pub fn set_aside_after(&self, step: u64) -> Result<Option<PathBuf>> {
+        let later = self.steps()?.into_iter().filter(|(at, _)| *at > step);
+        let later: Vec<PathBuf> = later.map(|(_, path)| path).collect();
+        if later.is_empty() {
+            return Ok(None);
+        }
+
+        let write = |source| RunFolderError::Write {
             path: self.path.clone(),
             source,
-        })
-    }
-
-    /// Deletes all but the `keep` newest checkpoints; none if `keep` is 0. Each is renamed first,
-    /// so that a half-deleted one is never taken for whole.
-    ///
-    /// # Errors
-    /// [`RunFolderError`]: names the folder.
-    pub fn keep_newest(&self, keep: usize) -> Result<()> {
-        let steps = self.checkpoints()?;
-        let old = if keep == 0 {
-            0
-        } else {
-            steps.len().saturating_sub(keep)
         };
-
-        for &step in &steps[..old] {
-            let folder = self.checkpoint(step);
-            let doomed = self
-                .path
-                .join(format!(".deleted-{}", checkpoint_name(step)));
-            fs::rename(&folder, &doomed)
-                .and_then(|()| fs::remove_dir_all(&doomed))
-                .map_err(|source| RunFolderError::Write {
-                    path: folder,
-                    source,
-                })?;
+        let numbered = (1..).map(|number| self.path.join(format!("set-aside-{number}")));
+        let Some(aside) = numbered.into_iter().find(|path| !path.exists()) else {
+            return Ok(None);
+        };
+        fs::create_dir(&aside).map_err(write)?;
+        if self.metrics().exists() {
+            fs::copy(self.metrics(), aside.join("metrics.jsonl")).map_err(write)?;
         }
-        Ok(())
-    }
-}
-
-/// The steps of the checkpoints in a folder that this process need not hold, in order.
-///
-/// # Errors
-/// What the system says when the folder cannot be read.
-pub fn list_checkpoints(folder: &Path) -> io::Result<Vec<u64>> {
-    let mut steps = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let step = entry.file_name().to_str().and_then(checkpoint_step);
-        if entry.path().is_dir() {
-            steps.extend(step);
+        for path in later {
+            let name = path.file_name().unwrap_or_default();
+            fs::rename(&path, aside.join(name)).map_err(write)?;
         }
+        Ok(Some(aside))
     }
-    steps.sort_unstable();
-    Ok(steps)
+
+    /// Folders that are named for a step, complete or not.
+    fn steps(&self) -> Result<Vec<(u64, PathBuf)>> {
+        let read = |source| RunFolderError::Read {
+            path: self.path.clone(),
+            source,
+        };
+        let mut steps = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(read)? {
+            let path = entry.map_err(read)?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let step = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
+            steps.extend(step.filter(|_| path.is_dir()).map(|step| (step, path)));
+        }
+        steps.sort_unstable();
+        Ok(steps)
+    }
 }
 
 /// Writes `path` anew so that a reader sees the old or the new content and a crash leaves one of
@@ -216,15 +202,6 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     io::Write::write_all(&mut file, content)?;
     file.sync_all()?;
     fs::rename(&aside, path)
-}
-
-fn checkpoint_name(step: u64) -> String {
-    format!("step-{step:06}")
-}
-
-fn checkpoint_step(name: &str) -> Option<u64> {
-    let step = name.strip_prefix("step-")?.parse().ok()?;
-    (checkpoint_name(step) == name).then_some(step)
 }
 
 #[cfg(test)]
@@ -259,30 +236,28 @@ mod tests {
     }
 
     #[test]
-    fn only_published_checkpoints_count_and_the_newest_stay() {
+    fn later_checkpoints_are_set_aside() {
         let place = tempfile::tempdir().unwrap();
         let run = RunFolder::open(place.path()).unwrap();
-        for step in [200, 1_000_000, 50] {
-            fs::create_dir(run.checkpoint(step)).unwrap();
-        }
-        for other in [
-            "step-7",
-            ".step-000300.partial",
-            "step-000400.partial",
+        for name in [
+            "step-000200",
+            "step-1000000",
+            "step-000050",
             "step-",
-            "step-+00001",
+            "other-000300",
         ] {
-            fs::create_dir(run.path().join(other)).unwrap();
+            fs::create_dir(run.path().join(name)).unwrap();
         }
-        fs::write(run.path().join("step-000500"), "a file").unwrap();
+        fs::write(run.metrics(), "{}").unwrap();
 
-        assert_eq!(run.checkpoints().unwrap(), [50, 200, 1_000_000]);
-        run.keep_newest(0).unwrap();
-        assert_eq!(run.checkpoints().unwrap().len(), 3);
-        run.keep_newest(2).unwrap();
-        assert_eq!(run.checkpoints().unwrap(), [200, 1_000_000]);
-        run.keep_newest(5).unwrap();
-        assert_eq!(run.checkpoints().unwrap(), [200, 1_000_000]);
+        assert_eq!(run.set_aside_after(1_000_000).unwrap(), None);
+        let aside = run.set_aside_after(50).unwrap().unwrap();
+        assert_eq!(aside, run.path().join("set-aside-1"));
+        for name in ["step-000200", "step-1000000", "metrics.jsonl"] {
+            assert!(aside.join(name).exists(), "{name}");
+        }
+        let again = run.set_aside_after(0).unwrap().unwrap();
+        assert!(again.join("step-000050").exists() && run.metrics().exists());
     }
 
     #[test]

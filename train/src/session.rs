@@ -73,7 +73,7 @@ pub fn run(
     device: &Device,
     stop: &AtomicBool,
 ) -> Result<Summary> {
-    config.violations()?;
+    config.check()?;
     let folder = RunFolder::open(&options.run_dir)?;
     let from = beginning(&folder, options)?;
     let mut session = Session::new(config, options, device, folder, from)?;

@@ -207,8 +207,17 @@ impl Config {
             origin: name.to_owned(),
             message: error.to_string(),
         })?;
-        match config.violations() {
-            none if none.is_empty() => Ok(config),
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks that every value can be.
+    ///
+    /// # Errors
+    /// [`ConfigError::Range`] with all that cannot.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        match self.violations() {
+            none if none.is_empty() => Ok(()),
             some => Err(ConfigError::Range(Violations(some))),
         }
     }
