@@ -1,7 +1,9 @@
-//! Where random values come from: a [`Key`], which is a value and never a counter, and the global index of an element.
+//! Where random values come from: a [`Key`], which is a value and never a counter, and the global
+//! index of an element.
 //!
-//! The same key gives the same element the same value on any device, for any number of threads, and however the tensor
-//! is cut into shards: a shard says by a [`Region`] which elements of the whole tensor it holds.
+//! The same key gives the same element the same value on any device, for any number of threads, and
+//! however the tensor is cut into shards: a shard says by a [`Region`] which elements of the whole
+//! tensor it holds.
 //!
 //! ```
 //! use meshgrad_runtime::{DType, Device, Key, Region, Result, ops};
@@ -23,14 +25,16 @@ use std::ops::Range;
 use crate::philox::philox;
 use crate::{Error, Layout, Result, Shape};
 
-/// What tells the uses of one key apart: the first word of Philox's key is combined with it. Draws use the key as it is.
-/// The digits of the fraction of pi, so that nobody chose them.
+/// What tells the uses of one key apart: the first word of Philox's key is combined with it. Draws
+/// use the key as it is. The digits of the fraction of pi, so that nobody chose them.
 const FOLD: u32 = 0x243f_6a88;
 const NAME: u32 = 0x85a3_08d3;
 
-/// The root of random values: 128 bits. Derive a key for each use by folding in what distinguishes it.
+/// The root of random values: 128 bits. Derive a key for each use by folding in what distinguishes
+/// it.
 ///
-/// A key holds no state. Two draws from one key give the same values: fold the step, the microbatch, the layer's name.
+/// A key holds no state. Two draws from one key give the same values: fold the step, the
+/// microbatch, the layer's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     words: [u32; 4],
@@ -47,16 +51,18 @@ impl Key {
 
     /// The key for number `value` under this one: a step, a microbatch, a layer.
     ///
-    /// Philox4x32-10 of the counter (value's low word, its high word, key words 2 and 3) under the key (key word 0
-    /// xor 0x243f6a88, key word 1).
+    /// Philox4x32-10 of the counter (value's low word, its high word, key words 2 and 3) under the
+    /// key (key word 0 xor 0x243f6a88, key word 1).
     pub fn fold(self, value: u64) -> Key {
         self.mix(FOLD, value)
     }
 
-    /// The key for `name` under this one. Names and numbers never give equal keys but by a chance of 2^-128.
+    /// The key for `name` under this one. Names and numbers never give equal keys but by a chance
+    /// of 2^-128.
     ///
-    /// The UTF-8 length of `name` is folded in, then its bytes, eight at a time (little-endian, the last filled up with
-    /// zeros), each as [`Key::fold`] does with 0x85a308d3 in place of its constant.
+    /// The UTF-8 length of `name` is folded in, then its bytes, eight at a time (little-endian, the
+    /// last filled up with zeros), each as [`Key::fold`] does with 0x85a308d3 in place of its
+    /// constant.
     pub fn fold_name(self, name: &str) -> Key {
         let start = self.mix(NAME, name.len() as u64);
         name.as_bytes().chunks(8).fold(start, |key, bytes| {
@@ -147,7 +153,8 @@ impl Region {
     }
 }
 
-/// The random values an op draws: those of a key at the elements of a region. A [`Key`] alone stands for the whole tensor.
+/// The random values an op draws: those of a key at the elements of a region. A [`Key`] alone
+/// stands for the whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draw {
     key: Key,

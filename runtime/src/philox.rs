@@ -1,20 +1,23 @@
-//! Philox4x32-10: a random function of a counter (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-//! 1, 2, 3", SC 2011). Integers only, so that every machine computes the same bits.
+//! Philox4x32-10: a random function of a counter (Salmon, Moraes, Dror and Shaw, "Parallel random
+//! numbers: as easy as 1, 2, 3", SC 2011). Integers only, so that every machine computes the same
+//! bits.
 
 const ROUNDS: usize = 10;
 
 /// The multipliers of words 0 and 2.
 const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
 
-/// What the key's words grow by from round to round: the golden ratio and sqrt(3) - 1, as fractions of 2^32.
+/// What the key's words grow by from round to round: the golden ratio and sqrt(3) - 1, as fractions
+/// of 2^32.
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
 const LOW: u64 = 0xffff_ffff;
 
-/// Four random words for each of `N` counters of four words: a bijection of the counters for each key.
+/// Four random words for each of `N` counters of four words: a bijection of the counters for each
+/// key.
 ///
-/// A word stands in the low half of a lane of 64 bits, as the vector units multiply it; `N` counters are what one call
-/// computes side by side.
+/// A word stands in the low half of a lane of 64 bits, as the vector units multiply it; `N`
+/// counters are what one call computes side by side.
 #[inline(always)]
 pub(crate) fn philox<const N: usize>(
     mut key: [u32; 2],

@@ -1,16 +1,19 @@
-//! The quantile function (inverse CDF) of the normal distribution, from additions, multiplications, divisions, square
-//! roots and bits alone: what IEEE 754 rounds correctly and so every machine computes alike. Nothing is fused.
+//! The quantile function (inverse CDF) of the normal distribution, from additions, multiplications,
+//! divisions, square roots and bits alone: what IEEE 754 rounds correctly and so every machine
+//! computes alike. Nothing is fused.
 //!
-//! With p the smaller of both tails and q = 1 - 2p, the quantile is a smooth function of w = -ln(1 - q^2), times q: Giles,
-//! "Approximating the erfinv function" (GPU Computing Gems 2, 2010). Rational functions in w with positive coefficients
-//! come close to it and lose nothing to cancellation. They were fitted for this file: least squares of the relative
-//! error at Chebyshev nodes, reweighted towards equal ripple, in 60 digits.
+//! With p the smaller of both tails and q = 1 - 2p, the quantile is q times a smooth function of
+//! w = -ln(1 - q^2): Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010).
+//! Rational functions in w with positive coefficients come close to it and lose nothing to
+//! cancellation. They were fitted for this file: least squares of the relative error at Chebyshev
+//! nodes, reweighted towards equal ripple, in 60 digits.
 //!
 //! What random ops return is part of what a run is: no constant here may change.
 
 /// The standard normal quantile of (word + 1/2) / 2^32: within 6.4 standard deviations.
 ///
-/// Relative error below 5e-7 (measured over a million words at the end of the tail and every 257th elsewhere).
+/// Relative error below 5e-7 (measured over a million words at the end of the tail and every 257th
+/// elsewhere).
 #[inline(always)]
 pub(crate) fn normal_f32(word: u32) -> f32 {
     const STEP: f32 = 1.0 / (1u64 << 32) as f32;
@@ -116,7 +119,8 @@ const CENTRE_DENOMINATOR: [f64; 9] = [
     1.952_138_023_205_727_4e-9,
 ];
 
-/// In sqrt(-ln p) - 2.4, on 6 <= -ln p <= 45.2 (as AS241: Wichura, Applied Statistics 37, 1988); relative error 4e-17.
+/// In sqrt(-ln p) - 2.4, on 6 <= -ln p <= 45.2 (as AS241: Wichura, Applied Statistics 37, 1988);
+/// relative error 4e-17.
 const TAIL_NUMERATOR: [f64; 8] = [
     2.731_628_120_131_929,
     6.271_630_683_662_905,
@@ -124,7 +128,7 @@ const TAIL_NUMERATOR: [f64; 8] = [
     2.293_905_128_664_911_7,
     0.484_807_746_355_859_66,
     0.049_210_180_476_694_655,
-    2.024_839_516_038_530e-3,
+    2.024_839_516_038_53e-3,
     2.098_209_755_040_548e-5,
 ];
 const TAIL_DENOMINATOR: [f64; 7] = [
@@ -137,7 +141,8 @@ const TAIL_DENOMINATOR: [f64; 7] = [
     1.483_689_343_662_729_8e-5,
 ];
 
-/// The natural logarithm of a normal number: 2 artanh(r / (2 + r)) by its series, |r / (2 + r)| < 0.172.
+/// The natural logarithm of a normal number: 2 artanh(r / (2 + r)) by its series, |r / (2 + r)| <
+/// 0.172.
 #[inline(always)]
 fn ln_f64(x: f64) -> f64 {
     const SERIES: [f64; 12] = {
@@ -174,26 +179,26 @@ mod tests {
 
     /// Quantiles of (word + 1/2) / 2^64, computed in 60 digits.
     const QUANTILES: [(u64, f64); 20] = [
-        (0x0000000000000000, -9.155293772686072546),
-        (0x0000000000000001, -9.0359188485719379718),
-        (0x00000000000003e8, -8.2951213354632988488),
-        (0x0000000000100000, -7.4239397488634022799),
-        (0x0000000100000000, -6.2302601379708059604),
-        (0x0000200000000000, -4.6212310014992442088),
-        (0x0080000000000000, -2.885634912426757143),
-        (0x0055555555555555, -3.0109675670593745174),
-        (0x0006e00000000000, -3.7069040942384811356),
-        (0x0100000000000000, -2.6600674686174596562),
-        (0x1999999999999999, -1.281551565544600467),
-        (0x4000000000000000, -0.67448975019608174312),
-        (0x7000000000000000, -0.15731068461017069545),
-        (0x7ffffffff0000000, -3.6476242093515487879e-11),
-        (0x7fffffffffffffff, -6.7942295524213059625e-20),
-        (0x8000000000000000, 6.7942295524213059625e-20),
-        (0xb504f333f9de6484, 0.5449521356173603337),
-        (0xf000000000000000, 1.5341205443525463119),
-        (0xffffffffffffff00, 8.4558701857870118872),
-        (0xffffffffffffffff, 9.155293772686072546),
+        (0x0000000000000000, -9.155_293_772_686_072),
+        (0x0000000000000001, -9.035_918_848_571_939),
+        (0x00000000000003e8, -8.295_121_335_463_298),
+        (0x0000000000100000, -7.423_939_748_863_402),
+        (0x0000000100000000, -6.230_260_137_970_806),
+        (0x0000200000000000, -4.621_231_001_499_244),
+        (0x0080000000000000, -2.885_634_912_426_757_3),
+        (0x0055555555555555, -3.010_967_567_059_374_5),
+        (0x0006e00000000000, -3.706_904_094_238_481),
+        (0x0100000000000000, -2.660_067_468_617_459_7),
+        (0x1999999999999999, -1.281_551_565_544_600_4),
+        (0x4000000000000000, -0.674_489_750_196_081_7),
+        (0x7000000000000000, -0.157_310_684_610_170_7),
+        (0x7ffffffff0000000, -3.647_624_209_351_549e-11),
+        (0x7fffffffffffffff, -6.794_229_552_421_306e-20),
+        (0x8000000000000000, 6.794_229_552_421_306e-20),
+        (0xb504f333f9de6484, 0.544_952_135_617_360_3),
+        (0xf000000000000000, 1.534_120_544_352_546_3),
+        (0xffffffffffffff00, 8.455_870_185_787_012),
+        (0xffffffffffffffff, 9.155_293_772_686_072),
     ];
 
     #[test]

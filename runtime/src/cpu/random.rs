@@ -1,7 +1,8 @@
 //! Random words for the elements of a tensor, and what they become.
 //!
-//! Element `i` of the global tensor has word `i % 4` of Philox's block `i / 4`. An f64 also has the same word of another
-//! block for its low bits, so that narrower floats are an f64's leading digits.
+//! Element `i` of the global tensor has word `i % 4` of Philox's block `i / 4`. An f64 also has the
+//! same word of another block for its low bits, so that narrower floats are an f64's leading
+//! digits.
 
 use super::quantile::{normal_f32, normal_f64};
 use super::strided::{CHUNK, Dims, Source};

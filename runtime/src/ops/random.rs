@@ -1,7 +1,9 @@
-//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of the element's global
-//! index alone, so it does not depend on layout, threads, device or sharding (see [`Key`](crate::Key)).
+//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of
+//! the element's global index alone, so it does not depend on layout, threads, device or sharding
+//! (see [`Key`](crate::Key)).
 //!
-//! A dtype only rounds: f32 is within 2^-24 of f64 (uniform, as part of the interval), bf16 is f32 rounded.
+//! A dtype only rounds: f32 is within 2^-24 of f64 (uniform, as part of the interval), bf16 is f32
+//! rounded.
 
 use crate::cpu::random::{self as kernels, Variate, Words};
 use crate::for_float;
@@ -18,15 +20,15 @@ pub(super) static SIGNATURES: &[&Signature] =
 
 /// Fills `into` with values uniform in [low, high).
 ///
-/// low + (high - low) u, with u a multiple of 2^-24 (of 2^-53 in f64); what rounds to `high` becomes the largest value
-/// below it. Where `low == high`, that value.
+/// low + (high - low) u, with u a multiple of 2^-24 (of 2^-53 in f64); what rounds to `high`
+/// becomes the largest value below it. Where `low == high`, that value.
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, either is not finite, `into` is not contiguous or the
-/// region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, either is not finite, `into` is not
+/// contiguous or the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
 pub fn uniform_into(into: &Tensor, draw: impl Into<Draw>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
@@ -70,15 +72,15 @@ pub fn uniform(
 
 /// Fills `into` with normal values around `mean` with standard deviation `std`.
 ///
-/// mean + std z, with z the normal quantile of a uniform value of 32 bits (64 in f64). It uses no function of the C
-/// library: the same bits on every machine. |z| < 6.4 (9.2 in f64).
+/// mean + std z, with z the normal quantile of a uniform value of 32 bits (64 in f64). It uses no
+/// function of the C library: the same bits on every machine. |z| < 6.4 (9.2 in f64).
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, either is not finite, `into` is not contiguous or
-/// the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, either is not finite, `into`
+/// is not contiguous or the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
 pub fn normal_into(into: &Tensor, draw: impl Into<Draw>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
@@ -92,7 +94,8 @@ pub fn normal_into(into: &Tensor, draw: impl Into<Draw>, mean: f64, std: f64) ->
     })
 }
 
-/// A new tensor with normal values around `mean` with standard deviation `std`; see [`normal_into`].
+/// A new tensor with normal values around `mean` with standard deviation `std`; see
+/// [`normal_into`].
 ///
 /// # Errors
 /// As [`normal_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
@@ -120,8 +123,8 @@ pub fn normal(
     )
 }
 
-/// `x` with each element set to zero with `probability`, and divided by 1 - `probability` otherwise, so that its mean
-/// stays (Srivastava et al. 2014). `x` itself when `probability` is 0.
+/// `x` with each element set to zero with `probability`, and divided by 1 - `probability`
+/// otherwise, so that its mean stays (Srivastava et al. 2014). `x` itself when `probability` is 0.
 ///
 /// Nothing has to be kept for the gradient: [`dropout_grad`] draws the same mask again.
 ///
@@ -129,7 +132,8 @@ pub fn normal(
 /// `x` any shape, f64, f32 or bf16; returns the same.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1) or the region has another shape.
+/// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1) or the region has
+/// another shape.
 pub fn dropout(x: &Tensor, draw: impl Into<Draw>, probability: f64) -> Result<Tensor> {
     drop_elements(&DROPOUT, x, draw.into(), probability)
 }
@@ -410,7 +414,8 @@ mod tests {
         }
     }
 
-    /// How far the empirical distribution of `values` lies from `cdf`, times the square root of their number.
+    /// How far the empirical distribution of `values` lies from `cdf`, times the square root of
+    /// their number.
     fn kolmogorov_smirnov(values: &[f64], cdf: impl Fn(f64) -> f64) -> f64 {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
