@@ -2,12 +2,13 @@
 //!
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
 
+pub(crate) mod arg_reduce;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
-pub(crate) mod dense;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod gemm;
+pub(crate) mod indexing;
 pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod optimizer;

@@ -3,11 +3,10 @@
 use rayon::prelude::*;
 
 use super::rank::top_of;
+use super::rows::{for_rows, rows_a_task, sum};
 use super::strided::CHUNK;
 use super::{BLOCK, for_blocks, vectorised};
 use crate::{Element, Error, Float, Result, Wide};
-
-const LANES: usize = 16;
 
 /// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them without it.
 pub(crate) fn router_top_k<T: Float>(
@@ -173,8 +172,9 @@ pub(crate) fn collect<T: Float>(
         for (at, out) in out.chunks_mut(CHUNK).enumerate() {
             let mut sums = [T::Wide::ZERO; CHUNK];
             let sums = &mut sums[..out.len()];
-            for slot in token * top_k..(token + 1) * top_k {
-                let Ok(row) = usize::try_from(place[slot]) else {
+            let first = token * top_k;
+            for (slot, row) in (first..).zip(&place[first..first + top_k]) {
+                let Ok(row) = usize::try_from(*row) else {
                     continue;
                 };
                 let weight = weight(slot);
@@ -204,48 +204,12 @@ pub(crate) fn dots<T: Float>(
             for (at, out) in part.iter_mut().enumerate() {
                 let slot = start + at;
                 *out = usize::try_from(place[slot]).map_or(T::Wide::ZERO, |row| {
-                    dot(
-                        &dy[slot / top_k * width..][..width],
-                        &y[row * width..][..width],
-                    )
+                    let dy = &dy[slot / top_k * width..][..width];
+                    sum([dy, &y[row * width..][..width]], |[dy, y]| dy * y)
                 });
             }
         });
     });
-}
-
-#[inline(always)]
-fn dot<T: Float>(a: &[T], b: &[T]) -> T::Wide {
-    let mut lanes = [T::Wide::ZERO; LANES];
-    let mut add = |a: &[T], b: &[T]| {
-        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += a.wide() * b.wide();
-        }
-    };
-
-    let (a_groups, b_groups) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let (a_rest, b_rest) = (a_groups.remainder(), b_groups.remainder());
-    for (a, b) in a_groups.zip(b_groups) {
-        add(a, b);
-    }
-    add(a_rest, b_rest);
-    lanes.into_iter().sum()
-}
-
-/// Calls `f(row, elements)` for each row of `out`, vectorised, in parallel where there are many.
-fn for_rows<T: Send>(out: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-    let width = width.max(1);
-    for_blocks(out, rows_a_task(width) * width, |start, part| {
-        vectorised(|| {
-            for (at, row) in part.chunks_mut(width).enumerate() {
-                f(start / width + at, row);
-            }
-        });
-    });
-}
-
-fn rows_a_task(width: usize) -> usize {
-    (BLOCK / width.max(1)).max(1)
 }
 
 /// Checks that every index is one of `extent` rows, or, where `absent` is legal, -1.

@@ -4,9 +4,9 @@
 //! `offsets[g]..offsets[g + 1]`, which may be none. Rows beyond the last offset are not read; in results they are
 //! unspecified, on the CPU zero. FLOPs are counted for all C rows, since nobody but the device knows how many are in use.
 
-use crate::cpu::dense::Dense;
-use crate::cpu::gemm::{MatrixMut, MatrixRef, Update, grouped_gemm, grouped_gemm_weight};
+use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
 use crate::cpu::moe::check_offsets;
+use crate::cpu::rows::Flat;
 use crate::cpu::{BLOCK, for_blocks};
 use crate::ops::matmul::{matrices, update};
 use crate::ops::{contiguous, contiguous_range};
@@ -54,7 +54,7 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
             let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
             let (x, w) = (matrices(x, &x_read)?, matrices(w, &w_read)?);
             let y = (y.slice::<T>()?, [rows, width]);
-            multiply(call.name(), x, w.transposed(), &Dense::new(&offsets)?, y)
+            multiply(call.name(), x, w.transposed(), &Flat::new(&offsets)?, y)
         })
     })?;
     Ok(y.finish())
@@ -78,7 +78,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
             let (dy_read, w_read) = (dy.read::<T>()?, w.read::<T>()?);
             let (dy, w) = (matrices(dy, &dy_read)?, matrices(w, &w_read)?);
             let dx = (dx.slice::<T>()?, [rows, width]);
-            multiply(call.name(), dy, w, &Dense::new(&offsets)?, dx)
+            multiply(call.name(), dy, w, &Flat::new(&offsets)?, dx)
         })
     })?;
     Ok(dx.finish())
@@ -111,7 +111,7 @@ pub fn grouped_matmul_grad_weight_into(
         for_float!(x.dtype(), T => {
             let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
             let (dy, x) = (matrices(dy, &dy_read)?, matrices(x, &x_read)?);
-            let offsets = Dense::<i64>::new(&offsets)?;
+            let offsets = Flat::<i64>::new(&offsets)?;
             check_offsets(call.name(), &offsets, dy.rows())?;
 
             let mut to = into.buffer().write::<<T as Float>::Wide>(call.name())?;
@@ -123,7 +123,7 @@ pub fn grouped_matmul_grad_weight_into(
                 &shape[..1],
                 &strides,
             )?;
-            Ok(grouped_gemm_weight(dy, x, to, &offsets, update(into))?)
+            Ok(gemm::grouped_gemm_weight(dy, x, to, &offsets, update(into))?)
         })
     })?;
     into.filled();
@@ -146,7 +146,7 @@ fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> 
 }
 
 /// The product of each group, and zeros in the rows beyond the last.
-fn multiply<T: Float + crate::cpu::gemm::Element>(
+fn multiply<T>(
     op: &'static str,
     x: MatrixRef<'_, T>,
     w: MatrixRef<'_, T>,
@@ -154,12 +154,12 @@ fn multiply<T: Float + crate::cpu::gemm::Element>(
     (y, extents): (&mut [T], [usize; 2]),
 ) -> Result<()>
 where
-    T: crate::cpu::gemm::Output<<T as crate::cpu::gemm::Element>::Sum>,
+    T: Float + gemm::Element + gemm::Output<<T as gemm::Element>::Sum>,
 {
     let used = check_offsets(op, offsets, extents[0])? * extents[1];
     for_blocks(&mut y[used..], BLOCK, |_, unused| unused.fill(T::zeroed()));
     let y = MatrixMut::new(y, extents)?;
-    Ok(grouped_gemm(x, w, y, offsets, Update::Replace)?)
+    Ok(gemm::grouped_gemm(x, w, y, offsets, Update::Replace)?)
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@
 //! An op checks its operands, takes memory for its results and its workspace, and then computes, unless its device
 //! computes nothing. No op reads a value to decide a shape.
 
+mod arg_reduce;
 mod attention;
 mod binary;
 mod copy;
 mod cross_entropy;
 mod embedding;
 mod grouped_matmul;
+mod indexing;
 mod into;
 mod matmul;
 mod moe;
@@ -22,12 +24,14 @@ mod softmax;
 mod swiglu;
 mod unary;
 
+pub use arg_reduce::*;
 pub use attention::*;
 pub use binary::*;
 pub use copy::*;
 pub use cross_entropy::*;
 pub use embedding::*;
 pub use grouped_matmul::*;
+pub use indexing::*;
 pub use matmul::*;
 pub use moe::*;
 pub use norm::*;
@@ -50,12 +54,14 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         unary::SIGNATURES,
         &binary::signatures(),
         attention::SIGNATURES,
+        arg_reduce::SIGNATURES,
         copy::SIGNATURES,
         cross_entropy::SIGNATURES,
         embedding::SIGNATURES,
         matmul::SIGNATURES,
         norm::SIGNATURES,
         grouped_matmul::SIGNATURES,
+        indexing::SIGNATURES,
         moe::SIGNATURES,
         optimizer::SIGNATURES,
         random::SIGNATURES,

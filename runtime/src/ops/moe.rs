@@ -6,8 +6,8 @@
 //! offsets in a tensor: expert g owns the rows `offsets[g]..offsets[g + 1]`. A rank that holds some of the experts uses
 //! fewer than C rows. Rows beyond the last offset mean nothing and no op here reads them; on the CPU they are zero.
 
-use crate::cpu::dense::Dense;
 use crate::cpu::moe as kernels;
+use crate::cpu::rows::Flat;
 use crate::ops::{cast, contiguous};
 use crate::{Call, DType, Error, Result, Signature, Tensor, Wide, for_float, for_index};
 
@@ -109,9 +109,9 @@ pub fn router_top_k(
     let bias = bias.map(contiguous).transpose()?;
     call.compute(|| {
         for_float!(probabilities.dtype(), T => {
-            let bias = bias.as_ref().map(Dense::new).transpose()?;
+            let bias = bias.as_ref().map(Flat::new).transpose()?;
             kernels::router_top_k::<T>(
-                &Dense::new(&probabilities)?,
+                &Flat::new(&probabilities)?,
                 bias.as_deref(),
                 experts,
                 k,
@@ -147,12 +147,12 @@ pub fn router_top_k_grad(
     let indices = contiguous(indices)?;
     call.compute(|| {
         for_float!(probabilities.dtype(), T => {
-            let indices = Dense::<i32>::new(&indices)?;
+            let indices = Flat::<i32>::new(&indices)?;
             kernels::check_indices(call.name(), &indices, experts, false)?;
             kernels::router_top_k_grad::<T>(
-                &Dense::new(&probabilities)?,
+                &Flat::new(&probabilities)?,
                 &indices,
-                &Dense::new(&dweights)?,
+                &Flat::new(&dweights)?,
                 experts,
                 k,
                 renormalise,
@@ -219,7 +219,7 @@ pub fn expert_order(
     let indices = contiguous(indices)?;
     call.compute(|| {
         for_index!(indices.dtype(), I => {
-            let indices = Dense::<I>::new(&indices)?;
+            let indices = Flat::<I>::new(&indices)?;
             kernels::check_indices(call.name(), &indices, experts, false)?;
             let (offsets, order) = (offsets.slice()?, order.slice()?);
             kernels::expert_order(&indices, first_expert, offsets, order, place.slice()?);
@@ -255,7 +255,7 @@ pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
     let mut counts = call.output(0)?;
     let offsets = contiguous(offsets)?;
     call.compute(|| {
-        let offsets = Dense::<i64>::new(&offsets)?;
+        let offsets = Flat::<i64>::new(&offsets)?;
         for (count, ends) in counts.slice::<f32>()?.iter_mut().zip(offsets.windows(2)) {
             *count = (ends[1] - ends[0]) as f32;
         }
@@ -283,7 +283,7 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
     call.compute(|| {
         rows.read(&call, |order| {
             for_float!(x.dtype(), T => {
-                kernels::permute_tokens::<T>(&Dense::new(&x)?, width, top_k, order, y.slice()?);
+                kernels::permute_tokens::<T>(&Flat::new(&x)?, width, top_k, order, y.slice()?);
                 Ok(())
             })
         })
@@ -308,7 +308,7 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
     call.compute(|| {
         let place = checked_places(&call, &place)?;
         for_float!(dy.dtype(), T => {
-            let dy = Dense::<T>::new(&dy)?;
+            let dy = Flat::<T>::new(&dy)?;
             kernels::collect::<T>(&dy, width, top_k, &place, |_| Wide::ONE, dx.slice()?);
             Ok(())
         })
@@ -338,7 +338,7 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
     call.compute(|| {
         let place = checked_places(&call, &place)?;
         for_float!(y.dtype(), T => {
-            let (y, weights) = (Dense::<T>::new(&y)?, Dense::new(&weights)?);
+            let (y, weights) = (Flat::<T>::new(&y)?, Flat::new(&weights)?);
             kernels::collect::<T>(&y, width, top_k, &place, |slot| weights[slot], out.slice()?);
             Ok(())
         })
@@ -379,7 +379,7 @@ pub fn unpermute_tokens_grad_input(
     call.compute(|| {
         rows.read(&call, |order| {
             for_float!(dout.dtype(), T => {
-                let (dout, weights) = (Dense::<T>::new(&dout)?, Dense::new(&weights)?);
+                let (dout, weights) = (Flat::<T>::new(&dout)?, Flat::new(&weights)?);
                 kernels::permute_tokens_weighted::<T>(&dout, &weights, width, top_k, order, dy.slice()?);
                 Ok(())
             })
@@ -406,7 +406,7 @@ pub fn unpermute_tokens_grad_weights(dout: &Tensor, y: &Tensor, place: &Tensor) 
     call.compute(|| {
         let place = checked_places(&call, &place)?;
         for_float!(y.dtype(), T => {
-            let (dout, y) = (Dense::<T>::new(&dout)?, Dense::new(&y)?);
+            let (dout, y) = (Flat::<T>::new(&dout)?, Flat::new(&y)?);
             kernels::dots::<T>(&dout, &y, width, top_k, &place, dweights.slice()?);
             Ok(())
         })
@@ -434,8 +434,8 @@ fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// The places, checked against the rows (`c`) of the call.
-fn checked_places<'a>(call: &Call, place: &'a Tensor) -> Result<Dense<'a, i32>> {
-    let place = Dense::new(place)?;
+fn checked_places<'a>(call: &Call, place: &'a Tensor) -> Result<Flat<'a, i32>> {
+    let place = Flat::new(place)?;
     kernels::check_indices(call.name(), &place, call.extent("c"), true)?;
     Ok(place)
 }
@@ -456,8 +456,8 @@ impl Rows {
 
     /// Calls `f` with the checked slots, from the first row to the last that is in use.
     fn read(&self, call: &Call, f: impl FnOnce(&[i32]) -> Result<()>) -> Result<()> {
-        let order = Dense::<i32>::new(&self.order)?;
-        let offsets = Dense::<i64>::new(&self.offsets)?;
+        let order = Flat::<i32>::new(&self.order)?;
+        let offsets = Flat::<i64>::new(&self.offsets)?;
         let used = kernels::check_offsets(call.name(), &offsets, order.len())?;
 
         let order = &order[..used];

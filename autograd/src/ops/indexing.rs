@@ -1,0 +1,149 @@
+//! Putting values together and picking from them by index.
+
+use meshgrad_runtime::{Tensor, ops};
+
+use crate::{Result, Save, Track, Var, tracked_many};
+
+/// The values one after the other along dim `dim`. Each gets its part of the gradient, a view.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::concat`].
+pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
+    let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();
+    let y = ops::concat(&values, dim)?;
+    let sizes: Result<Vec<usize>> = values.iter().map(|x| Ok(x.extent(dim)?)).collect();
+    let sizes = sizes?;
+
+    let mut vars = tracked_many(vec![y], parts, move |dys, slots| {
+        let Some(dy) = &dys[0] else {
+            return Ok(());
+        };
+        let dparts = ops::split(dy, &sizes, dim)?;
+        slots
+            .into_iter()
+            .zip(dparts)
+            .try_for_each(|(slot, dpart)| slot.add(|| Ok(dpart)))
+    })?;
+    Ok(vars.remove(0))
+}
+
+/// Parts of `x` along dim `dim`, of the extents `sizes`. Views; their gradients are put together in one copy.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::split`].
+pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
+    let parts = ops::split(x.value(), sizes, dim)?;
+    let shapes: Vec<_> = parts.iter().map(|part| *part.shape()).collect();
+    tracked_many(parts, &[x], move |dys, slots| {
+        let gradient = || {
+            let Some(some) = dys.iter().flatten().next() else {
+                return Err(crate::Error::NotTracked { shape: shapes[0] });
+            };
+            let whole = |(dy, shape): (&Option<Tensor>, &meshgrad_runtime::Shape)| match dy {
+                Some(dy) => Ok(dy.clone()),
+                None => Ok(ops::full(some.device(), shape, some.dtype(), 0.0)?),
+            };
+            let dparts: Result<Vec<Tensor>> = dys.iter().zip(&shapes).map(whole).collect();
+            Ok(ops::concat(&dparts?.iter().collect::<Vec<_>>(), dim)?)
+        };
+        slots.into_iter().try_for_each(|dx| dx.add(gradient))
+    })
+}
+
+/// The parts of `x` at `ids` along dim `dim`, in their order.
+///
+/// # Shapes
+/// `ids` [M] of an index dtype; returns `x`'s shape with M in `dim`.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::index_select`].
+pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
+    let y = ops::index_select(x.value(), dim, ids)?;
+    let (extent, kept_ids) = (x.value().extent(dim)?, ids.save());
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(ops::index_select_grad(dy, dim, &kept_ids.get()?, extent)?))
+    })
+}
+
+/// Picks elements along dim `dim`: y[c] = x[c, but index[c] in `dim`].
+///
+/// # Shapes
+/// `index` of an index dtype, no extent but that of `dim` larger than `x`'s; returns `index`'s shape.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::gather`].
+pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
+    let y = ops::gather(x.value(), dim, index)?;
+    let (shape, kept_index) = (*x.shape(), index.save());
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(ops::scatter_add(&shape, dim, &kept_index.get()?, dy)?))
+    })
+}
+
+/// Adds elements where indices say, into zeros of `shape`: y[c, but index[c] in `dim`] += src[c].
+///
+/// # Shapes
+/// `src` and `index` of one shape, no extent but that of `dim` larger than `shape`'s; returns `shape`.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::scatter_add`].
+pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Var) -> Result<Var> {
+    let y = ops::scatter_add(shape, dim, index, src.value())?;
+    let kept_index = index.save();
+    y.tracked([src], move |dy, [dsrc]| {
+        dsrc.add(|| Ok(ops::gather(dy, dim, &kept_index.get()?)?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::Device;
+
+    use super::*;
+    use crate::{Tolerance, gradcheck};
+
+    fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count).map(|i| (i as f64 * step).sin()).collect();
+        Tensor::from_slice(device, shape, &values).unwrap()
+    }
+
+    fn check(inputs: &[Tensor], function: impl Fn(&[Var]) -> Result<Vec<Var>>) {
+        gradcheck(function, inputs, Tolerance::default()).unwrap();
+    }
+
+    #[test]
+    fn concatenation_and_splitting() {
+        let device = Device::cpu();
+        let inputs = [
+            numbered(&device, &[2, 3], 0.7),
+            numbered(&device, &[2, 1], 1.1),
+        ];
+        // One of them twice: its gradient is the sum of both parts.
+        check(&inputs, |x| Ok(vec![concat(&[&x[0], &x[1], &x[0]], -1)?]));
+        check(&inputs[..1], |x| split(&x[0], &[1, 0, 2], 1));
+        // A part that nothing uses has a gradient of zero.
+        check(&inputs[..1], |x| Ok(split(&x[0], &[1, 2], 1)?.split_off(1)));
+    }
+
+    #[test]
+    fn picking_and_adding_by_index() {
+        let device = Device::cpu();
+        let x = [numbered(&device, &[3, 4], 0.7)];
+        let ids = Tensor::from_slice(&device, &[5], &[2i64, 0, 2, 1, 2]).unwrap();
+        check(&x, |x| Ok(vec![index_select(&x[0], 0, &ids)?]));
+        check(&x, |x| Ok(vec![index_select(&x[0], -1, &ids)?]));
+
+        let index = Tensor::from_slice(&device, &[2, 3], &[2i32, 0, 2, 1, 1, 1]).unwrap();
+        check(&x, |x| Ok(vec![gather(&x[0], 0, &index)?]));
+        check(&x, |x| Ok(vec![gather(&x[0], 1, &index)?]));
+
+        let src = [numbered(&device, &[2, 3], 1.3)];
+        check(&src, |src| {
+            Ok(vec![scatter_add(&[3, 3], 0, &index, &src[0])?])
+        });
+        check(&src, |src| {
+            Ok(vec![scatter_add(&[4, 3], 1, &index, &src[0])?])
+        });
+    }
+}

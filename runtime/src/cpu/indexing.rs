@@ -1,0 +1,195 @@
+//! Kernels that move elements to where indices say. Indices have been checked.
+
+use rayon::prelude::*;
+
+use super::rows::{for_rows, rows_a_task};
+use super::strided::Source;
+use super::{BLOCK, for_blocks, vectorised};
+use crate::{Element, Float, Layout, Result, Tensor, Wide};
+
+/// Row by row the rows of `inputs`, whose widths are `widths`, one after the other.
+pub(crate) fn concat<T: Element>(
+    inputs: &[&Tensor],
+    widths: &[usize],
+    out: &mut [T],
+) -> Result<()> {
+    let sources: Result<Vec<Source<'_, T>>> = inputs.iter().map(|x| Source::new(x)).collect();
+    let sources = sources?;
+    let row_width: usize = widths.iter().sum();
+
+    for_blocks(out, BLOCK, |start, mut part| {
+        let (mut row, mut column) = (start / row_width.max(1), start % row_width.max(1));
+        while !part.is_empty() {
+            let mut first = 0;
+            for (source, width) in sources.iter().zip(widths) {
+                let skip = column.saturating_sub(first).min(*width);
+                let run = (width - skip).min(part.len());
+                let (now, rest) = part.split_at_mut(run);
+                source.copy(row * width + skip, now);
+                part = rest;
+                first += width;
+            }
+            (row, column) = (row + 1, 0);
+        }
+    });
+    Ok(())
+}
+
+/// A dim between those outside and those inside of it, in a contiguous tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct Middle {
+    /// Its extent.
+    pub(crate) extent: usize,
+    /// The product of the extents inside of it.
+    pub(crate) inner: usize,
+}
+
+/// `out[o, j, ..] = x[o, ids[j], ..]`.
+pub(crate) fn index_select<T: Element>(x: &[T], dim: Middle, ids: &[i64], out: &mut [T]) {
+    for_rows(out, dim.inner, |at, to| {
+        let (outer, j) = (at / ids.len(), at % ids.len());
+        let row = outer * dim.extent + ids[j] as usize;
+        to.copy_from_slice(&x[row * dim.inner..][..dim.inner]);
+    });
+}
+
+/// `out[o, ids[j], ..] += dy[o, j, ..]` in the order of j, from zero.
+///
+/// A task owns rows of `out` and looks for its own among all ids, so that nobody else writes there.
+pub(crate) fn index_add<T: Float>(dy: &[T], dim: Middle, ids: &[i64], out: &mut [T::Wide]) {
+    let inner = dim.inner.max(1);
+    let rows_a_task = rows_a_task(inner).min(dim.extent.max(1));
+    let add = |outer: usize, first_row: usize, rows: &mut [T::Wide]| {
+        vectorised(|| {
+            rows.fill(T::Wide::ZERO);
+            let held = rows.len() / inner;
+            for (j, id) in ids.iter().enumerate() {
+                let Some(row) = (*id as usize)
+                    .checked_sub(first_row)
+                    .filter(|row| *row < held)
+                else {
+                    continue;
+                };
+                let from = &dy[(outer * ids.len() + j) * inner..][..inner];
+                for (sum, value) in rows[row * inner..][..inner].iter_mut().zip(from) {
+                    *sum += value.wide();
+                }
+            }
+        });
+    };
+
+    let slab = (dim.extent * inner).max(1);
+    let in_slab = |(outer, slab): (usize, &mut [T::Wide])| {
+        let tasks = slab.par_chunks_mut(rows_a_task * inner).enumerate();
+        tasks.for_each(|(task, rows)| add(outer, task * rows_a_task, rows));
+    };
+    match out.len() <= BLOCK {
+        true => out
+            .chunks_mut(slab)
+            .enumerate()
+            .for_each(|(outer, rows)| add(outer, 0, rows)),
+        false => out.par_chunks_mut(slab).enumerate().for_each(in_slab),
+    }
+}
+
+/// Where elements lie in a tensor when their coordinate in one dim comes from an index tensor and the others are its own.
+pub(crate) struct Around {
+    /// Extents of the index tensor, and the other tensor's strides, zero in the indexed dim.
+    dims: Vec<(usize, isize)>,
+    offset: isize,
+    indexed_stride: isize,
+}
+
+impl Around {
+    /// Of tensors with at least one dim.
+    pub(crate) fn new(layout: &Layout, dim: usize, index_shape: &[usize]) -> Around {
+        let strides = layout.strides();
+        let stride = |at: usize| if at == dim { 0 } else { strides[at] };
+        Around {
+            dims: index_shape
+                .iter()
+                .enumerate()
+                .map(|(at, extent)| (*extent, stride(at)))
+                .collect(),
+            offset: layout.offset() as isize,
+            indexed_stride: strides[dim],
+        }
+    }
+
+    /// How many elements follow each other in the innermost dim of the index tensor.
+    fn run(&self) -> usize {
+        self.dims.last().map_or(1, |(extent, _)| *extent).max(1)
+    }
+
+    /// Calls `f(position, place)` for positions `start..start + indices.len()` of the index tensor, in order; `start` begins
+    /// a run.
+    #[inline(always)]
+    fn for_each(&self, start: usize, indices: &[i64], mut f: impl FnMut(usize, usize)) {
+        let Some((&(_, step), outer)) = self.dims.split_last() else {
+            return;
+        };
+        let run = self.run();
+        for (at, indices) in indices.chunks(run).enumerate() {
+            let (mut row, mut base) = (start / run + at, self.offset);
+            for &(extent, stride) in outer.iter().rev() {
+                base += (row % extent) as isize * stride;
+                row /= extent;
+            }
+            for (column, index) in indices.iter().enumerate() {
+                let place = base + column as isize * step + *index as isize * self.indexed_stride;
+                f(start + at * run + column, place as usize);
+            }
+        }
+    }
+}
+
+/// `out[c] = x[c with the index at c in the indexed dim]`; `x` is a whole storage.
+pub(crate) fn gather<T: Element>(x: &[T], around: &Around, index: &[i64], out: &mut [T]) {
+    let run = around.run();
+    for_blocks(out, rows_a_task(run) * run, |start, part| {
+        let index = &index[start..start + part.len()];
+        around.for_each(start, index, |position, place| {
+            part[position - start] = x[place]
+        });
+    });
+}
+
+/// `out[c with the index at c in the indexed dim] += src[c]` in row-major order of c, from zero.
+///
+/// `out` falls into `slabs[0]` equal parts and `index` into `slabs[1]`, at most as many, which write to the part of their
+/// own number: parts are computed in parallel.
+pub(crate) fn scatter_add<T: Float>(
+    src: &[T],
+    around: &Around,
+    index: &[i64],
+    slabs: [usize; 2],
+    out: &mut [T::Wide],
+) {
+    let (slab, index_slab) = (out.len() / slabs[0].max(1), index.len() / slabs[1].max(1));
+    let add = |(at, out): (usize, &mut [T::Wide])| {
+        out.fill(T::Wide::ZERO);
+        if at >= slabs[1] {
+            return;
+        }
+        let start = at * index_slab;
+        let index = &index[start..start + index_slab];
+        around.for_each(start, index, |position, place| {
+            out[place - at * slab] += src[position].wide();
+        });
+    };
+    match out.len().max(index.len()) <= BLOCK {
+        true => out.chunks_mut(slab.max(1)).enumerate().for_each(add),
+        false => out.par_chunks_mut(slab.max(1)).enumerate().for_each(add),
+    }
+}
+
+/// `out[i] = wide[i]`, rounded.
+pub(crate) fn narrow<T: Float>(wide: &[T::Wide], out: &mut [T]) {
+    for_blocks(out, BLOCK, |start, part| {
+        vectorised(|| {
+            for (out, wide) in part.iter_mut().zip(&wide[start..]) {
+                *out = T::narrow(*wide);
+            }
+        });
+    });
+}

@@ -1,0 +1,216 @@
+//! Where the extremes are. A NaN ranks before every number, so that it is seen; equals rank by their index.
+
+use crate::cpu::arg_reduce as kernels;
+use crate::cpu::rows::Flat;
+use crate::ops::contiguous;
+use crate::{Error, Result, Shape, Signature, Tensor, for_float};
+
+static ARGMAX: Signature = Signature::new("argmax", "x: F[*] -> places: i64[*]", 1);
+static ARGMIN: Signature = Signature::new("argmin", "x: F[*] -> places: i64[*]", 1);
+static TOP_K: Signature = Signature::new(
+    "top_k",
+    "x: F[.. n!] -> values: F[.. k], places: i64[.. k]",
+    0,
+);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&ARGMAX, &ARGMIN, &TOP_K];
+
+/// The place of the largest element along dim `dim`, which the result does not have: the first of equals, or of NaNs.
+///
+/// # Shapes
+/// `x` any shape, float; returns i64.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::Argument`] when the dim is empty.
+pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
+    first_best(&ARGMAX, x, dim)
+}
+
+/// The place of the smallest element along dim `dim`, which the result does not have: the first of equals, or of NaNs.
+///
+/// # Shapes
+/// As [`argmax`].
+///
+/// # Errors
+/// As [`argmax`].
+pub fn argmin(x: &Tensor, dim: isize) -> Result<Tensor> {
+    first_best(&ARGMIN, x, dim)
+}
+
+fn first_best(signature: &'static Signature, x: &Tensor, dim: isize) -> Result<Tensor> {
+    let mut call = signature.call(&[x])?;
+    let dim = x.dim(call.name(), dim)?;
+    let columns = x.shape()[dim];
+    if columns == 0 {
+        let problem = format!(
+            "dim {dim} of shape {} has no elements to choose from",
+            x.shape()
+        );
+        return Err(Error::Argument {
+            op: call.name(),
+            problem,
+        });
+    }
+
+    let kept: Vec<usize> = (0..x.shape().len()).filter(|at| *at != dim).collect();
+    let x = x.permute(&[&kept[..], &[dim]].concat())?;
+    let shape = Shape::new(&x.shape()[..kept.len()])?;
+    let mut places = call.output_of(shape, crate::DType::I64)?;
+    let x = contiguous(&x)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let (x, places) = (Flat::<T>::new(&x)?, places.slice()?);
+            match std::ptr::eq(signature, &ARGMAX) {
+                true => kernels::first_best(&x, columns, kernels::largest::<T>, places),
+                false => kernels::first_best(&x, columns, kernels::smallest::<T>, places),
+            }
+            Ok(())
+        })
+    })?;
+    Ok(places.finish())
+}
+
+/// The `k` largest elements along the last dim, in descending order, and their places.
+///
+/// # Shapes
+/// `x` [.., N] float; returns values [.., K] of `x`'s dtype and places [.., K] i64.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Argument`] unless 1 <= `k` <= N.
+pub fn top_k(x: &Tensor, k: usize) -> Result<(Tensor, Tensor)> {
+    let mut call = TOP_K.call(&[x])?;
+    let columns = call.extent("n");
+    if k == 0 || k > columns {
+        let problem = format!("cannot choose k = {k} of {columns} elements; k is at least 1");
+        return Err(Error::Argument {
+            op: call.name(),
+            problem,
+        });
+    }
+
+    call.set_extent("k", k);
+    let mut call = call.with_flops(x.elements() as u64);
+    let (mut values, mut places) = (call.output(0)?, call.output(1)?);
+    let x = contiguous(x)?;
+    call.compute(|| {
+        for_float!(x.dtype(), T => {
+            let x = Flat::<T>::new(&x)?;
+            kernels::top_k(&x, columns, k, values.slice()?, places.slice()?);
+            Ok(())
+        })
+    })?;
+    Ok((values.finish(), places.finish()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device, ops};
+
+    fn coarse(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count)
+            .map(|i| ((i * i * 31 + i) % 97) as f64 - 48.0)
+            .collect();
+        ops::cast(&Tensor::from_slice(device, shape, &values).unwrap(), dtype).unwrap()
+    }
+
+    fn values(x: &Tensor) -> Vec<f64> {
+        ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
+    }
+
+    /// Along any dim: the first place where a fold finds the extreme.
+    #[test]
+    fn extremes_are_where_they_are_said_to_be() {
+        let device = Device::cpu();
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            for shape in [[1, 1, 1], [3, 17, 2], [2, 1000, 3], [0, 4, 2], [40, 600, 1]] {
+                let x = coarse(&device, &shape, dtype);
+                for (dim, extent) in shape.into_iter().enumerate() {
+                    if extent == 0 {
+                        continue;
+                    }
+                    let (high, low) = (
+                        argmax(&x, dim as isize).unwrap(),
+                        argmin(&x, dim as isize).unwrap(),
+                    );
+                    let last = x.transpose(dim as isize, -1).unwrap();
+                    let swapped = |places: &Tensor| {
+                        let places = places
+                            .unsqueeze(dim)
+                            .unwrap()
+                            .transpose(dim as isize, -1)
+                            .unwrap();
+                        places.to_vec::<i64>().unwrap()
+                    };
+                    let (high, low) = (swapped(&high), swapped(&low));
+                    for (at, row) in values(&last).chunks(extent).enumerate() {
+                        let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                        let least = row.iter().copied().fold(f64::INFINITY, f64::min);
+                        assert_eq!(
+                            high[at] as usize,
+                            row.iter().position(|x| *x == most).unwrap()
+                        );
+                        assert_eq!(
+                            low[at] as usize,
+                            row.iter().position(|x| *x == least).unwrap()
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_nan_wins_and_the_first_of_them() {
+        let device = Device::cpu();
+        let mut elements = vec![0.0f32; 1000];
+        elements[700] = 5.0;
+        elements[900] = f32::NAN;
+        elements[950] = f32::NAN;
+        let x = Tensor::from_slice(&device, &[1000], &elements).unwrap();
+        assert_eq!(argmax(&x, 0).unwrap().item::<i64>().unwrap(), 900);
+        assert_eq!(argmin(&x, 0).unwrap().item::<i64>().unwrap(), 900);
+        let (_, places) = top_k(&x, 4).unwrap();
+        assert_eq!(places.to_vec::<i64>().unwrap(), [900, 950, 700, 0]);
+    }
+
+    /// The front of a stable descending sort, for any k: also where one pass does not hold them all.
+    #[test]
+    fn the_top_is_the_front_of_a_stable_sort() {
+        let device = Device::cpu();
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            for (rows, columns, k) in [
+                (0, 3, 1),
+                (1, 1, 1),
+                (3, 17, 17),
+                (70, 300, 5),
+                (2, 700, 200),
+            ] {
+                let x = coarse(&device, &[columns, rows], dtype)
+                    .transpose(0, 1)
+                    .unwrap();
+                let (top, places) = top_k(&x, k).unwrap();
+                let (top, places) = (values(&top), places.to_vec::<i64>().unwrap());
+                for (at, row) in values(&x).chunks(columns).enumerate() {
+                    let mut order: Vec<usize> = (0..columns).collect();
+                    order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+                    for (j, place) in order[..k].iter().enumerate() {
+                        assert_eq!(places[at * k + j], *place as i64);
+                        assert_eq!(top[at * k + j], row[*place]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_to_choose_from() {
+        let device = Device::cpu();
+        let x = coarse(&device, &[2, 0], DType::F32);
+        assert!(matches!(argmax(&x, 1), Err(Error::Argument { .. })));
+        assert_eq!(argmax(&x, 0).unwrap().shape().to_vec(), [0]);
+        assert!(matches!(top_k(&x, 1), Err(Error::Argument { .. })));
+        assert!(matches!(argmax(&x, 2), Err(Error::NoDim { .. })));
+    }
+}

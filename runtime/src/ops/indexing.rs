@@ -1,0 +1,291 @@
+//! Putting tensors together and picking from them by index.
+//!
+//! Sums with repeated indices run in the order of the indices, in f32 (f64 for f64), rounded once: the same bits each time.
+
+use crate::cpu::indexing::{self as kernels, Around, Middle};
+use crate::cpu::moe::check_indices;
+use crate::cpu::rows::Flat;
+use crate::ops::{cast, contiguous};
+use crate::{
+    Call, DType, Error, Float, Fresh, Read, Result, Shape, Signature, Tensor, for_any, for_float,
+};
+
+static CONCAT: Signature = Signature::new("concat", "first: T[*], other: T[*] -> y: T[*]", 0);
+static INDEX_SELECT: Signature = Signature::new("index_select", "x: T[*], ids: I[m] -> y: T[*]", 0);
+static INDEX_SELECT_GRAD: Signature =
+    Signature::new("index_select_grad", "dy: F[*], ids: I[m] -> dx: F[*]", 0);
+static GATHER: Signature = Signature::new("gather", "x: T[*], index: I[*] -> y: T[*]", 0);
+static SCATTER_ADD: Signature =
+    Signature::new("scatter_add", "src: F[..], index: I[..] -> y: F[*]", 0);
+
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &CONCAT,
+    &INDEX_SELECT,
+    &INDEX_SELECT_GRAD,
+    &GATHER,
+    &SCATTER_ADD,
+];
+
+/// The tensors one after the other along dim `dim`, counted from the back when negative. Its gradient is [`split`].
+///
+/// # Shapes
+/// `tensors` of one dtype and equal extents but for `dim`; returns the sum of their extents there.
+///
+/// # Errors
+/// [`Error::Argument`] without a tensor; [`Error::Signature`]; [`Error::NoDim`]; [`Error::Devices`].
+pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    let Some(&first) = tensors.first() else {
+        let problem = "needs at least one tensor".into();
+        return Err(Error::Argument {
+            op: CONCAT.name(),
+            problem,
+        });
+    };
+    let dim = first.dim(CONCAT.name(), dim)?;
+    let mut extents = first.shape().to_vec();
+    extents[dim] = 0;
+    for &other in tensors {
+        CONCAT.call(&[first, other])?;
+        extents[dim] += checked_extent(first, other, dim)?;
+    }
+
+    let shape = Shape::new(&extents)?;
+    let inner: usize = extents[dim + 1..].iter().product();
+    let widths: Vec<usize> = tensors.iter().map(|x| x.shape()[dim] * inner).collect();
+    let device = first.device();
+    let mut y = Fresh::new(device, shape, first.dtype())?;
+    device.count(0, 2 * first.dtype().bytes(shape.elements()) as u64);
+    if device.computes() {
+        for_any!(first.dtype(), T => kernels::concat::<T>(tensors, &widths, y.slice()?))?;
+    }
+    Ok(y.finish())
+}
+
+/// The extent of `other` in `dim`, once it agrees with `first` in all other dims.
+fn checked_extent(first: &Tensor, other: &Tensor, dim: usize) -> Result<usize> {
+    let (shape, wanted) = (other.shape(), first.shape());
+    let agrees = |at: usize| at == dim || shape[at] == wanted[at];
+    match shape.len() == wanted.len() && (0..wanted.len()).all(agrees) {
+        true => Ok(shape[dim]),
+        false => {
+            let problem = format!("all extents but those of dim {dim} must be equal");
+            Err(CONCAT.error(&[first, other], problem))
+        }
+    }
+}
+
+/// Parts of `x` along dim `dim`, of the extents `sizes`. Views, free.
+///
+/// # Errors
+/// [`Error::NoDim`]; [`Error::Argument`] when `sizes` do not sum to the extent.
+pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
+    let at = x.dim("split", dim)?;
+    let total = sizes
+        .iter()
+        .try_fold(0usize, |total, size| total.checked_add(*size));
+    if total != Some(x.shape()[at]) {
+        let problem = format!(
+            "sizes {sizes:?} must sum to the extent of dim {at} of {}",
+            x.shape()
+        );
+        return Err(Error::Argument {
+            op: "split",
+            problem,
+        });
+    }
+
+    let mut start = 0;
+    let part = |size: &usize| {
+        start += size;
+        x.slice(at as isize, start - size..start)
+    };
+    sizes.iter().map(part).collect()
+}
+
+/// The parts of `x` at `ids` along dim `dim`, in their order: y[.., j, ..] = x[.., ids[j], ..].
+///
+/// # Shapes
+/// `x` any shape and dtype with at least one dim, `ids` [M] of an index dtype; returns `x`'s shape with M in `dim`.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
+    let mut call = INDEX_SELECT.call(&[x, ids])?;
+    let dim = x.dim(call.name(), dim)?;
+    let middle = middle(x.shape(), dim);
+    let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
+
+    let (x, ids) = (contiguous(x)?, as_i64(ids)?);
+    call.compute(|| {
+        let ids = checked(&call, &ids, middle.extent)?;
+        for_any!(x.dtype(), T => {
+            kernels::index_select::<T>(&Flat::new(&x)?, middle, &ids, y.slice()?);
+        });
+        Ok(())
+    })?;
+    Ok(y.finish())
+}
+
+/// The gradient of [`index_select`]: dx[.., i, ..] is the sum of dy[.., j, ..] over the j with ids[j] = i.
+///
+/// # Shapes
+/// `dy` float with M in dim `dim`, `ids` [M]; returns `dy`'s shape with `extent` in `dim`.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -> Result<Tensor> {
+    let call = INDEX_SELECT_GRAD.call(&[dy, ids])?;
+    let dim = dy.dim(call.name(), dim)?;
+    if dy.shape()[dim] != ids.elements() {
+        let problem = format!(
+            "`dy` needs {} in dim {dim}, one for each id",
+            ids.elements()
+        );
+        return Err(INDEX_SELECT_GRAD.error(&[dy, ids], problem));
+    }
+    let shape = with_extent(dy.shape(), dim, extent)?;
+    let mut call = call.with_flops(dy.elements() as u64);
+    let mut sum = RoundedOnce::new(&mut call, shape, dy.dtype())?;
+
+    let (dy, ids) = (contiguous(dy)?, as_i64(ids)?);
+    call.compute(|| {
+        let ids = checked(&call, &ids, extent)?;
+        for_float!(dy.dtype(), T => {
+            let dy = Flat::<T>::new(&dy)?;
+            sum.fill::<T>(|sum| kernels::index_add::<T>(&dy, middle(&shape, dim), &ids, sum))
+        })
+    })?;
+    Ok(sum.out.finish())
+}
+
+/// Picks elements along dim `dim`: y[c] = x[c, but index[c] in `dim`].
+///
+/// # Shapes
+/// `x` any dtype; `index` of an index dtype with as many dims, and no extent but that of `dim` larger than `x`'s; returns
+/// `index`'s shape and `x`'s dtype.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
+    let mut call = GATHER.call(&[x, index])?;
+    let dim = x.dim(call.name(), dim)?;
+    check_fits(&GATHER, &[x, index], dim, x.shape())?;
+    let mut y = call.output_of(*index.shape(), x.dtype())?;
+
+    let index = as_i64(index)?;
+    call.compute(|| {
+        let around = Around::new(x.layout(), dim, index.shape());
+        let index = checked(&call, &index, x.shape()[dim])?;
+        for_any!(x.dtype(), T => {
+            let x: Read<'_, T> = x.read()?;
+            kernels::gather::<T>(&x, &around, &index, y.slice()?);
+        });
+        Ok(())
+    })?;
+    Ok(y.finish())
+}
+
+/// Adds elements where indices say, into zeros of `shape`: y[c, but index[c] in `dim`] += src[c]. The gradient of
+/// [`gather`]; its own with respect to `src` is [`gather`].
+///
+/// # Shapes
+/// `src` float and `index` of one shape, with as many dims as `shape` and no extent but that of `dim` larger; returns `shape`.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+    let call = SCATTER_ADD.call(&[src, index])?;
+    let dim = src.dim(call.name(), dim)?;
+    let shape = Shape::new(shape)?;
+    check_fits(&SCATTER_ADD, &[src, index], dim, &shape)?;
+    let mut call = call.with_flops(src.elements() as u64);
+    let mut sum = RoundedOnce::new(&mut call, shape, src.dtype())?;
+
+    let (src, index) = (contiguous(src)?, as_i64(index)?);
+    call.compute(|| {
+        let around = Around::new(&crate::Layout::contiguous(shape, 0), dim, index.shape());
+        let slabs = if dim == 0 {
+            [1, 1]
+        } else {
+            [shape[0], index.shape()[0]]
+        };
+        let index = checked(&call, &index, shape[dim])?;
+        for_float!(src.dtype(), T => {
+            let src = Flat::<T>::new(&src)?;
+            sum.fill::<T>(|sum| kernels::scatter_add::<T>(&src, &around, &index, slabs, sum))
+        })
+    })?;
+    Ok(sum.out.finish())
+}
+
+/// Checks that the last of `operands`, an index, fits into `shape` in all dims but `dim`.
+fn check_fits(
+    signature: &Signature,
+    operands: &[&Tensor; 2],
+    dim: usize,
+    shape: &Shape,
+) -> Result<()> {
+    let index = operands[1].shape();
+    let fits = |at: usize| at == dim || index[at] <= shape[at];
+    match index.len() == shape.len() && (0..index.len()).all(fits) {
+        true => Ok(()),
+        false => {
+            let problem = format!("`index` must not be larger than {shape} but in dim {dim}");
+            Err(signature.error(operands, problem))
+        }
+    }
+}
+
+fn middle(shape: &Shape, dim: usize) -> Middle {
+    Middle {
+        extent: shape[dim],
+        inner: shape[dim + 1..].iter().product(),
+    }
+}
+
+fn with_extent(shape: &Shape, dim: usize, extent: usize) -> Result<Shape> {
+    let mut extents = shape.to_vec();
+    extents[dim] = extent;
+    Shape::new(&extents)
+}
+
+fn as_i64(ids: &Tensor) -> Result<Tensor> {
+    contiguous(&cast(ids, DType::I64)?)
+}
+
+fn checked<'a>(call: &Call, ids: &'a Tensor, extent: usize) -> Result<Flat<'a, i64>> {
+    let ids = Flat::new(ids)?;
+    check_indices(call.name(), &ids, extent, false)?;
+    Ok(ids)
+}
+
+/// A result that is summed in the accumulator's dtype, and workspace for that where the dtypes differ.
+struct RoundedOnce {
+    out: Fresh,
+    wide: Option<Fresh>,
+}
+
+impl RoundedOnce {
+    fn new(call: &mut Call, shape: Shape, dtype: DType) -> Result<RoundedOnce> {
+        let (out, wide) = (call.output_of(shape, dtype)?, dtype.accumulator());
+        let needed = wide != dtype;
+        let wide = needed
+            .then(|| call.workspace(shape.elements(), wide))
+            .transpose()?;
+        Ok(RoundedOnce { out, wide })
+    }
+
+    /// Lets `sum` write every element.
+    fn fill<T: Float>(&mut self, sum: impl FnOnce(&mut [T::Wide])) -> Result<()> {
+        let Some(wide) = &mut self.wide else {
+            sum(self.out.slice()?);
+            return Ok(());
+        };
+        sum(wide.slice()?);
+        kernels::narrow::<T>(wide.slice()?, self.out.slice()?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
