@@ -89,7 +89,7 @@ impl Optimizer {
         ops::fill_into(&self.step, step as f64)?;
 
         let gradients = grads.all()?;
-        let norm = ops::global_norm(&self.flat_gradient)?;
+        let norm = ops::global_norm(&[&self.flat_gradient])?;
         let (scale, norm) = ops::clip_scale(&norm, weight, self.config.max_grad_norm)?;
         let scalars = StepScalars {
             learning_rate: &self.learning_rate,

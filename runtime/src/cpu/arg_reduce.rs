@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::rank::{is_nan, ranks_before, top_of};
 use super::rows::rows_a_task;
 use super::strided::CHUNK;
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::Float;
 
 /// The place of the first best element of each row of `x`, `columns` elements each, ranked by `key`.
@@ -16,7 +16,7 @@ pub(crate) fn first_best<T: Float>(
     out: &mut [i64],
 ) {
     for_blocks(out, rows_a_task(columns), |start, part| {
-        vectorised(|| {
+        vectorised!(|| {
             for (at, out) in part.iter_mut().enumerate() {
                 *out = first_best_of(&x[(start + at) * columns..][..columns], &key) as i64;
             }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
 use super::rows::{Flat, for_rows, max, rows_a_task, sum};
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::ops::Targets;
 use crate::{Error, Float, Result, Tensor, Wide};
 
@@ -162,7 +162,7 @@ fn fold_tile<W: Wide>(
         (((usize, &[W]), &mut W), &mut W),
         &mut W,
     )| {
-        (*max, *sum_exp) = vectorised(|| fold_row(logits, *max, *sum_exp));
+        (*max, *sum_exp) = vectorised!(|| fold_row(logits, *max, *sum_exp));
         if let Some(label) = labels.within(first + at, classes) {
             *label_logit = logits[label];
         }
@@ -279,7 +279,7 @@ fn differentiate<T: Float>(
     dlogits: &mut [T],
 ) {
     let columns = classes.len();
-    for_rows(dlogits, columns, |at, dlogits| {
+    for_rows!(dlogits, columns, |at, dlogits| {
         let row = rows.start + at;
         if !labels.counts(row) {
             return dlogits.fill(T::narrow(T::Wide::ZERO));
@@ -299,7 +299,7 @@ fn differentiate<T: Float>(
 
 fn round<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, out| {
-        vectorised(|| {
+        vectorised!(|| {
             for (out, wide) in out.iter_mut().zip(&wide[start..]) {
                 *out = T::narrow(*wide);
             }

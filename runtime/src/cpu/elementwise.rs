@@ -1,7 +1,7 @@
 //! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed, and rounded into the output.
 
 use super::strided::{CHUNK, Source};
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::{Element, Float, Result, Tensor, Truth, Wide};
 
 /// `out[i] = f(inputs[..][i])` in the wide type of `T`, inputs read in row-major order.
@@ -54,7 +54,7 @@ fn for_chunks<T: Float, U: Element, const N: usize>(
             for (buffer, source) in buffers.iter_mut().zip(&sources) {
                 source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
             }
-            vectorised(|| body(&buffers, out));
+            vectorised!(|| body(&buffers, out));
         }
     });
     Ok(())
@@ -68,7 +68,7 @@ pub(crate) fn convert<T: Element, U: Element>(
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
     for_blocks(out, BLOCK, |start, part| {
-        vectorised(|| x.load(start, part, &convert))
+        vectorised!(|| x.load(start, part, &convert))
     });
     Ok(())
 }

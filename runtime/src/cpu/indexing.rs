@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::rows::{for_rows, rows_a_task};
 use super::strided::Source;
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::{Element, Float, Layout, Result, Tensor, Wide};
 
 /// Row by row the rows of `inputs`, whose widths are `widths`, one after the other.
@@ -46,7 +46,7 @@ pub(crate) struct Middle {
 
 /// `out[o, j, ..] = x[o, ids[j], ..]`.
 pub(crate) fn index_select<T: Element>(x: &[T], dim: Middle, ids: &[i64], out: &mut [T]) {
-    for_rows(out, dim.inner, |at, to| {
+    for_rows!(out, dim.inner, |at, to| {
         let (outer, j) = (at / ids.len(), at % ids.len());
         let row = outer * dim.extent + ids[j] as usize;
         to.copy_from_slice(&x[row * dim.inner..][..dim.inner]);
@@ -60,7 +60,7 @@ pub(crate) fn index_add<T: Float>(dy: &[T], dim: Middle, ids: &[i64], out: &mut 
     let inner = dim.inner.max(1);
     let rows_a_task = rows_a_task(inner).min(dim.extent.max(1));
     let add = |outer: usize, first_row: usize, rows: &mut [T::Wide]| {
-        vectorised(|| {
+        vectorised!(|| {
             rows.fill(T::Wide::ZERO);
             let held = rows.len() / inner;
             for (j, id) in ids.iter().enumerate() {
@@ -186,7 +186,7 @@ pub(crate) fn scatter_add<T: Float>(
 /// `out[i] = wide[i]`, rounded.
 pub(crate) fn narrow<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised(|| {
+        vectorised!(|| {
             for (out, wide) in part.iter_mut().zip(&wide[start..]) {
                 *out = T::narrow(*wide);
             }

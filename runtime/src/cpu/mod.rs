@@ -2,6 +2,17 @@
 //!
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
 
+/// [`vectorised`] with a closure that is surely inlined: what is not is compiled without vectors. By itself the compiler
+/// inlines only small closures.
+macro_rules! vectorised {
+    (|| $body:expr) => {
+        $crate::cpu::vectorised(
+            #[inline(always)]
+            || $body,
+        )
+    };
+}
+
 pub(crate) mod arg_reduce;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
@@ -22,6 +33,7 @@ pub(crate) mod simd_math;
 pub(crate) mod softmax;
 pub(crate) mod strided;
 pub(crate) mod swiglu;
+pub(crate) mod writes;
 
 use rayon::prelude::*;
 
@@ -50,6 +62,11 @@ pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize,
     if out.len() <= block {
         return f(0, out);
     }
+    fork(out, block, &f);
+}
+
+/// A function of its own, so that the machinery of a parallel loop is compiled once a type and not once a kernel.
+fn fork<T: Send>(out: &mut [T], block: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
     out.par_chunks_mut(block)
         .enumerate()
         .for_each(|(at, part)| f(at * block, part));

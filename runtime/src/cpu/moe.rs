@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::rank::top_of;
 use super::rows::{for_rows, rows_a_task, sum};
 use super::strided::CHUNK;
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::{Element, Error, Float, Result, Wide};
 
 /// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them without it.
@@ -60,7 +60,7 @@ pub(crate) fn router_top_k_grad<T: Float>(
     renormalise: bool,
     dprobabilities: &mut [T],
 ) {
-    for_rows(dprobabilities, experts, |row, dprobabilities| {
+    for_rows!(dprobabilities, experts, |row, dprobabilities| {
         let probabilities = &probabilities[row * experts..][..experts];
         let slots = row * k..(row + 1) * k;
         let (indices, dweights) = (&indices[slots.clone()], &dweights[slots]);
@@ -132,7 +132,7 @@ pub(crate) fn permute_tokens<T: Element>(
     order: &[i32],
     out: &mut [T],
 ) {
-    for_rows(out, width, |row, out| match order.get(row) {
+    for_rows!(out, width, |row, out| match order.get(row) {
         Some(slot) => out.copy_from_slice(&x[*slot as usize / top_k * width..][..width]),
         None => out.fill(T::zeroed()),
     });
@@ -147,7 +147,7 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
     order: &[i32],
     out: &mut [T],
 ) {
-    for_rows(out, width, |row, out| {
+    for_rows!(out, width, |row, out| {
         let Some(slot) = order.get(row).map(|slot| *slot as usize) else {
             return out.fill(T::zeroed());
         };
@@ -168,7 +168,7 @@ pub(crate) fn collect<T: Float>(
     weight: impl Fn(usize) -> T::Wide + Sync,
     out: &mut [T],
 ) {
-    for_rows(out, width, |token, out| {
+    for_rows!(out, width, |token, out| {
         for (at, out) in out.chunks_mut(CHUNK).enumerate() {
             let mut sums = [T::Wide::ZERO; CHUNK];
             let sums = &mut sums[..out.len()];
@@ -200,7 +200,7 @@ pub(crate) fn dots<T: Float>(
     out: &mut [T::Wide],
 ) {
     for_blocks(out, rows_a_task(width), |start, part| {
-        vectorised(|| {
+        vectorised!(|| {
             for (at, out) in part.iter_mut().enumerate() {
                 let slot = start + at;
                 *out = usize::try_from(place[slot]).map_or(T::Wide::ZERO, |row| {

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::rows::{Flat, Rows, for_rows, rows_a_task, sum};
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::{Element, Float, Result, Tensor, Wide};
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
@@ -24,7 +24,7 @@ pub(crate) fn rms_norm<T: Float>(
 
     let rows = rows_a_task(columns);
     let task = |(task, (y, inv_rms)): (usize, (&mut [T], &mut [T::Wide]))| {
-        vectorised(|| {
+        vectorised!(|| {
             let out = y.chunks_exact_mut(columns).zip(inv_rms);
             for (at, (y, inv_rms)) in out.enumerate() {
                 *inv_rms = rms_norm_row(x.row(task * rows + at), w, eps, y);
@@ -66,7 +66,7 @@ pub(crate) fn rms_norm_grad_input<T: Float>(
     let (w, inv_rms) = (&*w, &*inv_rms);
     let inv_columns = T::Wide::ONE / T::Wide::from_f64(w.len() as f64);
 
-    for_rows(dx, w.len(), |row, dx| {
+    for_rows!(dx, w.len(), |row, dx| {
         let (dy, x, inv_rms) = (dy.row(row), x.row(row), inv_rms[row]);
         let dot = sum([dy, w, x], |[dy, w, x]| dy * w * x);
         let along_x = dot * inv_columns * inv_rms * inv_rms * inv_rms;
@@ -103,7 +103,7 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
     for_blocks(partial, columns, |start, sums| {
         let first = start / columns * rows;
         let last = inv_rms.len().min(first + rows);
-        vectorised(|| {
+        vectorised!(|| {
             sums.fill(T::Wide::ZERO);
             for row in first..last {
                 add_products(dy.row(row), x.row(row), inv_rms[row], sums);
@@ -112,7 +112,7 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
     });
 
     for_blocks(dw, BLOCK, |start, dw| {
-        vectorised(|| {
+        vectorised!(|| {
             if empty {
                 dw.fill(T::Wide::ZERO);
             }

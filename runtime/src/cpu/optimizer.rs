@@ -1,96 +1,189 @@
-//! Kernels of the optimizer: one pass over parameter, gradient and state.
+//! Kernels of the optimizer: AdamW in one pass over parameter, gradient and state, and sums of
+//! squares.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{BLOCK, vectorised};
+use super::BLOCK;
+use super::strided::{CHUNK, Source};
 use crate::ops::AdamW;
-use crate::{Element, Float, Wide};
+use crate::{Float, Result, Tensor, Wide, for_float};
 
-/// What a step is multiplied by, from constants and the step's scalars.
+/// What a step multiplies by.
+#[derive(Clone, Copy)]
 pub(crate) struct Factors<W> {
-    beta1: W,
-    beta2: W,
-    eps: W,
-    /// 1 - learning rate * decay.
-    keep: W,
-    /// Learning rate over the first bias correction.
-    rate: W,
-    /// The root of the second bias correction, inverted.
-    unbias: W,
+    /// Of the gradient.
     scale: W,
+    /// 1 - beta1.
+    mean_gain: W,
+    /// beta2 and 1 - beta2.
+    square_keep: W,
+    square_gain: W,
+    /// 1 - learning rate * weight decay.
+    keep: W,
+    /// Learning rate / (1 - beta1^step).
+    rate: W,
+    /// 1 / sqrt(1 - beta2^step).
+    unbias: W,
+    eps: W,
 }
 
 impl<W: Wide> Factors<W> {
-    pub(crate) fn new(adamw: AdamW, learning_rate: f64, step: f64, scale: f64) -> Factors<W> {
-        let correction = |beta: f64| 1.0 - beta.powf(step);
+    /// Computed in f64 and rounded once.
+    pub(crate) fn new(of: AdamW, learning_rate: f64, step: u32, scale: f64) -> Factors<W> {
         Factors {
-            beta1: W::from_f64(adamw.beta1),
-            beta2: W::from_f64(adamw.beta2),
-            eps: W::from_f64(adamw.eps),
-            keep: W::from_f64(1.0 - learning_rate * adamw.weight_decay),
-            rate: W::from_f64(learning_rate / correction(adamw.beta1)),
-            unbias: W::from_f64(correction(adamw.beta2).sqrt().recip()),
             scale: W::from_f64(scale),
+            mean_gain: W::from_f64(1.0 - of.beta1),
+            square_keep: W::from_f64(of.beta2),
+            square_gain: W::from_f64(1.0 - of.beta2),
+            keep: W::from_f64(1.0 - learning_rate * of.weight_decay),
+            rate: W::from_f64(learning_rate / (1.0 - power(of.beta1, step))),
+            unbias: W::from_f64(1.0 / (1.0 - power(of.beta2, step)).sqrt()),
+            eps: W::from_f64(of.eps),
         }
     }
 }
 
-/// One AdamW step on slices of one length.
-pub(crate) fn adamw<P: Float>(
-    param: &mut [P],
-    gradient: &[P::Wide],
-    mean: &mut [P::Wide],
-    square: &mut [P::Wide],
-    factors: &Factors<P::Wide>,
-) {
-    let block = |(((param, gradient), mean), square): Block<'_, P>| {
-        vectorised(|| {
-            for (((p, g), m), v) in param.iter_mut().zip(gradient).zip(mean).zip(square) {
-                let g = *g * factors.scale;
-                *m = factors.beta1 * *m + (P::Wide::ONE - factors.beta1) * g;
-                *v = factors.beta2 * *v + (P::Wide::ONE - factors.beta2) * g * g;
-                let denominator = v.sqrt() * factors.unbias + factors.eps;
-                *p = P::narrow(p.wide() * factors.keep - factors.rate * *m / denominator);
-            }
-        });
-    };
-
-    if param.len() <= BLOCK {
-        return block((((param, gradient), mean), square));
+/// base^exponent by squaring: the C library's powers differ from machine to machine.
+fn power(mut base: f64, mut exponent: u32) -> f64 {
+    let mut product = 1.0;
+    while exponent > 0 {
+        if exponent % 2 == 1 {
+            product *= base;
+        }
+        base *= base;
+        exponent /= 2;
     }
-    param
-        .par_chunks_mut(BLOCK)
-        .zip(gradient.par_chunks(BLOCK))
-        .zip(mean.par_chunks_mut(BLOCK))
-        .zip(square.par_chunks_mut(BLOCK))
-        .for_each(block);
+    product
 }
 
-/// A block of parameter, gradient, mean and square.
-type Block<'a, P> = (
-    (
-        (&'a mut [P], &'a [<P as Float>::Wide]),
-        &'a mut [<P as Float>::Wide],
-    ),
-    &'a mut [<P as Float>::Wide],
-);
+/// A parameter with what its step reads and writes.
+pub(crate) struct Update<'a, T: Float> {
+    pub(crate) param: &'a mut [T],
+    pub(crate) gradient: Source<'a, T::Wide>,
+    pub(crate) mean: &'a mut [T::Wide],
+    pub(crate) square: &'a mut [T::Wide],
+    pub(crate) factors: Factors<T::Wide>,
+}
 
-/// The sum of squares, in f64: blocks in parallel, added from first to last.
-pub(crate) fn sum_of_squares<T: Float>(values: &[T]) -> f64 {
-    const LANES: usize = 16;
+/// One AdamW step of every parameter, in parallel by blocks of all of them together.
+pub(crate) fn adamw<T: Float>(updates: Vec<Update<'_, T>>) {
+    let elements: usize = updates.iter().map(|update| update.param.len()).sum();
+    let mut updates = updates;
+    let blocks = updates.iter_mut().flat_map(Update::blocks);
+    if elements <= BLOCK {
+        return blocks.for_each(Block::step);
+    }
+    let blocks: Vec<Block<'_, T>> = blocks.collect();
+    blocks.into_par_iter().for_each(Block::step);
+}
 
-    let block = |block: &[T]| {
-        let mut lanes = [0.0f64; LANES];
-        vectorised(|| {
-            for group in block.chunks(LANES) {
-                for (lane, value) in lanes.iter_mut().zip(group) {
-                    let value = value.to_f64();
-                    *lane += value * value;
+impl<T: Float> Update<'_, T> {
+    fn blocks(&mut self) -> impl Iterator<Item = Block<'_, T>> {
+        let params = self.param.chunks_mut(BLOCK);
+        let states = self
+            .mean
+            .chunks_mut(BLOCK)
+            .zip(self.square.chunks_mut(BLOCK));
+        let (gradient, factors) = (&self.gradient, &self.factors);
+        let blocks = params.zip(states).enumerate();
+        blocks.map(move |(at, (param, (mean, square)))| {
+            let start = at * BLOCK;
+            Block {
+                param,
+                gradient,
+                start,
+                mean,
+                square,
+                factors,
+            }
+        })
+    }
+}
+
+/// Elements of one parameter, from its element `start` on.
+struct Block<'a, T: Float> {
+    param: &'a mut [T],
+    gradient: &'a Source<'a, T::Wide>,
+    start: usize,
+    mean: &'a mut [T::Wide],
+    square: &'a mut [T::Wide],
+    factors: &'a Factors<T::Wide>,
+}
+
+impl<T: Float> Block<'_, T> {
+    fn step(self) {
+        let Block {
+            param,
+            gradient,
+            start,
+            mean,
+            square,
+            factors,
+        } = self;
+        let by = *factors;
+        vectorised!(|| {
+            let mut chunk = [T::Wide::ZERO; CHUNK];
+            let params = param.chunks_mut(CHUNK);
+            let states = mean.chunks_mut(CHUNK).zip(square.chunks_mut(CHUNK));
+            for (at, (param, (mean, square))) in params.zip(states).enumerate() {
+                let chunk = &mut chunk[..param.len()];
+                gradient.load_wide(start + at * CHUNK, chunk);
+                let elements = param.iter_mut().zip(mean).zip(square).zip(chunk);
+                for (((p, m), v), gradient) in elements {
+                    let g = *gradient * by.scale;
+                    *m += by.mean_gain * (g - *m);
+                    *v = by.square_keep * *v + by.square_gain * g * g;
+
+                    let root = v.sqrt() * by.unbias + by.eps;
+                    *p = T::narrow(p.wide() * by.keep - by.rate * *m / root);
                 }
             }
         });
-        lanes.iter().sum::<f64>()
+    }
+}
+
+/// The blocks that [`sum_of_squares`] sums one by one: parts of each tensor, in row-major order.
+pub(crate) fn blocks<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Tensor, Range<usize>)> {
+    let of = |tensor: &&'a Tensor| {
+        let (tensor, elements) = (*tensor, tensor.elements());
+        let starts = (0..elements).step_by(BLOCK);
+        starts.map(move |start| (tensor, start..elements.min(start + BLOCK)))
     };
-    let sums: Vec<f64> = values.par_chunks(BLOCK).map(block).collect();
-    sums.iter().sum()
+    tensors.iter().flat_map(of).collect()
+}
+
+/// The sum of the squares of all elements, in f64: `sums` of the blocks, added from first to last.
+pub(crate) fn sum_of_squares(blocks: &[(&Tensor, Range<usize>)], sums: &mut [f64]) -> Result<f64> {
+    let sum = |(sum, (tensor, range)): (&mut f64, &(&Tensor, Range<usize>))| {
+        for_float!(tensor.dtype(), T => {
+            *sum = block_of_squares::<T>(&Source::new(tensor)?, range.clone());
+            Ok(())
+        })
+    };
+    let elements: usize = blocks.iter().map(|(_, range)| range.len()).sum();
+    match elements <= BLOCK {
+        true => sums.iter_mut().zip(blocks).try_for_each(sum)?,
+        false => sums.par_iter_mut().zip(blocks).try_for_each(sum)?,
+    }
+    Ok(sums.iter().sum())
+}
+
+fn block_of_squares<T: Float>(x: &Source<'_, T>, range: Range<usize>) -> f64 {
+    const LANES: usize = 32;
+
+    vectorised!(|| {
+        let (mut lanes, mut chunk) = ([0.0f64; LANES], [0.0f64; CHUNK]);
+        for start in range.clone().step_by(CHUNK) {
+            let chunk = &mut chunk[..CHUNK.min(range.end - start)];
+            x.load(start, chunk, |element| element.to_f64());
+            for group in chunk.chunks(LANES) {
+                for (lane, value) in lanes.iter_mut().zip(group) {
+                    *lane += value * value;
+                }
+            }
+        }
+        lanes.iter().sum()
+    })
 }

@@ -3,8 +3,8 @@
 
 use rayon::prelude::*;
 
+use super::BLOCK;
 use super::strided::{CHUNK, Source};
-use super::{BLOCK, vectorised};
 use crate::{Float, Result, Tensor};
 
 const LANES: usize = 16;
@@ -61,7 +61,7 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
         let (folded, buffer) = (&mut folded[..part.len()], &mut buffer[..part.len()]);
         for row in 0..rows {
             x.load_wide(row * columns + at * CHUNK, buffer);
-            vectorised(|| {
+            vectorised!(|| {
                 for (folded, value) in folded.iter_mut().zip(&*buffer) {
                     *folded = (fold.merge)(*folded, *value);
                 }
@@ -112,7 +112,7 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     for first in (0..len).step_by(CHUNK) {
         let part = &mut buffer[..CHUNK.min(len - first)];
         x.load_wide(start + first, part);
-        vectorised(|| {
+        vectorised!(|| {
             for group in part.chunks(LANES) {
                 for (lane, value) in lanes.iter_mut().zip(group) {
                     *lane = (fold.merge)(*lane, *value);

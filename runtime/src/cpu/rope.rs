@@ -63,7 +63,7 @@ pub(crate) fn rope<T: Float>(
         return Ok(());
     }
 
-    for_rows(y, heads * features, |position, y| {
+    for_rows!(y, heads * features, |position, y| {
         let (cos, sin) = (cos.row(position), sin.row(position));
         for (head, y) in y.chunks_exact_mut(features).enumerate() {
             let x = x.row(position * heads + head);

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, Range};
 
-use super::{BLOCK, for_blocks, vectorised};
+use super::{BLOCK, for_blocks};
 use crate::ops::contiguous_range;
 use crate::{Element, Float, Read, Result, Tensor, Wide};
 
@@ -80,14 +80,31 @@ pub(crate) fn rows_a_task(columns: usize) -> usize {
     (BLOCK / columns.max(1)).max(1)
 }
 
-/// Calls `f(row, out)` for each row of `out`, `columns` elements long, in parallel where there are many.
+/// `for_rows!(out, columns, |row, out| ..)` calls a closure with each row of `out`, `columns` elements long: as vector
+/// code, and in parallel where there are many.
+///
+/// A macro, because the closure must be inlined to become vector code, and only an attribute makes sure that it is.
+macro_rules! for_rows {
+    ($out:expr, $columns:expr, |$row:ident, $y:ident| $body:expr) => {
+        $crate::cpu::rows::each_row(
+            $out,
+            $columns,
+            #[inline(always)]
+            |$row, $y| $body,
+        )
+    };
+}
+
+pub(crate) use for_rows;
+
+/// What [`for_rows`] does; `f` must be `#[inline(always)]`.
 #[inline(always)]
-pub(crate) fn for_rows<T: Send>(out: &mut [T], columns: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+pub(crate) fn each_row<T: Send>(out: &mut [T], columns: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     if columns == 0 {
         return;
     }
     for_blocks(out, rows_a_task(columns) * columns, |start, part| {
-        vectorised(|| {
+        vectorised!(|| {
             for (at, out) in part.chunks_exact_mut(columns).enumerate() {
                 f(start / columns + at, out);
             }

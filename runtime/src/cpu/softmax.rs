@@ -5,7 +5,7 @@ use crate::{Float, Result, Tensor, Wide};
 
 pub(crate) fn softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
     let x = Rows::<T>::new(x)?;
-    for_rows(y, columns, |row, y| softmax_row(x.row(row), y));
+    for_rows!(y, columns, |row, y| softmax_row(x.row(row), y));
     Ok(())
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn softmax_grad<T: Float>(
     dx: &mut [T],
 ) -> Result<()> {
     let (y, dy) = (Rows::<T>::new(y)?, Rows::<T>::new(dy)?);
-    for_rows(dx, columns, |row, dx| {
+    for_rows!(dx, columns, |row, dx| {
         let (y, dy) = (y.row(row), dy.row(row));
         let dot = sum([y, dy], |[y, dy]| y * dy);
         for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
@@ -38,7 +38,7 @@ pub(crate) fn softmax_grad<T: Float>(
 
 pub(crate) fn log_softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
     let x = Rows::<T>::new(x)?;
-    for_rows(y, columns, |row, y| log_softmax_row(x.row(row), y));
+    for_rows!(y, columns, |row, y| log_softmax_row(x.row(row), y));
     Ok(())
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn log_softmax_grad<T: Float>(
     dx: &mut [T],
 ) -> Result<()> {
     let (y, dy) = (Rows::<T>::new(y)?, Rows::<T>::new(dy)?);
-    for_rows(dx, columns, |row, dx| {
+    for_rows!(dx, columns, |row, dx| {
         let (y, dy) = (y.row(row), dy.row(row));
         let total = sum([dy], |[dy]| dy);
         for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {

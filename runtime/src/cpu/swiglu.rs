@@ -6,7 +6,7 @@ use crate::{Float, Result, Tensor, Wide};
 /// y = silu(gate) * up.
 pub(crate) fn swiglu<T: Float>(gate_up: &Tensor, features: usize, y: &mut [T]) -> Result<()> {
     let gate_up = Rows::<T>::new(gate_up)?;
-    for_rows(y, features, |row, y| {
+    for_rows!(y, features, |row, y| {
         let (gate, up) = (gate_up.row(2 * row), gate_up.row(2 * row + 1));
         for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
             let gate = gate.wide();
@@ -24,7 +24,7 @@ pub(crate) fn swiglu_grad<T: Float>(
     dgate_up: &mut [T],
 ) -> Result<()> {
     let (gate_up, dy) = (Rows::<T>::new(gate_up)?, Rows::<T>::new(dy)?);
-    for_rows(dgate_up, 2 * features, |row, dgate_up| {
+    for_rows!(dgate_up, 2 * features, |row, dgate_up| {
         let (gate, up, dy) = (gate_up.row(2 * row), gate_up.row(2 * row + 1), dy.row(row));
         let (dgate, dup) = dgate_up.split_at_mut(features);
         let out = dgate.iter_mut().zip(dup);

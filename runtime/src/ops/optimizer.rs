@@ -1,16 +1,18 @@
-//! What an optimizer does to parameters. What changes from step to step enters as a tensor of one element, so that a step
-//! can be captured and replayed.
+//! What an optimizer does: the norm of gradients, how far to clip them, and AdamW.
+//!
+//! What changes from step to step enters as a tensor of one f32 and nothing is read back, so that a
+//! whole step can be captured and replayed; what is fixed for a run is a plain number.
 
-#[cfg(doc)]
-use crate::Error;
-use crate::cpu::optimizer as kernel;
-use crate::ops::contiguous_range;
-use crate::{Float, Result, Signature, Tensor, for_float};
+use crate::cpu::optimizer::{self as kernels, Factors, Update};
+use crate::cpu::strided::Source;
+use crate::cpu::writes::Writes;
+use crate::ops::binary::contiguous_range;
+use crate::{Call, Element, Error, Float, Result, Signature, Tensor, for_float};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
-    "param: F[..], gradient: A[..], mean: A[..], square: A[..], learning_rate: f32[], step: f32[], \
-     scale: f32[] -> param: F[..], mean: A[..], square: A[..]",
+    "param: F[..], gradient: A[..], mean: A[..], square: A[..], \
+     learning_rate: f32[], step: f32[], scale: f32[] -> param: F[..], mean: A[..], square: A[..]",
     16,
 );
 static GLOBAL_NORM: Signature = Signature::new("global_norm", "x: F[*] -> norm: f32[]", 2);
@@ -25,129 +27,272 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP
 /// The constants of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Decay of the gradient's running mean.
+    /// How much of the gradient's running mean stays, each step.
     pub beta1: f64,
-    /// Decay of the squared gradient's running mean.
+    /// How much of the running mean of the gradient's square stays, each step.
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decay of the parameter a step, times the learning rate.
+    /// What a parameter loses each step, as a share of itself and of the learning rate.
     pub weight_decay: f64,
 }
 
-/// What changes from step to step, each an f32 scalar.
+/// What changes from step to step, each an f32 without dims.
 #[derive(Clone, Copy, Debug)]
 pub struct StepScalars<'a> {
     /// The learning rate.
     pub learning_rate: &'a Tensor,
-    /// The step, from 1.
+    /// Which step this is, from 1.
     pub step: &'a Tensor,
-    /// What gradients are multiplied by first: clipping, and the division by a loss's weight.
+    /// What gradients are multiplied by first, as [`clip_scale`] returns it.
     pub scale: &'a Tensor,
 }
 
-/// One step of AdamW (Loshchilov & Hutter 2019) in place, as `torch.optim.AdamW` computes it:
+/// A parameter with what a step of AdamW reads and writes beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWOperands<'a> {
+    /// The parameter.
+    pub param: &'a Tensor,
+    /// Its gradient.
+    pub gradient: &'a Tensor,
+    /// The running mean of its gradient; zeros before the first step.
+    pub mean: &'a Tensor,
+    /// The running mean of its gradient's square; zeros before the first step.
+    pub square: &'a Tensor,
+    /// Its constants: not every parameter decays.
+    pub constants: AdamW,
+}
+
+/// One step of AdamW in place (Loshchilov & Hutter 2019), in the order of `torch.optim.AdamW`:
 ///
 /// ```text
-/// g = scale gradient;  param *= 1 - lr decay
-/// mean = beta1 mean + (1 - beta1) g;  square = beta2 square + (1 - beta2) g^2
-/// param -= lr (mean / (1 - beta1^step)) / (sqrt(square / (1 - beta2^step)) + eps)
+/// g      = scale * gradient
+/// param  = param * (1 - learning_rate * weight_decay)
+/// mean   = mean + (1 - beta1) * (g - mean)
+/// square = beta2 * square + (1 - beta2) * g^2
+/// param  = param - learning_rate / (1 - beta1^step) * mean
+///                  / (sqrt(square) / sqrt(1 - beta2^step) + eps)
 /// ```
 ///
+/// Where `scale` is not finite, nothing changes: a gradient with a NaN or infinity does not reach
+/// the parameters, and whoever reads the norm a step late still has those of the last good step.
+///
 /// # Shapes
-/// `param` any shape, float; the others of the same shape in the accumulator dtype. All but the gradient are of kinds that may
-/// change; all are contiguous.
+/// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64
+/// for f64). All but the gradient contiguous and of kinds that change. A bf16 parameter is rounded
+/// to nearest, so it does not see changes below 2^-9 of itself: train f32 parameters.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when one is not contiguous; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when one is not
+/// contiguous, when two share elements, or (where the device computes at once) for a step below 1.
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
     mean: &Tensor,
     square: &Tensor,
     scalars: StepScalars<'_>,
-    adamw: AdamW,
+    constants: AdamW,
 ) -> Result<()> {
+    let operands = AdamWOperands {
+        param,
+        gradient,
+        mean,
+        square,
+        constants,
+    };
+    adamw_step_many(&[operands], scalars)
+}
+
+/// [`adamw_step`] of many parameters in one parallel loop, so that small ones cost no fork each.
+/// The bits are those of a step each.
+///
+/// # Shapes
+/// Those of [`adamw_step`], for each; dtypes may differ, and several may be views of one storage.
+///
+/// # Errors
+/// As [`adamw_step`]. Shapes, dtypes and layouts of all are checked before any is written.
+pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
+    let calls: Result<Vec<Call>> = operands.iter().map(|one| check(one, scalars)).collect();
+    let calls = calls?;
+    let Some(call) = calls.last() else {
+        return Ok(());
+    };
+
+    // Every parameter counts as an op; the arithmetic of all is the last one's.
+    calls[..calls.len() - 1]
+        .iter()
+        .try_for_each(|call| call.compute(|| Ok(())))?;
+    call.compute(|| {
+        let Some(now) = Now::read(call.name(), scalars)? else {
+            return Ok(());
+        };
+        for dtype in [crate::DType::F64, crate::DType::F32, crate::DType::BF16] {
+            let same = operands.iter().filter(|one| one.param.dtype() == dtype);
+            let same: Vec<&AdamWOperands<'_>> = same.collect();
+            for_float!(dtype, T => update::<T>(&same, &now))?;
+        }
+        Ok(())
+    })
+}
+
+fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call> {
+    let AdamWOperands {
+        param,
+        gradient,
+        mean,
+        square,
+        ..
+    } = *operands;
     let StepScalars {
         learning_rate,
         step,
         scale,
     } = scalars;
-    let operands = [param, gradient, mean, square, learning_rate, step, scale];
-    let call = ADAMW_STEP.call(&operands)?;
-    let op = call.name();
-    let of_param = contiguous_range(op, param)?;
-    let of_gradient = contiguous_range(op, gradient)?;
-    let (of_mean, of_square) = (contiguous_range(op, mean)?, contiguous_range(op, square)?);
-    call.compute(|| {
-        let [learning_rate, step, scale] = [
-            learning_rate.item::<f32>()?,
-            step.item::<f32>()?,
-            scale.item::<f32>()?,
-        ];
-        for_float!(param.dtype(), T => {
-            let factors =
-                kernel::Factors::new(adamw, learning_rate.into(), step.into(), scale.into());
-            let gradient = gradient.read::<<T as Float>::Wide>()?;
-            let (mut mean, mut square) = (mean.write(op)?, square.write(op)?);
-            kernel::adamw::<T>(
-                &mut param.write(op)?[of_param],
-                &gradient[of_gradient],
-                &mut mean[of_mean],
-                &mut square[of_square],
-                &factors,
-            );
-            Ok(())
-        })
-    })
+    let call = ADAMW_STEP.call(&[param, gradient, mean, square, learning_rate, step, scale])?;
+    for written in [param, mean, square] {
+        contiguous_range(call.name(), written)?;
+    }
+    Ok(call)
 }
 
-/// The root of the sum of squares of all elements; summed in f64 in a fixed order.
+/// The scalars of a step, where it has a gradient to take.
+struct Now {
+    learning_rate: f64,
+    step: u32,
+    scale: f64,
+}
+
+impl Now {
+    fn read(op: &'static str, scalars: StepScalars<'_>) -> Result<Option<Now>> {
+        let step = scalars.step.item::<f32>()?;
+        if step.is_nan() || step < 1.0 {
+            let problem = format!("step is {step}, but steps count from 1");
+            return Err(Error::Argument { op, problem });
+        }
+        let scale = scalars.scale.item::<f32>()?;
+        let learning_rate = scalars.learning_rate.item::<f32>()?.into();
+        let now = Now {
+            learning_rate,
+            step: step as u32,
+            scale: scale.into(),
+        };
+        Ok(scale.is_finite().then_some(now))
+    }
+}
+
+/// Updates parameters of one dtype.
+fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
+    let op = ADAMW_STEP.name();
+    let params: Vec<&Tensor> = operands.iter().map(|one| one.param).collect();
+    let states: Vec<&Tensor> = operands
+        .iter()
+        .flat_map(|one| [one.mean, one.square])
+        .collect();
+    let mut param_writes = Writes::<T>::new(op, &params)?;
+    let mut state_writes = Writes::<T::Wide>::new(op, &states)?;
+    let params = param_writes.parts(op, &params)?;
+    let states = state_writes.parts(op, &states)?;
+
+    let mut updates = Vec::with_capacity(operands.len());
+    let mut states = states.into_iter();
+    for (one, param) in operands.iter().zip(params) {
+        let (Some(mean), Some(square)) = (states.next(), states.next()) else {
+            break;
+        };
+        let gradient = Source::new(one.gradient)?;
+        let factors = Factors::new(one.constants, now.learning_rate, now.step, now.scale);
+        updates.push(Update {
+            param,
+            gradient,
+            mean,
+            square,
+            factors,
+        });
+    }
+    kernels::adamw::<T>(updates);
+    Ok(())
+}
+
+/// The root of the sum of the squares of all elements of all `tensors`.
+///
+/// Summed in f64: blocks of each tensor, from first to last, whatever the threads. NaN or infinite
+/// where an element is.
 ///
 /// # Shapes
-/// `x` any shape, float, contiguous; returns a scalar, f32.
+/// Each any shape, layout and float dtype; returns an f32 without dims.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when it is not contiguous.
-pub fn global_norm(x: &Tensor) -> Result<Tensor> {
-    let mut call = GLOBAL_NORM.call(&[x])?;
-    let range = contiguous_range(call.name(), x)?;
+/// [`Error::Signature`]; [`Error::Argument`] for no tensors; [`Error::Devices`].
+pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
+    let op = GLOBAL_NORM.name();
+    let Some((first, others)) = tensors.split_first() else {
+        let problem = "no tensors were given".into();
+        return Err(Error::Argument { op, problem });
+    };
+    let mut call = GLOBAL_NORM.call(&[first])?;
+    for other in others {
+        if other.device() != first.device() {
+            let devices = format!("{}, {}", first.device(), other.device());
+            return Err(Error::Devices { op, devices });
+        }
+        GLOBAL_NORM.call(&[other])?.compute(|| Ok(()))?;
+    }
+
     let mut norm = call.output(0)?;
+    let blocks = kernels::blocks(tensors);
+    let mut sums = call.workspace(blocks.len(), f64::DTYPE)?;
     call.compute(|| {
-        for_float!(x.dtype(), T => {
-            let sum = kernel::sum_of_squares(&x.read::<T>()?[range]);
-            norm.slice::<f32>()?[0] = sum.sqrt() as f32;
-            Ok(())
-        })
+        let total = kernels::sum_of_squares(&blocks, sums.slice()?)?;
+        norm.slice()?[0] = total.sqrt() as f32;
+        Ok(())
     })?;
     Ok(norm.finish())
 }
 
-/// What sums of gradients over `weight` tokens are multiplied by to become a mean whose norm is at most `max_norm`, as
-/// `torch.nn.utils.clip_grad_norm_` computes it: min(1, max_norm / (mean_norm + 1e-6)) / weight, with mean_norm = norm /
-/// weight. Returns (scale, mean_norm). A `max_norm` that is not positive clips nothing.
+/// What gradients are multiplied by that are sums over `weight` samples or tokens and whose global
+/// norm is `norm`, so that they become a mean of norm at most `max_norm`:
 ///
-/// A norm that is no number gives a scale that is none: whoever reads the norm, a step late, stops there.
+/// ```text
+/// mean_norm = norm / weight
+/// scale     = min(1, max_norm / (mean_norm + 1e-6)) / weight
+/// ```
+///
+/// as `torch.nn.utils.clip_grad_norm_` has it. Returns (scale, mean_norm). A `max_norm` that is
+/// infinite or not positive clips nothing: scale = 1 / weight.
+///
+/// Where the mean norm is not finite (an overflow in a gradient, or no weight at all) the scale is
+/// NaN, with which [`adamw_step`] changes nothing.
 ///
 /// # Shapes
-/// `norm` and `weight` scalars, f32; returns two scalars, f32.
+/// `norm` and `weight` f32 without dims; returns two of the same.
 ///
 /// # Errors
-/// [`Error::Signature`].
+/// [`Error::Signature`]; [`Error::Argument`] when `max_norm` is NaN.
 pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tensor, Tensor)> {
     let mut call = CLIP_SCALE.call(&[norm, weight])?;
+    if max_norm.is_nan() {
+        let problem = "max_norm is NaN; give 0 to clip nothing".into();
+        return Err(Error::Argument {
+            op: call.name(),
+            problem,
+        });
+    }
+
     let (mut scale, mut mean_norm) = (call.output(0)?, call.output(1)?);
     call.compute(|| {
-        let (norm, weight) = (norm.item::<f32>()?, weight.item::<f32>()?);
-        let mean = f64::from(norm) / f64::from(weight);
-        let clipped = max_norm / (mean + 1e-6);
-        let clip = if max_norm > 0.0 && !(clipped >= 1.0) {
-            clipped
-        } else {
-            1.0
+        let weight = f64::from(weight.item::<f32>()?);
+        let mean = f64::from(norm.item::<f32>()?) / weight;
+        let clip = match max_norm > 0.0 {
+            true => (max_norm / (mean + 1e-6)).min(1.0),
+            false => 1.0,
         };
-        scale.slice::<f32>()?[0] = (clip / f64::from(weight)) as f32;
-        mean_norm.slice::<f32>()?[0] = mean as f32;
+        let factor = if mean.is_finite() {
+            clip / weight
+        } else {
+            f64::NAN
+        };
+        scale.slice()?[0] = factor as f32;
+        mean_norm.slice()?[0] = mean as f32;
         Ok(())
     })?;
     Ok((scale.finish(), mean_norm.finish()))
@@ -165,90 +310,304 @@ mod tests {
         weight_decay: 0.1,
     };
 
-    fn numbers(count: usize, salt: usize) -> Vec<f32> {
+    /// Numbers that differ from element to element and from `salt` to `salt`.
+    fn numbers(count: usize, salt: usize) -> Vec<f64> {
         (0..count)
-            .map(|i| ((i * 3 + salt * 17) as f32 * 0.7).sin())
+            .map(|i| ((i * 3 + salt * 17) as f64 * 0.7).sin())
             .collect()
     }
 
-    /// A tensor that may change, of these values.
-    fn changing(device: &Device, values: &[f32], kind: Kind) -> Tensor {
-        let own = Tensor::zeros(device, &[values.len()], DType::F32, kind).unwrap();
-        ops::copy_into(
+    fn tensor(device: &Device, values: &[f64], dtype: DType) -> Tensor {
+        ops::cast(
             &Tensor::from_slice(device, &[values.len()], values).unwrap(),
-            &own,
+            dtype,
         )
-        .unwrap();
+        .unwrap()
+    }
+
+    fn changing(kind: Kind, values: &Tensor) -> Tensor {
+        let own = Tensor::zeros(values.device(), values.shape(), values.dtype(), kind).unwrap();
+        ops::copy_into(values, &own).unwrap();
         own
     }
 
-    /// Twenty steps against the formula in f64, element by element, over more than one block.
-    #[test]
-    fn adamw_follows_its_formula() {
-        let (device, count) = (Device::cpu(), 40_000);
-        let param = changing(&device, &numbers(count, 0), Kind::Parameter);
-        let zeros = || changing(&device, &vec![0.0; count], Kind::OptimizerState);
-        let (mean, square) = (zeros(), zeros());
-        let mut expected: Vec<[f64; 3]> = numbers(count, 0)
-            .iter()
-            .map(|p| [f64::from(*p), 0.0, 0.0])
-            .collect();
+    fn f64s(x: &Tensor) -> Vec<f64> {
+        ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
+    }
 
-        for step in 1..=20u32 {
-            let gradient = numbers(count, step as usize);
-            let scalar = |x: f64| Tensor::scalar(&device, x as f32).unwrap();
-            let (rate, at, scale) = (scalar(1e-2), scalar(step.into()), scalar(0.5));
-            let scalars = StepScalars {
-                learning_rate: &rate,
-                step: &at,
-                scale: &scale,
+    /// A parameter with its state.
+    struct Trained {
+        param: Tensor,
+        mean: Tensor,
+        square: Tensor,
+    }
+
+    impl Trained {
+        fn new(device: &Device, count: usize, dtype: DType) -> Trained {
+            let zeros = || {
+                let (accumulator, kind) = (dtype.accumulator(), Kind::OptimizerState);
+                Tensor::zeros(device, &[count], accumulator, kind).unwrap()
             };
-            let given = Tensor::from_slice(&device, &[count], &gradient).unwrap();
-            adamw_step(&param, &given, &mean, &square, scalars, ADAMW).unwrap();
-
-            for ([p, m, v], g) in expected.iter_mut().zip(&gradient) {
-                let g = 0.5 * f64::from(*g);
-                *p *= 1.0 - 1e-2 * 0.1;
-                *m = 0.9 * *m + 0.1 * g;
-                *v = 0.95 * *v + 0.05 * g * g;
-                let corrected = |x: f64, beta: f64| x / (1.0 - beta.powi(step as i32));
-                *p -= 1e-2 * corrected(*m, 0.9) / (corrected(*v, 0.95).sqrt() + 1e-8);
+            let param = changing(Kind::Parameter, &tensor(device, &numbers(count, 0), dtype));
+            Trained {
+                param,
+                mean: zeros(),
+                square: zeros(),
             }
         }
-        for (actual, [expected, ..]) in param.to_vec::<f32>().unwrap().iter().zip(&expected) {
-            assert!(
-                (f64::from(*actual) - expected).abs() < 1e-5,
-                "{actual} {expected}"
-            );
+
+        fn operands<'a>(&'a self, gradient: &'a Tensor) -> AdamWOperands<'a> {
+            let Trained {
+                param,
+                mean,
+                square,
+            } = self;
+            AdamWOperands {
+                param,
+                gradient,
+                mean,
+                square,
+                constants: ADAMW,
+            }
+        }
+
+        fn all(&self) -> [Vec<f64>; 3] {
+            [&self.param, &self.mean, &self.square].map(f64s)
+        }
+    }
+
+    /// Owns what [`StepScalars`] lends.
+    struct Scalars([Tensor; 3]);
+
+    impl Scalars {
+        fn new(device: &Device, learning_rate: f64, step: f64, scale: f64) -> Scalars {
+            let scalar = |x: f64| Tensor::scalar(device, x as f32).unwrap();
+            Scalars([scalar(learning_rate), scalar(step), scalar(scale)])
+        }
+
+        fn lend(&self) -> StepScalars<'_> {
+            let [learning_rate, step, scale] = &self.0;
+            StepScalars {
+                learning_rate,
+                step,
+                scale,
+            }
+        }
+    }
+
+    /// The formula as the paper and torch write it, an element at a time, in f64.
+    fn naive(state: &mut [f64; 3], gradient: f64, step: i32) {
+        let [p, m, v] = state;
+        let g = 0.5 * gradient;
+        *p *= 1.0 - 0.01f32 as f64 * 0.1;
+        *m = 0.9 * *m + 0.1 * g;
+        *v = 0.95 * *v + 0.05 * g * g;
+        let (m_hat, v_hat) = (
+            *m / (1.0 - 0.9f64.powi(step)),
+            *v / (1.0 - 0.95f64.powi(step)),
+        );
+        *p -= 0.01f32 as f64 * m_hat / (v_hat.sqrt() + 1e-8);
+    }
+
+    /// Twenty steps of several sizes and dtypes at once, with gradients of any layout.
+    #[test]
+    fn adamw_follows_its_formula() {
+        let device = Device::cpu();
+        for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 2e-6)] {
+            let counts = [0, 1, 3, 17, 300, 40_000];
+            let trained = counts.map(|count| Trained::new(&device, count, dtype));
+            let mut expected = counts.map(|count| {
+                let start = |p: f64| [p, 0.0, 0.0];
+                numbers(count, 0).into_iter().map(start).collect::<Vec<_>>()
+            });
+
+            for step in 1..=20 {
+                // Every other element of a longer tensor: a gradient that is not contiguous.
+                let gradients = counts.map(|count| {
+                    let long = tensor(&device, &numbers(2 * count, step), dtype);
+                    let pairs = ops::reshape(&long, &[count, 2]).unwrap();
+                    let column = pairs.transpose(0, 1).unwrap().slice(0, 0..1).unwrap();
+                    column.view(&[count]).unwrap().unwrap()
+                });
+                let scalars = Scalars::new(&device, 0.01, step as f64, 0.5);
+                let operands: Vec<_> = trained
+                    .iter()
+                    .zip(&gradients)
+                    .map(|(one, dp)| one.operands(dp))
+                    .collect();
+                adamw_step_many(&operands, scalars.lend()).unwrap();
+
+                for (expected, gradient) in expected.iter_mut().zip(&gradients) {
+                    for (state, gradient) in expected.iter_mut().zip(f64s(gradient)) {
+                        naive(state, gradient, step as i32);
+                    }
+                }
+            }
+            for (one, expected) in trained.iter().zip(&expected) {
+                for (at, values) in one.all().iter().enumerate() {
+                    for (value, expected) in values.iter().zip(expected) {
+                        let error = (value - expected[at]).abs();
+                        assert!(error < tolerance, "{dtype}: {value} {}", expected[at]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A bf16 parameter has f32 state and is rounded once a step.
+    #[test]
+    fn bf16_parameters_round_once() {
+        let device = Device::cpu();
+        let trained = Trained::new(&device, 1000, DType::BF16);
+        let before = f64s(&trained.param);
+        let gradient = tensor(&device, &numbers(1000, 1), DType::F32);
+        let scalars = Scalars::new(&device, 0.01, 1.0, 0.5);
+        adamw_step_many(&[trained.operands(&gradient)], scalars.lend()).unwrap();
+
+        let (after, gradients) = (f64s(&trained.param), f64s(&gradient));
+        for ((before, after), gradient) in before.into_iter().zip(after).zip(gradients) {
+            let mut state = [before, 0.0, 0.0];
+            naive(&mut state, gradient, 1);
+            assert!((after - state[0]).abs() <= 2f64.powi(-8) * state[0].abs() + 1e-6);
+        }
+    }
+
+    /// Many at once, on views of flat storages, for any number of threads: the bits of one by one.
+    #[test]
+    fn together_equals_one_by_one() {
+        let counts = [5, 20_000, 1, 16_384, 300];
+        let total: usize = counts.iter().sum();
+        let train = |threads: usize, together: bool| {
+            let device = Device::cpu_with_threads(threads).unwrap();
+            let flat = Trained::new(&device, total, DType::F32);
+            let part =
+                |x: &Tensor, start: usize, count: usize| x.slice(0, start..start + count).unwrap();
+            let mut parts = Vec::new();
+            let mut start = 0;
+            for count in counts {
+                let Trained {
+                    param,
+                    mean,
+                    square,
+                } = &flat;
+                let [param, mean, square] = [param, mean, square].map(|x| part(x, start, count));
+                parts.push(Trained {
+                    param,
+                    mean,
+                    square,
+                });
+                start += count;
+            }
+
+            device.run(|| {
+                for step in 1..4 {
+                    let scalars = Scalars::new(&device, 0.01, step as f64, 1.0);
+                    let gradient = |count| tensor(&device, &numbers(count, step), DType::F32);
+                    let gradients = counts.map(gradient);
+                    let operands: Vec<_> = parts
+                        .iter()
+                        .zip(&gradients)
+                        .map(|(one, dp)| one.operands(dp))
+                        .collect();
+                    match together {
+                        true => adamw_step_many(&operands, scalars.lend()).unwrap(),
+                        false => operands.iter().for_each(|one| {
+                            adamw_step_many(&[*one], scalars.lend()).unwrap();
+                        }),
+                    }
+                }
+            });
+            flat.all()
+        };
+        let alone = train(1, false);
+        assert_eq!(train(1, true), alone);
+        assert_eq!(train(3, true), alone);
+    }
+
+    /// A gradient that overflowed costs its step and nothing else.
+    #[test]
+    fn no_step_without_a_finite_norm() {
+        let device = Device::cpu();
+        let trained = Trained::new(&device, 4, DType::F32);
+        let before = trained.all();
+        let weight = Tensor::scalar(&device, 8.0f32).unwrap();
+        for bad in [f64::NAN, f64::INFINITY] {
+            let gradient = tensor(&device, &[1.0, bad, 0.0, 2.0], DType::F32);
+            let norm = global_norm(&[&gradient]).unwrap();
+            for max_norm in [0.0, 1.0] {
+                let (scale, mean_norm) = clip_scale(&norm, &weight, max_norm).unwrap();
+                assert!(!mean_norm.item::<f32>().unwrap().is_finite());
+
+                let Scalars([learning_rate, step, _]) = Scalars::new(&device, 0.01, 1.0, 1.0);
+                let scalars = StepScalars {
+                    learning_rate: &learning_rate,
+                    step: &step,
+                    scale: &scale,
+                };
+                adamw_step_many(&[trained.operands(&gradient)], scalars).unwrap();
+                assert_eq!(trained.all(), before);
+            }
         }
     }
 
     #[test]
-    fn clipping() {
+    fn steps_that_cannot_be_taken() {
         let device = Device::cpu();
-        let x = Tensor::from_slice(&device, &[2], &[30.0f32, 40.0]).unwrap();
-        let norm = global_norm(&x).unwrap();
-        assert_eq!(norm.item::<f32>().unwrap(), 50.0);
-
-        let weight = Tensor::scalar(&device, 10.0f32).unwrap();
-        let clipped = |max_norm: f64| {
-            let (scale, mean) = clip_scale(&norm, &weight, max_norm).unwrap();
-            (scale.item::<f32>().unwrap(), mean.item::<f32>().unwrap())
+        let trained = Trained::new(&device, 4, DType::F32);
+        let gradient = tensor(&device, &[1.0; 4], DType::F32);
+        let scalars = Scalars::new(&device, 0.01, 0.0, 1.0);
+        let step = |operands: &[AdamWOperands<'_>], scalars: &Scalars| {
+            adamw_step_many(operands, scalars.lend())
+                .err()
+                .unwrap()
+                .to_string()
         };
-        assert_eq!(clipped(0.0), (0.1, 5.0));
-        assert_eq!(clipped(6.0), (0.1, 5.0));
-        let (scale, _) = clipped(1.0);
-        assert!((scale - 0.02).abs() < 1e-7);
-
-        let nan = Tensor::scalar(&device, f32::NAN).unwrap();
-        assert!(
-            clip_scale(&nan, &weight, 1.0)
-                .unwrap()
-                .0
-                .item::<f32>()
-                .unwrap()
-                .is_nan()
+        let one = trained.operands(&gradient);
+        assert_eq!(
+            step(&[one], &scalars),
+            "adamw_step: step is 0, but steps count from 1"
         );
+
+        let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
+        let before = trained.all();
+        assert_eq!(
+            step(&[one, one], &scalars),
+            "adamw_step: writes twice to the elements of f32[4] on cpu"
+        );
+        let wide = AdamWOperands {
+            mean: &tensor(&device, &[0.0; 4], DType::F64),
+            ..one
+        };
+        assert!(step(&[one, wide], &scalars).contains("`mean` must be f32"));
+        assert_eq!(trained.all(), before);
+        assert!(adamw_step_many(&[], scalars.lend()).is_ok());
+    }
+
+    /// The norm of any tensors, dtypes and layouts is that of all their elements.
+    #[test]
+    fn norms_of_many_tensors() {
+        let device = Device::cpu();
+        let square = ops::reshape(
+            &tensor(&device, &numbers(40_000, 2), DType::F32),
+            &[200, 200],
+        );
+        let tensors = [
+            square.unwrap().transpose(0, 1).unwrap(),
+            tensor(&device, &numbers(17, 3), DType::F64),
+            tensor(&device, &[], DType::F32),
+            tensor(&device, &numbers(300, 4), DType::BF16),
+        ];
+        let sum: f64 = tensors.iter().flat_map(f64s).map(|x| x * x).sum();
+        let tensors: Vec<&Tensor> = tensors.iter().collect();
+        let norm: f64 = global_norm(&tensors).unwrap().item::<f32>().unwrap().into();
+        assert!((norm / sum.sqrt() - 1.0).abs() < 1e-7);
+
+        let nothing = global_norm(&[tensors[2]]).unwrap();
+        assert_eq!(nothing.item::<f32>().unwrap(), 0.0);
+        // The squares of these are no f32.
+        let large = global_norm(&[&tensor(&device, &[3e30, 4e30], DType::F32)]).unwrap();
+        assert_eq!(large.item::<f32>().unwrap(), 5e30);
+        assert!(global_norm(&[]).is_err());
     }
 
     #[test]
@@ -256,10 +615,67 @@ mod tests {
         let norm = |threads: usize| {
             let device = Device::cpu_with_threads(threads).unwrap();
             device.run(|| {
-                let x = Tensor::from_slice(&device, &[100_000], &numbers(100_000, 3)).unwrap();
-                global_norm(&x).unwrap().item::<f32>().unwrap().to_bits()
+                let long = tensor(&device, &numbers(100_000, 3), DType::F32);
+                let short = tensor(&device, &numbers(100, 4), DType::F32);
+                global_norm(&[&short, &long])
+                    .unwrap()
+                    .item::<f32>()
+                    .unwrap()
+                    .to_bits()
             })
         };
         assert_eq!(norm(1), norm(3));
+    }
+
+    /// Scaled gradients have the norm of the mean, but never more than allowed.
+    #[test]
+    fn clipping() {
+        let device = Device::cpu();
+        let norm = global_norm(&[&tensor(&device, &[30.0, 40.0], DType::F32)]).unwrap();
+        let weight = Tensor::scalar(&device, 10.0f32).unwrap();
+        let clipped = |max_norm: f64| {
+            let (scale, mean_norm) = clip_scale(&norm, &weight, max_norm).unwrap();
+            assert_eq!(mean_norm.item::<f32>().unwrap(), 5.0);
+            scale.item::<f32>().unwrap()
+        };
+        for unlimited in [0.0, -1.0, f64::INFINITY, 6.0] {
+            assert_eq!(clipped(unlimited), 0.1);
+        }
+        for max_norm in [0.5, 1.0, 4.999] {
+            let scaled = f64::from(clipped(max_norm)) * 50.0;
+            assert!(scaled < max_norm && scaled > max_norm * (1.0 - 1e-5));
+        }
+        assert!(clip_scale(&norm, &weight, f64::NAN).is_err());
+
+        let none = Tensor::scalar(&device, 0.0f32).unwrap();
+        let (scale, _) = clip_scale(&norm, &none, 1.0).unwrap();
+        assert!(scale.item::<f32>().unwrap().is_nan());
+    }
+
+    #[test]
+    fn meta_devices_only_count() {
+        let device = Device::meta(Device::cpu().properties());
+        let trained = [3, 5].map(|count| Trained::new(&device, count, DType::F32));
+        let gradients = [3, 5].map(|count| tensor(&device, &numbers(count, 0), DType::F32));
+        let norm = global_norm(&[&gradients[0], &gradients[1]]).unwrap();
+        let (scale, _) = clip_scale(&norm, &norm, 1.0).unwrap();
+        let (before, live) = (device.work(), device.memory().live);
+
+        let scalars = StepScalars {
+            learning_rate: &norm,
+            step: &norm,
+            scale: &scale,
+        };
+        let operands = [
+            trained[0].operands(&gradients[0]),
+            trained[1].operands(&gradients[1]),
+        ];
+        adamw_step_many(&operands, scalars).unwrap();
+        let after = device.work();
+        assert_eq!(
+            (after.ops - before.ops, after.flops - before.flops),
+            (2, 16 * 8)
+        );
+        assert_eq!(device.memory().live, live);
     }
 }
