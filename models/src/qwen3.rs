@@ -222,6 +222,9 @@ impl Qwen3 {
         let positions = values::arange(ids_bt.device(), first + t, DType::I64)?;
         let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
         let (cos, sin) = rotary(&self.config, &positions)?;
+        // One table for all rows of the batch.
+        let shape = [ids_bt.shape()[0], t, cos.extent(-1)?];
+        let (cos, sin) = (cos.broadcast_to(&shape)?, sin.broadcast_to(&shape)?);
         Ok(Positions {
             cos,
             sin,

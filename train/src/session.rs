@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use meshgrad_ckpt::{keep_last, step_name, survey};
 use meshgrad_models::Qwen3;
@@ -179,26 +179,24 @@ impl<'a> Session<'a> {
         }
 
         let started = Instant::now();
-        let mut waiting: Option<(Outcome, Instant)> = None;
+        let mut waiting: Option<(Outcome, Duration)> = None;
         let mut step = self.begun_at;
         while step < self.last {
             step += 1;
             let begun = Instant::now();
-            let outcome = self.trainer.step(
-                step,
-                &self.order,
-                self.windows,
-                &self.data.tokens.training(),
-            )?;
-            // What a step did is read while the next one runs; here that is when its turn comes.
-            if let Some((outcome, begun)) = waiting.replace((outcome, begun)) {
-                self.settle(&outcome, begun, started)?;
+            let tokens = self.data.tokens.training();
+            let outcome = self
+                .trainer
+                .step(step, &self.order, self.windows, &tokens)?;
+            // What a step did is read a step late, so that nobody waits for it.
+            if let Some((outcome, took)) = waiting.replace((outcome, begun.elapsed())) {
+                self.settle(&outcome, took, started)?;
             }
 
             let stopping = stop.load(Ordering::Relaxed);
             if stopping || step == self.last || self.is_stop(step) {
-                if let Some((outcome, begun)) = waiting.take() {
-                    self.settle(&outcome, begun, started)?;
+                if let Some((outcome, took)) = waiting.take() {
+                    self.settle(&outcome, took, started)?;
                 }
                 self.pause(step, stopping)?;
             }
@@ -221,7 +219,7 @@ impl<'a> Session<'a> {
     }
 
     /// Reads what a step did: keeps it, shows it, and ends the run where it is no number.
-    fn settle(&mut self, outcome: &Outcome, begun: Instant, started: Instant) -> Result<()> {
+    fn settle(&mut self, outcome: &Outcome, took: Duration, started: Instant) -> Result<()> {
         let measured = outcome.read()?;
         let step = outcome.step;
         if !measured.loss.is_finite() || !measured.grad_norm.is_finite() {
@@ -235,7 +233,7 @@ impl<'a> Session<'a> {
         }
 
         let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;
-        let tokens_per_s = tokens / begun.elapsed().as_secs_f64();
+        let tokens_per_s = tokens / took.as_secs_f64();
         let (val_loss, val_bits_per_byte) = match self.validates(step) {
             true => self.validate()?,
             false => (None, None),

@@ -1,0 +1,149 @@
+//! Parity with transformers: logits, loss and every gradient of the fixtures in `tests/parity`, through the program.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use meshgrad::ckpt::TensorFile;
+
+/// Largest difference of a logit, relative to the largest logit.
+const LOGITS: f64 = 2e-5;
+/// Largest 1 - cos between a gradient and its expectation.
+const ANGLE: f64 = 1e-6;
+/// Largest relative difference of their norms.
+const NORM: f64 = 1e-4;
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
+
+fn read(path: &Path) -> Tensors {
+    let file = TensorFile::open(path).unwrap();
+    let tensors = file.tensors().iter().map(|info| {
+        let bytes = file.read(&info.name).unwrap();
+        let values = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()).into());
+        (info.name.clone(), (info.shape.clone(), values.collect()))
+    });
+    tensors.collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn norm(a: &[f64]) -> f64 {
+    dot(a, a).sqrt()
+}
+
+fn forward(fixture: &Path, output: &Path, arguments: &[&str]) {
+    let run = Command::new(env!("CARGO_BIN_EXE_meshgrad"))
+        .arg("forward")
+        .arg(fixture)
+        .args(["--grads", "--input"])
+        .arg(fixture.join("input.safetensors"))
+        .arg("--output")
+        .arg(output)
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(
+        run.status.success(),
+        "{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/fixtures");
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    found.sort();
+    assert!(found.len() >= 6, "only {} fixtures", found.len());
+    found
+}
+
+/// Compares everything that is expected, and returns what differs too much.
+fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, (shape, expected)) in expected {
+        if name == "aux_loss" {
+            continue; // Part of the loss; stored for people.
+        }
+        let Some((actual_shape, actual)) = actual.get(name) else {
+            found.push(format!("{name} is missing"));
+            continue;
+        };
+        if shape != actual_shape {
+            found.push(format!("{name} is {actual_shape:?}, not {shape:?}"));
+            continue;
+        }
+
+        let largest = expected
+            .iter()
+            .fold(0.0f64, |largest, x| largest.max(x.abs()));
+        let apart = expected
+            .iter()
+            .zip(actual)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f64::max);
+        if !name.starts_with("grad.") {
+            if !(apart <= LOGITS * largest) {
+                found.push(format!("{name} differs by {apart:e} of {largest}"));
+            }
+            continue;
+        }
+        // A gradient that is exactly zero, as that of an expert without tokens, has no angle.
+        if norm(expected) == 0.0 {
+            if norm(actual) != 0.0 {
+                found.push(format!("{name} must be zero"));
+            }
+            continue;
+        }
+        let angle = 1.0 - dot(expected, actual) / (norm(expected) * norm(actual));
+        let length = (norm(actual) / norm(expected) - 1.0).abs();
+        if !(angle <= ANGLE && length <= NORM) {
+            found.push(format!("{name}: 1 - cos {angle:e}, norm {length:e}"));
+        }
+    }
+    for name in actual.keys().filter(|name| !expected.contains_key(*name)) {
+        found.push(format!("{name} is not expected"));
+    }
+    found
+}
+
+#[test]
+fn logits_loss_and_gradients_are_those_of_transformers() {
+    let place = tempfile::tempdir().unwrap();
+    for fixture in fixtures() {
+        let output = place.path().join("out.safetensors");
+        forward(&fixture, &output, &[]);
+        let expected = read(&fixture.join("expected.safetensors"));
+        let found = differences(&expected, &read(&output));
+        assert!(
+            found.is_empty(),
+            "{}:\n{}",
+            fixture.display(),
+            found.join("\n")
+        );
+    }
+}
+
+/// In bf16 the gradients still point the same way.
+#[test]
+fn bf16_points_the_same_way() {
+    let place = tempfile::tempdir().unwrap();
+    for fixture in fixtures() {
+        let output = place.path().join("out.safetensors");
+        forward(&fixture, &output, &["--dtype", "bf16"]);
+        let (expected, actual) = (read(&fixture.join("expected.safetensors")), read(&output));
+        let (_, logits) = &expected["logits"];
+        let cosine = dot(logits, &actual["logits"].1) / (norm(logits) * norm(&actual["logits"].1));
+        assert!(
+            cosine > 0.99,
+            "{}: cosine of the logits {cosine}",
+            fixture.display()
+        );
+    }
+}
