@@ -5,12 +5,15 @@ use meshgrad_runtime::{Device, Tensor};
 
 use crate::{Result, Var, ops};
 
+/// An op as a function of its float inputs, f64.
+pub type Function = Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>;
+
 /// An op at some inputs.
 pub struct Case {
     /// The op, and what is odd about the inputs.
     pub name: &'static str,
-    /// The op as a function of its float inputs, f64.
-    pub function: Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>,
+    /// The op.
+    pub function: Function,
     /// Where it is checked.
     pub inputs: Vec<Tensor>,
 }

@@ -59,16 +59,12 @@ pub enum Error {
     },
 
     /// A gradient of another shape or dtype than its value.
-    #[error("the gradient of {wanted_dtype}{wanted} was given as {given_dtype}{given}")]
+    #[error("the gradient of {wanted} was given as {given}")]
     GradientShape {
-        /// The value's shape.
-        wanted: Shape,
-        /// The value's dtype.
-        wanted_dtype: DType,
-        /// The gradient's shape.
-        given: Shape,
-        /// The gradient's dtype.
-        given_dtype: DType,
+        /// The value's dtype and shape.
+        wanted: String,
+        /// The gradient's dtype and shape.
+        given: String,
     },
 
     /// Parameters that no op touched.
@@ -97,18 +93,14 @@ pub enum Error {
     },
 
     /// A value of another shape or dtype than its parameter.
-    #[error("`{name}` is {wanted_dtype}{wanted} but was given {given_dtype}{given}")]
+    #[error("`{name}` is {wanted} but was given {given}")]
     ParamValue {
         /// The parameter.
         name: String,
-        /// Its shape.
-        wanted: Shape,
-        /// Its dtype.
-        wanted_dtype: DType,
-        /// The shape given.
-        given: Shape,
-        /// The dtype given.
-        given_dtype: DType,
+        /// Its dtype and shape.
+        wanted: String,
+        /// The dtype and shape given.
+        given: String,
     },
 
     /// A flat buffer that does not fit its parameters.

@@ -49,13 +49,13 @@ pub fn gradcheck(
         for index in 0..tensor.elements() {
             let difference = central_difference(&function, inputs, input, index, how.step)?;
             let tolerance = how.tolerance * (1.0 + difference.abs());
-            let fails = |backward: f64| !((backward - difference).abs() <= tolerance);
+            let agrees = |backward: f64| (backward - difference).abs() <= tolerance;
             let differs = backward[index].to_bits() != again[index].to_bits();
-            if fails(backward[index]) || differs && backward[index] != again[index] {
-                let backward = if fails(backward[index]) {
-                    backward[index]
-                } else {
+            if !agrees(backward[index]) || differs && backward[index] != again[index] {
+                let backward = if agrees(backward[index]) {
                     again[index]
+                } else {
+                    backward[index]
                 };
                 return Err(Error::GradientCheck {
                     input,

@@ -172,10 +172,8 @@ impl Param {
         if *value.shape() != shape || value.dtype() != dtype {
             return Err(Error::ParamValue {
                 name: self.name().into(),
-                wanted: shape,
-                wanted_dtype: dtype,
-                given: *value.shape(),
-                given_dtype: value.dtype(),
+                wanted: format!("{dtype}{shape}"),
+                given: format!("{}{}", value.dtype(), value.shape()),
             });
         }
 

@@ -65,6 +65,7 @@ impl Slot<'_> {
     ///
     /// # Errors
     /// What `gradient` returns; [`Error::GradientShape`].
+    #[allow(clippy::should_implement_trait)] // It is what one does to a gradient.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {
             return Ok(());
@@ -367,9 +368,7 @@ impl Later {
 
 fn gradient_shape(wanted: &Shape, wanted_dtype: DType, given: &Tensor) -> Error {
     Error::GradientShape {
-        wanted: *wanted,
-        wanted_dtype,
-        given: *given.shape(),
-        given_dtype: given.dtype(),
+        wanted: format!("{wanted_dtype}{wanted}"),
+        given: format!("{}{}", given.dtype(), given.shape()),
     }
 }

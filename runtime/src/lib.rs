@@ -28,6 +28,8 @@ mod storage;
 mod tensor;
 
 pub use accumulator::Accumulator;
+pub use cpu::attention::AttentionError;
+pub use cpu::gemm::GemmError;
 pub use device::{Device, Properties, Work};
 pub use dtype::{DType, Element, Float, Truth, Wide};
 pub use error::{Error, Result};

@@ -7,12 +7,12 @@
 //!   back; [`tokens`]: the memory-mapped token cache; [`sampler`]: which windows make the batch of
 //!   a step.
 //! - [`schedule`]: the learning rate of a step.
+//!
 //! The parts that train:
 //!
 //! - [`trainer`]: one step and one validation; [`optimizer`]: AdamW and its state;
 //!   [`checkpoint`]: what a run saves; [`generate`]: writing text.
 //! - [`session`]: all parts together, as `meshgrad train` runs them.
-//!
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: what a run leaves behind and what it says.
 
 pub mod checkpoint;

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::ops;
 
-use crate::{Result, Save, Track, Var};
+use crate::{Result, Track, Var};
 
 /// y = x w^T: a linear layer without bias.
 ///

@@ -24,29 +24,29 @@ mod slabs;
 #[cfg(test)]
 mod tests;
 
-pub use backward::{Gradients, Saved};
-pub use mask::{Mask, Offsets, Sequences};
-pub use real::{Element, Real};
-pub use rows::Rows;
+pub(crate) use backward::{Gradients, Saved};
+pub(crate) use mask::{Mask, Offsets, Sequences};
+pub(crate) use real::Element;
+pub(crate) use rows::Rows;
 
 /// Keys are counted in f32 where masks are compared.
 const MAX_KEYS: usize = 1 << 24;
 
 /// Extents of one attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// B.
-    pub batch: usize,
+    pub(crate) batch: usize,
     /// Tq.
-    pub queries: usize,
+    pub(crate) queries: usize,
     /// Tk.
-    pub keys: usize,
+    pub(crate) keys: usize,
     /// Hq, a multiple of Hkv.
-    pub heads: usize,
+    pub(crate) heads: usize,
     /// Hkv.
-    pub kv_heads: usize,
+    pub(crate) kv_heads: usize,
     /// D.
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
 }
 
 impl Shape {
@@ -68,19 +68,19 @@ impl Shape {
 
 /// One attention: operands, mask and scale.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention<'a, E> {
+pub(crate) struct Attention<'a, E> {
     /// Extents of the operands.
-    pub shape: Shape,
+    pub(crate) shape: Shape,
     /// Queries, [B, Tq, Hq, D].
-    pub q: Rows<'a, E>,
+    pub(crate) q: Rows<'a, E>,
     /// Keys, [B, Tk, Hkv, D].
-    pub k: Rows<'a, E>,
+    pub(crate) k: Rows<'a, E>,
     /// Values, [B, Tk, Hkv, D].
-    pub v: Rows<'a, E>,
+    pub(crate) v: Rows<'a, E>,
     /// Which keys a query sees.
-    pub mask: Mask<'a>,
+    pub(crate) mask: Mask<'a>,
     /// Factor of q k before softmax, usually 1 / sqrt(D).
-    pub scale: f64,
+    pub(crate) scale: f64,
 }
 
 impl<E: Element> Attention<'_, E> {
@@ -91,7 +91,7 @@ impl<E: Element> Attention<'_, E> {
     ///
     /// # Errors
     /// When the operands, the outputs or the mask do not fit the shape.
-    pub fn forward(&self, out: &mut [E], lse: &mut [E::Real]) -> Result<(), AttentionError> {
+    pub(crate) fn forward(&self, out: &mut [E], lse: &mut [E::Real]) -> Result<(), AttentionError> {
         self.check()?;
         let [b, t, h, d] = self.shape.of_queries();
         check_len("out", out.len(), b * t * h * d)?;
@@ -106,7 +106,7 @@ impl<E: Element> Attention<'_, E> {
     ///
     /// # Errors
     /// When the operands, the gradients, the workspace or the mask do not fit the shape.
-    pub fn backward(
+    pub(crate) fn backward(
         &self,
         saved: &Saved<E>,
         gradients: Gradients<E>,
@@ -152,7 +152,7 @@ impl<E: Element> Attention<'_, E> {
 }
 
 /// Elements (f32, or f64 for f64) that [`Attention::backward`] needs as workspace.
-pub fn backward_workspace(shape: &Shape) -> usize {
+pub(crate) fn backward_workspace(shape: &Shape) -> usize {
     slabs::workspace(shape)
 }
 

@@ -158,10 +158,7 @@ fn fold_tile<W: Wide>(
     [max, sum_exp, label_logit]: [&mut [W]; 3],
 ) {
     let columns = classes.len();
-    let fold_row = |((((at, logits), max), sum_exp), label_logit): (
-        (((usize, &[W]), &mut W), &mut W),
-        &mut W,
-    )| {
+    let fold_row = |at: usize, logits: &[W], max: &mut W, sum_exp: &mut W, label_logit: &mut W| {
         (*max, *sum_exp) = vectorised!(|| fold_row(logits, *max, *sum_exp));
         if let Some(label) = labels.within(first + at, classes) {
             *label_logit = logits[label];
@@ -170,20 +167,20 @@ fn fold_tile<W: Wide>(
 
     if tile.len() <= BLOCK {
         let rows = tile.chunks_exact(columns).enumerate();
-        return rows
-            .zip(max)
-            .zip(sum_exp)
-            .zip(label_logit)
-            .for_each(fold_row);
+        let rows = rows.zip(max).zip(sum_exp).zip(label_logit);
+        return rows.for_each(|((((at, logits), max), sum_exp), label_logit)| {
+            fold_row(at, logits, max, sum_exp, label_logit);
+        });
     }
     let rows = tile
         .par_chunks_exact(columns)
         .enumerate()
         .with_min_len(rows_a_task(columns));
-    rows.zip(max)
-        .zip(sum_exp)
-        .zip(label_logit)
-        .for_each(fold_row);
+    rows.zip(max).zip(sum_exp).zip(label_logit).for_each(
+        |((((at, logits), max), sum_exp), label_logit)| {
+            fold_row(at, logits, max, sum_exp, label_logit);
+        },
+    );
 }
 
 /// The maximum so far and the sum of e^(logit - maximum) so far, after some more logits.

@@ -18,7 +18,7 @@
 //! micro-kernel always computes a full tile from contiguous memory. (Goto & van de Geijn,
 //! "Anatomy of high-performance matrix multiplication", 2008.)
 //!
-//! **Memory.** A thread that takes part keeps [`THREAD_BUFFER_BYTES`] of buffers; nothing else is
+//! **Memory.** A thread that takes part keeps about 2.1 MiB of buffers; nothing else is
 //! allocated. **Threads** are those of the ambient rayon pool.
 
 mod block;
@@ -36,17 +36,16 @@ mod dot;
 #[cfg(test)]
 mod tests;
 
-pub use block::THREAD_BUFFER_BYTES;
-pub use grouped::{grouped_gemm, grouped_gemm_weight};
-pub use kernel::{Element, Output};
-pub use matrix::{MatrixMut, MatrixRef};
+pub(crate) use grouped::{grouped_gemm, grouped_gemm_weight};
+pub(crate) use kernel::{Element, Output};
+pub(crate) use matrix::{MatrixMut, MatrixRef};
 
 use block::{Problem, multiply_all};
 use kernel::{Kernel, WithKernel};
 
 /// What happens to the old value of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Update {
+pub(crate) enum Update {
     /// `C = A B`; the old value is not read.
     Replace,
     /// `C += A B`, added in the type of the sums and rounded once.
@@ -129,7 +128,7 @@ pub enum GemmError {
 ///
 /// # Errors
 /// [`GemmError::Mismatch`] when the extents do not fit.
-pub fn gemm<T, C>(
+pub(crate) fn gemm<T, C>(
     a: MatrixRef<'_, T>,
     b: MatrixRef<'_, T>,
     mut c: MatrixMut<'_, C>,

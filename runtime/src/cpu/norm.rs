@@ -105,8 +105,8 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
         let last = inv_rms.len().min(first + rows);
         vectorised!(|| {
             sums.fill(T::Wide::ZERO);
-            for row in first..last {
-                add_products(dy.row(row), x.row(row), inv_rms[row], sums);
+            for (row, inv_rms) in (first..last).zip(&inv_rms[first..last]) {
+                add_products(dy.row(row), x.row(row), *inv_rms, sums);
             }
         });
     });

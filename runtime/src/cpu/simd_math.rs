@@ -2,15 +2,7 @@
 //!
 //! Each function exists twice, from one source. `exp_f32s(simd, x)` works on a vector of
 //! [`pulp::Simd`]; `exp(x)` is the same code on [`pulp::Scalar`], to be called in a plain loop,
-//! which the compiler vectorises when the loop runs inside [`pulp::Arch::dispatch`]:
-//!
-//! ```
-//! use meshgrad_runtime::cpu::simd_math::silu;
-//!
-//! let mut x = vec![-1.0f32, 0.0, 2.5];
-//! pulp::Arch::new().dispatch(|| x.iter_mut().for_each(|x| *x = silu(*x)));
-//! assert_eq!(x[1], 0.0);
-//! ```
+//! which the compiler vectorises when the loop runs inside [`pulp::Arch::dispatch`].
 //!
 //! The vector form fuses multiply and add where the SIMD level has the instruction, the scalar form
 //! never does. So bits may differ between the two forms and between SIMD levels, and nowhere else:
@@ -55,39 +47,26 @@ const LN_TAIL: [f32; 8] = [
 /// e^x. Error at most 1.1 ulp over all of f32; 0 below -104, infinity above 88.73, subnormal
 /// results included.
 #[inline(always)]
-pub fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     exp_f32s(Scalar, x)
-}
-
-/// e^x for x <= 88, as softmax needs it: results below 2^-126 are 0. Otherwise as [`exp`], and
-/// cheaper.
-#[inline(always)]
-pub fn exp_flushed(x: f32) -> f32 {
-    exp_flushed_f32s(Scalar, x)
 }
 
 /// 1 / (1 + e^-x). Error at most 3 ulp for x > -87; below -88.73 it is 0.
 #[inline(always)]
-pub fn sigmoid(x: f32) -> f32 {
+pub(crate) fn sigmoid(x: f32) -> f32 {
     sigmoid_f32s(Scalar, x)
-}
-
-/// x / (1 + e^-x). Error at most 3 ulp for x > -87; like in PyTorch it is NaN at minus infinity.
-#[inline(always)]
-pub fn silu(x: f32) -> f32 {
-    silu_f32s(Scalar, x)
 }
 
 /// The natural logarithm. Error at most 1.5 ulp over all positive f32, subnormals included; minus
 /// infinity at 0, NaN below.
 #[inline(always)]
-pub fn ln(x: f32) -> f32 {
+pub(crate) fn ln(x: f32) -> f32 {
     ln_f32s(Scalar, x)
 }
 
 /// [`exp`] of each lane.
 #[inline(always)]
-pub fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let (lowest, highest) = (simd.splat_f32s(-104.0), simd.splat_f32s(89.0));
 
     // The comparisons are false for NaN, which so passes through.
@@ -105,9 +84,10 @@ pub fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(scaled, power_of_two(simd, rest))
 }
 
-/// [`exp_flushed`] of each lane.
+/// e^x of each lane for x <= 88, as softmax needs it: results below 2^-126 are 0. Otherwise as
+/// [`exp`], and cheaper.
 #[inline(always)]
-pub fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let lowest = simd.splat_f32s(LN_MIN_POSITIVE);
     let underflows = simd.less_than_f32s(x, lowest);
 
@@ -120,22 +100,16 @@ pub fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 
 /// [`sigmoid`] of each lane.
 #[inline(always)]
-pub fn sigmoid_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn sigmoid_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let one = simd.splat_f32s(1.0);
     let e = exp_f32s(simd, simd.neg_f32s(x));
 
     simd.div_f32s(one, simd.add_f32s(one, e))
 }
 
-/// [`silu`] of each lane.
-#[inline(always)]
-pub fn silu_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    simd.mul_f32s(x, sigmoid_f32s(simd, x))
-}
-
 /// [`ln`] of each lane.
 #[inline(always)]
-pub fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let zero = simd.splat_f32s(0.0);
 
     // A subnormal is made normal first.
@@ -336,7 +310,6 @@ mod tests {
         }
     );
     function!(Sigmoid, sigmoid_f32s, |x| 1.0 / (1.0 + (-x).exp()));
-    function!(Silu, silu_f32s, |x| x / (1.0 + (-x).exp()));
     function!(Ln, ln_f32s, f64::ln);
 
     #[test]
@@ -351,9 +324,8 @@ mod tests {
     }
 
     #[test]
-    fn sigmoid_and_silu_err_by_at_most_3_ulp() {
+    fn sigmoid_errs_by_at_most_3_ulp() {
         assert!(worst(Sigmoid, step(), |x| x.is_nan() || x >= -87.0) <= 3.0);
-        assert!(worst(Silu, step(), |x| x.is_nan() || x >= -87.0) <= 3.0);
     }
 
     #[test]
@@ -364,14 +336,13 @@ mod tests {
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
         assert!(exp(f32::NAN).is_nan());
 
-        assert_eq!(exp_flushed(0.0), 1.0);
-        assert_eq!(exp_flushed(f32::NEG_INFINITY), 0.0);
-        assert!(exp_flushed(f32::NAN).is_nan());
+        assert_eq!(exp_flushed_f32s(Scalar, 0.0), 1.0);
+        assert_eq!(exp_flushed_f32s(Scalar, f32::NEG_INFINITY), 0.0);
+        assert!(exp_flushed_f32s(Scalar, f32::NAN).is_nan());
 
         assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
         assert_eq!(sigmoid(f32::INFINITY), 1.0);
         assert_eq!(sigmoid(0.0), 0.5);
-        assert_eq!(silu(-200.0), 0.0);
 
         assert_eq!(ln(1.0), 0.0);
         assert_eq!(ln(0.0), f32::NEG_INFINITY);

@@ -264,8 +264,8 @@ impl ReadSequences {
                 cu_seqlens_q,
                 cu_seqlens_k,
             } => Sequences::Packed {
-                cu_seqlens_q: Offsets::I64(cu_seqlens_q),
-                cu_seqlens_k: Offsets::I64(cu_seqlens_k),
+                cu_seqlens_q: Offsets(cu_seqlens_q),
+                cu_seqlens_k: Offsets(cu_seqlens_k),
             },
         };
         Mask {

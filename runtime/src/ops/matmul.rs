@@ -223,7 +223,7 @@ mod tests {
         let (a_shape, n) = (a.shape(), b.extent(-1).unwrap());
         let (m, k) = (a_shape[a_shape.len() - 2], a_shape[a_shape.len() - 1]);
         let (a, b) = (a.to_vec::<f64>().unwrap(), b.to_vec::<f64>().unwrap());
-        let batch = if m * k == 0 { 0 } else { a.len() / (m * k) };
+        let batch = a.len().checked_div(m * k).unwrap_or(0);
         let element = |(g, i, j): (usize, usize, usize)| -> f64 {
             (0..k)
                 .map(|l| a[(g * m + i) * k + l] * b[(g * k + l) * n + j])

@@ -29,26 +29,26 @@ const ROWS: usize = STRIPS * STRIP;
 
 /// What the forward pass gave, and the gradients of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a, E: Element> {
+pub(crate) struct Saved<'a, E: Element> {
     /// Output of the forward pass, [B, Tq, Hq, D].
-    pub out: Rows<'a, E>,
+    pub(crate) out: Rows<'a, E>,
     /// Log-sum-exp of the forward pass, [B, Hq, Tq].
-    pub lse: &'a [E::Real],
+    pub(crate) lse: &'a [E::Real],
     /// Gradient of `out`.
-    pub dout: Rows<'a, E>,
+    pub(crate) dout: Rows<'a, E>,
     /// Gradient of `lse`, if something used it.
-    pub dlse: Option<&'a [E::Real]>,
+    pub(crate) dlse: Option<&'a [E::Real]>,
 }
 
 /// Where gradients are written; all dense.
 #[derive(Debug)]
-pub struct Gradients<'a, E> {
+pub(crate) struct Gradients<'a, E> {
     /// [B, Tq, Hq, D].
-    pub dq: &'a mut [E],
+    pub(crate) dq: &'a mut [E],
     /// [B, Tk, Hkv, D]; zero for keys that no query sees.
-    pub dk: &'a mut [E],
+    pub(crate) dk: &'a mut [E],
     /// [B, Tk, Hkv, D]; zero for keys that no query sees.
-    pub dv: &'a mut [E],
+    pub(crate) dv: &'a mut [E],
 }
 
 impl<E: Element> Saved<'_, E> {

@@ -5,41 +5,23 @@ use std::ops::Range;
 
 use super::{AttentionError, Shape};
 
-/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
-/// axis.
+/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed axis.
 #[derive(Clone, Copy, Debug)]
-pub enum Offsets<'a> {
-    /// As flash attention takes them.
-    I32(&'a [i32]),
-    /// As PyTorch makes them.
-    I64(&'a [i64]),
-}
+pub(crate) struct Offsets<'a>(pub(crate) &'a [i64]);
 
 impl Offsets<'_> {
     fn len(self) -> usize {
-        match self {
-            Self::I32(offsets) => offsets.len(),
-            Self::I64(offsets) => offsets.len(),
-        }
-    }
-
-    fn signed(self, index: usize) -> i64 {
-        match self {
-            Self::I32(offsets) => i64::from(offsets[index]),
-            Self::I64(offsets) => offsets[index],
-        }
+        self.0.len()
     }
 
     /// Only of checked offsets, which are not negative.
     fn get(self, index: usize) -> usize {
-        self.signed(index) as usize
+        self.0[index] as usize
     }
 
     fn check(self, name: &'static str, end: usize) -> Result<(), AttentionError> {
-        let count = self.len();
-        let rises = (1..count).all(|i| self.signed(i - 1) <= self.signed(i));
-
-        let spans = count > 0 && self.signed(0) == 0 && self.signed(count - 1) == end as i64;
+        let rises = self.0.is_sorted();
+        let spans = self.0.first() == Some(&0) && self.0.last() == Some(&(end as i64));
         if rises && spans {
             Ok(())
         } else {
@@ -50,7 +32,7 @@ impl Offsets<'_> {
 
 /// Where the queries and keys stand in their sequences.
 #[derive(Clone, Copy, Debug)]
-pub enum Sequences<'a> {
+pub(crate) enum Sequences<'a> {
     /// Each row of the batch is one sequence: key j has position j, query i has position `q_offset`
     /// + i. Both slices hold one value a batch row, or one for all.
     Rows {
@@ -72,15 +54,15 @@ pub enum Sequences<'a> {
 
 /// The mask as data. Conditions add up: a key is seen when none hides it.
 #[derive(Clone, Copy, Debug)]
-pub struct Mask<'a> {
+pub(crate) struct Mask<'a> {
     /// Hides keys after the query's position.
-    pub causal: bool,
+    pub(crate) causal: bool,
     /// Hides keys at or before the query's position minus this, so that under `causal` a query sees
     /// itself and the `window` - 1 keys before it (`sliding_window` of Hugging Face's
     /// configurations).
-    pub window: Option<usize>,
+    pub(crate) window: Option<usize>,
     /// Where queries and keys stand.
-    pub sequences: Sequences<'a>,
+    pub(crate) sequences: Sequences<'a>,
 }
 
 /// Queries of one sequence and the keys they may see.

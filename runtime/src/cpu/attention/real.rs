@@ -10,7 +10,7 @@ use pulp::Simd;
 use crate::cpu::simd_math;
 
 /// A dtype of queries, keys and values.
-pub trait Element: Copy + Send + Sync + 'static {
+pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// f32, or f64 for f64.
     type Real: Real;
 
@@ -64,7 +64,7 @@ impl Element for bf16 {
 }
 
 /// f32 or f64, alone and in vectors.
-pub trait Real:
+pub(crate) trait Real:
     Pod
     + PartialOrd
     + Add<Output = Self>

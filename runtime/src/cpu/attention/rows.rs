@@ -4,13 +4,13 @@ use std::marker::PhantomData;
 
 /// A [B, T, H, D] view of memory whose last axis is dense.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a, T> {
+pub(crate) struct Rows<'a, T> {
     /// The memory.
-    pub data: &'a [T],
+    pub(crate) data: &'a [T],
     /// Where element (0, 0, 0, 0) is.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// Distance between neighbours along B, T and H, in elements.
-    pub strides: [usize; 3],
+    pub(crate) strides: [usize; 3],
 }
 
 impl<'a, T> Rows<'a, T> {

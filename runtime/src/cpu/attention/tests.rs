@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::real::Real;
 use super::*;
 
 /// Lengths around the sizes of strips and blocks.
@@ -16,7 +17,7 @@ enum Owned {
         k_len: Vec<usize>,
     },
     Packed {
-        q: Vec<i32>,
+        q: Vec<i64>,
         k: Vec<i64>,
     },
 }
@@ -56,7 +57,7 @@ impl Case {
     fn packed(lengths: &[(usize, usize)], group: usize, head_dim: usize) -> Self {
         let (mut q, mut k) = (vec![0], vec![0]);
         for (queries, keys) in lengths {
-            q.push(q[q.len() - 1] + *queries as i32);
+            q.push(q[q.len() - 1] + *queries as i64);
             k.push(k[k.len() - 1] + *keys as i64);
         }
 
@@ -104,8 +105,8 @@ impl Case {
         let sequences = match &self.sequences {
             Owned::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
             Owned::Packed { q, k } => Sequences::Packed {
-                cu_seqlens_q: Offsets::I32(q),
-                cu_seqlens_k: Offsets::I64(k),
+                cu_seqlens_q: Offsets(q),
+                cu_seqlens_k: Offsets(k),
             },
         };
         Mask {
@@ -815,7 +816,7 @@ fn wrong_arguments_are_errors() {
     assert!(error(&rows(&[0], &[7])).contains("`k_len` 7 is more than the 6 keys"));
     assert!(error(&rows(&[0, 0, 0], &[6])).contains("`q_offset` has 3 values"));
 
-    let offsets = Offsets::I32(&[0, 4]);
+    let offsets = Offsets(&[0, 4]);
     let packed = masked(Sequences::Packed {
         cu_seqlens_q: offsets,
         cu_seqlens_k: offsets,

@@ -49,10 +49,6 @@ const MAX_EXTENT: usize = 528;
 const SLAB_BUFFER_BYTES: usize = MAX_EXTENT * SLAB_BYTES;
 const SUM_BUFFER_BYTES: usize = MAX_EXTENT * MAX_EXTENT * size_of::<f32>();
 
-/// What a thread keeps once it has computed a part of a product: a slab of A, one of B, and a
-/// block of sums, which waits there when k needs more than one slab.
-pub const THREAD_BUFFER_BYTES: usize = 2 * SLAB_BUFFER_BYTES + SUM_BUFFER_BYTES;
-
 /// Products of fewer multiply-adds in all are not worth waking another thread.
 const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
 

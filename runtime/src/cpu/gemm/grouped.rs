@@ -16,7 +16,7 @@ use super::{GemmError, MatrixMut, MatrixRef, Run, Update, agree};
 /// # Errors
 /// [`GemmError::Mismatch`] when extents do not fit, [`GemmError::Offsets`] when the offsets fall or
 /// leave the rows.
-pub fn grouped_gemm<T, C, O>(
+pub(crate) fn grouped_gemm<T, C, O>(
     x: MatrixRef<'_, T>,
     w: MatrixRef<'_, T>,
     mut y: MatrixMut<'_, C>,
@@ -71,7 +71,7 @@ where
 ///
 /// # Errors
 /// As [`grouped_gemm`].
-pub fn grouped_gemm_weight<T, C, O>(
+pub(crate) fn grouped_gemm_weight<T, C, O>(
     x: MatrixRef<'_, T>,
     dy: MatrixRef<'_, T>,
     mut dw: MatrixMut<'_, C>,

@@ -70,7 +70,7 @@ pub(super) trait WithKernel<T: Element> {
     private_bounds,
     reason = "closed: each element type has its kernels here"
 )]
-pub trait Element: Dispatch {
+pub(crate) trait Element: Dispatch {
     /// What products are summed in.
     type Sum: Pod + Send + Sync;
 }
@@ -95,7 +95,7 @@ impl Element for bf16 {
 }
 
 /// An element type of C that takes sums of type `S`.
-pub trait Output<S>: Copy + Send + Sync {
+pub(crate) trait Output<S>: Copy + Send + Sync {
     /// The sum, rounded.
     fn replace(sum: S) -> Self;
     /// `self + sum`, computed in `S` and rounded.

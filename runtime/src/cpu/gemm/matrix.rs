@@ -152,7 +152,7 @@ impl<'a> Layout<'a> {
 
 /// A matrix to read, or a batch of them, with any strides (also zero and negative).
 #[derive(Debug, Clone, Copy)]
-pub struct MatrixRef<'a, T> {
+pub(crate) struct MatrixRef<'a, T> {
     data: &'a [T],
     layout: Layout<'a>,
 }
@@ -162,7 +162,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     ///
     /// # Errors
     /// [`GemmError::OutOfBounds`] when `data` holds fewer than rows x cols elements.
-    pub fn new(data: &'a [T], extents: [usize; 2]) -> Result<Self, GemmError> {
+    pub(crate) fn new(data: &'a [T], extents: [usize; 2]) -> Result<Self, GemmError> {
         Self::strided(data, 0, extents, [extents[1] as isize, 1])
     }
 
@@ -170,7 +170,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     ///
     /// # Errors
     /// [`GemmError::OutOfBounds`] when an element lies outside of `data`.
-    pub fn strided(
+    pub(crate) fn strided(
         data: &'a [T],
         offset: usize,
         extents: [usize; 2],
@@ -184,7 +184,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     /// # Errors
     /// [`GemmError::OutOfBounds`] when an element lies outside of `data`;
     /// [`GemmError::BatchRank`] when `batch` and `batch_strides` differ in length.
-    pub fn batched(
+    pub(crate) fn batched(
         data: &'a [T],
         offset: usize,
         extents: [usize; 2],
@@ -197,7 +197,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     }
 
     /// Rows and columns exchanged; nothing moves.
-    pub fn transposed(self) -> Self {
+    pub(crate) fn transposed(self) -> Self {
         Self {
             layout: self.layout.transposed(),
             ..self
@@ -205,17 +205,17 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     }
 
     /// Rows of each matrix.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.layout.rows
     }
 
     /// Columns of each matrix.
-    pub fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         self.layout.cols
     }
 
     /// Extents of the batch; empty for one matrix.
-    pub fn batch(&self) -> &'a [usize] {
+    pub(crate) fn batch(&self) -> &'a [usize] {
         self.layout.batch
     }
 
@@ -252,7 +252,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
 
 /// A matrix to write, or a batch of them. No two of its elements are the same memory.
 #[derive(Debug)]
-pub struct MatrixMut<'a, T> {
+pub(crate) struct MatrixMut<'a, T> {
     data: &'a mut [T],
     layout: Layout<'a>,
 }
@@ -262,7 +262,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     ///
     /// # Errors
     /// [`GemmError::OutOfBounds`] when `data` holds fewer than rows x cols elements.
-    pub fn new(data: &'a mut [T], extents: [usize; 2]) -> Result<Self, GemmError> {
+    pub(crate) fn new(data: &'a mut [T], extents: [usize; 2]) -> Result<Self, GemmError> {
         Self::strided(data, 0, extents, [extents[1] as isize, 1])
     }
 
@@ -271,7 +271,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// # Errors
     /// [`GemmError::OutOfBounds`] when an element lies outside of `data`; [`GemmError::Overlap`]
     /// when a stride is smaller than what the dims of smaller strides span.
-    pub fn strided(
+    pub(crate) fn strided(
         data: &'a mut [T],
         offset: usize,
         extents: [usize; 2],
@@ -285,7 +285,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// # Errors
     /// As [`MatrixMut::strided`], and [`GemmError::BatchRank`] when `batch` and `batch_strides`
     /// differ in length.
-    pub fn batched(
+    pub(crate) fn batched(
         data: &'a mut [T],
         offset: usize,
         extents: [usize; 2],
@@ -301,7 +301,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// Rows and columns exchanged; nothing moves.
-    pub fn transposed(self) -> Self {
+    #[cfg(test)]
+    pub(crate) fn transposed(self) -> Self {
         Self {
             layout: self.layout.transposed(),
             ..self
@@ -309,17 +310,17 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// Rows of each matrix.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.layout.rows
     }
 
     /// Columns of each matrix.
-    pub fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         self.layout.cols
     }
 
     /// Extents of the batch; empty for one matrix.
-    pub fn batch(&self) -> &'a [usize] {
+    pub(crate) fn batch(&self) -> &'a [usize] {
         self.layout.batch
     }
 
