@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         tape.len(),
         tape.saved_bytes()
     );
-    let mut grads = Grads::new(&[w.clone()])?;
+    let mut grads = Grads::new(std::slice::from_ref(&w))?;
     tape.backward(&[(&y, one.clone())], &mut grads)?;
     let full = grads.get(&w)?.to_vec::<f32>()?;
     println!("dw      {full:.3?}");
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     })?;
     let (dx, later) = tape.backward_inputs(&[(&y, one.clone())], &[&x_in])?;
     println!("dx      {:.3?}", dx[0].to_vec::<f32>()?);
-    let mut split = Grads::new(&[w.clone()])?;
+    let mut split = Grads::new(std::slice::from_ref(&w))?;
     later.run(&mut split)?;
     assert_eq!(
         split.get(&w)?.to_vec::<f32>()?,
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok([ops::silu(&ops::linear(&x, &inner.var()?)?)?])
         })
     })?;
-    let mut again = Grads::new(&[w.clone()])?;
+    let mut again = Grads::new(std::slice::from_ref(&w))?;
     tape.backward(&[(&y, one)], &mut again)?;
     assert_eq!(
         again.get(&w)?.to_vec::<f32>()?,

@@ -89,7 +89,7 @@ fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f64::max);
         if !name.starts_with("grad.") {
-            if !(apart <= LOGITS * largest) {
+            if apart.is_nan() || apart > LOGITS * largest {
                 found.push(format!("{name} differs by {apart:e} of {largest}"));
             }
             continue;
@@ -103,7 +103,8 @@ fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
         }
         let angle = 1.0 - dot(expected, actual) / (norm(expected) * norm(actual));
         let length = (norm(actual) / norm(expected) - 1.0).abs();
-        if !(angle <= ANGLE && length <= NORM) {
+        let close = angle <= ANGLE && length <= NORM;
+        if !close {
             found.push(format!("{name}: 1 - cos {angle:e}, norm {length:e}"));
         }
     }

@@ -169,7 +169,7 @@ fn microbatches_add_up() {
             .flat_map(|(_, g)| g.to_vec::<f32>().unwrap())
             .collect::<Vec<f32>>()
     };
-    let (whole, parts) = (run(&[0..4]), run(&[0..1, 1..4]));
+    let (whole, parts) = (run(std::slice::from_ref(&(0..4))), run(&[0..1, 1..4]));
     for (whole, parts) in whole.iter().zip(&parts) {
         assert!(
             (whole - parts).abs() <= 1e-5 * (1.0 + whole.abs()),
@@ -375,7 +375,7 @@ fn gradients_of_another_shape_are_errors() {
 #[test]
 fn frozen_parameters_get_no_gradient() {
     let net = Net::new();
-    let mut grads = Grads::new(&[net.b.clone()]).unwrap();
+    let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
     assert!(matches!(grads.get(&net.a), Err(Error::NoGradient { .. })));
@@ -498,7 +498,7 @@ fn compute_copies_share_the_parameters_gradient() {
         0.5
     );
 
-    let mut grads = Grads::new(&[net.a.clone()]).unwrap();
+    let mut grads = Grads::new(std::slice::from_ref(&net.a)).unwrap();
     let x = values::cast(&net.input(1), DType::BF16).unwrap();
     let (y, tape) =
         Tape::record(|| ops::linear(&Var::input(x.clone()), &net.a.var_as(DType::BF16)?)).unwrap();

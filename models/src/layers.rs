@@ -7,7 +7,7 @@ use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 pub struct Linear {
     /// [out, in].
     pub weight: Param,
-    /// [out].
+    /// \[out\].
     pub bias: Option<Param>,
 }
 
@@ -52,7 +52,7 @@ impl Module for Linear {
 /// Root-mean-square normalisation with a weight (Zhang & Sennrich 2019).
 #[derive(Clone)]
 pub struct RmsNorm {
-    /// [features].
+    /// \[features\].
     pub weight: Param,
     eps: f64,
 }

@@ -29,7 +29,7 @@ pub struct Routing {
     pub logits_ne: Var,
     /// Their softmax; tracked.
     pub probabilities_ne: Var,
-    /// How many tokens each held expert got, [held] f32.
+    /// How many tokens each held expert got, \[held\] f32.
     pub counts: Tensor,
 }
 

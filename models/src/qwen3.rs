@@ -75,7 +75,7 @@ pub struct Loss {
     pub weight: Tensor,
     /// The load-balancing loss, where there are experts; a scalar, f32.
     pub auxiliary: Option<Tensor>,
-    /// How many tokens each expert got, [experts] f32 of each sparse layer.
+    /// How many tokens each expert got, \[experts\] f32 of each sparse layer.
     pub expert_counts: Vec<Tensor>,
 }
 

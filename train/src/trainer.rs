@@ -37,7 +37,7 @@ pub struct Outcome {
     pub weight: Tensor,
     /// The global norm of the gradient before clipping.
     pub grad_norm: Tensor,
-    /// How many tokens each expert got, [experts] f32, summed over layers and microbatches; none without experts.
+    /// How many tokens each expert got, \[experts\] f32, summed over layers and microbatches; none without experts.
     pub expert_counts: Option<Tensor>,
 }
 

@@ -53,7 +53,7 @@ pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
 /// The parts of `x` at `ids` along dim `dim`, in their order.
 ///
 /// # Shapes
-/// `ids` [M] of an index dtype; returns `x`'s shape with M in `dim`.
+/// `ids` \[M\] of an index dtype; returns `x`'s shape with M in `dim`.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::index_select`].

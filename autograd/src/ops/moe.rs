@@ -9,7 +9,7 @@ use crate::{Result, Save, Track, Var};
 /// part in the choice alone.
 ///
 /// # Shapes
-/// `probabilities` [N, E] float, `bias` [E] f32 (f64 for f64); returns weights [N, K] and indices [N, K] i32.
+/// `probabilities` [N, E] float, `bias` \[E\] f32 (f64 for f64); returns weights [N, K] and indices [N, K] i32.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::router_top_k`].

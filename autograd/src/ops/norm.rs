@@ -7,7 +7,7 @@ use crate::{Result, Save, Track, Var};
 /// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64); keeps x, w and a number a row.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [D], both of one float dtype; returns `x`'s shape and dtype.
+/// `x` [.., D], `w` \[D\], both of one float dtype; returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::rms_norm`].

@@ -40,9 +40,9 @@ pub enum AttentionSequences {
     Rows,
     /// Each row of the batch is one sequence whose keys were gathered before: a cache.
     Cached {
-        /// Position of the first query, i64 [B] or [1].
+        /// Position of the first query, i64 \[B\] or \[1\].
         q_offset: Tensor,
-        /// How many keys are valid, i64 [B] or [1]. The others are never read.
+        /// How many keys are valid, i64 \[B\] or \[1\]. The others are never read.
         k_len: Tensor,
     },
     /// The batch is one row (B = 1) of several sequences end to end; a query sees keys of its own sequence only.

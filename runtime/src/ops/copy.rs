@@ -120,7 +120,7 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
 /// Copies `x` into the rows of `into` from position `at` on: into[:, at..at + T] = x. How a cache grows.
 ///
 /// # Shapes
-/// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64 [1]. `into` is contiguous and of
+/// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64 \[1\]. `into` is contiguous and of
 /// a kind that may change.
 ///
 /// # Errors

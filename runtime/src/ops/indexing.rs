@@ -102,10 +102,10 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     sizes.iter().map(part).collect()
 }
 
-/// The parts of `x` at `ids` along dim `dim`, in their order: y[.., j, ..] = x[.., ids[j], ..].
+/// The parts of `x` at `ids` along dim `dim`, in their order: y[.., j, ..] = x[.., ids\[j\], ..].
 ///
 /// # Shapes
-/// `x` any shape and dtype with at least one dim, `ids` [M] of an index dtype; returns `x`'s shape with M in `dim`.
+/// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s shape with M in `dim`.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -126,10 +126,10 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// The gradient of [`index_select`]: dx[.., i, ..] is the sum of dy[.., j, ..] over the j with ids[j] = i.
+/// The gradient of [`index_select`]: dx[.., i, ..] is the sum of dy[.., j, ..] over the j with ids\[j\] = i.
 ///
 /// # Shapes
-/// `dy` float with M in dim `dim`, `ids` [M]; returns `dy`'s shape with `extent` in `dim`.
+/// `dy` float with M in dim `dim`, `ids` \[M\]; returns `dy`'s shape with `extent` in `dim`.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -158,7 +158,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
     Ok(sum.out.finish())
 }
 
-/// Picks elements along dim `dim`: y[c] = x[c, but index[c] in `dim`].
+/// Picks elements along dim `dim`: y\[c\] = x[c, but index\[c\] in `dim`].
 ///
 /// # Shapes
 /// `x` any dtype; `index` of an index dtype with as many dims, and no extent but that of `dim` larger than `x`'s; returns
@@ -185,7 +185,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds elements where indices say, into zeros of `shape`: y[c, but index[c] in `dim`] += src[c]. The gradient of
+/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] += src\[c\]. The gradient of
 /// [`gather`]; its own with respect to `src` is [`gather`].
 ///
 /// # Shapes

@@ -79,7 +79,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// section 2.1.2).
 ///
 /// # Shapes
-/// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` [E] f32 (f64 for f64); returns weights
+/// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64 for f64); returns weights
 /// [N, K] of the same float and indices [N, K] i32.
 ///
 /// # Errors
@@ -169,7 +169,7 @@ pub fn router_top_k_grad(
 pub struct ExpertOrder {
     /// [held + 1] i64: held expert g owns the rows `offsets[g]..offsets[g + 1]`.
     pub offsets: Tensor,
-    /// [C] i32: the slot that lies in each row below the last offset; -1 in the others.
+    /// \[C\] i32: the slot that lies in each row below the last offset; -1 in the others.
     pub order: Tensor,
     /// [N, K] i32: the row of each slot; -1 where its expert is not held.
     pub place: Tensor,
@@ -237,7 +237,7 @@ pub fn expert_order(
 /// How many rows each held expert has: statistics of the load, in the dtype that statistics are kept in.
 ///
 /// # Shapes
-/// `offsets` [held + 1] i64; returns [held] f32, exact up to 2^24.
+/// `offsets` [held + 1] i64; returns \[held\] f32, exact up to 2^24.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] without any offset.
@@ -267,7 +267,7 @@ pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
 /// Brings each token to its experts: row r of the result is `x[order[r] / K]`.
 ///
 /// # Shapes
-/// `x` [N, H], `order` [C] and `offsets` of an [`ExpertOrder`] with C = N K; returns [C, H]. Rows beyond the last offset
+/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`] with C = N K; returns [C, H]. Rows beyond the last offset
 /// are unspecified.
 ///
 /// # Errors
@@ -349,7 +349,7 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
 /// The gradient of [`unpermute_tokens`] with respect to its rows: row r is `weights[order[r]] * dout[order[r] / K]`.
 ///
 /// # Shapes
-/// `dout` [N, H], `weights` [N, K], `order` [C] and `offsets` of an [`ExpertOrder`]; returns [C, H] of `dout`'s dtype. Rows
+/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`]; returns [C, H] of `dout`'s dtype. Rows
 /// beyond the last offset are unspecified.
 ///
 /// # Errors

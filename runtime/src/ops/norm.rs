@@ -31,7 +31,7 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// multiplies by w: in f32 the same, in bf16 one rounding more.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [D], of one float dtype; `y` as `x`, `inv_rms` [..] in the accumulator's dtype.
+/// `x` [.., D], `w` \[D\], of one float dtype; `y` as `x`, `inv_rms` [..] in the accumulator's dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -50,7 +50,7 @@ pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
 /// The gradient of [`rms_norm`] with respect to `x`: inv_rms (dy w - x inv_rms^2 mean(dy w x)).
 ///
 /// # Shapes
-/// `dy` and `x` [.., D], `w` [D], `inv_rms` [..] as [`rms_norm`] returned it; returns `x`'s shape and dtype.
+/// `dy` and `x` [.., D], `w` \[D\], `inv_rms` [..] as [`rms_norm`] returned it; returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -77,7 +77,7 @@ pub fn rms_norm_grad_input(
 /// Blocks of rows are summed apart and then in order, so that the bits depend on the shape alone.
 ///
 /// # Shapes
-/// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` [D] of any float dtype.
+/// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while someone uses `dw`.

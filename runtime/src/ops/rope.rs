@@ -40,7 +40,7 @@ pub enum RopeStyle {
 /// a million.
 ///
 /// # Shapes
-/// `positions` [..] of an index dtype, `inv_freq` [H] f32; returns two [.., H] f32.
+/// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).

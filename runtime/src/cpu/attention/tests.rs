@@ -126,10 +126,10 @@ impl Case {
             Owned::Packed { q, k } => {
                 let of_query = q.iter().filter(|start| **start as usize <= i).count() - 1;
                 let of_key = k.iter().filter(|start| **start as usize <= j).count() - 1;
-                let queries = i64::from(q[of_query + 1] - q[of_query]);
+                let queries = q[of_query + 1] - q[of_query];
                 let keys = k[of_query + 1] - k[of_query];
 
-                let position = i as i64 - i64::from(q[of_query]) + keys - queries;
+                let position = i as i64 - q[of_query] + keys - queries;
                 (position, j as i64 - k[of_key], of_query == of_key)
             }
         };

@@ -11,7 +11,7 @@ use super::{GemmError, MatrixMut, MatrixRef, Run, Update, agree};
 /// the gradient of `x`.
 ///
 /// # Shapes
-/// `x` [rows, k], `w` a batch [groups] of [k, n], `y` [rows, n], `offsets` [groups + 1].
+/// `x` [rows, k], `w` a batch \[groups\] of [k, n], `y` [rows, n], `offsets` [groups + 1].
 ///
 /// # Errors
 /// [`GemmError::Mismatch`] when extents do not fit, [`GemmError::Offsets`] when the offsets fall or
@@ -67,7 +67,7 @@ where
 /// [`Update::Add`] nothing is touched.
 ///
 /// # Shapes
-/// `x` [rows, m], `dy` [rows, n], `dw` a batch [groups] of [m, n], `offsets` [groups + 1].
+/// `x` [rows, m], `dy` [rows, n], `dw` a batch \[groups\] of [m, n], `offsets` [groups + 1].
 ///
 /// # Errors
 /// As [`grouped_gemm`].

@@ -1,0 +1,322 @@
+//! The program as its users see it: training, exact resume, sampling, bad input.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use meshgrad::ckpt::{Folder, discover};
+
+/// A small run over this repository's own text.
+const CONFIG: &str = r#"
+[model]
+model_type = "qwen3_moe"
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+num_experts = 4
+num_experts_per_tok = 2
+moe_intermediate_size = 32
+
+[data]
+paths = ["TEXT"]
+tokenizer = "byte"
+val_fraction = 0.1
+
+[train]
+steps = 8
+batch_size = 4
+micro_batch_size = 2
+seq_len = 32
+
+[schedule]
+warmup_steps = 2
+
+[checkpoint]
+every = 3
+keep = 10
+
+[sample]
+every = 0
+tokens = 8
+
+[log]
+val_every = 4
+val_batches = 2
+"#;
+
+/// A place with a configuration and a text.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().join("text");
+        fs::create_dir(&text).unwrap();
+        for (name, content) in [
+            ("one.rs", include_str!("program.rs")),
+            ("two.md", include_str!("../CONTRIBUTING.md")),
+            ("three.rs", include_str!("parity.rs")),
+        ] {
+            fs::write(text.join(name), content).unwrap();
+        }
+        let config = CONFIG.replace("TEXT", text.to_str().unwrap());
+        fs::write(folder.path().join("small.toml"), config).unwrap();
+        Place { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn meshgrad(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_meshgrad"))
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .output()
+            .unwrap()
+    }
+
+    /// Trains into the folder `run`, and must succeed.
+    fn train(&self, run: &str, arguments: &[&str]) -> String {
+        let output = self.meshgrad(&[&["train", "small.toml", "--run-dir", run], arguments].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Must fail with exit code 1 and one message, which it returns.
+    fn refuses(&self, arguments: &[&str]) -> String {
+        let output = self.meshgrad(arguments);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.starts_with("error: ") && !message.contains("panicked"), "{message}");
+        message
+    }
+}
+
+/// Every file of a checkpoint, by path and content.
+fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
+    let published = meshgrad::ckpt::Published::open(checkpoint).unwrap();
+    published.verify().unwrap();
+    let files = published.files().map(|(path, _)| path.to_owned());
+    files.map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap())).collect()
+}
+
+fn assert_same_checkpoint(a: &Path, b: &Path) {
+    let (a, b) = (content(a), content(b));
+    assert_eq!(a.len(), b.len());
+    for ((path, a), (other, b)) in a.iter().zip(&b) {
+        assert_eq!(path, other);
+        assert!(a == b, "{path} differs");
+    }
+}
+
+/// The lines of metrics.jsonl without what depends on the clock.
+fn metrics(run: &Path) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let line = |line: &str| {
+        let mut record: serde_json::Value = serde_json::from_str(line).unwrap();
+        record.as_object_mut().unwrap().remove("tokens_per_s").unwrap();
+        record
+    };
+    text.lines().map(line).collect()
+}
+
+/// Stopped after any step and resumed, a run saves the same bits and writes the same metrics as one that never stopped.
+#[test]
+fn resuming_is_exact() {
+    let place = Place::new();
+    place.train("whole", &[]);
+    for stop in ["1", "3", "5"] {
+        let run = format!("stopped-{stop}");
+        place.train(&run, &["--stop-after", stop]);
+        let said = place.train(&run, &[]);
+        assert!(said.contains(&format!("going on after step {stop}")), "{said}");
+        let last = "step-000008";
+        assert_same_checkpoint(&place.path("whole").join(last), &place.path(&run).join(last));
+        assert_eq!(metrics(&place.path("whole")), metrics(&place.path(&run)));
+    }
+}
+
+/// The number of threads changes no bit, in f32 and bf16.
+#[test]
+fn threads_change_no_bit() {
+    let place = Place::new();
+    for dtype in ["f32", "bf16"] {
+        let set = format!("train.dtype={dtype}");
+        let run = |threads: &str| {
+            let run = format!("{dtype}-{threads}");
+            place.train(&run, &["--threads", threads, "--set", &set, "--stop-after", "3"]);
+            place.path(&run).join("step-000003")
+        };
+        let one = run("1");
+        assert_same_checkpoint(&one, &run("2"));
+        assert_same_checkpoint(&one, &run("5"));
+    }
+}
+
+/// Recomputing activations changes memory and no bit.
+#[test]
+fn activation_checkpointing_changes_no_bit() {
+    let place = Place::new();
+    place.train("kept", &["--stop-after", "3"]);
+    let set = ["--set", "train.activation_checkpointing=true", "--stop-after", "3"];
+    place.train("recomputed", &set);
+    let of = |run: &str| place.path(run).join("step-000003");
+    assert_same_checkpoint(&of("kept"), &of("recomputed"));
+}
+
+/// A damaged checkpoint is passed over, and the run goes on from the one before.
+#[test]
+fn half_written_checkpoints_are_never_chosen() {
+    let place = Place::new();
+    place.train("run", &["--stop-after", "6"]);
+    let newest = place.path("run").join("step-000006");
+    fs::remove_file(newest.join("manifest.json")).unwrap();
+    assert_eq!(discover(place.path("run")).unwrap().len(), 1);
+
+    let said = place.train("run", &[]);
+    assert!(said.contains("going on after step 3"), "{said}");
+    place.train("whole", &[]);
+    let last = "step-000008";
+    assert_same_checkpoint(&place.path("whole").join(last), &place.path("run").join(last));
+    assert_eq!(metrics(&place.path("whole")), metrics(&place.path("run")));
+}
+
+/// Starting anew keeps what there was.
+#[test]
+fn starting_anew_sets_the_old_run_aside() {
+    let place = Place::new();
+    place.train("run", &["--stop-after", "3"]);
+    place.train("run", &["--resume", "never", "--stop-after", "2"]);
+    assert!(place.path("run").join("set-aside-1/step-000003/model.safetensors").exists());
+    assert!(place.path("run").join("set-aside-1/metrics.jsonl").exists());
+    assert_eq!(metrics(&place.path("run")).len(), 2);
+}
+
+#[test]
+fn checkpoints_are_folders_that_can_be_sampled_and_compared() {
+    let place = Place::new();
+    let said = place.train("run", &[]);
+    for wanted in ["device", "model", "step 8/8", "sample after step 8", "loss.svg", "next:"] {
+        assert!(said.contains(wanted), "no `{wanted}` in\n{said}");
+    }
+    let checkpoint = place.path("run").join("step-000008");
+    let names: Vec<String> =
+        Folder::open(&checkpoint).unwrap().tensors().map(|tensor| tensor.name.clone()).collect();
+    assert!(names.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".into()), "{names:?}");
+
+    let sample = |folder: &str| {
+        let output = place.meshgrad(&["sample", folder, "--prompt", "fn ", "--tokens", "12"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    assert!(sample("run").starts_with(b"fn "));
+    assert_eq!(sample("run"), sample("run/step-000008"));
+}
+
+#[test]
+fn bad_input_is_refused_with_a_way_out() {
+    let place = Place::new();
+    let train = |arguments: &[&str]| {
+        place.refuses(&[&["train", "small.toml", "--run-dir", "run"], arguments].concat())
+    };
+    let cases: [(&[&str], &str); 9] = [
+        (&["--set", "train.stepz=3"], "did you mean"),
+        (&["--set", "train.steps=many"], "train.steps"),
+        (&["--set", "model.hidden_sise=3"], "hidden_sise"),
+        (&["--set", "model.num_experts_per_tok=9"], "num_experts_per_tok"),
+        (&["--set", "model.num_attention_heads=3"], "num_key_value_heads"),
+        (&["--set", "train.seq_len=10000000"], "seq_len"),
+        (&["--set", "train.micro_batch_size=3"], "micro_batch_size"),
+        (&["--set", "data.paths=[\"nowhere\"]"], "nowhere"),
+        (&["--resume", "nowhere"], "nowhere"),
+    ];
+    for (arguments, wanted) in cases {
+        let message = train(arguments);
+        assert!(message.contains(wanted), "no `{wanted}` in: {message}");
+    }
+    assert!(place.refuses(&["train", "nowhere.toml"]).contains("nowhere.toml"));
+    assert!(place.refuses(&["sample", "nowhere"]).contains("nowhere"));
+
+    fs::write(place.path("file"), "").unwrap();
+    let unwritable = ["train", "small.toml", "--run-dir", "file/run"];
+    assert!(place.refuses(&unwritable).contains("--run-dir"));
+}
+
+/// A loss that is no number ends the run with a message, and what was saved before stays whole.
+#[test]
+fn a_loss_that_is_no_number_ends_the_run() {
+    let place = Place::new();
+    place.train("run", &["--stop-after", "3"]);
+    let before = content(&place.path("run").join("step-000003"));
+    let huge = ["train", "small.toml", "--run-dir", "run", "--set", "optimizer.learning_rate=1e30"];
+    let message = place.refuses(&huge);
+    assert!(message.contains("learning_rate") && message.contains("step-000003"), "{message}");
+    assert_eq!(before, content(&place.path("run").join("step-000003")));
+}
+
+#[test]
+fn usage_errors_exit_with_2() {
+    let place = Place::new();
+    for arguments in [&["trian"] as &[&str], &["train", "--steps"], &[]] {
+        assert_eq!(place.meshgrad(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+/// Damaged folders are refused with what is wrong, by the tool that reads foreign ones.
+#[test]
+fn lying_safetensors_are_refused() {
+    let place = Place::new();
+    place.train("run", &["--stop-after", "1"]);
+    let good = place.path("run").join("step-000001");
+    let model = fs::read(good.join("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(model[..8].try_into().unwrap()) as usize;
+    let text = String::from_utf8(model[8..8 + header].to_vec()).unwrap();
+
+    let with_header = |text: &str| {
+        let data = &model[8 + header..];
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes(), data].concat()
+    };
+    let cases: [(&str, Vec<u8>); 5] = [
+        ("truncated", model[..model.len() - 100].to_vec()),
+        ("huge header", [&u64::MAX.to_le_bytes(), &model[8..]].concat()),
+        ("another dtype", with_header(&text.replacen("\"F32\"", "\"I32\"", 1))),
+        ("no json", with_header(&text.replacen('{', "[", 1))),
+        ("an unknown name", with_header(&text.replacen("lm_head.weight", "lm_head.wrong!", 1))),
+    ];
+    let bad = place.path("bad");
+    fs::create_dir(&bad).unwrap();
+    fs::copy(good.join("config.json"), bad.join("config.json")).unwrap();
+    fs::copy(good.join("tokenizer.json"), bad.join("tokenizer.json")).unwrap();
+    for (what, bytes) in cases {
+        fs::write(bad.join("model.safetensors"), bytes).unwrap();
+        let message = place.refuses(&["sample", "bad"]);
+        assert!(message.contains("bad"), "{what}: {message}");
+    }
+
+    fs::remove_file(bad.join("model.safetensors")).unwrap();
+    let index = r#"{"weight_map": {"lm_head.weight": "../run/step-000001/model.safetensors"}}"#;
+    fs::write(bad.join("model.safetensors.index.json"), index).unwrap();
+    let message = place.refuses(&["sample", "bad"]);
+    assert!(message.contains("../run"), "{message}");
+}
+
+/// A loop of one's own made of the same parts gives the same bits.
+#[test]
+fn an_own_loop_gives_the_same_bits() {
+    let place = Place::new();
+    place.train("program", &[]);
+    let example = Path::new(env!("CARGO_BIN_EXE_meshgrad")).with_file_name("examples/06-moe");
+    let output = Command::new(&example)
+        .args(["small.toml", "own"])
+        .current_dir(place.folder.path())
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}", example.display()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let of = |run: &str| place.path(run).join("step-000008");
+    assert_same_checkpoint(&of("program"), &of("own"));
+}
