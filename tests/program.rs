@@ -81,7 +81,8 @@ impl Place {
 
     /// Trains into the folder `run`, and must succeed.
     fn train(&self, run: &str, arguments: &[&str]) -> String {
-        let output = self.meshgrad(&[&["train", "small.toml", "--run-dir", run], arguments].concat());
+        let output =
+            self.meshgrad(&[&["train", "small.toml", "--run-dir", run], arguments].concat());
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{errors}");
         String::from_utf8(output.stdout).unwrap()
@@ -92,7 +93,10 @@ impl Place {
         let output = self.meshgrad(arguments);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{message}");
-        assert!(message.starts_with("error: ") && !message.contains("panicked"), "{message}");
+        assert!(
+            message.starts_with("error: ") && !message.contains("panicked"),
+            "{message}"
+        );
         message
     }
 }
@@ -102,7 +106,9 @@ fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     let published = meshgrad::ckpt::Published::open(checkpoint).unwrap();
     published.verify().unwrap();
     let files = published.files().map(|(path, _)| path.to_owned());
-    files.map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap())).collect()
+    files
+        .map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap()))
+        .collect()
 }
 
 fn assert_same_checkpoint(a: &Path, b: &Path) {
@@ -119,7 +125,11 @@ fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let line = |line: &str| {
         let mut record: serde_json::Value = serde_json::from_str(line).unwrap();
-        record.as_object_mut().unwrap().remove("tokens_per_s").unwrap();
+        record
+            .as_object_mut()
+            .unwrap()
+            .remove("tokens_per_s")
+            .unwrap();
         record
     };
     text.lines().map(line).collect()
@@ -134,9 +144,15 @@ fn resuming_is_exact() {
         let run = format!("stopped-{stop}");
         place.train(&run, &["--stop-after", stop]);
         let said = place.train(&run, &[]);
-        assert!(said.contains(&format!("going on after step {stop}")), "{said}");
+        assert!(
+            said.contains(&format!("going on after step {stop}")),
+            "{said}"
+        );
         let last = "step-000008";
-        assert_same_checkpoint(&place.path("whole").join(last), &place.path(&run).join(last));
+        assert_same_checkpoint(
+            &place.path("whole").join(last),
+            &place.path(&run).join(last),
+        );
         assert_eq!(metrics(&place.path("whole")), metrics(&place.path(&run)));
     }
 }
@@ -149,7 +165,10 @@ fn threads_change_no_bit() {
         let set = format!("train.dtype={dtype}");
         let run = |threads: &str| {
             let run = format!("{dtype}-{threads}");
-            place.train(&run, &["--threads", threads, "--set", &set, "--stop-after", "3"]);
+            place.train(
+                &run,
+                &["--threads", threads, "--set", &set, "--stop-after", "3"],
+            );
             place.path(&run).join("step-000003")
         };
         let one = run("1");
@@ -163,7 +182,12 @@ fn threads_change_no_bit() {
 fn activation_checkpointing_changes_no_bit() {
     let place = Place::new();
     place.train("kept", &["--stop-after", "3"]);
-    let set = ["--set", "train.activation_checkpointing=true", "--stop-after", "3"];
+    let set = [
+        "--set",
+        "train.activation_checkpointing=true",
+        "--stop-after",
+        "3",
+    ];
     place.train("recomputed", &set);
     let of = |run: &str| place.path(run).join("step-000003");
     assert_same_checkpoint(&of("kept"), &of("recomputed"));
@@ -182,7 +206,10 @@ fn half_written_checkpoints_are_never_chosen() {
     assert!(said.contains("going on after step 3"), "{said}");
     place.train("whole", &[]);
     let last = "step-000008";
-    assert_same_checkpoint(&place.path("whole").join(last), &place.path("run").join(last));
+    assert_same_checkpoint(
+        &place.path("whole").join(last),
+        &place.path("run").join(last),
+    );
     assert_eq!(metrics(&place.path("whole")), metrics(&place.path("run")));
 }
 
@@ -192,7 +219,12 @@ fn starting_anew_sets_the_old_run_aside() {
     let place = Place::new();
     place.train("run", &["--stop-after", "3"]);
     place.train("run", &["--resume", "never", "--stop-after", "2"]);
-    assert!(place.path("run").join("set-aside-1/step-000003/model.safetensors").exists());
+    assert!(
+        place
+            .path("run")
+            .join("set-aside-1/step-000003/model.safetensors")
+            .exists()
+    );
     assert!(place.path("run").join("set-aside-1/metrics.jsonl").exists());
     assert_eq!(metrics(&place.path("run")).len(), 2);
 }
@@ -201,17 +233,34 @@ fn starting_anew_sets_the_old_run_aside() {
 fn checkpoints_are_folders_that_can_be_sampled_and_compared() {
     let place = Place::new();
     let said = place.train("run", &[]);
-    for wanted in ["device", "model", "step 8/8", "sample after step 8", "loss.svg", "next:"] {
+    for wanted in [
+        "device",
+        "model",
+        "step 8/8",
+        "sample after step 8",
+        "loss.svg",
+        "next:",
+    ] {
         assert!(said.contains(wanted), "no `{wanted}` in\n{said}");
     }
     let checkpoint = place.path("run").join("step-000008");
-    let names: Vec<String> =
-        Folder::open(&checkpoint).unwrap().tensors().map(|tensor| tensor.name.clone()).collect();
-    assert!(names.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".into()), "{names:?}");
+    let names: Vec<String> = Folder::open(&checkpoint)
+        .unwrap()
+        .tensors()
+        .map(|tensor| tensor.name.clone())
+        .collect();
+    assert!(
+        names.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".into()),
+        "{names:?}"
+    );
 
     let sample = |folder: &str| {
         let output = place.meshgrad(&["sample", folder, "--prompt", "fn ", "--tokens", "12"]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         output.stdout
     };
     assert!(sample("run").starts_with(b"fn "));
@@ -228,8 +277,14 @@ fn bad_input_is_refused_with_a_way_out() {
         (&["--set", "train.stepz=3"], "did you mean"),
         (&["--set", "train.steps=many"], "train.steps"),
         (&["--set", "model.hidden_sise=3"], "hidden_sise"),
-        (&["--set", "model.num_experts_per_tok=9"], "num_experts_per_tok"),
-        (&["--set", "model.num_attention_heads=3"], "num_key_value_heads"),
+        (
+            &["--set", "model.num_experts_per_tok=9"],
+            "num_experts_per_tok",
+        ),
+        (
+            &["--set", "model.num_attention_heads=3"],
+            "num_key_value_heads",
+        ),
         (&["--set", "train.seq_len=10000000"], "seq_len"),
         (&["--set", "train.micro_batch_size=3"], "micro_batch_size"),
         (&["--set", "data.paths=[\"nowhere\"]"], "nowhere"),
@@ -239,7 +294,11 @@ fn bad_input_is_refused_with_a_way_out() {
         let message = train(arguments);
         assert!(message.contains(wanted), "no `{wanted}` in: {message}");
     }
-    assert!(place.refuses(&["train", "nowhere.toml"]).contains("nowhere.toml"));
+    assert!(
+        place
+            .refuses(&["train", "nowhere.toml"])
+            .contains("nowhere.toml")
+    );
     assert!(place.refuses(&["sample", "nowhere"]).contains("nowhere"));
 
     fs::write(place.path("file"), "").unwrap();
@@ -253,9 +312,19 @@ fn a_loss_that_is_no_number_ends_the_run() {
     let place = Place::new();
     place.train("run", &["--stop-after", "3"]);
     let before = content(&place.path("run").join("step-000003"));
-    let huge = ["train", "small.toml", "--run-dir", "run", "--set", "optimizer.learning_rate=1e30"];
+    let huge = [
+        "train",
+        "small.toml",
+        "--run-dir",
+        "run",
+        "--set",
+        "optimizer.learning_rate=1e30",
+    ];
     let message = place.refuses(&huge);
-    assert!(message.contains("learning_rate") && message.contains("step-000003"), "{message}");
+    assert!(
+        message.contains("learning_rate") && message.contains("step-000003"),
+        "{message}"
+    );
     assert_eq!(before, content(&place.path("run").join("step-000003")));
 }
 
@@ -263,7 +332,11 @@ fn a_loss_that_is_no_number_ends_the_run() {
 fn usage_errors_exit_with_2() {
     let place = Place::new();
     for arguments in [&["trian"] as &[&str], &["train", "--steps"], &[]] {
-        assert_eq!(place.meshgrad(arguments).status.code(), Some(2), "{arguments:?}");
+        assert_eq!(
+            place.meshgrad(arguments).status.code(),
+            Some(2),
+            "{arguments:?}"
+        );
     }
 }
 
@@ -283,10 +356,19 @@ fn lying_safetensors_are_refused() {
     };
     let cases: [(&str, Vec<u8>); 5] = [
         ("truncated", model[..model.len() - 100].to_vec()),
-        ("huge header", [&u64::MAX.to_le_bytes(), &model[8..]].concat()),
-        ("another dtype", with_header(&text.replacen("\"F32\"", "\"I32\"", 1))),
+        (
+            "huge header",
+            [&u64::MAX.to_le_bytes(), &model[8..]].concat(),
+        ),
+        (
+            "another dtype",
+            with_header(&text.replacen("\"F32\"", "\"I32\"", 1)),
+        ),
         ("no json", with_header(&text.replacen('{', "[", 1))),
-        ("an unknown name", with_header(&text.replacen("lm_head.weight", "lm_head.wrong!", 1))),
+        (
+            "an unknown name",
+            with_header(&text.replacen("lm_head.weight", "lm_head.wrong!", 1)),
+        ),
     ];
     let bad = place.path("bad");
     fs::create_dir(&bad).unwrap();
@@ -315,8 +397,17 @@ fn an_own_loop_gives_the_same_bits() {
         .args(["small.toml", "own"])
         .current_dir(place.folder.path())
         .output()
-        .unwrap_or_else(|error| panic!("{}: {error}", example.display()));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        .unwrap_or_else(|error| {
+            panic!(
+                "{}: {error}; cargo test builds it, or cargo build --examples",
+                example.display()
+            )
+        });
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let of = |run: &str| place.path(run).join("step-000008");
     assert_same_checkpoint(&of("program"), &of("own"));
 }

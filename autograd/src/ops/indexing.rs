@@ -65,7 +65,7 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
     })
 }
 
-/// Picks elements along dim `dim`: y[c] = x[c, but index[c] in `dim`].
+/// Picks elements along dim `dim`: y\[c\] = x[c, but index\[c\] in `dim`].
 ///
 /// # Shapes
 /// `index` of an index dtype, no extent but that of `dim` larger than `x`'s; returns `index`'s shape.
@@ -80,7 +80,7 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
     })
 }
 
-/// Adds elements where indices say, into zeros of `shape`: y[c, but index[c] in `dim`] += src[c].
+/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] += src\[c\].
 ///
 /// # Shapes
 /// `src` and `index` of one shape, no extent but that of `dim` larger than `shape`'s; returns `shape`.
