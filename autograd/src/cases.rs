@@ -1,6 +1,6 @@
 //! One case for every differentiable op, to check its gradient: what the tests run, and `meshgrad check`.
 
-use meshgrad_runtime::ops::AttentionMask;
+use meshgrad_runtime::ops::{AttentionMask, RopeStyle};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::{Result, Var, ops};
@@ -58,6 +58,9 @@ pub fn all(device: &Device) -> Result<Vec<Case>> {
     reductions(&inputs, &mut cases)?;
     shapes(&inputs, &mut cases)?;
     products(&inputs, &mut cases)?;
+    layers(&inputs, &mut cases)?;
+    experts(&inputs, &mut cases)?;
+    indexing(&inputs, &mut cases)?;
     Ok(cases)
 }
 
@@ -202,6 +205,97 @@ fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
             ..AttentionMask::causal()
         };
         ops::attention(q, k, v, &mask, 0.7)
+    }));
+    Ok(())
+}
+
+fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    let inputs = [at.any(&[2, 3, 5], 0)?, at.positive(&[5], 1)?];
+    cases.push(case("rms_norm", inputs, |[x, w]| ops::rms_norm(x, w, 1e-3)));
+    cases.push(case("softmax", [at.any(&[3, 5], 2)?], |[x]| {
+        ops::softmax(x)
+    }));
+    cases.push(case("log_softmax", [at.any(&[3, 5], 3)?], |[x]| {
+        ops::log_softmax(x)
+    }));
+    cases.push(case("swiglu", [at.any(&[3, 2, 5], 4)?], |[x]| {
+        ops::swiglu(x)
+    }));
+
+    let positions = Tensor::from_slice(at.device, &[2, 3], &[0i64, 1, 2, 5, 6, 70])?;
+    let frequencies = Tensor::from_slice(at.device, &[2], &[1.0f32, 0.03])?;
+    let (cos, sin) = meshgrad_runtime::ops::rope_tables(&positions, &frequencies, 1.1)?;
+    for (name, style) in [
+        ("rope, half", RopeStyle::Half),
+        ("rope, interleaved", RopeStyle::Interleaved),
+    ] {
+        let (cos, sin) = (cos.clone(), sin.clone());
+        // Five features, of which four turn.
+        let x = at.any(&[2, 3, 2, 5], 5)?;
+        cases.push(case(name, [x], move |[x]| ops::rope(x, &cos, &sin, style)));
+    }
+
+    let ids = Tensor::from_slice(at.device, &[2, 3], &[3i64, 0, 3, 3, 1, 0])?;
+    cases.push(case("embedding", [at.any(&[4, 3], 6)?], move |[table]| {
+        ops::embedding(table, &ids)
+    }));
+    let labels = Tensor::from_slice(at.device, &[2, 3], &[3i64, -100, 0, 6, 6, -100])?;
+    let inputs = [at.any(&[2, 3, 4], 7)?, at.any(&[7, 4], 8)?];
+    cases.push(case("linear_cross_entropy", inputs, move |[x, w]| {
+        Ok(ops::linear_cross_entropy(x, w, &labels, -100)?.0)
+    }));
+    Ok(())
+}
+
+fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    for (name, renormalise) in [
+        ("router_top_k", false),
+        ("router_top_k, renormalised", true),
+    ] {
+        cases.push(case(name, [at.positive(&[4, 5], 0)?], move |[x]| {
+            Ok(ops::router_top_k(x, 2, renormalise, None)?.0)
+        }));
+    }
+
+    // Experts 1 and 2 of four are held; expert 2 has no tokens.
+    let chosen = Tensor::from_slice(at.device, &[4, 2], &[1i64, 0, 3, 1, 0, 3, 1, 3])?;
+    let order = meshgrad_runtime::ops::expert_order(&chosen, 4, 1, 2)?;
+    let inputs = [
+        at.any(&[4, 3], 1)?,
+        at.any(&[2, 5, 3], 2)?,
+        at.any(&[4, 2], 3)?,
+    ];
+    cases.push(case(
+        "tokens through experts",
+        inputs,
+        move |[x, w, weights]| {
+            let rows = ops::permute_tokens(x, &order)?;
+            let rows = ops::grouped_matmul(&rows, w, &order.offsets)?;
+            ops::unpermute_tokens(&rows, weights, &order)
+        },
+    ));
+    Ok(())
+}
+
+fn indexing(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    let inputs = [at.any(&[2, 3], 0)?, at.any(&[2, 1], 1)?];
+    cases.push(case("concat", inputs, |[a, b]| ops::concat(&[a, b, a], -1)));
+    cases.push(case("split", [at.any(&[2, 5], 2)?], |[x]| {
+        let parts = ops::split(x, &[2, 1, 2], 1)?;
+        ops::mul(&parts[0], &parts[2])
+    }));
+
+    let ids = Tensor::from_slice(at.device, &[4], &[2i64, 0, 2, 1])?;
+    cases.push(case("index_select", [at.any(&[3, 2], 3)?], move |[x]| {
+        ops::index_select(x, 0, &ids)
+    }));
+    let index = Tensor::from_slice(at.device, &[2, 3], &[2i64, 0, 2, 1, 1, 1])?;
+    let again = index.clone();
+    cases.push(case("gather", [at.any(&[2, 4], 4)?], move |[x]| {
+        ops::gather(x, 1, &index)
+    }));
+    cases.push(case("scatter_add", [at.any(&[2, 3], 5)?], move |[x]| {
+        ops::scatter_add(&[2, 4], 1, &again, x)
     }));
     Ok(())
 }

@@ -48,3 +48,8 @@ pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
 pub use sweep::{Later, Slot};
 pub use tape::{Tape, Track, tracked_many};
 pub use var::Var;
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/autograd.md")]
+struct Guide;

@@ -1,0 +1,94 @@
+//! The device that computes nothing: its memory and arithmetic are those of the device that does.
+
+use meshgrad::autograd::{Grads, Module, Tape};
+use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::{Balancing, Compute, Qwen3};
+use meshgrad::prelude::*;
+use meshgrad::runtime::Work;
+use meshgrad::train::config::OptimizerConfig;
+use meshgrad::train::optimizer::Optimizer;
+
+fn config(name: &str) -> Qwen3Config {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/fixtures");
+    let text = std::fs::read_to_string(folder.join(name).join("config.json")).unwrap();
+    Qwen3Config::from_json(&text).unwrap()
+}
+
+/// One whole training step; returns what it took beyond building the model, and the peak.
+fn step(
+    device: &Device,
+    config: &Qwen3Config,
+    compute: Compute,
+    shape: [usize; 2],
+) -> (Work, usize) {
+    let model = Qwen3::materialized(config, device, 1).unwrap();
+    let options = OptimizerConfig::default();
+    let (mut optimizer, mut grads): (Optimizer, Grads) =
+        Optimizer::new(&model, device, &options).unwrap();
+    let tokens: Vec<i64> = (0..shape[0] * shape[1])
+        .map(|i| (i % config.vocab_size) as i64)
+        .collect();
+    let ids = Tensor::from_slice(device, &shape, &tokens).unwrap();
+
+    device.reset_peak();
+    let balancing = Balancing {
+        auxiliary: 0.01,
+        z: 0.001,
+    };
+    let (loss, tape) = Tape::record(|| Ok(model.loss(&ids, &ids, compute, balancing))).unwrap();
+    let loss = loss.unwrap();
+    let one = values::full(device, &[], DType::F32, 1.0).unwrap();
+    tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
+    optimizer.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();
+    (device.work(), device.memory().peak)
+}
+
+/// Every op of a training step, in both dtypes, kept and recomputed: the same memory and the same arithmetic.
+#[test]
+fn meta_predicts_what_the_cpu_takes() {
+    for name in [
+        "dense-bias-yarn",
+        "dense-window-linear",
+        "moe-hub-sharded",
+        "moe-sparse-step",
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            for checkpointing in [false, true] {
+                let compute = Compute {
+                    dtype,
+                    checkpointing,
+                };
+                let cpu = Device::cpu();
+                let meta = Device::meta(cpu.properties());
+                let config = config(name);
+                let measured = step(&cpu, &config, compute, [3, 17]);
+                let predicted = step(&meta, &config, compute, [3, 17]);
+                assert_eq!(predicted, measured, "{name} {compute:?}");
+            }
+        }
+    }
+}
+
+/// A model that fits into no machine at hand can be planned for on one.
+#[test]
+fn a_step_of_a_model_that_does_not_fit() {
+    let config = Qwen3Config::from_json(include_str!("../examples/qwen3-30b-a3b.json")).unwrap();
+    let meta = Device::meta(Device::cpu().properties());
+    let compute = Compute {
+        dtype: DType::BF16,
+        checkpointing: true,
+    };
+    let (work, peak) = step(&meta, &config, compute, [1, 4096]);
+
+    // Masters, gradients, two moments in f32 and a copy in bf16: 18 bytes a parameter, and activations.
+    let parameters = config.parameter_count().total() as usize;
+    assert!(peak > 18 * parameters && peak < 19 * parameters, "{peak}");
+    // Six floating-point operations a token and active parameter in products, eight with recomputation, and attention.
+    let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
+    assert!(
+        work.flops > products && work.flops < 2 * products,
+        "{}",
+        work.flops
+    );
+    assert_eq!(Qwen3::new(&config).unwrap().params().len(), 3 + 48 * 11);
+}
