@@ -36,6 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         arguments.get(1).map_or("runs/06-moe", String::as_str),
     ))?;
 
+    run.set_aside_after(0)?; // What an earlier run left stays, out of the way.
+
     let device = Device::cpu();
     let data = Data::prepare(&config.data, &run)?;
     let tokens = data.tokens.training();

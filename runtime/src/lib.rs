@@ -40,3 +40,8 @@ pub use shape::{MAX_DIMS, Shape};
 pub use signature::{Call, Signature};
 pub use storage::{Kind, Read, Write};
 pub use tensor::{Fresh, Tensor};
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/tensor.md")]
+struct Guide;

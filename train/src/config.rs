@@ -148,7 +148,7 @@ pub struct TrainConfig {
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
-            steps: 600,
+            steps: 300,
             batch_size: 8,
             micro_batch_size: 8,
             seq_len: 256,
