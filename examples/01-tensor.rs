@@ -25,7 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let error = values::add(&x, &half).err().ok_or("this must not work")?;
     println!("a mistake        {error}");
 
-    // A meta device computes nothing and counts everything: here the memory of a product too large for this machine.
+    // A meta device computes nothing and counts everything: here the memory of a product too large
+    // for this machine.
     let meta = Device::meta(device.properties());
     let large = values::full(&meta, &[1 << 20, 1 << 14], DType::BF16, 0.0)?;
     let weight = values::full(&meta, &[1 << 14, 1 << 14], DType::BF16, 0.0)?;

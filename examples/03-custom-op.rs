@@ -7,7 +7,8 @@ use meshgrad::prelude::*;
 
 /// softplus(x) = ln(1 + e^x), whose derivative is sigmoid(x).
 ///
-/// Ops of users and of meshgrad look the same: compute with values, save what backward needs, and say where each gradient goes.
+/// Ops of users and of meshgrad look the same: compute with values, save what backward needs, and
+/// say where each gradient goes.
 fn softplus(x: &Var) -> Result<Var> {
     let y = values::ln(&values::affine(&values::exp(x.value())?, 1.0, 1.0)?)?;
     let kept_x = x.save();

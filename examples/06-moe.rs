@@ -1,4 +1,5 @@
-//! A mixture of experts trained by a loop of one's own: the same parts, and the same bits, as `meshgrad train`.
+//! A mixture of experts trained by a loop of one's own: the same parts, and the same bits, as
+//! `meshgrad train`.
 //!
 //! `cargo run --release --example 06-moe -- CONFIG.toml RUN_DIR`
 

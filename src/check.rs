@@ -1,4 +1,5 @@
-//! `meshgrad check`: what the device is, and whether the gradient of every op agrees with finite differences on it.
+//! `meshgrad check`: what the device is, and whether the gradient of every op agrees with finite
+//! differences on it.
 
 use anyhow::bail;
 use meshgrad::autograd::{Tolerance, cases, gradcheck};

@@ -1,4 +1,5 @@
-//! `meshgrad forward`: logits, loss and gradients of a Hugging Face folder, file in and file out, to compare with others.
+//! `meshgrad forward`: logits, loss and gradients of a Hugging Face folder, file in and file out,
+//! to compare with others.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,8 @@ use meshgrad::runtime::{DType, Device, Tensor, ops as values};
 pub(crate) struct ForwardArguments {
     /// config.json and safetensors, as on the hub.
     model: PathBuf,
-    /// `input_ids` [B, T] int64, and optionally `labels` [B, T] int64, aligned with positions, -100 ignored.
+    /// `input_ids` [B, T] int64, and optionally `labels` [B, T] int64, aligned with positions, -100
+    /// ignored.
     #[arg(long)]
     input: PathBuf,
     /// Gets `logits` [B, T, V] f32; with labels `loss` [1] f32, the mean over counted labels.

@@ -1,4 +1,5 @@
-//! meshgrad: a training runtime in Rust, from the tensor up. No libtorch, no BLAS library, no Python.
+//! meshgrad: a training runtime in Rust, from the tensor up. No libtorch, no BLAS library, no
+//! Python.
 //!
 //! This crate is the facade over the others, each small enough to read in an afternoon:
 //!

@@ -43,7 +43,8 @@ fn step(
     (device.work(), device.memory().peak)
 }
 
-/// Every op of a training step, in both dtypes, kept and recomputed: the same memory and the same arithmetic.
+/// Every op of a training step, in both dtypes, kept and recomputed: the same memory and the same
+/// arithmetic.
 #[test]
 fn meta_predicts_what_the_cpu_takes() {
     for name in [
@@ -80,10 +81,12 @@ fn a_step_of_a_model_that_does_not_fit() {
     };
     let (work, peak) = step(&meta, &config, compute, [1, 4096]);
 
-    // Masters, gradients, two moments in f32 and a copy in bf16: 18 bytes a parameter, and activations.
+    // Masters, gradients, two moments in f32 and a copy in bf16: 18 bytes a parameter, and
+    // activations.
     let parameters = config.parameter_count().total() as usize;
     assert!(peak > 18 * parameters && peak < 19 * parameters, "{peak}");
-    // Six floating-point operations a token and active parameter in products, eight with recomputation, and attention.
+    // Six floating-point operations a token and active parameter in products, eight with
+    // recomputation, and attention.
     let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
     assert!(
         work.flops > products && work.flops < 2 * products,

@@ -1,4 +1,5 @@
-//! Parity with transformers: logits, loss and every gradient of the fixtures in `tests/parity`, through the program.
+//! Parity with transformers: logits, loss and every gradient of the fixtures in `tests/parity`,
+//! through the program.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

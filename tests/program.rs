@@ -135,7 +135,8 @@ fn metrics(run: &Path) -> Vec<serde_json::Value> {
     text.lines().map(line).collect()
 }
 
-/// Stopped after any step and resumed, a run saves the same bits and writes the same metrics as one that never stopped.
+/// Stopped after any step and resumed, a run saves the same bits and writes the same metrics as one
+/// that never stopped.
 #[test]
 fn resuming_is_exact() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! One case for every differentiable op, to check its gradient: what the tests run, and `meshgrad check`.
+//! One case for every differentiable op, to check its gradient: what the tests run, and `meshgrad
+//! check`.
 
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle};
 use meshgrad_runtime::{Device, Tensor};

@@ -1,4 +1,5 @@
-//! Activation checkpointing: keep the inputs of a block, and compute the rest again when backward needs it.
+//! Activation checkpointing: keep the inputs of a block, and compute the rest again when backward
+//! needs it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,10 +12,12 @@ use crate::tape::{Backward, Dep, is_recording, record_nested, suspended};
 use crate::var::{Node, Place};
 use crate::{Result, Saved, Tape, Var};
 
-/// Runs `block` on `inputs` and keeps only these for backward, which runs `block` again on a tape of its own.
+/// Runs `block` on `inputs` and keeps only these for backward, which runs `block` again on a tape
+/// of its own.
 ///
-/// `block` must compute the same both times: random ops take their key by value, so they do. Parameters that it captures get
-/// their gradients as ever; any other tracked value that it captures is an error: pass it as an input. Checkpoints nest.
+/// `block` must compute the same both times: random ops take their key by value, so they do.
+/// Parameters that it captures get their gradients as ever; any other tracked value that it
+/// captures is an error: pass it as an input. Checkpoints nest.
 ///
 /// # Errors
 /// What `block` returns; [`Error::OtherTape`] for a captured value.
@@ -76,7 +79,8 @@ where
                 walked
             }
             None => {
-                // A record that depends on weights alone is first met in the weights' phase: all of it is due then.
+                // A record that depends on weights alone is first met in the weights' phase: all of
+                // it is due then.
                 let phase = match sweep.phase() {
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,

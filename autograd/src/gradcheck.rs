@@ -14,7 +14,8 @@ pub struct Tolerance {
 }
 
 impl Default for Tolerance {
-    /// A step of 1e-5, which leaves an error of about 1e-10 for smooth functions of values around 1, and a tolerance of 1e-7.
+    /// A step of 1e-5, which leaves an error of about 1e-10 for smooth functions of values around
+    /// 1, and a tolerance of 1e-7.
     fn default() -> Tolerance {
         Tolerance {
             step: 1e-5,
@@ -23,8 +24,9 @@ impl Default for Tolerance {
     }
 }
 
-/// Checks the gradients of `function` at `inputs` against central differences, and that they do not depend on how they are
-/// computed: as inputs in a split backward, and as parameters in a full one, bit for bit.
+/// Checks the gradients of `function` at `inputs` against central differences, and that they do not
+/// depend on how they are computed: as inputs in a split backward, and as parameters in a full one,
+/// bit for bit.
 ///
 /// Each output is weighted by fixed numbers, so that all of them are checked at once.
 ///

@@ -6,13 +6,14 @@ use meshgrad_runtime::{Accumulator, DType, Tensor};
 
 use crate::{Error, Param, ParamId, Result};
 
-/// Called with each parameter and its gradient once nothing more will be added to it in this backward.
+/// Called with each parameter and its gradient once nothing more will be added to it in this
+/// backward.
 type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 
 /// A gradient buffer for each of some parameters: f32, or f64 for f64.
 ///
-/// Sums go on over several backwards until [`Grads::clear`]. A parameter that is not among them gets no gradient, and none
-/// is computed: that is how parameters are frozen.
+/// Sums go on over several backwards until [`Grads::clear`]. A parameter that is not among them
+/// gets no gradient, and none is computed: that is how parameters are frozen.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
@@ -52,11 +53,12 @@ impl Grads {
         Grads::from_buffers(params, own)
     }
 
-    /// Buffers for `params` that lie one after the other in `flat`, in the order of `params`: what a reducer or a fused
-    /// optimizer wants.
+    /// Buffers for `params` that lie one after the other in `flat`, in the order of `params`: what
+    /// a reducer or a fused optimizer wants.
     ///
     /// # Errors
-    /// [`Error::FlatBuffer`] when `flat` is not as long as all parameters together or of another dtype than their gradients.
+    /// [`Error::FlatBuffer`] when `flat` is not as long as all parameters together or of another
+    /// dtype than their gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
         let wanted = params.iter().map(|param| param.shape().elements()).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
@@ -139,8 +141,9 @@ impl Grads {
         }
     }
 
-    /// In every backward from now on, calls `callback` with each parameter once its gradient is complete: always in the
-    /// reverse order of registration, whatever order ops finish in, so that all ranks announce in one order.
+    /// In every backward from now on, calls `callback` with each parameter once its gradient is
+    /// complete: always in the reverse order of registration, whatever order ops finish in, so that
+    /// all ranks announce in one order.
     pub fn on_ready(
         &mut self,
         callback: impl FnMut(&Param, &Tensor) -> Result<()> + Send + 'static,

@@ -1,7 +1,8 @@
 //! The tape: parameters, variables, and backward.
 //!
-//! Ops are recorded only while a [`Tape`] records; without one they cost nothing and keep nothing. A backward closure names
-//! all that it keeps through [`Var::save`] and gets a [`Slot`] for each input:
+//! Ops are recorded only while a [`Tape`] records; without one they cost nothing and keep nothing.
+//! A backward closure names all that it keeps through [`Var::save`] and gets a [`Slot`] for each
+//! input:
 //!
 //! ```
 //! use meshgrad_autograd::{Param, Result, Tape, Track, Var, Init, Grads, Module};

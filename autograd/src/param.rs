@@ -45,7 +45,8 @@ pub struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(u64);
 
-/// A handle to a parameter. Clones share it, so that a block that is cloned into a closure is still the same block.
+/// A handle to a parameter. Clones share it, so that a block that is cloned into a closure is still
+/// the same block.
 #[derive(Clone)]
 pub struct Param(Arc<Inner>);
 
@@ -136,8 +137,8 @@ impl Param {
         Ok(Var::new(self.value()?, Node::Param(self.clone())))
     }
 
-    /// The parameter as an operand of ops in `dtype`. The copy is kept until the value changes; its gradient is the
-    /// parameter's own.
+    /// The parameter as an operand of ops in `dtype`. The copy is kept until the value changes; its
+    /// gradient is the parameter's own.
     ///
     /// # Errors
     /// [`Error::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -163,7 +164,8 @@ impl Param {
         Ok(Var::new(copy, Node::Param(self.clone())))
     }
 
-    /// Gives the parameter a value: `value` itself when it may change, a copy on its device otherwise.
+    /// Gives the parameter a value: `value` itself when it may change, a copy on its device
+    /// otherwise.
     ///
     /// # Errors
     /// [`Error::ParamValue`] when shape or dtype differ.
@@ -192,7 +194,8 @@ impl Param {
         Ok(())
     }
 
-    /// Gives the parameter its initial value, a function of `seed`, its name and the element's position alone.
+    /// Gives the parameter its initial value, a function of `seed`, its name and the element's
+    /// position alone.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -235,7 +238,8 @@ impl fmt::Debug for Param {
 
 /// Something that holds parameters: a model, a block, an adapter.
 ///
-/// Building one allocates nothing; [`Module::materialize`] or a checkpoint gives the parameters their values.
+/// Building one allocates nothing; [`Module::materialize`] or a checkpoint gives the parameters
+/// their values.
 pub trait Module {
     /// Calls `visitor` with every parameter, in a fixed order.
     fn visit(&self, visitor: &mut dyn FnMut(&Param));
@@ -247,7 +251,8 @@ pub trait Module {
         params
     }
 
-    /// Gives every parameter its initial value on `device`: a function of `seed`, names and positions alone.
+    /// Gives every parameter its initial value on `device`: a function of `seed`, names and
+    /// positions alone.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).

@@ -52,7 +52,8 @@ impl Saved {
 
 /// Keeping a tensor for backward.
 pub trait Save {
-    /// Keeps it, packed as the current [`packing`] scope says. What an op does not save, it does not keep alive.
+    /// Keeps it, packed as the current [`packing`] scope says. What an op does not save, it does
+    /// not keep alive.
     fn save(&self) -> Saved;
 }
 
@@ -94,8 +95,8 @@ fn note(tensor: &Tensor) {
 
 /// A way of keeping tensors in another form until backward: elsewhere, smaller, or not at all.
 pub trait Packing: Send + Sync {
-    /// The packed form of `tensor`, or `None` to keep it as it is. Only [`Kind::Value`] may be packed with loss: a
-    /// parameter keeps being written.
+    /// The packed form of `tensor`, or `None` to keep it as it is. Only [`Kind::Value`] may be
+    /// packed with loss: a parameter keeps being written.
     ///
     /// # Errors
     /// Whatever goes wrong; it surfaces when backward asks for the tensor.
@@ -111,7 +112,8 @@ pub trait Packed: Send {
     fn unpack(&self) -> Result<Tensor>;
 }
 
-/// Runs `body`, in which whatever ops save is packed by `packing`. Scopes nest; the innermost counts.
+/// Runs `body`, in which whatever ops save is packed by `packing`. Scopes nest; the innermost
+/// counts.
 pub fn packing<T>(packing: Arc<dyn Packing>, body: impl FnOnce() -> T) -> T {
     struct Scope;
 
@@ -130,7 +132,8 @@ thread_local! {
     static PACKING: RefCell<Vec<Arc<dyn Packing>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps f32 activations as bf16: half the memory, and gradients that see them with 8 bits of precision.
+/// Keeps f32 activations as bf16: half the memory, and gradients that see them with 8 bits of
+/// precision.
 pub struct ToBf16;
 
 impl Packing for ToBf16 {

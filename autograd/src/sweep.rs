@@ -43,7 +43,8 @@ pub struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// Whether this gradient is wanted now. Lets an op choose a kernel that makes two gradients at once.
+    /// Whether this gradient is wanted now. Lets an op choose a kernel that makes two gradients at
+    /// once.
     pub fn due(&self) -> bool {
         let dep = self.dep();
         let mut state = self.sweep.state.borrow_mut();
@@ -61,7 +62,8 @@ impl Slot<'_> {
         }
     }
 
-    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it is wanted now.
+    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it
+    /// is wanted now.
     ///
     /// # Errors
     /// What `gradient` returns; [`Error::GradientShape`].
@@ -108,7 +110,8 @@ impl Slot<'_> {
         }
     }
 
-    /// A buffer that holds what the slot held. Gradients of what depends on weights alone are summed in f32.
+    /// A buffer that holds what the slot held. Gradients of what depends on weights alone are
+    /// summed in f32.
     fn buffer(&self, held: Option<Tensor>) -> Result<Accumulator> {
         let dtype = match self.dep() {
             Dep::Weight => self.to.dtype.accumulator(),
@@ -212,7 +215,8 @@ impl Walk {
         })
     }
 
-    /// Runs `phase` from the last record to the first. `outermost` walks tell `grads` when parameters are done.
+    /// Runs `phase` from the last record to the first. `outermost` walks tell `grads` when
+    /// parameters are done.
     pub(crate) fn run(&mut self, phase: Phase, grads: &mut Grads, outermost: bool) -> Result<()> {
         let sweep = Sweep {
             phase,
@@ -293,8 +297,8 @@ impl Sweep<'_> {
 }
 
 impl Tape {
-    /// Computes the gradient of every parameter in `grads` and adds it there, starting from `roots`: values of this tape,
-    /// each with its gradient (ones for a loss).
+    /// Computes the gradient of every parameter in `grads` and adds it there, starting from
+    /// `roots`: values of this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
     /// [`Error::NotTracked`], [`Error::OtherTape`] or [`Error::GradientShape`] for a root;
@@ -305,8 +309,9 @@ impl Tape {
         grads.end()
     }
 
-    /// Computes the gradients of `inputs` alone, and leaves those of the parameters for [`Later::run`]. A pipeline stage sends
-    /// the former on while the latter wait for a quiet moment. The gradient of an input that no root depends on is zero.
+    /// Computes the gradients of `inputs` alone, and leaves those of the parameters for
+    /// [`Later::run`]. A pipeline stage sends the former on while the latter wait for a quiet
+    /// moment. The gradient of an input that no root depends on is zero.
     ///
     /// # Errors
     /// As [`Tape::backward`].
@@ -347,7 +352,8 @@ impl Tape {
     }
 }
 
-/// The gradients of parameters that [`Tape::backward_inputs`] left. May run on another thread; dropping it forgets them.
+/// The gradients of parameters that [`Tape::backward_inputs`] left. May run on another thread;
+/// dropping it forgets them.
 #[must_use = "the parameters' gradients are computed by `run`"]
 pub struct Later {
     walk: Walk,
@@ -355,7 +361,8 @@ pub struct Later {
 }
 
 impl Later {
-    /// Computes the gradients of the parameters and adds them to `grads`: bit for bit what [`Tape::backward`] adds.
+    /// Computes the gradients of the parameters and adds them to `grads`: bit for bit what
+    /// [`Tape::backward`] adds.
     ///
     /// # Errors
     /// As [`Tape::backward`].

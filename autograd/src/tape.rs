@@ -21,7 +21,8 @@ pub(crate) enum Dep {
     Input,
 }
 
-/// The backward of one record: the gradients of its outputs, one slot for each of its inputs, and the sweep that runs it.
+/// The backward of one record: the gradients of its outputs, one slot for each of its inputs, and
+/// the sweep that runs it.
 pub(crate) type Backward =
     Box<dyn Fn(&[Option<Tensor>], Vec<Slot<'_>>, &Sweep<'_>) -> Result<()> + Send + 'static>;
 
@@ -47,7 +48,8 @@ pub(crate) struct Destination {
     pub(crate) dtype: DType,
 }
 
-/// A finished recording: everything that backward needs, and the owner of what ops saved. Dropping it frees that.
+/// A finished recording: everything that backward needs, and the owner of what ops saved. Dropping
+/// it frees that.
 pub struct Tape {
     pub(crate) id: u64,
     pub(crate) records: Vec<Record>,
@@ -59,7 +61,8 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// Runs `body` and records its ops. Recordings nest; the inner one knows nothing of the outer one's values.
+    /// Runs `body` and records its ops. Recordings nest; the inner one knows nothing of the outer
+    /// one's values.
     ///
     /// # Errors
     /// What `body` returns.
@@ -68,7 +71,8 @@ impl Tape {
         Ok((result?, recorder.tape))
     }
 
-    /// Bytes of the tensors that ops saved on this tape, each storage once; parameters do not count.
+    /// Bytes of the tensors that ops saved on this tape, each storage once; parameters do not
+    /// count.
     pub fn saved_bytes(&self) -> usize {
         self.saved.values().sum()
     }
@@ -87,7 +91,8 @@ impl Tape {
     }
 }
 
-/// What records on this thread: a tape that grows, or, inside a checkpoint, only the uses of parameters.
+/// What records on this thread: a tape that grows, or, inside a checkpoint, only the uses of
+/// parameters.
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
@@ -299,13 +304,15 @@ pub(crate) fn record_nested(
     })
 }
 
-/// Making the result of an op a variable. The only way onto the tape, for ops of this crate and of users alike.
+/// Making the result of an op a variable. The only way onto the tape, for ops of this crate and of
+/// users alike.
 pub trait Track: Sized {
-    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result, and a [`Slot`] for
-    /// each input to put that input's gradient into.
+    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result,
+    /// and a [`Slot`] for each input to put that input's gradient into.
     ///
-    /// `backward` is called once by [`Tape::backward`](crate::Tape::backward); by a split backward once for inputs and, if a
-    /// weight was waiting, once more for weights. It captures what it needs through [`Var::save`].
+    /// `backward` is called once by [`Tape::backward`](crate::Tape::backward); by a split backward
+    /// once for inputs and, if a weight was waiting, once more for weights. It captures what it
+    /// needs through [`Var::save`].
     ///
     /// # Errors
     /// [`Error::OtherTape`] when an input belongs to another tape.
@@ -347,7 +354,8 @@ impl Track for Tensor {
 
 /// The results of an op with several of them, or with a number of inputs known only at run time.
 ///
-/// `backward` gets the gradient of each result, `None` for those that nothing used, and a [`Slot`] for each input.
+/// `backward` gets the gradient of each result, `None` for those that nothing used, and a [`Slot`]
+/// for each input.
 ///
 /// # Errors
 /// [`Error::OtherTape`] when an input belongs to another tape.

@@ -66,7 +66,8 @@ impl Var {
         self.value.dtype()
     }
 
-    /// Whether a gradient flows to it: it is a parameter, an input, or made from one while a tape records.
+    /// Whether a gradient flows to it: it is a parameter, an input, or made from one while a tape
+    /// records.
     pub fn is_tracked(&self) -> bool {
         !matches!(self.node, Node::Constant)
     }
@@ -79,8 +80,9 @@ impl Var {
         }
     }
 
-    /// The same value, from here on counted as depending on the input of what is recorded: what is computed from data
-    /// and parameters alone, as a token embedding is, is an activation and not a weight.
+    /// The same value, from here on counted as depending on the input of what is recorded: what is
+    /// computed from data and parameters alone, as a token embedding is, is an activation and not a
+    /// weight.
     ///
     /// # Errors
     /// [`Error::OtherTape`](crate::Error::OtherTape).

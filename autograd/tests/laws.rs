@@ -124,7 +124,8 @@ fn scaled_first(net: &Net, x: &Var) -> Result<Var> {
     ops::linear(&h, &net.b.var()?)
 }
 
-/// As [`scaled_first`]: a checkpoint in a checkpoint, with two inputs, one of them made from a weight outside.
+/// As [`scaled_first`]: a checkpoint in a checkpoint, with two inputs, one of them made from a
+/// weight outside.
 fn nested(net: &Net, x: &Var) -> Result<Var> {
     let (a, b) = (net.a.clone(), net.b.clone());
     let scaled = ops::affine(&net.a.var()?, 0.5, 0.1)?;
@@ -399,7 +400,8 @@ fn frozen_parameters_get_no_gradient() {
     assert_eq!(of_b(&mut grads), of_b(&mut all));
 }
 
-/// Whatever order ops finish in, parameters are announced from the last registered to the first, once, complete.
+/// Whatever order ops finish in, parameters are announced from the last registered to the first,
+/// once, complete.
 #[test]
 fn parameters_are_announced_in_reverse_order() {
     let blocks: [Block; 3] = [plain, checkpointed, nested];
@@ -493,7 +495,8 @@ fn saves_may_be_packed() {
     }
 }
 
-/// The copy of a parameter in another dtype is made once for each value, and its gradient is the parameter's.
+/// The copy of a parameter in another dtype is made once for each value, and its gradient is the
+/// parameter's.
 #[test]
 fn compute_copies_share_the_parameters_gradient() {
     let net = Net::new();

@@ -1,6 +1,7 @@
 //! Grouped-query attention with normalised queries and keys and rotary positions, as Qwen3 has it.
 //!
-//! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features of a head.
+//! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
+//! of a head.
 
 use meshgrad_autograd::{Module, Param, Result, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle};
@@ -59,7 +60,8 @@ impl Attention {
         })
     }
 
-    /// `x_btd` to the same shape. With a `cache`, keys and values are put there first and queries see all that it holds.
+    /// `x_btd` to the same shape. With a `cache`, keys and values are put there first and queries
+    /// see all that it holds.
     ///
     /// # Errors
     /// When shapes do not fit; when the cache is full.

@@ -5,10 +5,12 @@ use meshgrad_runtime::{Tensor, ops as values};
 
 use crate::moe::Routing;
 
-/// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled over layers as Hugging Face
-/// computes it: E sum_e f_e P_e, f_e being the assignments to expert e a token and P_e its mean probability.
+/// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
+/// over layers as Hugging Face computes it: E sum_e f_e P_e, f_e being the assignments to expert e
+/// a token and P_e its mean probability.
 ///
-/// It is `top_k` when all experts are used alike. Only the probabilities carry a gradient. Returns a scalar, f32.
+/// It is `top_k` when all experts are used alike. Only the probabilities carry a gradient. Returns
+/// a scalar, f32.
 ///
 /// # Errors
 /// When the layers have different numbers of experts.
@@ -33,8 +35,8 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
     Ok(Some(ops::affine(&total, experts / layers, 0.0)?))
 }
 
-/// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp of the router's scores,
-/// which keeps these small. Returns a scalar, f32.
+/// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp
+/// of the router's scores, which keeps these small. Returns a scalar, f32.
 ///
 /// # Errors
 /// As [`load_balancing_loss`].

@@ -99,7 +99,8 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Puts keys and values [b, t, g, c] behind those that are there; returns all, as constants: no gradient goes through a cache.
+    /// Puts keys and values [b, t, g, c] behind those that are there; returns all, as constants: no
+    /// gradient goes through a cache.
     pub(crate) fn extend(&self, keys: &Var, values: &Var) -> meshgrad_autograd::Result<(Var, Var)> {
         ops::copy_at_into(keys.value(), &self.keys, &self.end)?;
         ops::copy_at_into(values.value(), &self.values, &self.end)?;

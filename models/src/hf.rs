@@ -1,7 +1,9 @@
-//! Hugging Face folders: config.json and safetensors, read and written under the names that transformers uses.
+//! Hugging Face folders: config.json and safetensors, read and written under the names that
+//! transformers uses.
 //!
-//! A parameter here may be several tensors there: gate and up are one matrix, and so are all experts of a layer. Each of those
-//! tensors is a run of the parameter's elements, so that a mapping is a list of [`Part`]s.
+//! A parameter here may be several tensors there: gate and up are one matrix, and so are all
+//! experts of a layer. Each of those tensors is a run of the parameter's elements, so that a
+//! mapping is a list of [`Part`]s.
 
 mod names;
 
@@ -28,8 +30,8 @@ pub struct Loaded {
 /// Loads the model of `dir`: config.json and one or several safetensors files.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Tensors`] when tensors are missing, unexpected or of another shape, all at once;
-/// [`Error::Checkpoint`] when a file is damaged.
+/// [`Error::ConfigFile`]; [`Error::Tensors`] when tensors are missing, unexpected or of another
+/// shape, all at once; [`Error::Checkpoint`] when a file is damaged.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     let model = Qwen3::new(&read_config(dir)?)?;
     let experts = load_into(&model, dir, device)?;
@@ -49,7 +51,8 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
-/// Gives every parameter of `model` its value from the safetensors files of `dir`. Floats of any width are converted.
+/// Gives every parameter of `model` its value from the safetensors files of `dir`. Floats of any
+/// width are converted.
 ///
 /// # Errors
 /// As [`load`].
@@ -178,7 +181,8 @@ fn float(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// Writes `model` as a Hugging Face folder that transformers reads as it is: config.json and the f32 parameters.
+/// Writes `model` as a Hugging Face folder that transformers reads as it is: config.json and the
+/// f32 parameters.
 ///
 /// `folder` is the place inside of `staging`, empty for its root.
 ///
@@ -212,7 +216,8 @@ fn inside(folder: &str, file: &str) -> String {
     }
 }
 
-/// Writes one f32 tensor for each [`Part`] of each parameter: its value, its gradient, or what an optimizer keeps of it.
+/// Writes one f32 tensor for each [`Part`] of each parameter: its value, its gradient, or what an
+/// optimizer keeps of it.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when something cannot be written.

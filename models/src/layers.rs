@@ -1,4 +1,5 @@
-//! The smallest blocks: a projection and a norm. Each holds its parameters and shows its mathematics.
+//! The smallest blocks: a projection and a norm. Each holds its parameters and shows its
+//! mathematics.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 
@@ -12,7 +13,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A projection named `name` from `inputs` to `outputs` features, its weight normal with deviation `std`, its bias zero.
+    /// A projection named `name` from `inputs` to `outputs` features, its weight normal with
+    /// deviation `std`, its bias zero.
     ///
     /// # Errors
     /// None for shapes of this kind.

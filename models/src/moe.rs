@@ -1,14 +1,16 @@
-//! Mixture of experts: each token goes to the `top_k` experts that its router scores highest (Shazeer et al. 2017).
+//! Mixture of experts: each token goes to the `top_k` experts that its router scores highest
+//! (Shazeer et al. 2017).
 //!
-//! Legend: n tokens, d hidden size, e experts, k experts of a token, f features inside an expert, c = n k rows of
-//! (token, expert) pairs sorted by expert.
+//! Legend: n tokens, d hidden size, e experts, k experts of a token, f features inside an expert, c
+//! = n k rows of (token, expert) pairs sorted by expert.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 use meshgrad_runtime::{DType, Tensor, ops as values};
 
 use crate::config::Qwen3Config;
 
-/// The feed-forward block of a sparse layer. It may hold all experts or some that follow each other.
+/// The feed-forward block of a sparse layer. It may hold all experts or some that follow each
+/// other.
 #[derive(Clone)]
 pub struct Moe {
     /// [e, d], over all experts, held or not; computed in f32.
@@ -57,8 +59,8 @@ impl Moe {
         })
     }
 
-    /// `x` [.., d] to the same: the sum over a token's experts, each weighted by its probability. An expert without tokens is
-    /// normal and gets a zero gradient.
+    /// `x` [.., d] to the same: the sum over a token's experts, each weighted by its probability.
+    /// An expert without tokens is normal and gets a zero gradient.
     ///
     /// # Errors
     /// When `x` has other features.

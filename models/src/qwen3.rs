@@ -18,7 +18,8 @@ use crate::moe::{Moe, Routing};
 /// The label of a position that does not count, as everywhere in the field.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// A Qwen3 model. Building one allocates nothing: materialise it, or load it with [`hf::load`](crate::hf::load).
+/// A Qwen3 model. Building one allocates nothing: materialise it, or load it with
+/// [`hf::load`](crate::hf::load).
 #[derive(Clone)]
 pub struct Qwen3 {
     config: Qwen3Config,
@@ -29,7 +30,8 @@ pub struct Qwen3 {
     lm_head: Param,
 }
 
-/// One layer: attention, then a feed-forward block, each with a norm before it and the residual around it.
+/// One layer: attention, then a feed-forward block, each with a norm before it and the residual
+/// around it.
 #[derive(Clone)]
 pub struct Layer {
     input_layernorm: RmsNorm,
@@ -65,9 +67,11 @@ pub struct Balancing {
     pub z: f64,
 }
 
-/// A loss as a sum over tokens with its weight: the mean is `total / weight`, over microbatches and ranks alike.
+/// A loss as a sum over tokens with its weight: the mean is `total / weight`, over microbatches and
+/// ranks alike.
 pub struct Loss {
-    /// Cross-entropy summed over counted tokens in nats, plus the balancing losses times the weight; a scalar, f32; tracked.
+    /// Cross-entropy summed over counted tokens in nats, plus the balancing losses times the
+    /// weight; a scalar, f32; tracked.
     pub total: Var,
     /// Cross-entropy alone, summed; a scalar, f32.
     pub cross_entropy: Tensor,
@@ -113,7 +117,8 @@ impl Qwen3 {
 
     /// The residual stream after the last norm, [b, t, d], and how each sparse layer routed.
     ///
-    /// `ids_bt` i64 [b, t]; `sequences` says where they stand when rows are not sequences from position 0.
+    /// `ids_bt` i64 [b, t]; `sequences` says where they stand when rows are not sequences from
+    /// position 0.
     fn hidden(
         &self,
         ids_bt: &Tensor,
@@ -136,7 +141,8 @@ impl Qwen3 {
         Ok((self.norm.forward(&x_btd)?, routings))
     }
 
-    /// The scores of every next token, [b, t, v] in `compute.dtype`. For losses use [`Qwen3::loss`], which never holds them all.
+    /// The scores of every next token, [b, t, v] in `compute.dtype`. For losses use
+    /// [`Qwen3::loss`], which never holds them all.
     ///
     /// # Errors
     /// When an id is outside of the vocabulary.
@@ -146,7 +152,8 @@ impl Qwen3 {
         Ok(ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)?)
     }
 
-    /// The scores of the token after the last of `ids_bt`, [b, v], which continue what `cache` holds. Nothing is recorded.
+    /// The scores of the token after the last of `ids_bt`, [b, v], which continue what `cache`
+    /// holds. Nothing is recorded.
     ///
     /// # Errors
     /// As [`Qwen3::logits`]; [`Error::CacheFull`](crate::Error::CacheFull).
@@ -171,8 +178,8 @@ impl Qwen3 {
         )?)
     }
 
-    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] for those that do not count), plus
-    /// the balancing losses.
+    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] for those
+    /// that do not count), plus the balancing losses.
     ///
     /// # Errors
     /// When an id or label is outside of the vocabulary.

@@ -4,7 +4,8 @@ use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
 /// A buffer that sums meet in, and whether it is still empty.
 ///
-/// An empty buffer holds stale values: the first op writes over them instead of adding, so that nobody has to clear it.
+/// An empty buffer holds stale values: the first op writes over them instead of adding, so that
+/// nobody has to clear it.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
     buffer: Tensor,
@@ -63,7 +64,8 @@ impl Accumulator {
     /// Lets `op` add to the buffer seen under another shape of as many elements.
     ///
     /// # Errors
-    /// [`Error::Reshape`](crate::Error::Reshape) when the numbers of elements differ; what `op` returns.
+    /// [`Error::Reshape`](crate::Error::Reshape) when the numbers of elements differ; what `op`
+    /// returns.
     pub fn viewed<E: From<crate::Error>>(
         &mut self,
         shape: &Shape,

@@ -1,6 +1,7 @@
 //! Devices: where tensors live and ops run.
 //!
-//! A [`Device`] is a handle that owns an allocator, perhaps a thread pool, and counters. Every rank makes its own.
+//! A [`Device`] is a handle that owns an allocator, perhaps a thread pool, and counters. Every rank
+//! makes its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::memory::{Block, Memory};
 use crate::{Error, MemoryUse, Result};
 
-/// What a device is able to do. A meta device takes another device's properties and so stands for it.
+/// What a device is able to do. A meta device takes another device's properties and so stands for
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// What it is called in messages: `cpu`.
@@ -33,7 +35,8 @@ pub struct Work {
     pub bytes: u64,
 }
 
-/// A handle to a place where tensors live. Cheap to clone; two handles are equal when they are clones of one.
+/// A handle to a place where tensors live. Cheap to clone; two handles are equal when they are
+/// clones of one.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -58,7 +61,8 @@ impl Device {
         Device::new(true, cpu_properties(rayon::current_num_threads()), None)
     }
 
-    /// A CPU device with a pool of `threads` threads of its own. A rank's main function belongs into [`Device::run`].
+    /// A CPU device with a pool of `threads` threads of its own. A rank's main function belongs
+    /// into [`Device::run`].
     ///
     /// # Errors
     /// [`Error::Threads`] when the pool cannot be started.
@@ -88,8 +92,8 @@ impl Device {
         }))
     }
 
-    /// Runs `main` as a worker of this device's pool, so that kernels inside find the pool without crossing threads.
-    /// Entering costs about 13 us: once a program, not once an op.
+    /// Runs `main` as a worker of this device's pool, so that kernels inside find the pool without
+    /// crossing threads. Entering costs about 13 us: once a program, not once an op.
     pub fn run<T: Send>(&self, main: impl FnOnce() -> T + Send) -> T {
         match &self.0.pool {
             Some(pool) => pool.install(main),

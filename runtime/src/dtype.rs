@@ -61,7 +61,8 @@ impl DType {
         (elements * self.bits()).div_ceil(8)
     }
 
-    /// The lower-case name used in messages, configurations and signatures: `f32`, `bf16`, `i64`, ...
+    /// The lower-case name used in messages, configurations and signatures: `f32`, `bf16`, `i64`,
+    /// ...
     pub const fn name(self) -> &'static str {
         match self {
             DType::F64 => "f64",
@@ -146,10 +147,12 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
     fn from_f64(x: f64) -> Self;
     /// The value as an integer: towards zero and saturating for floats.
     fn to_i64(self) -> i64;
-    /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for truth.
+    /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for
+    /// truth.
     fn from_i64(x: i64) -> Self;
 
-    /// This value as an element of another dtype: between integers its low bits, otherwise by way of f64.
+    /// This value as an element of another dtype: between integers its low bits, otherwise by way
+    /// of f64.
     #[inline(always)]
     fn convert_to<U: Element>(self) -> U {
         match Self::DTYPE.is_float() || U::DTYPE.is_float() {
@@ -201,8 +204,8 @@ elements! {
     Truth => Bool: |x| u8::from(x.holds()).into(), x.holds().into(); |y| Truth::from(y as f64 != 0.0);
 }
 
-/// A float that kernels compute with. Arithmetic happens in [`Float::Wide`]; an element is widened when it is read and
-/// rounded once, to nearest even, when it is written.
+/// A float that kernels compute with. Arithmetic happens in [`Float::Wide`]; an element is widened
+/// when it is read and rounded once, to nearest even, when it is written.
 pub trait Float: Element {
     /// What sums are kept in: f64 for f64, f32 otherwise.
     type Wide: Wide;
@@ -341,7 +344,8 @@ impl Float for bf16 {
 
 /// Evaluates an expression with `$T` standing for the Rust type of a float dtype that computes.
 ///
-/// The signature of an op has refused every other dtype before; the last arm only satisfies the compiler.
+/// The signature of an op has refused every other dtype before; the last arm only satisfies the
+/// compiler.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! for_float {
@@ -437,7 +441,8 @@ macro_rules! for_index {
 mod tests {
     use super::*;
 
-    /// Our branch-free rounding is the same function as the `half` crate's, on every exponent and around every tie.
+    /// Our branch-free rounding is the same function as the `half` crate's, on every exponent and
+    /// around every tie.
     #[test]
     fn bf16_rounding_equals_half() {
         for high in 0..=u16::MAX {

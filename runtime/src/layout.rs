@@ -1,4 +1,5 @@
-//! How a tensor's elements lie in its storage: extents, strides, offset. Views are changes of layout; they move nothing.
+//! How a tensor's elements lie in its storage: extents, strides, offset. Views are changes of
+//! layout; they move nothing.
 
 use std::ops::Range;
 
@@ -7,7 +8,8 @@ use crate::{Error, Result, Shape};
 
 /// Extents, strides and offset, all counted in elements.
 ///
-/// The element at index `i` lies at `offset + sum(i[d] * strides[d])`. A stride may be zero (broadcast).
+/// The element at index `i` lies at `offset + sum(i[d] * strides[d])`. A stride may be zero
+/// (broadcast).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Shape,
@@ -46,7 +48,8 @@ impl Layout {
         self.offset
     }
 
-    /// Whether the elements lie side by side in row-major order. Strides of dims of extent 1 do not matter.
+    /// Whether the elements lie side by side in row-major order. Strides of dims of extent 1 do not
+    /// matter.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1;
         for dim in (0..self.shape.len()).rev() {
@@ -142,8 +145,8 @@ impl Layout {
         Ok(view)
     }
 
-    /// The same elements in the same row-major order under other extents, when no element has to move; `None` where it
-    /// takes a copy.
+    /// The same elements in the same row-major order under other extents, when no element has to
+    /// move; `None` where it takes a copy.
     ///
     /// # Errors
     /// [`Error::Reshape`] when the numbers of elements differ.
@@ -161,7 +164,8 @@ impl Layout {
         Ok(self.split_and_merge(to))
     }
 
-    /// Matches runs of old dims with runs of new dims of the same product; each run of old dims must be mergeable.
+    /// Matches runs of old dims with runs of new dims of the same product; each run of old dims
+    /// must be mergeable.
     fn split_and_merge(&self, to: Shape) -> Option<Layout> {
         let old: Vec<(usize, isize)> = self.merged_dims();
         let mut view = Layout {
@@ -185,7 +189,8 @@ impl Layout {
         Some(view)
     }
 
-    /// The fewest (extent, stride) pairs that visit the same elements in the same order, dims of extent 1 dropped.
+    /// The fewest (extent, stride) pairs that visit the same elements in the same order, dims of
+    /// extent 1 dropped.
     pub(crate) fn merged_dims(&self) -> Vec<(usize, isize)> {
         let mut merged: Vec<(usize, isize)> = Vec::with_capacity(MAX_DIMS);
         for (&extent, &stride) in self.shape.iter().zip(self.strides()) {
@@ -326,7 +331,8 @@ mod tests {
             prop_assert_eq!(layout.permute(&order).unwrap().permute(&back).unwrap(), layout);
         }
 
-        /// Broadcasting is right-aligned repetition: both operands reach the common shape or neither does.
+        /// Broadcasting is right-aligned repetition: both operands reach the common shape or
+        /// neither does.
         #[test]
         fn broadcasting_agrees(a in shapes(), b in shapes()) {
             let of = |dims: &[usize]| Layout::contiguous(Shape::new(dims).unwrap(), 0);

@@ -1,4 +1,5 @@
-//! Devices, memory, dtypes, tensors and the ops on them. No gradients: those are the `autograd` crate's.
+//! Devices, memory, dtypes, tensors and the ops on them. No gradients: those are the `autograd`
+//! crate's.
 //!
 //! ```
 //! use meshgrad_runtime::{Device, Result, Tensor, ops};

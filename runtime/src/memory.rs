@@ -1,8 +1,8 @@
 //! The allocator of a device: reuses what was given back, and counts.
 //!
-//! Sizes are rounded up to classes, eight to each power of two, so that a block that was given back fits the next
-//! request of about its size. A device without memory of its own counts in exactly the same way, which is what makes
-//! its predicted peak the measured one.
+//! Sizes are rounded up to classes, eight to each power of two, so that a block that was given back
+//! fits the next request of about its size. A device without memory of its own counts in exactly
+//! the same way, which is what makes its predicted peak the measured one.
 
 use std::alloc::Layout as Allocation;
 use std::collections::HashMap;
@@ -23,7 +23,8 @@ pub struct MemoryUse {
     pub reserved: usize,
 }
 
-/// A block of memory, zeroed when it was new and holding stale bytes after reuse: never uninitialised.
+/// A block of memory, zeroed when it was new and holding stale bytes after reuse: never
+/// uninitialised.
 pub(crate) struct Block {
     address: NonNull<u8>,
     bytes: usize,
@@ -81,7 +82,8 @@ impl Memory {
         }
     }
 
-    /// A block of at least `bytes` bytes (`None` inside where nothing backs it), or `None` when memory has run out.
+    /// A block of at least `bytes` bytes (`None` inside where nothing backs it), or `None` when
+    /// memory has run out.
     pub(crate) fn take(&self, bytes: usize) -> Option<Option<Block>> {
         let class = size_class(bytes);
         let mut state = self.lock();
@@ -130,14 +132,16 @@ impl Memory {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // The state is valid between any two statements, so a panic elsewhere cannot have broken it.
+        // The state is valid between any two statements, so a panic elsewhere cannot have broken
+        // it.
         self.state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// The smallest class that holds `bytes`: eight classes to each power of two, at least one alignment unit.
+/// The smallest class that holds `bytes`: eight classes to each power of two, at least one
+/// alignment unit.
 fn size_class(bytes: usize) -> usize {
     let bytes = bytes.max(1);
     let step = (bytes.next_power_of_two() / 16).max(ALIGNMENT);

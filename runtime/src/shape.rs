@@ -59,7 +59,8 @@ impl Shape {
         shape
     }
 
-    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` where two extents differ and neither is 1.
+    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` where two extents
+    /// differ and neither is 1.
     pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
         let len = a.len().max(b.len());
         let mut shape = Shape {

@@ -1,8 +1,9 @@
 //! Signatures of ops, as data.
 //!
-//! `x: F[.. i], w: F[o i] -> y: F[.. o]` says which operands an op takes, which dims must agree, and what it returns.
-//! From it come the check of shapes and dtypes with its message, the result's shape, the count of FLOPs and bytes, the run
-//! on a meta device, and later the rule for sharded operands.
+//! `x: F[.. i], w: F[o i] -> y: F[.. o]` says which operands an op takes, which dims must agree,
+//! and what it returns. From it come the check of shapes and dtypes with its message, the result's
+//! shape, the count of FLOPs and bytes, the run on a meta device, and later the rule for sharded
+//! operands.
 //!
 //! | written | meaning |
 //! |---|---|
@@ -36,8 +37,9 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// An op called `name` with operands as in `spec`, and `flops_per_point` floating-point operations for each point of
-    /// its iteration space, which is the product of all its dims (a matmul's is 2).
+    /// An op called `name` with operands as in `spec`, and `flops_per_point` floating-point
+    /// operations for each point of its iteration space, which is the product of all its dims (a
+    /// matmul's is 2).
     pub const fn new(name: &'static str, spec: &'static str, flops_per_point: u64) -> Signature {
         Signature {
             name,
@@ -60,7 +62,8 @@ impl Signature {
     /// Checks `operands`, given in the order of the signature.
     ///
     /// # Errors
-    /// [`Error::Signature`] when a shape or dtype does not fit; [`Error::Devices`] when they live on several devices.
+    /// [`Error::Signature`] when a shape or dtype does not fit; [`Error::Devices`] when they live
+    /// on several devices.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
         let parsed = self.parsed();
         assert_eq!(
@@ -158,7 +161,8 @@ enum Dim {
 }
 
 impl Parsed {
-    /// Signatures are constants of the program: a malformed one is found by the first call of the op.
+    /// Signatures are constants of the program: a malformed one is found by the first call of the
+    /// op.
     fn new(spec: &'static str) -> Parsed {
         let (inputs, outputs) = spec
             .split_once("->")
@@ -465,7 +469,8 @@ impl Call {
         self.bound.broadcast.unwrap_or_default()
     }
 
-    /// Replaces the FLOPs that the signature tells by `flops`, where they depend on more than the dims.
+    /// Replaces the FLOPs that the signature tells by `flops`, where they depend on more than the
+    /// dims.
     pub fn with_flops(mut self, flops: u64) -> Call {
         self.flops = Some(flops);
         self
@@ -492,7 +497,8 @@ impl Call {
         Fresh::new(&self.device, shape, dtype)
     }
 
-    /// Memory that the op needs while it runs, of `elements` elements; counted, and given back when dropped.
+    /// Memory that the op needs while it runs, of `elements` elements; counted, and given back when
+    /// dropped.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].

@@ -1,7 +1,8 @@
 //! The memory behind a tensor: one block, borrowed by many readers or one writer.
 //!
-//! A storage never changes after the op that made it, except for the four kinds in [`Kind`] that are meant to. Borrows
-//! are checked at run time, so that a read can never meet a write, on any thread.
+//! A storage never changes after the op that made it, except for the four kinds in [`Kind`] that
+//! are meant to. Borrows are checked at run time, so that a read can never meet a write, on any
+//! thread.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
@@ -137,7 +138,8 @@ impl Drop for Storage {
     }
 }
 
-/// Blocks are aligned for every element type and cut to whole elements, so that the cast cannot fail.
+/// Blocks are aligned for every element type and cut to whole elements, so that the cast cannot
+/// fail.
 fn elements<T: Element>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(whole(bytes, T::DTYPE))
 }

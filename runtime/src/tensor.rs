@@ -1,4 +1,5 @@
-//! Tensors: a shared storage seen through a layout. Views are free, ops live in [`ops`](crate::ops).
+//! Tensors: a shared storage seen through a layout. Views are free, ops live in
+//! [`ops`](crate::ops).
 
 use std::fmt;
 use std::ops::Range;
@@ -47,7 +48,8 @@ impl Tensor {
         Tensor::from_slice(device, &[], &[value])
     }
 
-    /// A tensor of zeros that may change later, as `kind` says; for [`Kind::Value`] use [`ops::full`](crate::ops::full).
+    /// A tensor of zeros that may change later, as `kind` says; for [`Kind::Value`] use
+    /// [`ops::full`](crate::ops::full).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -62,7 +64,8 @@ impl Tensor {
         self.layout.shape()
     }
 
-    /// The extent of dim `dim` counted from the front, or from the back when negative (-1 is the last).
+    /// The extent of dim `dim` counted from the front, or from the back when negative (-1 is the
+    /// last).
     ///
     /// # Errors
     /// [`Error::NoDim`].
@@ -211,10 +214,12 @@ impl Tensor {
         }
     }
 
-    /// The elements of the whole storage, for reading; [`Tensor::layout`] says where this tensor's lie.
+    /// The elements of the whole storage, for reading; [`Tensor::layout`] says where this tensor's
+    /// lie.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`] while someone writes.
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`] while someone
+    /// writes.
     pub fn read<T: Element>(&self) -> Result<Read<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.read()
@@ -223,8 +228,8 @@ impl Tensor {
     /// The elements of the whole storage, for writing by `op`; the version goes up by one.
     ///
     /// # Errors
-    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a meta device;
-    /// [`Error::Busy`] while someone reads or writes.
+    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a
+    /// meta device; [`Error::Busy`] while someone reads or writes.
     pub fn write<T: Element>(&self, op: &'static str) -> Result<Write<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.write(op)

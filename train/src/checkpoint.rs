@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::optimizer::Optimizer;
 use crate::{Result, TrainError};
 
-/// What a checkpoint knows beside tensors. Everything else is a function of these and the configuration.
+/// What a checkpoint knows beside tensors. Everything else is a function of these and the
+/// configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {

@@ -18,14 +18,14 @@ pub struct Drawing {
     pub seed: u64,
 }
 
-/// Continues `prompt` by up to `tokens` tokens and hands each piece of text to `on_text` as soon as it is whole. Stops early at
-/// the end of a document.
+/// Continues `prompt` by up to `tokens` tokens and hands each piece of text to `on_text` as soon as
+/// it is whole. Stops early at the end of a document.
 ///
 /// An empty prompt begins a document.
 ///
 /// # Errors
-/// [`TrainError::EmptyPrompt`] when the prompt has no token and the tokenizer none that begins a document;
-/// [`TrainError::Vocabulary`] when the tokenizer knows more tokens than the model.
+/// [`TrainError::EmptyPrompt`] when the prompt has no token and the tokenizer none that begins a
+/// document; [`TrainError::Vocabulary`] when the tokenizer knows more tokens than the model.
 #[allow(clippy::too_many_arguments)]
 pub fn generate(
     model: &Qwen3,

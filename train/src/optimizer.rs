@@ -7,7 +7,8 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor};
 use crate::Result;
 use crate::config::OptimizerConfig;
 
-/// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), f32 state, gradients clipped by their global norm.
+/// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), f32 state, gradients clipped by
+/// their global norm.
 ///
 /// Weights decay; norms and biases, the parameters of one dim, do not.
 pub struct Optimizer {
@@ -71,10 +72,11 @@ impl Optimizer {
         &self.entries
     }
 
-    /// Changes the parameters by step `step` (from 1) at `learning_rate`, and forgets the gradients.
+    /// Changes the parameters by step `step` (from 1) at `learning_rate`, and forgets the
+    /// gradients.
     ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean, before clipping, a
-    /// scalar, f32, which nobody has to wait for.
+    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their
+    /// mean, before clipping, a scalar, f32, which nobody has to wait for.
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.

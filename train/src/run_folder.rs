@@ -143,8 +143,9 @@ impl RunFolder {
         })
     }
 
-    /// Moves what lies after `step` out of the way of a run that goes on from there: later checkpoints, and a copy of the metrics,
-    /// go to a new folder `set-aside-N`. Returns it, if there was anything.
+    /// Moves what lies after `step` out of the way of a run that goes on from there: later
+    /// checkpoints, and a copy of the metrics, go to a new folder `set-aside-N`. Returns it, if
+    /// there was anything.
     ///
     /// # Errors
     /// [`RunFolderError::Read`] or [`RunFolderError::Write`].

@@ -1,5 +1,5 @@
-//! A whole training run: data, model, the loop, what it saves and says. It is made of this crate's parts and nothing else, so
-//! that another loop can be made of them as well.
+//! A whole training run: data, model, the loop, what it saves and says. It is made of this crate's
+//! parts and nothing else, so that another loop can be made of them as well.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -60,8 +60,8 @@ pub struct Summary {
     pub val_bits_per_byte: Option<f64>,
 }
 
-/// Trains as `config` says, until the last step, until `options.stop_after`, or until `stop` is set: then the step at hand is
-/// finished and saved.
+/// Trains as `config` says, until the last step, until `options.stop_after`, or until `stop` is
+/// set: then the step at hand is finished and saved.
 ///
 /// Begun, stopped and resumed at any step, a run gives the same bits as one that never stopped.
 ///
@@ -427,7 +427,8 @@ fn restore(
     Ok(state.step)
 }
 
-/// The model that `[model]` describes, its vocabulary that of the tokenizer unless it says otherwise.
+/// The model that `[model]` describes, its vocabulary that of the tokenizer unless it says
+/// otherwise.
 ///
 /// # Errors
 /// [`TrainError::Model`] for an unknown key, a wrong type or impossible sizes.

@@ -37,7 +37,8 @@ pub struct Outcome {
     pub weight: Tensor,
     /// The global norm of the gradient before clipping.
     pub grad_norm: Tensor,
-    /// How many tokens each expert got, \[experts\] f32, summed over layers and microbatches; none without experts.
+    /// How many tokens each expert got, \[experts\] f32, summed over layers and microbatches; none
+    /// without experts.
     pub expert_counts: Option<Tensor>,
 }
 
@@ -102,8 +103,8 @@ impl Trainer {
         })
     }
 
-    /// Does step `step` (from 1): the gradients of its batch, microbatch by microbatch, and the change of the parameters. A
-    /// function of the parameters, the state, and `step`.
+    /// Does step `step` (from 1): the gradients of its batch, microbatch by microbatch, and the
+    /// change of the parameters. A function of the parameters, the state, and `step`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -156,7 +157,8 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// Mean cross-entropy over the first `batches` batches of held-out windows (all, if 0), in nats a token.
+    /// Mean cross-entropy over the first `batches` batches of held-out windows (all, if 0), in nats
+    /// a token.
     ///
     /// # Errors
     /// When memory runs out.

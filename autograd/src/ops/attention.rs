@@ -5,10 +5,12 @@ use meshgrad_runtime::ops::{self, AttentionMask};
 
 use crate::{Result, Save, Track, Var};
 
-/// softmax(scale q k^T) v over the keys that `mask` shows; keeps q, k, v, the result and one number a query and head.
+/// softmax(scale q k^T) v over the keys that `mask` shows; keeps q, k, v, the result and one number
+/// a query and head.
 ///
 /// # Shapes
-/// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, H a multiple of G; returns [B, T, H, D].
+/// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, H a multiple of G; returns [B, T,
+/// H, D].
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::attention`].

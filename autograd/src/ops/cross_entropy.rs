@@ -5,14 +5,16 @@ use meshgrad_runtime::{Shape, Tensor};
 
 use crate::{Result, Save, Track, Var};
 
-/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and how many do; keeps x, w and a number
-/// a row.
+/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and how
+/// many do; keeps x, w and a number a row.
 ///
-/// The loss is a sum with its weight: whoever wants a mean divides once, after everything has been added up.
+/// The loss is a sum with its weight: whoever wants a mean divides once, after everything has been
+/// added up.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index` where a row does not count;
-/// returns two scalars in the accumulator dtype, of which the loss is tracked.
+/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index`
+/// where a row does not count; returns two scalars in the accumulator dtype, of which the loss is
+/// tracked.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear_cross_entropy`].

@@ -4,7 +4,8 @@ use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::{Result, Save, Slot, Track, Var};
 
-/// Defines a differentiable op for each function of one operand whose derivative is taken from its operand or its result.
+/// Defines a differentiable op for each function of one operand whose derivative is taken from its
+/// operand or its result.
 macro_rules! unary_ops {
     ($($(#[$doc:meta])* $name:ident, $grad:ident of $kept:ident;)+) => {
         $(
@@ -235,7 +236,8 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
 /// `a` where `condition` holds, `b` elsewhere.
 ///
 /// # Shapes
-/// `condition` bool, `a` and `b` of one float dtype, all of shapes that broadcast; returns the common shape.
+/// `condition` bool, `a` and `b` of one float dtype, all of shapes that broadcast; returns the
+/// common shape.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::select`].

@@ -7,8 +7,8 @@ use crate::{Result, Save, Track, Var};
 /// y = x w_g^T for the rows of each group g: a linear layer for each expert.
 ///
 /// # Shapes
-/// `x` [C, I], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, O]. Rows beyond the last offset are not read, and
-/// unspecified in the result.
+/// `x` [C, I], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, O]. Rows beyond the last offset
+/// are not read, and unspecified in the result.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::grouped_matmul_nt`].

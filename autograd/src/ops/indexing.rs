@@ -27,7 +27,8 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     Ok(vars.remove(0))
 }
 
-/// Parts of `x` along dim `dim`, of the extents `sizes`. Views; their gradients are put together in one copy.
+/// Parts of `x` along dim `dim`, of the extents `sizes`. Views; their gradients are put together in
+/// one copy.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::split`].
@@ -68,7 +69,8 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
 /// Picks elements along dim `dim`: y\[c\] = x[c, but index\[c\] in `dim`].
 ///
 /// # Shapes
-/// `index` of an index dtype, no extent but that of `dim` larger than `x`'s; returns `index`'s shape.
+/// `index` of an index dtype, no extent but that of `dim` larger than `x`'s; returns `index`'s
+/// shape.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::gather`].
@@ -80,10 +82,12 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
     })
 }
 
-/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] += src\[c\].
+/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] +=
+/// src\[c\].
 ///
 /// # Shapes
-/// `src` and `index` of one shape, no extent but that of `dim` larger than `shape`'s; returns `shape`.
+/// `src` and `index` of one shape, no extent but that of `dim` larger than `shape`'s; returns
+/// `shape`.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::scatter_add`].

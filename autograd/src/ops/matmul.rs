@@ -23,7 +23,8 @@ pub fn linear(x: &Var, w: &Var) -> Result<Var> {
 /// c = a b, for one matrix or a batch of them.
 ///
 /// # Shapes
-/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M, N].
+/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M,
+/// N].
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::matmul`].

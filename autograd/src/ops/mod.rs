@@ -1,4 +1,5 @@
-//! Differentiable ops: each computes with [`meshgrad_runtime::ops`] and says what its backward keeps.
+//! Differentiable ops: each computes with [`meshgrad_runtime::ops`] and says what its backward
+//! keeps.
 
 mod attention;
 mod cross_entropy;

@@ -1,15 +1,17 @@
-//! Mixture-of-experts layers. What is routed where is not differentiated; the weights and the rows are.
+//! Mixture-of-experts layers. What is routed where is not differentiated; the weights and the rows
+//! are.
 
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var};
 
-/// The `k` most probable experts of each token: their weights, through which gradients flow, and their indices. `bias` takes
-/// part in the choice alone.
+/// The `k` most probable experts of each token: their weights, through which gradients flow, and
+/// their indices. `bias` takes part in the choice alone.
 ///
 /// # Shapes
-/// `probabilities` [N, E] float, `bias` \[E\] f32 (f64 for f64); returns weights [N, K] and indices [N, K] i32.
+/// `probabilities` [N, E] float, `bias` \[E\] f32 (f64 for f64); returns weights [N, K] and indices
+/// [N, K] i32.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::router_top_k`].
@@ -97,8 +99,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// A whole layer of experts: gradients of the tokens, the probabilities and the experts' weights, with all experts
-    /// held and with some.
+    /// A whole layer of experts: gradients of the tokens, the probabilities and the experts'
+    /// weights, with all experts held and with some.
     #[test]
     fn a_layer_of_experts() {
         let device = Device::cpu();

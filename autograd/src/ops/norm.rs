@@ -4,7 +4,8 @@ use meshgrad_runtime::ops;
 
 use crate::{Result, Save, Track, Var};
 
-/// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64); keeps x, w and a number a row.
+/// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64); keeps x, w
+/// and a number a row.
 ///
 /// # Shapes
 /// `x` [.., D], `w` \[D\], both of one float dtype; returns `x`'s shape and dtype.

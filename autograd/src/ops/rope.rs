@@ -5,10 +5,12 @@ use meshgrad_runtime::ops::{self, RopeStyle};
 
 use crate::{Result, Save, Track, Var};
 
-/// The first features of each head turned by angles that grow with the position; keeps the tables alone.
+/// The first features of each head turned by angles that grow with the position; keeps the tables
+/// alone.
 ///
 /// # Shapes
-/// `x` [B, T, N, D] float; `cos` and `sin` f32, as [`meshgrad_runtime::ops::rope`] takes them; returns `x`'s shape and dtype.
+/// `x` [B, T, N, D] float; `cos` and `sin` f32, as [`meshgrad_runtime::ops::rope`] takes them;
+/// returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::rope`].

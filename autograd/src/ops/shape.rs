@@ -23,7 +23,8 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
 }
 
-/// The same elements in the same row-major order under other extents. A parameter stays that parameter.
+/// The same elements in the same row-major order under other extents. A parameter stays that
+/// parameter.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].

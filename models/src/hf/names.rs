@@ -9,7 +9,8 @@ use meshgrad_autograd::Param;
 pub enum Experts {
     /// `experts.N.gate_proj.weight` and so on, as on the hub.
     OneByOne,
-    /// `experts.gate_up_proj` [E, 2F, H] and `experts.down_proj` [E, H, F], as transformers 5 holds them in memory.
+    /// `experts.gate_up_proj` [E, 2F, H] and `experts.down_proj` [E, H, F], as transformers 5 holds
+    /// them in memory.
     Fused,
 }
 

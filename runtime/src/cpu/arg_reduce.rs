@@ -8,7 +8,8 @@ use super::strided::CHUNK;
 use super::{BLOCK, for_blocks};
 use crate::Float;
 
-/// The place of the first best element of each row of `x`, `columns` elements each, ranked by `key`.
+/// The place of the first best element of each row of `x`, `columns` elements each, ranked by
+/// `key`.
 pub(crate) fn first_best<T: Float>(
     x: &[T],
     columns: usize,
@@ -24,7 +25,8 @@ pub(crate) fn first_best<T: Float>(
     });
 }
 
-/// Chunks without a better element, nearly all of a long row, are passed over by a test that is vector code.
+/// Chunks without a better element, nearly all of a long row, are passed over by a test that is
+/// vector code.
 #[inline(always)]
 fn first_best_of<T: Float>(row: &[T], key: &impl Fn(T) -> T::Wide) -> usize {
     let (mut best, mut place) = (key(row[0]), 0);

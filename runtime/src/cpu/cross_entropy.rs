@@ -1,4 +1,5 @@
-//! Kernels of the cross entropy that is fused with its linear layer: tiles of logits, folded while they are in cache.
+//! Kernels of the cross entropy that is fused with its linear layer: tiles of logits, folded while
+//! they are in cache.
 
 use std::ops::Range;
 
@@ -10,12 +11,13 @@ use super::{BLOCK, for_blocks};
 use crate::ops::Targets;
 use crate::{Error, Float, Result, Tensor, Wide};
 
-/// Logits in memory at a time. More rows read `w` (and `dw`) less often, more classes split the sums for `dx` less.
+/// Logits in memory at a time. More rows read `w` (and `dw`) less often, more classes split the
+/// sums for `dx` less.
 const TILE_ROWS: usize = 512;
 const TILE_CLASSES: usize = 2048;
 
-/// How [rows, classes] logits of a layer with `features` inputs are cut. By size alone, so that bits depend on nothing
-/// else.
+/// How [rows, classes] logits of a layer with `features` inputs are cut. By size alone, so that
+/// bits depend on nothing else.
 pub(crate) struct Tiles {
     pub(crate) rows: usize,
     pub(crate) classes: usize,

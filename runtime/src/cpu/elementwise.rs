@@ -1,4 +1,5 @@
-//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed, and rounded into the output.
+//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed, and
+//! rounded into the output.
 
 use super::strided::{CHUNK, Source};
 use super::{BLOCK, for_blocks};

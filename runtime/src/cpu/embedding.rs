@@ -86,7 +86,8 @@ impl Order<'_> {
     }
 }
 
-/// dtable[id] += dy[position] for the positions of each id, in order. Where `empty`, the table is written anew.
+/// dtable[id] += dy[position] for the positions of each id, in order. Where `empty`, the table is
+/// written anew.
 pub(crate) fn embedding_grad<T: Float>(
     dy: &Tensor,
     order: &Order<'_>,

@@ -92,7 +92,8 @@ pub(crate) fn index_add<T: Float>(dy: &[T], dim: Middle, ids: &[i64], out: &mut 
     }
 }
 
-/// Where elements lie in a tensor when their coordinate in one dim comes from an index tensor and the others are its own.
+/// Where elements lie in a tensor when their coordinate in one dim comes from an index tensor and
+/// the others are its own.
 pub(crate) struct Around {
     /// Extents of the index tensor, and the other tensor's strides, zero in the indexed dim.
     dims: Vec<(usize, isize)>,
@@ -121,8 +122,8 @@ impl Around {
         self.dims.last().map_or(1, |(extent, _)| *extent).max(1)
     }
 
-    /// Calls `f(position, place)` for positions `start..start + indices.len()` of the index tensor, in order; `start` begins
-    /// a run.
+    /// Calls `f(position, place)` for positions `start..start + indices.len()` of the index tensor,
+    /// in order; `start` begins a run.
     #[inline(always)]
     fn for_each(&self, start: usize, indices: &[i64], mut f: impl FnMut(usize, usize)) {
         let Some((&(_, step), outer)) = self.dims.split_last() else {
@@ -156,8 +157,8 @@ pub(crate) fn gather<T: Element>(x: &[T], around: &Around, index: &[i64], out: &
 
 /// `out[c with the index at c in the indexed dim] += src[c]` in row-major order of c, from zero.
 ///
-/// `out` falls into `slabs[0]` equal parts and `index` into `slabs[1]`, at most as many, which write to the part of their
-/// own number: parts are computed in parallel.
+/// `out` falls into `slabs[0]` equal parts and `index` into `slabs[1]`, at most as many, which
+/// write to the part of their own number: parts are computed in parallel.
 pub(crate) fn scatter_add<T: Float>(
     src: &[T],
     around: &Around,

@@ -1,9 +1,10 @@
-//! The CPU's kernels: plain functions over slices and layouts. Ops have checked everything before they call one.
+//! The CPU's kernels: plain functions over slices and layouts. Ops have checked everything before
+//! they call one.
 //!
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
 
-/// [`vectorised`] with a closure that is surely inlined: what is not is compiled without vectors. By itself the compiler
-/// inlines only small closures.
+/// [`vectorised`] with a closure that is surely inlined: what is not is compiled without vectors.
+/// By itself the compiler inlines only small closures.
 macro_rules! vectorised {
     (|| $body:expr) => {
         $crate::cpu::vectorised(
@@ -37,7 +38,8 @@ pub(crate) mod writes;
 
 use rayon::prelude::*;
 
-/// Elements that one task of an elementwise kernel handles; fewer than this are not worth a second thread.
+/// Elements that one task of an elementwise kernel handles; fewer than this are not worth a second
+/// thread.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
 /// Runs `f` compiled for the widest vectors of this machine.
@@ -57,7 +59,8 @@ pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(Body(f))
 }
 
-/// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel where there are several.
+/// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel where there
+/// are several.
 pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     if out.len() <= block {
         return f(0, out);
@@ -65,7 +68,8 @@ pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize,
     fork(out, block, &f);
 }
 
-/// A function of its own, so that the machinery of a parallel loop is compiled once a type and not once a kernel.
+/// A function of its own, so that the machinery of a parallel loop is compiled once a type and not
+/// once a kernel.
 fn fork<T: Send>(out: &mut [T], block: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
     out.par_chunks_mut(block)
         .enumerate()

@@ -1,4 +1,5 @@
-//! Kernels of mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows there and back.
+//! Kernels of mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows
+//! there and back.
 
 use rayon::prelude::*;
 
@@ -8,7 +9,8 @@ use super::strided::CHUNK;
 use super::{BLOCK, for_blocks};
 use crate::{Element, Error, Float, Result, Wide};
 
-/// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them without it.
+/// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them
+/// without it.
 pub(crate) fn router_top_k<T: Float>(
     probabilities: &[T],
     bias: Option<&[T::Wide]>,
@@ -84,8 +86,8 @@ pub(crate) fn router_top_k_grad<T: Float>(
     });
 }
 
-/// A stable counting sort of `indices` by expert, of which those from `first_expert` on are held: one for each
-/// difference of `offsets`. Indices have been checked.
+/// A stable counting sort of `indices` by expert, of which those from `first_expert` on are held:
+/// one for each difference of `offsets`. Indices have been checked.
 pub(crate) fn expert_order<I: Element>(
     indices: &[I],
     first_expert: usize,
@@ -108,7 +110,8 @@ pub(crate) fn expert_order<I: Element>(
         offsets[group + 1] += offsets[group];
     }
 
-    // While rows are dealt out, `offsets[group]` is the next free row of the group: at the end, where the next begins.
+    // While rows are dealt out, `offsets[group]` is the next free row of the group: at the end,
+    // where the next begins.
     order.fill(-1);
     for (slot, (index, place)) in indices.iter().zip(place).enumerate() {
         let Some(group) = group(index) else {
@@ -158,8 +161,8 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
     });
 }
 
-/// `out[token] = sum_j weight(token, j) * rows[place[token, j]]` in the order of j; a negative place counts as zero.
-/// `weight` gets the position of (token, j).
+/// `out[token] = sum_j weight(token, j) * rows[place[token, j]]` in the order of j; a negative
+/// place counts as zero. `weight` gets the position of (token, j).
 pub(crate) fn collect<T: Float>(
     rows: &[T],
     width: usize,
@@ -190,7 +193,8 @@ pub(crate) fn collect<T: Float>(
     });
 }
 
-/// `out[token, j] = sum over the width of dy[token] * y[place[token, j]]`; zero where the place is negative.
+/// `out[token, j] = sum over the width of dy[token] * y[place[token, j]]`; zero where the place is
+/// negative.
 pub(crate) fn dots<T: Float>(
     dy: &[T],
     y: &[T],
@@ -235,7 +239,8 @@ pub(crate) fn check_indices<I: Element>(
     }
 }
 
-/// Checks that offsets rise from 0 and stay within `rows`, and returns the last: how many rows are in use.
+/// Checks that offsets rise from 0 and stay within `rows`, and returns the last: how many rows are
+/// in use.
 pub(crate) fn check_offsets(op: &'static str, offsets: &[i64], rows: usize) -> Result<usize> {
     let rises = offsets.first() == Some(&0) && offsets.is_sorted();
     match offsets.last() {

@@ -77,7 +77,8 @@ pub(crate) fn rms_norm_grad_input<T: Float>(
     Ok(())
 }
 
-/// Rows that one partial sum of [`rms_norm_grad_weight`] covers: never few, so that the partial sums stay small.
+/// Rows that one partial sum of [`rms_norm_grad_weight`] covers: never few, so that the partial
+/// sums stay small.
 pub(crate) fn rows_a_partial(columns: usize) -> usize {
     rows_a_task(columns).max(64)
 }

@@ -1,4 +1,5 @@
-//! The order in which selections rank values: descending, NaN before all numbers, equals by their index.
+//! The order in which selections rank values: descending, NaN before all numbers, equals by their
+//! index.
 
 use crate::{Element, Wide};
 
@@ -16,9 +17,11 @@ pub(crate) fn is_nan<W: Wide>(x: W) -> bool {
     x.partial_cmp(&x).is_none()
 }
 
-/// Fills `winners` with the indices, in ranking order, of the best among `score(0..count)`; there must be that many.
+/// Fills `winners` with the indices, in ranking order, of the best among `score(0..count)`; there
+/// must be that many.
 ///
-/// A pass keeps a short sorted list, which nearly every score misses; more winners take more passes, and no memory.
+/// A pass keeps a short sorted list, which nearly every score misses; more winners take more
+/// passes, and no memory.
 #[inline(always)]
 pub(crate) fn top_of<W: Wide, I: Element>(
     count: usize,

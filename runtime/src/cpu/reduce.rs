@@ -1,5 +1,5 @@
-//! Reductions in a fixed order: each result folds blocks of [`BLOCK`] elements, each block in [`LANES`] interleaved
-//! lanes, and merges lanes and blocks from first to last.
+//! Reductions in a fixed order: each result folds blocks of [`BLOCK`] elements, each block in
+//! [`LANES`] interleaved lanes, and merges lanes and blocks from first to last.
 
 use rayon::prelude::*;
 
@@ -9,13 +9,15 @@ use crate::{Float, Result, Tensor};
 
 const LANES: usize = 16;
 
-/// How elements are folded into one value. `merge` must be associative up to rounding, with `start` as its neutral value.
+/// How elements are folded into one value. `merge` must be associative up to rounding, with `start`
+/// as its neutral value.
 pub(crate) struct Fold<W, M> {
     pub(crate) start: W,
     pub(crate) merge: M,
 }
 
-/// `out[row] = finish(fold of x[row, ..])`: each output folds `columns` elements that follow each other in row-major order.
+/// `out[row] = finish(fold of x[row, ..])`: each output folds `columns` elements that follow each
+/// other in row-major order.
 pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Tensor,
     columns: usize,
@@ -79,7 +81,8 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     Ok(())
 }
 
-/// Folds `len` elements from `start` on: block by block, the blocks in parallel where there are several.
+/// Folds `len` elements from `start` on: block by block, the blocks in parallel where there are
+/// several.
 fn fold_row<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Source<'_, T>,
     start: usize,

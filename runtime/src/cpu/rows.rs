@@ -80,10 +80,11 @@ pub(crate) fn rows_a_task(columns: usize) -> usize {
     (BLOCK / columns.max(1)).max(1)
 }
 
-/// `for_rows!(out, columns, |row, out| ..)` calls a closure with each row of `out`, `columns` elements long: as vector
-/// code, and in parallel where there are many.
+/// `for_rows!(out, columns, |row, out| ..)` calls a closure with each row of `out`, `columns`
+/// elements long: as vector code, and in parallel where there are many.
 ///
-/// A macro, because the closure must be inlined to become vector code, and only an attribute makes sure that it is.
+/// A macro, because the closure must be inlined to become vector code, and only an attribute makes
+/// sure that it is.
 macro_rules! for_rows {
     ($out:expr, $columns:expr, |$row:ident, $y:ident| $body:expr) => {
         $crate::cpu::rows::each_row(
@@ -138,8 +139,8 @@ pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
     )
 }
 
-/// Folds the columns of `rows` in [`LANES`] lanes, which are then merged in halves: an order that depends on their
-/// number alone.
+/// Folds the columns of `rows` in [`LANES`] lanes, which are then merged in halves: an order that
+/// depends on their number alone.
 #[inline(always)]
 fn fold<T: Float, const N: usize>(
     rows: [&[T]; N],

@@ -34,8 +34,8 @@ impl Dims {
         }
     }
 
-    /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together are the elements
-    /// `start..start + len` in row-major order.
+    /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together
+    /// are the elements `start..start + len` in row-major order.
     #[inline(always)]
     pub(crate) fn for_each_run(
         &self,

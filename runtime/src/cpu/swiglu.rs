@@ -16,7 +16,8 @@ pub(crate) fn swiglu<T: Float>(gate_up: &Tensor, features: usize, y: &mut [T]) -
     Ok(())
 }
 
-/// dgate = dy up silu'(gate) and dup = dy silu(gate), where silu'(g) = s (1 + g (1 - s)) and s = sigmoid(g).
+/// dgate = dy up silu'(gate) and dup = dy silu(gate), where silu'(g) = s (1 + g (1 - s)) and s =
+/// sigmoid(g).
 pub(crate) fn swiglu_grad<T: Float>(
     gate_up: &Tensor,
     dy: &Tensor,

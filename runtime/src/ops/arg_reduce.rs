@@ -1,4 +1,5 @@
-//! Where the extremes are. A NaN ranks before every number, so that it is seen; equals rank by their index.
+//! Where the extremes are. A NaN ranks before every number, so that it is seen; equals rank by
+//! their index.
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
@@ -15,7 +16,8 @@ static TOP_K: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ARGMAX, &ARGMIN, &TOP_K];
 
-/// The place of the largest element along dim `dim`, which the result does not have: the first of equals, or of NaNs.
+/// The place of the largest element along dim `dim`, which the result does not have: the first of
+/// equals, or of NaNs.
 ///
 /// # Shapes
 /// `x` any shape, float; returns i64.
@@ -26,7 +28,8 @@ pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     first_best(&ARGMAX, x, dim)
 }
 
-/// The place of the smallest element along dim `dim`, which the result does not have: the first of equals, or of NaNs.
+/// The place of the smallest element along dim `dim`, which the result does not have: the first of
+/// equals, or of NaNs.
 ///
 /// # Shapes
 /// As [`argmax`].
@@ -175,7 +178,8 @@ mod tests {
         assert_eq!(places.to_vec::<i64>().unwrap(), [900, 950, 700, 0]);
     }
 
-    /// The front of a stable descending sort, for any k: also where one pass does not hold them all.
+    /// The front of a stable descending sort, for any k: also where one pass does not hold them
+    /// all.
     #[test]
     fn the_top_is_the_front_of_a_stable_sort() {
         let device = Device::cpu();

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention, block by block: no [T, T] matrix exists, in forward or backward.
 //!
-//! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head dimension.
+//! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head
+//! dimension.
 
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::ops::contiguous;
@@ -25,8 +26,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 pub struct AttentionMask {
     /// Hides keys after the query's position.
     pub causal: bool,
-    /// Hides keys at or before the query's position minus this: under `causal` a query sees itself and the `window` - 1 keys
-    /// before it (Hugging Face's `sliding_window`).
+    /// Hides keys at or before the query's position minus this: under `causal` a query sees itself
+    /// and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
     pub window: Option<usize>,
     /// Where queries and keys stand.
     pub sequences: AttentionSequences,
@@ -45,7 +46,8 @@ pub enum AttentionSequences {
         /// How many keys are valid, i64 \[B\] or \[1\]. The others are never read.
         k_len: Tensor,
     },
-    /// The batch is one row (B = 1) of several sequences end to end; a query sees keys of its own sequence only.
+    /// The batch is one row (B = 1) of several sequences end to end; a query sees keys of its own
+    /// sequence only.
     Packed {
         /// Where each sequence's queries begin, and their end, i64 or i32 [N + 1].
         cu_seqlens_q: Tensor,
@@ -63,7 +65,8 @@ impl AttentionMask {
         }
     }
 
-    /// How many (query, key) pairs of a row are computed, for counting FLOPs. Lengths that only the device knows count in full.
+    /// How many (query, key) pairs of a row are computed, for counting FLOPs. Lengths that only the
+    /// device knows count in full.
     fn pairs(&self, queries: usize, keys: usize) -> u64 {
         let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
         let window = self.window.unwrap_or(usize::MAX);
@@ -77,8 +80,9 @@ impl AttentionMask {
 /// out = softmax(scale q k^T) v over the keys that `mask` shows, and lse = ln sum exp(scale q k^T).
 ///
 /// # Shapes
-/// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, any strides; returns out [B, T, H, D] and lse [B, H, T]
-/// in the accumulator dtype. A query that sees no key gives 0 and minus infinity.
+/// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, any strides; returns out [B, T,
+/// H, D] and lse [B, H, T] in the accumulator dtype. A query that sees no key gives 0 and minus
+/// infinity.
 ///
 /// Flash attention (Dao et al. 2022); the bits of a query do not depend on the other queries.
 ///
@@ -115,11 +119,12 @@ pub fn attention(
     Ok((out.finish(), lse.finish()))
 }
 
-/// The gradients of [`attention`] with respect to q, k and v, from its results and the gradient of `out`.
+/// The gradients of [`attention`] with respect to q, k and v, from its results and the gradient of
+/// `out`.
 ///
 /// # Shapes
-/// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; those of k and v are sums over the heads
-/// that share them.
+/// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; those of k and v
+/// are sums over the heads that share them.
 ///
 /// # Errors
 /// As [`attention`].
@@ -176,7 +181,8 @@ fn multiply_adds(shape: &kernel::Shape, mask: &AttentionMask) -> u64 {
     heads * mask.pairs(shape.queries, shape.keys)
 }
 
-/// The extents, checked beyond what a signature can say, so that a meta device refuses what the CPU refuses.
+/// The extents, checked beyond what a signature can say, so that a meta device refuses what the CPU
+/// refuses.
 fn shape_of(
     signature: &'static Signature,
     q: &Tensor,

@@ -1,4 +1,5 @@
-//! Elementwise functions of two and three operands, which broadcast against each other; comparisons and selection.
+//! Elementwise functions of two and three operands, which broadcast against each other; comparisons
+//! and selection.
 
 use crate::cpu::elementwise::{self, map, map_to, update};
 use crate::{
@@ -12,7 +13,8 @@ macro_rules! binary_ops {
             $(#[$doc])*
             ///
             /// # Shapes
-            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common shape.
+            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common
+            /// shape.
             ///
             /// # Errors
             /// [`Error::Signature`].
@@ -71,7 +73,8 @@ binary_ops! {
 static MAXIMUM_SHARE: Signature =
     Signature::new("maximum_share", "a: F[~], b: F[~] -> share: F[~]", 1);
 
-/// How much of the gradient of [`maximum`] goes to `a`: 1 where a > b, 1/2 where they are equal, else 0.
+/// How much of the gradient of [`maximum`] goes to `a`: 1 where a > b, 1/2 where they are equal,
+/// else 0.
 ///
 /// # Shapes
 /// As [`maximum`].
@@ -101,7 +104,8 @@ fn share_of<W: Wide>(a: W, b: W) -> W {
 
 static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 
-/// scale * x + shift, with constants of the program. What changes from step to step is a tensor: use [`mul`] and [`add`].
+/// scale * x + shift, with constants of the program. What changes from step to step is a tensor:
+/// use [`mul`] and [`add`].
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -181,7 +185,8 @@ macro_rules! comparisons {
             $(#[$doc])*
             ///
             /// # Shapes
-            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common shape, bool.
+            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common
+            /// shape, bool.
             ///
             /// # Errors
             /// [`Error::Signature`].
@@ -304,7 +309,8 @@ static SELECT: Signature = Signature::new(
 /// `a` where `condition` holds, `b` elsewhere (often called where).
 ///
 /// # Shapes
-/// `condition` bool, `a` and `b` of one dtype, all of shapes that broadcast; returns the common shape.
+/// `condition` bool, `a` and `b` of one dtype, all of shapes that broadcast; returns the common
+/// shape.
 ///
 /// # Errors
 /// [`Error::Signature`].
@@ -350,7 +356,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// Two shapes that broadcast: a common shape with some dims of each set to 1 and some of one cut off in front.
+    /// Two shapes that broadcast: a common shape with some dims of each set to 1 and some of one
+    /// cut off in front.
     fn pairs() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         let dims = prop::collection::vec((0usize..4, 0u8..4), 0..5);
         (dims, 0usize..3).prop_map(|(dims, cut)| {

@@ -86,7 +86,8 @@ pub fn copy(x: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// The same elements in the same row-major order under other extents; copies where a view cannot do it.
+/// The same elements in the same row-major order under other extents; copies where a view cannot do
+/// it.
 ///
 /// # Errors
 /// [`Error::Reshape`], [`Error::TooManyDims`], [`Error::OutOfMemory`].
@@ -117,14 +118,16 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     })
 }
 
-/// Copies `x` into the rows of `into` from position `at` on: into[:, at..at + T] = x. How a cache grows.
+/// Copies `x` into the rows of `into` from position `at` on: into[:, at..at + T] = x. How a cache
+/// grows.
 ///
 /// # Shapes
-/// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64 \[1\]. `into` is contiguous and of
-/// a kind that may change.
+/// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64
+/// \[1\]. `into` is contiguous and of a kind that may change.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when the rows reach beyond the end.
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when the rows reach
+/// beyond the end.
 pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
@@ -217,7 +220,8 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     })
 }
 
-/// `x` on `device`: `x` itself when it is there, a copy of its values otherwise (of its shape, where there are no values).
+/// `x` on `device`: `x` itself when it is there, a copy of its values otherwise (of its shape,
+/// where there are no values).
 ///
 /// # Errors
 /// [`Error::NoValues`] from a meta device to one that computes; [`Error::OutOfMemory`].
@@ -232,8 +236,9 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     Ok(fresh.finish())
 }
 
-/// `x` with elements of `dtype`: to a float rounds to nearest even (to 16 bits by way of f32), from float to integer
-/// cuts towards zero and saturates, between integers keeps the low bits, to bool is `x != 0`. `x` itself when it has that dtype.
+/// `x` with elements of `dtype`: to a float rounds to nearest even (to 16 bits by way of f32), from
+/// float to integer cuts towards zero and saturates, between integers keeps the low bits, to bool
+/// is `x != 0`. `x` itself when it has that dtype.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].

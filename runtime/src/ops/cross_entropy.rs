@@ -1,7 +1,8 @@
-//! Cross entropy of a linear layer's logits, fused with the layer: logits exist a tile at a time, in forward and again in
-//! backward, and never for a whole batch (Wijmans et al. 2024).
+//! Cross entropy of a linear layer's logits, fused with the layer: logits exist a tile at a time,
+//! in forward and again in backward, and never for a whole batch (Wijmans et al. 2024).
 //!
-//! Rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard; for the loss of a row,
+//! Rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard; for the
+//! loss of a row,
 //!
 //! ```text
 //! lse  = m + ln(sum over shards of sum_exp e^(max - m)),  m = largest max
@@ -65,18 +66,20 @@ pub struct Targets<'a> {
     pub vocab_total: usize,
 }
 
-/// Statistics of the logits x w^T of this shard, for each row: their maximum, the sum of e^(logit - max), and the logit of
-/// the label (0 when the label is in another shard or ignored). Returns (max, sum_exp, label_logit).
+/// Statistics of the logits x w^T of this shard, for each row: their maximum, the sum of e^(logit -
+/// max), and the logit of the label (0 when the label is in another shard or ignored). Returns
+/// (max, sum_exp, label_logit).
 ///
-/// Logits are f32 (f64 for f64) and exist 512 rows by 2048 classes at a time: 4 MiB, whatever the batch and vocabulary.
+/// Logits are f32 (f64 for f64) and exist 512 rows by 2048 classes at a time: 4 MiB, whatever the
+/// batch and vocabulary.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator's dtype. Without classes
-/// max is minus infinity and sum_exp 0.
+/// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator's
+/// dtype. Without classes max is minus infinity and sum_exp 0.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the vocabulary nor ignored;
-/// [`Error::Argument`] when the shard reaches outside of the vocabulary.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the
+/// vocabulary nor ignored; [`Error::Argument`] when the shard reaches outside of the vocabulary.
 pub fn linear_cross_entropy(
     x: &Tensor,
     w: &Tensor,
@@ -101,13 +104,14 @@ pub fn linear_cross_entropy(
     Ok((max.finish(), sum_exp.finish(), label_logit.finish()))
 }
 
-/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax - onehot(label)) dloss w, with
-/// softmax = e^(logit - lse), and zero for ignored rows. Logits are computed again, tile by tile; in bf16 their gradient is
-/// rounded to bf16, the products are summed in f32.
+/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax -
+/// onehot(label)) dloss w, with softmax = e^(logit - lse), and zero for ignored rows. Logits are
+/// computed again, tile by tile; in bf16 their gradient is rounded to bf16, the products are summed
+/// in f32.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..] in the accumulator's
-/// dtype; returns `x`'s shape and dtype.
+/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..]
+/// in the accumulator's dtype; returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`linear_cross_entropy`].
@@ -124,7 +128,8 @@ pub fn linear_cross_entropy_grad_input(
     Ok(dx.finish())
 }
 
-/// Adds the gradient of a loss with respect to `w` to `dw`: the sum over rows of (softmax - onehot(label)) dloss x.
+/// Adds the gradient of a loss with respect to `w` to `dw`: the sum over rows of (softmax -
+/// onehot(label)) dloss x.
 ///
 /// # Shapes
 /// As [`linear_cross_entropy_grad_input`]; `dw` [V, D] of any float dtype.
@@ -146,8 +151,9 @@ pub fn linear_cross_entropy_grad_weight_into(
     })
 }
 
-/// Both gradients from logits that are computed once: returns what [`linear_cross_entropy_grad_input`] does and adds to
-/// `dw` what [`linear_cross_entropy_grad_weight_into`] adds, bit for bit.
+/// Both gradients from logits that are computed once: returns what
+/// [`linear_cross_entropy_grad_input`] does and adds to `dw` what
+/// [`linear_cross_entropy_grad_weight_into`] adds, bit for bit.
 ///
 /// # Shapes
 /// As theirs.
@@ -178,7 +184,8 @@ pub fn linear_cross_entropy_grad_both_into(
 /// Summed in f64, row by row, and rounded once.
 ///
 /// # Shapes
-/// `lse` and `label_logit` [..] of one float dtype, `labels` [..]; returns two scalars of that dtype.
+/// `lse` and `label_logit` [..] of one float dtype, `labels` [..]; returns two scalars of that
+/// dtype.
 ///
 /// # Errors
 /// [`Error::Signature`].

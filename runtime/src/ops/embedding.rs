@@ -22,8 +22,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO
 /// `table` [V, D], float; `ids` [..] of an index dtype; returns [.., D].
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the
-/// first id outside of 0..V.
+/// [`Error::Signature`](crate::Error::Signature);
+/// [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the first id outside of 0..V.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut call = EMBEDDING.call(&[table, ids])?;
     let (table, ids) = (dense_rows(table)?, index_list(ids)?);
@@ -34,10 +34,11 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds the gradient of [`embedding`] with respect to its table to `dtable`: to row v the rows of `dy` whose id is v.
+/// Adds the gradient of [`embedding`] with respect to its table to `dtable`: to row v the rows of
+/// `dy` whose id is v.
 ///
-/// Each row is summed in the order of positions, in the accumulator's dtype, by one thread: the bits depend on the ids
-/// alone.
+/// Each row is summed in the order of positions, in the accumulator's dtype, by one thread: the
+/// bits depend on the ids alone.
 ///
 /// # Shapes
 /// `dy` [.., D], `ids` [..] as given to [`embedding`], `dtable` [V, D] of any float dtype.

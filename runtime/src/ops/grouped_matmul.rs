@@ -1,8 +1,10 @@
-//! Products of ragged groups of rows, each with a matrix of its own: the experts of a mixture-of-experts layer.
+//! Products of ragged groups of rows, each with a matrix of its own: the experts of a
+//! mixture-of-experts layer.
 //!
-//! Legend: C rows as many as there can be, G groups, I features in, O features out. Group g owns the rows
-//! `offsets[g]..offsets[g + 1]`, which may be none. Rows beyond the last offset are not read; in results they are
-//! unspecified, on the CPU zero. FLOPs are counted for all C rows, since nobody but the device knows how many are in use.
+//! Legend: C rows as many as there can be, G groups, I features in, O features out. Group g owns
+//! the rows `offsets[g]..offsets[g + 1]`, which may be none. Rows beyond the last offset are not
+//! read; in results they are unspecified, on the CPU zero. FLOPs are counted for all C rows, since
+//! nobody but the device knows how many are in use.
 
 use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
 use crate::cpu::moe::check_offsets;
@@ -34,15 +36,16 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &GROUPED_MATMUL_GRAD_WEIGHT,
 ];
 
-/// y = x w_g^T for the rows of each group g: a linear layer for each expert, its weight as Hugging Face stores it.
+/// y = x w_g^T for the rows of each group g: a linear layer for each expert, its weight as Hugging
+/// Face stores it.
 ///
 /// # Shapes
-/// `x` [C, I], `w` [G, O, I], both of one float dtype and of any strides, `offsets` [G + 1] i64; returns [C, O]. Sums are
-/// kept in f32 (f64 for f64) and rounded once.
+/// `x` [C, I], `w` [G, O, I], both of one float dtype and of any strides, `offsets` [G + 1] i64;
+/// returns [C, O]. Sums are kept in f32 (f64 for f64) and rounded once.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for offsets that do not begin
-/// with 0, fall, or leave the rows.
+/// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for
+/// offsets that do not begin with 0, fall, or leave the rows.
 pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let mut call = grouped(&GROUPED_MATMUL_NT, &[x, w, offsets])?;
     let (rows, width) = (call.extent("c"), call.extent("o"));
@@ -60,7 +63,8 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
     Ok(y.finish())
 }
 
-/// dx = dy w_g for the rows of each group g: the gradient of [`grouped_matmul_nt`] with respect to `x`.
+/// dx = dy w_g for the rows of each group g: the gradient of [`grouped_matmul_nt`] with respect to
+/// `x`.
 ///
 /// # Shapes
 /// `dy` [C, O], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, I].
@@ -84,8 +88,8 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
     Ok(dx.finish())
 }
 
-/// dw_g += dy_g^T x_g, over the rows of each group g: the gradient of [`grouped_matmul_nt`] with respect to `w`. That of a
-/// group without rows is zero.
+/// dw_g += dy_g^T x_g, over the rows of each group g: the gradient of [`grouped_matmul_nt`] with
+/// respect to `w`. That of a group without rows is zero.
 ///
 /// # Shapes
 /// `dy` [C, O], `x` [C, I], `offsets` [G + 1] i64; `into` [G, O, I] of the accumulator dtype.

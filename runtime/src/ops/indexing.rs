@@ -1,6 +1,7 @@
 //! Putting tensors together and picking from them by index.
 //!
-//! Sums with repeated indices run in the order of the indices, in f32 (f64 for f64), rounded once: the same bits each time.
+//! Sums with repeated indices run in the order of the indices, in f32 (f64 for f64), rounded once:
+//! the same bits each time.
 
 use crate::cpu::indexing::{self as kernels, Around, Middle};
 use crate::cpu::moe::check_indices;
@@ -26,13 +27,15 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &SCATTER_ADD,
 ];
 
-/// The tensors one after the other along dim `dim`, counted from the back when negative. Its gradient is [`split`].
+/// The tensors one after the other along dim `dim`, counted from the back when negative. Its
+/// gradient is [`split`].
 ///
 /// # Shapes
 /// `tensors` of one dtype and equal extents but for `dim`; returns the sum of their extents there.
 ///
 /// # Errors
-/// [`Error::Argument`] without a tensor; [`Error::Signature`]; [`Error::NoDim`]; [`Error::Devices`].
+/// [`Error::Argument`] without a tensor; [`Error::Signature`]; [`Error::NoDim`];
+/// [`Error::Devices`].
 pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let Some(&first) = tensors.first() else {
         let problem = "needs at least one tensor".into();
@@ -105,7 +108,8 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
 /// The parts of `x` at `ids` along dim `dim`, in their order: y[.., j, ..] = x[.., ids\[j\], ..].
 ///
 /// # Shapes
-/// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s shape with M in `dim`.
+/// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s
+/// shape with M in `dim`.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -126,7 +130,8 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// The gradient of [`index_select`]: dx[.., i, ..] is the sum of dy[.., j, ..] over the j with ids\[j\] = i.
+/// The gradient of [`index_select`]: dx[.., i, ..] is the sum of dy[.., j, ..] over the j with
+/// ids\[j\] = i.
 ///
 /// # Shapes
 /// `dy` float with M in dim `dim`, `ids` \[M\]; returns `dy`'s shape with `extent` in `dim`.
@@ -161,8 +166,8 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 /// Picks elements along dim `dim`: y\[c\] = x[c, but index\[c\] in `dim`].
 ///
 /// # Shapes
-/// `x` any dtype; `index` of an index dtype with as many dims, and no extent but that of `dim` larger than `x`'s; returns
-/// `index`'s shape and `x`'s dtype.
+/// `x` any dtype; `index` of an index dtype with as many dims, and no extent but that of `dim`
+/// larger than `x`'s; returns `index`'s shape and `x`'s dtype.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -185,11 +190,12 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] += src\[c\]. The gradient of
-/// [`gather`]; its own with respect to `src` is [`gather`].
+/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] +=
+/// src\[c\]. The gradient of [`gather`]; its own with respect to `src` is [`gather`].
 ///
 /// # Shapes
-/// `src` float and `index` of one shape, with as many dims as `shape` and no extent but that of `dim` larger; returns `shape`.
+/// `src` float and `index` of one shape, with as many dims as `shape` and no extent but that of
+/// `dim` larger; returns `shape`.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -259,7 +265,8 @@ fn checked<'a>(call: &Call, ids: &'a Tensor, extent: usize) -> Result<Flat<'a, i
     Ok(ids)
 }
 
-/// A result that is summed in the accumulator's dtype, and workspace for that where the dtypes differ.
+/// A result that is summed in the accumulator's dtype, and workspace for that where the dtypes
+/// differ.
 struct RoundedOnce {
     out: Fresh,
     wide: Option<Fresh>,

@@ -14,8 +14,8 @@ pub(crate) fn dense_rows(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Lets `add` add to `into`, which it gets in `dtype`: where `into` has another, the sum is made in a buffer of its own
-/// and rounded once into it.
+/// Lets `add` add to `into`, which it gets in `dtype`: where `into` has another, the sum is made in
+/// a buffer of its own and rounded once into it.
 pub(crate) fn summed_in(
     dtype: DType,
     into: &mut Accumulator,

@@ -36,7 +36,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// y = x w^T: a linear layer without bias, its weight as Hugging Face stores it.
 ///
 /// # Shapes
-/// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O]. Sums are kept in f32 (f64 for f64) and rounded once.
+/// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O]. Sums are kept in f32 (f64 for
+/// f64) and rounded once.
 ///
 /// # Errors
 /// [`Error::Signature`].
@@ -104,8 +105,8 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
 /// c = a b, for one matrix or a batch of them.
 ///
 /// # Shapes
-/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M, N]. Transpose an operand
-/// by [`Tensor::transpose`], which is free.
+/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M,
+/// N]. Transpose an operand by [`Tensor::transpose`], which is free.
 ///
 /// # Errors
 /// [`Error::Signature`].

@@ -1,8 +1,8 @@
-//! The ops: what tensors are computed with. A file is a family; in each, a signature, its op, and the ops for its
-//! gradients stand together.
+//! The ops: what tensors are computed with. A file is a family; in each, a signature, its op, and
+//! the ops for its gradients stand together.
 //!
-//! An op checks its operands, takes memory for its results and its workspace, and then computes, unless its device
-//! computes nothing. No op reads a value to decide a shape.
+//! An op checks its operands, takes memory for its results and its workspace, and then computes,
+//! unless its device computes nothing. No op reads a value to decide a shape.
 
 mod arg_reduce;
 mod attention;

@@ -1,10 +1,13 @@
-//! Mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows to the experts and back.
+//! Mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows to the
+//! experts and back.
 //!
-//! Legend: N tokens, E experts, K of them for each token, H features, C = N K rows: as many as there can be.
+//! Legend: N tokens, E experts, K of them for each token, H features, C = N K rows: as many as
+//! there can be.
 //!
-//! How many tokens an expert gets is known on the device alone. So the sorted rows live in a buffer of C rows, cut by
-//! offsets in a tensor: expert g owns the rows `offsets[g]..offsets[g + 1]`. A rank that holds some of the experts uses
-//! fewer than C rows. Rows beyond the last offset mean nothing and no op here reads them; on the CPU they are zero.
+//! How many tokens an expert gets is known on the device alone. So the sorted rows live in a buffer
+//! of C rows, cut by offsets in a tensor: expert g owns the rows `offsets[g]..offsets[g + 1]`. A
+//! rank that holds some of the experts uses fewer than C rows. Rows beyond the last offset mean
+//! nothing and no op here reads them; on the CPU they are zero.
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
@@ -72,15 +75,16 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &UNPERMUTE_GRAD_WEIGHTS,
 ];
 
-/// The `k` most probable experts of each token, in descending order, and their weights: their probabilities, divided by
-/// their sum if `renormalise` (Qwen3-MoE's `norm_topk_prob`). Equals go to the lower index; NaN ranks first.
+/// The `k` most probable experts of each token, in descending order, and their weights: their
+/// probabilities, divided by their sum if `renormalise` (Qwen3-MoE's `norm_topk_prob`). Equals go
+/// to the lower index; NaN ranks first.
 ///
-/// `bias` is added for the choice alone and never reaches the weights: it balances the load without a loss (DeepSeek-V3,
-/// section 2.1.2).
+/// `bias` is added for the choice alone and never reaches the weights: it balances the load without
+/// a loss (DeepSeek-V3, section 2.1.2).
 ///
 /// # Shapes
-/// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64 for f64); returns weights
-/// [N, K] of the same float and indices [N, K] i32.
+/// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64
+/// for f64); returns weights [N, K] of the same float and indices [N, K] i32.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] unless 1 <= `k` <= E.
@@ -125,7 +129,8 @@ pub fn router_top_k(
     Ok((weights.finish(), indices.finish()))
 }
 
-/// The gradient of [`router_top_k`]'s weights with respect to the probabilities. The choice has none.
+/// The gradient of [`router_top_k`]'s weights with respect to the probabilities. The choice has
+/// none.
 ///
 /// # Shapes
 /// `probabilities` [N, E], `indices` [N, K] as chosen, `dweights` [N, K]; returns [N, E].
@@ -164,7 +169,8 @@ pub fn router_top_k_grad(
     Ok(dprobabilities.finish())
 }
 
-/// Where each (token, choice) goes when they are sorted by expert. A *slot* is the number token * K + choice.
+/// Where each (token, choice) goes when they are sorted by expert. A *slot* is the
+/// number token * K + choice.
 #[derive(Clone, Debug)]
 pub struct ExpertOrder {
     /// [held + 1] i64: held expert g owns the rows `offsets[g]..offsets[g + 1]`.
@@ -175,15 +181,15 @@ pub struct ExpertOrder {
     pub place: Tensor,
 }
 
-/// Sorts the slots by expert, those of one expert in their own order. Of the `experts` experts, `held` of them from
-/// `first_expert` on are held here; slots of others get no row.
+/// Sorts the slots by expert, those of one expert in their own order. Of the `experts` experts,
+/// `held` of them from `first_expert` on are held here; slots of others get no row.
 ///
 /// # Shapes
 /// `indices` [N, K] of an index dtype, each in 0..`experts`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the held experts are not among the
-/// experts, or there are more slots than an i32 counts.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the held experts are
+/// not among the experts, or there are more slots than an i32 counts.
 pub fn expert_order(
     indices: &Tensor,
     experts: usize,
@@ -234,7 +240,8 @@ pub fn expert_order(
     })
 }
 
-/// How many rows each held expert has: statistics of the load, in the dtype that statistics are kept in.
+/// How many rows each held expert has: statistics of the load, in the dtype that statistics are
+/// kept in.
 ///
 /// # Shapes
 /// `offsets` [held + 1] i64; returns \[held\] f32, exact up to 2^24.
@@ -267,11 +274,12 @@ pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
 /// Brings each token to its experts: row r of the result is `x[order[r] / K]`.
 ///
 /// # Shapes
-/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`] with C = N K; returns [C, H]. Rows beyond the last offset
-/// are unspecified.
+/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`] with C = N K; returns [C, H]. Rows
+/// beyond the last offset are unspecified.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that fall or leave the rows.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that fall or
+/// leave the rows.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;
@@ -291,7 +299,8 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
     Ok(y.finish())
 }
 
-/// The gradient of [`permute_tokens`]: each token sums the rows that its slots went to, in their order.
+/// The gradient of [`permute_tokens`]: each token sums the rows that its slots went to, in their
+/// order.
 ///
 /// # Shapes
 /// `dy` [C, H], `place` [N, K]; returns [N, H].
@@ -316,8 +325,9 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
     Ok(dx.finish())
 }
 
-/// Brings the experts' results back: each token is the sum of the rows that its slots went to, weighed, in their order,
-/// summed in f32 (f64 for f64) and rounded once. Slots whose expert is not held count as zero.
+/// Brings the experts' results back: each token is the sum of the rows that its slots went to,
+/// weighed, in their order, summed in f32 (f64 for f64) and rounded once. Slots whose expert is not
+/// held count as zero.
 ///
 /// # Shapes
 /// `y` [C, H], `weights` [N, K] of any float dtype, `place` [N, K]; returns [N, H] of `y`'s dtype.
@@ -346,11 +356,12 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
     Ok(out.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to its rows: row r is `weights[order[r]] * dout[order[r] / K]`.
+/// The gradient of [`unpermute_tokens`] with respect to its rows: row r is `weights[order[r]] *
+/// dout[order[r] / K]`.
 ///
 /// # Shapes
-/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`]; returns [C, H] of `dout`'s dtype. Rows
-/// beyond the last offset are unspecified.
+/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`]; returns [C,
+/// H] of `dout`'s dtype. Rows beyond the last offset are unspecified.
 ///
 /// # Errors
 /// As [`permute_tokens`].
@@ -388,8 +399,8 @@ pub fn unpermute_tokens_grad_input(
     Ok(dy.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to its weights: of slot (n, k), the dot product of `dout[n]` with the row
-/// that the slot went to; zero where the expert is not held.
+/// The gradient of [`unpermute_tokens`] with respect to its weights: of slot (n, k), the dot
+/// product of `dout[n]` with the row that the slot went to; zero where the expert is not held.
 ///
 /// # Shapes
 /// `dout` [N, H], `y` [C, H], `place` [N, K]; returns [N, K] f32 (f64 for f64).

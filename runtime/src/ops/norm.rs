@@ -27,11 +27,12 @@ pub(super) static SIGNATURES: &[&Signature] =
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row; returns (y, inv_rms).
 ///
-/// All in f32 (f64 for f64), rounded once. Hugging Face's `Qwen3RMSNorm` rounds x inv_rms to the dtype before it
-/// multiplies by w: in f32 the same, in bf16 one rounding more.
+/// All in f32 (f64 for f64), rounded once. Hugging Face's `Qwen3RMSNorm` rounds x inv_rms to the
+/// dtype before it multiplies by w: in f32 the same, in bf16 one rounding more.
 ///
 /// # Shapes
-/// `x` [.., D], `w` \[D\], of one float dtype; `y` as `x`, `inv_rms` [..] in the accumulator's dtype.
+/// `x` [.., D], `w` \[D\], of one float dtype; `y` as `x`, `inv_rms` [..] in the accumulator's
+/// dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -50,7 +51,8 @@ pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
 /// The gradient of [`rms_norm`] with respect to `x`: inv_rms (dy w - x inv_rms^2 mean(dy w x)).
 ///
 /// # Shapes
-/// `dy` and `x` [.., D], `w` \[D\], `inv_rms` [..] as [`rms_norm`] returned it; returns `x`'s shape and dtype.
+/// `dy` and `x` [.., D], `w` \[D\], `inv_rms` [..] as [`rms_norm`] returned it; returns `x`'s shape
+/// and dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -72,7 +74,8 @@ pub fn rms_norm_grad_input(
     Ok(dx.finish())
 }
 
-/// Adds the gradient of [`rms_norm`] with respect to `w`, the sum over rows of dy x inv_rms, to `dw`.
+/// Adds the gradient of [`rms_norm`] with respect to `w`, the sum over rows of dy x inv_rms, to
+/// `dw`.
 ///
 /// Blocks of rows are summed apart and then in order, so that the bits depend on the shape alone.
 ///
@@ -80,7 +83,8 @@ pub fn rms_norm_grad_input(
 /// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while someone uses `dw`.
+/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while someone
+/// uses `dw`.
 pub fn rms_norm_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,

@@ -52,7 +52,8 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The largest element over `dims`, which the result does not have; minus infinity over no elements, NaN where one is.
+/// The largest element over `dims`, which the result does not have; minus infinity over no
+/// elements, NaN where one is.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -72,7 +73,8 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The smallest element over `dims`, which the result does not have; infinity over no elements, NaN where one is.
+/// The smallest element over `dims`, which the result does not have; infinity over no elements, NaN
+/// where one is.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -92,7 +94,8 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The sum over the dims along which something of `shape` was broadcast to `x`'s shape: the gradient of broadcasting.
+/// The sum over the dims along which something of `shape` was broadcast to `x`'s shape: the
+/// gradient of broadcasting.
 ///
 /// # Shapes
 /// `shape` must broadcast to `x`'s shape; returns `shape`.
@@ -168,7 +171,8 @@ fn reduce(
     Ok(y.finish())
 }
 
-/// Whether all kept dims lie inside all reduced ones, so that a row of the permuted tensor is a run of memory.
+/// Whether all kept dims lie inside all reduced ones, so that a row of the permuted tensor is a run
+/// of memory.
 fn kept_is_one_run(kept: &[usize], reduced: &[usize]) -> bool {
     kept.first()
         .zip(reduced.last())

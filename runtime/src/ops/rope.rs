@@ -1,6 +1,7 @@
 //! Rotary position embedding (Su et al. 2021).
 //!
-//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are rotated (2 H <= D).
+//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are
+//! rotated (2 H <= D).
 
 use super::dense_rows;
 use crate::cpu::rope as kernels;
@@ -34,10 +35,11 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// The cosines and sines of the angles position * inv_freq, both times `attention_factor` (1 but for YaRN and its like).
+/// The cosines and sines of the angles position * inv_freq, both times `attention_factor` (1 but
+/// for YaRN and its like).
 ///
-/// Angles are taken in f64: right to f32's last place for every position, where f32 angles are off by 0.03 radians at
-/// a million.
+/// Angles are taken in f64: right to f32's last place for every position, where f32 angles are off
+/// by 0.03 radians at a million.
 ///
 /// # Shapes
 /// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
@@ -60,11 +62,12 @@ pub fn rope_tables(
     Ok((cos.finish(), sin.finish()))
 }
 
-/// Turns each pair of features by its angle: (a, b) becomes (a cos - b sin, b cos + a sin). The first 2 H features of a
-/// head are turned, the others pass through.
+/// Turns each pair of features by its angle: (a, b) becomes (a cos - b sin, b cos + a sin). The
+/// first 2 H features of a head are turned, the others pass through.
 ///
 /// # Shapes
-/// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns `x`'s shape and dtype.
+/// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns
+/// `x`'s shape and dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature), also when 2 H > D.

@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along the last dim, and their gradients from the result.
 //!
-//! A row that is minus infinity everywhere has no softmax: like in PyTorch, its result is NaN. Mask with a large finite
-//! number where that may happen.
+//! A row that is minus infinity everywhere has no softmax: like in PyTorch, its result is NaN. Mask
+//! with a large finite number where that may happen.
 
 use super::dense_rows;
 use crate::cpu::softmax as kernels;

@@ -3,9 +3,11 @@
 use crate::cpu::elementwise::map;
 use crate::{Result, Signature, Tensor, Wide, for_float};
 
-/// Defines, for each function of the wide type `W`, an op, the op for its gradient, and their signatures.
+/// Defines, for each function of the wide type `W`, an op, the op for its gradient, and their
+/// signatures.
 ///
-/// The gradient takes what the function's derivative is cheapest in: its operand (`of x`) or its result (`of y`).
+/// The gradient takes what the function's derivative is cheapest in: its operand (`of x`) or its
+/// result (`of y`).
 macro_rules! unary_ops {
     ($(
         $(#[$doc:meta])*

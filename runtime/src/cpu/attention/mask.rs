@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::{AttentionError, Shape};
 
-/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed axis.
+/// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
+/// axis.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offsets<'a>(pub(crate) &'a [i64]);
 

@@ -149,7 +149,8 @@ fn assert_rounded(actual: &Tensor, expected: &[f64], dtype: DType) {
     }
 }
 
-/// Index tensors as large as the other tensor, larger in the indexed dim, and smaller in the others.
+/// Index tensors as large as the other tensor, larger in the indexed dim, and smaller in the
+/// others.
 #[test]
 fn gathering_and_scattering_equal_loops() {
     let device = Device::cpu();

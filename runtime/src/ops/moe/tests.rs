@@ -42,7 +42,8 @@ fn rounding(dtype: DType) -> f64 {
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::BF16];
 
-/// Any number of experts, any k, ties everywhere: the choice is the front of a stable descending sort.
+/// Any number of experts, any k, ties everywhere: the choice is the front of a stable descending
+/// sort.
 #[test]
 fn the_choice_is_a_stable_sort() {
     let device = Device::cpu();
