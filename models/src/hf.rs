@@ -166,7 +166,7 @@ fn convert<T: Element>(bytes: &[u8], part: &Part, value: &Tensor) -> Result<()> 
     let values = &mut values[part.elements.clone()];
     for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
         // Files are little endian, and so are all machines this runs on.
-        *value = bytemuck::pod_read_unaligned::<T>(bytes).convert_to();
+        *value = bytemuck::pod_read_unaligned::<T>(bytes).to_f64() as f32;
     }
     Ok(())
 }

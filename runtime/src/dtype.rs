@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::cpu::simd_math;
+use crate::cpu::{simd_math, vectorised};
 
 /// The type of a tensor's elements.
 ///
@@ -150,16 +150,6 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
     /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for
     /// truth.
     fn from_i64(x: i64) -> Self;
-
-    /// This value as an element of another dtype: between integers its low bits, otherwise by way
-    /// of f64.
-    #[inline(always)]
-    fn convert_to<U: Element>(self) -> U {
-        match Self::DTYPE.is_float() || U::DTYPE.is_float() {
-            true => U::from_f64(self.to_f64()),
-            false => U::from_i64(self.to_i64()),
-        }
-    }
 }
 
 macro_rules! elements {
@@ -237,6 +227,10 @@ pub trait Wide:
     /// Minus infinity.
     const NEG_INFINITY: Self;
 
+    /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine;
+    /// as it is for f64, of which only gradient checks make use.
+    fn vectorised<R>(f: impl FnOnce() -> R) -> R;
+
     /// Square root, correctly rounded.
     fn sqrt(self) -> Self;
     /// Absolute value.
@@ -263,6 +257,11 @@ macro_rules! wide_floats {
     // Of f64 only gradient checks make use: the standard library's functions will do.
     (@elementary f64) => {
         wide_floats!(@std f64: exp, ln);
+
+        #[inline(always)]
+        fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
     };
 
     (@elementary f32) => {
@@ -279,6 +278,11 @@ macro_rules! wide_floats {
         #[inline(always)]
         fn sigmoid(self) -> f32 {
             simd_math::sigmoid(self)
+        }
+
+        #[inline(always)]
+        fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+            vectorised(f)
         }
     };
 

@@ -1,11 +1,9 @@
 //! Where the best elements of rows are.
 
-use rayon::prelude::*;
-
 use super::rank::{is_nan, ranks_before, top_of};
 use super::rows::rows_a_task;
 use super::strided::CHUNK;
-use super::{BLOCK, for_blocks};
+use super::{blocks, for_blocks, for_parts};
 use crate::Float;
 
 /// The place of the first best element of each row of `x`, `columns` elements each, ranked by
@@ -17,7 +15,7 @@ pub(crate) fn first_best<T: Float>(
     out: &mut [i64],
 ) {
     for_blocks(out, rows_a_task(columns), |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for (at, out) in part.iter_mut().enumerate() {
                 *out = first_best_of(&x[(start + at) * columns..][..columns], &key) as i64;
             }
@@ -65,27 +63,18 @@ pub(crate) fn top_k<T: Float>(
     values: &mut [T],
     places: &mut [i64],
 ) {
-    let choose = |(row, (values, places)): (usize, (&mut [T], &mut [i64]))| {
-        let row = &x[row * columns..][..columns];
-        top_of(columns, |at| row[at].wide(), places);
-        for (value, place) in values.iter_mut().zip(&*places) {
-            *value = row[*place as usize];
+    let rows = rows_a_task(columns);
+    let out = (blocks(values, rows * k), blocks(places, rows * k));
+    for_parts(out, |task, (values, places)| {
+        let out = values.chunks_mut(k).zip(places.chunks_mut(k));
+        for (at, (values, places)) in out.enumerate() {
+            let row = &x[(task * rows + at) * columns..][..columns];
+            top_of(columns, |at| row[at].wide(), places);
+            for (value, place) in values.iter_mut().zip(&*places) {
+                *value = row[*place as usize];
+            }
         }
-    };
-
-    match x.len() <= BLOCK {
-        true => values
-            .chunks_mut(k)
-            .zip(places.chunks_mut(k))
-            .enumerate()
-            .for_each(choose),
-        false => {
-            let rows = values.par_chunks_mut(k).zip(places.par_chunks_mut(k));
-            rows.enumerate()
-                .with_min_len(rows_a_task(columns))
-                .for_each(choose);
-        }
-    }
+    });
 }
 
 /// Ranks descending.

@@ -3,11 +3,9 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
 use super::rows::{Flat, for_rows, max, rows_a_task, sum};
-use super::{BLOCK, for_blocks};
+use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::ops::Targets;
 use crate::{Error, Float, Result, Tensor, Wide};
 
@@ -160,29 +158,23 @@ fn fold_tile<W: Wide>(
     [max, sum_exp, label_logit]: [&mut [W]; 3],
 ) {
     let columns = classes.len();
-    let fold_row = |at: usize, logits: &[W], max: &mut W, sum_exp: &mut W, label_logit: &mut W| {
-        (*max, *sum_exp) = vectorised!(|| fold_row(logits, *max, *sum_exp));
-        if let Some(label) = labels.within(first + at, classes) {
-            *label_logit = logits[label];
-        }
-    };
-
-    if tile.len() <= BLOCK {
-        let rows = tile.chunks_exact(columns).enumerate();
-        let rows = rows.zip(max).zip(sum_exp).zip(label_logit);
-        return rows.for_each(|((((at, logits), max), sum_exp), label_logit)| {
-            fold_row(at, logits, max, sum_exp, label_logit);
-        });
-    }
-    let rows = tile
-        .par_chunks_exact(columns)
-        .enumerate()
-        .with_min_len(rows_a_task(columns));
-    rows.zip(max).zip(sum_exp).zip(label_logit).for_each(
-        |((((at, logits), max), sum_exp), label_logit)| {
-            fold_row(at, logits, max, sum_exp, label_logit);
-        },
+    let rows = rows_a_task(columns);
+    let out = (
+        blocks(max, rows),
+        blocks(sum_exp, rows),
+        blocks(label_logit, rows),
     );
+    for_parts(out, |task, (max, sum_exp, label_logit)| {
+        let out = max.iter_mut().zip(sum_exp).zip(label_logit);
+        for (at, ((max, sum_exp), label_logit)) in out.enumerate() {
+            let row = task * rows + at;
+            let logits = &tile[row * columns..][..columns];
+            (*max, *sum_exp) = vectorised!(W, || fold_row(logits, *max, *sum_exp));
+            if let Some(label) = labels.within(first + row, classes) {
+                *label_logit = logits[label];
+            }
+        }
+    });
 }
 
 /// The maximum so far and the sum of e^(logit - maximum) so far, after some more logits.
@@ -298,7 +290,7 @@ fn differentiate<T: Float>(
 
 fn round<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, out| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for (out, wide) in out.iter_mut().zip(&wide[start..]) {
                 *out = T::narrow(*wide);
             }

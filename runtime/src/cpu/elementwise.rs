@@ -1,77 +1,202 @@
-//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed, and
-//! rounded into the output.
+//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed there,
+//! and rounded into the output.
+//!
+//! A function is compiled once for each wide type. Reading, rounding and the loop around them are
+//! compiled once for each element type and shared by all functions.
 
 use super::strided::{CHUNK, Source};
 use super::{BLOCK, for_blocks};
-use crate::{Element, Float, Result, Tensor, Truth, Wide};
+use crate::{Element, Error, Float, Fresh, Result, Tensor, Truth, Wide};
 
-/// `out[i] = f(inputs[..][i])` in the wide type of `T`, inputs read in row-major order.
-pub(crate) fn map<T: Float, const N: usize>(
-    inputs: [&Tensor; N],
-    out: &mut [T],
-    f: impl Fn([T::Wide; N]) -> T::Wide + Sync,
-) -> Result<()> {
-    map_to::<T, T, T::Wide, N>(inputs, out, f, T::narrow)
+/// A function of `N` numbers, for every type that kernels compute in.
+///
+/// `value` must be `#[inline(always)]`, or it is compiled without vectors.
+pub(crate) trait Function<const N: usize>: Sync {
+    fn value<W: Wide>(&self, x: [W; N]) -> W;
 }
 
-/// As [`map`], with a result of another type that `finish` makes.
-pub(crate) fn map_to<T: Float, U: Element, V, const N: usize>(
+/// What [`Function`]s do to a chunk.
+type Body<'a, W, const N: usize> = &'a (dyn Fn(&[[W; CHUNK]; N], &mut [W]) + Sync);
+
+/// `y[i] = f(inputs[..][i])`, inputs of `y`'s dtype read in row-major order.
+pub(crate) fn map<const N: usize>(
+    f: &impl Function<N>,
     inputs: [&Tensor; N],
-    out: &mut [U],
-    f: impl Fn([T::Wide; N]) -> V + Sync,
-    finish: impl Fn(V) -> U + Sync,
+    y: &mut Fresh,
 ) -> Result<()> {
-    for_chunks::<T, U, N>(inputs, out, |buffers, out| {
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = finish(f(std::array::from_fn(|input| buffers[input][i])));
-        }
-    })
+    match y.dtype() {
+        crate::DType::F64 => for_chunks::<f64, f64, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::F32 => for_chunks::<f32, f32, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::BF16 => for_chunks::<half::bf16, half::bf16, N>(inputs, y.slice()?, &body(f)),
+        other => Err(Error::NotAFloat { dtype: other }),
+    }
 }
 
-/// `out[i] = f(inputs[..][i], out[i])`, for results that accumulate.
-pub(crate) fn update<T: Float, U: Float, const N: usize>(
+/// Whether `f(inputs[..][i])`, which is 0 or 1, is 1.
+pub(crate) fn test<const N: usize>(
+    f: &impl Function<N>,
     inputs: [&Tensor; N],
-    out: &mut [U],
-    f: impl Fn([T::Wide; N], U::Wide) -> U::Wide + Sync,
+    y: &mut Fresh,
 ) -> Result<()> {
-    for_chunks::<T, U, N>(inputs, out, |buffers, out| {
-        for (i, out) in out.iter_mut().enumerate() {
-            let values = std::array::from_fn(|input| buffers[input][i]);
-            *out = U::narrow(f(values, out.wide()));
-        }
-    })
+    match inputs[0].dtype() {
+        crate::DType::F64 => for_chunks::<f64, Truth, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::F32 => for_chunks::<f32, Truth, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::BF16 => for_chunks::<half::bf16, Truth, N>(inputs, y.slice()?, &body(f)),
+        other => Err(Error::NotAFloat { dtype: other }),
+    }
 }
 
-/// Calls `body`, as vector code, with each chunk of `out` and what the inputs hold there.
-fn for_chunks<T: Float, U: Element, const N: usize>(
+fn body<W: Wide, const N: usize>(
+    f: &impl Function<N>,
+) -> impl Fn(&[[W; CHUNK]; N], &mut [W]) + Sync {
+    |inputs, out| {
+        vectorised!(W, || {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = f.value(std::array::from_fn(
+                    #[inline(always)]
+                    |input| inputs[input][i],
+                ));
+            }
+        });
+    }
+}
+
+/// Calls `body` with each chunk of the inputs and stores what it makes of them.
+fn for_chunks<T: Float, U: Stored<T::Wide>, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut [U],
-    body: impl Fn(&[[T::Wide; CHUNK]; N], &mut [U]) + Sync,
+    body: Body<'_, T::Wide, N>,
 ) -> Result<()> {
     let sources = sources::<T, N>(inputs)?;
     for_blocks(out, BLOCK, |start, part| {
         let mut buffers = [[T::Wide::ZERO; CHUNK]; N];
+        let mut results = [T::Wide::ZERO; CHUNK];
         for (at, out) in part.chunks_mut(CHUNK).enumerate() {
             for (buffer, source) in buffers.iter_mut().zip(&sources) {
                 source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
             }
-            vectorised!(|| body(&buffers, out));
+            let results = &mut results[..out.len()];
+            body(&buffers, results);
+            vectorised!(T::Wide, || {
+                for (out, result) in out.iter_mut().zip(results) {
+                    *out = U::stored(*result);
+                }
+            });
         }
     });
     Ok(())
 }
 
-/// `out[i] = convert(x[i])` for any element types.
-pub(crate) fn convert<T: Element, U: Element>(
+/// An element that a result is stored as.
+trait Stored<W>: Element {
+    fn stored(result: W) -> Self;
+}
+
+impl<T: Float> Stored<T::Wide> for T {
+    #[inline(always)]
+    fn stored(result: T::Wide) -> T {
+        T::narrow(result)
+    }
+}
+
+impl<W: Wide> Stored<W> for Truth {
+    #[inline(always)]
+    fn stored(result: W) -> Truth {
+        Truth::from(result != W::ZERO)
+    }
+}
+
+/// `out[i] = x[i]`, or `out[i] += x[i]` unless it is `empty`, rounded once.
+pub(crate) fn accumulate<T: Float, U: Float>(x: &Tensor, out: &mut [U], empty: bool) -> Result<()> {
+    let x = Source::<T>::new(x)?;
+    for_blocks(out, BLOCK, |start, part| {
+        let mut chunk = [T::Wide::ZERO; CHUNK];
+        for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+            x.load_wide(start + at * CHUNK, &mut chunk[..out.len()]);
+            vectorised!(U::Wide, || {
+                for (out, x) in out.iter_mut().zip(&chunk) {
+                    let x = U::Wide::from_f64(x.to_f64());
+                    *out = U::narrow(if empty { x } else { out.wide() + x });
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// `out[i] = x[i]`.
+pub(crate) fn copy<T: Element>(x: &Tensor, out: &mut [T]) -> Result<()> {
+    let x = Source::<T>::new(x)?;
+    for_blocks(out, BLOCK, |start, part| x.copy(start, part));
+    Ok(())
+}
+
+/// `out[i] = x[i]` between two of f32 and bf16, as vector code.
+pub(crate) fn cast<T: Float<Wide = f32>, U: Float<Wide = f32>>(
     x: &Tensor,
     out: &mut [U],
-    convert: impl Fn(T) -> U + Sync,
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(|| x.load(start, part, &convert))
+        vectorised!(f32, || x
+            .load(start, part, |element| U::narrow(element.wide())));
     });
     Ok(())
+}
+
+/// `out[i] = x[i]` for any element types, by way of `V`: i64 between integers, else f64.
+pub(crate) fn cast_through<V: Between>(x: &Tensor, y: &mut Fresh) -> Result<()> {
+    let load = crate::for_any!(x.dtype(), T => V::loader::<T>(x))?;
+    crate::for_any!(y.dtype(), U => {
+        for_blocks(y.slice::<U>()?, BLOCK, |start, part| {
+            let mut chunk = [V::default(); CHUNK];
+            for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+                load(start + at * CHUNK, &mut chunk[..out.len()]);
+                for (out, value) in out.iter_mut().zip(&chunk) {
+                    *out = value.element();
+                }
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Reads a stretch of a tensor's elements in row-major order.
+type Loader<'a, V> = Box<dyn Fn(usize, &mut [V]) + Sync + 'a>;
+
+/// What elements of one type become on the way to another.
+pub(crate) trait Between: Copy + Default + Send + Sync {
+    fn of(element: impl Element) -> Self;
+    fn element<U: Element>(self) -> U;
+
+    fn loader<T: Element>(x: &Tensor) -> Result<Loader<'_, Self>> {
+        let x = Source::<T>::new(x)?;
+        Ok(Box::new(move |start, to| x.load(start, to, Self::of)))
+    }
+}
+
+impl Between for f64 {
+    #[inline(always)]
+    fn of(element: impl Element) -> f64 {
+        element.to_f64()
+    }
+
+    #[inline(always)]
+    fn element<U: Element>(self) -> U {
+        U::from_f64(self)
+    }
+}
+
+impl Between for i64 {
+    #[inline(always)]
+    fn of(element: impl Element) -> i64 {
+        element.to_i64()
+    }
+
+    #[inline(always)]
+    fn element<U: Element>(self) -> U {
+        U::from_i64(self)
+    }
 }
 
 /// `out[i]` is `a[i]` where `condition[i]` holds, else `b[i]`.

@@ -1,7 +1,7 @@
 //! Kernels that gather rows of a table, and scatter gradients back.
 
 use super::for_blocks;
-use super::rows::{Flat, Rows, for_rows, rows_a_task};
+use super::rows::{Flat, Rows, copy_rows, rows_a_task};
 use crate::{Error, Float, Result, Tensor, Wide};
 
 /// y[i] = table[ids[i]].
@@ -15,7 +15,7 @@ pub(crate) fn embedding<T: Float>(
     let (table, ids) = (Rows::<T>::new(table)?, Flat::<i64>::new(ids)?);
     let ids = &*ids;
     check_indices(op, ids, rows)?;
-    for_rows!(y, features, |at, y| {
+    copy_rows(y, features, |at, y| {
         y.copy_from_slice(table.row(ids[at] as usize))
     });
     Ok(())
@@ -101,7 +101,7 @@ pub(crate) fn embedding_grad<T: Float>(
     }
 
     for_blocks(dtable, rows_a_task(features) * features, |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for (at, sum) in part.chunks_exact_mut(features).enumerate() {
                 let positions = order.of(start / features + at);
                 add_rows(&dy, positions, sum, empty);

@@ -155,24 +155,23 @@ where
 
     T::with_kernel(Run {
         count,
-        problem,
+        problem: &problem,
         update,
     });
     Ok(())
 }
 
 /// A list of products waiting for a kernel.
-struct Run<F> {
+struct Run<'p, 'a, T, C> {
     count: usize,
-    problem: F,
+    problem: &'p (dyn Fn(usize) -> Problem<'a, T, C> + Sync),
     update: Update,
 }
 
-impl<'a, T, C, F> WithKernel<T> for Run<F>
+impl<'a, T, C> WithKernel<T> for Run<'_, 'a, T, C>
 where
     T: Element,
     C: Output<T::Sum> + 'a,
-    F: Fn(usize) -> Problem<'a, T, C> + Sync,
 {
     fn run<K: Kernel<Input = T, Sum = T::Sum>>(self, kernel: K) {
         multiply_all(kernel, self.count, self.problem, self.update);

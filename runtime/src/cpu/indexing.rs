@@ -1,10 +1,8 @@
 //! Kernels that move elements to where indices say. Indices have been checked.
 
-use rayon::prelude::*;
-
-use super::rows::{for_rows, rows_a_task};
+use super::rows::{copy_rows, rows_a_task};
 use super::strided::Source;
-use super::{BLOCK, for_blocks};
+use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::{Element, Float, Layout, Result, Tensor, Wide};
 
 /// Row by row the rows of `inputs`, whose widths are `widths`, one after the other.
@@ -46,7 +44,7 @@ pub(crate) struct Middle {
 
 /// `out[o, j, ..] = x[o, ids[j], ..]`.
 pub(crate) fn index_select<T: Element>(x: &[T], dim: Middle, ids: &[i64], out: &mut [T]) {
-    for_rows!(out, dim.inner, |at, to| {
+    copy_rows(out, dim.inner, |at, to| {
         let (outer, j) = (at / ids.len(), at % ids.len());
         let row = outer * dim.extent + ids[j] as usize;
         to.copy_from_slice(&x[row * dim.inner..][..dim.inner]);
@@ -58,38 +56,28 @@ pub(crate) fn index_select<T: Element>(x: &[T], dim: Middle, ids: &[i64], out: &
 /// A task owns rows of `out` and looks for its own among all ids, so that nobody else writes there.
 pub(crate) fn index_add<T: Float>(dy: &[T], dim: Middle, ids: &[i64], out: &mut [T::Wide]) {
     let inner = dim.inner.max(1);
-    let rows_a_task = rows_a_task(inner).min(dim.extent.max(1));
-    let add = |outer: usize, first_row: usize, rows: &mut [T::Wide]| {
-        vectorised!(|| {
-            rows.fill(T::Wide::ZERO);
-            let held = rows.len() / inner;
-            for (j, id) in ids.iter().enumerate() {
-                let Some(row) = (*id as usize)
-                    .checked_sub(first_row)
-                    .filter(|row| *row < held)
-                else {
-                    continue;
-                };
-                let from = &dy[(outer * ids.len() + j) * inner..][..inner];
-                for (sum, value) in rows[row * inner..][..inner].iter_mut().zip(from) {
-                    *sum += value.wide();
-                }
-            }
-        });
-    };
-
     let slab = (dim.extent * inner).max(1);
-    let in_slab = |(outer, slab): (usize, &mut [T::Wide])| {
-        let tasks = slab.par_chunks_mut(rows_a_task * inner).enumerate();
-        tasks.for_each(|(task, rows)| add(outer, task * rows_a_task, rows));
-    };
-    match out.len() <= BLOCK {
-        true => out
-            .chunks_mut(slab)
-            .enumerate()
-            .for_each(|(outer, rows)| add(outer, 0, rows)),
-        false => out.par_chunks_mut(slab).enumerate().for_each(in_slab),
-    }
+    let rows_a_task = rows_a_task(inner);
+    for_parts(blocks(out, slab), |outer, slab| {
+        for_blocks(slab, rows_a_task * inner, |start, rows| {
+            vectorised!(T::Wide, || {
+                rows.fill(T::Wide::ZERO);
+                let (first_row, held) = (start / inner, rows.len() / inner);
+                for (j, id) in ids.iter().enumerate() {
+                    let Some(row) = (*id as usize)
+                        .checked_sub(first_row)
+                        .filter(|row| *row < held)
+                    else {
+                        continue;
+                    };
+                    let from = &dy[(outer * ids.len() + j) * inner..][..inner];
+                    for (sum, value) in rows[row * inner..][..inner].iter_mut().zip(from) {
+                        *sum += value.wide();
+                    }
+                }
+            });
+        });
+    });
 }
 
 /// Where elements lie in a tensor when their coordinate in one dim comes from an index tensor and
@@ -167,7 +155,7 @@ pub(crate) fn scatter_add<T: Float>(
     out: &mut [T::Wide],
 ) {
     let (slab, index_slab) = (out.len() / slabs[0].max(1), index.len() / slabs[1].max(1));
-    let add = |(at, out): (usize, &mut [T::Wide])| {
+    for_parts(blocks(out, slab), |at, out| {
         out.fill(T::Wide::ZERO);
         if at >= slabs[1] {
             return;
@@ -177,17 +165,13 @@ pub(crate) fn scatter_add<T: Float>(
         around.for_each(start, index, |position, place| {
             out[place - at * slab] += src[position].wide();
         });
-    };
-    match out.len().max(index.len()) <= BLOCK {
-        true => out.chunks_mut(slab.max(1)).enumerate().for_each(add),
-        false => out.par_chunks_mut(slab.max(1)).enumerate().for_each(add),
-    }
+    });
 }
 
 /// `out[i] = wide[i]`, rounded.
 pub(crate) fn narrow<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for (out, wide) in part.iter_mut().zip(&wide[start..]) {
                 *out = T::narrow(*wide);
             }

@@ -1,13 +1,14 @@
 //! The CPU's kernels: plain functions over slices and layouts. Ops have checked everything before
 //! they call one.
-//!
-//! Work is split by size and never by the number of threads, so that results do not depend on it.
 
-/// [`vectorised`] with a closure that is surely inlined: what is not is compiled without vectors.
-/// By itself the compiler inlines only small closures.
+/// `vectorised!(W, || ..)` runs a closure compiled for the widest vectors of this machine, where
+/// arithmetic in `W` deserves that.
+///
+/// A macro, because the closure must be inlined to become vector code, and only an attribute makes
+/// sure that it is.
 macro_rules! vectorised {
-    (|| $body:expr) => {
-        $crate::cpu::vectorised(
+    ($W:ty, || $body:expr) => {
+        <$W as $crate::Wide>::vectorised(
             #[inline(always)]
             || $body,
         )
@@ -24,6 +25,7 @@ pub(crate) mod indexing;
 pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod optimizer;
+mod parallel;
 pub(crate) mod quantile;
 pub(crate) mod random;
 pub(crate) mod rank;
@@ -36,11 +38,7 @@ pub(crate) mod strided;
 pub(crate) mod swiglu;
 pub(crate) mod writes;
 
-use rayon::prelude::*;
-
-/// Elements that one task of an elementwise kernel handles; fewer than this are not worth a second
-/// thread.
-pub(crate) const BLOCK: usize = 16 * 1024;
+pub(crate) use parallel::{BLOCK, Shared, blocks, for_blocks, for_parts, for_tasks};
 
 /// Runs `f` compiled for the widest vectors of this machine.
 #[inline(always)]
@@ -57,21 +55,4 @@ pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     }
 
     pulp::Arch::new().dispatch(Body(f))
-}
-
-/// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel where there
-/// are several.
-pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-    if out.len() <= block {
-        return f(0, out);
-    }
-    fork(out, block, &f);
-}
-
-/// A function of its own, so that the machinery of a parallel loop is compiled once a type and not
-/// once a kernel.
-fn fork<T: Send>(out: &mut [T], block: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
-    out.par_chunks_mut(block)
-        .enumerate()
-        .for_each(|(at, part)| f(at * block, part));
 }

@@ -1,12 +1,10 @@
 //! Kernels of mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows
 //! there and back.
 
-use rayon::prelude::*;
-
 use super::rank::top_of;
-use super::rows::{for_rows, rows_a_task, sum};
+use super::rows::{copy_rows, for_rows, rows_a_task, sum};
 use super::strided::CHUNK;
-use super::{BLOCK, for_blocks};
+use super::{blocks, for_blocks, for_parts};
 use crate::{Element, Error, Float, Result, Wide};
 
 /// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them
@@ -20,7 +18,7 @@ pub(crate) fn router_top_k<T: Float>(
     weights: &mut [T],
     indices: &mut [i32],
 ) {
-    let choose = |(row, (weights, indices)): (usize, (&mut [T], &mut [i32]))| {
+    let choose = |row: usize, weights: &mut [T], indices: &mut [i32]| {
         let row = &probabilities[row * experts..][..experts];
         match bias {
             None => top_of(experts, |expert| row[expert].wide(), indices),
@@ -37,19 +35,14 @@ pub(crate) fn router_top_k<T: Float>(
         }
     };
 
-    match probabilities.len() <= BLOCK {
-        true => weights
-            .chunks_mut(k)
-            .zip(indices.chunks_mut(k))
-            .enumerate()
-            .for_each(choose),
-        false => {
-            let rows = weights.par_chunks_mut(k).zip(indices.par_chunks_mut(k));
-            rows.enumerate()
-                .with_min_len(rows_a_task(experts))
-                .for_each(choose);
+    let rows = rows_a_task(experts);
+    let out = (blocks(weights, rows * k), blocks(indices, rows * k));
+    for_parts(out, |task, (weights, indices)| {
+        let out = weights.chunks_mut(k).zip(indices.chunks_mut(k));
+        for (at, (weights, indices)) in out.enumerate() {
+            choose(task * rows + at, weights, indices);
         }
-    }
+    });
 }
 
 /// The gradient of [`router_top_k`]; the choice itself has none. `indices` have been checked.
@@ -135,7 +128,7 @@ pub(crate) fn permute_tokens<T: Element>(
     order: &[i32],
     out: &mut [T],
 ) {
-    for_rows!(out, width, |row, out| match order.get(row) {
+    copy_rows(out, width, |row, out| match order.get(row) {
         Some(slot) => out.copy_from_slice(&x[*slot as usize / top_k * width..][..width]),
         None => out.fill(T::zeroed()),
     });
@@ -204,7 +197,7 @@ pub(crate) fn dots<T: Float>(
     out: &mut [T::Wide],
 ) {
     for_blocks(out, rows_a_task(width), |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for (at, out) in part.iter_mut().enumerate() {
                 let slot = start + at;
                 *out = usize::try_from(place[slot]).map_or(T::Wide::ZERO, |row| {

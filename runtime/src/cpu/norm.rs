@@ -1,9 +1,7 @@
 //! Kernels of the norms.
 
-use rayon::prelude::*;
-
 use super::rows::{Flat, Rows, for_rows, rows_a_task, sum};
-use super::{BLOCK, for_blocks};
+use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::{Element, Float, Result, Tensor, Wide};
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
@@ -23,23 +21,15 @@ pub(crate) fn rms_norm<T: Float>(
     }
 
     let rows = rows_a_task(columns);
-    let task = |(task, (y, inv_rms)): (usize, (&mut [T], &mut [T::Wide]))| {
-        vectorised!(|| {
+    let out = (blocks(y, rows * columns), blocks(inv_rms, rows));
+    for_parts(out, |task, (y, inv_rms)| {
+        vectorised!(T::Wide, || {
             let out = y.chunks_exact_mut(columns).zip(inv_rms);
             for (at, (y, inv_rms)) in out.enumerate() {
                 *inv_rms = rms_norm_row(x.row(task * rows + at), w, eps, y);
             }
         });
-    };
-    match y.len() <= BLOCK {
-        true => task((0, (y, inv_rms))),
-        false => {
-            let tasks = y
-                .par_chunks_mut(rows * columns)
-                .zip(inv_rms.par_chunks_mut(rows));
-            tasks.enumerate().for_each(task);
-        }
-    }
+    });
     Ok(())
 }
 
@@ -104,7 +94,7 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
     for_blocks(partial, columns, |start, sums| {
         let first = start / columns * rows;
         let last = inv_rms.len().min(first + rows);
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             sums.fill(T::Wide::ZERO);
             for (row, inv_rms) in (first..last).zip(&inv_rms[first..last]) {
                 add_products(dy.row(row), x.row(row), *inv_rms, sums);
@@ -113,7 +103,7 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
     });
 
     for_blocks(dw, BLOCK, |start, dw| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             if empty {
                 dw.fill(T::Wide::ZERO);
             }

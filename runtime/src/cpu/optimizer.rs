@@ -3,10 +3,8 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use super::BLOCK;
 use super::strided::{CHUNK, Source};
+use super::{BLOCK, blocks as cut, for_parts};
 use crate::ops::AdamW;
 use crate::{Float, Result, Tensor, Wide, for_float};
 
@@ -69,14 +67,9 @@ pub(crate) struct Update<'a, T: Float> {
 
 /// One AdamW step of every parameter, in parallel by blocks of all of them together.
 pub(crate) fn adamw<T: Float>(updates: Vec<Update<'_, T>>) {
-    let elements: usize = updates.iter().map(|update| update.param.len()).sum();
     let mut updates = updates;
-    let blocks = updates.iter_mut().flat_map(Update::blocks);
-    if elements <= BLOCK {
-        return blocks.for_each(Block::step);
-    }
-    let blocks: Vec<Block<'_, T>> = blocks.collect();
-    blocks.into_par_iter().for_each(Block::step);
+    let mut steps: Vec<Block<'_, T>> = updates.iter_mut().flat_map(Update::blocks).collect();
+    for_parts(cut(&mut steps, 1), |_, step| step[0].run());
 }
 
 impl<T: Float> Update<'_, T> {
@@ -113,7 +106,7 @@ struct Block<'a, T: Float> {
 }
 
 impl<T: Float> Block<'_, T> {
-    fn step(self) {
+    fn run(&mut self) {
         let Block {
             param,
             gradient,
@@ -122,14 +115,14 @@ impl<T: Float> Block<'_, T> {
             square,
             factors,
         } = self;
-        let by = *factors;
-        vectorised!(|| {
+        let by = **factors;
+        vectorised!(T::Wide, || {
             let mut chunk = [T::Wide::ZERO; CHUNK];
             let params = param.chunks_mut(CHUNK);
             let states = mean.chunks_mut(CHUNK).zip(square.chunks_mut(CHUNK));
             for (at, (param, (mean, square))) in params.zip(states).enumerate() {
                 let chunk = &mut chunk[..param.len()];
-                gradient.load_wide(start + at * CHUNK, chunk);
+                gradient.load_wide(*start + at * CHUNK, chunk);
                 let elements = param.iter_mut().zip(mean).zip(square).zip(chunk);
                 for (((p, m), v), gradient) in elements {
                     let g = *gradient * by.scale;
@@ -156,24 +149,24 @@ pub(crate) fn blocks<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Tensor, Range<usize
 
 /// The sum of the squares of all elements, in f64: `sums` of the blocks, added from first to last.
 pub(crate) fn sum_of_squares(blocks: &[(&Tensor, Range<usize>)], sums: &mut [f64]) -> Result<f64> {
-    let sum = |(sum, (tensor, range)): (&mut f64, &(&Tensor, Range<usize>))| {
-        for_float!(tensor.dtype(), T => {
-            *sum = block_of_squares::<T>(&Source::new(tensor)?, range.clone());
-            Ok(())
-        })
-    };
-    let elements: usize = blocks.iter().map(|(_, range)| range.len()).sum();
-    match elements <= BLOCK {
-        true => sums.iter_mut().zip(blocks).try_for_each(sum)?,
-        false => sums.par_iter_mut().zip(blocks).try_for_each(sum)?,
-    }
+    let mut outcomes: Vec<Result<()>> = blocks.iter().map(|_| Ok(())).collect();
+    for_parts(
+        (cut(sums, 1), cut(&mut outcomes, 1)),
+        |at, (sum, outcome)| {
+            let (tensor, range) = &blocks[at];
+            outcome[0] = for_float!(tensor.dtype(), T => {
+                Source::new(tensor).map(|x| sum[0] = block_of_squares::<T>(&x, range.clone()))
+            });
+        },
+    );
+    outcomes.into_iter().collect::<Result<()>>()?;
     Ok(sums.iter().sum())
 }
 
 fn block_of_squares<T: Float>(x: &Source<'_, T>, range: Range<usize>) -> f64 {
     const LANES: usize = 32;
 
-    vectorised!(|| {
+    vectorised!(T::Wide, || {
         let (mut lanes, mut chunk) = ([0.0f64; LANES], [0.0f64; CHUNK]);
         for start in range.clone().step_by(CHUNK) {
             let chunk = &mut chunk[..CHUNK.min(range.end - start)];

@@ -149,7 +149,7 @@ pub(crate) fn fill<T: Float<Wide: Variate>>(
     value: impl Fn(u32, u32) -> T + Sync,
 ) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             let (mut high, mut low) = ([0; CHUNK], [0; CHUNK]);
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 let start = start + at * CHUNK;
@@ -176,7 +176,7 @@ pub(crate) fn dropout<T: Float>(
     let x = Source::<T>::new(x)?;
     let scale = T::Wide::from_f64(scale);
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             let (mut random, mut x_part) = ([0; CHUNK], [T::Wide::ZERO; CHUNK]);
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 let start = start + at * CHUNK;
@@ -199,7 +199,7 @@ pub(crate) fn dropout<T: Float>(
 /// Whether the random word of each element is at least `threshold`.
 pub(crate) fn mask(words: &Words, threshold: u32, out: &mut [Truth]) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(|| {
+        vectorised!(f32, || {
             let mut random = [0; CHUNK];
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 words.load(Part::High, start + at * CHUNK, &mut random[..out.len()]);

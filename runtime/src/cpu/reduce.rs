@@ -1,10 +1,8 @@
 //! Reductions in a fixed order: each result folds blocks of [`BLOCK`] elements, each block in
 //! [`LANES`] interleaved lanes, and merges lanes and blocks from first to last.
 
-use rayon::prelude::*;
-
-use super::BLOCK;
 use super::strided::{CHUNK, Source};
+use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::{Float, Result, Tensor};
 
 const LANES: usize = 16;
@@ -26,22 +24,13 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     finish: impl Fn(T::Wide) -> T::Wide + Sync,
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
-    let row = |at: usize| finish(fold_row(&x, at * columns, columns, fold));
-    if out.len() * columns <= BLOCK || out.len() == 1 {
-        for (at, out) in out.iter_mut().enumerate() {
-            *out = T::narrow(row(at));
-        }
-        return Ok(());
-    }
-
     let rows_a_task = (BLOCK / columns.max(1)).max(1);
-    out.par_chunks_mut(rows_a_task)
-        .enumerate()
-        .for_each(|(task, part)| {
-            for (at, out) in part.iter_mut().enumerate() {
-                *out = T::narrow(row(task * rows_a_task + at));
-            }
-        });
+    for_blocks(out, rows_a_task, |start, part| {
+        for (at, out) in part.iter_mut().enumerate() {
+            let row = fold_row(&x, (start + at) * columns, columns, fold);
+            *out = T::narrow(finish(row));
+        }
+    });
     Ok(())
 }
 
@@ -57,13 +46,13 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
     let columns = out.len();
-    let task = |(at, part): (usize, &mut [T])| {
+    let task = |start: usize, part: &mut [T]| {
         let mut folded = [fold.start; CHUNK];
         let mut buffer = [fold.start; CHUNK];
         let (folded, buffer) = (&mut folded[..part.len()], &mut buffer[..part.len()]);
         for row in 0..rows {
-            x.load_wide(row * columns + at * CHUNK, buffer);
-            vectorised!(|| {
+            x.load_wide(row * columns + start, buffer);
+            vectorised!(T::Wide, || {
                 for (folded, value) in folded.iter_mut().zip(&*buffer) {
                     *folded = (fold.merge)(*folded, *value);
                 }
@@ -74,10 +63,7 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
         }
     };
 
-    match rows * columns <= BLOCK {
-        true => out.chunks_mut(CHUNK).enumerate().for_each(task),
-        false => out.par_chunks_mut(CHUNK).enumerate().for_each(task),
-    }
+    for_blocks(out, CHUNK, task);
     Ok(())
 }
 
@@ -97,11 +83,9 @@ fn fold_row<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
         return if len == 0 { fold.start } else { block(0) };
     }
 
-    let blocks: Vec<T::Wide> = (0..len.div_ceil(BLOCK))
-        .into_par_iter()
-        .map(block)
-        .collect();
-    blocks.into_iter().fold(fold.start, &fold.merge)
+    let mut folded = vec![fold.start; len.div_ceil(BLOCK)];
+    for_parts(blocks(&mut folded, 1), |at, folded| folded[0] = block(at));
+    folded.into_iter().fold(fold.start, &fold.merge)
 }
 
 fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
@@ -115,7 +99,7 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     for first in (0..len).step_by(CHUNK) {
         let part = &mut buffer[..CHUNK.min(len - first)];
         x.load_wide(start + first, part);
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for group in part.chunks(LANES) {
                 for (lane, value) in lanes.iter_mut().zip(group) {
                     *lane = (fold.merge)(*lane, *value);

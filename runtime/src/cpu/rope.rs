@@ -1,8 +1,7 @@
 //! Kernels of the rotary position embedding.
 
-use rayon::prelude::*;
-
 use super::rows::{Flat, Rows, for_rows, rows_a_task};
+use super::{blocks, for_parts};
 use crate::ops::RopeStyle;
 use crate::{Element, Float, Result, Tensor};
 
@@ -30,20 +29,16 @@ pub(crate) fn tables(
 
     // A sine costs as much as many elementwise operations: tasks are small.
     let rows = rows_a_task(16 * pairs);
-    let tasks = cos
-        .par_chunks_mut(rows * pairs)
-        .zip(sin.par_chunks_mut(rows * pairs));
-    tasks
-        .zip(positions.par_chunks(rows))
-        .for_each(|((cos, sin), positions)| {
-            let rows = cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs));
-            for ((cos, sin), position) in rows.zip(positions) {
-                for ((cos, sin), inv_freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
-                    let angle = *position as f64 * f64::from(*inv_freq);
-                    (*sin, *cos) = ((angle.sin() * factor) as f32, (angle.cos() * factor) as f32);
-                }
+    let out = (blocks(cos, rows * pairs), blocks(sin, rows * pairs));
+    for_parts(out, |task, (cos, sin)| {
+        let out = cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs));
+        for ((cos, sin), position) in out.zip(&positions[task * rows..]) {
+            for ((cos, sin), inv_freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
+                let angle = *position as f64 * f64::from(*inv_freq);
+                (*sin, *cos) = ((angle.sin() * factor) as f32, (angle.cos() * factor) as f32);
             }
-        });
+        }
+    });
     Ok(())
 }
 

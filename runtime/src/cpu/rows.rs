@@ -100,16 +100,37 @@ pub(crate) use for_rows;
 
 /// What [`for_rows`] does; `f` must be `#[inline(always)]`.
 #[inline(always)]
-pub(crate) fn each_row<T: Send>(out: &mut [T], columns: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+pub(crate) fn each_row<T: Float>(
+    out: &mut [T],
+    columns: usize,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) {
     if columns == 0 {
         return;
     }
     for_blocks(out, rows_a_task(columns) * columns, |start, part| {
-        vectorised!(|| {
+        vectorised!(T::Wide, || {
             for (at, out) in part.chunks_exact_mut(columns).enumerate() {
                 f(start / columns + at, out);
             }
         });
+    });
+}
+
+/// Calls `f` with each row of `out`, `columns` elements long, in parallel where there are many: for
+/// rows that are only copied.
+pub(crate) fn copy_rows<T: Element>(
+    out: &mut [T],
+    columns: usize,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) {
+    if columns == 0 {
+        return;
+    }
+    for_blocks(out, rows_a_task(columns) * columns, |start, part| {
+        for (at, out) in part.chunks_exact_mut(columns).enumerate() {
+            f(start / columns + at, out);
+        }
     });
 }
 

@@ -117,6 +117,6 @@ impl<T: Float> Source<'_, T> {
     /// A function of its own, compiled once for each type and not into every kernel that reads.
     #[inline(never)]
     pub(crate) fn load_wide(&self, start: usize, to: &mut [T::Wide]) {
-        vectorised!(|| self.load(start, to, T::wide));
+        vectorised!(T::Wide, || self.load(start, to, T::wide));
     }
 }

@@ -1,10 +1,8 @@
 //! Elementwise functions of two and three operands, which broadcast against each other; comparisons
 //! and selection.
 
-use crate::cpu::elementwise::{self, map, map_to, update};
-use crate::{
-    Accumulator, Element, Error, Float, Result, Signature, Tensor, Truth, Wide, for_any, for_float,
-};
+use crate::cpu::elementwise::{self, Function, accumulate, map, test};
+use crate::{Accumulator, Error, Result, Signature, Tensor, Wide, for_any, for_float};
 
 /// Defines an op, and its signature, for each function of two float operands.
 macro_rules! binary_ops {
@@ -23,14 +21,16 @@ macro_rules! binary_ops {
                 let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
                 let mut y = call.output(0)?;
 
-                #[inline(always)]
-                fn value<W: Wide>($a: W, $b: W) -> W {
-                    $value
+                struct Value;
+
+                impl Function<2> for Value {
+                    #[inline(always)]
+                    fn value<W: Wide>(&self, [$a, $b]: [W; 2]) -> W {
+                        $value
+                    }
                 }
 
-                call.compute(|| {
-                    for_float!(a.dtype(), T => map::<T, 2>([&a, &b], y.slice()?, |[a, b]| value(a, b)))
-                })?;
+                call.compute(|| map(&Value, [&a, &b], &mut y))?;
                 Ok(y.finish())
             }
         )+
@@ -85,20 +85,22 @@ pub fn maximum_share(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = MAXIMUM_SHARE.call(&[a, b])?;
     let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
     let mut share = call.output(0)?;
-    call.compute(|| {
-        for_float!(a.dtype(), T => map::<T, 2>([&a, &b], share.slice()?, |[a, b]| share_of(a, b)))
-    })?;
+    call.compute(|| map(&MaximumShare, [&a, &b], &mut share))?;
     Ok(share.finish())
 }
 
-#[inline(always)]
-fn share_of<W: Wide>(a: W, b: W) -> W {
-    if a > b {
-        W::ONE
-    } else if a == b {
-        W::from_f64(0.5)
-    } else {
-        W::ZERO
+struct MaximumShare;
+
+impl Function<2> for MaximumShare {
+    #[inline(always)]
+    fn value<W: Wide>(&self, [a, b]: [W; 2]) -> W {
+        if a > b {
+            W::ONE
+        } else if a == b {
+            W::from_f64(0.5)
+        } else {
+            W::ZERO
+        }
     }
 }
 
@@ -115,13 +117,20 @@ static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 pub fn affine(x: &Tensor, scale: f64, shift: f64) -> Result<Tensor> {
     let mut call = AFFINE.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            let (scale, shift) = (wide::<T>(scale), wide::<T>(shift));
-            map::<T, 1>([x], y.slice()?, |[x]| scale * x + shift)
-        })
-    })?;
+    call.compute(|| map(&Affine { scale, shift }, [x], &mut y))?;
     Ok(y.finish())
+}
+
+struct Affine {
+    scale: f64,
+    shift: f64,
+}
+
+impl Function<1> for Affine {
+    #[inline(always)]
+    fn value<W: Wide>(&self, [x]: [W; 1]) -> W {
+        W::from_f64(self.scale) * x + W::from_f64(self.shift)
+    }
 }
 
 static ADD_INTO: Signature = Signature::new("add_into", "x: F[..], into: G[..] -> into: G[..]", 1);
@@ -139,26 +148,11 @@ pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     call.compute(|| {
         for_float!(x.dtype(), T => for_float!(into.buffer().dtype(), U => {
             let mut to = into.buffer().write::<U>("add_into")?;
-            let to = &mut to[range];
-            match into.is_empty() {
-                true => map_to::<T, U, _, 1>([x], to, |[x]| cross::<T, U>(x), U::narrow),
-                false => update::<T, U, 1>([x], to, |[x], so_far| so_far + cross::<T, U>(x)),
-            }
+            accumulate::<T, U>(x, &mut to[range], into.is_empty())
         }))
     })?;
     into.filled();
     Ok(())
-}
-
-/// A wide value of one float type as that of another.
-#[inline(always)]
-fn cross<T: Float, U: Float>(x: T::Wide) -> U::Wide {
-    wide::<U>(x.to_f64())
-}
-
-#[inline(always)]
-fn wide<T: Float>(x: f64) -> T::Wide {
-    T::Wide::from_f64(x)
 }
 
 /// Where the elements of a contiguous tensor lie in its storage.
@@ -194,11 +188,17 @@ macro_rules! comparisons {
                 let mut call = comparison::$name.call(&[a, b])?;
                 let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
                 let mut y = call.output(0)?;
-                call.compute(|| {
-                    for_float!(a.dtype(), T => {
-                        map_to::<T, Truth, bool, 2>([&a, &b], y.slice()?, |[a, b]| a $operator b, Truth::from)
-                    })
-                })?;
+
+                struct Holds;
+
+                impl Function<2> for Holds {
+                    #[inline(always)]
+                    fn value<W: Wide>(&self, [a, b]: [W; 2]) -> W {
+                        if a $operator b { W::ONE } else { W::ZERO }
+                    }
+                }
+
+                call.compute(|| test(&Holds, [&a, &b], &mut y))?;
                 Ok(y.finish())
             }
         )+
@@ -252,13 +252,24 @@ pub fn clamp(x: &Tensor, low: f64, high: f64) -> Result<Tensor> {
     check_bounds(low, high)?;
     let mut call = CLAMP.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            let (low, high) = (wide::<T>(low), wide::<T>(high));
-            map::<T, 1>([x], y.slice()?, |[x]| if x < low { low } else if x > high { high } else { x })
-        })
-    })?;
+    call.compute(|| map(&Clamp(Bounds { low, high }), [x], &mut y))?;
     Ok(y.finish())
+}
+
+struct Clamp(Bounds);
+
+impl Function<1> for Clamp {
+    #[inline(always)]
+    fn value<W: Wide>(&self, [x]: [W; 1]) -> W {
+        let [low, high] = self.0.wide();
+        if x < low {
+            low
+        } else if x > high {
+            high
+        } else {
+            x
+        }
+    }
 }
 
 /// The gradient of [`clamp`]: dy inside the bounds (bounds included), 0 outside.
@@ -272,15 +283,30 @@ pub fn clamp_grad(x: &Tensor, dy: &Tensor, low: f64, high: f64) -> Result<Tensor
     check_bounds(low, high)?;
     let mut call = CLAMP_GRAD.call(&[x, dy])?;
     let mut dx = call.output(0)?;
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            let (low, high) = (wide::<T>(low), wide::<T>(high));
-            map::<T, 2>([x, dy], dx.slice()?, |[x, dy]| {
-                if x >= low && x <= high { dy } else { wide::<T>(0.0) }
-            })
-        })
-    })?;
+    call.compute(|| map(&ClampSlope(Bounds { low, high }), [x, dy], &mut dx))?;
     Ok(dx.finish())
+}
+
+struct ClampSlope(Bounds);
+
+impl Function<2> for ClampSlope {
+    #[inline(always)]
+    fn value<W: Wide>(&self, [x, dy]: [W; 2]) -> W {
+        let [low, high] = self.0.wide();
+        if x >= low && x <= high { dy } else { W::ZERO }
+    }
+}
+
+struct Bounds {
+    low: f64,
+    high: f64,
+}
+
+impl Bounds {
+    #[inline(always)]
+    fn wide<W: Wide>(&self) -> [W; 2] {
+        [W::from_f64(self.low), W::from_f64(self.high)]
+    }
 }
 
 fn check_bounds(low: f64, high: f64) -> Result<()> {

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use bytemuck::Zeroable;
+use half::bf16;
 
-use crate::cpu::elementwise::convert;
+use crate::cpu::elementwise;
 use crate::cpu::{BLOCK, for_blocks};
 use crate::ops::binary::contiguous_range;
 use crate::{
@@ -82,7 +83,7 @@ pub fn contiguous(x: &Tensor) -> Result<Tensor> {
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut call = CONTIGUOUS.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| for_any!(x.dtype(), T => convert::<T, T>(x, y.slice()?, |element| element)))?;
+    call.compute(|| for_any!(x.dtype(), T => elementwise::copy::<T>(x, y.slice()?)))?;
     Ok(y.finish())
 }
 
@@ -113,7 +114,7 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     call.compute(|| {
         for_any!(x.dtype(), T => {
             let mut to = into.write::<T>("copy_into")?;
-            convert::<T, T>(x, &mut to[range], |element| element)
+            elementwise::copy::<T>(x, &mut to[range])
         })
     })
 }
@@ -231,7 +232,7 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     }
     let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
     if device.computes() {
-        for_any!(x.dtype(), T => convert::<T, T>(x, fresh.slice()?, |element| element))?;
+        for_any!(x.dtype(), T => elementwise::copy::<T>(x, fresh.slice()?))?;
     }
     Ok(fresh.finish())
 }
@@ -248,10 +249,13 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }
     let mut call = CAST.call(&[x])?;
     let mut y = call.output_of(*x.shape(), dtype)?;
-    call.compute(|| {
-        for_any!(x.dtype(), T => for_any!(dtype, U => {
-            convert::<T, U>(x, y.slice()?, |element| element.convert_to())
-        }))
+    call.compute(|| match (x.dtype(), dtype) {
+        (DType::F32, DType::BF16) => elementwise::cast::<f32, bf16>(x, y.slice()?),
+        (DType::BF16, DType::F32) => elementwise::cast::<bf16, f32>(x, y.slice()?),
+        (from, to) if from.is_float() || to.is_float() => {
+            elementwise::cast_through::<f64>(x, &mut y)
+        }
+        _ => elementwise::cast_through::<i64>(x, &mut y),
     })?;
     Ok(y.finish())
 }

@@ -1,7 +1,7 @@
 //! Elementwise functions of one operand, and their derivatives.
 
-use crate::cpu::elementwise::map;
-use crate::{Result, Signature, Tensor, Wide, for_float};
+use crate::cpu::elementwise::{Function, map};
+use crate::{Result, Signature, Tensor, Wide};
 
 /// Defines, for each function of the wide type `W`, an op, the op for its gradient, and their
 /// signatures.
@@ -26,14 +26,16 @@ macro_rules! unary_ops {
                 let mut call = signature_of::$name.call(&[x])?;
                 let mut y = call.output(0)?;
 
-                #[inline(always)]
-                fn value<W: Wide>($x: W) -> W {
-                    $value
+                struct Value;
+
+                impl Function<1> for Value {
+                    #[inline(always)]
+                    fn value<W: Wide>(&self, [$x]: [W; 1]) -> W {
+                        $value
+                    }
                 }
 
-                call.compute(|| {
-                    for_float!(x.dtype(), T => map::<T, 1>([x], y.slice()?, |[x]| value(x)))
-                })?;
+                call.compute(|| map(&Value, [x], &mut y))?;
                 Ok(y.finish())
             }
 
@@ -48,16 +50,16 @@ macro_rules! unary_ops {
                 let mut call = signature_of::$grad.call(&[$kept, dy])?;
                 let mut dx = call.output(0)?;
 
-                #[inline(always)]
-                fn slope<W: Wide>($k: W, $dy: W) -> W {
-                    $slope
+                struct Slope;
+
+                impl Function<2> for Slope {
+                    #[inline(always)]
+                    fn value<W: Wide>(&self, [$k, $dy]: [W; 2]) -> W {
+                        $slope
+                    }
                 }
 
-                call.compute(|| {
-                    for_float!(dy.dtype(), T => {
-                        map::<T, 2>([$kept, dy], dx.slice()?, |[kept, dy]| slope(kept, dy))
-                    })
-                })?;
+                call.compute(|| map(&Slope, [$kept, dy], &mut dx))?;
                 Ok(dx.finish())
             }
         )+
@@ -141,6 +143,7 @@ unary_ops! {
     relu_grad of x = |x, dy| if x > W::ZERO { dy } else { W::ZERO };
 }
 
+#[inline(always)]
 fn sign<W: Wide>(x: W) -> W {
     if x > W::ZERO {
         W::ONE

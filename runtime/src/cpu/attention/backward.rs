@@ -10,16 +10,16 @@
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::forward::load;
 use super::group::{Group, KEYS, STRIP, Strip, padded, transpose};
 use super::product::{Order, Product, lanes};
 use super::real::{Element, Real};
-use super::rows::{Rows, Shared};
+use super::rows::Rows;
 use super::scratch::with_blocks;
 use super::slabs::{Slabs, add_slabs};
 use super::{Attention, AttentionError, Shape, check_len, check_rows};
+use crate::cpu::{Shared, blocks, for_parts};
 
 /// Strips that share a loaded block of keys and values.
 const STRIPS: usize = 4;
@@ -90,28 +90,25 @@ pub(super) fn run<E: Element>(
     }
 
     let dq = Shared::new(dq);
-    workspace
-        .par_chunks_mut(slabs.len)
-        .enumerate()
-        .for_each(|(task, slab)| {
-            let (index, head) = (task % slabs.count, task / slabs.count);
-            let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
+    for_parts(blocks(workspace, slabs.len), |task, slab| {
+        let (index, head) = (task % slabs.count, task / slabs.count);
+        let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
 
-            slab.fill(Real::ZERO);
-            for segment in attention.mask.segments(batch, &shape) {
-                let rows = slabs.rows(index, &segment, shape.group());
-                for start in rows.clone().step_by(ROWS) {
-                    let rows = start..rows.end.min(start + ROWS);
-                    let group = Group {
-                        attention,
-                        segment: &segment,
-                        kv_head,
-                        rows,
-                    };
-                    backward_group(&group, saved, slab, &dq);
-                }
+        slab.fill(Real::ZERO);
+        for segment in attention.mask.segments(batch, &shape) {
+            let rows = slabs.rows(index, &segment, shape.group());
+            for start in rows.clone().step_by(ROWS) {
+                let rows = start..rows.end.min(start + ROWS);
+                let group = Group {
+                    attention,
+                    segment: &segment,
+                    kv_head,
+                    rows,
+                };
+                backward_group(&group, saved, slab, &dq);
             }
-        });
+        }
+    });
 
     let half = slabs.len / 2;
     for (to, offset) in [(dk, 0), (dv, half)] {

@@ -3,14 +3,13 @@
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::group::{Group, KEYS, STRIP, Strip, padded, transpose};
 use super::product::{Order, Product, lanes};
 use super::real::{Element, Real};
-use super::rows::Shared;
 use super::scratch::with_blocks;
 use super::{Attention, Shape};
+use crate::cpu::{Shared, for_tasks};
 
 /// Strips that share a loaded block of keys and values.
 const STRIPS: usize = 4;
@@ -25,7 +24,7 @@ pub(super) fn run<E: Element>(attention: &Attention<E>, out: &mut [E], lse: &mut
 
     let parts = (shape.queries * shape.group()).div_ceil(ROWS);
     let tasks = shape.batch * shape.kv_heads * parts;
-    (0..tasks).into_par_iter().for_each(|task| {
+    for_tasks(tasks, &|task| {
         let (part, head) = (task % parts, task / parts);
         let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
         let rows = part * ROWS..(part + 1) * ROWS;

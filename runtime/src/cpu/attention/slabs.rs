@@ -6,18 +6,20 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::Shape;
 use super::group::{STRIP, padded};
 use super::mask::Segment;
 use super::real::{Element, Real};
+use crate::cpu::for_blocks;
 
 /// Fewer queries than this are not split, for slabs cost memory.
 const QUERIES_PER_SLAB: usize = 1024;
 
 /// Tasks enough to keep a machine busy without splitting a head's queries.
 const ENOUGH_TASKS: usize = 32;
+
+/// Keys whose gradients one task adds up.
+const KEYS_PER_TASK: usize = 64;
 
 /// How the queries of a head are split.
 #[derive(Clone, Copy)]
@@ -81,28 +83,34 @@ pub(super) fn add_slabs<E: Element>(
         ..
     } = *shape;
     let width = padded(head_dim);
-    const LANES: usize = 16;
-
-    to.par_chunks_mut(kv_heads * head_dim)
-        .enumerate()
-        .with_min_len(64)
-        .for_each(|(key, to)| {
+    let row = kv_heads * head_dim;
+    for_blocks(to, KEYS_PER_TASK * row, |start, to| {
+        for (at, to) in to.chunks_exact_mut(row).enumerate() {
+            let key = start / row + at;
             let (batch, key) = (key / keys, key % keys);
             for (kv_head, to) in to.chunks_exact_mut(head_dim).enumerate() {
                 let head = (batch * kv_heads + kv_head) * slabs.count * slabs.len;
-                let at = head + offset + key * width;
-                for (first, to) in (0..width).step_by(LANES).zip(to.chunks_mut(LANES)) {
-                    let mut sum = [E::Real::ZERO; LANES];
-                    for slab in 0..slabs.count {
-                        let part = &workspace[at + slab * slabs.len + first..][..LANES];
-                        sum.iter_mut()
-                            .zip(part)
-                            .for_each(|(sum, part)| *sum = *sum + *part);
-                    }
-                    to.iter_mut()
-                        .zip(sum)
-                        .for_each(|(to, sum)| *to = E::from_real(sum));
-                }
+                let from = &workspace[head + offset + key * width..];
+                add_rows(slabs, from, to);
             }
-        });
+        }
+    });
+}
+
+/// to[h] = sum of from[h] over the slabs, in order.
+fn add_rows<E: Element>(slabs: &Slabs, from: &[E::Real], to: &mut [E]) {
+    const LANES: usize = 16;
+
+    for (first, to) in (0..).step_by(LANES).zip(to.chunks_mut(LANES)) {
+        let mut sum = [E::Real::ZERO; LANES];
+        for slab in 0..slabs.count {
+            let part = &from[slab * slabs.len + first..][..LANES];
+            sum.iter_mut()
+                .zip(part)
+                .for_each(|(sum, part)| *sum = *sum + *part);
+        }
+        to.iter_mut()
+            .zip(sum)
+            .for_each(|(to, sum)| *to = E::from_real(sum));
+    }
 }

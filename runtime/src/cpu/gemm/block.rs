@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
-use rayon::prelude::*;
 
 use super::kernel::{Kernel, Output, Start, Tile};
 use super::matrix::Target;
 use super::{MatrixRef, Update};
+use crate::cpu::for_tasks;
 
 /// One product of a batch or a group.
 pub(super) struct Problem<'a, T, C> {
@@ -56,7 +56,7 @@ const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
 pub(super) fn multiply_all<'a, K, C>(
     kernel: K,
     count: usize,
-    problem: impl Fn(usize) -> Problem<'a, K::Input, C> + Sync,
+    problem: &(dyn Fn(usize) -> Problem<'a, K::Input, C> + Sync),
     update: Update,
 ) where
     K: Kernel,
@@ -77,14 +77,12 @@ pub(super) fn multiply_all<'a, K, C>(
     }
 
     let grid = Grid::for_threads(kernel, || (0..count).map(problem));
-    (0..count)
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each(|index| {
-            let problem = problem(index);
-            let blocks = (0..grid.blocks(&problem)).into_par_iter().with_max_len(1);
-            blocks.for_each(|i| grid.multiply(kernel, &problem, i, update));
+    for_tasks(count, &|index| {
+        let problem = problem(index);
+        for_tasks(grid.blocks(&problem), &|i| {
+            grid.multiply(kernel, &problem, i, update);
         });
+    });
 }
 
 /// How C is cut into blocks. It decides who computes an element, never how.

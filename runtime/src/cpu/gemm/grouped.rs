@@ -55,7 +55,7 @@ where
     let count = groups.count();
     T::with_kernel(Run {
         count,
-        problem,
+        problem: &problem,
         update,
     });
     Ok(())
@@ -116,7 +116,7 @@ where
     let count = groups.count();
     T::with_kernel(Run {
         count,
-        problem,
+        problem: &problem,
         update,
     });
     Ok(())

@@ -99,7 +99,7 @@ pub(super) fn product_by<K, C>(
     C: Output<K::Sum>,
 {
     let c = c.target();
-    multiply_all(kernel, 1, |_| Problem { a, b, c }, update);
+    multiply_all(kernel, 1, &|_| Problem { a, b, c }, update);
 }
 
 /// Runs a test with each kernel for `T` that this machine has.
