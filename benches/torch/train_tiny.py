@@ -3,6 +3,7 @@
 
     train_tiny.py --impl hf|eager|compile [--dtype f32|bf16] [--steps 10] [--warmup 3] [--threads 2]
                   [--init FOLDER_OR_FILE] [--export-init FOLDER] [--data tokens.bin [--data-width u16|u32]] [--json OUT]
+                  [--serve]
 
 hf is transformers as shipped, eager is hand_written.py, compile the same under torch.compile. AdamW and clipping are torch's
 fused and foreach kernels in all three: the fastest that a user would find.
@@ -11,7 +12,6 @@ fused and foreach kernels in all three: the fastest that a user would find.
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -25,9 +25,10 @@ def main():
     options = parse()
     # Read once, when torch is first imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
-    global torch, tiny
+    global torch, tiny, serve, say, versions
     import tiny
     import torch
+    from serve import say, serve, versions
 
     torch.set_num_threads(options.threads)
     weights = tiny.read_weights(options.init) if options.init else tiny.initial_weights(options.seed)
@@ -38,19 +39,32 @@ def main():
 
     model = build(options, weights)
     optimizer = adamw(model, options.learning_rate)
-    needed = (options.warmup + options.steps) * tiny.BATCH * tiny.TOKENS + 1
+    needed = (options.warmup + max(options.steps, 64)) * tiny.BATCH * tiny.TOKENS + 1
     if options.data:
         tokens = tiny.read_tokens(options.data, options.data_width)
     else:
         tokens = tiny.synthetic_tokens(needed, tiny.CONFIG["vocab_size"])
 
     losses, norms, seconds = [], [], []
-    for step in range(options.warmup + options.steps):
-        loss, norm, parts = train_step(model, optimizer, tiny.batch(tokens, step), options.dtype)
-        losses.append(loss)
-        norms.append(norm)
-        seconds.append(parts)
 
+    def run(steps):
+        for step in range(len(losses), len(losses) + steps):
+            loss, norm, parts = train_step(model, optimizer, tiny.batch(tokens, step), options.dtype)
+            losses.append(loss)
+            norms.append(norm)
+            seconds.append(parts)
+
+    def answer(request):
+        done = len(losses)
+        run(request["steps"])
+        return {"loss": losses[done:], "part_s": seconds[done:], "peak_rss_bytes": peak_rss()}
+
+    run(options.warmup)
+    if options.serve:
+        say({"loss": losses})
+        return serve(answer)
+
+    run(options.steps)
     report = summary(options, losses, norms, seconds[options.warmup :])
     print(json.dumps(report))
     if options.json:
@@ -72,6 +86,7 @@ def parse():
     parser.add_argument("--data", type=Path, help="tokens; without it the stream of tiny.synthetic_tokens")
     parser.add_argument("--data-width", choices=("u16", "u32"), default="u16")
     parser.add_argument("--json", type=Path, help="also write the report there")
+    parser.add_argument("--serve", action="store_true", help="after warm-up take requests {\"steps\": N}, one a line")
     options = parser.parse_args()
     if min(options.steps, options.warmup) < 0 or options.threads < 1:
         sys.exit("steps and warmup must not be negative, threads at least 1")
@@ -173,13 +188,6 @@ def peak_rss():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
     return None
-
-
-def versions():
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    if "transformers" in sys.modules:
-        found["transformers"] = sys.modules["transformers"].__version__
-    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""Answers requests, one JSON object a line: how a bench in another language interleaves its rounds with torch's."""
+
+import json
+import platform
+import sys
+
+import torch
+
+
+def serve(answer):
+    """Says hello, then answers each line of standard input until it ends."""
+    say({"versions": versions()})
+    for line in sys.stdin:
+        say(answer(json.loads(line)))
+
+
+def say(message: dict):
+    print(json.dumps(message), flush=True)
+
+
+def versions() -> dict:
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if "transformers" in sys.modules:
+        found["transformers"] = sys.modules["transformers"].__version__
+    return found

@@ -1,0 +1,355 @@
+//! Trains the configuration *tiny* beside transformers, hand-written torch and the same compiled,
+//! from the same weights on the same tokens, a few steps each in turn.
+//!
+//! ```text
+//! cargo bench --bench train_tiny -- --torch venv/bin/python [--dtype bf16] [--json FILE]
+//! ```
+//!
+//! 9,185,792 parameters, 8 sequences of 256 tokens a step. Without `--torch` it times meshgrad
+//! alone, from weights of its own.
+
+mod measure;
+
+use std::path::Path;
+
+use clap::{Parser, ValueEnum};
+use measure::{Options, Peer, Spread, finish, numbers, peak_resident, seconds};
+use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::{Balancing, Compute, hf};
+use meshgrad::prelude::*;
+use meshgrad::train::config::OptimizerConfig;
+use meshgrad::train::optimizer::Optimizer;
+use serde_json::{Value, json};
+
+const BATCH: usize = 8;
+const TOKENS: usize = 256;
+const VOCAB: u64 = 4096;
+const CONFIG: &str = r#"{
+    "model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+    "intermediate_size": 256, "moe_intermediate_size": 256,
+    "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true,
+    "vocab_size": 4096, "tie_word_embeddings": false, "rope_theta": 10000.0,
+    "max_position_embeddings": 256
+}"#;
+
+/// Trains tiny, beside torch.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    /// What activations are; parameters and optimizer are f32 (autocast in torch).
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    dtype: Precision,
+    /// How often the contestants take turns.
+    #[arg(long, default_value_t = 8)]
+    rounds: usize,
+    /// Steps of each turn.
+    #[arg(long, default_value_t = 4)]
+    steps: usize,
+    /// Steps before the first turn, not counted.
+    #[arg(long, default_value_t = 3)]
+    warmup: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+}
+
+impl Precision {
+    fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+
+    fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments = Arguments::parse();
+    if arguments.options.smoke {
+        (arguments.rounds, arguments.steps, arguments.warmup) = (1, 1, 0);
+    }
+    let device = Device::cpu();
+    device.run(|| bench(&arguments, &device))
+}
+
+fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
+    let folder = std::env::temp_dir().join(format!("meshgrad-train-tiny-{}", std::process::id()));
+    let mut peers = Vec::new();
+    if let Some(python) = &arguments.options.torch {
+        peers = start_peers(arguments, python, &folder)?;
+    }
+    let model = match peers.is_empty() {
+        true => Qwen3::materialized(&Qwen3Config::from_json(CONFIG)?, device, 0)?,
+        false => hf::load(&folder, device)?.model,
+    };
+    let _ = std::fs::remove_dir_all(&folder);
+
+    let mut own = Contestant::new("meshgrad");
+    let mut trainer = Ours::new(model, device, arguments.dtype.dtype())?;
+    own.losses = (0..arguments.warmup)
+        .map(|_| Ok(trainer.step()?.0))
+        .collect::<anyhow::Result<_>>()?;
+    for _ in 0..arguments.rounds {
+        for _ in 0..arguments.steps {
+            let (loss, parts) = trainer.step()?;
+            own.take(loss, parts);
+        }
+        for (peer, contestant) in &mut peers {
+            let answer = peer.ask(&json!({"steps": arguments.steps}))?;
+            let losses = numbers(&answer["loss"]);
+            let parts = answer["part_s"].as_array().cloned().unwrap_or_default();
+            for (loss, parts) in losses.iter().zip(&parts) {
+                let parts = numbers(parts);
+                contestant.take(*loss, [parts[0], parts[1], parts[2]]);
+            }
+            contestant.peak_resident = answer["peak_rss_bytes"].as_u64().unwrap_or(0);
+        }
+    }
+    own.peak_resident = peak_resident();
+
+    let versions = peers
+        .first()
+        .map_or(Value::Null, |(peer, _)| peer.hello["versions"].clone());
+    let mut contestants = vec![own];
+    contestants.extend(peers.into_iter().map(|(_, contestant)| contestant));
+    print_table(arguments, &contestants);
+    println!(
+        "\nmeshgrad's tensors: {:.0} MB at their peak",
+        device.memory().peak as f64 / 1e6
+    );
+
+    let report = json!({
+        "bench": "train_tiny",
+        "dtype": arguments.dtype.name(),
+        "rounds": arguments.rounds,
+        "steps_a_round": arguments.steps,
+        "tensor_peak_bytes": device.memory().peak,
+        "contestants": contestants.iter().map(Contestant::json).collect::<Vec<_>>(),
+    });
+    finish(&arguments.options, report, versions)
+}
+
+/// Starts the implementations in torch and lets them warm up.
+fn start_peers(
+    arguments: &Arguments,
+    python: &Path,
+    folder: &Path,
+) -> anyhow::Result<Vec<(Peer, Contestant)>> {
+    let (warmup, folder) = (arguments.warmup.to_string(), folder.display().to_string());
+    let peers = [
+        ("transformers", "hf", "loop"),
+        ("torch eager", "eager", "loop"),
+        ("torch eager, grouped", "eager", "grouped"),
+        ("torch.compile", "compile", "loop"),
+        ("torch.compile, grouped", "compile", "grouped"),
+    ];
+    peers
+        .into_iter()
+        .map(|(name, implementation, experts)| {
+            let threads = rayon_threads();
+            let mut options = vec![
+                "--serve", "--impl", implementation, "--experts", experts,
+                "--dtype", arguments.dtype.name(), "--warmup", &warmup, "--threads", &threads,
+            ];
+            if implementation == "hf" {
+                options.extend(["--export-init", &folder]);
+            }
+            eprintln!("starting {name}");
+            let mut peer = Peer::start(python, "train_tiny.py", &options)?;
+            let mut contestant = Contestant::new(name);
+            contestant.losses = numbers(&peer.listen()?["loss"]);
+            Ok((peer, contestant))
+        })
+        .collect()
+}
+
+fn rayon_threads() -> String {
+    Device::cpu().properties().threads.to_string()
+}
+
+/// What one implementation did.
+struct Contestant {
+    name: &'static str,
+    /// Of every step, warm-up included.
+    losses: Vec<f64>,
+    /// Seconds of forward, backward and optimizer, of every counted step.
+    parts: Vec<[f64; 3]>,
+    peak_resident: u64,
+}
+
+impl Contestant {
+    fn new(name: &'static str) -> Contestant {
+        Contestant {
+            name,
+            losses: Vec::new(),
+            parts: Vec::new(),
+            peak_resident: 0,
+        }
+    }
+
+    fn take(&mut self, loss: f64, parts: [f64; 3]) {
+        self.losses.push(loss);
+        self.parts.push(parts);
+    }
+
+    fn tokens_per_second(&self) -> Spread {
+        let rate = |parts: &[f64; 3]| (BATCH * TOKENS) as f64 / parts.iter().sum::<f64>();
+        Spread::of(&self.parts.iter().map(rate).collect::<Vec<_>>())
+    }
+
+    fn part_ms(&self, part: usize) -> Spread {
+        let ms = |parts: &[f64; 3]| 1e3 * parts[part];
+        Spread::of(&self.parts.iter().map(ms).collect::<Vec<_>>())
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "tokens_per_s": self.tokens_per_second().json(),
+            "forward_ms": self.part_ms(0).json(),
+            "backward_ms": self.part_ms(1).json(),
+            "optimizer_ms": self.part_ms(2).json(),
+            "peak_resident_bytes": self.peak_resident,
+            "loss": self.losses,
+        })
+    }
+}
+
+fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
+    println!(
+        "tiny, {}, {} rounds of {} steps: medians (least - most)\n",
+        arguments.dtype.name(),
+        arguments.rounds,
+        arguments.steps
+    );
+    println!("| | tok/s | meshgrad is | forward ms | backward ms | optimizer ms | peak MB | last loss |");
+    println!("|---|---|---|---|---|---|---|---|");
+    let ours = contestants[0].tokens_per_second().median;
+    for contestant in contestants {
+        let rate = contestant.tokens_per_second();
+        println!(
+            "| {} | {rate} | {:.2} x | {:.0} | {:.0} | {:.0} | {:.0} | {:.5} |",
+            contestant.name,
+            ours / rate.median,
+            contestant.part_ms(0).median,
+            contestant.part_ms(1).median,
+            contestant.part_ms(2).median,
+            contestant.peak_resident as f64 / 1e6,
+            contestant.losses.last().copied().unwrap_or(f64::NAN),
+        );
+    }
+}
+
+/// meshgrad's side: the loop that a user would write.
+struct Ours {
+    model: Qwen3,
+    optimizer: Optimizer,
+    grads: Grads,
+    device: Device,
+    dtype: DType,
+    tokens: Stream,
+    step: u64,
+}
+
+impl Ours {
+    fn new(model: Qwen3, device: &Device, dtype: DType) -> anyhow::Result<Ours> {
+        let config = OptimizerConfig {
+            learning_rate: 1e-3,
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            max_grad_norm: 1.0,
+        };
+        let (optimizer, grads) = Optimizer::new(&model, device, &config)?;
+        Ok(Ours {
+            model,
+            optimizer,
+            grads,
+            device: device.clone(),
+            dtype,
+            tokens: Stream::new(),
+            step: 0,
+        })
+    }
+
+    /// The mean loss of a step, and the seconds of its forward, backward and optimizer.
+    fn step(&mut self) -> anyhow::Result<(f64, [f64; 3])> {
+        let (ids, labels) = self.tokens.batch(&self.device)?;
+        self.step += 1;
+        let compute = Compute {
+            dtype: self.dtype,
+            checkpointing: false,
+        };
+        let (forward, recorded) = seconds(|| {
+            Tape::record(|| Ok(self.model.loss(&ids, &labels, compute, Balancing::default())))
+        });
+        let (loss, tape) = recorded?;
+        let loss = loss?;
+
+        let one = values::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
+        let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
+        done?;
+
+        let (optimizer, norm) = seconds(|| {
+            self.optimizer
+                .step(&mut self.grads, &loss.weight, self.step, 1e-3)
+        });
+        norm?;
+        let mean = f64::from(loss.cross_entropy.item::<f32>()? / loss.weight.item::<f32>()?);
+        Ok((mean, [forward, backward, optimizer]))
+    }
+}
+
+/// The stream of benches/torch/tiny.py.
+struct Stream {
+    state: u64,
+    token: u64,
+    /// The first of the next window: the last label of the one before.
+    next: i64,
+}
+
+impl Stream {
+    fn new() -> Stream {
+        let mut stream = Stream {
+            state: 42,
+            token: 0,
+            next: 0,
+        };
+        stream.next = stream.draw();
+        stream
+    }
+
+    fn draw(&mut self) -> i64 {
+        let state = self.state.wrapping_mul(6364136223846793005);
+        self.state = state.wrapping_add(1442695040888963407);
+        let random = self.state >> 33;
+        self.token = match random % 8 < 6 {
+            true => (5 * self.token + 7 + (random >> 3) % 4) % VOCAB,
+            false => (random >> 3) % VOCAB,
+        };
+        self.token as i64
+    }
+
+    fn batch(&mut self, device: &Device) -> anyhow::Result<(Tensor, Tensor)> {
+        let (mut ids, mut labels) = (Vec::new(), Vec::new());
+        for _ in 0..BATCH * TOKENS {
+            ids.push(self.next);
+            self.next = self.draw();
+            labels.push(self.next);
+        }
+        let tensor = |values: &[i64]| Tensor::from_slice(device, &[BATCH, TOKENS], values);
+        Ok((tensor(&ids)?, tensor(&labels)?))
+    }
+}
