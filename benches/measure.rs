@@ -137,14 +137,6 @@ pub(crate) fn seconds<T>(f: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_secs_f64(), result)
 }
 
-/// The peak of this process's resident memory, in bytes; 0 where the system does not tell.
-pub(crate) fn peak_resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
 /// Adds machine, versions and command to `report`, and writes it where the options say.
 pub(crate) fn finish(options: &Options, mut report: Value, peers: Value) -> anyhow::Result<()> {
     report["machine"] = machine();

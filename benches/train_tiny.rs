@@ -13,7 +13,7 @@ mod measure;
 use std::path::Path;
 
 use clap::{Parser, ValueEnum};
-use measure::{Options, Peer, Spread, finish, numbers, peak_resident, seconds};
+use measure::{Options, Peer, Spread, finish, numbers, seconds};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Balancing, Compute, hf};
 use meshgrad::prelude::*;
@@ -159,8 +159,17 @@ fn start_peers(
         .map(|(name, implementation, experts)| {
             let threads = rayon_threads();
             let mut options = vec![
-                "--serve", "--impl", implementation, "--experts", experts,
-                "--dtype", arguments.dtype.name(), "--warmup", &warmup, "--threads", &threads,
+                "--serve",
+                "--impl",
+                implementation,
+                "--experts",
+                experts,
+                "--dtype",
+                arguments.dtype.name(),
+                "--warmup",
+                &warmup,
+                "--threads",
+                &threads,
             ];
             if implementation == "hf" {
                 options.extend(["--export-init", &folder]);
@@ -233,7 +242,9 @@ fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
         arguments.rounds,
         arguments.steps
     );
-    println!("| | tok/s | meshgrad is | forward ms | backward ms | optimizer ms | peak MB | last loss |");
+    println!(
+        "| | tok/s | meshgrad is | forward ms | backward ms | optimizer ms | peak MB | last loss |"
+    );
     println!("|---|---|---|---|---|---|---|---|");
     let ours = contestants[0].tokens_per_second().median;
     for contestant in contestants {
@@ -293,7 +304,11 @@ impl Ours {
             checkpointing: false,
         };
         let (forward, recorded) = seconds(|| {
-            Tape::record(|| Ok(self.model.loss(&ids, &labels, compute, Balancing::default())))
+            Tape::record(|| {
+                Ok(self
+                    .model
+                    .loss(&ids, &labels, compute, Balancing::default()))
+            })
         });
         let (loss, tape) = recorded?;
         let loss = loss?;
@@ -352,4 +367,12 @@ impl Stream {
         let tensor = |values: &[i64]| Tensor::from_slice(device, &[BATCH, TOKENS], values);
         Ok((tensor(&ids)?, tensor(&labels)?))
     }
+}
+
+/// The peak of this process's resident memory, in bytes; 0 where the system does not tell.
+fn peak_resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }

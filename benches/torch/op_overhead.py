@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times what autograd costs an operation that computes nothing: takes requests, one JSON object a line.
 
-    {"operations": N} -> {"plain": ns, "record": ns, "backward": ns}
+    {"operations": N} -> {"ns": [plain, record, backward]}
 
 A chain of multiplications of one-element f32 tensors, on one thread: nanoseconds an operation to compute without a graph, to
 compute and record, and to go backward.
@@ -15,7 +15,7 @@ from serve import serve
 
 def main():
     torch.set_num_threads(1)
-    serve(lambda request: dict(zip(("plain", "record", "backward"), run(request["operations"]))))
+    serve(lambda request: {"ns": run(request["operations"])})
 
 
 def run(operations: int) -> tuple[float, float, float]:
