@@ -15,10 +15,11 @@
 //! **Shape of the algorithm.** C is cut into blocks, the unit of parallelism. A block copies slabs
 //! of A and B, `k_slab` deep, into *panels*: the order in which the innermost loop, the
 //! *micro-kernel*, reads them. Strides, transposes and the tails of all extents end there, so a
-//! micro-kernel always computes a full tile from contiguous memory. (Goto & van de Geijn,
+//! micro-kernel always computes a full tile from contiguous memory; rows of A that already are
+//! contiguous along k it reads where they lie. (Goto & van de Geijn,
 //! "Anatomy of high-performance matrix multiplication", 2008.)
 //!
-//! **Memory.** A thread that takes part keeps about 2.1 MiB of buffers; nothing else is
+//! **Memory.** A thread that takes part keeps about 3.2 MiB of buffers; nothing else is
 //! allocated. **Threads** are those of the ambient rayon pool.
 
 mod block;

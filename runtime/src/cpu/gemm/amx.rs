@@ -13,7 +13,7 @@ use half::bf16;
 use pulp::x86::V4;
 
 use super::MatrixRef;
-use super::kernel::{Kernel, Start, Tile};
+use super::kernel::{Kernel, Rows, Start, Tile};
 use super::pack::{pack_by_depth, pack_by_lane};
 use super::vector::Closure;
 
@@ -128,8 +128,18 @@ impl Kernel for AmxKernel {
     }
 
     #[inline(always)]
-    fn pack_a(self, rows: MatrixRef<'_, bf16>, panel: &mut [u32]) {
-        pack_by_lane(rows, TILE, panel);
+    fn unpacked(_: MatrixRef<'_, bf16>) -> Option<Rows<'_, u32>> {
+        None
+    }
+
+    #[inline(always)]
+    fn pack_a(self, rows: MatrixRef<'_, bf16>, panels: &mut [u32]) {
+        let units = rows.cols().next_multiple_of(Self::DEPTH_STEP) / Self::DEPTH_PER_UNIT;
+        let panels = panels.chunks_exact_mut(TILE * units);
+        for (panel, row) in panels.zip((0..rows.rows()).step_by(TILE)) {
+            let live = TILE.min(rows.rows() - row);
+            pack_by_lane(rows.part([row, 0], [live, rows.cols()]), TILE, panel);
+        }
     }
 
     #[inline(always)]
@@ -138,7 +148,8 @@ impl Kernel for AmxKernel {
     }
 
     #[inline(always)]
-    fn multiply(self, a: &[u32], b: &[u32], live: Tile, start: Start, sums: &mut [f32]) {
+    fn multiply(self, a: Rows<'_, u32>, b: &[u32], live: Tile, start: Start, sums: &mut [f32]) {
+        let a = a.units;
         let steps = a.len() / (TILE * PAIRS);
         assert!(a.len() == b.len() && steps > 0 && sums.len() == TILE * TILE);
 

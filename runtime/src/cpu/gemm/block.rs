@@ -5,7 +5,7 @@ use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::kernel::{Kernel, Output, Start, Tile};
+use super::kernel::{Kernel, Output, Rows, Start, Tile};
 use super::matrix::Target;
 use super::{MatrixRef, Update};
 use crate::cpu::for_tasks;
@@ -41,7 +41,7 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
 
 /// Bytes along k of a slab: with this a panel of A (8 or 32 rows), which is read again for each
 /// panel of B, stays in the first-level cache, and the slabs of both operands in the second.
-const SLAB_BYTES: usize = 1024;
+const SLAB_BYTES: usize = 2048;
 
 /// Most rows and columns of a block; the larger, the less often operands are packed again.
 const MAX_EXTENT: usize = 528;
@@ -105,14 +105,14 @@ impl Grid {
         Self { tile, block }
     }
 
-    /// The largest blocks that still give each thread two, but none smaller than a few tiles.
+    /// The largest blocks that still give each thread one, but none smaller than a few tiles.
     fn for_threads<'a, K, C, P>(kernel: K, problems: impl Fn() -> P) -> Self
     where
         K: Kernel,
         C: Copy + 'a,
         P: Iterator<Item = Problem<'a, K::Input, C>>,
     {
-        let wanted = 2 * rayon::current_num_threads();
+        let wanted = rayon::current_num_threads();
         let mut grid = Self::largest(kernel);
 
         while problems()
@@ -267,12 +267,10 @@ fn multiply_slabs<K, C>(
         let is_last = slab + live_depth == depth;
 
         let (a_len, b_len) = (tile.rows * units, tile.cols * units);
-        for (panel, row) in a_panels
-            .chunks_exact_mut(a_len)
-            .zip((0..a.rows()).step_by(tile.rows))
-        {
-            let rows = tile.rows.min(a.rows() - row);
-            kernel.pack_a(a.part([row, slab], [rows, live_depth]), panel);
+        let a_slab = a.part([0, slab], [a.rows(), live_depth]);
+        let unpacked = K::unpacked(a_slab);
+        if unpacked.is_none() {
+            kernel.pack_a(a_slab, a_panels);
         }
         for (panel, col) in b_panels
             .chunks_exact_mut(b_len)
@@ -285,10 +283,17 @@ fn multiply_slabs<K, C>(
         // With a single slab one tile of sums serves all, and stays in the first-level cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
-        for (a_panel, row) in a_panels
-            .chunks_exact(a_len)
-            .zip((0..c.rows()).step_by(tile.rows))
-        {
+        for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
+            let a_rows = match unpacked {
+                Some(Rows { units, stride }) => Rows {
+                    units: &units[row * stride..],
+                    stride,
+                },
+                None => Rows {
+                    units: &a_panels[panel * a_len..][..a_len],
+                    stride: units,
+                },
+            };
             for (b_panel, col) in b_panels
                 .chunks_exact(b_len)
                 .zip((0..c.cols()).step_by(tile.cols))
@@ -301,7 +306,7 @@ fn multiply_slabs<K, C>(
                 let sums = &mut sums[next_sums..][..tile.len()];
                 next_sums += sum_stride;
 
-                kernel.multiply(a_panel, b_panel, live, start, sums);
+                kernel.multiply(a_rows, b_panel, live, start, sums);
                 if is_last {
                     store(
                         c.part([row, col], [live.rows, live.cols]),

@@ -65,6 +65,11 @@ impl Arithmetic for Dot {
     }
 
     #[inline(always)]
+    fn unpacked(_: &[bf16]) -> Option<&[u32]> {
+        None
+    }
+
+    #[inline(always)]
     fn units(self, panel: &[u32]) -> &[u32x16] {
         V4::as_simd_u32s(panel).0
     }

@@ -25,8 +25,15 @@ pub(super) enum Start {
     Resume,
 }
 
+/// Some rows of A: row i begins at `units[i * stride]`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows<'a, P> {
+    pub(super) units: &'a [P],
+    pub(super) stride: usize,
+}
+
 /// A micro-kernel and the panels it reads. Its panels of A hold `tile().rows` rows, those of B
-/// `tile().cols` columns; missing rows, columns and depth are filled with zeros.
+/// `tile().cols` columns; missing columns and depth are filled with zeros.
 pub(super) trait Kernel: Copy + Send + Sync {
     type Input: Element;
     type Packed: Pod;
@@ -42,17 +49,21 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// Runs `f` with the vector instructions that this kernel needs.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// Packs [at most tile().rows, depth] of A.
-    fn pack_a(self, rows: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
+    /// `rows` of A where they are, if the kernel can read them there.
+    fn unpacked(rows: MatrixRef<'_, Self::Input>) -> Option<Rows<'_, Self::Packed>>;
+
+    /// Packs [rows, depth] of A: one panel after the other.
+    fn pack_a(self, rows: MatrixRef<'_, Self::Input>, panels: &mut [Self::Packed]);
 
     /// Packs [at most tile().cols, depth] of B transposed.
     fn pack_b(self, cols: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
 
-    /// Adds the product of two panels of equal depth to `sums`, a row-major tile. `live` says how
-    /// much of the tile is wanted; the rest may be anything.
+    /// Adds the product of rows of A and a panel of B of equal depth to `sums`, a row-major tile.
+    /// `live` says how much of the tile is wanted, and how many rows there are; the rest may be
+    /// anything.
     fn multiply(
         self,
-        a: &[Self::Packed],
+        a: Rows<'_, Self::Packed>,
         b: &[Self::Packed],
         live: Tile,
         start: Start,

@@ -241,6 +241,16 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         self.layout.col_stride == 1
     }
 
+    /// The elements from (0, 0) on and the distance between rows, where each row is contiguous and
+    /// lies behind the one before.
+    #[inline(always)]
+    pub(super) fn contiguous_rows(&self) -> Option<(&'a [T], usize)> {
+        let stride = usize::try_from(self.layout.row_stride).ok()?;
+        let start = self.layout.index(0, 0) as usize;
+        self.rows_are_contiguous()
+            .then(|| (&self.data[start..], stride))
+    }
+
     /// `len` elements of a row. Rows must be contiguous.
     #[inline(always)]
     pub(super) fn row(&self, row: usize, first: usize, len: usize) -> &'a [T] {

@@ -28,10 +28,20 @@ pub(super) trait Unit<T>: Pod {
     fn transpose(block: &mut Block<Self>) {
         transpose_by_swaps(block);
     }
+
+    /// Elements as units, where they are the same.
+    fn of_elements(_: &[T]) -> Option<&[Self]> {
+        None
+    }
 }
 
 impl Unit<f64> for f64 {
     const DEPTH: usize = 1;
+
+    #[inline(always)]
+    fn of_elements(elements: &[f64]) -> Option<&[f64]> {
+        Some(elements)
+    }
 
     #[inline(always)]
     fn join(first: f64, _: f64) -> Self {
@@ -46,6 +56,11 @@ impl Unit<f64> for f64 {
 
 impl Unit<f32> for f32 {
     const DEPTH: usize = 1;
+
+    #[inline(always)]
+    fn of_elements(elements: &[f32]) -> Option<&[f32]> {
+        Some(elements)
+    }
 
     #[inline(always)]
     fn join(first: f32, _: f32) -> Self {
@@ -112,6 +127,35 @@ impl Unit<bf16> for u32 {
     }
 }
 
+/// Row i, in units, goes to `rows[i * units..]`, where `units` is how many a row has: what a
+/// micro-kernel reads that broadcasts units of single rows.
+#[inline(always)]
+pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, rows: &mut [U]) {
+    let units = lanes.cols().div_ceil(U::DEPTH);
+    let mut block = Block::<U>::zeroed();
+    for (index, rows) in rows.chunks_mut(BLOCK * units).enumerate() {
+        let lane = index * BLOCK;
+        if lane >= lanes.rows() {
+            return;
+        }
+        for unit in (0..units).step_by(BLOCK) {
+            if lanes.rows_are_contiguous() {
+                read_contiguous_lanes(&lanes, lane, unit, &mut block);
+            } else {
+                for (unit, units) in (unit..).zip(&mut block) {
+                    *units = units_at_depth(&lanes, lane, unit);
+                }
+                U::transpose(&mut block);
+            }
+
+            let live = BLOCK.min(units - unit);
+            for (row, packed) in rows.chunks_exact_mut(units).zip(&block) {
+                copy_units(&mut row[unit..unit + live], packed);
+            }
+        }
+    }
+}
+
 /// Unit p of lane i goes to `panel[p * width + i]`: a micro-kernel reads all lanes of one depth.
 ///
 /// `lanes` is [at most width, depth]; the panel's remaining lanes and depth become zero.
@@ -121,6 +165,15 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     width: usize,
     panel: &mut [U],
 ) {
+    let by_depth = lanes.transposed();
+    if U::DEPTH == 1 && by_depth.rows_are_contiguous() && lanes.rows() == width {
+        for (unit, row) in panel.chunks_exact_mut(width).enumerate() {
+            for (unit, element) in row.iter_mut().zip(by_depth.row(unit, 0, width)) {
+                *unit = U::join(*element, *element);
+            }
+        }
+        return;
+    }
     if !lanes.rows_are_contiguous() {
         for (unit, row) in panel.chunks_exact_mut(width).enumerate() {
             for (index, units) in row.chunks_mut(BLOCK).enumerate() {

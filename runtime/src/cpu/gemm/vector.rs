@@ -1,8 +1,8 @@
 //! The micro-kernel over vector registers, for any instruction set that has a vector multiply-add.
 //!
-//! At each depth it loads three vectors of B's panel, broadcasts one unit of A's panel after the
+//! At each depth it loads three vectors of B's panel, broadcasts a unit of one row of A after the
 //! other and multiplies: 8 x 3 vectors of sums where there are 32 registers, 4 x 3 where there are
-//! 16.
+//! 16. Rows of A that are contiguous along k need no packing: they are read where they are.
 
 use std::marker::PhantomData;
 
@@ -11,8 +11,8 @@ use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::MatrixRef;
-use super::kernel::{Dispatch, Element, Kernel, Start, Tile, WithKernel};
-use super::pack::{Unit, pack_by_depth};
+use super::kernel::{Dispatch, Element, Kernel, Rows, Start, Tile, WithKernel};
+use super::pack::{Unit, pack_by_depth, pack_rows};
 
 /// A vector multiply-add and the types it works on.
 pub(super) trait Arithmetic: Copy + Send + Sync {
@@ -31,6 +31,9 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
 
     /// Runs `f` with the instruction set enabled.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// Elements as units, where they are the same.
+    fn unpacked(elements: &[Self::Input]) -> Option<&[Self::Packed]>;
 
     fn units(self, panel: &[Self::Packed]) -> &[Self::Units];
     fn sums(self, tile: &mut [Self::Sum]) -> &mut [Self::Sums];
@@ -73,8 +76,15 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     }
 
     #[inline(always)]
-    fn pack_a(self, rows: MatrixRef<'_, A::Input>, panel: &mut [A::Packed]) {
-        pack_by_depth(rows, Self::ROWS, panel);
+    fn unpacked(rows: MatrixRef<'_, A::Input>) -> Option<Rows<'_, A::Packed>> {
+        let (elements, stride) = rows.contiguous_rows()?;
+        let units = A::unpacked(elements)?;
+        Some(Rows { units, stride })
+    }
+
+    #[inline(always)]
+    fn pack_a(self, rows: MatrixRef<'_, A::Input>, panels: &mut [A::Packed]) {
+        pack_rows(rows, panels);
     }
 
     #[inline(always)]
@@ -85,7 +95,7 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     #[inline(always)]
     fn multiply(
         self,
-        a: &[A::Packed],
+        a: Rows<'_, A::Packed>,
         b: &[A::Packed],
         live: Tile,
         start: Start,
@@ -95,45 +105,48 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         // and by vectors.
         if A::REGISTERS >= 32 {
             match live.rows {
-                5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),
-                2.. => multiply_rows::<A, 8, 4>(self.0, a, b, live, start, sums),
-                _ => multiply_rows::<A, 8, 1>(self.0, a, b, live, start, sums),
+                5.. => multiply_rows::<A, 8>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 4>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1>(self.0, a, b, live, start, sums),
             }
         } else {
             match live.rows {
-                2.. => multiply_rows::<A, 4, 4>(self.0, a, b, live, start, sums),
-                _ => multiply_rows::<A, 4, 1>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 4>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1>(self.0, a, b, live, start, sums),
             }
         }
     }
 }
 
-/// Computes the first `ROWS` rows of a tile whose panel of A holds `PANEL` rows.
+/// Computes the first `ROWS` rows of a tile; in place of those that are not there, the last.
 #[inline(always)]
-fn multiply_rows<A: Arithmetic, const PANEL: usize, const ROWS: usize>(
+fn multiply_rows<A: Arithmetic, const ROWS: usize>(
     math: A,
-    a: &[A::Packed],
+    a: Rows<'_, A::Packed>,
     b: &[A::Packed],
     live: Tile,
     start: Start,
     tile: &mut [A::Sum],
 ) {
-    let (a, _) = a.as_chunks::<PANEL>();
     let (b, _) = math.units(b).as_chunks::<ACROSS>();
     let (tile, _) = math.sums(tile).as_chunks_mut::<ACROSS>();
+    let a: [&[A::Packed]; ROWS] = std::array::from_fn(
+        #[inline(always)]
+        |i| &a.units[i.min(live.rows - 1) * a.stride..][..b.len()],
+    );
 
     match live.cols.div_ceil(A::LANES) {
-        3.. => multiply_vectors::<A, PANEL, ROWS, 3>(math, a, b, start, tile),
-        2 => multiply_vectors::<A, PANEL, ROWS, 2>(math, a, b, start, tile),
-        _ => multiply_vectors::<A, PANEL, ROWS, 1>(math, a, b, start, tile),
+        3.. => multiply_vectors::<A, ROWS, 3>(math, a, b, start, tile),
+        2 => multiply_vectors::<A, ROWS, 2>(math, a, b, start, tile),
+        _ => multiply_vectors::<A, ROWS, 1>(math, a, b, start, tile),
     }
 }
 
 /// Computes `ROWS` rows by `COLS` vectors, the upper left part of a tile.
 #[inline(always)]
-fn multiply_vectors<A: Arithmetic, const PANEL: usize, const ROWS: usize, const COLS: usize>(
+fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize>(
     math: A,
-    a: &[[A::Packed; PANEL]],
+    a: [&[A::Packed]; ROWS],
     b: &[[A::Units; ACROSS]],
     start: Start,
     tile: &mut [[A::Sums; ACROSS]],
@@ -146,9 +159,9 @@ fn multiply_vectors<A: Arithmetic, const PANEL: usize, const ROWS: usize, const 
         }
     }
 
-    for (rows, cols) in a.iter().zip(b) {
+    for (p, cols) in b.iter().enumerate() {
         for i in 0..ROWS {
-            let row = math.broadcast(rows[i]);
+            let row = math.broadcast(a[i][p]);
             for j in 0..COLS {
                 sums[i][j] = math.multiply_add(row, cols[j], sums[i][j]);
             }
@@ -197,6 +210,11 @@ where
     }
 
     #[inline(always)]
+    fn unpacked(elements: &[Input]) -> Option<&[f32]> {
+        f32::of_elements(elements)
+    }
+
+    #[inline(always)]
     fn units(self, panel: &[f32]) -> &[S::f32s] {
         S::as_simd_f32s(panel).0
     }
@@ -239,6 +257,11 @@ impl<S: Simd> Arithmetic for F64<S> {
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
         self.0.vectorize(Closure(f))
+    }
+
+    #[inline(always)]
+    fn unpacked(elements: &[f64]) -> Option<&[f64]> {
+        f64::of_elements(elements)
     }
 
     #[inline(always)]
