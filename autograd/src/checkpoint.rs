@@ -7,8 +7,8 @@ use meshgrad_runtime::Tensor;
 
 #[cfg(doc)]
 use crate::Error;
-use crate::sweep::{Phase, Slot, Sweep, Walk};
-use crate::tape::{Backward, Dep, is_recording, record_nested, suspended};
+use crate::sweep::{Phase, Slots, Sweep, Walk};
+use crate::tape::{Backward, Dep, is_recording, output, record_nested, suspended};
 use crate::var::{Node, Place};
 use crate::{Result, Saved, Tape, Var};
 
@@ -31,7 +31,7 @@ pub fn checkpoint<const N: usize, const M: usize>(
 
     let constants = inputs.map(|input| Var::constant(input.value().clone()));
     let (outputs, uses) = suspended(|| block(constants))?;
-    let outputs = outputs.map(|output| output.value().clone()).to_vec();
+    let outputs = outputs.map(|output| output.value().clone());
 
     let nested = Nested {
         kept: inputs.map(Var::save),
@@ -39,9 +39,9 @@ pub fn checkpoint<const N: usize, const M: usize>(
         walked: Mutex::new(None),
     };
     let backward: Backward = Box::new(move |dys, slots, sweep| nested.backward(dys, slots, sweep));
-    let vars = record_nested(outputs, &inputs, Dep::Nothing, uses, backward)?;
-    // As many came back as went in.
-    Ok(vars.try_into().unwrap_or_else(|_| unreachable!()))
+    let first = record_nested(M, &inputs, Dep::Nothing, uses, backward)?;
+    let mut at = 0..M;
+    Ok(outputs.map(|value| output(value, first, at.next().unwrap_or(0))))
 }
 
 /// What a checkpoint's record holds.
@@ -62,12 +62,7 @@ impl<F, const N: usize, const M: usize> Nested<F, N>
 where
     F: Fn([Var; N]) -> Result<[Var; M]>,
 {
-    fn backward(
-        &self,
-        dys: &[Option<Tensor>],
-        slots: Vec<Slot<'_>>,
-        sweep: &Sweep<'_>,
-    ) -> Result<()> {
+    fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>, sweep: &Sweep<'_>) -> Result<()> {
         let walked = self
             .walked
             .lock()
@@ -92,7 +87,7 @@ where
             }
         };
 
-        for (slot, gradient) in slots.into_iter().zip(&mut walked.gradients) {
+        for (slot, gradient) in slots.iter().zip(&mut walked.gradients) {
             // In the inputs' phase a gradient that is not due yet stays for the weights' phase.
             if let (true, Some(gradient)) = (slot.due(), gradient.take_if(|_| slot.due())) {
                 slot.add(|| Ok(gradient))?;

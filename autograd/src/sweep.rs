@@ -24,6 +24,7 @@ pub(crate) enum Phase {
 pub(crate) struct Sweep<'a> {
     phase: Phase,
     deps: &'a [Dep],
+    destinations: &'a [Destination],
     device: &'a Device,
     state: RefCell<State>,
 }
@@ -40,6 +41,30 @@ struct State {
 pub struct Slot<'a> {
     sweep: &'a Sweep<'a>,
     to: &'a Destination,
+}
+
+/// The slots of one record, made as they are asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'a> {
+    sweep: &'a Sweep<'a>,
+    inputs: &'a [Destination],
+}
+
+impl<'a> Slots<'a> {
+    pub(crate) fn iter(self) -> impl Iterator<Item = Slot<'a>> {
+        self.inputs.iter().map(move |to| Slot {
+            sweep: self.sweep,
+            to,
+        })
+    }
+
+    /// The slots of a record with `N` inputs.
+    pub(crate) fn array<const N: usize>(self) -> [Slot<'a>; N] {
+        std::array::from_fn(|at| Slot {
+            sweep: self.sweep,
+            to: &self.inputs[at],
+        })
+    }
 }
 
 impl Slot<'_> {
@@ -180,6 +205,7 @@ impl Sweep<'_> {
 /// The records of a tape, with the gradients that have reached its values.
 pub(crate) struct Walk {
     records: Vec<Record>,
+    destinations: Vec<Destination>,
     deps: Vec<Dep>,
     slots: Vec<Option<Tensor>>,
     device: Device,
@@ -209,6 +235,7 @@ impl Walk {
         }
         Ok(Walk {
             records: tape.records,
+            destinations: tape.destinations,
             deps: tape.deps,
             slots,
             device,
@@ -221,6 +248,7 @@ impl Walk {
         let sweep = Sweep {
             phase,
             deps: &self.deps,
+            destinations: &self.destinations,
             device: &self.device,
             state: RefCell::new(State {
                 slots: std::mem::take(&mut self.slots),
@@ -228,11 +256,13 @@ impl Walk {
                 grads: std::mem::take(grads),
             }),
         };
+        // One buffer serves all records.
+        let mut dys = Vec::new();
         let records = self.records.iter_mut().rev();
         let result = records
             .filter(|record| phase != Phase::Inputs || record.dep == Dep::Input)
             .try_for_each(|record| {
-                sweep.step(record)?;
+                sweep.step(record, &mut dys)?;
                 match outermost && phase != Phase::Inputs {
                     true => sweep.uses_done(record),
                     false => Ok(()),
@@ -252,41 +282,42 @@ impl Walk {
 }
 
 impl Sweep<'_> {
-    fn step(&self, record: &mut Record) -> Result<()> {
-        let dys = match self.phase == Phase::Weights && record.dep == Dep::Input {
-            true => record.later.take(),
-            false => self.take_gradients(record),
-        };
+    fn step(&self, record: &mut Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
+        dys.clear();
+        match self.phase == Phase::Weights && record.dep == Dep::Input {
+            true => dys.extend(record.later.take().unwrap_or_default()),
+            false => self.take_gradients(record, dys),
+        }
         // Whatever the op saved is freed here, unless its weights have to wait.
-        let (Some(backward), Some(dys)) = (record.backward.take(), dys) else {
+        let (Some(backward), true) = (record.backward.take(), dys.iter().any(Option::is_some))
+        else {
             return Ok(());
         };
 
-        let slots = record
-            .inputs
-            .iter()
-            .map(|to| Slot { sweep: self, to })
-            .collect();
-        backward(&dys, slots, self)?;
+        let slots = Slots {
+            sweep: self,
+            inputs: &self.destinations[record.inputs.clone()],
+        };
+        backward(dys, slots, self)?;
 
         if std::mem::take(&mut self.state.borrow_mut().pending) {
-            record.later = Some(dys);
+            record.later = Some(std::mem::take(dys));
             record.backward = Some(backward);
         }
         Ok(())
     }
 
-    /// The gradients of a record's outputs, or `None` when nothing used any of them.
-    fn take_gradients(&self, record: &Record) -> Option<Vec<Option<Tensor>>> {
+    /// Takes the gradients of a record's outputs.
+    fn take_gradients(&self, record: &Record, dys: &mut Vec<Option<Tensor>>) {
         let slots = &mut self.state.borrow_mut().slots;
         let range = record.first_slot..record.first_slot + record.outputs;
-        let taken: Vec<_> = slots[range].iter_mut().map(Option::take).collect();
-        taken.iter().any(Option::is_some).then_some(taken)
+        dys.extend(slots[range].iter_mut().map(Option::take));
     }
 
     fn uses_done(&self, record: &Record) -> Result<()> {
         let grads = &mut self.state.borrow_mut().grads;
-        for param in record.inputs.iter().filter_map(Destination::param) {
+        let inputs = &self.destinations[record.inputs.clone()];
+        for param in inputs.iter().filter_map(Destination::param) {
             grads.used(param.id(), 1)?;
         }
         for (param, times) in &record.nested_uses {

@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use meshgrad_runtime::{DType, Shape, Tensor};
 
-use crate::sweep::{Slot, Sweep};
+use crate::sweep::{Slot, Slots, Sweep};
 use crate::var::{Node, Place};
 use crate::{Error, Param, ParamId, Result, Var};
 
@@ -24,13 +25,14 @@ pub(crate) enum Dep {
 /// The backward of one record: the gradients of its outputs, one slot for each of its inputs, and
 /// the sweep that runs it.
 pub(crate) type Backward =
-    Box<dyn Fn(&[Option<Tensor>], Vec<Slot<'_>>, &Sweep<'_>) -> Result<()> + Send + 'static>;
+    Box<dyn Fn(&[Option<Tensor>], Slots<'_>, &Sweep<'_>) -> Result<()> + Send + 'static>;
 
 /// One op on a tape.
 pub(crate) struct Record {
     pub(crate) backward: Option<Backward>,
     pub(crate) dep: Dep,
-    pub(crate) inputs: Box<[Destination]>,
+    /// Which of the tape's destinations are its inputs.
+    pub(crate) inputs: Range<usize>,
     /// Its outputs are the slots `first_slot..first_slot + outputs`.
     pub(crate) first_slot: usize,
     pub(crate) outputs: usize,
@@ -53,11 +55,14 @@ pub(crate) struct Destination {
 pub struct Tape {
     pub(crate) id: u64,
     pub(crate) records: Vec<Record>,
+    /// The inputs of all records, one record's after the other's.
+    pub(crate) destinations: Vec<Destination>,
     /// What each slot depends on.
     pub(crate) deps: Vec<Dep>,
     /// How often each parameter is used by the records.
     pub(crate) uses: HashMap<ParamId, u32>,
-    saved: HashMap<usize, usize>,
+    /// Storages that ops saved and their bytes, as often as they were saved.
+    saved: Vec<(usize, usize)>,
 }
 
 impl Tape {
@@ -74,7 +79,8 @@ impl Tape {
     /// Bytes of the tensors that ops saved on this tape, each storage once; parameters do not
     /// count.
     pub fn saved_bytes(&self) -> usize {
-        self.saved.values().sum()
+        let storages: HashMap<usize, usize> = self.saved.iter().copied().collect();
+        storages.values().sum()
     }
 
     /// How many ops it holds.
@@ -154,9 +160,10 @@ impl Recorder {
         let tape = Tape {
             id,
             records: Vec::new(),
+            destinations: Vec::new(),
             deps: Vec::new(),
             uses: HashMap::new(),
-            saved: HashMap::new(),
+            saved: Vec::new(),
         };
         Recorder {
             tape,
@@ -217,7 +224,7 @@ impl Recorder {
             .deps
             .extend(std::iter::repeat_n(record.dep, record.outputs));
         self.tape.records.push(record);
-        self.tape.saved.extend(self.unclaimed.drain(..));
+        self.tape.saved.append(&mut self.unclaimed);
         first
     }
 }
@@ -237,32 +244,32 @@ fn other_tape(var: &Var, place: Place, recorder: Option<&Recorder>) -> Error {
     }
 }
 
-/// Adds a record whose `outputs` come from `inputs`, and depend at least on `at_least`.
+/// Adds a record with `outputs` outputs that come from `inputs` and depend at least on `at_least`.
+/// Returns the place of the first; none where nothing is to be recorded.
 pub(crate) fn record(
-    outputs: Vec<Tensor>,
+    outputs: usize,
     inputs: &[&Var],
     at_least: Dep,
     backward: Backward,
-) -> Result<Vec<Var>> {
+) -> Result<Option<Place>> {
     record_nested(outputs, inputs, at_least, Vec::new(), backward)
 }
 
 /// As [`record`], for an op that uses parameters on a tape of its own.
 pub(crate) fn record_nested(
-    outputs: Vec<Tensor>,
+    outputs: usize,
     inputs: &[&Var],
     at_least: Dep,
     nested_uses: Vec<(ParamId, u32)>,
     backward: Backward,
-) -> Result<Vec<Var>> {
+) -> Result<Option<Place>> {
     RECORDER.with_borrow_mut(|current| {
-        let constants = |outputs: Vec<Tensor>| outputs.into_iter().map(Var::constant).collect();
         let Some(recorder) = current else {
             let stale = inputs.iter().find_map(|var| match var.node() {
                 Node::At(place) => Some(other_tape(var, *place, None)),
                 _ => None,
             });
-            return stale.map_or_else(|| Ok(constants(outputs)), Err);
+            return stale.map_or(Ok(None), Err);
         };
 
         let mut dep = if nested_uses.is_empty() {
@@ -276,7 +283,7 @@ pub(crate) fn record_nested(
         recorder.count_uses(inputs, &nested_uses);
         if dep == Dep::Nothing || !recorder.keeps_records {
             recorder.unclaimed.clear();
-            return Ok(constants(outputs));
+            return Ok(None);
         }
 
         let destination = |var: &&Var| Destination {
@@ -284,24 +291,32 @@ pub(crate) fn record_nested(
             shape: *var.shape(),
             dtype: var.dtype(),
         };
-        let first = recorder.push(Record {
+        let first_input = recorder.tape.destinations.len();
+        recorder
+            .tape
+            .destinations
+            .extend(inputs.iter().map(destination));
+        Ok(Some(recorder.push(Record {
             backward: Some(backward),
             dep: dep.max(at_least),
-            inputs: inputs.iter().map(destination).collect(),
+            inputs: first_input..first_input + inputs.len(),
             first_slot: recorder.tape.deps.len(),
-            outputs: outputs.len(),
+            outputs,
             nested_uses,
             later: None,
-        });
-        let place = |at: usize| Place {
-            tape: first.tape,
-            slot: first.slot + at as u32,
-        };
-        let vars = outputs.into_iter().enumerate();
-        Ok(vars
-            .map(|(at, value)| Var::new(value, Node::At(place(at))))
-            .collect())
+        })))
     })
+}
+
+/// Output `at` of a record whose first is at `first`; a constant where nothing was recorded.
+pub(crate) fn output(value: Tensor, first: Option<Place>, at: usize) -> Var {
+    let node = first.map_or(Node::Constant, |first| {
+        Node::At(Place {
+            slot: first.slot + at as u32,
+            ..first
+        })
+    });
+    Var::new(value, node)
 }
 
 /// Making the result of an op a variable. The only way onto the tape, for ops of this crate and of
@@ -335,13 +350,13 @@ impl Track for Tensor {
         inputs: [&Var; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
     ) -> Result<Var> {
-        let backward: Backward = Box::new(move |dys, slots, _| match (&dys[0], slots.try_into()) {
-            (Some(dy), Ok(slots)) => backward(dy, slots),
-            // A sweep calls a record only with a gradient, and with as many slots as it has inputs.
-            _ => Ok(()),
+        let backward: Backward = Box::new(move |dys, slots, _| match &dys[0] {
+            Some(dy) => backward(dy, slots.array()),
+            // A sweep calls a record only with a gradient.
+            None => Ok(()),
         });
-        let mut vars = record(vec![self], &inputs, Dep::Nothing, backward)?;
-        Ok(vars.remove(0))
+        let place = record(1, &inputs, Dep::Nothing, backward)?;
+        Ok(output(self, place, 0))
     }
 
     fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var> {
@@ -364,8 +379,12 @@ pub fn tracked_many(
     inputs: &[&Var],
     backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
 ) -> Result<Vec<Var>> {
-    let backward: Backward = Box::new(move |dys, slots, _| backward(dys, slots));
-    record(outputs, inputs, Dep::Nothing, backward)
+    let backward: Backward = Box::new(move |dys, slots, _| backward(dys, slots.iter().collect()));
+    let first = record(outputs.len(), inputs, Dep::Nothing, backward)?;
+    let outputs = outputs.into_iter().enumerate();
+    Ok(outputs
+        .map(|(at, value)| output(value, first, at))
+        .collect())
 }
 
 impl Destination {

@@ -5,7 +5,7 @@ use std::fmt;
 use meshgrad_runtime::{DType, Shape, Tensor};
 
 use crate::saved::{Save, Saved};
-use crate::tape::{Dep, current};
+use crate::tape::{Backward, Dep, current, output, record};
 use crate::{Param, Result};
 
 /// A tensor and the node that made it. Ops of this crate take and return variables.
@@ -87,16 +87,14 @@ impl Var {
     /// # Errors
     /// [`Error::OtherTape`](crate::Error::OtherTape).
     pub fn as_activation(&self) -> Result<Var> {
-        crate::tape::record(
-            vec![self.value.clone()],
-            &[self],
-            Dep::Input,
-            Box::new(|dys, mut slots, _| match (slots.pop(), &dys[0]) {
-                (Some(dx), Some(dy)) => dx.add(|| Ok(dy.clone())),
-                _ => Ok(()),
-            }),
-        )
-        .map(|mut vars| vars.remove(0))
+        let pass_on: Backward = Box::new(|dys, slots, _| {
+            let [dx] = slots.array();
+            dys[0]
+                .as_ref()
+                .map_or(Ok(()), |dy| dx.add(|| Ok(dy.clone())))
+        });
+        let place = record(1, &[self], Dep::Input, pass_on)?;
+        Ok(output(self.value.clone(), place, 0))
     }
 
     pub(crate) fn node(&self) -> &Node {

@@ -1,5 +1,6 @@
 //! Whole rows: reading tensors whose last dim is dense, loops over rows, and folds along one.
 
+use std::array::from_fn;
 use std::ops::{Deref, Range};
 
 use super::{BLOCK, for_blocks};
@@ -170,17 +171,33 @@ fn fold<T: Float, const N: usize>(
     merge: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) -> T::Wide {
     let columns = rows[0].len();
-    let split = rows.map(|row| row[..columns].as_chunks::<LANES>());
+    let row = |n: usize| &rows[n][..columns];
 
     let mut lanes = [start; LANES];
-    for group in 0..columns / LANES {
-        let groups = split.map(|(groups, _)| &groups[group]);
+    for first in (0..columns - columns % LANES).step_by(LANES) {
+        let groups: [&[T]; N] = from_fn(
+            #[inline(always)]
+            |n| &row(n)[first..first + LANES],
+        );
         for (at, lane) in lanes.iter_mut().enumerate() {
-            *lane = step(*lane, groups.map(|group| group[at].wide()));
+            *lane = step(
+                *lane,
+                from_fn(
+                    #[inline(always)]
+                    |n| groups[n][at].wide(),
+                ),
+            );
         }
     }
-    for (at, lane) in lanes.iter_mut().enumerate().take(columns % LANES) {
-        *lane = step(*lane, split.map(|(_, rest)| rest[at].wide()));
+    let rest = columns - columns % LANES;
+    for (at, lane) in lanes.iter_mut().enumerate().take(columns - rest) {
+        *lane = step(
+            *lane,
+            from_fn(
+                #[inline(always)]
+                |n| row(n)[rest + at].wide(),
+            ),
+        );
     }
 
     let mut width = LANES / 2;
