@@ -97,10 +97,23 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", message(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, each once: most messages of ours already tell their cause.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
 }
 
 fn dispatch(command: &Command, device: &Device) -> anyhow::Result<()> {
@@ -149,13 +162,14 @@ fn print_summary(summary: &Summary, options: &Options) {
     }
     println!("\nnext:");
     println!("  meshgrad sample {run} --prompt \"fn main\"");
+    let go_on = format!("meshgrad train {run}/config.toml --run-dir {run}");
     if summary.step < summary.steps {
-        println!("  meshgrad train --run-dir {run}    (goes on with the remaining steps)");
+        println!("  {go_on}    (goes on with the remaining steps)");
     } else {
         let more = summary.steps * 2;
-        println!("  meshgrad train --run-dir {run} --set train.steps={more}    (goes on)");
+        println!("  {go_on} --set train.steps={more}    (goes on)");
     }
-    println!("  meshgrad train --set data.paths=[\\\"YOUR/TEXT\\\"] --run-dir runs/mine");
+    println!("  meshgrad train --set 'data.paths=[\"YOUR/TEXT\"]' --run-dir runs/mine");
 }
 
 fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {

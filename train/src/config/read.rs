@@ -7,6 +7,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_models::config::Qwen3Config;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
@@ -245,7 +246,11 @@ impl Setting {
 
     fn check(&self, defaults: &Table) -> Result<(), ConfigError> {
         if is_open(&self.key) {
-            return Ok(());
+            let key = self.key[1].as_str();
+            return match Qwen3Config::KEYS.contains(&key) || OTHER_NAMES.contains(&key) {
+                true => Ok(()),
+                false => Err(self.unknown(&model_keys())),
+            };
         }
 
         let mut known = defaults;
@@ -254,7 +259,7 @@ impl Setting {
             match known.get(part) {
                 Some(default) if is_last => self.check_type(default)?,
                 Some(Value::Table(inner)) => known = inner,
-                _ => return Err(self.unknown(defaults)),
+                _ => return Err(self.unknown(&paths(defaults))),
             }
         }
         self.check_alone(defaults)
@@ -292,9 +297,9 @@ impl Setting {
         })
     }
 
-    fn unknown(&self, defaults: &Table) -> ConfigError {
+    fn unknown(&self, known: &[String]) -> ConfigError {
         let key = self.key.join(".");
-        let nearest = nearest(&key, &paths(defaults));
+        let nearest = nearest(&key, known);
         ConfigError::UnknownKey {
             key,
             origin: self.origin.clone(),
@@ -303,7 +308,15 @@ impl Setting {
     }
 }
 
-/// The models crate checks `[model]`: which keys exist depends on the family.
+/// Keys of `[model]` that are read under another name.
+const OTHER_NAMES: &[&str] = &["num_local_experts"];
+
+fn model_keys() -> Vec<String> {
+    let keys = Qwen3Config::KEYS.iter();
+    keys.map(|key| format!("model.{key}")).collect()
+}
+
+/// The models crate checks the values of `[model]`: which are legal depends on the family.
 fn is_open(key: &[String]) -> bool {
     key.len() > 1 && key[0] == "model"
 }

@@ -1,0 +1,122 @@
+//! What the program says, word for word: help, a run, and each kind of refusal. Numbers that depend
+//! on the machine, and paths, are blotted out.
+//!
+//! After a wanted change run `INSTA_UPDATE=always cargo test --test cli` and read the diff.
+
+use std::fs;
+use std::process::Command;
+
+/// A run that takes a moment, over `text.txt`.
+const CONFIG: &str = r#"
+data = { paths = ["text.txt"], tokenizer = "byte", val_fraction = 0.1 }
+train = { steps = 4, batch_size = 2, micro_batch_size = 1, seq_len = 16 }
+schedule = { warmup_steps = 1 }
+sample = { every = 2, tokens = 4, prompt = "one" }
+log = { val_every = 2, val_batches = 1, every = 2 }
+
+[model]
+model_type = "qwen3_moe"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+num_experts = 2
+num_experts_per_tok = 1
+moe_intermediate_size = 16
+"#;
+
+/// Runs the program in a folder of its own and returns all that it says, with its exit code.
+fn meshgrad(arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "one two three four five six seven eight nine ten\n".repeat(40);
+    fs::write(folder.path().join("text.txt"), text).unwrap();
+    fs::write(folder.path().join("small.toml"), CONFIG).unwrap();
+    fs::write(folder.path().join("empty.txt"), "").unwrap();
+    fs::create_dir(folder.path().join("nothing")).unwrap();
+
+    let output = Command::new(env!("CARGO_BIN_EXE_meshgrad"))
+        .args(arguments)
+        .current_dir(folder.path())
+        .env("NO_COLOR", "1")
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    format!(
+        "$ meshgrad {}\n{}{}[exit code {}]",
+        arguments.join(" "),
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code().unwrap_or(-1)
+    )
+    .replace(&folder.path().display().to_string(), "FOLDER")
+}
+
+/// Compares with the committed text, after blotting out what differs between machines.
+macro_rules! assert_says {
+    ($name:expr, $said:expr) => {
+        insta::with_settings!({filters => vec![
+            (r"cpu x\d+ .*", "cpu [threads, vectors, dtype]"),
+            (r"\d[\d,]* tok/s", "[rate] tok/s"),
+            (r"mem [\d,.]+ \w+", "mem [bytes]"),
+            (r"eta \S+", "eta [time]"),
+            (r"experts \[[\d ]+\]", "experts [shares]"),
+            (r"\d+\.\d{3,}", "[number]"),
+            (r"\|g\| \d+\.\d+", "|g| [number]"),
+            (r"(?m)^  \| .*", "  | [sample]"),
+        ]}, {
+            insta::assert_snapshot!($name, $said);
+        });
+    };
+}
+
+#[test]
+fn help() {
+    let all = [
+        &["--help"][..],
+        &["train", "--help"],
+        &["sample", "--help"],
+        &["forward", "--help"],
+        &["check", "--help"],
+    ];
+    assert_says!("help", all.map(meshgrad).join("\n\n"));
+}
+
+#[test]
+fn a_run_from_start_to_end() {
+    assert_says!(
+        "run",
+        meshgrad(&["train", "small.toml", "--run-dir", "run"])
+    );
+}
+
+#[test]
+fn refusals() {
+    let set =
+        |setting: &str| meshgrad(&["train", "small.toml", "--run-dir", "run", "--set", setting]);
+    let all = [
+        set("model.hiden_size=32"),
+        set("train.steps=\"many\""),
+        set("model.num_experts_per_tok=3"),
+        set("model.num_key_value_heads=3"),
+        set("train.seq_len=100000"),
+        set("data.paths=[\"absent.txt\"]"),
+        set("data.paths=[\"empty.txt\"]"),
+        set("data.paths=[\"nothing\"]"),
+        set("data.tokenizer=\"bpe\""),
+        set("optimizer.learning_rate=1e30"),
+        meshgrad(&["train", "absent.toml"]),
+        meshgrad(&["train", "small.toml", "--run-dir", "text.txt"]),
+        meshgrad(&["train", "small.toml", "--resume", "nothing"]),
+        meshgrad(&["sample", "nothing"]),
+        meshgrad(&[
+            "forward",
+            "nothing",
+            "--input",
+            "i.safetensors",
+            "--output",
+            "o.safetensors",
+        ]),
+        meshgrad(&["trian"]),
+    ];
+    assert_says!("refusals", all.join("\n\n"));
+}
