@@ -25,7 +25,8 @@ pub(crate) fn philox<const N: usize>(
 ) -> [[u32; N]; 4] {
     for _ in 0..ROUNDS {
         for lane in 0..N {
-            let [a, b, c, d] = counters.map(|word| word[lane]);
+            let word = |at: usize| counters[at][lane];
+            let (a, b, c, d) = (word(0), word(1), word(2), word(3));
             let (left, right) = ((a & LOW) * MULTIPLIERS[0], (c & LOW) * MULTIPLIERS[1]);
 
             // What lies above the low half is never looked at.
@@ -39,7 +40,14 @@ pub(crate) fn philox<const N: usize>(
             key[1].wrapping_add(KEY_STEPS[1]),
         ];
     }
-    counters.map(|word| word.map(|lane| lane as u32))
+
+    let mut words = [[0; N]; 4];
+    for (word, counters) in words.iter_mut().zip(&counters) {
+        for (word, counter) in word.iter_mut().zip(counters) {
+            *word = *counter as u32;
+        }
+    }
+    words
 }
 
 #[cfg(test)]

@@ -89,7 +89,12 @@ impl Words {
 
         let words = philox::<N>([a, b], counters);
         for (lane, block) in to.as_chunks_mut::<4>().0[..N].iter_mut().enumerate() {
-            *block = words.map(|word| word[lane]);
+            *block = [
+                words[0][lane],
+                words[1][lane],
+                words[2][lane],
+                words[3][lane],
+            ];
         }
         4 * N
     }

@@ -79,9 +79,17 @@ impl<'a, T: Element> Source<'a, T> {
     }
 
     /// Copies the elements from `start` on into `to`.
-    #[inline(always)]
     pub(crate) fn copy(&self, start: usize, to: &mut [T]) {
-        self.load(start, to, |element| element);
+        let mut filled = 0;
+        self.dims
+            .for_each_run(start, to.len(), |place, stride, run| {
+                let to = &mut to[filled..filled + run];
+                filled += run;
+                match stride {
+                    1 => to.copy_from_slice(&self.elements[place..place + run]),
+                    _ => self.gather(place, stride, to, |element| element),
+                }
+            });
     }
 
     /// Stores `convert` of the elements from `start` on in `to`.
@@ -98,16 +106,20 @@ impl<'a, T: Element> Source<'a, T> {
                             *to = convert(*from);
                         }
                     }
-                    0 => to.fill(convert(self.elements[place])),
-                    _ => {
-                        for (i, to) in to.iter_mut().enumerate() {
-                            *to = convert(
-                                self.elements[(place as isize + i as isize * stride) as usize],
-                            );
-                        }
-                    }
+                    _ => self.gather(place, stride, to, &convert),
                 }
             });
+    }
+
+    /// Stores `convert` of the elements at `place`, `place + stride`, .. in `to`.
+    #[inline(always)]
+    fn gather<U: Copy>(&self, place: usize, stride: isize, to: &mut [U], convert: impl Fn(T) -> U) {
+        if stride == 0 {
+            return to.fill(convert(self.elements[place]));
+        }
+        for (i, to) in to.iter_mut().enumerate() {
+            *to = convert(self.elements[(place as isize + i as isize * stride) as usize]);
+        }
     }
 }
 
