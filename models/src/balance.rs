@@ -1,4 +1,4 @@
-//! Losses that keep experts evenly used.
+//! What keeps experts evenly used: two losses, and a bias of the router that needs none.
 
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::{Tensor, ops as values};
@@ -57,4 +57,26 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
     total
         .map(|total| ops::affine(&total, 1.0 / layers.len() as f64, 0.0))
         .transpose()
+}
+
+/// Makes experts with fewer tokens than the mean likelier to be chosen, and those with more less
+/// likely: b_e += rate sign(mean_e(c_e) - c_e) (Wang et al. 2024, algorithm 1; DeepSeek-V3, section
+/// 2.1.2). No gradient is disturbed by it.
+///
+/// `bias` \[E\] f32, of a kind that may change; `counts` \[E\] f32, whole numbers: the tokens of a
+/// step.
+///
+/// # Errors
+/// When `bias` and `counts` differ in shape, or `bias` may not change.
+pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
+    // E (mean - c_e) is a whole number: cut to [-1, 1] it is its sign.
+    let experts = counts.extent(0)? as f64;
+    let missing = values::sub(
+        &values::sum(counts, &[0])?,
+        &values::affine(counts, experts, 0.0)?,
+    )?;
+    let sign = values::clamp(&missing, -1.0, 1.0)?;
+
+    let changed = values::add(bias, &values::affine(&sign, rate, 0.0)?)?;
+    Ok(values::copy_into(&changed, bias)?)
 }
