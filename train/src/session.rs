@@ -244,6 +244,7 @@ impl<'a> Session<'a> {
             lr: outcome.learning_rate,
             grad_norm: measured.grad_norm,
             tokens_per_s,
+            expert_load: measured.expert_imbalance,
             val_loss,
             val_bits_per_byte,
             extra: serde_json::Map::new(),

@@ -289,3 +289,39 @@ fn stacked(tensors: &[Tensor]) -> Result<Option<Tensor>> {
         false => Ok(Some(ops::concat(&rows, 0)?)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Layers are balanced one by one: two that use opposite experts are not even together.
+    #[test]
+    fn the_load_is_that_of_the_worst_layer() {
+        let device = Device::cpu();
+        let scalar = |value: f32| Tensor::scalar(&device, value).unwrap();
+        let layer = |counts: &[f32]| Tensor::from_slice(&device, &[4], counts).unwrap();
+        let measured = |layers: &[Tensor]| {
+            let outcome = Outcome {
+                step: 1,
+                learning_rate: 0.0,
+                loss: scalar(6.0),
+                weight: scalar(4.0),
+                grad_norm: scalar(1.0),
+                expert_counts: stacked(layers).unwrap(),
+            };
+            outcome.read().unwrap()
+        };
+
+        let opposite = measured(&[layer(&[8.0, 4.0, 2.0, 2.0]), layer(&[0.0, 4.0, 6.0, 6.0])]);
+        assert_eq!(opposite.expert_load, [0.25; 4]);
+        assert_eq!(opposite.expert_imbalance, Some(2.0));
+        assert_eq!(opposite.loss, 1.5);
+
+        let even = measured(&[layer(&[3.0; 4])]);
+        assert_eq!(even.expert_imbalance, Some(1.0));
+
+        let dense = measured(&[]);
+        assert!(dense.expert_load.is_empty());
+        assert_eq!(dense.expert_imbalance, None);
+    }
+}
