@@ -1,6 +1,7 @@
 //! What holds of whole models, whatever their configuration.
 
 mod balancing;
+mod bf16;
 mod decoding;
 
 use meshgrad_autograd::{Grads, Module, Tape};
