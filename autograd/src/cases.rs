@@ -2,7 +2,7 @@
 //! check`.
 
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle};
-use meshgrad_runtime::{Device, Tensor};
+use meshgrad_runtime::{Device, Key, Tensor};
 
 use crate::{Result, Var, ops};
 
@@ -235,6 +235,10 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         let x = at.any(&[2, 3, 2, 5], 5)?;
         cases.push(case(name, [x], move |[x]| ops::rope(x, &cos, &sin, style)));
     }
+
+    cases.push(case("dropout", [at.any(&[4, 7], 9)?], |[x]| {
+        ops::dropout(x, Key::new(5), 0.3)
+    }));
 
     let ids = Tensor::from_slice(at.device, &[2, 3], &[3i64, 0, 3, 3, 1, 0])?;
     cases.push(case("embedding", [at.any(&[4, 3], 6)?], move |[table]| {

@@ -1,4 +1,4 @@
-//! Losses that keep experts evenly used.
+//! What keeps experts evenly used: two losses, and a bias of the router that needs none.
 
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::{Tensor, ops as values};
@@ -57,4 +57,85 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
     total
         .map(|total| ops::affine(&total, 1.0 / layers.len() as f64, 0.0))
         .transpose()
+}
+
+/// Makes experts with fewer tokens than the mean likelier to be chosen, and those with more less
+/// likely: b_e += rate sign(mean_e(c_e) - c_e) (Wang et al. 2024, algorithm 1; DeepSeek-V3, section
+/// 2.1.2). No gradient is disturbed by it.
+///
+/// `bias` \[E\] f32, of a kind that may change; `counts` \[E\] f32, whole numbers: the tokens of a
+/// step.
+///
+/// # Errors
+/// When `bias` and `counts` differ in shape, or `bias` may not change.
+pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
+    // E (mean - c_e) is a whole number: cut to [-1, 1] it is its sign.
+    let experts = counts.extent(0)? as f64;
+    let missing = values::sub(
+        &values::sum(counts, &[0])?,
+        &values::affine(counts, experts, 0.0)?,
+    )?;
+    let sign = values::clamp(&missing, -1.0, 1.0)?;
+
+    let changed = values::add(bias, &values::affine(&sign, rate, 0.0)?)?;
+    Ok(values::copy_into(&changed, bias)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::{DType, Device, Kind};
+
+    use super::*;
+
+    fn tensor(device: &Device, shape: &[usize], values: &[f32]) -> Tensor {
+        Tensor::from_slice(device, shape, values).unwrap()
+    }
+
+    #[test]
+    fn a_bias_moves_by_the_rate_towards_the_mean() {
+        let device = Device::cpu();
+        let bias = Tensor::zeros(&device, &[4], DType::F32, Kind::OptimizerState).unwrap();
+        let mut expected = [0.0; 4];
+        // The mean of the second is no whole number; the third has more tokens than f32 can count.
+        for (counts, signs) in [
+            ([4.0, 0.0, 2.0, 2.0], [-1.0, 1.0, 0.0, 0.0]),
+            ([2.0, 1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]),
+            ([3e8, 1e8, 1e8, 3e8], [-1.0, 1.0, 1.0, -1.0]),
+        ] {
+            update_router_bias(&bias, &tensor(&device, &[4], &counts), 0.25).unwrap();
+            for (expected, sign) in expected.iter_mut().zip(signs) {
+                *expected += 0.25 * sign;
+            }
+            assert_eq!(bias.to_vec::<f32>().unwrap(), expected);
+        }
+    }
+
+    /// The mean of (ln sum e^x)^2 over tokens and layers, also where e^x overflows.
+    #[test]
+    fn the_z_loss_is_its_formula() {
+        let device = Device::cpu();
+        let layers = [
+            [[0.5, -1.0, 2.0], [0.0, 0.0, 0.0]],
+            [[300.0, 299.0, -300.0], [-4.0, 1.0, 1.5]],
+        ];
+        let routing = |scores: &[[f32; 3]; 2]| {
+            let logits_ne = Var::constant(tensor(&device, &[2, 3], scores.as_flattened()));
+            Routing {
+                probabilities_ne: ops::softmax(&logits_ne).unwrap(),
+                logits_ne,
+                counts: tensor(&device, &[3], &[0.0; 3]),
+            }
+        };
+        let loss = router_z_loss(&layers.each_ref().map(routing)).unwrap();
+        let loss = loss.unwrap().value().item::<f32>().unwrap();
+
+        let rows = layers.as_flattened().iter().map(|row| {
+            let row = row.map(f64::from);
+            let largest = row.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = row.iter().map(|score| (score - largest).exp()).sum();
+            (largest + sum.ln()).powi(2)
+        });
+        let expected = rows.sum::<f64>() / 4.0;
+        assert!((f64::from(loss) / expected - 1.0).abs() < 1e-6);
+    }
 }

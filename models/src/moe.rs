@@ -5,7 +5,7 @@
 //! = n k rows of (token, expert) pairs sorted by expert.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
-use meshgrad_runtime::{DType, Tensor, ops as values};
+use meshgrad_runtime::{DType, Device, Kind, Tensor, ops as values};
 
 use crate::config::Qwen3Config;
 
@@ -22,6 +22,18 @@ pub struct Moe {
     first_expert: usize,
     top_k: usize,
     normalise: bool,
+    /// Part of the choice where there is one.
+    bias: Option<RouterBias>,
+}
+
+/// What steers a router's choice towards the experts with few tokens. It is state: no gradient
+/// reaches it, and [`update_router_bias`](crate::balance::update_router_bias) changes it.
+#[derive(Clone)]
+pub struct RouterBias {
+    /// Its path in the model, which is DeepSeek-V3's.
+    pub name: String,
+    /// What is added to the probabilities for the choice alone, [e] f32.
+    pub value: Tensor,
 }
 
 /// How a layer's tokens spread over its experts.
@@ -56,7 +68,27 @@ impl Moe {
             first_expert: 0,
             top_k: config.num_experts_per_tok,
             normalise: config.norm_topk_prob,
+            bias: None,
         })
+    }
+
+    /// Gives the router a bias of zeros, which changes nothing yet. Clones made before have none.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn add_bias(&mut self, device: &Device) -> Result<()> {
+        let experts = &self.gate.shape()[..1];
+        let name = self.gate.name().trim_end_matches("weight");
+        self.bias = Some(RouterBias {
+            name: format!("{name}e_score_correction_bias"),
+            value: Tensor::zeros(device, experts, DType::F32, Kind::OptimizerState)?,
+        });
+        Ok(())
+    }
+
+    /// The router's bias, where it has one.
+    pub fn bias(&self) -> Option<&RouterBias> {
+        self.bias.as_ref()
     }
 
     /// `x` [.., d] to the same: the sum over a token's experts, each weighted by its probability.
@@ -69,8 +101,9 @@ impl Moe {
         let x_f32 = ops::cast(&x_nd, DType::F32)?;
         let logits_ne = ops::linear(&x_f32, &self.gate.var_as(DType::F32)?)?;
         let probabilities_ne = ops::softmax(&logits_ne)?;
+        let bias = self.bias.as_ref().map(|bias| &bias.value);
         let (weights_nk, experts_nk) =
-            ops::router_top_k(&probabilities_ne, self.top_k, self.normalise, None)?;
+            ops::router_top_k(&probabilities_ne, self.top_k, self.normalise, bias)?;
 
         let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
         let order = values::expert_order(&experts_nk, all, self.first_expert, held)?;

@@ -13,7 +13,7 @@ use crate::cache::{Cache, LayerCache};
 use crate::config::Qwen3Config;
 use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
-use crate::moe::{Moe, Routing};
+use crate::moe::{Moe, RouterBias, Routing};
 
 /// The label of a position that does not count, as everywhere in the field.
 pub const IGNORE_INDEX: i64 = -100;
@@ -113,6 +113,30 @@ impl Qwen3 {
     /// What it was built from.
     pub fn config(&self) -> &Qwen3Config {
         &self.config
+    }
+
+    /// Gives every router a bias of zeros: state beside the parameters, which is no part of a
+    /// Hugging Face folder and which [`update_router_bias`](crate::balance::update_router_bias)
+    /// changes. Clones made before have none.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn add_router_biases(&mut self, device: &Device) -> Result<()> {
+        for layer in &mut self.layers {
+            if let FeedForward::Sparse(moe) = &mut layer.mlp {
+                moe.add_bias(device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The biases of the sparse layers' routers, in the order of [`Loss::expert_counts`]; none
+    /// before [`Qwen3::add_router_biases`].
+    pub fn router_biases(&self) -> impl Iterator<Item = &RouterBias> {
+        self.layers.iter().filter_map(|layer| match &layer.mlp {
+            FeedForward::Sparse(moe) => moe.bias(),
+            FeedForward::Dense(_) => None,
+        })
     }
 
     /// The residual stream after the last norm, [b, t, d], and how each sparse layer routed.

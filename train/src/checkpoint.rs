@@ -6,11 +6,13 @@
 //!   tokenizer.json                   its tokenizer
 //!   trainer/state.json               step and seed, from which learning rate, samples and draws follow
 //!   trainer/mean/, trainer/square/   AdamW's running means, under the names of the parameters
+//!   trainer/router_bias/             what steers the routers' choice, where experts are balanced so
 //!   manifest.json                    sizes and digests; written last
 //! ```
 
 use std::path::{Path, PathBuf};
 
+use meshgrad_autograd::{Init, Param};
 use meshgrad_ckpt::{Published, Staging, discover, step_name};
 use meshgrad_models::Qwen3;
 use meshgrad_models::hf::{self, Experts};
@@ -19,6 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Optimizer;
 use crate::{Result, TrainError};
+
+const ROUTER_BIAS: &str = "trainer/router_bias";
 
 /// What a checkpoint knows beside tensors. Everything else is a function of these and the
 /// configuration.
@@ -59,6 +63,11 @@ pub fn save(
     hf::write_tensors(&means, Experts::OneByOne, &mut staging, "trainer/mean")?;
     hf::write_tensors(&squares, Experts::OneByOne, &mut staging, "trainer/square")?;
 
+    let biases = router_biases(model)?;
+    if !biases.is_empty() {
+        hf::write_tensors(&biases, Experts::OneByOne, &mut staging, ROUTER_BIAS)?;
+    }
+
     let json = serde_json::to_string_pretty(state).map_err(|error| TrainError::State {
         path: run.join(step_name(state.step)),
         message: error.to_string(),
@@ -75,11 +84,17 @@ pub fn newest(run: &Path) -> Result<Option<Published>> {
     Ok(discover(run)?.pop())
 }
 
-/// Gives model and optimizer what the checkpoint in `folder` saved.
+/// Gives model and optimizer what the checkpoint in `folder` saved. Routers get the biases that are
+/// there; biases that are not there stay as they are.
 ///
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.
-pub fn load(folder: &Path, model: &Qwen3, optimizer: &Optimizer, device: &Device) -> Result<State> {
+pub fn load(
+    folder: &Path,
+    model: &mut Qwen3,
+    optimizer: &Optimizer,
+    device: &Device,
+) -> Result<State> {
     let state = read_state(folder)?;
     hf::load_into(model, folder, device)?;
     let entries = optimizer.entries().iter();
@@ -92,7 +107,22 @@ pub fn load(folder: &Path, model: &Qwen3, optimizer: &Optimizer, device: &Device
         .collect();
     hf::read_tensors(&means, &folder.join("trainer/mean"))?;
     hf::read_tensors(&squares, &folder.join("trainer/square"))?;
+
+    let biases = folder.join(ROUTER_BIAS);
+    if biases.is_dir() {
+        model.add_router_biases(device)?;
+        hf::read_tensors(&router_biases(model)?, &biases)?;
+    }
     Ok(state)
+}
+
+/// The routers' biases as named tensors.
+fn router_biases(model: &Qwen3) -> Result<Vec<(Param, Tensor)>> {
+    let biases = model.router_biases().map(|bias| {
+        let named = Param::new(&bias.name, bias.value.shape(), Init::Zeros)?;
+        Ok((named, bias.value.clone()))
+    });
+    biases.collect()
 }
 
 /// Reads what the checkpoint in `folder` knows beside tensors.

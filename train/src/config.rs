@@ -34,6 +34,8 @@ pub struct Config {
     pub optimizer: OptimizerConfig,
     /// The learning rate over time.
     pub schedule: ScheduleConfig,
+    /// How experts are kept evenly used, beside `model.router_aux_loss_coef`.
+    pub balancing: BalancingConfig,
     /// When to save and how much to keep.
     pub checkpoint: CheckpointConfig,
     /// Text written by the model as it trains.
@@ -50,6 +52,7 @@ impl Default for Config {
             train: TrainConfig::default(),
             optimizer: OptimizerConfig::default(),
             schedule: ScheduleConfig::default(),
+            balancing: BalancingConfig::default(),
             checkpoint: CheckpointConfig::default(),
             sample: SampleConfig::default(),
             log: LogConfig::default(),
@@ -230,6 +233,18 @@ impl Default for ScheduleConfig {
             min_lr_ratio: 0.1,
         }
     }
+}
+
+/// `[balancing]`: how experts are kept evenly used. The weight of the load-balancing loss is the
+/// model's `router_aux_loss_coef`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BalancingConfig {
+    /// How much a step changes the bias of each router towards experts with few tokens (Wang et al.
+    /// 2024, who take 0.001); 0 turns it off, and biases that are there stay as they are.
+    pub bias_update_rate: f64,
+    /// Weight of the router z-loss (Zoph et al. 2022, who take 0.001); 0 turns it off.
+    pub z_loss_coef: f64,
 }
 
 /// `[checkpoint]`: when to save and how much to keep.

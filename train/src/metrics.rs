@@ -2,7 +2,8 @@
 //! line.
 //!
 //! JSON has no NaN and no infinities: they are written as the strings `"NaN"`, `"inf"` and
-//! `"-inf"`. The keys `val_loss` and `val_bits_per_byte` are only there where they were measured.
+//! `"-inf"`. The keys `expert_load`, `val_loss` and `val_bits_per_byte` are only there where they were
+//! measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -63,6 +64,14 @@ pub struct Record {
     /// Training tokens a second of this step.
     #[serde(with = "number")]
     pub tokens_per_s: f64,
+    /// The largest share of an expert over the mean share, in the layer where it is largest: 1 is
+    /// even. Where there are experts.
+    #[serde(
+        with = "optional_number",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub expert_load: Option<f64>,
     /// Mean validation loss in nats a token, where measured.
     #[serde(
         with = "optional_number",
@@ -263,6 +272,7 @@ mod tests {
     #[test]
     fn a_line_is_one_flat_object() {
         let mut measured = record(2);
+        measured.expert_load = Some(1.25);
         measured.val_loss = Some(3.5);
         measured
             .extra
@@ -271,7 +281,7 @@ mod tests {
         let line = serde_json::to_string(&measured).unwrap();
         let expected = concat!(
             r#"{"step":2,"loss":0.5,"lr":0.001,"grad_norm":0.0,"tokens_per_s":0.0,"#,
-            r#""val_loss":3.5,"experts":[0.25,0.75]}"#
+            r#""expert_load":1.25,"val_loss":3.5,"experts":[0.25,0.75]}"#
         );
         assert_eq!(line, expected);
     }

@@ -144,8 +144,8 @@ impl<'a> Session<'a> {
             }
             Some(checkpoint) => {
                 meshgrad_models::hf::load_into(&model, checkpoint, device)?;
-                let trainer = Trainer::new(model, config, device)?;
-                begun_at = restore(checkpoint, &trainer, config, &data, device)?;
+                let mut trainer = Trainer::new(model, config, device)?;
+                begun_at = restore(checkpoint, &mut trainer, config, &data, device)?;
                 trainer
             }
         };
@@ -244,6 +244,7 @@ impl<'a> Session<'a> {
             lr: outcome.learning_rate,
             grad_norm: measured.grad_norm,
             tokens_per_s,
+            expert_load: measured.expert_imbalance,
             val_loss,
             val_bits_per_byte,
             extra: serde_json::Map::new(),
@@ -398,15 +399,15 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Gives the trainer the optimizer's state, after checking that the run is the same.
+/// Gives the trainer its state, after checking that the run is the same.
 fn restore(
     from: &Path,
-    trainer: &Trainer,
+    trainer: &mut Trainer,
     config: &Config,
     data: &Data,
     device: &Device,
 ) -> Result<u64> {
-    let state = checkpoint::load(from, &trainer.model, &trainer.optimizer, device)?;
+    let state = checkpoint::load(from, &mut trainer.model, &trainer.optimizer, device)?;
     let differs = |what, saved: String, now: String| TrainError::OtherRun {
         checkpoint: from.to_owned(),
         what,

@@ -1,6 +1,7 @@
 //! A model in training: one step, one validation. The loop around them is the caller's.
 
 use meshgrad_autograd::{Grads, Tape};
+use meshgrad_models::balance::update_router_bias;
 use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
@@ -37,8 +38,8 @@ pub struct Outcome {
     pub weight: Tensor,
     /// The global norm of the gradient before clipping.
     pub grad_norm: Tensor,
-    /// How many tokens each expert got, \[experts\] f32, summed over layers and microbatches; none
-    /// without experts.
+    /// How many tokens each expert of each sparse layer got, [layers, experts] f32, summed over
+    /// microbatches; none without experts.
     pub expert_counts: Option<Tensor>,
 }
 
@@ -49,8 +50,11 @@ pub struct Measured {
     pub loss: f64,
     /// The global norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Each expert's share of the tokens; empty without experts.
+    /// Each expert's share of the tokens over all layers; empty without experts.
     pub expert_load: Vec<f64>,
+    /// The largest share of an expert over the mean share, in the layer where it is largest: 1 when
+    /// every layer uses its experts alike. None without experts.
+    pub expert_imbalance: Option<f64>,
 }
 
 impl Outcome {
@@ -60,22 +64,41 @@ impl Outcome {
     /// When the device has no values.
     pub fn read(&self) -> Result<Measured> {
         let scalar = |tensor: &Tensor| Ok::<f64, crate::TrainError>(tensor.item::<f32>()?.into());
-        let counts = self
-            .expert_counts
-            .as_ref()
-            .map(Tensor::to_vec::<f32>)
-            .transpose()?;
-        let counts = counts.unwrap_or_default();
-        let all: f64 = counts.iter().map(|count| f64::from(*count)).sum();
+        let layers = self.read_counts()?;
         Ok(Measured {
             loss: scalar(&self.loss)? / scalar(&self.weight)?,
             grad_norm: scalar(&self.grad_norm)?,
-            expert_load: counts
-                .into_iter()
-                .map(|count| f64::from(count) / all)
-                .collect(),
+            expert_load: shares(&layers),
+            expert_imbalance: layers
+                .iter()
+                .map(|counts| imbalance(counts))
+                .reduce(f64::max),
         })
     }
+
+    /// The tokens of each expert, layer by layer.
+    fn read_counts(&self) -> Result<Vec<Vec<f64>>> {
+        let Some(counts) = &self.expert_counts else {
+            return Ok(Vec::new());
+        };
+        let (values, experts) = (counts.to_vec::<f32>()?, counts.extent(-1)?);
+        let layer = |counts: &[f32]| counts.iter().copied().map(f64::from).collect();
+        Ok(values.chunks_exact(experts).map(layer).collect())
+    }
+}
+
+/// Each expert's share of the tokens of all layers.
+fn shares(layers: &[Vec<f64>]) -> Vec<f64> {
+    let all: f64 = layers.iter().flatten().sum();
+    let experts = layers.first().map_or(0, Vec::len);
+    let count = |expert: usize| layers.iter().map(|counts| counts[expert]).sum::<f64>();
+    (0..experts).map(|expert| count(expert) / all).collect()
+}
+
+/// The largest share over the mean share.
+fn imbalance(counts: &[f64]) -> f64 {
+    let largest = counts.iter().copied().fold(0.0, f64::max);
+    largest * counts.len() as f64 / counts.iter().sum::<f64>()
 }
 
 impl Trainer {
@@ -83,12 +106,15 @@ impl Trainer {
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn new(model: Qwen3, config: &Config, device: &Device) -> Result<Trainer> {
+    pub fn new(mut model: Qwen3, config: &Config, device: &Device) -> Result<Trainer> {
+        if config.balancing.bias_update_rate > 0.0 {
+            model.add_router_biases(device)?;
+        }
         let (optimizer, grads) = Optimizer::new(&model, device, &config.optimizer)?;
         Ok(Trainer {
             balancing: Balancing {
                 auxiliary: model.config().router_aux_loss_coef,
-                z: 0.0,
+                z: config.balancing.z_loss_coef,
             },
             model,
             optimizer,
@@ -120,7 +146,7 @@ impl Trainer {
         for first in (0..rows).step_by(self.config.train.micro_batch_size) {
             let last = (first + self.config.train.micro_batch_size).min(rows);
             let batch = gather(windows, order.windows(step, first..last), tokens);
-            let sum = Sums::of(self.accumulate(&batch, last - first)?)?;
+            let sum = Sums::of(self.accumulate(&batch, last - first)?);
             sums = Some(match sums {
                 Some(sums) => sums.plus(&sum)?,
                 None => sum,
@@ -134,14 +160,27 @@ impl Trainer {
         let grad_norm = self
             .optimizer
             .step(&mut self.grads, &sums.weight, step, learning_rate)?;
+        self.balance(&sums.expert_counts)?;
         Ok(Outcome {
             step,
             learning_rate,
             loss: sums.loss,
             weight: sums.weight,
             grad_norm,
-            expert_counts: sums.expert_counts,
+            expert_counts: stacked(&sums.expert_counts)?,
         })
+    }
+
+    /// Steers the routers away from the experts with many tokens. Only ever between steps, so that
+    /// every microbatch and every recomputation of a step sees the same biases.
+    fn balance(&self, expert_counts: &[Tensor]) -> Result<()> {
+        let rate = self.config.balancing.bias_update_rate;
+        if rate > 0.0 {
+            for (bias, counts) in self.model.router_biases().zip(expert_counts) {
+                update_router_bias(&bias.value, counts, rate)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds the gradients of a microbatch of `rows` sequences.
@@ -215,32 +254,74 @@ fn gather(windows: Windows, chosen: impl IntoIterator<Item = usize>, tokens: &To
 struct Sums {
     loss: Tensor,
     weight: Tensor,
-    expert_counts: Option<Tensor>,
+    /// Of each sparse layer.
+    expert_counts: Vec<Tensor>,
 }
 
 impl Sums {
-    fn of(loss: Loss) -> Result<Sums> {
-        let mut counts = loss.expert_counts.into_iter();
-        let first = counts.next();
-        let expert_counts = first
-            .map(|first| counts.try_fold(first, |sum, next| ops::add(&sum, &next)))
-            .transpose()?;
-        Ok(Sums {
+    fn of(loss: Loss) -> Sums {
+        Sums {
             loss: loss.cross_entropy,
             weight: loss.weight,
-            expert_counts,
-        })
+            expert_counts: loss.expert_counts,
+        }
     }
 
     fn plus(&self, other: &Sums) -> Result<Sums> {
-        let expert_counts = match (&self.expert_counts, &other.expert_counts) {
-            (Some(a), Some(b)) => Some(ops::add(a, b)?),
-            _ => None,
-        };
+        let layers = self.expert_counts.iter().zip(&other.expert_counts);
+        let expert_counts: Result<Vec<Tensor>> = layers.map(|(a, b)| Ok(ops::add(a, b)?)).collect();
         Ok(Sums {
             loss: ops::add(&self.loss, &other.loss)?,
             weight: ops::add(&self.weight, &other.weight)?,
-            expert_counts,
+            expert_counts: expert_counts?,
         })
+    }
+}
+
+/// Tensors of one shape as one with a new first dim; none of none.
+fn stacked(tensors: &[Tensor]) -> Result<Option<Tensor>> {
+    let rows: meshgrad_runtime::Result<Vec<Tensor>> =
+        tensors.iter().map(|tensor| tensor.unsqueeze(0)).collect();
+    let rows = rows?;
+    let rows: Vec<&Tensor> = rows.iter().collect();
+    match rows.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(ops::concat(&rows, 0)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Layers are balanced one by one: two that use opposite experts are not even together.
+    #[test]
+    fn the_load_is_that_of_the_worst_layer() {
+        let device = Device::cpu();
+        let scalar = |value: f32| Tensor::scalar(&device, value).unwrap();
+        let layer = |counts: &[f32]| Tensor::from_slice(&device, &[4], counts).unwrap();
+        let measured = |layers: &[Tensor]| {
+            let outcome = Outcome {
+                step: 1,
+                learning_rate: 0.0,
+                loss: scalar(6.0),
+                weight: scalar(4.0),
+                grad_norm: scalar(1.0),
+                expert_counts: stacked(layers).unwrap(),
+            };
+            outcome.read().unwrap()
+        };
+
+        let opposite = measured(&[layer(&[8.0, 4.0, 2.0, 2.0]), layer(&[0.0, 4.0, 6.0, 6.0])]);
+        assert_eq!(opposite.expert_load, [0.25; 4]);
+        assert_eq!(opposite.expert_imbalance, Some(2.0));
+        assert_eq!(opposite.loss, 1.5);
+
+        let even = measured(&[layer(&[3.0; 4])]);
+        assert_eq!(even.expert_imbalance, Some(1.0));
+
+        let dense = measured(&[]);
+        assert!(dense.expert_load.is_empty());
+        assert_eq!(dense.expert_imbalance, None);
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod grouped_matmul;
@@ -18,6 +19,7 @@ mod swiglu;
 
 pub use attention::*;
 pub use cross_entropy::*;
+pub use dropout::*;
 pub use elementwise::*;
 pub use embedding::*;
 pub use grouped_matmul::*;

@@ -42,10 +42,15 @@ impl Config {
             "schedule.min_lr_ratio",
             || format!("{ratio} is not in [0, 1]"),
         );
-        let temperature = self.sample.temperature;
-        found.unless(is_not_negative(temperature), "sample.temperature", || {
-            format!("{temperature} is not a finite number of at least 0")
-        });
+        let not_negative = [
+            (
+                "balancing.bias_update_rate",
+                self.balancing.bias_update_rate,
+            ),
+            ("balancing.z_loss_coef", self.balancing.z_loss_coef),
+            ("sample.temperature", self.sample.temperature),
+        ];
+        found.negative(&not_negative);
         found.unless(self.log.every > 0, "log.every", || {
             "0 steps; at least 1".to_owned()
         });
@@ -114,11 +119,7 @@ impl Config {
             ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.max_grad_norm", optimizer.max_grad_norm),
         ];
-        for (key, value) in not_negative {
-            found.unless(is_not_negative(value), key, || {
-                format!("{value} is not a finite number of at least 0")
-            });
-        }
+        found.negative(&not_negative);
 
         let decays = [
             ("optimizer.beta1", optimizer.beta1),
@@ -132,10 +133,6 @@ impl Config {
     }
 }
 
-fn is_not_negative(value: f64) -> bool {
-    value.is_finite() && value >= 0.0
-}
-
 #[derive(Default)]
 struct Found(Vec<Violation>);
 
@@ -145,6 +142,14 @@ impl Found {
             self.0.push(Violation {
                 key,
                 problem: problem(),
+            });
+        }
+    }
+
+    fn negative(&mut self, values: &[(&'static str, f64)]) {
+        for (key, value) in values {
+            self.unless(value.is_finite() && *value >= 0.0, key, || {
+                format!("{value} is not a finite number of at least 0")
             });
         }
     }
@@ -171,6 +176,8 @@ mod tests {
         config.optimizer.beta2 = 1.0;
         config.optimizer.max_grad_norm = -1.0;
         config.schedule.min_lr_ratio = 1.5;
+        config.balancing.bias_update_rate = -0.001;
+        config.balancing.z_loss_coef = f64::NAN;
         config.sample.temperature = f64::INFINITY;
         config.log.every = 0;
 
@@ -188,6 +195,8 @@ mod tests {
             "optimizer.max_grad_norm",
             "optimizer.beta2",
             "schedule.min_lr_ratio",
+            "balancing.bias_update_rate",
+            "balancing.z_loss_coef",
             "sample.temperature",
             "log.every",
         ];

@@ -1,0 +1,152 @@
+//! Runs whose experts are balanced by a bias of the router.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use meshgrad_ckpt::Published;
+use meshgrad_runtime::Device;
+use meshgrad_train::config::Config;
+use meshgrad_train::metrics::{self, Record};
+use meshgrad_train::session::{self, Options, Resume};
+
+const CONFIG: &str = r#"
+    [model]
+    model_type = "qwen3_moe"
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_experts = 4
+    num_experts_per_tok = 1
+    moe_intermediate_size = 32
+    initializer_range = 0.2
+    router_aux_loss_coef = 0.0
+
+    [data]
+    paths = ["TEXT"]
+    tokenizer = "byte"
+
+    [train]
+    steps = 6
+    batch_size = 4
+    micro_batch_size = 2
+    seq_len = 32
+
+    [checkpoint]
+    keep = 0
+
+    [sample]
+    tokens = 2
+"#;
+
+const BIASES: &str = "trainer/router_bias/model.safetensors";
+
+fn config(overrides: &[&str]) -> Config {
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/balancing.rs");
+    let text = CONFIG.replace("TEXT", text.to_str().unwrap());
+    let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+    Config::parse(&text, "the test", &overrides).unwrap()
+}
+
+/// Trains in `run` from where it was, and returns the last checkpoint.
+fn train(run: &Path, config: &Config, stop_after: Option<u64>) -> PathBuf {
+    let options = Options {
+        run_dir: run.to_owned(),
+        resume: Resume::Auto,
+        stop_after,
+    };
+    let stop = AtomicBool::new(false);
+    let summary = session::run(config, &options, &Device::cpu(), &stop).unwrap();
+    summary.checkpoint
+}
+
+fn records(run: &Path) -> Vec<Record> {
+    metrics::read(&run.join("metrics.jsonl")).unwrap()
+}
+
+/// Every file of a checkpoint, by path and content.
+fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
+    let published = Published::open(checkpoint).unwrap();
+    let files = published.files().map(|(path, _)| path.to_owned());
+    let read = |path: String| (path.clone(), std::fs::read(checkpoint.join(path)).unwrap());
+    files.map(read).collect()
+}
+
+/// Stopped and resumed, with layers kept or computed again: the same bits, biases included.
+#[test]
+fn resuming_with_biases_is_exact() {
+    let place = tempfile::tempdir().unwrap();
+    let (whole, parts) = (place.path().join("whole"), place.path().join("parts"));
+    let rates = [
+        "balancing.bias_update_rate=0.01",
+        "balancing.z_loss_coef=0.001",
+    ];
+    let plain = config(&rates);
+    let recomputing = config(&[&rates[..], &["train.activation_checkpointing=true"]].concat());
+
+    let expected = content(&train(&whole, &plain, None));
+    train(&parts, &plain, Some(2));
+    train(&parts, &recomputing, Some(3));
+    let actual = content(&train(&parts, &plain, None));
+
+    assert_eq!(expected.len(), actual.len());
+    for ((path, expected), (other, actual)) in expected.iter().zip(&actual) {
+        assert_eq!(path, other);
+        assert!(expected == actual, "{path} differs");
+    }
+    let loads = |run| -> Vec<_> { records(run).iter().map(|line| line.expert_load).collect() };
+    assert_eq!(loads(&whole), loads(&parts));
+    assert!(loads(&whole).iter().all(|load| load.unwrap() >= 1.0));
+    assert!(expected.iter().any(|(path, _)| path == BIASES));
+}
+
+/// With the rate off, biases that are there stay; where there are none, none appear.
+#[test]
+fn a_rate_of_zero_freezes_biases() {
+    let place = tempfile::tempdir().unwrap();
+    let (balanced, plain) = (place.path().join("balanced"), place.path().join("plain"));
+    let on = config(&["balancing.bias_update_rate=0.01"]);
+    let off = config(&[]);
+
+    let early = std::fs::read(train(&balanced, &on, Some(2)).join(BIASES)).unwrap();
+    let late = std::fs::read(train(&balanced, &off, None).join(BIASES)).unwrap();
+    assert!(early == late);
+
+    assert!(!train(&plain, &off, None).join(BIASES).exists());
+}
+
+#[test]
+fn the_bias_evens_the_load_of_a_run() {
+    let place = tempfile::tempdir().unwrap();
+    let load = |name: &str, rate: &str| {
+        let run = place.path().join(name);
+        train(&run, &config(&["train.steps=60", rate]), None);
+        let last = records(&run).split_off(50);
+        last.iter()
+            .map(|line| line.expert_load.unwrap())
+            .sum::<f64>()
+            / last.len() as f64
+    };
+    let (skewed, even) = (
+        load("skewed", "balancing.bias_update_rate=0.0"),
+        load("even", "balancing.bias_update_rate=0.02"),
+    );
+    assert!(
+        skewed > 1.5 && even < 1.0 + 0.6 * (skewed - 1.0),
+        "{skewed} and {even}"
+    );
+}
+
+/// The z-loss pulls on the parameters; the loss that is shown stays cross-entropy.
+#[test]
+fn the_z_loss_reaches_the_gradient() {
+    let place = tempfile::tempdir().unwrap();
+    let first = |name: &str, z: &str| {
+        let run = place.path().join(name);
+        train(&run, &config(&[z]), Some(1));
+        records(&run).remove(0)
+    };
+    let plain = first("plain", "balancing.z_loss_coef=0.0");
+    let pulled = first("pulled", "balancing.z_loss_coef=0.1");
+    assert_eq!(plain.loss, pulled.loss);
+    assert_ne!(plain.grad_norm, pulled.grad_norm);
+}
