@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand};
 use meshgrad::ckpt::discover;
 use meshgrad::models::hf;
 use meshgrad::runtime::{DType, Device};
+use meshgrad::train::checkpoint;
 use meshgrad::train::config::{Config, Override};
 use meshgrad::train::generate::{Drawing, generate};
 use meshgrad::train::run_folder::RunFolder;
@@ -177,7 +178,8 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         .ok()
         .and_then(|mut found| found.pop());
     let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
-    let loaded = hf::load(&folder, device)?;
+    let mut loaded = hf::load(&folder, device)?;
+    checkpoint::load_router_biases(&folder, &mut loaded.model, device)?;
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
 
     print!("{}", arguments.prompt);

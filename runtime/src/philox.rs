@@ -24,16 +24,15 @@ pub(crate) fn philox<const N: usize>(
     mut counters: [[u64; N]; 4],
 ) -> [[u32; N]; 4] {
     for _ in 0..ROUNDS {
-        for lane in 0..N {
-            let word = |at: usize| counters[at][lane];
-            let (a, b, c, d) = (word(0), word(1), word(2), word(3));
-            let (left, right) = ((a & LOW) * MULTIPLIERS[0], (c & LOW) * MULTIPLIERS[1]);
+        let [a, b, c, d] = &mut counters;
+        for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+            let (left, right) = ((*a & LOW) * MULTIPLIERS[0], (*c & LOW) * MULTIPLIERS[1]);
 
             // What lies above the low half is never looked at.
-            counters[0][lane] = (right >> 32) ^ b ^ u64::from(key[0]);
-            counters[1][lane] = right;
-            counters[2][lane] = (left >> 32) ^ d ^ u64::from(key[1]);
-            counters[3][lane] = left;
+            *a = (right >> 32) ^ *b ^ u64::from(key[0]);
+            *b = right;
+            *c = (left >> 32) ^ *d ^ u64::from(key[1]);
+            *d = left;
         }
         key = [
             key[0].wrapping_add(KEY_STEPS[0]),

@@ -108,12 +108,22 @@ pub fn load(
     hf::read_tensors(&means, &folder.join("trainer/mean"))?;
     hf::read_tensors(&squares, &folder.join("trainer/square"))?;
 
+    load_router_biases(folder, model, device)?;
+    Ok(state)
+}
+
+/// Gives `model` the router biases of the checkpoint `folder`, if it has any: what it was trained to
+/// route with, and no part of a Hugging Face folder.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_router_biases(folder: &Path, model: &mut Qwen3, device: &Device) -> Result<()> {
     let biases = folder.join(ROUTER_BIAS);
     if biases.is_dir() {
         model.add_router_biases(device)?;
         hf::read_tensors(&router_biases(model)?, &biases)?;
     }
-    Ok(state)
+    Ok(())
 }
 
 /// The routers' biases as named tensors.
