@@ -32,7 +32,7 @@ pub struct Moe {
 pub struct RouterBias {
     /// Its path in the model, which is DeepSeek-V3's.
     pub name: String,
-    /// What is added to the probabilities for the choice alone, [e] f32.
+    /// What is added to the probabilities for the choice alone, \[e\] f32.
     pub value: Tensor,
 }
 

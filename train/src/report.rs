@@ -177,12 +177,8 @@ impl Reporter {
         let bar = is_terminal.then(|| {
             let bar =
                 ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout_with_hz(10));
-            let template = if no_color {
-                "{bar:16} {wide_msg}"
-            } else {
-                "{bar:16.cyan/blue} {wide_msg}"
-            };
-            let style = ProgressStyle::with_template(template);
+            // The words say how far it is; a drawn bar would push the last of them off the line.
+            let style = ProgressStyle::with_template("{wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
