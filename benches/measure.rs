@@ -108,7 +108,7 @@ impl Peer {
         self.listen()
     }
 
-    pub(crate) fn listen(&mut self) -> anyhow::Result<Value> {
+    fn listen(&mut self) -> anyhow::Result<Value> {
         let mut line = String::new();
         if self.answers.read_line(&mut line)? == 0 {
             bail!("the peer ended; its message is above");

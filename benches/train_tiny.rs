@@ -124,6 +124,9 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let mut contestants = vec![own];
     contestants.extend(peers.into_iter().map(|(_, contestant)| contestant));
     print_table(arguments, &contestants);
+    if let Some(difference) = first_difference(&contestants) {
+        println!("\nlosses of the first steps agree within {difference:.1e}");
+    }
     println!(
         "\nmeshgrad's tensors: {:.0} MB at their peak",
         device.memory().peak as f64 / 1e6
@@ -134,6 +137,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
         "dtype": arguments.dtype.name(),
         "rounds": arguments.rounds,
         "steps_a_round": arguments.steps,
+        "first_losses_agree_within": first_difference(&contestants),
         "tensor_peak_bytes": device.memory().peak,
         "contestants": contestants.iter().map(Contestant::json).collect::<Vec<_>>(),
     });
@@ -175,9 +179,9 @@ fn start_peers(
                 options.extend(["--export-init", &folder]);
             }
             eprintln!("starting {name}");
-            let mut peer = Peer::start(python, "train_tiny.py", &options)?;
+            let peer = Peer::start(python, "train_tiny.py", &options)?;
             let mut contestant = Contestant::new(name);
-            contestant.losses = numbers(&peer.listen()?["loss"]);
+            contestant.losses = numbers(&peer.hello["loss"]);
             Ok((peer, contestant))
         })
         .collect()
@@ -233,6 +237,19 @@ impl Contestant {
             "loss": self.losses,
         })
     }
+}
+
+/// How far the losses of the first steps lie apart: everyone computes the same, and rounding has had
+/// no time to grow.
+fn first_difference(contestants: &[Contestant]) -> Option<f64> {
+    const FIRST: usize = 4;
+
+    let (ours, others) = contestants.split_first()?;
+    let apart = |other: &Contestant| {
+        let pairs = ours.losses.iter().zip(&other.losses).take(FIRST);
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    };
+    others.iter().map(apart).reduce(f64::max)
 }
 
 fn print_table(arguments: &Arguments, contestants: &[Contestant]) {

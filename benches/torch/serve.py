@@ -7,9 +7,9 @@ import sys
 import torch
 
 
-def serve(answer):
+def serve(answer, **hello):
     """Says hello, then answers each line of standard input until it ends."""
-    say({"versions": versions()})
+    say({"versions": versions(), **hello})
     for line in sys.stdin:
         say(answer(json.loads(line)))
 

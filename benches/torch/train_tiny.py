@@ -25,10 +25,10 @@ def main():
     options = parse()
     # Read once, when torch is first imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
-    global torch, tiny, serve, say, versions
+    global torch, tiny, serve, versions
     import tiny
     import torch
-    from serve import say, serve, versions
+    from serve import serve, versions
 
     torch.set_num_threads(options.threads)
     weights = tiny.read_weights(options.init) if options.init else tiny.initial_weights(options.seed)
@@ -61,8 +61,7 @@ def main():
 
     run(options.warmup)
     if options.serve:
-        say({"loss": losses})
-        return serve(answer)
+        return serve(answer, loss=losses)
 
     run(options.steps)
     report = summary(options, losses, norms, seconds[options.warmup :])
