@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -101,11 +102,15 @@ impl Peer {
         Ok(peer)
     }
 
+    /// Waits for the answer, and until the peer's threads, which spin after their work (0.2 s in
+    /// Intel's OpenMP), leave the cores to whose turn is next.
     pub(crate) fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
         let requests = self.requests.as_mut().context("the peer has ended")?;
         writeln!(requests, "{request}")?;
         requests.flush()?;
-        self.listen()
+        let answer = self.listen();
+        std::thread::sleep(Duration::from_millis(300));
+        answer
     }
 
     fn listen(&mut self) -> anyhow::Result<Value> {

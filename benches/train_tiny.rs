@@ -240,7 +240,7 @@ impl Contestant {
 }
 
 /// How far the losses of the first steps lie apart: everyone computes the same, and rounding has had
-/// no time to grow.
+/// little time to grow. (It grows by jumps, where it changes which expert a token takes.)
 fn first_difference(contestants: &[Contestant]) -> Option<f64> {
     const FIRST: usize = 4;
 
