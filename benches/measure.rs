@@ -142,7 +142,7 @@ pub(crate) fn seconds<T>(f: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_secs_f64(), result)
 }
 
-/// Adds machine, versions and command to `report`, and writes it where the options say.
+/// Adds machine and versions to `report`, and writes it where the options say.
 pub(crate) fn finish(options: &Options, mut report: Value, peers: Value) -> anyhow::Result<()> {
     report["machine"] = machine();
     report["versions"] = json!({
@@ -151,7 +151,6 @@ pub(crate) fn finish(options: &Options, mut report: Value, peers: Value) -> anyh
         "rustc": output("rustc", &["--version"]),
         "peers": peers,
     });
-    report["arguments"] = std::env::args().skip(1).collect();
     if let Some(file) = &options.json {
         let text = format!("{report:#}\n");
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
@@ -176,7 +175,7 @@ fn machine() -> Value {
         "threads": properties.threads,
         "simd": properties.simd,
         "native_bf16": properties.native_bf16,
-        "system": output("uname", &["-srm"]),
+        "system": output("uname", &["-sm"]),
     })
 }
 
