@@ -255,6 +255,7 @@ fn multiply_slabs<K, C>(
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
     let slab_depth = SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT;
+    let one_tile_down = c.rows() <= tile.rows;
 
     for slab in (0..depth).step_by(slab_depth) {
         let live_depth = slab_depth.min(depth - slab);
@@ -272,14 +273,6 @@ fn multiply_slabs<K, C>(
         if unpacked.is_none() {
             kernel.pack_a(a_slab, a_panels);
         }
-        for (panel, col) in b_panels
-            .chunks_exact_mut(b_len)
-            .zip((0..c.cols()).step_by(tile.cols))
-        {
-            let cols = tile.cols.min(c.cols() - col);
-            kernel.pack_b(b_t.part([col, slab], [cols, live_depth]), panel);
-        }
-
         // With a single slab one tile of sums serves all, and stays in the first-level cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
@@ -294,15 +287,20 @@ fn multiply_slabs<K, C>(
                     stride: units,
                 },
             };
-            for (b_panel, col) in b_panels
-                .chunks_exact(b_len)
-                .zip((0..c.cols()).step_by(tile.cols))
-            {
-                let rows = tile.rows.min(c.rows() - row);
+            for (b_index, col) in (0..c.cols()).step_by(tile.cols).enumerate() {
                 let live = Tile {
-                    rows,
+                    rows: tile.rows.min(c.rows() - row),
                     cols: tile.cols.min(c.cols() - col),
                 };
+
+                // The first rows pack what the others read again. Where there are no others, one
+                // panel serves all columns, and B passes through the caches once.
+                let place = if one_tile_down { 0 } else { b_index * b_len };
+                let b_panel = &mut b_panels[place..][..b_len];
+                if row == 0 {
+                    kernel.pack_b(b_t.part([col, slab], [live.cols, live_depth]), b_panel);
+                }
+
                 let sums = &mut sums[next_sums..][..tile.len()];
                 next_sums += sum_stride;
 
