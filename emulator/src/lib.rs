@@ -1,0 +1,4 @@
+//! A CPU implementation of the CUDA driver that runs PTX, for machines without a GPU.
+
+#[allow(dead_code)]
+mod numerics;

@@ -1,0 +1,1 @@
+//! What instructions compute, lane by lane: pure functions of bits.

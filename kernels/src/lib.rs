@@ -1,0 +1,2 @@
+//! GPU kernels: a PTX macro-assembler in Rust and what is written with it. Text out; no driver, no
+//! tensor.
