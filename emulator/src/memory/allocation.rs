@@ -1,0 +1,90 @@
+//! One allocation: its bytes, and what is known about them.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::block::Block;
+use super::bytes::ByteSet;
+use super::races::RaceShadow;
+
+/// What an allocation was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Memory of this device.
+    Device(u32),
+    /// Page-locked memory of the host.
+    Pinned,
+    /// Managed memory, at home on this device.
+    Managed(u32),
+    /// Variables of a module that is loaded on this device.
+    Module(u32),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Device(device) => write!(f, "device {device}"),
+            Place::Pinned => f.write_str("pinned host memory"),
+            Place::Managed(device) => write!(f, "managed, device {device}"),
+            Place::Module(device) => write!(f, "module variables, device {device}"),
+        }
+    }
+}
+
+/// An allocation as the driver's functions see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationInfo {
+    /// Its first address.
+    pub base: u64,
+    /// How many bytes were asked for.
+    pub bytes: usize,
+    /// What it was made for.
+    pub place: Place,
+    /// Counts allocations from 1 in the order they were made.
+    pub number: u64,
+}
+
+/// An allocation, live or freed. A freed one keeps its addresses, so that a late access finds its
+/// name, but not its bytes.
+pub(crate) struct Allocation {
+    pub(crate) info: AllocationInfo,
+    pub(crate) data: Block,
+    freed: AtomicBool,
+    initialised: ByteSet,
+    races: OnceLock<RaceShadow>,
+}
+
+impl Allocation {
+    pub(crate) fn new(info: AllocationInfo, data: Block) -> Allocation {
+        Allocation {
+            info,
+            data,
+            freed: AtomicBool::new(false),
+            initialised: ByteSet::new(info.bytes),
+            races: OnceLock::new(),
+        }
+    }
+
+    /// One past the last address.
+    pub(crate) fn end(&self) -> u64 {
+        self.info.base + self.info.bytes as u64
+    }
+
+    pub(crate) fn is_freed(&self) -> bool {
+        self.freed.load(Relaxed)
+    }
+
+    pub(crate) fn set_freed(&self) {
+        self.freed.store(true, Relaxed);
+    }
+
+    pub(crate) fn initialised(&self) -> &ByteSet {
+        &self.initialised
+    }
+
+    /// Who accessed which bytes; made on first use.
+    pub(crate) fn races(&self) -> &RaceShadow {
+        self.races.get_or_init(|| RaceShadow::new(self.info.bytes))
+    }
+}

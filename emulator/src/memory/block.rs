@@ -1,0 +1,156 @@
+//! The bytes of one allocation, shared by every host thread that runs part of a grid.
+//!
+//! Threads of a GPU may write and read the same bytes at the same time; here that must be defined
+//! too, so every access is a relaxed atomic of the access's own width. Kernels that race get some
+//! value, and a report (see [`super::races`]).
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Blocks start at multiples of this, as `cuMemAlloc` promises at least 256.
+pub(crate) const ALIGNMENT: usize = 512;
+
+/// Zeroed host memory of a fixed size, aligned to [`ALIGNMENT`].
+pub(crate) struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a block is plain memory; all access to it is atomic.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+macro_rules! accessors {
+    ($($int:ty, $atomic:ty, $load:ident, $store:ident, $at:ident;)+) => {
+        $(
+            /// The naturally aligned value at byte `offset`.
+            #[inline(always)]
+            pub(crate) fn $load(&self, offset: usize) -> $int {
+                self.$at(offset).load(Relaxed)
+            }
+
+            /// Stores at byte `offset`, which is naturally aligned.
+            #[inline(always)]
+            pub(crate) fn $store(&self, offset: usize, value: $int) {
+                self.$at(offset).store(value, Relaxed);
+            }
+
+            /// The atomic at byte `offset`.
+            #[inline(always)]
+            pub(crate) fn $at(&self, offset: usize) -> &$atomic {
+                const BYTES: usize = size_of::<$int>();
+                let inside = offset.checked_add(BYTES).is_some_and(|end| end <= self.layout.size());
+                assert!(inside && offset % BYTES == 0, "offset {offset} is outside or misaligned");
+                // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever accessed atomically, and
+                // lives as long as `self`.
+                unsafe { <$atomic>::from_ptr(self.start.as_ptr().add(offset).cast()) }
+            }
+        )+
+    };
+}
+
+impl Block {
+    /// A block of at least `bytes` bytes, or `None` when the host has no memory for it.
+    pub(crate) fn new(bytes: usize) -> Option<Block> {
+        let layout = Layout::from_size_align(bytes.next_multiple_of(8).max(8), ALIGNMENT).ok()?;
+        // SAFETY: the size is at least 8.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Block { start, layout })
+    }
+
+    /// Where the block lies in the host's memory.
+    pub(crate) fn host_address(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    accessors! {
+        u8, AtomicU8, load_u8, store_u8, at_u8;
+        u16, AtomicU16, load_u16, store_u16, at_u16;
+        u32, AtomicU32, load_u32, store_u32, at_u32;
+        u64, AtomicU64, load_u64, store_u64, at_u64;
+    }
+
+    /// Copies bytes from `offset` on into `into`.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
+        let (head, rest) = into.split_at_mut(to_next_word(offset).min(into.len()));
+        for (index, byte) in head.iter_mut().enumerate() {
+            *byte = self.load_u8(offset + index);
+        }
+        let mut at = offset + head.len();
+        let mut words = rest.chunks_exact_mut(8);
+        for word in &mut words {
+            word.copy_from_slice(&self.load_u64(at).to_ne_bytes());
+            at += 8;
+        }
+        for (index, byte) in words.into_remainder().iter_mut().enumerate() {
+            *byte = self.load_u8(at + index);
+        }
+    }
+
+    /// Copies `bytes` to `offset` and on.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        let (head, rest) = bytes.split_at(to_next_word(offset).min(bytes.len()));
+        for (index, byte) in head.iter().enumerate() {
+            self.store_u8(offset + index, *byte);
+        }
+        let mut at = offset + head.len();
+        let words = rest.chunks_exact(8);
+        let tail = words.remainder();
+        for word in words {
+            let mut value = [0; 8];
+            value.copy_from_slice(word);
+            self.store_u64(at, u64::from_ne_bytes(value));
+            at += 8;
+        }
+        for (index, byte) in tail.iter().enumerate() {
+            self.store_u8(at + index, *byte);
+        }
+    }
+}
+
+fn to_next_word(offset: usize) -> usize {
+    offset.next_multiple_of(8) - offset
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, and freed only here.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_at_any_offset() {
+        let block = Block::new(100).unwrap();
+        let bytes: Vec<u8> = (0..60).collect();
+        for offset in 0..24 {
+            for length in 0..bytes.len() {
+                block.write(offset, &bytes[..length]);
+                let mut back = vec![0xff; length];
+                block.read(offset, &mut back);
+                assert_eq!(back, bytes[..length]);
+            }
+        }
+    }
+
+    #[test]
+    fn widths_see_the_same_bytes() {
+        let block = Block::new(16).unwrap();
+        block.store_u64(8, 0x8877_6655_4433_2211);
+        assert_eq!(block.load_u32(12), 0x8877_6655);
+        assert_eq!(block.load_u16(10), 0x4433);
+        assert_eq!(block.load_u8(15), 0x88);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside or misaligned")]
+    fn outside_is_a_bug_of_ours() {
+        Block::new(16).unwrap().load_u32(16);
+    }
+}

@@ -1,0 +1,88 @@
+//! Sets of bytes, a bit each, shared by every host thread that runs part of a grid.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// A set of bytes of a block, a bit each: those that were ever written, say.
+pub(crate) struct ByteSet(Box<[AtomicU32]>);
+
+impl ByteSet {
+    /// The empty set over a block of `bytes` bytes.
+    pub(crate) fn new(bytes: usize) -> ByteSet {
+        let words = bytes.div_ceil(32);
+        ByteSet((0..words).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Adds `count` bytes from `offset` on.
+    #[inline(always)]
+    pub(crate) fn set(&self, offset: usize, count: usize) {
+        for_words(offset, count, |index, bits| {
+            let word = &self.0[index];
+            if word.load(Relaxed) & bits != bits {
+                word.fetch_or(bits, Relaxed);
+            }
+            true
+        });
+    }
+
+    /// Whether `count` bytes from `offset` on are all in it.
+    #[inline(always)]
+    pub(crate) fn all(&self, offset: usize, count: usize) -> bool {
+        for_words(offset, count, |index, bits| {
+            self.0[index].load(Relaxed) & bits == bits
+        })
+    }
+
+    /// The first of `count` bytes from `offset` on that is not in it.
+    pub(crate) fn first_unset(&self, offset: usize, count: usize) -> Option<usize> {
+        (offset..offset + count).find(|at| !self.all(*at, 1))
+    }
+
+    /// Makes `count` bytes from `to` on what those of `other` are from `from` on.
+    pub(crate) fn copy(&self, to: usize, other: &ByteSet, from: usize, count: usize) {
+        let clear = |at: usize| {
+            self.0[at / 32].fetch_and(!(1 << (at % 32)), Relaxed);
+        };
+        for index in 0..count {
+            match other.all(from + index, 1) {
+                true => self.set(to + index, 1),
+                false => clear(to + index),
+            }
+        }
+    }
+}
+
+/// Calls `f` with each word and the bits in it that belong to the range, while it returns true;
+/// whether it always did.
+#[inline(always)]
+fn for_words(offset: usize, count: usize, mut f: impl FnMut(usize, u32) -> bool) -> bool {
+    let (mut at, end) = (offset, offset + count);
+    while at < end {
+        let in_word = (32 - at % 32).min(end - at);
+        let bits = (u32::MAX >> (32 - in_word)) << (at % 32);
+        if !f(at / 32, bits) {
+            return false;
+        }
+        at += in_word;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_those_of_the_range() {
+        for offset in 0..70 {
+            for count in 0..70 {
+                let bytes = ByteSet::new(150);
+                bytes.set(offset, count);
+                for at in 0..150 {
+                    assert_eq!(bytes.all(at, 1), (offset..offset + count).contains(&at));
+                }
+                assert!(bytes.all(offset, count));
+                assert_eq!(bytes.first_unset(offset, count + 1), Some(offset + count));
+            }
+        }
+    }
+}

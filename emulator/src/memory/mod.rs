@@ -1,0 +1,413 @@
+//! The address space that host and devices share (unified addressing), and what is known about
+//! every byte of it.
+//!
+//! Addresses of device memory are never given out twice and lie apart, so that a late or wrong
+//! access always meets the name of what it missed instead of somebody else's bytes.
+
+mod allocation;
+mod block;
+mod bytes;
+pub(crate) mod races;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+
+pub(crate) use allocation::Allocation;
+pub use allocation::{AllocationInfo, Place};
+pub(crate) use block::{ALIGNMENT, Block};
+pub(crate) use bytes::ByteSet;
+
+/// Where device memory starts: beyond what a host's own pointers look like.
+const FIRST_ADDRESS: u64 = 0x0000_1000_0000_0000;
+
+/// What cannot be done with memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The host has no memory to stand for the device's.
+    #[error("the host has no {bytes} bytes to stand for device memory")]
+    HostMemory {
+        /// What was asked for.
+        bytes: usize,
+    },
+
+    /// A range lies in no live allocation.
+    #[error("{bytes} bytes at {where_}")]
+    Invalid {
+        /// How many bytes.
+        bytes: usize,
+        /// The address in words.
+        where_: Described,
+    },
+
+    /// What is to be freed does not start an allocation, or was freed.
+    #[error("cannot free {0}: only the start of a live allocation can be freed")]
+    NotFreeable(Described),
+}
+
+/// All allocations of the process.
+#[derive(Default)]
+pub struct AddressSpace {
+    allocations: RwLock<Allocations>,
+    stamp: AtomicU32,
+}
+
+#[derive(Default)]
+struct Allocations {
+    /// Live and freed ones by address.
+    by_address: Vec<Arc<Allocation>>,
+    next: u64,
+    count: u64,
+}
+
+impl AddressSpace {
+    /// An empty address space.
+    pub fn new() -> AddressSpace {
+        AddressSpace::default()
+    }
+
+    /// Memory of `bytes` bytes, whose contents count as uninitialised. Pinned and managed memory
+    /// lies at its address in the host's memory too.
+    ///
+    /// # Errors
+    /// [`MemoryError::HostMemory`].
+    pub fn allocate(&self, bytes: usize, place: Place) -> Result<u64, MemoryError> {
+        let data = Block::new(bytes).ok_or(MemoryError::HostMemory { bytes })?;
+        let mut state = self.write_lock();
+        let base = match place {
+            Place::Pinned | Place::Managed(_) => data.host_address(),
+            Place::Device(_) | Place::Module(_) => state.next_address(bytes),
+        };
+        state.count += 1;
+        let number = state.count;
+        let info = AllocationInfo {
+            base,
+            bytes,
+            place,
+            number,
+        };
+        state.insert(Allocation::new(info, data));
+        Ok(base)
+    }
+
+    /// Gives memory back. Its addresses stay known as freed.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotFreeable`].
+    pub fn free(&self, address: u64) -> Result<(), MemoryError> {
+        let mut state = self.write_lock();
+        let found = state.position(address).filter(|at| {
+            let allocation = &state.by_address[*at];
+            allocation.info.base == address && !allocation.is_freed()
+        });
+        let Some(at) = found else {
+            drop(state);
+            return Err(MemoryError::NotFreeable(self.describe(address)));
+        };
+
+        let info = state.by_address[at].info;
+        state.by_address[at].set_freed();
+        match info.place {
+            // The host may give these addresses to somebody else.
+            Place::Pinned | Place::Managed(_) => drop(state.by_address.remove(at)),
+            Place::Device(_) | Place::Module(_) => {
+                let nothing = Block::new(0).ok_or(MemoryError::HostMemory { bytes: 8 })?;
+                let tomb = Allocation::new(info, nothing);
+                tomb.set_freed();
+                state.by_address[at] = Arc::new(tomb);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes from the host; the bytes are then initialised.
+    ///
+    /// # Errors
+    /// [`MemoryError::Invalid`].
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let (allocation, offset) = self.range(address, bytes.len())?;
+        allocation.data.write(offset, bytes);
+        allocation.initialised().set(offset, bytes.len());
+        Ok(())
+    }
+
+    /// Reads from the host.
+    ///
+    /// # Errors
+    /// [`MemoryError::Invalid`].
+    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), MemoryError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let (allocation, offset) = self.range(address, into.len())?;
+        allocation.data.read(offset, into);
+        Ok(())
+    }
+
+    /// Writes `pattern` `count` times.
+    ///
+    /// # Errors
+    /// [`MemoryError::Invalid`].
+    pub fn fill(&self, address: u64, pattern: &[u8], count: usize) -> Result<(), MemoryError> {
+        let bytes = pattern.len() * count;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (allocation, offset) = self.range(address, bytes)?;
+        let repeats = (64 * 1024 / pattern.len()).clamp(1, count);
+        let chunk = pattern.repeat(repeats);
+        let mut at = 0;
+        while at < bytes {
+            let part = chunk.len().min(bytes - at);
+            allocation.data.write(offset + at, &chunk[..part]);
+            at += part;
+        }
+        allocation.initialised().set(offset, bytes);
+        Ok(())
+    }
+
+    /// Copies `bytes` bytes and what is known of their initialisation.
+    ///
+    /// # Errors
+    /// [`MemoryError::Invalid`].
+    pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), MemoryError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (source, from) = self.range(from, bytes)?;
+        let (target, to) = self.range(to, bytes)?;
+        let mut copied = vec![0; bytes];
+        source.data.read(from, &mut copied);
+        target.data.write(to, &copied);
+        target
+            .initialised()
+            .copy(to, source.initialised(), from, bytes);
+        Ok(())
+    }
+
+    /// The live allocation that holds `address`.
+    pub fn find(&self, address: u64) -> Option<AllocationInfo> {
+        let state = self.read_lock();
+        let allocation = &state.by_address[state.position(address)?];
+        let inside = address < allocation.end().max(allocation.info.base + 1);
+        (inside && !allocation.is_freed()).then_some(allocation.info)
+    }
+
+    /// All live allocations by address.
+    pub fn live(&self) -> Vec<AllocationInfo> {
+        let state = self.read_lock();
+        let live = state.by_address.iter().filter(|it| !it.is_freed());
+        live.map(|allocation| allocation.info).collect()
+    }
+
+    /// An address in words: the allocation that holds it and where in it.
+    pub fn describe(&self, address: u64) -> Described {
+        let state = self.read_lock();
+        let below = state.position(address).map(|at| &state.by_address[at]);
+        let above = state.by_address.iter().find(|it| it.info.base > address);
+        Described::new(address, below, above)
+    }
+
+    /// All allocations as they are now, for a launch to look addresses up in.
+    pub(crate) fn snapshot(&self) -> Vec<Arc<Allocation>> {
+        self.read_lock().by_address.clone()
+    }
+
+    /// A number that tells the marks of one launch from those of others (see [`races`]).
+    pub(crate) fn next_stamp(&self) -> u32 {
+        let stamp = self.stamp.fetch_add(1, Relaxed) % races::LAST_STAMP + 1;
+        if stamp == 1 {
+            for allocation in self.snapshot().iter().filter(|it| !it.is_freed()) {
+                allocation.races().clear();
+            }
+        }
+        stamp
+    }
+
+    fn range(&self, address: u64, bytes: usize) -> Result<(Arc<Allocation>, usize), MemoryError> {
+        let state = self.read_lock();
+        let found = state.position(address).map(|at| &state.by_address[at]);
+        let fits = |it: &&Arc<Allocation>| {
+            let end = address.checked_add(bytes as u64);
+            !it.is_freed() && end.is_some_and(|end| end <= it.end())
+        };
+        match found.filter(fits) {
+            Some(allocation) => {
+                let offset = (address - allocation.info.base) as usize;
+                Ok((allocation.clone(), offset))
+            }
+            None => {
+                drop(state);
+                Err(MemoryError::Invalid {
+                    bytes,
+                    where_: self.describe(address),
+                })
+            }
+        }
+    }
+
+    fn read_lock(&self) -> std::sync::RwLockReadGuard<'_, Allocations> {
+        self.allocations
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_lock(&self) -> std::sync::RwLockWriteGuard<'_, Allocations> {
+        self.allocations
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Allocations {
+    fn next_address(&mut self, bytes: usize) -> u64 {
+        let address = FIRST_ADDRESS + self.next;
+        // A hole as wide as the alignment lies behind each.
+        let taken = bytes.next_multiple_of(ALIGNMENT) + ALIGNMENT;
+        self.next += taken as u64;
+        address
+    }
+
+    fn insert(&mut self, allocation: Allocation) {
+        let at = self
+            .by_address
+            .partition_point(|it| it.info.base < allocation.info.base);
+        self.by_address.insert(at, Arc::new(allocation));
+    }
+
+    /// The last allocation that starts at or before `address`.
+    fn position(&self, address: u64) -> Option<usize> {
+        self.by_address
+            .partition_point(|it| it.info.base <= address)
+            .checked_sub(1)
+    }
+}
+
+/// An address in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// The address.
+    pub address: u64,
+    /// Whether it lies in memory that was freed.
+    pub freed: bool,
+    words: String,
+}
+
+impl Described {
+    fn new(
+        address: u64,
+        below: Option<&Arc<Allocation>>,
+        above: Option<&Arc<Allocation>>,
+    ) -> Described {
+        let inside = below.filter(|it| address < it.end());
+        let words = match (inside, below, above) {
+            (Some(it), ..) => format!("byte {} of {}", address - it.info.base, named(it)),
+            (None, Some(it), _) if address - it.end() < ALIGNMENT as u64 * 2 => {
+                format!("{} bytes past the end of {}", address - it.end(), named(it))
+            }
+            (None, _, Some(it)) if it.info.base - address <= ALIGNMENT as u64 => {
+                let before = it.info.base - address;
+                format!("{before} bytes before the start of {}", named(it))
+            }
+            _ if address < 4096 => "a null pointer".to_owned(),
+            _ => "in no allocation".to_owned(),
+        };
+        Described {
+            address,
+            freed: inside.is_some_and(|it| it.is_freed()),
+            words,
+        }
+    }
+}
+
+impl fmt::Display for Described {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}, {}", self.address, self.words)
+    }
+}
+
+fn named(allocation: &Allocation) -> String {
+    let AllocationInfo {
+        bytes,
+        place,
+        number,
+        ..
+    } = allocation.info;
+    let freed = if allocation.is_freed() { ", freed" } else { "" };
+    format!("allocation #{number} ({bytes} bytes, {place}{freed})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_and_ranges_are_checked() {
+        let space = AddressSpace::new();
+        let at = space.allocate(100, Place::Device(0)).unwrap();
+        space.write(at + 10, &[1, 2, 3]).unwrap();
+        let mut back = [0; 4];
+        space.read(at + 9, &mut back).unwrap();
+        assert_eq!(back, [0, 1, 2, 3]);
+
+        let error = space.write(at + 98, &[1, 2, 3]).unwrap_err().to_string();
+        assert!(error.contains("3 bytes at"), "{error}");
+        assert!(
+            error.contains("byte 98 of allocation #1 (100 bytes"),
+            "{error}"
+        );
+        assert!(
+            space
+                .describe(at + 104)
+                .to_string()
+                .contains("4 bytes past")
+        );
+        assert!(
+            space
+                .describe(at - 8)
+                .to_string()
+                .contains("8 bytes before")
+        );
+    }
+
+    #[test]
+    fn freed_memory_is_known_as_freed_and_never_reused() {
+        let space = AddressSpace::new();
+        let first = space.allocate(64, Place::Device(0)).unwrap();
+        space.free(first).unwrap();
+        let second = space.allocate(64, Place::Device(0)).unwrap();
+        assert_ne!(first, second);
+        assert!(space.describe(first + 4).freed);
+        assert!(space.read(first, &mut [0]).is_err());
+        let error = space.free(first).unwrap_err().to_string();
+        assert!(error.contains("freed"), "{error}");
+        assert!(space.free(second + 1).is_err());
+        assert_eq!(space.live().len(), 1);
+    }
+
+    #[test]
+    fn copies_carry_what_is_initialised() {
+        let space = AddressSpace::new();
+        let from = space.allocate(64, Place::Device(0)).unwrap();
+        let to = space.allocate(64, Place::Device(0)).unwrap();
+        space.fill(from, &[1, 2], 8).unwrap();
+        space.fill(to, &[9], 64).unwrap();
+        space.copy(to + 1, from + 8, 16).unwrap();
+        let allocation = space.range(to, 1).unwrap().0;
+        assert!(allocation.initialised().all(0, 9));
+        assert_eq!(allocation.initialised().first_unset(0, 64), Some(9));
+        assert!(allocation.initialised().all(17, 47));
+    }
+
+    #[test]
+    fn pinned_memory_lies_where_the_host_sees_it() {
+        let space = AddressSpace::new();
+        let at = space.allocate(64, Place::Pinned).unwrap();
+        assert_eq!(space.find(at + 63).unwrap().base, at);
+        space.free(at).unwrap();
+        assert_eq!(space.find(at), None);
+    }
+}
