@@ -4,3 +4,5 @@
 pub mod memory;
 #[allow(dead_code)]
 mod numerics;
+#[allow(dead_code)]
+mod ptx;

@@ -1,0 +1,31 @@
+//! PTX text to syntax (PTX ISA 9.0, chapters 4 and 5). Knows how the language is written; what an
+//! instruction means is the business of [`crate::program`].
+
+mod lexer;
+mod parser;
+pub(crate) mod syntax;
+
+pub(crate) use parser::parse;
+
+/// What is wrong with a module's text, with the line that it is about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("ptx line {line}: {message}\n    {text}")]
+pub struct PtxError {
+    /// The line of the text, counted from 1.
+    pub line: u32,
+    /// What is wrong.
+    pub message: String,
+    /// The line itself.
+    pub text: String,
+}
+
+impl PtxError {
+    pub(crate) fn new(source: &str, line: u32, message: impl Into<String>) -> PtxError {
+        let text = source.lines().nth((line as usize).saturating_sub(1));
+        PtxError {
+            line,
+            message: message.into(),
+            text: text.unwrap_or_default().trim().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The syntax of a module, names unresolved.
+
+use std::collections::BTreeMap;
+
+/// A whole module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Module {
+    /// Paths by their number in `.loc`.
+    pub(crate) files: BTreeMap<u64, String>,
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) functions: Vec<Function>,
+}
+
+/// Where a variable lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Global,
+    Const,
+    Shared,
+    Local,
+    Param,
+}
+
+/// A variable of the module, of a function, or a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) space: Space,
+    pub(crate) align: usize,
+    /// Bytes of one element.
+    pub(crate) element: usize,
+    /// Elements; `None` for `name[]`, as dynamic shared memory is declared.
+    pub(crate) count: Option<usize>,
+    pub(crate) initial: Vec<Initial>,
+    pub(crate) line: u32,
+}
+
+impl Variable {
+    pub(crate) fn bytes(&self) -> usize {
+        self.element * self.count.unwrap_or(0)
+    }
+}
+
+/// One element of an initialiser.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Initial {
+    /// Bits, of which an element takes as many as it has.
+    Bits(u64),
+    /// The address of a variable plus an offset; `generic` when as a generic address.
+    Address {
+        name: String,
+        offset: i64,
+        generic: bool,
+    },
+}
+
+/// An entry or a device function.
+#[derive(Clone, Debug)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    pub(crate) entry: bool,
+    pub(crate) returns: Vec<Parameter>,
+    pub(crate) parameters: Vec<Parameter>,
+    /// Threads demanded by `.reqntid`.
+    pub(crate) required_threads: Option<[u32; 3]>,
+    /// Threads allowed by `.maxntid`.
+    pub(crate) max_threads: Option<[u32; 3]>,
+    /// `None` for a declaration.
+    pub(crate) body: Option<Vec<Statement>>,
+    pub(crate) line: u32,
+}
+
+/// A parameter: in the `.param` space, or a register of a device function.
+#[derive(Clone, Debug)]
+pub(crate) enum Parameter {
+    Memory(Variable),
+    Register { name: String, kind: String },
+}
+
+/// What a body consists of.
+#[derive(Clone, Debug)]
+pub(crate) enum Statement {
+    Label(String),
+    Instruction(Instruction),
+    /// `.reg .b32 %r<5>;` declares five, `.reg .pred p, q;` one each.
+    Registers {
+        kind: String,
+        names: Vec<(String, Option<u64>)>,
+        line: u32,
+    },
+    Variable(Variable),
+    /// The labels that a `brx.idx` chooses from.
+    BranchTargets {
+        name: String,
+        labels: Vec<String>,
+    },
+    Block(Vec<Statement>),
+    /// File, line and column of what follows.
+    Location([u64; 3]),
+}
+
+/// One instruction.
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction {
+    /// The predicate and whether it is negated.
+    pub(crate) guard: Option<(String, bool)>,
+    /// The opcode with all its modifiers.
+    pub(crate) opcode: String,
+    pub(crate) operands: Vec<Operand>,
+    pub(crate) line: u32,
+}
+
+/// One operand.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Operand {
+    /// A register, label, variable or function.
+    Name(String),
+    /// `!%p`.
+    Not(String),
+    Integer(u64),
+    Float32(u32),
+    Float64(u64),
+    /// `{a, b}`.
+    Vector(Vec<Operand>),
+    /// `[base+offset]`.
+    Address {
+        base: Base,
+        offset: i64,
+    },
+    /// `a|b`.
+    Pair(Box<Operand>, Box<Operand>),
+    /// `(a, b)`, of a call.
+    List(Vec<Operand>),
+    /// `name+offset`, the address of part of a variable.
+    Offset(String, i64),
+}
+
+/// What an address starts from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Base {
+    Name(String),
+    Absolute,
+}
