@@ -1,8 +1,16 @@
 //! A CPU implementation of the CUDA driver that runs PTX, for machines without a GPU.
 
-#[allow(dead_code)]
+pub mod launch;
+mod machine;
 pub mod memory;
-#[allow(dead_code)]
 mod numerics;
-#[allow(dead_code)]
+mod options;
+pub mod program;
 mod ptx;
+mod report;
+
+pub use machine::counters::{Counters, Counts};
+pub use numerics::Approximation;
+pub use options::{Asynchronous, Options, OptionsError};
+pub use ptx::PtxError;
+pub use report::{Finding, Kind, Site, Thread};

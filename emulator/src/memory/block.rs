@@ -72,6 +72,23 @@ impl Block {
         u64, AtomicU64, load_u64, store_u64, at_u64;
     }
 
+    /// The 32-bit words `skip` bytes behind the offsets of the lanes of `mask`.
+    #[inline(always)]
+    pub(crate) fn gather(&self, offsets: &[u64; 32], skip: usize, mask: u32, to: &mut [u32; 32]) {
+        for lane in 0..32 {
+            if mask >> lane & 1 != 0 {
+                to[lane] = self.load_u32(offsets[lane] as usize + skip);
+            }
+        }
+    }
+
+    /// Makes every byte zero.
+    pub(crate) fn clear(&self) {
+        for at in (0..self.layout.size()).step_by(8) {
+            self.store_u64(at, 0);
+        }
+    }
+
     /// Copies bytes from `offset` on into `into`.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let (head, rest) = into.split_at_mut(to_next_word(offset).min(into.len()));

@@ -12,6 +12,19 @@ impl ByteSet {
         ByteSet((0..words).map(|_| AtomicU32::new(0)).collect())
     }
 
+    /// Becomes empty.
+    pub(crate) fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Relaxed));
+    }
+
+    /// How many bytes are in it.
+    pub(crate) fn count(&self) -> u64 {
+        let words = self.0.iter();
+        words
+            .map(|word| u64::from(word.load(Relaxed).count_ones()))
+            .sum()
+    }
+
     /// Adds `count` bytes from `offset` on.
     #[inline(always)]
     pub(crate) fn set(&self, offset: usize, count: usize) {

@@ -100,8 +100,8 @@ pub(crate) struct Earlier {
 
 /// Says which accesses come before those of one warp.
 pub(crate) trait Order {
-    /// Whether `mark`, of another thread, happened before what the asking warp does now.
-    fn is_after(&self, mark: Mark) -> bool;
+    /// Whether `mark`, of another thread, happened before the access `me` that is made now.
+    fn is_after(&self, mark: Mark, me: Mark) -> bool;
 }
 
 /// The marks of one block of memory.
@@ -240,7 +240,7 @@ fn races(earlier: Mark, me: Mark, order: &impl Order) -> bool {
     if same_thread || earlier.bytes() & me.bytes() == 0 || (earlier.atomic() && me.atomic()) {
         return false;
     }
-    earlier.clock() < LAST_CLOCK && !order.is_after(earlier)
+    earlier.clock() < LAST_CLOCK && !order.is_after(earlier, me)
 }
 
 /// Calls `f` with each granule of a range and the bits of the bytes that it has in it.
@@ -262,7 +262,7 @@ mod tests {
     struct After(u32);
 
     impl Order for After {
-        fn is_after(&self, mark: Mark) -> bool {
+        fn is_after(&self, mark: Mark, _: Mark) -> bool {
             mark.clock() < self.0
         }
     }

@@ -5,7 +5,7 @@ mod lexer;
 mod parser;
 pub(crate) mod syntax;
 
-pub(crate) use parser::parse;
+pub(crate) use parser::{bytes_of_type, parse};
 
 /// What is wrong with a module's text, with the line that it is about.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,394 @@
+//! Launching a grid: its CTAs over the host's cores, or, where they may speak to each other, taking
+//! turns on one.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use crate::machine::counters::{Counters, Counts};
+use crate::machine::cta::{Cta, PATIENCE, Turn, dynamic_shared_start};
+use crate::machine::grid::Grid;
+use crate::machine::random::Random;
+use crate::machine::warp::Warp;
+use crate::memory::races::Mark;
+use crate::memory::{AddressSpace, Block, ByteSet};
+use crate::options::Options;
+use crate::program::Kernel;
+use crate::report::{Fault, Finding, Kind, Site, Thread};
+
+/// CTAs that take turns at most, where they may speak to each other.
+const RESIDENT: usize = 64;
+
+/// A launch: the kernel, its extents and its parameters.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// CTAs in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a CTA in x, y and z.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+    /// The bytes of the parameter space.
+    pub parameters: &'a [u8],
+    /// What `%nsmid` says.
+    pub multiprocessors: u32,
+}
+
+/// Why a launch did not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// The kernel is wrong.
+    #[error(transparent)]
+    Finding(Box<Finding>),
+
+    /// The host has no memory for the CTAs' own.
+    #[error("the host has no memory for the shared and local memory of kernel `{kernel}`")]
+    HostMemory {
+        /// The kernel.
+        kernel: String,
+    },
+
+    /// The extents or parameters do not fit the kernel.
+    #[error("kernel `{kernel}`: {problem}")]
+    Invalid {
+        /// The kernel.
+        kernel: String,
+        /// What does not fit.
+        problem: String,
+    },
+}
+
+/// Runs a grid to its end.
+///
+/// # Errors
+/// [`LaunchError`]. Of several findings, that of the CTA with the lowest index.
+pub fn launch(
+    space: &AddressSpace,
+    launch: &Launch<'_>,
+    options: &Options,
+) -> Result<Counters, LaunchError> {
+    validate(launch)?;
+    let grid = prepare(space, launch, options)?;
+    let outcome = match grid.kernel.communicates || options.shuffle.is_some() {
+        true => in_turns(&grid),
+        false => side_by_side(&grid),
+    }?;
+    let touched = |which: usize| {
+        let sets = grid.touched.iter().flatten();
+        sets.map(|sets| sets[which].count()).sum()
+    };
+    let unique = [touched(0), touched(1)];
+    Ok(Counters::new(grid.kernel, grid.ctas(), &outcome, unique))
+}
+
+fn validate(launch: &Launch<'_>) -> Result<(), LaunchError> {
+    let kernel = launch.kernel;
+    let invalid = |problem: String| {
+        Err(LaunchError::Invalid {
+            kernel: kernel.name.clone(),
+            problem,
+        })
+    };
+    let threads: u64 = launch
+        .block
+        .iter()
+        .map(|extent| u64::from(*extent))
+        .product();
+    if threads == 0 || launch.grid.contains(&0) {
+        return invalid("a grid or block without extent".into());
+    }
+    if let Some(required) = kernel.required_threads
+        && required != launch.block
+    {
+        let given = launch.block;
+        return invalid(format!(
+            "launched with {given:?} threads, but it requires {required:?}"
+        ));
+    }
+    if threads > u64::from(kernel.max_threads) {
+        let max = kernel.max_threads;
+        return invalid(format!("launched with {threads} threads, of at most {max}"));
+    }
+    if launch.parameters.len() < kernel.parameter_bytes {
+        let (given, needed) = (launch.parameters.len(), kernel.parameter_bytes);
+        return invalid(format!(
+            "{given} bytes of parameters, where it takes {needed}"
+        ));
+    }
+    Ok(())
+}
+
+fn prepare<'l>(
+    space: &'l AddressSpace,
+    launch: &Launch<'l>,
+    options: &'l Options,
+) -> Result<Grid<'l>, LaunchError> {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+    let kernel = launch.kernel;
+    let Some(parameters) = Block::new(launch.parameters.len()) else {
+        return Err(no_memory(kernel));
+    };
+    parameters.write(0, launch.parameters);
+    let allocations = space.snapshot();
+    let touched = options.counters.then(|| {
+        let sets = allocations.iter().map(|it| {
+            let bytes = if it.is_freed() { 0 } else { it.info.bytes };
+            [ByteSet::new(bytes), ByteSet::new(bytes)]
+        });
+        sets.collect()
+    });
+    let dynamic = dynamic_shared_start(kernel.static_shared, 16);
+    Ok(Grid {
+        kernel,
+        space,
+        options,
+        grid: launch.grid,
+        block: launch.block,
+        shared_bytes: match launch.dynamic_shared {
+            0 => kernel.static_shared,
+            bytes => dynamic + bytes,
+        },
+        dynamic_shared: launch.dynamic_shared,
+        parameters,
+        parameter_bytes: launch.parameters.len(),
+        allocations,
+        stamp: space.next_stamp(),
+        published: Mutex::new(HashMap::new()),
+        touched,
+        multiprocessors: launch.multiprocessors.max(1),
+        number: NUMBER.fetch_add(1, Relaxed),
+    })
+}
+
+fn no_memory(kernel: &Kernel) -> LaunchError {
+    LaunchError::HostMemory {
+        kernel: kernel.name.clone(),
+    }
+}
+
+/// A fault, and who met it.
+struct Failure {
+    cta: u64,
+    finding: Box<Finding>,
+}
+
+/// CTAs that cannot speak to each other, on as many threads as there are cores.
+fn side_by_side(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
+    let threads = match grid.options.threads {
+        0 => rayon::current_num_threads(),
+        threads => threads,
+    };
+    let threads = (threads as u64).min(grid.ctas()).max(1);
+    let next = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let work = || run_ctas(grid, &next, &stop);
+    if threads == 1 {
+        return finish(vec![work()], grid);
+    }
+    let outcomes = Mutex::new(Vec::new());
+    rayon::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|_| {
+                let outcome = work();
+                let mut outcomes = outcomes.lock().unwrap_or_else(|it| it.into_inner());
+                outcomes.push(outcome);
+            });
+        }
+    });
+    finish(
+        outcomes.into_inner().unwrap_or_else(|it| it.into_inner()),
+        grid,
+    )
+}
+
+type Outcome = Result<Vec<Counts>, Option<Failure>>;
+
+fn run_ctas(grid: &Grid<'_>, next: &AtomicU64, stop: &AtomicBool) -> Outcome {
+    let mut cta = Cta::new(grid).ok_or(None)?;
+    let mut warps = Vec::new();
+    loop {
+        let index = next.fetch_add(1, Relaxed);
+        if index >= grid.ctas() || stop.load(Relaxed) {
+            return Ok(cta.counts);
+        }
+        cta.restart(index, &mut warps);
+        loop {
+            match cta.turn(&mut warps) {
+                Ok(Turn::Done) => break,
+                Ok(Turn::Running) if cta.idle < PATIENCE => {}
+                Ok(Turn::Running) => {
+                    stop.store(true, Relaxed);
+                    let fault = endless(&cta, &warps);
+                    return Err(Some(failure(&cta, &warps, 0, fault)));
+                }
+                Err((warp, fault)) => {
+                    stop.store(true, Relaxed);
+                    return Err(Some(failure(&cta, &warps, warp, fault)));
+                }
+            }
+        }
+    }
+}
+
+fn finish(outcomes: Vec<Outcome>, grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
+    let mut counts: Vec<Counts> = Vec::new();
+    let mut failures = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(more) if counts.is_empty() => counts = more,
+            Ok(more) => counts.iter_mut().zip(&more).for_each(|(a, b)| a.add(b)),
+            Err(Some(failure)) => failures.push(failure),
+            Err(None) => return Err(no_memory(grid.kernel)),
+        }
+    }
+    let first = failures.into_iter().min_by_key(|failure| failure.cta);
+    match first {
+        None => Ok(counts),
+        Some(failure) => Err(LaunchError::Finding(failure.finding)),
+    }
+}
+
+/// CTAs that may speak to each other: some at a time, on one thread, in turns.
+fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
+    let mut random = grid.options.shuffle.map(Random::new);
+    let mut resident: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
+    let mut done: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
+    let mut counts: Vec<Counts> = Vec::new();
+    let mut next = 0;
+    loop {
+        let wanted = if random.is_some() { RESIDENT.min(8) } else { 1 };
+        let stuck = resident.iter().all(|(cta, _)| cta.idle > 10_000);
+        while next < grid.ctas()
+            && (resident.len() < wanted || (stuck && resident.len() < RESIDENT))
+        {
+            let (mut cta, mut warps) = match done.pop() {
+                Some(used) => used,
+                None => (
+                    Cta::new(grid).ok_or_else(|| no_memory(grid.kernel))?,
+                    Vec::new(),
+                ),
+            };
+            cta.restart(next, &mut warps);
+            resident.push((cta, warps));
+            next += 1;
+            if stuck {
+                break;
+            }
+        }
+        if resident.is_empty() {
+            break;
+        }
+        let count = resident.len();
+        for turn in 0..count {
+            let at = match &mut random {
+                Some(random) => random.below(count as u64) as usize,
+                None => turn,
+            };
+            let (cta, warps) = &mut resident[at];
+            if let Err((warp, fault)) = cta.turn(warps) {
+                let failure = failure(cta, warps, warp, fault);
+                return Err(LaunchError::Finding(failure.finding));
+            }
+        }
+        let (ended, running): (Vec<_>, Vec<_>) = resident
+            .into_iter()
+            .partition(|(_, warps)| warps.iter().all(Warp::is_done));
+        resident = running;
+        done.extend(ended);
+        let patience = PATIENCE / resident.len().max(1) as u64;
+        if !resident.is_empty() && resident.iter().all(|(cta, _)| cta.idle > patience) {
+            let (cta, warps) = &resident[0];
+            let failure = failure(cta, warps, 0, endless(cta, warps));
+            return Err(LaunchError::Finding(failure.finding));
+        }
+    }
+    for (cta, _) in done {
+        match counts.is_empty() {
+            true => counts = cta.counts,
+            false => counts
+                .iter_mut()
+                .zip(&cta.counts)
+                .for_each(|(a, b)| a.add(b)),
+        }
+    }
+    Ok(counts)
+}
+
+fn endless(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
+    let waiters = cta.waiters(warps);
+    let message = format!(
+        "no store, atomic, barrier or end of a thread in {} instructions: somebody waits for what \
+         never comes{waiters}",
+        cta.idle
+    );
+    Fault::of_all(Kind::Deadlock, message)
+}
+
+/// A fault with its place and its thread in words.
+fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Box<Fault>) -> Failure {
+    let grid = cta.grid;
+    let id = grid.cta_id(cta.index);
+    let pc = match fault.lane {
+        None if fault.kind == Kind::Deadlock || fault.kind == Kind::DivergentBarrier => {
+            let fragments = &warps[warp].fragments;
+            fragments.first().map_or(cta.pc, |fragment| fragment.pc)
+        }
+        _ => cta.pc,
+    };
+    let thread = thread(grid, id, warp, fault.lane, false);
+    let other = fault.earlier.map(|earlier| {
+        let site = earlier.pc.map(|pc| site(grid.kernel, pc));
+        (marked_thread(grid, earlier.mark), site, earlier.wrote)
+    });
+    Failure {
+        cta: cta.index,
+        finding: Box::new(Finding {
+            kind: fault.kind,
+            kernel: grid.kernel.name.clone(),
+            site: site(grid.kernel, pc),
+            thread,
+            message: fault.message,
+            other,
+        }),
+    }
+}
+
+fn thread(grid: &Grid<'_>, cta: [u32; 3], warp: usize, lane: Option<usize>, copy: bool) -> Thread {
+    let index = warp * 32 + lane.unwrap_or(0);
+    Thread {
+        cta,
+        thread: grid.thread_id(index as u64),
+        warp: warp as u32,
+        lane: lane.map(|lane| lane as u32),
+        copy,
+    }
+}
+
+fn marked_thread(grid: &Grid<'_>, mark: Mark) -> Thread {
+    let copy = mark.agent() >= 32;
+    let warp = usize::from(mark.agent() % 32);
+    let lane = Some(usize::from(mark.lane()));
+    thread(grid, grid.cta_id(u64::from(mark.cta())), warp, lane, copy)
+}
+
+fn site(kernel: &Kernel, pc: u32) -> Site {
+    let Some(instruction) = kernel.code.get(pc as usize) else {
+        return Site {
+            line: 0,
+            text: String::new(),
+            source: None,
+        };
+    };
+    let source = instruction.source.and_then(|(file, line)| {
+        let file = kernel.files.get(file as usize)?;
+        Some((file.clone(), line))
+    });
+    Site {
+        line: instruction.line,
+        text: kernel.line(instruction.line).to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,91 @@
+//! Atomics: lane after lane, each seeing what the one before left.
+
+use super::access::{Home, Touch};
+use super::cta::Cta;
+use super::registers::{LANES, lanes_of};
+use super::warp::Warp;
+use crate::memory::Block;
+use crate::program::op::Atomic;
+use crate::report::Fault;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Cta<'_> {
+    pub(super) fn atomic(
+        &mut self,
+        warp: &mut Warp,
+        atomic: &Atomic,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let addresses = self.addresses(warp, &atomic.address, mask)?;
+        self.need(warp, atomic.from, mask)?;
+        if let Some(swap) = atomic.swap {
+            self.need(warp, swap, mask)?;
+        }
+        let touch = Touch {
+            strong: true,
+            ..Touch::new(atomic.bytes, true, true, self.pc)
+        };
+        let wide = atomic.bytes == 8;
+        let source = |slot| -> [u64; LANES] {
+            match wide {
+                true => *warp.registers.wide(slot),
+                false => warp.registers.narrow(slot).map(u64::from),
+            }
+        };
+        let from = source(atomic.from);
+        let swap = atomic.swap.map(source);
+        let mut old = [0; LANES];
+        let mut rest = mask;
+        while rest != 0 {
+            let (home, lanes) = self.home(atomic.space, &addresses, rest, touch.bytes)?;
+            let offsets = self.offsets(home, &addresses, warp.index);
+            self.check(warp, home, &offsets, lanes, touch, &|_, _| true)?;
+            self.order_access(warp, atomic.strength, touch, home, &addresses, lanes);
+            let mut progress = false;
+            let data = self.data(home);
+            for lane in lanes_of(lanes) {
+                let update = |current: u64| match &swap {
+                    None => (atomic.update)(current, from[lane]),
+                    Some(new) if current == from[lane] => new[lane],
+                    Some(_) => current,
+                };
+                old[lane] = exchange(data, offsets[lane] as usize, atomic.bytes, update);
+                // A failed comparison is waiting, not progress.
+                if update(old[lane]) != old[lane] || home == Home::Local {
+                    progress = true;
+                }
+            }
+            if progress {
+                self.idle = 0;
+            }
+            rest &= !lanes;
+        }
+        if let Some(to) = atomic.to {
+            match wide {
+                true => warp.registers.set_wide(to, mask, &old),
+                false => warp
+                    .registers
+                    .set_narrow(to, mask, &old.map(|it| it as u32)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Replaces a value by what `update` makes of it; the old one.
+fn exchange(data: &Block, at: usize, bytes: usize, update: impl Fn(u64) -> u64) -> u64 {
+    macro_rules! exchange {
+        ($at:ident, $int:ty) => {{
+            let cell = data.$at(at);
+            let new = |old| Some(update(u64::from(old)) as $int);
+            // The closure always gives a value, so this cannot fail.
+            let old = cell.fetch_update(Relaxed, Relaxed, new);
+            u64::from(old.unwrap_or_else(|old| old))
+        }};
+    }
+    match bytes {
+        2 => exchange!(at_u16, u16),
+        4 => exchange!(at_u32, u32),
+        _ => exchange!(at_u64, u64),
+    }
+}

@@ -1,0 +1,256 @@
+//! What a launch did, instruction by instruction: the figures that a profiler shows.
+
+use std::fmt::Write;
+
+use crate::program::Kernel;
+
+/// Counts of one instruction, or of all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Executions by a warp.
+    pub executed: u64,
+    /// Lanes that took part, over all executions.
+    pub lanes: u64,
+    /// 32-byte sectors of global memory touched.
+    pub sectors: u64,
+    /// The fewest sectors that hold so many bytes.
+    pub ideal_sectors: u64,
+    /// Passes over the banks of shared memory.
+    pub passes: u64,
+    /// The fewest passes for so many bytes: more means bank conflicts.
+    pub ideal_passes: u64,
+    /// Bytes read from global memory.
+    pub bytes_read: u64,
+    /// Bytes written to global memory.
+    pub bytes_written: u64,
+    /// Floating-point operations, a fused multiply-add being two.
+    pub flops: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: &Counts) {
+        self.executed += other.executed;
+        self.lanes += other.lanes;
+        self.sectors += other.sectors;
+        self.ideal_sectors += other.ideal_sectors;
+        self.passes += other.passes;
+        self.ideal_passes += other.ideal_passes;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+        self.flops += other.flops;
+    }
+}
+
+/// What a launch did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// The kernel.
+    pub kernel: String,
+    /// CTAs of the grid.
+    pub ctas: u64,
+    /// Everything together.
+    pub total: Counts,
+    /// Different bytes of global memory that were read.
+    pub unique_bytes_read: u64,
+    /// Different bytes of global memory that were written.
+    pub unique_bytes_written: u64,
+    /// By instruction: its PTX line, its text and its counts. Empty unless counting is on.
+    pub instructions: Vec<(u32, String, Counts)>,
+}
+
+impl Counters {
+    /// From counts by position in the kernel's code.
+    pub(crate) fn new(kernel: &Kernel, ctas: u64, counts: &[Counts], unique: [u64; 2]) -> Counters {
+        let mut total = Counts::default();
+        let mut instructions = Vec::new();
+        for (instruction, counts) in kernel.code.iter().zip(counts) {
+            total.add(counts);
+            if counts.executed > 0 {
+                let text = kernel.line(instruction.line).to_owned();
+                instructions.push((instruction.line, text, *counts));
+            }
+        }
+        Counters {
+            kernel: kernel.name.clone(),
+            ctas,
+            total,
+            unique_bytes_read: unique[0],
+            unique_bytes_written: unique[1],
+            instructions,
+        }
+    }
+
+    /// As one JSON object.
+    pub fn to_json(&self) -> String {
+        let mut json = format!(
+            "{{\"kernel\":{},\"ctas\":{},\"unique_bytes_read\":{},\"unique_bytes_written\":{},{},\
+             \"by_instruction\":[",
+            quoted(&self.kernel),
+            self.ctas,
+            self.unique_bytes_read,
+            self.unique_bytes_written,
+            fields(&self.total)
+        );
+        for (index, (line, text, counts)) in self.instructions.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            let text = quoted(text);
+            let counts = fields(counts);
+            // Writing to a string cannot fail.
+            let _ = write!(json, "{comma}{{\"line\":{line},\"text\":{text},{counts}}}");
+        }
+        json.push_str("]}");
+        json
+    }
+
+    /// As a table for people: what was executed, where sectors and banks are wasted.
+    pub fn to_table(&self) -> String {
+        let mut table = format!(
+            "{}: {} CTAs, {} warp instructions, {} FLOPs\n\
+             global memory: {} bytes read ({} different), {} written ({} different)\n\
+             {:>6} {:>10} {:>6} {:>9} {:>8} {:>6} {:>6}  instruction\n",
+            self.kernel,
+            self.ctas,
+            self.total.executed,
+            self.total.flops,
+            self.total.bytes_read,
+            self.unique_bytes_read,
+            self.total.bytes_written,
+            self.unique_bytes_written,
+            "line",
+            "executed",
+            "lanes",
+            "sectors",
+            "x ideal",
+            "passes",
+            "x ideal",
+        );
+        for (line, text, counts) in &self.instructions {
+            let lanes = ratio(counts.lanes, counts.executed);
+            let _ = writeln!(
+                table,
+                "{line:>6} {:>10} {lanes:>6} {:>9} {:>8} {:>6} {:>6}  {text}",
+                counts.executed,
+                counts.sectors,
+                ratio(counts.sectors, counts.ideal_sectors),
+                counts.passes,
+                ratio(counts.passes, counts.ideal_passes),
+            );
+        }
+        table
+    }
+}
+
+fn ratio(value: u64, of: u64) -> String {
+    match of {
+        0 => "-".to_owned(),
+        _ => format!("{:.2}", value as f64 / of as f64),
+    }
+}
+
+fn fields(counts: &Counts) -> String {
+    let Counts {
+        executed,
+        lanes,
+        sectors,
+        ideal_sectors,
+        passes,
+        ideal_passes,
+        bytes_read,
+        bytes_written,
+        flops,
+    } = counts;
+    format!(
+        "\"executed\":{executed},\"lanes\":{lanes},\"sectors\":{sectors},\
+         \"ideal_sectors\":{ideal_sectors},\"passes\":{passes},\"ideal_passes\":{ideal_passes},\
+         \"bytes_read\":{bytes_read},\"bytes_written\":{bytes_written},\"flops\":{flops}"
+    )
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            c if (c as u32) < 0x20 => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// 32-byte sectors that accesses of `bytes` bytes at `offsets` touch, and the fewest possible.
+pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
+    let mut touched: Vec<u64> = super::registers::lanes_of(mask)
+        .flat_map(|lane| offsets[lane] / 32..=(offsets[lane] + bytes as u64 - 1) / 32)
+        .collect();
+    touched.sort_unstable();
+    touched.dedup();
+    let mut different: Vec<u64> = super::registers::lanes_of(mask)
+        .map(|lane| offsets[lane])
+        .collect();
+    different.sort_unstable();
+    different.dedup();
+    let ideal = (different.len() * bytes).div_ceil(32) as u64;
+    (touched.len() as u64, ideal)
+}
+
+/// Passes over 32 banks of 4 bytes that a warp's access of shared memory takes, and the fewest
+/// possible. Accesses of 8 and 16 bytes are served by halves and quarters of the warp.
+pub(crate) fn passes(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
+    let lanes_at_once = match bytes {
+        0..=4 => 32,
+        5..=8 => 16,
+        _ => 8,
+    };
+    let (mut passes, mut ideal) = (0, 0);
+    for first in (0..32).step_by(lanes_at_once) {
+        let part = mask & (u32::MAX >> (32 - lanes_at_once)) << first;
+        if part == 0 {
+            continue;
+        }
+        let mut words: Vec<u64> = super::registers::lanes_of(part)
+            .flat_map(|lane| offsets[lane] / 4..=(offsets[lane] + bytes as u64 - 1) / 4)
+            .collect();
+        words.sort_unstable();
+        words.dedup();
+        let mut banks = [0u64; 32];
+        for word in &words {
+            banks[(*word % 32) as usize] += 1;
+        }
+        passes += banks.iter().max().copied().unwrap_or(0).max(1);
+        ideal += words.len().div_ceil(32).max(1) as u64;
+    }
+    (passes, ideal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offsets(stride: u64) -> [u64; 32] {
+        std::array::from_fn(|lane| lane as u64 * stride)
+    }
+
+    #[test]
+    fn sectors_of_strides() {
+        assert_eq!(sectors(&offsets(4), u32::MAX, 4), (4, 4));
+        assert_eq!(sectors(&offsets(16), u32::MAX, 16), (16, 16));
+        assert_eq!(sectors(&offsets(128), u32::MAX, 4), (32, 4));
+        assert_eq!(sectors(&offsets(0), u32::MAX, 4), (1, 1));
+        assert_eq!(sectors(&offsets(4), 0b1, 2), (1, 1));
+    }
+
+    #[test]
+    fn passes_of_strides() {
+        assert_eq!(passes(&offsets(4), u32::MAX, 4), (1, 1));
+        assert_eq!(passes(&offsets(8), u32::MAX, 4), (2, 1));
+        assert_eq!(passes(&offsets(128), u32::MAX, 4), (32, 1));
+        assert_eq!(passes(&offsets(0), u32::MAX, 4), (1, 1));
+        assert_eq!(passes(&offsets(132), u32::MAX, 4), (1, 1));
+        assert_eq!(passes(&offsets(16), u32::MAX, 16), (4, 4));
+    }
+}

@@ -1,0 +1,297 @@
+//! One CTA: its shared memory, its barriers, and how its warps take turns.
+
+use std::collections::HashMap;
+
+use super::barrier::CtaBarrier;
+use super::counters::Counts;
+use super::grid::Grid;
+use super::order::Published;
+use super::random::Random;
+use super::registers::Registers;
+use super::warp::{State, Warp};
+use crate::memory::races::{LAST_STAMP, RaceShadow};
+use crate::memory::{Block, ByteSet};
+use crate::program::kernel::{Constant, LaneMask, Special};
+use crate::report::{Fault, Kind};
+
+/// Instructions a warp runs before others get their turn, where the order is not shuffled.
+const TURN: u32 = 4096;
+
+/// Instructions a CTA runs without a visible effect before it counts as stuck.
+pub(crate) const PATIENCE: u64 = 100_000_000;
+
+/// Shared memory, or the local memory of a CTA's threads, with what is known of it.
+pub(crate) struct Own {
+    pub(crate) data: Block,
+    pub(crate) initialised: ByteSet,
+    pub(crate) bytes: usize,
+}
+
+impl Own {
+    fn new(bytes: usize) -> Option<Own> {
+        Some(Own {
+            data: Block::new(bytes)?,
+            initialised: ByteSet::new(bytes),
+            bytes,
+        })
+    }
+
+    fn clear(&mut self) {
+        self.data.clear();
+        self.initialised.clear();
+    }
+}
+
+/// What the warps of a CTA share.
+pub(crate) struct Cta<'g> {
+    pub(crate) grid: &'g Grid<'g>,
+    pub(crate) index: u64,
+    pub(crate) shared: Own,
+    pub(crate) shared_races: RaceShadow,
+    pub(crate) shared_stamp: u32,
+    /// Local memory, thread after thread.
+    pub(crate) local: Own,
+    /// Bytes of local memory a thread, padded.
+    pub(crate) local_stride: usize,
+    pub(crate) barriers: Vec<CtaBarrier>,
+    /// What was published where in shared memory.
+    pub(crate) published: HashMap<u64, Published>,
+    /// By instruction; empty unless counting.
+    pub(crate) counts: Vec<Counts>,
+    pub(crate) random: Random,
+    /// The allocation that was accessed last.
+    pub(crate) hint: usize,
+    /// Instructions since anything visible happened.
+    pub(crate) idle: u64,
+    /// The instruction being executed.
+    pub(crate) pc: u32,
+    /// Registers at the start, constants filled in.
+    start: Registers,
+}
+
+/// How a CTA's turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Done,
+    /// Some warp can go on.
+    Running,
+}
+
+impl<'g> Cta<'g> {
+    pub(crate) fn new(grid: &'g Grid<'g>) -> Option<Cta<'g>> {
+        let kernel = grid.kernel;
+        let local_stride = (kernel.local_bytes as usize).next_multiple_of(16);
+        let shared_bytes = grid.shared_bytes as usize;
+        let counts = match grid.options.counters {
+            true => vec![Counts::default(); kernel.code.len()],
+            false => Vec::new(),
+        };
+        Some(Cta {
+            grid,
+            index: 0,
+            shared: Own::new(shared_bytes)?,
+            shared_races: RaceShadow::new(shared_bytes),
+            shared_stamp: 0,
+            local: Own::new(local_stride * grid.threads().next_multiple_of(32) as usize)?,
+            local_stride,
+            barriers: Vec::new(),
+            published: HashMap::new(),
+            counts,
+            random: Random::new(0),
+            hint: 0,
+            idle: 0,
+            pc: 0,
+            start: start_registers(grid),
+        })
+    }
+
+    /// Becomes CTA `index`, with its warps at the start.
+    pub(crate) fn restart(&mut self, index: u64, warps: &mut Vec<Warp>) {
+        self.index = index;
+        self.shared.clear();
+        self.local.clear();
+        if self.shared_stamp == LAST_STAMP {
+            self.shared_races.clear();
+            self.shared_stamp = 0;
+        }
+        self.shared_stamp += 1;
+        self.barriers = (0..16).map(|_| CtaBarrier::default()).collect();
+        self.published.clear();
+        self.random = Random::new(self.grid.options.shuffle.unwrap_or(0) ^ index << 20);
+        self.idle = 0;
+
+        let threads = self.grid.threads();
+        let count = threads.div_ceil(32) as usize;
+        warps.truncate(count);
+        for at in 0..count {
+            let lanes = (threads - at as u32 * 32).min(32);
+            let mut warp = Warp::new(at, index as u32 & 0xf_ffff, u32::MAX >> (32 - lanes));
+            if let Some(old) = warps.get_mut(at) {
+                warp.registers = std::mem::take(&mut old.registers);
+            }
+            warp.registers.reset(&self.start);
+            self.set_specials(&mut warp);
+            match warps.get_mut(at) {
+                Some(old) => *old = warp,
+                None => warps.push(warp),
+            }
+        }
+    }
+
+    fn set_specials(&self, warp: &mut Warp) {
+        let id = self.grid.cta_id(self.index);
+        let first = warp.index as u64 * 32;
+        for (special, slot) in &self.grid.kernel.specials {
+            if special.is_wide() {
+                warp.registers.broadcast(*slot, self.grid.number, true);
+                continue;
+            }
+            let value: [u32; 32] = std::array::from_fn(|lane| {
+                let thread = self.grid.thread_id(first + lane as u64);
+                self.special(*special, id, thread, warp.index as u32, lane as u32)
+            });
+            warp.registers.set_narrow(*slot, u32::MAX, &value);
+        }
+    }
+
+    fn special(
+        &self,
+        special: Special,
+        id: [u32; 3],
+        thread: [u32; 3],
+        warp: u32,
+        lane: u32,
+    ) -> u32 {
+        let grid = self.grid;
+        match special {
+            Special::Tid(dim) => thread[dim],
+            Special::Ntid(dim) => grid.block[dim],
+            Special::Ctaid(dim) => id[dim],
+            Special::Nctaid(dim) => grid.grid[dim],
+            Special::LaneId => lane,
+            Special::WarpId => warp,
+            Special::Nwarpid => grid.threads().div_ceil(32),
+            Special::Smid => (self.index % u64::from(grid.multiprocessors)) as u32,
+            Special::Nsmid => grid.multiprocessors,
+            Special::GridId => grid.number as u32,
+            Special::LaneMask(mask) => lane_mask(mask, lane),
+            Special::DynamicSharedBytes => grid.dynamic_shared,
+            Special::TotalSharedBytes => grid.shared_bytes,
+        }
+    }
+
+    /// Lets every warp run for a while.
+    pub(crate) fn turn(&mut self, warps: &mut [Warp]) -> Result<Turn, (usize, Box<Fault>)> {
+        let mut ran = false;
+        for turn in 0..warps.len() {
+            let (at, instructions) = match self.grid.options.shuffle {
+                None => (turn, TURN),
+                Some(_) => {
+                    let at = self.random.below(warps.len() as u64) as usize;
+                    (at, 1 + self.random.below(200) as u32)
+                }
+            };
+            ran |= self
+                .run(&mut warps[at], instructions)
+                .map_err(|fault| (at, fault))?;
+            self.pass_barriers(warps);
+        }
+        if warps.iter().all(Warp::is_done) {
+            return Ok(Turn::Done);
+        }
+        if ran || self.someone_can_run(warps) {
+            return Ok(Turn::Running);
+        }
+        Err(self.stuck(warps))
+    }
+
+    fn someone_can_run(&mut self, warps: &mut [Warp]) -> bool {
+        warps.iter_mut().any(|warp| {
+            self.wake(warp);
+            warp.select().is_some()
+        })
+    }
+
+    /// The fault of a CTA in which nobody can run: who waits where.
+    fn stuck(&self, warps: &[Warp]) -> (usize, Box<Fault>) {
+        let waiting = |state: fn(&State) -> bool| {
+            warps
+                .iter()
+                .position(|warp| warp.fragments.iter().any(|it| state(&it.state)))
+        };
+        let waiters = self.waiters(warps);
+        if let Some(at) = waiting(|state| *state == State::Meeting) {
+            let message =
+                format!("only part of the warp comes here, the rest waits elsewhere:{waiters}");
+            return (at, Fault::of_all(Kind::DivergentInstruction, message));
+        }
+        let at = waiting(|state| matches!(state, State::AtBarrier { .. })).unwrap_or(0);
+        let torn = warps[at].fragments.len() > 1;
+        let kind = if torn {
+            Kind::DivergentBarrier
+        } else {
+            Kind::Deadlock
+        };
+        let message = format!("every thread that is left waits:{waiters}");
+        (at, Fault::of_all(kind, message))
+    }
+
+    /// Everyone who waits, a line each.
+    pub(crate) fn waiters(&self, warps: &[Warp]) -> String {
+        let mut lines = String::new();
+        for warp in warps {
+            for fragment in &warp.fragments {
+                let instruction = &self.grid.kernel.code[fragment.pc as usize];
+                let what = match fragment.state {
+                    State::AtBarrier { id, .. } => self.barriers[id].describe(id),
+                    State::Meeting => "other lanes of its warp".to_owned(),
+                    State::Ready | State::Yielded => "nothing: it runs".to_owned(),
+                };
+                lines += &format!(
+                    "\n        warp {} lanes {:#010x} at ptx line {} ({}) for {what}",
+                    warp.index,
+                    fragment.mask,
+                    instruction.line,
+                    self.grid.kernel.line(instruction.line),
+                );
+            }
+        }
+        lines
+    }
+}
+
+/// Registers with the kernel's constants.
+fn start_registers(grid: &Grid<'_>) -> Registers {
+    let kernel = grid.kernel;
+    let mut registers = Registers::new(kernel.planes, kernel.predicates);
+    let base = grid.options.shared_base;
+    for (slot, constant, wide) in &kernel.constants {
+        let bits = match constant {
+            Constant::Bits(bits) => *bits,
+            Constant::Shared(offset) => u64::from(base + offset),
+            Constant::DynamicShared { align, offset } => {
+                let start = dynamic_shared_start(kernel.static_shared, *align);
+                u64::from(base + start + offset)
+            }
+        };
+        registers.broadcast(*slot, bits, *wide);
+    }
+    registers
+}
+
+/// Where dynamic shared memory begins, counted from the start of the CTA's.
+pub(crate) fn dynamic_shared_start(static_shared: u32, align: u32) -> u32 {
+    static_shared.next_multiple_of(align.max(16))
+}
+
+fn lane_mask(mask: LaneMask, lane: u32) -> u32 {
+    let equal = 1u32 << lane;
+    let less = equal - 1;
+    match mask {
+        LaneMask::Equal => equal,
+        LaneMask::Less => less,
+        LaneMask::LessOrEqual => less | equal,
+        LaneMask::Greater => !(less | equal),
+        LaneMask::GreaterOrEqual => !less,
+    }
+}

@@ -1,0 +1,158 @@
+//! Arithmetic on all lanes of a warp at once. An instruction that computes is a function on
+//! registers, chosen when a module is loaded and written with [`lanes!`] from what it does in one
+//! lane.
+
+use super::registers::{LANES, Registers, Slot};
+
+/// The operands of an instruction that computes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Operands {
+    pub(crate) destination: Slot,
+    pub(crate) sources: [Slot; 4],
+    /// How many sources there are.
+    pub(crate) count: u8,
+    /// What else the instruction carries: a look-up table, a rounding, a seed.
+    pub(crate) modifier: u32,
+    /// A predicate that is read, or the carry.
+    pub(crate) predicate: Slot,
+}
+
+/// Computes the lanes of a mask.
+pub(crate) type Compute = fn(&mut Registers, &Operands, u32);
+
+/// Compares two sources: a bit a lane.
+pub(crate) type Compare = fn(&Registers, [Slot; 2]) -> u32;
+
+/// Runs `f` compiled for the widest vectors of this machine.
+#[inline(always)]
+pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    struct Body<F>(F);
+
+    impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Body<F> {
+        type Output = R;
+
+        #[inline(always)]
+        fn call(self) -> R {
+            (self.0)()
+        }
+    }
+
+    pulp::Arch::new().dispatch(Body(f))
+}
+
+/// A value for each lane.
+#[inline(always)]
+pub(crate) fn each_lane<T: Copy + Default>(mut f: impl FnMut(usize) -> T) -> [T; LANES] {
+    let mut out = [T::default(); LANES];
+    for (lane, value) in out.iter_mut().enumerate() {
+        *value = f(lane);
+    }
+    out
+}
+
+/// A bit for each lane.
+#[inline(always)]
+pub(crate) fn each_bit(mut f: impl FnMut(usize) -> bool) -> u32 {
+    let mut bits = 0;
+    for lane in 0..LANES {
+        bits |= u32::from(f(lane)) << lane;
+    }
+    bits
+}
+
+/// `lanes!(|a: u32, b: u64| -> u64 { .. })`: a [`Compute`] from what happens in one lane. Types are
+/// u32 for registers of up to 32 bits and u64. With `modifier = m;` in front, the instruction's
+/// modifier is at hand; with `predicate = p;` the bit of its predicate.
+macro_rules! lanes {
+    ($(modifier = $m:ident;)? $(predicate = $p:ident;)?
+     |$($a:ident: $T:ty),+| -> $R:ty $body:block) => {{
+        fn compute(
+            registers: &mut $crate::machine::registers::Registers,
+            operands: &$crate::machine::lanes::Operands,
+            mask: u32,
+        ) {
+            use $crate::machine::registers::Lane;
+
+            let mut sources = operands.sources.iter();
+            $(
+                let $a = <$T as Lane>::get(registers, *sources.next().expect("four sources"));
+            )+
+            $(let $m = operands.modifier;)?
+            $(let $p = registers.predicate(operands.predicate);)?
+            let out: [$R; 32] = $crate::machine::lanes::vectorised(
+                #[inline(always)]
+                || $crate::machine::lanes::each_lane(
+                    #[inline(always)]
+                    |lane| {
+                        $(let $a = $a[lane];)+
+                        $(let $p = $p >> lane & 1 != 0;)?
+                        $body
+                    },
+                ),
+            );
+            <$R as Lane>::set(registers, operands.destination, mask, &out);
+        }
+        compute as $crate::machine::lanes::Compute
+    }};
+}
+
+/// `compare!(|a: u32, b: u32| a < b)`: a [`Compare`] from what happens in one lane.
+macro_rules! compare {
+    (|$a:ident: $T:ty, $b:ident: $U:ty| $body:expr) => {{
+        fn compare(
+            registers: &$crate::machine::registers::Registers,
+            [a, b]: [$crate::machine::registers::Slot; 2],
+        ) -> u32 {
+            use $crate::machine::registers::Lane;
+
+            let (a, b) = (
+                <$T as Lane>::get(registers, a),
+                <$U as Lane>::get(registers, b),
+            );
+            $crate::machine::lanes::vectorised(
+                #[inline(always)]
+                || {
+                    $crate::machine::lanes::each_bit(
+                        #[inline(always)]
+                        |lane| {
+                            let ($a, $b) = (a[lane], b[lane]);
+                            $body
+                        },
+                    )
+                },
+            )
+        }
+        compare as $crate::machine::lanes::Compare
+    }};
+}
+
+pub(crate) use {compare, lanes};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::registers::ALL;
+
+    #[test]
+    fn one_lane_says_what_all_do() {
+        let mut registers = Registers::new(8, 1);
+        registers.set_narrow(0, ALL, &each_lane(|lane| lane as u32));
+        registers.set_wide(2, ALL, &[10; LANES]);
+        registers.set_predicate(0, ALL, 0b10);
+        let operands = Operands {
+            destination: 4,
+            sources: [0, 2, 0, 0],
+            count: 2,
+            modifier: 100,
+            predicate: 0,
+        };
+        let compute = lanes!(modifier = m; predicate = p; |a: u32, b: u64| -> u64 {
+            u64::from(a) * b + u64::from(m) + u64::from(p)
+        });
+        compute(&mut registers, &operands, 0b11);
+        assert_eq!(registers.wide(4)[..3], [100, 111, 0]);
+
+        let less = compare!(|a: u32, b: u64| u64::from(a) < b);
+        assert_eq!(less(&registers, [0, 2]), (1 << 10) - 1);
+    }
+}

@@ -1,0 +1,18 @@
+//! The machine that runs programs: warps of 32 lanes, their registers, the memory of a CTA.
+
+mod access;
+pub(crate) mod asynchronous;
+mod atomic;
+mod barrier;
+pub(crate) mod counters;
+pub(crate) mod cta;
+mod exchange;
+pub(crate) mod grid;
+pub(crate) mod lanes;
+mod matrix;
+pub(crate) mod order;
+pub(crate) mod random;
+pub(crate) mod registers;
+pub(crate) mod step;
+pub(crate) mod warp;
+pub(crate) mod windows;

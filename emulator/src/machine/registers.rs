@@ -1,0 +1,233 @@
+//! The registers of one warp: a plane of 32 lanes for each register, two planes for one of 64 bits.
+//!
+//! A register of 8 or 16 bits lies in the low bits of its lanes, the rest being zero. Which lanes
+//! of a register were ever written is known, so that a read of nothing is found.
+
+use bytemuck::{Pod, Zeroable, cast_mut, cast_ref};
+
+/// How many threads run together.
+pub(crate) const LANES: usize = 32;
+
+/// All lanes of a warp.
+pub(crate) const ALL: u32 = u32::MAX;
+
+/// One register of up to 32 bits in all lanes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub(crate) struct Plane(pub(crate) [u32; LANES]);
+
+impl Plane {
+    pub(crate) const ZERO: Plane = Plane([0; LANES]);
+}
+
+/// Where a register lies: the index of its first plane.
+pub(crate) type Slot = u32;
+
+/// The registers and predicates of a warp.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Registers {
+    planes: Vec<Plane>,
+    /// Lanes written, by slot. A wide register uses the entry of its first plane.
+    defined: Vec<u32>,
+    /// A bit a lane.
+    predicates: Vec<u32>,
+    predicates_defined: Vec<u32>,
+}
+
+impl Registers {
+    pub(crate) fn new(planes: usize, predicates: usize) -> Registers {
+        Registers {
+            planes: vec![Plane::ZERO; planes],
+            defined: vec![0; planes],
+            predicates: vec![0; predicates],
+            predicates_defined: vec![0; predicates],
+        }
+    }
+
+    /// Becomes a copy of `other` without giving its memory back.
+    pub(crate) fn reset(&mut self, other: &Registers) {
+        self.planes.clone_from(&other.planes);
+        self.defined.clone_from(&other.defined);
+        self.predicates.clone_from(&other.predicates);
+        self.predicates_defined
+            .clone_from(&other.predicates_defined);
+    }
+
+    #[inline(always)]
+    pub(crate) fn narrow(&self, slot: Slot) -> &[u32; LANES] {
+        &self.planes[slot as usize].0
+    }
+
+    #[inline(always)]
+    pub(crate) fn wide(&self, slot: Slot) -> &[u64; LANES] {
+        let pair = &self.planes[slot as usize..slot as usize + 2];
+        let pair: &[Plane; 2] = pair.try_into().expect("two planes");
+        cast_ref(pair)
+    }
+
+    /// Writes the lanes of `mask`.
+    #[inline(always)]
+    pub(crate) fn set_narrow(&mut self, slot: Slot, mask: u32, value: &[u32; LANES]) {
+        let plane = &mut self.planes[slot as usize].0;
+        if mask == ALL {
+            *plane = *value;
+        } else {
+            for lane in 0..LANES {
+                if mask >> lane & 1 != 0 {
+                    plane[lane] = value[lane];
+                }
+            }
+        }
+        self.defined[slot as usize] |= mask;
+    }
+
+    /// Writes the lanes of `mask`.
+    #[inline(always)]
+    pub(crate) fn set_wide(&mut self, slot: Slot, mask: u32, value: &[u64; LANES]) {
+        let pair = &mut self.planes[slot as usize..slot as usize + 2];
+        let pair: &mut [Plane; 2] = pair.try_into().expect("two planes");
+        let lanes: &mut [u64; LANES] = cast_mut(pair);
+        if mask == ALL {
+            *lanes = *value;
+        } else {
+            for lane in 0..LANES {
+                if mask >> lane & 1 != 0 {
+                    lanes[lane] = value[lane];
+                }
+            }
+        }
+        self.defined[slot as usize] |= mask;
+    }
+
+    /// The same bits in every lane.
+    pub(crate) fn broadcast(&mut self, slot: Slot, bits: u64, wide: bool) {
+        match wide {
+            true => self.set_wide(slot, ALL, &[bits; LANES]),
+            false => self.set_narrow(slot, ALL, &[bits as u32; LANES]),
+        }
+    }
+
+    /// Lanes in which a register holds something.
+    #[inline(always)]
+    pub(crate) fn defined(&self, slot: Slot) -> u32 {
+        self.defined[slot as usize]
+    }
+
+    /// Says that a register holds something in exactly the lanes of `defined` among those of
+    /// `mask`.
+    pub(crate) fn set_defined(&mut self, slot: Slot, mask: u32, defined: u32) {
+        let known = &mut self.defined[slot as usize];
+        *known = *known & !mask | defined & mask;
+    }
+
+    #[inline(always)]
+    pub(crate) fn predicate(&self, index: Slot) -> u32 {
+        self.predicates[index as usize]
+    }
+
+    #[inline(always)]
+    pub(crate) fn predicate_defined(&self, index: Slot) -> u32 {
+        self.predicates_defined[index as usize]
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_predicate(&mut self, index: Slot, mask: u32, value: u32) {
+        let bits = &mut self.predicates[index as usize];
+        *bits = *bits & !mask | value & mask;
+        self.predicates_defined[index as usize] |= mask;
+    }
+
+    /// Copies a register, and what of it is defined, in the lanes of `mask`.
+    pub(crate) fn copy(&mut self, to: Slot, from: Slot, wide: bool, mask: u32) {
+        let defined = self.defined(from);
+        match wide {
+            true => {
+                let value = *self.wide(from);
+                self.set_wide(to, mask, &value);
+            }
+            false => {
+                let value = *self.narrow(from);
+                self.set_narrow(to, mask, &value);
+            }
+        }
+        self.set_defined(to, mask, defined);
+    }
+}
+
+/// A type of lanes: what a register of up to 32 bits, or of 64, holds.
+pub(crate) trait Lane: Copy + Default {
+    /// The lanes of a register.
+    fn get(registers: &Registers, slot: Slot) -> &[Self; LANES];
+    /// Writes the lanes of `mask`.
+    fn set(registers: &mut Registers, slot: Slot, mask: u32, value: &[Self; LANES]);
+}
+
+impl Lane for u32 {
+    #[inline(always)]
+    fn get(registers: &Registers, slot: Slot) -> &[u32; LANES] {
+        registers.narrow(slot)
+    }
+
+    #[inline(always)]
+    fn set(registers: &mut Registers, slot: Slot, mask: u32, value: &[u32; LANES]) {
+        registers.set_narrow(slot, mask, value);
+    }
+}
+
+impl Lane for u64 {
+    #[inline(always)]
+    fn get(registers: &Registers, slot: Slot) -> &[u64; LANES] {
+        registers.wide(slot)
+    }
+
+    #[inline(always)]
+    fn set(registers: &mut Registers, slot: Slot, mask: u32, value: &[u64; LANES]) {
+        registers.set_wide(slot, mask, value);
+    }
+}
+
+/// The lanes of a mask.
+pub(crate) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let lane = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+        Some(lane)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lanes_of_the_mask_are_written_and_defined() {
+        let mut registers = Registers::new(4, 1);
+        registers.set_narrow(0, 0b101, &[7; LANES]);
+        assert_eq!(registers.narrow(0)[..4], [7, 0, 7, 0]);
+        assert_eq!(registers.defined(0), 0b101);
+
+        registers.set_wide(2, ALL << 31, &[u64::MAX; LANES]);
+        assert_eq!(registers.wide(2)[30..], [0, u64::MAX]);
+        registers.set_predicate(0, 0b11, 0b110);
+        assert_eq!(
+            (registers.predicate(0), registers.predicate_defined(0)),
+            (0b10, 0b11)
+        );
+    }
+
+    #[test]
+    fn copies_carry_what_is_defined() {
+        let mut registers = Registers::new(2, 0);
+        registers.set_narrow(0, 0b1, &[3; LANES]);
+        registers.broadcast(1, 9, false);
+        registers.copy(1, 0, false, 0b11);
+        assert_eq!(registers.narrow(1)[..3], [3, 0, 9]);
+        assert_eq!(registers.defined(1), !0b10);
+    }
+
+    #[test]
+    fn lanes_of_a_mask() {
+        assert_eq!(lanes_of(0x8000_0005).collect::<Vec<_>>(), [0, 2, 31]);
+    }
+}

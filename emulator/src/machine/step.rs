@@ -1,0 +1,593 @@
+//! Executing instructions.
+
+use super::cta::Cta;
+use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
+use super::warp::{Fragment, State, Warp};
+use super::windows;
+use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, Scope, SetPredicate};
+use crate::report::{Fault, Kind};
+
+/// Where a fragment goes after an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// To the next instruction.
+    Next,
+    /// To another one.
+    Jump(u32),
+    /// Nowhere: it waits for the other lanes of its warp.
+    Meet,
+    /// Nowhere: it waits for other warps.
+    Blocked,
+    /// It gives way, and then goes on.
+    Yield,
+    /// Fragments were made or ended.
+    Changed,
+}
+
+/// The lanes in which a predicate is true.
+#[inline(always)]
+pub(super) fn truth(warp: &Warp, source: PredicateSource) -> u32 {
+    let value = source
+        .index
+        .map_or(ALL, |index| warp.registers.predicate(index));
+    if source.negated { !value } else { value }
+}
+
+impl Cta<'_> {
+    /// Runs a warp for at most `instructions`. Whether any was run.
+    pub(super) fn run(
+        &mut self,
+        warp: &mut Warp,
+        mut instructions: u32,
+    ) -> Result<bool, Box<Fault>> {
+        let mut ran = false;
+        self.wake(warp);
+        while let Some(fragment) = warp.select() {
+            let horizon = warp.horizon(fragment);
+            loop {
+                if instructions == 0 {
+                    warp.fragments[fragment].state = State::Yielded;
+                    return Ok(true);
+                }
+                instructions -= 1;
+                ran = true;
+                if self.execute(warp, fragment)? || warp.fragments[fragment].pc >= horizon {
+                    break;
+                }
+            }
+            if !self.grid.kernel.copies {
+                continue;
+            }
+            self.perhaps_copy(warp)?;
+        }
+        if warp.all_wait_for_each_other() {
+            return Err(self.divergence(warp));
+        }
+        Ok(ran)
+    }
+
+    fn divergence(&self, warp: &Warp) -> Box<Fault> {
+        let waiters = self.waiters(std::slice::from_ref(warp));
+        let message =
+            format!("lanes of the warp wait for each other at different places:{waiters}");
+        let code = &self.grid.kernel.code;
+        let at_barrier = |it: &Fragment| matches!(code[it.pc as usize].op, Op::Barrier(_));
+        let kind = match warp.fragments.iter().any(at_barrier) {
+            true => Kind::DivergentBarrier,
+            false => Kind::DivergentInstruction,
+        };
+        Fault::of_all(kind, message)
+    }
+
+    /// Executes one instruction. Whether another fragment may be due.
+    #[inline(always)]
+    fn execute(&mut self, warp: &mut Warp, fragment: usize) -> Result<bool, Box<Fault>> {
+        let kernel = self.grid.kernel;
+        let pc = warp.fragments[fragment].pc;
+        let instruction = &kernel.code[pc as usize];
+        self.pc = pc;
+        self.idle += 1;
+        let all = warp.fragments[fragment].mask;
+        let mask = match instruction.guard {
+            None => all,
+            Some((predicate, when)) => all & self.guard(warp, predicate, when, all)?,
+        };
+        if !self.counts.is_empty() {
+            self.count(instruction, pc, mask);
+        }
+        if mask == 0 {
+            warp.fragments[fragment].pc = pc + 1;
+            return Ok(false);
+        }
+        if let Op::Compute {
+            compute, operands, ..
+        } = &instruction.op
+        {
+            for source in &operands.sources[..operands.count as usize] {
+                self.need(warp, *source, mask)?;
+            }
+            compute(&mut warp.registers, operands, mask);
+            warp.fragments[fragment].pc = pc + 1;
+            return Ok(false);
+        }
+        let flow = self.step(warp, fragment, instruction, mask)?;
+        Ok(match flow {
+            Flow::Next => {
+                warp.fragments[fragment].pc = pc + 1;
+                false
+            }
+            Flow::Jump(target) => {
+                warp.fragments[fragment].pc = target;
+                false
+            }
+            Flow::Changed => true,
+            Flow::Meet => {
+                if mask != all {
+                    warp.split(fragment, all & !mask, pc + 1);
+                }
+                warp.fragments[fragment].state = State::Meeting;
+                true
+            }
+            Flow::Blocked => {
+                if mask != all {
+                    warp.split(fragment, all & !mask, pc + 1);
+                    let last = warp.fragments.len() - 1;
+                    warp.fragments[last].state = State::Ready;
+                }
+                true
+            }
+            Flow::Yield => {
+                warp.fragments[fragment].pc = pc + 1;
+                warp.fragments[fragment].state = State::Yielded;
+                true
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn guard(
+        &self,
+        warp: &Warp,
+        predicate: Slot,
+        when: bool,
+        mask: u32,
+    ) -> Result<u32, Box<Fault>> {
+        self.need_predicate(warp, predicate, mask)?;
+        let value = warp.registers.predicate(predicate);
+        Ok(if when { value } else { !value })
+    }
+
+    fn count(&mut self, instruction: &Instruction, pc: u32, mask: u32) {
+        let counts = &mut self.counts[pc as usize];
+        counts.executed += 1;
+        counts.lanes += u64::from(mask.count_ones());
+        let flops = match &instruction.op {
+            Op::Compute { flops, .. } => u64::from(*flops) * u64::from(mask.count_ones()),
+            Op::Multiply(multiply) => multiply.kind.flops(),
+            _ => 0,
+        };
+        counts.flops += flops;
+    }
+
+    /// That a register was written in all lanes of a mask.
+    #[inline(always)]
+    pub(super) fn need(&self, warp: &Warp, slot: Slot, mask: u32) -> Result<(), Box<Fault>> {
+        let missing = mask & !warp.registers.defined(slot);
+        if missing != 0 && self.grid.options.sanitize {
+            return Err(unwritten(missing, "a register"));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    pub(super) fn need_predicate(
+        &self,
+        warp: &Warp,
+        predicate: Slot,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let missing = mask & !warp.registers.predicate_defined(predicate);
+        if missing != 0 && self.grid.options.sanitize {
+            return Err(unwritten(missing, "a predicate"));
+        }
+        Ok(())
+    }
+
+    /// Everything that is not plain arithmetic.
+    fn step(
+        &mut self,
+        warp: &mut Warp,
+        fragment: usize,
+        instruction: &Instruction,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        match &instruction.op {
+            Op::Compute { .. } | Op::Nothing => {}
+            Op::Move { to, from, wide } => warp.registers.copy(*to, *from, *wide, mask),
+            Op::Split { to, from, bits } => self.split_value(warp, to, *from, *bits, mask)?,
+            Op::Join { to, from, bits } => self.join_value(warp, *to, from, *bits, mask)?,
+            Op::SetPredicate(set) => self.set_predicate(warp, set, mask)?,
+            Op::Set {
+                compare,
+                to,
+                sources,
+                truth,
+            } => {
+                self.need(warp, sources[0], mask)?;
+                self.need(warp, sources[1], mask)?;
+                let bits = compare(&warp.registers, *sources);
+                let value = std::array::from_fn(|lane| (bits >> lane & 1) * truth);
+                warp.registers.set_narrow(*to, mask, &value);
+            }
+            Op::Select {
+                to,
+                sources,
+                predicate,
+                wide,
+            } => {
+                self.need_predicate(warp, *predicate, mask)?;
+                select(&mut warp.registers, *to, *sources, *predicate, *wide, mask);
+            }
+            Op::IsSpace { to, from, space } => {
+                self.need(warp, *from, mask)?;
+                let value = is_space(warp.registers.wide(*from), *space);
+                warp.registers.set_predicate(*to, mask, value);
+            }
+            Op::Predicates { to, from, table } => {
+                self.predicates(warp, *to, *from, *table, mask)?
+            }
+            Op::Access(access) => self.access(warp, access, mask)?,
+            Op::Atomic(atomic) => self.atomic(warp, atomic, mask)?,
+            Op::Shuffle(shuffle) => return self.shuffle(warp, shuffle, mask),
+            Op::Vote(vote) => return self.vote(warp, vote, mask),
+            Op::Match {
+                to,
+                all,
+                from,
+                wide,
+                members,
+            } => return self.match_values(warp, (*to, *all), (*from, *wide), *members, mask),
+            Op::Reduce {
+                to,
+                from,
+                members,
+                combine,
+            } => return self.reduce(warp, [*to, *from, *members], *combine, mask),
+            Op::ActiveMask(to) => warp.registers.set_narrow(*to, mask, &[mask; LANES]),
+            Op::Branch(target) => return Ok(branch(warp, fragment, *target, mask)),
+            Op::BranchIndexed { index, targets } => {
+                return self.branch_indexed(warp, fragment, *index, targets, mask);
+            }
+            Op::Call(target) => return Ok(call(warp, fragment, *target, mask)),
+            Op::Pass(passed) => {
+                for passed in passed {
+                    self.pass(warp, *passed, mask)?;
+                }
+            }
+            Op::Return => return Ok(give_back(warp, fragment, mask)),
+            Op::Exit => return self.exit(warp, fragment, mask),
+            Op::Trap => {
+                let lane = mask.trailing_zeros() as usize;
+                return Err(Fault::new(Kind::Trap, lane, "the kernel stopped itself"));
+            }
+            Op::Barrier(barrier) => return self.barrier(warp, fragment, barrier, mask),
+            Op::WarpBarrier { members } => {
+                if let Some(flow) = self.gather_lanes(warp, *members, mask)? {
+                    return Ok(flow);
+                }
+                warp.knowledge.meet();
+            }
+            Op::Fence(scope) => match scope {
+                Scope::Cta | Scope::Gpu => warp.knowledge.fence(),
+            },
+            Op::CopyAsync(copy) => self.start_copies(warp, copy, mask)?,
+            Op::CommitCopies => lanes_of(mask).for_each(|lane| warp.copies.commit(lane)),
+            Op::WaitCopies(left) => self.wait_for_copies(warp, *left, mask)?,
+            Op::LoadMatrix(load) => return self.load_matrix(warp, load, mask),
+            Op::TransposeMatrix { to, from } => {
+                return self.transpose_matrix(warp, *to, *from, mask);
+            }
+            Op::Multiply(multiply) => return self.multiply(warp, multiply, mask),
+            Op::Clock { to, wide } => {
+                let now = self.random.next() >> 40 | self.idle;
+                match wide {
+                    true => warp.registers.set_wide(*to, mask, &[now; LANES]),
+                    false => warp.registers.set_narrow(*to, mask, &[now as u32; LANES]),
+                }
+            }
+            Op::Sleep => return Ok(Flow::Yield),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn split_value(
+        &self,
+        warp: &mut Warp,
+        to: &[Option<Slot>],
+        from: Slot,
+        bits: u32,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        self.need(warp, from, mask)?;
+        let value: [u64; LANES] = match to.len() as u32 * bits {
+            64 => *warp.registers.wide(from),
+            _ => warp.registers.narrow(from).map(u64::from),
+        };
+        let part = (1u64 << bits) - 1;
+        for (index, to) in to.iter().enumerate() {
+            if let Some(to) = to {
+                let value = value.map(|it| (it >> (index as u32 * bits) & part) as u32);
+                warp.registers.set_narrow(*to, mask, &value);
+            }
+        }
+        Ok(())
+    }
+
+    fn join_value(
+        &self,
+        warp: &mut Warp,
+        to: Slot,
+        from: &[Slot],
+        bits: u32,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let mut value = [0u64; LANES];
+        let part = (1u64 << bits) - 1;
+        for (index, from) in from.iter().enumerate() {
+            self.need(warp, *from, mask)?;
+            let source = warp.registers.narrow(*from);
+            for lane in 0..LANES {
+                value[lane] |= (u64::from(source[lane]) & part) << (index as u32 * bits);
+            }
+        }
+        match from.len() as u32 * bits {
+            64 => warp.registers.set_wide(to, mask, &value),
+            _ => {
+                let value = value.map(|it| it as u32);
+                warp.registers.set_narrow(to, mask, &value);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn set_predicate(
+        &self,
+        warp: &mut Warp,
+        set: &SetPredicate,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        self.need(warp, set.sources[0], mask)?;
+        self.need(warp, set.sources[1], mask)?;
+        let compared = (set.compare)(&warp.registers, set.sources);
+        let combined = |value: u32| match set.combine {
+            None => value,
+            Some((Combine::And, with)) => value & truth(warp, with),
+            Some((Combine::Or, with)) => value | truth(warp, with),
+            Some((Combine::Xor, with)) => value ^ truth(warp, with),
+        };
+        if let Some((_, with)) = set.combine
+            && let Some(index) = with.index
+        {
+            self.need_predicate(warp, index, mask)?;
+        }
+        let (value, negated) = (combined(compared), combined(!compared));
+        if let Some(to) = set.to {
+            warp.registers.set_predicate(to, mask, value);
+        }
+        if let Some(to) = set.negated_to {
+            warp.registers.set_predicate(to, mask, negated);
+        }
+        Ok(())
+    }
+
+    fn predicates(
+        &self,
+        warp: &mut Warp,
+        to: Slot,
+        from: [PredicateSource; 2],
+        table: u8,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        for index in from.iter().filter_map(|source| source.index) {
+            self.need_predicate(warp, index, mask)?;
+        }
+        let (a, b) = (truth(warp, from[0]), truth(warp, from[1]));
+        let entry = |bit: u8, lanes: u32| if table >> bit & 1 != 0 { lanes } else { 0 };
+        let value = entry(0, !a & !b) | entry(1, a & !b) | entry(2, !a & b) | entry(3, a & b);
+        warp.registers.set_predicate(to, mask, value);
+        Ok(())
+    }
+
+    fn branch_indexed(
+        &self,
+        warp: &mut Warp,
+        fragment: usize,
+        index: Slot,
+        targets: &[u32],
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        self.need(warp, index, mask)?;
+        let index = *warp.registers.narrow(index);
+        if let Some(lane) = lanes_of(mask).find(|lane| index[*lane] as usize >= targets.len()) {
+            let message = format!("target {} of {}", index[lane], targets.len());
+            return Err(Fault::new(Kind::InvalidArgument, lane, message));
+        }
+        for (number, target) in targets.iter().enumerate() {
+            let going = lanes_of(mask)
+                .filter(|lane| index[*lane] as usize == number)
+                .fold(0, |lanes, lane| lanes | 1 << lane);
+            if going != 0 {
+                warp.split(fragment, going, *target);
+            }
+        }
+        warp.fragments[fragment].pc += 1;
+        warp.fragments.retain(|fragment| fragment.mask != 0);
+        Ok(Flow::Changed)
+    }
+
+    fn pass(&mut self, warp: &mut Warp, passed: Passed, mask: u32) -> Result<(), Box<Fault>> {
+        match passed {
+            Passed::Register { to, from, wide } => warp.registers.copy(to, from, wide, mask),
+            Passed::Predicate { to, from } => {
+                let value = warp.registers.predicate(from);
+                warp.registers.set_predicate(to, mask, value);
+            }
+            Passed::Memory { to, from, bytes } => {
+                for lane in lanes_of(mask) {
+                    let thread = (warp.index * LANES + lane) * self.local_stride;
+                    let mut copied = vec![0; bytes as usize];
+                    self.local.data.read(thread + from as usize, &mut copied);
+                    self.local.data.write(thread + to as usize, &copied);
+                    self.local
+                        .initialised
+                        .set(thread + to as usize, bytes as usize);
+                }
+            }
+            Passed::Store { to, from, bytes } => {
+                for lane in lanes_of(mask) {
+                    let at = (warp.index * LANES + lane) * self.local_stride + to as usize;
+                    let value = match bytes {
+                        8 => warp.registers.wide(from)[lane],
+                        _ => u64::from(warp.registers.narrow(from)[lane]),
+                    };
+                    let value = &value.to_le_bytes()[..bytes as usize];
+                    self.local.data.write(at, value);
+                    self.local.initialised.set(at, bytes as usize);
+                }
+            }
+            Passed::Load { to, from, bytes } => {
+                let value: [u64; LANES] = std::array::from_fn(|lane| {
+                    let at = (warp.index * LANES + lane) * self.local_stride + from as usize;
+                    let mut value = [0; 8];
+                    self.local.data.read(at, &mut value[..bytes as usize]);
+                    u64::from_le_bytes(value)
+                });
+                match bytes {
+                    8 => warp.registers.set_wide(to, mask, &value),
+                    _ => {
+                        let value = value.map(|it| it as u32);
+                        warp.registers.set_narrow(to, mask, &value);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn exit(&mut self, warp: &mut Warp, fragment: usize, mask: u32) -> Result<Flow, Box<Fault>> {
+        self.idle = 0;
+        // Copies that nobody waits for still happen.
+        for lane in lanes_of(mask) {
+            for copy in warp.copies.take(lane, u32::MAX) {
+                self.carry_out(warp, copy)?;
+            }
+        }
+        let all = warp.fragments[fragment].mask;
+        warp.fragments[fragment].pc += u32::from(mask != all);
+        warp.exit(fragment, mask);
+        Ok(Flow::Changed)
+    }
+}
+
+fn unwritten(missing: u32, what: &str) -> Box<Fault> {
+    let lane = missing.trailing_zeros() as usize;
+    let message = format!("{what} is read that was never written (lanes {missing:#010x})");
+    Fault::new(Kind::UninitialisedRegister, lane, message)
+}
+
+fn branch(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
+    if mask == warp.fragments[fragment].mask {
+        return Flow::Jump(target);
+    }
+    warp.split(fragment, mask, target);
+    warp.fragments[fragment].pc += 1;
+    Flow::Changed
+}
+
+fn call(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
+    let pc = warp.fragments[fragment].pc;
+    let calling = match mask == warp.fragments[fragment].mask {
+        true => fragment,
+        false => {
+            warp.fragments[fragment].pc += 1;
+            warp.split(fragment, mask, target)
+        }
+    };
+    warp.fragments[calling].calls.push(pc + 1);
+    warp.fragments[calling].pc = target;
+    Flow::Changed
+}
+
+fn give_back(warp: &mut Warp, fragment: usize, mask: u32) -> Flow {
+    let all = warp.fragments[fragment].mask;
+    let Some(back) = warp.fragments[fragment].calls.last().copied() else {
+        // An entry that returns has ended.
+        warp.fragments[fragment].pc += u32::from(mask != all);
+        warp.exit(fragment, mask);
+        return Flow::Changed;
+    };
+    let returning = match mask == all {
+        true => fragment,
+        false => {
+            warp.fragments[fragment].pc += 1;
+            warp.split(fragment, mask, back)
+        }
+    };
+    warp.fragments[returning].calls.pop();
+    warp.fragments[returning].pc = back;
+    Flow::Changed
+}
+
+#[inline(always)]
+fn select(
+    registers: &mut Registers,
+    to: Slot,
+    sources: [Slot; 2],
+    predicate: Slot,
+    wide: bool,
+    mask: u32,
+) {
+    let truth = registers.predicate(predicate);
+    let [a, b] = sources;
+    let defined = registers.defined(a) & truth | registers.defined(b) & !truth;
+    match wide {
+        true => {
+            let (x, y) = (registers.wide(a), registers.wide(b));
+            let value = std::array::from_fn(|lane| {
+                if truth >> lane & 1 != 0 {
+                    x[lane]
+                } else {
+                    y[lane]
+                }
+            });
+            registers.set_wide(to, mask, &value);
+        }
+        false => {
+            let (x, y) = (registers.narrow(a), registers.narrow(b));
+            let value = std::array::from_fn(|lane| {
+                if truth >> lane & 1 != 0 {
+                    x[lane]
+                } else {
+                    y[lane]
+                }
+            });
+            registers.set_narrow(to, mask, &value);
+        }
+    }
+    registers.set_defined(to, mask, defined);
+}
+
+fn is_space(addresses: &[u64; LANES], space: u8) -> u32 {
+    super::lanes::each_bit(|lane| {
+        let address = addresses[lane];
+        let shared = windows::is_in(address, windows::SHARED);
+        let local = windows::is_in(address, windows::LOCAL);
+        match space {
+            0 => !shared && !local,
+            1 => shared,
+            2 => local,
+            _ => false,
+        }
+    })
+}

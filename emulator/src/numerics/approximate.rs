@@ -1,0 +1,5 @@
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Approximation {
+    Rounded,
+    Perturbed { seed: u32 },
+}

@@ -1,0 +1,192 @@
+//! How kernels are run: in which order, with which checks.
+
+use std::env;
+
+use crate::numerics::Approximation;
+
+/// When asynchronous operations happen between their start and the wait for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asynchronous {
+    /// At once.
+    Eager,
+    /// When somebody waits for them.
+    Lazy,
+    /// Anywhere in between.
+    Random,
+}
+
+/// How kernels are run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Whether uninitialised reads, races and divergence are looked for. Addresses are always
+    /// checked.
+    pub sanitize: bool,
+    /// Seeds the order in which warps and CTAs run; `None` for one after the other.
+    pub shuffle: Option<u64>,
+    /// When asynchronous copies happen.
+    pub asynchronous: Asynchronous,
+    /// What approximate instructions give.
+    pub approximation: Approximation,
+    /// Host threads that run CTAs; 0 for all cores.
+    pub threads: usize,
+    /// Whether each instruction's executions, sectors and conflicts are counted.
+    pub counters: bool,
+    /// The address at which shared memory begins.
+    pub shared_base: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            sanitize: true,
+            shuffle: None,
+            asynchronous: Asynchronous::Eager,
+            approximation: Approximation::Rounded,
+            threads: 0,
+            counters: false,
+            shared_base: 0x400,
+        }
+    }
+}
+
+/// A variable of the environment that means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}={value}: expected {expected}")]
+pub struct OptionsError {
+    /// Which variable.
+    pub variable: &'static str,
+    /// What it is set to.
+    pub value: String,
+    /// What it may be.
+    pub expected: &'static str,
+}
+
+impl Options {
+    /// Options as the environment says (docs/emulator.md):
+    /// `MESHGRAD_EMULATOR_SANITIZE`, `_SCHEDULE`, `_ASYNC`, `_APPROX`, `_THREADS` and
+    /// `_SHARED_BASE`.
+    ///
+    /// # Errors
+    /// [`OptionsError`] for a value that means nothing.
+    pub fn from_environment() -> Result<Options, OptionsError> {
+        Options::from_lookup(|variable| env::var(variable).ok())
+    }
+
+    /// As [`Options::from_environment`], from any source of variables.
+    ///
+    /// # Errors
+    /// [`OptionsError`].
+    pub fn from_lookup(
+        lookup: impl Fn(&'static str) -> Option<String>,
+    ) -> Result<Options, OptionsError> {
+        let mut options = Options::default();
+        let mut set =
+            |variable, expected, apply: &dyn Fn(&mut Options, &str) -> Option<()>| match lookup(
+                variable,
+            )
+            .filter(|value| !value.is_empty())
+            {
+                None => Ok(()),
+                Some(value) => apply(&mut options, &value).ok_or(OptionsError {
+                    variable,
+                    value,
+                    expected,
+                }),
+            };
+        set(
+            "MESHGRAD_EMULATOR_SANITIZE",
+            "on or off",
+            &|options, value| {
+                options.sanitize = switch(value)?;
+                Some(())
+            },
+        )?;
+        set(
+            "MESHGRAD_EMULATOR_SCHEDULE",
+            "ordered or random:SEED",
+            &|options, value| {
+                options.shuffle = match value {
+                    "ordered" => None,
+                    _ => Some(value.strip_prefix("random:")?.parse().ok()?),
+                };
+                Some(())
+            },
+        )?;
+        set(
+            "MESHGRAD_EMULATOR_ASYNC",
+            "eager, lazy or random",
+            &|options, value| {
+                options.asynchronous = match value {
+                    "eager" => Asynchronous::Eager,
+                    "lazy" => Asynchronous::Lazy,
+                    "random" => Asynchronous::Random,
+                    _ => return None,
+                };
+                Some(())
+            },
+        )?;
+        set(
+            "MESHGRAD_EMULATOR_APPROX",
+            "rounded or perturbed:SEED",
+            &|options, value| {
+                options.approximation = match value {
+                    "rounded" => Approximation::Rounded,
+                    _ => Approximation::Perturbed {
+                        seed: value.strip_prefix("perturbed:")?.parse().ok()?,
+                    },
+                };
+                Some(())
+            },
+        )?;
+        set(
+            "MESHGRAD_EMULATOR_THREADS",
+            "a number",
+            &|options, value| {
+                options.threads = value.parse().ok()?;
+                Some(())
+            },
+        )?;
+        set(
+            "MESHGRAD_EMULATOR_SHARED_BASE",
+            "a multiple of 16 below 65536",
+            &|options, value| {
+                let base = value.parse().ok()?;
+                (base % 16 == 0 && base < 1 << 16).then_some(())?;
+                options.shared_base = base;
+                Some(())
+            },
+        )?;
+        Ok(options)
+    }
+}
+
+fn switch(value: &str) -> Option<bool> {
+    match value {
+        "on" | "1" | "true" => Some(true),
+        "off" | "0" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_is_read_strictly() {
+        let from = |name: &'static str, value: &'static str| {
+            Options::from_lookup(move |variable| (variable == name).then(|| value.to_owned()))
+        };
+        let options = from("MESHGRAD_EMULATOR_SCHEDULE", "random:7").unwrap();
+        assert_eq!(options.shuffle, Some(7));
+        let options = from("MESHGRAD_EMULATOR_ASYNC", "lazy").unwrap();
+        assert_eq!(options.asynchronous, Asynchronous::Lazy);
+        let error = from("MESHGRAD_EMULATOR_ASYNC", "soon").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "MESHGRAD_EMULATOR_ASYNC=soon: expected eager, lazy or random"
+        );
+        assert!(from("MESHGRAD_EMULATOR_SHARED_BASE", "8").is_err());
+        assert_eq!(from("PATH", "x").unwrap(), Options::default());
+    }
+}

@@ -1,0 +1,250 @@
+//! Whole-number arithmetic (PTX ISA 9.7.1, 9.7.2). What is about floats goes on to
+//! [`super::float`].
+
+use super::{Decoding, Result, integers};
+use crate::machine::lanes::{Compute, lanes};
+use crate::numerics::integer;
+use crate::program::op::Op;
+use crate::program::opcode::Type;
+
+/// Which part of a product is wanted.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Low,
+    High,
+    Wide,
+}
+
+const PARTS: [(&str, Part); 3] = [("lo", Part::Low), ("hi", Part::High), ("wide", Part::Wide)];
+
+impl Decoding<'_, '_, '_> {
+    pub(super) fn arithmetic(&mut self) -> Result<Op> {
+        match self.opcode.name {
+            "mul24" | "mad24" => return self.product_of_24_bits(),
+            "dp4a" => return self.dot_of_bytes(),
+            "dp2a" => return self.dot_of_halves(),
+            "addc" | "subc" | "madc" => return self.with_carry(),
+            _ => {}
+        }
+        if self.opcode.take("cc") {
+            return self.set_carry();
+        }
+        let part = self.opcode.take_any(&PARTS);
+        let saturate = self.opcode.take("sat");
+        let kind = self.opcode.kind()?;
+        if kind.is_float() {
+            return self.float_arithmetic(kind, saturate);
+        }
+        match self.opcode.name {
+            "mul" | "mad" => self.product(part.unwrap_or(Part::Low), kind, saturate),
+            _ if part.is_some() => self.opcode.wrong_type(kind),
+            _ if saturate => self.saturating(kind),
+            _ => self.plain(kind),
+        }
+    }
+
+    fn plain(&mut self, kind: Type) -> Result<Op> {
+        let compute = match self.opcode.name {
+            "add" => integers!(kind, |a, b| a.wrapping_add(b)),
+            "sub" => integers!(kind, |a, b| a.wrapping_sub(b)),
+            "min" => integers!(kind, |a, b| a.min(b)),
+            "max" => integers!(kind, |a, b| a.max(b)),
+            // Unspecified by the ISA; NVIDIA's code sequences give all ones, and the dividend.
+            "div" => integers!(kind, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) }),
+            "rem" => integers!(kind, |a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
+            "neg" => integers!(kind, |a| a.wrapping_neg()),
+            "abs" => signed_abs(kind),
+            "sad" => {
+                integers!(kind, |a, b, c| if a < b {
+                    c.wrapping_add(b.wrapping_sub(a))
+                } else {
+                    c.wrapping_add(a.wrapping_sub(b))
+                })
+            }
+            _ => None,
+        };
+        match compute {
+            Some(compute) => self.compute(compute, kind, 0),
+            None => self.opcode.wrong_type(kind),
+        }
+    }
+
+    fn saturating(&mut self, kind: Type) -> Result<Op> {
+        let compute = match (self.opcode.name, kind) {
+            ("add", Type::S32) => {
+                lanes!(|a: u32, b: u32| -> u32 { (a as i32).saturating_add(b as i32) as u32 })
+            }
+            ("sub", Type::S32) => {
+                lanes!(|a: u32, b: u32| -> u32 { (a as i32).saturating_sub(b as i32) as u32 })
+            }
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute(compute, kind, 0)
+    }
+
+    fn product(&mut self, part: Part, kind: Type, saturate: bool) -> Result<Op> {
+        let adds = self.opcode.name == "mad";
+        if part == Part::Wide {
+            return self.wide_product(kind, adds);
+        }
+        let compute = match (part, adds) {
+            (_, true) if saturate => match (part, kind) {
+                (Part::High, Type::S32) => Some(lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                    let high = (i64::from(a as i32) * i64::from(b as i32)) >> 32;
+                    (high as i32).saturating_add(c as i32) as u32
+                })),
+                _ => None,
+            },
+            (Part::Low, false) => integers!(kind, |a, b| a.wrapping_mul(b)),
+            (Part::Low, true) => integers!(kind, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
+            (_, false) => integers!(kind, |a, b| High::high(a, b)),
+            (_, true) => integers!(kind, |a, b, c| High::high(a, b).wrapping_add(c)),
+        };
+        match compute {
+            Some(compute) => self.compute(compute, kind, 0),
+            None => self.opcode.wrong_type(kind),
+        }
+    }
+
+    fn wide_product(&mut self, kind: Type, adds: bool) -> Result<Op> {
+        let (compute, wide): (Compute, Type) = match (kind, adds) {
+            (Type::U16, false) => {
+                let compute = lanes!(|a: u32, b: u32| -> u32 { (a & 0xffff) * (b & 0xffff) });
+                (compute, Type::U32)
+            }
+            (Type::U16, true) => {
+                let compute = lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                    ((a & 0xffff) * (b & 0xffff)).wrapping_add(c)
+                });
+                (compute, Type::U32)
+            }
+            (Type::S16, false) => {
+                let compute = lanes!(|a: u32, b: u32| -> u32 {
+                    (i32::from(a as i16) * i32::from(b as i16)) as u32
+                });
+                (compute, Type::S32)
+            }
+            (Type::S16, true) => {
+                let compute = lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                    (i32::from(a as i16) * i32::from(b as i16)).wrapping_add(c as i32) as u32
+                });
+                (compute, Type::S32)
+            }
+            (Type::U32, false) => {
+                let compute = lanes!(|a: u32, b: u32| -> u64 { u64::from(a) * u64::from(b) });
+                (compute, Type::U64)
+            }
+            (Type::U32, true) => {
+                let compute = lanes!(|a: u32, b: u32, c: u64| -> u64 {
+                    (u64::from(a) * u64::from(b)).wrapping_add(c)
+                });
+                (compute, Type::U64)
+            }
+            (Type::S32, false) => {
+                let compute = lanes!(|a: u32, b: u32| -> u64 {
+                    (i64::from(a as i32) * i64::from(b as i32)) as u64
+                });
+                (compute, Type::S64)
+            }
+            (Type::S32, true) => {
+                let compute = lanes!(|a: u32, b: u32, c: u64| -> u64 {
+                    (i64::from(a as i32) * i64::from(b as i32)).wrapping_add(c as i64) as u64
+                });
+                (compute, Type::S64)
+            }
+            _ => return self.opcode.wrong_type(kind),
+        };
+        let kinds = [wide, kind, kind, wide];
+        self.compute_of(compute, &kinds[..3 + usize::from(adds)], 0, 0)
+    }
+
+    fn product_of_24_bits(&mut self) -> Result<Op> {
+        let part = self.opcode.choose(&PARTS[..2])?;
+        let kind = self.opcode.kind()?;
+        let adds = self.opcode.name == "mad24";
+        let compute = match (kind, part, adds) {
+            (Type::U32, Part::Low, false) => {
+                lanes!(|a: u32, b: u32| -> u32 { integer::mul24_lo_u32(a, b) })
+            }
+            (Type::U32, Part::Low, true) => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                integer::mul24_lo_u32(a, b).wrapping_add(c)
+            }),
+            (Type::S32, Part::Low, false) => {
+                lanes!(|a: u32, b: u32| -> u32 { integer::mul24_lo_s32(a as i32, b as i32) as u32 })
+            }
+            (Type::S32, Part::Low, true) => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                (integer::mul24_lo_s32(a as i32, b as i32) as u32).wrapping_add(c)
+            }),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute(compute, kind, 0)
+    }
+
+    fn dot_of_bytes(&mut self) -> Result<Op> {
+        let (a, b) = (self.opcode.kind()?, self.opcode.kind()?);
+        let modifier = u32::from(a.is_signed()) | u32::from(b.is_signed()) << 1;
+        let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
+            integer::dp4a(a, b, c, m & 1 != 0, m & 2 != 0)
+        });
+        self.compute_of(compute, &[Type::B32; 4], modifier, 0)
+    }
+
+    fn dot_of_halves(&mut self) -> Result<Op> {
+        let high = self.opcode.choose(&[("lo", false), ("hi", true)])?;
+        let (a, b) = (self.opcode.kind()?, self.opcode.kind()?);
+        let modifier =
+            u32::from(a.is_signed()) | u32::from(b.is_signed()) << 1 | u32::from(high) << 2;
+        let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
+            integer::dp2a(a, b, c, m & 1 != 0, m & 2 != 0, m & 4 != 0)
+        });
+        self.compute_of(compute, &[Type::B32; 4], modifier, 0)
+    }
+
+    /// `add.cc` and the like: first the carry, then the result, whose destination may be a source.
+    fn set_carry(&mut self) -> Result<Op> {
+        Err(format!(
+            "`{}.cc` is not supported: extended-precision arithmetic",
+            self.opcode.name
+        ))
+    }
+
+    fn with_carry(&mut self) -> Result<Op> {
+        Err(format!(
+            "`{}` is not supported: extended-precision arithmetic",
+            self.opcode.name
+        ))
+    }
+}
+
+fn signed_abs(kind: Type) -> Option<Compute> {
+    match kind {
+        Type::S16 => Some(lanes!(|a: u32| -> u32 {
+            u32::from((a as i16).unsigned_abs())
+        })),
+        Type::S32 => Some(lanes!(|a: u32| -> u32 { (a as i32).unsigned_abs() })),
+        Type::S64 => Some(lanes!(|a: u64| -> u64 { (a as i64).unsigned_abs() })),
+        _ => None,
+    }
+}
+
+/// The upper half of a product.
+trait High {
+    fn high(a: Self, b: Self) -> Self;
+}
+
+macro_rules! high {
+    ($($T:ty, $W:ty;)+) => {
+        $(
+            impl High for $T {
+                #[inline(always)]
+                fn high(a: $T, b: $T) -> $T {
+                    ((a as $W * b as $W) >> <$T>::BITS) as $T
+                }
+            }
+        )+
+    };
+}
+
+high! {
+    u16, u32; i16, i32; u32, u64; i32, i64; u64, u128; i64, i128;
+}

@@ -1,0 +1,62 @@
+//! Asynchronous copies (PTX ISA 9.7.9.25).
+
+use super::{Decoding, Result};
+use crate::program::op::{CopyAsync, Op};
+use crate::program::opcode::Type;
+use crate::ptx::syntax::Operand;
+
+impl Decoding<'_, '_, '_> {
+    pub(super) fn asynchronous(&mut self) -> Result<Op> {
+        if !self.opcode.take("async") {
+            return Err("`cp` without `.async` is not supported".into());
+        }
+        self.lowering.copies = true;
+        if self.opcode.take("commit_group") {
+            return Ok(Op::CommitCopies);
+        }
+        if self.opcode.take("wait_all") {
+            return Ok(Op::WaitCopies(None));
+        }
+        if self.opcode.take("wait_group") {
+            let [Operand::Integer(groups)] = self.exactly()? else {
+                return Err("`cp.async.wait_group` takes a number".into());
+            };
+            return Ok(Op::WaitCopies(Some(*groups as u32)));
+        }
+        self.copy()
+    }
+
+    fn copy(&mut self) -> Result<Op> {
+        let whole_lines = self.opcode.choose(&[("ca", false), ("cg", true)])?;
+        let shared = [("shared", ()), ("shared::cta", ())];
+        self.opcode.choose(&shared)?;
+        self.opcode.choose(&[("global", ())])?;
+        let hint = self.opcode.take("L2::cache_hint");
+        self.opcode.take_where(|it| it.starts_with("L2::"));
+
+        let operands = &self.operands[..self.operands.len() - usize::from(hint)];
+        let [to, from, Operand::Integer(bytes), rest @ ..] = operands else {
+            return Err("two addresses and a number of bytes are expected".into());
+        };
+        let bytes = *bytes as usize;
+        let allowed: &[usize] = if whole_lines { &[16] } else { &[4, 8, 16] };
+        if !allowed.contains(&bytes) {
+            return Err(format!("{bytes} bytes; it copies {allowed:?}"));
+        }
+        let (source_bytes, ignore) = match rest {
+            [] => (None, None),
+            [only] => match self.lowering.predicate_source(only) {
+                Ok(predicate) if predicate.index.is_some() => (None, Some(predicate)),
+                _ => (Some(self.lowering.source(only, Type::U32)?), None),
+            },
+            _ => return Err("too many operands".into()),
+        };
+        Ok(Op::CopyAsync(CopyAsync {
+            to: self.lowering.address(to)?.0,
+            from: self.lowering.address(from)?.0,
+            bytes,
+            source_bytes,
+            ignore,
+        }))
+    }
+}

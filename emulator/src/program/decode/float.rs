@@ -1,0 +1,311 @@
+//! Floating-point arithmetic (PTX ISA 9.7.3). f16 and bf16 go on to [`super::half`].
+
+use super::{Decoding, Result};
+use crate::machine::lanes::{Compute, lanes};
+use crate::numerics::double;
+use crate::numerics::rounding::{self, Rounding, canonical, flush, saturate};
+use crate::program::op::Op;
+use crate::program::opcode::Type;
+
+const ROUNDINGS: [(&str, Rounding); 4] = [
+    ("rn", Rounding::Nearest),
+    ("rz", Rounding::Zero),
+    ("rm", Rounding::Down),
+    ("rp", Rounding::Up),
+];
+
+/// Modifiers of f32 arithmetic as bits of an instruction's modifier.
+const FLUSH: u32 = 4;
+const SATURATE: u32 = 8;
+
+/// The rounding in the low two bits of a modifier.
+#[inline(always)]
+fn rounding_of(modifier: u32) -> Rounding {
+    match modifier & 3 {
+        0 => Rounding::Nearest,
+        1 => Rounding::Zero,
+        2 => Rounding::Down,
+        _ => Rounding::Up,
+    }
+}
+
+fn modifier_of(rounding: Rounding, flush: bool, saturate: bool) -> u32 {
+    let rounding = match rounding {
+        Rounding::Nearest => 0,
+        Rounding::Zero => 1,
+        Rounding::Down => 2,
+        Rounding::Up => 3,
+    };
+    let flag = |set: bool, bit| if set { bit } else { 0 };
+    rounding | flag(flush, FLUSH) | flag(saturate, SATURATE)
+}
+
+#[inline(always)]
+fn input(a: u32, modifier: u32) -> f32 {
+    let a = f32::from_bits(a);
+    if modifier & FLUSH != 0 { flush(a) } else { a }
+}
+
+#[inline(always)]
+fn output(value: f32, modifier: u32) -> u32 {
+    let value = if modifier & FLUSH != 0 {
+        flush(value)
+    } else {
+        value
+    };
+    let value = if modifier & SATURATE != 0 {
+        saturate(value)
+    } else {
+        value
+    };
+    value.to_bits()
+}
+
+/// Arithmetic on f32 in two versions: the plain one that the processor does itself, and the one that
+/// looks at the instruction's modifier.
+macro_rules! f32_arithmetic {
+    ($modifier:expr, |$($a:ident),+| $plain:expr, |$r:ident| $general:expr) => {
+        match $modifier {
+            0 => lanes!(|$($a: u32),+| -> u32 {
+                $(let $a = f32::from_bits($a);)+
+                canonical($plain).to_bits()
+            }),
+            FLUSH => lanes!(|$($a: u32),+| -> u32 {
+                $(let $a = flush(f32::from_bits($a));)+
+                flush(canonical($plain)).to_bits()
+            }),
+            _ => lanes!(modifier = m; |$($a: u32),+| -> u32 {
+                let $r = rounding_of(m);
+                $(let $a = input($a, m);)+
+                output($general, m)
+            }),
+        }
+    };
+}
+
+macro_rules! f64_arithmetic {
+    ($modifier:expr, |$($a:ident),+| $plain:expr, |$r:ident| $general:expr) => {
+        match $modifier {
+            0 => lanes!(|$($a: u64),+| -> u64 {
+                $(let $a = f64::from_bits($a);)+
+                ($plain).to_bits()
+            }),
+            _ => lanes!(modifier = m; |$($a: u64),+| -> u64 {
+                let $r = rounding_of(m);
+                $(let $a = f64::from_bits($a);)+
+                ($general).to_bits()
+            }),
+        }
+    };
+}
+
+impl Decoding<'_, '_, '_> {
+    pub(super) fn float_arithmetic(&mut self, kind: Type, saturate: bool) -> Result<Op> {
+        if kind.bits() == 16 || matches!(kind, Type::F16x2 | Type::BF16x2) {
+            return self.half_arithmetic(kind, saturate);
+        }
+        match self.opcode.name {
+            "min" | "max" => return self.extremum(kind),
+            "neg" | "abs" => return self.sign(kind),
+            "div" if kind == Type::F32 => {
+                let approximate = [("approx", ()), ("full", ())];
+                if self.opcode.take_any(&approximate).is_some() {
+                    return self.approximate_division();
+                }
+            }
+            _ => {}
+        }
+        let flush = self.opcode.take("ftz");
+        let rounding = self.opcode.take_any(&ROUNDINGS);
+        let modifier = modifier_of(rounding.unwrap_or(Rounding::Nearest), flush, saturate);
+        let name = match self.opcode.name {
+            "mad" => "fma",
+            name => name,
+        };
+        let (compute, flops) = match kind {
+            Type::F32 => f32_of(name, modifier),
+            Type::F64 if !flush && !saturate => f64_of(name, modifier),
+            _ => None,
+        }
+        .ok_or_else(|| format!("`{name}` is not supported for {kind:?}"))?;
+        let kinds = vec![kind; self.operands.len()];
+        self.compute_of(compute, &kinds, modifier, flops)
+    }
+
+    fn extremum(&mut self, kind: Type) -> Result<Op> {
+        let flushes = self.opcode.take("ftz");
+        let nan = self.opcode.take("NaN");
+        let modifier = modifier_of(Rounding::Nearest, flushes, false) | u32::from(nan);
+        let max = self.opcode.name == "max";
+        let compute: Compute = match (kind, max) {
+            (Type::F32, true) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                output(larger(input(a, m), input(b, m), m & 1 != 0), m & FLUSH)
+            }),
+            (Type::F32, false) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                output(-larger(-input(a, m), -input(b, m), m & 1 != 0), m & FLUSH)
+            }),
+            (Type::F64, true) => lanes!(|a: u64, b: u64| -> u64 {
+                larger_f64(f64::from_bits(a), f64::from_bits(b)).to_bits()
+            }),
+            (Type::F64, false) => lanes!(|a: u64, b: u64| -> u64 {
+                (-larger_f64(-f64::from_bits(a), -f64::from_bits(b))).to_bits()
+            }),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        let kinds = vec![kind; self.operands.len()];
+        self.compute_of(compute, &kinds, modifier, 1)
+    }
+
+    fn sign(&mut self, kind: Type) -> Result<Op> {
+        let flushes = self.opcode.take("ftz");
+        let modifier = modifier_of(Rounding::Nearest, flushes, false);
+        let negates = self.opcode.name == "neg";
+        let compute: Compute = match (kind, negates) {
+            (Type::F32, true) => lanes!(modifier = m; |a: u32| -> u32 {
+                output(f32::from_bits(input(a, m).to_bits() ^ 1 << 31), m)
+            }),
+            (Type::F32, false) => lanes!(modifier = m; |a: u32| -> u32 {
+                output(f32::from_bits(input(a, m).to_bits() & !(1 << 31)), m)
+            }),
+            (Type::F64, true) => lanes!(|a: u64| -> u64 { a ^ 1 << 63 }),
+            (Type::F64, false) => lanes!(|a: u64| -> u64 { a & !(1 << 63) }),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute_of(compute, &[kind; 2], modifier, 0)
+    }
+
+    /// `rcp`, `sqrt`, `rsqrt`, the transcendental functions, `copysign`, `testp`.
+    pub(super) fn float_function(&mut self) -> Result<Op> {
+        if self.opcode.name == "copysign" {
+            return self.copysign();
+        }
+        if self.opcode.take("approx") || self.opcode.name == "tanh" {
+            return self.approximation();
+        }
+        let flush = self.opcode.take("ftz");
+        let rounding = self.opcode.choose(&ROUNDINGS)?;
+        let kind = self.opcode.kind()?;
+        let modifier = modifier_of(rounding, flush, false);
+        let compute = match (self.opcode.name, kind) {
+            ("rcp", Type::F32) => {
+                f32_arithmetic!(modifier, |a| 1.0 / a, |r| rounding::rcp(a, r))
+            }
+            ("sqrt", Type::F32) => {
+                f32_arithmetic!(modifier, |a| a.sqrt(), |r| rounding::sqrt(a, r))
+            }
+            ("rcp", Type::F64) => {
+                f64_arithmetic!(modifier, |a| double::rcp_f64(a, Rounding::Nearest), |r| {
+                    double::rcp_f64(a, r)
+                })
+            }
+            ("sqrt", Type::F64) => {
+                f64_arithmetic!(modifier, |a| double::sqrt_f64(a, Rounding::Nearest), |r| {
+                    double::sqrt_f64(a, r)
+                })
+            }
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute_of(compute, &[kind; 2], modifier, 1)
+    }
+
+    /// The magnitude of the second operand with the sign of the first.
+    fn copysign(&mut self) -> Result<Op> {
+        let kind = self.opcode.kind()?;
+        let compute: Compute = match kind {
+            Type::F32 => lanes!(|a: u32, b: u32| -> u32 { a & 1 << 31 | b & !(1 << 31) }),
+            Type::F64 => lanes!(|a: u64, b: u64| -> u64 { a & 1 << 63 | b & !(1 << 63) }),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute(compute, kind, 0)
+    }
+}
+
+fn f32_of(name: &str, modifier: u32) -> Option<(Compute, u8)> {
+    Some(match name {
+        "add" => (
+            f32_arithmetic!(modifier, |a, b| a + b, |r| rounding::add(a, b, r)),
+            1,
+        ),
+        "sub" => (
+            f32_arithmetic!(modifier, |a, b| a - b, |r| rounding::sub(a, b, r)),
+            1,
+        ),
+        "mul" => (
+            f32_arithmetic!(modifier, |a, b| a * b, |r| rounding::mul(a, b, r)),
+            1,
+        ),
+        "div" => (
+            f32_arithmetic!(modifier, |a, b| a / b, |r| rounding::div(a, b, r)),
+            1,
+        ),
+        "fma" => (
+            f32_arithmetic!(modifier, |a, b, c| a.mul_add(b, c), |r| rounding::fma(
+                a, b, c, r
+            )),
+            2,
+        ),
+        _ => return None,
+    })
+}
+
+fn f64_of(name: &str, modifier: u32) -> Option<(Compute, u8)> {
+    const NEAREST: Rounding = Rounding::Nearest;
+    Some(match name {
+        "add" => (
+            f64_arithmetic!(modifier, |a, b| double::add_f64(a, b, NEAREST), |r| {
+                double::add_f64(a, b, r)
+            }),
+            1,
+        ),
+        "sub" => (
+            f64_arithmetic!(modifier, |a, b| double::sub_f64(a, b, NEAREST), |r| {
+                double::sub_f64(a, b, r)
+            }),
+            1,
+        ),
+        "mul" => (
+            f64_arithmetic!(modifier, |a, b| double::mul_f64(a, b, NEAREST), |r| {
+                double::mul_f64(a, b, r)
+            }),
+            1,
+        ),
+        "div" => (
+            f64_arithmetic!(modifier, |a, b| double::div_f64(a, b, NEAREST), |r| {
+                double::div_f64(a, b, r)
+            }),
+            1,
+        ),
+        "fma" => (
+            f64_arithmetic!(modifier, |a, b, c| double::fma_f64(a, b, c, NEAREST), |r| {
+                double::fma_f64(a, b, c, r)
+            }),
+            2,
+        ),
+        _ => return None,
+    })
+}
+
+/// The larger of two, +0 being larger than -0; a NaN loses, unless `nan` says that it wins.
+#[inline(always)]
+fn larger(a: f32, b: f32, nan: bool) -> f32 {
+    let either = a.is_nan() || b.is_nan();
+    let larger = if b.is_nan() || a > b || (a == b && b.is_sign_negative()) {
+        a
+    } else {
+        b
+    };
+    if nan && either {
+        rounding::NAN_F32
+    } else {
+        canonical(larger)
+    }
+}
+
+#[inline(always)]
+fn larger_f64(a: f64, b: f64) -> f64 {
+    if b.is_nan() || a > b || (a == b && b.is_sign_negative()) {
+        a
+    } else {
+        b
+    }
+}

@@ -1,0 +1,263 @@
+//! Logic, shifts and bit fields (PTX ISA 9.7.1.13 and on, 9.7.8), also of predicates.
+
+use super::{Decoding, Result, integers};
+use crate::machine::lanes::lanes;
+use crate::numerics::integer;
+use crate::program::op::{Op, PredicateSource};
+use crate::program::opcode::Type;
+
+impl Decoding<'_, '_, '_> {
+    pub(super) fn logic(&mut self) -> Result<Op> {
+        match self.opcode.name {
+            "and" | "or" | "xor" | "not" => {
+                let kind = self.opcode.kind()?;
+                match kind {
+                    Type::Predicate => self.predicates(),
+                    _ => self.bitwise(kind),
+                }
+            }
+            "cnot" => self.bitwise_of_any_type(),
+            "shl" | "shr" => self.shift(),
+            "shf" => self.funnel_shift(),
+            "lop3" => self.lop3(),
+            "prmt" => self.permute_bytes(),
+            "bfe" | "bfi" => self.field(),
+            "popc" | "clz" | "brev" | "bfind" => self.count(),
+            other => Err(format!("the instruction `{other}` is not supported")),
+        }
+    }
+
+    fn bitwise_of_any_type(&mut self) -> Result<Op> {
+        let kind = self.opcode.kind()?;
+        match integers!(kind, |a| if a == 0 { 1 } else { 0 }) {
+            Some(compute) => self.compute(compute, kind, 0),
+            None => self.opcode.wrong_type(kind),
+        }
+    }
+
+    fn bitwise(&mut self, kind: Type) -> Result<Op> {
+        let compute = match self.opcode.name {
+            "and" => integers!(kind, |a, b| a & b),
+            "or" => integers!(kind, |a, b| a | b),
+            "xor" => integers!(kind, |a, b| a ^ b),
+            _ => integers!(kind, |a| !a),
+        };
+        match compute {
+            Some(compute) => self.compute(compute, kind, 0),
+            None => self.opcode.wrong_type(kind),
+        }
+    }
+
+    fn predicates(&mut self) -> Result<Op> {
+        let always = PredicateSource {
+            index: None,
+            negated: false,
+        };
+        let to = self.lowering.predicate(&self.operands[0])?;
+        if self.opcode.name == "not" {
+            let [_, a] = self.exactly()?;
+            let from = [self.lowering.predicate_source(a)?, always];
+            return Ok(Op::Predicates {
+                to,
+                from,
+                table: 0b0101,
+            });
+        }
+        let [_, a, b] = self.exactly()?;
+        let from = [
+            self.lowering.predicate_source(a)?,
+            self.lowering.predicate_source(b)?,
+        ];
+        let table = match self.opcode.name {
+            "and" => 0b1000,
+            "or" => 0b1110,
+            _ => 0b0110,
+        };
+        Ok(Op::Predicates { to, from, table })
+    }
+
+    fn shift(&mut self) -> Result<Op> {
+        let kind = self.opcode.kind()?;
+        let compute = match (self.opcode.name, kind) {
+            ("shl", Type::B16) => {
+                lanes!(|a: u32, n: u32| -> u32 { if n > 15 { 0 } else { a << n & 0xffff } })
+            }
+            ("shl", Type::B32) => {
+                lanes!(|a: u32, n: u32| -> u32 { if n > 31 { 0 } else { a << n } })
+            }
+            ("shl", Type::B64) => {
+                lanes!(|a: u64, n: u32| -> u64 { if n > 63 { 0 } else { a << n } })
+            }
+            ("shr", Type::B16 | Type::U16) => {
+                lanes!(|a: u32, n: u32| -> u32 { if n > 15 { 0 } else { (a & 0xffff) >> n } })
+            }
+            ("shr", Type::S16) => {
+                lanes!(|a: u32, n: u32| -> u32 { u32::from(((a as i16) >> n.min(15)) as u16) })
+            }
+            ("shr", Type::B32 | Type::U32) => {
+                lanes!(|a: u32, n: u32| -> u32 { if n > 31 { 0 } else { a >> n } })
+            }
+            ("shr", Type::S32) => {
+                lanes!(|a: u32, n: u32| -> u32 { ((a as i32) >> n.min(31)) as u32 })
+            }
+            ("shr", Type::B64 | Type::U64) => {
+                lanes!(|a: u64, n: u32| -> u64 { if n > 63 { 0 } else { a >> n } })
+            }
+            ("shr", Type::S64) => {
+                lanes!(|a: u64, n: u32| -> u64 { ((a as i64) >> n.min(63)) as u64 })
+            }
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute_of(compute, &[kind, kind, Type::U32], 0, 0)
+    }
+
+    fn funnel_shift(&mut self) -> Result<Op> {
+        let left = self.opcode.choose(&[("l", true), ("r", false)])?;
+        let wrap = self.opcode.choose(&[("wrap", true), ("clamp", false)])?;
+        let kind = self.opcode.kind()?;
+        let modifier = u32::from(wrap);
+        let compute = match (left, kind) {
+            (true, Type::B32) => lanes!(modifier = m; |low: u32, high: u32, n: u32| -> u32 {
+                integer::shf_l(low, high, n, m != 0)
+            }),
+            (false, Type::B32) => lanes!(modifier = m; |low: u32, high: u32, n: u32| -> u32 {
+                integer::shf_r(low, high, n, m != 0)
+            }),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute_of(compute, &[kind; 4], modifier, 0)
+    }
+
+    fn lop3(&mut self) -> Result<Op> {
+        let kind = self.opcode.kind()?;
+        let Some((table, operands)) = self.operands.split_last() else {
+            return Err("`lop3` without operands".into());
+        };
+        let crate::ptx::syntax::Operand::Integer(table) = table else {
+            return Err("the table of `lop3` is a number".into());
+        };
+        self.operands = operands;
+        let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
+            integer::lop3(a, b, c, m as u8)
+        });
+        self.compute_of(compute, &[kind; 4], *table as u32, 0)
+    }
+
+    fn permute_bytes(&mut self) -> Result<Op> {
+        let mode = self.opcode.take_any(&[
+            ("f4e", integer::PermuteMode::Forward4),
+            ("b4e", integer::PermuteMode::Backward4),
+            ("rc8", integer::PermuteMode::Replicate8),
+            ("ecl", integer::PermuteMode::ClampLeft),
+            ("ecr", integer::PermuteMode::ClampRight),
+            ("rc16", integer::PermuteMode::Replicate16),
+        ]);
+        // The mode may come before or after the type.
+        let kind = self.opcode.kind()?;
+        let compute = match mode {
+            None => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::Default)
+            }),
+            Some(integer::PermuteMode::Forward4) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::Forward4)
+            }),
+            Some(integer::PermuteMode::Backward4) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::Backward4)
+            }),
+            Some(integer::PermuteMode::Replicate8) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::Replicate8)
+            }),
+            Some(integer::PermuteMode::ClampLeft) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::ClampLeft)
+            }),
+            Some(integer::PermuteMode::ClampRight) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::ClampRight)
+            }),
+            Some(_) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                integer::prmt(a, b, s, integer::PermuteMode::Replicate16)
+            }),
+        };
+        self.compute(compute, kind, 0)
+    }
+
+    fn field(&mut self) -> Result<Op> {
+        let kind = self.opcode.kind()?;
+        let n = Type::U32;
+        match (self.opcode.name, kind) {
+            ("bfe", Type::U32) => {
+                let compute =
+                    lanes!(|a: u32, at: u32, bits: u32| -> u32 { integer::bfe_u32(a, at, bits) });
+                self.compute_of(compute, &[kind, kind, n, n], 0, 0)
+            }
+            ("bfe", Type::S32) => {
+                let compute = lanes!(|a: u32, at: u32, bits: u32| -> u32 {
+                    integer::bfe_s32(a as i32, at, bits) as u32
+                });
+                self.compute_of(compute, &[kind, kind, n, n], 0, 0)
+            }
+            ("bfe", Type::U64) => {
+                let compute =
+                    lanes!(|a: u64, at: u32, bits: u32| -> u64 { integer::bfe_u64(a, at, bits) });
+                self.compute_of(compute, &[kind, kind, n, n], 0, 0)
+            }
+            ("bfe", Type::S64) => {
+                let compute = lanes!(|a: u64, at: u32, bits: u32| -> u64 {
+                    integer::bfe_s64(a as i64, at, bits) as u64
+                });
+                self.compute_of(compute, &[kind, kind, n, n], 0, 0)
+            }
+            ("bfi", Type::B32) => {
+                let compute = lanes!(|a: u32, b: u32, at: u32, bits: u32| -> u32 {
+                    integer::bfi_b32(a, b, at, bits)
+                });
+                self.compute_of(compute, &[kind, kind, kind, n, n], 0, 0)
+            }
+            ("bfi", Type::B64) => {
+                let compute = lanes!(|a: u64, b: u64, at: u32, bits: u32| -> u64 {
+                    integer::bfi_b64(a, b, at, bits)
+                });
+                self.compute_of(compute, &[kind, kind, kind, n, n], 0, 0)
+            }
+            _ => self.opcode.wrong_type(kind),
+        }
+    }
+
+    fn count(&mut self) -> Result<Op> {
+        let shift_amount = self.opcode.take("shiftamt");
+        let kind = self.opcode.kind()?;
+        let (compute, result) = match (self.opcode.name, kind) {
+            ("popc", Type::B32) => (lanes!(|a: u32| -> u32 { a.count_ones() }), Type::U32),
+            ("popc", Type::B64) => (lanes!(|a: u64| -> u32 { a.count_ones() }), Type::U32),
+            ("clz", Type::B32) => (lanes!(|a: u32| -> u32 { a.leading_zeros() }), Type::U32),
+            ("clz", Type::B64) => (lanes!(|a: u64| -> u32 { a.leading_zeros() }), Type::U32),
+            ("brev", Type::B32) => (lanes!(|a: u32| -> u32 { a.reverse_bits() }), kind),
+            ("brev", Type::B64) => (lanes!(|a: u64| -> u64 { a.reverse_bits() }), kind),
+            ("bfind", Type::U32) => {
+                let compute = lanes!(modifier = m; |a: u32| -> u32 {
+                    integer::bfind_u32(a, m != 0)
+                });
+                (compute, Type::U32)
+            }
+            ("bfind", Type::S32) => {
+                let compute = lanes!(modifier = m; |a: u32| -> u32 {
+                    integer::bfind_s32(a as i32, m != 0)
+                });
+                (compute, Type::U32)
+            }
+            ("bfind", Type::U64) => {
+                let compute = lanes!(modifier = m; |a: u64| -> u32 {
+                    integer::bfind_u64(a, m != 0)
+                });
+                (compute, Type::U32)
+            }
+            ("bfind", Type::S64) => {
+                let compute = lanes!(modifier = m; |a: u64| -> u32 {
+                    integer::bfind_s64(a as i64, m != 0)
+                });
+                (compute, Type::U32)
+            }
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute_of(compute, &[result, kind], u32::from(shift_amount), 0)
+    }
+}

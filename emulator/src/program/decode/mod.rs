@@ -1,0 +1,143 @@
+//! What instructions mean: an opcode with operands to an [`Op`], family by family in the order of
+//! PTX ISA chapter 9.
+
+mod arithmetic;
+mod asynchronous;
+mod barrier;
+mod compare;
+mod control;
+mod float;
+mod half;
+mod logic;
+
+mod memory;
+mod moves;
+mod warp;
+
+use super::lower::Lowering;
+use super::op::Op;
+use super::opcode::{Opcode, Type};
+use crate::machine::lanes::{Compute, Operands};
+use crate::ptx::syntax::{Instruction, Operand};
+
+type Result<T> = std::result::Result<T, String>;
+
+/// Decodes one instruction. The error is a message without a line.
+pub(super) fn decode(lowering: &mut Lowering<'_>, instruction: &Instruction) -> Result<Op> {
+    let mut decoding = Decoding {
+        lowering,
+        opcode: Opcode::new(&instruction.opcode),
+        operands: &instruction.operands,
+    };
+    let op = decoding.decode()?;
+    decoding.opcode.finish()?;
+    Ok(op)
+}
+
+/// One instruction being decoded.
+struct Decoding<'d, 'm, 'i> {
+    lowering: &'d mut Lowering<'m>,
+    opcode: Opcode<'i>,
+    operands: &'i [Operand],
+}
+
+impl<'i> Decoding<'_, '_, 'i> {
+    fn decode(&mut self) -> Result<Op> {
+        match self.opcode.name {
+            "add" | "sub" | "mul" | "mad" | "fma" | "div" | "rem" | "min" | "max" | "neg"
+            | "abs" | "addc" | "subc" | "madc" | "mul24" | "mad24" | "sad" | "dp4a" | "dp2a" => {
+                self.arithmetic()
+            }
+            "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "copysign"
+            | "testp" => self.float_function(),
+            "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "shf" | "bfe" | "bfi"
+            | "bfind" | "brev" | "popc" | "clz" | "lop3" | "prmt" | "fns" | "bmsk" | "szext" => {
+                self.logic()
+            }
+            "setp" | "set" | "selp" | "slct" => self.comparison(),
+            "mov" | "cvta" | "isspacep" => self.moves(),
+            "cvt" => self.conversion(),
+            "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "applypriority"
+            | "discard" | "createpolicy" => self.memory(),
+            "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(),
+            "bra" | "brx" | "ret" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => {
+                self.control()
+            }
+            "bar" | "barrier" | "membar" | "fence" => self.barrier(),
+            "cp" => self.asynchronous(),
+            "ldmatrix" | "movmatrix" | "mma" => self.matrix(),
+            other => Err(format!("the instruction `{other}` is not supported")),
+        }
+    }
+
+    /// The operands, of which there must be `N`.
+    fn exactly<const N: usize>(&self) -> Result<[&'i Operand; N]> {
+        let all: Vec<_> = self.operands.iter().collect();
+        let given = all.len();
+        let name = self.opcode.name;
+        all.try_into()
+            .map_err(|_| format!("`{name}` with {given} operands, where {N} are expected"))
+    }
+
+    /// Arithmetic whose result and sources all have one type.
+    fn compute(&mut self, compute: Compute, kind: Type, flops: u8) -> Result<Op> {
+        let kinds = vec![kind; self.operands.len()];
+        self.compute_of(compute, &kinds, 0, flops)
+    }
+
+    /// Arithmetic with the types of the result and of each source, and a modifier.
+    fn compute_of(
+        &mut self,
+        compute: Compute,
+        kinds: &[Type],
+        modifier: u32,
+        flops: u8,
+    ) -> Result<Op> {
+        if self.operands.len() != kinds.len() {
+            let (name, given, expected) = (self.opcode.name, self.operands.len(), kinds.len());
+            return Err(format!(
+                "`{name}` with {given} operands, where {expected} are expected"
+            ));
+        }
+        let mut operands = Operands {
+            destination: self.lowering.destination(&self.operands[0], kinds[0])?,
+            count: (kinds.len() - 1) as u8,
+            modifier,
+            ..Operands::default()
+        };
+        for (index, kind) in kinds.iter().enumerate().skip(1) {
+            operands.sources[index - 1] = self.lowering.source(&self.operands[index], *kind)?;
+        }
+        Ok(Op::Compute {
+            compute,
+            operands,
+            flops,
+        })
+    }
+}
+
+/// The same arithmetic for every whole-number type: `integers!(kind, |a, b| ..)` is a [`Compute`]
+/// whose body sees the type itself. `None` for other types.
+macro_rules! integers {
+    ($kind:expr, |$($a:ident),+| $body:expr) => {
+        match $kind {
+            Type::U16 | Type::B16 => Some(integers!(@lanes u32 u16 u16, |$($a),+| $body)),
+            Type::S16 => Some(integers!(@lanes u32 i16 u16, |$($a),+| $body)),
+            Type::U32 | Type::B32 => Some(integers!(@lanes u32 u32 u32, |$($a),+| $body)),
+            Type::S32 => Some(integers!(@lanes u32 i32 u32, |$($a),+| $body)),
+            Type::U64 | Type::B64 => Some(integers!(@lanes u64 u64 u64, |$($a),+| $body)),
+            Type::S64 => Some(integers!(@lanes u64 i64 u64, |$($a),+| $body)),
+            _ => None,
+        }
+    };
+    (@lanes $L:ty as $T:ty, $($rest:tt)*) => { integers!(@lanes $L $T $T, $($rest)*) };
+    (@lanes $L:ident $T:ident $U:ident, |$($a:ident),+| $body:expr) => {
+        $crate::machine::lanes::lanes!(|$($a: $L),+| -> $L {
+            $(let $a = $a as $T;)+
+            let out: $T = $body;
+            <$L>::from(out as $U)
+        })
+    };
+}
+
+use integers;

@@ -1,0 +1,134 @@
+//! Moves between registers, and between address spaces (PTX ISA 9.7.9.1 to 9.7.9.7).
+
+use super::{Decoding, Result};
+use crate::machine::lanes::{Compute, Operands, lanes};
+use crate::machine::windows;
+use crate::program::op::{Op, PredicateSource};
+use crate::program::opcode::Type;
+use crate::ptx::syntax::Operand;
+
+/// The spaces that have a window in generic addresses.
+const WINDOWS: [(&str, u64); 2] = [("shared", windows::SHARED), ("local", windows::LOCAL)];
+
+impl Decoding<'_, '_, '_> {
+    pub(super) fn moves(&mut self) -> Result<Op> {
+        match self.opcode.name {
+            "mov" => self.mov(),
+            "cvta" => self.convert_address(),
+            _ => self.is_space(),
+        }
+    }
+
+    fn mov(&mut self) -> Result<Op> {
+        let kind = self.opcode.kind()?;
+        let [to, from] = self.exactly()?;
+        if kind == Type::Predicate {
+            let from = self.lowering.predicate_source(from)?;
+            let to = self.lowering.predicate(to)?;
+            let always = PredicateSource {
+                index: None,
+                negated: false,
+            };
+            return Ok(Op::Predicates {
+                to,
+                from: [from, always],
+                table: 0b1010,
+            });
+        }
+        match (to, from) {
+            (Operand::Vector(parts), from) => self.split(parts, from, kind),
+            (to, Operand::Vector(parts)) => self.join(to, parts, kind),
+            (_, Operand::Name(name)) if name == "%clock64" || name == "%globaltimer" => {
+                let to = self.lowering.destination(to, Type::U64)?;
+                Ok(Op::Clock { to, wide: true })
+            }
+            (_, Operand::Name(name)) if name == "%clock" || name == "%clock_hi" => {
+                let to = self.lowering.destination(to, Type::U32)?;
+                Ok(Op::Clock { to, wide: false })
+            }
+            _ => {
+                let wide = kind.bits() == 64;
+                let from = self.lowering.source(from, kind)?;
+                let to = self.lowering.destination(to, kind)?;
+                Ok(Op::Move { to, from, wide })
+            }
+        }
+    }
+
+    fn split(&mut self, parts: &[Operand], from: &Operand, kind: Type) -> Result<Op> {
+        let from = self.lowering.source(from, kind)?;
+        let slots = parts
+            .iter()
+            .map(|part| Ok(self.lowering.register_or_sink(part)?.0));
+        let to = slots.collect::<Result<Vec<_>>>()?;
+        let bits = self.part_bits(kind, parts.len())?;
+        Ok(Op::Split { to, from, bits })
+    }
+
+    fn join(&mut self, to: &Operand, parts: &[Operand], kind: Type) -> Result<Op> {
+        let to = self.lowering.destination(to, kind)?;
+        let bits = self.part_bits(kind, parts.len())?;
+        let slots = parts
+            .iter()
+            .map(|part| self.lowering.source_of_bits(part, bits, false));
+        let from = slots.collect::<Result<Vec<_>>>()?;
+        Ok(Op::Join { to, from, bits })
+    }
+
+    fn part_bits(&self, kind: Type, parts: usize) -> Result<u32> {
+        match (kind.bits(), parts) {
+            (bits @ (32 | 64), 2 | 4) => Ok(bits / parts as u32),
+            _ => self.opcode.wrong_type(kind),
+        }
+    }
+
+    /// `cvta`: global and constant addresses are generic already.
+    fn convert_address(&mut self) -> Result<Op> {
+        let to_space = self.opcode.take("to");
+        let window = self.opcode.take_any(&WINDOWS);
+        let global = [("global", ()), ("const", ()), ("param", ())];
+        if window.is_none() {
+            self.opcode.choose(&global)?;
+        }
+        let kind = self.opcode.kind()?;
+        let [to, from] = self.exactly()?;
+        let source = self.lowering.source(from, kind)?;
+        let destination = self.lowering.destination(to, kind)?;
+        let Some(window) = window else {
+            return Ok(Op::Move {
+                to: destination,
+                from: source,
+                wide: kind.bits() == 64,
+            });
+        };
+        if kind != Type::U64 {
+            return self.opcode.wrong_type(kind);
+        }
+        let compute: Compute = match (window, to_space) {
+            (windows::SHARED, true) => lanes!(|a: u64| -> u64 { a.wrapping_sub(windows::SHARED) }),
+            (windows::SHARED, false) => lanes!(|a: u64| -> u64 { a.wrapping_add(windows::SHARED) }),
+            (_, true) => lanes!(|a: u64| -> u64 { a.wrapping_sub(windows::LOCAL) }),
+            (_, false) => lanes!(|a: u64| -> u64 { a.wrapping_add(windows::LOCAL) }),
+        };
+        Ok(Op::Compute {
+            compute,
+            operands: Operands {
+                destination,
+                sources: [source, 0, 0, 0],
+                count: 1,
+                ..Operands::default()
+            },
+            flops: 0,
+        })
+    }
+
+    fn is_space(&mut self) -> Result<Op> {
+        let space =
+            self.opcode
+                .choose(&[("global", 0), ("shared", 1), ("local", 2), ("const", 3)])?;
+        let [to, from] = self.exactly()?;
+        let from = self.lowering.source(from, Type::U64)?;
+        let to = self.lowering.predicate(to)?;
+        Ok(Op::IsSpace { to, from, space })
+    }
+}

@@ -1,0 +1,154 @@
+//! Modules: PTX text to kernels that can be run.
+
+mod decode;
+pub(crate) mod kernel;
+mod lower;
+mod names;
+pub(crate) mod op;
+mod opcode;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub use kernel::{Kernel, KernelParameter};
+
+use crate::memory::{AddressSpace, MemoryError, Place};
+use crate::ptx::PtxError;
+use crate::ptx::syntax::{self, Initial, Space, Variable};
+
+/// Why a module cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The text is wrong, or uses what is not supported: one message for each kernel at fault.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Ptx(Vec<PtxError>),
+
+    /// There is no memory for its variables.
+    #[error("no memory for the module's variables: {0}")]
+    Memory(#[from] MemoryError),
+}
+
+/// A loaded module.
+pub struct Module {
+    kernels: HashMap<String, Arc<Kernel>>,
+    globals: HashMap<String, (u64, usize)>,
+}
+
+impl Module {
+    /// Parses and decodes `text`, and allocates and initialises its variables in `space`.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn load(text: &str, space: &AddressSpace, device: u32) -> Result<Module, LoadError> {
+        let syntax = crate::ptx::parse(text).map_err(|error| LoadError::Ptx(vec![error]))?;
+        let globals = allocate(&syntax, space, device)?;
+        let addresses = globals
+            .iter()
+            .map(|(name, (address, _))| (name.clone(), *address))
+            .collect();
+        let names = lower::ModuleNames {
+            source: text,
+            text: text.into(),
+            syntax: &syntax,
+            globals: &addresses,
+            shared: variables(&syntax, |space| space == Space::Shared).collect(),
+        };
+        let (mut kernels, mut errors) = (HashMap::new(), Vec::new());
+        for entry in syntax.functions.iter().filter(|function| function.entry) {
+            match lower::lower(&names, entry) {
+                Ok(kernel) => drop(kernels.insert(kernel.name.clone(), Arc::new(kernel))),
+                Err(error) => errors.push(error),
+            }
+        }
+        if let Err(error) = initialise(&syntax, text, &globals, space) {
+            errors.push(error);
+        }
+        let module = Module { kernels, globals };
+        if errors.is_empty() {
+            return Ok(module);
+        }
+        module.unload(space);
+        Err(LoadError::Ptx(errors))
+    }
+
+    /// The kernel of a name.
+    pub fn kernel(&self, name: &str) -> Option<Arc<Kernel>> {
+        self.kernels.get(name).cloned()
+    }
+
+    /// Address and bytes of a variable.
+    pub fn global(&self, name: &str) -> Option<(u64, usize)> {
+        self.globals.get(name).copied()
+    }
+
+    /// Gives the memory of its variables back.
+    pub fn unload(&self, space: &AddressSpace) {
+        for (address, _) in self.globals.values() {
+            // Allocated by `load` and freed only here.
+            let _ = space.free(*address);
+        }
+    }
+}
+
+fn variables(
+    module: &syntax::Module,
+    is: impl Fn(Space) -> bool,
+) -> impl Iterator<Item = &Variable> {
+    module.variables.iter().filter(move |it| is(it.space))
+}
+
+fn allocate(
+    syntax: &syntax::Module,
+    space: &AddressSpace,
+    device: u32,
+) -> Result<HashMap<String, (u64, usize)>, LoadError> {
+    let mut globals: HashMap<String, (u64, usize)> = HashMap::new();
+    for variable in variables(syntax, |it| it != Space::Shared) {
+        if globals.contains_key(&variable.name) || variable.count.is_none() {
+            continue;
+        }
+        match space.allocate(variable.bytes(), Place::Module(device)) {
+            Ok(address) => {
+                // What has no initial value is zero (PTX ISA 5.4.4).
+                space.fill(address, &[0], variable.bytes())?;
+                globals.insert(variable.name.clone(), (address, variable.bytes()));
+            }
+            Err(error) => {
+                for (address, _) in globals.values() {
+                    let _ = space.free(*address);
+                }
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(globals)
+}
+
+fn initialise(
+    syntax: &syntax::Module,
+    text: &str,
+    globals: &HashMap<String, (u64, usize)>,
+    space: &AddressSpace,
+) -> Result<(), PtxError> {
+    for variable in variables(syntax, |it| it != Space::Shared) {
+        let fail = |message: String| PtxError::new(text, variable.line, message);
+        let Some((address, _)) = globals.get(&variable.name) else {
+            continue;
+        };
+        for (index, initial) in variable.initial.iter().enumerate() {
+            let value = match initial {
+                Initial::Bits(bits) => *bits,
+                Initial::Address { name, offset, .. } => match globals.get(name) {
+                    Some((address, _)) => address.wrapping_add_signed(*offset),
+                    None => return Err(fail(format!("`{name}` is not a variable in memory"))),
+                },
+            };
+            let at = address + (index * variable.element) as u64;
+            let bytes = &value.to_le_bytes()[..variable.element.min(8)];
+            space
+                .write(at, bytes)
+                .map_err(|error| fail(error.to_string()))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! What names stand for while a function is lowered: registers, variables and labels, scope by
+//! scope.
+
+use std::collections::HashMap;
+
+use super::kernel::{Constant, Special};
+use crate::machine::registers::Slot;
+use crate::program::op::Space;
+
+/// What a name stands for.
+#[derive(Clone, Debug)]
+pub(crate) enum Symbol {
+    /// A register of so many bits.
+    Register {
+        slot: Slot,
+        bits: u32,
+    },
+    Predicate(Slot),
+    /// A variable and its address in its space.
+    Variable {
+        space: Space,
+        address: Constant,
+    },
+    Label(usize),
+    /// The labels of a `brx.idx`.
+    Targets(Vec<String>),
+}
+
+/// Scopes from the outermost in, and the registers given out.
+#[derive(Default)]
+pub(crate) struct Names {
+    scopes: Vec<HashMap<String, Symbol>>,
+    planes: u32,
+    predicates: u32,
+    constants: HashMap<(Constant, bool), Slot>,
+    specials: HashMap<Special, Slot>,
+}
+
+impl Names {
+    pub(crate) fn open(&mut self) {
+        self.scopes.push(HashMap::new());
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.scopes.pop();
+    }
+
+    /// Leaves all scopes for a while: another function begins.
+    pub(crate) fn enter_function(&mut self) -> Vec<HashMap<String, Symbol>> {
+        std::mem::take(&mut self.scopes)
+    }
+
+    pub(crate) fn leave_function(&mut self, scopes: Vec<HashMap<String, Symbol>>) {
+        self.scopes = scopes;
+    }
+
+    pub(crate) fn declare(&mut self, name: &str, symbol: Symbol) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.insert(name.to_owned(), symbol);
+        }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<&Symbol> {
+        self.scopes.iter().rev().find_map(|scope| scope.get(name))
+    }
+
+    /// Declares a register of a type such as `.b32`.
+    pub(crate) fn declare_register(&mut self, name: &str, kind: &str) -> Result<(), String> {
+        let symbol = match kind {
+            ".pred" => Symbol::Predicate(self.new_predicate()),
+            _ => {
+                let bytes = crate::ptx::bytes_of_type(kind);
+                let bytes = bytes.filter(|bytes| *bytes <= 8);
+                let bytes = bytes.ok_or_else(|| format!("registers of type `{kind}`"))?;
+                let slot = self.new_register(bytes == 8);
+                Symbol::Register {
+                    slot,
+                    bits: bytes as u32 * 8,
+                }
+            }
+        };
+        self.declare(name, symbol);
+        Ok(())
+    }
+
+    pub(crate) fn new_register(&mut self, wide: bool) -> Slot {
+        let slot = self.planes;
+        self.planes += 1 + u32::from(wide);
+        slot
+    }
+
+    pub(crate) fn new_predicate(&mut self) -> Slot {
+        self.predicates += 1;
+        self.predicates - 1
+    }
+
+    /// The register that holds a constant.
+    pub(crate) fn constant(&mut self, constant: Constant, wide: bool) -> Slot {
+        if let Some(slot) = self.constants.get(&(constant, wide)) {
+            return *slot;
+        }
+        let slot = self.new_register(wide);
+        self.constants.insert((constant, wide), slot);
+        slot
+    }
+
+    /// The register that holds a special register's value, which a thread never changes.
+    pub(crate) fn special(&mut self, special: Special) -> Slot {
+        if let Some(slot) = self.specials.get(&special) {
+            return *slot;
+        }
+        let slot = self.new_register(special.is_wide());
+        self.specials.insert(special, slot);
+        slot
+    }
+
+    /// What was given out, in a stable order.
+    pub(crate) fn finish(self) -> Given {
+        let mut constants: Vec<_> = self.constants.into_iter().collect();
+        constants.sort_by_key(|(_, slot)| *slot);
+        let mut specials: Vec<_> = self.specials.into_iter().collect();
+        specials.sort_by_key(|(_, slot)| *slot);
+        Given {
+            planes: self.planes as usize,
+            predicates: self.predicates as usize,
+            constants: constants
+                .into_iter()
+                .map(|((constant, wide), slot)| (slot, constant, wide))
+                .collect(),
+            specials,
+        }
+    }
+}
+
+/// The registers of a kernel and what is in them at the start.
+pub(crate) struct Given {
+    pub(crate) planes: usize,
+    pub(crate) predicates: usize,
+    pub(crate) constants: Vec<(Slot, Constant, bool)>,
+    pub(crate) specials: Vec<(Special, Slot)>,
+}

@@ -1,0 +1,270 @@
+//! Kernels run on the machine itself, without the driver around it.
+
+use meshgrad_emulator::launch::{Launch, LaunchError, launch};
+use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::program::Module;
+use meshgrad_emulator::{Asynchronous, Counters, Kind, Options};
+
+/// A kernel `k` with the directives and body given, taking `out` and `in`.
+fn kernel(body: &str) -> String {
+    format!(
+        ".version 7.8\n.target sm_80\n.address_size 64\n\
+         .visible .entry k(.param .u64 out, .param .u64 in)\n{{\n\
+         .reg .pred %p<8>;\n.reg .b32 %r<32>;\n.reg .f32 %f<16>;\n.reg .b64 %rd<16>;\n\
+         ld.param.u64 %rd0, [out];\nld.param.u64 %rd1, [in];\nmov.u32 %r0, %tid.x;\n\
+         {body}\nret;\n}}\n"
+    )
+}
+
+struct Run {
+    out: Vec<u32>,
+    counters: Counters,
+}
+
+/// Runs a kernel over `out` (zeros) and `input`.
+fn run(
+    text: &str,
+    extents: (u32, u32),
+    out: usize,
+    input: &[u32],
+    options: &Options,
+) -> Result<Run, LaunchError> {
+    let space = AddressSpace::new();
+    let module = Module::load(text, &space, 0).unwrap_or_else(|error| panic!("{error}"));
+    let kernel = module.kernel("k").expect("a kernel named k");
+    let to = space.allocate(out * 4, Place::Device(0)).unwrap();
+    space.fill(to, &[0], out * 4).unwrap();
+    let from = space.allocate(input.len() * 4, Place::Device(0)).unwrap();
+    let bytes: Vec<u8> = input.iter().flat_map(|it| it.to_le_bytes()).collect();
+    space.write(from, &bytes).unwrap();
+    let parameters = [to.to_le_bytes(), from.to_le_bytes()].concat();
+    let (grid, block) = extents;
+    let extents = Launch {
+        kernel: &kernel,
+        grid: [grid, 1, 1],
+        block: [block, 1, 1],
+        dynamic_shared: 0,
+        parameters: &parameters,
+        multiprocessors: 132,
+    };
+    let counters = launch(&space, &extents, options)?;
+    let mut back = vec![0; out * 4];
+    space.read(to, &mut back).unwrap();
+    let words = back.chunks_exact(4);
+    let out = words.map(|it| u32::from_le_bytes(it.try_into().unwrap()));
+    Ok(Run {
+        out: out.collect(),
+        counters,
+    })
+}
+
+/// Every way in which a schedule may differ.
+fn schedules() -> Vec<Options> {
+    let mut all = vec![Options::default()];
+    for seed in 0..4 {
+        for asynchronous in [
+            Asynchronous::Eager,
+            Asynchronous::Lazy,
+            Asynchronous::Random,
+        ] {
+            all.push(Options {
+                shuffle: Some(seed),
+                asynchronous,
+                ..Options::default()
+            });
+        }
+    }
+    all
+}
+
+fn finding(result: Result<Run, LaunchError>) -> meshgrad_emulator::Finding {
+    match result {
+        Err(LaunchError::Finding(finding)) => *finding,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("nothing was found"),
+    }
+}
+
+const OWN_ELEMENT: &str = "
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %ntid.x;
+    mad.lo.s32 %r3, %r1, %r2, %r0;
+    mul.wide.u32 %rd2, %r3, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    add.s64 %rd4, %rd0, %rd2;";
+
+#[test]
+fn every_thread_has_its_element() {
+    let body = format!(
+        "{OWN_ELEMENT}
+        ld.global.u32 %r4, [%rd3];
+        add.s32 %r5, %r4, 100;
+        st.global.u32 [%rd4], %r5;"
+    );
+    let input: Vec<u32> = (0..96).collect();
+    let run = run(&kernel(&body), (2, 48), 96, &input, &Options::default()).unwrap();
+    assert_eq!(run.out, (100..196).collect::<Vec<_>>());
+    assert_eq!(run.counters.ctas, 2);
+}
+
+/// Each lane loops as often as its index says; the loop's exits part the warp and it meets again.
+#[test]
+fn lanes_part_and_meet_again() {
+    let body = format!(
+        "{OWN_ELEMENT}
+        mov.u32 %r4, 0;
+        mov.u32 %r5, 0;
+    LOOP:
+        setp.ge.u32 %p0, %r4, %r0;
+        @%p0 bra DONE;
+        add.u32 %r5, %r5, %r4;
+        add.u32 %r4, %r4, 1;
+        bra LOOP;
+    DONE:
+        activemask.b32 %r6;
+        popc.b32 %r7, %r6;
+        shl.b32 %r7, %r7, 16;
+        or.b32 %r5, %r5, %r7;
+        st.global.u32 [%rd4], %r5;"
+    );
+    let run = run(&kernel(&body), (1, 32), 32, &[0; 32], &Options::default()).unwrap();
+    for (lane, value) in run.out.iter().enumerate() {
+        let lane = lane as u32;
+        let sum = (0..lane).sum::<u32>();
+        assert_eq!(*value, 32 << 16 | sum);
+    }
+}
+
+/// A sum over a CTA by shuffles and shared memory, the same under every schedule.
+#[test]
+fn a_block_sum() {
+    let text = kernel(&format!(
+        ".shared .align 4 .b8 partial[128];
+        {OWN_ELEMENT}
+        ld.global.u32 %r4, [%rd3];
+        {}
+        and.b32 %r6, %r0, 31;
+        shr.u32 %r7, %r0, 5;
+        setp.ne.u32 %p0, %r6, 0;
+        mov.u32 %r8, partial;
+        shl.b32 %r9, %r7, 2;
+        add.u32 %r9, %r8, %r9;
+        @!%p0 st.shared.u32 [%r9], %r4;
+        bar.sync 0;
+        ld.shared.v4.u32 {{%r10, %r11, %r12, %r13}}, [partial];
+        add.u32 %r10, %r10, %r11;
+        add.u32 %r12, %r12, %r13;
+        add.u32 %r10, %r10, %r12;
+        st.global.u32 [%rd4], %r10;",
+        [16, 8, 4, 2, 1]
+            .map(|distance| format!(
+                "shfl.sync.bfly.b32 %r5, %r4, {distance}, 31, -1;\nadd.u32 %r4, %r4, %r5;\n"
+            ))
+            .concat()
+    ));
+    let input: Vec<u32> = (0..256).map(|it| it * it).collect();
+    for options in schedules() {
+        let run = run(&text, (2, 128), 256, &input, &options).unwrap();
+        for (cta, sums) in run.out.chunks(128).enumerate() {
+            let expected = input[cta * 128..][..128].iter().sum::<u32>();
+            assert!(sums.iter().all(|sum| *sum == expected), "{options:?}");
+        }
+    }
+}
+
+/// The same without its barrier.
+#[test]
+fn a_missing_barrier_is_a_race() {
+    let text = kernel(
+        ".shared .align 4 .b8 cell[4];
+        mov.u32 %r1, cell;
+        setp.eq.u32 %p0, %r0, 0;
+        @%p0 st.shared.u32 [%r1], 7;
+        ld.shared.u32 %r2, [cell];",
+    );
+    let found = finding(run(&text, (1, 64), 4, &[0], &Options::default()));
+    let race_or_hole = [Kind::SharedRace, Kind::UninitialisedShared];
+    assert!(race_or_hole.contains(&found.kind), "{found}");
+    assert_eq!(found.site.text, "ld.shared.u32 %r2, [cell];");
+    let (other, site, wrote) = found.other.clone().expect("the other access");
+    assert!(wrote && other.thread == [0, 0, 0], "{found}");
+    assert!(site.unwrap().text.starts_with("@%p0 st.shared"), "{found}");
+}
+
+#[test]
+fn findings_name_the_thread_and_the_allocation() {
+    let body = format!("{OWN_ELEMENT}\nld.global.u32 %r4, [%rd3+8];");
+    let found = finding(run(
+        &kernel(&body),
+        (1, 32),
+        4,
+        &[0; 32],
+        &Options::default(),
+    ));
+    assert_eq!(found.kind, Kind::OutOfBounds);
+    assert_eq!(found.thread.thread, [30, 0, 0]);
+    assert!(
+        found.message.contains("allocation #2 (128 bytes"),
+        "{found}"
+    );
+
+    let found = finding(run(
+        &kernel("add.u32 %r2, %r9, 1;"),
+        (1, 32),
+        4,
+        &[0],
+        &Options::default(),
+    ));
+    assert_eq!(found.kind, Kind::UninitialisedRegister);
+}
+
+/// A counter that all CTAs add to, and a grid-wide wait for the last: CTAs take turns.
+#[test]
+fn ctas_wait_for_each_other() {
+    let text = kernel(
+        "mov.u32 %r2, %nctaid.x;
+        atom.global.add.u32 %r3, [%rd0], 1;
+        membar.gl;
+    WAIT:
+        ld.volatile.global.u32 %r4, [%rd0];
+        setp.lt.u32 %p0, %r4, %r2;
+        @%p0 bra WAIT;
+        membar.gl;",
+    );
+    for options in schedules() {
+        let run = run(&text, (5, 1), 1, &[0], &options).unwrap();
+        assert_eq!(run.out, [5]);
+    }
+}
+
+#[test]
+fn a_wait_without_end_is_told() {
+    let text = kernel(
+        "mov.u32 %r1, 1;
+        setp.ne.u32 %p0, %r0, 0;
+        @%p0 bra.uni OTHER;
+        bar.sync 1, 64;
+    OTHER:
+        bar.sync 2, 64;",
+    );
+    let found = finding(run(&text, (1, 64), 1, &[0], &Options::default()));
+    let kinds = [
+        Kind::Deadlock,
+        Kind::DivergentBarrier,
+        Kind::DivergentInstruction,
+    ];
+    assert!(kinds.contains(&found.kind), "{found}");
+    assert!(found.message.contains("barrier 2"), "{found}");
+}
+
+#[test]
+fn what_is_not_known_is_refused_with_its_line() {
+    let space = AddressSpace::new();
+    let text = kernel("add.s32.fast %r1, %r0, 1;");
+    let error = Module::load(&text, &space, 0).err().expect("an error");
+    assert!(error.to_string().contains("`.fast`"), "{error}");
+    assert!(
+        error.to_string().contains("add.s32.fast %r1, %r0, 1;"),
+        "{error}"
+    );
+}
