@@ -13,6 +13,7 @@ mod matrix;
 pub(crate) mod order;
 pub(crate) mod random;
 pub(crate) mod registers;
+mod side_by_side;
 pub(crate) mod step;
 pub(crate) mod warp;
 pub(crate) mod windows;

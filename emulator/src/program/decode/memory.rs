@@ -215,7 +215,9 @@ fn update(what: Update, kind: Type) -> Option<fn(u64, u64) -> u64> {
         (Update::Add, F64) => |a, b| (f64::from_bits(a) + f64::from_bits(b)).to_bits(),
         (Update::Add, F16) => |a, b| u64::from(half::add::<half::F16>(a as u16, b as u16)),
         (Update::Add, BF16) => |a, b| u64::from(half::add::<half::Bf16>(a as u16, b as u16)),
-        (Update::Add, F16x2) => |a, b| u64::from(half::both2(a as u32, b as u32, half::add::<half::F16>)),
+        (Update::Add, F16x2) => {
+            |a, b| u64::from(half::both2(a as u32, b as u32, half::add::<half::F16>))
+        }
         (Update::Add, BF16x2) => {
             |a, b| u64::from(half::both2(a as u32, b as u32, half::add::<half::Bf16>))
         }
