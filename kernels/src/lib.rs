@@ -1,2 +1,4 @@
 //! GPU kernels: a PTX macro-assembler in Rust and what is written with it. Text out; no driver, no
 //! tensor.
+
+pub mod assembler;
