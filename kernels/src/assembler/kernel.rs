@@ -209,6 +209,12 @@ impl Kernel {
         self.parameter(name, ParameterKind::U32)
     }
 
+    /// A 32-bit signed parameter.
+    #[track_caller]
+    pub fn i32_param(&self, name: &str) -> Register<'_, i32> {
+        self.parameter(name, ParameterKind::I32)
+    }
+
     /// A 64-bit unsigned parameter.
     #[track_caller]
     pub fn u64_param(&self, name: &str) -> Register<'_, u64> {

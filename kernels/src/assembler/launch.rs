@@ -22,6 +22,15 @@ pub struct Ptx {
     pub parameters: Vec<Parameter>,
 }
 
+impl Ptx {
+    /// The size of its parameter space: what [`Arguments::bytes`] must hold.
+    pub fn parameter_bytes(&self) -> usize {
+        self.parameters.iter().fold(0, |end, parameter| {
+            end.next_multiple_of(parameter.kind.align()) + parameter.kind.size()
+        })
+    }
+}
+
 /// One parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {

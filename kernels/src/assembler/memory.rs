@@ -161,6 +161,23 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("st.global.u8 {address}, {value}"));
     }
 
+    /// Loads a byte, zero-extended, where the predicate holds; 0 elsewhere.
+    #[track_caller]
+    pub fn load_byte_if(self, condition: Pred<'k>) -> U32<'k> {
+        let (k, address) = (self.kernel(), self.written());
+        let value = k.constant(0u32);
+        k.emit(format_args!("@{condition} ld.global.u8 {value}, {address}"));
+        value
+    }
+
+    /// Stores the lowest byte where the predicate holds.
+    #[track_caller]
+    pub fn store_byte_if(self, condition: Pred<'k>, value: U32<'k>) {
+        let address = self.written();
+        self.kernel()
+            .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
+    }
+
     fn kernel(self) -> &'k Kernel {
         self.base.kernel()
     }

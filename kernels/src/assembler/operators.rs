@@ -379,6 +379,12 @@ impl<'k> U32<'k> {
 }
 
 impl<'k> S32<'k> {
+    /// The product with all its 64 bits.
+    #[track_caller]
+    pub fn mul_wide(self, factor: impl Operand<i32>) -> S64<'k> {
+        self.k.compute("mul.wide.s32", &[&self, &factor.written()])
+    }
+
     /// With 64 bits.
     #[track_caller]
     pub fn wide(self) -> S64<'k> {
