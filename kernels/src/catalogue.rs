@@ -2,13 +2,17 @@
 
 use crate::elementwise::{Element, Elementwise, Layout};
 use crate::expression::{Binary, Comparison, Expression, Node, Unary};
-use crate::{Ptx, Result, Variant};
+use crate::rms_norm::{RmsNorm, RmsNormGradInput, RmsNormGradWeight, SumPartials};
+use crate::{Dtype, Ptx, Result, Variant};
 
 /// One kernel of every kind that matters: each function, format, layout and tile.
 pub fn catalogue() -> Vec<Ptx> {
     // All constructors are called with extents that they take; a test holds that none is left out.
-    let families = [elementwise()];
-    families.into_iter().flatten().flatten().collect()
+    families().into_iter().flatten().flatten().collect()
+}
+
+fn families() -> [Family; 2] {
+    [elementwise(), rms_norm()]
 }
 
 /// The kernels of one family, or why there is no such kernel.
@@ -62,6 +66,21 @@ fn elementwise() -> Family {
     unary.chain(binary).chain(comparisons).chain(more).collect()
 }
 
+fn rms_norm() -> Family {
+    let mut kernels = vec![SumPartials::new(false).ptx(), SumPartials::new(true).ptx()];
+    for dtype in Dtype::ALL {
+        // From a few lanes to a whole CTA a row, with and without a ragged end; any length.
+        for features in [8, 64, 128, 136, 1024, 2000, 4096, 8192, 1025] {
+            kernels.push(RmsNorm::new(dtype, features, true).ptx());
+            kernels.push(RmsNormGradInput::new(dtype, features, true).ptx());
+        }
+        for features in [8, 128, 4096, 1025] {
+            kernels.push(RmsNormGradWeight::new(dtype, features, true).ptx());
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -70,7 +89,8 @@ mod tests {
 
     #[test]
     fn every_kernel_of_the_list_can_be_built() {
-        let errors: Vec<_> = elementwise().into_iter().filter_map(Result::err).collect();
+        let families = families().into_iter().flatten();
+        let errors: Vec<_> = families.filter_map(Result::err).collect();
         assert!(errors.is_empty(), "{errors:?}");
     }
 

@@ -13,6 +13,8 @@ pub mod elementary;
 pub mod elementwise;
 pub mod error;
 pub mod expression;
+pub mod rms_norm;
+pub mod row;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

@@ -10,6 +10,10 @@ use meshgrad_kernels::catalogue::catalogue;
 const SHOWN: &[&str] = &[
     "elementwise_times_silu_x0_x1_bf16_bf16_to_bf16_contiguous",
     "elementwise_plus_x0_x1_f32_f32_to_f32_strided1",
+    "rms_norm_f32_d128_t32",
+    "rms_norm_grad_input_bf16_d128_t16",
+    "rms_norm_grad_weight_bf16_w8_t16",
+    "sum_partials",
 ];
 
 #[test]

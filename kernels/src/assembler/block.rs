@@ -4,14 +4,23 @@ use super::{F32, Kernel};
 
 /// The sum over the 32 lanes of the warp, in every lane: the same bits in each and in every run.
 ///
-/// All lanes must take part. Five exchanges with the lane whose index differs in one bit: lane
-/// pairs, then pairs of pairs (butterfly). Addition commutes, so both partners get the same bits.
+/// All lanes must take part.
 #[track_caller]
 pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
+    group_sum(k, value, 32)
+}
+
+/// The sum over each group of `lanes` neighbours, a power of two up to 32, in every lane of the
+/// group. All lanes of the warp must take part.
+///
+/// Each round adds what the lane has whose index differs in one bit (butterfly). Addition commutes,
+/// so both partners get the same bits.
+#[track_caller]
+pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     let mut sum = value;
-    for distance in [16, 8, 4, 2, 1] {
-        let exchange = "shfl.sync.bfly.b32";
-        sum = sum + k.compute(exchange, &[&sum, &distance, &31, &-1]);
+    for bit in (0..lanes.trailing_zeros()).rev() {
+        let distance = 1 << bit;
+        sum = sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1]);
     }
     sum
 }
@@ -19,7 +28,8 @@ pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 /// The sum over all threads of the CTA, in every thread: the same bits in each and in every run.
 ///
 /// Every thread must take part, and the CTA must consist of whole warps. Each warp sums its lanes;
-/// the sums of the warps go through shared memory and are added in order.
+/// the sums of the warps go through shared memory and are added in order. In a loop, a
+/// [`Kernel::barrier`] must stand between one round and the next.
 #[track_caller]
 pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
     let sum = warp_sum(k, value);

@@ -28,12 +28,12 @@
 //!   [`Kernel::var`].
 //! - A macro is a plain function: [`warp_sum`] and [`block_sum`] are examples.
 //!
-//! Every instruction carries the Rust line that asked for it (`.loc`), so that a profiler, a debugger
-//! and the emulator point at this source. Functions marked `#[track_caller]` pass on their caller's
-//! line.
+//! Every instruction carries the Rust line that asked for it (`.loc`), so that a profiler, a
+//! debugger and the emulator point at this source. Functions marked `#[track_caller]` pass on their
+//! caller's line.
 //!
-//! The assembler knows types, not meaning: `ptxas` checks legality. Registers are not allocated here
-//! nor are instructions scheduled; `ptxas` does both.
+//! The assembler knows types, not meaning: `ptxas` checks legality. Registers are not allocated
+//! here nor are instructions scheduled; `ptxas` does both.
 //!
 //! Format and instructions: PTX ISA 7.8 and 8.3 (docs.nvidia.com/cuda/parallel-thread-execution).
 
@@ -47,7 +47,7 @@ mod register;
 mod shared;
 mod tensor_core;
 
-pub use block::{block_sum, warp_sum};
+pub use block::{block_sum, group_sum, warp_sum};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};

@@ -366,6 +366,12 @@ impl<'k> U32<'k> {
         self.k.compute("mul.hi.u32", &[&self, &factor.written()])
     }
 
+    /// As f32, rounded to nearest even.
+    #[track_caller]
+    pub fn to_f32(self) -> F32<'k> {
+        self.k.compute("cvt.rn.f32.u32", &[&self])
+    }
+
     /// The float with these bits.
     #[track_caller]
     pub fn to_f32_bits(self) -> F32<'k> {
