@@ -21,6 +21,7 @@
 
 use std::sync::OnceLock;
 
+use crate::plan::Launcher;
 use crate::shape::MAX_DIMS;
 use crate::tensor::Fresh;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
@@ -506,16 +507,45 @@ impl Call {
         Fresh::new(&self.device, Shape::new(&[elements])?, dtype)
     }
 
-    /// Runs the arithmetic, unless the device computes nothing, and counts it.
+    /// Runs the arithmetic of an op that computes on the CPU only, unless the device computes
+    /// nothing, and counts it.
     ///
     /// # Errors
-    /// What `kernel` returns.
+    /// What `kernel` returns; [`Error::NoKernel`] on a GPU.
     pub fn compute(&self, kernel: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.device.is_gpu() {
+            return Err(Error::no_kernel(self.name(), &self.device));
+        }
         self.device.count(self.flops(), self.bytes);
         match self.device.computes() {
             true => kernel(),
             false => Ok(()),
         }
+    }
+
+    /// Runs the arithmetic, `cpu` on a CPU and `gpu` on a GPU, and counts it. On a device that
+    /// computes nothing `cpu` is not called, and what `gpu` launches is only counted.
+    ///
+    /// # Errors
+    /// What `cpu` or `gpu` return; [`Error::NoKernel`] for f64 on a GPU.
+    pub(crate) fn compute_on(
+        &self,
+        cpu: impl FnOnce() -> Result<()>,
+        gpu: impl FnOnce(&Launcher) -> Result<()>,
+    ) -> Result<()> {
+        if !self.device.is_gpu() {
+            return self.compute(cpu);
+        }
+        let mut dtypes = self.bound.dtypes.iter().flatten();
+        if dtypes.any(|(dtype, _)| *dtype == DType::F64) {
+            return Err(Error::NoKernel {
+                op: self.name(),
+                device: self.device.to_string(),
+                operands: " for f64".into(),
+            });
+        }
+        self.device.count(self.flops(), self.bytes);
+        gpu(&Launcher::new(&self.device))
     }
 
     fn flops(&self) -> u64 {

@@ -39,13 +39,24 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
 pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(shape)?, dtype)?;
-    if device.computes() {
-        for_any!(dtype, T => {
-            let value = T::from_f64(value);
-            for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
-        });
-    }
+    for_any!(dtype, T => fill(&mut fresh, T::from_f64(value)))?;
     Ok(fresh.finish())
+}
+
+/// Sets every element of a tensor in the making to `value`.
+fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
+    let (device, elements) = (fresh.device().clone(), fresh.shape().elements());
+    if bytemuck::bytes_of(&value).iter().all(|byte| *byte == 0) {
+        return fresh.clear();
+    }
+    match device.gpu() {
+        Some(_) => fresh.copy_from(&vec![value; elements]),
+        None if device.computes() => {
+            for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
+            Ok(())
+        }
+        None => Ok(()),
+    }
 }
 
 /// 0, 1, 2, ..: `count` elements of an index dtype.
@@ -55,12 +66,10 @@ pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Resul
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
     crate::for_index!(dtype, T => {
-        if device.computes() {
-            for (at, element) in fresh.slice::<T>()?.iter_mut().enumerate() {
-                *element = at as T;
-            }
+        match device.computes() {
+            true => fresh.copy_from(&(0..count).map(|at| at as T).collect::<Vec<T>>()),
+            false => Ok(()),
         }
-        Ok(())
     })?;
     Ok(fresh.finish())
 }
@@ -231,9 +240,12 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
-    if device.computes() {
-        for_any!(x.dtype(), T => elementwise::copy::<T>(x, fresh.slice()?))?;
-    }
+    let through_host = device.is_gpu() || x.device().is_gpu();
+    for_any!(x.dtype(), T => match device.computes() {
+        true if through_host => fresh.copy_from(&x.to_vec::<T>()?),
+        true => elementwise::copy::<T>(x, fresh.slice()?),
+        false => Ok(()),
+    })?;
     Ok(fresh.finish())
 }
 
