@@ -523,29 +523,27 @@ impl Call {
         }
     }
 
-    /// Runs the arithmetic, `cpu` on a CPU and `gpu` on a GPU, and counts it. On a device that
-    /// computes nothing `cpu` is not called, and what `gpu` launches is only counted.
+    /// Launches the op's kernels on a GPU, and counts it. On a device that computes nothing what
+    /// `kernels` launches is only counted.
     ///
     /// # Errors
-    /// What `cpu` or `gpu` return; [`Error::NoKernel`] for f64 on a GPU.
-    pub(crate) fn compute_on(
-        &self,
-        cpu: impl FnOnce() -> Result<()>,
-        gpu: impl FnOnce(&Launcher) -> Result<()>,
-    ) -> Result<()> {
-        if !self.device.is_gpu() {
-            return self.compute(cpu);
-        }
+    /// What `kernels` returns; [`Error::NoKernel`] for f64, which no kernel of ours computes in.
+    pub(crate) fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
         let mut dtypes = self.bound.dtypes.iter().flatten();
         if dtypes.any(|(dtype, _)| *dtype == DType::F64) {
-            return Err(Error::NoKernel {
-                op: self.name(),
-                device: self.device.to_string(),
-                operands: " for f64".into(),
-            });
+            return Err(self.no_kernel_for(DType::F64));
         }
         self.device.count(self.flops(), self.bytes);
-        gpu(&Launcher::new(&self.device))
+        kernels(&Launcher::new(&self.device))
+    }
+
+    /// The error of an op that has kernels on a GPU, but none for `dtype`.
+    pub(crate) fn no_kernel_for(&self, dtype: DType) -> Error {
+        Error::NoKernel {
+            op: self.name(),
+            device: self.device.to_string(),
+            operands: format!(" for {dtype}"),
+        }
     }
 
     fn flops(&self) -> u64 {

@@ -67,7 +67,7 @@ pub enum CudaError {
     },
 
     /// There are fewer GPUs.
-    #[error("{library}:{ordinal} does not exist: {}", there_are(*.count))]
+    #[error("{}:{ordinal} does not exist: {}", library.device_name(), there_are(*.count))]
     NoDevice {
         /// Which library.
         library: Library,

@@ -2,7 +2,7 @@
 //! and selection.
 
 use crate::cpu::elementwise::{self, Function, accumulate, map, test};
-use crate::{Accumulator, Error, Result, Signature, Tensor, Wide, for_any, for_float};
+use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_float};
 
 /// Defines an op, and its signature, for each function of two float operands.
 macro_rules! binary_ops {
@@ -25,7 +25,7 @@ macro_rules! binary_ops {
 
                 impl Function<2> for Value {
                     #[inline(always)]
-                    fn value<W: Wide>(&self, [$a, $b]: [W; 2]) -> W {
+                    fn value<W: Number>(&self, [$a, $b]: [W; 2]) -> W {
                         $value
                     }
                 }
@@ -64,10 +64,10 @@ binary_ops! {
     div = |a, b| a / b;
 
     /// The larger of a and b; NaN where either is.
-    maximum = |a, b| if a >= b { a } else if b > a { b } else { a + b };
+    maximum = |a, b| b.if_le(a, a, a.if_lt(b, b, a + b));
 
     /// The smaller of a and b; NaN where either is.
-    minimum = |a, b| if a <= b { a } else if b < a { b } else { a + b };
+    minimum = |a, b| a.if_le(b, a, b.if_lt(a, b, a + b));
 }
 
 static MAXIMUM_SHARE: Signature =
@@ -93,14 +93,9 @@ struct MaximumShare;
 
 impl Function<2> for MaximumShare {
     #[inline(always)]
-    fn value<W: Wide>(&self, [a, b]: [W; 2]) -> W {
-        if a > b {
-            W::ONE
-        } else if a == b {
-            W::from_f64(0.5)
-        } else {
-            W::ZERO
-        }
+    fn value<W: Number>(&self, [a, b]: [W; 2]) -> W {
+        let equal_or_less = a.if_eq(b, W::constant(0.5), W::ZERO);
+        b.if_lt(a, W::ONE, equal_or_less)
     }
 }
 
@@ -128,8 +123,8 @@ struct Affine {
 
 impl Function<1> for Affine {
     #[inline(always)]
-    fn value<W: Wide>(&self, [x]: [W; 1]) -> W {
-        W::from_f64(self.scale) * x + W::from_f64(self.shift)
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        W::constant(self.scale) * x + W::constant(self.shift)
     }
 }
 
@@ -174,7 +169,7 @@ pub(crate) fn contiguous_range(
 
 /// Defines an op, and its signature, for each comparison.
 macro_rules! comparisons {
-    ($($(#[$doc:meta])* $name:ident = $operator:tt;)+) => {
+    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $holds:expr;)+) => {
         $(
             $(#[$doc])*
             ///
@@ -193,8 +188,8 @@ macro_rules! comparisons {
 
                 impl Function<2> for Holds {
                     #[inline(always)]
-                    fn value<W: Wide>(&self, [a, b]: [W; 2]) -> W {
-                        if a $operator b { W::ONE } else { W::ZERO }
+                    fn value<W: Number>(&self, [$a, $b]: [W; 2]) -> W {
+                        $holds
                     }
                 }
 
@@ -220,22 +215,22 @@ macro_rules! comparisons {
 
 comparisons! {
     /// a == b.
-    eq = ==;
+    eq = |a, b| a.if_eq(b, W::ONE, W::ZERO);
 
     /// a != b.
-    ne = !=;
+    ne = |a, b| a.if_eq(b, W::ZERO, W::ONE);
 
     /// a < b.
-    lt = <;
+    lt = |a, b| a.if_lt(b, W::ONE, W::ZERO);
 
     /// a <= b.
-    le = <=;
+    le = |a, b| a.if_le(b, W::ONE, W::ZERO);
 
     /// a > b.
-    gt = >;
+    gt = |a, b| b.if_lt(a, W::ONE, W::ZERO);
 
     /// a >= b.
-    ge = >=;
+    ge = |a, b| b.if_le(a, W::ONE, W::ZERO);
 }
 
 static CLAMP: Signature = Signature::new("clamp", "x: F[..] -> y: F[..]", 2);
@@ -260,15 +255,9 @@ struct Clamp(Bounds);
 
 impl Function<1> for Clamp {
     #[inline(always)]
-    fn value<W: Wide>(&self, [x]: [W; 1]) -> W {
-        let [low, high] = self.0.wide();
-        if x < low {
-            low
-        } else if x > high {
-            high
-        } else {
-            x
-        }
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        let [low, high]: [W; 2] = self.0.wide();
+        x.if_lt(low, low, high.if_lt(x, high, x))
     }
 }
 
@@ -291,9 +280,9 @@ struct ClampSlope(Bounds);
 
 impl Function<2> for ClampSlope {
     #[inline(always)]
-    fn value<W: Wide>(&self, [x, dy]: [W; 2]) -> W {
-        let [low, high] = self.0.wide();
-        if x >= low && x <= high { dy } else { W::ZERO }
+    fn value<W: Number>(&self, [x, dy]: [W; 2]) -> W {
+        let [low, high]: [W; 2] = self.0.wide();
+        low.if_le(x, x.if_le(high, dy, W::ZERO), W::ZERO)
     }
 }
 
@@ -304,8 +293,8 @@ struct Bounds {
 
 impl Bounds {
     #[inline(always)]
-    fn wide<W: Wide>(&self) -> [W; 2] {
-        [W::from_f64(self.low), W::from_f64(self.high)]
+    fn wide<W: Number>(&self) -> [W; 2] {
+        [W::constant(self.low), W::constant(self.high)]
     }
 }
 
