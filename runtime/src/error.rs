@@ -199,6 +199,17 @@ pub enum Error {
         operands: String,
     },
 
+    /// Operands that no kernel of an op can be made for.
+    #[error("{op}: {device} has no kernel for these operands: {reason}")]
+    KernelRefused {
+        /// The op.
+        op: &'static str,
+        /// The device.
+        device: String,
+        /// What the kernel's family said.
+        reason: meshgrad_kernels::Error,
+    },
+
     /// A write to a tensor that must not change.
     #[error(
         "{op}: the tensor is a value that others may share; only parameters, gradients, optimizer state and caches change"

@@ -1,6 +1,6 @@
 //! Graphs: a step's work on a GPU, recorded once and then started as a whole.
 
-use crate::cuda::{Pool, RawGraph};
+use crate::cuda::{Capture, Gpu, Pool, RawGraph};
 use crate::stream::{self, Entered, Touched};
 use crate::{CudaError, Device, Error, Result};
 
@@ -34,22 +34,29 @@ impl Device {
         &self,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<Graph<T>, E> {
-        let gpu = self.gpu().ok_or_else(|| {
-            refuse(format!(
-                "{self} has no graphs: only GPUs do; run the work itself"
-            ))
-        })?;
+        if !self.is_gpu() {
+            let problem = format!("{self} has no graphs: only GPUs do; run the work itself");
+            return Err(refuse(problem).into());
+        }
         if stream::pool(self) != Pool::default() {
             return Err(refuse("it is inside another capture or `with_stream`".into()).into());
         }
 
-        let capture = gpu.capture().map_err(Error::from)?;
+        let capture = self
+            .gpu()
+            .map(Gpu::capture)
+            .transpose()
+            .map_err(Error::from)?;
         let id = self.next_graph();
         let pool = Pool {
             graph: id,
             ..Pool::default()
         };
-        let entered = Entered::new(self, pool, Some(capture.stream().clone()));
+        let entered = Entered::new(
+            self,
+            pool,
+            capture.as_ref().map(|capture| capture.stream().clone()),
+        );
         let results = work();
         let touched = entered.leave();
 
@@ -60,9 +67,9 @@ impl Device {
             _touched: touched,
         };
         // The driver must stop recording also when the work failed.
-        let raw = capture.end();
+        let raw = capture.map(Capture::end).transpose();
         let results = results?;
-        recorded.raw = Some(raw.map_err(Error::from)?);
+        recorded.raw = raw.map_err(Error::from)?;
         Ok(Graph { results, recorded })
     }
 }

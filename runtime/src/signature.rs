@@ -529,21 +529,13 @@ impl Call {
     /// # Errors
     /// What `kernels` returns; [`Error::NoKernel`] for f64, which no kernel of ours computes in.
     pub(crate) fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
+        let launcher = Launcher::new(self.name(), &self.device);
         let mut dtypes = self.bound.dtypes.iter().flatten();
         if dtypes.any(|(dtype, _)| *dtype == DType::F64) {
-            return Err(self.no_kernel_for(DType::F64));
+            return Err(launcher.no_kernel_for(DType::F64));
         }
         self.device.count(self.flops(), self.bytes);
-        kernels(&Launcher::new(&self.device))
-    }
-
-    /// The error of an op that has kernels on a GPU, but none for `dtype`.
-    pub(crate) fn no_kernel_for(&self, dtype: DType) -> Error {
-        Error::NoKernel {
-            op: self.name(),
-            device: self.device.to_string(),
-            operands: format!(" for {dtype}"),
-        }
+        kernels(&launcher)
     }
 
     fn flops(&self) -> u64 {

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
-use crate::cuda::Pool;
+use crate::cuda::{self, Part, Pool};
 use crate::memory::Block;
 use crate::{DType, Device, Element, Error, Result, stream};
 
@@ -138,12 +138,37 @@ impl Storage {
         }
     }
 
+    /// Puts a copy of `bytes` bytes of `from`, behind an offset, to those behind `offset` into the
+    /// current stream of a GPU; nothing on one that only counts.
+    pub(crate) fn copy_from(
+        &self,
+        offset: usize,
+        (from, from_offset): (&Arc<Storage>, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        match (&from.block, &self.block) {
+            (Block::Gpu(from_block), Block::Gpu(block)) => {
+                stream::touch(from);
+                let Some(gpu) = self.device.gpu() else {
+                    return Ok(());
+                };
+                let stream = stream::raw(&self.device, gpu);
+                let from = Part {
+                    block: from_block,
+                    offset: from_offset,
+                };
+                Ok(cuda::copy(&stream, from, Part { block, offset }, bytes)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
     /// Makes all bytes zero; for the op that makes this storage. Nothing on a meta device.
     pub(crate) fn clear(&mut self) -> Result<()> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
                 let stream = stream::raw(&self.device, gpu);
-                Ok(gpu.clear(&stream, block, self.bytes)?)
+                Ok(cuda::clear(&stream, block, self.bytes)?)
             }
             _ if self.device.computes() => {
                 self.fresh::<u8>()?.fill(0);
@@ -153,8 +178,8 @@ impl Storage {
         }
     }
 
-    /// Where it lies on a GPU, for work that is put into the current stream now: it lives until that
-    /// is done.
+    /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into the
+    /// current stream now: it lives until that is done.
     pub(crate) fn address(self: &Arc<Storage>) -> Result<u64> {
         stream::touch(self);
         self.fresh_address()
@@ -172,8 +197,8 @@ impl Storage {
     /// As [`Storage::address`], for the op that makes this storage and has not yet shared it.
     pub(crate) fn fresh_address(&self) -> Result<u64> {
         match &self.block {
-            Block::Gpu(block) if self.device.computes() => Ok(block.address()),
-            _ => Err(self.no_values()),
+            Block::Gpu(block) => Ok(block.address()),
+            Block::Host(_) | Block::Nothing => Err(self.no_values()),
         }
     }
 

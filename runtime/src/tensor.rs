@@ -380,6 +380,14 @@ impl Fresh {
         Ok(())
     }
 
+    /// Puts a copy of the elements of `x`, which is contiguous and of this shape and dtype, into the
+    /// current stream of a GPU.
+    pub(crate) fn copy_from_gpu(&mut self, x: &Tensor) -> Result<()> {
+        let from = (&x.storage, x.offset_bytes() as usize);
+        self.storage
+            .copy_from(0, from, self.dtype.bytes(x.elements()))
+    }
+
     /// Where its first element lies on a GPU, for the op that makes it.
     pub(crate) fn address(&self) -> Result<u64> {
         self.storage.fresh_address()

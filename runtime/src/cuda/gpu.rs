@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meshgrad_kernels::{Arguments, Launch, Variant};
+
 use super::allocator::{Allocator, Block};
 use super::graph::Capture;
-use super::kernel::{Arguments, Launch, Variant};
-use super::memory::{self, DeviceMemory, Staging};
+use super::memory::{DeviceMemory, Staging};
 use super::module::Modules;
 use super::stream::RawStream;
 use super::{Context, CudaError, GpuProperties, Library};
@@ -93,16 +94,6 @@ impl Gpu {
             true => stream.synchronize(),
             false => self.staged(|staging| staging.download(stream, from, offset, to)),
         }
-    }
-
-    /// Puts into `stream` that the first `bytes` bytes of `block` become zero.
-    pub(crate) fn clear(
-        &self,
-        stream: &RawStream,
-        block: &Block,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        memory::clear(stream, block, bytes)
     }
 
     fn staged(

@@ -246,3 +246,39 @@ pub(crate) fn clear(stream: &RawStream, block: &Block, bytes: usize) -> Result<(
     // only.
     unsafe { call!(&**stream.context(), cuMemsetD8Async(address, 0, bytes, raw)) }
 }
+
+/// A stretch of a block.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) block: &'a Block,
+    pub(crate) offset: usize,
+}
+
+/// Puts a copy of `bytes` bytes from one part of the GPU's memory to another into `stream`.
+pub(crate) fn copy(
+    stream: &RawStream,
+    from: Part<'_>,
+    to: Part<'_>,
+    bytes: usize,
+) -> Result<(), CudaError> {
+    for Part { block, offset } in [from, to] {
+        assert!(
+            offset + bytes <= block.bytes(),
+            "a copy is inside its blocks"
+        );
+    }
+    if bytes == 0 {
+        return Ok(());
+    }
+    stream.context().bind()?;
+    let [from, to] = [from, to].map(|part| part.block.address() + part.offset as u64);
+    let raw = stream.raw();
+    // SAFETY: both blocks are large enough, and their memory is given to others in the order of
+    // streams only.
+    unsafe {
+        call!(
+            &**stream.context(),
+            cuMemcpyDtoDAsync_v2(to, from, bytes, raw)
+        )
+    }
+}

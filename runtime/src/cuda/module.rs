@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult,
 };
+use meshgrad_kernels::{Arguments, Launch, Ptx, Variant};
 
 use super::driver::{self, call};
-use super::kernel::{Arguments, Launch, Ptx, Variant};
 use super::memory::relaxed;
 use super::stream::RawStream;
 use super::{Context, CudaError};

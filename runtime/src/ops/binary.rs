@@ -1,7 +1,9 @@
 //! Elementwise functions of two and three operands, which broadcast against each other; comparisons
 //! and selection.
 
-use crate::cpu::elementwise::{self, Function, accumulate, map, test};
+use super::elementwise::{map, test};
+use crate::cpu::elementwise::{self as cpu, Function};
+use crate::cuda::elementwise::{self as cuda, Target};
 use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_float};
 
 /// Defines an op, and its signature, for each function of two float operands.
@@ -30,7 +32,7 @@ macro_rules! binary_ops {
                     }
                 }
 
-                call.compute(|| map(&Value, [&a, &b], &mut y))?;
+                map(&call, &Value, [&a, &b], &mut y)?;
                 Ok(y.finish())
             }
         )+
@@ -85,7 +87,7 @@ pub fn maximum_share(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = MAXIMUM_SHARE.call(&[a, b])?;
     let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
     let mut share = call.output(0)?;
-    call.compute(|| map(&MaximumShare, [&a, &b], &mut share))?;
+    map(&call, &MaximumShare, [&a, &b], &mut share)?;
     Ok(share.finish())
 }
 
@@ -112,7 +114,7 @@ static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 pub fn affine(x: &Tensor, scale: f64, shift: f64) -> Result<Tensor> {
     let mut call = AFFINE.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| map(&Affine { scale, shift }, [x], &mut y))?;
+    map(&call, &Affine { scale, shift }, [x], &mut y)?;
     Ok(y.finish())
 }
 
@@ -140,12 +142,19 @@ static ADD_INTO: Signature = Signature::new("add_into", "x: F[..], into: G[..] -
 pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = ADD_INTO.call(&[x, into.buffer()])?;
     let range = contiguous_range(call.name(), into.buffer())?;
-    call.compute(|| {
-        for_float!(x.dtype(), T => for_float!(into.buffer().dtype(), U => {
-            let mut to = into.buffer().write::<U>("add_into")?;
-            accumulate::<T, U>(x, &mut to[range], into.is_empty())
-        }))
-    })?;
+    let (buffer, empty) = (into.buffer(), into.is_empty());
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let to = Target::changed(call.name(), buffer)?;
+            cuda::accumulate(gpu, x, buffer, empty, &to)
+        }),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => for_float!(buffer.dtype(), U => {
+                let mut to = buffer.write::<U>(call.name())?;
+                cpu::accumulate::<T, U>(x, &mut to[range], empty)
+            }))
+        }),
+    }?;
     into.filled();
     Ok(())
 }
@@ -193,7 +202,7 @@ macro_rules! comparisons {
                     }
                 }
 
-                call.compute(|| test(&Holds, [&a, &b], &mut y))?;
+                test(&call, &Holds, [&a, &b], &mut y)?;
                 Ok(y.finish())
             }
         )+
@@ -247,7 +256,7 @@ pub fn clamp(x: &Tensor, low: f64, high: f64) -> Result<Tensor> {
     check_bounds(low, high)?;
     let mut call = CLAMP.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| map(&Clamp(Bounds { low, high }), [x], &mut y))?;
+    map(&call, &Clamp(Bounds { low, high }), [x], &mut y)?;
     Ok(y.finish())
 }
 
@@ -272,7 +281,7 @@ pub fn clamp_grad(x: &Tensor, dy: &Tensor, low: f64, high: f64) -> Result<Tensor
     check_bounds(low, high)?;
     let mut call = CLAMP_GRAD.call(&[x, dy])?;
     let mut dx = call.output(0)?;
-    call.compute(|| map(&ClampSlope(Bounds { low, high }), [x, dy], &mut dx))?;
+    map(&call, &ClampSlope(Bounds { low, high }), [x, dy], &mut dx)?;
     Ok(dx.finish())
 }
 
@@ -335,9 +344,11 @@ pub fn select(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let condition = condition.broadcast_to(&shape)?;
     let (a, b) = broadcast_pair(a, b, &shape)?;
     let mut y = call.output(0)?;
-    call.compute(
-        || for_any!(a.dtype(), T => elementwise::select::<T>(&condition, &a, &b, y.slice()?)),
-    )?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::select(gpu, [&condition, &a, &b], &Target::fresh(&y)?)),
+        false => call
+            .compute(|| for_any!(a.dtype(), T => cpu::select::<T>(&condition, &a, &b, y.slice()?))),
+    }?;
     Ok(y.finish())
 }
 

@@ -1,6 +1,7 @@
 //! Elementwise functions of one operand, and their derivatives.
 
-use crate::cpu::elementwise::{Function, map};
+use super::elementwise::map;
+use crate::cpu::elementwise::Function;
 use crate::{Number, Result, Signature, Tensor};
 
 /// Defines, for each function of the number type `W`, an op, the op for its gradient, and their
@@ -35,7 +36,7 @@ macro_rules! unary_ops {
                     }
                 }
 
-                call.compute(|| map(&Value, [x], &mut y))?;
+                map(&call, &Value, [x], &mut y)?;
                 Ok(y.finish())
             }
 
@@ -59,7 +60,7 @@ macro_rules! unary_ops {
                     }
                 }
 
-                call.compute(|| map(&Slope, [$kept, dy], &mut dx))?;
+                map(&call, &Slope, [$kept, dy], &mut dx)?;
                 Ok(dx.finish())
             }
         )+
