@@ -55,4 +55,5 @@ pub use tensor::{Fresh, Tensor};
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/tensor.md")]
+#[doc = include_str!("../../docs/gpu.md")]
 struct Guide;
