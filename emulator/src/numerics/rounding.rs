@@ -1,0 +1,198 @@
+//! f32 arithmetic in the four rounding modes, and the modifiers `.ftz` and `.sat`.
+//!
+//! Implements PTX ISA, "Floating-Point Instructions": add, sub, mul, fma, div, rcp and sqrt with
+//! `.rn`, `.rz`, `.rm` and `.rp`, which are exact: the result is that of IEEE 754 to the last bit.
+//!
+//! Nearest even is what the processor does. The directed modes take the detour over f64: there a
+//! product of two f32 is exact, and a sum, quotient or root comes with the exact sign of its error
+//! (error-free transformations: Knuth's TwoSum, and residuals by fused multiply-add). *Rounding to
+//! odd* writes that sign into the last bit of the f64, and as f64 has more than two bits beyond
+//! f32's, rounding this once more gives what one rounding of the exact result would have given
+//! (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+//!
+//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function here.
+//!
+//! `.ftz` and `.sat` compose: `saturate(flush(add(flush(a), flush(b), mode)))`.
+
+pub(crate) use super::exact::Rounding;
+
+/// The NaN of all f32 results.
+pub(crate) const NAN_F32: f32 = f32::from_bits(0x7fff_ffff);
+
+/// `x`, with every NaN replaced by the canonical one.
+///
+/// In integers, because the compiler takes one NaN to be as good as another: it drops a selection
+/// between floating-point values that differ in nothing else.
+#[inline(always)]
+pub(crate) fn canonical(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    f32::from_bits(if is_nan { NAN_F32.to_bits() } else { bits })
+}
+
+/// `.ftz`: a subnormal becomes a zero of its sign. Applies to operands and to results.
+#[inline(always)]
+pub(crate) fn flush(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let kept = if bits & 0x7f80_0000 == 0 {
+        bits & 0x8000_0000
+    } else {
+        bits
+    };
+    f32::from_bits(kept)
+}
+
+/// `.sat`: clamped to [0, 1]; NaN and minus zero become plus zero.
+#[inline(always)]
+pub(crate) fn saturate(x: f32) -> f32 {
+    let at_least_zero = if x > 0.0 { x } else { 0.0 };
+    if at_least_zero > 1.0 {
+        1.0
+    } else {
+        at_least_zero
+    }
+}
+
+/// `add.f32`.
+#[inline(always)]
+pub(crate) fn add(a: f32, b: f32, rounding: Rounding) -> f32 {
+    match rounding {
+        Rounding::Nearest => canonical(a + b),
+        directed => sum(f64::from(a), f64::from(b), directed),
+    }
+}
+
+/// `sub.f32`.
+#[inline(always)]
+pub(crate) fn sub(a: f32, b: f32, rounding: Rounding) -> f32 {
+    match rounding {
+        Rounding::Nearest => canonical(a - b),
+        directed => sum(f64::from(a), -f64::from(b), directed),
+    }
+}
+
+/// `mul.f32`.
+#[inline(always)]
+pub(crate) fn mul(a: f32, b: f32, rounding: Rounding) -> f32 {
+    match rounding {
+        Rounding::Nearest => canonical(a * b),
+        directed => narrow(f64::from(a) * f64::from(b), directed),
+    }
+}
+
+/// `fma.f32`: a * b + c with one rounding.
+#[inline(always)]
+pub(crate) fn fma(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
+    match rounding {
+        Rounding::Nearest => canonical(a.mul_add(b, c)),
+        directed => sum(f64::from(a) * f64::from(b), f64::from(c), directed),
+    }
+}
+
+/// `div.f32` with a rounding modifier.
+#[inline(always)]
+pub(crate) fn div(a: f32, b: f32, rounding: Rounding) -> f32 {
+    if rounding == Rounding::Nearest {
+        return canonical(a / b);
+    }
+    let (a, b) = (f64::from(a), f64::from(b));
+    let quotient = a / b;
+    let residual = (-quotient).mul_add(b, a);
+    let error = if b.is_sign_negative() {
+        -residual
+    } else {
+        residual
+    };
+    // An infinite divisor makes a zero quotient and a NaN residual: no error, as it should be.
+    narrow(to_odd(quotient, error), rounding)
+}
+
+/// `rcp.f32` with a rounding modifier.
+#[inline(always)]
+pub(crate) fn rcp(x: f32, rounding: Rounding) -> f32 {
+    div(1.0, x, rounding)
+}
+
+/// `sqrt.f32` with a rounding modifier.
+#[inline(always)]
+pub(crate) fn sqrt(x: f32, rounding: Rounding) -> f32 {
+    if rounding == Rounding::Nearest {
+        return canonical(x.sqrt());
+    }
+    let x = f64::from(x);
+    let root = x.sqrt();
+    narrow(to_odd(root, (-root).mul_add(root, x)), rounding)
+}
+
+/// a + b rounded to f32, where each operand is a product of at most two f32.
+#[inline(always)]
+fn sum(a: f64, b: f64, rounding: Rounding) -> f32 {
+    let total = sum_to_odd(a, b);
+    // Opposite numbers sum to plus zero, but downwards to minus zero (IEEE 754, 6.3).
+    let cancelled = total == 0.0 && a.is_sign_negative() != b.is_sign_negative();
+    let total = if cancelled && rounding == Rounding::Down {
+        -0.0
+    } else {
+        total
+    };
+    narrow(total, rounding)
+}
+
+/// a + b rounded to odd in f64, where each operand is a product of at most two f32.
+#[inline(always)]
+pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
+    let total = a + b;
+    let b_part = total - a;
+    let error = (a - (total - b_part)) + (b - b_part);
+    to_odd(total, error)
+}
+
+/// `nearest` moved to the neighbour with an odd last bit if the exact value, `nearest + error`, is
+/// none of the two. A NaN error, which comes with infinities, counts as none.
+#[inline(always)]
+fn to_odd(nearest: f64, error: f64) -> f64 {
+    let bits = nearest.to_bits();
+    let inexact = error > 0.0 || error < 0.0;
+    let outwards = error.is_sign_negative() == nearest.is_sign_negative();
+    let odd = if outwards {
+        bits | 1
+    } else {
+        bits.wrapping_sub(1)
+    };
+    f64::from_bits(if inexact && bits & 1 == 0 { odd } else { bits })
+}
+
+/// An f64 rounded to f32: `cvt.f32.f64`.
+#[inline(always)]
+pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
+    let nearest = x as f32;
+    let back = f64::from(nearest);
+    let bits = nearest.to_bits();
+
+    let too_large = match rounding {
+        Rounding::Nearest => false,
+        Rounding::Zero => back.abs() > x.abs(),
+        Rounding::Down => back > x,
+        Rounding::Up => back < x,
+    };
+    // To the next number towards zero, or from it where the mode points that way.
+    let outwards = match rounding {
+        Rounding::Nearest | Rounding::Zero => false,
+        Rounding::Down => nearest.is_sign_negative(),
+        Rounding::Up => !nearest.is_sign_negative(),
+    };
+    let neighbour = if outwards {
+        bits.wrapping_add(1)
+    } else {
+        bits.wrapping_sub(1)
+    };
+    canonical(f32::from_bits(if too_large { neighbour } else { bits }))
+}
+
+/// An f64 rounded to odd in f32, from where it may be rounded once more to at most 22 bits.
+#[inline(always)]
+pub(crate) fn narrow_to_odd(x: f64) -> f32 {
+    let truncated = narrow(x, Rounding::Zero);
+    let inexact = f64::from(truncated) != x && !x.is_nan();
+    f32::from_bits(truncated.to_bits() | u32::from(inexact))
+}
