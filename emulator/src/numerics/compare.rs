@@ -45,7 +45,7 @@ impl Comparison {
         let ordered = a <= b || a >= b;
         match self {
             Comparison::Equal => a == b,
-            Comparison::NotEqual => a < b || a > b,
+            Comparison::NotEqual => ordered && a != b,
             Comparison::Less => a < b,
             Comparison::LessOrEqual => a <= b,
             Comparison::Greater => a > b,

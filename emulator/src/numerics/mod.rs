@@ -21,8 +21,11 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod double;
 pub(crate) mod exact;
+pub(crate) mod fragment;
 pub(crate) mod half_precision;
+pub(crate) mod matrix_move;
 pub(crate) mod rounding;
+pub(crate) mod tensor_core;
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,13 @@
 //! Laws of the instructions' arithmetic, against references that are written independently.
 
+mod compare;
+mod convert;
+mod half_precision;
+mod matrix_move;
 #[cfg(target_arch = "x86_64")]
 mod processor;
 mod rounding;
+mod tensor_core;
 
 use proptest::prelude::*;
 
