@@ -4,6 +4,7 @@ mod access;
 pub(crate) mod asynchronous;
 mod atomic;
 mod barrier;
+mod carry;
 pub(crate) mod counters;
 pub(crate) mod cta;
 mod exchange;

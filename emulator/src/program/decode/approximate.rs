@@ -9,7 +9,4 @@ impl Decoding<'_, '_, '_> {
     pub(super) fn approximation(&mut self) -> Result<Op> {
         self.opcode.wrong_type(Type::F32)
     }
-    pub(super) fn matrix(&mut self) -> Result<Op> {
-        self.opcode.wrong_type(Type::F32)
-    }
 }

@@ -11,6 +11,7 @@ mod convert;
 mod float;
 mod half;
 mod logic;
+mod matrix;
 
 mod memory;
 mod moves;
