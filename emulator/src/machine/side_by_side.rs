@@ -10,9 +10,6 @@ use super::windows;
 use crate::program::op::{Access, Address, Space, Strength};
 use crate::report::Fault;
 
-/// The most words that a lane moves at once.
-const WORDS: usize = 4;
-
 impl Cta<'_> {
     /// Carries an access out if it is of the common kind; whether it did.
     #[inline(always)]
@@ -27,7 +24,7 @@ impl Cta<'_> {
         let common = mask == ALL
             && access.strength == Strength::Weak
             && access.bytes == 4
-            && words <= WORDS
+            && matches!(words, 1 | 2 | 4)
             && self.counts.is_empty()
             && access.registers.iter().all(whole);
         if !common {
@@ -39,9 +36,13 @@ impl Cta<'_> {
         let Some((home, at)) = self.range(access.space, start, words * 4) else {
             return Ok(false);
         };
-        match access.store {
-            true => self.store_side_by_side(warp, access, home, at),
-            false => self.load_side_by_side(warp, access, home, at),
+        match (access.store, words) {
+            (false, 1) => self.load_side_by_side::<1>(warp, access, home, at),
+            (false, 2) => self.load_side_by_side::<2>(warp, access, home, at),
+            (false, _) => self.load_side_by_side::<4>(warp, access, home, at),
+            (true, 1) => self.store_side_by_side::<1>(warp, access, home, at),
+            (true, 2) => self.store_side_by_side::<2>(warp, access, home, at),
+            (true, _) => self.store_side_by_side::<4>(warp, access, home, at),
         }
     }
 
@@ -76,38 +77,36 @@ impl Cta<'_> {
     }
 
     #[inline(always)]
-    fn load_side_by_side(
+    fn load_side_by_side<const WORDS: usize>(
         &mut self,
         warp: &mut Warp,
         access: &Access,
         home: Home,
         at: usize,
     ) -> Result<bool, Box<Fault>> {
-        let words = access.registers.len();
         let region = self.region(home);
         if self.grid.options.sanitize {
             let known = region
                 .initialised
-                .is_none_or(|it| it.all(at, LANES * words * 4));
+                .is_none_or(|it| it.all(at, LANES * WORDS * 4));
             if !known {
                 return Ok(false);
             }
             if let Some(races) = region.races {
-                let touch = Touch::new(words * 4, true, false, self.pc);
+                let touch = Touch::new(WORDS * 4, true, false, self.pc);
                 let mark = mark_of(warp, region.stamp, touch);
-                let run = (at / 4, words);
+                let run = (at / 4, WORDS);
                 if let Some((lane, earlier)) = races.read_run(mark, &warp.knowledge, self.pc, run) {
-                    let place = (at + lane as usize * words * 4) as u64;
+                    let place = (at + lane as usize * WORDS * 4) as u64;
                     return Err(race(region.race, lane as usize, place, touch, earlier));
                 }
             }
         }
-        let mut data = [0; LANES * WORDS];
-        let data = &mut data[..LANES * words];
-        region.data.load_words(at, data);
-        for (index, target) in access.registers.iter().enumerate() {
+        let mut data = [[0; WORDS]; LANES];
+        region.data.load_words(at, data.as_flattened_mut());
+        for (index, target) in access.registers.iter().enumerate().take(WORDS) {
             if let Some(slot) = target.slot {
-                let value = std::array::from_fn(|lane| data[lane * words + index]);
+                let value = std::array::from_fn(|lane| data[lane][index]);
                 warp.registers.set_narrow(slot, ALL, &value);
             }
         }
@@ -115,16 +114,14 @@ impl Cta<'_> {
     }
 
     #[inline(always)]
-    fn store_side_by_side(
+    fn store_side_by_side<const WORDS: usize>(
         &mut self,
         warp: &mut Warp,
         access: &Access,
         home: Home,
         at: usize,
     ) -> Result<bool, Box<Fault>> {
-        let words = access.registers.len();
-        let mut data = [0; LANES * WORDS];
-        let data = &mut data[..LANES * words];
+        let mut data = [[0; WORDS]; LANES];
         for (index, target) in access.registers.iter().enumerate() {
             let Some(slot) = target.slot else {
                 return Ok(false);
@@ -132,32 +129,33 @@ impl Cta<'_> {
             self.need(warp, slot, ALL)?;
             let value = warp.registers.narrow(slot);
             for lane in 0..LANES {
-                data[lane * words + index] = value[lane];
+                data[lane][index] = value[lane];
             }
         }
         self.idle = 0;
         let region = self.region(home);
         if let Some(initialised) = region.initialised {
-            initialised.set(at, LANES * words * 4);
+            initialised.set(at, LANES * WORDS * 4);
         }
         if let Some(races) = region.races.filter(|_| self.grid.options.sanitize) {
-            let touch = Touch::new(words * 4, false, true, self.pc);
+            let touch = Touch::new(WORDS * 4, false, true, self.pc);
             let mark = mark_of(warp, region.stamp, touch);
             let changes = |lane: u32| {
-                let first = lane as usize * words;
                 let mut now = [0; WORDS];
-                region.data.load_words(at + first * 4, &mut now[..words]);
-                now[..words] != data[first..first + words]
+                region
+                    .data
+                    .load_words(at + lane as usize * WORDS * 4, &mut now);
+                now != data[lane as usize]
             };
-            let run = (at / 4, words);
+            let run = (at / 4, WORDS);
             if let Some((lane, earlier)) =
                 races.write_run(mark, &warp.knowledge, self.pc, run, changes)
             {
-                let place = (at + lane as usize * words * 4) as u64;
+                let place = (at + lane as usize * WORDS * 4) as u64;
                 return Err(race(region.race, lane as usize, place, touch, earlier));
             }
         }
-        region.data.store_words(at, data);
+        region.data.store_words(at, data.as_flattened());
         Ok(true)
     }
 }
