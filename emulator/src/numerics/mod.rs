@@ -11,18 +11,20 @@
 //! | [`compare`] | setp, min, max, copysign, testp |
 //! | [`convert`] | cvt |
 //! | [`approximate`] | ex2, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div with `.approx` |
-//! | [`integer`] | the integer and logic instructions that Rust lacks |
+//! | [`integer`], [`bits`] | the integer and logic instructions that Rust lacks |
 //! | [`fragment`], [`tensor_core`], [`matrix_move`] | mma.sync, ldmatrix, stmatrix, movmatrix |
 //!
 //! [`exact`] and [`series`] are what the others are made of. What is deterministic on a GPU is bit
 //! for bit what a GPU computes; every function is deterministic and the same on every machine.
 
+pub(crate) mod bits;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod double;
 pub(crate) mod exact;
 pub(crate) mod fragment;
 pub(crate) mod half_precision;
+pub(crate) mod integer;
 pub(crate) mod matrix_move;
 pub(crate) mod rounding;
 pub(crate) mod tensor_core;
