@@ -17,6 +17,7 @@
 //! [`exact`] and [`series`] are what the others are made of. What is deterministic on a GPU is bit
 //! for bit what a GPU computes; every function is deterministic and the same on every machine.
 
+pub(crate) mod approximate;
 pub(crate) mod bits;
 pub(crate) mod compare;
 pub(crate) mod convert;
@@ -27,6 +28,7 @@ pub(crate) mod half_precision;
 pub(crate) mod integer;
 pub(crate) mod matrix_move;
 pub(crate) mod rounding;
+pub(crate) mod series;
 pub(crate) mod tensor_core;
 
 #[cfg(test)]

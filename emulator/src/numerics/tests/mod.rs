@@ -1,5 +1,6 @@
 //! Laws of the instructions' arithmetic, against references that are written independently.
 
+mod approximate;
 mod bits;
 mod compare;
 mod convert;
