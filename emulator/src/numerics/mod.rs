@@ -28,6 +28,7 @@ pub(crate) mod half_precision;
 pub(crate) mod integer;
 pub(crate) mod matrix_move;
 pub(crate) mod rounding;
+pub(crate) mod series;
 pub(crate) mod tensor_core;
 
 pub use approximate::Approximation;

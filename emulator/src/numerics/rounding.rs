@@ -19,15 +19,23 @@ pub(crate) use super::exact::Rounding;
 /// The NaN of all f32 results.
 pub(crate) const NAN_F32: f32 = f32::from_bits(0x7fff_ffff);
 
-/// `x`, with every NaN replaced by the canonical one.
+/// The canonical NaN if `is_nan`, and else `x`.
 ///
 /// In integers, because the compiler takes one NaN to be as good as another: it drops a selection
 /// between floating-point values that differ in nothing else.
 #[inline(always)]
+pub(crate) fn nan_if(is_nan: bool, x: f32) -> f32 {
+    f32::from_bits(if is_nan {
+        NAN_F32.to_bits()
+    } else {
+        x.to_bits()
+    })
+}
+
+/// `x`, with every NaN replaced by the canonical one.
+#[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    let bits = x.to_bits();
-    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-    f32::from_bits(if is_nan { NAN_F32.to_bits() } else { bits })
+    nan_if(x.to_bits() & 0x7fff_ffff > 0x7f80_0000, x)
 }
 
 /// `.ftz`: a subnormal becomes a zero of its sign. Applies to operands and to results.
