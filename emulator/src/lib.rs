@@ -1,5 +1,6 @@
 //! A CPU implementation of the CUDA driver that runs PTX, for machines without a GPU.
 
+mod driver;
 pub mod launch;
 mod machine;
 pub mod memory;

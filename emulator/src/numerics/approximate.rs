@@ -17,7 +17,7 @@ use super::series;
 
 /// Which number within the documented error an instruction delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Approximation {
+pub enum Approximation {
     /// The nearest to the exact value.
     Rounded,
     /// One that the seed and the operands decide.

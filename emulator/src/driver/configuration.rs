@@ -1,0 +1,235 @@
+//! What the environment says about the emulated machine.
+
+use std::path::PathBuf;
+
+use super::device::Model;
+
+/// `MESHGRAD_EMULATOR_DEVICES`: a count (`4`), or models by name (`h200,h200,a100`).
+const DEVICES: &str = "MESHGRAD_EMULATOR_DEVICES";
+/// `MESHGRAD_EMULATOR_MEMORY`: bytes of memory of each device (`256MiB`).
+const MEMORY: &str = "MESHGRAD_EMULATOR_MEMORY";
+/// `MESHGRAD_EMULATOR_STREAMS`: `ordered` or `random:SEED`.
+const STREAMS: &str = "MESHGRAD_EMULATOR_STREAMS";
+/// `MESHGRAD_EMULATOR_LEAKS`: `report`, `error` or `off`.
+const LEAKS: &str = "MESHGRAD_EMULATOR_LEAKS";
+/// `MESHGRAD_EMULATOR_QUIET`: `1` keeps reports off stderr.
+const QUIET: &str = "MESHGRAD_EMULATOR_QUIET";
+/// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the file to which counters are appended.
+const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
+
+/// When the operations of streams are executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamOrder {
+    /// At once, by the call that submits them.
+    Ordered,
+    /// Later, in an order drawn from this seed among those that the API allows.
+    Random(u64),
+}
+
+/// What is done about things that a context still holds when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaks {
+    Off,
+    Report,
+    /// Reported, and the call that ends the context fails.
+    Error,
+}
+
+/// Where the counters of launches go, besides those who ask for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CountersTo {
+    Nowhere,
+    Stderr,
+    File(PathBuf),
+}
+
+/// The emulated machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Configuration {
+    pub(crate) devices: Vec<Model>,
+    /// Bytes of each device's memory, where the model's own do not count.
+    pub(crate) memory: Option<usize>,
+    pub(crate) streams: StreamOrder,
+    pub(crate) leaks: Leaks,
+    pub(crate) quiet: bool,
+    pub(crate) counters: CountersTo,
+}
+
+impl Default for Configuration {
+    fn default() -> Configuration {
+        Configuration {
+            devices: vec![Model::H200],
+            memory: None,
+            streams: StreamOrder::Ordered,
+            leaks: Leaks::Report,
+            quiet: false,
+            counters: CountersTo::Nowhere,
+        }
+    }
+}
+
+/// A variable of the environment that cannot be understood.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}=`{value}` is not understood: expected {expected}")]
+pub(crate) struct ConfigurationError {
+    name: &'static str,
+    value: String,
+    expected: &'static str,
+}
+
+impl Configuration {
+    /// From variables of the environment, which `lookup` finds by name.
+    pub(crate) fn read(
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<Configuration, ConfigurationError> {
+        let default = Configuration::default();
+        let variable = |name, expected| Variable {
+            name,
+            expected,
+            value: lookup(name).filter(|value| !value.is_empty()),
+        };
+        Ok(Configuration {
+            devices: variable(DEVICES, "a count up to 64, or names such as h200,a100")
+                .parse(parse_devices, default.devices)?,
+            memory: variable(MEMORY, "bytes such as 1048576, 512KiB, 256MiB or 4GiB")
+                .parse(|text| parse_bytes(text).map(Some), default.memory)?,
+            streams: variable(STREAMS, "ordered, or random:SEED with a number as seed")
+                .parse(parse_streams, default.streams)?,
+            leaks: variable(LEAKS, "report, error or off").parse(parse_leaks, default.leaks)?,
+            quiet: variable(QUIET, "0 or 1").parse(parse_switch, default.quiet)?,
+            counters: variable(COUNTERS, "table, or a path")
+                .parse(|text| Some(parse_counters(text)), default.counters)?,
+        })
+    }
+}
+
+struct Variable {
+    name: &'static str,
+    expected: &'static str,
+    value: Option<String>,
+}
+
+impl Variable {
+    fn parse<T>(
+        self,
+        parse: impl Fn(&str) -> Option<T>,
+        default: T,
+    ) -> Result<T, ConfigurationError> {
+        let Some(value) = self.value else {
+            return Ok(default);
+        };
+        parse(value.trim()).ok_or(ConfigurationError {
+            name: self.name,
+            value,
+            expected: self.expected,
+        })
+    }
+}
+
+fn parse_devices(text: &str) -> Option<Vec<Model>> {
+    match text.parse::<usize>() {
+        Ok(count) => (count <= 64).then(|| vec![Model::H200; count]),
+        Err(_) => text
+            .split(',')
+            .map(|name| Model::named(name.trim()))
+            .collect(),
+    }
+}
+
+fn parse_bytes(text: &str) -> Option<usize> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let unit = match text[digits..].trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    text[..digits].parse::<usize>().ok()?.checked_mul(unit)
+}
+
+fn parse_streams(text: &str) -> Option<StreamOrder> {
+    match text.split_once(':') {
+        None => (text == "ordered").then_some(StreamOrder::Ordered),
+        Some(("random", seed)) => seed.parse().ok().map(StreamOrder::Random),
+        Some(_) => None,
+    }
+}
+
+fn parse_leaks(text: &str) -> Option<Leaks> {
+    match text {
+        "report" => Some(Leaks::Report),
+        "error" => Some(Leaks::Error),
+        "off" => Some(Leaks::Off),
+        _ => None,
+    }
+}
+
+fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+fn parse_counters(text: &str) -> CountersTo {
+    match text {
+        "table" => CountersTo::Stderr,
+        path => CountersTo::File(path.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Configuration, ConfigurationError> {
+        Configuration::read(|name| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| value.to_string())
+        })
+    }
+
+    #[test]
+    fn the_environment_describes_the_machine() {
+        assert_eq!(read(&[]).unwrap(), Configuration::default());
+        let machine = read(&[
+            (DEVICES, "h200, a100"),
+            (MEMORY, "256MiB"),
+            (STREAMS, "random:7"),
+            (LEAKS, "error"),
+            (QUIET, "1"),
+            (COUNTERS, "counters.txt"),
+        ]);
+        let expected = Configuration {
+            devices: vec![Model::H200, Model::A100],
+            memory: Some(256 << 20),
+            streams: StreamOrder::Random(7),
+            leaks: Leaks::Error,
+            quiet: true,
+            counters: CountersTo::File("counters.txt".into()),
+        };
+        assert_eq!(machine.unwrap(), expected);
+        assert_eq!(read(&[(DEVICES, "4")]).unwrap().devices.len(), 4);
+        assert_eq!(read(&[(DEVICES, "0")]).unwrap().devices.len(), 0);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (name, value) in [
+            (DEVICES, "h100"),
+            (DEVICES, "65"),
+            (MEMORY, "many"),
+            (MEMORY, "12MB"),
+            (MEMORY, "99999999999999999999"),
+            (STREAMS, "random"),
+            (STREAMS, "random:x"),
+            (LEAKS, "yes"),
+            (QUIET, "2"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Contexts: primary ones, which a device shares among all who ask, and created ones. Each thread
+//! has a stack of them, whose top is the current one.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::MutexGuard;
+use std::thread::ThreadId;
+
+use super::error::{Code, Error, Result};
+use super::handles::{Handle, Named};
+use super::stream::{Stream, StreamHandle, StreamKind};
+use super::{Driver, State};
+
+pub(crate) type ContextHandle = Handle<Context>;
+
+/// A context of a device.
+pub(crate) struct Context {
+    pub(crate) device: u32,
+    flags: u32,
+    primary: bool,
+    /// The stream that stands for 0.
+    pub(crate) legacy: StreamHandle,
+    /// The default streams of threads that use theirs.
+    pub(crate) per_thread: HashMap<ThreadId, StreamHandle>,
+    limits: Limits,
+    cache: i32,
+    peers: BTreeSet<ContextHandle>,
+    /// Why it is unusable, once an operation has failed.
+    pub(crate) failure: Option<Error>,
+}
+
+impl Named for Context {
+    const NAME: &'static str = "context";
+    const UNKNOWN: Code = Code::InvalidContext;
+    const DESTROYED: Code = Code::ContextIsDestroyed;
+}
+
+/// A device's primary context: the handle stays the same however often it ends and begins anew.
+#[derive(Default)]
+pub(crate) struct Primary {
+    handle: Option<ContextHandle>,
+    retained: u64,
+    flags: u32,
+}
+
+/// `CUlimit` by number, as a device sets them at first.
+struct Limits([usize; 7]);
+
+/// `CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH`, which devices of compute capability 9.0 do not know.
+const SYNC_DEPTH: i32 = 3;
+
+impl Default for Limits {
+    fn default() -> Limits {
+        // Stack, printf buffer, heap, synchronisation depth, pending launches, L2 fetch, L2 kept.
+        Limits([1024, 1 << 20, 8 << 20, 2, 2048, 64, 0])
+    }
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<ContextHandle>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The top of this thread's stack.
+fn top() -> Option<ContextHandle> {
+    STACK.with_borrow(|stack| stack.last().copied())
+}
+
+impl Driver {
+    /// `cuDevicePrimaryCtxRetain`.
+    pub(crate) fn retain_primary(&self, device: i32) -> Result<ContextHandle> {
+        self.with(|state| {
+            state.device(device)?;
+            let primary = &mut state.primaries[device as usize];
+            primary.retained += 1;
+            let (known, flags) = (primary.handle, primary.flags);
+            if let Some(handle) = known
+                && state.contexts.get(handle).is_ok()
+            {
+                return Ok(handle);
+            }
+            let handle = state.begin(known, device as u32, flags, true);
+            state.primaries[device as usize].handle = Some(handle);
+            Ok(handle)
+        })
+    }
+
+    /// `cuDevicePrimaryCtxRelease`: the last release ends the context.
+    pub(crate) fn release_primary(&self, device: i32) -> Result<()> {
+        let mut state = self.lock();
+        state.device(device)?;
+        let primary = &mut state.primaries[device as usize];
+        let Some(handle) = primary.handle.filter(|_| primary.retained > 0) else {
+            let words = format!("the primary context of device {device} is not retained");
+            return Err(Code::InvalidContext.because(words));
+        };
+        primary.retained -= 1;
+        match primary.retained {
+            0 => self.end_context(state, handle),
+            _ => Ok(()),
+        }
+    }
+
+    /// `cuDevicePrimaryCtxReset`: ends the context whoever retains it.
+    pub(crate) fn reset_primary(&self, device: i32) -> Result<()> {
+        let mut state = self.lock();
+        state.device(device)?;
+        state.primaries[device as usize].retained = 0;
+        let handle = state.primaries[device as usize].handle;
+        let handle = handle.filter(|handle| state.contexts.get(*handle).is_ok());
+        match handle {
+            Some(handle) => self.end_context(state, handle),
+            None => Ok(()),
+        }
+    }
+
+    /// `cuDevicePrimaryCtxGetState`: the flags, and whether the context is active.
+    pub(crate) fn primary_state(&self, device: i32) -> Result<(u32, bool)> {
+        self.with(|state| {
+            state.device(device)?;
+            let primary = &state.primaries[device as usize];
+            Ok((primary.flags, primary.retained > 0))
+        })
+    }
+
+    /// `cuDevicePrimaryCtxSetFlags`.
+    pub(crate) fn set_primary_flags(&self, device: i32, flags: u32) -> Result<()> {
+        self.with(|state| {
+            state.device(device)?;
+            check_flags(flags)?;
+            let primary = &mut state.primaries[device as usize];
+            primary.flags = flags;
+            if let Some(handle) = primary.handle
+                && let Ok(context) = state.contexts.get_mut(handle)
+            {
+                context.flags = flags;
+            }
+            Ok(())
+        })
+    }
+
+    /// `cuCtxCreate`: the new context becomes current.
+    pub(crate) fn create_context(&self, device: i32, flags: u32) -> Result<ContextHandle> {
+        self.with(|state| {
+            state.device(device)?;
+            check_flags(flags)?;
+            let handle = state.begin(None, device as u32, flags, false);
+            STACK.with_borrow_mut(|stack| stack.push(handle));
+            Ok(handle)
+        })
+    }
+
+    /// `cuCtxDestroy`.
+    pub(crate) fn destroy_context(&self, handle: ContextHandle) -> Result<()> {
+        let state = self.lock();
+        if state.contexts.get(handle)?.primary {
+            let words = "a primary context is released by cuDevicePrimaryCtxRelease";
+            return Err(Code::InvalidContext.because(words));
+        }
+        STACK.with_borrow_mut(|stack| stack.pop_if(|it| *it == handle));
+        self.end_context(state, handle)
+    }
+
+    /// `cuCtxGetCurrent`.
+    pub(crate) fn current_context(&self) -> Result<Option<ContextHandle>> {
+        Ok(top())
+    }
+
+    /// `cuCtxSetCurrent`: replaces the top of the stack, or takes it off.
+    pub(crate) fn set_current_context(&self, handle: Option<ContextHandle>) -> Result<()> {
+        if let Some(handle) = handle {
+            self.with(|state| state.contexts.get(handle).map(drop))?;
+        }
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(handle);
+        });
+        Ok(())
+    }
+
+    /// `cuCtxPushCurrent`.
+    pub(crate) fn push_context(&self, handle: ContextHandle) -> Result<()> {
+        self.with(|state| state.contexts.get(handle).map(drop))?;
+        STACK.with_borrow_mut(|stack| stack.push(handle));
+        Ok(())
+    }
+
+    /// `cuCtxPopCurrent`.
+    pub(crate) fn pop_context(&self) -> Result<ContextHandle> {
+        let popped = STACK.with_borrow_mut(Vec::pop);
+        popped.ok_or_else(|| Code::InvalidContext.because("this thread's stack has no context"))
+    }
+
+    /// `cuCtxGetDevice`.
+    pub(crate) fn current_device(&self) -> Result<i32> {
+        self.with(|state| {
+            let context = state.current()?;
+            Ok(state.contexts.get(context)?.device as i32)
+        })
+    }
+
+    /// The device of any live context.
+    pub(crate) fn device_of(&self, context: ContextHandle) -> Result<u32> {
+        self.with(|state| Ok(state.contexts.get(context)?.device))
+    }
+
+    /// `cuCtxSynchronize`.
+    pub(crate) fn synchronize_context(&self) -> Result<()> {
+        let mut state = self.lock();
+        let context = state.current()?;
+        state.refuse_while_capturing("cuCtxSynchronize")?;
+        let state = self.wait(state, |state| state.schedule.is_idle(context));
+        state.healthy(context)?;
+        drop(state);
+        self.release_pools_of(context);
+        Ok(())
+    }
+
+    /// `cuCtxGetFlags`.
+    pub(crate) fn context_flags(&self) -> Result<u32> {
+        self.with(|state| Ok(state.current_mut()?.flags))
+    }
+
+    /// `cuCtxSetFlags`.
+    pub(crate) fn set_context_flags(&self, flags: u32) -> Result<()> {
+        check_flags(flags)?;
+        self.with(|state| {
+            state.current_mut()?.flags = flags;
+            Ok(())
+        })
+    }
+
+    /// `cuCtxGetLimit`.
+    pub(crate) fn limit(&self, limit: i32) -> Result<usize> {
+        self.with(|state| state.limit_mut(limit).map(|value| *value))
+    }
+
+    /// `cuCtxSetLimit`.
+    pub(crate) fn set_limit(&self, limit: i32, value: usize) -> Result<()> {
+        self.with(|state| {
+            *state.limit_mut(limit)? = value;
+            Ok(())
+        })
+    }
+
+    /// `cuCtxGetCacheConfig`.
+    pub(crate) fn cache_preference(&self) -> Result<i32> {
+        self.with(|state| Ok(state.current_mut()?.cache))
+    }
+
+    /// `cuCtxSetCacheConfig`.
+    pub(crate) fn set_cache_preference(&self, preference: i32) -> Result<()> {
+        check_cache_preference(preference)?;
+        self.with(|state| {
+            state.current_mut()?.cache = preference;
+            Ok(())
+        })
+    }
+
+    /// `cuCtxEnablePeerAccess`.
+    pub(crate) fn enable_peer(&self, peer: ContextHandle, flags: u32) -> Result<()> {
+        self.with(|state| {
+            let device = state.contexts.get(peer)?.device;
+            let context = state.current_mut()?;
+            if flags != 0 || device == context.device {
+                let words = "flags must be 0 and the peer a context of another device";
+                return Err(Code::InvalidDevice.because(words));
+            }
+            match context.peers.insert(peer) {
+                true => Ok(()),
+                false => Err(Code::PeerAccessAlreadyEnabled.because(format!("context {peer:?}"))),
+            }
+        })
+    }
+
+    /// `cuCtxDisablePeerAccess`.
+    pub(crate) fn disable_peer(&self, peer: ContextHandle) -> Result<()> {
+        self.with(|state| match state.current_mut()?.peers.remove(&peer) {
+            true => Ok(()),
+            false => Err(Code::PeerAccessNotEnabled.because(format!("context {peer:?}"))),
+        })
+    }
+
+    /// Waits for what a context runs, tells what it still holds, and takes it all away.
+    fn end_context<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        handle: ContextHandle,
+    ) -> Result<()> {
+        let mut state = self.wait(state, |state| state.schedule.is_idle(handle));
+        let failed = state.healthy(handle).is_err();
+        let leaks = state.take_all_of(handle)?;
+        drop(state);
+        // After a failure a program cannot give anything back.
+        match failed {
+            true => Ok(()),
+            false => self.tell_leaks(&leaks),
+        }
+    }
+}
+
+impl State {
+    /// The current context, which must be usable.
+    pub(crate) fn current(&self) -> Result<ContextHandle> {
+        let Some(handle) = top() else {
+            let words = "no context is current on this thread; cuCtxSetCurrent makes one so";
+            return Err(Code::InvalidContext.because(words));
+        };
+        match &self.contexts.get(handle)?.failure {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(handle),
+        }
+    }
+
+    fn current_mut(&mut self) -> Result<&mut Context> {
+        let handle = self.current()?;
+        self.contexts.get_mut(handle)
+    }
+
+    fn limit_mut(&mut self, limit: i32) -> Result<&mut usize> {
+        let context = self.current_mut()?;
+        let device = context.device as usize;
+        let unknown = || Code::UnsupportedLimit.because(format!("limit {limit}"));
+        if limit == SYNC_DEPTH && self.devices[device].model.facts().major >= 9 {
+            return Err(unknown());
+        }
+        let at = usize::try_from(limit).map_err(|_| unknown())?;
+        self.current_mut()?.limits.0.get_mut(at).ok_or_else(unknown)
+    }
+
+    /// A new context, under the handle that its device's primary context is known by, if any.
+    fn begin(
+        &mut self,
+        known: Option<ContextHandle>,
+        device: u32,
+        flags: u32,
+        primary: bool,
+    ) -> ContextHandle {
+        let handle = known.unwrap_or_else(|| self.contexts.reserve());
+        let legacy = self
+            .streams
+            .insert(Stream::new(handle, StreamKind::Legacy, 0));
+        let context = Context {
+            device,
+            flags,
+            primary,
+            legacy,
+            per_thread: HashMap::new(),
+            limits: Limits::default(),
+            cache: 0,
+            peers: BTreeSet::new(),
+            failure: None,
+        };
+        self.contexts.restore(handle, context);
+        handle
+    }
+}
+
+/// `CUctx_flags`: a schedule of 0, 1, 2 or 4, and five switches.
+fn check_flags(flags: u32) -> Result<()> {
+    let schedule = flags & 7;
+    match flags & !0xff == 0 && matches!(schedule, 0 | 1 | 2 | 4) {
+        true => Ok(()),
+        false => Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of contexts"))),
+    }
+}
+
+/// `CUfunc_cache`.
+pub(crate) fn check_cache_preference(preference: i32) -> Result<()> {
+    match preference {
+        0..=3 => Ok(()),
+        _ => Err(Code::InvalidValue.because(format!("{preference} is no CUfunc_cache"))),
+    }
+}

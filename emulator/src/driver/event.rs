@@ -1,0 +1,216 @@
+//! Events: points in streams that others wait for, and the times at which they were reached.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::capture::CaptureId;
+use super::context::ContextHandle;
+use super::error::{Code, Result};
+use super::graph::NodeIndex;
+use super::handles::{Handle, Named};
+use super::schedule::Ticket;
+use super::stream::StreamHandle;
+use super::work::Work;
+use super::{Driver, State};
+
+pub(crate) type EventHandle = Handle<Event>;
+
+/// An event of a context.
+pub(crate) struct Event {
+    pub(crate) context: ContextHandle,
+    has_time: bool,
+    pub(crate) point: Point,
+}
+
+/// What an event was last recorded at.
+#[derive(Clone)]
+pub(crate) enum Point {
+    Never,
+    /// An operation that notes the time.
+    Recorded {
+        ticket: Ticket,
+        time: Arc<OnceLock<Instant>>,
+    },
+    /// Nodes of a graph that is being captured.
+    Captured {
+        capture: CaptureId,
+        after: Vec<NodeIndex>,
+    },
+}
+
+impl Named for Event {
+    const NAME: &'static str = "event";
+}
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIME: u32 = 2;
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of the graph, not a dependency.
+const EXTERNAL: u32 = 1;
+
+impl Driver {
+    /// `cuEventCreate`.
+    pub(crate) fn create_event(&self, flags: u32) -> Result<EventHandle> {
+        let interprocess_with_time = flags & 4 != 0 && flags & NO_TIME == 0;
+        if flags & !7 != 0 || interprocess_with_time {
+            return Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of events")));
+        }
+        self.with(|state| {
+            let event = Event {
+                context: state.current()?,
+                has_time: flags & NO_TIME == 0,
+                point: Point::Never,
+            };
+            Ok(state.events.insert(event))
+        })
+    }
+
+    /// `cuEventDestroy`: what waits for it still does.
+    pub(crate) fn destroy_event(&self, event: EventHandle) -> Result<()> {
+        self.with(|state| {
+            state.current()?;
+            state.events.remove(event).map(drop)
+        })
+    }
+
+    /// `cuEventRecordWithFlags`.
+    pub(crate) fn record_event(&self, event: EventHandle, raw: u64, flags: u32) -> Result<()> {
+        check_external(flags)?;
+        let mut state = self.lock();
+        let (stream, context) = state.stream(raw)?;
+        if state.events.get(event)?.context != context {
+            let words = format!("event {event:?} and stream {raw:#x} are of different contexts");
+            return Err(Code::InvalidHandle.because(words));
+        }
+        match state.streams.get(stream)?.capture {
+            Some(_) if flags == EXTERNAL => state.capture_record(stream, event)?,
+            Some(_) => {
+                let point = state.captured_point(stream)?;
+                state.events.get_mut(event)?.point = point;
+            }
+            None => {
+                state.record(event, stream, Vec::new())?;
+            }
+        }
+        self.settle(state, context)
+    }
+
+    /// `cuStreamWaitEvent`.
+    pub(crate) fn wait_event(&self, raw: u64, event: EventHandle, flags: u32) -> Result<()> {
+        check_external(flags)?;
+        let mut state = self.lock();
+        let (stream, context) = state.stream(raw)?;
+        let point = state.events.get(event)?.point.clone();
+        let capture = state.streams.get(stream)?.capture;
+        match (point, capture) {
+            (_, Some(_)) if flags == EXTERNAL => state.capture_wait(stream, event)?,
+            (Point::Never, _) => {}
+            (Point::Captured { capture, after }, _) => state.join(stream, capture, &after)?,
+            (Point::Recorded { .. }, Some(_)) => {
+                let words = format!("event {event:?} was recorded outside the capture");
+                let refused = Code::StreamCaptureIsolation.because(words);
+                state.abandon_capture(stream, &refused.message);
+                return Err(refused);
+            }
+            (Point::Recorded { ticket, .. }, None) => {
+                state.enqueue(stream, vec![ticket], Work::Join)?;
+            }
+        }
+        self.settle(state, context)
+    }
+
+    /// `cuEventQuery`.
+    pub(crate) fn query_event(&self, event: EventHandle) -> Result<()> {
+        let mut state = self.lock();
+        let context = state.current()?;
+        state.refuse_while_capturing("cuEventQuery")?;
+        let ticket = state.ticket_of(event)?;
+        // A program that asks again and again must get there.
+        let state = self.progress(state, 1);
+        state.healthy(context)?;
+        match ticket {
+            Some(ticket) if !state.schedule.is_done(ticket) => {
+                Err(Code::NotReady.because("the event was not reached yet"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `cuEventSynchronize`.
+    pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<()> {
+        let mut state = self.lock();
+        let context = state.current()?;
+        state.refuse_while_capturing("cuEventSynchronize")?;
+        match state.ticket_of(event)? {
+            Some(ticket) => {
+                let state = self.wait(state, |state| state.schedule.is_done(ticket));
+                state.healthy(context)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// `cuEventElapsedTime`: milliseconds of the host's clock.
+    pub(crate) fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        self.with(|state| {
+            state.current()?;
+            let from = state.time_of(start)?;
+            let to = state.time_of(end)?;
+            let (forward, backward) = (to.duration_since(from), from.duration_since(to));
+            Ok((forward.as_secs_f64() * 1e3 - backward.as_secs_f64() * 1e3) as f32)
+        })
+    }
+}
+
+fn check_external(flags: u32) -> Result<()> {
+    match flags {
+        0 | EXTERNAL => Ok(()),
+        _ => Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of this call"))),
+    }
+}
+
+impl State {
+    /// Records an event at a point of a stream that also follows `after`.
+    pub(crate) fn record(
+        &mut self,
+        event: EventHandle,
+        stream: StreamHandle,
+        after: Vec<Ticket>,
+    ) -> Result<Ticket> {
+        let time = Arc::new(OnceLock::new());
+        let ticket = self.enqueue(stream, after, Work::Stamp(time.clone()))?;
+        self.events.get_mut(event)?.point = Point::Recorded { ticket, time };
+        Ok(ticket)
+    }
+
+    /// The operation that reaches the event; `None` for one that was never recorded.
+    pub(crate) fn ticket_of(&self, event: EventHandle) -> Result<Option<Ticket>> {
+        match &self.events.get(event)?.point {
+            Point::Never => Ok(None),
+            Point::Recorded { ticket, .. } => Ok(Some(*ticket)),
+            Point::Captured { .. } => Err(captured(event)),
+        }
+    }
+
+    fn time_of(&self, handle: EventHandle) -> Result<Instant> {
+        let event = self.events.get(handle)?;
+        if !event.has_time {
+            let words = format!("event {handle:?} was made with CU_EVENT_DISABLE_TIMING");
+            return Err(Code::InvalidHandle.because(words));
+        }
+        match &event.point {
+            Point::Never => {
+                let words = format!("event {handle:?} was never recorded");
+                Err(Code::InvalidHandle.because(words))
+            }
+            Point::Captured { .. } => Err(captured(handle)),
+            Point::Recorded { time, .. } => time.get().copied().ok_or_else(|| {
+                Code::NotReady.because(format!("event {handle:?} was not reached yet"))
+            }),
+        }
+    }
+}
+
+fn captured(event: EventHandle) -> super::error::Error {
+    let words = format!("event {event:?} was last recorded in a stream that was capturing");
+    Code::CapturedEvent.because(words)
+}

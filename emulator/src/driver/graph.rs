@@ -1,0 +1,289 @@
+//! Graphs: operations and what each must follow, to be run again and again.
+
+use std::sync::{Arc, OnceLock};
+
+use super::context::ContextHandle;
+use super::error::{Code, Result};
+use super::event::{EventHandle, Point};
+use super::handles::{Handle, Named};
+use super::schedule::Ticket;
+use super::stream::StreamHandle;
+use super::work::Work;
+use super::{Driver, State};
+
+pub(crate) type GraphHandle = Handle<Graph>;
+pub(crate) type ExecutableHandle = Handle<Executable>;
+
+/// A node's place in its graph; it follows only nodes before it.
+pub(crate) type NodeIndex = usize;
+
+/// A graph as it was captured.
+#[derive(Default)]
+pub(crate) struct Graph {
+    nodes: Vec<Node>,
+    /// Memory that its nodes allocate, at addresses that stay the same.
+    pub(crate) memory: Arc<Vec<u64>>,
+}
+
+#[derive(Clone)]
+struct Node {
+    context: ContextHandle,
+    after: Vec<NodeIndex>,
+    kind: NodeKind,
+}
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum NodeKind {
+    Work(Work),
+    Record(EventHandle),
+    Wait(EventHandle),
+    Allocate(u64),
+    Free(u64),
+}
+
+/// A graph that can be launched.
+pub(crate) struct Executable {
+    nodes: Arc<[Node]>,
+    memory: Arc<Vec<u64>>,
+    /// Memory that a launch allocates and does not free.
+    left: Vec<u64>,
+    frees_on_launch: bool,
+    /// The end of its last launch, which the next one follows.
+    last: Option<Ticket>,
+}
+
+impl Named for Graph {
+    const NAME: &'static str = "graph";
+    const UNKNOWN: Code = Code::InvalidValue;
+    const DESTROYED: Code = Code::InvalidValue;
+}
+
+impl Named for Executable {
+    const NAME: &'static str = "executable graph";
+    const UNKNOWN: Code = Code::InvalidValue;
+    const DESTROYED: Code = Code::InvalidValue;
+}
+
+impl Graph {
+    /// Adds a node that follows those in `after`.
+    pub(crate) fn add(
+        &mut self,
+        context: ContextHandle,
+        after: Vec<NodeIndex>,
+        kind: NodeKind,
+    ) -> NodeIndex {
+        if let NodeKind::Allocate(address) = kind {
+            Arc::make_mut(&mut self.memory).push(address);
+        }
+        self.nodes.push(Node {
+            context,
+            after,
+            kind,
+        });
+        self.nodes.len() - 1
+    }
+
+    /// Nodes that no other follows.
+    pub(crate) fn leaves(&self) -> Vec<NodeIndex> {
+        leaves(&self.nodes)
+    }
+
+    /// Whether a node allocates this and none frees it.
+    pub(crate) fn holds(&self, address: u64) -> bool {
+        left(&self.nodes).contains(&address)
+    }
+}
+
+fn leaves(nodes: &[Node]) -> Vec<NodeIndex> {
+    let mut is_leaf = vec![true; nodes.len()];
+    for before in nodes.iter().flat_map(|node| &node.after) {
+        is_leaf[*before] = false;
+    }
+    (0..nodes.len()).filter(|node| is_leaf[*node]).collect()
+}
+
+fn left(nodes: &[Node]) -> Vec<u64> {
+    let mut left = Vec::new();
+    for node in nodes {
+        match node.kind {
+            NodeKind::Allocate(address) => left.push(address),
+            NodeKind::Free(address) => left.retain(|it| *it != address),
+            _ => {}
+        }
+    }
+    left
+}
+
+/// `CUgraphInstantiate_flags`.
+const FREE_ON_LAUNCH: u64 = 1;
+const UPLOAD: u64 = 2;
+const DEVICE_LAUNCH: u64 = 4;
+const NODE_PRIORITY: u64 = 8;
+
+impl Driver {
+    /// `cuGraphInstantiateWithFlags`.
+    pub(crate) fn instantiate(&self, graph: GraphHandle, flags: u64) -> Result<ExecutableHandle> {
+        let known = FREE_ON_LAUNCH | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY;
+        let contradictory = flags & FREE_ON_LAUNCH != 0 && flags & DEVICE_LAUNCH != 0;
+        if flags & !known != 0 || contradictory {
+            let words = format!("{flags:#x} are no flags of an executable graph");
+            return Err(Code::InvalidValue.because(words));
+        }
+        if flags & DEVICE_LAUNCH != 0 {
+            let words = "launches of graphs by kernels are not emulated";
+            return Err(Code::NotSupported.because(words));
+        }
+        self.with(|state| {
+            state.current()?;
+            let graph = state.graphs.get(graph)?;
+            let executable = Executable {
+                nodes: graph.nodes.clone().into(),
+                memory: graph.memory.clone(),
+                left: left(&graph.nodes),
+                frees_on_launch: flags & FREE_ON_LAUNCH != 0,
+                last: None,
+            };
+            Ok(state.executables.insert(executable))
+        })
+    }
+
+    /// `cuGraphLaunch`.
+    pub(crate) fn launch_graph(&self, handle: ExecutableHandle, raw: u64) -> Result<()> {
+        let mut state = self.lock();
+        let (stream, context) = state.stream(raw)?;
+        match state.streams.get(stream)?.capture {
+            Some(_) => state.capture_graph(handle, stream)?,
+            None => state.enqueue_graph(handle, stream)?,
+        }
+        self.settle(state, context)
+    }
+
+    /// `cuGraphUpload`: nothing needs to be uploaded, and the handles are checked.
+    pub(crate) fn upload_graph(&self, handle: ExecutableHandle, raw: u64) -> Result<()> {
+        self.with(|state| {
+            state.stream(raw)?;
+            state.executables.get(handle).map(drop)
+        })
+    }
+
+    /// `cuGraphGetNodes`: how many there are.
+    pub(crate) fn count_nodes(&self, graph: GraphHandle) -> Result<usize> {
+        self.with(|state| Ok(state.graphs.get(graph)?.nodes.len()))
+    }
+
+    /// `cuGraphDestroy`.
+    pub(crate) fn destroy_graph(&self, graph: GraphHandle) -> Result<()> {
+        self.with(|state| {
+            let graph = state.graphs.remove(graph)?;
+            state.give_back(&graph.memory, Vec::new())
+        })
+    }
+
+    /// `cuGraphExecDestroy`: a launch that is under way still ends.
+    pub(crate) fn destroy_executable(&self, executable: ExecutableHandle) -> Result<()> {
+        self.with(|state| {
+            let executable = state.executables.remove(executable)?;
+            state.give_back(&executable.memory, executable.last.into_iter().collect())
+        })
+    }
+}
+
+impl State {
+    fn enqueue_graph(&mut self, handle: ExecutableHandle, stream: StreamHandle) -> Result<()> {
+        self.refuse_implicit(stream)?;
+        let executable = self.executables.get(handle)?;
+        let (nodes, last) = (executable.nodes.clone(), executable.last);
+        self.renew_memory(handle)?;
+
+        let mut start = self.predecessors(stream)?;
+        start.extend(last);
+        let mut tickets = Vec::<Ticket>::with_capacity(nodes.len());
+        for node in nodes.iter() {
+            let after = match node.after.as_slice() {
+                [] => start.clone(),
+                nodes => nodes.iter().map(|before| tickets[*before]).collect(),
+            };
+            tickets.push(self.enqueue_node(node, after)?);
+        }
+        let ends: Vec<Ticket> = leaves(&nodes)
+            .into_iter()
+            .map(|leaf| tickets[leaf])
+            .collect();
+        start.extend(ends);
+
+        let context = self.streams.get(stream)?.context;
+        let end = self.schedule.add(context, start, Work::Join);
+        self.executables.get_mut(handle)?.last = Some(end);
+        self.set_last(stream, end)
+    }
+
+    fn enqueue_node(&mut self, node: &Node, mut after: Vec<Ticket>) -> Result<Ticket> {
+        let work = match &node.kind {
+            NodeKind::Work(work) => work.clone(),
+            NodeKind::Allocate(_) | NodeKind::Free(_) => Work::Join,
+            NodeKind::Wait(event) => {
+                after.extend(self.ticket_of(*event)?);
+                Work::Join
+            }
+            NodeKind::Record(event) => {
+                let time = Arc::new(OnceLock::new());
+                let stamp = Work::Stamp(time.clone());
+                let ticket = self.schedule.add(node.context, after, stamp);
+                self.events.get_mut(*event)?.point = Point::Recorded { ticket, time };
+                return Ok(ticket);
+            }
+        };
+        Ok(self.schedule.add(node.context, after, work))
+    }
+
+    /// What a launch leaves allocated must have been freed before the next.
+    fn renew_memory(&mut self, handle: ExecutableHandle) -> Result<()> {
+        let executable = self.executables.get(handle)?;
+        for address in &executable.left {
+            let is_live = self.ledger.is_live_in_graph(*address);
+            if is_live && !executable.frees_on_launch {
+                let words = format!(
+                    "memory {address:#x} that the last launch allocated was not freed; free it, \
+                     or instantiate with CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH"
+                );
+                return Err(Code::InvalidValue.because(words));
+            }
+        }
+        for address in executable.left.clone() {
+            self.ledger.set_live_in_graph(address, true);
+        }
+        Ok(())
+    }
+
+    /// A graph that is launched in a capture becomes part of what is captured.
+    fn capture_graph(&mut self, handle: ExecutableHandle, stream: StreamHandle) -> Result<()> {
+        let nodes = self.executables.get(handle)?.nodes.clone();
+        if nodes
+            .iter()
+            .any(|node| matches!(node.kind, NodeKind::Allocate(_)))
+        {
+            let words = "a graph that allocates memory cannot be a part of another";
+            return Err(Code::NotSupported.because(words));
+        }
+        let start = self.captured_tail(stream)?.clone();
+        let graph = self.captured_graph(stream)?;
+        let first = graph.nodes.len();
+        for node in nodes.iter() {
+            let mut after: Vec<NodeIndex> =
+                node.after.iter().map(|before| first + before).collect();
+            if after.is_empty() {
+                after.clone_from(&start);
+            }
+            graph.add(node.context, after, node.kind.clone());
+        }
+        if !nodes.is_empty() {
+            let ends = leaves(&nodes)
+                .into_iter()
+                .map(|leaf| first + leaf)
+                .collect();
+            *self.captured_tail(stream)? = ends;
+        }
+        Ok(())
+    }
+}

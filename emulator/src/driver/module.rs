@@ -1,0 +1,209 @@
+//! Modules of PTX and their functions.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use crate::program::{Kernel, Module};
+
+use super::context::ContextHandle;
+use super::device::{DEFAULT_SHARED, Model};
+use super::error::{Code, Result};
+use super::handles::{Handle, Named};
+use super::{Driver, State};
+
+pub(crate) type ModuleHandle = Handle<LoadedModule>;
+pub(crate) type FunctionHandle = Handle<Function>;
+
+/// A module in a context.
+pub(crate) struct LoadedModule {
+    pub(crate) context: ContextHandle,
+    module: Arc<Module>,
+}
+
+/// A kernel of a module, as it is launched.
+#[derive(Clone)]
+pub(crate) struct Function {
+    pub(crate) module: ModuleHandle,
+    pub(crate) context: ContextHandle,
+    pub(crate) kernel: Arc<Kernel>,
+    /// Its name, which callers may keep a pointer to while the module is loaded.
+    name: Arc<CString>,
+    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+    pub(crate) max_dynamic_shared: i32,
+    carveout: i32,
+    nonportable_clusters: i32,
+}
+
+impl Named for LoadedModule {
+    const NAME: &'static str = "module";
+}
+
+impl Named for Function {
+    const NAME: &'static str = "function";
+}
+
+/// Numbers of `CUfunction_attribute`.
+const MAX_DYNAMIC_SHARED: i32 = 8;
+const CARVEOUT: i32 = 9;
+const NONPORTABLE_CLUSTERS: i32 = 14;
+
+impl Driver {
+    /// `cuModuleLoadData`.
+    pub(crate) fn load(&self, text: &str) -> Result<ModuleHandle> {
+        let device = {
+            let mut state = self.lock();
+            let context = state.current()?;
+            state.refuse_while_capturing("the loading of a module")?;
+            state.contexts.get(context)?.device
+        };
+        // Not under the lock: a large module takes its time.
+        let module = Module::load(text, &self.space, device, &self.options)
+            .map_err(|error| Code::InvalidPtx.because(error.to_string()))?;
+        self.with(|state| {
+            let context = state.current()?;
+            let module = Arc::new(module);
+            Ok(state.modules.insert(LoadedModule { context, module }))
+        })
+    }
+
+    /// `cuModuleUnload`: what was launched still runs.
+    pub(crate) fn unload(&self, module: ModuleHandle) -> Result<()> {
+        let state = self.lock();
+        let context = state.current()?;
+        state.modules.get(module)?;
+        let mut state = self.wait(state, |state| state.schedule.is_idle(context));
+        state.healthy(context)?;
+        state.unload(module)
+    }
+
+    /// `cuModuleGetFunction`: asking again gives the same handle.
+    pub(crate) fn function(&self, handle: ModuleHandle, name: &str) -> Result<FunctionHandle> {
+        self.with(|state| {
+            state.current()?;
+            let loaded = state.modules.get(handle)?;
+            let Some(kernel) = loaded.module.kernel(name) else {
+                let words = format!("module {handle:?} has no kernel `{name}`");
+                return Err(Code::NotFound.because(words));
+            };
+            let of_module = |it: &Function| it.module == handle && it.kernel.name == name;
+            if let Some(known) = state.functions.handles(of_module).first() {
+                return Ok(*known);
+            }
+            let context = loaded.context;
+            // Names of PTX hold no NUL.
+            let name = Arc::new(CString::new(name).unwrap_or_default());
+            Ok(state.functions.insert(Function {
+                module: handle,
+                context,
+                max_dynamic_shared: DEFAULT_SHARED - kernel.static_shared as i32,
+                kernel,
+                name,
+                carveout: -1,
+                nonportable_clusters: 0,
+            }))
+        })
+    }
+
+    /// `cuModuleGetGlobal`: the first address and the bytes of a variable.
+    pub(crate) fn global(&self, handle: ModuleHandle, name: &str) -> Result<(u64, usize)> {
+        self.with(|state| {
+            state.current()?;
+            let found = state.modules.get(handle)?.module.global(name);
+            found.ok_or_else(|| {
+                Code::NotFound.because(format!("module {handle:?} has no variable `{name}`"))
+            })
+        })
+    }
+
+    /// What a handle of a function names.
+    pub(crate) fn function_of(&self, handle: FunctionHandle) -> Result<Function> {
+        self.with(|state| state.functions.get(handle).cloned())
+    }
+
+    /// `cuFuncGetAttribute`.
+    pub(crate) fn function_attribute(&self, handle: FunctionHandle, attribute: i32) -> Result<i32> {
+        self.with(|state| {
+            state.current()?;
+            let function = state.functions.get(handle)?;
+            let kernel = &function.kernel;
+            let version = state.model_of(function.context)?.facts();
+            let version = version.major * 10 + version.minor;
+            Ok(match attribute {
+                0 => kernel.max_threads as i32,
+                1 => kernel.static_shared as i32,
+                2 => kernel.parameter_bytes as i32,
+                3 => kernel.local_bytes as i32,
+                4 => kernel.registers as i32,
+                5 | 6 => version,
+                MAX_DYNAMIC_SHARED => function.max_dynamic_shared,
+                CARVEOUT => function.carveout,
+                NONPORTABLE_CLUSTERS => function.nonportable_clusters,
+                7 | 10..=13 | 15 => 0,
+                _ => return Err(unknown(attribute)),
+            })
+        })
+    }
+
+    /// `cuFuncSetAttribute`.
+    pub(crate) fn set_function_attribute(
+        &self,
+        handle: FunctionHandle,
+        attribute: i32,
+        value: i32,
+    ) -> Result<()> {
+        self.with(|state| {
+            state.current()?;
+            let context = state.functions.get(handle)?.context;
+            let limit = state.model_of(context)?.shared_opt_in();
+            let function = state.functions.get_mut(handle)?;
+            let limit = limit - function.kernel.static_shared as i32;
+            match attribute {
+                MAX_DYNAMIC_SHARED if (0..=limit).contains(&value) => {
+                    function.max_dynamic_shared = value;
+                }
+                MAX_DYNAMIC_SHARED => {
+                    let words = format!("{value} bytes of shared memory; at most {limit} here");
+                    return Err(Code::InvalidValue.because(words));
+                }
+                CARVEOUT if (-1..=100).contains(&value) => function.carveout = value,
+                NONPORTABLE_CLUSTERS => function.nonportable_clusters = value,
+                _ => return Err(unknown(attribute)),
+            }
+            Ok(())
+        })
+    }
+
+    /// `cuFuncGetModule`.
+    pub(crate) fn module_of(&self, handle: FunctionHandle) -> Result<ModuleHandle> {
+        Ok(self.function_of(handle)?.module)
+    }
+}
+
+impl Function {
+    pub(crate) fn name(&self) -> &Arc<CString> {
+        &self.name
+    }
+}
+
+impl State {
+    /// Takes a module and its functions away.
+    pub(crate) fn unload(&mut self, handle: ModuleHandle) -> Result<()> {
+        let loaded = self.modules.remove(handle)?;
+        for function in self.functions.handles(|it| it.module == handle) {
+            self.functions.remove(function)?;
+        }
+        loaded.module.unload(&self.space);
+        Ok(())
+    }
+
+    pub(crate) fn model_of(&self, context: ContextHandle) -> Result<Model> {
+        let device = self.contexts.get(context)?.device;
+        Ok(self.devices[device as usize].model)
+    }
+}
+
+fn unknown(attribute: i32) -> super::error::Error {
+    Code::InvalidValue.because(format!(
+        "{attribute} is no attribute of functions to be so used"
+    ))
+}

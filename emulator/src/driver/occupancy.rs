@@ -1,0 +1,204 @@
+//! How many blocks of a kernel a multiprocessor holds at a time (CUDA C++ Programming Guide,
+//! "Technical Specifications per Compute Capability").
+
+use super::Driver;
+use super::device::{
+    BLOCKS_PER_MULTIPROCESSOR, MAX_THREADS, Model, REGISTERS, RESERVED_SHARED,
+    THREADS_PER_MULTIPROCESSOR, WARP,
+};
+use super::error::{Code, Result};
+use super::module::{Function, FunctionHandle};
+
+/// Registers are given to warps in units of this many.
+const REGISTER_UNIT: i32 = 256;
+/// The most registers of a thread.
+const MAX_REGISTERS: i32 = 255;
+/// Shared memory is given to blocks in units of this many bytes.
+const SHARED_UNIT: i32 = 128;
+
+/// What one block of a kernel needs.
+#[derive(Clone, Copy)]
+struct Need {
+    threads: i32,
+    registers: i32,
+    /// Static and dynamic.
+    shared: i32,
+}
+
+impl Need {
+    fn blocks(self, model: Model) -> i32 {
+        let warps = (self.threads + WARP - 1) / WARP;
+        let registers = round_up(self.registers * WARP, REGISTER_UNIT) * warps;
+        let shared = round_up(self.shared, SHARED_UNIT) + RESERVED_SHARED;
+        [
+            BLOCKS_PER_MULTIPROCESSOR,
+            THREADS_PER_MULTIPROCESSOR / (warps * WARP),
+            REGISTERS / registers.max(1),
+            model.facts().shared / shared,
+        ]
+        .into_iter()
+        .fold(i32::MAX, i32::min)
+    }
+}
+
+fn round_up(value: i32, unit: i32) -> i32 {
+    (value + unit - 1) / unit * unit
+}
+
+impl Driver {
+    /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+    pub(crate) fn active_blocks(
+        &self,
+        handle: FunctionHandle,
+        threads: i32,
+        dynamic_shared: usize,
+    ) -> Result<i32> {
+        let (function, model) = self.function_and_model(handle)?;
+        check_threads(threads)?;
+        Ok(blocks_of(&function, model, threads, dynamic_shared))
+    }
+
+    /// `cuOccupancyMaxPotentialBlockSize`: the grid that fills the device, and the block size that
+    /// keeps most threads active. `dynamic_shared` tells what a block of so many threads needs.
+    pub(crate) fn best_block(
+        &self,
+        handle: FunctionHandle,
+        dynamic_shared: impl Fn(i32) -> usize,
+        limit: i32,
+    ) -> Result<(i32, i32)> {
+        let (function, model) = self.function_and_model(handle)?;
+        let most = match limit {
+            ..=0 => function.kernel.max_threads as i32,
+            _ => limit.min(function.kernel.max_threads as i32),
+        };
+        let sizes = (1..=most / WARP).rev().map(|warps| warps * WARP);
+        let active = |threads: i32| {
+            let blocks = blocks_of(&function, model, threads, dynamic_shared(threads));
+            (blocks * threads, blocks)
+        };
+        // The first of the best, which is the largest block.
+        let best = sizes.map(|threads| (active(threads), threads));
+        let best = best.fold(
+            ((0, 0), 0),
+            |best, next| if next.0.0 > best.0.0 { next } else { best },
+        );
+        let ((_, blocks), threads) = best;
+        Ok((blocks * model.facts().multiprocessors, threads))
+    }
+
+    /// `cuOccupancyAvailableDynamicSMemPerBlock`: what is left for each of so many blocks.
+    pub(crate) fn available_shared(
+        &self,
+        handle: FunctionHandle,
+        blocks: i32,
+        threads: i32,
+    ) -> Result<usize> {
+        let (function, model) = self.function_and_model(handle)?;
+        check_threads(threads)?;
+        if blocks < 1 || blocks > blocks_of(&function, model, threads, 0) {
+            let words = format!("{blocks} blocks of {threads} threads do not fit");
+            return Err(Code::InvalidValue.because(words));
+        }
+        let own = function.kernel.static_shared as i32;
+        let each = (model.facts().shared / blocks - RESERVED_SHARED) / SHARED_UNIT * SHARED_UNIT;
+        Ok((each.min(model.shared_opt_in()) - own).max(0) as usize)
+    }
+
+    /// `cuOccupancyMaxActiveClusters`: how many clusters of `size` blocks the device holds.
+    pub(crate) fn active_clusters(
+        &self,
+        handle: FunctionHandle,
+        threads: i32,
+        dynamic_shared: usize,
+        size: u32,
+    ) -> Result<i32> {
+        let (function, model) = self.function_and_model(handle)?;
+        check_threads(threads)?;
+        let greatest = greatest_cluster(model);
+        if !(1..=greatest as u32).contains(&size) {
+            let words = format!("a cluster of {size} blocks; at most {greatest} here");
+            return Err(Code::InvalidClusterSize.because(words));
+        }
+        let blocks = blocks_of(&function, model, threads, dynamic_shared);
+        Ok(blocks * model.facts().multiprocessors / size as i32)
+    }
+
+    /// `cuOccupancyMaxPotentialClusterSize`.
+    pub(crate) fn greatest_cluster(&self, handle: FunctionHandle) -> Result<i32> {
+        let (_, model) = self.function_and_model(handle)?;
+        Ok(greatest_cluster(model))
+    }
+
+    fn function_and_model(&self, handle: FunctionHandle) -> Result<(Function, Model)> {
+        self.with(|state| {
+            let function = state.functions.get(handle)?.clone();
+            let model = state.model_of(function.context)?;
+            Ok((function, model))
+        })
+    }
+}
+
+/// How many blocks of the kernel a multiprocessor holds.
+pub(crate) fn blocks_of(
+    function: &Function,
+    model: Model,
+    threads: i32,
+    dynamic_shared: usize,
+) -> i32 {
+    let dynamic = i32::try_from(dynamic_shared).unwrap_or(i32::MAX / 2);
+    if threads > function.kernel.max_threads as i32 {
+        return 0;
+    }
+    // What is known of registers is an upper bound of what an assembler assigns, which sees to it
+    // that one block fits.
+    let warps = (threads + WARP - 1) / WARP;
+    let fitting = REGISTERS / (warps.max(1) * WARP) / 8 * 8;
+    let need = Need {
+        threads,
+        registers: (function.kernel.registers as i32)
+            .min(fitting)
+            .min(MAX_REGISTERS),
+        shared: function.kernel.static_shared as i32 + dynamic,
+    };
+    need.blocks(model)
+}
+
+/// The portable size of clusters, and one where there are none.
+fn greatest_cluster(model: Model) -> i32 {
+    match model.facts().major {
+        ..9 => 1,
+        _ => 8,
+    }
+}
+
+fn check_threads(threads: i32) -> Result<()> {
+    match (1..=MAX_THREADS).contains(&threads) {
+        true => Ok(()),
+        false => Err(Code::InvalidValue.because(format!("a block of {threads} threads"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scarcest_resource_limits() {
+        let need = |threads, registers, shared| Need {
+            threads,
+            registers,
+            shared,
+        };
+        // Threads: 2048 of them, in blocks of 256.
+        assert_eq!(need(256, 32, 0).blocks(Model::H200), 8);
+        // Blocks: 32 at most, however small.
+        assert_eq!(need(32, 16, 0).blocks(Model::H200), 32);
+        // Registers: 65536 / (128 * 128).
+        assert_eq!(need(128, 128, 0).blocks(Model::A100), 4);
+        // Shared memory: 228 KiB hold two blocks of 100 KiB, 164 KiB one.
+        assert_eq!(need(128, 32, 100 * 1024).blocks(Model::H200), 2);
+        assert_eq!(need(128, 32, 100 * 1024).blocks(Model::A100), 1);
+        assert_eq!(need(128, 32, 227 * 1024).blocks(Model::H200), 1);
+        assert_eq!(need(128, 32, 227 * 1024 + 1).blocks(Model::H200), 0);
+    }
+}

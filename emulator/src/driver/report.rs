@@ -1,0 +1,106 @@
+//! Words that a code cannot say: reports of sanitizers, of leaks, and why a call failed. And the
+//! counters of launches, for those who ask.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::machine::counters::Counters;
+
+use super::configuration::CountersTo;
+use super::error::{Code, Error};
+
+/// What is told besides codes.
+pub(crate) struct Reports {
+    quiet: bool,
+    counters_to: CountersTo,
+    last: Mutex<String>,
+    /// JSON of each launch since counting began.
+    counted: Mutex<Option<Vec<String>>>,
+}
+
+impl Reports {
+    pub(crate) fn new(quiet: bool, counters_to: CountersTo) -> Reports {
+        Reports {
+            quiet,
+            counters_to,
+            last: Mutex::default(),
+            counted: Mutex::default(),
+        }
+    }
+
+    /// Keeps why a call failed.
+    pub(crate) fn keep(&self, error: &Error, call: &str) {
+        // Programs ask until it is no more so; nothing has gone wrong.
+        if error.code != Code::NotReady {
+            *lock(&self.last) = format!("{error}\n(returned by {call})");
+        }
+    }
+
+    /// Tells that an operation of a stream has failed.
+    pub(crate) fn failure(&self, error: &Error) {
+        self.tell(&error.to_string());
+    }
+
+    /// Tells something that is no failure of a call.
+    pub(crate) fn tell(&self, words: &str) {
+        *lock(&self.last) = words.to_owned();
+        self.say(words);
+    }
+
+    /// The latest words.
+    pub(crate) fn last(&self) -> String {
+        lock(&self.last).clone()
+    }
+
+    /// Counts from now on, and forgets what was counted.
+    pub(crate) fn start_counting(&self) {
+        *lock(&self.counted) = Some(Vec::new());
+    }
+
+    /// A JSON array of what was counted since it began; it stays until `forget` is called.
+    pub(crate) fn counted(&self) -> String {
+        let counted = lock(&self.counted);
+        format!("[{}]", counted.as_deref().unwrap_or_default().join(","))
+    }
+
+    /// Whether launches should count.
+    pub(crate) fn wants_counters(&self) -> bool {
+        self.counters_to != CountersTo::Nowhere || lock(&self.counted).is_some()
+    }
+
+    /// Ends counting.
+    pub(crate) fn stop_counting(&self) {
+        *lock(&self.counted) = None;
+    }
+
+    /// Notes a launch's counters where somebody wants them.
+    pub(crate) fn count(&self, counters: &Counters) {
+        if let Some(counted) = &mut *lock(&self.counted) {
+            counted.push(counters.to_json());
+        }
+        let written = match &self.counters_to {
+            CountersTo::Nowhere => Ok(()),
+            CountersTo::Stderr => io::stderr().write_all(counters.to_table().as_bytes()),
+            CountersTo::File(path) => OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(path)
+                .and_then(|mut file| file.write_all(counters.to_table().as_bytes())),
+        };
+        if let Err(error) = written {
+            self.say(&format!("counters are lost: {error}"));
+        }
+    }
+
+    fn say(&self, words: &str) {
+        if !self.quiet {
+            // A closed stderr is nobody's fault and nobody's concern.
+            let _ = writeln!(io::stderr(), "meshgrad emulator: {words}");
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,290 @@
+//! One operation of a stream: what it does to memory when its turn comes.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::memory::{AddressSpace, MemoryError};
+
+use super::Driver;
+use super::error::{Code, Error, Result};
+use super::ffi::host::{HostCall, HostRange};
+use super::launch::KernelCall;
+
+/// What an operation does.
+#[derive(Clone)]
+pub(crate) enum Work {
+    /// Nothing but waiting for what it follows.
+    Join,
+    Copy {
+        to: Side,
+        from: Side,
+        rows: Rows,
+    },
+    /// Writes a pattern again and again.
+    Fill {
+        to: u64,
+        pattern: Pattern,
+        count: usize,
+    },
+    Kernel(Arc<KernelCall>),
+    Host(HostCall),
+    /// Notes the time.
+    Stamp(Arc<OnceLock<Instant>>),
+    /// Waits until a value in memory meets a condition.
+    WaitValue {
+        at: u64,
+        condition: Condition,
+    },
+    /// Gives memory back that was freed in the order of a stream.
+    Free {
+        address: u64,
+    },
+}
+
+/// One end of a copy.
+#[derive(Clone)]
+pub(crate) enum Side {
+    /// In the unified address space: of a device, pinned, or managed.
+    Space(u64),
+    /// Pageable memory of the host.
+    Host(HostRange),
+    /// Bytes that were taken from the host when the copy was submitted.
+    Staged(Arc<[u8]>),
+}
+
+/// The shape of a copy: `height` rows of `width` bytes, the starts of which lie a pitch apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) to_pitch: usize,
+    pub(crate) from_pitch: usize,
+}
+
+impl Rows {
+    /// One row.
+    pub(crate) fn linear(bytes: usize) -> Rows {
+        Rows {
+            width: bytes,
+            height: 1,
+            to_pitch: bytes,
+            from_pitch: bytes,
+        }
+    }
+
+    /// From the first byte to the last of rows that lie `pitch` apart; `None` when the pitch is
+    /// narrower than a row or the extent is no number.
+    pub(crate) fn extent(&self, pitch: usize) -> Option<usize> {
+        let gaps = self.height.saturating_sub(1);
+        match self.width * self.height.min(1) {
+            0 => Some(0),
+            _ if gaps > 0 && pitch < self.width => None,
+            width => pitch.checked_mul(gaps)?.checked_add(width),
+        }
+    }
+}
+
+/// One to eight bytes that a fill repeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    bytes: [u8; 8],
+    length: usize,
+}
+
+impl Pattern {
+    pub(crate) fn new(bytes: &[u8]) -> Pattern {
+        let length = bytes.len().min(8);
+        let mut pattern = [0; 8];
+        pattern[..length].copy_from_slice(&bytes[..length]);
+        Pattern {
+            bytes: pattern,
+            length,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// What `cuStreamWaitValue32` and its 64-bit sister wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    pub(crate) test: Test,
+    pub(crate) value: u64,
+    /// Four or eight.
+    pub(crate) bytes: usize,
+}
+
+/// `CUstreamWaitValue_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Test {
+    /// The cyclic difference to the value is not negative.
+    AtLeast,
+    Equal,
+    /// Some bit of the value is set.
+    And,
+    /// Some bit is set neither here nor there.
+    Nor,
+}
+
+impl Condition {
+    pub(crate) fn holds(&self, found: u64) -> bool {
+        let wide = self.bytes == 8;
+        match self.test {
+            Test::Equal => found == self.value,
+            Test::And => found & self.value != 0,
+            Test::AtLeast if wide => found.wrapping_sub(self.value) as i64 >= 0,
+            Test::AtLeast => (found as u32).wrapping_sub(self.value as u32) as i32 >= 0,
+            Test::Nor if wide => !(found | self.value) != 0,
+            Test::Nor => !(found as u32 | self.value as u32) != 0,
+        }
+    }
+}
+
+impl Work {
+    /// Whether its turn may come now, apart from what it follows.
+    pub(crate) fn may_run(&self, space: &AddressSpace) -> bool {
+        let Work::WaitValue { at, condition } = self else {
+            return true;
+        };
+        let mut found = [0; 8];
+        // Memory that is gone is an error, which running it tells.
+        match space.read(*at, &mut found[..condition.bytes]) {
+            Ok(()) => condition.holds(u64::from_le_bytes(found)),
+            Err(_) => true,
+        }
+    }
+}
+
+impl Driver {
+    /// Does it.
+    pub(crate) fn perform(&self, work: Work) -> Result<()> {
+        let space = &*self.space;
+        match work {
+            Work::Join => Ok(()),
+            Work::Copy { to, from, rows } => copy(space, &to, &from, rows).map_err(late),
+            Work::Fill { to, pattern, count } => {
+                space.fill(to, pattern.bytes(), count).map_err(late)
+            }
+            Work::Kernel(call) => self.perform_kernel(&call),
+            Work::Host(call) => {
+                call.call();
+                Ok(())
+            }
+            Work::Stamp(time) => {
+                // A stamp is made for one operation, which runs once.
+                let _ = time.set(Instant::now());
+                Ok(())
+            }
+            Work::WaitValue { at, condition } => {
+                space.read(at, &mut [0; 8][..condition.bytes]).map_err(late)
+            }
+            Work::Free { address } => self.perform_free(address),
+        }
+    }
+}
+
+/// Memory was there when the operation was submitted and is not when it runs.
+fn late(error: MemoryError) -> Error {
+    Code::IllegalAddress.because(format!("an operation of a stream came too late: {error}"))
+}
+
+/// Bytes that go through a buffer of ours at a time.
+const CHUNK: usize = 1 << 20;
+
+fn copy(space: &AddressSpace, to: &Side, from: &Side, rows: Rows) -> Result<(), MemoryError> {
+    let mut buffer = Vec::new();
+    for row in 0..rows.height {
+        let (to_row, from_row) = (row * rows.to_pitch, row * rows.from_pitch);
+        match (to, from) {
+            (Side::Space(to), Side::Space(from)) => {
+                space.copy(to + to_row as u64, from + from_row as u64, rows.width)?;
+            }
+            (Side::Space(to), Side::Staged(bytes)) => {
+                space.write(to + to_row as u64, &bytes[from_row..from_row + rows.width])?;
+            }
+            _ => {
+                for start in (0..rows.width).step_by(CHUNK) {
+                    buffer.resize(CHUNK.min(rows.width - start), 0);
+                    from.read(space, from_row + start, &mut buffer)?;
+                    to.write(space, to_row + start, &buffer)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Side {
+    fn read(
+        &self,
+        space: &AddressSpace,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        match self {
+            Side::Space(base) => return space.read(base + offset as u64, into),
+            Side::Host(range) => range.read(offset, into),
+            Side::Staged(bytes) => into.copy_from_slice(&bytes[offset..offset + into.len()]),
+        }
+        Ok(())
+    }
+
+    fn write(&self, space: &AddressSpace, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        match self {
+            Side::Space(base) => return space.write(base + offset as u64, bytes),
+            Side::Host(range) => range.write(offset, bytes),
+            // Staged bytes are the driver's own; nobody can name them as a target.
+            Side::Staged(_) => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Place;
+
+    #[test]
+    fn rows_of_a_copy_lie_a_pitch_apart() {
+        let space = AddressSpace::new();
+        let to = space.allocate(64, Place::Device(0)).unwrap();
+        space.fill(to, &[9], 64).unwrap();
+        let staged: Arc<[u8]> = (0..12).collect();
+        let rows = Rows {
+            width: 3,
+            height: 3,
+            to_pitch: 16,
+            from_pitch: 4,
+        };
+        copy(&space, &Side::Space(to), &Side::Staged(staged), rows).unwrap();
+        let mut back = [0; 64];
+        space.read(to, &mut back).unwrap();
+        assert_eq!(back[0..5], [0, 1, 2, 9, 9]);
+        assert_eq!(back[16..21], [4, 5, 6, 9, 9]);
+        assert_eq!(back[32..37], [8, 9, 10, 9, 9]);
+        assert_eq!(
+            (rows.extent(16), rows.extent(4), rows.extent(2)),
+            (Some(35), Some(11), None)
+        );
+        assert_eq!(rows.extent(usize::MAX), None);
+        assert_eq!(Rows { width: 0, ..rows }.extent(0), Some(0));
+    }
+
+    #[test]
+    fn conditions_compare_as_the_api_says() {
+        let condition = |test, value, bytes| Condition { test, value, bytes };
+        assert!(condition(Test::AtLeast, 5, 4).holds(5));
+        assert!(!condition(Test::AtLeast, 5, 4).holds(4));
+        // Cyclic: a counter may wrap.
+        assert!(condition(Test::AtLeast, u64::from(u32::MAX), 4).holds(1));
+        assert!(!condition(Test::AtLeast, u64::from(u32::MAX), 8).holds(1));
+        assert!(condition(Test::And, 6, 4).holds(2));
+        assert!(!condition(Test::And, 4, 4).holds(2));
+        assert!(condition(Test::Nor, 1, 4).holds(1));
+        assert!(!condition(Test::Nor, u64::from(u32::MAX), 4).holds(0));
+        assert!(condition(Test::Equal, 7, 8).holds(7));
+    }
+}
