@@ -176,7 +176,7 @@ fn tells(report: &str, kind: &str) -> bool {
 
 /// The first line of the PTX text that a report names.
 fn line_of(report: &str) -> Option<u32> {
-    let (_, after) = report.split_once("line ")?;
+    let (_, after) = report.split_once("ptx line ")?;
     let digits = after
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(after.len());

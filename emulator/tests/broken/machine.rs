@@ -1,4 +1,5 @@
-//! A context on device 0, through the driver's C functions, whose failures are the emulator's reports.
+//! A context on device 0, through the driver's C functions, whose failures are the emulator's
+//! reports.
 
 use std::ffi::{CString, c_char, c_void};
 use std::mem::MaybeUninit;

@@ -1,8 +1,8 @@
 //! Kernels with one mistake each, and kernels that only look as if they had one.
 //!
-//! The kernels are `emulator/broken/*.ptx` and `emulator/broken/fine/*.ptx`. Each says in its header how to
-//! run it and what must be found (`emulator/broken/README.md` has the grammar); here every one of
-//! them is run, and its report held against its header.
+//! The kernels are `emulator/broken/*.ptx` and `emulator/broken/fine/*.ptx`. Each says in its
+//! header how to run it and what must be found (`emulator/broken/README.md` has the grammar); here
+//! every one of them is run, and its report held against its header.
 
 mod header;
 mod machine;
