@@ -201,6 +201,7 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
 #[inline(always)]
 pub(crate) fn narrow_to_odd(x: f64) -> f32 {
     let truncated = narrow(x, Rounding::Zero);
-    let inexact = f64::from(truncated) != x && !x.is_nan();
+    // The canonical NaN, which differs from itself, has its last bit set already.
+    let inexact = f64::from(truncated) != x;
     f32::from_bits(truncated.to_bits() | u32::from(inexact))
 }
