@@ -81,7 +81,8 @@ impl Approximation {
             Approximation::Perturbed { seed } => {
                 let shift = hash(seed, instruction, operands) * error.at(exact);
                 // Rounded back towards the exact value, so that rounding adds no error. All bounds
-                // are at least a unit of the last place: should it overshoot, then by less than that.
+                // are at least a unit of the last place: should it overshoot, then by less than
+                // that.
                 let towards = if shift > 0.0 {
                     Rounding::Down
                 } else {
@@ -111,8 +112,8 @@ pub(crate) fn ex2(x: f32, approximation: Approximation) -> f32 {
     nan_if(x.is_nan(), value)
 }
 
-/// `lg2.approx.f32`: log2(x), within an absolute error of 2^-22 for x in (0.5, 2) and a relative one
-/// of 2^-22 elsewhere.
+/// `lg2.approx.f32`: log2(x), within an absolute error of 2^-22 for x in (0.5, 2) and a relative
+/// one of 2^-22 elsewhere.
 #[inline(always)]
 pub(crate) fn lg2(x: f32, approximation: Approximation) -> f32 {
     const ERROR: f64 = two_to_minus(22);
@@ -274,15 +275,15 @@ pub(crate) fn tanh_half<H: Half>(x: u16, approximation: Approximation) -> u16 {
     }
 }
 
-/// `rcp.approx.ftz.f64`: of the upper 32 bits of the operand, the reciprocal in the upper 32 bits of
-/// the result; the lower ones are ignored and zero. Subnormals count as zeros, in and out.
+/// `rcp.approx.ftz.f64`: of the upper 32 bits of the operand, the reciprocal in the upper 32 bits
+/// of the result; the lower ones are ignored and zero. Subnormals count as zeros, in and out.
 #[inline(always)]
 pub(crate) fn rcp_f64(x: f64) -> f64 {
     gross(1.0 / upper_word(x))
 }
 
-/// `rsqrt.approx.ftz.f64`: of the upper 32 bits of the operand, 1 / square root in the upper 32 bits
-/// of the result; the lower ones are ignored and zero. Subnormals count as zeros.
+/// `rsqrt.approx.ftz.f64`: of the upper 32 bits of the operand, 1 / square root in the upper 32
+/// bits of the result; the lower ones are ignored and zero. Subnormals count as zeros.
 #[inline(always)]
 pub(crate) fn rsqrt_f64(x: f64) -> f64 {
     // The root of minus zero is minus zero, whose reciprocal is minus infinity: as the manual says.

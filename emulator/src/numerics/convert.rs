@@ -1,8 +1,9 @@
 //! `cvt` between integers and floating-point numbers.
 //!
-//! Implements PTX ISA, "Data Movement and Conversion Instructions: cvt". Every integer travels as the
-//! 64 bits of a register, extended by its sign or by zeros ([`Integer::extend`]); every conversion
-//! delivers an integer in this form, as a destination register may be wider than its type.
+//! Implements PTX ISA, "Data Movement and Conversion Instructions: cvt". Every integer travels as
+//! the 64 bits of a register, extended by its sign or by zeros ([`Integer::extend`]); every
+//! conversion delivers an integer in this form, as a destination register may be wider than its
+//! type.
 //!
 //! f16 and bf16 sources are widened first, which is exact. `.ftz` is [`super::rounding::flush`] on
 //! f32 operands and results, `.sat` of a floating-point result [`super::rounding::saturate`].
@@ -85,7 +86,8 @@ impl Integer {
     }
 }
 
-/// `cvt` between integers: modulo the destination's range, or with `saturate` (`.sat`) clamped to it.
+/// `cvt` between integers: modulo the destination's range, or with `saturate` (`.sat`) clamped to
+/// it.
 #[inline(always)]
 pub(crate) fn integer_to_integer(register: u64, from: Integer, to: Integer, saturate: bool) -> u64 {
     let value = from.extend(register);

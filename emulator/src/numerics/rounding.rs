@@ -10,7 +10,8 @@
 //! f32's, rounding this once more gives what one rounding of the exact result would have given
 //! (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
 //!
-//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function here.
+//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function
+//! here.
 //!
 //! `.ftz` and `.sat` compose: `saturate(flush(add(flush(a), flush(b), mode)))`.
 
