@@ -11,7 +11,8 @@
 //! What the manual lists as special (zeros, infinities, NaN) is exact in both. `.ftz` is
 //! [`super::rounding::flush`] on operand and result.
 
-use super::half_precision::Half;
+use super::double::with_payload;
+use super::half_precision::{Bf16, F16, Half};
 use super::rounding::{Rounding, canonical, nan_if, narrow, narrow_to_odd};
 use super::series;
 
@@ -81,7 +82,8 @@ impl Approximation {
             Approximation::Perturbed { seed } => {
                 let shift = hash(seed, instruction, operands) * error.at(exact);
                 // Rounded back towards the exact value, so that rounding adds no error. All bounds
-                // are at least a unit of the last place: should it overshoot, then by less than that.
+                // are at least a unit of the last place: should it overshoot, then by less than
+                // that.
                 let towards = if shift > 0.0 {
                     Rounding::Down
                 } else {
@@ -111,8 +113,8 @@ pub(crate) fn ex2(x: f32, approximation: Approximation) -> f32 {
     nan_if(x.is_nan(), value)
 }
 
-/// `lg2.approx.f32`: log2(x), within an absolute error of 2^-22 for x in (0.5, 2) and a relative one
-/// of 2^-22 elsewhere.
+/// `lg2.approx.f32`: log2(x), within an absolute error of 2^-22 for x in (0.5, 2) and a relative
+/// one of 2^-22 elsewhere.
 #[inline(always)]
 pub(crate) fn lg2(x: f32, approximation: Approximation) -> f32 {
     const ERROR: f64 = two_to_minus(22);
@@ -250,41 +252,74 @@ pub(crate) fn tanh(x: f32, approximation: Approximation) -> f32 {
     nan_if(x.is_nan(), value)
 }
 
-/// `ex2.approx.f16`, `ex2.approx.ftz.bf16`: 2^x in a 16-bit format. Rounded once from the exact
-/// value, or from the perturbed f32.
-#[inline(always)]
-pub(crate) fn ex2_half<H: Half>(x: u16, approximation: Approximation) -> u16 {
-    let wide = H::widen(x);
-    match approximation {
-        Approximation::Rounded if wide.is_nan() => H::narrow(wide),
-        Approximation::Rounded => H::narrow(narrow_to_odd(series::exp2(f64::from(wide)))),
-        perturbed => H::narrow(ex2(wide, perturbed)),
-    }
+/// The documented errors of a 16-bit format's instructions, less the half unit of the last place
+/// (at its largest) that rounding to the format adds.
+pub(crate) trait ApproximateHalf: Half {
+    /// Of ex2, relative to the result.
+    const EX2_ERROR: f64;
+    /// Of tanh, absolute.
+    const TANH_ERROR: f64;
 }
 
-/// `tanh.approx.f16`, `tanh.approx.bf16`. Rounded once from the exact value, or from the perturbed
-/// f32.
-#[inline(always)]
-pub(crate) fn tanh_half<H: Half>(x: u16, approximation: Approximation) -> u16 {
-    let wide = H::widen(x);
-    match approximation {
-        Approximation::Rounded if wide.is_nan() => H::narrow(wide),
-        Approximation::Rounded => H::narrow(narrow_to_odd(series::tanh(f64::from(wide)))),
-        perturbed => H::narrow(tanh(wide, perturbed)),
-    }
+impl ApproximateHalf for F16 {
+    /// 2^-9.9.
+    const EX2_ERROR: f64 = two_to_minus(10) * 1.071_773_462_536_293 - two_to_minus(11);
+    /// 2^-10.987.
+    const TANH_ERROR: f64 = two_to_minus(11) * 1.009_051_633_844_681_3 - two_to_minus(12);
 }
 
-/// `rcp.approx.ftz.f64`: of the upper 32 bits of the operand, the reciprocal in the upper 32 bits of
-/// the result; the lower ones are ignored and zero. Subnormals count as zeros, in and out.
+impl ApproximateHalf for Bf16 {
+    const EX2_ERROR: f64 = two_to_minus(7) - two_to_minus(8);
+    const TANH_ERROR: f64 = two_to_minus(8) - two_to_minus(9);
+}
+
+/// `ex2.approx.f16`, `ex2.approx.ftz.bf16`: 2^x in a 16-bit format.
 #[inline(always)]
-pub(crate) fn rcp_f64(x: f64) -> f64 {
+pub(crate) fn ex2_half<H: ApproximateHalf>(x: u16, approximation: Approximation) -> u16 {
+    let wide = H::widen(x);
+    let exact = series::exp2(f64::from(wide));
+    let is_special = wide == 0.0 || wide.is_infinite();
+    let value = match approximation {
+        Approximation::Perturbed { .. } if !is_special => {
+            approximation.settle(exact, MaximumError::Relative(H::EX2_ERROR), 10, x.into())
+        }
+        _ => narrow_to_odd(exact),
+    };
+    H::narrow(nan_if(wide.is_nan(), value))
+}
+
+/// `tanh.approx.f16`, `tanh.approx.bf16`.
+#[inline(always)]
+pub(crate) fn tanh_half<H: ApproximateHalf>(x: u16, approximation: Approximation) -> u16 {
+    let wide = H::widen(x);
+    let exact = series::tanh(f64::from(wide));
+    let is_special = wide == 0.0 || wide.is_infinite();
+    let value = match approximation {
+        Approximation::Perturbed { .. } if !is_special => approximation
+            .settle(exact, MaximumError::Absolute(H::TANH_ERROR), 11, x.into())
+            .clamp(-1.0, 1.0),
+        _ => narrow_to_odd(exact),
+    };
+    H::narrow(nan_if(wide.is_nan(), value))
+}
+
+/// `rsqrt.approx.f64`: 1 / square root, with two roundings. The manual names no error.
+#[inline(always)]
+pub(crate) fn rsqrt_f64(x: f64) -> f64 {
+    with_payload(1.0 / x.sqrt(), [x])
+}
+
+/// `rcp.approx.ftz.f64`: of the upper 32 bits of the operand, the reciprocal in the upper 32 bits
+/// of the result; the lower ones are ignored and zero. Subnormals count as zeros, in and out.
+#[inline(always)]
+pub(crate) fn gross_rcp_f64(x: f64) -> f64 {
     gross(1.0 / upper_word(x))
 }
 
-/// `rsqrt.approx.ftz.f64`: of the upper 32 bits of the operand, 1 / square root in the upper 32 bits
-/// of the result; the lower ones are ignored and zero. Subnormals count as zeros.
+/// `rsqrt.approx.ftz.f64`: of the upper 32 bits of the operand, 1 / square root in the upper 32
+/// bits of the result; the lower ones are ignored and zero. Subnormals count as zeros.
 #[inline(always)]
-pub(crate) fn rsqrt_f64(x: f64) -> f64 {
+pub(crate) fn gross_rsqrt_f64(x: f64) -> f64 {
     // The root of minus zero is minus zero, whose reciprocal is minus infinity: as the manual says.
     gross(1.0 / upper_word(x).sqrt())
 }

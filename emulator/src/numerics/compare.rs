@@ -161,7 +161,7 @@ pub(crate) enum Class {
     Number,
     /// A NaN.
     NotANumber,
-    /// Neither zero nor subnormal nor infinite nor NaN.
+    /// Neither subnormal nor infinite nor NaN: zeros count as normal, unlike in IEEE 754.
     Normal,
     /// Neither zero nor normal, but a number.
     Subnormal,
@@ -176,7 +176,7 @@ impl Class {
             Class::Infinite => x.is_infinite(),
             Class::Number => !x.is_nan(),
             Class::NotANumber => x.is_nan(),
-            Class::Normal => x.is_normal(),
+            Class::Normal => x.is_normal() || x == 0.0,
             Class::Subnormal => x.is_subnormal(),
         }
     }
@@ -189,7 +189,7 @@ impl Class {
             Class::Infinite => x.is_infinite(),
             Class::Number => !x.is_nan(),
             Class::NotANumber => x.is_nan(),
-            Class::Normal => x.is_normal(),
+            Class::Normal => x.is_normal() || x == 0.0,
             Class::Subnormal => x.is_subnormal(),
         }
     }

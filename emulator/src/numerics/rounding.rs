@@ -10,7 +10,8 @@
 //! f32's, rounding this once more gives what one rounding of the exact result would have given
 //! (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
 //!
-//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function here.
+//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function
+//! here.
 //!
 //! `.ftz` and `.sat` compose: `saturate(flush(add(flush(a), flush(b), mode)))`.
 
@@ -201,6 +202,7 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
 #[inline(always)]
 pub(crate) fn narrow_to_odd(x: f64) -> f32 {
     let truncated = narrow(x, Rounding::Zero);
-    let inexact = f64::from(truncated) != x && !x.is_nan();
+    // The canonical NaN, which differs from itself, has its last bit set already.
+    let inexact = f64::from(truncated) != x;
     f32::from_bits(truncated.to_bits() | u32::from(inexact))
 }

@@ -2,15 +2,16 @@
 //! cosine and tanh of f32 arguments.
 //!
 //! They exist so that the approximate instructions give the same bits on every machine and in every
-//! build, which the platform's libm does not promise, and so that loops over them vectorise: each is
-//! a range reduction, which is exact or nearly so, and a Taylor polynomial that is short because the
-//! reduced argument is small. Multiplications and additions are kept apart: a fused multiply-add
-//! would be slow where the processor has none and would make results differ where it has one.
+//! build, which the platform's libm does not promise, and so that loops over them vectorise: each
+//! is a range reduction, which is exact or nearly so, and a Taylor polynomial that is short because
+//! the reduced argument is small. Multiplications and additions are kept apart: a fused
+//! multiply-add would be slow where the processor has none and would make results differ where it
+//! has one.
 
 use std::f64::consts::{FRAC_PI_2, LN_2, LOG2_E};
 
-/// Adding and subtracting this rounds an f64 of at most 2^51 to an integer, ties to even, and leaves
-/// that integer in the low bits of the sum.
+/// Adding and subtracting this rounds an f64 of at most 2^51 to an integer, ties to even, and
+/// leaves that integer in the low bits of the sum.
 const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
 /// The nearest integer, and the same as the low bits of a word.
@@ -27,7 +28,7 @@ fn power_of_two(k: i64) -> f64 {
     f64::from_bits((k.wrapping_add(1023) as u64) << 52)
 }
 
-/// The polynomial with these coefficients, that of the highest power first.
+/// The polynomial with these coefficients, that of the highest power first, by Horner's rule.
 #[inline(always)]
 fn polynomial<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
     let mut sum = 0.0;

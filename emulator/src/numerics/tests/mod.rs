@@ -6,6 +6,7 @@ mod compare;
 mod convert;
 mod half_precision;
 mod integer;
+mod lanes;
 mod matrix_move;
 #[cfg(target_arch = "x86_64")]
 mod processor;
