@@ -111,7 +111,7 @@ fn launch(machine: &Machine, text: &str, header: &Header) -> Result<Vec<u32>, St
         machine.free(buffer);
     }
 
-    let kernel = machine.only_kernel(&module);
+    let kernel = machine.only_kernel(&module, text);
     machine.launch(
         &kernel,
         header.grid,
