@@ -1,7 +1,8 @@
 //! Copies from global to shared memory that go on while the thread does something else (cp.async).
 //!
-//! A thread issues copies, closes them into a group, and later waits until all but its latest groups
-//! are complete. That makes its own copies visible to itself; a barrier then shows them to the CTA.
+//! A thread issues copies, closes them into a group, and later waits until all but its latest
+//! groups are complete. That makes its own copies visible to itself; a barrier then shows them to
+//! the CTA.
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 
@@ -15,8 +16,14 @@ impl<'k> SharedAddress<'k> {
     /// memory.
     #[track_caller]
     pub fn copy_async<const BYTES: u32>(self, from: GlobalAddress<'k>, condition: Pred<'k>) {
+        self.copy_async_first::<BYTES>(from, condition.select(BYTES, 0u32));
+    }
+
+    /// As [`SharedAddress::copy_async`], but only the first `read` of the `BYTES` are read; the
+    /// rest become zeros.
+    #[track_caller]
+    pub fn copy_async_first<const BYTES: u32>(self, from: GlobalAddress<'k>, read: U32<'k>) {
         let cache = if BYTES == 16 { "cg" } else { "ca" };
-        let read: U32<'k> = condition.select(BYTES, 0u32);
         let (to, from) = (self.written(), from.written());
         self.kernel().emit(format_args!(
             "cp.async.{cache}.shared.global {to}, {from}, {BYTES}, {read}"

@@ -58,3 +58,4 @@ pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
 };
 pub use shared::SharedAddress;
+pub use tensor_core::mma_bf16;

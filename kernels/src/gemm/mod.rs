@@ -7,9 +7,11 @@
 //! The sum over k runs from the first to the last in f32, in one order whatever the tile: the bits
 //! of an element do not depend on the tile that computes it, nor on its neighbours.
 
+mod bf16;
 mod f32;
 mod tiles;
 
+pub use bf16::{GemmBf16, Output};
 pub use f32::GemmF32;
 pub use tiles::{GROUP, Tile};
 
