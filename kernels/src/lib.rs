@@ -20,3 +20,8 @@ pub mod row;
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+
+/// The code of docs/kernels.md is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/kernels.md")]
+struct Guide;

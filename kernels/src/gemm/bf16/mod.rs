@@ -26,8 +26,8 @@
 //! once. The permutation depends only on a line's lowest three bits, and what one thread reads
 //! lies a multiple of eight lines apart: it is computed once, before the loop.
 //!
-//! **Edges.** `cp.async` can be told to read fewer bytes than it writes: what lies outside of A or B
-//! becomes 0, and the product does not notice. M, N and K are below 2^31.
+//! **Edges.** `cp.async` can be told to read fewer bytes than it writes: what lies outside of A or
+//! B becomes 0, and the product does not notice. M, N and K are below 2^31.
 //!
 //! Eight warps share a tile of 128 by 128, each 64 by 32: for every 4 + 2 `ldmatrix` 16 `mma`. The
 //! small tile has four warps of 32 by 32.
