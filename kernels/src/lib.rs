@@ -1,2 +1,21 @@
 //! GPU kernels: a PTX macro-assembler in Rust and what is written with it. Text out; no driver, no
 //! tensor.
+//!
+//! [`assembler`] turns Rust functions into PTX. Each family of kernels has a struct that identifies
+//! one kernel (its [`Variant`]), pure functions from extents to a [`Launch`], and a struct of named
+//! arguments that lays out the parameter bytes ([`Arguments`]). A loader needs nothing else: text,
+//! geometry, bytes.
+
+pub mod assembler;
+pub mod catalogue;
+pub mod dtype;
+pub mod elementary;
+pub mod elementwise;
+pub mod error;
+pub mod expression;
+pub mod rms_norm;
+pub mod row;
+
+pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
+pub use dtype::Dtype;
+pub use error::{Error, Result};

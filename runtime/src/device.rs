@@ -1,27 +1,31 @@
 //! Devices: where tensors live and ops run.
 //!
-//! A [`Device`] is a handle that owns an allocator, perhaps a thread pool, and counters. Every rank
-//! makes its own.
+//! A [`Device`] is a handle that owns an allocator, perhaps a thread pool or a GPU's streams, and
+//! counters. Every rank makes its own.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
-use crate::memory::{Block, Memory};
-use crate::{Error, MemoryUse, Result};
+use crate::cuda::{self, Allocator, Gpu, Imagined, Pool};
+use crate::memory::{Block, HostMemory, Memory, NoMemory};
+use crate::{CacheUse, CudaError, Error, GpuProperties, Library, MemoryUse, Result};
 
 /// What a device is able to do. A meta device takes another device's properties and so stands for
 /// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// What it is called in messages: `cpu`.
+    /// What it is called in messages: `cpu`, `cuda:0`, `emulator:0`.
     pub name: String,
-    /// How many threads its kernels use.
+    /// How many threads of the host its kernels use; 0 on a GPU.
     pub threads: usize,
-    /// The widest vector instructions that its kernels use: `avx512`, `avx2`, `neon` or `scalar`.
+    /// The widest vector instructions that its kernels use: `avx512`, `avx2`, `neon` or `scalar`;
+    /// `ptx` on a GPU.
     pub simd: &'static str,
-    /// Whether bf16 dot products are an instruction (AVX512-BF16).
+    /// Whether bf16 dot products are an instruction (AVX512-BF16, or a GPU's tensor cores).
     pub native_bf16: bool,
+    /// What the GPU is, on one.
+    pub gpu: Option<GpuProperties>,
 }
 
 /// What ops did on a device since it was made.
@@ -29,6 +33,8 @@ pub struct Properties {
 pub struct Work {
     /// How many ops ran.
     pub ops: u64,
+    /// How many kernels ops launched on a GPU.
+    pub kernel_launches: u64,
     /// Floating-point operations, a fused multiply-add being two.
     pub flops: u64,
     /// Bytes of the operands and results of ops, each counted once an op.
@@ -41,16 +47,27 @@ pub struct Work {
 pub struct Device(Arc<Inner>);
 
 struct Inner {
-    computes: bool,
     properties: Properties,
-    pool: Option<rayon::ThreadPool>,
+    /// Before the back end: a GPU's memory goes back through its context.
     memory: Memory,
+    backend: Backend,
     work: Counters,
+    streams: AtomicU32,
+    graphs: AtomicU32,
+}
+
+/// What computes.
+enum Backend {
+    Cpu(Option<rayon::ThreadPool>),
+    Gpu(Box<Gpu>),
+    /// Nothing does: shapes and counts only.
+    Meta,
 }
 
 #[derive(Default)]
 struct Counters {
     ops: AtomicU64,
+    kernel_launches: AtomicU64,
     flops: AtomicU64,
     bytes: AtomicU64,
 }
@@ -58,7 +75,8 @@ struct Counters {
 impl Device {
     /// A CPU device whose kernels use the thread pool of the caller, rayon's global one by default.
     pub fn cpu() -> Device {
-        Device::new(true, cpu_properties(rayon::current_num_threads()), None)
+        let properties = cpu_properties(rayon::current_num_threads());
+        Device::new(properties, host_memory(true), Backend::Cpu(None))
     }
 
     /// A CPU device with a pool of `threads` threads of its own. A rank's main function belongs
@@ -73,37 +91,106 @@ impl Device {
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|error| fail(error.to_string()))?;
-        Ok(Device::new(true, cpu_properties(threads), Some(pool)))
+        let backend = Backend::Cpu(Some(pool));
+        Ok(Device::new(
+            cpu_properties(threads),
+            host_memory(true),
+            backend,
+        ))
+    }
+
+    /// GPU `ordinal` of this machine, by NVIDIA's driver.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]: [`CudaError::DriverMissing`], [`CudaError::NoDevice`],
+    /// [`CudaError::UnsupportedGpu`], and others that say what is wrong with the driver;
+    /// [`CudaError::OneLibrary`] in a process that uses the emulator.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Device::gpu_of(Library::Driver, ordinal)
+    }
+
+    /// GPU `ordinal` of the emulator, which runs the same kernels on the CPU and checks them while it
+    /// does.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`]; [`CudaError::EmulatorMissing`] when it was not built.
+    pub fn emulator(ordinal: usize) -> Result<Device> {
+        Device::gpu_of(Library::Emulator, ordinal)
+    }
+
+    /// Whether [`Device::emulator`] would find the emulator's library.
+    pub fn emulator_is_built() -> bool {
+        cuda::emulator_is_built()
+    }
+
+    fn gpu_of(library: Library, ordinal: usize) -> Result<Device> {
+        let (gpu, gpu_properties) = Gpu::new(library, ordinal)?;
+        let properties = Properties {
+            name: format!("{}:{ordinal}", library.device_name()),
+            threads: 0,
+            simd: "ptx",
+            native_bf16: true,
+            gpu: Some(gpu_properties),
+        };
+        let memory = Memory::Gpu(Mutex::new(gpu.allocator()));
+        Ok(Device::new(properties, memory, Backend::Gpu(Box::new(gpu))))
     }
 
     /// A device that computes nothing but shapes, FLOPs, bytes and memory, as `like` would.
     pub fn meta(like: &Properties) -> Device {
-        Device::new(false, like.clone(), None)
+        let memory = match &like.gpu {
+            None => host_memory(false),
+            Some(gpu) => {
+                let segments = Imagined::new(gpu.memory);
+                Memory::Gpu(Mutex::new(Allocator::new(Box::new(segments))))
+            }
+        };
+        Device::new(like.clone(), memory, Backend::Meta)
     }
 
-    fn new(computes: bool, properties: Properties, pool: Option<rayon::ThreadPool>) -> Device {
-        let memory = Memory::new(computes);
+    fn new(properties: Properties, memory: Memory, backend: Backend) -> Device {
         Device(Arc::new(Inner {
-            computes,
             properties,
-            pool,
             memory,
+            backend,
             work: Counters::default(),
+            streams: AtomicU32::new(1),
+            graphs: AtomicU32::new(1),
         }))
     }
 
     /// Runs `main` as a worker of this device's pool, so that kernels inside find the pool without
     /// crossing threads. Entering costs about 13 us: once a program, not once an op.
     pub fn run<T: Send>(&self, main: impl FnOnce() -> T + Send) -> T {
-        match &self.0.pool {
-            Some(pool) => pool.install(main),
-            None => main(),
+        match &self.0.backend {
+            Backend::Cpu(Some(pool)) => pool.install(main),
+            _ => main(),
         }
     }
 
     /// Whether tensors have values here. False on a meta device.
     pub fn computes(&self) -> bool {
-        self.0.computes
+        !matches!(self.0.backend, Backend::Meta)
+    }
+
+    /// Whether this is a GPU, emulated or only counted ones included.
+    pub fn is_gpu(&self) -> bool {
+        self.0.properties.gpu.is_some()
+    }
+
+    /// Waits until all work that the device was given is done. A CPU device has always done it.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] with the failure of any work before; [`CudaError::Capture`] inside
+    /// [`Device::capture`].
+    pub fn synchronize(&self) -> Result<()> {
+        match &self.0.backend {
+            Backend::Gpu(gpu) => {
+                crate::stream::forbid_in_capture("synchronize")?;
+                Ok(gpu.synchronize()?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the device is able to do.
@@ -116,12 +203,17 @@ impl Device {
         self.0.memory.usage()
     }
 
+    /// How the cache of a GPU's memory is doing; `None` on a CPU device.
+    pub fn cache(&self) -> Option<CacheUse> {
+        self.0.memory.cache()
+    }
+
     /// Starts measuring the peak anew from what is live now.
     pub fn reset_peak(&self) {
         self.0.memory.reset_peak();
     }
 
-    /// Gives memory that is kept for reuse back to the operating system.
+    /// Gives memory that is kept for reuse back to the operating system or the GPU's driver.
     pub fn release_kept_memory(&self) {
         self.0.memory.release_kept();
     }
@@ -131,6 +223,7 @@ impl Device {
         let counters = &self.0.work;
         Work {
             ops: counters.ops.load(Ordering::Relaxed),
+            kernel_launches: counters.kernel_launches.load(Ordering::Relaxed),
             flops: counters.flops.load(Ordering::Relaxed),
             bytes: counters.bytes.load(Ordering::Relaxed),
         }
@@ -143,16 +236,50 @@ impl Device {
         counters.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn take_memory(&self, bytes: usize) -> Result<Option<Block>> {
-        self.0.memory.take(bytes).ok_or_else(|| Error::OutOfMemory {
-            device: self.to_string(),
-            bytes,
-            live: self.memory().live,
+    pub(crate) fn count_launch(&self) {
+        self.0.work.kernel_launches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The GPU, where there is one that computes.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        match &self.0.backend {
+            Backend::Gpu(gpu) => Some(gpu),
+            _ => None,
+        }
+    }
+
+    /// The allocator of a GPU's memory, real or counted.
+    pub(crate) fn gpu_memory(&self) -> Option<std::sync::MutexGuard<'_, Allocator>> {
+        self.0.memory.gpu()
+    }
+
+    /// A number for a stream that no other stream of this device has; 0 is the one outside of any
+    /// scope.
+    pub(crate) fn next_stream(&self) -> u32 {
+        self.0.streams.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for a graph that no other graph of this device has; 0 means none.
+    pub(crate) fn next_graph(&self) -> u32 {
+        self.0.graphs.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_memory(&self, pool: Pool, bytes: usize) -> Result<Block> {
+        self.0.memory.take(pool, bytes).map_err(|none| match none {
+            NoMemory::Host => Error::OutOfMemory {
+                device: self.to_string(),
+                bytes,
+                live: self.memory().live,
+            },
+            NoMemory::Gpu(held) => Error::Cuda(CudaError::OutOfMemory {
+                device: self.to_string(),
+                held,
+            }),
         })
     }
 
-    pub(crate) fn give_back_memory(&self, bytes: usize, block: Option<Block>) {
-        self.0.memory.give_back(bytes, block);
+    pub(crate) fn give_back_memory(&self, bytes: usize, block: Block, used_elsewhere: bool) {
+        self.0.memory.give_back(bytes, block, used_elsewhere);
     }
 }
 
@@ -167,7 +294,7 @@ impl Eq for Device {}
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.0.properties.name;
-        match self.0.computes {
+        match self.computes() {
             true => f.write_str(name),
             false => write!(f, "meta({name})"),
         }
@@ -180,12 +307,17 @@ impl fmt::Debug for Device {
     }
 }
 
+fn host_memory(backed: bool) -> Memory {
+    Memory::Host(HostMemory::new(backed))
+}
+
 fn cpu_properties(threads: usize) -> Properties {
     Properties {
         name: "cpu".into(),
         threads,
         simd: simd_level(),
         native_bf16: native_bf16(),
+        gpu: None,
     }
 }
 

@@ -4,7 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::cpu::{simd_math, vectorised};
+use crate::Number;
+use crate::cpu::vectorised;
 
 /// The type of a tensor's elements.
 ///
@@ -207,95 +208,25 @@ pub trait Float: Element {
     fn narrow(wide: Self::Wide) -> Self;
 }
 
-/// The arithmetic that kernels use: f32 or f64.
+/// The arithmetic that kernels on the CPU use: f32 or f64.
 pub trait Wide:
     Float<Wide = Self>
+    + Number
     + PartialOrd
-    + std::ops::Add<Output = Self>
-    + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self>
-    + std::ops::Div<Output = Self>
-    + std::ops::Neg<Output = Self>
     + std::ops::AddAssign
     + std::ops::MulAssign
     + std::iter::Sum
 {
-    /// 0.
-    const ZERO: Self;
-    /// 1.
-    const ONE: Self;
     /// Minus infinity.
     const NEG_INFINITY: Self;
 
     /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine;
     /// as it is for f64, of which only gradient checks make use.
     fn vectorised<R>(f: impl FnOnce() -> R) -> R;
-
-    /// Square root, correctly rounded.
-    fn sqrt(self) -> Self;
-    /// Absolute value.
-    fn abs(self) -> Self;
-    /// e^x.
-    fn exp(self) -> Self;
-    /// The natural logarithm.
-    fn ln(self) -> Self;
-    /// The sine, in radians.
-    fn sin(self) -> Self;
-    /// The cosine, in radians.
-    fn cos(self) -> Self;
-    /// The hyperbolic tangent.
-    fn tanh(self) -> Self;
-
-    /// 1 / (1 + e^-x).
-    #[inline(always)]
-    fn sigmoid(self) -> Self {
-        Self::ONE / (Self::ONE + (-self).exp())
-    }
 }
 
 macro_rules! wide_floats {
-    // Of f64 only gradient checks make use: the standard library's functions will do.
-    (@elementary f64) => {
-        wide_floats!(@std f64: exp, ln);
-
-        #[inline(always)]
-        fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-    };
-
-    (@elementary f32) => {
-        #[inline(always)]
-        fn exp(self) -> f32 {
-            simd_math::exp(self)
-        }
-
-        #[inline(always)]
-        fn ln(self) -> f32 {
-            simd_math::ln(self)
-        }
-
-        #[inline(always)]
-        fn sigmoid(self) -> f32 {
-            simd_math::sigmoid(self)
-        }
-
-        #[inline(always)]
-        fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-            vectorised(f)
-        }
-    };
-
-    (@std $rust:ident: $($function:ident),+) => {
-        $(
-            #[inline(always)]
-            fn $function(self) -> $rust {
-                $rust::$function(self)
-            }
-        )+
-    };
-
-    ($($rust:tt),+) => {
+    ($($rust:ident: |$f:ident| $vectorised:expr;)+) => {
         $(
             impl Float for $rust {
                 type Wide = $rust;
@@ -312,18 +243,21 @@ macro_rules! wide_floats {
             }
 
             impl Wide for $rust {
-                const ZERO: $rust = 0.0;
-                const ONE: $rust = 1.0;
                 const NEG_INFINITY: $rust = $rust::NEG_INFINITY;
 
-                wide_floats!(@std $rust: sqrt, abs, sin, cos, tanh);
-                wide_floats!(@elementary $rust);
+                #[inline(always)]
+                fn vectorised<R>($f: impl FnOnce() -> R) -> R {
+                    $vectorised
+                }
             }
         )+
     };
 }
 
-wide_floats!(f64, f32);
+wide_floats! {
+    f64: |f| f();
+    f32: |f| vectorised(f);
+}
 
 impl Float for bf16 {
     type Wide = f32;

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::cpu::attention::AttentionError;
 use crate::cpu::gemm::GemmError;
-use crate::{DType, Shape};
+use crate::cuda::CudaError;
+use crate::{DType, Device, Shape};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -174,6 +175,41 @@ pub enum Error {
         device: String,
     },
 
+    /// The values of a tensor that the host cannot address.
+    #[error(
+        "the values on {device} are not in the host's memory: copy them by Tensor::to_vec or \
+         ops::to_device"
+    )]
+    NotOnHost {
+        /// The device.
+        device: String,
+    },
+
+    /// An op that a device has no kernel for.
+    #[error(
+        "{op}: there is no kernel{operands} on {device}; compute it on a CPU device, where \
+         ops::to_device takes the operands"
+    )]
+    NoKernel {
+        /// The op.
+        op: &'static str,
+        /// The device.
+        device: String,
+        /// For which operands, when there is one for others: ` for f64`.
+        operands: String,
+    },
+
+    /// Operands that no kernel of an op can be made for.
+    #[error("{op}: {device} has no kernel for these operands: {reason}")]
+    KernelRefused {
+        /// The op.
+        op: &'static str,
+        /// The device.
+        device: String,
+        /// What the kernel's family said.
+        reason: meshgrad_kernels::Error,
+    },
+
     /// A write to a tensor that must not change.
     #[error(
         "{op}: the tensor is a value that others may share; only parameters, gradients, optimizer state and caches change"
@@ -200,6 +236,10 @@ pub enum Error {
     #[error(transparent)]
     Attention(#[from] AttentionError),
 
+    /// What went wrong with a GPU, its driver or the emulator.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+
     /// A thread pool could not be started.
     #[error("could not start a pool of {threads} threads: {reason}")]
     Threads {
@@ -208,4 +248,15 @@ pub enum Error {
         /// What the pool said.
         reason: String,
     },
+}
+
+impl Error {
+    /// There is no kernel for `op` on this GPU, whatever the operands.
+    pub(crate) fn no_kernel(op: &'static str, device: &Device) -> Error {
+        Error::NoKernel {
+            op,
+            device: device.to_string(),
+            operands: String::new(),
+        }
+    }
 }

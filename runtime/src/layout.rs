@@ -48,6 +48,20 @@ impl Layout {
         self.offset
     }
 
+    /// How many elements lie from the first to the last, those between that are not of this layout
+    /// included.
+    pub(crate) fn span(&self) -> usize {
+        let dims = self.shape.iter().zip(self.strides());
+        match self.shape.elements() {
+            0 => 0,
+            _ => {
+                1 + dims
+                    .map(|(extent, stride)| (extent - 1) * stride.unsigned_abs())
+                    .sum::<usize>()
+            }
+        }
+    }
+
     /// Whether the elements lie side by side in row-major order. Strides of dims of extent 1 do not
     /// matter.
     pub fn is_contiguous(&self) -> bool {

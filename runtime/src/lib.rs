@@ -15,34 +15,45 @@
 
 mod accumulator;
 mod cpu;
+mod cuda;
 mod device;
 mod dtype;
 mod error;
+mod graph;
 mod key;
 mod layout;
 mod memory;
+mod number;
 pub mod ops;
 mod philox;
+mod plan;
 mod shape;
 mod signature;
 mod storage;
+mod stream;
+mod symbol;
 mod tensor;
 
 pub use accumulator::Accumulator;
 pub use cpu::attention::AttentionError;
 pub use cpu::gemm::GemmError;
+pub use cuda::{CacheUse, CudaError, Exhausted, GpuProperties, Library};
 pub use device::{Device, Properties, Work};
 pub use dtype::{DType, Element, Float, Truth, Wide};
 pub use error::{Error, Result};
+pub use graph::Graph;
 pub use key::{Draw, Key, Region};
 pub use layout::Layout;
 pub use memory::MemoryUse;
+pub use number::Number;
 pub use shape::{MAX_DIMS, Shape};
 pub use signature::{Call, Signature};
 pub use storage::{Kind, Read, Write};
+pub use stream::{Pending, Stream, with_stream};
 pub use tensor::{Fresh, Tensor};
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/tensor.md")]
+#[doc = include_str!("../../docs/gpu.md")]
 struct Guide;

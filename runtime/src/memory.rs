@@ -1,13 +1,15 @@
-//! The allocator of a device: reuses what was given back, and counts.
+//! The memory of a device: an allocator that reuses what was given back, and counts.
 //!
-//! Sizes are rounded up to classes, eight to each power of two, so that a block that was given back
+//! On a GPU it is the caching allocator of [`cuda`](crate::cuda). On the host sizes are rounded up to classes, eight to each power of two, so that a block that was given back
 //! fits the next request of about its size. A device without memory of its own counts in exactly
 //! the same way, which is what makes its predicted peak the measured one.
 
 use std::alloc::Layout as Allocation;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::cuda::{self, Allocator, CacheUse, Exhausted, Pool};
 
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -19,28 +21,121 @@ pub struct MemoryUse {
     pub live: usize,
     /// The largest `live` since the last [`Device::reset_peak`](crate::Device::reset_peak).
     pub peak: usize,
-    /// Taken from the operating system: live, and kept for reuse.
+    /// Taken from the operating system or the GPU's driver: live, and kept for reuse.
     pub reserved: usize,
 }
 
-/// A block of memory, zeroed when it was new and holding stale bytes after reuse: never
+/// What a storage lies in.
+pub(crate) enum Block {
+    /// Memory of the host.
+    Host(HostBlock),
+    /// Memory of a GPU; on a device that only counts, a number.
+    Gpu(cuda::Block),
+    /// Nothing, on a device that only counts the memory of the host.
+    Nothing,
+}
+
+/// Why there is no block.
+pub(crate) enum NoMemory {
+    Host,
+    Gpu(Box<Exhausted>),
+}
+
+/// The memory of a device.
+pub(crate) enum Memory {
+    Host(HostMemory),
+    Gpu(Mutex<Allocator>),
+}
+
+impl Memory {
+    /// A block of at least `bytes` bytes; on a GPU of `pool`.
+    pub(crate) fn take(&self, pool: Pool, bytes: usize) -> Result<Block, NoMemory> {
+        match self {
+            Memory::Host(memory) => match memory.take(bytes) {
+                Some(Some(block)) => Ok(Block::Host(block)),
+                Some(None) => Ok(Block::Nothing),
+                None => Err(NoMemory::Host),
+            },
+            Memory::Gpu(memory) => {
+                let block = locked(memory).take(pool, bytes);
+                block.map(Block::Gpu).map_err(NoMemory::Gpu)
+            }
+        }
+    }
+
+    /// Takes back what [`Memory::take`] gave for `bytes`. `used_elsewhere` says whether other
+    /// streams than that of the block's pool used it.
+    pub(crate) fn give_back(&self, bytes: usize, block: Block, used_elsewhere: bool) {
+        match (self, block) {
+            (Memory::Host(memory), Block::Host(block)) => memory.give_back(bytes, Some(block)),
+            (Memory::Host(memory), _) => memory.give_back(bytes, None),
+            (Memory::Gpu(memory), Block::Gpu(block)) => {
+                locked(memory).give_back(block, used_elsewhere);
+            }
+            (Memory::Gpu(_), _) => {}
+        }
+    }
+
+    /// Returns what no tensor uses to the operating system or the driver.
+    pub(crate) fn release_kept(&self) {
+        match self {
+            Memory::Host(memory) => memory.release_kept(),
+            Memory::Gpu(memory) => locked(memory).release_cached(),
+        }
+    }
+
+    pub(crate) fn usage(&self) -> MemoryUse {
+        match self {
+            Memory::Host(memory) => memory.usage(),
+            Memory::Gpu(memory) => locked(memory).usage().memory(),
+        }
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        match self {
+            Memory::Host(memory) => memory.reset_peak(),
+            Memory::Gpu(memory) => locked(memory).reset_peak(),
+        }
+    }
+
+    /// The caching allocator's numbers, on a GPU.
+    pub(crate) fn cache(&self) -> Option<CacheUse> {
+        self.gpu().map(|memory| memory.usage())
+    }
+
+    /// The caching allocator, on a GPU.
+    pub(crate) fn gpu(&self) -> Option<MutexGuard<'_, Allocator>> {
+        match self {
+            Memory::Host(_) => None,
+            Memory::Gpu(memory) => Some(locked(memory)),
+        }
+    }
+}
+
+/// The state behind a lock is valid between any two statements, so a panic elsewhere cannot have
+/// broken it.
+fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A block of the host's memory, zeroed when it was new and holding stale bytes after reuse: never
 /// uninitialised.
-pub(crate) struct Block {
+pub(crate) struct HostBlock {
     address: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: a block is plain memory that belongs to its holder alone.
-unsafe impl Send for Block {}
+unsafe impl Send for HostBlock {}
 // SAFETY: shared access to a block only reads its address and size.
-unsafe impl Sync for Block {}
+unsafe impl Sync for HostBlock {}
 
-impl Block {
-    fn new(bytes: usize) -> Option<Block> {
+impl HostBlock {
+    fn new(bytes: usize) -> Option<HostBlock> {
         let allocation = Allocation::from_size_align(bytes, ALIGNMENT).ok()?;
         // SAFETY: size classes are never zero.
         let address = unsafe { std::alloc::alloc_zeroed(allocation) };
-        Some(Block {
+        Some(HostBlock {
             address: NonNull::new(address)?,
             bytes,
         })
@@ -51,7 +146,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for HostBlock {
     fn drop(&mut self) {
         let allocation = Allocation::from_size_align(self.bytes, ALIGNMENT);
         if let Ok(allocation) = allocation {
@@ -61,8 +156,8 @@ impl Drop for Block {
     }
 }
 
-/// The allocator. Blocks are kept by size class.
-pub(crate) struct Memory {
+/// The host's allocator. Blocks are kept by size class.
+pub(crate) struct HostMemory {
     state: Mutex<State>,
     /// Whether there is memory behind the numbers.
     backed: bool,
@@ -70,13 +165,13 @@ pub(crate) struct Memory {
 
 #[derive(Default)]
 struct State {
-    kept: HashMap<usize, Vec<Option<Block>>>,
+    kept: HashMap<usize, Vec<Option<HostBlock>>>,
     usage: MemoryUse,
 }
 
-impl Memory {
-    pub(crate) fn new(backed: bool) -> Memory {
-        Memory {
+impl HostMemory {
+    pub(crate) fn new(backed: bool) -> HostMemory {
+        HostMemory {
             state: Mutex::default(),
             backed,
         }
@@ -84,7 +179,7 @@ impl Memory {
 
     /// A block of at least `bytes` bytes (`None` inside where nothing backs it), or `None` when
     /// memory has run out.
-    pub(crate) fn take(&self, bytes: usize) -> Option<Option<Block>> {
+    fn take(&self, bytes: usize) -> Option<Option<HostBlock>> {
         let class = size_class(bytes);
         let mut state = self.lock();
 
@@ -93,7 +188,7 @@ impl Memory {
             Some(block) => block,
             None => {
                 let block = if self.backed {
-                    Some(Block::new(class)?)
+                    Some(HostBlock::new(class)?)
                 } else {
                     None
                 };
@@ -107,8 +202,8 @@ impl Memory {
         Some(block)
     }
 
-    /// Takes back what [`Memory::take`] gave for `bytes`.
-    pub(crate) fn give_back(&self, bytes: usize, block: Option<Block>) {
+    /// Takes back what [`HostMemory::take`] gave for `bytes`.
+    fn give_back(&self, bytes: usize, block: Option<HostBlock>) {
         let class = size_class(bytes);
         let mut state = self.lock();
         state.usage.live -= class;
@@ -116,27 +211,23 @@ impl Memory {
     }
 
     /// Returns every block that no tensor uses to the operating system.
-    pub(crate) fn release_kept(&self) {
+    fn release_kept(&self) {
         let mut state = self.lock();
         state.kept.clear();
         state.usage.reserved = state.usage.live;
     }
 
-    pub(crate) fn usage(&self) -> MemoryUse {
+    fn usage(&self) -> MemoryUse {
         self.lock().usage
     }
 
-    pub(crate) fn reset_peak(&self) {
+    fn reset_peak(&self) {
         let mut state = self.lock();
         state.usage.peak = state.usage.live;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // The state is valid between any two statements, so a panic elsewhere cannot have broken
-        // it.
-        self.state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
     }
 }
 
@@ -167,7 +258,7 @@ mod tests {
 
     #[test]
     fn blocks_are_reused_and_counted() {
-        let memory = Memory::new(true);
+        let memory = HostMemory::new(true);
         let block = memory.take(1000).unwrap();
         let address = block.as_ref().unwrap().address();
         memory.give_back(1000, block);
@@ -192,7 +283,7 @@ mod tests {
     /// The device without memory counts what the device with memory counts.
     #[test]
     fn counting_does_not_need_memory() {
-        let (real, counted) = (Memory::new(true), Memory::new(false));
+        let (real, counted) = (HostMemory::new(true), HostMemory::new(false));
         for memory in [&real, &counted] {
             let blocks: Vec<_> = (1..50)
                 .map(|n| (n * 37, memory.take(n * 37).unwrap()))

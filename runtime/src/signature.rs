@@ -21,6 +21,7 @@
 
 use std::sync::OnceLock;
 
+use crate::plan::Launcher;
 use crate::shape::MAX_DIMS;
 use crate::tensor::Fresh;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
@@ -506,16 +507,35 @@ impl Call {
         Fresh::new(&self.device, Shape::new(&[elements])?, dtype)
     }
 
-    /// Runs the arithmetic, unless the device computes nothing, and counts it.
+    /// Runs the arithmetic of an op that computes on the CPU only, unless the device computes
+    /// nothing, and counts it.
     ///
     /// # Errors
-    /// What `kernel` returns.
+    /// What `kernel` returns; [`Error::NoKernel`] on a GPU.
     pub fn compute(&self, kernel: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.device.is_gpu() {
+            return Err(Error::no_kernel(self.name(), &self.device));
+        }
         self.device.count(self.flops(), self.bytes);
         match self.device.computes() {
             true => kernel(),
             false => Ok(()),
         }
+    }
+
+    /// Launches the op's kernels on a GPU, and counts it. On a device that computes nothing what
+    /// `kernels` launches is only counted.
+    ///
+    /// # Errors
+    /// What `kernels` returns; [`Error::NoKernel`] for f64, which no kernel of ours computes in.
+    pub(crate) fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
+        let launcher = Launcher::new(self.name(), &self.device);
+        let mut dtypes = self.bound.dtypes.iter().flatten();
+        if dtypes.any(|(dtype, _)| *dtype == DType::F64) {
+            return Err(launcher.no_kernel_for(DType::F64));
+        }
+        self.device.count(self.flops(), self.bytes);
+        kernels(&launcher)
     }
 
     fn flops(&self) -> u64 {

@@ -5,10 +5,12 @@
 //! thread.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
+use crate::cuda::{self, Part, Pool};
 use crate::memory::Block;
-use crate::{DType, Device, Element, Error, Result};
+use crate::{DType, Device, Element, Error, Result, stream};
 
 /// What a storage is for, and so whether it may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,24 +29,27 @@ pub enum Kind {
 
 /// A block of a device's memory with its version and its borrows.
 pub(crate) struct Storage {
-    block: Option<Block>,
+    block: Block,
     bytes: usize,
     device: Device,
     kind: Kind,
     version: AtomicU64,
+    /// Whether another stream than the one that it was made on used it.
+    used_elsewhere: AtomicBool,
     /// Readers when positive, one writer when -1.
     borrows: AtomicIsize,
 }
 
 impl Storage {
     pub(crate) fn new(device: &Device, bytes: usize, kind: Kind) -> Result<Storage> {
-        let block = device.take_memory(bytes)?;
+        let block = device.take_memory(stream::pool(device), bytes)?;
         Ok(Storage {
             block,
             bytes,
             device: device.clone(),
             kind,
             version: AtomicU64::new(0),
+            used_elsewhere: AtomicBool::new(false),
             borrows: AtomicIsize::new(0),
         })
     }
@@ -98,7 +103,7 @@ impl Storage {
             borrows: &self.borrows,
         };
         let (address, bytes) = self.raw()?;
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.raise_version();
         // SAFETY: the borrow count says that nobody else reads or writes until `release` is dropped, and a block is
         // always initialised.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
@@ -106,6 +111,112 @@ impl Storage {
             elements: elements_mut(bytes),
             _release: release,
         })
+    }
+
+    /// The bytes behind `offset` on a GPU, copied over `to` when all work before is done.
+    pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture("read")?;
+                stream::touch(self);
+                let stream = stream::raw(&self.device, gpu);
+                Ok(gpu.download(&stream, block, offset, to)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Overwrites the first bytes on a GPU; for the op that makes this storage.
+    pub(crate) fn upload(&mut self, from: &[u8]) -> Result<()> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture("from_slice")?;
+                let stream = stream::raw(&self.device, gpu);
+                Ok(gpu.upload(&stream, from, block)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Puts a copy of `bytes` bytes of `from`, behind an offset, to those behind `offset` into the
+    /// current stream of a GPU; nothing on one that only counts.
+    pub(crate) fn copy_from(
+        &self,
+        offset: usize,
+        (from, from_offset): (&Arc<Storage>, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        match (&from.block, &self.block) {
+            (Block::Gpu(from_block), Block::Gpu(block)) => {
+                stream::touch(from);
+                let Some(gpu) = self.device.gpu() else {
+                    return Ok(());
+                };
+                let stream = stream::raw(&self.device, gpu);
+                let from = Part {
+                    block: from_block,
+                    offset: from_offset,
+                };
+                Ok(cuda::copy(&stream, from, Part { block, offset }, bytes)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Makes all bytes zero; for the op that makes this storage. Nothing on a meta device.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                let stream = stream::raw(&self.device, gpu);
+                Ok(cuda::clear(&stream, block, self.bytes)?)
+            }
+            _ if self.device.computes() => {
+                self.fresh::<u8>()?.fill(0);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into the
+    /// current stream now: it lives until that is done.
+    pub(crate) fn address(self: &Arc<Storage>) -> Result<u64> {
+        stream::touch(self);
+        self.fresh_address()
+    }
+
+    /// As [`Storage::address`], for work by which `op` changes it. Counts as a new version.
+    pub(crate) fn address_to_write(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        self.raise_version();
+        self.address()
+    }
+
+    /// As [`Storage::address`], for the op that makes this storage and has not yet shared it.
+    pub(crate) fn fresh_address(&self) -> Result<u64> {
+        match &self.block {
+            Block::Gpu(block) => Ok(block.address()),
+            Block::Host(_) | Block::Nothing => Err(self.no_values()),
+        }
+    }
+
+    /// The pool that its memory is of.
+    pub(crate) fn pool(&self) -> Pool {
+        match &self.block {
+            Block::Gpu(block) => block.pool(),
+            Block::Host(_) | Block::Nothing => Pool::default(),
+        }
+    }
+
+    /// Says that another stream than its pool's uses it.
+    pub(crate) fn mark_used_elsewhere(&self) {
+        self.used_elsewhere.store(true, Ordering::Release);
+    }
+
+    fn raise_version(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// All elements, for the op that makes this storage and has not yet shared it.
@@ -124,17 +235,29 @@ impl Storage {
 
     fn raw(&self) -> Result<(*mut u8, usize)> {
         match &self.block {
-            Some(block) => Ok((block.address().as_ptr(), self.bytes)),
-            None => Err(Error::NoValues {
-                device: self.device.to_string(),
-            }),
+            Block::Host(block) => Ok((block.address().as_ptr(), self.bytes)),
+            Block::Gpu(_) | Block::Nothing => Err(self.no_values()),
+        }
+    }
+
+    fn no_values(&self) -> Error {
+        let device = self.device.to_string();
+        match self.device.computes() {
+            true => Error::NotOnHost { device },
+            false => Error::NoValues { device },
         }
     }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        self.device.give_back_memory(self.bytes, self.block.take());
+        let block = std::mem::replace(&mut self.block, Block::Nothing);
+        // The first stream waits for all others before they give back what they used of it.
+        let elsewhere = self.used_elsewhere.load(Ordering::Acquire);
+        let used_elsewhere =
+            elsewhere && matches!(&block, Block::Gpu(block) if block.pool().stream != 0);
+        self.device
+            .give_back_memory(self.bytes, block, used_elsewhere);
     }
 }
 

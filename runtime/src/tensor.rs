@@ -34,9 +34,7 @@ impl Tensor {
                 given: elements.len(),
             });
         }
-        if device.computes() {
-            fresh.slice()?.copy_from_slice(elements);
-        }
+        fresh.copy_from(elements)?;
         Ok(fresh.finish())
     }
 
@@ -184,11 +182,17 @@ impl Tensor {
         Ok(self.layout.reshape(shape)?.map(|layout| self.with(layout)))
     }
 
-    /// The elements in row-major order.
+    /// The elements in row-major order. Waits for the work of a GPU's current stream.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`].
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`];
+    /// [`Error::Cuda`] with the failure of any work before.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.device().gpu().is_some() {
+            self.expect_dtype(T::DTYPE)?;
+            return self.download();
+        }
+
         let elements = self.read::<T>()?;
         if self.is_contiguous() {
             let start = self.layout.offset();
@@ -218,8 +222,8 @@ impl Tensor {
     /// lie.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`] while someone
-    /// writes.
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU;
+    /// [`Error::Busy`] while someone writes.
     pub fn read<T: Element>(&self) -> Result<Read<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.read()
@@ -229,10 +233,39 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a
-    /// meta device; [`Error::Busy`] while someone reads or writes.
+    /// meta device; [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while someone reads or writes.
     pub fn write<T: Element>(&self, op: &'static str) -> Result<Write<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.write(op)
+    }
+
+    /// Where its first element lies on a GPU, for work that is put into the current stream now.
+    pub(crate) fn address(&self) -> Result<u64> {
+        Ok(self.storage.address()? + self.offset_bytes())
+    }
+
+    /// As [`Tensor::address`], for work by which `op` changes it. The version goes up by one.
+    pub(crate) fn address_to_write(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address_to_write(op)? + self.offset_bytes())
+    }
+
+    fn offset_bytes(&self) -> u64 {
+        self.dtype.bytes(self.layout.offset()) as u64
+    }
+
+    /// The elements in row-major order, from a GPU: what lies between the first and the last.
+    fn download<T: Element>(&self) -> Result<Vec<T>> {
+        let mut elements = vec![T::zeroed(); self.layout.span()];
+        let bytes = bytemuck::cast_slice_mut(&mut elements);
+        self.storage.download(self.offset_bytes() as usize, bytes)?;
+        if self.is_contiguous() {
+            return Ok(elements);
+        }
+
+        let start = self.layout.offset();
+        let mut out = Vec::with_capacity(self.elements());
+        crate::cpu::strided::for_each_offset(&self.layout, |at| out.push(elements[at - start]));
+        Ok(out)
     }
 
     fn expect_dtype(&self, asked: DType) -> Result<()> {
@@ -308,10 +341,15 @@ impl Fresh {
         self.dtype
     }
 
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+
     /// The elements, for writing.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device.
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
         if self.dtype != T::DTYPE {
             return Err(Error::WrongDType {
@@ -325,12 +363,34 @@ impl Fresh {
     /// Sets every element to zero; nothing on a meta device.
     ///
     /// # Errors
-    /// None that a caller can cause.
+    /// [`Error::Cuda`] when the driver fails.
     pub fn clear(&mut self) -> Result<()> {
-        if self.storage.device().computes() {
-            self.storage.fresh::<u8>()?.fill(0);
+        self.storage.clear()
+    }
+
+    /// Sets the elements to `elements`, of which there must be as many; nothing on a meta device.
+    pub(crate) fn copy_from<T: Element>(&mut self, elements: &[T]) -> Result<()> {
+        let device = self.storage.device();
+        if device.gpu().is_some() {
+            return self.storage.upload(bytemuck::cast_slice(elements));
+        }
+        if device.computes() {
+            self.slice()?.copy_from_slice(elements);
         }
         Ok(())
+    }
+
+    /// Puts a copy of the elements of `x`, which is contiguous and of this shape and dtype, into the
+    /// current stream of a GPU.
+    pub(crate) fn copy_from_gpu(&mut self, x: &Tensor) -> Result<()> {
+        let from = (&x.storage, x.offset_bytes() as usize);
+        self.storage
+            .copy_from(0, from, self.dtype.bytes(x.elements()))
+    }
+
+    /// Where its first element lies on a GPU, for the op that makes it.
+    pub(crate) fn address(&self) -> Result<u64> {
+        self.storage.fresh_address()
     }
 
     /// The tensor, from now on as unchangeable as its kind says.

@@ -71,6 +71,9 @@ impl Cta<'_> {
         access: &Access,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
+        if self.access_side_by_side(warp, access, mask)? {
+            return Ok(());
+        }
         let addresses = self.addresses(warp, &access.address, mask)?;
         let bytes = access.bytes * access.registers.len();
         let touch = Touch {
@@ -200,7 +203,7 @@ impl Cta<'_> {
         }
     }
 
-    fn region(&self, home: Home) -> Region<'_> {
+    pub(super) fn region(&self, home: Home) -> Region<'_> {
         match home {
             Home::Shared => Region {
                 data: &self.shared.data,
@@ -276,12 +279,7 @@ impl Cta<'_> {
             self.check_initialised(&region, initialised, offsets, lanes, touch.bytes)?;
         }
         if let Some(races) = region.races {
-            let (agent, clock) = match touch.copy {
-                None => (warp.index as u8, warp.knowledge.clock),
-                Some(group) => (copies_of(warp.index), group),
-            };
-            let cta = warp.knowledge.cta;
-            let mark = Mark::new(region.stamp, cta, agent, 0, clock, touch.strong);
+            let mark = mark_of(warp, region.stamp, touch);
             self.check_races(warp, &region, races, mark, offsets, lanes, touch, changes)?;
         }
         Ok(())
@@ -479,6 +477,16 @@ impl Cta<'_> {
             Home::Local | Home::Param => {}
         }
     }
+}
+
+/// The mark that an access leaves, but for the lane.
+#[inline(always)]
+pub(super) fn mark_of(warp: &Warp, stamp: u32, touch: Touch) -> Mark {
+    let (agent, clock) = match touch.copy {
+        None => (warp.index as u8, warp.knowledge.clock),
+        Some(group) => (copies_of(warp.index), group),
+    };
+    Mark::new(stamp, warp.knowledge.cta, agent, 0, clock, touch.strong)
 }
 
 /// The fault of a race.

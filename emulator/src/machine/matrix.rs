@@ -6,7 +6,7 @@ use super::cta::Cta;
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::{Flow, truth};
 use super::warp::Warp;
-use crate::numerics::tensor_core;
+use crate::numerics::{matrix_move, tensor_core};
 use crate::options::Asynchronous;
 use crate::program::op::{CopyAsync, LoadMatrix, Multiply, Space};
 use crate::report::{Fault, Kind};
@@ -41,7 +41,10 @@ impl Cta<'_> {
                 let at = offsets[index * 8 + row] as usize;
                 std::array::from_fn(|word| self.shared.data.load_u32(at + 4 * word))
             });
-            let value = tensor_core::load_matrix(&rows, load.transposed);
+            let value = match load.transposed {
+                true => matrix_move::distribute(&matrix_move::transpose(&rows)),
+                false => matrix_move::distribute(&rows),
+            };
             warp.registers.set_narrow(*to, mask, &value);
         }
         Ok(Flow::Next)
@@ -58,7 +61,7 @@ impl Cta<'_> {
             return Ok(flow);
         }
         self.need(warp, from, mask)?;
-        let value = tensor_core::transpose_matrix(warp.registers.narrow(from));
+        let value = matrix_move::transpose_plane(warp.registers.narrow(from));
         warp.registers.set_narrow(to, mask, &value);
         Ok(Flow::Next)
     }
@@ -78,18 +81,14 @@ impl Cta<'_> {
         {
             self.need(warp, *slot, mask)?;
         }
-        let wide = multiply.kind.is_f64();
+        let Some(kind) = multiply.kind else {
+            multiply_f64(warp, multiply, mask);
+            return Ok(Flow::Next);
+        };
         let planes = |slots: &[Slot]| -> Vec<[u32; LANES]> {
-            let registers = &warp.registers;
             slots
                 .iter()
-                .flat_map(|slot| match wide {
-                    true => {
-                        let value = registers.wide(*slot);
-                        vec![value.map(|it| it as u32), value.map(|it| (it >> 32) as u32)]
-                    }
-                    false => vec![*registers.narrow(*slot)],
-                })
+                .map(|slot| *warp.registers.narrow(*slot))
                 .collect()
         };
         let (a, b, c) = (
@@ -97,18 +96,10 @@ impl Cta<'_> {
             planes(&multiply.b),
             planes(&multiply.c),
         );
-        let mut d = vec![[0; LANES]; multiply.d.len() * (1 + usize::from(wide))];
-        tensor_core::multiply(multiply.kind, &a, &b, &c, &mut d);
-        for (index, slot) in multiply.d.iter().enumerate() {
-            match wide {
-                true => {
-                    let value = std::array::from_fn(|lane| {
-                        u64::from(d[2 * index][lane]) | u64::from(d[2 * index + 1][lane]) << 32
-                    });
-                    warp.registers.set_wide(*slot, mask, &value);
-                }
-                false => warp.registers.set_narrow(*slot, mask, &d[index]),
-            }
+        let mut d = vec![[0; LANES]; multiply.d.len()];
+        tensor_core::multiply(kind, &a, &b, &c, &mut d);
+        for (slot, value) in multiply.d.iter().zip(&d) {
+            warp.registers.set_narrow(*slot, mask, value);
         }
         Ok(Flow::Next)
     }
@@ -228,5 +219,17 @@ impl Cta<'_> {
         let at = offsets[copy.lane] as usize;
         self.shared.data.write(at, &bytes[..copy.bytes]);
         Ok(())
+    }
+}
+
+fn multiply_f64(warp: &mut Warp, multiply: &Multiply, mask: u32) {
+    let numbers = |slot: Slot| warp.registers.wide(slot).map(f64::from_bits);
+    let (a, b) = (numbers(multiply.a[0]), numbers(multiply.b[0]));
+    let c = [numbers(multiply.c[0]), numbers(multiply.c[1])];
+    let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
+    tensor_core::multiply_f64(&a, &b, [&c[0], &c[1]], [&mut low, &mut high]);
+    for (slot, value) in multiply.d.iter().zip([low, high]) {
+        warp.registers
+            .set_wide(*slot, mask, &value.map(f64::to_bits));
     }
 }

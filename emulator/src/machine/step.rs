@@ -163,7 +163,9 @@ impl Cta<'_> {
         counts.lanes += u64::from(mask.count_ones());
         let flops = match &instruction.op {
             Op::Compute { flops, .. } => u64::from(*flops) * u64::from(mask.count_ones()),
-            Op::Multiply(multiply) => multiply.kind.flops(),
+            Op::Multiply(multiply) => multiply
+                .kind
+                .map_or(2 * 8 * 8 * 4, |kind| 2 * 16 * 8 * kind.k() as u64),
             _ => 0,
         };
         counts.flops += flops;
@@ -203,6 +205,7 @@ impl Cta<'_> {
     ) -> Result<Flow, Box<Fault>> {
         match &instruction.op {
             Op::Compute { .. } | Op::Nothing => {}
+            Op::Carry(carry) => self.carry(warp, carry, mask)?,
             Op::Move { to, from, wide } => warp.registers.copy(*to, *from, *wide, mask),
             Op::Split { to, from, bits } => self.split_value(warp, to, *from, *bits, mask)?,
             Op::Join { to, from, bits } => self.join_value(warp, *to, from, *bits, mask)?,

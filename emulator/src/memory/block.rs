@@ -72,6 +72,40 @@ impl Block {
         u64, AtomicU64, load_u64, store_u64, at_u64;
     }
 
+    /// The 32-bit words at `offset`, a multiple of four, and on.
+    #[inline(always)]
+    pub(crate) fn load_words(&self, offset: usize, into: &mut [u32]) {
+        let words = self.words(offset, into.len());
+        for (word, cell) in into.iter_mut().zip(words) {
+            *word = cell.load(Relaxed);
+        }
+    }
+
+    /// Stores 32-bit words at `offset`, a multiple of four, and on.
+    #[inline(always)]
+    pub(crate) fn store_words(&self, offset: usize, words: &[u32]) {
+        for (word, cell) in words.iter().zip(self.words(offset, words.len())) {
+            cell.store(*word, Relaxed);
+        }
+    }
+
+    /// The cells of `count` words from `offset` on.
+    #[inline(always)]
+    fn words(&self, offset: usize, count: usize) -> &[AtomicU32] {
+        let end = offset.checked_add(count * 4);
+        let inside = end.is_some_and(|end| end <= self.layout.size());
+        assert!(
+            inside && offset % 4 == 0,
+            "offset {offset} is outside or misaligned"
+        );
+        // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever accessed
+        // atomically, and lives as long as `self`.
+        unsafe {
+            let first = self.start.as_ptr().add(offset).cast();
+            std::slice::from_raw_parts(first, count)
+        }
+    }
+
     /// The 32-bit words `skip` bytes behind the offsets of the lanes of `mask`.
     #[inline(always)]
     pub(crate) fn gather(&self, offsets: &[u64; 32], skip: usize, mask: u32, to: &mut [u32; 32]) {

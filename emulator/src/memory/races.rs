@@ -183,6 +183,76 @@ impl RaceShadow {
         found
     }
 
+    /// As [`RaceShadow::read`] for a whole warp whose lanes read `granules` whole granules each,
+    /// side by side from granule `first` on; with the lane of the race.
+    #[inline(always)]
+    pub(crate) fn read_run(
+        &self,
+        me: Mark,
+        order: &impl Order,
+        pc: u32,
+        (first, granules): (usize, usize),
+    ) -> Option<(u32, Earlier)> {
+        let range = first..first + 32 * granules;
+        let (writes, reads) = (&self.writes[range.clone()], &self.reads[range.clone()]);
+        let (others, pcs) = (&self.other_reads[range.clone()], &self.read_pcs[range]);
+        let me = me.of_bytes(0xf);
+        let mut found = None;
+        for lane in 0..32 {
+            let me = me.by_lane(lane as u32);
+            for at in lane * granules..(lane + 1) * granules {
+                let write = Mark(writes[at].load(Relaxed));
+                if write.stamp() == me.stamp() && races(write, me, order) && found.is_none() {
+                    found = Some((lane as u32, self.earlier_write(write, first + at)));
+                }
+                let last = Mark(reads[at].load(Relaxed));
+                if last != me {
+                    if last.stamp() == me.stamp() && !last.same_party(me) {
+                        others[at].store(last.0, Relaxed);
+                    }
+                    reads[at].store(me.0, Relaxed);
+                    pcs[at].store(pc, Relaxed);
+                }
+            }
+        }
+        found
+    }
+
+    /// As [`RaceShadow::write`] for a whole warp whose lanes write `granules` whole granules each,
+    /// side by side from granule `first` on; with the lane of the race.
+    #[inline(always)]
+    pub(crate) fn write_run(
+        &self,
+        me: Mark,
+        order: &impl Order,
+        pc: u32,
+        (first, granules): (usize, usize),
+        changes: impl Fn(u32) -> bool,
+    ) -> Option<(u32, Earlier)> {
+        let range = first..first + 32 * granules;
+        let (writes, reads) = (&self.writes[range.clone()], &self.reads[range.clone()]);
+        let pcs = &self.write_pcs[range];
+        let me = me.of_bytes(0xf);
+        let mut found = None;
+        for lane in 0..32 {
+            let me = me.by_lane(lane as u32);
+            for at in lane * granules..(lane + 1) * granules {
+                let write = Mark(writes[at].load(Relaxed));
+                let read = Mark(reads[at].load(Relaxed));
+                let known = write.stamp() == me.stamp() || read.stamp() == me.stamp();
+                if known && found.is_none() {
+                    let earlier = self.conflict_of_write(me, order, first + at);
+                    found = earlier
+                        .filter(|_| changes(lane as u32))
+                        .map(|earlier| (lane as u32, earlier));
+                }
+                writes[at].store(me.0, Relaxed);
+                pcs[at].store(pc, Relaxed);
+            }
+        }
+        found
+    }
+
     #[inline(always)]
     fn conflict_of_write(&self, me: Mark, order: &impl Order, at: usize) -> Option<Earlier> {
         let write = Mark(self.writes[at].load(Relaxed));

@@ -1,9 +1,36 @@
 //! What instructions compute, lane by lane: pure functions of bits.
+//!
+//! The interpreter calls these in loops over the 32 lanes of a warp. They are small, inlined and
+//! free of allocation, so that the compiler can vectorise the loops; where a function takes a
+//! rounding mode or a type as a value, match on it outside of the loop.
+//!
+//! | file | instructions |
+//! |---|---|
+//! | [`rounding`], [`double`] | f32 and f64 arithmetic, `.ftz`, `.sat` |
+//! | [`half_precision`] | f16 and bf16 arithmetic, scalar and packed |
+//! | [`compare`] | setp, min, max, copysign, testp |
+//! | [`convert`] | cvt |
+//! | [`approximate`] | ex2, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div with `.approx` |
+//! | [`integer`], [`bits`] | the integer and logic instructions that Rust lacks |
+//! | [`fragment`], [`tensor_core`], [`matrix_move`] | mma.sync, ldmatrix, stmatrix, movmatrix |
+//!
+//! [`exact`] and [`series`] are what the others are made of. What is deterministic on a GPU is bit
+//! for bit what a GPU computes; every function is deterministic and the same on every machine.
+
 pub(crate) mod approximate;
+pub(crate) mod bits;
+pub(crate) mod compare;
+pub(crate) mod convert;
 pub(crate) mod double;
 pub(crate) mod exact;
+pub(crate) mod fragment;
+pub(crate) mod half_precision;
 pub(crate) mod integer;
-pub(crate) mod packed;
+pub(crate) mod matrix_move;
 pub(crate) mod rounding;
 pub(crate) mod tensor_core;
+
 pub use approximate::Approximation;
+
+#[cfg(test)]
+mod tests;

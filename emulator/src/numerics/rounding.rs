@@ -152,7 +152,7 @@ pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
 #[inline(always)]
 fn to_odd(nearest: f64, error: f64) -> f64 {
     let bits = nearest.to_bits();
-    let inexact = error > 0.0 || error < 0.0;
+    let inexact = error.abs() > 0.0;
     let outwards = error.is_sign_negative() == nearest.is_sign_negative();
     let odd = if outwards {
         bits | 1

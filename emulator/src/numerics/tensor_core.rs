@@ -1,26 +1,241 @@
-#[derive(Clone, Copy)]
-pub(crate) enum Kind {
-    F64,
+//! The arithmetic of `mma.sync`: D = A B + C on one warp.
+//!
+//! Implements PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma". Fragments are
+//! gathered into dense tiles ([`super::fragment`] knows where elements live), multiplied in loops
+//! that the compiler vectorises over the eight columns, and scattered back.
+//!
+//! What NVIDIA publishes: products are exact, and sums are made with at least single precision, in an
+//! order and with a rounding that are not specified. Measurements show that tensor cores align the
+//! products of a slice of k and the accumulator to the largest of them, cut bits below, and add them
+//! as integers (Fasi, Higham, Mikaitis and Pranesh, 2021; Khattak and Mikaitis, arXiv 2512.07004);
+//! how many bits are kept differs from one generation to the next. We compute instead what all of
+//! them approximate: the exact products, summed in f64 in the order of k, then the accumulator, and
+//! one rounding to nearest even. It is at least as accurate as any hardware, the same on every
+//! machine, and not what a test should expect bit for bit of a GPU.
+//!
+//! Subnormal operands count. NaN results are canonical.
+
+use super::fragment::{
+    Accumulator, COLUMNS, Kind, LANES, Operand, Plane, ROWS, a_position, accumulator_position,
+    b_position,
+};
+use super::half_precision::{Bf16, F16, Half, pack, unpack};
+use super::rounding::{canonical, narrow_to_odd};
+
+/// The largest k of floating-point and of integer kinds.
+const MAX_K: usize = 32;
+
+type TileA<T> = [[T; MAX_K]; ROWS];
+type TileB<T> = [[T; COLUMNS]; MAX_K];
+type TileC<T> = [[T; COLUMNS]; ROWS];
+
+/// `mma.sync`: D = A B + C. Each slice holds the operand's registers, as many as `kind` says.
+///
+/// # Panics
+/// If a slice has fewer registers than `kind` says: a bug of the caller's decoding.
+pub(crate) fn multiply(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
+    // Compiled for each instruction set of the host. All give the same bits: products are exact in
+    // f64, so that it does not matter whether they are fused with their sum.
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || multiply_here(kind, a, b, c, d),
+    );
 }
-impl Kind {
-    pub(crate) fn flops(self) -> u64 {
-        0
-    }
-    pub(crate) fn is_f64(self) -> bool {
-        true
+
+#[inline(always)]
+fn multiply_here(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
+    let a = &a[..kind.a_registers()];
+    let b = &b[..kind.b_registers()];
+    let c = &c[..kind.accumulator_registers()];
+    let d = &mut d[..kind.accumulator_registers()];
+
+    match kind.accumulator() {
+        Accumulator::F32 => {
+            let products = float_products(kind, a, b);
+            map_accumulators(&products, c, d, |product, c| {
+                let sum = product + f64::from(f32::from_bits(c));
+                canonical(sum as f32).to_bits()
+            });
+        }
+        Accumulator::F16 => {
+            let products = float_products(kind, a, b);
+            map_packed_accumulators(&products, c, d, |product, c| {
+                F16::narrow(narrow_to_odd(product + f64::from(F16::widen(c))))
+            });
+        }
+        Accumulator::S32 => {
+            let products = integer_products(kind, a, b);
+            map_accumulators(&products, c, d, |product: i32, c| {
+                product.wrapping_add(c as i32) as u32
+            });
+        }
+        Accumulator::SaturatedS32 => {
+            let products = integer_products(kind, a, b);
+            // The products' sum is exact, so that one clamped addition clamps the whole.
+            map_accumulators(&products, c, d, |product: i32, c| {
+                product.saturating_add(c as i32) as u32
+            });
+        }
     }
 }
-pub(crate) fn multiply(
-    _: Kind,
-    _: &[[u32; 32]],
-    _: &[[u32; 32]],
-    _: &[[u32; 32]],
-    _: &mut [[u32; 32]],
+
+/// A B in f64.
+#[inline(always)]
+fn float_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
+    match kind.a() {
+        Operand::F16 => {
+            let decode = |word| unpack(word).map(|half| f64::from(F16::widen(half)));
+            product(kind.k(), &gather_a(a, decode), &gather_b(b, decode))
+        }
+        Operand::Bf16 => {
+            let decode = |word| unpack(word).map(|half| f64::from(Bf16::widen(half)));
+            product(kind.k(), &gather_a(a, decode), &gather_b(b, decode))
+        }
+        // Kinds of integers have accumulators of integers.
+        Operand::Tf32 | Operand::S8 | Operand::U8 => {
+            let decode = |word| [f64::from(f32::from_bits(word & !0x1fff))];
+            product(kind.k(), &gather_a(a, decode), &gather_b(b, decode))
+        }
+    }
+}
+
+/// A B in i32, which holds 32 products of bytes.
+#[inline(always)]
+fn integer_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
+    let signed = |word: u32| word.to_le_bytes().map(|byte| i32::from(byte as i8));
+    let unsigned = |word: u32| word.to_le_bytes().map(i32::from);
+    let a = if kind.a() == Operand::S8 {
+        gather_a(a, signed)
+    } else {
+        gather_a(a, unsigned)
+    };
+    let b = if kind.b() == Operand::S8 {
+        gather_b(b, signed)
+    } else {
+        gather_b(b, unsigned)
+    };
+    product(kind.k(), &a, &b)
+}
+
+/// The elements of a register of all lanes, those of one position side by side: a loop of its own,
+/// so that it vectorises.
+#[inline(always)]
+fn decode_plane<T: Copy + Default, const PACKED: usize>(
+    plane: &Plane,
+    decode: impl Fn(u32) -> [T; PACKED],
+) -> [[T; LANES]; PACKED] {
+    let mut elements = [[T::default(); LANES]; PACKED];
+    for (position, elements) in elements.iter_mut().enumerate() {
+        for (element, &word) in elements.iter_mut().zip(plane) {
+            *element = decode(word)[position];
+        }
+    }
+    elements
+}
+
+#[inline(always)]
+fn gather_a<T: Copy + Default, const PACKED: usize>(
+    planes: &[Plane],
+    decode: impl Fn(u32) -> [T; PACKED],
+) -> TileA<T> {
+    let mut tile = [[T::default(); MAX_K]; ROWS];
+    for (register, plane) in planes.iter().enumerate() {
+        let elements = decode_plane(plane, &decode);
+        for lane in 0..LANES {
+            let (row, column) = a_position(lane, register, PACKED);
+            for (offset, elements) in elements.iter().enumerate() {
+                tile[row][column + offset] = elements[lane];
+            }
+        }
+    }
+    tile
+}
+
+#[inline(always)]
+fn gather_b<T: Copy + Default, const PACKED: usize>(
+    planes: &[Plane],
+    decode: impl Fn(u32) -> [T; PACKED],
+) -> TileB<T> {
+    let mut tile = [[T::default(); COLUMNS]; MAX_K];
+    for (register, plane) in planes.iter().enumerate() {
+        let elements = decode_plane(plane, &decode);
+        for lane in 0..LANES {
+            let (row, column) = b_position(lane, register, PACKED);
+            for (offset, elements) in elements.iter().enumerate() {
+                tile[row + offset][column] = elements[lane];
+            }
+        }
+    }
+    tile
+}
+
+/// The product of two tiles over the first `k` of the inner axis, in its order.
+#[inline(always)]
+fn product<T>(k: usize, a: &TileA<T>, b: &TileB<T>) -> TileC<T>
+where
+    T: Copy + Default + std::ops::AddAssign + std::ops::Mul<Output = T>,
+{
+    let mut sums = [[T::default(); COLUMNS]; ROWS];
+    for (sums, a) in sums.iter_mut().zip(a) {
+        for (&a, b) in a[..k].iter().zip(b) {
+            for (sum, &b) in sums.iter_mut().zip(b) {
+                *sum += a * b;
+            }
+        }
+    }
+    sums
+}
+
+/// Each accumulator of 32 bits: `d = add(product, c)`.
+#[inline(always)]
+fn map_accumulators<T: Copy>(
+    products: &TileC<T>,
+    c: &[Plane],
+    d: &mut [Plane],
+    add: impl Fn(T, u32) -> u32,
 ) {
+    for (index, (c, d)) in c.iter().zip(d).enumerate() {
+        for lane in 0..LANES {
+            let (row, column) = accumulator_position(lane, index);
+            d[lane] = add(products[row][column], c[lane]);
+        }
+    }
 }
-pub(crate) fn load_matrix(_: &[[u32; 4]; 8], _: bool) -> [u32; 32] {
-    [0; 32]
+
+/// Each accumulator of 16 bits: `d = add(product, c)`.
+#[inline(always)]
+fn map_packed_accumulators(
+    products: &TileC<f64>,
+    c: &[Plane],
+    d: &mut [Plane],
+    add: impl Fn(f64, u16) -> u16,
+) {
+    for (register, (c, d)) in c.iter().zip(d).enumerate() {
+        for lane in 0..LANES {
+            let (row, column) = accumulator_position(lane, 2 * register);
+            let [low, high] = unpack(c[lane]);
+            let products = &products[row][column..column + 2];
+            d[lane] = pack([add(products[0], low), add(products[1], high)]);
+        }
+    }
 }
-pub(crate) fn transpose_matrix(a: &[u32; 32]) -> [u32; 32] {
-    *a
+
+/// `mma.sync.aligned.m8n8k4.row.col.f64`: lane 4g + t holds A[g][t], B[t][g] and the accumulators
+/// [g][2t] and [g][2t + 1]. Sums are chains of fused multiply-adds from C on, in the order of k.
+pub(crate) fn multiply_f64(
+    a: &[f64; LANES],
+    b: &[f64; LANES],
+    c: [&[f64; LANES]; 2],
+    d: [&mut [f64; LANES]; 2],
+) {
+    for (part, (c, d)) in c.into_iter().zip(d).enumerate() {
+        for lane in 0..LANES {
+            let (group, thread) = (lane / 4, lane % 4);
+            let column = 2 * thread + part;
+            d[lane] = (0..4).fold(c[lane], |sum, k| {
+                let (a, b) = (a[4 * group + k], b[4 * column + k]);
+                super::double::fma_f64(a, b, sum, super::exact::Rounding::Nearest)
+            });
+        }
+    }
 }

@@ -52,6 +52,7 @@ pub(crate) struct Lowering<'a> {
     local_bytes: u32,
     functions: HashMap<String, Function>,
     pending: Vec<String>,
+    carry: Option<Slot>,
     pub(crate) communicates: bool,
     pub(crate) copies: bool,
 }
@@ -88,6 +89,7 @@ impl<'a> Lowering<'a> {
             local_bytes: 0,
             functions: HashMap::new(),
             pending: Vec::new(),
+            carry: None,
             communicates: false,
             copies: false,
         }
@@ -347,6 +349,11 @@ impl<'a> Lowering<'a> {
             true => Ok(slot),
             false => Err(format!("a register of {bits} bits for {kind:?}")),
         }
+    }
+
+    /// The predicate that stands for the carry of extended-precision arithmetic.
+    pub(crate) fn carry(&mut self) -> Slot {
+        *self.carry.get_or_insert_with(|| self.names.new_predicate())
     }
 
     /// A register and its size.

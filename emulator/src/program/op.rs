@@ -2,7 +2,7 @@
 
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
-use crate::numerics::tensor_core;
+use crate::numerics::fragment::Kind;
 
 /// One instruction of a kernel's code.
 pub(crate) struct Instruction {
@@ -24,6 +24,7 @@ pub(crate) enum Op {
         /// Floating-point operations a lane.
         flops: u8,
     },
+    Carry(Carry),
     /// A copy of a register, which may be undefined.
     Move {
         to: Slot,
@@ -126,6 +127,29 @@ pub(crate) enum Op {
     Sleep,
     /// Advice that changes nothing here: prefetches, cache policies.
     Nothing,
+}
+
+/// Extended-precision arithmetic.
+pub(crate) struct Carry {
+    pub(crate) operation: CarryOperation,
+    pub(crate) to: Slot,
+    pub(crate) sources: Vec<Slot>,
+    pub(crate) wide: bool,
+    pub(crate) signed: bool,
+    /// The predicate of the carry in.
+    pub(crate) reads: Option<Slot>,
+    /// The predicate of the carry out.
+    pub(crate) sets: Option<Slot>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CarryOperation {
+    Add,
+    Subtract,
+    /// The low half of a product, plus the third source.
+    MultiplyLow,
+    /// The high half of a product, plus the third source.
+    MultiplyHigh,
 }
 
 /// A predicate as an operand.
@@ -339,7 +363,8 @@ pub(crate) struct LoadMatrix {
 
 /// `mma.sync`.
 pub(crate) struct Multiply {
-    pub(crate) kind: tensor_core::Kind,
+    /// `None` for m8n8k4 of f64.
+    pub(crate) kind: Option<Kind>,
     pub(crate) d: Vec<Slot>,
     pub(crate) a: Vec<Slot>,
     pub(crate) b: Vec<Slot>,

@@ -81,6 +81,11 @@ impl<'a> Opcode<'a> {
         }
     }
 
+    /// Whether a modifier is there.
+    pub(crate) fn has(&self, modifier: &str) -> bool {
+        self.rest.contains(&modifier)
+    }
+
     /// Takes a modifier; whether it was there.
     pub(crate) fn take(&mut self, modifier: &str) -> bool {
         let at = self.rest.iter().position(|it| *it == modifier);

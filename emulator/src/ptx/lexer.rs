@@ -139,11 +139,16 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%' | '.')
 }
 
-/// A colon belongs to a word only in pairs: `L1::evict_last` is one word, `label:` is not.
+/// A colon belongs to a word only in pairs: `L1::evict_last` is one word, `label:` is not. Of
+/// directives each is one, `.reg.b32` two.
 fn word_length(rest: &str) -> usize {
     let bytes = rest.as_bytes();
+    let directive = rest.starts_with('.');
     let mut at = 0;
     while at < bytes.len() {
+        if directive && at > 0 && bytes[at] == b'.' {
+            break;
+        }
         if is_word(bytes[at] as char) {
             at += 1;
         } else if rest[at..].starts_with("::") {

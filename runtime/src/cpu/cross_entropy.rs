@@ -7,7 +7,7 @@ use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
 use super::rows::{Flat, for_rows, max, rows_a_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::ops::Targets;
-use crate::{Error, Float, Result, Tensor, Wide};
+use crate::{Error, Float, Number, Result, Tensor, Wide};
 
 /// Logits in memory at a time. More rows read `w` (and `dw`) less often, more classes split the
 /// sums for `dx` less.

@@ -6,13 +6,13 @@
 
 use super::strided::{CHUNK, Source};
 use super::{BLOCK, for_blocks};
-use crate::{Element, Error, Float, Fresh, Result, Tensor, Truth, Wide};
+use crate::{Element, Error, Float, Fresh, Number, Result, Tensor, Truth, Wide};
 
 /// A function of `N` numbers, for every type that kernels compute in.
 ///
 /// `value` must be `#[inline(always)]`, or it is compiled without vectors.
 pub(crate) trait Function<const N: usize>: Sync {
-    fn value<W: Wide>(&self, x: [W; N]) -> W;
+    fn value<W: Number>(&self, x: [W; N]) -> W;
 }
 
 /// What [`Function`]s do to a chunk.

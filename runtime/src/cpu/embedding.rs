@@ -2,7 +2,7 @@
 
 use super::for_blocks;
 use super::rows::{Flat, Rows, copy_rows, rows_a_task};
-use crate::{Error, Float, Result, Tensor, Wide};
+use crate::{Error, Float, Number, Result, Tensor};
 
 /// y[i] = table[ids[i]].
 pub(crate) fn embedding<T: Float>(

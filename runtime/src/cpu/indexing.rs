@@ -3,7 +3,7 @@
 use super::rows::{copy_rows, rows_a_task};
 use super::strided::Source;
 use super::{BLOCK, blocks, for_blocks, for_parts};
-use crate::{Element, Float, Layout, Result, Tensor, Wide};
+use crate::{Element, Float, Layout, Number, Result, Tensor};
 
 /// Row by row the rows of `inputs`, whose widths are `widths`, one after the other.
 pub(crate) fn concat<T: Element>(

@@ -5,7 +5,7 @@ use super::rank::top_of;
 use super::rows::{copy_rows, for_rows, rows_a_task, sum};
 use super::strided::CHUNK;
 use super::{blocks, for_blocks, for_parts};
-use crate::{Element, Error, Float, Result, Wide};
+use crate::{Element, Error, Float, Number, Result};
 
 /// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them
 /// without it.

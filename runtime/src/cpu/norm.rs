@@ -2,7 +2,7 @@
 
 use super::rows::{Flat, Rows, for_rows, rows_a_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
-use crate::{Element, Float, Result, Tensor, Wide};
+use crate::{Element, Float, Number, Result, Tensor};
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
 pub(crate) fn rms_norm<T: Float>(

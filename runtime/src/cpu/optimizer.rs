@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::strided::{CHUNK, Source};
 use super::{BLOCK, blocks as cut, for_parts};
 use crate::ops::AdamW;
-use crate::{Float, Result, Tensor, Wide, for_float};
+use crate::{Float, Number, Result, Tensor, Wide, for_float};
 
 /// What a step multiplies by.
 #[derive(Clone, Copy)]

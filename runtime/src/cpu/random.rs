@@ -8,7 +8,7 @@ use super::quantile::{normal_f32, normal_f64};
 use super::strided::{CHUNK, Dims, Source};
 use super::{BLOCK, for_blocks};
 use crate::philox::philox;
-use crate::{Element, Float, Key, Layout, Result, Tensor, Truth, Wide};
+use crate::{Element, Float, Key, Layout, Number, Result, Tensor, Truth, Wide};
 
 /// Blocks of four words that are computed side by side.
 const LANES: usize = 16;

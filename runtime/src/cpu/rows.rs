@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 
 use super::{BLOCK, for_blocks};
 use crate::ops::contiguous_range;
-use crate::{Element, Float, Read, Result, Tensor, Wide};
+use crate::{Element, Float, Number, Read, Result, Tensor, Wide};
 
 /// Interleaved partial results of a fold along a row: enough to hide the latency of an addition.
 const LANES: usize = 32;

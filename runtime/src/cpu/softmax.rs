@@ -1,7 +1,7 @@
 //! Kernels of softmax and its logarithm, row by row.
 
 use super::rows::{Rows, for_rows, max, sum};
-use crate::{Float, Result, Tensor, Wide};
+use crate::{Float, Number, Result, Tensor};
 
 pub(crate) fn softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
     let x = Rows::<T>::new(x)?;

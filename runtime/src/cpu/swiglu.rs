@@ -1,7 +1,7 @@
 //! Kernels of swiglu: rows 2i and 2i + 1 of its operand are gate and up of row i of its result.
 
 use super::rows::{Rows, for_rows};
-use crate::{Float, Result, Tensor, Wide};
+use crate::{Float, Number, Result, Tensor};
 
 /// y = silu(gate) * up.
 pub(crate) fn swiglu<T: Float>(gate_up: &Tensor, features: usize, y: &mut [T]) -> Result<()> {

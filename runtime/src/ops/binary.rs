@@ -1,8 +1,10 @@
 //! Elementwise functions of two and three operands, which broadcast against each other; comparisons
 //! and selection.
 
-use crate::cpu::elementwise::{self, Function, accumulate, map, test};
-use crate::{Accumulator, Error, Result, Signature, Tensor, Wide, for_any, for_float};
+use super::elementwise::{map, test};
+use crate::cpu::elementwise::{self as cpu, Function};
+use crate::cuda::elementwise::{self as cuda, Target};
+use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_float};
 
 /// Defines an op, and its signature, for each function of two float operands.
 macro_rules! binary_ops {
@@ -25,12 +27,12 @@ macro_rules! binary_ops {
 
                 impl Function<2> for Value {
                     #[inline(always)]
-                    fn value<W: Wide>(&self, [$a, $b]: [W; 2]) -> W {
+                    fn value<W: Number>(&self, [$a, $b]: [W; 2]) -> W {
                         $value
                     }
                 }
 
-                call.compute(|| map(&Value, [&a, &b], &mut y))?;
+                map(&call, &Value, [&a, &b], &mut y)?;
                 Ok(y.finish())
             }
         )+
@@ -64,10 +66,10 @@ binary_ops! {
     div = |a, b| a / b;
 
     /// The larger of a and b; NaN where either is.
-    maximum = |a, b| if a >= b { a } else if b > a { b } else { a + b };
+    maximum = |a, b| b.if_le(a, a, a.if_lt(b, b, a + b));
 
     /// The smaller of a and b; NaN where either is.
-    minimum = |a, b| if a <= b { a } else if b < a { b } else { a + b };
+    minimum = |a, b| a.if_le(b, a, b.if_lt(a, b, a + b));
 }
 
 static MAXIMUM_SHARE: Signature =
@@ -85,7 +87,7 @@ pub fn maximum_share(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = MAXIMUM_SHARE.call(&[a, b])?;
     let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
     let mut share = call.output(0)?;
-    call.compute(|| map(&MaximumShare, [&a, &b], &mut share))?;
+    map(&call, &MaximumShare, [&a, &b], &mut share)?;
     Ok(share.finish())
 }
 
@@ -93,14 +95,9 @@ struct MaximumShare;
 
 impl Function<2> for MaximumShare {
     #[inline(always)]
-    fn value<W: Wide>(&self, [a, b]: [W; 2]) -> W {
-        if a > b {
-            W::ONE
-        } else if a == b {
-            W::from_f64(0.5)
-        } else {
-            W::ZERO
-        }
+    fn value<W: Number>(&self, [a, b]: [W; 2]) -> W {
+        let equal_or_less = a.if_eq(b, W::constant(0.5), W::ZERO);
+        b.if_lt(a, W::ONE, equal_or_less)
     }
 }
 
@@ -117,7 +114,7 @@ static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 pub fn affine(x: &Tensor, scale: f64, shift: f64) -> Result<Tensor> {
     let mut call = AFFINE.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| map(&Affine { scale, shift }, [x], &mut y))?;
+    map(&call, &Affine { scale, shift }, [x], &mut y)?;
     Ok(y.finish())
 }
 
@@ -128,8 +125,8 @@ struct Affine {
 
 impl Function<1> for Affine {
     #[inline(always)]
-    fn value<W: Wide>(&self, [x]: [W; 1]) -> W {
-        W::from_f64(self.scale) * x + W::from_f64(self.shift)
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        W::constant(self.scale) * x + W::constant(self.shift)
     }
 }
 
@@ -145,12 +142,19 @@ static ADD_INTO: Signature = Signature::new("add_into", "x: F[..], into: G[..] -
 pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = ADD_INTO.call(&[x, into.buffer()])?;
     let range = contiguous_range(call.name(), into.buffer())?;
-    call.compute(|| {
-        for_float!(x.dtype(), T => for_float!(into.buffer().dtype(), U => {
-            let mut to = into.buffer().write::<U>("add_into")?;
-            accumulate::<T, U>(x, &mut to[range], into.is_empty())
-        }))
-    })?;
+    let (buffer, empty) = (into.buffer(), into.is_empty());
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let to = Target::changed(call.name(), buffer)?;
+            cuda::accumulate(gpu, x, buffer, empty, &to)
+        }),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => for_float!(buffer.dtype(), U => {
+                let mut to = buffer.write::<U>(call.name())?;
+                cpu::accumulate::<T, U>(x, &mut to[range], empty)
+            }))
+        }),
+    }?;
     into.filled();
     Ok(())
 }
@@ -174,7 +178,7 @@ pub(crate) fn contiguous_range(
 
 /// Defines an op, and its signature, for each comparison.
 macro_rules! comparisons {
-    ($($(#[$doc:meta])* $name:ident = $operator:tt;)+) => {
+    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $holds:expr;)+) => {
         $(
             $(#[$doc])*
             ///
@@ -193,12 +197,12 @@ macro_rules! comparisons {
 
                 impl Function<2> for Holds {
                     #[inline(always)]
-                    fn value<W: Wide>(&self, [a, b]: [W; 2]) -> W {
-                        if a $operator b { W::ONE } else { W::ZERO }
+                    fn value<W: Number>(&self, [$a, $b]: [W; 2]) -> W {
+                        $holds
                     }
                 }
 
-                call.compute(|| test(&Holds, [&a, &b], &mut y))?;
+                test(&call, &Holds, [&a, &b], &mut y)?;
                 Ok(y.finish())
             }
         )+
@@ -220,22 +224,22 @@ macro_rules! comparisons {
 
 comparisons! {
     /// a == b.
-    eq = ==;
+    eq = |a, b| a.if_eq(b, W::ONE, W::ZERO);
 
     /// a != b.
-    ne = !=;
+    ne = |a, b| a.if_eq(b, W::ZERO, W::ONE);
 
     /// a < b.
-    lt = <;
+    lt = |a, b| a.if_lt(b, W::ONE, W::ZERO);
 
     /// a <= b.
-    le = <=;
+    le = |a, b| a.if_le(b, W::ONE, W::ZERO);
 
     /// a > b.
-    gt = >;
+    gt = |a, b| b.if_lt(a, W::ONE, W::ZERO);
 
     /// a >= b.
-    ge = >=;
+    ge = |a, b| b.if_le(a, W::ONE, W::ZERO);
 }
 
 static CLAMP: Signature = Signature::new("clamp", "x: F[..] -> y: F[..]", 2);
@@ -252,7 +256,7 @@ pub fn clamp(x: &Tensor, low: f64, high: f64) -> Result<Tensor> {
     check_bounds(low, high)?;
     let mut call = CLAMP.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| map(&Clamp(Bounds { low, high }), [x], &mut y))?;
+    map(&call, &Clamp(Bounds { low, high }), [x], &mut y)?;
     Ok(y.finish())
 }
 
@@ -260,15 +264,9 @@ struct Clamp(Bounds);
 
 impl Function<1> for Clamp {
     #[inline(always)]
-    fn value<W: Wide>(&self, [x]: [W; 1]) -> W {
-        let [low, high] = self.0.wide();
-        if x < low {
-            low
-        } else if x > high {
-            high
-        } else {
-            x
-        }
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        let [low, high]: [W; 2] = self.0.wide();
+        x.if_lt(low, low, high.if_lt(x, high, x))
     }
 }
 
@@ -283,7 +281,7 @@ pub fn clamp_grad(x: &Tensor, dy: &Tensor, low: f64, high: f64) -> Result<Tensor
     check_bounds(low, high)?;
     let mut call = CLAMP_GRAD.call(&[x, dy])?;
     let mut dx = call.output(0)?;
-    call.compute(|| map(&ClampSlope(Bounds { low, high }), [x, dy], &mut dx))?;
+    map(&call, &ClampSlope(Bounds { low, high }), [x, dy], &mut dx)?;
     Ok(dx.finish())
 }
 
@@ -291,9 +289,9 @@ struct ClampSlope(Bounds);
 
 impl Function<2> for ClampSlope {
     #[inline(always)]
-    fn value<W: Wide>(&self, [x, dy]: [W; 2]) -> W {
-        let [low, high] = self.0.wide();
-        if x >= low && x <= high { dy } else { W::ZERO }
+    fn value<W: Number>(&self, [x, dy]: [W; 2]) -> W {
+        let [low, high]: [W; 2] = self.0.wide();
+        low.if_le(x, x.if_le(high, dy, W::ZERO), W::ZERO)
     }
 }
 
@@ -304,8 +302,8 @@ struct Bounds {
 
 impl Bounds {
     #[inline(always)]
-    fn wide<W: Wide>(&self) -> [W; 2] {
-        [W::from_f64(self.low), W::from_f64(self.high)]
+    fn wide<W: Number>(&self) -> [W; 2] {
+        [W::constant(self.low), W::constant(self.high)]
     }
 }
 
@@ -346,9 +344,11 @@ pub fn select(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let condition = condition.broadcast_to(&shape)?;
     let (a, b) = broadcast_pair(a, b, &shape)?;
     let mut y = call.output(0)?;
-    call.compute(
-        || for_any!(a.dtype(), T => elementwise::select::<T>(&condition, &a, &b, y.slice()?)),
-    )?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::select(gpu, [&condition, &a, &b], &Target::fresh(&y)?)),
+        false => call
+            .compute(|| for_any!(a.dtype(), T => cpu::select::<T>(&condition, &a, &b, y.slice()?))),
+    }?;
     Ok(y.finish())
 }
 

@@ -5,9 +5,11 @@ use std::ops::Range;
 use bytemuck::Zeroable;
 use half::bf16;
 
-use crate::cpu::elementwise;
+use crate::cpu::elementwise as cpu;
 use crate::cpu::{BLOCK, for_blocks};
+use crate::cuda::elementwise::{self as cuda, Target};
 use crate::ops::binary::contiguous_range;
+use crate::plan::Launcher;
 use crate::{
     DType, Device, Element, Error, Fresh, Layout, Result, Shape, Signature, Tensor, for_any,
 };
@@ -39,13 +41,28 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
 pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(shape)?, dtype)?;
-    if device.computes() {
-        for_any!(dtype, T => {
-            let value = T::from_f64(value);
-            for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
-        });
-    }
+    for_any!(dtype, T => fill(&mut fresh, T::from_f64(value)))?;
     Ok(fresh.finish())
+}
+
+/// Sets every element of a tensor in the making to `value`.
+fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
+    if bytemuck::bytes_of(&value).iter().all(|byte| *byte == 0) {
+        return fresh.clear();
+    }
+    let device = fresh.device().clone();
+    match T::DTYPE {
+        DType::F32 | DType::BF16 | DType::Bool if device.is_gpu() => {
+            let gpu = Launcher::new("full", &device);
+            cuda::fill(&gpu, value.to_f64() as f32, &Target::fresh(fresh)?)
+        }
+        _ if device.gpu().is_some() => fresh.copy_from(&vec![value; fresh.shape().elements()]),
+        _ if device.computes() => {
+            for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// 0, 1, 2, ..: `count` elements of an index dtype.
@@ -55,12 +72,10 @@ pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Resul
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
     crate::for_index!(dtype, T => {
-        if device.computes() {
-            for (at, element) in fresh.slice::<T>()?.iter_mut().enumerate() {
-                *element = at as T;
-            }
+        match device.computes() {
+            true => fresh.copy_from(&(0..count).map(|at| at as T).collect::<Vec<T>>()),
+            false => Ok(()),
         }
-        Ok(())
     })?;
     Ok(fresh.finish())
 }
@@ -83,7 +98,11 @@ pub fn contiguous(x: &Tensor) -> Result<Tensor> {
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut call = CONTIGUOUS.call(&[x])?;
     let mut y = call.output(0)?;
-    call.compute(|| for_any!(x.dtype(), T => elementwise::copy::<T>(x, y.slice()?)))?;
+    match call.device().is_gpu() {
+        true if x.is_contiguous() => y.copy_from_gpu(x),
+        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(&y)?)),
+        false => call.compute(|| for_any!(x.dtype(), T => cpu::copy::<T>(x, y.slice()?))),
+    }?;
     Ok(y.finish())
 }
 
@@ -111,12 +130,15 @@ pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     let call = COPY_INTO.call(&[x, into])?;
     let range = contiguous_range(call.name(), into)?;
-    call.compute(|| {
-        for_any!(x.dtype(), T => {
-            let mut to = into.write::<T>("copy_into")?;
-            elementwise::copy::<T>(x, &mut to[range])
-        })
-    })
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::changed(call.name(), into)?)),
+        false => call.compute(|| {
+            for_any!(x.dtype(), T => {
+                let mut to = into.write::<T>(call.name())?;
+                cpu::copy::<T>(x, &mut to[range])
+            })
+        }),
+    }
 }
 
 /// Copies `x` into the rows of `into` from position `at` on: into[:, at..at + T] = x. How a cache
@@ -211,14 +233,19 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
 pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
     let range = contiguous_range(call.name(), into)?;
-    call.compute(|| {
-        for_any!(into.dtype(), T => {
-            let value = T::from_f64(value);
-            let mut to = into.write::<T>("fill_into")?;
-            for_blocks(&mut to[range], BLOCK, |_, part| part.fill(value));
-            Ok(())
-        })
-    })
+    match call.device().is_gpu() {
+        true => {
+            call.launch(|gpu| cuda::fill(gpu, value as f32, &Target::changed(call.name(), into)?))
+        }
+        false => call.compute(|| {
+            for_any!(into.dtype(), T => {
+                let value = T::from_f64(value);
+                let mut to = into.write::<T>(call.name())?;
+                for_blocks(&mut to[range], BLOCK, |_, part| part.fill(value));
+                Ok(())
+            })
+        }),
+    }
 }
 
 /// `x` on `device`: `x` itself when it is there, a copy of its values otherwise (of its shape,
@@ -231,9 +258,12 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
-    if device.computes() {
-        for_any!(x.dtype(), T => elementwise::copy::<T>(x, fresh.slice()?))?;
-    }
+    let through_host = device.is_gpu() || x.device().is_gpu();
+    for_any!(x.dtype(), T => match device.computes() {
+        true if through_host => fresh.copy_from(&x.to_vec::<T>()?),
+        true => cpu::copy::<T>(x, fresh.slice()?),
+        false => Ok(()),
+    })?;
     Ok(fresh.finish())
 }
 
@@ -249,13 +279,14 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }
     let mut call = CAST.call(&[x])?;
     let mut y = call.output_of(*x.shape(), dtype)?;
-    call.compute(|| match (x.dtype(), dtype) {
-        (DType::F32, DType::BF16) => elementwise::cast::<f32, bf16>(x, y.slice()?),
-        (DType::BF16, DType::F32) => elementwise::cast::<bf16, f32>(x, y.slice()?),
-        (from, to) if from.is_float() || to.is_float() => {
-            elementwise::cast_through::<f64>(x, &mut y)
-        }
-        _ => elementwise::cast_through::<i64>(x, &mut y),
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(&y)?)),
+        false => call.compute(|| match (x.dtype(), dtype) {
+            (DType::F32, DType::BF16) => cpu::cast::<f32, bf16>(x, y.slice()?),
+            (DType::BF16, DType::F32) => cpu::cast::<bf16, f32>(x, y.slice()?),
+            (from, to) if from.is_float() || to.is_float() => cpu::cast_through::<f64>(x, &mut y),
+            _ => cpu::cast_through::<i64>(x, &mut y),
+        }),
+    }?;
     Ok(y.finish())
 }

@@ -56,6 +56,9 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let inner: usize = extents[dim + 1..].iter().product();
     let widths: Vec<usize> = tensors.iter().map(|x| x.shape()[dim] * inner).collect();
     let device = first.device();
+    if device.is_gpu() {
+        return Err(Error::no_kernel(CONCAT.name(), device));
+    }
     let mut y = Fresh::new(device, shape, first.dtype())?;
     device.count(0, 2 * first.dtype().bytes(shape.elements()) as u64);
     if device.computes() {

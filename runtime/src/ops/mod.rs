@@ -9,6 +9,7 @@ mod attention;
 mod binary;
 mod copy;
 mod cross_entropy;
+mod elementwise;
 mod embedding;
 mod grouped_matmul;
 mod indexing;

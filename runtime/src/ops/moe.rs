@@ -12,7 +12,7 @@
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
 use crate::ops::{cast, contiguous};
-use crate::{Call, DType, Error, Result, Signature, Tensor, Wide, for_float, for_index};
+use crate::{Call, DType, Error, Number, Result, Signature, Tensor, for_float, for_index};
 
 static ROUTER_TOP_K: Signature = Signature::new(
     "router_top_k",
@@ -318,7 +318,7 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
         let place = checked_places(&call, &place)?;
         for_float!(dy.dtype(), T => {
             let dy = Flat::<T>::new(&dy)?;
-            kernels::collect::<T>(&dy, width, top_k, &place, |_| Wide::ONE, dx.slice()?);
+            kernels::collect::<T>(&dy, width, top_k, &place, |_| Number::ONE, dx.slice()?);
             Ok(())
         })
     })?;

@@ -221,6 +221,9 @@ fn fresh(
     let shape = Shape::new(shape)?;
     let words = words(op, draw, &shape)?;
     let mut fresh = Fresh::new(device, shape, dtype)?;
+    if device.is_gpu() {
+        return Err(Error::no_kernel(op, device));
+    }
     if device.computes() {
         fill(&words, &mut fresh)?;
     }

@@ -1,9 +1,10 @@
 //! Elementwise functions of one operand, and their derivatives.
 
-use crate::cpu::elementwise::{Function, map};
-use crate::{Result, Signature, Tensor, Wide};
+use super::elementwise::map;
+use crate::cpu::elementwise::Function;
+use crate::{Number, Result, Signature, Tensor};
 
-/// Defines, for each function of the wide type `W`, an op, the op for its gradient, and their
+/// Defines, for each function of the number type `W`, an op, the op for its gradient, and their
 /// signatures.
 ///
 /// The gradient takes what the function's derivative is cheapest in: its operand (`of x`) or its
@@ -30,12 +31,12 @@ macro_rules! unary_ops {
 
                 impl Function<1> for Value {
                     #[inline(always)]
-                    fn value<W: Wide>(&self, [$x]: [W; 1]) -> W {
+                    fn value<W: Number>(&self, [$x]: [W; 1]) -> W {
                         $value
                     }
                 }
 
-                call.compute(|| map(&Value, [x], &mut y))?;
+                map(&call, &Value, [x], &mut y)?;
                 Ok(y.finish())
             }
 
@@ -54,12 +55,12 @@ macro_rules! unary_ops {
 
                 impl Function<2> for Slope {
                     #[inline(always)]
-                    fn value<W: Wide>(&self, [$k, $dy]: [W; 2]) -> W {
+                    fn value<W: Number>(&self, [$k, $dy]: [W; 2]) -> W {
                         $slope
                     }
                 }
 
-                call.compute(|| map(&Slope, [$kept, dy], &mut dx))?;
+                map(&call, &Slope, [$kept, dy], &mut dx)?;
                 Ok(dx.finish())
             }
         )+
@@ -104,7 +105,7 @@ unary_ops! {
 
     /// 1 / sqrt(x).
     rsqrt = |x| W::ONE / x.sqrt(), flops 2;
-    rsqrt_grad of y = |y, dy| dy * W::from_f64(-0.5) * y * y * y;
+    rsqrt_grad of y = |y, dy| dy * W::constant(-0.5) * y * y * y;
 
     /// 1 / x.
     reciprocal = |x| W::ONE / x, flops 1;
@@ -139,24 +140,19 @@ unary_ops! {
     silu_grad of x = |x, dy| dy * silu_slope(x);
 
     /// max(x, 0); its derivative at 0 is 0.
-    relu = |x| if x <= W::ZERO { W::ZERO } else { x }, flops 1;
-    relu_grad of x = |x, dy| if x > W::ZERO { dy } else { W::ZERO };
+    relu = |x| x.if_le(W::ZERO, W::ZERO, x), flops 1;
+    relu_grad of x = |x, dy| W::ZERO.if_lt(x, dy, W::ZERO);
 }
 
 #[inline(always)]
-fn sign<W: Wide>(x: W) -> W {
-    if x > W::ZERO {
-        W::ONE
-    } else if x < W::ZERO {
-        -W::ONE
-    } else {
-        W::ZERO
-    }
+fn sign<W: Number>(x: W) -> W {
+    let negative_or_zero = x.if_lt(W::ZERO, -W::ONE, W::ZERO);
+    W::ZERO.if_lt(x, W::ONE, negative_or_zero)
 }
 
 /// d/dx x s(x) = s(x) (1 + x (1 - s(x))), s being the sigmoid.
 #[inline(always)]
-pub(crate) fn silu_slope<W: Wide>(x: W) -> W {
+pub(crate) fn silu_slope<W: Number>(x: W) -> W {
     let s = x.sigmoid();
     s * (W::ONE + x * (W::ONE - s))
 }

@@ -4,7 +4,7 @@
 use super::{Decoding, Result, integers};
 use crate::machine::lanes::{Compute, lanes};
 use crate::numerics::integer;
-use crate::program::op::Op;
+use crate::program::op::{Carry, CarryOperation, Op};
 use crate::program::opcode::Type;
 
 /// Which part of a product is wanted.
@@ -26,8 +26,8 @@ impl Decoding<'_, '_, '_> {
             "addc" | "subc" | "madc" => return self.with_carry(),
             _ => {}
         }
-        if self.opcode.take("cc") {
-            return self.set_carry();
+        if self.opcode.has("cc") {
+            return self.with_carry();
         }
         let part = self.opcode.take_any(&PARTS);
         let saturate = self.opcode.take("sat");
@@ -49,9 +49,9 @@ impl Decoding<'_, '_, '_> {
             "sub" => integers!(kind, |a, b| a.wrapping_sub(b)),
             "min" => integers!(kind, |a, b| a.min(b)),
             "max" => integers!(kind, |a, b| a.max(b)),
-            // Unspecified by the ISA; NVIDIA's code sequences give all ones, and the dividend.
+            // Unspecified by the ISA for zero; the code that ptxas makes gives all ones.
             "div" => integers!(kind, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) }),
-            "rem" => integers!(kind, |a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
+            "rem" => integers!(kind, |a, b| if b == 0 { !0 } else { a.wrapping_rem(b) }),
             "neg" => integers!(kind, |a| a.wrapping_neg()),
             "abs" => signed_abs(kind),
             "sad" => {
@@ -184,7 +184,7 @@ impl Decoding<'_, '_, '_> {
         let (a, b) = (self.opcode.kind()?, self.opcode.kind()?);
         let modifier = u32::from(a.is_signed()) | u32::from(b.is_signed()) << 1;
         let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
-            integer::dp4a(a, b, c, m & 1 != 0, m & 2 != 0)
+            integer::dp4a(a, m & 1 != 0, b, m & 2 != 0, c)
         });
         self.compute_of(compute, &[Type::B32; 4], modifier, 0)
     }
@@ -195,24 +195,53 @@ impl Decoding<'_, '_, '_> {
         let modifier =
             u32::from(a.is_signed()) | u32::from(b.is_signed()) << 1 | u32::from(high) << 2;
         let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
-            integer::dp2a(a, b, c, m & 1 != 0, m & 2 != 0, m & 4 != 0)
+            integer::dp2a(a, m & 1 != 0, b, m & 2 != 0, m & 4 != 0, c)
         });
         self.compute_of(compute, &[Type::B32; 4], modifier, 0)
     }
 
-    /// `add.cc` and the like: first the carry, then the result, whose destination may be a source.
-    fn set_carry(&mut self) -> Result<Op> {
-        Err(format!(
-            "`{}.cc` is not supported: extended-precision arithmetic",
-            self.opcode.name
-        ))
-    }
-
+    /// Extended-precision arithmetic (PTX ISA 9.7.2): `add.cc`, `subc`, `madc.hi.cc` and so on.
     fn with_carry(&mut self) -> Result<Op> {
-        Err(format!(
-            "`{}` is not supported: extended-precision arithmetic",
-            self.opcode.name
-        ))
+        let sets = self.opcode.take("cc");
+        let part = self.opcode.take_any(&PARTS[..2]);
+        let kind = self.opcode.kind()?;
+        let (name, reads) = match self.opcode.name {
+            "addc" => ("add", true),
+            "subc" => ("sub", true),
+            "madc" => ("mad", true),
+            name => (name, false),
+        };
+        let operation = match (name, part) {
+            ("add", None) => CarryOperation::Add,
+            ("sub", None) => CarryOperation::Subtract,
+            ("mad", Some(Part::Low)) => CarryOperation::MultiplyLow,
+            ("mad", Some(Part::High)) => CarryOperation::MultiplyHigh,
+            _ => return self.opcode.wrong_type(kind),
+        };
+        if kind.bits() < 32 || kind.is_float() {
+            return self.opcode.wrong_type(kind);
+        }
+        let sources = self.operands[1..]
+            .iter()
+            .map(|operand| self.lowering.source(operand, kind))
+            .collect::<Result<Vec<_>>>()?;
+        let needed = if part.is_some() { 3 } else { 2 };
+        if sources.len() != needed {
+            return Err(format!(
+                "{} sources, where {needed} are expected",
+                sources.len()
+            ));
+        }
+        let carry = self.lowering.carry();
+        Ok(Op::Carry(Carry {
+            operation,
+            to: self.lowering.destination(&self.operands[0], kind)?,
+            sources,
+            wide: kind.bits() == 64,
+            signed: kind.is_signed(),
+            reads: reads.then_some(carry),
+            sets: sets.then_some(carry),
+        }))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compare, Compute, compare, lanes};
-use crate::numerics::packed;
+use crate::numerics::half_precision::{Bf16, F16, Half};
 use crate::program::op::{Combine, Op, SetPredicate};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
@@ -76,6 +76,16 @@ fn flushed(a: u32) -> f32 {
     if value.is_subnormal() { 0.0 } else { value }
 }
 
+#[inline(always)]
+fn f16(a: u32) -> f32 {
+    F16::widen(a as u16)
+}
+
+#[inline(always)]
+fn bf16(a: u32) -> f32 {
+    Bf16::widen(a as u16)
+}
+
 impl Decoding<'_, '_, '_> {
     pub(super) fn comparison(&mut self) -> Result<Op> {
         match self.opcode.name {
@@ -142,8 +152,8 @@ impl Decoding<'_, '_, '_> {
             Type::F32 if flush => by_comparison!(comparison, u32, flushed),
             Type::F32 => by_comparison!(comparison, u32, f32::from_bits),
             Type::F64 => by_comparison!(comparison, u64, f64::from_bits),
-            Type::F16 => by_comparison!(comparison, u32, packed::f16_to_f32),
-            Type::BF16 => by_comparison!(comparison, u32, packed::bf16_to_f32),
+            Type::F16 => by_comparison!(comparison, u32, f16),
+            Type::BF16 => by_comparison!(comparison, u32, bf16),
             _ => return self.opcode.wrong_type(kind),
         })
     }

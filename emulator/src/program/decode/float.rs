@@ -2,6 +2,10 @@
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, lanes};
+use crate::numerics::compare::{
+    NanOperand, copysign_f32, copysign_f64, max_f32, max_f64, min_f32, min_f64,
+    with_product_of_signs,
+};
 use crate::numerics::double;
 use crate::numerics::rounding::{self, Rounding, canonical, flush, saturate};
 use crate::program::op::Op;
@@ -17,6 +21,14 @@ const ROUNDINGS: [(&str, Rounding); 4] = [
 /// Modifiers of f32 arithmetic as bits of an instruction's modifier.
 const FLUSH: u32 = 4;
 const SATURATE: u32 = 8;
+const BY_SIGNS: u32 = 16;
+
+fn nan_operand(modifier: u32) -> NanOperand {
+    match modifier & 1 {
+        0 => NanOperand::Ignored,
+        _ => NanOperand::Propagated,
+    }
+}
 
 /// The rounding in the low two bits of a modifier.
 #[inline(always)]
@@ -135,25 +147,39 @@ impl Decoding<'_, '_, '_> {
     fn extremum(&mut self, kind: Type) -> Result<Op> {
         let flushes = self.opcode.take("ftz");
         let nan = self.opcode.take("NaN");
-        let modifier = modifier_of(Rounding::Nearest, flushes, false) | u32::from(nan);
+        let by_signs = self.opcode.take("xorsign") && self.opcode.take("abs");
+        let modifier = modifier_of(Rounding::Nearest, flushes, false)
+            | u32::from(nan)
+            | if by_signs { BY_SIGNS } else { 0 };
         let max = self.opcode.name == "max";
         let compute: Compute = match (kind, max) {
             (Type::F32, true) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
-                output(larger(input(a, m), input(b, m), m & 1 != 0), m & FLUSH)
+                let (a, b) = (input(a, m), input(b, m));
+                if m & BY_SIGNS != 0 {
+                    let larger = max_f32(a.abs(), b.abs(), nan_operand(m));
+                    output(with_product_of_signs(larger, a, b), m & FLUSH)
+                } else {
+                    output(max_f32(a, b, nan_operand(m)), m & FLUSH)
+                }
             }),
             (Type::F32, false) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
-                output(-larger(-input(a, m), -input(b, m), m & 1 != 0), m & FLUSH)
+                let (a, b) = (input(a, m), input(b, m));
+                if m & BY_SIGNS != 0 {
+                    let smaller = min_f32(a.abs(), b.abs(), nan_operand(m));
+                    output(with_product_of_signs(smaller, a, b), m & FLUSH)
+                } else {
+                    output(min_f32(a, b, nan_operand(m)), m & FLUSH)
+                }
             }),
-            (Type::F64, true) => lanes!(|a: u64, b: u64| -> u64 {
-                larger_f64(f64::from_bits(a), f64::from_bits(b)).to_bits()
+            (Type::F64, true) if modifier == 0 => lanes!(|a: u64, b: u64| -> u64 {
+                max_f64(f64::from_bits(a), f64::from_bits(b)).to_bits()
             }),
-            (Type::F64, false) => lanes!(|a: u64, b: u64| -> u64 {
-                (-larger_f64(-f64::from_bits(a), -f64::from_bits(b))).to_bits()
+            (Type::F64, false) if modifier == 0 => lanes!(|a: u64, b: u64| -> u64 {
+                min_f64(f64::from_bits(a), f64::from_bits(b)).to_bits()
             }),
             _ => return self.opcode.wrong_type(kind),
         };
-        let kinds = vec![kind; self.operands.len()];
-        self.compute_of(compute, &kinds, modifier, 1)
+        self.compute_of(compute, &[kind; 3], modifier, 1)
     }
 
     fn sign(&mut self, kind: Type) -> Result<Op> {
@@ -212,8 +238,8 @@ impl Decoding<'_, '_, '_> {
     fn copysign(&mut self) -> Result<Op> {
         let kind = self.opcode.kind()?;
         let compute: Compute = match kind {
-            Type::F32 => lanes!(|a: u32, b: u32| -> u32 { a & 1 << 31 | b & !(1 << 31) }),
-            Type::F64 => lanes!(|a: u64, b: u64| -> u64 { a & 1 << 63 | b & !(1 << 63) }),
+            Type::F32 => lanes!(|a: u32, b: u32| -> u32 { copysign_f32(a, b) }),
+            Type::F64 => lanes!(|a: u64, b: u64| -> u64 { copysign_f64(a, b) }),
             _ => return self.opcode.wrong_type(kind),
         };
         self.compute(compute, kind, 0)
@@ -283,29 +309,4 @@ fn f64_of(name: &str, modifier: u32) -> Option<(Compute, u8)> {
         ),
         _ => return None,
     })
-}
-
-/// The larger of two, +0 being larger than -0; a NaN loses, unless `nan` says that it wins.
-#[inline(always)]
-fn larger(a: f32, b: f32, nan: bool) -> f32 {
-    let either = a.is_nan() || b.is_nan();
-    let larger = if b.is_nan() || a > b || (a == b && b.is_sign_negative()) {
-        a
-    } else {
-        b
-    };
-    if nan && either {
-        rounding::NAN_F32
-    } else {
-        canonical(larger)
-    }
-}
-
-#[inline(always)]
-fn larger_f64(a: f64, b: f64) -> f64 {
-    if b.is_nan() || a > b || (a == b && b.is_sign_negative()) {
-        a
-    } else {
-        b
-    }
 }

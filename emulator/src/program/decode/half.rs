@@ -1,21 +1,166 @@
-//! Arithmetic on f16 and bf16.
+//! Arithmetic on f16 and bf16, single and in pairs (PTX ISA 9.7.4).
+
 use super::{Decoding, Result};
+use crate::machine::lanes::{Compute, lanes};
+use crate::numerics::compare::NanOperand;
+use crate::numerics::half_precision::{self as half, Bf16, F16, Half};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
+
+/// Modifiers as bits of an instruction's modifier.
+const FLUSH: u32 = 1;
+const SATURATE: u32 = 2;
+const RELU: u32 = 4;
+const NAN: u32 = 8;
+const BY_SIGNS: u32 = 16;
+
+#[inline(always)]
+fn input<H: Half>(x: u16, modifier: u32) -> u16 {
+    if modifier & FLUSH != 0 {
+        half::flush::<H>(x)
+    } else {
+        x
+    }
+}
+
+#[inline(always)]
+fn output<H: Half>(x: u16, modifier: u32) -> u16 {
+    let x = if modifier & FLUSH != 0 {
+        half::flush::<H>(x)
+    } else {
+        x
+    };
+    let x = if modifier & SATURATE != 0 {
+        half::saturate::<H>(x)
+    } else {
+        x
+    };
+    if modifier & RELU != 0 {
+        half::relu::<H>(x)
+    } else {
+        x
+    }
+}
+
+/// The same arithmetic for the four types; `H` is the format in the body.
+macro_rules! halves {
+    ($kind:expr, |$a:ident| $body:expr) => {
+        halves!(@all $kind, both, |$a| $body)
+    };
+    ($kind:expr, |$a:ident, $b:ident| $body:expr) => {
+        halves!(@all $kind, both2, |$a, $b| $body)
+    };
+    ($kind:expr, |$a:ident, $b:ident, $c:ident| $body:expr) => {
+        halves!(@all $kind, both3, |$a, $b, $c| $body)
+    };
+    (@all $kind:expr, $both:ident, |$($a:ident),+| $body:expr) => {
+        match $kind {
+            Type::F16 => Some(halves!(@one F16, |$($a),+| $body)),
+            Type::BF16 => Some(halves!(@one Bf16, |$($a),+| $body)),
+            Type::F16x2 => Some(halves!(@two F16, $both, |$($a),+| $body)),
+            Type::BF16x2 => Some(halves!(@two Bf16, $both, |$($a),+| $body)),
+            _ => None,
+        }
+    };
+    (@one $H:ty, |$($a:ident),+| $body:expr) => {
+        lanes!(modifier = m; |$($a: u32),+| -> u32 {
+            type H = $H;
+            $(let $a = input::<H>($a as u16, m);)+
+            let of = Modified(m);
+            u32::from(output::<H>(of.apply::<H>($body), m))
+        })
+    };
+    (@two $H:ty, $both:ident, |$($a:ident),+| $body:expr) => {
+        lanes!(modifier = m; |$($a: u32),+| -> u32 {
+            type H = $H;
+            half::$both($($a),+, |$($a),+| {
+                $(let $a = input::<H>($a, m);)+
+                let of = Modified(m);
+                output::<H>(of.apply::<H>($body), m)
+            })
+        })
+    };
+}
+
+/// The instruction's modifier, for bodies that look at it.
+#[derive(Clone, Copy)]
+struct Modified(u32);
+
+impl Modified {
+    #[inline(always)]
+    fn apply<H: Half>(self, body: impl FnOnce(Modified) -> u16) -> u16 {
+        body(self)
+    }
+
+    fn nan(self) -> NanOperand {
+        match self.0 & NAN {
+            0 => NanOperand::Ignored,
+            _ => NanOperand::Propagated,
+        }
+    }
+}
+
 impl Decoding<'_, '_, '_> {
-    pub(super) fn half_arithmetic(&mut self, kind: Type, _saturate: bool) -> Result<Op> {
-        self.opcode.wrong_type(kind)
+    pub(super) fn half_arithmetic(&mut self, kind: Type, saturate: bool) -> Result<Op> {
+        let bit = |set: bool, bit| if set { bit } else { 0 };
+        // The only rounding there is.
+        self.opcode.take("rn");
+        let modifier = bit(self.opcode.take("ftz"), FLUSH)
+            | bit(saturate || self.opcode.take("sat"), SATURATE)
+            | bit(self.opcode.take("relu"), RELU)
+            | bit(self.opcode.take("NaN"), NAN)
+            | bit(
+                self.opcode.take("xorsign") && self.opcode.take("abs"),
+                BY_SIGNS,
+            );
+        let Some((compute, flops)) = half_of(self.opcode.name, kind) else {
+            return self.opcode.wrong_type(kind);
+        };
+        let kinds = vec![kind; self.operands.len()];
+        self.compute_of(compute, &kinds, modifier, flops)
     }
-    pub(super) fn approximate_division(&mut self) -> Result<Op> {
-        self.opcode.wrong_type(Type::F32)
-    }
-    pub(super) fn approximation(&mut self) -> Result<Op> {
-        self.opcode.wrong_type(Type::F32)
-    }
-    pub(super) fn conversion(&mut self) -> Result<Op> {
-        self.opcode.wrong_type(Type::F32)
-    }
-    pub(super) fn matrix(&mut self) -> Result<Op> {
-        self.opcode.wrong_type(Type::F32)
+}
+
+fn half_of(name: &str, kind: Type) -> Option<(Compute, u8)> {
+    let compute = match name {
+        "add" => halves!(kind, |a, b| |_| half::add::<H>(a, b)),
+        "sub" => halves!(kind, |a, b| |_| half::sub::<H>(a, b)),
+        "mul" => halves!(kind, |a, b| |_| half::mul::<H>(a, b)),
+        "fma" => halves!(kind, |a, b, c| |_| half::fma::<H>(a, b, c)),
+        "neg" => halves!(kind, |a| |_| half::neg(a)),
+        "abs" => halves!(kind, |a| |_| half::abs(a)),
+        "min" => halves!(kind, |a, b| |of: Modified| extremum::<H>(
+            a,
+            b,
+            of,
+            half::min::<H>
+        )),
+        "max" => halves!(kind, |a, b| |of: Modified| extremum::<H>(
+            a,
+            b,
+            of,
+            half::max::<H>
+        )),
+        _ => None,
+    }?;
+    let pairs = 1 + u8::from(kind.bits() == 32);
+    let flops = match name {
+        "fma" => 2,
+        "neg" | "abs" => 0,
+        _ => 1,
+    };
+    Some((compute, flops * pairs))
+}
+
+#[inline(always)]
+fn extremum<H: Half>(
+    a: u16,
+    b: u16,
+    of: Modified,
+    choose: impl Fn(u16, u16, NanOperand) -> u16,
+) -> u16 {
+    match of.0 & BY_SIGNS {
+        0 => choose(a, b, of.nan()),
+        _ => half::xorsign::<H>(choose(half::abs(a), half::abs(b), of.nan()), a, b),
     }
 }

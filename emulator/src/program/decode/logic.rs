@@ -2,9 +2,27 @@
 
 use super::{Decoding, Result, integers};
 use crate::machine::lanes::lanes;
-use crate::numerics::integer;
+use crate::numerics::bits::{self, FunnelAmount, Permutation};
 use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
+
+/// What a funnel shift does with large amounts.
+#[inline(always)]
+fn beyond(modifier: u32) -> FunnelAmount {
+    match modifier {
+        0 => FunnelAmount::Clamp,
+        _ => FunnelAmount::Wrap,
+    }
+}
+
+/// A found position, or for a modifier, a register's width, the shift to the highest bit.
+#[inline(always)]
+fn found(position: u32, modifier: u32) -> u32 {
+    match modifier {
+        0 => position,
+        width => bits::as_shift_amount(position, width),
+    }
+}
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn logic(&mut self) -> Result<Op> {
@@ -23,6 +41,13 @@ impl Decoding<'_, '_, '_> {
             "prmt" => self.permute_bytes(),
             "bfe" | "bfi" => self.field(),
             "popc" | "clz" | "brev" | "bfind" => self.count(),
+            "fns" => {
+                let kind = self.opcode.kind()?;
+                let compute = lanes!(|mask: u32, base: u32, n: u32| -> u32 {
+                    bits::fns(mask, base, n as i32)
+                });
+                self.compute(compute, kind, 0)
+            }
             other => Err(format!("the instruction `{other}` is not supported")),
         }
     }
@@ -118,10 +143,10 @@ impl Decoding<'_, '_, '_> {
         let modifier = u32::from(wrap);
         let compute = match (left, kind) {
             (true, Type::B32) => lanes!(modifier = m; |low: u32, high: u32, n: u32| -> u32 {
-                integer::shf_l(low, high, n, m != 0)
+                bits::shf_l(low, high, n, beyond(m))
             }),
             (false, Type::B32) => lanes!(modifier = m; |low: u32, high: u32, n: u32| -> u32 {
-                integer::shf_r(low, high, n, m != 0)
+                bits::shf_r(low, high, n, beyond(m))
             }),
             _ => return self.opcode.wrong_type(kind),
         };
@@ -138,43 +163,43 @@ impl Decoding<'_, '_, '_> {
         };
         self.operands = operands;
         let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
-            integer::lop3(a, b, c, m as u8)
+            bits::lop3(a, b, c, m as u8)
         });
         self.compute_of(compute, &[kind; 4], *table as u32, 0)
     }
 
     fn permute_bytes(&mut self) -> Result<Op> {
         let mode = self.opcode.take_any(&[
-            ("f4e", integer::PermuteMode::Forward4),
-            ("b4e", integer::PermuteMode::Backward4),
-            ("rc8", integer::PermuteMode::Replicate8),
-            ("ecl", integer::PermuteMode::ClampLeft),
-            ("ecr", integer::PermuteMode::ClampRight),
-            ("rc16", integer::PermuteMode::Replicate16),
+            ("f4e", Permutation::Forward4),
+            ("b4e", Permutation::Backward4),
+            ("rc8", Permutation::Replicate8),
+            ("ecl", Permutation::EdgeClampLeft),
+            ("ecr", Permutation::EdgeClampRight),
+            ("rc16", Permutation::Replicate16),
         ]);
         // The mode may come before or after the type.
         let kind = self.opcode.kind()?;
         let compute = match mode {
             None => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::Default)
+                bits::prmt(a, b, s, Permutation::Selected)
             }),
-            Some(integer::PermuteMode::Forward4) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::Forward4)
+            Some(Permutation::Forward4) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                bits::prmt(a, b, s, Permutation::Forward4)
             }),
-            Some(integer::PermuteMode::Backward4) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::Backward4)
+            Some(Permutation::Backward4) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                bits::prmt(a, b, s, Permutation::Backward4)
             }),
-            Some(integer::PermuteMode::Replicate8) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::Replicate8)
+            Some(Permutation::Replicate8) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                bits::prmt(a, b, s, Permutation::Replicate8)
             }),
-            Some(integer::PermuteMode::ClampLeft) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::ClampLeft)
+            Some(Permutation::EdgeClampLeft) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                bits::prmt(a, b, s, Permutation::EdgeClampLeft)
             }),
-            Some(integer::PermuteMode::ClampRight) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::ClampRight)
+            Some(Permutation::EdgeClampRight) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
+                bits::prmt(a, b, s, Permutation::EdgeClampRight)
             }),
             Some(_) => lanes!(|a: u32, b: u32, s: u32| -> u32 {
-                integer::prmt(a, b, s, integer::PermuteMode::Replicate16)
+                bits::prmt(a, b, s, Permutation::Replicate16)
             }),
         };
         self.compute(compute, kind, 0)
@@ -186,35 +211,33 @@ impl Decoding<'_, '_, '_> {
         match (self.opcode.name, kind) {
             ("bfe", Type::U32) => {
                 let compute =
-                    lanes!(|a: u32, at: u32, bits: u32| -> u32 { integer::bfe_u32(a, at, bits) });
+                    lanes!(|a: u32, at: u32, length: u32| -> u32 { bits::bfe_u32(a, at, length) });
                 self.compute_of(compute, &[kind, kind, n, n], 0, 0)
             }
             ("bfe", Type::S32) => {
-                let compute = lanes!(|a: u32, at: u32, bits: u32| -> u32 {
-                    integer::bfe_s32(a as i32, at, bits) as u32
-                });
+                let compute =
+                    lanes!(|a: u32, at: u32, length: u32| -> u32 { bits::bfe_s32(a, at, length) });
                 self.compute_of(compute, &[kind, kind, n, n], 0, 0)
             }
             ("bfe", Type::U64) => {
                 let compute =
-                    lanes!(|a: u64, at: u32, bits: u32| -> u64 { integer::bfe_u64(a, at, bits) });
+                    lanes!(|a: u64, at: u32, length: u32| -> u64 { bits::bfe_u64(a, at, length) });
                 self.compute_of(compute, &[kind, kind, n, n], 0, 0)
             }
             ("bfe", Type::S64) => {
-                let compute = lanes!(|a: u64, at: u32, bits: u32| -> u64 {
-                    integer::bfe_s64(a as i64, at, bits) as u64
-                });
+                let compute =
+                    lanes!(|a: u64, at: u32, length: u32| -> u64 { bits::bfe_s64(a, at, length) });
                 self.compute_of(compute, &[kind, kind, n, n], 0, 0)
             }
             ("bfi", Type::B32) => {
-                let compute = lanes!(|a: u32, b: u32, at: u32, bits: u32| -> u32 {
-                    integer::bfi_b32(a, b, at, bits)
+                let compute = lanes!(|a: u32, b: u32, at: u32, length: u32| -> u32 {
+                    bits::bfi_b32(a, b, at, length)
                 });
                 self.compute_of(compute, &[kind, kind, kind, n, n], 0, 0)
             }
             ("bfi", Type::B64) => {
-                let compute = lanes!(|a: u64, b: u64, at: u32, bits: u32| -> u64 {
-                    integer::bfi_b64(a, b, at, bits)
+                let compute = lanes!(|a: u64, b: u64, at: u32, length: u32| -> u64 {
+                    bits::bfi_b64(a, b, at, length)
                 });
                 self.compute_of(compute, &[kind, kind, kind, n, n], 0, 0)
             }
@@ -234,30 +257,31 @@ impl Decoding<'_, '_, '_> {
             ("brev", Type::B64) => (lanes!(|a: u64| -> u64 { a.reverse_bits() }), kind),
             ("bfind", Type::U32) => {
                 let compute = lanes!(modifier = m; |a: u32| -> u32 {
-                    integer::bfind_u32(a, m != 0)
+                    found(bits::bfind_u32(a), m)
                 });
                 (compute, Type::U32)
             }
             ("bfind", Type::S32) => {
                 let compute = lanes!(modifier = m; |a: u32| -> u32 {
-                    integer::bfind_s32(a as i32, m != 0)
+                    found(bits::bfind_s32(a as i32), m)
                 });
                 (compute, Type::U32)
             }
             ("bfind", Type::U64) => {
                 let compute = lanes!(modifier = m; |a: u64| -> u32 {
-                    integer::bfind_u64(a, m != 0)
+                    found(bits::bfind_u64(a), m)
                 });
                 (compute, Type::U32)
             }
             ("bfind", Type::S64) => {
                 let compute = lanes!(modifier = m; |a: u64| -> u32 {
-                    integer::bfind_s64(a as i64, m != 0)
+                    found(bits::bfind_s64(a as i64), m)
                 });
                 (compute, Type::U32)
             }
             _ => return self.opcode.wrong_type(kind),
         };
-        self.compute_of(compute, &[result, kind], u32::from(shift_amount), 0)
+        let modifier = if shift_amount { kind.bits() } else { 0 };
+        self.compute_of(compute, &[result, kind], modifier, 0)
     }
 }

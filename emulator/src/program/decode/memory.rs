@@ -1,7 +1,8 @@
 //! Loads, stores and atomics (PTX ISA 9.7.9.8 and on, 9.7.13.12 and on).
 
 use super::{Decoding, Result};
-use crate::numerics::{packed, rounding};
+use crate::numerics::half_precision as half;
+use crate::numerics::rounding;
 use crate::program::op::{Access, Atomic, Op, Scope, Space, Strength, Target};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
@@ -212,10 +213,14 @@ fn update(what: Update, kind: Type) -> Option<fn(u64, u64) -> u64> {
             )
         },
         (Update::Add, F64) => |a, b| (f64::from_bits(a) + f64::from_bits(b)).to_bits(),
-        (Update::Add, F16) => |a, b| u64::from(packed::add_f16(a as u32, b as u32)),
-        (Update::Add, BF16) => |a, b| u64::from(packed::add_bf16(a as u32, b as u32)),
-        (Update::Add, F16x2) => |a, b| u64::from(packed::add_f16x2(a as u32, b as u32)),
-        (Update::Add, BF16x2) => |a, b| u64::from(packed::add_bf16x2(a as u32, b as u32)),
+        (Update::Add, F16) => |a, b| u64::from(half::add::<half::F16>(a as u16, b as u16)),
+        (Update::Add, BF16) => |a, b| u64::from(half::add::<half::Bf16>(a as u16, b as u16)),
+        (Update::Add, F16x2) => {
+            |a, b| u64::from(half::both2(a as u32, b as u32, half::add::<half::F16>))
+        }
+        (Update::Add, BF16x2) => {
+            |a, b| u64::from(half::both2(a as u32, b as u32, half::add::<half::Bf16>))
+        }
         (Update::Min, U32) => |a, b| u64::from((a as u32).min(b as u32)),
         (Update::Min, S32) => |a, b| u64::from((a as i32).min(b as i32) as u32),
         (Update::Min, U64) => |a, b| a.min(b),

@@ -1,14 +1,17 @@
 //! What instructions mean: an opcode with operands to an [`Op`], family by family in the order of
 //! PTX ISA chapter 9.
 
+mod approximate;
 mod arithmetic;
 mod asynchronous;
 mod barrier;
 mod compare;
 mod control;
+mod convert;
 mod float;
 mod half;
 mod logic;
+mod matrix;
 
 mod memory;
 mod moves;

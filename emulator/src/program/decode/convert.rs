@@ -1,0 +1,324 @@
+//! Conversions (PTX ISA 9.7.9.21). A destination may be wider than its type, a source too.
+
+use super::{Decoding, Result};
+use crate::machine::lanes::{Compute, Operands, lanes};
+use crate::numerics::convert::{self, Integer, Tf32Rounding};
+use crate::numerics::half_precision::{self as half, Bf16, F16, Half, relu_f32};
+use crate::numerics::rounding::{Rounding, flush, saturate};
+use crate::program::op::Op;
+use crate::program::opcode::Type;
+
+const ROUNDINGS: [(&str, Rounding); 8] = [
+    ("rn", Rounding::Nearest),
+    ("rz", Rounding::Zero),
+    ("rm", Rounding::Down),
+    ("rp", Rounding::Up),
+    ("rni", Rounding::Nearest),
+    ("rzi", Rounding::Zero),
+    ("rmi", Rounding::Down),
+    ("rpi", Rounding::Up),
+];
+
+/// What a conversion has to know, in an instruction's modifier: types, rounding, `.ftz`, `.sat`,
+/// `.relu`, whether it rounds to a whole number, and how many bits the result's register keeps.
+#[derive(Clone, Copy)]
+struct How(u32);
+
+impl How {
+    fn new(from: Type, to: Type, rounding: Rounding) -> How {
+        How(code(from) | code(to) << 4 | (rounding as u32) << 8)
+    }
+
+    fn with(self, set: bool, bit: u32) -> How {
+        How(self.0 | if set { bit } else { 0 })
+    }
+
+    #[inline(always)]
+    fn from(self) -> u32 {
+        self.0 & 15
+    }
+
+    #[inline(always)]
+    fn to(self) -> u32 {
+        self.0 >> 4 & 15
+    }
+
+    #[inline(always)]
+    fn rounding(self) -> Rounding {
+        match self.0 >> 8 & 3 {
+            0 => Rounding::Nearest,
+            1 => Rounding::Zero,
+            2 => Rounding::Down,
+            _ => Rounding::Up,
+        }
+    }
+
+    #[inline(always)]
+    fn has(self, bit: u32) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+const FLUSH: u32 = 1 << 10;
+const SATURATE: u32 = 1 << 11;
+const RELU: u32 = 1 << 12;
+const WHOLE: u32 = 1 << 13;
+const SHORT: u32 = 1 << 14;
+
+/// Types by number: whole numbers below 8.
+fn code(kind: Type) -> u32 {
+    match kind {
+        Type::U8 | Type::B8 => 0,
+        Type::S8 => 1,
+        Type::U16 | Type::B16 => 2,
+        Type::S16 => 3,
+        Type::U32 | Type::B32 => 4,
+        Type::S32 => 5,
+        Type::U64 | Type::B64 => 6,
+        Type::S64 => 7,
+        Type::F16 => F16_CODE,
+        Type::BF16 => BF16_CODE,
+        Type::F32 => F32_CODE,
+        _ => F64_CODE,
+    }
+}
+
+const F16_CODE: u32 = 8;
+const BF16_CODE: u32 = 9;
+const F32_CODE: u32 = 10;
+const F64_CODE: u32 = 11;
+
+#[inline(always)]
+fn integer(code: u32) -> Integer {
+    Integer {
+        bits: 8 << (code / 2),
+        signed: code % 2 == 1,
+    }
+}
+
+impl Decoding<'_, '_, '_> {
+    pub(super) fn conversion(&mut self) -> Result<Op> {
+        let to_tf32 = self.opcode.take_any(&[("rna", Tf32Rounding::NearestAway)]);
+        let rounding = self.opcode.take_any(&ROUNDINGS[..4]);
+        let whole = self.opcode.take_any(&ROUNDINGS[4..]);
+        let flush = self.opcode.take("ftz");
+        let saturate = self.opcode.take("sat");
+        let relu = self.opcode.take("relu");
+        let (to, from) = (self.opcode.kind()?, self.opcode.kind()?);
+        let chosen = rounding.or(whole).unwrap_or(Rounding::Nearest);
+        let how = How::new(from, to, chosen)
+            .with(flush, FLUSH)
+            .with(saturate, SATURATE)
+            .with(relu, RELU)
+            .with(whole.is_some(), WHOLE);
+        match (to, from) {
+            (Type::TF32, Type::F32) => self.to_tf32(to_tf32, rounding),
+            (Type::F16x2 | Type::BF16x2, Type::F32) => self.pair(to, how),
+            _ if to_tf32.is_some() || !single(to) || !single(from) => self.opcode.wrong_type(to),
+            _ => self.single(to, from, how),
+        }
+    }
+
+    fn to_tf32(&mut self, away: Option<Tf32Rounding>, rounding: Option<Rounding>) -> Result<Op> {
+        let compute: Compute = match (away, rounding) {
+            (Some(_), None) => lanes!(|a: u32| -> u32 {
+                convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::NearestAway).to_bits()
+            }),
+            (None, Some(Rounding::Nearest)) => lanes!(|a: u32| -> u32 {
+                convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::NearestEven).to_bits()
+            }),
+            (None, Some(Rounding::Zero)) => lanes!(|a: u32| -> u32 {
+                convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::Zero).to_bits()
+            }),
+            _ => return self.opcode.wrong_type(Type::TF32),
+        };
+        self.compute_of(compute, &[Type::B32, Type::F32], 0, 0)
+    }
+
+    /// Two f32 to a pair of halves, the first operand to the upper one.
+    fn pair(&mut self, to: Type, how: How) -> Result<Op> {
+        let compute: Compute = match to {
+            Type::F16x2 => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                let (a, b) = (pair_input(a, How(m)), pair_input(b, How(m)));
+                convert::f32_pair_to_f16(a, b, How(m).rounding())
+            }),
+            _ => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                let (a, b) = (pair_input(a, How(m)), pair_input(b, How(m)));
+                convert::f32_pair_to_bf16(a, b, How(m).rounding())
+            }),
+        };
+        self.compute_of(compute, &[Type::B32, Type::F32, Type::F32], how.0, 0)
+    }
+
+    fn single(&mut self, to: Type, from: Type, how: How) -> Result<Op> {
+        let [destination, source] = self.exactly()?;
+        let (slot, bits) = self.lowering.register(destination)?;
+        if bits < to.bits() {
+            return Err(format!("a register of {bits} bits for {to:?}"));
+        }
+        let (source, source_bits) = match self.lowering.register(source) {
+            Ok((slot, bits)) if bits >= from.bits() => (slot, bits),
+            Ok((_, bits)) => return Err(format!("a register of {bits} bits for {from:?}")),
+            Err(_) => {
+                let bits = from.bits().max(32);
+                let float = from.is_float();
+                (self.lowering.source_of_bits(source, bits, float)?, bits)
+            }
+        };
+        let how = how.with(bits == 16, SHORT);
+        let plain = !how.has(SATURATE) && bits != 16;
+        let compute: Compute = match (source_bits == 64, bits == 64) {
+            (false, true) if plain && from == Type::U32 => {
+                lanes!(|a: u32| -> u64 { u64::from(a) })
+            }
+            (false, true) if plain && from == Type::S32 => {
+                lanes!(|a: u32| -> u64 { i64::from(a as i32) as u64 })
+            }
+            (true, false) if plain && whole_number(to) && whole_number(from) && to.bits() == 32 => {
+                lanes!(|a: u64| -> u32 { a as u32 })
+            }
+            (false, false) => lanes!(modifier = m; |a: u32| -> u32 {
+                convert_one(u64::from(a), How(m)) as u32
+            }),
+            (false, true) => lanes!(modifier = m; |a: u32| -> u64 {
+                convert_one(u64::from(a), How(m))
+            }),
+            (true, false) => lanes!(modifier = m; |a: u64| -> u32 {
+                convert_one(a, How(m)) as u32
+            }),
+            (true, true) => lanes!(modifier = m; |a: u64| -> u64 { convert_one(a, How(m)) }),
+        };
+        Ok(Op::Compute {
+            compute,
+            operands: Operands {
+                destination: slot,
+                sources: [source, 0, 0, 0],
+                count: 1,
+                modifier: how.0,
+                predicate: 0,
+            },
+            flops: 0,
+        })
+    }
+}
+
+fn single(kind: Type) -> bool {
+    !matches!(
+        kind,
+        Type::F16x2 | Type::BF16x2 | Type::TF32 | Type::B128 | Type::Predicate
+    )
+}
+
+fn whole_number(kind: Type) -> bool {
+    !kind.is_float()
+}
+
+#[inline(always)]
+fn pair_input(a: u32, how: How) -> f32 {
+    let a = f32::from_bits(a);
+    if how.has(RELU) { relu_f32(a) } else { a }
+}
+
+/// One conversion of the low bits of a register to the bits of another.
+#[inline(always)]
+fn convert_one(a: u64, how: How) -> u64 {
+    let bits = match how.from() {
+        code if code < 8 => from_integer(a, integer(code), how),
+        F64_CODE => from_f64(f64::from_bits(a), how),
+        F16_CODE => from_f32(F16::widen(a as u16), how),
+        BF16_CODE => from_f32(Bf16::widen(a as u16), how),
+        _ => from_f32(f32::from_bits(a as u32), how),
+    };
+    if how.has(SHORT) { bits & 0xffff } else { bits }
+}
+
+#[inline(always)]
+fn from_integer(a: u64, from: Integer, how: How) -> u64 {
+    match how.to() {
+        code if code < 8 => convert::integer_to_integer(a, from, integer(code), how.has(SATURATE)),
+        F16_CODE => u64::from(convert::integer_to_f16(a, from, how.rounding())),
+        BF16_CODE => u64::from(convert::integer_to_bf16(a, from, how.rounding())),
+        F64_CODE => convert::integer_to_f64(a, from, how.rounding()).to_bits(),
+        _ => {
+            let value = convert::integer_to_f32(a, from, how.rounding());
+            u64::from(finish_f32(value, how).to_bits())
+        }
+    }
+}
+
+#[inline(always)]
+fn from_f32(a: f32, how: How) -> u64 {
+    let a = if how.has(FLUSH) { flush(a) } else { a };
+    let a = match how.has(WHOLE) && how.to() >= 8 {
+        true => convert::integral_f32(a, how.rounding()),
+        false => a,
+    };
+    match how.to() {
+        code if code < 8 => convert::f32_to_integer(a, how.rounding(), integer(code)),
+        F16_CODE => u64::from(finish_half::<F16>(
+            convert::f32_to_f16(relu_input(a, how), how.rounding()),
+            how,
+        )),
+        BF16_CODE => u64::from(finish_half::<Bf16>(
+            convert::f32_to_bf16(relu_input(a, how), how.rounding()),
+            how,
+        )),
+        F64_CODE => convert::f32_to_f64(a).to_bits(),
+        _ => u64::from(finish_f32(a, how).to_bits()),
+    }
+}
+
+#[inline(always)]
+fn from_f64(a: f64, how: How) -> u64 {
+    match how.to() {
+        code if code < 8 => convert::f64_to_integer(a, how.rounding(), integer(code)),
+        F16_CODE => u64::from(convert::f64_to_f16(a, how.rounding())),
+        BF16_CODE => u64::from(convert::f64_to_bf16(a, how.rounding())),
+        F64_CODE => {
+            let whole = if how.has(WHOLE) {
+                convert::integral_f64(a, how.rounding())
+            } else {
+                a
+            };
+            let clamped = if how.has(SATURATE) {
+                saturate_f64(whole)
+            } else {
+                whole
+            };
+            clamped.to_bits()
+        }
+        _ => {
+            let value = crate::numerics::rounding::narrow(a, how.rounding());
+            u64::from(finish_f32(value, how).to_bits())
+        }
+    }
+}
+
+#[inline(always)]
+fn relu_input(a: f32, how: How) -> f32 {
+    if how.has(RELU) { relu_f32(a) } else { a }
+}
+
+#[inline(always)]
+fn finish_f32(value: f32, how: How) -> f32 {
+    let value = if how.has(FLUSH) { flush(value) } else { value };
+    if how.has(SATURATE) {
+        saturate(value)
+    } else {
+        value
+    }
+}
+
+#[inline(always)]
+fn finish_half<H: Half>(value: u16, how: How) -> u16 {
+    if how.has(SATURATE) {
+        half::saturate::<H>(value)
+    } else {
+        value
+    }
+}
+
+#[inline(always)]
+fn saturate_f64(value: f64) -> f64 {
+    if value > 0.0 { value.min(1.0) } else { 0.0 }
+}

@@ -1,0 +1,89 @@
+//! NVIDIA's compiler, and a cache of what it made.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::OnceLock;
+use std::thread;
+
+/// The exit code by which `scripts/cuda-tools` says that PyPI is out of reach.
+const UNREACHABLE: i32 = 3;
+
+/// The line of a source that asks for more options: `// nvcc: --use_fast_math`.
+const OPTIONS: &str = "// nvcc: ";
+
+/// PTX for sm_80 of `emulator/conformance/<name>.cu`; `None` without a compiler.
+pub(crate) fn compile(name: &str) -> Option<String> {
+    let source = root()
+        .join("emulator/conformance")
+        .join(name)
+        .with_extension("cu");
+    let text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+    let nvcc = compiler()?;
+
+    let mut hasher = DefaultHasher::new();
+    (&text, nvcc).hash(&mut hasher);
+    let cache = root().join("target/conformance");
+    let made = cache.join(format!("{name}-{:016x}.ptx", hasher.finish()));
+    if !made.exists() {
+        fs::create_dir_all(&cache).expect("target/ can be written");
+        // Tests of one file run side by side: whoever is last renames the same text over it.
+        let unfinished = cache.join(format!(
+            "{name}-{}-{:?}",
+            process::id(),
+            thread::current().id()
+        ));
+        run(nvcc, &source, options(&text), &unfinished);
+        fs::rename(unfinished, &made).expect("target/ can be written");
+    }
+    Some(fs::read_to_string(made).expect("just written"))
+}
+
+fn options(source: &str) -> impl Iterator<Item = &str> {
+    let lines = source.lines().filter_map(|line| line.strip_prefix(OPTIONS));
+    lines.flat_map(str::split_whitespace)
+}
+
+fn run<'a>(nvcc: &Path, source: &Path, options: impl Iterator<Item = &'a str>, to: &Path) {
+    let mut command = Command::new(nvcc);
+    command
+        .args(["-arch=sm_80", "-ptx", "-lineinfo"])
+        .args(options);
+    let done = command
+        .arg(source)
+        .arg("-o")
+        .arg(to)
+        .output()
+        .expect("nvcc starts");
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{}: {errors}", source.display());
+}
+
+/// Where nvcc is, once it was fetched.
+fn compiler() -> Option<&'static Path> {
+    static COMPILER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    COMPILER.get_or_init(fetch).as_deref()
+}
+
+fn fetch() -> Option<PathBuf> {
+    let mut script = Command::new(root().join("scripts/cuda-tools"));
+    let done = script
+        .arg("nvcc")
+        .output()
+        .expect("scripts/cuda-tools starts");
+    let said = String::from_utf8_lossy(&done.stdout);
+    if done.status.code() == Some(UNREACHABLE) {
+        return None;
+    }
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "scripts/cuda-tools nvcc: {errors}");
+    Some(PathBuf::from(said.trim()))
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the workspace")
+}

@@ -1,0 +1,50 @@
+//! Sums over the threads of a warp and of a CTA.
+
+use super::{F32, Kernel};
+
+/// The sum over the 32 lanes of the warp, in every lane: the same bits in each and in every run.
+///
+/// All lanes must take part.
+#[track_caller]
+pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
+    group_sum(k, value, 32)
+}
+
+/// The sum over each group of `lanes` neighbours, a power of two up to 32, in every lane of the
+/// group. All lanes of the warp must take part.
+///
+/// Each round adds what the lane has whose index differs in one bit (butterfly). Addition commutes,
+/// so both partners get the same bits.
+#[track_caller]
+pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    let mut sum = value;
+    for bit in (0..lanes.trailing_zeros()).rev() {
+        let distance = 1 << bit;
+        sum = sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1]);
+    }
+    sum
+}
+
+/// The sum over all threads of the CTA, in every thread: the same bits in each and in every run.
+///
+/// Every thread must take part, and the CTA must consist of whole warps. Each warp sums its lanes;
+/// the sums of the warps go through shared memory and are added in order. In a loop, a
+/// [`Kernel::barrier`] must stand between one round and the next.
+#[track_caller]
+pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
+    let sum = warp_sum(k, value);
+    let warps = k.threads() / 32;
+    if warps == 1 {
+        return sum;
+    }
+
+    let sums = k.shared::<f32>(warps);
+    k.if_(k.lane().equals(0), || {
+        sums.element::<f32>(k.warp()).store(sum)
+    });
+    k.barrier();
+    let first = sums.load::<f32>();
+    (1..warps).fold(first, |total, warp| {
+        total + sums.offset(4 * warp).load::<f32>()
+    })
+}

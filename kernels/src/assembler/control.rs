@@ -1,0 +1,210 @@
+//! Branches, loops and variables: what happens while the kernel runs.
+
+use std::ops::Deref;
+
+use super::{Integer, Kernel, Number, Operand, Pred, Register, Scalar};
+
+/// A register that changes while the kernel runs: an accumulator, a position in a loop.
+///
+/// [`Variable::get`] copies, so that what was read stays what it was. As an operand (`*variable`)
+/// the variable itself is read, by the instruction that it is given to.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable<'k, T: Scalar>(Register<'k, T>);
+
+impl<'k, T: Scalar> Deref for Variable<'k, T> {
+    type Target = Register<'k, T>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<'k, T: Scalar> Variable<'k, T> {
+    /// Its value now.
+    #[track_caller]
+    pub fn get(&self) -> Register<'k, T> {
+        self.0.k.copy(self.0)
+    }
+
+    /// Changes its value.
+    #[track_caller]
+    pub fn set(&self, value: impl Operand<T>) {
+        let instruction = format!("mov.{} {}, {}", T::BITS, self.0, value.written());
+        self.0.k.emit(instruction);
+    }
+}
+
+impl<T: Number> Variable<'_, T> {
+    /// self += value.
+    #[track_caller]
+    pub fn add(&self, value: impl Operand<T>) {
+        let (opcode, x) = (T::ADD, self.0);
+        x.k.emit(format_args!("{opcode} {x}, {x}, {}", value.written()));
+    }
+}
+
+impl Variable<'_, f32> {
+    /// self += a * b, rounded once.
+    #[track_caller]
+    pub fn add_product(&self, a: impl Operand<f32>, b: impl Operand<f32>) {
+        let (x, a, b) = (self.0, a.written(), b.written());
+        x.k.emit(format_args!("fma.rn.f32 {x}, {a}, {b}, {x}"));
+    }
+}
+
+impl Kernel {
+    /// A variable with its first value.
+    #[track_caller]
+    pub fn var<T: Scalar>(&self, value: impl Operand<T>) -> Variable<'_, T> {
+        Variable(self.copy(value))
+    }
+
+    /// Runs `body` where the predicate holds.
+    #[track_caller]
+    pub fn if_(&self, condition: Pred<'_>, body: impl FnOnce()) {
+        let end = self.label();
+        self.emit(format_args!("@!{condition} bra {end}"));
+        body();
+        self.place(end);
+    }
+
+    /// Runs `then` where the predicate holds and `otherwise` elsewhere.
+    #[track_caller]
+    pub fn if_else(&self, condition: Pred<'_>, then: impl FnOnce(), otherwise: impl FnOnce()) {
+        let (other, end) = (self.label(), self.label());
+        self.emit(format_args!("@!{condition} bra {other}"));
+        then();
+        self.emit(format_args!("bra {end}"));
+        self.place(other);
+        otherwise();
+        self.place(end);
+    }
+
+    /// Runs `body` while `condition` holds; the condition is written once and tested before every
+    /// round.
+    #[track_caller]
+    pub fn while_<'k>(&'k self, condition: impl FnOnce() -> Pred<'k>, body: impl FnOnce()) {
+        let (top, end) = (self.label(), self.label());
+        self.place(top);
+        self.emit(format_args!("@!{} bra {end}", condition()));
+        body();
+        self.emit(format_args!("bra {top}"));
+        self.place(end);
+    }
+
+    /// Runs `body` for `start`, `start + step`, ... below `end`. The index is valid inside `body`
+    /// only.
+    #[track_caller]
+    pub fn for_range<'k, T: Integer>(
+        &'k self,
+        start: impl Operand<T>,
+        end: impl Operand<T>,
+        step: impl Operand<T>,
+        body: impl FnOnce(Register<'k, T>),
+    ) {
+        let index = self.var(start);
+        let (top, done) = (self.label(), self.label());
+        self.place(top);
+        let finished = index.ge(end);
+        self.emit(format_args!("@{finished} bra {done}"));
+        body(*index);
+        index.add(step);
+        self.emit(format_args!("bra {top}"));
+        self.place(done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kernel, Target};
+
+    /// The instructions of a kernel without directives.
+    fn body(k: &Kernel) -> Vec<String> {
+        let text = k.finish().text;
+        let body = text.split_once("{\n").unwrap().1;
+        body.lines()
+            .map(str::trim)
+            .filter(|line| !line.starts_with('.'))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn a_loop_tests_before_every_round() {
+        let k = &Kernel::new("loop", Target::Sm80, 32);
+        let sum = k.var(0.0_f32);
+        k.for_range(3u32, 9, 2, |_| sum.add(1.0));
+        assert_eq!(
+            body(k),
+            [
+                "mov.f32 %f1, 0f00000000;",
+                "mov.b32 %r1, 3;",
+                "$L1:",
+                "setp.ge.u32 %p1, %r1, 9;",
+                "@%p1 bra $L2;",
+                "add.rn.f32 %f1, %f1, 0f3F800000;",
+                "add.u32 %r1, %r1, 2;",
+                "bra $L1;",
+                "$L2:",
+                "ret;",
+                "}",
+            ]
+        );
+    }
+
+    #[test]
+    fn both_branches_meet() {
+        let k = &Kernel::new("branch", Target::Sm80, 32);
+        let x = k.var(0u32);
+        k.if_else(k.lane().equals(0), || x.set(1), || x.set(2));
+        assert_eq!(
+            body(k),
+            [
+                "mov.b32 %r1, 0;",
+                "mov.u32 %r2, %tid.x;",
+                "and.b32 %r3, %r2, 31;",
+                "setp.eq.u32 %p1, %r3, 0;",
+                "@!%p1 bra $L1;",
+                "mov.b32 %r1, 1;",
+                "bra $L2;",
+                "$L1:",
+                "mov.b32 %r1, 2;",
+                "$L2:",
+                "ret;",
+                "}",
+            ]
+        );
+    }
+
+    /// What was read from a variable does not change with it.
+    #[test]
+    fn reading_a_variable_copies() {
+        let k = &Kernel::new("copy", Target::Sm80, 32);
+        let x = k.var(1u32);
+        let before = x.get();
+        x.add(1);
+        let _sum = before + *x;
+        assert_eq!(
+            body(k)[1..4],
+            [
+                "mov.b32 %r2, %r1;",
+                "add.u32 %r1, %r1, 1;",
+                "add.u32 %r3, %r2, %r1;"
+            ]
+        );
+    }
+
+    /// A profiler must find the line that asked for an instruction, in the file it stands in.
+    #[test]
+    fn instructions_point_at_their_rust_line() {
+        let k = &Kernel::new("lines", Target::Sm80, 32);
+        let line = line!() + 1;
+        let _ = k.thread() + 1;
+        let text = k.finish().text;
+        assert!(
+            text.contains(".file 1 \"kernels/src/assembler/control.rs\""),
+            "{text}"
+        );
+        assert!(text.contains(&format!(".loc 1 {line} ")), "{text}");
+    }
+}

@@ -1,0 +1,324 @@
+//! The kernel under construction: it collects instructions, registers and parameters, and writes
+//! the text.
+
+use std::cell::RefCell;
+use std::fmt::{Display, Write};
+use std::panic::Location;
+
+use super::register::Class;
+use super::shared::SharedLayout;
+use super::{GlobalAddress, Operand, Parameter, ParameterKind, Ptx, Register, Scalar, U32};
+
+/// The virtual architecture that a kernel is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Compute capability 8.0 and everything newer.
+    Sm80,
+    /// Compute capability 9.0 with its own instructions, and nothing newer.
+    Sm90a,
+}
+
+impl Target {
+    /// Its name in a `.target` directive.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Sm80 => "sm_80",
+            Target::Sm90a => "sm_90a",
+        }
+    }
+
+    /// The lowest PTX version with all that we use: the lower, the more drivers take it.
+    fn ptx_version(self) -> &'static str {
+        match self {
+            Target::Sm80 => "7.8",
+            Target::Sm90a => "8.3",
+        }
+    }
+}
+
+/// A kernel under construction.
+///
+/// Made by [`Kernel::new`], filled by operators and methods of its registers, turned into text by
+/// [`Kernel::finish`]. Registers borrow it; hence `let k = &Kernel::new(..)`.
+pub struct Kernel {
+    entry: String,
+    target: Target,
+    threads: u32,
+    ctas_per_sm: Option<u32>,
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    body: String,
+    registers: [u32; Class::ALL.len()],
+    labels: u32,
+    parameters: Vec<Parameter>,
+    shared: SharedLayout,
+    source: Source,
+}
+
+/// The Rust files seen so far and the line last written.
+#[derive(Default)]
+struct Source {
+    files: Vec<&'static str>,
+    last: (usize, u32),
+}
+
+impl Source {
+    /// The `.loc` directive of a new line; nothing while the line stays the same.
+    fn directive(&mut self, location: &'static Location<'static>) -> Option<String> {
+        let known = self.files.iter().position(|file| *file == location.file());
+        let index = known.unwrap_or_else(|| {
+            self.files.push(location.file());
+            self.files.len() - 1
+        });
+
+        let here = (index + 1, location.line());
+        if std::mem::replace(&mut self.last, here) == here {
+            return None;
+        }
+        Some(format!(".loc {} {} {}", here.0, here.1, location.column()))
+    }
+}
+
+/// A place in the text that a branch goes to.
+#[derive(Clone, Copy)]
+pub(super) struct Label(u32);
+
+impl Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "$L{}", self.0)
+    }
+}
+
+impl Kernel {
+    /// An empty kernel of `threads` threads a CTA, in one dimension.
+    pub fn new(entry: impl Into<String>, target: Target, threads: u32) -> Kernel {
+        Kernel {
+            entry: entry.into(),
+            target,
+            threads,
+            ctas_per_sm: None,
+            state: RefCell::default(),
+        }
+    }
+
+    /// Asks for so few registers that `ctas` CTAs fit on a multiprocessor.
+    #[must_use]
+    pub fn ctas_per_sm(mut self, ctas: u32) -> Kernel {
+        self.ctas_per_sm = Some(ctas);
+        self
+    }
+
+    /// Threads of a CTA.
+    pub fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    /// Writes one instruction, without its semicolon: the door to what has no method here.
+    #[track_caller]
+    pub fn emit(&self, instruction: impl Display) {
+        let mut state = self.state.borrow_mut();
+        if let Some(directive) = state.source.directive(Location::caller()) {
+            push_line(&mut state.body, format_args!("\t{directive}"));
+        }
+        push_line(&mut state.body, format_args!("\t{instruction};"));
+    }
+
+    /// Writes one instruction whose result goes into a new register: `opcode result, operands`.
+    #[track_caller]
+    pub fn compute<T: Scalar>(&self, opcode: &str, operands: &[&dyn Display]) -> Register<'_, T> {
+        let result = self.register();
+        let operands: String = operands.iter().map(|x| format!(", {x}")).collect();
+        self.emit(format_args!("{opcode} {result}{operands}"));
+        result
+    }
+
+    /// A register that nothing has written yet.
+    pub fn register<T: Scalar>(&self) -> Register<'_, T> {
+        let next = &mut self.state.borrow_mut().registers[T::CLASS as usize];
+        *next += 1;
+        Register::new(self, *next)
+    }
+
+    /// A constant in a register.
+    #[track_caller]
+    pub fn constant<T: Scalar>(&self, value: T) -> Register<'_, T> {
+        self.copy(value)
+    }
+
+    /// A copy in a register of its own.
+    #[track_caller]
+    pub(super) fn copy<T: Scalar>(&self, value: impl Operand<T>) -> Register<'_, T> {
+        self.compute(&format!("mov.{}", T::BITS), &[&value.written()])
+    }
+
+    /// The index of the thread in its CTA.
+    #[track_caller]
+    pub fn thread(&self) -> U32<'_> {
+        self.compute("mov.u32", &[&"%tid.x"])
+    }
+
+    /// The index of the thread in its warp.
+    #[track_caller]
+    pub fn lane(&self) -> U32<'_> {
+        self.thread() & 31
+    }
+
+    /// The index of the warp in its CTA.
+    #[track_caller]
+    pub fn warp(&self) -> U32<'_> {
+        self.thread() >> 5
+    }
+
+    /// The index of the CTA in the grid's first dimension.
+    #[track_caller]
+    pub fn cta(&self) -> U32<'_> {
+        self.compute("mov.u32", &[&"%ctaid.x"])
+    }
+
+    /// The index of the CTA in the grid's second dimension.
+    #[track_caller]
+    pub fn cta_y(&self) -> U32<'_> {
+        self.compute("mov.u32", &[&"%ctaid.y"])
+    }
+
+    /// The index of the CTA in the grid's third dimension.
+    #[track_caller]
+    pub fn cta_z(&self) -> U32<'_> {
+        self.compute("mov.u32", &[&"%ctaid.z"])
+    }
+
+    /// How many CTAs the grid's first dimension has.
+    #[track_caller]
+    pub fn ctas(&self) -> U32<'_> {
+        self.compute("mov.u32", &[&"%nctaid.x"])
+    }
+
+    /// A parameter that points into global memory.
+    #[track_caller]
+    pub fn pointer(&self, name: &str) -> GlobalAddress<'_> {
+        let generic: Register<'_, u64> = self.parameter(name, ParameterKind::Pointer);
+        GlobalAddress::new(self.compute("cvta.to.global.u64", &[&generic]))
+    }
+
+    /// A 32-bit unsigned parameter.
+    #[track_caller]
+    pub fn u32_param(&self, name: &str) -> U32<'_> {
+        self.parameter(name, ParameterKind::U32)
+    }
+
+    /// A 32-bit signed parameter.
+    #[track_caller]
+    pub fn i32_param(&self, name: &str) -> Register<'_, i32> {
+        self.parameter(name, ParameterKind::I32)
+    }
+
+    /// A 64-bit unsigned parameter.
+    #[track_caller]
+    pub fn u64_param(&self, name: &str) -> Register<'_, u64> {
+        self.parameter(name, ParameterKind::U64)
+    }
+
+    /// A 64-bit signed parameter.
+    #[track_caller]
+    pub fn i64_param(&self, name: &str) -> Register<'_, i64> {
+        self.parameter(name, ParameterKind::I64)
+    }
+
+    /// An f32 parameter.
+    #[track_caller]
+    pub fn f32_param(&self, name: &str) -> Register<'_, f32> {
+        self.parameter(name, ParameterKind::F32)
+    }
+
+    #[track_caller]
+    fn parameter<T: Scalar>(&self, name: &str, kind: ParameterKind) -> Register<'_, T> {
+        let mut state = self.state.borrow_mut();
+        state.parameters.push(Parameter {
+            name: name.to_owned(),
+            kind,
+        });
+        drop(state);
+        self.compute(
+            &format!("ld.param.{}", kind.ptx_type()),
+            &[&format_args!("[{name}]")],
+        )
+    }
+
+    pub(super) fn shared_layout<R>(&self, change: impl FnOnce(&mut SharedLayout) -> R) -> R {
+        change(&mut self.state.borrow_mut().shared)
+    }
+
+    pub(super) fn label(&self) -> Label {
+        let mut state = self.state.borrow_mut();
+        state.labels += 1;
+        Label(state.labels)
+    }
+
+    pub(super) fn place(&self, label: Label) {
+        push_line(&mut self.state.borrow_mut().body, format_args!("{label}:"));
+    }
+
+    /// The text of the kernel and how it is to be launched.
+    pub fn finish(&self) -> Ptx {
+        let state = self.state.borrow();
+        Ptx {
+            entry: self.entry.clone(),
+            text: self.text(&state),
+            target: self.target,
+            block: [self.threads, 1, 1],
+            dynamic_shared: state.shared.dynamic_bytes(),
+            parameters: state.parameters.clone(),
+        }
+    }
+
+    fn text(&self, state: &State) -> String {
+        let mut text = String::with_capacity(state.body.len() + 1024);
+        let mut line = |args: std::fmt::Arguments<'_>| push_line(&mut text, args);
+
+        line(format_args!(".version {}", self.target.ptx_version()));
+        line(format_args!(".target {}", self.target.name()));
+        line(format_args!(".address_size 64"));
+        for (index, file) in state.source.files.iter().enumerate() {
+            line(format_args!(".file {} \"{file}\"", index + 1));
+        }
+        let dynamic = state.shared.dynamic_declaration();
+        if let Some(declaration) = &dynamic {
+            line(format_args!("{declaration}"));
+        }
+
+        line(format_args!(".visible .entry {}(", self.entry));
+        let last = state.parameters.len().saturating_sub(1);
+        for (index, parameter) in state.parameters.iter().enumerate() {
+            let (kind, name) = (parameter.kind.ptx_type(), &parameter.name);
+            let comma = if index == last { "" } else { "," };
+            line(format_args!("\t.param .{kind} {name}{comma}"));
+        }
+        line(format_args!(")"));
+        line(format_args!(".reqntid {}, 1, 1", self.threads));
+        if let Some(ctas) = self.ctas_per_sm {
+            line(format_args!(".minnctapersm {ctas}"));
+        }
+
+        line(format_args!("{{"));
+        for class in Class::ALL {
+            let (prefix, kind) = class.names();
+            let count = state.registers[class as usize];
+            if count > 0 {
+                line(format_args!("\t.reg .{kind} {prefix}<{}>;", count + 1));
+            }
+        }
+        if let Some(declaration) = state.shared.static_declaration() {
+            line(format_args!("\t{declaration}"));
+        }
+        text.push_str(&state.body);
+        text.push_str("\tret;\n}\n");
+        text
+    }
+}
+
+fn push_line(text: &mut String, line: std::fmt::Arguments<'_>) {
+    writeln!(text, "{line}").expect("a String takes any text");
+}

@@ -1,0 +1,226 @@
+//! What a loader needs to know of a kernel: its text, its launch geometry, its parameters' bytes.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use super::Target;
+
+/// A kernel ready to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ptx {
+    /// The name of its entry point.
+    pub entry: String,
+    /// A whole PTX module.
+    pub text: String,
+    /// The virtual architecture it is written for.
+    pub target: Target,
+    /// Threads of a CTA, by dimension.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory; 0 while static shared memory suffices.
+    pub dynamic_shared: u32,
+    /// Its parameters in order.
+    pub parameters: Vec<Parameter>,
+}
+
+impl Ptx {
+    /// The size of its parameter space: what [`Arguments::bytes`] must hold.
+    pub fn parameter_bytes(&self) -> usize {
+        self.parameters.iter().fold(0, |end, parameter| {
+            end.next_multiple_of(parameter.kind.align()) + parameter.kind.size()
+        })
+    }
+}
+
+/// One parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the text.
+    pub name: String,
+    /// Its type.
+    pub kind: ParameterKind,
+}
+
+/// The type of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParameterKind {
+    /// An address in global memory.
+    Pointer,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Signed, 64 bits.
+    I64,
+    /// An f32.
+    F32,
+}
+
+impl ParameterKind {
+    /// Its size in bytes, which is its alignment too.
+    pub fn size(self) -> usize {
+        match self {
+            ParameterKind::U32 | ParameterKind::I32 | ParameterKind::F32 => 4,
+            ParameterKind::Pointer | ParameterKind::U64 | ParameterKind::I64 => 8,
+        }
+    }
+
+    /// Its alignment in bytes.
+    pub fn align(self) -> usize {
+        self.size()
+    }
+
+    pub(super) fn ptx_type(self) -> &'static str {
+        match self {
+            ParameterKind::Pointer | ParameterKind::U64 => "u64",
+            ParameterKind::U32 => "u32",
+            ParameterKind::I32 => "s32",
+            ParameterKind::I64 => "s64",
+            ParameterKind::F32 => "f32",
+        }
+    }
+}
+
+/// What identifies a kernel: equal variants give equal text. It is the key of a cache.
+pub trait Variant: Clone + Eq + Hash + Debug + Send + Sync + 'static {
+    /// Writes the kernel.
+    fn ptx(&self) -> Ptx;
+
+    /// The name of its entry point, which tells all that the variant holds.
+    fn entry(&self) -> String;
+}
+
+/// How many CTAs of how many threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Launch {
+    /// CTAs, by dimension.
+    pub grid: [u32; 3],
+    /// Threads of a CTA, by dimension.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+}
+
+impl Launch {
+    /// `grid` CTAs of `threads` threads without dynamic shared memory. `None` when there is nothing
+    /// to launch (a dimension of 0), which the driver would refuse.
+    pub fn new(grid: [u32; 3], threads: u32) -> Option<Launch> {
+        let launch = Launch {
+            grid,
+            block: [threads, 1, 1],
+            dynamic_shared: 0,
+        };
+        (!grid.contains(&0)).then_some(launch)
+    }
+
+    /// The same with dynamic shared memory, as [`Ptx::dynamic_shared`] says.
+    #[must_use]
+    pub fn with_dynamic_shared(self, bytes: u32) -> Launch {
+        Launch {
+            dynamic_shared: bytes,
+            ..self
+        }
+    }
+}
+
+/// Parameter bytes laid out as the kernel's parameter space demands: each value at the next
+/// multiple of its size. Held in place, without heap memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments {
+    bytes: [u8; Arguments::CAPACITY],
+    len: usize,
+}
+
+impl Arguments {
+    /// Bytes that fit. No kernel of this crate needs more; their constructors see to that.
+    pub const CAPACITY: usize = 576;
+
+    /// No argument yet.
+    pub fn new() -> Arguments {
+        Arguments {
+            bytes: [0; Arguments::CAPACITY],
+            len: 0,
+        }
+    }
+
+    /// Adds an address in device memory.
+    #[must_use]
+    pub fn push_pointer(self, address: u64) -> Arguments {
+        self.push(address.to_ne_bytes())
+    }
+
+    /// Adds an unsigned 32-bit value.
+    #[must_use]
+    pub fn push_u32(self, value: u32) -> Arguments {
+        self.push(value.to_ne_bytes())
+    }
+
+    /// Adds a signed 32-bit value.
+    #[must_use]
+    pub fn push_i32(self, value: i32) -> Arguments {
+        self.push(value.to_ne_bytes())
+    }
+
+    /// Adds an unsigned 64-bit value.
+    #[must_use]
+    pub fn push_u64(self, value: u64) -> Arguments {
+        self.push(value.to_ne_bytes())
+    }
+
+    /// Adds a signed 64-bit value.
+    #[must_use]
+    pub fn push_i64(self, value: i64) -> Arguments {
+        self.push(value.to_ne_bytes())
+    }
+
+    /// Adds an f32.
+    #[must_use]
+    pub fn push_f32(self, value: f32) -> Arguments {
+        self.push(value.to_ne_bytes())
+    }
+
+    /// The bytes so far, padding included.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn push<const N: usize>(mut self, value: [u8; N]) -> Arguments {
+        let start = self.len.next_multiple_of(N);
+        self.len = start + N;
+        self.bytes[start..self.len].copy_from_slice(&value);
+        self
+    }
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Arguments::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_aligned_to_their_size() {
+        let arguments = Arguments::new()
+            .push_u32(7)
+            .push_pointer(0x1122)
+            .push_f32(1.0)
+            .push_i64(-1);
+        let mut expected = [7u32.to_ne_bytes(), [0; 4]].concat();
+        expected.extend(0x1122u64.to_ne_bytes());
+        expected.extend(1f32.to_ne_bytes());
+        expected.extend([0; 4]);
+        expected.extend((-1i64).to_ne_bytes());
+        assert_eq!(arguments.bytes(), expected);
+    }
+
+    #[test]
+    fn nothing_to_compute_is_no_launch() {
+        assert_eq!(Launch::new([0, 1, 1], 128), None);
+        assert_eq!(Launch::new([3, 2, 1], 128).unwrap().block, [128, 1, 1]);
+    }
+}

@@ -1,0 +1,59 @@
+//! A macro-assembler for PTX: kernels are Rust functions that write instructions.
+//!
+//! A register is a small copyable value ([`F32`], [`U32`], [`Pred`], ...) that knows its type and
+//! its [`Kernel`]. Operators and methods on it emit one instruction each and return the register
+//! that holds the result:
+//!
+//! ```
+//! use meshgrad_kernels::assembler::{Kernel, Target};
+//!
+//! let k = &Kernel::new("scale", Target::Sm80, 128);
+//! let (x, n) = (k.pointer("x"), k.u32_param("n"));
+//!
+//! let i = k.cta() * 128 + k.thread();
+//! k.if_(i.lt(n), || {
+//!     let element = x.element::<f32>(i);
+//!     element.store(element.load::<f32>() * 2.0);
+//! });
+//!
+//! let ptx = k.finish();
+//! assert!(ptx.text.contains("mul.rn.f32"));
+//! ```
+//!
+//! What runs when:
+//!
+//! - Rust's `for` and `if` run while the kernel is written: they unroll and specialise.
+//! - [`Kernel::if_`], [`Kernel::for_range`] and [`Kernel::while_`] run on the GPU.
+//! - A register is written once. What changes in a loop is a [`Variable`], made by
+//!   [`Kernel::var`].
+//! - A macro is a plain function: [`warp_sum`] and [`block_sum`] are examples.
+//!
+//! Every instruction carries the Rust line that asked for it (`.loc`), so that a profiler, a
+//! debugger and the emulator point at this source. Functions marked `#[track_caller]` pass on their
+//! caller's line.
+//!
+//! The assembler knows types, not meaning: `ptxas` checks legality. Registers are not allocated
+//! here nor are instructions scheduled; `ptxas` does both.
+//!
+//! Format and instructions: PTX ISA 7.8 and 8.3 (docs.nvidia.com/cuda/parallel-thread-execution).
+
+mod block;
+mod control;
+mod kernel;
+mod launch;
+mod memory;
+mod operators;
+mod register;
+mod shared;
+mod tensor_core;
+
+pub use block::{block_sum, group_sum, warp_sum};
+pub use control::Variable;
+pub use kernel::{Kernel, Target};
+pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};
+pub use memory::{GlobalAddress, Stored};
+pub use operators::{Bits, Float, Integer, Number, Signed};
+pub use register::{
+    B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
+};
+pub use shared::SharedAddress;

@@ -1,0 +1,132 @@
+//! Shared memory: where each array of a CTA lies, and addresses in it.
+
+use super::memory::written;
+use super::{Kernel, Operand, Stored, U32};
+
+/// What a kernel may declare statically; more is dynamic and must be asked for at launch.
+const STATIC_LIMIT: u32 = 48 * 1024;
+
+/// The alignment of every array: 128 bytes, so that it begins at bank 0.
+const ALIGNMENT: u32 = 128;
+
+/// The arrays laid out so far, one behind the other.
+#[derive(Default)]
+pub(super) struct SharedLayout {
+    bytes: u32,
+}
+
+impl SharedLayout {
+    /// The offset of a new array.
+    fn reserve(&mut self, bytes: u32) -> u32 {
+        let start = self.bytes.next_multiple_of(ALIGNMENT);
+        self.bytes = start + bytes;
+        start
+    }
+
+    pub(super) fn dynamic_bytes(&self) -> u32 {
+        if self.bytes > STATIC_LIMIT {
+            self.bytes
+        } else {
+            0
+        }
+    }
+
+    pub(super) fn dynamic_declaration(&self) -> Option<String> {
+        (self.bytes > STATIC_LIMIT)
+            .then(|| format!(".extern .shared .align {ALIGNMENT} .b8 arrays[];"))
+    }
+
+    pub(super) fn static_declaration(&self) -> Option<String> {
+        let fits = (1..=STATIC_LIMIT).contains(&self.bytes);
+        fits.then(|| format!(".shared .align {ALIGNMENT} .b8 arrays[{}];", self.bytes))
+    }
+}
+
+/// An address in shared memory: a register and a constant offset.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedAddress<'k> {
+    base: U32<'k>,
+    offset: u32,
+}
+
+impl<'k> SharedAddress<'k> {
+    /// The address `bytes` further on. Adds to the constant offset: no instruction.
+    pub fn offset(self, bytes: u32) -> Self {
+        SharedAddress {
+            offset: self.offset + bytes,
+            ..self
+        }
+    }
+
+    /// The address of the element `index` of an array of `T` that begins here.
+    #[track_caller]
+    pub fn element<T: Stored>(self, index: U32<'k>) -> Self {
+        let base = index.mad(T::BYTES, self.base);
+        SharedAddress { base, ..self }
+    }
+
+    /// The address `bytes` further on.
+    #[track_caller]
+    pub fn moved(self, bytes: impl Operand<u32>) -> Self {
+        let base = self.base;
+        let base = base.k.compute("add.u32", &[&base, &bytes.written()]);
+        SharedAddress { base, ..self }
+    }
+
+    pub(super) fn kernel(self) -> &'k Kernel {
+        self.base.kernel()
+    }
+
+    /// As PTX writes it: `[%r1+16]`.
+    pub(super) fn written(self) -> String {
+        written(&self.base, i64::from(self.offset))
+    }
+}
+
+impl Kernel {
+    /// An array of `count` elements in the shared memory of the CTA, its contents undefined.
+    ///
+    /// All arrays together are static memory up to 48 KB and dynamic memory beyond; the addresses
+    /// are the same.
+    #[track_caller]
+    pub fn shared<T: Stored>(&self, count: u32) -> SharedAddress<'_> {
+        let offset = self.shared_layout(|layout| layout.reserve(count * T::BYTES));
+        let base = self.compute("mov.u32", &[&"arrays"]);
+        SharedAddress { base, offset }
+    }
+
+    /// Waits until all threads of the CTA have come here; what they wrote to shared memory before
+    /// is then seen by all.
+    #[track_caller]
+    pub fn barrier(&self) {
+        self.emit("bar.sync 0");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kernel, Target};
+
+    #[test]
+    fn arrays_lie_behind_each_other() {
+        let k = &Kernel::new("small", Target::Sm80, 32);
+        let (a, b) = (k.shared::<f32>(3), k.shared::<f32>(32));
+        b.offset(8).store(a.load::<f32>());
+        let ptx = k.finish();
+        assert_eq!(ptx.dynamic_shared, 0);
+        assert!(ptx.text.contains(".shared .align 128 .b8 arrays[256];"));
+        assert!(ptx.text.contains("st.shared.f32 [%r2+136], %f1;"));
+    }
+
+    #[test]
+    fn large_arrays_are_dynamic() {
+        let k = &Kernel::new("large", Target::Sm80, 32);
+        k.shared::<f32>(12_289);
+        let ptx = k.finish();
+        assert_eq!(ptx.dynamic_shared, 49_156);
+        assert!(
+            ptx.text
+                .contains(".extern .shared .align 128 .b8 arrays[];")
+        );
+    }
+}

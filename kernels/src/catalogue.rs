@@ -1,0 +1,105 @@
+//! A representative list of kernels: what checks and goldens are made of.
+
+use crate::elementwise::{Element, Elementwise, Layout};
+use crate::expression::{Binary, Comparison, Expression, Node, Unary};
+use crate::rms_norm::{RmsNorm, RmsNormGradInput, RmsNormGradWeight, SumPartials};
+use crate::{Dtype, Ptx, Result, Variant};
+
+/// One kernel of every kind that matters: each function, format, layout and tile.
+pub fn catalogue() -> Vec<Ptx> {
+    // All constructors are called with extents that they take; a test holds that none is left out.
+    families().into_iter().flatten().flatten().collect()
+}
+
+fn families() -> [Family; 2] {
+    [elementwise(), rms_norm()]
+}
+
+/// The kernels of one family, or why there is no such kernel.
+type Family = Vec<Result<Ptx>>;
+
+fn elementwise() -> Family {
+    use Element::{Bf16, Bool, F32};
+    let contiguous = Layout::Contiguous;
+    let strided = |dims, wide| Layout::Strided { dims, wide };
+    let (x, y) = (Expression::operand(0), Expression::operand(1));
+    let kernel = |expression: &Expression, operands: &[Element], result, layout| {
+        let variant = Elementwise::new(expression.clone(), operands, result, layout);
+        variant.map(|variant| variant.ptx())
+    };
+
+    let unary = Unary::ALL.iter().map(|function| {
+        let expression = Expression::from(Node::Unary(*function, x.clone()));
+        kernel(&expression, &[Bf16], Bf16, contiguous)
+    });
+    let binary = Binary::ALL.iter().map(|function| {
+        let expression = Expression::from(Node::Binary(*function, x.clone(), y.clone()));
+        kernel(&expression, &[F32, F32], F32, contiguous)
+    });
+    let comparisons = Comparison::ALL.iter().map(|comparison| {
+        let expression = Expression::from(Node::Compare(*comparison, x.clone(), y.clone()));
+        kernel(&expression, &[Bf16, Bf16], Bool, strided(2, false))
+    });
+
+    let swiglu = x.silu() * &y;
+    let select = x.select(&y, Expression::operand(2));
+    let affine = x.fma(Expression::scalar(0), Expression::scalar(1));
+    let sum = &x + &y;
+    let everything = (0..6).map(Expression::operand).reduce(|a, b| a + b);
+    let everything = everything.unwrap_or_else(|| x.clone());
+    let more = [
+        kernel(&swiglu, &[Bf16, Bf16], Bf16, contiguous),
+        kernel(&swiglu, &[F32, F32], F32, contiguous),
+        kernel(&swiglu, &[Bf16, Bf16], Bf16, strided(3, false)),
+        kernel(&select, &[Bool, F32, F32], F32, contiguous),
+        kernel(&select, &[Bool, Bf16, Bf16], Bf16, contiguous),
+        kernel(&x.lt(&y), &[F32, F32], Bool, contiguous),
+        kernel(&affine, &[F32], Bf16, contiguous),
+        kernel(&sum, &[Bf16, F32], F32, contiguous),
+        kernel(&sum, &[F32, F32], F32, strided(1, false)),
+        kernel(&sum, &[F32, F32], F32, strided(6, true)),
+        kernel(&everything, &[Bf16; 6], Bf16, strided(6, true)),
+        kernel(&Expression::constant(1.0), &[], F32, contiguous),
+        kernel(&x, &[F32], Bf16, contiguous),
+        kernel(&x, &[Bf16], Bf16, strided(4, false)),
+    ];
+    unary.chain(binary).chain(comparisons).chain(more).collect()
+}
+
+fn rms_norm() -> Family {
+    let mut kernels = vec![SumPartials::new(false).ptx(), SumPartials::new(true).ptx()];
+    for dtype in Dtype::ALL {
+        // From a few lanes to a whole CTA a row, with and without a ragged end; any length.
+        for features in [8, 64, 128, 136, 1024, 2000, 4096, 8192, 1025] {
+            kernels.push(RmsNorm::new(dtype, features, true).ptx());
+            kernels.push(RmsNormGradInput::new(dtype, features, true).ptx());
+        }
+        for features in [8, 128, 4096, 1025] {
+            kernels.push(RmsNormGradWeight::new(dtype, features, true).ptx());
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_kernel_of_the_list_can_be_built() {
+        let families = families().into_iter().flatten();
+        let errors: Vec<_> = families.filter_map(Result::err).collect();
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+
+    #[test]
+    fn names_tell_variants_apart() {
+        let kernels = catalogue();
+        let names: HashSet<_> = kernels.iter().map(|ptx| &ptx.entry).collect();
+        let texts: HashSet<_> = kernels.iter().map(|ptx| &ptx.text).collect();
+        assert_eq!(names.len(), kernels.len());
+        assert_eq!(texts.len(), kernels.len());
+    }
+}

@@ -1,0 +1,131 @@
+//! The number formats that kernels read and write.
+
+use crate::assembler::{Bf16, Bf16x2, F32, GlobalAddress, Pair, Pred};
+
+/// A floating-point format in memory. Kernels compute in f32 whichever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// 32 bits.
+    F32,
+    /// The upper 16 bits of an f32.
+    Bf16,
+}
+
+/// Sixteen bytes as they lie in memory: four f32 or eight bf16.
+#[derive(Clone, Copy, Debug)]
+pub enum Vector<'k> {
+    /// Four f32.
+    F32([F32<'k>; 4]),
+    /// Eight bf16.
+    Bf16([Pair<'k>; 4]),
+}
+
+impl Dtype {
+    /// Both.
+    pub const ALL: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+
+    /// Bytes of an element.
+    pub fn size(self) -> u32 {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::Bf16 => 2,
+        }
+    }
+
+    /// Its name, as in the names of kernels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+        }
+    }
+
+    /// How many elements 16 bytes hold, the most that a thread moves at once.
+    pub fn per_vector(self) -> u32 {
+        16 / self.size()
+    }
+
+    /// Loads 16 bytes where the predicate holds; zeros elsewhere. The address must be a multiple of
+    /// 16.
+    #[track_caller]
+    pub fn load_vector_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Vector<'k> {
+        match self {
+            Dtype::F32 => Vector::F32(from.load_vector_if(condition)),
+            Dtype::Bf16 => Vector::Bf16(from.load_vector_if::<Bf16x2, 4>(condition)),
+        }
+    }
+
+    /// Loads 16 bytes. The address must be a multiple of 16.
+    #[track_caller]
+    pub fn load_vector<'k>(self, from: GlobalAddress<'k>) -> Vector<'k> {
+        match self {
+            Dtype::F32 => Vector::F32(from.load_vector()),
+            Dtype::Bf16 => Vector::Bf16(from.load_vector()),
+        }
+    }
+
+    /// Rounds as many values as [`Dtype::per_vector`] says.
+    #[track_caller]
+    pub fn round<'k>(self, value: impl Fn(usize) -> F32<'k>) -> Vector<'k> {
+        match self {
+            Dtype::F32 => Vector::F32([0, 1, 2, 3].map(value)),
+            Dtype::Bf16 => Vector::Bf16([0, 2, 4, 6].map(|i| value(i).pack(value(i + 1)))),
+        }
+    }
+
+    /// Loads one element.
+    #[track_caller]
+    pub fn load<'k>(self, from: GlobalAddress<'k>) -> F32<'k> {
+        match self {
+            Dtype::F32 => from.load(),
+            Dtype::Bf16 => from.load::<Bf16>().to_f32(),
+        }
+    }
+
+    /// Loads one element where the predicate holds; 0 elsewhere.
+    #[track_caller]
+    pub fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
+        match self {
+            Dtype::F32 => from.load_if(condition),
+            Dtype::Bf16 => from.load_if::<Bf16>(condition).to_f32(),
+        }
+    }
+
+    /// Rounds and stores one element.
+    #[track_caller]
+    pub fn store<'k>(self, to: GlobalAddress<'k>, value: F32<'k>) {
+        match self {
+            Dtype::F32 => to.store(value),
+            Dtype::Bf16 => to.store(value.to_bf16()),
+        }
+    }
+}
+
+impl<'k> Vector<'k> {
+    /// The elements as f32, exactly.
+    #[track_caller]
+    pub fn widen(&self) -> Vec<F32<'k>> {
+        match self {
+            Vector::F32(values) => values.to_vec(),
+            Vector::Bf16(pairs) => pairs.iter().flat_map(|pair| pair.unpack()).collect(),
+        }
+    }
+
+    /// Stores the 16 bytes. The address must be a multiple of 16.
+    #[track_caller]
+    pub fn store(&self, to: GlobalAddress<'k>) {
+        match self {
+            Vector::F32(values) => to.store_vector(*values),
+            Vector::Bf16(pairs) => to.store_vector(*pairs),
+        }
+    }
+
+    /// Stores the 16 bytes where the predicate holds.
+    #[track_caller]
+    pub fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
+        match self {
+            Vector::F32(values) => to.store_vector_if(condition, *values),
+            Vector::Bf16(pairs) => to.store_vector_if(condition, *pairs),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The form for operands that lie densely: 16 bytes a thread and access.
+
+use super::element::Loaded;
+use super::evaluate::evaluate;
+use super::{Element, Elementwise, Parameters, THREADS};
+use crate::assembler::{F32, GlobalAddress, Kernel, Ptx, U32, U64};
+use crate::expression::{Expression, Node, Unary};
+
+/// Elements of a CTA: each thread has [`vectors`] of [`per_vector`], which lie a CTA's width apart,
+/// so that neighbours read neighbouring bytes.
+pub(super) fn tile(variant: &Elementwise) -> u32 {
+    THREADS * per_vector(variant) * vectors(variant)
+}
+
+/// Elements that a thread moves at once: as many as 16 bytes hold of the smallest float. Two
+/// accesses then move a larger one.
+fn per_vector(variant: &Elementwise) -> u32 {
+    let mut formats = variant.operands().chain([variant.result]);
+    if formats.any(|format| format == Element::Bf16) {
+        8
+    } else {
+        4
+    }
+}
+
+/// Accesses of a thread to each operand: several where the expression is short and registers are
+/// free, so that enough bytes are in flight with few operands too.
+fn vectors(variant: &Elementwise) -> u32 {
+    let long = instructions(&variant.expression) > 16;
+    match (long, variant.operands().count()) {
+        (true, _) => 1,
+        (false, 0 | 1) => 4,
+        (false, _) => 2,
+    }
+}
+
+/// About how many instructions the expression is for one element.
+fn instructions(expression: &Expression) -> usize {
+    let mut count = 0;
+    expression.visit(&mut |node| {
+        count += match node {
+            Node::Unary(
+                Unary::Exp
+                | Unary::Ln
+                | Unary::Sin
+                | Unary::Cos
+                | Unary::Tanh
+                | Unary::Sigmoid
+                | Unary::Silu,
+                _,
+            ) => 24,
+            _ => 1,
+        }
+    });
+    count
+}
+
+pub(super) fn ptx(variant: &Elementwise) -> Ptx {
+    let k = &variant.kernel();
+    let parameters = variant.parameters(k);
+    let elements = k.u64_param("elements");
+
+    let tile = tile(variant);
+    let first = k.cta().mul_wide(tile);
+    let remaining = elements - first;
+    k.if_else(
+        remaining.ge(u64::from(tile)),
+        || whole_tile(k, variant, &parameters, first),
+        || last_tile(k, variant, &parameters, first, remaining.low()),
+    );
+    k.finish()
+}
+
+fn whole_tile<'k>(
+    k: &'k Kernel,
+    variant: &Elementwise,
+    parameters: &Parameters<'k>,
+    first: U64<'k>,
+) {
+    let per_vector = per_vector(variant);
+    let element = first + (k.thread() * per_vector).wide();
+    let place = |format: Element, vector: u32| {
+        let elements = vector * THREADS * per_vector;
+        i64::from(elements * format.size())
+    };
+
+    let operands: Vec<(Element, GlobalAddress<'k>)> = parameters
+        .operands
+        .iter()
+        .map(|(format, start)| (*format, start.moved(element * u64::from(format.size()))))
+        .collect();
+    let load = |vector: u32| -> Vec<Loaded<'k>> {
+        let operands = operands.iter();
+        operands
+            .map(|(format, start)| {
+                let from = start.offset(place(*format, vector));
+                format.load_vector(from, per_vector)
+            })
+            .collect()
+    };
+    let loaded: Vec<_> = (0..vectors(variant)).map(load).collect();
+
+    let format = variant.result;
+    let result = parameters.result.moved(element * u64::from(format.size()));
+    for (vector, loaded) in loaded.iter().enumerate() {
+        let widened: Vec<Vec<F32<'k>>> = loaded.iter().map(|operand| operand.widen()).collect();
+        let value = |i: usize| {
+            let operands: Vec<F32<'k>> = widened.iter().map(|operand| operand[i]).collect();
+            evaluate(k, &variant.expression, &operands, &parameters.scalars)
+        };
+        let values: Vec<F32<'k>> = (0..per_vector as usize).map(value).collect();
+        format.store_vector(result.offset(place(format, vector as u32)), &values);
+    }
+}
+
+/// The elements that are left, fewer than a tile, one by one.
+fn last_tile<'k>(
+    k: &'k Kernel,
+    variant: &Elementwise,
+    parameters: &Parameters<'k>,
+    first: U64<'k>,
+    remaining: U32<'k>,
+) {
+    k.for_range(k.thread(), remaining, THREADS, |i| {
+        let element = first + i.wide();
+        let operands: Vec<F32<'k>> = parameters
+            .operands
+            .iter()
+            .map(|(format, start)| format.load(start.moved(element * u64::from(format.size()))))
+            .collect();
+        let value = evaluate(k, &variant.expression, &operands, &parameters.scalars);
+        let format = variant.result;
+        format.store(
+            parameters.result.moved(element * u64::from(format.size())),
+            value,
+        );
+    });
+}

@@ -1,0 +1,101 @@
+//! An expression in registers.
+
+use crate::assembler::{F32, Kernel};
+use crate::elementary::{cos, exp, ln, sigmoid, sin, tanh};
+use crate::expression::{Binary, Comparison, Expression, Node, Unary};
+
+/// The instructions of `expression` for one place of the operands. What occurs more than once is
+/// computed once.
+#[track_caller]
+pub(super) fn evaluate<'k>(
+    k: &'k Kernel,
+    expression: &Expression,
+    operands: &[F32<'k>],
+    scalars: &[F32<'k>],
+) -> F32<'k> {
+    let known = Vec::new();
+    let mut evaluation = Evaluation {
+        k,
+        operands,
+        scalars,
+        known,
+    };
+    evaluation.value(expression)
+}
+
+struct Evaluation<'a, 'k> {
+    k: &'k Kernel,
+    operands: &'a [F32<'k>],
+    scalars: &'a [F32<'k>],
+    known: Vec<(Expression, F32<'k>)>,
+}
+
+impl<'k> Evaluation<'_, 'k> {
+    fn value(&mut self, expression: &Expression) -> F32<'k> {
+        let known = self.known.iter().find(|(known, _)| known == expression);
+        if let Some((_, value)) = known {
+            return *value;
+        }
+
+        let value = match expression.node() {
+            Node::Operand(index) => self.operands[usize::from(*index)],
+            Node::Constant(bits) => self.k.constant(f32::from_bits(*bits)),
+            Node::Scalar(index) => self.scalars[usize::from(*index)],
+            Node::Unary(function, x) => unary(*function, self.value(x)),
+            Node::Binary(function, a, b) => binary(*function, self.value(a), self.value(b)),
+            Node::Fma(a, b, c) => {
+                let (a, b) = (self.value(a), self.value(b));
+                a.fma(b, self.value(c))
+            }
+            Node::Compare(comparison, a, b) => compare(*comparison, self.value(a), self.value(b)),
+            Node::Select(condition, a, b) => {
+                let condition = self.value(condition).differs(0.0);
+                condition.select(self.value(a), self.value(b))
+            }
+        };
+        self.known.push((expression.clone(), value));
+        value
+    }
+}
+
+fn unary<'k>(function: Unary, x: F32<'k>) -> F32<'k> {
+    match function {
+        Unary::Neg => -x,
+        Unary::Abs => x.abs(),
+        Unary::Square => x * x,
+        Unary::Sqrt => x.sqrt(),
+        Unary::Rsqrt => x.sqrt().reciprocal(),
+        Unary::Reciprocal => x.reciprocal(),
+        Unary::Exp => exp(x),
+        Unary::Ln => ln(x),
+        Unary::Sin => sin(x),
+        Unary::Cos => cos(x),
+        Unary::Tanh => tanh(x),
+        Unary::Sigmoid => sigmoid(x),
+        Unary::Silu => x * sigmoid(x),
+        Unary::Relu => x.le(0.0).select(0.0, x),
+    }
+}
+
+fn binary<'k>(function: Binary, a: F32<'k>, b: F32<'k>) -> F32<'k> {
+    match function {
+        Binary::Add => a + b,
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div => a / b,
+        Binary::Min => a.min(b),
+        Binary::Max => a.max(b),
+    }
+}
+
+fn compare<'k>(comparison: Comparison, a: F32<'k>, b: F32<'k>) -> F32<'k> {
+    let holds = match comparison {
+        Comparison::Eq => a.equals(b),
+        Comparison::Ne => a.differs(b),
+        Comparison::Lt => a.lt(b),
+        Comparison::Le => a.le(b),
+        Comparison::Gt => a.gt(b),
+        Comparison::Ge => a.ge(b),
+    };
+    holds.select(1.0, 0.0)
+}

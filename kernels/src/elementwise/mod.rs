@@ -1,0 +1,375 @@
+//! Elementwise kernels: y(i) = f(x0(i), x1(i), ...) with an [`Expression`] f, so that a chain of
+//! functions is one pass over memory.
+//!
+//! Every element is loaded once, widened to f32, put through the expression in registers, rounded
+//! once and stored. Nothing is shared between threads; the kernel is bound by memory, and all there
+//! is to do is to keep enough bytes in flight. By Little's law a GPU with 4.8 TB/s and 0.7 us of
+//! latency needs some 25 KB in flight on each of its 132 multiprocessors.
+//!
+//! Two forms, chosen by [`Walk::layout`]:
+//!
+//! - **Contiguous**: all operands lie as the result does. A thread moves 16 bytes at once, several
+//!   times, all loads before the first use. The last CTA, where fewer elements are left than it
+//!   has room for, walks them one by one.
+//! - **Strided**: up to six dims, a stride for each operand and dim, 0 where it broadcasts. An
+//!   index is taken apart by division, in 32 bits where everything fits.
+//!
+//! A kernel may write in place: an element of the result may be that of an operand of one format,
+//! if both walk in the same order.
+
+mod contiguous;
+mod element;
+mod evaluate;
+mod strided;
+mod walk;
+
+pub use element::Element;
+pub use walk::Walk;
+
+use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
+use crate::error::{Error, Result};
+use crate::expression::{Expression, Node};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// An elementwise kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Elementwise {
+    expression: Expression,
+    operands: [Option<Element>; Elementwise::MAX_OPERANDS],
+    scalars: u8,
+    result: Element,
+    layout: Layout,
+}
+
+/// How the elements of the result and the operands lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Densely and in one order, beginning at multiples of 16 bytes.
+    Contiguous,
+    /// Anyhow.
+    Strided {
+        /// Dims that are walked, 1 to [`Walk::MAX_DIMS`].
+        dims: u8,
+        /// Whether indices and offsets need 64 bits.
+        wide: bool,
+    },
+}
+
+impl Elementwise {
+    /// The most operands.
+    pub const MAX_OPERANDS: usize = 6;
+    /// The most scalars.
+    pub const MAX_SCALARS: usize = 8;
+    /// The most operations of an expression, shared ones counted once for each use.
+    pub const MAX_OPERATIONS: usize = 128;
+
+    /// The kernel that computes `expression` of operands in these formats.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] operands, scalars or operations; [`Error::Missing`] when the expression
+    /// reads an operand that is not there; [`Error::Extent`] for a layout of too many dims.
+    pub fn new(
+        expression: Expression,
+        operands: &[Element],
+        result: Element,
+        layout: Layout,
+    ) -> Result<Elementwise> {
+        at_most("operands", operands.len(), Self::MAX_OPERANDS)?;
+        let operations = expression.operations(Self::MAX_OPERATIONS + 1);
+        at_most("operations", operations, Self::MAX_OPERATIONS)?;
+        let scalars = check_indices(&expression, operands.len())?;
+        at_most("scalars", scalars, Self::MAX_SCALARS)?;
+        check_layout(layout)?;
+
+        let mut formats = [None; Self::MAX_OPERANDS];
+        for (format, operand) in formats.iter_mut().zip(operands) {
+            *format = Some(*operand);
+        }
+        Ok(Elementwise {
+            expression,
+            operands: formats,
+            scalars: scalars as u8,
+            result,
+            layout,
+        })
+    }
+
+    /// How to launch it over as many elements; `None` for none.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        let ctas = elements.div_ceil(u64::from(self.tile()));
+        let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
+        Launch::new([ctas, 1, 1], THREADS)
+    }
+
+    /// The formats of its operands.
+    pub fn operands(&self) -> impl Iterator<Item = Element> {
+        self.operands.into_iter().flatten()
+    }
+
+    /// How its operands lie.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Elements of a CTA.
+    fn tile(&self) -> u32 {
+        match self.layout {
+            Layout::Contiguous => contiguous::tile(self),
+            Layout::Strided { .. } => strided::TILE,
+        }
+    }
+}
+
+/// What an [`Elementwise`] kernel is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct ElementwiseArguments<'a> {
+    /// The address of each operand's first element.
+    pub operands: &'a [u64],
+    /// The address of the result's first element.
+    pub result: u64,
+    /// How they are walked.
+    pub walk: &'a Walk,
+    /// The scalars of the expression.
+    pub scalars: &'a [f32],
+}
+
+impl ElementwiseArguments<'_> {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Elementwise) -> Arguments {
+        let pointers = self.operands.iter().take(variant.operands().count());
+        let arguments = pointers.fold(Arguments::new(), |a, x| a.push_pointer(*x));
+        let arguments = arguments.push_pointer(self.result);
+        let scalars = self.scalars.iter().take(variant.scalars.into());
+        let arguments = scalars.fold(arguments, |a, scalar| a.push_f32(*scalar));
+
+        match variant.layout {
+            Layout::Contiguous => arguments.push_u64(self.walk.elements()),
+            Layout::Strided { wide, .. } => strided::push_walk(arguments, self.walk, wide),
+        }
+    }
+}
+
+impl Variant for Elementwise {
+    fn ptx(&self) -> Ptx {
+        match self.layout {
+            Layout::Contiguous => contiguous::ptx(self),
+            Layout::Strided { dims, wide: false } => strided::ptx::<u32, i32>(self, dims.into()),
+            Layout::Strided { dims, wide: true } => strided::ptx::<u64, i64>(self, dims.into()),
+        }
+    }
+
+    fn entry(&self) -> String {
+        let operands: String = self.operands().map(|x| format!("_{}", x.name())).collect();
+        let layout = match self.layout {
+            Layout::Contiguous => "contiguous".to_owned(),
+            Layout::Strided { dims, wide: false } => format!("strided{dims}"),
+            Layout::Strided { dims, wide: true } => format!("strided{dims}_wide"),
+        };
+        let (expression, result) = (&self.expression, self.result.name());
+        format!("elementwise_{expression}{operands}_to_{result}_{layout}")
+    }
+}
+
+/// The parameters that both forms begin with.
+struct Parameters<'k> {
+    operands: Vec<(Element, GlobalAddress<'k>)>,
+    result: GlobalAddress<'k>,
+    scalars: Vec<F32<'k>>,
+}
+
+impl Elementwise {
+    fn kernel(&self) -> Kernel {
+        Kernel::new(self.entry(), Target::Sm80, THREADS)
+    }
+
+    #[track_caller]
+    fn parameters<'k>(&self, k: &'k Kernel) -> Parameters<'k> {
+        let operands = self.operands().enumerate();
+        Parameters {
+            operands: operands
+                .map(|(i, x)| (x, k.pointer(&format!("x{i}"))))
+                .collect(),
+            result: k.pointer("y"),
+            scalars: (0..self.scalars)
+                .map(|i| k.f32_param(&format!("s{i}")))
+                .collect(),
+        }
+    }
+}
+
+fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
+    match count <= limit {
+        true => Ok(()),
+        false => Err(Error::TooMany {
+            kernel: "elementwise",
+            what,
+            count,
+            limit,
+        }),
+    }
+}
+
+/// Every operand that is read must be there; returns how many scalars are read.
+fn check_indices(expression: &Expression, operands: usize) -> Result<usize> {
+    let (mut reads, mut scalars) = (0, 0);
+    expression.visit(&mut |node| match node {
+        Node::Operand(index) => reads = reads.max(usize::from(*index) + 1),
+        Node::Scalar(index) => scalars = scalars.max(usize::from(*index) + 1),
+        _ => {}
+    });
+    if reads <= operands {
+        return Ok(scalars);
+    }
+    Err(Error::Missing {
+        kernel: "elementwise",
+        what: "operand",
+        index: reads - 1,
+        count: operands,
+    })
+}
+
+fn check_layout(layout: Layout) -> Result<()> {
+    match layout {
+        Layout::Strided { dims, .. } if !(1..=Walk::MAX_DIMS).contains(&dims.into()) => {
+            Err(Error::Extent {
+                kernel: "elementwise",
+                what: "dims",
+                value: dims.into(),
+                least: 1,
+                most: Walk::MAX_DIMS,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum_of(operands: u8) -> Expression {
+        let more = (1..operands).map(Expression::operand);
+        more.fold(Expression::operand(0), |sum, x| sum + x)
+    }
+
+    /// The bytes of the arguments are those of the parameters that the text declares, for the
+    /// largest kernels too.
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let strides = [1; Walk::MAX_DIMS];
+        let scalars = (0..8).map(Expression::scalar).reduce(|a, b| a * b).unwrap();
+        for operands in 0..=Elementwise::MAX_OPERANDS {
+            let formats = vec![Element::Bf16; operands];
+            let expression = sum_of(operands.max(1) as u8) + &scalars;
+            let expression = if operands == 0 {
+                scalars.clone()
+            } else {
+                expression
+            };
+            let walk = Walk::new(&[7; 6], &strides, &vec![&strides[..]; operands]).unwrap();
+            let strided = |wide| Layout::Strided { dims: 6, wide };
+            for layout in [Layout::Contiguous, strided(false), strided(true)] {
+                let expression = expression.clone();
+                let variant = Elementwise::new(expression, &formats, Element::F32, layout).unwrap();
+                let arguments = ElementwiseArguments {
+                    operands: &vec![256; operands],
+                    result: 512,
+                    walk: &walk,
+                    scalars: &[1.0; 8],
+                };
+                let bytes = arguments.arguments(&variant);
+                assert_eq!(
+                    bytes.bytes().len(),
+                    variant.ptx().parameter_bytes(),
+                    "{variant:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_elements_no_launch() {
+        let variant =
+            |layout| Elementwise::new(sum_of(2), &[Element::F32; 2], Element::F32, layout).unwrap();
+        let contiguous = variant(Layout::Contiguous);
+        assert_eq!(contiguous.launch(0), None);
+        assert_eq!(contiguous.launch(1).unwrap().grid, [1, 1, 1]);
+        assert_eq!(contiguous.launch(2048).unwrap().grid, [1, 1, 1]);
+        assert_eq!(contiguous.launch(2049).unwrap().grid, [2, 1, 1]);
+
+        let strided = variant(Layout::Strided {
+            dims: 2,
+            wide: false,
+        });
+        assert_eq!(strided.launch(1025).unwrap().grid, [2, 1, 1]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let build = |expression, layout| {
+            Elementwise::new(expression, &[Element::F32], Element::F32, layout).unwrap_err()
+        };
+        let missing = build(sum_of(2), Layout::Contiguous);
+        assert!(
+            matches!(
+                missing,
+                Error::Missing {
+                    index: 1,
+                    count: 1,
+                    ..
+                }
+            ),
+            "{missing}"
+        );
+
+        let scalars = build(Expression::scalar(8), Layout::Contiguous);
+        assert!(
+            matches!(
+                scalars,
+                Error::TooMany {
+                    what: "scalars",
+                    count: 9,
+                    ..
+                }
+            ),
+            "{scalars}"
+        );
+
+        let dims = build(
+            sum_of(1),
+            Layout::Strided {
+                dims: 7,
+                wide: false,
+            },
+        );
+        assert!(
+            matches!(
+                dims,
+                Error::Extent {
+                    what: "dims",
+                    value: 7,
+                    ..
+                }
+            ),
+            "{dims}"
+        );
+
+        let mut long = sum_of(1);
+        for _ in 0..60 {
+            long = &long * &long;
+        }
+        let long = build(long, Layout::Contiguous);
+        assert!(
+            matches!(
+                long,
+                Error::TooMany {
+                    what: "operations",
+                    ..
+                }
+            ),
+            "{long}"
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! The form for operands that lie anyhow: an index is taken apart into coordinates.
+
+use super::evaluate::evaluate;
+use super::{Elementwise, Parameters, THREADS, Walk};
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Integer, Kernel, Pred, Ptx, Register, S32, S64, U32, U64,
+};
+
+/// Elements of a thread, a CTA's width apart: their loads are in flight together.
+const PER_THREAD: u32 = 4;
+
+/// Elements of a CTA.
+pub(super) const TILE: u32 = THREADS * PER_THREAD;
+
+/// Adds the extents, outermost first, and the strides of the result and of each operand.
+pub(super) fn push_walk(arguments: Arguments, walk: &Walk, wide: bool) -> Arguments {
+    let arguments = arguments.push_u64(walk.elements());
+    let extents = walk.extents().iter();
+    let arguments = extents.fold(arguments, |a, extent| match wide {
+        true => a.push_u64(*extent),
+        false => a.push_u32(*extent as u32),
+    });
+    walk.strides()
+        .flatten()
+        .fold(arguments, |a, stride| match wide {
+            true => a.push_i64(*stride),
+            false => a.push_i32(*stride as i32),
+        })
+}
+
+/// An unsigned index together with the signed offset that it becomes: of 32 or of 64 bits.
+pub(super) trait Index<O: Integer>: Integer {
+    /// A parameter that holds an extent.
+    fn extent<'k>(k: &'k Kernel, name: &str) -> Register<'k, Self>;
+    /// A parameter that holds a stride.
+    fn stride<'k>(k: &'k Kernel, name: &str) -> Register<'k, O>;
+    /// The index of an element of a CTA.
+    fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> Register<'k, Self>;
+    /// Whether it is below a 64-bit count.
+    fn is_below<'k>(index: Register<'k, Self>, count: U64<'k>) -> Pred<'k>;
+    /// The same bits, signed.
+    fn signed(index: Register<'_, Self>) -> Register<'_, O>;
+    /// An offset in bytes.
+    fn bytes(offset: Register<'_, O>, size: u32) -> U64<'_>;
+}
+
+impl Index<i32> for u32 {
+    fn extent<'k>(k: &'k Kernel, name: &str) -> U32<'k> {
+        k.u32_param(name)
+    }
+
+    fn stride<'k>(k: &'k Kernel, name: &str) -> S32<'k> {
+        k.i32_param(name)
+    }
+
+    fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> U32<'k> {
+        k.cta().mad(TILE, in_tile)
+    }
+
+    fn is_below<'k>(index: U32<'k>, count: U64<'k>) -> Pred<'k> {
+        index.lt(count.low())
+    }
+
+    fn signed(index: U32<'_>) -> S32<'_> {
+        index.signed()
+    }
+
+    fn bytes(offset: S32<'_>, size: u32) -> U64<'_> {
+        offset.mul_wide(size as i32).unsigned()
+    }
+}
+
+impl Index<i64> for u64 {
+    fn extent<'k>(k: &'k Kernel, name: &str) -> U64<'k> {
+        k.u64_param(name)
+    }
+
+    fn stride<'k>(k: &'k Kernel, name: &str) -> S64<'k> {
+        k.i64_param(name)
+    }
+
+    fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> U64<'k> {
+        k.cta().mul_wide(TILE) + in_tile.wide()
+    }
+
+    fn is_below<'k>(index: U64<'k>, count: U64<'k>) -> Pred<'k> {
+        index.lt(count)
+    }
+
+    fn signed(index: U64<'_>) -> S64<'_> {
+        index.signed()
+    }
+
+    fn bytes(offset: S64<'_>, size: u32) -> U64<'_> {
+        (offset * i64::from(size)).unsigned()
+    }
+}
+
+/// The walk in registers.
+struct Strides<'k, I, O> {
+    elements: U64<'k>,
+    extents: Vec<Register<'k, I>>,
+    /// Of the result, then of each operand.
+    strides: Vec<Vec<Register<'k, O>>>,
+}
+
+impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
+    fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
+        let elements = k.u64_param("elements");
+        let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));
+        let extents = extents.collect();
+        let of_tensor = |tensor: usize| {
+            let stride = |dim| I::stride(k, &format!("stride{tensor}_{dim}"));
+            (0..dims).map(stride).collect()
+        };
+        Strides {
+            elements,
+            extents,
+            strides: (0..tensors).map(of_tensor).collect(),
+        }
+    }
+
+    /// The coordinates of an index in row-major order, outermost first.
+    fn coordinates(&self, index: Register<'k, I>) -> Vec<Register<'k, I>> {
+        let mut rest = index;
+        let mut inner_first = Vec::with_capacity(self.extents.len());
+        for extent in self.extents[1..].iter().rev() {
+            let quotient = rest / *extent;
+            inner_first.push(rest - quotient * *extent);
+            rest = quotient;
+        }
+        inner_first.push(rest);
+        inner_first.reverse();
+        inner_first
+    }
+
+    /// The address of the element with these coordinates in one of the tensors.
+    fn address(
+        &self,
+        tensor: usize,
+        start: GlobalAddress<'k>,
+        size: u32,
+        coordinates: &[Register<'k, I>],
+    ) -> GlobalAddress<'k> {
+        let mut terms = self.strides[tensor].iter().zip(coordinates);
+        let Some((stride, coordinate)) = terms.next() else {
+            return start;
+        };
+        let first = I::signed(*coordinate) * *stride;
+        let offset = terms.fold(first, |sum, (stride, x)| I::signed(*x).mad(*stride, sum));
+        start.moved(I::bytes(offset, size))
+    }
+}
+
+pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -> Ptx {
+    let k = &variant.kernel();
+    let parameters = variant.parameters(k);
+    let tensors = 1 + parameters.operands.len();
+    let walk = Strides::<I, O>::parameters(k, dims, tensors);
+
+    let thread = k.thread();
+    let loaded: Vec<Place<'_>> = (0..PER_THREAD)
+        .map(|i| {
+            let index = I::of_element(k, thread + i * THREADS);
+            load(variant, &parameters, &walk, index)
+        })
+        .collect();
+    for place in loaded {
+        let value = evaluate(k, &variant.expression, &place.operands, &parameters.scalars);
+        variant.result.store_if(place.exists, place.result, value);
+    }
+    k.finish()
+}
+
+/// What a thread has of one element.
+struct Place<'k> {
+    exists: Pred<'k>,
+    operands: Vec<F32<'k>>,
+    result: GlobalAddress<'k>,
+}
+
+fn load<'k, I: Index<O>, O: Integer>(
+    variant: &Elementwise,
+    parameters: &Parameters<'k>,
+    walk: &Strides<'k, I, O>,
+    index: Register<'k, I>,
+) -> Place<'k> {
+    let exists = I::is_below(index, walk.elements);
+    let coordinates = walk.coordinates(index);
+    let operand = |(i, (format, start)): (usize, &(super::Element, GlobalAddress<'k>))| {
+        let address = walk.address(1 + i, *start, format.size(), &coordinates);
+        format.load_if(exists, address)
+    };
+    let operands = parameters
+        .operands
+        .iter()
+        .enumerate()
+        .map(operand)
+        .collect();
+    let size = variant.result.size();
+    let result = walk.address(0, parameters.result, size, &coordinates);
+    Place {
+        exists,
+        operands,
+        result,
+    }
+}

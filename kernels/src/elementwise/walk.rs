@@ -1,0 +1,212 @@
+//! How a kernel walks over the elements of strided operands.
+
+use super::{Elementwise, Layout};
+use crate::error::{Error, Result};
+
+/// The most dims.
+const DIMS: usize = 6;
+
+/// The extents of a result and the strides of it and of each operand, with as few dims as possible:
+/// dims of extent 1 are dropped, dims that lie behind each other in all tensors are one.
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    dims: usize,
+    extents: [u64; DIMS],
+    /// Of the result first, then of each operand, in elements.
+    strides: [[i64; DIMS]; 1 + Elementwise::MAX_OPERANDS],
+    tensors: usize,
+}
+
+impl Walk {
+    /// The most dims.
+    pub const MAX_DIMS: usize = DIMS;
+
+    /// Walks `extents` with the strides, in elements, of the result and of each operand (0 where it
+    /// broadcasts).
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] dims or operands; [`Error::Strides`] where they are not one for each dim.
+    pub fn new(extents: &[usize], result: &[isize], operands: &[&[isize]]) -> Result<Walk> {
+        super::at_most("dims", extents.len(), DIMS)?;
+        super::at_most("operands", operands.len(), Elementwise::MAX_OPERANDS)?;
+        let tensors = || std::iter::once(&result).chain(operands);
+        if let Some(wrong) = tensors().find(|strides| strides.len() != extents.len()) {
+            return Err(Error::Strides {
+                kernel: "elementwise",
+                strides: wrong.len(),
+                extents: extents.len(),
+            });
+        }
+
+        let mut walk = Walk {
+            dims: 0,
+            extents: [1; DIMS],
+            strides: [[0; DIMS]; 1 + Elementwise::MAX_OPERANDS],
+            tensors: 1 + operands.len(),
+        };
+        for (dim, extent) in extents.iter().enumerate() {
+            let mut strides = [0; 1 + Elementwise::MAX_OPERANDS];
+            for (to, from) in strides.iter_mut().zip(tensors()) {
+                *to = from[dim] as i64;
+            }
+            walk.push(*extent as u64, strides);
+        }
+        Ok(walk)
+    }
+
+    /// Adds a dim inside of those there are.
+    fn push(&mut self, extent: u64, strides: [i64; 1 + Elementwise::MAX_OPERANDS]) {
+        if extent == 1 {
+            return;
+        }
+        let continues = self.dims > 0
+            && self.strides.iter().zip(strides).all(|(outer, inner)| {
+                Some(outer[self.dims - 1]) == inner.checked_mul(extent as i64)
+            });
+        if continues {
+            self.extents[self.dims - 1] *= extent;
+        } else {
+            self.extents[self.dims] = extent;
+            self.dims += 1;
+        }
+        for (to, stride) in self.strides.iter_mut().zip(strides) {
+            to[self.dims - 1] = stride;
+        }
+    }
+
+    /// Elements of the result.
+    pub fn elements(&self) -> u64 {
+        self.extents().iter().product()
+    }
+
+    /// The form of the kernel that walks so. `aligned`: whether the result and all operands begin
+    /// at multiples of 16 bytes.
+    pub fn layout(&self, aligned: bool) -> Layout {
+        let dense = self.dims == 0
+            || self.dims == 1 && self.strides[..self.tensors].iter().all(|s| s[0] == 1);
+        if dense && aligned {
+            return Layout::Contiguous;
+        }
+        Layout::Strided {
+            dims: self.dims.max(1) as u8,
+            wide: !self.fits_32_bits(),
+        }
+    }
+
+    /// Whether every index and every offset that is computed on the way fits in an i32.
+    fn fits_32_bits(&self) -> bool {
+        let limit = 1u128 << 31;
+        // The last CTA's threads beyond the end count on.
+        let indices = u128::from(self.elements()) + u128::from(super::strided::TILE);
+        let reach = |strides: &[i64; DIMS]| -> u128 {
+            let dims = self.extents().iter().zip(strides);
+            dims.map(|(extent, stride)| u128::from(*extent) * u128::from(stride.unsigned_abs()))
+                .sum()
+        };
+        indices < limit && self.strides.iter().all(|strides| reach(strides) < limit)
+    }
+
+    /// The extents, outermost first; at least one.
+    pub(super) fn extents(&self) -> &[u64] {
+        &self.extents[..self.dims.max(1)]
+    }
+
+    /// The strides of the result, then of each operand, outermost dim first.
+    pub(super) fn strides(&self) -> impl Iterator<Item = &[i64]> {
+        let dims = self.dims.max(1);
+        self.strides[..self.tensors]
+            .iter()
+            .map(move |strides| &strides[..dims])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dense_tensors_walk_in_one_dim() {
+        let walk = Walk::new(&[2, 3, 1, 4], &[12, 4, 9, 1], &[&[12, 4, 4, 1]]).unwrap();
+        assert_eq!(walk.extents(), [24]);
+        assert_eq!(walk.layout(true), Layout::Contiguous);
+        assert_eq!(
+            walk.layout(false),
+            Layout::Strided {
+                dims: 1,
+                wide: false
+            }
+        );
+    }
+
+    #[test]
+    fn broadcasting_keeps_only_the_dims_that_differ() {
+        // [2, 3, 4] with a vector of 4: rows are one dim.
+        let walk = Walk::new(&[2, 3, 4], &[12, 4, 1], &[&[12, 4, 1], &[0, 0, 1]]).unwrap();
+        assert_eq!(walk.extents(), [6, 4]);
+        let strides: Vec<_> = walk.strides().collect();
+        assert_eq!(strides, [[4, 1], [4, 1], [0, 1]]);
+        assert_eq!(
+            walk.layout(true),
+            Layout::Strided {
+                dims: 2,
+                wide: false
+            }
+        );
+    }
+
+    #[test]
+    fn a_scalar_is_one_element() {
+        let walk = Walk::new(&[], &[], &[&[]]).unwrap();
+        assert_eq!((walk.elements(), walk.extents()), (1, &[1][..]));
+        assert_eq!(
+            walk.layout(false),
+            Layout::Strided {
+                dims: 1,
+                wide: false
+            }
+        );
+    }
+
+    #[test]
+    fn far_offsets_are_wide() {
+        let wide = |stride: isize| {
+            let walk = Walk::new(&[8, 4], &[4, 1], &[&[stride, 1]]).unwrap();
+            walk.layout(true)
+                == Layout::Strided {
+                    dims: 2,
+                    wide: true,
+                }
+        };
+        assert!(!wide(1 << 27));
+        assert!(wide(1 << 28));
+        assert!(wide(-(1 << 28)));
+    }
+
+    #[test]
+    fn zero_elements_are_counted() {
+        let walk = Walk::new(&[3, 0, 2], &[0, 2, 1], &[]).unwrap();
+        assert_eq!(walk.elements(), 0);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let error = Walk::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::Strides {
+                strides: 1,
+                extents: 2,
+                ..
+            }
+        ));
+        let error = Walk::new(&[1; 7], &[1; 7], &[]).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::TooMany {
+                count: 7,
+                limit: 6,
+                ..
+            }
+        ));
+    }
+}

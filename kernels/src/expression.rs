@@ -1,0 +1,348 @@
+//! Expressions of elementwise kernels: pure data, equal when they compute the same in the same way.
+//!
+//! ```
+//! use meshgrad_kernels::expression::Expression;
+//!
+//! let (gate, up) = (Expression::operand(0), Expression::operand(1));
+//! let swiglu = gate.silu() * up;
+//! assert_eq!(swiglu.to_string(), "times_silu_x0_x1");
+//! ```
+
+use std::fmt;
+use std::ops::{Add, Div, Mul, Neg, Sub};
+use std::sync::Arc;
+
+/// A function of the elements that stand in one place of all operands, computed in f32.
+///
+/// Every operation rounds to nearest even by itself; only [`Expression::fma`] fuses. A copy is
+/// cheap and shares what it is made of.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Expression(Arc<Node>);
+
+/// One operation of an [`Expression`].
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// The element of an operand.
+    Operand(u8),
+    /// An f32, by its bits.
+    Constant(u32),
+    /// An f32 given at launch.
+    Scalar(u8),
+    /// A function of one value.
+    Unary(Unary, Expression),
+    /// A function of two values.
+    Binary(Binary, Expression, Expression),
+    /// a * b + c, rounded once.
+    Fma(Expression, Expression, Expression),
+    /// 1 where the comparison holds, else 0.
+    Compare(Comparison, Expression, Expression),
+    /// The second where the first is not 0, else the third.
+    Select(Expression, Expression, Expression),
+}
+
+/// Defines an enum of functions, and a method of [`Expression`] for each.
+macro_rules! functions {
+    (
+        $(#[$doc:meta])* $family:ident = $node:ident;
+        $($(#[$function_doc:meta])* $function:ident $method:ident $other:tt;)+
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $family {
+            $($(#[$function_doc])* $function,)+
+        }
+
+        impl $family {
+            /// All of them.
+            pub const ALL: &[$family] = &[$($family::$function),+];
+
+            /// Its name, which is its method's.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $($family::$function => stringify!($method),)+
+                }
+            }
+        }
+
+        impl Expression {
+            $(functions! { @method $(#[$function_doc])* $method $other $node($family::$function) })+
+        }
+    };
+
+    (@method $(#[$doc:meta])* $method:ident () $node:ident($function:path)) => {
+        $(#[$doc])*
+        pub fn $method(&self) -> Expression {
+            Node::$node($function, self.clone()).into()
+        }
+    };
+
+    (@method $(#[$doc:meta])* $method:ident (y) $node:ident($function:path)) => {
+        $(#[$doc])*
+        pub fn $method(&self, y: impl Into<Expression>) -> Expression {
+            Node::$node($function, self.clone(), y.into()).into()
+        }
+    };
+}
+
+functions! {
+    /// A function of one value.
+    Unary = Unary;
+    /// -x.
+    Neg neg ();
+    /// |x|.
+    Abs abs ();
+    /// x^2.
+    Square square ();
+    /// The square root, correctly rounded.
+    Sqrt sqrt ();
+    /// 1 / sqrt(x): the root and its reciprocal, each correctly rounded.
+    Rsqrt rsqrt ();
+    /// 1 / x, correctly rounded.
+    Reciprocal reciprocal ();
+    /// e^x; see [`exp`](crate::elementary::exp).
+    Exp exp ();
+    /// The natural logarithm; see [`ln`](crate::elementary::ln).
+    Ln ln ();
+    /// The sine of an angle in radians; see [`sin`](crate::elementary::sin).
+    Sin sin ();
+    /// The cosine of an angle in radians; see [`cos`](crate::elementary::cos).
+    Cos cos ();
+    /// The hyperbolic tangent; see [`tanh`](crate::elementary::tanh).
+    Tanh tanh ();
+    /// 1 / (1 + e^-x); see [`sigmoid`](crate::elementary::sigmoid).
+    Sigmoid sigmoid ();
+    /// x sigmoid(x).
+    Silu silu ();
+    /// max(x, 0); NaN stays.
+    Relu relu ();
+}
+
+functions! {
+    /// A function of two values.
+    Binary = Binary;
+    /// x + y.
+    Add plus (y);
+    /// x - y.
+    Sub minus (y);
+    /// x * y.
+    Mul times (y);
+    /// x / y, correctly rounded.
+    Div over (y);
+    /// The smaller one; NaN where either is.
+    Min min (y);
+    /// The larger one; NaN where either is.
+    Max max (y);
+}
+
+functions! {
+    /// A comparison, 1 or 0. All but `ne` are 0 where either value is NaN.
+    Comparison = Compare;
+    /// x == y, as 1 or 0.
+    Eq equals (y);
+    /// x != y, as 1 or 0.
+    Ne differs (y);
+    /// x < y, as 1 or 0.
+    Lt lt (y);
+    /// x <= y, as 1 or 0.
+    Le le (y);
+    /// x > y, as 1 or 0.
+    Gt gt (y);
+    /// x >= y, as 1 or 0.
+    Ge ge (y);
+}
+
+impl Expression {
+    /// The element of the operand `index`, from 0.
+    pub fn operand(index: u8) -> Expression {
+        Node::Operand(index).into()
+    }
+
+    /// A constant of the kernel.
+    pub fn constant(value: f32) -> Expression {
+        Node::Constant(value.to_bits()).into()
+    }
+
+    /// The scalar `index`, from 0, that is given at launch.
+    pub fn scalar(index: u8) -> Expression {
+        Node::Scalar(index).into()
+    }
+
+    /// self * factor + addend, rounded once.
+    pub fn fma(&self, factor: impl Into<Expression>, addend: impl Into<Expression>) -> Expression {
+        Node::Fma(self.clone(), factor.into(), addend.into()).into()
+    }
+
+    /// `a` where self is not 0, else `b`.
+    pub fn select(&self, a: impl Into<Expression>, b: impl Into<Expression>) -> Expression {
+        Node::Select(self.clone(), a.into(), b.into()).into()
+    }
+
+    /// The outermost operation.
+    pub fn node(&self) -> &Node {
+        &self.0
+    }
+
+    /// What the outermost operation is applied to.
+    pub fn arguments(&self) -> impl Iterator<Item = &Expression> {
+        let arguments = match self.node() {
+            Node::Operand(_) | Node::Constant(_) | Node::Scalar(_) => [None, None, None],
+            Node::Unary(_, a) => [Some(a), None, None],
+            Node::Binary(_, a, b) | Node::Compare(_, a, b) => [Some(a), Some(b), None],
+            Node::Fma(a, b, c) | Node::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+        };
+        arguments.into_iter().flatten()
+    }
+
+    /// Its operations, shared ones once for each use; at most `limit`, where counting stops.
+    pub(crate) fn operations(&self, limit: usize) -> usize {
+        let mut count = 1;
+        for argument in self.arguments() {
+            if count >= limit {
+                return limit;
+            }
+            count += argument.operations(limit - count);
+        }
+        count.min(limit)
+    }
+
+    /// Calls `f` for each operation.
+    pub(crate) fn visit(&self, f: &mut impl FnMut(&Node)) {
+        f(self.node());
+        for argument in self.arguments() {
+            argument.visit(f);
+        }
+    }
+}
+
+impl From<Node> for Expression {
+    fn from(node: Node) -> Expression {
+        Expression(Arc::new(node))
+    }
+}
+
+impl From<&Expression> for Expression {
+    fn from(expression: &Expression) -> Expression {
+        expression.clone()
+    }
+}
+
+impl From<f32> for Expression {
+    fn from(value: f32) -> Expression {
+        Expression::constant(value)
+    }
+}
+
+/// Rounds to f32, so that a literal works as an operand.
+impl From<f64> for Expression {
+    fn from(value: f64) -> Expression {
+        Expression::constant(value as f32)
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident = $named:ident;)+) => {
+        $(
+            impl<R: Into<Expression>> $trait<R> for &Expression {
+                type Output = Expression;
+
+                fn $method(self, other: R) -> Expression {
+                    self.$named(other)
+                }
+            }
+
+            impl<R: Into<Expression>> $trait<R> for Expression {
+                type Output = Expression;
+
+                fn $method(self, other: R) -> Expression {
+                    self.$named(other)
+                }
+            }
+        )+
+    };
+}
+
+operators! {
+    Add add = plus;
+    Sub sub = minus;
+    Mul mul = times;
+    Div div = over;
+}
+
+impl Neg for Expression {
+    type Output = Expression;
+
+    fn neg(self) -> Expression {
+        Node::Unary(Unary::Neg, self).into()
+    }
+}
+
+impl Neg for &Expression {
+    type Output = Expression;
+
+    fn neg(self) -> Expression {
+        Node::Unary(Unary::Neg, self.clone()).into()
+    }
+}
+
+/// In prefix order, which needs no parentheses: `times_x0_sigmoid_x0`. A part of a kernel's name.
+impl fmt::Display for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node() {
+            Node::Operand(index) => write!(f, "x{index}")?,
+            Node::Constant(bits) => write!(f, "c{bits:08x}")?,
+            Node::Scalar(index) => write!(f, "s{index}")?,
+            Node::Unary(function, _) => f.write_str(function.name())?,
+            Node::Binary(function, ..) => f.write_str(function.name())?,
+            Node::Fma(..) => f.write_str("fma")?,
+            Node::Compare(comparison, ..) => f.write_str(comparison.name())?,
+            Node::Select(..) => f.write_str("select")?,
+        }
+        self.arguments()
+            .try_for_each(|argument| write!(f, "_{argument}"))
+    }
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expressions are keys: built apart, they are equal when they say the same.
+    #[test]
+    fn equal_expressions_are_equal_keys() {
+        let build = || {
+            let x = Expression::operand(0);
+            (&x * 2.0 + x.sigmoid()).select(1.0, Expression::scalar(0))
+        };
+        assert_eq!(build(), build());
+        assert_eq!(
+            build().to_string(),
+            "select_plus_times_x0_c40000000_sigmoid_x0_c3f800000_s0"
+        );
+    }
+
+    #[test]
+    fn constants_differ_by_their_bits() {
+        assert_ne!(Expression::constant(0.0), Expression::constant(-0.0));
+        assert_eq!(
+            Expression::constant(f32::NAN),
+            Expression::constant(f32::NAN)
+        );
+    }
+
+    /// Sharing makes trees of exponential size from few allocations: counting them must stop.
+    #[test]
+    fn counting_stops_at_the_limit() {
+        let mut x = Expression::operand(0);
+        for _ in 0..200 {
+            x = &x * &x;
+        }
+        assert_eq!(x.operations(100), 100);
+        assert_eq!((Expression::operand(0) + 1.0).operations(100), 3);
+    }
+}

@@ -1,0 +1,171 @@
+//! y and inv_rms.
+
+use super::{Form, LOOP_THREADS, element, mean, row_of_cta};
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
+};
+use crate::dtype::Dtype;
+use crate::row::{Row, RowTile};
+
+/// y = x w / sqrt(mean(x^2) + eps), row by row; and 1 / sqrt(..), an f32 for each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RmsNorm {
+    form: Form,
+}
+
+impl RmsNorm {
+    /// The kernel for rows of `features` elements. `aligned`: whether x, w and y begin at multiples
+    /// of 16 bytes.
+    pub fn new(dtype: Dtype, features: usize, aligned: bool) -> RmsNorm {
+        RmsNorm {
+            form: Form::new(dtype, features, aligned),
+        }
+    }
+
+    /// How to launch it over as many rows; `None` for none.
+    pub fn launch(&self, rows: u64) -> Option<Launch> {
+        self.form.launch(rows)
+    }
+}
+
+impl Variant for RmsNorm {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let call = Call {
+            x: k.pointer("x"),
+            w: k.pointer("w"),
+            y: k.pointer("y"),
+            inv_rms: k.pointer("inv_rms"),
+            rows: k.u64_param("rows"),
+            features: k.u32_param("features"),
+            eps: k.f32_param("eps"),
+        };
+        match self.form {
+            Form::Tile(tile) => in_registers(k, tile, &call),
+            Form::Loop(dtype) => in_a_loop(k, dtype, &call),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("rms_norm_{}", self.form.name())
+    }
+}
+
+/// What [`RmsNorm`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormArguments {
+    /// \[R, D\], read.
+    pub x: u64,
+    /// \[D\], read.
+    pub w: u64,
+    /// \[R, D\], written.
+    pub y: u64,
+    /// \[R\] of f32, written.
+    pub inv_rms: u64,
+    /// R.
+    pub rows: u64,
+    /// D.
+    pub features: u32,
+    /// What keeps the root away from 0.
+    pub eps: f32,
+}
+
+impl RmsNormArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        [self.x, self.w, self.y, self.inv_rms]
+            .into_iter()
+            .fold(Arguments::new(), Arguments::push_pointer)
+            .push_u64(self.rows)
+            .push_u32(self.features)
+            .push_f32(self.eps)
+    }
+}
+
+/// The parameters in registers.
+struct Call<'k> {
+    x: GlobalAddress<'k>,
+    w: GlobalAddress<'k>,
+    y: GlobalAddress<'k>,
+    inv_rms: GlobalAddress<'k>,
+    rows: U64<'k>,
+    features: U32<'k>,
+    eps: F32<'k>,
+}
+
+/// The loads of x and w are all issued before the first use, so that the memory system is busy
+/// while we wait; x stays in registers between the sum of squares and the scaling.
+fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
+    let row = Row::new(k, tile, call.rows);
+    let (x, w) = (row.load(call.x), row.load_vector(call.w));
+
+    let x = x.widen();
+    let squares = k.var(0.0_f32);
+    for value in &x {
+        squares.add_product(*value, *value);
+    }
+    let mean = row.sum(squares.get()) / tile.features() as f32;
+    let inv_rms = (mean + call.eps).sqrt().reciprocal();
+
+    let w = w.widen();
+    row.store(call.y, |i| x[i] * inv_rms * w[i]);
+    row.store_scalar(call.inv_rms, inv_rms);
+}
+
+/// The second pass finds x in the caches.
+fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, call: &Call<'k>) {
+    let x = row_of_cta(k, dtype, call.x, call.features);
+    let y = row_of_cta(k, dtype, call.y, call.features);
+
+    let squares = k.var(0.0_f32);
+    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
+        let value = dtype.load(element(dtype, x, i));
+        squares.add_product(value, value);
+    });
+    let mean = mean(k, squares, call.features);
+    let inv_rms = (mean + call.eps).sqrt().reciprocal();
+
+    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
+        let x = dtype.load(element(dtype, x, i));
+        let w = dtype.load(element(dtype, call.w, i));
+        dtype.store(element(dtype, y, i), x * inv_rms * w);
+    });
+    let address = call.inv_rms.element::<f32>(k.cta());
+    address.store_if(k.thread().equals(0), inv_rms);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = RmsNormArguments {
+            x: 1,
+            w: 2,
+            y: 3,
+            inv_rms: 4,
+            rows: 5,
+            features: 6,
+            eps: 7.0,
+        };
+        for variant in [
+            RmsNorm::new(Dtype::F32, 64, true),
+            RmsNorm::new(Dtype::F32, 65, true),
+        ] {
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+
+    /// Rows that are not whole vectors, or do not begin at a vector, take the kernel that loops.
+    #[test]
+    fn the_form_follows_length_and_alignment() {
+        let entry = |features, aligned| RmsNorm::new(Dtype::Bf16, features, aligned).entry();
+        assert_eq!(entry(1024, true), "rms_norm_bf16_d1024_t32");
+        assert_eq!(entry(1024, false), "rms_norm_bf16_loop");
+        assert_eq!(entry(1025, true), "rms_norm_bf16_loop");
+        assert_eq!(entry(1 << 20, true), "rms_norm_bf16_loop");
+    }
+}

@@ -1,0 +1,291 @@
+//! dw: partial sums of blocks of rows, then their sum.
+
+use super::columns::{ColumnTile, Columns, THREADS};
+use super::element;
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
+};
+use crate::dtype::Dtype;
+
+/// Partial sums are at most this many, so that the second kernel is short.
+const MAX_PARTIALS: u64 = 128;
+
+/// Rows that one partial sum covers at least, so that the workspace is small beside the operands.
+const MIN_ROWS: u64 = 64;
+
+/// Threads side by side at most: 64 vectors of 16 bytes.
+const MAX_ACROSS: u32 = 64;
+
+/// Rows that one partial sum covers; the last may have fewer. The workspace holds
+/// `rows.div_ceil(rows_per_partial(rows)) * features` f32.
+pub fn rows_per_partial(rows: u64) -> u64 {
+    rows.div_ceil(MAX_PARTIALS).max(MIN_ROWS)
+}
+
+/// partial_pd = sum over the rows r of block p of dy_rd x_rd inv_rms_r.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RmsNormGradWeight {
+    dtype: Dtype,
+    tile: ColumnTile,
+}
+
+impl RmsNormGradWeight {
+    /// The kernel for rows of `features` elements. `aligned`: whether dy, x and the partial sums
+    /// begin at multiples of 16 bytes.
+    pub fn new(dtype: Dtype, features: usize, aligned: bool) -> RmsNormGradWeight {
+        let vector = dtype.per_vector();
+        let vectorised = aligned && features.is_multiple_of(vector as usize);
+        let width = if vectorised { vector } else { 1 };
+        let needed = features.div_ceil(width as usize).next_power_of_two();
+        let across = needed.min(MAX_ACROSS as usize) as u32;
+        RmsNormGradWeight {
+            dtype,
+            tile: ColumnTile { across, width },
+        }
+    }
+
+    /// How to launch it; `None` for no rows or no features.
+    pub fn launch(&self, rows: u64, features: u32) -> Option<Launch> {
+        let partials = rows.div_ceil(rows_per_partial(rows)) as u32;
+        let across = features.div_ceil(self.tile.columns());
+        Launch::new([across, partials, 1], THREADS)
+    }
+
+    /// The products of one row in the columns of this thread; zeros where the predicate does not
+    /// hold.
+    #[track_caller]
+    fn products<'k>(
+        &self,
+        call: &Call<'k>,
+        columns: &Columns<'k>,
+        row: U64<'k>,
+        exists: Pred<'k>,
+    ) -> Vec<F32<'k>> {
+        let index = row * call.features.wide() + columns.first.wide();
+        let at = |matrix: GlobalAddress<'k>| matrix.moved(index * u64::from(self.dtype.size()));
+        let inv_rms = call.inv_rms.element_wide::<f32>(row).load_if(exists);
+        let (dy, x) = match self.tile.width {
+            1 => {
+                let load = |matrix| vec![self.dtype.load_if(exists, at(matrix))];
+                (load(call.dy), load(call.x))
+            }
+            _ => {
+                let load = |matrix| self.dtype.load_vector_if(exists, at(matrix));
+                let (dy, x) = (load(call.dy), load(call.x));
+                (dy.widen(), x.widen())
+            }
+        };
+        let pairs = dy.into_iter().zip(x);
+        pairs.map(|(dy, x)| dy * (x * inv_rms)).collect()
+    }
+}
+
+impl Variant for RmsNormGradWeight {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let call = Call {
+            dy: k.pointer("dy"),
+            x: k.pointer("x"),
+            inv_rms: k.pointer("inv_rms"),
+            partials: k.pointer("partials"),
+            rows: k.u64_param("rows"),
+            rows_per_partial: k.u64_param("rows_per_partial"),
+            features: k.u32_param("features"),
+        };
+
+        let partial = k.cta_y();
+        let start = partial.wide() * call.rows_per_partial;
+        let end = (start + call.rows_per_partial).min(call.rows);
+        let columns = Columns::new(k, self.tile, call.features);
+        let load = |row, exists| self.products(&call, &columns, row, exists);
+        let sums = columns.sums(start, end, load);
+
+        let to = call
+            .partials
+            .element_wide::<f32>(partial.mul_wide(call.features));
+        let to = element(Dtype::F32, to, columns.first);
+        store_sums(to, columns.lead(), &sums);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let ColumnTile { across, width } = self.tile;
+        let dtype = self.dtype.name();
+        format!("rms_norm_grad_weight_{dtype}_w{width}_t{across}")
+    }
+}
+
+/// The parameters in registers.
+struct Call<'k> {
+    dy: GlobalAddress<'k>,
+    x: GlobalAddress<'k>,
+    inv_rms: GlobalAddress<'k>,
+    partials: GlobalAddress<'k>,
+    rows: U64<'k>,
+    rows_per_partial: U64<'k>,
+    features: U32<'k>,
+}
+
+/// Stores one f32, or fours of them.
+#[track_caller]
+fn store_sums<'k>(to: GlobalAddress<'k>, condition: Pred<'k>, sums: &[F32<'k>]) {
+    if let [sum] = sums {
+        return to.store_if(condition, *sum);
+    }
+    for (four, sums) in (0..).zip(sums.as_chunks::<4>().0) {
+        to.offset(16 * four).store_vector_if(condition, *sums);
+    }
+}
+
+/// What [`RmsNormGradWeight`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormGradWeightArguments {
+    /// \[R, D\], read.
+    pub dy: u64,
+    /// \[R, D\], read.
+    pub x: u64,
+    /// \[R\] of f32, read.
+    pub inv_rms: u64,
+    /// \[P, D\] of f32, written; P as [`rows_per_partial`] says.
+    pub partials: u64,
+    /// R.
+    pub rows: u64,
+    /// D.
+    pub features: u32,
+}
+
+impl RmsNormGradWeightArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        [self.dy, self.x, self.inv_rms, self.partials]
+            .into_iter()
+            .fold(Arguments::new(), Arguments::push_pointer)
+            .push_u64(self.rows)
+            .push_u64(rows_per_partial(self.rows))
+            .push_u32(self.features)
+    }
+}
+
+/// to_d = sum over p of partial_pd, in order; or to_d + that sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SumPartials {
+    accumulate: bool,
+}
+
+impl SumPartials {
+    /// A warp's worth of columns, eight rows at once.
+    const TILE: ColumnTile = ColumnTile {
+        across: 32,
+        width: 1,
+    };
+
+    /// `accumulate`: whether the sum is added to what is there, or takes its place.
+    pub fn new(accumulate: bool) -> SumPartials {
+        SumPartials { accumulate }
+    }
+
+    /// How to launch it; `None` for no features. No rows are a sum of 0.
+    pub fn launch(&self, features: u32) -> Option<Launch> {
+        Launch::new([features.div_ceil(Self::TILE.columns()), 1, 1], THREADS)
+    }
+}
+
+impl Variant for SumPartials {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (partials, to) = (k.pointer("partials"), k.pointer("to"));
+        let (rows, features) = (k.u64_param("rows"), k.u32_param("features"));
+
+        let columns = Columns::new(k, Self::TILE, features);
+        let sums = columns.sums(k.constant(0u64), rows, |row, exists| {
+            let index = row * features.wide() + columns.first.wide();
+            vec![partials.element_wide::<f32>(index).load_if(exists)]
+        });
+
+        let to = element(Dtype::F32, to, columns.first);
+        let sum = match self.accumulate {
+            true => to.load_if::<f32>(columns.lead()) + sums[0],
+            false => sums[0],
+        };
+        to.store_if(columns.lead(), sum);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        match self.accumulate {
+            true => "sum_partials_accumulate".to_owned(),
+            false => "sum_partials".to_owned(),
+        }
+    }
+}
+
+/// What [`SumPartials`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SumPartialsArguments {
+    /// \[P, D\] of f32, read.
+    pub partials: u64,
+    /// \[D\] of f32, written.
+    pub to: u64,
+    /// P.
+    pub rows: u64,
+    /// D.
+    pub features: u32,
+}
+
+impl SumPartialsArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        Arguments::new()
+            .push_pointer(self.partials)
+            .push_pointer(self.to)
+            .push_u64(self.rows)
+            .push_u32(self.features)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = RmsNormGradWeightArguments {
+            dy: 1,
+            x: 2,
+            inv_rms: 3,
+            partials: 4,
+            rows: 5,
+            features: 6,
+        };
+        let variant = RmsNormGradWeight::new(Dtype::F32, 64, true);
+        let bytes = arguments.arguments();
+        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+
+        let arguments = SumPartialsArguments {
+            partials: 1,
+            to: 2,
+            rows: 3,
+            features: 4,
+        };
+        let bytes = arguments.arguments();
+        assert_eq!(
+            bytes.bytes().len(),
+            SumPartials::new(true).ptx().parameter_bytes()
+        );
+    }
+
+    /// The grid's second dimension is limited, and so is the workspace.
+    #[test]
+    fn partials_are_few() {
+        let variant = RmsNormGradWeight::new(Dtype::Bf16, 4096, true);
+        for rows in [1, 63, 64, 65, 8191, 8192, 8193, 1 << 40] {
+            let [across, partials, _] = variant.launch(rows, 4096).unwrap().grid;
+            assert_eq!(across, 8);
+            assert!((1..=128).contains(&partials));
+            let covered = u64::from(partials) * rows_per_partial(rows);
+            assert!(covered >= rows && covered - rows < rows_per_partial(rows));
+        }
+        assert_eq!(variant.launch(0, 4096), None);
+        assert_eq!(variant.launch(7, 0), None);
+    }
+}

@@ -1,0 +1,243 @@
+//! Rows of a matrix in registers: the frame of kernels that normalise, scale or compare whole rows.
+//!
+//! Such a kernel is bound by memory. Every element should be read once, in accesses of 16 bytes,
+//! and all loads of a row should be issued before the first is waited for; the row then stays in
+//! registers until it is written. A short row belongs to a few lanes of a warp, so that no lane is
+//! idle and sums need no shared memory; a long one to a whole CTA.
+
+use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, U64, block_sum, group_sum};
+use crate::dtype::{Dtype, Vector};
+
+/// Threads of a CTA whose rows are short.
+const SHORT_ROW_THREADS: u32 = 128;
+
+/// The most accesses of a thread to one row: more would not fit in registers.
+const MAX_VECTORS: u32 = 4;
+
+/// The most threads of a row.
+const MAX_LANES: u32 = 512;
+
+/// How rows are spread over threads. Known while the kernel is written, so that everything unrolls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowTile {
+    dtype: Dtype,
+    features: u32,
+    lanes: u32,
+}
+
+impl RowTile {
+    /// For rows of `features` elements. `None` where rows do not consist of 16-byte vectors or are
+    /// too long for registers; such rows take a kernel that loops.
+    pub fn new(dtype: Dtype, features: usize) -> Option<RowTile> {
+        let features = u32::try_from(features).ok()?;
+        let vectors = features / dtype.per_vector();
+        let whole = features > 0 && features.is_multiple_of(dtype.per_vector());
+        if !whole || vectors > MAX_LANES * MAX_VECTORS {
+            return None;
+        }
+
+        // Two accesses a thread on average; up to four before a row needs more than one warp.
+        let wanted = match vectors <= 32 * MAX_VECTORS {
+            true => vectors.next_power_of_two().min(32),
+            false => vectors.div_ceil(2).next_power_of_two().min(MAX_LANES),
+        };
+        Some(RowTile {
+            dtype,
+            features,
+            lanes: wanted,
+        })
+    }
+
+    /// Elements of a row.
+    pub fn features(self) -> u32 {
+        self.features
+    }
+
+    /// Threads of a CTA.
+    pub fn threads(self) -> u32 {
+        self.lanes.max(SHORT_ROW_THREADS)
+    }
+
+    /// Rows of a CTA.
+    pub fn rows(self) -> u32 {
+        self.threads() / self.lanes
+    }
+
+    /// How to launch a kernel over as many rows; `None` for none.
+    pub fn launch(self, rows: u64) -> Option<Launch> {
+        let ctas = rows.div_ceil(self.rows().into());
+        Launch::new(
+            [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
+            self.threads(),
+        )
+    }
+
+    /// What a kernel's name says of it: `bf16_d1024_t32`.
+    pub fn name(self) -> String {
+        format!("{}_d{}_t{}", self.dtype.name(), self.features, self.lanes)
+    }
+
+    /// Accesses of a thread to a row.
+    fn vectors(self) -> u32 {
+        (self.features / self.dtype.per_vector()).div_ceil(self.lanes)
+    }
+}
+
+/// The row that a thread works on, of `rows`.
+#[derive(Clone)]
+pub struct Row<'k> {
+    k: &'k Kernel,
+    tile: RowTile,
+    index: U64<'k>,
+    /// The element of the thread's first vector.
+    first: U64<'k>,
+    /// Whether the row exists and each of the thread's vectors lies in it.
+    exists: Vec<Pred<'k>>,
+    leads: Pred<'k>,
+}
+
+/// The elements of a row that a thread has loaded, as they lie in memory.
+pub struct LoadedRow<'k>(Vec<Vector<'k>>);
+
+impl<'k> LoadedRow<'k> {
+    /// The elements as f32; 0 where the row or the vector does not exist.
+    #[track_caller]
+    pub fn widen(&self) -> Vec<F32<'k>> {
+        self.0.iter().flat_map(Vector::widen).collect()
+    }
+}
+
+impl<'k> Row<'k> {
+    /// The row of this thread in a kernel of [`RowTile::threads`] threads.
+    #[track_caller]
+    pub fn new(k: &'k Kernel, tile: RowTile, rows: U64<'k>) -> Row<'k> {
+        let (thread, per_vector) = (k.thread(), tile.dtype.per_vector());
+        let in_cta = thread >> tile.lanes.trailing_zeros();
+        let lane = thread & (tile.lanes - 1);
+        let index = k.cta().mul_wide(tile.rows()) + in_cta.wide();
+
+        let in_matrix = index.lt(rows);
+        let exists = (0..tile.vectors()).map(|vector| {
+            let last = tile.features - vector * tile.lanes * per_vector;
+            match last >= tile.lanes * per_vector {
+                true => in_matrix,
+                false => in_matrix & (lane * per_vector).lt(last),
+            }
+        });
+        Row {
+            k,
+            tile,
+            index,
+            first: (lane * per_vector).wide(),
+            exists: exists.collect(),
+            leads: in_matrix & lane.equals(0),
+        }
+    }
+
+    /// This row of a matrix.
+    #[track_caller]
+    pub fn load(&self, matrix: GlobalAddress<'k>) -> LoadedRow<'k> {
+        self.load_from(self.of_matrix(matrix))
+    }
+
+    /// The elements of a vector that belong to the columns of this thread.
+    #[track_caller]
+    pub fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedRow<'k> {
+        self.load_from(vector.moved(self.first * u64::from(self.tile.dtype.size())))
+    }
+
+    /// The element of this row in a vector of f32 with one for each row.
+    #[track_caller]
+    pub fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
+        let address = vector.element_wide::<f32>(self.index);
+        address.load_if(self.exists[0])
+    }
+
+    /// Rounds and stores this row of a matrix; `value(i)` belongs to element `i` of
+    /// [`LoadedRow::widen`].
+    #[track_caller]
+    pub fn store(&self, matrix: GlobalAddress<'k>, value: impl Fn(usize) -> F32<'k>) {
+        let (start, dtype) = (self.of_matrix(matrix), self.tile.dtype);
+        for (vector, exists) in self.exists.iter().enumerate() {
+            let first = vector * dtype.per_vector() as usize;
+            let values = dtype.round(|i| value(first + i));
+            values.store_if(*exists, start.offset(self.bytes_to(vector)));
+        }
+    }
+
+    /// Stores one f32 for this row.
+    #[track_caller]
+    pub fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
+        let address = vector.element_wide::<f32>(self.index);
+        address.store_if(self.leads, value);
+    }
+
+    /// The sum over the threads of this row, in each of them. Every thread of the CTA must take
+    /// part.
+    #[track_caller]
+    pub fn sum(&self, value: F32<'k>) -> F32<'k> {
+        match self.tile.lanes {
+            lanes @ ..=32 => group_sum(self.k, value, lanes),
+            _ => block_sum(self.k, value),
+        }
+    }
+
+    #[track_caller]
+    fn load_from(&self, start: GlobalAddress<'k>) -> LoadedRow<'k> {
+        let vectors = self.exists.iter().enumerate();
+        let load = |(vector, exists): (usize, &Pred<'k>)| {
+            let from = start.offset(self.bytes_to(vector));
+            self.tile.dtype.load_vector_if(*exists, from)
+        };
+        LoadedRow(vectors.map(load).collect())
+    }
+
+    #[track_caller]
+    fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        let element = self.index * u64::from(self.tile.features) + self.first;
+        matrix.moved(element * u64::from(self.tile.dtype.size()))
+    }
+
+    /// Neighbouring threads have neighbouring vectors; a thread's own lie a row of threads apart.
+    fn bytes_to(&self, vector: usize) -> i64 {
+        vector as i64 * i64::from(self.tile.lanes) * 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every element of a row belongs to exactly one thread, and no thread has more than fits.
+    #[test]
+    fn tiles_cover_their_rows() {
+        for dtype in Dtype::ALL {
+            for features in 1..20_000 {
+                let Some(tile) = RowTile::new(dtype, features) else {
+                    let whole = features % dtype.per_vector() as usize == 0;
+                    assert!(!whole || features > 2048 * dtype.per_vector() as usize);
+                    continue;
+                };
+                let reach = tile.lanes * tile.vectors() * dtype.per_vector();
+                assert!(
+                    reach >= tile.features && tile.vectors() <= MAX_VECTORS,
+                    "{tile:?}"
+                );
+                assert!(
+                    reach - tile.features < tile.lanes * dtype.per_vector(),
+                    "{tile:?}"
+                );
+                assert!(tile.lanes.is_power_of_two() && tile.rows() * tile.lanes == tile.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn short_rows_share_a_cta() {
+        let rows = |features| RowTile::new(Dtype::Bf16, features).unwrap().rows();
+        assert_eq!((rows(128), rows(1024), rows(4096)), (8, 4, 1));
+        let tile = RowTile::new(Dtype::Bf16, 128).unwrap();
+        assert_eq!(tile.launch(9).unwrap().grid, [2, 1, 1]);
+        assert_eq!(tile.launch(0), None);
+    }
+}

@@ -1,0 +1,51 @@
+//! What is emitted, for readers: the text of one small kernel of each kind, without the lines that
+//! point at Rust source. `UPDATE_GOLDEN=1` writes the files anew.
+
+use std::path::Path;
+use std::{env, fs};
+
+use meshgrad_kernels::catalogue::catalogue;
+
+/// The kernels whose text is kept in `tests/ptx`.
+const SHOWN: &[&str] = &[
+    "elementwise_times_silu_x0_x1_bf16_bf16_to_bf16_contiguous",
+    "elementwise_plus_x0_x1_f32_f32_to_f32_strided1",
+    "rms_norm_f32_d128_t32",
+    "rms_norm_grad_input_bf16_d128_t16",
+    "rms_norm_grad_weight_bf16_w8_t16",
+    "sum_partials",
+];
+
+#[test]
+fn text_is_as_it_was() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx");
+    let kernels = catalogue();
+    for entry in SHOWN {
+        let ptx = kernels.iter().find(|ptx| ptx.entry == *entry);
+        let text = without_source_lines(&ptx.expect("a kernel of the catalogue").text);
+        let path = folder.join(format!("{entry}.ptx"));
+        if env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(&path, &text).unwrap();
+        }
+        let golden = fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(
+            golden, text,
+            "{entry}: if the change is meant, run with UPDATE_GOLDEN=1"
+        );
+    }
+}
+
+/// Equal variants give equal text: the text is what a cache holds for them.
+#[test]
+fn text_is_deterministic() {
+    assert_eq!(catalogue(), catalogue());
+}
+
+fn without_source_lines(text: &str) -> String {
+    let kept = text.lines().filter(|line| {
+        let line = line.trim_start();
+        !line.starts_with(".loc ") && !line.starts_with(".file ")
+    });
+    kept.map(|line| format!("{line}\n")).collect()
+}

@@ -1,0 +1,270 @@
+//! Opening the driver, or the emulator in its place, and calling it.
+//!
+//! Both are a library with the functions of the CUDA driver API. cudarc opens the library called
+//! `libcuda.so` at its first call and keeps it. The emulator's library bears that name too (its
+//! SONAME): opened before, it *is* the driver of this process. So a process has one or the other.
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use cudarc::driver::sys::{self, CUresult};
+use libloading::Library as Dynamic;
+
+use super::CudaError;
+
+/// What runs the kernels of a CUDA device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Library {
+    /// NVIDIA's driver, and so a GPU.
+    Driver,
+    /// Our emulator, on the CPU.
+    Emulator,
+}
+
+impl Library {
+    /// What its devices are called: `cuda` or `emulator`.
+    pub(crate) fn device_name(self) -> &'static str {
+        match self {
+            Library::Driver => "cuda",
+            Library::Emulator => "emulator",
+        }
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Library::Driver => "CUDA driver",
+            Library::Emulator => "CUDA emulator",
+        })
+    }
+}
+
+/// CUDA 12 has every function that we call, and compiles PTX ISA 8.0.
+const OLDEST: (u32, u32) = (12, 0);
+
+/// The file of the emulator, as cargo calls it.
+const EMULATOR_FILE: &str = "libmeshgrad_emulator.so";
+
+/// What is open in this process, and whether it may be used.
+static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
+
+/// The emulator's account of the launch that failed last: writes at most `len` bytes to `buffer`,
+/// returns how long it is.
+type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize;
+
+/// Makes `asked` the library that [`call!`] calls, once a process.
+pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
+    let mut open = OPEN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    match &*open {
+        Some((open, usable)) if *open == asked => return usable.clone(),
+        Some((open, _)) => return Err(CudaError::OneLibrary { open: *open, asked }),
+        None => {}
+    }
+
+    if asked == Library::Emulator {
+        // Never closed: from here on it is the driver.
+        std::mem::forget(open_emulator()?);
+    }
+    // SAFETY: loads libraries by the driver's names, whose initialisers are the driver's or ours.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::DriverMissing);
+    }
+    let usable = check_functions(asked).and_then(|()| initialise(asked));
+    *open = Some((asked, usable.clone()));
+    usable
+}
+
+fn open_emulator() -> Result<Dynamic, CudaError> {
+    let candidates = emulator_candidates();
+    let Some(path) = candidates.iter().find(|path| path.is_file()) else {
+        let looked_for = candidates.iter().map(|path| path.display().to_string());
+        return Err(CudaError::EmulatorMissing {
+            looked_for: looked_for.collect(),
+        });
+    };
+    // SAFETY: our own library, whose initialisers do nothing but what Rust's standard library does.
+    unsafe { Dynamic::new(path) }.map_err(|error| CudaError::EmulatorBroken {
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    })
+}
+
+/// `MESHGRAD_EMULATOR`; or beside the running program, or a folder above, where cargo puts the
+/// library when the program is a test or an example.
+fn emulator_candidates() -> Vec<PathBuf> {
+    if let Some(path) = std::env::var_os("MESHGRAD_EMULATOR") {
+        return vec![path.into()];
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    let folders = program.ancestors().skip(1).take(2);
+    folders.map(|folder| folder.join(EMULATOR_FILE)).collect()
+}
+
+/// Whether the emulator's library is where [`open`] looks for it.
+pub(crate) fn emulator_is_built() -> bool {
+    emulator_candidates().iter().any(|path| path.is_file())
+}
+
+/// cudarc panics at the first call of a function that the library lacks: we ask before.
+fn check_functions(library: Library) -> Result<(), CudaError> {
+    // SAFETY: the library was found a moment ago, so that it can be opened again.
+    let opened = unsafe { sys::culib() };
+    let lacks = |name: &&&str| {
+        // SAFETY: the symbol is looked for, not used.
+        unsafe { opened.get::<*const ()>(name.as_bytes()) }.is_err()
+    };
+    let functions: Vec<&'static str> = FUNCTIONS.iter().filter(lacks).copied().collect();
+    match functions.is_empty() {
+        true => Ok(()),
+        false => Err(CudaError::FunctionsMissing { library, functions }),
+    }
+}
+
+fn initialise(library: Library) -> Result<(), CudaError> {
+    // SAFETY: the first call of all, as the driver wants it.
+    let code = unsafe { sys::cuInit(0) };
+    if code == CUresult::CUDA_ERROR_NO_DEVICE {
+        return Ok(()); // counted, and so refused with a better message
+    }
+    check(&library, "cuInit", code)?;
+
+    let mut version = 0;
+    // SAFETY: writes one integer.
+    let code = unsafe { sys::cuDriverGetVersion(&mut version) };
+    check(&library, "cuDriverGetVersion", code)?;
+    let version = (version as u32 / 1000, version as u32 % 1000 / 10);
+    match version >= OLDEST {
+        true => Ok(()),
+        false => Err(CudaError::DriverTooOld {
+            library,
+            version,
+            needed: OLDEST,
+        }),
+    }
+}
+
+/// Calls a function of the driver for `device`, which messages name; an error code is a
+/// [`CudaError::Call`]. For use in `unsafe` blocks that say why the call is sound.
+macro_rules! call {
+    ($device:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $crate::cuda::driver::check(
+            $device,
+            stringify!($function),
+            ::cudarc::driver::sys::$function($($argument),*),
+        )
+    };
+}
+
+pub(crate) use call;
+
+/// The error of `code`, which `function` returned.
+pub(crate) fn check(
+    device: &dyn fmt::Display,
+    function: &'static str,
+    code: CUresult,
+) -> Result<(), CudaError> {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(CudaError::Call {
+            device: device.to_string(),
+            function,
+            reason: reason(code),
+        }),
+    }
+}
+
+/// What a code means, in the driver's words, and the emulator's report of the launch that failed.
+pub(crate) fn reason(code: CUresult) -> String {
+    let meaning = format!(
+        "{} ({})",
+        text(code, sys::cuGetErrorName),
+        text(code, sys::cuGetErrorString)
+    );
+    match last_report() {
+        Some(report) => format!("{meaning}\n{report}"),
+        None => meaning,
+    }
+}
+
+/// Asks the driver about a code.
+fn text(code: CUresult, ask: unsafe fn(CUresult, *mut *const c_char) -> CUresult) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: writes a pointer to a constant string of the driver's, or null.
+    let answer = unsafe { ask(code, &mut text) };
+    if answer != CUresult::CUDA_SUCCESS || text.is_null() {
+        return format!("error {}", code as u32);
+    }
+    // SAFETY: not null, and the driver's strings end with a zero and are never freed.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// The emulator's report, if this is the emulator and there is one.
+fn last_report() -> Option<String> {
+    // SAFETY: only called after `open`, so that the library exists.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
+    let ask = unsafe { library.get::<LastReport>(b"meshgrad_emulator_last_report") }.ok()?;
+    // SAFETY: a length of zero writes nothing.
+    let len = unsafe { ask(std::ptr::null_mut(), 0) };
+    let mut report = vec![0u8; len + 1];
+    // SAFETY: the buffer has as many bytes as we say.
+    let len = unsafe { ask(report.as_mut_ptr().cast(), report.len()) }.min(len);
+    report.truncate(len);
+    let report = String::from_utf8_lossy(&report)
+        .trim_end_matches('\0')
+        .trim()
+        .to_string();
+    (!report.is_empty()).then_some(report)
+}
+
+/// The functions that we call.
+const FUNCTIONS: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventDestroy_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuFuncSetAttribute",
+    "cuLaunchKernel",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+];

@@ -1,0 +1,109 @@
+//! All of one GPU that a device handle owns beside its memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use meshgrad_kernels::{Arguments, Launch, Variant};
+
+use super::allocator::{Allocator, Block};
+use super::graph::Capture;
+use super::memory::{DeviceMemory, Staging};
+use super::module::Modules;
+use super::stream::RawStream;
+use super::{Context, CudaError, GpuProperties, Library};
+
+/// A GPU: its first stream, its kernels, and the way to it.
+pub(crate) struct Gpu {
+    /// Where work goes outside of any scope.
+    base: Arc<RawStream>,
+    modules: Modules,
+    /// Made at the first copy.
+    staging: Mutex<Option<Staging>>,
+    context: Arc<Context>,
+}
+
+impl Gpu {
+    pub(crate) fn new(library: Library, ordinal: usize) -> Result<(Gpu, GpuProperties), CudaError> {
+        let (context, properties) = Context::new(library, ordinal)?;
+        let context = Arc::new(context);
+        let gpu = Gpu {
+            base: Arc::new(RawStream::new(&context)?),
+            modules: Modules::new(&context),
+            staging: Mutex::default(),
+            context,
+        };
+        Ok((gpu, properties))
+    }
+
+    /// An allocator of this GPU's memory.
+    pub(crate) fn allocator(&self) -> Allocator {
+        Allocator::new(Box::new(DeviceMemory::new(&self.context)))
+    }
+
+    pub(crate) fn base(&self) -> &Arc<RawStream> {
+        &self.base
+    }
+
+    pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>, CudaError> {
+        Ok(Arc::new(RawStream::new(&self.context)?))
+    }
+
+    /// Begins to record a graph.
+    pub(crate) fn capture(&self) -> Result<Capture, CudaError> {
+        Capture::begin(&self.context)
+    }
+
+    /// Waits on the host until all streams are done.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.synchronize()
+    }
+
+    /// Puts a launch into `stream`; see [`Modules::launch`].
+    pub(crate) fn launch<V: Variant>(
+        &self,
+        variant: &V,
+        launch: &Launch,
+        arguments: &Arguments,
+        stream: &RawStream,
+    ) -> Result<(), CudaError> {
+        self.modules.launch(variant, launch, arguments, stream)
+    }
+
+    /// Puts a copy of `from` to the start of `to` into `stream`.
+    pub(crate) fn upload(
+        &self,
+        stream: &Arc<RawStream>,
+        from: &[u8],
+        to: &Block,
+    ) -> Result<(), CudaError> {
+        match from.is_empty() {
+            true => Ok(()),
+            false => self.staged(|staging| staging.upload(stream, from, to)),
+        }
+    }
+
+    /// Copies the bytes of `from` behind `offset` over `to`, after all that is in `stream`.
+    pub(crate) fn download(
+        &self,
+        stream: &Arc<RawStream>,
+        from: &Block,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), CudaError> {
+        match to.is_empty() {
+            // Also an empty read tells of what failed before.
+            true => stream.synchronize(),
+            false => self.staged(|staging| staging.download(stream, from, offset, to)),
+        }
+    }
+
+    fn staged(
+        &self,
+        copy: impl FnOnce(&mut Staging) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *staging {
+            Some(staging) => copy(staging),
+            none => copy(none.insert(Staging::new(&self.context)?)),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Memory of a GPU, pinned memory of the host, and copies between them.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+
+use super::allocator::{Block, Segments};
+use super::driver::call;
+use super::stream::{Event, RawStream};
+use super::{Context, CudaError};
+
+/// Segments of a GPU's memory.
+pub(crate) struct DeviceMemory {
+    context: Arc<Context>,
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(context: &Arc<Context>) -> DeviceMemory {
+        DeviceMemory {
+            context: context.clone(),
+        }
+    }
+}
+
+impl Segments for DeviceMemory {
+    fn take(&mut self, bytes: usize) -> Option<u64> {
+        self.context.bind().ok()?;
+        let mut address = 0;
+        // Memory may be taken while a graph is captured: it orders nothing.
+        let code = relaxed(|| {
+            // SAFETY: the context is current; writes one address.
+            unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }
+        });
+        (code == CUresult::CUDA_SUCCESS).then_some(address)
+    }
+
+    fn give_back(&mut self, address: u64, _bytes: usize) {
+        // SAFETY: taken above, given back once, and unused as `settle` made sure. An error here is
+        // one of a kernel before, which the next call reports.
+        let _ = unsafe { sys::cuMemFree_v2(address) };
+    }
+
+    fn settle(&mut self) -> bool {
+        if crate::stream::capturing() {
+            return false;
+        }
+        // After an error of a kernel nothing runs any more either.
+        let _ = self.context.synchronize();
+        self.context.bind().is_ok()
+    }
+}
+
+/// Runs `f` as if the calling thread captured no graph.
+pub(super) fn relaxed<T>(f: impl FnOnce() -> T) -> T {
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: exchanges one value of this thread.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    let result = f();
+    // SAFETY: as above; puts back what was there.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    result
+}
+
+/// Memory of the host that the GPU can copy from and to by itself.
+pub(crate) struct Pinned {
+    context: Arc<Context>,
+    address: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory that belongs to its holder alone.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned, CudaError> {
+        context.bind()?;
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the context is current; writes one address.
+        unsafe { call!(&**context, cuMemHostAlloc(&mut address, bytes, 0)) }?;
+        let address = address.cast::<u8>();
+        // SAFETY: just allocated with this size; zeroed so that it is never uninitialised.
+        unsafe { address.write_bytes(0, bytes) };
+        Ok(Pinned {
+            context: context.clone(),
+            address,
+            bytes,
+        })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with this size, initialised, and the GPU writes only while `Staging`
+        // waits for it.
+        unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` proves that nobody shares it.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `new`, and nobody else has it.
+            let _ = unsafe { sys::cuMemFreeHost(self.address.cast()) };
+        }
+    }
+}
+
+/// Bytes of one of the two buffers of [`Staging`].
+const STAGE: usize = 4 << 20;
+
+/// The way of ordinary host memory to the GPU and back: two pinned buffers, so that the host copies
+/// into or out of one while the GPU does with the other.
+pub(crate) struct Staging {
+    stages: [Stage; 2],
+}
+
+struct Stage {
+    buffer: Pinned,
+    /// When the GPU is done with the buffer.
+    done: Option<Event>,
+}
+
+impl Stage {
+    fn wait(&mut self) -> Result<(), CudaError> {
+        match self.done.take() {
+            Some(done) => done.synchronize(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Staging {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Staging, CudaError> {
+        let stage = || {
+            Ok::<Stage, CudaError>(Stage {
+                buffer: Pinned::new(context, STAGE)?,
+                done: None,
+            })
+        };
+        Ok(Staging {
+            stages: [stage()?, stage()?],
+        })
+    }
+
+    /// Puts a copy of `from` to the start of `to` into `stream`. Returns when `from` is no longer
+    /// needed.
+    pub(crate) fn upload(
+        &mut self,
+        stream: &Arc<RawStream>,
+        from: &[u8],
+        to: &Block,
+    ) -> Result<(), CudaError> {
+        assert!(from.len() <= to.bytes(), "an upload fits its block");
+        for (at, from) in from.chunks(STAGE).enumerate() {
+            let stage = &mut self.stages[at % 2];
+            stage.wait()?;
+            stage.buffer.bytes_mut()[..from.len()].copy_from_slice(from);
+
+            let to = to.address() + (at * STAGE) as u64;
+            let address = stage.buffer.address.cast();
+            stream.context().bind()?;
+            // SAFETY: the block is large enough, and its memory is given to others in the order of
+            // streams only; the buffer is pinned, large enough, and not touched before `done`.
+            unsafe {
+                call!(
+                    &**stream.context(),
+                    cuMemcpyHtoDAsync_v2(to, address, from.len(), stream.raw())
+                )
+            }?;
+            stage.done = Some(stream.record()?);
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes of `from` behind `offset` over `to`, after all that is in `stream`.
+    pub(crate) fn download(
+        &mut self,
+        stream: &Arc<RawStream>,
+        from: &Block,
+        offset: usize,
+        to: &mut [u8],
+    ) -> Result<(), CudaError> {
+        assert!(
+            offset + to.len() <= from.bytes(),
+            "a download is inside its block"
+        );
+        let from = from.address() + offset as u64;
+        let mut chunks = to.chunks_mut(STAGE).enumerate();
+        let mut before: Option<(usize, &mut [u8])> = None;
+        loop {
+            let next = chunks.next();
+            if let Some((at, to)) = &next {
+                self.start_download(at % 2, stream, from + (at * STAGE) as u64, to.len())?;
+            }
+            if let Some((at, to)) = before {
+                let stage = &mut self.stages[at % 2];
+                stage.wait()?;
+                to.copy_from_slice(&stage.buffer.bytes()[..to.len()]);
+            }
+            match next {
+                Some(next) => before = Some(next),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn start_download(
+        &mut self,
+        stage: usize,
+        stream: &Arc<RawStream>,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let stage = &mut self.stages[stage];
+        stage.wait()?;
+        let address = stage.buffer.address.cast();
+        stream.context().bind()?;
+        // SAFETY: `download` checked the block, whose memory is given to others in the order of
+        // streams only; the buffer is pinned, large enough, and not touched before `done`.
+        unsafe {
+            call!(
+                &**stream.context(),
+                cuMemcpyDtoHAsync_v2(address, from, bytes, stream.raw())
+            )
+        }?;
+        stage.done = Some(stream.record()?);
+        Ok(())
+    }
+}
+
+/// Puts into `stream` that the first `bytes` bytes of `block` become zero.
+pub(crate) fn clear(stream: &RawStream, block: &Block, bytes: usize) -> Result<(), CudaError> {
+    assert!(
+        bytes <= block.bytes(),
+        "what is cleared is inside its block"
+    );
+    if bytes == 0 {
+        return Ok(());
+    }
+    stream.context().bind()?;
+    let (address, raw) = (block.address(), stream.raw());
+    // SAFETY: the block is large enough, and its memory is given to others in the order of streams
+    // only.
+    unsafe { call!(&**stream.context(), cuMemsetD8Async(address, 0, bytes, raw)) }
+}
+
+/// A stretch of a block.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) block: &'a Block,
+    pub(crate) offset: usize,
+}
+
+/// Puts a copy of `bytes` bytes from one part of the GPU's memory to another into `stream`.
+pub(crate) fn copy(
+    stream: &RawStream,
+    from: Part<'_>,
+    to: Part<'_>,
+    bytes: usize,
+) -> Result<(), CudaError> {
+    for Part { block, offset } in [from, to] {
+        assert!(
+            offset + bytes <= block.bytes(),
+            "a copy is inside its blocks"
+        );
+    }
+    if bytes == 0 {
+        return Ok(());
+    }
+    stream.context().bind()?;
+    let [from, to] = [from, to].map(|part| part.block.address() + part.offset as u64);
+    let raw = stream.raw();
+    // SAFETY: both blocks are large enough, and their memory is given to others in the order of
+    // streams only.
+    unsafe {
+        call!(
+            &**stream.context(),
+            cuMemcpyDtoDAsync_v2(to, from, bytes, raw)
+        )
+    }
+}

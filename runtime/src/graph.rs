@@ -1,0 +1,118 @@
+//! Graphs: a step's work on a GPU, recorded once and then started as a whole.
+
+use crate::cuda::{Capture, Gpu, Pool, RawGraph};
+use crate::stream::{self, Entered, Touched};
+use crate::{CudaError, Device, Error, Result};
+
+/// Work that [`Device::capture`] recorded, and its results.
+///
+/// It owns every tensor that the work touches, and memory of its own for all that the work makes:
+/// each [`Graph::launch`] reads and writes the same places. Feed it through tensors that may change
+/// ([`Kind::Cache`](crate::Kind::Cache)) and read its results before the next launch.
+pub struct Graph<T> {
+    results: T,
+    recorded: Recorded,
+}
+
+struct Recorded {
+    device: Device,
+    id: u32,
+    raw: Option<RawGraph>,
+    /// What was there before and is used by the work.
+    _touched: Touched,
+}
+
+impl Device {
+    /// Records the work that `work` puts into the streams of this GPU, and does none of it. The
+    /// memory that the work takes belongs to the graph.
+    ///
+    /// # Errors
+    /// What `work` returns; [`CudaError::Capture`] for what a graph cannot contain: reading values on
+    /// the host, copying from it, synchronising; [`Error::Argument`] on a device without graphs and
+    /// inside another capture or [`with_stream`](crate::with_stream).
+    pub fn capture<T, E: From<Error>>(
+        &self,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Graph<T>, E> {
+        if !self.is_gpu() {
+            let problem = format!("{self} has no graphs: only GPUs do; run the work itself");
+            return Err(refuse(problem).into());
+        }
+        if stream::pool(self) != Pool::default() {
+            return Err(refuse("it is inside another capture or `with_stream`".into()).into());
+        }
+
+        let capture = self
+            .gpu()
+            .map(Gpu::capture)
+            .transpose()
+            .map_err(Error::from)?;
+        let id = self.next_graph();
+        let pool = Pool {
+            graph: id,
+            ..Pool::default()
+        };
+        let entered = Entered::new(
+            self,
+            pool,
+            capture.as_ref().map(|capture| capture.stream().clone()),
+        );
+        let results = work();
+        let touched = entered.leave();
+
+        let mut recorded = Recorded {
+            device: self.clone(),
+            id,
+            raw: None,
+            _touched: touched,
+        };
+        // The driver must stop recording also when the work failed.
+        let raw = capture.map(Capture::end).transpose();
+        let results = results?;
+        recorded.raw = raw.map_err(Error::from)?;
+        Ok(Graph { results, recorded })
+    }
+}
+
+fn refuse(problem: String) -> Error {
+    Error::Argument {
+        op: "capture",
+        problem,
+    }
+}
+
+impl<T> Graph<T> {
+    /// Puts the recorded work into the device's first stream.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream);
+    /// [`Error::Cuda`] when the driver fails.
+    pub fn launch(&mut self) -> Result<()> {
+        let Recorded { device, raw, .. } = &mut self.recorded;
+        if stream::pool(device) != Pool::default() {
+            return Err(refuse("a graph is launched outside of any scope".into()));
+        }
+        match (raw, device.gpu()) {
+            (Some(raw), Some(gpu)) => Ok(raw.launch(gpu.base())?),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the work returned. Its tensors change with every launch.
+    pub fn results(&self) -> &T {
+        &self.results
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if let Some(gpu) = self.device.gpu() {
+            // After an error of a kernel nothing runs any more either.
+            let _: Result<(), CudaError> = gpu.synchronize();
+        }
+        self.raw = None;
+        if let Some(mut memory) = self.device.gpu_memory() {
+            memory.end_graph(self.id);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The devices that a test runs on: one body, the device a parameter.
+
+#![allow(dead_code)]
+
+use std::sync::OnceLock;
+
+use meshgrad_runtime::{DType, Device, Tensor, ops};
+
+/// The CPU, and the GPU if there is one.
+pub(crate) fn devices() -> Vec<Device> {
+    [Some(Device::cpu()), gpu()].into_iter().flatten().collect()
+}
+
+/// A GPU: the machine's with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
+/// with the tests.
+pub(crate) fn gpu() -> Option<Device> {
+    let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
+        Ok("cuda") => Device::cuda(0),
+        Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: only `cuda` is known"),
+        Err(_) if Device::emulator_is_built() => Device::emulator(0),
+        Err(_) => {
+            eprintln!("no emulator: tested on the CPU only");
+            return None;
+        }
+    };
+    Some(device.unwrap())
+}
+
+/// Where what is expected is computed.
+pub(crate) fn reference() -> &'static Device {
+    static REFERENCE: OnceLock<Device> = OnceLock::new();
+    REFERENCE.get_or_init(Device::cpu)
+}
+
+/// Values that differ from element to element, between -`scale` and `scale`.
+pub(crate) fn numbered(device: &Device, shape: &[usize], dtype: DType, scale: f64) -> Tensor {
+    let count: usize = shape.iter().product();
+    let values: Vec<f32> = (0..count)
+        .map(|i| ((i as f64 * 0.7 + 0.3).sin() * scale) as f32)
+        .collect();
+    let values = Tensor::from_slice(reference(), shape, &values).unwrap();
+    ops::to_device(&ops::cast(&values, dtype).unwrap(), device).unwrap()
+}
+
+/// The same values in f64 on the CPU.
+pub(crate) fn exact(x: &Tensor) -> Tensor {
+    let x = ops::to_device(x, reference()).unwrap();
+    ops::cast(&x, DType::F64).unwrap()
+}
+
+/// The values, widened.
+pub(crate) fn values(x: &Tensor) -> Vec<f64> {
+    exact(x).to_vec().unwrap()
+}
+
+/// That every element is within `tolerance` of the expected one, relative to the larger of that and
+/// `unit`.
+#[track_caller]
+pub(crate) fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, unit: f64) {
+    assert_eq!(actual.shape(), expected.shape());
+    let pairs = values(actual).into_iter().zip(values(expected));
+    for (at, (actual, expected)) in pairs.enumerate() {
+        let allowed = tolerance * expected.abs().max(unit);
+        let close = (actual - expected).abs() <= allowed || actual == expected;
+        assert!(
+            close || (actual.is_nan() && expected.is_nan()),
+            "element {at}: {actual} where {expected} was expected"
+        );
+    }
+}
+
+/// What one rounding to `dtype` may change, relative.
+pub(crate) fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-23),
+    }
+}

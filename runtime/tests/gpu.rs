@@ -1,0 +1,215 @@
+//! What is particular to GPUs: values that the host cannot address, streams, graphs, errors.
+
+mod devices;
+
+use devices::{exact, gpu, numbered, values};
+use meshgrad_runtime::{
+    CudaError, DType, Device, Error, Fresh, Kind, Shape, Tensor, ops, with_stream,
+};
+
+/// Values come back as they went, in pieces larger than the staging buffers too.
+#[test]
+fn values_come_and_go() {
+    let Some(gpu) = gpu() else { return };
+    for count in [0usize, 1, 1000, 3 << 20] {
+        let x: Vec<i32> = (0..count as i32).collect();
+        let tensor = Tensor::from_slice(&gpu, &[count], &x).unwrap();
+        assert_eq!(tensor.to_vec::<i32>().unwrap(), x);
+    }
+
+    let x = Tensor::from_slice(&gpu, &[3, 4], &(0..12).collect::<Vec<i64>>()).unwrap();
+    let column = x.slice(1, 2..3).unwrap();
+    assert_eq!(column.to_vec::<i64>().unwrap(), [2, 6, 10]);
+    assert_eq!(
+        x.slice(0, 1..2)
+            .unwrap()
+            .slice(1, 3..4)
+            .unwrap()
+            .item::<i64>()
+            .unwrap(),
+        7
+    );
+    let turned = x.transpose(0, 1).unwrap().to_vec::<i64>().unwrap();
+    assert_eq!(turned[..4], [0, 4, 8, 1]);
+    assert_eq!(
+        ops::copy(&x).unwrap().to_vec::<i64>().unwrap(),
+        x.to_vec::<i64>().unwrap()
+    );
+    let counted = ops::arange(&gpu, 5, DType::U32).unwrap();
+    assert_eq!(counted.to_vec::<u32>().unwrap(), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn the_host_cannot_address_them() {
+    let Some(gpu) = gpu() else { return };
+    let x = Tensor::zeros(&gpu, &[4], DType::F32, Kind::Cache).unwrap();
+    assert!(matches!(x.read::<f32>(), Err(Error::NotOnHost { .. })));
+    assert!(matches!(
+        x.write::<f32>("test"),
+        Err(Error::NotOnHost { .. })
+    ));
+    let mut fresh = Fresh::new(&gpu, Shape::new(&[4]).unwrap(), DType::F32).unwrap();
+    assert!(matches!(fresh.slice::<f32>(), Err(Error::NotOnHost { .. })));
+    assert!(matches!(x.to_vec::<i32>(), Err(Error::WrongDType { .. })));
+}
+
+/// What has no kernel says so, and names itself.
+#[test]
+fn missing_kernels_are_errors() {
+    let Some(gpu) = gpu() else { return };
+    let message = |result: Result<Tensor, Error>| result.err().unwrap().to_string();
+    let double = Tensor::from_slice(&gpu, &[2], &[1.0f64, 2.0]).unwrap();
+    let expected = format!(
+        "exp: there is no kernel for f64 on {gpu}; compute it on a CPU device, where \
+         ops::to_device takes the operands"
+    );
+    assert_eq!(message(ops::exp(&double)), expected);
+
+    let x = Tensor::from_slice(&gpu, &[2], &[1.0f32, 2.0]).unwrap();
+    assert!(message(ops::sum(&x, &[0])).starts_with("sum: there is no kernel on "));
+    assert!(message(ops::concat(&[&x, &x], 0)).starts_with("concat: there is no kernel on "));
+    let index = ops::arange(&gpu, 2, DType::I64).unwrap();
+    assert!(message(ops::cast(&index, DType::F32)).contains("no kernel for i64"));
+}
+
+#[test]
+fn devices_are_named_and_found() {
+    let Some(gpu) = gpu() else { return };
+    let name = gpu.to_string();
+    assert!(name == "emulator:0" || name == "cuda:0", "{name}");
+    let properties = gpu.properties().gpu.clone().unwrap();
+    assert!(properties.compute_capability >= (8, 0));
+    assert!(properties.memory > 0 && properties.multiprocessors > 0);
+    assert_eq!(
+        Device::meta(gpu.properties()).to_string(),
+        format!("meta({name})")
+    );
+
+    let far = match name.as_str() {
+        "cuda:0" => Device::cuda(1000),
+        _ => Device::emulator(1000),
+    };
+    let missing = far.err().unwrap();
+    assert!(
+        matches!(
+            missing,
+            Error::Cuda(CudaError::NoDevice { ordinal: 1000, .. })
+        ),
+        "{missing}"
+    );
+}
+
+/// Work on other streams gives what it gives on one, in whatever order the GPU does it.
+#[test]
+fn streams_keep_their_order() {
+    let Some(gpu) = gpu() else { return };
+    let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+    let x = numbered(&gpu, &[1000], DType::F32, 1.0);
+    let mut sum = ops::full(&gpu, &[1000], DType::F32, 0.0).unwrap();
+    for round in 0..6 {
+        let scaled = ops::affine(&x, f64::from(round), 0.0).unwrap();
+        let pending = with_stream(&streams[round as usize % 2], || {
+            let twice = ops::add(&scaled, &scaled)?;
+            ops::add(&twice, &x)
+        });
+        let pending = pending.unwrap();
+        drop(scaled);
+        let beside = ops::neg(&x).unwrap();
+        let made = ops::add(&pending.wait().unwrap(), &beside).unwrap();
+        sum = ops::add(&sum, &made).unwrap();
+    }
+    // sum of 2 round x + x - x
+    let expected = ops::affine(&exact(&x), 30.0, 0.0).unwrap();
+    devices::assert_close(&sum, &expected, 1e-5, 1e-3);
+
+    drop(with_stream(&streams[0], || ops::neg(&sum)).unwrap());
+    drop((x, sum));
+    gpu.synchronize().unwrap();
+    assert_eq!(gpu.memory().live, 0);
+}
+
+/// A graph does its work again with what its inputs hold then.
+#[test]
+fn graphs_run_again() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let input = Tensor::zeros(&gpu, &[300], DType::F32, Kind::Cache).unwrap();
+    let one = ops::full(&gpu, &[300], DType::F32, 1.0).unwrap();
+    // Kernels are loaded while nothing is recorded yet in the first round, and inside otherwise.
+    let mut graph = gpu
+        .capture(|| {
+            let doubled = ops::add(&input, &input)?;
+            let aside = with_stream(&stream, || ops::add(&doubled, &one))?;
+            ops::mul(&doubled, &aside.wait()?)
+        })
+        .unwrap();
+    drop(one);
+
+    for round in 1..4 {
+        let x = ops::full(&gpu, &[300], DType::F32, f64::from(round)).unwrap();
+        ops::copy_into(&x, &input).unwrap();
+        graph.launch().unwrap();
+        let expected = f64::from(2 * round * (2 * round + 1));
+        assert_eq!(values(graph.results()), vec![expected; 300]);
+    }
+}
+
+#[test]
+fn graphs_refuse_what_waits() {
+    let Some(gpu) = gpu() else { return };
+    let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
+    let refused = gpu.capture(|| x.to_vec::<f32>()).err().unwrap();
+    let waits = matches!(refused, Error::Cuda(CudaError::Capture { op: "read", .. }));
+    assert!(waits, "{refused}");
+    assert!(gpu.capture(|| gpu.synchronize()).is_err());
+    assert!(
+        gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
+            .is_err()
+    );
+    // Afterwards all is well.
+    assert_eq!(values(&ops::neg(&x).unwrap()), [-2.0; 3]);
+}
+
+/// Running out of memory gives the cache back first, and then says what holds it.
+#[test]
+fn memory_runs_out() {
+    let Some(gpu) = gpu() else { return };
+    let whole = gpu.properties().gpu.as_ref().unwrap().memory;
+    let kept = ops::full(&gpu, &[5 << 20], DType::U8, 0.0).unwrap();
+    let refused = Fresh::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8)
+        .err()
+        .unwrap();
+    let message = refused.to_string();
+    assert!(
+        message.contains(&format!("out of memory on {gpu}")),
+        "{message}"
+    );
+    assert!(message.contains("in use: 1 x 5.0 MiB"), "{message}");
+    drop(kept);
+
+    gpu.release_kept_memory();
+    assert_eq!((gpu.memory().live, gpu.memory().reserved), (0, 0));
+    let cache = gpu.cache().unwrap();
+    assert_eq!(cache.segments_taken, cache.segments_given_back);
+}
+
+/// A meta device of this GPU counts what the GPU counts.
+#[test]
+fn meta_devices_count_the_same() {
+    let Some(gpu) = gpu() else { return };
+    let meta = Device::meta(gpu.properties());
+    for device in [&gpu, &meta] {
+        let stream = device.stream().unwrap();
+        let x = ops::full(device, &[300, 70], DType::F32, 0.5).unwrap();
+        let y = ops::exp(&x.transpose(0, 1).unwrap()).unwrap();
+        let z = with_stream(&stream, || ops::mul(&y, &y))
+            .unwrap()
+            .wait()
+            .unwrap();
+        ops::add(&z, &y).unwrap();
+    }
+    assert_eq!(gpu.memory(), meta.memory());
+    assert_eq!(gpu.work(), meta.work());
+    assert_eq!(gpu.cache(), meta.cache());
+    assert_eq!(gpu.work().kernel_launches, 4);
+}
