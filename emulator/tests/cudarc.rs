@@ -181,7 +181,9 @@ fn example_05_device_repr() -> Result<(), DriverError> {
         }";
     let context = context(0);
     let stream = context.default_stream();
-    let kernel = context.load_module(Ptx::from_src(SUM))?.load_function("sum")?;
+    let kernel = context
+        .load_module(Ptx::from_src(SUM))?
+        .load_function("sum")?;
     let mixed = Mixed {
         a: 1.0,
         b: 2.25,
@@ -191,8 +193,13 @@ fn example_05_device_repr() -> Result<(), DriverError> {
     let mut out = stream.alloc_zeros::<f64>(1)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut out).arg(&mixed);
+    let one_thread = LaunchConfig {
+        grid_dim: (1, 1, 1),
+        block_dim: (1, 1, 1),
+        shared_mem_bytes: 0,
+    };
     // SAFETY: the arguments are those of the kernel.
-    unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }?;
+    unsafe { launch.launch(one_thread) }?;
     assert_eq!(stream.clone_dtoh(&out)?, [480.25]);
     Ok(())
 }
@@ -244,7 +251,9 @@ fn example_09_constant_memory() -> Result<(), DriverError> {
 #[test]
 fn example_10_function_attributes() -> Result<(), DriverError> {
     let context = context(0);
-    let kernel = context.load_module(Ptx::from_src(SQUARE))?.load_function("square")?;
+    let kernel = context
+        .load_module(Ptx::from_src(SQUARE))?
+        .load_function("square")?;
     assert!(kernel.num_regs()? > 0);
     assert_eq!(kernel.shared_size_bytes()?, 0);
     assert_eq!(kernel.local_size_bytes()?, 0);
@@ -308,7 +317,10 @@ fn devices_are_those_of_the_environment() -> Result<(), DriverError> {
     let (h200, a100) = (context(0), context(1));
     assert_eq!(CudaContext::device_count()?, 2);
     assert!(h200.name()?.contains("H200") && a100.name()?.contains("A100"));
-    assert_eq!((h200.compute_capability()?, a100.compute_capability()?), ((9, 0), (8, 0)));
+    assert_eq!(
+        (h200.compute_capability()?, a100.compute_capability()?),
+        ((9, 0), (8, 0))
+    );
     assert_eq!(h200.total_mem()?, 64 << 20);
     assert_ne!(h200.uuid()?.bytes, a100.uuid()?.bytes);
     assert!(h200.has_async_alloc());
@@ -387,7 +399,10 @@ fn graphs_refuse_contradictory_flags() -> Result<(), DriverError> {
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let contradictory = sys::CUgraphInstantiate_flags_enum(1 | 4);
     stream.begin_capture(mode)?;
-    let error = stream.end_capture(contradictory).err().expect("it is refused");
+    let error = stream
+        .end_capture(contradictory)
+        .err()
+        .expect("it is refused");
     assert_eq!(error.0, CUresult::CUDA_ERROR_INVALID_VALUE);
     stream.begin_capture(mode)?;
     let none = sys::CUgraphInstantiate_flags_enum(0);
@@ -406,6 +421,16 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
     let mut numbers = stream.alloc_zeros::<u32>(4)?;
     stream.memcpy_htod(&pinned, &mut numbers)?;
     assert_eq!(stream.clone_dtoh(&numbers)?, [1, 2, 3, 4]);
+    // What the host wrote is known to be written where a kernel reads it.
+    let kernel = context
+        .load_module(Ptx::from_src(SQUARE))?
+        .load_function("square")?;
+    let mut squares = stream.alloc_zeros::<f32>(4)?;
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&mut squares).arg(&numbers).arg(&4_i32);
+    // SAFETY: the arguments are those of the kernel, which takes any bits.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }?;
+    stream.synchronize()?;
     stream.memset_zeros(&mut numbers)?;
     stream.memcpy_dtoh(&numbers, &mut pinned)?;
     assert_eq!(pinned.as_slice()?, [0; 4]);
@@ -421,6 +446,8 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
 #[test]
 fn host_functions_take_their_turn() -> Result<(), DriverError> {
     unsafe extern "C" fn increment(number: *mut c_void) {
+        let refused = result::device::get_count().unwrap_err();
+        assert_eq!(refused.0, CUresult::CUDA_ERROR_NOT_PERMITTED);
         // SAFETY: it is what the test passed.
         unsafe { *number.cast::<u32>() += 1 }
     }
@@ -463,7 +490,10 @@ fn what_is_wrong_with_ptx_is_in_the_log() {
     assert!(log.contains("mull.f32"), "{log}");
 
     let binary = context.load_module(Ptx::from_src("\x7fELF..."));
-    assert_eq!(binary.unwrap_err().0, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+    assert_eq!(
+        binary.unwrap_err().0,
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
+    );
     let missing = context.load_module(Ptx::from_file("/no/such.ptx"));
     assert_eq!(missing.unwrap_err().0, CUresult::CUDA_ERROR_FILE_NOT_FOUND);
 }
@@ -472,7 +502,9 @@ fn what_is_wrong_with_ptx_is_in_the_log() {
 fn a_wrong_kernel_is_reported_and_its_context_lost() -> Result<(), DriverError> {
     let context = own_context();
     let stream = context.default_stream();
-    let kernel = context.load_module(Ptx::from_src(SQUARE))?.load_function("square")?;
+    let kernel = context
+        .load_module(Ptx::from_src(SQUARE))?
+        .load_function("square")?;
     let x = stream.clone_htod(&[1.0_f32; 4])?;
     let mut y = stream.alloc_zeros::<f32>(3)?;
     let mut launch = stream.launch_builder(&kernel);
@@ -536,7 +568,19 @@ fn launches_take_their_parameters_as_a_buffer_too() -> Result<(), DriverError> {
         let stream = stream.cu_stream();
         // SAFETY: the buffer holds the kernel's parameters.
         unsafe {
-            sys::cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, none, extra.as_mut_ptr())
+            sys::cuLaunchKernel(
+                kernel,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                stream,
+                none,
+                extra.as_mut_ptr(),
+            )
         }
     };
     launch(&mut extra).result()?;
@@ -597,7 +641,9 @@ fn errors_have_names() {
     let error = DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     let name = error.error_name().unwrap();
     assert_eq!(name.to_str(), Ok("CUDA_ERROR_STREAM_CAPTURE_ISOLATION"));
-    let words = DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY).error_string().unwrap();
+    let words = DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        .error_string()
+        .unwrap();
     assert_eq!(words.to_str(), Ok("out of memory"));
 }
 
@@ -615,7 +661,10 @@ fn functions_are_found_by_name() {
     };
     assert_eq!(find(c"cuMemAlloc"), (CUresult::CUDA_SUCCESS, false, 0));
     assert_eq!(find(c"cuLaunchKernel"), (CUresult::CUDA_SUCCESS, false, 0));
-    assert_eq!(find(c"cuArrayCreate"), (CUresult::CUDA_ERROR_NOT_FOUND, true, 1));
+    assert_eq!(
+        find(c"cuArrayCreate"),
+        (CUresult::CUDA_ERROR_NOT_FOUND, true, 1)
+    );
 }
 
 #[test]
@@ -624,14 +673,20 @@ fn launches_are_counted_on_demand() -> Result<(), DriverError> {
     type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
     // SAFETY: these are their types.
     let (start, take) = unsafe {
-        let start = open().get::<Start>(b"meshgrad_emulator_counters_start").unwrap();
-        let take = open().get::<Take>(b"meshgrad_emulator_counters_take").unwrap();
+        let start = open()
+            .get::<Start>(b"meshgrad_emulator_counters_start")
+            .unwrap();
+        let take = open()
+            .get::<Take>(b"meshgrad_emulator_counters_take")
+            .unwrap();
         (start, take)
     };
     let context = context(0);
     let stream = context.default_stream();
     let text = SQUARE.replace("square", "counted_kernel");
-    let kernel = context.load_module(Ptx::from_src(text))?.load_function("counted_kernel")?;
+    let kernel = context
+        .load_module(Ptx::from_src(text))?
+        .load_function("counted_kernel")?;
     let x = stream.clone_htod(&[1.0_f32; 64])?;
     let mut y = stream.alloc_zeros::<f32>(64)?;
     // SAFETY: counting has no conditions.
@@ -648,7 +703,10 @@ fn launches_are_counted_on_demand() -> Result<(), DriverError> {
     let length = unsafe { take(json.as_mut_ptr().cast(), json.len()) };
     let json = String::from_utf8_lossy(&json[..length]);
     assert!(json.starts_with('[') && json.ends_with(']'), "{json}");
-    assert!(json.contains("\"kernel\":\"counted_kernel\",\"ctas\":1"), "{json}");
+    assert!(
+        json.contains("\"kernel\":\"counted_kernel\",\"ctas\":1"),
+        "{json}"
+    );
     Ok(())
 }
 
@@ -658,7 +716,9 @@ fn report() -> String {
     let mut words = vec![0_u8; 4096];
     // SAFETY: this is its type, and so much room there is.
     let length = unsafe {
-        let last = open().get::<Last>(b"meshgrad_emulator_last_report").unwrap();
+        let last = open()
+            .get::<Last>(b"meshgrad_emulator_last_report")
+            .unwrap();
         last(words.as_mut_ptr().cast(), words.len())
     };
     String::from_utf8_lossy(&words[..length.min(4095)]).into_owned()

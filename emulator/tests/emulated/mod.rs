@@ -26,5 +26,8 @@ fn path() -> PathBuf {
     let test = env::current_exe().expect("a test has a path");
     let folders = test.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join("libmeshgrad_emulator.so"));
-    found.into_iter().find(|path| path.exists()).expect("cargo builds the emulator for its tests")
+    found
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("cargo builds the emulator for its tests")
 }
