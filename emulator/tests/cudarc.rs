@@ -193,8 +193,13 @@ fn example_05_device_repr() -> Result<(), DriverError> {
     let mut out = stream.alloc_zeros::<f64>(1)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut out).arg(&mixed);
+    let one_thread = LaunchConfig {
+        grid_dim: (1, 1, 1),
+        block_dim: (1, 1, 1),
+        shared_mem_bytes: 0,
+    };
     // SAFETY: the arguments are those of the kernel.
-    unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }?;
+    unsafe { launch.launch(one_thread) }?;
     assert_eq!(stream.clone_dtoh(&out)?, [480.25]);
     Ok(())
 }
@@ -416,6 +421,16 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
     let mut numbers = stream.alloc_zeros::<u32>(4)?;
     stream.memcpy_htod(&pinned, &mut numbers)?;
     assert_eq!(stream.clone_dtoh(&numbers)?, [1, 2, 3, 4]);
+    // What the host wrote is known to be written where a kernel reads it.
+    let kernel = context
+        .load_module(Ptx::from_src(SQUARE))?
+        .load_function("square")?;
+    let mut squares = stream.alloc_zeros::<f32>(4)?;
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&mut squares).arg(&numbers).arg(&4_i32);
+    // SAFETY: the arguments are those of the kernel, which takes any bits.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }?;
+    stream.synchronize()?;
     stream.memset_zeros(&mut numbers)?;
     stream.memcpy_dtoh(&numbers, &mut pinned)?;
     assert_eq!(pinned.as_slice()?, [0; 4]);
@@ -431,6 +446,8 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
 #[test]
 fn host_functions_take_their_turn() -> Result<(), DriverError> {
     unsafe extern "C" fn increment(number: *mut c_void) {
+        let refused = result::device::get_count().unwrap_err();
+        assert_eq!(refused.0, CUresult::CUDA_ERROR_NOT_PERMITTED);
         // SAFETY: it is what the test passed.
         unsafe { *number.cast::<u32>() += 1 }
     }

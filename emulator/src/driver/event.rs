@@ -67,7 +67,8 @@ impl Driver {
     /// `cuEventDestroy`: what waits for it still does.
     pub(crate) fn destroy_event(&self, event: EventHandle) -> Result<()> {
         self.with(|state| {
-            state.current()?;
+            let context = state.events.get(event)?.context;
+            state.healthy(context)?;
             state.events.remove(event).map(drop)
         })
     }
@@ -121,7 +122,7 @@ impl Driver {
     /// `cuEventQuery`.
     pub(crate) fn query_event(&self, event: EventHandle) -> Result<()> {
         let mut state = self.lock();
-        let context = state.current()?;
+        let context = state.events.get(event)?.context;
         state.refuse_while_capturing("cuEventQuery")?;
         let ticket = state.ticket_of(event)?;
         // A program that asks again and again must get there.
@@ -138,8 +139,9 @@ impl Driver {
     /// `cuEventSynchronize`.
     pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<()> {
         let mut state = self.lock();
-        let context = state.current()?;
+        let context = state.events.get(event)?.context;
         state.refuse_while_capturing("cuEventSynchronize")?;
+        state.healthy(context)?;
         match state.ticket_of(event)? {
             Some(ticket) => {
                 let state = self.wait(state, |state| state.schedule.is_done(ticket));
@@ -152,7 +154,6 @@ impl Driver {
     /// `cuEventElapsedTime`: milliseconds of the host's clock.
     pub(crate) fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         self.with(|state| {
-            state.current()?;
             let from = state.time_of(start)?;
             let to = state.time_of(end)?;
             let (forward, backward) = (to.duration_since(from), from.duration_since(to));

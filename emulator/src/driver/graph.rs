@@ -135,7 +135,6 @@ impl Driver {
             return Err(Code::NotSupported.because(words));
         }
         self.with(|state| {
-            state.current()?;
             let graph = state.graphs.get(graph)?;
             let executable = Executable {
                 nodes: graph.nodes.clone().into(),

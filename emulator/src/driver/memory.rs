@@ -412,6 +412,10 @@ impl State {
         match self.space.allocate(bytes, kind.place(device)) {
             Ok(address) => {
                 self.ledger.owners.insert(address, owner);
+                if matches!(kind, Kind::Pinned | Kind::Managed) {
+                    // The host may write it any time, unseen.
+                    self.space.fill(address, &[0], bytes).map_err(invalid)?;
+                }
                 Ok(address)
             }
             Err(error) => {

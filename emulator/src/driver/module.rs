@@ -69,8 +69,7 @@ impl Driver {
     /// `cuModuleUnload`: what was launched still runs.
     pub(crate) fn unload(&self, module: ModuleHandle) -> Result<()> {
         let state = self.lock();
-        let context = state.current()?;
-        state.modules.get(module)?;
+        let context = state.modules.get(module)?.context;
         let mut state = self.wait(state, |state| state.schedule.is_idle(context));
         state.healthy(context)?;
         state.unload(module)
@@ -79,8 +78,8 @@ impl Driver {
     /// `cuModuleGetFunction`: asking again gives the same handle.
     pub(crate) fn function(&self, handle: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         self.with(|state| {
-            state.current()?;
             let loaded = state.modules.get(handle)?;
+            state.healthy(loaded.context)?;
             let Some(kernel) = loaded.module.kernel(name) else {
                 let words = format!("module {handle:?} has no kernel `{name}`");
                 return Err(Code::NotFound.because(words));
@@ -107,9 +106,9 @@ impl Driver {
     /// `cuModuleGetGlobal`: the first address and the bytes of a variable.
     pub(crate) fn global(&self, handle: ModuleHandle, name: &str) -> Result<(u64, usize)> {
         self.with(|state| {
-            state.current()?;
-            let found = state.modules.get(handle)?.module.global(name);
-            found.ok_or_else(|| {
+            let loaded = state.modules.get(handle)?;
+            state.healthy(loaded.context)?;
+            loaded.module.global(name).ok_or_else(|| {
                 Code::NotFound.because(format!("module {handle:?} has no variable `{name}`"))
             })
         })
@@ -123,8 +122,8 @@ impl Driver {
     /// `cuFuncGetAttribute`.
     pub(crate) fn function_attribute(&self, handle: FunctionHandle, attribute: i32) -> Result<i32> {
         self.with(|state| {
-            state.current()?;
             let function = state.functions.get(handle)?;
+            state.healthy(function.context)?;
             let kernel = &function.kernel;
             let version = state.model_of(function.context)?.facts();
             let version = version.major * 10 + version.minor;
@@ -152,8 +151,8 @@ impl Driver {
         value: i32,
     ) -> Result<()> {
         self.with(|state| {
-            state.current()?;
             let context = state.functions.get(handle)?.context;
+            state.healthy(context)?;
             let limit = state.model_of(context)?.shared_opt_in();
             let function = state.functions.get_mut(handle)?;
             let limit = limit - function.kernel.static_shared as i32;

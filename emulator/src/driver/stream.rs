@@ -86,9 +86,9 @@ impl Driver {
     /// `cuStreamDestroy`: what was submitted still runs.
     pub(crate) fn destroy_stream(&self, raw: u64) -> Result<()> {
         self.with(|state| {
-            state.current()?;
             let handle = StreamHandle::from_raw(raw);
             let stream = state.streams.get(handle)?;
+            state.healthy(stream.context)?;
             if !stream.is_created() {
                 return Err(Code::InvalidHandle.because("a default stream is not destroyed"));
             }
@@ -204,12 +204,12 @@ impl Driver {
 }
 
 impl State {
-    /// The stream that a caller names, and its context. Some context must be current.
+    /// The stream that a caller names, and its context; a default stream is that of the current
+    /// context.
     pub(crate) fn stream(&mut self, raw: u64) -> Result<(StreamHandle, ContextHandle)> {
-        let current = self.current()?;
         let handle = match raw {
-            0 | LEGACY => self.contexts.get(current)?.legacy,
-            PER_THREAD => self.stream_of_thread(current)?,
+            0 | LEGACY => self.contexts.get(self.current()?)?.legacy,
+            PER_THREAD => self.stream_of_thread(self.current()?)?,
             _ => StreamHandle::from_raw(raw),
         };
         let context = self.streams.get(handle)?.context;

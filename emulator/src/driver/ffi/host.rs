@@ -1,6 +1,16 @@
 //! What belongs to the host's program: its memory and its functions.
 
+use std::cell::Cell;
 use std::ffi::c_void;
+
+thread_local! {
+    static CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread runs a function that a stream called, which must not use the driver.
+pub(crate) fn is_calling() -> bool {
+    CALLING.get()
+}
 
 /// Memory of the host's program that a copy reads or writes.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +131,9 @@ impl HostCall {
         }
     }
 
+    /// Calls it; while it runs, [`is_calling`] holds on this thread.
     pub(crate) fn call(&self) {
+        CALLING.set(true);
         match self.function {
             // SAFETY: as promised where it was made.
             HostFunction::Plain(function) => unsafe { function(self.data) },
@@ -130,5 +142,6 @@ impl HostCall {
                 function(stream as *mut c_void, 0, self.data);
             },
         }
+        CALLING.set(false);
     }
 }

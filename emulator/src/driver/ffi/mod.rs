@@ -31,6 +31,10 @@ static DRIVER: OnceLock<std::result::Result<Driver, String>> = OnceLock::new();
 /// The driver, once `cuInit` has made it.
 fn driver() -> Result<&'static Driver> {
     match DRIVER.get() {
+        Some(Ok(_)) if host::is_calling() => {
+            let words = "a function that a stream calls must not use the driver";
+            Err(Code::NotPermitted.because(words))
+        }
         Some(Ok(driver)) => Ok(driver),
         Some(Err(words)) => Err(Code::InvalidValue.because(words.clone())),
         None => Err(Code::NotInitialized.because("cuInit was not called")),
@@ -66,7 +70,7 @@ fn call(name: &str, body: impl FnOnce() -> Result<()>) -> Code {
     match outcome {
         Ok(()) => Code::Success,
         Err(error) => {
-            if let Ok(driver) = driver() {
+            if let Some(Ok(driver)) = DRIVER.get() {
                 driver.reports().keep(&error, name);
             }
             error.code

@@ -166,7 +166,7 @@ impl Decoding<'_, '_, '_> {
             }
         };
         let how = how.with(bits == 16, SHORT);
-        let plain = !how.has(SATURATE) && bits != 16;
+        let plain = whole_number(to) && !how.has(SATURATE) && bits != 16;
         let compute: Compute = match (source_bits == 64, bits == 64) {
             (false, true) if plain && from == Type::U32 => {
                 lanes!(|a: u32| -> u64 { u64::from(a) })
