@@ -121,7 +121,7 @@ impl Cta<'_> {
         {
             vote(&mut state.votes, warp, from, mask);
         }
-        self.idle = 0;
+        self.progress();
         if matches!(barrier.action, BarrierAction::Arrive) {
             return Ok(Flow::Next);
         }
