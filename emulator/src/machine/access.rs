@@ -675,6 +675,7 @@ fn changes(
     let keep = u64::MAX >> (64 - access.bytes * 8);
     let mark = earlier.mark;
     let same_instruction = earlier.wrote
+        && mark.cta() == warp.knowledge.cta
         && usize::from(mark.agent()) == warp.index
         && mark.clock() == warp.knowledge.clock;
     let other = usize::from(mark.lane());
