@@ -1,21 +1,56 @@
 //! A module on device 0, through the driver's C functions.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 
 use bytemuck::Pod;
-use meshgrad_emulator::driver::{
-    cuCtxSetCurrent, cuCtxSynchronize, cuDevicePrimaryCtxRetain, cuInit, cuLaunchKernel,
-    cuMemAlloc_v2, cuMemFree_v2, cuMemcpyDtoH_v2, cuMemcpyHtoD_v2, cuMemsetD8_v2,
-    cuModuleGetFunction, cuModuleLoadDataEx,
-};
+
+// Linked, not called by name: the driver's functions are what it exports.
+extern crate meshgrad_emulator as _;
+
+// The CUDA driver API, `cuda.h`. A `CUresult` is an int, a handle a pointer.
+unsafe extern "C" {
+    fn cuInit(flags: u32) -> i32;
+    fn cuCtxCreate_v2(context: *mut *mut c_void, flags: u32, device: i32) -> i32;
+    fn cuCtxSynchronize() -> i32;
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> i32;
+    fn cuMemFree_v2(address: u64) -> i32;
+    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> i32;
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> i32;
+    fn cuMemsetD8_v2(to: u64, value: u8, count: usize) -> i32;
+    fn cuModuleLoadDataEx(
+        module: *mut *mut c_void,
+        image: *const c_void,
+        count: u32,
+        options: *mut i32,
+        values: *mut *mut c_void,
+    ) -> i32;
+    fn cuModuleGetFunction(
+        function: *mut *mut c_void,
+        module: *mut c_void,
+        name: *const c_char,
+    ) -> i32;
+    fn cuLaunchKernel(
+        function: *mut c_void,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        dynamic_shared: u32,
+        stream: *mut c_void,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> i32;
+}
 
 /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
 const ERROR_LOG: [i32; 2] = [5, 6];
 
-/// A loaded module; the primary context of device 0 is current in the thread that loaded it.
+/// A loaded module; its own context of device 0 is current in the thread that loaded it.
 pub(crate) struct Gpu {
     module: *mut c_void,
 }
@@ -97,11 +132,8 @@ impl Gpu {
         // as its option says.
         let outcome = unsafe {
             check("cuInit", cuInit(0));
-            check(
-                "cuDevicePrimaryCtxRetain",
-                cuDevicePrimaryCtxRetain(&mut context, 0),
-            );
-            check("cuCtxSetCurrent", cuCtxSetCurrent(context));
+            // A context of its own: after a finding nothing else runs in it.
+            check("cuCtxCreate", cuCtxCreate_v2(&mut context, 0, 0));
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options, values)
         };
