@@ -79,7 +79,8 @@ impl Workload {
 /// Lane-instructions a second.
 fn measure(workload: &Workload, iterations: u32, sanitize: bool) -> f64 {
     let space = AddressSpace::new();
-    let module = Module::load(&workload.text(iterations), &space, 0).expect("a valid module");
+    let module = Module::load(&workload.text(iterations), &space, 0, &Options::default())
+        .expect("a valid module");
     let kernel = module.kernel("k").expect("a kernel named k");
     let bytes = 1 << 20;
     let data = space.allocate(bytes, Place::Device(0)).expect("memory");

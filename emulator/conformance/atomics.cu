@@ -5,7 +5,7 @@
 
 __device__ double atomic_max(double *to, double value) {
     auto *bits = reinterpret_cast<unsigned long long *>(to);
-    unsigned long long seen = *bits, expected;
+    unsigned long long seen = *static_cast<volatile unsigned long long *>(bits), expected;
     do {
         expected = seen;
         double larger = fmax(value, __longlong_as_double(expected));
@@ -76,8 +76,7 @@ extern "C" __global__ void claim(const unsigned *keys, int *owner) {
 }
 
 // Sums in shared memory, of the block's scope, and packed halves in global memory.
-extern "C" __global__ void packed_atomics(const float *in, __half2 *halves, __nv_bfloat162 *bfloats,
-                                          float *sums) {
+extern "C" __global__ void packed_atomics(const float *in, __half2 *halves, float *sums) {
     __shared__ float sum;
     if (threadIdx.x == 0) {
         sum = 0;
@@ -86,9 +85,16 @@ extern "C" __global__ void packed_atomics(const float *in, __half2 *halves, __nv
     float value = in[blockIdx.x * blockDim.x + threadIdx.x];
     atomicAdd_block(&sum, value);
     atomicAdd(halves, __floats2half2_rn(value, 2 * value));
-    atomicAdd(bfloats, __floats2bfloat162_rn(value, 2 * value));
     __syncthreads();
     if (threadIdx.x == 0) {
         atomicAdd_system(sums, sum);
+    }
+}
+
+// sm_80 adds no bfloats: the header loops around a compare-and-swap, from a plain read. That races
+// with the swaps of other threads, so one thread does all.
+extern "C" __global__ void bfloat_atomics(const float *in, __nv_bfloat162 *bfloats, int n) {
+    for (int i = 0; i < n; ++i) {
+        atomicAdd(bfloats, __floats2bfloat162_rn(in[i], 2 * in[i]));
     }
 }

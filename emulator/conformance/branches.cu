@@ -1,4 +1,5 @@
-// Control flow that lanes take apart and together: dense switches, nested loops with breaks, early returns, gotos.
+// Control flow that lanes take apart and together: dense switches, nested loops with breaks, early
+// returns, gotos.
 // nvcc: --fmad=false
 
 // A switch whose cases cannot be turned into a table of values.

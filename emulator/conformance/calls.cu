@@ -1,4 +1,5 @@
-// Functions that stay functions: calls with values, structures, pointers to locals, recursion, and through pointers.
+// Functions that stay functions: calls with values, structures, pointers to locals, recursion, and
+// through pointers.
 
 struct Complex {
     float re, im;

@@ -1,4 +1,5 @@
-// Tables in constant memory, module globals with initialisers, and what is written to them between launches.
+// Tables in constant memory, module globals with initialisers, and what is written to them between
+// launches.
 
 struct Entry {
     short weight;

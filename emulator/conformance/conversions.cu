@@ -1,4 +1,5 @@
-// Between char, short, bool, int, long, float and double, as C++ converts and by the intrinsics' roundings.
+// Between char, short, bool, int, long, float and double, as C++ converts and by the intrinsics'
+// roundings.
 
 // From f32 in all roundings: out, 16 words an element.
 extern "C" __global__ void from_float(const float *in, int *out, int n) {
@@ -23,7 +24,8 @@ extern "C" __global__ void from_float(const float *in, int *out, int n) {
     to[12] = __float_as_int(rintf(x));
     to[13] = __float_as_int(roundf(x));
     to[14] = __float_as_int(__saturatef(x));
-    to[15] = signbit(x) != 0 | (isnan(x) != 0) << 1 | (isinf(x) != 0) << 2 | (isfinite(x) != 0) << 3;
+    to[15] =
+        signbit(x) != 0 | (isnan(x) != 0) << 1 | (isinf(x) != 0) << 2 | (isfinite(x) != 0) << 3;
 }
 
 // 64 bits: from f32, f64 and back: out, 10 words an element.

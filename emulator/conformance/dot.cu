@@ -1,5 +1,5 @@
-// A dot product in doubles, each product with its rounding error (Dekker 1971; Ogita, Rump and Oishi 2005), so that the
-// result is as if computed with twice the digits. One block.
+// A dot product in doubles, each product with its rounding error (Dekker 1971; Ogita, Rump and
+// Oishi 2005), so that the result is as if computed with twice the digits. One block.
 
 struct Exact {
     double high, low;

@@ -1,7 +1,7 @@
 // Shared memory whose size the launch decides, carved into arrays of several types.
 
-extern "C" __global__ void carved(const float *weights, const int *bins, const double *doubles, float *out,
-                                  int count) {
+extern "C" __global__ void carved(const float *weights, const int *bins, const double *doubles,
+                                  float *out, int count) {
     extern __shared__ __align__(16) unsigned char arena[];
     double *first = reinterpret_cast<double *>(arena);
     float *second = reinterpret_cast<float *>(first + count);
@@ -60,5 +60,7 @@ extern "C" __global__ void generic_pointers(const float *in, float *out) {
     }
     __syncthreads();
     const float *from = threadIdx.x % 3 == 0 ? shared : threadIdx.x % 3 == 1 ? local : in;
-    out[threadIdx.x] = total(from + 1, 3) + (__isShared(from) ? 1000 : __isLocal(from) ? 2000 : 3000);
+    out[threadIdx.x] = total(from + 1, 3) + (__isShared(from)  ? 1000
+                                             : __isLocal(from) ? 2000
+                                                               : 3000);
 }

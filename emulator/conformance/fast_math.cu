@@ -1,4 +1,5 @@
-// The same source means other instructions with fast math: approximations, and subnormals taken as zero.
+// The same source means other instructions with fast math: approximations, and subnormals taken as
+// zero.
 // nvcc: --use_fast_math
 
 // out, 12 an element.

@@ -1,4 +1,5 @@
-// Counts of bytes: in shared memory first, then added to the global counts; and directly in global memory.
+// Counts of bytes: in shared memory first, then added to the global counts; and directly in global
+// memory.
 
 extern "C" __global__ void histogram_shared(const unsigned char *in, unsigned *counts, int n) {
     __shared__ unsigned block[256];

@@ -28,10 +28,10 @@ extern "C" __global__ void sum_in_one_launch(const float *in, float *partial, fl
         partial[blockIdx.x] = sum;
         __threadfence();
         last = atomicInc(&finished, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
     }
     __syncthreads();
     if (last) {
-        __threadfence();
         float rest = 0;
         for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
             rest += ((volatile float *)partial)[i];

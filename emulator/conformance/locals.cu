@@ -21,7 +21,8 @@ extern "C" __global__ void insertion_sort(const float *in, float *out) {
     }
 }
 
-// A stack machine: opcodes 0 push the next word, 1 add, 2 multiply, 3 duplicate, 4 swap, 5 subtract, 6 negate, 7 halt.
+// A stack machine: opcodes 0 push the next word, 1 add, 2 multiply, 3 duplicate, 4 swap, 5
+// subtract, 6 negate, 7 halt.
 extern "C" __global__ void stack_machine(const int *programs, int length, int *out) {
     int stack[32], top = 0;
     const int *at = programs + threadIdx.x * length;
@@ -63,7 +64,8 @@ extern "C" __global__ void stack_machine(const int *programs, int length, int *o
 }
 
 // Bytes of a thread's own, read back as words.
-extern "C" __global__ void bytes_as_words(const unsigned char *in, unsigned long long *out, int turn) {
+extern "C" __global__ void bytes_as_words(const unsigned char *in, unsigned long long *out,
+                                          int turn) {
     __align__(8) unsigned char bytes[64];
     for (int i = 0; i < 64; ++i) {
         bytes[(i * 5 + turn) % 64] = in[i] ^ threadIdx.x;

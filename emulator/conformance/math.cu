@@ -1,5 +1,5 @@
-// The mathematical library in f32 at its own accuracy, slow paths included: arguments that need the long range reduction,
-// subnormals, infinities. out, 24 an element.
+// The mathematical library in f32 at its own accuracy, slow paths included: arguments that need the
+// long range reduction, subnormals, infinities. out, 24 an element.
 
 __device__ __forceinline__ void functions(float x, float y, float *to) {
     to[0] = sinf(x);

@@ -1,4 +1,5 @@
-// Random numbers by counters (Salmon et al. 2011, Philox4x32-10): every thread its own stream without state.
+// Random numbers by counters (Salmon et al. 2011, Philox4x32-10): every thread its own stream
+// without state.
 
 __device__ uint4 philox(uint4 counter, uint2 key) {
     for (int round = 0; round < 10; ++round) {
@@ -19,7 +20,8 @@ extern "C" __global__ void random_words(uint4 *out, unsigned long long seed, uns
 }
 
 // Dropout: keeps with probability `keep`, scales by its inverse.
-extern "C" __global__ void dropout(const float4 *in, float4 *out, float keep, unsigned long long seed) {
+extern "C" __global__ void dropout(const float4 *in, float4 *out, float keep,
+                                   unsigned long long seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     uint4 r = philox(make_uint4(i, 0, 0, 0), make_uint2((unsigned)seed, (unsigned)(seed >> 32)));
     float4 x = in[i];

@@ -2,16 +2,14 @@
 
 constexpr unsigned ALL = 0xffffffffu;
 
-template <typename Value>
-__device__ Value warp_sum(Value value) {
+template <typename Value> __device__ Value warp_sum(Value value) {
     for (int distance = 16; distance > 0; distance /= 2) {
         value += __shfl_down_sync(ALL, value, distance);
     }
     return value;
 }
 
-template <typename Value>
-__device__ Value block_sum(Value value) {
+template <typename Value> __device__ Value block_sum(Value value) {
     __shared__ Value partial[32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     value = warp_sum(value);
@@ -91,10 +89,10 @@ extern "C" __global__ void warp_reduce(const unsigned *in, unsigned *out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned value = in[i];
     unsigned results[8] = {
-        __reduce_add_sync(ALL, value),      (unsigned)__reduce_add_sync(ALL, (int)value),
-        __reduce_min_sync(ALL, value),      (unsigned)__reduce_min_sync(ALL, (int)value),
-        __reduce_max_sync(ALL, value),      (unsigned)__reduce_max_sync(ALL, (int)value),
-        __reduce_and_sync(ALL, value),      __reduce_or_sync(ALL, value) ^ __reduce_xor_sync(ALL, value),
+        __reduce_add_sync(ALL, value), (unsigned)__reduce_add_sync(ALL, (int)value),
+        __reduce_min_sync(ALL, value), (unsigned)__reduce_min_sync(ALL, (int)value),
+        __reduce_max_sync(ALL, value), (unsigned)__reduce_max_sync(ALL, (int)value),
+        __reduce_and_sync(ALL, value), __reduce_or_sync(ALL, value) ^ __reduce_xor_sync(ALL, value),
     };
     if (threadIdx.x % 32 == 0) {
         for (int k = 0; k < 8; ++k) {

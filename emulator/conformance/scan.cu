@@ -1,4 +1,5 @@
-// Prefix sums: in a warp by shuffles, in a block by two levels, and in doubles by the work-efficient tree.
+// Prefix sums: in a warp by shuffles, in a block by two levels, and in doubles by the
+// work-efficient tree.
 
 constexpr unsigned ALL = 0xffffffffu;
 

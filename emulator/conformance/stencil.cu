@@ -1,4 +1,5 @@
-// Heat on a grid: a 5-point stencil with a halo in shared memory, ping-pong between two buffers, and 1-D convolution.
+// Heat on a grid: a 5-point stencil with a halo in shared memory, ping-pong between two buffers;
+// and accesses with hints for the caches.
 
 extern "C" __global__ void heat(const float *__restrict__ from, float *__restrict__ to, int width,
                                 int height) {

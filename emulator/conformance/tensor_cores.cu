@@ -1,10 +1,11 @@
-// Matrix products by mma.sync, a warp a tile: D = A B + C with A rows, B columns of the contraction.
-// Fragments are loaded from global memory by the layouts of the PTX ISA.
+// Matrix products by mma.sync, a warp a tile: D = A B + C with A rows, B columns of the
+// contraction. Fragments are loaded from global memory by the layouts of the PTX ISA.
 
 #include <cstdint>
 
 // m16n8k16, bf16: A 16 x 16, B^T 8 x 16, D 16 x 8. Many tiles, one a warp.
-extern "C" __global__ void mma_bf16(const uint16_t *a, const uint16_t *b, const float *c, float *d) {
+extern "C" __global__ void mma_bf16(const uint16_t *a, const uint16_t *b, const float *c,
+                                    float *d) {
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     int group = lane / 4, in_group = lane % 4;
     const uint32_t *rows = reinterpret_cast<const uint32_t *>(a + warp * 256);
@@ -14,10 +15,11 @@ extern "C" __global__ void mma_bf16(const uint16_t *a, const uint16_t *b, const 
     uint32_t b0 = columns[group * 8 + in_group], b1 = columns[group * 8 + in_group + 4];
     const float *from = c + warp * 128 + group * 8 + 2 * in_group;
     float d0 = from[0], d1 = from[1], d2 = from[64], d3 = from[65];
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
     float *to = d + warp * 128 + group * 8 + 2 * in_group;
     to[0] = d0, to[1] = d1, to[64] = d2, to[65] = d3;
 }
@@ -42,10 +44,11 @@ extern "C" __global__ void mma_f16(const uint16_t *a, const uint16_t *b, const f
     to[0] = d0, to[1] = d1, to[64] = d2, to[65] = d3;
 
     uint32_t low, high;
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, "
-                 "{%8,%8};"
-                 : "=r"(low), "=r"(high)
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, "
+        "{%8,%8};"
+        : "=r"(low), "=r"(high)
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
     d16[group * 4 + in_group] = low;
     d16[(group + 8) * 4 + in_group] = high;
 }
@@ -102,5 +105,6 @@ extern "C" __global__ void mma_s8(const uint32_t *a, const uint32_t *b, int *d, 
                  "{%8,%9}, {%0,%1,%2,%3};"
                  : "+r"(d0), "+r"(d1), "+r"(d2), "+r"(d3)
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    d_unsigned[at] = d0, d_unsigned[at + 1] = d1, d_unsigned[at + 64] = d2, d_unsigned[at + 65] = d3;
+    d_unsigned[at] = d0, d_unsigned[at + 1] = d1, d_unsigned[at + 64] = d2,
+    d_unsigned[at + 65] = d3;
 }

@@ -1,4 +1,5 @@
-// A matrix transposed through a shared tile; the 33rd column keeps both sides free of bank conflicts.
+// A matrix transposed through a shared tile; the 33rd column keeps both sides free of bank
+// conflicts.
 
 constexpr int TILE = 32;
 constexpr int ROWS = 8;

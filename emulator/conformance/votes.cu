@@ -11,8 +11,10 @@ extern "C" __global__ void votes(const int *in, unsigned *out) {
     to[1] = __any_sync(ALL, value > 90);
     to[2] = __all_sync(ALL, value > -100);
     to[3] = __match_any_sync(ALL, value / 10);
-    int same;
-    to[4] = __match_all_sync(ALL, value & 0x40000000, &same) ^ same;
+    int same, none;
+    unsigned alike = __match_all_sync(ALL, value / 100, &same);
+    unsigned different = __match_all_sync(ALL, value, &none);
+    to[4] = same && !none ? alike & ~different : 0;
     to[5] = __match_any_sync(ALL, (unsigned long long)value * value);
     to[6] = to[7] = 0;
     if (value > 0) {

@@ -1,4 +1,5 @@
-// Matrix products by the C++ interface to tensor cores, whose fragments are opaque: a warp a 16 x 16 tile of C.
+// Matrix products by the C++ interface to tensor cores, whose fragments are opaque: a warp a 16 x
+// 16 tile of C.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

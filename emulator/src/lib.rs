@@ -1,4 +1,4 @@
-//! A CPU implementation of the CUDA driver that runs PT, for machines without a GPU.
+//! A CPU implementation of the CUDA driver that runs PTX, for machines without a GPU.
 
 mod driver;
 pub mod launch;

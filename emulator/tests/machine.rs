@@ -30,7 +30,7 @@ fn run(
     options: &Options,
 ) -> Result<Run, LaunchError> {
     let space = AddressSpace::new();
-    let module = Module::load(text, &space, 0).unwrap_or_else(|error| panic!("{error}"));
+    let module = Module::load(text, &space, 0, options).unwrap_or_else(|error| panic!("{error}"));
     let kernel = module.kernel("k").expect("a kernel named k");
     let to = space.allocate(out * 4, Place::Device(0)).unwrap();
     space.fill(to, &[0], out * 4).unwrap();
@@ -256,7 +256,9 @@ fn a_wait_without_end_is_told() {
 fn what_is_not_known_is_refused_with_its_line() {
     let space = AddressSpace::new();
     let text = kernel("add.s32.fast %r1, %r0, 1;");
-    let error = Module::load(&text, &space, 0).err().expect("an error");
+    let error = Module::load(&text, &space, 0, &Options::default())
+        .err()
+        .expect("an error");
     assert!(error.to_string().contains("`.fast`"), "{error}");
     assert!(
         error.to_string().contains("add.s32.fast %r1, %r0, 1;"),

@@ -2,6 +2,7 @@
 
 use crate::elementwise::{Element, Elementwise, Layout};
 use crate::expression::{Binary, Comparison, Expression, Node, Unary};
+use crate::gemm::{GemmBf16, GemmF32, Order, Output, Tile};
 use crate::rms_norm::{RmsNorm, RmsNormGradInput, RmsNormGradWeight, SumPartials};
 use crate::{Dtype, Ptx, Result, Variant};
 
@@ -11,8 +12,8 @@ pub fn catalogue() -> Vec<Ptx> {
     families().into_iter().flatten().flatten().collect()
 }
 
-fn families() -> [Family; 2] {
-    [elementwise(), rms_norm()]
+fn families() -> [Family; 4] {
+    [elementwise(), rms_norm(), gemm_f32(), gemm_bf16()]
 }
 
 /// The kernels of one family, or why there is no such kernel.
@@ -79,6 +80,49 @@ fn rms_norm() -> Family {
         }
     }
     kernels.into_iter().map(Ok).collect()
+}
+
+fn gemm_f32() -> Family {
+    let mut kernels = Vec::new();
+    for a in Order::ALL {
+        for b in Order::ALL {
+            for tile in Tile::ALL {
+                for accumulate in [false, true] {
+                    let variant = GemmF32 {
+                        a,
+                        b,
+                        tile,
+                        accumulate,
+                    };
+                    kernels.push(Ok(variant.ptx()));
+                }
+            }
+        }
+    }
+    kernels
+}
+
+fn gemm_bf16() -> Family {
+    let mut kernels = Vec::new();
+    for a in Order::ALL {
+        for b in Order::ALL {
+            for tile in Tile::ALL {
+                for output in Output::ALL {
+                    for aligned in [true, false] {
+                        let variant = GemmBf16 {
+                            a,
+                            b,
+                            tile,
+                            output,
+                            aligned,
+                        };
+                        kernels.push(Ok(variant.ptx()));
+                    }
+                }
+            }
+        }
+    }
+    kernels
 }
 
 #[cfg(test)]

@@ -13,9 +13,15 @@ pub mod elementary;
 pub mod elementwise;
 pub mod error;
 pub mod expression;
+pub mod gemm;
 pub mod rms_norm;
 pub mod row;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+
+/// The code of docs/kernels.md is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/kernels.md")]
+struct Guide;

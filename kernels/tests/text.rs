@@ -14,6 +14,8 @@ const SHOWN: &[&str] = &[
     "rms_norm_grad_input_bf16_d128_t16",
     "rms_norm_grad_weight_bf16_w8_t16",
     "sum_partials",
+    "gemm_f32_nt_64x64x8",
+    "gemm_bf16_nt_64x64x32_bf16",
 ];
 
 #[test]

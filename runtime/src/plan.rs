@@ -1,6 +1,6 @@
 //! Plans: what an op asks of a GPU, as data, and the way from there to the launch.
 
-use meshgrad_kernels::{Arguments, Launch, Variant};
+use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
 use crate::{DType, Device, Error, Result, stream};
 
@@ -22,6 +22,39 @@ pub(crate) struct Launcher<'a> {
 impl<'a> Launcher<'a> {
     pub(crate) fn new(op: &'static str, device: &'a Device) -> Launcher<'a> {
         Launcher { op, device }
+    }
+
+    /// The op.
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// How many multiprocessors there are to keep busy.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        let gpu = self.device.properties().gpu.as_ref();
+        gpu.map_or(1, |gpu| gpu.multiprocessors)
+    }
+
+    /// An extent as a kernel takes it.
+    pub(crate) fn u32(&self, what: &'static str, value: usize) -> Result<u32> {
+        u32::try_from(value).map_err(|_| {
+            self.refused(meshgrad_kernels::Error::Extent {
+                kernel: self.op,
+                what,
+                value,
+                least: 0,
+                most: u32::MAX as usize,
+            })
+        })
+    }
+
+    /// A float as kernels know it.
+    pub(crate) fn float(&self, dtype: DType) -> Result<Dtype> {
+        match dtype {
+            DType::F32 => Ok(Dtype::F32),
+            DType::BF16 => Ok(Dtype::Bf16),
+            other => Err(self.no_kernel_for(other)),
+        }
     }
 
     /// Puts the plan's kernel into the current stream, with its arguments.
@@ -56,4 +89,9 @@ impl<'a> Launcher<'a> {
             reason,
         }
     }
+}
+
+/// Whether all addresses are multiples of 16, as the widest accesses want them.
+pub(crate) fn aligned(addresses: &[u64]) -> bool {
+    addresses.iter().all(|address| address % 16 == 0)
 }

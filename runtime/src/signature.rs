@@ -64,7 +64,7 @@ impl Signature {
     ///
     /// # Errors
     /// [`Error::Signature`] when a shape or dtype does not fit; [`Error::Devices`] when they live
-    /// on several devices.
+    /// on several devices; [`Error::NoKernel`] for arithmetic in f64 on a GPU.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
         let parsed = self.parsed();
         assert_eq!(
@@ -89,6 +89,16 @@ impl Signature {
                 op: self.name,
                 devices: devices.join(", "),
             });
+        }
+
+        // `F` and `G` compute, and no kernel of ours computes in f64.
+        if device.is_gpu()
+            && bound.dtypes[..2]
+                .iter()
+                .flatten()
+                .any(|(dtype, _)| *dtype == DType::F64)
+        {
+            return Err(Launcher::new(self.name, &device).no_kernel_for(DType::F64));
         }
 
         let bytes = operands.iter().map(|tensor| distinct_bytes(tensor)).sum();
@@ -527,15 +537,10 @@ impl Call {
     /// `kernels` launches is only counted.
     ///
     /// # Errors
-    /// What `kernels` returns; [`Error::NoKernel`] for f64, which no kernel of ours computes in.
+    /// What `kernels` returns.
     pub(crate) fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
-        let launcher = Launcher::new(self.name(), &self.device);
-        let mut dtypes = self.bound.dtypes.iter().flatten();
-        if dtypes.any(|(dtype, _)| *dtype == DType::F64) {
-            return Err(launcher.no_kernel_for(DType::F64));
-        }
         self.device.count(self.flops(), self.bytes);
-        kernels(&launcher)
+        kernels(&Launcher::new(self.name(), &self.device))
     }
 
     fn flops(&self) -> u64 {

@@ -57,7 +57,7 @@ impl Driver {
             state.contexts.get(context)?.device
         };
         // Not under the lock: a large module takes its time.
-        let module = Module::load(text, &self.space, device)
+        let module = Module::load(text, &self.space, device, &self.options)
             .map_err(|error| Code::InvalidPtx.because(error.to_string()))?;
         self.with(|state| {
             let context = state.current()?;

@@ -93,7 +93,10 @@ impl Driver {
             let owner = state.ledger.owners.get(&info.base);
             let is_host = info.place == Place::Pinned;
             let device = match info.place {
-                Place::Device(device) | Place::Managed(device) | Place::Module(device) => device,
+                Place::Device(device)
+                | Place::Managed(device)
+                | Place::Module(device)
+                | Place::Constant(device) => device,
                 Place::Pinned => owner.map_or(0, |it| it.device),
             };
             Ok(match attribute {

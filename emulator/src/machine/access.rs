@@ -7,8 +7,8 @@ use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
 use super::windows;
 use crate::memory::races::{Earlier, Mark, RaceShadow};
-use crate::memory::{Block, ByteSet};
-use crate::program::op::{Access, Address, Space, Strength, Target};
+use crate::memory::{Block, ByteSet, Place};
+use crate::program::op::{Access, Address, Scope, Space, Strength, Target};
 use crate::report::{Fault, Kind};
 
 /// Addresses, a lane each.
@@ -92,10 +92,18 @@ impl Cta<'_> {
         while rest != 0 {
             let (home, lanes) = self.home(access.space, &addresses, rest, touch.bytes)?;
             let offsets = self.offsets(home, &addresses, warp.index);
-            self.check(warp, home, &offsets, lanes, touch, &|region, lane| {
-                !access.store || changes(region, &offsets, lane, access, warp)
-            })?;
-            self.order_access(warp, access.strength, touch, home, &addresses, lanes);
+            self.check(
+                warp,
+                home,
+                &offsets,
+                lanes,
+                touch,
+                &|data, lane, earlier| {
+                    !access.store || changes(data, &offsets, lane, access, warp, earlier)
+                },
+            )?;
+            let strength = (access.strength, access.scope);
+            self.order_access(warp, strength, touch, home, &addresses, lanes);
             let data = self.data(home);
             match access.store {
                 true => store(data, &offsets, lanes, access, warp),
@@ -251,9 +259,12 @@ impl Cta<'_> {
         offsets: &Addresses,
         lanes: u32,
         touch: Touch,
-        changes: &dyn Fn(&Block, usize) -> bool,
+        changes: &dyn Fn(&Block, usize, &Earlier) -> bool,
     ) -> Result<(), Box<Fault>> {
         self.check_place(warp, home, offsets, lanes, touch)?;
+        if touch.writes {
+            self.check_writable(home, offsets, lanes, touch.bytes)?;
+        }
         if !self.counts.is_empty() {
             self.count_access(home, offsets, lanes, touch);
         }
@@ -280,7 +291,9 @@ impl Cta<'_> {
         }
         if let Some(races) = region.races {
             let mark = mark_of(warp, region.stamp, touch);
-            self.check_races(warp, &region, races, mark, offsets, lanes, touch, changes)?;
+            self.check_races(
+                warp, home, &region, races, mark, offsets, lanes, touch, changes,
+            )?;
         }
         Ok(())
     }
@@ -332,8 +345,31 @@ impl Cta<'_> {
         Err(Fault::new(Kind::OutOfBounds, lane, message))
     }
 
+    fn check_writable(
+        &self,
+        home: Home,
+        offsets: &Addresses,
+        lanes: u32,
+        bytes: usize,
+    ) -> Result<(), Box<Fault>> {
+        let constant = match home {
+            Home::Param => true,
+            Home::Global(index) => {
+                let place = self.grid.allocations[index].info.place;
+                matches!(place, Place::Constant(_))
+            }
+            Home::Shared | Home::Local => false,
+        };
+        if !constant {
+            return Ok(());
+        }
+        let lane = lanes.trailing_zeros() as usize & 31;
+        let message = format!("{bytes} bytes at {}", self.place(home, offsets[lane]));
+        Err(Fault::new(Kind::WriteToConstant, lane, message))
+    }
+
     /// An offset in words.
-    fn place(&self, home: Home, at: u64) -> String {
+    pub(super) fn place(&self, home: Home, at: u64) -> String {
         let at_signed = at as i64;
         match home {
             Home::Shared => format!("byte {at_signed} of shared memory"),
@@ -374,22 +410,24 @@ impl Cta<'_> {
     fn check_races(
         &self,
         warp: &Warp,
+        home: Home,
         region: &Region<'_>,
         races: &RaceShadow,
         mark: Mark,
         offsets: &Addresses,
         lanes: u32,
         touch: Touch,
-        changes: &dyn Fn(&Block, usize) -> bool,
+        changes: &dyn Fn(&Block, usize, &Earlier) -> bool,
     ) -> Result<(), Box<Fault>> {
         let mut found: Option<(usize, Earlier)> = None;
         for lane in lanes_of(lanes) {
             let me = mark.by_lane(lane as u32);
             let at = offsets[lane] as usize;
             let race = match touch.writes {
-                true => races.write(me, &warp.knowledge, touch.pc, (at, touch.bytes), || {
-                    changes(region.data, lane)
-                }),
+                true => {
+                    let changes = |earlier: &Earlier| changes(region.data, lane, earlier);
+                    races.write(me, &warp.knowledge, touch.pc, (at, touch.bytes), changes)
+                }
                 false => races.read(me, &warp.knowledge, touch.pc, at, touch.bytes),
             };
             if let Some(earlier) = race
@@ -400,7 +438,10 @@ impl Cta<'_> {
         }
         match found {
             None => Ok(()),
-            Some((lane, earlier)) => Err(race(region.race, lane, offsets[lane], touch, earlier)),
+            Some((lane, earlier)) => {
+                let place = self.place(home, offsets[lane]);
+                Err(race(region.race, lane, &place, touch, earlier))
+            }
         }
     }
 
@@ -439,7 +480,7 @@ impl Cta<'_> {
     pub(super) fn order_access(
         &mut self,
         warp: &mut Warp,
-        strength: Strength,
+        (strength, scope): (Strength, Scope),
         touch: Touch,
         home: Home,
         addresses: &Addresses,
@@ -453,6 +494,7 @@ impl Cta<'_> {
         // The reading half of an atomic counts as acquiring: kernels that elect the last CTA by a
         // counter rely on it.
         let acquire = acquire || (touch.reads && touch.writes);
+        let (acquire, release) = (acquire.then_some(scope), release.then_some(scope));
         let mut places: Vec<u64> = lanes_of(lanes).map(|lane| addresses[lane]).collect();
         places.sort_unstable();
         places.dedup();
@@ -490,15 +532,16 @@ pub(super) fn mark_of(warp: &Warp, stamp: u32, touch: Touch) -> Mark {
 }
 
 /// The fault of a race.
-pub(super) fn race(kind: Kind, lane: usize, at: u64, touch: Touch, earlier: Earlier) -> Box<Fault> {
+pub(super) fn race(
+    kind: Kind,
+    lane: usize,
+    place: &str,
+    touch: Touch,
+    earlier: Earlier,
+) -> Box<Fault> {
     let verb = if touch.writes { "written" } else { "read" };
     let bytes = touch.bytes;
-    let memory = if kind == Kind::SharedRace {
-        "shared memory"
-    } else {
-        "the allocation"
-    };
-    let message = format!("{bytes} bytes at byte {at} of {memory} are {verb} without waiting");
+    let message = format!("{bytes} bytes at {place} are {verb} without waiting");
     Box::new(Fault {
         kind,
         lane: Some(lane),
@@ -608,15 +651,32 @@ fn register_value(warp: &Warp, slot: u32, bits: u32, lane: usize) -> u64 {
     }
 }
 
-/// Whether a store changes what its lane's bytes are.
-fn changes(data: &Block, offsets: &Addresses, lane: usize, access: &Access, warp: &Warp) -> bool {
+/// Whether a store changes what its lane's bytes are, or what another lane of the same instruction
+/// makes of them.
+fn changes(
+    data: &Block,
+    offsets: &Addresses,
+    lane: usize,
+    access: &Access,
+    warp: &Warp,
+    earlier: &Earlier,
+) -> bool {
     let keep = u64::MAX >> (64 - access.bytes * 8);
+    let mark = earlier.mark;
+    let same_instruction = earlier.wrote
+        && usize::from(mark.agent()) == warp.index
+        && mark.clock() == warp.knowledge.clock;
+    let other = usize::from(mark.lane());
     access.registers.iter().enumerate().any(|(index, target)| {
         let Some(slot) = target.slot else {
             return false;
         };
-        let at = offsets[lane] as usize + index * access.bytes;
         let new = register_value(warp, slot, target.bits, lane);
-        (element(data, at, access) ^ new) & keep != 0
+        let at = offsets[lane] as usize + index * access.bytes;
+        let differs = (element(data, at, access) ^ new) & keep != 0;
+        let theirs = register_value(warp, slot, target.bits, other);
+        let agree =
+            same_instruction && offsets[other] == offsets[lane] && (theirs ^ new) & keep == 0;
+        differs && !agree
     })
 }

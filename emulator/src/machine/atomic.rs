@@ -39,8 +39,9 @@ impl Cta<'_> {
         while rest != 0 {
             let (home, lanes) = self.home(atomic.space, &addresses, rest, touch.bytes)?;
             let offsets = self.offsets(home, &addresses, warp.index);
-            self.check(warp, home, &offsets, lanes, touch, &|_, _| true)?;
-            self.order_access(warp, atomic.strength, touch, home, &addresses, lanes);
+            self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
+            let strength = (atomic.strength, atomic.scope);
+            self.order_access(warp, strength, touch, home, &addresses, lanes);
             let mut progress = false;
             let data = self.data(home);
             for lane in lanes_of(lanes) {

@@ -138,12 +138,10 @@ impl Cta<'_> {
             let message = format!("barrier {id}: there are 0 to 15");
             return Err(Fault::of_all(Kind::InvalidArgument, message));
         }
-        let all = self.grid.threads().next_multiple_of(32);
         match threads {
-            Some(threads) if threads == 0 || threads % 32 != 0 || threads > all => {
-                let message = format!(
-                    "a barrier for {threads} threads in a CTA of {all}: a multiple of 32 is needed"
-                );
+            Some(threads) if threads == 0 || threads % 32 != 0 => {
+                let message =
+                    format!("a barrier for {threads} threads: a multiple of 32 is needed");
                 Err(Fault::of_all(Kind::InvalidArgument, message))
             }
             _ => Ok(()),

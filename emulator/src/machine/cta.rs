@@ -18,7 +18,7 @@ use crate::report::{Fault, Kind};
 const TURN: u32 = 4096;
 
 /// Instructions a CTA runs without a visible effect before it counts as stuck.
-pub(crate) const PATIENCE: u64 = 100_000_000;
+pub(crate) const PATIENCE: u64 = 20_000_000;
 
 /// Shared memory, or the local memory of a CTA's threads, with what is known of it.
 pub(crate) struct Own {

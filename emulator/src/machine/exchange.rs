@@ -22,12 +22,8 @@ impl Cta<'_> {
             let message = format!("the lane is not in the mask {members:#010x} that it gives");
             return Err(Fault::new(Kind::DivergentInstruction, lane, message));
         }
-        let gone = members & warp.exited;
-        if gone != 0 {
-            let message =
-                format!("the mask {members:#010x} names lanes {gone:#010x}, which have ended");
-            return Err(Fault::of_all(Kind::DivergentInstruction, message));
-        }
+        // Lanes that have ended need not come.
+        let members = members & !warp.exited;
         Ok((mask != members).then_some(Flow::Meet))
     }
 

@@ -17,8 +17,13 @@ pub(crate) struct Operands {
     pub(crate) predicate: Slot,
 }
 
-/// Computes the lanes of a mask.
-pub(crate) type Compute = fn(&mut Registers, &Operands, u32);
+/// Arithmetic on the lanes of a mask.
+#[derive(Clone, Copy)]
+pub(crate) struct Compute {
+    pub(crate) run: fn(&mut Registers, &Operands, u32),
+    /// How many sources it takes.
+    pub(crate) sources: u8,
+}
 
 /// Compares two sources: a bit a lane.
 pub(crate) type Compare = fn(&Registers, [Slot; 2]) -> u32;
@@ -92,7 +97,10 @@ macro_rules! lanes {
             );
             <$R as Lane>::set(registers, operands.destination, mask, &out);
         }
-        compute as $crate::machine::lanes::Compute
+        $crate::machine::lanes::Compute {
+            run: compute,
+            sources: [$(stringify!($a)),+].len() as u8,
+        }
     }};
 }
 
@@ -149,7 +157,8 @@ mod tests {
         let compute = lanes!(modifier = m; predicate = p; |a: u32, b: u64| -> u64 {
             u64::from(a) * b + u64::from(m) + u64::from(p)
         });
-        compute(&mut registers, &operands, 0b11);
+        assert_eq!(compute.sources, 2);
+        (compute.run)(&mut registers, &operands, 0b11);
         assert_eq!(registers.wide(4)[..3], [100, 111, 0]);
 
         let less = compare!(|a: u32, b: u64| u64::from(a) < b);

@@ -35,7 +35,7 @@ impl Cta<'_> {
             return Err(Fault::of_all(Kind::OutOfBounds, message));
         }
         let offsets = self.offsets(home, &addresses, warp.index);
-        self.check(warp, home, &offsets, lanes, touch, &|_, _| true)?;
+        self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
         for (index, to) in load.to.iter().enumerate() {
             let rows: [[u32; 4]; 8] = std::array::from_fn(|row| {
                 let at = offsets[index * 8 + row] as usize;
@@ -208,14 +208,14 @@ impl Cta<'_> {
             let (home, _) = self.home(Space::Global, &from, lane, copy.source_bytes)?;
             let offsets = self.offsets(home, &from, warp.index);
             let reading = touch(true, copy.source_bytes);
-            self.check(warp, home, &offsets, lane, reading, &|_, _| true)?;
+            self.check(warp, home, &offsets, lane, reading, &|_, _, _| true)?;
             let at = offsets[copy.lane] as usize;
             self.data(home).read(at, &mut bytes[..copy.source_bytes]);
         }
         let to = [copy.to; LANES];
         let offsets = self.offsets(Home::Shared, &to, warp.index);
         let writing = touch(false, copy.bytes);
-        self.check(warp, Home::Shared, &offsets, lane, writing, &|_, _| true)?;
+        self.check(warp, Home::Shared, &offsets, lane, writing, &|_, _, _| true)?;
         let at = offsets[copy.lane] as usize;
         self.shared.data.write(at, &bytes[..copy.bytes]);
         Ok(())

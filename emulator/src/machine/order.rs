@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::registers::LANES;
 use crate::memory::races::{Mark, Order};
+use crate::program::op::Scope;
 
 /// Agents of a CTA: 32 warps, and the asynchronous copies of each.
 pub(crate) const AGENTS: usize = 64;
@@ -83,10 +84,11 @@ pub(crate) struct Knowledge {
     met: [u32; LANES],
     /// Lanes that ever copied asynchronously.
     copying: u32,
-    /// What was known at the last fence: what a relaxed write publishes.
-    fenced: Option<Seen>,
-    /// What relaxed reads found: known after the next fence.
-    heard: Option<Seen>,
+    /// What was known at the last fence: what a relaxed write publishes. Of fences for the CTA
+    /// alone, and of those for all.
+    fenced: [Option<Seen>; 2],
+    /// What relaxed reads found: known after the next fence. From the same CTA, and from others.
+    heard: [Option<Seen>; 2],
 }
 
 impl Knowledge {
@@ -99,8 +101,8 @@ impl Knowledge {
             waited: [0; LANES],
             met: [0; LANES],
             copying: 0,
-            fenced: None,
-            heard: None,
+            fenced: [None, None],
+            heard: [None, None],
         }
     }
 
@@ -120,11 +122,15 @@ impl Knowledge {
         self.met = self.waited;
     }
 
-    pub(crate) fn fence(&mut self) {
-        if let Some(heard) = self.heard.take() {
-            self.seen.join(&heard);
+    pub(crate) fn fence(&mut self, scope: Scope) {
+        let reach = reach(scope);
+        for heard in &mut self.heard[..=reach] {
+            if let Some(heard) = heard.take() {
+                self.seen.join(&heard);
+            }
         }
-        self.fenced = Some(self.publish());
+        let seen = self.publish();
+        self.fenced[..=reach].fill(Some(seen));
     }
 
     pub(crate) fn start_copies(&mut self, lanes: u32) {
@@ -171,36 +177,57 @@ impl Order for Knowledge {
     }
 }
 
-/// What was published at one place in memory.
+/// 0 for the CTA alone, 1 for all.
+fn reach(scope: Scope) -> usize {
+    match scope {
+        Scope::Cta => 0,
+        Scope::Gpu => 1,
+    }
+}
+
+/// What was published at one place in memory, for the writer's CTA alone and for all.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Published(Option<(u32, Seen)>);
+pub(crate) struct Published([Option<(u32, Seen)>; 2]);
 
 impl Published {
     /// A write that others may find: at once when it releases, else as of the last fence.
-    pub(crate) fn write(&mut self, by: &mut Knowledge, release: bool) {
-        let seen = match release {
-            true => Some(by.publish()),
-            false => by.fenced.clone(),
-        };
-        let Some(seen) = seen else {
-            return;
-        };
-        match &mut self.0 {
-            Some((cta, published)) => published.join(&seen.in_eyes_of(by.cta, *cta)),
-            None => self.0 = Some((by.cta, seen)),
+    pub(crate) fn write(&mut self, by: &mut Knowledge, release: Option<Scope>) {
+        if let Some(scope) = release {
+            let seen = by.publish();
+            for reach in 0..=reach(scope) {
+                self.add(reach, by.cta, &seen);
+            }
+        }
+        for reach in 0..2 {
+            if let Some(seen) = &by.fenced[reach] {
+                self.add(reach, by.cta, seen);
+            }
+        }
+    }
+
+    fn add(&mut self, reach: usize, cta: u32, seen: &Seen) {
+        match &mut self.0[reach] {
+            Some((first, published)) => published.join(&seen.in_eyes_of(cta, *first)),
+            None => self.0[reach] = Some((cta, seen.clone())),
         }
     }
 
     /// A read that may find something: known at once when it acquires, else after a fence.
-    pub(crate) fn read(&self, by: &mut Knowledge, acquire: bool) {
-        let Some((cta, published)) = &self.0 else {
-            return;
-        };
-        let seen = published.in_eyes_of(*cta, by.cta);
-        match (acquire, &mut by.heard) {
-            (true, _) => by.seen.join(&seen),
-            (false, Some(heard)) => heard.join(&seen),
-            (false, heard) => *heard = Some(seen),
+    pub(crate) fn read(&self, by: &mut Knowledge, acquire: Option<Scope>) {
+        for (far, published) in self.0.iter().enumerate() {
+            let Some((cta, published)) = published else {
+                continue;
+            };
+            if far == 0 && *cta != by.cta {
+                continue;
+            }
+            let seen = published.in_eyes_of(*cta, by.cta);
+            let acquired = acquire.is_some_and(|scope| reach(scope) >= far);
+            match (acquired, &mut by.heard[far]) {
+                (true, _) => by.seen.join(&seen),
+                (false, Some(heard)) => heard.join(&seen),
+                (false, heard) => *heard = Some(seen),
+            }
         }
     }
 }
@@ -241,15 +268,29 @@ mod tests {
             let mut flag = Published::default();
             let data = mark(3, 0, 0, a.clock);
             if fence_before {
-                a.fence();
+                a.fence(Scope::Gpu);
             }
-            flag.write(&mut a, false);
-            flag.read(&mut b, false);
+            flag.write(&mut a, None);
+            flag.read(&mut b, None);
             if fence_after {
-                b.fence();
+                b.fence(Scope::Gpu);
             }
             let ordered = b.is_after(data, mark(7, 0, 0, b.clock));
             assert_eq!(ordered, fence_before && fence_after);
+        }
+    }
+
+    /// A fence of the CTA orders within it, and nothing beyond.
+    #[test]
+    fn a_fence_reaches_as_far_as_its_scope() {
+        for (reader, reached) in [(3, true), (7, false)] {
+            let (mut a, mut b) = (Knowledge::new(0, 3), Knowledge::new(1, reader));
+            let mut flag = Published::default();
+            let data = mark(3, 0, 0, a.clock);
+            a.fence(Scope::Cta);
+            flag.write(&mut a, None);
+            flag.read(&mut b, Some(Scope::Gpu));
+            assert_eq!(b.is_after(data, mark(reader, 1, 0, b.clock)), reached);
         }
     }
 

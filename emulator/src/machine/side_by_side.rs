@@ -7,6 +7,7 @@ use super::lanes::vectorised;
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
 use super::windows;
+use crate::memory::Place;
 use crate::program::op::{Access, Address, Space, Strength};
 use crate::report::Fault;
 
@@ -68,7 +69,8 @@ impl Cta<'_> {
         }
         let index = self.grid.find(start, self.hint)?;
         let allocation = &self.grid.allocations[index];
-        if allocation.is_freed() || end(start)? > allocation.end() {
+        let constant = matches!(allocation.info.place, Place::Constant(_));
+        if allocation.is_freed() || constant || end(start)? > allocation.end() {
             return None;
         }
         self.hint = index;
@@ -97,8 +99,8 @@ impl Cta<'_> {
                 let mark = mark_of(warp, region.stamp, touch);
                 let run = (at / 4, WORDS);
                 if let Some((lane, earlier)) = races.read_run(mark, &warp.knowledge, self.pc, run) {
-                    let place = (at + lane as usize * WORDS * 4) as u64;
-                    return Err(race(region.race, lane as usize, place, touch, earlier));
+                    let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
+                    return Err(race(region.race, lane as usize, &place, touch, earlier));
                 }
             }
         }
@@ -151,8 +153,8 @@ impl Cta<'_> {
             if let Some((lane, earlier)) =
                 races.write_run(mark, &warp.knowledge, self.pc, run, changes)
             {
-                let place = (at + lane as usize * WORDS * 4) as u64;
-                return Err(race(region.race, lane as usize, place, touch, earlier));
+                let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
+                return Err(race(region.race, lane as usize, &place, touch, earlier));
             }
         }
         region.data.store_words(at, data.as_flattened());

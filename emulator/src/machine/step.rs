@@ -4,7 +4,7 @@ use super::cta::Cta;
 use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
 use super::warp::{Fragment, State, Warp};
 use super::windows;
-use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, Scope, SetPredicate};
+use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, SetPredicate};
 use crate::report::{Fault, Kind};
 
 /// Where a fragment goes after an instruction.
@@ -106,7 +106,7 @@ impl Cta<'_> {
             for source in &operands.sources[..operands.count as usize] {
                 self.need(warp, *source, mask)?;
             }
-            compute(&mut warp.registers, operands, mask);
+            (compute.run)(&mut warp.registers, operands, mask);
             warp.fragments[fragment].pc = pc + 1;
             return Ok(false);
         }
@@ -280,9 +280,7 @@ impl Cta<'_> {
                 }
                 warp.knowledge.meet();
             }
-            Op::Fence(scope) => match scope {
-                Scope::Cta | Scope::Gpu => warp.knowledge.fence(),
-            },
+            Op::Fence(scope) => warp.knowledge.fence(*scope),
             Op::CopyAsync(copy) => self.start_copies(warp, copy, mask)?,
             Op::CommitCopies => lanes_of(mask).for_each(|lane| warp.copies.commit(lane)),
             Op::WaitCopies(left) => self.wait_for_copies(warp, *left, mask)?,

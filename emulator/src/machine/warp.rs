@@ -141,6 +141,12 @@ impl Warp {
         self.exited |= lanes;
         self.fragments[fragment].mask &= !lanes;
         self.fragments.retain(|fragment| fragment.mask != 0);
+        // Those who waited for the lanes that are gone look again.
+        for fragment in &mut self.fragments {
+            if fragment.state == State::Meeting {
+                fragment.state = State::Ready;
+            }
+        }
     }
 
     /// Where some lane stands that has not come to where others wait.

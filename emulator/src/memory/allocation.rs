@@ -19,6 +19,8 @@ pub enum Place {
     Managed(u32),
     /// Variables of a module that is loaded on this device.
     Module(u32),
+    /// Constants of a module that is loaded on this device.
+    Constant(u32),
 }
 
 impl fmt::Display for Place {
@@ -27,6 +29,7 @@ impl fmt::Display for Place {
             Place::Device(device) => write!(f, "device {device}"),
             Place::Pinned => f.write_str("pinned host memory"),
             Place::Managed(device) => write!(f, "managed, device {device}"),
+            Place::Constant(device) => write!(f, "constants of a module, device {device}"),
             Place::Module(device) => write!(f, "module variables, device {device}"),
         }
     }

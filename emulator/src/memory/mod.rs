@@ -76,7 +76,7 @@ impl AddressSpace {
         let mut state = self.write_lock();
         let base = match place {
             Place::Pinned | Place::Managed(_) => data.host_address(),
-            Place::Device(_) | Place::Module(_) => state.next_address(bytes),
+            Place::Device(_) | Place::Module(_) | Place::Constant(_) => state.next_address(bytes),
         };
         state.count += 1;
         let number = state.count;
@@ -110,7 +110,7 @@ impl AddressSpace {
         match info.place {
             // The host may give these addresses to somebody else.
             Place::Pinned | Place::Managed(_) => drop(state.by_address.remove(at)),
-            Place::Device(_) | Place::Module(_) => {
+            Place::Device(_) | Place::Module(_) | Place::Constant(_) => {
                 let nothing = Block::new(0).ok_or(MemoryError::HostMemory { bytes: 8 })?;
                 let tomb = Allocation::new(info, nothing);
                 tomb.set_freed();

@@ -3,7 +3,7 @@
 //! Implements PTX ISA, "Comparison and Selection Instructions" (the relations of setp and set),
 //! and min, max, copysign and testp of "Floating-Point Instructions".
 
-use super::rounding::{NAN_F32, canonical};
+use super::rounding::nan_if;
 
 /// The relation that `setp` or `set` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,18 +96,17 @@ fn choose(a: f32, b: f32, first: bool, nan: NanOperand) -> f32 {
     let without_a = if a.is_nan() { b } else { numbers };
     let without_nan = if b.is_nan() { a } else { without_a };
     let poisoned = nan == NanOperand::Propagated && (a.is_nan() || b.is_nan());
-    canonical(if poisoned { NAN_F32 } else { without_nan })
+    nan_if(poisoned || without_nan.is_nan(), without_nan)
 }
 
 /// `.xorsign.abs` of min and max: the chosen magnitude with the product of the signs of a and b.
 #[inline(always)]
 pub(crate) fn with_product_of_signs(magnitude: f32, a: f32, b: f32) -> f32 {
     let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
-    if magnitude.is_nan() {
-        NAN_F32
-    } else {
-        f32::from_bits(magnitude.to_bits() | sign)
-    }
+    nan_if(
+        magnitude.is_nan(),
+        f32::from_bits(magnitude.to_bits() | sign),
+    )
 }
 
 /// `min.f64`. Of two NaN the first is kept, made quiet.
@@ -162,7 +161,7 @@ pub(crate) enum Class {
     Number,
     /// A NaN.
     NotANumber,
-    /// Neither zero nor subnormal nor infinite nor NaN.
+    /// Neither subnormal nor infinite nor NaN: zeros count as normal, unlike in IEEE 754.
     Normal,
     /// Neither zero nor normal, but a number.
     Subnormal,
@@ -177,7 +176,7 @@ impl Class {
             Class::Infinite => x.is_infinite(),
             Class::Number => !x.is_nan(),
             Class::NotANumber => x.is_nan(),
-            Class::Normal => x.is_normal(),
+            Class::Normal => x.is_normal() || x == 0.0,
             Class::Subnormal => x.is_subnormal(),
         }
     }
@@ -190,7 +189,7 @@ impl Class {
             Class::Infinite => x.is_infinite(),
             Class::Number => !x.is_nan(),
             Class::NotANumber => x.is_nan(),
-            Class::Normal => x.is_normal(),
+            Class::Normal => x.is_normal() || x == 0.0,
             Class::Subnormal => x.is_subnormal(),
         }
     }

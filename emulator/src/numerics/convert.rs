@@ -1,8 +1,9 @@
 //! `cvt` between integers and floating-point numbers.
 //!
-//! Implements PTX ISA, "Data Movement and Conversion Instructions: cvt". Every integer travels as the
-//! 64 bits of a register, extended by its sign or by zeros ([`Integer::extend`]); every conversion
-//! delivers an integer in this form, as a destination register may be wider than its type.
+//! Implements PTX ISA, "Data Movement and Conversion Instructions: cvt". Every integer travels as
+//! the 64 bits of a register, extended by its sign or by zeros ([`Integer::extend`]); every
+//! conversion delivers an integer in this form, as a destination register may be wider than its
+//! type.
 //!
 //! f16 and bf16 sources are widened first, which is exact. `.ftz` is [`super::rounding::flush`] on
 //! f32 operands and results, `.sat` of a floating-point result [`super::rounding::saturate`].
@@ -85,7 +86,8 @@ impl Integer {
     }
 }
 
-/// `cvt` between integers: modulo the destination's range, or with `saturate` (`.sat`) clamped to it.
+/// `cvt` between integers: modulo the destination's range, or with `saturate` (`.sat`) clamped to
+/// it.
 #[inline(always)]
 pub(crate) fn integer_to_integer(register: u64, from: Integer, to: Integer, saturate: bool) -> u64 {
     let value = from.extend(register);
@@ -128,6 +130,17 @@ fn integer_indefinite(to: Integer) -> u64 {
     to.extend(1 << (to.bits - 1))
 }
 
+/// A whole number clamped to the range of an integer of at most 32 bits, as its word.
+///
+/// Next to 1.5 * 2^52 an f64 counts in ones: the sum's low bits are the integer. Unlike Rust's
+/// conversion, which clamps too, this vectorises.
+#[inline(always)]
+fn clamped_word(integral: f32, to: Integer) -> u32 {
+    const ONES: f64 = 6_755_399_441_055_744.0;
+    let clamped = f64::from(integral).clamp(to.smallest() as f64, to.largest() as f64);
+    (clamped + ONES).to_bits() as u32
+}
+
 /// `cvt` from f32 (f16, bf16) to an integer, clamped to its range. NaN becomes 0, but `1 << 63` in
 /// 64-bit destinations (PTX ISA, cvt, "Floating-point notes").
 #[inline(always)]
@@ -141,8 +154,8 @@ pub(crate) fn f32_to_integer(x: f32, rounding: Rounding, to: Integer) -> u64 {
     let value = match (to.signed, to.bits) {
         (true, 64) => integral as i64 as u64,
         (false, 64) => integral as u64,
-        (true, _) => i64::from(integral as i32).clamp(to.smallest(), to.largest() as i64) as u64,
-        (false, _) => u64::from(integral as u32).min(to.largest()),
+        (true, _) => i64::from(clamped_word(integral, to) as i32) as u64,
+        (false, _) => u64::from(clamped_word(integral, to)),
     };
     if x.is_nan() { nan } else { value }
 }

@@ -1,7 +1,8 @@
 //! f64 arithmetic in the four rounding modes.
 //!
-//! Implements PTX ISA, "Floating-Point Instructions", for `.f64`. Nearest even is what the processor
-//! does; the directed modes, which nothing calls in a hurry, are rounded from exact results.
+//! Implements PTX ISA, "Floating-Point Instructions", for `.f64`. Nearest even is what the
+//! processor does; the directed modes, which nothing calls in a hurry, are rounded from exact
+//! results.
 //!
 //! NaN: f64 instructions keep payloads. A result that is NaN is the first operand that is one,
 //! made quiet; where there was none (0 * inf, inf - inf) it is `0xfff8000000000000`. PTX leaves

@@ -1,13 +1,13 @@
 //! Exact results and their one rounding.
 //!
-//! IEEE 754 defines every arithmetic operation in two steps: compute the exact result, then round it
-//! once to the destination's format. This file is that definition in integers. Each finite value is
-//! `significand * 2^exponent`; products, sums, quotients and roots of such values are computed in
-//! 128-bit integers, and [`Format::round`] cuts the result to any binary format in any of the four
-//! rounding modes of PTX (`.rn`, `.rz`, `.rm`, `.rp`).
+//! IEEE 754 defines every arithmetic operation in two steps: compute the exact result, then round
+//! it once to the destination's format. This file is that definition in integers. Each finite value
+//! is `significand * 2^exponent`; products, sums, quotients and roots of such values are computed
+//! in 128-bit integers, and [`Format::round`] cuts the result to any binary format in any of the
+//! four rounding modes of PTX (`.rn`, `.rz`, `.rm`, `.rp`).
 //!
-//! It is the slow and sure path: what the processor's own arithmetic can do (nearest even in f32 and
-//! f64) does not come here.
+//! It is the slow and sure path: what the processor's own arithmetic can do (nearest even in f32
+//! and f64) does not come here.
 
 /// Where an inexact result goes: the rounding modifiers of PTX (PTX ISA, "Rounding Modifiers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +254,8 @@ impl Format {
     }
 }
 
-/// `significand / 2^cut`: its integer part, its first bit below, and whether any further bit is set.
+/// `significand / 2^cut`: its integer part, its first bit below, and whether any further bit is
+/// set.
 fn split(significand: u128, cut: i32) -> (u128, bool, bool) {
     if cut <= 0 {
         return (significand << -cut, false, false);

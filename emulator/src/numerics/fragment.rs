@@ -1,11 +1,11 @@
 //! Where the elements of a matrix live in the registers of a warp.
 //!
 //! Implements PTX ISA, "Matrix Fragments for mma.m16n8k4 .. k32" in one rule. All these shapes tile
-//! the warp in the same way: eight groups of four lanes; a group holds a row of A, a column of B, and
-//! a row of the accumulator; the four lanes hold neighbouring registers along the other axis.
+//! the warp in the same way: eight groups of four lanes; a group holds a row of A, a column of B,
+//! and a row of the accumulator; the four lanes hold neighbouring registers along the other axis.
 //!
 //! ```text
-//! A (16 x k)      lane 4g + t, register r: row g + 8 (r mod 2), the e columns from e (t + 4 (r / 2))
+//! A (16 x k)      lane 4g + t, register r: row g + 8 (r mod 2), e columns from e (t + 4 (r / 2))
 //! B (k x 8)       lane 4g + t, register r: the e rows from e (t + 4 r), column g
 //! C, D (16 x 8)   lane 4g + t: rows g and g + 8, columns 2t and 2t + 1
 //! ```

@@ -214,6 +214,7 @@ pub(crate) fn both2(a: u32, b: u32, op: impl Fn(u16, u16) -> u16) -> u32 {
 /// A ternary instruction on both halves of packed registers.
 #[inline(always)]
 pub(crate) fn both3(a: u32, b: u32, c: u32, op: impl Fn(u16, u16, u16) -> u16) -> u32 {
-    let ([a0, a1], [b0, b1], [c0, c1]) = (unpack(a), unpack(b), unpack(c));
-    pack([op(a0, b0, c0), op(a1, b1, c1)])
+    let low = op(a as u16, b as u16, c as u16);
+    let high = op((a >> 16) as u16, (b >> 16) as u16, (c >> 16) as u16);
+    u32::from(low) | u32::from(high) << 16
 }

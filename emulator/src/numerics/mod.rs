@@ -14,8 +14,9 @@
 //! | [`integer`], [`bits`] | the integer and logic instructions that Rust lacks |
 //! | [`fragment`], [`tensor_core`], [`matrix_move`] | mma.sync, ldmatrix, stmatrix, movmatrix |
 //!
-//! [`exact`] and [`series`] are what the others are made of. What is deterministic on a GPU is bit
-//! for bit what a GPU computes; every function is deterministic and the same on every machine.
+//! [`exact`] and [`series`] are what the others are made of. What PTX specifies to the last bit is
+//! computed to the last bit; where it leaves a choice, the file's header says what we chose. Every
+//! function is deterministic and gives the same bits on every machine.
 
 pub(crate) mod approximate;
 pub(crate) mod bits;
@@ -28,6 +29,7 @@ pub(crate) mod half_precision;
 pub(crate) mod integer;
 pub(crate) mod matrix_move;
 pub(crate) mod rounding;
+pub(crate) mod series;
 pub(crate) mod tensor_core;
 
 pub use approximate::Approximation;

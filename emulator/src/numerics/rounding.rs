@@ -10,7 +10,8 @@
 //! f32's, rounding this once more gives what one rounding of the exact result would have given
 //! (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
 //!
-//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function here.
+//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function
+//! here.
 //!
 //! `.ftz` and `.sat` compose: `saturate(flush(add(flush(a), flush(b), mode)))`.
 
@@ -19,15 +20,23 @@ pub(crate) use super::exact::Rounding;
 /// The NaN of all f32 results.
 pub(crate) const NAN_F32: f32 = f32::from_bits(0x7fff_ffff);
 
-/// `x`, with every NaN replaced by the canonical one.
+/// The canonical NaN if `is_nan`, and else `x`.
 ///
 /// In integers, because the compiler takes one NaN to be as good as another: it drops a selection
 /// between floating-point values that differ in nothing else.
 #[inline(always)]
+pub(crate) fn nan_if(is_nan: bool, x: f32) -> f32 {
+    f32::from_bits(if is_nan {
+        NAN_F32.to_bits()
+    } else {
+        x.to_bits()
+    })
+}
+
+/// `x`, with every NaN replaced by the canonical one.
+#[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    let bits = x.to_bits();
-    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-    f32::from_bits(if is_nan { NAN_F32.to_bits() } else { bits })
+    nan_if(x.to_bits() & 0x7fff_ffff > 0x7f80_0000, x)
 }
 
 /// `.ftz`: a subnormal becomes a zero of its sign. Applies to operands and to results.
@@ -193,6 +202,7 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
 #[inline(always)]
 pub(crate) fn narrow_to_odd(x: f64) -> f32 {
     let truncated = narrow(x, Rounding::Zero);
-    let inexact = f64::from(truncated) != x && !x.is_nan();
+    // The canonical NaN, which differs from itself, has its last bit set already.
+    let inexact = f64::from(truncated) != x;
     f32::from_bits(truncated.to_bits() | u32::from(inexact))
 }

@@ -4,14 +4,14 @@
 //! gathered into dense tiles ([`super::fragment`] knows where elements live), multiplied in loops
 //! that the compiler vectorises over the eight columns, and scattered back.
 //!
-//! What NVIDIA publishes: products are exact, and sums are made with at least single precision, in an
-//! order and with a rounding that are not specified. Measurements show that tensor cores align the
-//! products of a slice of k and the accumulator to the largest of them, cut bits below, and add them
-//! as integers (Fasi, Higham, Mikaitis and Pranesh, 2021; Khattak and Mikaitis, arXiv 2512.07004);
-//! how many bits are kept differs from one generation to the next. We compute instead what all of
-//! them approximate: the exact products, summed in f64 in the order of k, then the accumulator, and
-//! one rounding to nearest even. It is at least as accurate as any hardware, the same on every
-//! machine, and not what a test should expect bit for bit of a GPU.
+//! What NVIDIA publishes: products are exact, and sums are made with at least single precision, in
+//! an order and with a rounding that are not specified. Measurements show that tensor cores align
+//! the products of a slice of k and the accumulator to the largest of them, cut bits below, and add
+//! them as integers (Fasi, Higham, Mikaitis and Pranesh, 2021; Khattak and Mikaitis, arXiv
+//! 2512.07004); how many bits are kept differs from one generation to the next. We compute instead
+//! what all of them approximate: the exact products, summed in f64 in the order of k, then the
+//! accumulator, and one rounding to nearest even. It is at least as accurate as any hardware, the
+//! same on every machine, and not what a test should expect bit for bit of a GPU.
 //!
 //! Subnormal operands count. NaN results are canonical.
 
@@ -84,17 +84,29 @@ fn multiply_here(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Pla
 fn float_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
     match kind.a() {
         Operand::F16 => {
-            let decode = |word| unpack(word).map(|half| f64::from(F16::widen(half)));
-            product(kind.k(), &gather_a(a, decode), &gather_b(b, decode))
+            let decode = |word, at| f64::from(F16::widen((word >> (16 * at)) as u16));
+            product(
+                kind.k(),
+                &gather_a::<_, 2>(a, decode),
+                &gather_b::<_, 2>(b, decode),
+            )
         }
         Operand::Bf16 => {
-            let decode = |word| unpack(word).map(|half| f64::from(Bf16::widen(half)));
-            product(kind.k(), &gather_a(a, decode), &gather_b(b, decode))
+            let decode = |word, at| f64::from(Bf16::widen((word >> (16 * at)) as u16));
+            product(
+                kind.k(),
+                &gather_a::<_, 2>(a, decode),
+                &gather_b::<_, 2>(b, decode),
+            )
         }
         // Kinds of integers have accumulators of integers.
         Operand::Tf32 | Operand::S8 | Operand::U8 => {
-            let decode = |word| [f64::from(f32::from_bits(word & !0x1fff))];
-            product(kind.k(), &gather_a(a, decode), &gather_b(b, decode))
+            let decode = |word, _| f64::from(f32::from_bits(word & !0x1fff));
+            product(
+                kind.k(),
+                &gather_a::<_, 1>(a, decode),
+                &gather_b::<_, 1>(b, decode),
+            )
         }
     }
 }
@@ -102,45 +114,47 @@ fn float_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
 /// A B in i32, which holds 32 products of bytes.
 #[inline(always)]
 fn integer_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
-    let signed = |word: u32| word.to_le_bytes().map(|byte| i32::from(byte as i8));
-    let unsigned = |word: u32| word.to_le_bytes().map(i32::from);
-    let a = if kind.a() == Operand::S8 {
-        gather_a(a, signed)
-    } else {
-        gather_a(a, unsigned)
+    // A shift up and down by the bits above the byte extends it by its sign, or by zeros.
+    let byte = |signed: bool| {
+        move |word: u32, at: u32| {
+            let top = word << (24 - 8 * at);
+            if signed {
+                top as i32 >> 24
+            } else {
+                (top >> 24) as i32
+            }
+        }
     };
-    let b = if kind.b() == Operand::S8 {
-        gather_b(b, signed)
-    } else {
-        gather_b(b, unsigned)
-    };
+    let a = gather_a::<_, 4>(a, byte(kind.a() == Operand::S8));
+    let b = gather_b::<_, 4>(b, byte(kind.b() == Operand::S8));
     product(kind.k(), &a, &b)
 }
 
-/// The elements of a register of all lanes, those of one position side by side: a loop of its own,
-/// so that it vectorises.
+/// The elements of a register of all lanes, those of one position side by side: loops of their own,
+/// so that they vectorise.
 #[inline(always)]
 fn decode_plane<T: Copy + Default, const PACKED: usize>(
     plane: &Plane,
-    decode: impl Fn(u32) -> [T; PACKED],
+    decode: impl Fn(u32, u32) -> T,
 ) -> [[T; LANES]; PACKED] {
     let mut elements = [[T::default(); LANES]; PACKED];
     for (position, elements) in elements.iter_mut().enumerate() {
         for (element, &word) in elements.iter_mut().zip(plane) {
-            *element = decode(word)[position];
+            *element = decode(word, position as u32);
         }
     }
     elements
 }
 
+/// The tile of A. `decode` takes the element at a position out of a register.
 #[inline(always)]
 fn gather_a<T: Copy + Default, const PACKED: usize>(
     planes: &[Plane],
-    decode: impl Fn(u32) -> [T; PACKED],
+    decode: impl Fn(u32, u32) -> T,
 ) -> TileA<T> {
     let mut tile = [[T::default(); MAX_K]; ROWS];
     for (register, plane) in planes.iter().enumerate() {
-        let elements = decode_plane(plane, &decode);
+        let elements: [_; PACKED] = decode_plane(plane, &decode);
         for lane in 0..LANES {
             let (row, column) = a_position(lane, register, PACKED);
             for (offset, elements) in elements.iter().enumerate() {
@@ -151,14 +165,15 @@ fn gather_a<T: Copy + Default, const PACKED: usize>(
     tile
 }
 
+/// The tile of B. `decode` takes the element at a position out of a register.
 #[inline(always)]
 fn gather_b<T: Copy + Default, const PACKED: usize>(
     planes: &[Plane],
-    decode: impl Fn(u32) -> [T; PACKED],
+    decode: impl Fn(u32, u32) -> T,
 ) -> TileB<T> {
     let mut tile = [[T::default(); COLUMNS]; MAX_K];
     for (register, plane) in planes.iter().enumerate() {
-        let elements = decode_plane(plane, &decode);
+        let elements: [_; PACKED] = decode_plane(plane, &decode);
         for lane in 0..LANES {
             let (row, column) = b_position(lane, register, PACKED);
             for (offset, elements) in elements.iter().enumerate() {
@@ -220,8 +235,9 @@ fn map_packed_accumulators(
     }
 }
 
-/// `mma.sync.aligned.m8n8k4.row.col.f64`: lane 4g + t holds A[g][t], B[t][g] and the accumulators
-/// [g][2t] and [g][2t + 1]. Sums are chains of fused multiply-adds from C on, in the order of k.
+/// `mma.sync.aligned.m8n8k4.row.col.f64`: lane 4g + t holds `A[g][t]`, `B[t][g]` and the
+/// accumulators `[g][2t]` and `[g][2t + 1]`. Sums are chains of fused multiply-adds from C on, in
+/// the order of k.
 pub(crate) fn multiply_f64(
     a: &[f64; LANES],
     b: &[f64; LANES],

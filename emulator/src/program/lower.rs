@@ -9,6 +9,7 @@ use super::names::{Names, Symbol};
 use super::op::{Address, Instruction, Op, Passed, PredicateSource, Space};
 use super::opcode::Type;
 use crate::machine::registers::Slot;
+use crate::numerics::Approximation;
 use crate::ptx::PtxError;
 use crate::ptx::syntax::{self, Base, Operand, Parameter, Statement, Variable};
 
@@ -19,6 +20,8 @@ pub(crate) struct ModuleNames<'a> {
     pub(crate) syntax: &'a syntax::Module,
     /// Addresses of the module's variables in global and constant memory.
     pub(crate) globals: &'a HashMap<String, u64>,
+    /// What approximate functions give.
+    pub(crate) approximation: Approximation,
     /// Shared variables of the module.
     pub(crate) shared: Vec<&'a Variable>,
 }
@@ -348,6 +351,14 @@ impl<'a> Lowering<'a> {
         match (bits == 64) == (kind.bits() == 64) {
             true => Ok(slot),
             false => Err(format!("a register of {bits} bits for {kind:?}")),
+        }
+    }
+
+    /// The seed by which approximate functions are perturbed, of 31 bits; zero for none.
+    pub(crate) fn perturbation(&self) -> u32 {
+        match self.module.approximation {
+            Approximation::Rounded => 0,
+            Approximation::Perturbed { seed } => (seed as u32 & 0x7fff_ffff).max(1),
         }
     }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 pub use kernel::{Kernel, KernelParameter};
 
 use crate::memory::{AddressSpace, MemoryError, Place};
+use crate::options::Options;
 use crate::ptx::PtxError;
 use crate::ptx::syntax::{self, Initial, Space, Variable};
 
@@ -39,7 +40,12 @@ impl Module {
     ///
     /// # Errors
     /// [`LoadError`].
-    pub fn load(text: &str, space: &AddressSpace, device: u32) -> Result<Module, LoadError> {
+    pub fn load(
+        text: &str,
+        space: &AddressSpace,
+        device: u32,
+        options: &Options,
+    ) -> Result<Module, LoadError> {
         let syntax = crate::ptx::parse(text).map_err(|error| LoadError::Ptx(vec![error]))?;
         let globals = allocate(&syntax, space, device)?;
         let addresses = globals
@@ -51,6 +57,7 @@ impl Module {
             text: text.into(),
             syntax: &syntax,
             globals: &addresses,
+            approximation: options.approximation,
             shared: variables(&syntax, |space| space == Space::Shared).collect(),
         };
         let (mut kernels, mut errors) = (HashMap::new(), Vec::new());
@@ -107,7 +114,11 @@ fn allocate(
         if globals.contains_key(&variable.name) || variable.count.is_none() {
             continue;
         }
-        match space.allocate(variable.bytes(), Place::Module(device)) {
+        let place = match variable.space {
+            Space::Const => Place::Constant(device),
+            _ => Place::Module(device),
+        };
+        match space.allocate(variable.bytes(), place) {
             Ok(address) => {
                 // What has no initial value is zero (PTX ISA 5.4.4).
                 space.fill(address, &[0], variable.bytes())?;

@@ -225,6 +225,7 @@ pub(crate) struct Access {
     pub(crate) signed: bool,
     pub(crate) registers: Vec<Target>,
     pub(crate) strength: Strength,
+    pub(crate) scope: Scope,
 }
 
 /// One register of a load or store. An absent slot is not wanted (`_`).
@@ -247,6 +248,7 @@ pub(crate) struct Atomic {
     /// The new value from the old one and the operand.
     pub(crate) update: fn(u64, u64) -> u64,
     pub(crate) strength: Strength,
+    pub(crate) scope: Scope,
 }
 
 /// `shfl.sync`.

@@ -177,8 +177,20 @@ fn halves_are_added_in_pairs() {
     let values = Noise::new(6).whole_f32(96, 0, 1);
     let from = gpu.upload(&values);
     let (halves, bfloats, sum) = (gpu.zeros(4), gpu.zeros(4), gpu.zeros(4));
-    let arguments = arguments![from, halves, bfloats, sum];
-    gpu.launch("packed_atomics", [3, 1, 1], [32, 1, 1], 0, arguments);
+    gpu.launch(
+        "packed_atomics",
+        [3, 1, 1],
+        [32, 1, 1],
+        0,
+        arguments![from, halves, sum],
+    );
+    gpu.launch(
+        "bfloat_atomics",
+        [1, 1, 1],
+        [1, 1, 1],
+        0,
+        arguments![from, bfloats, 96i32],
+    );
 
     let want: f32 = values.iter().sum();
     assert_eq!(gpu.download::<f32>(&sum), [want]);

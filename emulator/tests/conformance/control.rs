@@ -1,4 +1,5 @@
-//! Lanes that part and meet again, functions, and memory of a thread's own: `branches.cu`, `calls.cu`, `locals.cu`.
+//! Lanes that part and meet again, functions, and memory of a thread's own: `branches.cu`,
+//! `calls.cu`, `locals.cu`.
 
 use crate::corpus;
 use crate::data::Noise;

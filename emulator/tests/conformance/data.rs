@@ -70,7 +70,8 @@ pub(crate) fn exponent(value: f64) -> i32 {
     }
 }
 
-/// Fails unless `got` is within `tolerance` of `want`, or both are the same infinity, or no numbers.
+/// Fails unless `got` is within `tolerance` of `want`, or both are the same infinity, or no
+/// numbers.
 #[track_caller]
 pub(crate) fn assert_near(got: f64, want: f64, tolerance: f64, what: impl Debug) {
     let same = got == want || got.is_nan() && want.is_nan();

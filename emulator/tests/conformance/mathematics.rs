@@ -1,8 +1,8 @@
 //! Functions of real numbers: `math.cu`, `fast_math.cu`, `rounding.cu`.
 //!
-//! The library's errors are those of the CUDA programming guide ("Mathematical functions"), in units
-//! in the last place, and one more for rounding; references are f64 functions, which themselves are
-//! within two units of f64.
+//! The library's errors are those of the CUDA programming guide ("Mathematical functions"), in
+//! units in the last place, and one more for rounding; references are f64 functions, which
+//! themselves are within two units of f64.
 
 use std::f64::consts::PI;
 
@@ -36,7 +36,8 @@ fn erfc(x: f64) -> f64 {
     (-x * x).exp() / PI.sqrt() / fraction
 }
 
-/// What is left of x after the nearest whole multiple of y (IEEE 754 remainder), for exact f64 quotients.
+/// What is left of x after the nearest whole multiple of y (IEEE 754 remainder), for exact f64
+/// quotients.
 fn remainder(x: f64, y: f64) -> f64 {
     let rest = x % y;
     let above = rest - y.copysign(rest);
@@ -328,7 +329,8 @@ fn floats_rounded_in_all_directions() {
     for (i, row) in gpu.download::<f32>(&out).chunks(16).enumerate() {
         let (x, y) = (x[i], y[i]);
         let root = x.abs().sqrt();
-        // A quotient or root of f32 numbers is never so near another one that f64 would take it for that.
+        // A quotient or root of f32 numbers is never so near another one that f64 would take it for
+        // that.
         let want = [
             (x + y, Zero),
             (x + y, Up),

@@ -1,7 +1,7 @@
 //! Addresses in global memory, loads and stores.
 
 use super::shared::SharedAddress;
-use super::{Bf16, Bf16x2, Integer, Kernel, Operand, Pred, Register, Scalar, U32, U64};
+use super::{Bf16, Bf16x2, Integer, Kernel, Operand, Pred, Register, Scalar, U32, U64, Variable};
 
 /// A type that loads and stores move.
 pub trait Stored: Scalar {
@@ -71,6 +71,16 @@ impl<'k> GlobalAddress<'k> {
         let base = self.base;
         let base = base.k.compute("add.u64", &[&base, &bytes.written()]);
         GlobalAddress { base, ..self }
+    }
+
+    /// A variable that begins here.
+    #[track_caller]
+    pub fn moving(self) -> MovingAddress<'k> {
+        let start = match self.offset {
+            0 => self.base,
+            bytes => self.base + bytes as u64,
+        };
+        MovingAddress(self.kernel().var(start))
     }
 
     /// Loads one value.
@@ -185,6 +195,24 @@ impl<'k> GlobalAddress<'k> {
     /// As PTX writes it: `[%rd1+16]`.
     pub(super) fn written(self) -> String {
         written(&self.base, self.offset)
+    }
+}
+
+/// An address in global memory that moves on while the kernel runs.
+#[derive(Clone, Copy, Debug)]
+pub struct MovingAddress<'k>(Variable<'k, u64>);
+
+impl<'k> MovingAddress<'k> {
+    /// Where it is now.
+    #[track_caller]
+    pub fn get(self) -> GlobalAddress<'k> {
+        GlobalAddress::new(self.0.get())
+    }
+
+    /// Moves it on.
+    #[track_caller]
+    pub fn advance(self, bytes: impl Operand<u64>) {
+        self.0.add(bytes);
     }
 }
 

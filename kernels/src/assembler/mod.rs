@@ -37,6 +37,7 @@
 //!
 //! Format and instructions: PTX ISA 7.8 and 8.3 (docs.nvidia.com/cuda/parallel-thread-execution).
 
+mod async_copy;
 mod block;
 mod control;
 mod kernel;
@@ -51,9 +52,10 @@ pub use block::{block_sum, group_sum, warp_sum};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};
-pub use memory::{GlobalAddress, Stored};
+pub use memory::{GlobalAddress, MovingAddress, Stored};
 pub use operators::{Bits, Float, Integer, Number, Signed};
 pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
 };
 pub use shared::SharedAddress;
+pub use tensor_core::mma_bf16;

@@ -339,6 +339,13 @@ impl<'k> Pair<'k> {
 }
 
 impl<'k> B16<'k> {
+    /// Two in one register; `self` has the lower address in memory.
+    #[track_caller]
+    pub fn pack(self, high: B16<'k>) -> Pair<'k> {
+        self.k
+            .compute("mov.b32", &[&format_args!("{{{self}, {high}}}")])
+    }
+
     /// As f32, exactly.
     #[track_caller]
     pub fn to_f32(self) -> F32<'k> {

@@ -4,7 +4,7 @@ use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, 
 use meshgrad_kernels::expression::Expression;
 
 use crate::cpu::elementwise::Function;
-use crate::plan::{Launcher, Plan};
+use crate::plan::{Launcher, Plan, aligned};
 use crate::{DType, Fresh, Layout, Result, Tensor, symbol};
 
 /// Where a kernel writes.
@@ -106,9 +106,8 @@ fn compute<const N: usize>(
     let strides = inputs.map(|input| input.layout().strides());
     let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides);
     let walk = walk.map_err(|reason| gpu.refused(reason))?;
-    let mut places = addresses.iter().chain([&y.address]);
-    let aligned = places.all(|address| address % 16 == 0);
-    let variant = Elementwise::new(expression, &formats, result, walk.layout(aligned));
+    let layout = walk.layout(aligned(&addresses) && aligned(&[y.address]));
+    let variant = Elementwise::new(expression, &formats, result, layout);
     let variant = variant.map_err(|reason| gpu.refused(reason))?;
 
     let plan = Plan {

@@ -58,7 +58,7 @@ pub enum CudaError {
     },
 
     /// The driver lacks functions that we call.
-    #[error("the {library} lacks {}: install a newer one", functions.join(", "))]
+    #[error("the {library} lacks {}: install a newer one", some_of(functions))]
     FunctionsMissing {
         /// Which library.
         library: Library,
@@ -151,6 +151,15 @@ pub enum CudaError {
         /// Why it cannot be, and the way out.
         problem: &'static str,
     },
+}
+
+/// The first names of a list, and how many follow.
+fn some_of(names: &[&str]) -> String {
+    let shown = names.len().min(3);
+    match names.len() - shown {
+        0 => names.join(", "),
+        more => format!("{} and {more} others", names[..shown].join(", ")),
+    }
 }
 
 fn there_are(count: usize) -> String {

@@ -1,5 +1,5 @@
 //! The CUDA back end: contexts, memory, streams, kernels and graphs of a GPU, or of the emulator in
-//! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`]). But for
+//! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`], [`matmul`], [`norm`]). But for
 //! the plans it knows no tensor and no op.
 //!
 //! cudarc is used for the driver's types and functions only; who owns what is decided here.
@@ -11,8 +11,10 @@ pub(crate) mod elementwise;
 mod error;
 mod gpu;
 mod graph;
+pub(crate) mod matmul;
 mod memory;
 mod module;
+pub(crate) mod norm;
 mod stream;
 
 pub use allocator::{CacheUse, Exhausted};

@@ -3,8 +3,9 @@
 #[cfg(doc)]
 use crate::Error;
 use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
+use crate::cuda::matmul::{Matrices, Product, product};
 use crate::ops::contiguous_range;
-use crate::{Accumulator, Float, Layout, Result, Signature, Tensor, for_float};
+use crate::{Accumulator, Call, Float, Layout, Result, Signature, Tensor, for_float};
 
 static LINEAR: Signature = Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2);
 static LINEAR_GRAD_INPUT: Signature = Signature::new(
@@ -45,6 +46,11 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut call = LINEAR.call(&[x, w])?;
     let x = as_rows(x)?;
     let mut y = call.output(0)?;
+    if call.device().is_gpu() {
+        let (x, w) = (Matrices::new(&x)?, Matrices::new(&w.transpose(0, 1)?)?);
+        call.launch(|gpu| product(gpu, &x, &w, &Product::fresh(&y)?))?;
+        return Ok(y.finish());
+    }
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
@@ -67,6 +73,11 @@ pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut call = LINEAR_GRAD_INPUT.call(&[dy, w])?;
     let dy = as_rows(dy)?;
     let mut dx = call.output(0)?;
+    if call.device().is_gpu() {
+        let (dy, w) = (Matrices::new(&dy)?, Matrices::new(w)?);
+        call.launch(|gpu| product(gpu, &dy, &w, &Product::fresh(&dx)?))?;
+        return Ok(dx.finish());
+    }
     call.compute(|| {
         for_float!(dy.dtype(), T => {
             let (dy_read, w_read) = (dy.read::<T>()?, w.read::<T>()?);
@@ -89,6 +100,10 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
     let call = LINEAR_GRAD_WEIGHT.call(&[dy, x, into.buffer()])?;
     let (dy, x) = (as_rows(dy)?, as_rows(x)?);
     let range = contiguous_range(call.name(), into.buffer())?;
+    if call.device().is_gpu() {
+        let (dy, x) = (Matrices::new(&dy.transpose(0, 1)?)?, Matrices::new(&x)?);
+        return product_into(&call, [&dy, &x], into);
+    }
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
@@ -113,6 +128,11 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = MATMUL.call(&[a, b])?;
     let mut c = call.output(0)?;
+    if call.device().is_gpu() {
+        let (a, b) = (Matrices::new(a)?, Matrices::new(b)?);
+        call.launch(|gpu| product(gpu, &a, &b, &Product::fresh(&c)?))?;
+        return Ok(c.finish());
+    }
     let layout = Layout::contiguous(*c.shape(), 0);
     call.compute(|| {
         for_float!(a.dtype(), T => {
@@ -136,6 +156,10 @@ pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()>
     let call = MATMUL_INTO.call(&[a, b, into.buffer()])?;
     let layout = Layout::contiguous(*into.buffer().shape(), 0);
     let range = contiguous_range(call.name(), into.buffer())?;
+    if call.device().is_gpu() {
+        let (a, b) = (Matrices::new(a)?, Matrices::new(b)?);
+        return product_into(&call, [&a, &b], into);
+    }
     call.compute(|| {
         for_float!(a.dtype(), T => {
             let (a_read, b_read) = (a.read::<T>()?, b.read::<T>()?);
@@ -144,6 +168,16 @@ pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()>
             let to = batch_mut(&mut to[range], &layout)?;
             Ok(gemm::gemm(a, b, to, update(into))?)
         })
+    })?;
+    into.filled();
+    Ok(())
+}
+
+/// into += a b, on a GPU.
+fn product_into(call: &Call, [a, b]: [&Matrices; 2], into: &mut Accumulator) -> Result<()> {
+    call.launch(|gpu| {
+        let to = Product::into(call.name(), into.buffer(), into.is_empty())?;
+        product(gpu, a, b, &to)
     })?;
     into.filled();
     Ok(())

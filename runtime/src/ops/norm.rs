@@ -4,6 +4,7 @@
 
 use super::{contiguous_range, dense_rows, summed_in};
 use crate::cpu::norm as kernels;
+use crate::cuda::norm as cuda;
 use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
 
 static RMS_NORM: Signature = Signature::new(
@@ -40,11 +41,14 @@ pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let mut call = RMS_NORM.call(&[x, w])?;
     let (x, w) = (dense_rows(x)?, ops::contiguous(w)?);
     let (mut y, mut inv_rms) = (call.output(0)?, call.output(1)?);
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            kernels::rms_norm::<T>(&x, &w, eps, y.slice()?, inv_rms.slice()?)
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::rms_norm(gpu, [&x, &w], eps, &y, &inv_rms)),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => {
+                kernels::rms_norm::<T>(&x, &w, eps, y.slice()?, inv_rms.slice()?)
+            })
+        }),
+    }?;
     Ok((y.finish(), inv_rms.finish()))
 }
 
@@ -66,11 +70,14 @@ pub fn rms_norm_grad_input(
     let (dy, x) = (dense_rows(dy)?, dense_rows(x)?);
     let (w, inv_rms) = (ops::contiguous(w)?, ops::contiguous(inv_rms)?);
     let mut dx = call.output(0)?;
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            kernels::rms_norm_grad_input::<T>(&dy, &x, &w, &inv_rms, dx.slice()?)
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::rms_norm_grad_input(gpu, [&dy, &x, &w, &inv_rms], &dx)),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => {
+                kernels::rms_norm_grad_input::<T>(&dy, &x, &w, &inv_rms, dx.slice()?)
+            })
+        }),
+    }?;
     Ok(dx.finish())
 }
 
@@ -96,16 +103,24 @@ pub fn rms_norm_grad_weight_into(
         let (dy, x, inv_rms) = (dense_rows(dy)?, dense_rows(x)?, ops::contiguous(inv_rms)?);
         let range = contiguous_range(call.name(), dw.buffer())?;
 
-        let columns = call.extent("d");
-        let partials = call.rows().div_ceil(kernels::rows_a_partial(columns));
-        let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
-        call.compute(|| {
-            for_float!(x.dtype(), T => {
-                let mut to = dw.buffer().write(call.name())?;
-                let (partials, to) = (partials.slice()?, &mut to[range]);
-                kernels::rms_norm_grad_weight::<T>([&dy, &x, &inv_rms], partials, to, dw.is_empty())
-            })
-        })?;
+        let (columns, empty) = (call.extent("d"), dw.is_empty());
+        if call.device().is_gpu() {
+            let partials = cuda::workspace(&call, call.rows(), columns)?;
+            let operands = [&dy, &x, &inv_rms];
+            call.launch(|gpu| {
+                cuda::rms_norm_grad_weight(gpu, operands, &partials, dw.buffer(), empty)
+            })?;
+        } else {
+            let partials = call.rows().div_ceil(kernels::rows_a_partial(columns));
+            let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
+            call.compute(|| {
+                for_float!(x.dtype(), T => {
+                    let mut to = dw.buffer().write(call.name())?;
+                    let (partials, to) = (partials.slice()?, &mut to[range]);
+                    kernels::rms_norm_grad_weight::<T>([&dy, &x, &inv_rms], partials, to, empty)
+                })
+            })?;
+        }
         dw.filled();
         Ok(())
     })

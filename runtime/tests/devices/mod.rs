@@ -23,7 +23,7 @@ pub(crate) fn gpu() -> Option<Device> {
             return None;
         }
     };
-    Some(device.unwrap())
+    Some(device.unwrap_or_else(|error| panic!("{error}")))
 }
 
 /// Where what is expected is computed.

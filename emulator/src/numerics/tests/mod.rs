@@ -1,8 +1,12 @@
 //! Laws of the instructions' arithmetic, against references that are written independently.
 
+mod approximate;
+mod bits;
 mod compare;
 mod convert;
 mod half_precision;
+mod integer;
+mod lanes;
 mod matrix_move;
 #[cfg(target_arch = "x86_64")]
 mod processor;

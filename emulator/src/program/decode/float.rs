@@ -120,9 +120,9 @@ impl Decoding<'_, '_, '_> {
             "min" | "max" => return self.extremum(kind),
             "neg" | "abs" => return self.sign(kind),
             "div" if kind == Type::F32 => {
-                let approximate = [("approx", ()), ("full", ())];
-                if self.opcode.take_any(&approximate).is_some() {
-                    return self.approximate_division();
+                let approximate = [("approx", false), ("full", true)];
+                if let Some(full) = self.opcode.take_any(&approximate) {
+                    return self.approximate_division(full);
                 }
             }
             _ => {}
@@ -140,8 +140,7 @@ impl Decoding<'_, '_, '_> {
             _ => None,
         }
         .ok_or_else(|| format!("`{name}` is not supported for {kind:?}"))?;
-        let kinds = vec![kind; self.operands.len()];
-        self.compute_of(compute, &kinds, modifier, flops)
+        self.uniform(compute, kind, modifier, flops)
     }
 
     fn extremum(&mut self, kind: Type) -> Result<Op> {

@@ -116,8 +116,7 @@ impl Decoding<'_, '_, '_> {
         let Some((compute, flops)) = half_of(self.opcode.name, kind) else {
             return self.opcode.wrong_type(kind);
         };
-        let kinds = vec![kind; self.operands.len()];
-        self.compute_of(compute, &kinds, modifier, flops)
+        self.uniform(compute, kind, modifier, flops)
     }
 }
 

@@ -113,6 +113,7 @@ impl Decoding<'_, '_, '_> {
             signed: kind.is_signed(),
             registers,
             strength,
+            scope: scope.unwrap_or(Scope::Gpu),
         }))
     }
 
@@ -193,6 +194,7 @@ impl Decoding<'_, '_, '_> {
             bytes: kind.bits() as usize / 8,
             update,
             strength: strength.unwrap_or(Strength::Relaxed),
+            scope: scope.unwrap_or(Scope::Gpu),
         }))
     }
 }

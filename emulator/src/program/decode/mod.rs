@@ -84,8 +84,13 @@ impl<'i> Decoding<'_, '_, 'i> {
 
     /// Arithmetic whose result and sources all have one type.
     fn compute(&mut self, compute: Compute, kind: Type, flops: u8) -> Result<Op> {
-        let kinds = vec![kind; self.operands.len()];
-        self.compute_of(compute, &kinds, 0, flops)
+        self.uniform(compute, kind, 0, flops)
+    }
+
+    /// As [`Decoding::compute`], with a modifier.
+    fn uniform(&mut self, compute: Compute, kind: Type, modifier: u32, flops: u8) -> Result<Op> {
+        let kinds = vec![kind; 1 + usize::from(compute.sources)];
+        self.compute_of(compute, &kinds, modifier, flops)
     }
 
     /// Arithmetic with the types of the result and of each source, and a modifier.

@@ -1,0 +1,226 @@
+//! The product of bf16 matrices on tensor cores, with f32 sums.
+//!
+//! A tensor core multiplies small matrices that a warp holds in registers: 16 by 16 with 16 by 8.
+//! At a thousand multiply-adds a cycle and multiprocessor the work is to feed it. Bytes go from
+//! global memory to shared memory to registers, and each step has its own instruction:
+//!
+//! 1. **`cp.async`** copies 16 bytes from global to shared memory, past registers, while the warp
+//!    does something else. A CTA works on a slice of 32 k of its tile; copies run three slices
+//!    ahead, in a ring of four buffers. That covers the latency of memory. One barrier a slice
+//!    suffices: behind it the copies of this slice have arrived for all, and nobody reads the
+//!    buffer of the slice before any more, which is the one to be filled next.
+//! 2. **`ldmatrix`** gives a warp four 8 by 8 matrices, whose rows are any sixteen bytes in shared
+//!    memory, in just the layout in which the tensor core wants them.
+//! 3. **`mma.sync`** adds the product to the sums, which stay in registers to the end.
+//!
+//! **Every storage order.** The tensor core wants A row by row and B column by column, that is,
+//! both along k. An operand that lies along k is copied as it is. One that lies across is copied as
+//! it is, too, so that its lines in shared memory are k, and `ldmatrix.trans` turns each 8 by 8
+//! matrix on the way to registers. Nothing else differs.
+//!
+//! **No bank is asked twice.** `ldmatrix` reads eight rows of 16 bytes at once; they must lie in
+//! different banks, while shared memory repeats its banks every 128 bytes. So the 16-byte chunks of
+//! a line are permuted: chunk c of line l lies at c ^ l % 8 where a line has 128 bytes or more, and
+//! at c ^ (l / 2) % 4 where two lines of 64 bytes share 128. Both the copies, eight neighbouring
+//! chunks at a time, and `ldmatrix`, one chunk of eight neighbouring lines, then touch each bank
+//! once. The permutation depends only on a line's lowest three bits, and what one thread reads
+//! lies a multiple of eight lines apart: it is computed once, before the loop.
+//!
+//! **Edges.** `cp.async` can be told to read fewer bytes than it writes: what lies outside of A or
+//! B becomes 0, and the product does not notice. M, N and K are below 2^31.
+//!
+//! Eight warps share a tile of 128 by 128, each 64 by 32: for every 4 + 2 `ldmatrix` 16 `mma`. The
+//! small tile has four warps of 32 by 32.
+
+mod slice;
+mod sums;
+
+use self::slice::Slice;
+use self::sums::Sums;
+use super::tiles::Place;
+use super::{Call, Order, Tile};
+use crate::assembler::{Kernel, Launch, Ptx, Target, U32, Variable, Variant};
+
+/// Of k, in one slice.
+const DEPTH: u32 = 32;
+
+/// Buffers of slices.
+const STAGES: u32 = 4;
+
+/// C = A B in bf16 or f32, or C += A B in f32, with A and B in bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GemmBf16 {
+    /// How A lies.
+    pub a: Order,
+    /// How B lies.
+    pub b: Order,
+    /// What a CTA computes.
+    pub tile: Tile,
+    /// What becomes of the product.
+    pub output: Output,
+    /// Whether A, B and C begin at multiples of 16 bytes and all leading dimensions and batch
+    /// strides are multiples of 8. Otherwise elements are loaded and stored one by one, which is
+    /// much slower.
+    pub aligned: bool,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Output {
+    /// It is rounded to bf16.
+    Bf16,
+    /// It is stored in f32.
+    F32,
+    /// It is added to C, which is in f32.
+    AddF32,
+}
+
+impl Output {
+    /// All of them.
+    pub const ALL: [Output; 3] = [Output::Bf16, Output::F32, Output::AddF32];
+
+    fn name(self) -> &'static str {
+        match self {
+            Output::Bf16 => "bf16",
+            Output::F32 => "f32",
+            Output::AddF32 => "add_f32",
+        }
+    }
+
+    /// Bytes of an element of C.
+    fn size(self) -> u32 {
+        match self {
+            Output::Bf16 => 2,
+            Output::F32 | Output::AddF32 => 4,
+        }
+    }
+}
+
+/// How the warps of a CTA share its tile.
+#[derive(Clone, Copy)]
+struct Warps {
+    threads: u32,
+    /// Rows of a warp's part. There are always two warps below each other.
+    rows: u32,
+    /// Columns of a warp's part.
+    columns: u32,
+}
+
+impl Warps {
+    fn of(tile: Tile) -> Warps {
+        match tile {
+            Tile::Large => Warps {
+                threads: 256,
+                rows: 64,
+                columns: 32,
+            },
+            Tile::Small => Warps {
+                threads: 128,
+                rows: 32,
+                columns: 32,
+            },
+        }
+    }
+}
+
+impl GemmBf16 {
+    /// How to launch it for `batch` products; `None` for an empty C.
+    pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
+        let launch = self
+            .tile
+            .launch(m, n, batch, Warps::of(self.tile).threads)?;
+        Some(launch.with_dynamic_shared(self.dynamic_shared()))
+    }
+
+    /// As much as [`Ptx::dynamic_shared`] says.
+    fn dynamic_shared(&self) -> u32 {
+        match self.tile {
+            Tile::Large => 2 * STAGES * DEPTH * 128 * 2,
+            Tile::Small => 0,
+        }
+    }
+}
+
+impl Variant for GemmBf16 {
+    fn ptx(&self) -> Ptx {
+        let warps = Warps::of(self.tile);
+        let k = &Kernel::new(self.entry(), Target::Sm80, warps.threads).ctas_per_sm(2);
+        let call = Call::parameters(k);
+        let place = Place::of_cta(k, &call, self.tile);
+        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 2));
+
+        let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
+        let warp = [(k.warp() & 1) * warps.rows, (k.warp() >> 1) * warps.columns];
+        let slice_a = Slice::new(k, self, along_k[0], a, place.row, call.m);
+        let slice_b = Slice::new(k, self, along_k[1], b, place.column, call.n);
+        let blocks_a = slice_a.blocks(warp[0], warps.rows / 16);
+        let blocks_b = slice_b.blocks(warp[1], warps.columns / 16);
+        let sums = Sums::new(k, warps);
+
+        let (filling, reading) = (k.var(0u32), k.var(0u32));
+        let stage_bytes = slice_a.stage_bytes();
+        let copy = |left: U32<'_>| {
+            slice_a.copy_next(*filling, left.signed());
+            slice_b.copy_next(*filling, left.signed());
+            k.commit_copies();
+            next_stage(filling, stage_bytes);
+        };
+        for stage in 0..STAGES - 1 {
+            copy(call.k - stage * DEPTH);
+        }
+        k.for_range(0u32, call.k, DEPTH, |first| {
+            k.wait_for_copies(STAGES - 2);
+            k.barrier();
+            copy(call.k - first - (STAGES - 1) * DEPTH);
+
+            let (blocks_a, blocks_b) = (blocks_a.at(*reading), blocks_b.at(*reading));
+            for step in 0..DEPTH / 16 {
+                sums.add_products(&blocks_a.load(step), &blocks_b.load(step));
+            }
+            next_stage(reading, stage_bytes);
+        });
+        k.wait_for_copies(0);
+
+        let c = call.c.of_batch(place.batch, self.output.size());
+        let origin = [place.row + warp[0], place.column + warp[1]];
+        sums.store(self, c, origin, [call.m, call.n]);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (a, b, side) = (self.a.letter(), self.b.letter(), self.tile.side());
+        let output = self.output.name();
+        let aligned = if self.aligned { "" } else { "_unaligned" };
+        format!("gemm_bf16_{a}{b}_{side}x{side}x{DEPTH}_{output}{aligned}")
+    }
+}
+
+/// Moves on in the ring of buffers.
+#[track_caller]
+fn next_stage(offset: Variable<'_, u32>, stage_bytes: u32) {
+    offset.add(stage_bytes);
+    let wraps = offset.equals(STAGES * stage_bytes);
+    offset.set(wraps.select(0u32, *offset));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A launch must ask for the dynamic shared memory that the kernel declares.
+    #[test]
+    fn launches_know_their_shared_memory() {
+        for tile in Tile::ALL {
+            let variant = GemmBf16 {
+                a: Order::RowMajor,
+                b: Order::ColumnMajor,
+                tile,
+                output: Output::Bf16,
+                aligned: true,
+            };
+            let (ptx, launch) = (variant.ptx(), variant.launch(100, 100, 1).unwrap());
+            assert_eq!(launch.dynamic_shared, ptx.dynamic_shared);
+            assert_eq!(launch.block, ptx.block);
+        }
+    }
+}

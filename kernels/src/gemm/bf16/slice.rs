@@ -1,0 +1,232 @@
+//! A slice of A or B: its way into shared memory and from there into registers.
+
+use super::{DEPTH, GemmBf16, STAGES, Warps};
+use crate::assembler::{
+    Bf16, Bf16x2, GlobalAddress, Kernel, MovingAddress, Pair, Pred, S32, SharedAddress, U32, U64,
+};
+use crate::gemm::Matrix;
+
+/// The ring of buffers of one operand, and what a thread copies of each slice: two chunks of 16
+/// bytes, a few lines apart.
+pub(super) struct Slice<'k> {
+    k: &'k Kernel,
+    lines: Lines,
+    aligned: bool,
+    shared: SharedAddress<'k>,
+    /// Where this thread's first chunk goes.
+    to: SharedAddress<'k>,
+    /// Where its first chunk of the next slice is.
+    from: MovingAddress<'k>,
+    /// From its first chunk to its second, in bytes of global memory.
+    step_bytes: U64<'k>,
+    /// From one slice to the next, in bytes of global memory.
+    slice_bytes: U64<'k>,
+    /// How many rows (or columns) there are from its first element on.
+    outer_left: S32<'k>,
+    /// The k of its first element in the slice.
+    depth: S32<'k>,
+}
+
+/// How a slice lies in shared memory: as in the matrix, with its chunks permuted.
+#[derive(Clone, Copy)]
+struct Lines {
+    /// Whether a line runs along k; else there is a line for each k.
+    along_k: bool,
+    /// Chunks of a line.
+    chunks: u32,
+    /// Lines from a thread's first chunk to its second.
+    step: u32,
+}
+
+/// Elements of a chunk of 16 bytes.
+const CHUNK: u32 = 8;
+
+impl Lines {
+    fn new(along_k: bool, side: u32, threads: u32) -> Lines {
+        let chunks = if along_k { DEPTH } else { side } / CHUNK;
+        Lines {
+            along_k,
+            chunks,
+            step: threads / chunks,
+        }
+    }
+
+    fn bytes(self) -> u32 {
+        16 * self.chunks
+    }
+
+    /// Where a chunk of a line lies in it: permuted by the lowest three bits of the line.
+    #[track_caller]
+    fn place<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
+        match self.chunks {
+            4 => chunk ^ ((line >> 1) & 3),
+            _ => chunk ^ (line & 7),
+        }
+    }
+
+    /// The offset of a chunk in a slice.
+    #[track_caller]
+    fn offset<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
+        line * self.bytes() + self.place(line, chunk) * 16
+    }
+}
+
+impl<'k> Slice<'k> {
+    /// Of the rows, or columns, from `first` on, of which there are `extent`.
+    #[track_caller]
+    pub(super) fn new(
+        k: &'k Kernel,
+        variant: &GemmBf16,
+        along_k: bool,
+        matrix: Matrix<'k>,
+        first: U32<'k>,
+        extent: U32<'k>,
+    ) -> Slice<'k> {
+        let (side, threads) = (variant.tile.side(), Warps::of(variant.tile).threads);
+        let lines = Lines::new(along_k, side, threads);
+        let line = k.thread() >> lines.chunks.trailing_zeros();
+        let chunk = k.thread() & (lines.chunks - 1);
+
+        let shared = k.shared::<Bf16>(STAGES * side * DEPTH);
+        let (outer, depth) = match along_k {
+            true => (first + line, chunk * CHUNK),
+            false => (first + chunk * CHUNK, line),
+        };
+        let (from, slice_bytes) = match along_k {
+            true => (
+                matrix.element(outer, depth, 2),
+                k.constant(u64::from(2 * DEPTH)),
+            ),
+            false => (
+                matrix.element(depth, outer, 2),
+                matrix.leading * u64::from(2 * DEPTH),
+            ),
+        };
+        Slice {
+            k,
+            lines,
+            aligned: variant.aligned,
+            shared,
+            to: shared.moved(lines.offset(line, chunk)),
+            from: from.moving(),
+            step_bytes: matrix.leading * u64::from(2 * lines.step),
+            slice_bytes,
+            outer_left: (extent - outer).signed(),
+            depth: depth.signed(),
+        }
+    }
+
+    /// The size of one buffer.
+    pub(super) fn stage_bytes(&self) -> u32 {
+        let lines = 2 * self.lines.step;
+        lines * self.lines.bytes()
+    }
+
+    /// Copies this thread's chunks of the next slice to the buffer at `stage`, zeros outside of the
+    /// matrix; `left` is how many k there are from the slice's first on.
+    #[track_caller]
+    pub(super) fn copy_next(&self, stage: U32<'k>, left: S32<'k>) {
+        let (to, from) = (self.to.moved(stage), self.from.get());
+        let depth_left = left - self.depth;
+        let (in_line, lines_left) = match self.lines.along_k {
+            true => (depth_left, self.outer_left),
+            false => (self.outer_left, depth_left),
+        };
+        for i in 0..2 {
+            let exists = lines_left.gt((i * self.lines.step) as i32);
+            let to = to.offset(i * self.lines.step * self.lines.bytes());
+            let from = if i == 0 {
+                from
+            } else {
+                from.moved(self.step_bytes)
+            };
+            match self.aligned {
+                true => {
+                    let elements = in_line.max(0).min(CHUNK as i32).unsigned();
+                    to.copy_async_first::<16>(from, exists.select(elements * 2, 0u32));
+                }
+                false => self.copy_elements(to, from, exists, in_line),
+            }
+        }
+        self.from.advance(self.slice_bytes);
+    }
+
+    /// A chunk by way of registers, for matrices that do not lie at multiples of 16 bytes.
+    #[track_caller]
+    fn copy_elements(
+        &self,
+        to: SharedAddress<'k>,
+        from: GlobalAddress<'k>,
+        exists: Pred<'k>,
+        in_line: S32<'k>,
+    ) {
+        let load = |i: i32| {
+            let inside = exists & in_line.gt(i);
+            from.offset(2 * i64::from(i)).load_if::<Bf16>(inside)
+        };
+        let elements = [0, 1, 2, 3, 4, 5, 6, 7].map(load);
+        let pairs = [0, 2, 4, 6].map(|i| elements[i].pack(elements[i + 1]));
+        to.store_vector::<Bf16x2, 4>(pairs);
+    }
+
+    /// What a warp reads of every slice: `count` blocks of 16 rows (or columns) from `first` on.
+    ///
+    /// `ldmatrix` takes a block of 16 rows and 16 k as four matrices of 8 by 8: lane 8 i + j points
+    /// at line j of matrix i. Matrices 0 and 1 are the upper and lower rows of the first eight k, 2
+    /// and 3 of the last.
+    #[track_caller]
+    pub(super) fn blocks(&self, first: U32<'k>, count: u32) -> Blocks<'k> {
+        let (lane, lines) = (self.k.lane(), self.lines);
+        let (lower, last) = ((lane >> 3) & 1, lane >> 4);
+        let in_matrix = lane & 7;
+
+        let offset = |start: u32| match lines.along_k {
+            // Blocks lie 16 lines apart: one address for each step along k.
+            true => lines.offset(first + lower * 8 + in_matrix, last + start * 2),
+            // Steps along k lie 16 lines apart: one address for each block.
+            false => lines.offset(last * 8 + in_matrix, (first >> 3) + lower + start * 2),
+        };
+        let starts = if lines.along_k { DEPTH / 16 } else { count };
+        Blocks {
+            lines,
+            starts: (0..starts)
+                .map(|start| self.shared.moved(offset(start)))
+                .collect(),
+            count,
+        }
+    }
+}
+
+/// Addresses of a lane for `ldmatrix`.
+pub(super) struct Blocks<'k> {
+    lines: Lines,
+    starts: Vec<SharedAddress<'k>>,
+    count: u32,
+}
+
+impl<'k> Blocks<'k> {
+    /// Of the buffer at `stage`.
+    #[track_caller]
+    pub(super) fn at(&self, stage: U32<'k>) -> Blocks<'k> {
+        let starts = self.starts.iter().map(|start| start.moved(stage));
+        Blocks {
+            lines: self.lines,
+            starts: starts.collect(),
+            count: self.count,
+        }
+    }
+
+    /// The blocks at a step of 16 along k.
+    #[track_caller]
+    pub(super) fn load(&self, step: u32) -> Vec<[Pair<'k>; 4]> {
+        let block = |block: u32| {
+            let (start, others) = match self.lines.along_k {
+                true => (step, block),
+                false => (block, step),
+            };
+            let address = self.starts[start as usize].offset(others * 16 * self.lines.bytes());
+            address.load_matrices(!self.lines.along_k)
+        };
+        (0..self.count).map(block).collect()
+    }
+}

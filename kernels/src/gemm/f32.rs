@@ -1,0 +1,272 @@
+//! The product in f32, on the ordinary arithmetic units.
+//!
+//! A CTA of 256 threads computes a tile of C and walks over k in steps of 8. Of each step it copies
+//! a slice of A and one of B into shared memory, where every element is read by sixteen threads;
+//! from there each thread takes its rows and columns into registers and multiplies them all with
+//! each other: 8 + 8 loads for 64 multiply-adds (4 + 4 for 16 with the small tile).
+//!
+//! - **Slices lie k by k** (`slice[k][row]`), whichever way the matrix lies: a thread's four
+//!   neighbouring rows are then one load of 16 bytes. Lines are padded by four words. A matrix that
+//!   lies along k is read by eight neighbouring threads a line, which write to lines
+//!   below each other; the padding puts these into different banks.
+//! - **A thread's rows are in two blocks of four, 64 apart** (columns likewise): the 16 bytes that
+//!   neighbours load are then neighbours, and no bank is asked twice.
+//! - **Two buffers**: while one step is computed the copies of the next are under way to the other
+//!   buffer, past the registers. One barrier a step suffices: behind it all copies of this step
+//!   have arrived, and nobody reads the other buffer any more.
+//! - **128 registers a thread**, so that two CTAs share a multiprocessor and one computes while the
+//!   other waits at its barrier. C is written word by word: writing 16 bytes at once would tie four
+//!   sums each to neighbouring registers throughout the loop, and some would not fit.
+//! - **Edges**: what lies outside of A or B is read as 0; the product does not notice. M, N and K
+//!   are below 2^31.
+
+use super::tiles::Place;
+use super::{Call, Matrix, Order, Tile};
+use crate::assembler::{
+    F32, GlobalAddress, Kernel, Launch, MovingAddress, Pred, Ptx, S32, SharedAddress, Target, U32,
+    U64, Variable, Variant,
+};
+
+/// Threads of a CTA: 16 by 16.
+const THREADS: u32 = 256;
+
+/// Of k, in one step.
+const DEPTH: u32 = 8;
+
+/// Words between the lines of a slice.
+const PADDING: u32 = 4;
+
+/// C = A B or C += A B in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GemmF32 {
+    /// How A lies.
+    pub a: Order,
+    /// How B lies.
+    pub b: Order,
+    /// What a CTA computes.
+    pub tile: Tile,
+    /// Whether the product is added to C.
+    pub accumulate: bool,
+}
+
+impl GemmF32 {
+    /// How to launch it for `batch` products; `None` for an empty C.
+    pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
+        self.tile.launch(m, n, batch, THREADS)
+    }
+}
+
+impl Variant for GemmF32 {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).ctas_per_sm(2);
+        let call = Call::parameters(k);
+        let place = Place::of_cta(k, &call, self.tile);
+        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 4));
+
+        let side = self.tile.side();
+        let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
+        let slice_a = Slice::new(k, side, a, place.row, call.m, along_k[0]);
+        let slice_b = Slice::new(k, side, b, place.column, call.n, along_k[1]);
+        let sums = Sums::new(k, side);
+
+        let copy = |buffer: U32<'_>, left: U32<'_>| {
+            slice_a.copy_next(buffer, left.signed());
+            slice_b.copy_next(buffer, left.signed());
+            k.commit_copies();
+        };
+        let buffer = k.var(0u32);
+        copy(*buffer, call.k);
+        k.for_range(0u32, call.k, DEPTH, |first| {
+            k.wait_for_copies(0);
+            k.barrier();
+            let current = buffer.get();
+            buffer.set(current ^ slice_a.buffer_bytes());
+            copy(*buffer, call.k - first - DEPTH);
+            sums.add_products(&slice_a, &slice_b, current);
+        });
+        k.wait_for_copies(0);
+
+        let c = call.c.of_batch(place.batch, 4);
+        sums.store(c, &call, &place, self.accumulate);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (a, b, side) = (self.a.letter(), self.b.letter(), self.tile.side());
+        let accumulate = if self.accumulate { "_accumulate" } else { "" };
+        format!("gemm_f32_{a}{b}_{side}x{side}x{DEPTH}{accumulate}")
+    }
+}
+
+/// A slice of A or B in shared memory, and what a thread copies of it.
+///
+/// A thread's elements lie at even distances, in the matrix, in the slice, and in either the rows
+/// (columns) or in k. So one address and a few distances describe them all.
+struct Slice<'k> {
+    /// Words of a line.
+    pitch: u32,
+    shared: SharedAddress<'k>,
+    /// Where this thread's first element goes.
+    to: SharedAddress<'k>,
+    /// Where its first element of the next slice is.
+    from: MovingAddress<'k>,
+    /// Elements of a thread.
+    count: u32,
+    /// From one element to the next, in rows (columns) and in k.
+    step: [u32; 2],
+    /// From one element to the next, in bytes.
+    step_bytes: U64<'k>,
+    /// From one slice to the next, in bytes.
+    slice_bytes: U64<'k>,
+    /// How many rows (columns) there are from its first element on.
+    lines: S32<'k>,
+    /// The k of its first element in the slice.
+    depth: S32<'k>,
+}
+
+impl<'k> Slice<'k> {
+    /// Of the rows, or columns, from `first` on, of which there are `extent`.
+    #[track_caller]
+    fn new(
+        k: &'k Kernel,
+        side: u32,
+        matrix: Matrix<'k>,
+        first: U32<'k>,
+        extent: U32<'k>,
+        along_k: bool,
+    ) -> Slice<'k> {
+        let (thread, pitch) = (k.thread(), side + PADDING);
+        let shared = k.shared::<f32>(2 * DEPTH * pitch);
+
+        // Neighbouring threads copy neighbours in memory.
+        let (line, depth, step) = match along_k {
+            true => (thread >> 3, thread & 7, [THREADS / DEPTH, 0]),
+            false => {
+                let shift = side.trailing_zeros();
+                (thread & (side - 1), thread >> shift, [0, THREADS / side])
+            }
+        };
+        let line_in_matrix = first + line;
+        let (from, step_bytes, slice_bytes) = match along_k {
+            true => (
+                matrix.element(line_in_matrix, depth, 4),
+                matrix.leading * u64::from(4 * step[0]),
+                k.constant(u64::from(4 * DEPTH)),
+            ),
+            false => (
+                matrix.element(depth, line_in_matrix, 4),
+                matrix.leading * u64::from(4 * step[1]),
+                matrix.leading * u64::from(4 * DEPTH),
+            ),
+        };
+        Slice {
+            pitch,
+            shared,
+            to: shared.element::<f32>(depth.mad(pitch, line)),
+            from: from.moving(),
+            count: side * DEPTH / THREADS,
+            step,
+            step_bytes,
+            slice_bytes,
+            lines: (extent - line_in_matrix).signed(),
+            depth: depth.signed(),
+        }
+    }
+
+    /// Copies this thread's elements of the next slice, zeros outside of the matrix; `left` is how
+    /// many k there are from its first on.
+    #[track_caller]
+    fn copy_next(&self, buffer: U32<'k>, left: S32<'k>) {
+        let to = self.to.moved(buffer);
+        let left = left - self.depth;
+        let mut from = self.from.get();
+        for i in 0..self.count {
+            let [line, depth] = self.step.map(|step| i * step);
+            let inside = self.lines.gt(line as i32) & left.gt(depth as i32);
+            let to = to.offset(4 * (line + depth * self.pitch));
+            to.copy_async::<4>(from, inside);
+            from = from.moved(self.step_bytes);
+        }
+        self.from.advance(self.slice_bytes);
+    }
+
+    /// The size of one of the two buffers.
+    fn buffer_bytes(&self) -> u32 {
+        4 * DEPTH * self.pitch
+    }
+
+    /// At one k, the elements of a thread whose first block begins at `place` of the slice.
+    #[track_caller]
+    fn fragment(&self, place: SharedAddress<'k>, depth: u32) -> Vec<F32<'k>> {
+        let line = place.offset(4 * depth * self.pitch);
+        let blocks = (self.pitch - PADDING) / 64;
+        let block = |i| line.offset(4 * 64 * i).load_vector::<f32, 4>();
+        (0..blocks).flat_map(block).collect()
+    }
+}
+
+/// A thread's part of C: blocks of four by four.
+struct Sums<'k> {
+    /// Rows and columns of a thread.
+    count: u32,
+    across: U32<'k>,
+    down: U32<'k>,
+    sums: Vec<Variable<'k, f32>>,
+}
+
+impl<'k> Sums<'k> {
+    #[track_caller]
+    fn new(k: &'k Kernel, side: u32) -> Sums<'k> {
+        let count = side / 16;
+        Sums {
+            count,
+            across: k.thread() & 15,
+            down: k.thread() >> 4,
+            sums: (0..count * count).map(|_| k.var(0.0_f32)).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn add_products(&self, a: &Slice<'k>, b: &Slice<'k>, buffer: U32<'k>) {
+        let of_rows = a.shared.element::<f32>(self.down * 4).moved(buffer);
+        let of_columns = b.shared.element::<f32>(self.across * 4).moved(buffer);
+        for depth in 0..DEPTH {
+            let rows = a.fragment(of_rows, depth);
+            let columns = b.fragment(of_columns, depth);
+            let pairs = rows
+                .iter()
+                .flat_map(|row| columns.iter().map(move |x| (row, x)));
+            for (sum, (row, column)) in self.sums.iter().zip(pairs) {
+                sum.add_product(*row, *column);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn store(&self, c: Matrix<'k>, call: &Call<'k>, place: &Place<'k>, accumulate: bool) {
+        let (row, column) = (place.row + self.down * 4, place.column + self.across * 4);
+        let rows_left = (call.m - row).signed();
+        let columns_left = (call.n - column).signed();
+        let mut to = c.element(row, column, 4);
+        let next_row = c.leading * 4;
+
+        for (i, sums) in (0..).zip(self.sums.chunks_exact(self.count as usize)) {
+            let inside = rows_left.gt(i / 4 * 64 + i % 4);
+            for (j, sum) in (0..).zip(sums) {
+                let column = j / 4 * 64 + j % 4;
+                let inside = inside & columns_left.gt(column);
+                store(to.offset(4 * i64::from(column)), inside, **sum, accumulate);
+            }
+            let rows = if i % 4 == 3 { 61 } else { 1 };
+            to = to.moved(next_row * rows);
+        }
+    }
+}
+
+#[track_caller]
+fn store<'k>(to: GlobalAddress<'k>, inside: Pred<'k>, value: F32<'k>, accumulate: bool) {
+    match accumulate {
+        true => to.store_if(inside, to.load_if::<f32>(inside) + value),
+        false => to.store_if(inside, value),
+    }
+}

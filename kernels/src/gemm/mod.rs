@@ -1,0 +1,175 @@
+//! Matrix products C = A B, or C += A B, with A \[M, K\], B \[K, N\] and C \[M, N\].
+//!
+//! Each operand may be stored row by row or column by column, with a leading dimension of its own,
+//! so no product ever needs a transposed copy. C is stored row by row. A batch of products is
+//! reached by strides; a stride of 0 uses one operand for all.
+//!
+//! The sum over k runs from the first to the last in f32, in one order whatever the tile: the bits
+//! of an element do not depend on the tile that computes it, nor on its neighbours.
+
+mod bf16;
+mod f32;
+mod tiles;
+
+pub use bf16::{GemmBf16, Output};
+pub use f32::GemmF32;
+pub use tiles::{GROUP, Tile};
+
+use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Row by row: neighbours in a row are neighbours in memory.
+    RowMajor,
+    /// Column by column: the transposed matrix row by row.
+    ColumnMajor,
+}
+
+impl Order {
+    /// Both.
+    pub const ALL: [Order; 2] = [Order::RowMajor, Order::ColumnMajor];
+
+    /// `n` or `t`, as BLAS calls them.
+    fn letter(self) -> char {
+        match self {
+            Order::RowMajor => 'n',
+            Order::ColumnMajor => 't',
+        }
+    }
+}
+
+/// What a product is called with. Pointers are device addresses; leading dimensions and strides are
+/// in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmArguments {
+    /// A, read.
+    pub a: u64,
+    /// B, read.
+    pub b: u64,
+    /// C, written; also read by a kernel that accumulates.
+    pub c: u64,
+    /// Rows of A and C.
+    pub m: u32,
+    /// Columns of B and C.
+    pub n: u32,
+    /// Columns of A and rows of B.
+    pub k: u32,
+    /// From a row of A to the next (from a column, if it is column-major).
+    pub lda: u64,
+    /// From a row of B to the next (from a column, if it is column-major).
+    pub ldb: u64,
+    /// From a row of C to the next.
+    pub ldc: u64,
+    /// From one A of the batch to the next.
+    pub batch_a: u64,
+    /// From one B of the batch to the next.
+    pub batch_b: u64,
+    /// From one C of the batch to the next.
+    pub batch_c: u64,
+}
+
+impl GemmArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let arguments = [self.a, self.b, self.c]
+            .into_iter()
+            .fold(Arguments::new(), Arguments::push_pointer);
+        let arguments = [self.m, self.n, self.k]
+            .into_iter()
+            .fold(arguments, Arguments::push_u32);
+        let strides = [
+            self.lda,
+            self.ldb,
+            self.ldc,
+            self.batch_a,
+            self.batch_b,
+            self.batch_c,
+        ];
+        strides.into_iter().fold(arguments, Arguments::push_u64)
+    }
+}
+
+/// One matrix in registers: where it begins and how far its rows or columns lie apart.
+#[derive(Clone, Copy)]
+struct Matrix<'k> {
+    start: GlobalAddress<'k>,
+    leading: U64<'k>,
+    batch: U64<'k>,
+}
+
+impl<'k> Matrix<'k> {
+    /// The matrix of one product of the batch.
+    #[track_caller]
+    fn of_batch(self, index: U32<'k>, size: u32) -> Matrix<'k> {
+        let elements = self.batch * index.wide();
+        let start = self.start.moved(elements * u64::from(size));
+        Matrix { start, ..self }
+    }
+
+    /// The address of an element: `line` counts rows, or columns if it is column-major; `along` the
+    /// elements of it.
+    #[track_caller]
+    fn element(self, line: U32<'k>, along: U32<'k>, size: u32) -> GlobalAddress<'k> {
+        let elements = self.leading * line.wide() + along.wide();
+        self.start.moved(elements * u64::from(size))
+    }
+}
+
+/// The parameters of a product in registers.
+struct Call<'k> {
+    a: Matrix<'k>,
+    b: Matrix<'k>,
+    c: Matrix<'k>,
+    m: U32<'k>,
+    n: U32<'k>,
+    k: U32<'k>,
+}
+
+impl<'k> Call<'k> {
+    #[track_caller]
+    fn parameters(kernel: &'k Kernel) -> Call<'k> {
+        let starts = ["a", "b", "c"].map(|name| kernel.pointer(name));
+        let [m, n, k] = ["m", "n", "k"].map(|name| kernel.u32_param(name));
+        let leading = ["lda", "ldb", "ldc"].map(|name| kernel.u64_param(name));
+        let batch = ["batch_a", "batch_b", "batch_c"].map(|name| kernel.u64_param(name));
+        let [a, b, c] = [0, 1, 2].map(|i| Matrix {
+            start: starts[i],
+            leading: leading[i],
+            batch: batch[i],
+        });
+        Call { a, b, c, m, n, k }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Variant;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = GemmArguments {
+            a: 1,
+            b: 2,
+            c: 3,
+            m: 4,
+            n: 5,
+            k: 6,
+            lda: 7,
+            ldb: 8,
+            ldc: 9,
+            batch_a: 10,
+            batch_b: 11,
+            batch_c: 12,
+        };
+        let variant = GemmF32 {
+            a: Order::RowMajor,
+            b: Order::RowMajor,
+            tile: Tile::Small,
+            accumulate: false,
+        };
+        let bytes = arguments.arguments();
+        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+    }
+}

@@ -1,0 +1,119 @@
+//! Matrix products on every device, against f64 on the CPU.
+
+mod devices;
+
+use devices::{assert_close, devices, exact, numbered, reference, rounding};
+use meshgrad_runtime::{Accumulator, DType, Device, Tensor, ops};
+
+const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+
+/// (m, n, k): whole tiles and parts of them, one row, nothing to sum, nothing at all.
+const EXTENTS: [[usize; 3]; 6] = [
+    [64, 64, 32],
+    [33, 65, 17],
+    [1, 40, 24],
+    [3, 5, 0],
+    [0, 4, 4],
+    [130, 136, 72],
+];
+
+/// What summing `k` products of `dtype` may differ by, relative to a sum's size.
+fn tolerance(dtype: DType, k: usize) -> f64 {
+    2.0 * rounding(dtype) + 1e-6 * (k as f64)
+}
+
+/// Each operand as it is and as the transpose of another, which is read as it lies.
+fn layouts(device: &Device, rows: usize, columns: usize, dtype: DType) -> [Tensor; 2] {
+    let straight = numbered(device, &[rows, columns], dtype, 1.0);
+    let turned = numbered(device, &[columns, rows], dtype, 1.0);
+    [straight, turned.transpose(0, 1).unwrap()]
+}
+
+#[test]
+fn products_of_all_transposes() {
+    for device in devices() {
+        for (dtype, [m, n, k]) in FLOATS.into_iter().flat_map(|d| EXTENTS.map(|e| (d, e))) {
+            for a in layouts(&device, m, k, dtype) {
+                for b in layouts(&device, k, n, dtype) {
+                    eprintln!("{a:?} times {b:?}");
+                    let c = ops::matmul(&a, &b).unwrap();
+                    let expected = ops::matmul(&exact(&a), &exact(&b)).unwrap();
+                    assert_eq!(c.dtype(), dtype);
+                    assert_close(&c, &expected, tolerance(dtype, k), 1.0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_and_views() {
+    for device in devices() {
+        for dtype in FLOATS {
+            let a = numbered(&device, &[2, 3, 10, 12], dtype, 1.0);
+            let b = numbered(&device, &[12, 9], dtype, 1.0);
+            let everywhere = b.broadcast_to(&[2, 3, 12, 9]).unwrap();
+            let heads = numbered(&device, &[2, 10, 3, 12], dtype, 1.0);
+            let heads = heads.transpose(1, 2).unwrap();
+            let column = a
+                .slice(3, 1..2)
+                .unwrap()
+                .broadcast_to(&[2, 3, 10, 12])
+                .unwrap();
+            for (a, b) in [
+                (&a, &everywhere),
+                (&heads, &everywhere),
+                (&column, &everywhere),
+            ] {
+                let c = ops::matmul(a, b).unwrap();
+                let expected = ops::matmul(&exact(a), &exact(b)).unwrap();
+                assert_close(&c, &expected, tolerance(dtype, 12), 1.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn linear_layers_and_their_gradients() {
+    for device in devices() {
+        for dtype in FLOATS {
+            let x = numbered(&device, &[3, 11, 40], dtype, 1.0);
+            let w = numbered(&device, &[24, 40], dtype, 1.0);
+            let (exact_x, exact_w) = (exact(&x), exact(&w));
+            let y = ops::linear(&x, &w).unwrap();
+            let expected = ops::linear(&exact_x, &exact_w).unwrap();
+            assert_close(&y, &expected, tolerance(dtype, 40), 1.0);
+
+            let dy = ops::cos(&y).unwrap();
+            let dx = ops::linear_grad_input(&dy, &w).unwrap();
+            let expected = ops::linear_grad_input(&exact(&dy), &exact_w).unwrap();
+            assert_close(&dx, &expected, tolerance(dtype, 24), 1.0);
+
+            let mut dw = Accumulator::new(&device, *w.shape(), DType::F32).unwrap();
+            let mut exact_dw = Accumulator::new(reference(), *w.shape(), DType::F64).unwrap();
+            for _ in 0..2 {
+                ops::linear_grad_weight_into(&dy, &x, &mut dw).unwrap();
+                ops::linear_grad_weight_into(&exact(&dy), &exact_x, &mut exact_dw).unwrap();
+                assert_close(dw.total().unwrap(), exact_dw.total().unwrap(), 1e-4, 1.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn adding_to_what_is_there() {
+    for device in devices() {
+        for dtype in FLOATS {
+            let a = numbered(&device, &[2, 20, 16], dtype, 1.0);
+            let b = numbered(&device, &[2, 16, 12], dtype, 1.0);
+            let shape = *ops::matmul(&a, &b).unwrap().shape();
+            let mut into = Accumulator::new(&device, shape, DType::F32).unwrap();
+            for times in 1..3 {
+                ops::matmul_into(&a, &b, &mut into).unwrap();
+                let product = ops::matmul(&exact(&a), &exact(&b)).unwrap();
+                let expected = ops::affine(&product, f64::from(times), 0.0).unwrap();
+                assert_close(into.total().unwrap(), &expected, 1e-5, 1.0);
+            }
+        }
+    }
+}

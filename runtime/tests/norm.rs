@@ -1,0 +1,68 @@
+//! RMSNorm and its gradients on every device, against f64 on the CPU.
+
+mod devices;
+
+use devices::{assert_close, devices, exact, numbered, reference, rounding};
+use meshgrad_runtime::{Accumulator, DType, Tensor, ops};
+
+const EPS: f64 = 1e-6;
+
+/// Rows that fit in registers, rows that do not, one element, no elements, strides.
+fn operands(device: &meshgrad_runtime::Device, dtype: DType) -> Vec<Tensor> {
+    let shapes: [&[usize]; 6] = [
+        &[3, 64],
+        &[2, 5, 7],
+        &[1, 1],
+        &[0, 8],
+        &[130, 96],
+        &[2, 5000],
+    ];
+    let mut all: Vec<Tensor> = shapes
+        .iter()
+        .map(|shape| numbered(device, shape, dtype, 2.0))
+        .collect();
+    let turned = numbered(device, &[6, 10], dtype, 2.0)
+        .transpose(0, 1)
+        .unwrap();
+    all.push(turned);
+    all
+}
+
+#[test]
+fn forward_and_gradients() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for x in operands(&device, dtype) {
+                eprintln!("{x:?}");
+                check(&x, dtype);
+            }
+        }
+    }
+}
+
+fn check(x: &Tensor, dtype: DType) {
+    let features = x.extent(-1).unwrap();
+    let w = numbered(x.device(), &[features], dtype, 1.5);
+    let (y, inv_rms) = ops::rms_norm(x, &w, EPS).unwrap();
+    let (exact_y, exact_inv_rms) = ops::rms_norm(&exact(x), &exact(&w), EPS).unwrap();
+    assert_eq!((y.dtype(), inv_rms.dtype()), (dtype, DType::F32));
+    assert_close(&y, &exact_y, 4.0 * rounding(dtype), 0.1);
+    assert_close(&inv_rms, &exact_inv_rms, 1e-5, 0.1);
+
+    let dy = ops::cos(x).unwrap();
+    let dx = ops::rms_norm_grad_input(&dy, x, &w, &inv_rms).unwrap();
+    let exact_dx =
+        ops::rms_norm_grad_input(&exact(&dy), &exact(x), &exact(&w), &exact_inv_rms).unwrap();
+    assert_close(&dx, &exact_dx, 8.0 * rounding(dtype), 1.0);
+
+    let shape = *w.shape();
+    let mut dw = Accumulator::new(x.device(), shape, DType::F32).unwrap();
+    let mut exact_dw = Accumulator::new(reference(), shape, DType::F64).unwrap();
+    for _ in 0..2 {
+        ops::rms_norm_grad_weight_into(&dy, x, &inv_rms, &mut dw).unwrap();
+        let operands = (exact(&dy), exact(x));
+        ops::rms_norm_grad_weight_into(&operands.0, &operands.1, &exact_inv_rms, &mut exact_dw)
+            .unwrap();
+        assert_close(dw.total().unwrap(), exact_dw.total().unwrap(), 1e-4, 1.0);
+    }
+}
