@@ -15,8 +15,7 @@ const ERROR_LOG: [i32; 2] = [5, 6];
 // The CUDA driver API, `cuda.h`. A `CUresult` is an int, a handle a pointer.
 unsafe extern "C" {
     fn cuInit(flags: u32) -> i32;
-    fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> i32;
-    fn cuCtxSetCurrent(context: *mut c_void) -> i32;
+    fn cuCtxCreate_v2(context: *mut *mut c_void, flags: u32, device: i32) -> i32;
     fn cuCtxSynchronize() -> i32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> i32;
     fn cuMemFree_v2(address: u64) -> i32;
@@ -50,7 +49,7 @@ unsafe extern "C" {
     ) -> i32;
 }
 
-/// A loaded module; the primary context of device 0 is current in the thread that loaded it.
+/// A loaded module; its own context of device 0 is current in the thread that loaded it.
 pub(crate) struct Gpu {
     module: *mut c_void,
 }
@@ -132,11 +131,8 @@ impl Gpu {
         // as its option says.
         let outcome = unsafe {
             check("cuInit", cuInit(0));
-            check(
-                "cuDevicePrimaryCtxRetain",
-                cuDevicePrimaryCtxRetain(&mut context, 0),
-            );
-            check("cuCtxSetCurrent", cuCtxSetCurrent(context));
+            // A context of its own: after a finding nothing else runs in it.
+            check("cuCtxCreate", cuCtxCreate_v2(&mut context, 0, 0));
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options, values)
         };
