@@ -87,64 +87,76 @@ impl Model {
     /// `CU_DEVICE_ATTRIBUTE_*` by number; `None` where the API defines none.
     fn attribute(self, number: i32, ordinal: u32) -> Option<i32> {
         let facts = self.facts();
-        let [block_x, block_y, block_z] = MAX_BLOCK.map(|it| it as i32);
-        let [grid_x, grid_y, grid_z] = MAX_GRID.map(|it| it as i32);
         let hopper = i32::from(facts.major >= 9);
-        Some(match number {
-            1 => MAX_THREADS,
-            2 => block_x,
-            3 => block_y,
-            4 => block_z,
-            5 => grid_x,
-            6 => grid_y,
-            7 => grid_z,
-            8 => DEFAULT_SHARED,
-            9 => 64 * 1024, // constant memory
-            10 => WARP,
-            11 => i32::MAX, // pitch of a copy
-            12 | 82 => REGISTERS,
+        let of_model = match number {
             13 => facts.clock_khz,
-            14 => 512, // alignment of textures
-            15 => 1,   // overlap of copies and kernels
             16 => facts.multiprocessors,
-            19 => 1,                  // mapping of host memory
-            31 => 1,                  // concurrent kernels
-            32 => 1,                  // ECC
-            33 => ordinal as i32 + 1, // PCI bus
+            33 => ordinal as i32 + 1, // PCI_BUS_ID
             36 => facts.memory_clock_khz,
             37 => facts.memory_bus_bits,
             38 => facts.l2,
-            39 => THREADS_PER_MULTIPROCESSOR,
-            40 => 3,  // copy engines
-            41 => 1,  // unified addressing
-            51 => 32, // pitch alignment of textures
             75 => facts.major,
             76 => facts.minor,
-            78 => 1,      // priorities of streams
-            79 | 80 => 1, // L1 caches of global and local memory
             81 => facts.shared,
-            83 => 1, // managed memory
-            87 => 2, // throughput of f32 to f64
-            89 => 1, // concurrent access to managed memory
-            90 => 1, // preemption
-            95 => 1, // cooperative launches
             97 => self.shared_opt_in(),
-            99 => 1, // registration of host memory
-            106 => BLOCKS_PER_MULTIPROCESSOR,
-            108 => facts.l2 / 4 * 3, // persisting part of L2
-            109 => 128 << 20,        // window of an access policy
-            111 => RESERVED_SHARED,
-            115 => 1,       // memory pools
-            120 => hopper,  // clusters
-            122 | 123 => 1, // 64-bit and NOR memory operations of streams
-            127 => hopper,  // tensor maps
-            131 => -1,      // NUMA node
-            134 => -1,
-            1..=144 => 0,
-            _ => return None,
-        })
+            108 => facts.l2 / 4 * 3, // MAX_PERSISTING_L2_CACHE_SIZE
+            120 => hopper,           // CLUSTER_LAUNCH
+            127 => hopper,           // TENSOR_MAP_ACCESS_SUPPORTED
+            _ => {
+                let of_all = OF_ALL.iter().find(|(known, _)| *known == number);
+                let otherwise = (1..LAST_ATTRIBUTE).contains(&number).then_some(0);
+                return of_all.map(|(_, value)| *value).or(otherwise);
+            }
+        };
+        Some(of_model)
     }
 }
+
+/// `CU_DEVICE_ATTRIBUTE_MAX`.
+const LAST_ATTRIBUTE: i32 = 144;
+
+/// Attributes in which the models agree; those that are not listed are 0.
+const OF_ALL: &[(i32, i32)] = &[
+    (1, MAX_THREADS),
+    (2, MAX_BLOCK[0] as i32),
+    (3, MAX_BLOCK[1] as i32),
+    (4, MAX_BLOCK[2] as i32),
+    (5, MAX_GRID[0] as i32),
+    (6, MAX_GRID[1] as i32),
+    (7, MAX_GRID[2] as i32),
+    (8, DEFAULT_SHARED),
+    (9, 64 * 1024), // TOTAL_CONSTANT_MEMORY
+    (10, WARP),
+    (11, i32::MAX), // MAX_PITCH
+    (12, REGISTERS),
+    (14, 512), // TEXTURE_ALIGNMENT
+    (15, 1),   // GPU_OVERLAP
+    (19, 1),   // CAN_MAP_HOST_MEMORY
+    (31, 1),   // CONCURRENT_KERNELS
+    (32, 1),   // ECC_ENABLED
+    (39, THREADS_PER_MULTIPROCESSOR),
+    (40, 3),  // ASYNC_ENGINE_COUNT
+    (41, 1),  // UNIFIED_ADDRESSING
+    (51, 32), // TEXTURE_PITCH_ALIGNMENT
+    (78, 1),  // STREAM_PRIORITIES_SUPPORTED
+    (79, 1),  // GLOBAL_L1_CACHE_SUPPORTED
+    (80, 1),  // LOCAL_L1_CACHE_SUPPORTED
+    (82, REGISTERS),
+    (83, 1), // MANAGED_MEMORY
+    (87, 2), // SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO
+    (89, 1), // CONCURRENT_MANAGED_ACCESS
+    (90, 1), // COMPUTE_PREEMPTION_SUPPORTED
+    (95, 1), // COOPERATIVE_LAUNCH
+    (99, 1), // HOST_REGISTER_SUPPORTED
+    (106, BLOCKS_PER_MULTIPROCESSOR),
+    (109, 128 << 20), // MAX_ACCESS_POLICY_WINDOW_SIZE
+    (111, RESERVED_SHARED),
+    (115, 1),  // MEMORY_POOLS_SUPPORTED
+    (122, 1),  // CAN_USE_64_BIT_STREAM_MEM_OPS
+    (123, 1),  // CAN_USE_STREAM_WAIT_VALUE_NOR
+    (131, -1), // NUMA_ID
+    (134, -1), // HOST_NUMA_ID
+];
 
 /// One virtual device.
 pub(crate) struct Device {
@@ -236,7 +248,8 @@ mod tests {
         );
         assert_eq!((h200(97), a100(97)), (Some(232_448), Some(166_912)));
         assert_eq!((h200(120), a100(120)), (Some(1), Some(0)));
-        assert_eq!((h200(0), h200(145)), (None, None));
+        assert_eq!((h200(0), h200(144)), (None, None));
+        assert_eq!((h200(1), h200(17)), (Some(1024), Some(0)));
         assert!(Model::H200.facts().memory > 140_000_000_000);
     }
 }

@@ -24,6 +24,7 @@ mod leaks;
 mod memory;
 mod module;
 mod occupancy;
+mod pointer;
 mod pool;
 mod report;
 mod schedule;

@@ -87,7 +87,7 @@ impl Driver {
         let raw = state.stream_of(moment)?;
         let (stream, context) = state.stream(raw)?;
         let extent = count.checked_mul(bytes.len());
-        let aligned = to % bytes.len() as u64 == 0;
+        let aligned = to.is_multiple_of(bytes.len() as u64);
         let Some(extent) = extent.filter(|_| aligned) else {
             let words = format!("{count} times {} bytes at {to:#x}", bytes.len());
             return Err(Code::InvalidValue.because(words));

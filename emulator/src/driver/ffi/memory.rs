@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use super::arguments::{Out, Pointer};
 use super::{driver, exports};
 use crate::driver::error::{Code, Result};
-use crate::driver::memory::{Kind, PointerFact};
+use crate::driver::memory::Kind;
+use crate::driver::pointer::PointerFact;
 use crate::driver::work::Work;
 
 /// `CUmemLocation`.
