@@ -241,11 +241,11 @@ fn run_ctas(grid: &Grid<'_>, next: &AtomicU64, stop: &AtomicBool) -> Outcome {
                 Ok(Turn::Running) => {
                     stop.store(true, Relaxed);
                     let fault = endless(&cta, &warps);
-                    return Err(Some(failure(&cta, &warps, 0, fault)));
+                    return Err(Some(failure(&cta, &warps, 0, *fault)));
                 }
                 Err((warp, fault)) => {
                     stop.store(true, Relaxed);
-                    return Err(Some(failure(&cta, &warps, warp, fault)));
+                    return Err(Some(failure(&cta, &warps, warp, *fault)));
                 }
             }
         }
@@ -308,7 +308,7 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
             };
             let (cta, warps) = &mut resident[at];
             if let Err((warp, fault)) = cta.turn(warps) {
-                let failure = failure(cta, warps, warp, fault);
+                let failure = failure(cta, warps, warp, *fault);
                 return Err(LaunchError::Finding(failure.finding));
             }
         }
@@ -320,7 +320,7 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
         let patience = PATIENCE / resident.len().max(1) as u64;
         if !resident.is_empty() && resident.iter().all(|(cta, _)| cta.idle() > patience) {
             let (cta, warps) = &resident[0];
-            let failure = failure(cta, warps, 0, endless(cta, warps));
+            let failure = failure(cta, warps, 0, *endless(cta, warps));
             return Err(LaunchError::Finding(failure.finding));
         }
     }
@@ -347,7 +347,7 @@ fn endless(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
 }
 
 /// A fault with its place and its thread in words.
-fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Box<Fault>) -> Failure {
+fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure {
     let grid = cta.grid;
     let id = grid.cta_id(cta.index);
     let pc = match fault.lane {

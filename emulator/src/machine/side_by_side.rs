@@ -51,7 +51,7 @@ impl Cta<'_> {
     #[inline(always)]
     fn range(&mut self, space: Space, start: u64, bytes: usize) -> Option<(Home, usize)> {
         let end = |at: u64| at.checked_add((LANES * bytes) as u64);
-        if start % bytes as u64 != 0 {
+        if !start.is_multiple_of(bytes as u64) {
             return None;
         }
         let shared = |address: u64| {

@@ -165,7 +165,7 @@ impl Cta<'_> {
             Op::Compute { flops, .. } => u64::from(*flops) * u64::from(mask.count_ones()),
             Op::Multiply(multiply) => multiply
                 .kind
-                .map_or(2 * 8 * 8 * 4, |kind| 2 * 16 * 8 * kind.k() as u64),
+                .map_or(2 * 8 * 8 * 4, |kind| kind.operations() as u64),
             _ => 0,
         };
         counts.flops += flops;
