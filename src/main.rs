@@ -42,7 +42,43 @@ enum Command {
     /// Compute logits, loss and gradients of a Hugging Face folder: the parity tool.
     Forward(forward::ForwardArguments),
     /// Report the device and check the gradient of every op.
-    Check,
+    Check(CheckArguments),
+}
+
+#[derive(clap::Args)]
+struct CheckArguments {
+    /// Where: `cpu`, `cuda` or `cuda:N` (an NVIDIA GPU), `emulator` or `emulator:N` (the same
+    /// kernels, run and examined on the CPU).
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
+}
+
+/// A device by its name.
+#[derive(Clone, Copy)]
+enum DeviceName {
+    Cpu,
+    Cuda(usize),
+    Emulator(usize),
+}
+
+impl std::str::FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<DeviceName, String> {
+        let (kind, ordinal) = match name.split_once(':') {
+            Some((kind, ordinal)) => {
+                let ordinal = ordinal.parse().ok();
+                (kind, ordinal.ok_or_else(|| format!("`{name}`: a number follows the colon"))?)
+            }
+            None => (name, 0),
+        };
+        match (kind, ordinal) {
+            ("cpu", 0) => Ok(DeviceName::Cpu),
+            ("cuda", ordinal) => Ok(DeviceName::Cuda(ordinal)),
+            ("emulator", ordinal) => Ok(DeviceName::Emulator(ordinal)),
+            _ => Err(format!("`{name}` is not a device: cpu, cuda[:N] or emulator[:N]")),
+        }
+    }
 }
 
 #[derive(clap::Args)]
@@ -122,7 +158,11 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<()> {
         Command::Train(arguments) => train(arguments, device),
         Command::Sample(arguments) => sample(arguments, device),
         Command::Forward(arguments) => forward::forward(arguments, device),
-        Command::Check => check::check(device),
+        Command::Check(arguments) => match arguments.device {
+            DeviceName::Cpu => check::check(device),
+            DeviceName::Cuda(ordinal) => check::check(&Device::cuda(ordinal)?),
+            DeviceName::Emulator(ordinal) => check::check(&Device::emulator(ordinal)?),
+        },
     }
 }
 

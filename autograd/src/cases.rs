@@ -1,12 +1,12 @@
 //! One case for every differentiable op, to check its gradient: what the tests run, and `meshgrad
 //! check`.
 
-use meshgrad_runtime::ops::{AttentionMask, RopeStyle};
-use meshgrad_runtime::{Device, Key, Tensor};
+use meshgrad_runtime::ops::{self as runtime, AttentionMask, RopeStyle};
+use meshgrad_runtime::{DType, Device, Key, Tensor};
 
 use crate::{Result, Var, ops};
 
-/// An op as a function of its float inputs, f64.
+/// An op as a function of its float inputs.
 pub type Function = Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>;
 
 /// An op at some inputs.
@@ -22,6 +22,7 @@ pub struct Case {
 /// Inputs of a case: numbers away from the points where functions have corners.
 struct Inputs<'a> {
     device: &'a Device,
+    dtype: DType,
 }
 
 impl Inputs<'_> {
@@ -44,16 +45,19 @@ impl Inputs<'_> {
     fn filled(&self, shape: &[usize], number: impl Fn(usize) -> f64) -> Result<Tensor> {
         let count = shape.iter().product();
         let numbers: Vec<f64> = (0..count).map(number).collect();
-        Ok(Tensor::from_slice(self.device, shape, &numbers)?)
+        let numbers = Tensor::from_slice(&Device::cpu(), shape, &numbers)?;
+        let numbers = runtime::cast(&numbers, self.dtype)?;
+        Ok(runtime::to_device(&numbers, self.device)?)
     }
 }
 
-/// Every op's case on `device`.
+/// Every op's case on `device`, with inputs of `dtype`. The same numbers everywhere, but for their
+/// rounding.
 ///
 /// # Errors
 /// When memory runs out.
-pub fn all(device: &Device) -> Result<Vec<Case>> {
-    let inputs = Inputs { device };
+pub fn all(device: &Device, dtype: DType) -> Result<Vec<Case>> {
+    let inputs = Inputs { device, dtype };
     let mut cases = Vec::new();
     elementwise(&inputs, &mut cases)?;
     reductions(&inputs, &mut cases)?;
@@ -330,7 +334,11 @@ mod tests {
                 y.tracked([&x[0]], move |_, [dx]| dx.add(|| kept.get()))?,
             ])
         };
-        let x = Inputs { device: &device }.any(&[3], 0).unwrap();
+        let x = Inputs {
+            device: &device,
+            dtype: DType::F64,
+        }
+        .any(&[3], 0).unwrap();
         let found = gradcheck(wrong, &[x], Tolerance::default());
         assert!(matches!(found, Err(crate::Error::GradientCheck { .. })));
     }

@@ -116,6 +116,26 @@ pub enum Error {
         given: usize,
     },
 
+    /// A gradient that two devices do not agree on.
+    #[error(
+        "gradient {index} of input {input} is {here:e} here but {there:e} on {device} (allowed: \
+         {tolerance:e})"
+    )]
+    GradientDiffers {
+        /// Which input.
+        input: usize,
+        /// Which element of it, in row-major order.
+        index: usize,
+        /// What is computed here.
+        here: f64,
+        /// What is computed there.
+        there: f64,
+        /// There.
+        device: String,
+        /// How far they may lie apart.
+        tolerance: f64,
+    },
+
     /// A gradient that does not agree with finite differences.
     #[error(
         "gradient {index} of input {input} is {backward:e} but finite differences say \

@@ -1,7 +1,8 @@
 //! Checking gradients against finite differences.
 
-use meshgrad_runtime::{DType, Tensor, ops};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
 
+use crate::cases::Case;
 use crate::{Error, Grads, Init, Param, Result, Spec, Tape, Var};
 
 /// How [`gradcheck`] compares.
@@ -72,6 +73,40 @@ pub fn gradcheck(
     Ok(())
 }
 
+/// Checks the gradients of `case` against those of `reference`, the same case on another device
+/// and perhaps in a wider dtype: every element within `tolerance`, relative to the largest of the
+/// reference's gradient of that input, or to 1.
+///
+/// # Errors
+/// [`Error::GradientDiffers`] for the first element that differs; what the cases' functions return.
+pub fn compare_gradients(case: &Case, reference: &Case, tolerance: f64) -> Result<()> {
+    let here = gradients_of_inputs(&case.function, &case.inputs)?;
+    let there = gradients_of_inputs(&reference.function, &reference.inputs)?;
+    for (input, (here, there)) in here.iter().zip(&there).enumerate() {
+        let device = there.device().to_string();
+        let (here, there) = (on_the_host(here)?, on_the_host(there)?);
+        let largest = there.iter().fold(1.0, |largest: f64, it| largest.max(it.abs()));
+        let tolerance = tolerance * largest;
+        let differs = |(here, there): (&f64, &f64)| !((here - there).abs() <= tolerance);
+        if let Some(index) = here.iter().zip(&there).position(differs) {
+            return Err(Error::GradientDiffers {
+                input,
+                index,
+                here: here[index],
+                there: there[index],
+                device,
+                tolerance,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn on_the_host(x: &Tensor) -> Result<Vec<f64>> {
+    let x = ops::to_device(x, &Device::cpu())?;
+    Ok(ops::cast(&x, DType::F64)?.to_vec()?)
+}
+
 fn gradients_of_inputs(
     function: &impl Fn(&[Var]) -> Result<Vec<Var>>,
     inputs: &[Tensor],
@@ -128,7 +163,8 @@ fn roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
 fn weights(output: usize, like: &Tensor) -> Result<Tensor> {
     let number = |index: usize| (1.0 + index as f64 * 1.7 + output as f64 * 0.9).sin();
     let numbers: Vec<f64> = (0..like.elements()).map(number).collect();
-    Ok(Tensor::from_slice(like.device(), like.shape(), &numbers)?)
+    let numbers = Tensor::from_slice(&Device::cpu(), like.shape(), &numbers)?;
+    Ok(ops::to_device(&ops::cast(&numbers, like.dtype())?, like.device())?)
 }
 
 fn central_difference(

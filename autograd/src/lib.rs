@@ -42,7 +42,7 @@ mod var;
 
 pub use checkpoint::checkpoint;
 pub use error::{Error, Result};
-pub use gradcheck::{Tolerance, gradcheck};
+pub use gradcheck::{Tolerance, compare_gradients, gradcheck};
 pub use grads::Grads;
 pub use param::{Init, Module, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
