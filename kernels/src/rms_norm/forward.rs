@@ -74,12 +74,15 @@ pub struct RmsNormArguments {
 impl RmsNormArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
-        [self.x, self.w, self.y, self.inv_rms]
-            .into_iter()
-            .fold(Arguments::new(), Arguments::push_pointer)
+        let mut arguments = Arguments::new();
+        for pointer in [self.x, self.w, self.y, self.inv_rms] {
+            arguments.push_pointer(pointer);
+        }
+        arguments
             .push_u64(self.rows)
             .push_u32(self.features)
-            .push_f32(self.eps)
+            .push_f32(self.eps);
+        arguments
     }
 }
 
