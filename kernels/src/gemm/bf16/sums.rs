@@ -97,7 +97,8 @@ struct RowEnd<'k> {
 }
 
 impl<'k> RowEnd<'k> {
-    /// Pairs of neighbours, one for every eight columns. Four lanes store 32 bytes of f32, a sector.
+    /// Pairs of neighbours, one for every eight columns. Four lanes store 32 bytes of f32: a
+    /// sector.
     #[track_caller]
     fn store_pairs(&self, variant: &GemmBf16, pairs: &[[F32<'k>; 2]]) {
         let output = variant.output;
