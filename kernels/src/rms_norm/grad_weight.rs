@@ -36,8 +36,8 @@ impl RmsNormGradWeight {
         let vector = dtype.per_vector();
         let vectorised = aligned && features.is_multiple_of(vector as usize);
         let width = if vectorised { vector } else { 1 };
-        let needed = features.div_ceil(width as usize).next_power_of_two();
-        let across = needed.min(MAX_ACROSS as usize) as u32;
+        let needed = features.div_ceil(width as usize).min(MAX_ACROSS as usize) as u32;
+        let across = needed.next_power_of_two();
         RmsNormGradWeight {
             dtype,
             tile: ColumnTile { across, width },
