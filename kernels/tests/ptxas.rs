@@ -23,7 +23,7 @@ const MISTAKES: [&str; 4] = ["warning", "error", "(C75", "sed 16 barriers"];
 #[test]
 fn every_kernel_assembles_without_a_warning() {
     let Some(ptxas) = ptxas() else {
-        println!("skipped: ptxas cannot be fetched from PyPI");
+        println!("skipped: ptxas is for Linux on x86-64 and cannot be had here from PyPI");
         return;
     };
     let kernels = catalogue();
@@ -46,16 +46,16 @@ fn architectures(ptx: &Ptx) -> &'static [&'static str] {
 }
 
 fn ptxas() -> Option<PathBuf> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return None;
+    }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/cuda-tools");
     let output = Command::new(script).arg("ptxas").output().unwrap();
     if output.status.code() == Some(UNREACHABLE) {
         return None;
     }
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
     Some(String::from_utf8(output.stdout).unwrap().trim().into())
 }
 

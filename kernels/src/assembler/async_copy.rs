@@ -44,3 +44,32 @@ impl Kernel {
         self.emit(format_args!("cp.async.wait_group {pending}"));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel::tests::body;
+    use super::super::{Kernel, Target};
+
+    /// Sixteen bytes go past L1; other sizes cannot.
+    #[test]
+    fn copies_read_as_much_as_the_predicate_says() {
+        let k = &Kernel::new("copies", Target::Sm80, 32);
+        let (from, to) = (k.pointer("x"), k.shared::<f32>(32));
+        let inside = k.constant(true);
+        to.offset(64).copy_async::<16>(from, inside);
+        to.copy_async::<4>(from.offset(8), inside);
+        k.commit_copies();
+        k.wait_for_copies(1);
+        assert_eq!(
+            body(k)[4..10],
+            [
+                "selp.b32 %r2, 16, 0, %p1;",
+                "cp.async.cg.shared.global [%r1+64], [%rd2], 16, %r2;",
+                "selp.b32 %r3, 4, 0, %p1;",
+                "cp.async.ca.shared.global [%r1], [%rd2+8], 4, %r3;",
+                "cp.async.commit_group;",
+                "cp.async.wait_group 1;",
+            ]
+        );
+    }
+}

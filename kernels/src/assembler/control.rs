@@ -116,18 +116,8 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::tests::body;
     use super::super::{Kernel, Target};
-
-    /// The instructions of a kernel without directives.
-    fn body(k: &Kernel) -> Vec<String> {
-        let text = k.finish().text;
-        let body = text.split_once("{\n").unwrap().1;
-        body.lines()
-            .map(str::trim)
-            .filter(|line| !line.starts_with('.'))
-            .map(str::to_owned)
-            .collect()
-    }
 
     #[test]
     fn a_loop_tests_before_every_round() {

@@ -322,3 +322,50 @@ impl Kernel {
 fn push_line(text: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(text, "{line}").expect("a String takes any text");
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The instructions of a kernel without directives.
+    pub(in crate::assembler) fn body(k: &Kernel) -> Vec<String> {
+        let text = k.finish().text;
+        let (_, body) = text.split_once("{\n").expect("a body");
+        body.lines()
+            .map(str::trim)
+            .filter(|line| !line.starts_with('.'))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn parameters_are_declared_in_order() {
+        let k = &Kernel::new("parameters", Target::Sm90a, 64).ctas_per_sm(3);
+        k.pointer("x");
+        k.u32_param("n");
+        k.i64_param("stride");
+        k.f32_param("eps");
+        let ptx = k.finish();
+
+        let head = ".version 8.3\n.target sm_90a\n.address_size 64\n";
+        assert!(ptx.text.starts_with(head), "{}", ptx.text);
+        let declared = ".visible .entry parameters(\n\t.param .u64 x,\n\t.param .u32 n,\n\
+                        \t.param .s64 stride,\n\t.param .f32 eps\n)\n\
+                        .reqntid 64, 1, 1\n.minnctapersm 3\n";
+        assert!(ptx.text.contains(declared), "{}", ptx.text);
+        assert_eq!(ptx.parameter_bytes(), 28);
+        assert_eq!(ptx.block, [64, 1, 1]);
+    }
+
+    /// A class of registers is declared once, with room for all its names.
+    #[test]
+    fn registers_are_declared() {
+        let k = &Kernel::new("registers", Target::Sm80, 32);
+        let x = k.constant(1.0_f32) + k.constant(2.0_f32);
+        let _signed = x.to_bits().signed();
+        let text = k.finish().text;
+        assert!(text.contains("\t.reg .f32 %f<4>;\n"), "{text}");
+        assert!(text.contains("\t.reg .b32 %r<2>;\n"), "{text}");
+        assert!(!text.contains(".reg .pred"), "{text}");
+    }
+}

@@ -145,38 +145,32 @@ impl Arguments {
     }
 
     /// Adds an address in device memory.
-    #[must_use]
-    pub fn push_pointer(self, address: u64) -> Arguments {
+    pub fn push_pointer(&mut self, address: u64) -> &mut Arguments {
         self.push(address.to_ne_bytes())
     }
 
     /// Adds an unsigned 32-bit value.
-    #[must_use]
-    pub fn push_u32(self, value: u32) -> Arguments {
+    pub fn push_u32(&mut self, value: u32) -> &mut Arguments {
         self.push(value.to_ne_bytes())
     }
 
     /// Adds a signed 32-bit value.
-    #[must_use]
-    pub fn push_i32(self, value: i32) -> Arguments {
+    pub fn push_i32(&mut self, value: i32) -> &mut Arguments {
         self.push(value.to_ne_bytes())
     }
 
     /// Adds an unsigned 64-bit value.
-    #[must_use]
-    pub fn push_u64(self, value: u64) -> Arguments {
+    pub fn push_u64(&mut self, value: u64) -> &mut Arguments {
         self.push(value.to_ne_bytes())
     }
 
     /// Adds a signed 64-bit value.
-    #[must_use]
-    pub fn push_i64(self, value: i64) -> Arguments {
+    pub fn push_i64(&mut self, value: i64) -> &mut Arguments {
         self.push(value.to_ne_bytes())
     }
 
     /// Adds an f32.
-    #[must_use]
-    pub fn push_f32(self, value: f32) -> Arguments {
+    pub fn push_f32(&mut self, value: f32) -> &mut Arguments {
         self.push(value.to_ne_bytes())
     }
 
@@ -185,7 +179,7 @@ impl Arguments {
         &self.bytes[..self.len]
     }
 
-    fn push<const N: usize>(mut self, value: [u8; N]) -> Arguments {
+    fn push<const N: usize>(&mut self, value: [u8; N]) -> &mut Arguments {
         let start = self.len.next_multiple_of(N);
         self.len = start + N;
         self.bytes[start..self.len].copy_from_slice(&value);
@@ -205,7 +199,8 @@ mod tests {
 
     #[test]
     fn arguments_are_aligned_to_their_size() {
-        let arguments = Arguments::new()
+        let mut arguments = Arguments::new();
+        arguments
             .push_u32(7)
             .push_pointer(0x1122)
             .push_f32(1.0)

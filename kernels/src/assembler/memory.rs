@@ -291,3 +291,43 @@ pub(super) fn written<T: Integer>(base: &Register<'_, T>, offset: i64) -> String
         _ => format!("[{base}{offset:+}]"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel::tests::body;
+    use super::super::{Kernel, Target};
+
+    #[test]
+    fn offsets_are_part_of_the_address() {
+        let k = &Kernel::new("offsets", Target::Sm80, 32);
+        let x = k.pointer("x").offset(16).offset(-4);
+        let values = x.load_vector::<f32, 4>();
+        x.offset(-12).store_vector::<f32, 2>([values[0], values[3]]);
+        assert_eq!(
+            body(k)[2..4],
+            [
+                "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd2+12];",
+                "st.global.v2.f32 [%rd2], {%f1, %f4};",
+            ]
+        );
+    }
+
+    /// Where the predicate does not hold, the result is a zero that was written before.
+    #[test]
+    fn conditional_loads_begin_with_zeros() {
+        let k = &Kernel::new("conditional", Target::Sm80, 32);
+        let (x, inside) = (k.pointer("x"), k.constant(true));
+        x.load_vector_if::<u32, 2>(inside);
+        x.store_if(inside, k.constant(1u32));
+        assert_eq!(
+            body(k)[3..8],
+            [
+                "mov.b32 %r1, 0;",
+                "mov.b32 %r2, 0;",
+                "@%p1 ld.global.v2.b32 {%r1, %r2}, [%rd2];",
+                "mov.b32 %r3, 1;",
+                "@%p1 st.global.b32 [%rd2], %r3;",
+            ]
+        );
+    }
+}

@@ -454,3 +454,87 @@ impl<'k> Pred<'k> {
         self.k.compute(&format!("selp.{}", T::BITS), &operands)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel::tests::body;
+    use super::super::{Kernel, Target};
+
+    /// The instructions of a kernel without their operands, but for those that set constants.
+    fn opcodes(k: &Kernel) -> Vec<String> {
+        let body = body(k);
+        let opcodes = body.iter().filter_map(|line| line.split_once(' '));
+        let opcodes = opcodes.filter(|(opcode, _)| !opcode.starts_with("mov"));
+        opcodes.map(|(opcode, _)| opcode.to_owned()).collect()
+    }
+
+    /// An operator means what its type says: rounding of floats, sign of shifts and divisions.
+    #[test]
+    fn types_choose_instructions() {
+        let k = &Kernel::new("types", Target::Sm80, 32);
+        let (x, d, p) = (k.constant(1.0_f32), k.constant(1.0_f64), k.constant(true));
+        let (u32, s32) = (k.constant(1u32), k.constant(1i32));
+        let (u64, s64) = (k.constant(1u64), k.constant(1i64));
+        let _floats = [
+            x + 2.0,
+            x - x,
+            x / 2.0,
+            x.fma(2.0, 3.0),
+            x.max(2.0),
+            x.sqrt(),
+        ];
+        let _more = (d * 2.0, -d, p & false);
+        let _integers = (
+            u32 * 2,
+            u32 / u32,
+            s32 % 2,
+            u32.max(2),
+            s32.max(2),
+            s32 << 2,
+        );
+        let _shifts = (u32 >> 2, s32 >> 2, u64 >> 2, s64 >> u32);
+        assert_eq!(
+            opcodes(k).join(" "),
+            "add.rn.f32 sub.rn.f32 div.rn.f32 fma.rn.f32 max.NaN.f32 sqrt.rn.f32 \
+             mul.rn.f64 neg.f64 and.pred \
+             mul.lo.u32 div.u32 rem.s32 max.u32 max.s32 shl.b32 \
+             shr.u32 shr.s32 shr.u64 shr.s64"
+        );
+    }
+
+    /// Comparisons are false for NaN, except that it differs from everything.
+    #[test]
+    fn comparisons_know_nan() {
+        let k = &Kernel::new("comparisons", Target::Sm80, 32);
+        let (x, n) = (k.constant(1.0_f32), k.constant(1u64));
+        let _results = [
+            x.lt(2.0),
+            x.equals(x),
+            x.differs(2.0),
+            n.differs(2),
+            n.ge(n),
+        ];
+        assert_eq!(
+            opcodes(k).join(" "),
+            "setp.lt.f32 setp.eq.f32 setp.neu.f32 setp.ne.u64 setp.ge.u64"
+        );
+    }
+
+    /// `cvt.rn.bf16x2` takes the upper half first; the lower half has the lower address.
+    #[test]
+    fn pairs_have_the_first_element_in_the_lower_half() {
+        let k = &Kernel::new("pair", Target::Sm80, 32);
+        let (first, second) = (k.constant(1.0_f32), k.constant(2.0_f32));
+        first.pack(second).unpack();
+        assert_eq!(
+            body(k)[2..7],
+            [
+                "cvt.rn.bf16x2.f32 %r1, %f2, %f1;",
+                "shl.b32 %r2, %r1, 16;",
+                "mov.b32 %f3, %r2;",
+                "and.b32 %r3, %r1, 4294901760;",
+                "mov.b32 %f4, %r3;",
+            ]
+        );
+    }
+}

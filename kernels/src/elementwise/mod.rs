@@ -138,16 +138,22 @@ pub struct ElementwiseArguments<'a> {
 impl ElementwiseArguments<'_> {
     /// The bytes of the parameters of `variant`.
     pub fn arguments(&self, variant: &Elementwise) -> Arguments {
-        let pointers = self.operands.iter().take(variant.operands().count());
-        let arguments = pointers.fold(Arguments::new(), |a, x| a.push_pointer(*x));
-        let arguments = arguments.push_pointer(self.result);
-        let scalars = self.scalars.iter().take(variant.scalars.into());
-        let arguments = scalars.fold(arguments, |a, scalar| a.push_f32(*scalar));
+        let mut arguments = Arguments::new();
+        for operand in self.operands.iter().take(variant.operands().count()) {
+            arguments.push_pointer(*operand);
+        }
+        arguments.push_pointer(self.result);
+        for scalar in self.scalars.iter().take(variant.scalars.into()) {
+            arguments.push_f32(*scalar);
+        }
 
         match variant.layout {
-            Layout::Contiguous => arguments.push_u64(self.walk.elements()),
-            Layout::Strided { wide, .. } => strided::push_walk(arguments, self.walk, wide),
+            Layout::Contiguous => {
+                arguments.push_u64(self.walk.elements());
+            }
+            Layout::Strided { wide, .. } => strided::push_walk(&mut arguments, self.walk, wide),
         }
+        arguments
     }
 }
 

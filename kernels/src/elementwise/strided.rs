@@ -13,19 +13,20 @@ const PER_THREAD: u32 = 4;
 pub(super) const TILE: u32 = THREADS * PER_THREAD;
 
 /// Adds the extents, outermost first, and the strides of the result and of each operand.
-pub(super) fn push_walk(arguments: Arguments, walk: &Walk, wide: bool) -> Arguments {
-    let arguments = arguments.push_u64(walk.elements());
-    let extents = walk.extents().iter();
-    let arguments = extents.fold(arguments, |a, extent| match wide {
-        true => a.push_u64(*extent),
-        false => a.push_u32(*extent as u32),
-    });
-    walk.strides()
-        .flatten()
-        .fold(arguments, |a, stride| match wide {
-            true => a.push_i64(*stride),
-            false => a.push_i32(*stride as i32),
-        })
+pub(super) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
+    arguments.push_u64(walk.elements());
+    for extent in walk.extents() {
+        match wide {
+            true => arguments.push_u64(*extent),
+            false => arguments.push_u32(*extent as u32),
+        };
+    }
+    for stride in walk.strides().flatten() {
+        match wide {
+            true => arguments.push_i64(*stride),
+            false => arguments.push_i32(*stride as i32),
+        };
+    }
 }
 
 /// An unsigned index together with the signed offset that it becomes: of 32 or of 64 bits.

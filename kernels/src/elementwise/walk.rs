@@ -64,7 +64,8 @@ impl Walk {
                 Some(outer[self.dims - 1]) == inner.checked_mul(extent as i64)
             });
         if continues {
-            self.extents[self.dims - 1] *= extent;
+            let outer = &mut self.extents[self.dims - 1];
+            *outer = outer.saturating_mul(extent);
         } else {
             self.extents[self.dims] = extent;
             self.dims += 1;
@@ -76,7 +77,8 @@ impl Walk {
 
     /// Elements of the result.
     pub fn elements(&self) -> u64 {
-        self.extents().iter().product()
+        let extents = self.extents().iter();
+        extents.fold(1, |product, extent| product.saturating_mul(*extent))
     }
 
     /// The form of the kernel that walks so. `aligned`: whether the result and all operands begin
@@ -98,10 +100,12 @@ impl Walk {
         let limit = 1u128 << 31;
         // The last CTA's threads beyond the end count on.
         let indices = u128::from(self.elements()) + u128::from(super::strided::TILE);
-        let reach = |strides: &[i64; DIMS]| -> u128 {
+        let reach = |strides: &[i64; DIMS]| {
             let dims = self.extents().iter().zip(strides);
-            dims.map(|(extent, stride)| u128::from(*extent) * u128::from(stride.unsigned_abs()))
-                .sum()
+            let reach = |(extent, stride): (&u64, &i64)| {
+                u128::from(*extent).saturating_mul(stride.unsigned_abs().into())
+            };
+            dims.map(reach).fold(0, u128::saturating_add)
         };
         indices < limit && self.strides.iter().all(|strides| reach(strides) < limit)
     }
@@ -180,6 +184,23 @@ mod tests {
         assert!(!wide(1 << 27));
         assert!(wide(1 << 28));
         assert!(wide(-(1 << 28)));
+    }
+
+    /// Extents that no memory holds are counted too, as a tensor without elements may have them.
+    #[test]
+    fn huge_extents_do_not_overflow() {
+        let huge = usize::MAX / 2;
+        let walk = Walk::new(&[huge, huge, 0], &[0, 0, 1], &[&[isize::MAX; 3]]).unwrap();
+        assert_eq!(walk.elements(), 0);
+        let walk = Walk::new(&[huge, huge], &[isize::MIN, 1], &[&[isize::MAX; 2]]).unwrap();
+        assert_eq!(walk.elements(), u64::MAX);
+        assert_eq!(
+            walk.layout(true),
+            Layout::Strided {
+                dims: 2,
+                wide: true
+            }
+        );
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! each other: 8 + 8 loads for 64 multiply-adds (4 + 4 for 16 with the small tile).
 //!
 //! - **Slices lie k by k** (`slice[k][row]`), whichever way the matrix lies: a thread's four
-//!   neighbouring rows are then one load of 16 bytes. Lines are padded by four words. A matrix that
-//!   lies along k is read by eight neighbouring threads a line, which write to lines
-//!   below each other; the padding puts these into different banks.
+//!   neighbouring rows are then one load of 16 bytes. A matrix that lies along k is copied by eight
+//!   neighbouring threads a line, which write to lines below each other: padding of four words a
+//!   line puts these into different banks.
 //! - **A thread's rows are in two blocks of four, 64 apart** (columns likewise): the 16 bytes that
 //!   neighbours load are then neighbours, and no bank is asked twice.
 //! - **Two buffers**: while one step is computed the copies of the next are under way to the other
@@ -252,21 +252,41 @@ impl<'k> Sums<'k> {
 
         for (i, sums) in (0..).zip(self.sums.chunks_exact(self.count as usize)) {
             let inside = rows_left.gt(i / 4 * 64 + i % 4);
-            for (j, sum) in (0..).zip(sums) {
-                let column = j / 4 * 64 + j % 4;
-                let inside = inside & columns_left.gt(column);
-                store(to.offset(4 * i64::from(column)), inside, **sum, accumulate);
-            }
+            let places: Vec<(GlobalAddress<'k>, Pred<'k>)> = (0..self.count)
+                .map(|j| j / 4 * 64 + j % 4)
+                .map(|column| {
+                    let inside = inside & columns_left.gt(column as i32);
+                    (to.offset(4 * i64::from(column)), inside)
+                })
+                .collect();
+            store(&places, sums, accumulate);
             let rows = if i % 4 == 3 { 61 } else { 1 };
             to = to.moved(next_row * rows);
         }
     }
 }
 
+/// Stores the sums of a row. What is added to is loaded before the first store: a load behind a
+/// store would wait for it, as they might be of one address.
 #[track_caller]
-fn store<'k>(to: GlobalAddress<'k>, inside: Pred<'k>, value: F32<'k>, accumulate: bool) {
-    match accumulate {
-        true => to.store_if(inside, to.load_if::<f32>(inside) + value),
-        false => to.store_if(inside, value),
+fn store<'k>(
+    places: &[(GlobalAddress<'k>, Pred<'k>)],
+    sums: &[Variable<'k, f32>],
+    accumulate: bool,
+) {
+    let totals: Vec<F32<'k>> = match accumulate {
+        true => {
+            let before = places.iter().map(|(to, inside)| to.load_if::<f32>(*inside));
+            let before: Vec<F32<'k>> = before.collect();
+            before
+                .iter()
+                .zip(sums)
+                .map(|(before, sum)| *before + **sum)
+                .collect()
+        }
+        false => sums.iter().map(|sum| **sum).collect(),
+    };
+    for ((to, inside), total) in places.iter().zip(totals) {
+        to.store_if(*inside, total);
     }
 }

@@ -72,21 +72,20 @@ pub struct GemmArguments {
 impl GemmArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
-        let arguments = [self.a, self.b, self.c]
-            .into_iter()
-            .fold(Arguments::new(), Arguments::push_pointer);
-        let arguments = [self.m, self.n, self.k]
-            .into_iter()
-            .fold(arguments, Arguments::push_u32);
-        let strides = [
-            self.lda,
-            self.ldb,
-            self.ldc,
-            self.batch_a,
-            self.batch_b,
-            self.batch_c,
-        ];
-        strides.into_iter().fold(arguments, Arguments::push_u64)
+        let mut arguments = Arguments::new();
+        for matrix in [self.a, self.b, self.c] {
+            arguments.push_pointer(matrix);
+        }
+        for extent in [self.m, self.n, self.k] {
+            arguments.push_u32(extent);
+        }
+        for leading in [self.lda, self.ldb, self.ldc] {
+            arguments.push_u64(leading);
+        }
+        for stride in [self.batch_a, self.batch_b, self.batch_c] {
+            arguments.push_u64(stride);
+        }
+        arguments
     }
 }
 

@@ -74,12 +74,15 @@ pub struct RmsNormArguments {
 impl RmsNormArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
-        [self.x, self.w, self.y, self.inv_rms]
-            .into_iter()
-            .fold(Arguments::new(), Arguments::push_pointer)
+        let mut arguments = Arguments::new();
+        for pointer in [self.x, self.w, self.y, self.inv_rms] {
+            arguments.push_pointer(pointer);
+        }
+        arguments
             .push_u64(self.rows)
             .push_u32(self.features)
-            .push_f32(self.eps)
+            .push_f32(self.eps);
+        arguments
     }
 }
 
@@ -94,8 +97,9 @@ struct Call<'k> {
     eps: F32<'k>,
 }
 
-/// The loads of x and w are all issued before the first use, so that the memory system is busy
-/// while we wait; x stays in registers between the sum of squares and the scaling.
+/// All loads of x are issued before the first use, so that the memory system is busy while we wait,
+/// and those of w, which the caches hold, before the sum over the row; x stays in registers between
+/// the sum of squares and the scaling.
 fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     let row = Row::new(k, tile, call.rows);
     let (x, w) = (row.load(call.x), row.load_vector(call.w));

@@ -74,11 +74,12 @@ pub struct RmsNormGradInputArguments {
 impl RmsNormGradInputArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
-        [self.dy, self.x, self.w, self.inv_rms, self.dx]
-            .into_iter()
-            .fold(Arguments::new(), Arguments::push_pointer)
-            .push_u64(self.rows)
-            .push_u32(self.features)
+        let mut arguments = Arguments::new();
+        for pointer in [self.dy, self.x, self.w, self.inv_rms, self.dx] {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u64(self.rows).push_u32(self.features);
+        arguments
     }
 }
 

@@ -36,8 +36,8 @@ impl RmsNormGradWeight {
         let vector = dtype.per_vector();
         let vectorised = aligned && features.is_multiple_of(vector as usize);
         let width = if vectorised { vector } else { 1 };
-        let needed = features.div_ceil(width as usize).next_power_of_two();
-        let across = needed.min(MAX_ACROSS as usize) as u32;
+        let needed = features.div_ceil(width as usize).min(MAX_ACROSS as usize) as u32;
+        let across = needed.next_power_of_two();
         RmsNormGradWeight {
             dtype,
             tile: ColumnTile { across, width },
@@ -157,12 +157,16 @@ pub struct RmsNormGradWeightArguments {
 impl RmsNormGradWeightArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
-        [self.dy, self.x, self.inv_rms, self.partials]
-            .into_iter()
-            .fold(Arguments::new(), Arguments::push_pointer)
+        let mut arguments = Arguments::new();
+        for pointer in [self.dy, self.x, self.inv_rms, self.partials] {
+            arguments.push_pointer(pointer);
+        }
+        let rows_per_partial = rows_per_partial(self.rows);
+        arguments
             .push_u64(self.rows)
-            .push_u64(rows_per_partial(self.rows))
-            .push_u32(self.features)
+            .push_u64(rows_per_partial)
+            .push_u32(self.features);
+        arguments
     }
 }
 
@@ -235,11 +239,10 @@ pub struct SumPartialsArguments {
 impl SumPartialsArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
-        Arguments::new()
-            .push_pointer(self.partials)
-            .push_pointer(self.to)
-            .push_u64(self.rows)
-            .push_u32(self.features)
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.partials).push_pointer(self.to);
+        arguments.push_u64(self.rows).push_u32(self.features);
+        arguments
     }
 }
 

@@ -97,30 +97,45 @@ struct RowEnd<'k> {
 }
 
 impl<'k> RowEnd<'k> {
-    /// Pairs of neighbours, one for every eight columns. Four lanes store 32 bytes of f32, a sector.
+    /// Pairs of neighbours, one for every eight columns. Four lanes store 32 bytes of f32: a
+    /// sector.
     #[track_caller]
     fn store_pairs(&self, variant: &GemmBf16, pairs: &[[F32<'k>; 2]]) {
-        let (output, size) = (variant.output, i64::from(variant.output.size()));
-        for (tile, pair) in (0..).zip(pairs) {
-            let to = self.to.offset(8 * size * i64::from(tile));
-            let columns_left = self.columns_left - 8 * tile;
-            let first = self.inside & columns_left.gt(0);
-            let both = self.inside & columns_left.gt(1);
-            if !variant.aligned {
-                store_one(output, to, first, pair[0]);
-                store_one(output, to.offset(size), both, pair[1]);
-                continue;
+        let output = variant.output;
+        let places: Vec<Place<'k>> = (0..pairs.len()).map(|i| self.place(output, i)).collect();
+        if !variant.aligned {
+            for (place, pair) in places.iter().zip(pairs) {
+                store_one(output, place.to, place.first, pair[0]);
+                let next = place.to.offset(output.size().into());
+                store_one(output, next, place.both, pair[1]);
             }
+            return;
+        }
 
-            let values = match output {
-                Output::AddF32 => {
-                    let before = to.load_vector_if::<f32, 2>(both);
-                    [before[0] + pair[0], before[1] + pair[1]]
-                }
-                Output::F32 | Output::Bf16 => *pair,
-            };
-            to.store_vector_if(both, values);
-            store_one(output, to, self.inside & columns_left.equals(1), pair[0]);
+        // All that is added to is loaded before the first store: a load behind a store would wait
+        // for it, as they might be of one address.
+        let totals: Vec<[F32<'k>; 2]> = match output {
+            Output::AddF32 => {
+                let load = |place: &Place<'k>| place.to.load_vector_if::<f32, 2>(place.both);
+                let before: Vec<[F32<'k>; 2]> = places.iter().map(load).collect();
+                let both = before.iter().zip(pairs);
+                both.map(|(a, b)| [a[0] + b[0], a[1] + b[1]]).collect()
+            }
+            Output::F32 | Output::Bf16 => pairs.to_vec(),
+        };
+        for ((place, total), pair) in places.iter().zip(totals).zip(pairs) {
+            place.to.store_vector_if(place.both, total);
+            store_one(output, place.to, place.first & !place.both, pair[0]);
+        }
+    }
+
+    #[track_caller]
+    fn place(&self, output: Output, tile: usize) -> Place<'k> {
+        let columns_left = self.columns_left - 8 * tile as i32;
+        Place {
+            to: self.to.offset(8 * i64::from(output.size()) * tile as i64),
+            first: self.inside & columns_left.gt(0),
+            both: self.inside & columns_left.gt(1),
         }
     }
 
@@ -147,6 +162,13 @@ impl<'k> RowEnd<'k> {
             }
         }
     }
+}
+
+/// Where a pair of neighbours goes, and which of them exist.
+struct Place<'k> {
+    to: GlobalAddress<'k>,
+    first: Pred<'k>,
+    both: Pred<'k>,
 }
 
 /// The first of the four columns, of sixteen, that [`RowEnd::store_fours`] leaves to a lane.
