@@ -18,7 +18,7 @@ pub(crate) struct Stream {
     pub(crate) kind: StreamKind,
     priority: i32,
     /// The last operation that was submitted to it.
-    last: Option<Ticket>,
+    pub(crate) last: Option<Ticket>,
     pub(crate) capture: Option<CaptureId>,
 }
 
@@ -151,9 +151,9 @@ impl Driver {
     /// Submits one operation: to the stream's capture, if it has one, or to be run.
     pub(crate) fn submit(&self, raw: u64, work: Work) -> Result<()> {
         let mut state = self.lock();
-        let (stream, context) = state.stream(raw)?;
+        let (stream, _) = state.stream(raw)?;
         state.submit(stream, work)?;
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// `cuStreamWriteValue32` and `cuStreamWriteValue64`.
