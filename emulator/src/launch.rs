@@ -71,9 +71,9 @@ pub fn launch(
 ) -> Result<Counters, LaunchError> {
     validate(launch)?;
     let grid = prepare(space, launch, options)?;
-    let outcome = match grid.kernel.communicates || options.shuffle.is_some() {
+    let outcome = match takes_turns(launch.kernel, options) {
         true => in_turns(&grid),
-        false => side_by_side(&grid),
+        false => side_by_side(&grid, host_threads(launch, options)),
     }?;
     let touched = |which: usize| {
         let sets = grid.touched.iter().flatten();
@@ -81,6 +81,29 @@ pub fn launch(
     };
     let unique = [touched(0), touched(1)];
     Ok(Counters::new(grid.kernel, grid.ctas(), &outcome, unique))
+}
+
+/// Whether CTAs take turns on one host thread: where they may speak to each other, and where the
+/// order is to be shuffled.
+fn takes_turns(kernel: &Kernel, options: &Options) -> bool {
+    kernel.communicates || options.shuffle.is_some()
+}
+
+/// Host threads that run a launch.
+fn host_threads(launch: &Launch<'_>, options: &Options) -> u64 {
+    if takes_turns(launch.kernel, options) {
+        return 1;
+    }
+    let threads = match options.threads {
+        0 => rayon::current_num_threads(),
+        threads => threads,
+    };
+    let ctas: u64 = launch
+        .grid
+        .iter()
+        .map(|extent| u64::from(*extent))
+        .product();
+    (threads as u64).min(ctas).max(1)
 }
 
 fn validate(launch: &Launch<'_>) -> Result<(), LaunchError> {
@@ -155,6 +178,7 @@ fn prepare<'l>(
         parameters,
         parameter_bytes: launch.parameters.len(),
         allocations,
+        contended: host_threads(launch, options) > 1,
         stamp: space.next_stamp(),
         published: Mutex::new(HashMap::new()),
         touched,
@@ -176,12 +200,7 @@ struct Failure {
 }
 
 /// CTAs that cannot speak to each other, on as many threads as there are cores.
-fn side_by_side(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
-    let threads = match grid.options.threads {
-        0 => rayon::current_num_threads(),
-        threads => threads,
-    };
-    let threads = (threads as u64).min(grid.ctas()).max(1);
+fn side_by_side(grid: &Grid<'_>, threads: u64) -> Result<Vec<Counts>, LaunchError> {
     let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let work = || run_ctas(grid, &next, &stop);
@@ -218,15 +237,15 @@ fn run_ctas(grid: &Grid<'_>, next: &AtomicU64, stop: &AtomicBool) -> Outcome {
         loop {
             match cta.turn(&mut warps) {
                 Ok(Turn::Done) => break,
-                Ok(Turn::Running) if cta.idle < PATIENCE => {}
+                Ok(Turn::Running) if cta.idle() < PATIENCE => {}
                 Ok(Turn::Running) => {
                     stop.store(true, Relaxed);
                     let fault = endless(&cta, &warps);
-                    return Err(Some(failure(&cta, &warps, 0, fault)));
+                    return Err(Some(failure(&cta, &warps, 0, *fault)));
                 }
                 Err((warp, fault)) => {
                     stop.store(true, Relaxed);
-                    return Err(Some(failure(&cta, &warps, warp, fault)));
+                    return Err(Some(failure(&cta, &warps, warp, *fault)));
                 }
             }
         }
@@ -260,7 +279,7 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     let mut next = 0;
     loop {
         let wanted = if random.is_some() { RESIDENT.min(8) } else { 1 };
-        let stuck = resident.iter().all(|(cta, _)| cta.idle > 10_000);
+        let stuck = resident.iter().all(|(cta, _)| cta.idle() > 10_000);
         while next < grid.ctas()
             && (resident.len() < wanted || (stuck && resident.len() < RESIDENT))
         {
@@ -289,7 +308,7 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
             };
             let (cta, warps) = &mut resident[at];
             if let Err((warp, fault)) = cta.turn(warps) {
-                let failure = failure(cta, warps, warp, fault);
+                let failure = failure(cta, warps, warp, *fault);
                 return Err(LaunchError::Finding(failure.finding));
             }
         }
@@ -299,9 +318,9 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
         resident = running;
         done.extend(ended);
         let patience = PATIENCE / resident.len().max(1) as u64;
-        if !resident.is_empty() && resident.iter().all(|(cta, _)| cta.idle > patience) {
+        if !resident.is_empty() && resident.iter().all(|(cta, _)| cta.idle() > patience) {
             let (cta, warps) = &resident[0];
-            let failure = failure(cta, warps, 0, endless(cta, warps));
+            let failure = failure(cta, warps, 0, *endless(cta, warps));
             return Err(LaunchError::Finding(failure.finding));
         }
     }
@@ -322,13 +341,13 @@ fn endless(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
     let message = format!(
         "no store, atomic, barrier or end of a thread in {} instructions: somebody waits for what \
          never comes{waiters}",
-        cta.idle
+        cta.idle()
     );
     Fault::of_all(Kind::Deadlock, message)
 }
 
 /// A fault with its place and its thread in words.
-fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Box<Fault>) -> Failure {
+fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure {
     let grid = cta.grid;
     let id = grid.cta_id(cta.index);
     let pc = match fault.lane {

@@ -59,6 +59,24 @@ impl Shape {
         shape
     }
 
+    /// This shape with `dims` behind its own.
+    ///
+    /// # Errors
+    /// [`Error::TooManyDims`].
+    pub(crate) fn followed_by(mut self, dims: &[usize]) -> Result<Shape> {
+        let len = self.len();
+        match self.dims.get_mut(len..len + dims.len()) {
+            Some(behind) => behind.copy_from_slice(dims),
+            None => {
+                return Err(Error::TooManyDims {
+                    shape: [&*self, dims].concat(),
+                });
+            }
+        }
+        self.len += dims.len() as u8;
+        Ok(self)
+    }
+
     /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` where two extents
     /// differ and neither is 1.
     pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {

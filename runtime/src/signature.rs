@@ -22,7 +22,6 @@
 use std::sync::OnceLock;
 
 use crate::plan::Launcher;
-use crate::shape::MAX_DIMS;
 use crate::tensor::Fresh;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 
@@ -559,19 +558,21 @@ impl Call {
     }
 
     fn shape_of(&self, operand: &Operand) -> Result<Shape> {
-        let mut dims = Vec::with_capacity(MAX_DIMS);
+        let mut shape = Shape::default();
         for dim in &operand.dims {
-            match *dim {
-                Dim::Leading => dims.extend_from_slice(&self.leading()),
-                Dim::Broadcast => dims.extend_from_slice(&self.broadcast()),
-                Dim::Fixed(extent) => dims.push(extent),
-                Dim::Named(id) => dims.push(self.extent(self.signature.parsed().names[id])),
+            shape = match *dim {
+                Dim::Leading => shape.followed_by(&self.leading())?,
+                Dim::Broadcast => shape.followed_by(&self.broadcast())?,
+                Dim::Fixed(extent) => shape.followed_by(&[extent])?,
+                Dim::Named(id) => {
+                    shape.followed_by(&[self.extent(self.signature.parsed().names[id])])?
+                }
                 Dim::Anything => {
                     panic!("{}: `{}` is given by output_of", self.name(), operand.name)
                 }
-            }
+            };
         }
-        Shape::new(&dims)
+        Ok(shape)
     }
 }
 

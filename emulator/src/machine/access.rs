@@ -2,11 +2,11 @@
 
 use super::counters;
 use super::cta::Cta;
-use super::order::{Published, copies_of};
+use super::order::{Knowledge, Published, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
 use super::windows;
-use crate::memory::races::{Earlier, Mark, RaceShadow};
+use crate::memory::races::{Earlier, Mark, RaceShadow, Visitor};
 use crate::memory::{Block, ByteSet, Place};
 use crate::program::op::{Access, Address, Scope, Space, Strength, Target};
 use crate::report::{Fault, Kind};
@@ -81,7 +81,7 @@ impl Cta<'_> {
             ..Touch::new(bytes, !access.store, access.store, self.pc)
         };
         if access.store {
-            self.idle = 0;
+            self.progress();
             for target in &access.registers {
                 if let Some(slot) = target.slot {
                     self.need(warp, slot, mask)?;
@@ -419,6 +419,7 @@ impl Cta<'_> {
         touch: Touch,
         changes: &dyn Fn(&Block, usize, &Earlier) -> bool,
     ) -> Result<(), Box<Fault>> {
+        let by = self.visitor(warp, home);
         let mut found: Option<(usize, Earlier)> = None;
         for lane in lanes_of(lanes) {
             let me = mark.by_lane(lane as u32);
@@ -426,9 +427,9 @@ impl Cta<'_> {
             let race = match touch.writes {
                 true => {
                     let changes = |earlier: &Earlier| changes(region.data, lane, earlier);
-                    races.write(me, &warp.knowledge, touch.pc, (at, touch.bytes), changes)
+                    races.write(&by, me, (at, touch.bytes), changes)
                 }
-                false => races.read(me, &warp.knowledge, touch.pc, at, touch.bytes),
+                false => races.read(&by, me, (at, touch.bytes)),
             };
             if let Some(earlier) = race
                 && found.is_none()
@@ -442,6 +443,16 @@ impl Cta<'_> {
                 let place = self.place(home, offsets[lane]);
                 Err(race(region.race, lane, &place, touch, earlier))
             }
+        }
+    }
+
+    /// The warp as the race detector sees it. Only global memory is seen by other host threads.
+    #[inline(always)]
+    pub(super) fn visitor<'w>(&self, warp: &'w Warp, home: Home) -> Visitor<'w, Knowledge> {
+        Visitor {
+            order: &warp.knowledge,
+            pc: self.pc,
+            contended: self.grid.contended && matches!(home, Home::Global(_)),
         }
     }
 
@@ -664,6 +675,7 @@ fn changes(
     let keep = u64::MAX >> (64 - access.bytes * 8);
     let mark = earlier.mark;
     let same_instruction = earlier.wrote
+        && mark.cta() == warp.knowledge.cta
         && usize::from(mark.agent()) == warp.index
         && mark.clock() == warp.knowledge.clock;
     let other = usize::from(mark.lane());

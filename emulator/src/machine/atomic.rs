@@ -57,7 +57,7 @@ impl Cta<'_> {
                 }
             }
             if progress {
-                self.idle = 0;
+                self.progress();
             }
             rest &= !lanes;
         }

@@ -121,11 +121,11 @@ impl Cta<'_> {
         {
             vote(&mut state.votes, warp, from, mask);
         }
-        self.idle = 0;
+        let passes = state.passes;
+        self.progress();
         if matches!(barrier.action, BarrierAction::Arrive) {
             return Ok(Flow::Next);
         }
-        let passes = state.passes;
         warp.fragments[fragment].state = State::AtBarrier {
             id: id as usize,
             passes,

@@ -61,8 +61,10 @@ pub(crate) struct Cta<'g> {
     pub(crate) random: Random,
     /// The allocation that was accessed last.
     pub(crate) hint: usize,
-    /// Instructions since anything visible happened.
-    pub(crate) idle: u64,
+    /// Instructions that were run: the clock of the CTA's threads.
+    pub(crate) instructions: u64,
+    /// What that was when something visible last happened.
+    effect_at: u64,
     /// The instruction being executed.
     pub(crate) pc: u32,
     /// Registers at the start, constants filled in.
@@ -99,7 +101,8 @@ impl<'g> Cta<'g> {
             counts,
             random: Random::new(0),
             hint: 0,
-            idle: 0,
+            instructions: 0,
+            effect_at: 0,
             pc: 0,
             start: start_registers(grid),
         })
@@ -118,7 +121,7 @@ impl<'g> Cta<'g> {
         self.barriers = (0..16).map(|_| CtaBarrier::default()).collect();
         self.published.clear();
         self.random = Random::new(self.grid.options.shuffle.unwrap_or(0) ^ index << 20);
-        self.idle = 0;
+        self.progress();
 
         let threads = self.grid.threads();
         let count = threads.div_ceil(32) as usize;
@@ -136,6 +139,17 @@ impl<'g> Cta<'g> {
                 None => warps.push(warp),
             }
         }
+    }
+
+    /// Something visible happened.
+    #[inline(always)]
+    pub(super) fn progress(&mut self) {
+        self.effect_at = self.instructions;
+    }
+
+    /// Instructions since anything visible happened.
+    pub(crate) fn idle(&self) -> u64 {
+        self.instructions - self.effect_at
     }
 
     fn set_specials(&self, warp: &mut Warp) {

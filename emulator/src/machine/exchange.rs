@@ -8,23 +8,38 @@ use crate::program::op::{Shuffle, ShuffleMode, Vote, VoteKind};
 use crate::report::{Fault, Kind};
 
 impl Cta<'_> {
-    /// Waits for the lanes that an instruction names. `None` when all are there.
-    pub(super) fn gather_lanes(
+    /// The lanes that execute an instruction together: all that give the same mask. `None` while
+    /// some of those that a mask names have not come.
+    pub(super) fn groups(
         &self,
         warp: &Warp,
         members: Slot,
         mask: u32,
-    ) -> Result<Option<Flow>, Box<Fault>> {
-        let members = self.uniform(warp, members, mask, "the mask of lanes")? & warp.lanes;
-        let strangers = mask & !members;
-        if strangers != 0 {
-            let lane = strangers.trailing_zeros() as usize;
-            let message = format!("the lane is not in the mask {members:#010x} that it gives");
-            return Err(Fault::new(Kind::DivergentInstruction, lane, message));
+    ) -> Result<Option<Vec<u32>>, Box<Fault>> {
+        self.need(warp, members, mask)?;
+        let named = warp.registers.narrow(members);
+        let (mut groups, mut rest) = (Vec::with_capacity(1), mask);
+        while rest != 0 {
+            let first = rest.trailing_zeros() as usize & 31;
+            // Lanes that have ended need not come.
+            let members = named[first] & warp.live();
+            let group = lanes_of(rest)
+                .filter(|lane| named[*lane] == named[first])
+                .fold(0, |lanes, lane| lanes | 1 << lane);
+            let strangers = group & !members;
+            if strangers != 0 {
+                let lane = strangers.trailing_zeros() as usize;
+                let members = named[first];
+                let message = format!("the lane is not in the mask {members:#010x} that it gives");
+                return Err(Fault::new(Kind::DivergentInstruction, lane, message));
+            }
+            if members != group {
+                return Ok(None);
+            }
+            groups.push(group);
+            rest &= !group;
         }
-        // Lanes that have ended need not come.
-        let members = members & !warp.exited;
-        Ok((mask != members).then_some(Flow::Meet))
+        Ok(Some(groups))
     }
 
     /// Waits for the whole warp, as an aligned instruction does.
@@ -44,9 +59,21 @@ impl Cta<'_> {
         shuffle: &Shuffle,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_lanes(warp, shuffle.members, mask)? {
-            return Ok(flow);
+        let Some(groups) = self.groups(warp, shuffle.members, mask)? else {
+            return Ok(Flow::Meet);
+        };
+        for group in groups {
+            self.shuffle_group(warp, shuffle, group)?;
         }
+        Ok(Flow::Next)
+    }
+
+    fn shuffle_group(
+        &mut self,
+        warp: &mut Warp,
+        shuffle: &Shuffle,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
         for slot in [shuffle.from, shuffle.lane, shuffle.clamp] {
             self.need(warp, slot, mask)?;
         }
@@ -71,7 +98,7 @@ impl Cta<'_> {
         if let Some(predicate) = shuffle.valid {
             warp.registers.set_predicate(predicate, mask, valid);
         }
-        Ok(Flow::Next)
+        Ok(())
     }
 
     pub(super) fn vote(
@@ -80,24 +107,27 @@ impl Cta<'_> {
         vote: &Vote,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_lanes(warp, vote.members, mask)? {
-            return Ok(flow);
-        }
+        let Some(groups) = self.groups(warp, vote.members, mask)? else {
+            return Ok(Flow::Meet);
+        };
         if let Some(index) = vote.from.index {
             self.need_predicate(warp, index, mask)?;
         }
-        let votes = truth(warp, vote.from) & mask;
-        let outcome = match vote.kind {
-            VoteKind::All => votes == mask,
-            VoteKind::Any => votes != 0,
-            VoteKind::Uniform => votes == mask || votes == 0,
-            VoteKind::Ballot => {
-                warp.registers.set_narrow(vote.to, mask, &[votes; LANES]);
-                return Ok(Flow::Next);
-            }
-        };
-        let value = if outcome { mask } else { 0 };
-        warp.registers.set_predicate(vote.to, mask, value);
+        let truth = truth(warp, vote.from);
+        for group in groups {
+            let votes = truth & group;
+            let outcome = match vote.kind {
+                VoteKind::All => votes == group,
+                VoteKind::Any => votes != 0,
+                VoteKind::Uniform => votes == group || votes == 0,
+                VoteKind::Ballot => {
+                    warp.registers.set_narrow(vote.to, group, &[votes; LANES]);
+                    continue;
+                }
+            };
+            let value = if outcome { group } else { 0 };
+            warp.registers.set_predicate(vote.to, group, value);
+        }
         Ok(Flow::Next)
     }
 
@@ -109,29 +139,29 @@ impl Cta<'_> {
         members: Slot,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_lanes(warp, members, mask)? {
-            return Ok(flow);
-        }
+        let Some(groups) = self.groups(warp, members, mask)? else {
+            return Ok(Flow::Meet);
+        };
         self.need(warp, from, mask)?;
         let value: [u64; LANES] = match wide {
             true => *warp.registers.wide(from),
             false => warp.registers.narrow(from).map(u64::from),
         };
-        let equal = |lane: usize| {
-            let others = lanes_of(mask).filter(|other| value[*other] == value[lane]);
-            others.fold(0u32, |lanes, other| lanes | 1 << other)
-        };
-        let matches: [u32; LANES] = std::array::from_fn(equal);
-        let first = mask.trailing_zeros() as usize & 31;
-        match all {
-            None => warp.registers.set_narrow(to, mask, &matches),
-            Some(predicate) => {
-                let agree = matches[first] == mask;
-                let value = if agree { mask } else { 0 };
-                warp.registers.set_narrow(to, mask, &[value; LANES]);
-                if let Some(predicate) = predicate {
-                    warp.registers.set_predicate(predicate, mask, value);
-                }
+        for group in groups {
+            let equal = |lane: usize| {
+                let others = lanes_of(group).filter(|other| value[*other] == value[lane]);
+                others.fold(0u32, |lanes, other| lanes | 1 << other)
+            };
+            let matches: [u32; LANES] = std::array::from_fn(equal);
+            let Some(predicate) = all else {
+                warp.registers.set_narrow(to, group, &matches);
+                continue;
+            };
+            let first = group.trailing_zeros() as usize & 31;
+            let agreed = if matches[first] == group { group } else { 0 };
+            warp.registers.set_narrow(to, group, &[agreed; LANES]);
+            if let Some(predicate) = predicate {
+                warp.registers.set_predicate(predicate, group, agreed);
             }
         }
         Ok(Flow::Next)
@@ -144,14 +174,16 @@ impl Cta<'_> {
         combine: fn(u32, u32) -> u32,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_lanes(warp, members, mask)? {
-            return Ok(flow);
-        }
+        let Some(groups) = self.groups(warp, members, mask)? else {
+            return Ok(Flow::Meet);
+        };
         self.need(warp, from, mask)?;
         let value = *warp.registers.narrow(from);
-        let total = lanes_of(mask).map(|lane| value[lane]).reduce(combine);
-        let total = total.unwrap_or_default();
-        warp.registers.set_narrow(to, mask, &[total; LANES]);
+        for group in groups {
+            let total = lanes_of(group).map(|lane| value[lane]).reduce(combine);
+            let total = total.unwrap_or_default();
+            warp.registers.set_narrow(to, group, &[total; LANES]);
+        }
         Ok(Flow::Next)
     }
 }

@@ -21,6 +21,8 @@ pub(crate) struct Grid<'l> {
     pub(crate) parameter_bytes: usize,
     /// All allocations by address.
     pub(crate) allocations: Vec<Arc<Allocation>>,
+    /// Whether several host threads run it.
+    pub(crate) contended: bool,
     /// Tells the marks of this launch from others.
     pub(crate) stamp: u32,
     /// What was published where in global memory, by address.

@@ -13,8 +13,6 @@ pub(crate) struct Operands {
     pub(crate) count: u8,
     /// What else the instruction carries: a look-up table, a rounding, a seed.
     pub(crate) modifier: u32,
-    /// A predicate that is read, or the carry.
-    pub(crate) predicate: Slot,
 }
 
 /// Arithmetic on the lanes of a mask.
@@ -67,10 +65,9 @@ pub(crate) fn each_bit(mut f: impl FnMut(usize) -> bool) -> u32 {
 
 /// `lanes!(|a: u32, b: u64| -> u64 { .. })`: a [`Compute`] from what happens in one lane. Types are
 /// u32 for registers of up to 32 bits and u64. With `modifier = m;` in front, the instruction's
-/// modifier is at hand; with `predicate = p;` the bit of its predicate.
+/// modifier is at hand.
 macro_rules! lanes {
-    ($(modifier = $m:ident;)? $(predicate = $p:ident;)?
-     |$($a:ident: $T:ty),+| -> $R:ty $body:block) => {{
+    ($(modifier = $m:ident;)? |$($a:ident: $T:ty),+| -> $R:ty $body:block) => {{
         fn compute(
             registers: &mut $crate::machine::registers::Registers,
             operands: &$crate::machine::lanes::Operands,
@@ -83,14 +80,12 @@ macro_rules! lanes {
                 let $a = <$T as Lane>::get(registers, *sources.next().expect("four sources"));
             )+
             $(let $m = operands.modifier;)?
-            $(let $p = registers.predicate(operands.predicate);)?
             let out: [$R; 32] = $crate::machine::lanes::vectorised(
                 #[inline(always)]
                 || $crate::machine::lanes::each_lane(
                     #[inline(always)]
                     |lane| {
                         $(let $a = $a[lane];)+
-                        $(let $p = $p >> lane & 1 != 0;)?
                         $body
                     },
                 ),
@@ -146,20 +141,18 @@ mod tests {
         let mut registers = Registers::new(8, 1);
         registers.set_narrow(0, ALL, &each_lane(|lane| lane as u32));
         registers.set_wide(2, ALL, &[10; LANES]);
-        registers.set_predicate(0, ALL, 0b10);
         let operands = Operands {
             destination: 4,
             sources: [0, 2, 0, 0],
             count: 2,
             modifier: 100,
-            predicate: 0,
         };
-        let compute = lanes!(modifier = m; predicate = p; |a: u32, b: u64| -> u64 {
-            u64::from(a) * b + u64::from(m) + u64::from(p)
+        let compute = lanes!(modifier = m; |a: u32, b: u64| -> u64 {
+            u64::from(a) * b + u64::from(m)
         });
         assert_eq!(compute.sources, 2);
         (compute.run)(&mut registers, &operands, 0b11);
-        assert_eq!(registers.wide(4)[..3], [100, 111, 0]);
+        assert_eq!(registers.wide(4)[..3], [100, 110, 0]);
 
         let less = compare!(|a: u32, b: u64| u64::from(a) < b);
         assert_eq!(less(&registers, [0, 2]), (1 << 10) - 1);

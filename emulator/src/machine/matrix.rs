@@ -38,7 +38,7 @@ impl Cta<'_> {
         self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
         for (index, to) in load.to.iter().enumerate() {
             let rows: [[u32; 4]; 8] = std::array::from_fn(|row| {
-                let at = offsets[index * 8 + row] as usize;
+                let at = offsets[matrix_move::address_lane(index, row)] as usize;
                 std::array::from_fn(|word| self.shared.data.load_u32(at + 4 * word))
             });
             let value = match load.transposed {

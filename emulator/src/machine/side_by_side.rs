@@ -51,7 +51,7 @@ impl Cta<'_> {
     #[inline(always)]
     fn range(&mut self, space: Space, start: u64, bytes: usize) -> Option<(Home, usize)> {
         let end = |at: u64| at.checked_add((LANES * bytes) as u64);
-        if start % bytes as u64 != 0 {
+        if !start.is_multiple_of(bytes as u64) {
             return None;
         }
         let shared = |address: u64| {
@@ -98,7 +98,8 @@ impl Cta<'_> {
                 let touch = Touch::new(WORDS * 4, true, false, self.pc);
                 let mark = mark_of(warp, region.stamp, touch);
                 let run = (at / 4, WORDS);
-                if let Some((lane, earlier)) = races.read_run(mark, &warp.knowledge, self.pc, run) {
+                if let Some((lane, earlier)) = races.read_run(&self.visitor(warp, home), mark, run)
+                {
                     let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
                     return Err(race(region.race, lane as usize, &place, touch, earlier));
                 }
@@ -134,7 +135,7 @@ impl Cta<'_> {
                 data[lane][index] = value[lane];
             }
         }
-        self.idle = 0;
+        self.progress();
         let region = self.region(home);
         if let Some(initialised) = region.initialised {
             initialised.set(at, LANES * WORDS * 4);
@@ -151,7 +152,7 @@ impl Cta<'_> {
             };
             let run = (at / 4, WORDS);
             if let Some((lane, earlier)) =
-                races.write_run(mark, &warp.knowledge, self.pc, run, changes)
+                races.write_run(&self.visitor(warp, home), mark, run, changes)
             {
                 let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
                 return Err(race(region.race, lane as usize, &place, touch, earlier));

@@ -86,7 +86,7 @@ impl Cta<'_> {
         let pc = warp.fragments[fragment].pc;
         let instruction = &kernel.code[pc as usize];
         self.pc = pc;
-        self.idle += 1;
+        self.instructions += 1;
         let all = warp.fragments[fragment].mask;
         let mask = match instruction.guard {
             None => all,
@@ -165,7 +165,7 @@ impl Cta<'_> {
             Op::Compute { flops, .. } => u64::from(*flops) * u64::from(mask.count_ones()),
             Op::Multiply(multiply) => multiply
                 .kind
-                .map_or(2 * 8 * 8 * 4, |kind| 2 * 16 * 8 * kind.k() as u64),
+                .map_or(2 * 8 * 8 * 4, |kind| kind.operations() as u64),
             _ => 0,
         };
         counts.flops += flops;
@@ -275,8 +275,8 @@ impl Cta<'_> {
             }
             Op::Barrier(barrier) => return self.barrier(warp, fragment, barrier, mask),
             Op::WarpBarrier { members } => {
-                if let Some(flow) = self.gather_lanes(warp, *members, mask)? {
-                    return Ok(flow);
+                if self.groups(warp, *members, mask)?.is_none() {
+                    return Ok(Flow::Meet);
                 }
                 warp.knowledge.meet();
             }
@@ -290,7 +290,7 @@ impl Cta<'_> {
             }
             Op::Multiply(multiply) => return self.multiply(warp, multiply, mask),
             Op::Clock { to, wide } => {
-                let now = self.random.next() >> 40 | self.idle;
+                let now = self.instructions;
                 match wide {
                     true => warp.registers.set_wide(*to, mask, &[now; LANES]),
                     false => warp.registers.set_narrow(*to, mask, &[now as u32; LANES]),
@@ -477,7 +477,7 @@ impl Cta<'_> {
     }
 
     fn exit(&mut self, warp: &mut Warp, fragment: usize, mask: u32) -> Result<Flow, Box<Fault>> {
-        self.idle = 0;
+        self.progress();
         // Copies that nobody waits for still happen.
         for lane in lanes_of(mask) {
             for copy in warp.copies.take(lane, u32::MAX) {

@@ -9,7 +9,8 @@
 //! Marks are stamped, so that those of an earlier launch, or of an earlier CTA in shared memory,
 //! count for nothing and need not be erased.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 /// Bytes a granule.
 pub(crate) const GRANULE: usize = 4;
@@ -104,6 +105,24 @@ pub(crate) trait Order {
     fn is_after(&self, mark: Mark, me: Mark) -> bool;
 }
 
+/// Who makes an access: what it knows, at which instruction it is.
+pub(crate) struct Visitor<'o, O> {
+    pub(crate) order: &'o O,
+    pub(crate) pc: u32,
+    /// Whether other host threads may access the same memory now.
+    pub(crate) contended: bool,
+}
+
+impl<O> Visitor<'_, O> {
+    /// Between leaving a mark and looking at others': of a reader and a writer, one sees the other.
+    #[inline(always)]
+    fn fence(&self) {
+        if self.contended {
+            fence(SeqCst);
+        }
+    }
+}
+
 /// The marks of one block of memory.
 pub(crate) struct RaceShadow {
     writes: Box<[AtomicU64]>,
@@ -137,51 +156,44 @@ impl RaceShadow {
         }
     }
 
-    /// Notes a read of `count` bytes from `offset` on at `pc`; the race, if it is one.
+    /// Notes a read of `count` bytes from `offset` on; the race, if it is one.
     #[inline(always)]
     pub(crate) fn read(
         &self,
+        by: &Visitor<'_, impl Order>,
         me: Mark,
-        order: &impl Order,
-        pc: u32,
-        offset: usize,
-        count: usize,
+        (offset, count): (usize, usize),
     ) -> Option<Earlier> {
+        for_granules(offset, count, |at, bytes| {
+            self.remember_read(me.of_bytes(bytes), by.pc, at);
+        });
+        by.fence();
         let mut found = None;
         for_granules(offset, count, |at, bytes| {
-            let me = me.of_bytes(bytes);
-            let write = Mark(self.writes[at].load(Relaxed));
-            if write.stamp() == me.stamp() && races(write, me, order) && found.is_none() {
-                found = Some(self.earlier_write(write, at));
-            }
-            self.remember_read(me, pc, at);
+            found = found.or_else(|| self.written_before(by, me.of_bytes(bytes), at));
         });
         found
     }
 
-    /// Notes a write of `count` bytes from `offset` on at `pc`; the race, if it is one. A write
-    /// that changes nothing (`changes` is false) races with reads and writes of nobody.
+    /// Notes a write of `count` bytes from `offset` on; the race, if it is one. A write that
+    /// changes nothing, as `changes` says of what it conflicts with, races with nobody.
     #[inline(always)]
     pub(crate) fn write(
         &self,
+        by: &Visitor<'_, impl Order>,
         me: Mark,
-        order: &impl Order,
-        pc: u32,
         (offset, count): (usize, usize),
         changes: impl Fn(&Earlier) -> bool,
     ) -> Option<Earlier> {
         let mut found = None;
         for_granules(offset, count, |at, bytes| {
-            let me = me.of_bytes(bytes);
-            let earlier = self.conflict_of_write(me, order, at);
+            let earlier = self.replace_write(by, me.of_bytes(bytes), at);
             if let Some(earlier) = earlier
                 && found.is_none()
                 && changes(&earlier)
             {
                 found = Some(earlier);
             }
-            self.writes[at].store(me.0, Relaxed);
-            self.write_pcs[at].store(pc, Relaxed);
         });
         found
     }
@@ -191,34 +203,41 @@ impl RaceShadow {
     #[inline(always)]
     pub(crate) fn read_run(
         &self,
+        by: &Visitor<'_, impl Order>,
         me: Mark,
-        order: &impl Order,
-        pc: u32,
         (first, granules): (usize, usize),
     ) -> Option<(u32, Earlier)> {
         let range = first..first + 32 * granules;
         let (writes, reads) = (&self.writes[range.clone()], &self.reads[range.clone()]);
         let (others, pcs) = (&self.other_reads[range.clone()], &self.read_pcs[range]);
         let me = me.of_bytes(0xf);
-        let mut found = None;
         for lane in 0..32 {
             let me = me.by_lane(lane as u32);
             for at in lane * granules..(lane + 1) * granules {
-                let write = Mark(writes[at].load(Relaxed));
-                if write.stamp() == me.stamp() && races(write, me, order) && found.is_none() {
-                    found = Some((lane as u32, self.earlier_write(write, first + at)));
-                }
                 let last = Mark(reads[at].load(Relaxed));
                 if last != me {
                     if last.stamp() == me.stamp() && !last.same_party(me) {
                         others[at].store(last.0, Relaxed);
                     }
                     reads[at].store(me.0, Relaxed);
-                    pcs[at].store(pc, Relaxed);
+                    pcs[at].store(by.pc, Relaxed);
                 }
             }
         }
-        found
+        by.fence();
+        let stamp = me.stamp();
+        let known = |cell: &AtomicU64| Mark(cell.load(Relaxed)).stamp() == stamp;
+        if !writes.iter().any(known) {
+            return None;
+        }
+        (0..32).find_map(|lane| {
+            let me = me.by_lane(lane as u32);
+            let granules = lane * granules..(lane + 1) * granules;
+            granules.into_iter().find_map(|at| {
+                let earlier = self.written_before(by, me, first + at)?;
+                Some((lane as u32, earlier))
+            })
+        })
     }
 
     /// As [`RaceShadow::write`] for a whole warp whose lanes write `granules` whole granules each,
@@ -226,47 +245,70 @@ impl RaceShadow {
     #[inline(always)]
     pub(crate) fn write_run(
         &self,
+        by: &Visitor<'_, impl Order>,
         me: Mark,
-        order: &impl Order,
-        pc: u32,
         (first, granules): (usize, usize),
         changes: impl Fn(u32) -> bool,
     ) -> Option<(u32, Earlier)> {
-        let range = first..first + 32 * granules;
-        let (writes, reads) = (&self.writes[range.clone()], &self.reads[range.clone()]);
-        let pcs = &self.write_pcs[range];
         let me = me.of_bytes(0xf);
         let mut found = None;
         for lane in 0..32 {
-            let me = me.by_lane(lane as u32);
-            for at in lane * granules..(lane + 1) * granules {
-                let write = Mark(writes[at].load(Relaxed));
-                let read = Mark(reads[at].load(Relaxed));
-                let known = write.stamp() == me.stamp() || read.stamp() == me.stamp();
-                if known && found.is_none() {
-                    let earlier = self.conflict_of_write(me, order, first + at);
-                    found = earlier
-                        .filter(|_| changes(lane as u32))
-                        .map(|earlier| (lane as u32, earlier));
+            let me = me.by_lane(lane);
+            for at in 0..granules {
+                let at = first + lane as usize * granules + at;
+                if let Some(earlier) = self.replace_write(by, me, at)
+                    && found.is_none()
+                    && changes(lane)
+                {
+                    found = Some((lane, earlier));
                 }
-                writes[at].store(me.0, Relaxed);
-                pcs[at].store(pc, Relaxed);
             }
         }
         found
     }
 
+    /// The race of a read with the last write.
     #[inline(always)]
-    fn conflict_of_write(&self, me: Mark, order: &impl Order, at: usize) -> Option<Earlier> {
+    fn written_before(&self, by: &Visitor<'_, impl Order>, me: Mark, at: usize) -> Option<Earlier> {
         let write = Mark(self.writes[at].load(Relaxed));
-        if write.stamp() == me.stamp() && races(write, me, order) {
+        let conflict = write.stamp() == me.stamp() && races(write, me, by.order);
+        conflict.then(|| self.earlier_write(write, at))
+    }
+
+    /// Leaves a write's mark; its race with the last write or with a read.
+    #[inline(always)]
+    fn replace_write(&self, by: &Visitor<'_, impl Order>, me: Mark, at: usize) -> Option<Earlier> {
+        let cell = &self.writes[at];
+        let write = match by.contended {
+            // In one step, or neither of two writers would see the other.
+            true => Mark(cell.swap(me.0, SeqCst)),
+            false => {
+                let before = cell.load(Relaxed);
+                cell.store(me.0, Relaxed);
+                Mark(before)
+            }
+        };
+        let earlier = self.conflict_of_write(by, me, write, at);
+        self.write_pcs[at].store(by.pc, Relaxed);
+        earlier
+    }
+
+    #[inline(always)]
+    fn conflict_of_write(
+        &self,
+        by: &Visitor<'_, impl Order>,
+        me: Mark,
+        write: Mark,
+        at: usize,
+    ) -> Option<Earlier> {
+        if write.stamp() == me.stamp() && races(write, me, by.order) {
             return Some(self.earlier_write(write, at));
         }
         let read = Mark(self.reads[at].load(Relaxed));
         if read.stamp() != me.stamp() {
             return None;
         }
-        if races(read, me, order) {
+        if races(read, me, by.order) {
             let pc = Some(self.read_pcs[at].load(Relaxed));
             return Some(Earlier {
                 mark: read,
@@ -275,7 +317,7 @@ impl RaceShadow {
             });
         }
         let read = Mark(self.other_reads[at].load(Relaxed));
-        let conflict = read.stamp() == me.stamp() && races(read, me, order);
+        let conflict = read.stamp() == me.stamp() && races(read, me, by.order);
         conflict.then_some(Earlier {
             mark: read,
             wrote: false,
@@ -340,6 +382,14 @@ mod tests {
         }
     }
 
+    fn at(order: &After, pc: u32) -> Visitor<'_, After> {
+        Visitor {
+            order,
+            pc,
+            contended: false,
+        }
+    }
+
     fn by(warp: u8, clock: u32) -> Mark {
         Mark::new(1, 0, warp, 0, clock, false)
     }
@@ -347,18 +397,18 @@ mod tests {
     #[test]
     fn reads_do_not_race_with_reads() {
         let shadow = RaceShadow::new(16);
-        assert_eq!(shadow.read(by(0, 1), &After(0), 7, 0, 16), None);
-        assert_eq!(shadow.read(by(1, 1), &After(0), 7, 0, 16), None);
+        assert_eq!(shadow.read(&at(&After(0), 7), by(0, 1), (0, 16)), None);
+        assert_eq!(shadow.read(&at(&After(0), 7), by(1, 1), (0, 16)), None);
     }
 
     #[test]
     fn a_barrier_orders() {
         let shadow = RaceShadow::new(16);
-        shadow.write(by(0, 1), &After(0), 7, (4, 4), |_| true);
-        let race = shadow.read(by(1, 1), &After(0), 8, 0, 16).unwrap();
+        shadow.write(&at(&After(0), 7), by(0, 1), (4, 4), |_| true);
+        let race = shadow.read(&at(&After(0), 8), by(1, 1), (0, 16)).unwrap();
         assert_eq!((race.wrote, race.pc, race.mark.agent()), (true, Some(7), 0));
-        assert_eq!(shadow.read(by(1, 2), &After(2), 8, 0, 16), None);
-        assert_eq!(shadow.read(by(1, 1), &After(0), 8, 8, 8), None);
+        assert_eq!(shadow.read(&at(&After(2), 8), by(1, 2), (0, 16)), None);
+        assert_eq!(shadow.read(&at(&After(0), 8), by(1, 1), (8, 8)), None);
     }
 
     /// Whoever of many readers is not ordered is found, however many read after it.
@@ -366,10 +416,10 @@ mod tests {
     fn a_write_races_with_any_reader_but_itself() {
         let shadow = RaceShadow::new(4);
         for warp in [3, 0, 1, 2, 2, 2] {
-            shadow.read(by(warp, 1), &After(0), 5, 0, 4);
+            shadow.read(&at(&After(0), 5), by(warp, 1), (0, 4));
         }
         for warp in 0..4 {
-            let race = shadow.write(by(warp, 1), &After(0), 6, (0, 4), |_| true);
+            let race = shadow.write(&at(&After(0), 6), by(warp, 1), (0, 4), |_| true);
             assert!(race.is_some_and(|race| race.mark.agent() != warp));
         }
     }
@@ -377,18 +427,21 @@ mod tests {
     #[test]
     fn neighbours_in_a_granule_do_not_race() {
         let shadow = RaceShadow::new(4);
-        shadow.write(by(0, 1), &After(0), 5, (0, 2), |_| true);
-        assert_eq!(shadow.write(by(1, 1), &After(0), 5, (2, 2), |_| true), None);
+        shadow.write(&at(&After(0), 5), by(0, 1), (0, 2), |_| true);
+        assert_eq!(
+            shadow.write(&at(&After(0), 5), by(1, 1), (2, 2), |_| true),
+            None
+        );
     }
 
     #[test]
     fn earlier_launches_and_equal_values_are_forgiven() {
         let shadow = RaceShadow::new(4);
-        shadow.write(by(0, 1), &After(0), 5, (0, 4), |_| true);
+        shadow.write(&at(&After(0), 5), by(0, 1), (0, 4), |_| true);
         let next_launch = Mark::new(2, 0, 1, 0, 1, false);
-        assert_eq!(shadow.read(next_launch, &After(0), 5, 0, 4), None);
+        assert_eq!(shadow.read(&at(&After(0), 5), next_launch, (0, 4)), None);
         assert_eq!(
-            shadow.write(by(1, 1), &After(0), 5, (0, 4), |_| false),
+            shadow.write(&at(&After(0), 5), by(1, 1), (0, 4), |_| false),
             None
         );
     }

@@ -6,7 +6,7 @@
 #[rustfmt::skip]
 pub(crate) enum Type {
     U8, S8, B8,
-    U16, S16, B16, F16, BF16,
+    U16, S16, B16, F16, BF16, E4M3x2, E5M2x2,
     U32, S32, B32, F32, F16x2, BF16x2, TF32,
     U64, S64, B64, F64,
     B128, Predicate,
@@ -23,6 +23,8 @@ impl Type {
             "b16" => Type::B16,
             "f16" => Type::F16,
             "bf16" => Type::BF16,
+            "e4m3x2" => Type::E4M3x2,
+            "e5m2x2" => Type::E5M2x2,
             "u32" => Type::U32,
             "s32" => Type::S32,
             "b32" => Type::B32,
@@ -45,7 +47,7 @@ impl Type {
         match self {
             Predicate => 1,
             U8 | S8 | B8 => 8,
-            U16 | S16 | B16 | F16 | BF16 => 16,
+            U16 | S16 | B16 | F16 | BF16 | E4M3x2 | E5M2x2 => 16,
             U32 | S32 | B32 | F32 | F16x2 | BF16x2 | TF32 => 32,
             U64 | S64 | B64 | F64 => 64,
             B128 => 128,
@@ -58,7 +60,10 @@ impl Type {
 
     pub(crate) fn is_float(self) -> bool {
         use Type::*;
-        matches!(self, F16 | BF16 | F32 | F16x2 | BF16x2 | TF32 | F64)
+        matches!(
+            self,
+            F16 | BF16 | E4M3x2 | E5M2x2 | F32 | F16x2 | BF16x2 | TF32 | F64
+        )
     }
 }
 

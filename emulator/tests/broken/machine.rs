@@ -1,7 +1,7 @@
 //! A context on device 0, through the driver's C functions, whose failures are the emulator's
 //! reports.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 
@@ -86,16 +86,11 @@ impl Machine {
         check("cuModuleUnload", unsafe { cuModuleUnload(module.0) });
     }
 
-    /// The kernel of a module with this text: `broken`, or `fine`.
-    pub(crate) fn only_kernel(&self, module: &Module, text: &str) -> Kernel {
-        let name = match text.contains(".entry broken(") {
-            true => c"broken",
-            false => c"fine",
-        };
+    pub(crate) fn kernel(&self, module: &Module, name: &CStr) -> Kernel {
         let mut function = ptr::null_mut();
-        // SAFETY: the out-pointer is to a local, and the name ends with a zero.
+        // SAFETY: the out-pointer is to a local.
         let found = unsafe { cuModuleGetFunction(&mut function, module.0, name.as_ptr()) };
-        assert!(found == 0, "neither `broken` nor `fine` is in the module");
+        check("cuModuleGetFunction", found);
         Kernel(function)
     }
 

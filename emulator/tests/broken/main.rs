@@ -7,6 +7,7 @@
 mod header;
 mod machine;
 
+use std::ffi::CStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,20 +24,28 @@ fn alone() -> MutexGuard<'static, ()> {
 #[test]
 fn every_mistake_is_found_where_it_is() {
     let _alone = alone();
-    let failures = failures_of("emulator/broken", |header, outcome| match outcome {
-        Outcome::Report(report) => header.check_report(report),
-        Outcome::Words(_) => Err("ran without a report".to_owned()),
-    });
+    let failures = failures_of(
+        "emulator/broken",
+        c"broken",
+        |header, outcome| match outcome {
+            Outcome::Report(report) => header.check_report(report),
+            Outcome::Words(_) => Err("ran without a report".to_owned()),
+        },
+    );
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
 #[test]
 fn nothing_is_found_where_nothing_is_wrong() {
     let _alone = alone();
-    let failures = failures_of("emulator/broken/fine", |header, outcome| match outcome {
-        Outcome::Report(report) => Err(format!("was accused:\n{report}")),
-        Outcome::Words(words) => header.check_result(words),
-    });
+    let failures = failures_of(
+        "emulator/broken/fine",
+        c"fine",
+        |header, outcome| match outcome {
+            Outcome::Report(report) => Err(format!("was accused:\n{report}")),
+            Outcome::Words(words) => header.check_result(words),
+        },
+    );
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
@@ -48,9 +57,10 @@ enum Outcome {
     Words(Vec<u32>),
 }
 
-/// The kernels of `folder` that did not come out as `expected` says, and why.
+/// The kernels of `folder`, all of one name, that did not come out as `expected` says, and why.
 fn failures_of(
     folder: &str,
+    name: &CStr,
     expected: impl Fn(&Header, &Outcome) -> Result<(), String>,
 ) -> Vec<String> {
     let kernels = kernels_of(folder);
@@ -60,7 +70,7 @@ fn failures_of(
         kernels.len()
     );
     let failure = |(path, text, header): &(PathBuf, String, Header)| {
-        let reason = expected(header, &run(text, header)).err()?;
+        let reason = expected(header, &run(text, name, header)).err()?;
         Some(format!("{}: {reason}", path.display()))
     };
     kernels.iter().filter_map(failure).collect()
@@ -84,16 +94,16 @@ fn kernels_of(folder: &str) -> Vec<(PathBuf, String, Header)> {
 }
 
 /// Runs a kernel in a context of its own, from loading it to the end of the context.
-fn run(text: &str, header: &Header) -> Outcome {
+fn run(text: &str, name: &CStr, header: &Header) -> Outcome {
     let machine = Machine::new();
-    let outcome = launch(&machine, text, header);
+    let outcome = launch(&machine, text, name, header);
     match (outcome, machine.end()) {
         (Err(report), _) | (Ok(_), Some(report)) => Outcome::Report(report),
         (Ok(words), None) => Outcome::Words(words),
     }
 }
 
-fn launch(machine: &Machine, text: &str, header: &Header) -> Result<Vec<u32>, String> {
+fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result<Vec<u32>, String> {
     let module = machine.load(text)?;
     let mut buffers: Vec<(Buffer, &str)> = Vec::new();
     for described in &header.buffers {
@@ -111,7 +121,7 @@ fn launch(machine: &Machine, text: &str, header: &Header) -> Result<Vec<u32>, St
         machine.free(buffer);
     }
 
-    let kernel = machine.only_kernel(&module, text);
+    let kernel = machine.kernel(&module, name);
     machine.launch(
         &kernel,
         header.grid,

@@ -16,6 +16,7 @@ const ERROR_LOG: [i32; 2] = [5, 6];
 unsafe extern "C" {
     fn cuInit(flags: u32) -> i32;
     fn cuCtxCreate_v2(context: *mut *mut c_void, flags: u32, device: i32) -> i32;
+    fn cuCtxDestroy_v2(context: *mut c_void) -> i32;
     fn cuCtxSynchronize() -> i32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> i32;
     fn cuMemFree_v2(address: u64) -> i32;
@@ -29,6 +30,7 @@ unsafe extern "C" {
         options: *mut i32,
         values: *mut *mut c_void,
     ) -> i32;
+    fn cuModuleUnload(module: *mut c_void) -> i32;
     fn cuModuleGetFunction(
         function: *mut *mut c_void,
         module: *mut c_void,
@@ -49,8 +51,10 @@ unsafe extern "C" {
     ) -> i32;
 }
 
-/// A loaded module; its own context of device 0 is current in the thread that loaded it.
+/// A module in a context of its own on device 0, so that no failure reaches another test. The
+/// context is current in the thread that made it.
 pub(crate) struct Gpu {
+    context: *mut c_void,
     module: *mut c_void,
 }
 
@@ -131,7 +135,6 @@ impl Gpu {
         // as its option says.
         let outcome = unsafe {
             check("cuInit", cuInit(0));
-            // A context of its own: after a finding nothing else runs in it.
             check("cuCtxCreate", cuCtxCreate_v2(&mut context, 0, 0));
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options, values)
@@ -139,7 +142,7 @@ impl Gpu {
         let log = String::from_utf8_lossy(&log);
         let log = log.trim_end_matches('\0');
         assert_eq!(outcome, 0, "cuModuleLoadDataEx: {log}");
-        Gpu { module }
+        Gpu { context, module }
     }
 
     /// A buffer that holds `data`.
@@ -215,6 +218,16 @@ impl Gpu {
         check(kernel, launched);
         // SAFETY: takes nothing.
         check(kernel, unsafe { cuCtxSynchronize() });
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: both were made in `load`, and nothing runs. A failure was told by the launch.
+        unsafe {
+            cuModuleUnload(self.module);
+            cuCtxDestroy_v2(self.context);
+        }
     }
 }
 

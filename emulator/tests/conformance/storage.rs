@@ -50,19 +50,16 @@ fn globals_have_their_initial_values() {
 
 #[test]
 fn globals_live_as_long_as_their_module() {
-    let Some(gpu) = corpus("constants") else {
-        return;
-    };
-    let out = gpu.uninitialised(8);
-    for launch in 1..=3 {
-        gpu.launch("count_up", [1, 1, 1], [32, 1, 1], 0, arguments![out]);
-        assert_eq!(gpu.download::<u32>(&out), [41 + launch, 5 + 2 * launch]);
+    for _ in 0..2 {
+        let Some(gpu) = corpus("constants") else {
+            return;
+        };
+        let out = gpu.uninitialised(8);
+        for launch in 1..=3 {
+            gpu.launch("count_up", [1, 1, 1], [32, 1, 1], 0, arguments![out]);
+            assert_eq!(gpu.download::<u32>(&out), [41 + launch, 5 + 2 * launch]);
+        }
     }
-    let Some(again) = corpus("constants") else {
-        return;
-    };
-    again.launch("count_up", [1, 1, 1], [32, 1, 1], 0, arguments![out]);
-    assert_eq!(again.download::<u32>(&out), [42, 7]);
 }
 
 #[test]

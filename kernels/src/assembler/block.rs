@@ -1,6 +1,6 @@
-//! Sums over the threads of a warp and of a CTA.
+//! What the threads of a warp or of a CTA do together: sums and exchanges.
 
-use super::{F32, Kernel};
+use super::{F32, Kernel, Pair};
 
 /// The sum over the 32 lanes of the warp, in every lane: the same bits in each and in every run.
 ///
@@ -23,6 +23,14 @@ pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
         sum = sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1]);
     }
     sum
+}
+
+/// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All
+/// lanes of the warp must take part.
+#[track_caller]
+pub fn exchange_with_neighbour(value: Pair<'_>) -> Pair<'_> {
+    let k = value.kernel();
+    k.compute("shfl.sync.bfly.b32", &[&value, &1, &31, &-1])
 }
 
 /// The sum over all threads of the CTA, in every thread: the same bits in each and in every run.

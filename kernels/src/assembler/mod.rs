@@ -48,7 +48,7 @@ mod register;
 mod shared;
 mod tensor_core;
 
-pub use block::{block_sum, group_sum, warp_sum};
+pub use block::{block_sum, exchange_with_neighbour, group_sum, warp_sum};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};

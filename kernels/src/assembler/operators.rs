@@ -327,6 +327,16 @@ impl<'k> F64<'k> {
 }
 
 impl<'k> Pair<'k> {
+    /// Both halves; the one with the lower address first.
+    #[track_caller]
+    pub fn split(self) -> [B16<'k>; 2] {
+        let halves = [self.k.register(), self.k.register()];
+        let [low, high] = halves;
+        self.k
+            .emit(format_args!("mov.b32 {{{low}, {high}}}, {self}"));
+        halves
+    }
+
     /// Both values as f32, exactly; the one with the lower address first.
     #[track_caller]
     pub fn unpack(self) -> [F32<'k>; 2] {

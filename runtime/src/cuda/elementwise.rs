@@ -1,11 +1,10 @@
 //! Plans of the elementwise ops.
 
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Walk};
-use meshgrad_kernels::expression::Expression;
 
 use crate::cpu::elementwise::Function;
 use crate::plan::{Launcher, Plan, aligned};
-use crate::{DType, Fresh, Layout, Result, Tensor, symbol};
+use crate::{DType, Fresh, Layout, Number, Result, Tensor, symbol};
 
 /// Where a kernel writes.
 pub(crate) struct Target {
@@ -34,44 +33,46 @@ impl Target {
     }
 }
 
-/// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
-pub(crate) fn map<const N: usize>(
-    gpu: &Launcher<'_>,
-    f: &impl Function<N>,
-    inputs: [&Tensor; N],
-    y: &Target,
-) -> Result<()> {
-    let (expression, constants) = symbol::write_down(f);
-    compute(gpu, expression, inputs, &constants, y)
-}
-
 /// y\[i\] = x\[i\] in y's dtype.
 pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    compute(gpu, Expression::operand(0), [x], &[], y)
+    struct Same;
+
+    impl Function<1> for Same {
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            x
+        }
+    }
+
+    map(gpu, &Same, [x], y)
 }
 
 /// y\[i\] = value.
-pub(crate) fn fill(gpu: &Launcher<'_>, value: f32, y: &Target) -> Result<()> {
-    compute(gpu, Expression::scalar(0), [], &[value], y)
+pub(crate) fn fill(gpu: &Launcher<'_>, value: f64, y: &Target) -> Result<()> {
+    struct Fill(f64);
+
+    impl Function<0> for Fill {
+        fn value<W: Number>(&self, []: [W; 0]) -> W {
+            W::constant(self.0)
+        }
+    }
+
+    map(gpu, &Fill(value), [], y)
 }
 
 /// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].
-pub(crate) fn select(
-    gpu: &Launcher<'_>,
-    [condition, a, b]: [&Tensor; 3],
-    y: &Target,
-) -> Result<()> {
-    let [holds, then, otherwise] = [0, 1, 2].map(Expression::operand);
-    compute(
-        gpu,
-        holds.select(then, otherwise),
-        [condition, a, b],
-        &[],
-        y,
-    )
+pub(crate) fn select(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> Result<()> {
+    struct Select;
+
+    impl Function<3> for Select {
+        fn value<W: Number>(&self, [condition, a, b]: [W; 3]) -> W {
+            condition.if_eq(W::ZERO, b, a)
+        }
+    }
+
+    map(gpu, &Select, operands, y)
 }
 
-/// into\[i\] += x\[i\], or into\[i\] = x\[i\] where `into` is `empty`.
+/// into\[i\] += x\[i\], or into\[i\] = x\[i\] where `into` is `empty`; `to` is where `into` lies.
 pub(crate) fn accumulate(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -79,21 +80,25 @@ pub(crate) fn accumulate(
     empty: bool,
     to: &Target,
 ) -> Result<()> {
+    struct Sum;
+
+    impl Function<2> for Sum {
+        fn value<W: Number>(&self, [into, x]: [W; 2]) -> W {
+            into + x
+        }
+    }
+
     match empty {
         true => copy(gpu, x, to),
-        false => {
-            let sum = Expression::operand(0) + Expression::operand(1);
-            compute(gpu, sum, [into, x], &[], to)
-        }
+        false => map(gpu, &Sum, [into, x], to),
     }
 }
 
-/// Launches the kernel of `expression`.
-fn compute<const N: usize>(
+/// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
+pub(crate) fn map<const N: usize>(
     gpu: &Launcher<'_>,
-    expression: Expression,
+    f: &impl Function<N>,
     inputs: [&Tensor; N],
-    scalars: &[f32],
     y: &Target,
 ) -> Result<()> {
     let result = element(gpu, y.dtype)?;
@@ -107,6 +112,7 @@ fn compute<const N: usize>(
     let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides);
     let walk = walk.map_err(|reason| gpu.refused(reason))?;
     let layout = walk.layout(aligned(&addresses) && aligned(&[y.address]));
+    let (expression, constants) = symbol::write_down(f);
     let variant = Elementwise::new(expression, &formats, result, layout);
     let variant = variant.map_err(|reason| gpu.refused(reason))?;
 
@@ -118,7 +124,7 @@ fn compute<const N: usize>(
         operands: &addresses,
         result: y.address,
         walk: &walk,
-        scalars,
+        scalars: &constants,
     };
     gpu.launch(&plan, &arguments.arguments(&plan.variant))
 }

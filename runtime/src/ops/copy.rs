@@ -54,7 +54,7 @@ fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
     match T::DTYPE {
         DType::F32 | DType::BF16 | DType::Bool if device.is_gpu() => {
             let gpu = Launcher::new("full", &device);
-            cuda::fill(&gpu, value.to_f64() as f32, &Target::fresh(fresh)?)
+            cuda::fill(&gpu, value.to_f64(), &Target::fresh(fresh)?)
         }
         _ if device.gpu().is_some() => fresh.copy_from(&vec![value; fresh.shape().elements()]),
         _ if device.computes() => {
@@ -234,9 +234,7 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
     let range = contiguous_range(call.name(), into)?;
     match call.device().is_gpu() {
-        true => {
-            call.launch(|gpu| cuda::fill(gpu, value as f32, &Target::changed(call.name(), into)?))
-        }
+        true => call.launch(|gpu| cuda::fill(gpu, value, &Target::changed(call.name(), into)?)),
         false => call.compute(|| {
             for_any!(into.dtype(), T => {
                 let value = T::from_f64(value);

@@ -17,6 +17,29 @@ enum Part {
 
 const PARTS: [(&str, Part); 3] = [("lo", Part::Low), ("hi", Part::High), ("wide", Part::Wide)];
 
+/// A function of two whole numbers that exists for each type.
+macro_rules! binary_of_type {
+    ($kind:expr, $u16:ident $s16:ident $u32:ident $s32:ident $u64:ident $s64:ident) => {
+        match $kind {
+            Type::U16 => Some(lanes!(|a: u32, b: u32| -> u32 {
+                u32::from(integer::$u16(a as u16, b as u16))
+            })),
+            Type::S16 => Some(lanes!(|a: u32, b: u32| -> u32 {
+                u32::from(integer::$s16(a as i16, b as i16) as u16)
+            })),
+            Type::U32 => Some(lanes!(|a: u32, b: u32| -> u32 { integer::$u32(a, b) })),
+            Type::S32 => Some(lanes!(|a: u32, b: u32| -> u32 {
+                integer::$s32(a as i32, b as i32) as u32
+            })),
+            Type::U64 => Some(lanes!(|a: u64, b: u64| -> u64 { integer::$u64(a, b) })),
+            Type::S64 => Some(lanes!(|a: u64, b: u64| -> u64 {
+                integer::$s64(a as i64, b as i64) as u64
+            })),
+            _ => None,
+        }
+    };
+}
+
 impl Decoding<'_, '_, '_> {
     pub(super) fn arithmetic(&mut self) -> Result<Op> {
         match self.opcode.name {
@@ -49,18 +72,11 @@ impl Decoding<'_, '_, '_> {
             "sub" => integers!(kind, |a, b| a.wrapping_sub(b)),
             "min" => integers!(kind, |a, b| a.min(b)),
             "max" => integers!(kind, |a, b| a.max(b)),
-            // Unspecified by the ISA for zero; the code that ptxas makes gives all ones.
-            "div" => integers!(kind, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) }),
-            "rem" => integers!(kind, |a, b| if b == 0 { !0 } else { a.wrapping_rem(b) }),
+            "div" => binary_of_type!(kind, div_u16 div_s16 div_u32 div_s32 div_u64 div_s64),
+            "rem" => binary_of_type!(kind, rem_u16 rem_s16 rem_u32 rem_s32 rem_u64 rem_s64),
             "neg" => integers!(kind, |a| a.wrapping_neg()),
             "abs" => signed_abs(kind),
-            "sad" => {
-                integers!(kind, |a, b, c| if a < b {
-                    c.wrapping_add(b.wrapping_sub(a))
-                } else {
-                    c.wrapping_add(a.wrapping_sub(b))
-                })
-            }
+            "sad" => sum_of_differences(kind),
             _ => None,
         };
         match compute {
@@ -88,13 +104,12 @@ impl Decoding<'_, '_, '_> {
             return self.wide_product(kind, adds);
         }
         let compute = match (part, adds) {
-            (_, true) if saturate => match (part, kind) {
-                (Part::High, Type::S32) => Some(lanes!(|a: u32, b: u32, c: u32| -> u32 {
-                    let high = (i64::from(a as i32) * i64::from(b as i32)) >> 32;
-                    (high as i32).saturating_add(c as i32) as u32
-                })),
-                _ => None,
-            },
+            (Part::High, true) if saturate && kind == Type::S32 => {
+                Some(lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                    integer::mad_hi_sat_s32(a as i32, b as i32, c as i32) as u32
+                }))
+            }
+            _ if saturate => None,
             (Part::Low, false) => integers!(kind, |a, b| a.wrapping_mul(b)),
             (Part::Low, true) => integers!(kind, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
             (_, false) => integers!(kind, |a, b| High::high(a, b)),
@@ -169,11 +184,23 @@ impl Decoding<'_, '_, '_> {
             (Type::U32, Part::Low, true) => lanes!(|a: u32, b: u32, c: u32| -> u32 {
                 integer::mul24_lo_u32(a, b).wrapping_add(c)
             }),
+            (Type::U32, _, false) => {
+                lanes!(|a: u32, b: u32| -> u32 { integer::mul24_hi_u32(a, b) })
+            }
+            (Type::U32, _, true) => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                integer::mul24_hi_u32(a, b).wrapping_add(c)
+            }),
             (Type::S32, Part::Low, false) => {
                 lanes!(|a: u32, b: u32| -> u32 { integer::mul24_lo_s32(a as i32, b as i32) as u32 })
             }
             (Type::S32, Part::Low, true) => lanes!(|a: u32, b: u32, c: u32| -> u32 {
                 (integer::mul24_lo_s32(a as i32, b as i32) as u32).wrapping_add(c)
+            }),
+            (Type::S32, _, false) => {
+                lanes!(|a: u32, b: u32| -> u32 { integer::mul24_hi_s32(a as i32, b as i32) as u32 })
+            }
+            (Type::S32, _, true) => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+                (integer::mul24_hi_s32(a as i32, b as i32) as u32).wrapping_add(c)
             }),
             _ => return self.opcode.wrong_type(kind),
         };
@@ -256,18 +283,40 @@ fn signed_abs(kind: Type) -> Option<Compute> {
     }
 }
 
+/// `sad`: c + |a - b|.
+fn sum_of_differences(kind: Type) -> Option<Compute> {
+    Some(match kind {
+        Type::U16 => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+            integer::sad_u32(a & 0xffff, b & 0xffff, c) & 0xffff
+        }),
+        Type::S16 => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+            let (a, b) = (i32::from(a as i16), i32::from(b as i16));
+            integer::sad_s32(a, b, c as i32) as u32 & 0xffff
+        }),
+        Type::U32 => lanes!(|a: u32, b: u32, c: u32| -> u32 { integer::sad_u32(a, b, c) }),
+        Type::S32 => lanes!(|a: u32, b: u32, c: u32| -> u32 {
+            integer::sad_s32(a as i32, b as i32, c as i32) as u32
+        }),
+        Type::U64 => lanes!(|a: u64, b: u64, c: u64| -> u64 { integer::sad_u64(a, b, c) }),
+        Type::S64 => lanes!(|a: u64, b: u64, c: u64| -> u64 {
+            integer::sad_s64(a as i64, b as i64, c as i64) as u64
+        }),
+        _ => return None,
+    })
+}
+
 /// The upper half of a product.
 trait High {
     fn high(a: Self, b: Self) -> Self;
 }
 
 macro_rules! high {
-    ($($T:ty, $W:ty;)+) => {
+    ($($T:ty, $function:ident;)+) => {
         $(
             impl High for $T {
                 #[inline(always)]
                 fn high(a: $T, b: $T) -> $T {
-                    ((a as $W * b as $W) >> <$T>::BITS) as $T
+                    integer::$function(a, b)
                 }
             }
         )+
@@ -275,5 +324,6 @@ macro_rules! high {
 }
 
 high! {
-    u16, u32; i16, i32; u32, u64; i32, i64; u64, u128; i64, i128;
+    u16, mul_hi_u16; i16, mul_hi_s16; u32, mul_hi_u32; i32, mul_hi_s32; u64, mul_hi_u64;
+    i64, mul_hi_s64;
 }

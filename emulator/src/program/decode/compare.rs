@@ -2,35 +2,31 @@
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compare, Compute, compare, lanes};
+use crate::numerics::compare::{Class, Comparison};
 use crate::numerics::half_precision::{Bf16, F16, Half};
 use crate::program::op::{Combine, Op, SetPredicate};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
-/// The comparisons. Those from `Equu` on are true when an operand is NaN.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[rustfmt::skip]
-enum Comparison { Eq, Ne, Lt, Le, Gt, Ge, Equ, Neu, Ltu, Leu, Gtu, Geu, Num, Nan }
-
 const COMPARISONS: [(&str, Comparison); 18] = [
-    ("eq", Comparison::Eq),
-    ("ne", Comparison::Ne),
-    ("lt", Comparison::Lt),
-    ("le", Comparison::Le),
-    ("gt", Comparison::Gt),
-    ("ge", Comparison::Ge),
-    ("lo", Comparison::Lt),
-    ("ls", Comparison::Le),
-    ("hi", Comparison::Gt),
-    ("hs", Comparison::Ge),
-    ("equ", Comparison::Equ),
-    ("neu", Comparison::Neu),
-    ("ltu", Comparison::Ltu),
-    ("leu", Comparison::Leu),
-    ("gtu", Comparison::Gtu),
-    ("geu", Comparison::Geu),
-    ("num", Comparison::Num),
-    ("nan", Comparison::Nan),
+    ("eq", Comparison::Equal),
+    ("ne", Comparison::NotEqual),
+    ("lt", Comparison::Less),
+    ("le", Comparison::LessOrEqual),
+    ("gt", Comparison::Greater),
+    ("ge", Comparison::GreaterOrEqual),
+    ("lo", Comparison::Less),
+    ("ls", Comparison::LessOrEqual),
+    ("hi", Comparison::Greater),
+    ("hs", Comparison::GreaterOrEqual),
+    ("equ", Comparison::EqualOrUnordered),
+    ("neu", Comparison::NotEqualOrUnordered),
+    ("ltu", Comparison::LessOrUnordered),
+    ("leu", Comparison::LessOrEqualOrUnordered),
+    ("gtu", Comparison::GreaterOrUnordered),
+    ("geu", Comparison::GreaterOrEqualOrUnordered),
+    ("num", Comparison::Ordered),
+    ("nan", Comparison::Unordered),
 ];
 
 const COMBINES: [(&str, Combine); 3] = [
@@ -42,32 +38,31 @@ const COMBINES: [(&str, Combine); 3] = [
 /// The comparison of two lanes as a type sees them. `$see` turns a lane into that type.
 macro_rules! by_comparison {
     ($comparison:expr, $L:ty, $see:expr) => {
+        by_comparison!(@one $comparison, $L, $see,
+            Equal NotEqual Less LessOrEqual Greater GreaterOrEqual
+            EqualOrUnordered NotEqualOrUnordered LessOrUnordered LessOrEqualOrUnordered
+            GreaterOrUnordered GreaterOrEqualOrUnordered Ordered Unordered)
+    };
+    (@one $comparison:expr, $L:ty, $see:expr, $($which:ident)+) => {
         match $comparison {
-            Comparison::Eq => compare!(|a: $L, b: $L| $see(a) == $see(b)),
-            Comparison::Ne => {
-                compare!(|a: $L, b: $L| ordered($see(a), $see(b)) && $see(a) != $see(b))
-            }
-            Comparison::Lt => compare!(|a: $L, b: $L| $see(a) < $see(b)),
-            Comparison::Le => compare!(|a: $L, b: $L| $see(a) <= $see(b)),
-            Comparison::Gt => compare!(|a: $L, b: $L| $see(a) > $see(b)),
-            Comparison::Ge => compare!(|a: $L, b: $L| $see(a) >= $see(b)),
-            Comparison::Equ => {
-                compare!(|a: $L, b: $L| !ordered($see(a), $see(b)) || $see(a) == $see(b))
-            }
-            Comparison::Neu => compare!(|a: $L, b: $L| $see(a) != $see(b)),
-            Comparison::Ltu => compare!(|a: $L, b: $L| !($see(a) >= $see(b))),
-            Comparison::Leu => compare!(|a: $L, b: $L| !($see(a) > $see(b))),
-            Comparison::Gtu => compare!(|a: $L, b: $L| !($see(a) <= $see(b))),
-            Comparison::Geu => compare!(|a: $L, b: $L| !($see(a) < $see(b))),
-            Comparison::Num => compare!(|a: $L, b: $L| ordered($see(a), $see(b))),
-            Comparison::Nan => compare!(|a: $L, b: $L| !ordered($see(a), $see(b))),
+            $(Comparison::$which => {
+                compare!(|a: $L, b: $L| Comparison::$which.holds($see(a), $see(b)))
+            })+
         }
     };
 }
 
-#[inline(always)]
-fn ordered<T: PartialOrd>(a: T, b: T) -> bool {
-    a.partial_cmp(&b).is_some()
+/// Whether a number is of a class, as a comparison of which the second operand is not looked at.
+macro_rules! by_class {
+    ($class:expr, $L:ty, $see:expr, $contains:ident) => {
+        by_class!(@one $class, $L, $see, $contains,
+            Finite Infinite Number NotANumber Normal Subnormal)
+    };
+    (@one $class:expr, $L:ty, $see:expr, $contains:ident, $($which:ident)+) => {
+        match $class {
+            $(Class::$which => compare!(|a: $L, _b: $L| Class::$which.$contains($see(a))),)+
+        }
+    };
 }
 
 #[inline(always)]
@@ -92,6 +87,7 @@ impl Decoding<'_, '_, '_> {
             "setp" => self.set_predicate(),
             "set" => self.set(),
             "selp" => self.select(),
+            "testp" => self.test_class(),
             _ => self.select_by_sign(),
         }
     }
@@ -184,6 +180,33 @@ impl Decoding<'_, '_, '_> {
             ],
             truth,
         })
+    }
+
+    /// `testp`: the class of a number.
+    fn test_class(&mut self) -> Result<Op> {
+        let class = self.opcode.choose(&[
+            ("finite", Class::Finite),
+            ("infinite", Class::Infinite),
+            ("number", Class::Number),
+            ("notanumber", Class::NotANumber),
+            ("normal", Class::Normal),
+            ("subnormal", Class::Subnormal),
+        ])?;
+        let kind = self.opcode.kind()?;
+        let compare = match kind {
+            Type::F32 => by_class!(class, u32, f32::from_bits, contains_f32),
+            Type::F64 => by_class!(class, u64, f64::from_bits, contains_f64),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        let [to, from] = self.exactly()?;
+        let from = self.lowering.source(from, kind)?;
+        Ok(Op::SetPredicate(SetPredicate {
+            compare,
+            sources: [from, from],
+            to: Some(self.lowering.predicate(to)?),
+            negated_to: None,
+            combine: None,
+        }))
     }
 
     fn select(&mut self) -> Result<Op> {

@@ -2,7 +2,7 @@
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, Operands, lanes};
-use crate::numerics::convert::{self, Integer, Tf32Rounding};
+use crate::numerics::convert::{self, Float8, Integer, Tf32Rounding};
 use crate::numerics::half_precision::{self as half, Bf16, F16, Half, relu_f32};
 use crate::numerics::rounding::{Rounding, flush, saturate};
 use crate::program::op::Op;
@@ -88,12 +88,21 @@ const BF16_CODE: u32 = 9;
 const F32_CODE: u32 = 10;
 const F64_CODE: u32 = 11;
 
+/// The whole-number types by number.
+const INTEGERS: [Integer; 8] = [
+    Integer::U8,
+    Integer::S8,
+    Integer::U16,
+    Integer::S16,
+    Integer::U32,
+    Integer::S32,
+    Integer::U64,
+    Integer::S64,
+];
+
 #[inline(always)]
 fn integer(code: u32) -> Integer {
-    Integer {
-        bits: 8 << (code / 2),
-        signed: code % 2 == 1,
-    }
+    INTEGERS[code as usize & 7]
 }
 
 impl Decoding<'_, '_, '_> {
@@ -112,14 +121,18 @@ impl Decoding<'_, '_, '_> {
             .with(relu, RELU)
             .with(whole.is_some(), WHOLE);
         match (to, from) {
-            (Type::TF32, Type::F32) => self.to_tf32(to_tf32, rounding),
+            (Type::TF32, Type::F32) => self.tf32(to_tf32, rounding),
             (Type::F16x2 | Type::BF16x2, Type::F32) => self.pair(to, how),
+            (Type::E4M3x2, Type::F32) => self.narrow_to_float8(Float8::E4M3, how),
+            (Type::E5M2x2, Type::F32) => self.narrow_to_float8(Float8::E5M2, how),
+            (Type::F16x2, Type::E4M3x2) => self.widen_float8(Float8::E4M3, how),
+            (Type::F16x2, Type::E5M2x2) => self.widen_float8(Float8::E5M2, how),
             _ if to_tf32.is_some() || !single(to) || !single(from) => self.opcode.wrong_type(to),
             _ => self.single(to, from, how),
         }
     }
 
-    fn to_tf32(&mut self, away: Option<Tf32Rounding>, rounding: Option<Rounding>) -> Result<Op> {
+    fn tf32(&mut self, away: Option<Tf32Rounding>, rounding: Option<Rounding>) -> Result<Op> {
         let compute: Compute = match (away, rounding) {
             (Some(_), None) => lanes!(|a: u32| -> u32 {
                 convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::NearestAway).to_bits()
@@ -148,6 +161,34 @@ impl Decoding<'_, '_, '_> {
             }),
         };
         self.compute_of(compute, &[Type::B32, Type::F32, Type::F32], how.0, 0)
+    }
+
+    /// Two f32 to a pair of 8-bit floats, the first operand to the upper one.
+    fn narrow_to_float8(&mut self, format: Float8, how: How) -> Result<Op> {
+        self.opcode.choose(&[("satfinite", ())])?;
+        let compute: Compute = match format {
+            Float8::E4M3 => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                let (a, b) = (f32::from_bits(a), f32::from_bits(b));
+                u32::from(Float8::E4M3.narrow_pair(a, b, How(m).has(RELU)))
+            }),
+            Float8::E5M2 => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                let (a, b) = (f32::from_bits(a), f32::from_bits(b));
+                u32::from(Float8::E5M2.narrow_pair(a, b, How(m).has(RELU)))
+            }),
+        };
+        self.compute_of(compute, &[Type::B16, Type::F32, Type::F32], how.0, 0)
+    }
+
+    /// A pair of 8-bit floats to a pair of f16.
+    fn widen_float8(&mut self, format: Float8, how: How) -> Result<Op> {
+        if how.has(RELU) {
+            return self.opcode.wrong_type(Type::F16x2);
+        }
+        let compute: Compute = match format {
+            Float8::E4M3 => lanes!(|a: u32| -> u32 { Float8::E4M3.widen_pair(a as u16) }),
+            Float8::E5M2 => lanes!(|a: u32| -> u32 { Float8::E5M2.widen_pair(a as u16) }),
+        };
+        self.compute_of(compute, &[Type::B32, Type::B16], 0, 0)
     }
 
     fn single(&mut self, to: Type, from: Type, how: How) -> Result<Op> {
@@ -195,7 +236,6 @@ impl Decoding<'_, '_, '_> {
                 sources: [source, 0, 0, 0],
                 count: 1,
                 modifier: how.0,
-                predicate: 0,
             },
             flops: 0,
         })
@@ -205,7 +245,13 @@ impl Decoding<'_, '_, '_> {
 fn single(kind: Type) -> bool {
     !matches!(
         kind,
-        Type::F16x2 | Type::BF16x2 | Type::TF32 | Type::B128 | Type::Predicate
+        Type::F16x2
+            | Type::BF16x2
+            | Type::E4M3x2
+            | Type::E5M2x2
+            | Type::TF32
+            | Type::B128
+            | Type::Predicate
     )
 }
 

@@ -3,6 +3,7 @@
 use super::{Decoding, Result, integers};
 use crate::machine::lanes::lanes;
 use crate::numerics::bits::{self, FunnelAmount, Permutation};
+use crate::numerics::integer;
 use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
 
@@ -105,31 +106,27 @@ impl Decoding<'_, '_, '_> {
         let kind = self.opcode.kind()?;
         let compute = match (self.opcode.name, kind) {
             ("shl", Type::B16) => {
-                lanes!(|a: u32, n: u32| -> u32 { if n > 15 { 0 } else { a << n & 0xffff } })
+                lanes!(|a: u32, n: u32| -> u32 { u32::from(integer::shl_b16(a as u16, n)) })
             }
-            ("shl", Type::B32) => {
-                lanes!(|a: u32, n: u32| -> u32 { if n > 31 { 0 } else { a << n } })
-            }
-            ("shl", Type::B64) => {
-                lanes!(|a: u64, n: u32| -> u64 { if n > 63 { 0 } else { a << n } })
-            }
+            ("shl", Type::B32) => lanes!(|a: u32, n: u32| -> u32 { integer::shl_b32(a, n) }),
+            ("shl", Type::B64) => lanes!(|a: u64, n: u32| -> u64 { integer::shl_b64(a, n) }),
             ("shr", Type::B16 | Type::U16) => {
-                lanes!(|a: u32, n: u32| -> u32 { if n > 15 { 0 } else { (a & 0xffff) >> n } })
+                lanes!(|a: u32, n: u32| -> u32 { u32::from(integer::shr_u16(a as u16, n)) })
             }
             ("shr", Type::S16) => {
-                lanes!(|a: u32, n: u32| -> u32 { u32::from(((a as i16) >> n.min(15)) as u16) })
+                lanes!(|a: u32, n: u32| -> u32 { u32::from(integer::shr_s16(a as i16, n) as u16) })
             }
             ("shr", Type::B32 | Type::U32) => {
-                lanes!(|a: u32, n: u32| -> u32 { if n > 31 { 0 } else { a >> n } })
+                lanes!(|a: u32, n: u32| -> u32 { integer::shr_u32(a, n) })
             }
             ("shr", Type::S32) => {
-                lanes!(|a: u32, n: u32| -> u32 { ((a as i32) >> n.min(31)) as u32 })
+                lanes!(|a: u32, n: u32| -> u32 { integer::shr_s32(a as i32, n) as u32 })
             }
             ("shr", Type::B64 | Type::U64) => {
-                lanes!(|a: u64, n: u32| -> u64 { if n > 63 { 0 } else { a >> n } })
+                lanes!(|a: u64, n: u32| -> u64 { integer::shr_u64(a, n) })
             }
             ("shr", Type::S64) => {
-                lanes!(|a: u64, n: u32| -> u64 { ((a as i64) >> n.min(63)) as u64 })
+                lanes!(|a: u64, n: u32| -> u64 { integer::shr_s64(a as i64, n) as u64 })
             }
             _ => return self.opcode.wrong_type(kind),
         };

@@ -51,13 +51,14 @@ impl<'i> Decoding<'_, '_, 'i> {
             | "abs" | "addc" | "subc" | "madc" | "mul24" | "mad24" | "sad" | "dp4a" | "dp2a" => {
                 self.arithmetic()
             }
-            "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "copysign"
-            | "testp" => self.float_function(),
+            "rcp" | "sqrt" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "copysign" => {
+                self.float_function()
+            }
             "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "shf" | "bfe" | "bfi"
             | "bfind" | "brev" | "popc" | "clz" | "lop3" | "prmt" | "fns" | "bmsk" | "szext" => {
                 self.logic()
             }
-            "setp" | "set" | "selp" | "slct" => self.comparison(),
+            "setp" | "set" | "selp" | "slct" | "testp" => self.comparison(),
             "mov" | "cvta" | "isspacep" => self.moves(),
             "cvt" => self.conversion(),
             "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "applypriority"

@@ -1,7 +1,9 @@
 //! A warp's part of C.
 
 use super::{GemmBf16, Output, Warps};
-use crate::assembler::{F32, GlobalAddress, Kernel, Pair, Pred, S32, U32, Variable, mma_bf16};
+use crate::assembler::{
+    F32, GlobalAddress, Kernel, Pair, Pred, S32, U32, Variable, exchange_with_neighbour, mma_bf16,
+};
 use crate::gemm::Matrix;
 
 /// The sums of a warp: tiles of 16 by 8, row by row. A lane has four elements of each.
@@ -49,22 +51,35 @@ impl<'k> Sums<'k> {
     ) {
         let lane = self.k.lane();
         let row = origin[0] + (lane >> 2);
-        let column = origin[1] + (lane & 3) * 2;
         let rows_left = (extents[0] - row).signed();
+        let size = variant.output.size();
+        let in_fours = variant.aligned && variant.output == Output::Bf16;
+        let first = if in_fours {
+            four_of(lane)
+        } else {
+            (lane & 3) * 2
+        };
+        let column = origin[1] + first;
         let columns_left = (extents[1] - column).signed();
 
-        let size = variant.output.size();
         let eight_rows = c.leading * u64::from(8 * size);
         let mut to = c.element(row, column, size);
         let of_row = self.tiles.chunks_exact((self.warps.columns / 8) as usize);
         for (block, tiles) in (0..).zip(of_row) {
             for half in 0..2 {
                 let inside = rows_left.gt(16 * block + 8 * half as i32);
-                for (tile, sums) in (0..).zip(tiles) {
-                    let pair = [*sums[2 * half], *sums[2 * half + 1]];
-                    let columns_left = columns_left - 8 * tile;
-                    let to = to.offset(i64::from(8 * tile) * i64::from(size));
-                    store_pair(variant, to, inside, columns_left, pair);
+                let pairs: Vec<[F32<'k>; 2]> = tiles
+                    .iter()
+                    .map(|sums| [*sums[2 * half], *sums[2 * half + 1]])
+                    .collect();
+                let row = RowEnd {
+                    to,
+                    inside,
+                    columns_left,
+                };
+                match in_fours {
+                    true => row.store_fours(lane, &pairs),
+                    false => row.store_pairs(variant, &pairs),
                 }
                 to = to.moved(eight_rows);
             }
@@ -72,33 +87,72 @@ impl<'k> Sums<'k> {
     }
 }
 
-/// Stores two neighbours where `inside` holds, as far as there are columns left.
-#[track_caller]
-fn store_pair<'k>(
-    variant: &GemmBf16,
+/// What a lane stores of one row begins here.
+struct RowEnd<'k> {
     to: GlobalAddress<'k>,
+    /// Whether the row is in C.
     inside: Pred<'k>,
+    /// Columns of C from here on.
     columns_left: S32<'k>,
-    pair: [F32<'k>; 2],
-) {
-    let first = inside & columns_left.gt(0);
-    let both = inside & columns_left.gt(1);
-    if !variant.aligned {
-        store_one(variant.output, to, first, pair[0]);
-        let next = to.offset(variant.output.size().into());
-        return store_one(variant.output, next, both, pair[1]);
-    }
+}
 
-    match variant.output {
-        Output::Bf16 => to.store_if(both, pair[0].pack(pair[1])),
-        Output::F32 => to.store_vector_if(both, pair),
-        Output::AddF32 => {
-            let before = to.load_vector_if::<f32, 2>(both);
-            to.store_vector_if(both, [before[0] + pair[0], before[1] + pair[1]]);
+impl<'k> RowEnd<'k> {
+    /// Pairs of neighbours, one for every eight columns. Four lanes store 32 bytes of f32, a sector.
+    #[track_caller]
+    fn store_pairs(&self, variant: &GemmBf16, pairs: &[[F32<'k>; 2]]) {
+        let (output, size) = (variant.output, i64::from(variant.output.size()));
+        for (tile, pair) in (0..).zip(pairs) {
+            let to = self.to.offset(8 * size * i64::from(tile));
+            let columns_left = self.columns_left - 8 * tile;
+            let first = self.inside & columns_left.gt(0);
+            let both = self.inside & columns_left.gt(1);
+            if !variant.aligned {
+                store_one(output, to, first, pair[0]);
+                store_one(output, to.offset(size), both, pair[1]);
+                continue;
+            }
+
+            let values = match output {
+                Output::AddF32 => {
+                    let before = to.load_vector_if::<f32, 2>(both);
+                    [before[0] + pair[0], before[1] + pair[1]]
+                }
+                Output::F32 | Output::Bf16 => *pair,
+            };
+            to.store_vector_if(both, values);
+            store_one(output, to, self.inside & columns_left.equals(1), pair[0]);
         }
     }
-    let last = inside & columns_left.equals(1);
-    store_one(variant.output, to, last, pair[0]);
+
+    /// Fours of neighbours in bf16, one for every sixteen columns. A pair would be four bytes, and
+    /// four lanes would store half a sector; so neighbouring lanes exchange pairs: the even one
+    /// takes both of the first eight columns, the odd one both of the next.
+    #[track_caller]
+    fn store_fours(&self, lane: U32<'k>, pairs: &[[F32<'k>; 2]]) {
+        let odd = (lane & 1).differs(0);
+        for (block, [first, second]) in (0..).zip(pairs.as_chunks::<2>().0) {
+            let [first, second] = [first, second].map(|pair| pair[0].pack(pair[1]));
+            let theirs = exchange_with_neighbour(odd.select(first, second));
+            let four = [odd.select(theirs, first), odd.select(second, theirs)];
+
+            let to = self.to.offset(32 * i64::from(block));
+            let columns_left = self.columns_left - 16 * block;
+            to.store_vector_if(self.inside & columns_left.ge(4), four);
+
+            let few = self.inside & columns_left.lt(4);
+            let elements = four.iter().flat_map(|pair| pair.split());
+            for (i, element) in (0..).zip(elements.take(3)) {
+                let exists = few & columns_left.gt(i);
+                to.offset(2 * i64::from(i)).store_if(exists, element);
+            }
+        }
+    }
+}
+
+/// The first of the four columns, of sixteen, that [`RowEnd::store_fours`] leaves to a lane.
+#[track_caller]
+fn four_of(lane: U32<'_>) -> U32<'_> {
+    (lane & 1) * 8 + (lane & 2) * 2
 }
 
 #[track_caller]
