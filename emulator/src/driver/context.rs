@@ -8,6 +8,7 @@ use std::thread::ThreadId;
 
 use super::error::{Code, Error, Result};
 use super::handles::{Handle, Named};
+use super::schedule::Ticket;
 use super::stream::{Stream, StreamHandle, StreamKind};
 use super::{Driver, State};
 
@@ -20,6 +21,8 @@ pub(crate) struct Context {
     primary: bool,
     /// The stream that stands for 0.
     pub(crate) legacy: StreamHandle,
+    /// The last operations of blocking streams that were destroyed before these had run.
+    pub(crate) orphans: Vec<Ticket>,
     /// The default streams of threads that use theirs.
     pub(crate) per_thread: HashMap<ThreadId, StreamHandle>,
     limits: Limits,
@@ -344,6 +347,7 @@ impl State {
             flags,
             primary,
             legacy,
+            orphans: Vec::new(),
             per_thread: HashMap::new(),
             limits: Limits::default(),
             cache: 0,

@@ -92,14 +92,14 @@ impl Driver {
                 state.record(event, stream, Vec::new())?;
             }
         }
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// `cuStreamWaitEvent`.
     pub(crate) fn wait_event(&self, raw: u64, event: EventHandle, flags: u32) -> Result<()> {
         check_external(flags)?;
         let mut state = self.lock();
-        let (stream, context) = state.stream(raw)?;
+        let (stream, _) = state.stream(raw)?;
         let point = state.events.get(event)?.point.clone();
         let capture = state.streams.get(stream)?.capture;
         match (point, capture) {
@@ -116,7 +116,7 @@ impl Driver {
                 state.enqueue(stream, vec![ticket], Work::Join)?;
             }
         }
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// `cuEventQuery`.

@@ -150,12 +150,12 @@ impl Driver {
     /// `cuGraphLaunch`.
     pub(crate) fn launch_graph(&self, handle: ExecutableHandle, raw: u64) -> Result<()> {
         let mut state = self.lock();
-        let (stream, context) = state.stream(raw)?;
+        let (stream, _) = state.stream(raw)?;
         match state.streams.get(stream)?.capture {
             Some(_) => state.capture_graph(handle, stream)?,
             None => state.enqueue_graph(handle, stream)?,
         }
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// `cuGraphUpload`: nothing needs to be uploaded, and the handles are checked.

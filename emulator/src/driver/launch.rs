@@ -53,7 +53,7 @@ impl Driver {
             model: state.model_of(context)?,
         };
         state.submit(stream, Work::Kernel(Arc::new(call)))?;
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// Runs a kernel.

@@ -157,7 +157,7 @@ impl Driver {
             return Ok(());
         }
         let mut state = self.lock();
-        let (stream, context) = state.stream(raw)?;
+        let (stream, _) = state.stream(raw)?;
         let kind = state.owner(address)?.kind;
         if state.streams.get(stream)?.capture.is_some() {
             if !state.captured_graph(stream)?.holds(address) {
@@ -177,7 +177,7 @@ impl Driver {
                 return Err(Code::InvalidValue.because(words));
             }
         }
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// Does what `cuMemFreeAsync` asked for.

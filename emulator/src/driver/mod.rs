@@ -55,7 +55,7 @@ use module::{Function, LoadedModule};
 use pool::{Pool, PoolHandle};
 use report::Reports;
 use schedule::{Schedule, Started};
-use stream::Stream;
+use stream::{Stream, StreamHandle};
 
 /// The emulated driver of a process.
 pub(crate) struct Driver {
@@ -121,14 +121,20 @@ impl Driver {
         act(&mut self.lock())
     }
 
-    /// Runs what the order of execution wants run after something was submitted to `context`.
-    fn settle<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        context: ContextHandle,
-    ) -> Result<()> {
+    /// Runs what the order of execution wants run after something was submitted to `stream`.
+    fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, stream: StreamHandle) -> Result<()> {
+        let Stream { context, last, .. } = *state.streams.get(stream)?;
         let steps = state.schedule.steps_after_submission();
-        self.progress(state, steps).healthy(context)
+        state = self.progress(state, steps);
+        // What it follows may be running in another thread.
+        while state.schedule.is_ordered()
+            && state.schedule.is_running_own()
+            && last.is_some_and(|last| !state.schedule.is_done(last))
+        {
+            let woken = self.changed.wait(state);
+            state = self.progress(woken.unwrap_or_else(PoisonError::into_inner), steps);
+        }
+        state.healthy(context)
     }
 
     /// Runs up to `steps` operations.

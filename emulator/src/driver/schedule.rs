@@ -27,6 +27,8 @@ struct Operation {
     after: Vec<Ticket>,
     /// `None` while it runs.
     work: Option<Work>,
+    /// Whether it calls a function of the host's program, which may wait for other threads.
+    calls_host: bool,
 }
 
 /// An operation that is to be run now.
@@ -64,6 +66,7 @@ impl Schedule {
         let operation = Operation {
             context,
             after,
+            calls_host: matches!(work, Work::Host(_)),
             work: Some(work),
         };
         self.pending.insert(ticket, operation);
@@ -115,6 +118,17 @@ impl Schedule {
     /// Whether nothing of `context` waits or runs.
     pub(crate) fn is_idle(&self, context: ContextHandle) -> bool {
         self.pending.values().all(|it| it.context != context)
+    }
+
+    /// Whether some thread of the host runs an operation now that ends by itself.
+    pub(crate) fn is_running_own(&self) -> bool {
+        let mut running = self.pending.values().filter(|it| it.work.is_none());
+        running.any(|it| !it.calls_host)
+    }
+
+    /// Whether operations run as soon as they may.
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.draw.is_none()
     }
 
     /// Whether some thread of the host runs an operation now.

@@ -18,7 +18,7 @@ pub(crate) struct Stream {
     pub(crate) kind: StreamKind,
     priority: i32,
     /// The last operation that was submitted to it.
-    last: Option<Ticket>,
+    pub(crate) last: Option<Ticket>,
     pub(crate) capture: Option<CaptureId>,
 }
 
@@ -93,7 +93,8 @@ impl Driver {
                 return Err(Code::InvalidHandle.because("a default stream is not destroyed"));
             }
             state.abandon_capture(handle, "one of its streams was destroyed");
-            state.streams.remove(handle).map(drop)
+            let stream = state.streams.remove(handle)?;
+            state.keep_orphan(&stream)
         })
     }
 
@@ -150,9 +151,9 @@ impl Driver {
     /// Submits one operation: to the stream's capture, if it has one, or to be run.
     pub(crate) fn submit(&self, raw: u64, work: Work) -> Result<()> {
         let mut state = self.lock();
-        let (stream, context) = state.stream(raw)?;
+        let (stream, _) = state.stream(raw)?;
         state.submit(stream, work)?;
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 
     /// `cuStreamWriteValue32` and `cuStreamWriteValue64`.
@@ -263,7 +264,10 @@ impl State {
             StreamKind::Legacy => {
                 let blocking = self.streams.iter().map(|(_, it)| it);
                 let here = blocking.filter(|it| it.is_blocking() && it.context == stream.context);
-                here.filter_map(|it| it.last).collect()
+                let orphans = &self.contexts.get(stream.context)?.orphans;
+                here.filter_map(|it| it.last)
+                    .chain(orphans.iter().copied())
+                    .collect()
             }
             StreamKind::Blocking | StreamKind::PerThread => {
                 self.streams.get(legacy)?.last.into_iter().collect()
@@ -272,6 +276,15 @@ impl State {
         };
         let all = stream.last.into_iter().chain(of_others);
         Ok(all.filter(|it| !self.schedule.is_done(*it)).collect())
+    }
+
+    /// The default stream follows what a destroyed stream has still to do.
+    fn keep_orphan(&mut self, stream: &Stream) -> Result<()> {
+        let schedule = &self.schedule;
+        let orphans = &mut self.contexts.get_mut(stream.context)?.orphans;
+        orphans.extend(stream.last.filter(|_| stream.is_blocking()));
+        orphans.retain(|ticket| !schedule.is_done(*ticket));
+        Ok(())
     }
 
     /// The stream's next operation follows `ticket` and whatever the stream follows now.

@@ -57,7 +57,7 @@ impl Driver {
                 let state = self.wait(state, |state| state.schedule.is_done(ticket));
                 state.healthy(context)
             }
-            None => self.settle(state, context),
+            None => self.settle(state, stream),
         }
     }
 
@@ -85,7 +85,7 @@ impl Driver {
     pub(crate) fn fill(&self, moment: Moment, to: u64, bytes: &[u8], count: usize) -> Result<()> {
         let mut state = self.lock();
         let raw = state.stream_of(moment)?;
-        let (stream, context) = state.stream(raw)?;
+        let (stream, _) = state.stream(raw)?;
         let extent = count.checked_mul(bytes.len());
         let aligned = to.is_multiple_of(bytes.len() as u64);
         let Some(extent) = extent.filter(|_| aligned) else {
@@ -95,7 +95,7 @@ impl Driver {
         state.check_range(to, extent)?;
         let pattern = Pattern::new(bytes);
         state.submit(stream, Work::Fill { to, pattern, count })?;
-        self.settle(state, context)
+        self.settle(state, stream)
     }
 }
 

@@ -57,6 +57,19 @@ fn the_legacy_stream_orders_blocking_streams_only() {
     assert_eq!(blocking, BTreeSet::from([7]));
     let per_thread = outcomes(|it| through_legacy(it, 2, it.blocking_stream()));
     assert_eq!(per_thread, BTreeSet::from([7]));
+    let destroyed = outcomes(|machine| {
+        let (stream, a, b) = (
+            machine.blocking_stream(),
+            machine.memory(),
+            machine.memory(),
+        );
+        machine.fill(stream, a, 7).unwrap();
+        machine.driver.destroy_stream(stream).unwrap();
+        machine.copy(LEGACY, b, a).unwrap();
+        machine.driver.synchronize_stream(LEGACY).unwrap();
+        machine.byte(b)
+    });
+    assert_eq!(destroyed, BTreeSet::from([7]));
     let free = outcomes(|it| through_legacy(it, it.stream(), it.stream()));
     assert_eq!(free, BTreeSet::from([0, 7]));
 }
