@@ -5,11 +5,11 @@
 //! is taken in large *segments*, cut into *blocks*, and kept when a block comes back.
 //!
 //! - A block belongs to a [`Pool`]: to the stream that it was taken on. Work of one stream runs in
-//!   order, so a block that comes back can be given out again at once on the same stream, though the
-//!   GPU may not have finished with it.
-//! - Requests up to 1 MiB share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB on
-//!   each has a segment of its own. The smallest free block that fits is taken (at the lowest address
-//!   among equals) and its rest is cut off; free neighbours are joined.
+//!   order, so a block that comes back can be given out again at once on the same stream, though
+//!   the GPU may not have finished with it.
+//! - Requests up to 1 MiB share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB
+//!   on each has a segment of its own. The smallest free block that fits is taken (at the lowest
+//!   address among equals) and its rest is cut off; free neighbours are joined.
 //! - A block that other streams used too waits in its pool until the pool's stream has been told to
 //!   wait for them ([`Allocator::flush`]).
 //!
@@ -325,8 +325,8 @@ impl Allocator {
         })
     }
 
-    /// Takes a block back. `used_elsewhere` says whether other streams than the pool's used it: then
-    /// it can be taken again after the pool's next [`Allocator::flush`].
+    /// Takes a block back. `used_elsewhere` says whether other streams than the pool's used it:
+    /// then it can be taken again after the pool's next [`Allocator::flush`].
     pub(crate) fn give_back(&mut self, block: Block, used_elsewhere: bool) {
         let id = block.node;
         let node = self.nodes.get(id);
