@@ -109,8 +109,8 @@ impl Device {
         Device::gpu_of(Library::Driver, ordinal)
     }
 
-    /// GPU `ordinal` of the emulator, which runs the same kernels on the CPU and checks them while it
-    /// does.
+    /// GPU `ordinal` of the emulator, which runs the same kernels on the CPU and checks them while
+    /// it does.
     ///
     /// # Errors
     /// As [`Device::cuda`]; [`CudaError::EmulatorMissing`] when it was not built.

@@ -27,9 +27,9 @@ impl Device {
     /// memory that the work takes belongs to the graph.
     ///
     /// # Errors
-    /// What `work` returns; [`CudaError::Capture`] for what a graph cannot contain: reading values on
-    /// the host, copying from it, synchronising; [`Error::Argument`] on a device without graphs and
-    /// inside another capture or [`with_stream`](crate::with_stream).
+    /// What `work` returns; [`CudaError::Capture`] for what a graph cannot contain: reading values
+    /// on the host, copying from it, synchronising; [`Error::Argument`] on a device without graphs
+    /// and inside another capture or [`with_stream`](crate::with_stream).
     pub fn capture<T, E: From<Error>>(
         &self,
         work: impl FnOnce() -> Result<T, E>,

@@ -1,8 +1,9 @@
 //! The memory of a device: an allocator that reuses what was given back, and counts.
 //!
-//! On a GPU it is the caching allocator of [`cuda`](crate::cuda). On the host sizes are rounded up to classes, eight to each power of two, so that a block that was given back
-//! fits the next request of about its size. A device without memory of its own counts in exactly
-//! the same way, which is what makes its predicted peak the measured one.
+//! On a GPU it is the caching allocator of [`cuda`](crate::cuda). On the host sizes are rounded up
+//! to classes, eight to each power of two, so that a block that was given back fits the next
+//! request of about its size. A device without memory of its own counts in exactly the same way,
+//! which is what makes its predicted peak the measured one.
 
 use std::alloc::Layout as Allocation;
 use std::collections::HashMap;

@@ -7,8 +7,8 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use crate::cpu::simd_math;
 
-/// A number with the arithmetic of elementwise functions. No comparison gives a `bool`, for a symbol
-/// has no value yet: choose by [`Number::if_lt`] and its like.
+/// A number with the arithmetic of elementwise functions. No comparison gives a `bool`, for a
+/// symbol has no value yet: choose by [`Number::if_lt`] and its like.
 pub trait Number:
     Copy
     + Add<Output = Self>

@@ -178,8 +178,8 @@ impl Storage {
         }
     }
 
-    /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into the
-    /// current stream now: it lives until that is done.
+    /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into
+    /// the current stream now: it lives until that is done.
     pub(crate) fn address(self: &Arc<Storage>) -> Result<u64> {
         stream::touch(self);
         self.fresh_address()

@@ -1,8 +1,8 @@
 //! Streams: work that runs beside other work of the same device.
 //!
-//! The current stream is a scope of the thread: [`with_stream`] makes another stream the current one
-//! while it runs, and returns a [`Pending`], which owns every tensor that the work touches until
-//! someone waits. So no tensor carries an event, and no memory is reused too early:
+//! The current stream is a scope of the thread: [`with_stream`] makes another stream the current
+//! one while it runs, and returns a [`Pending`], which owns every tensor that the work touches
+//! until someone waits. So no tensor carries an event, and no memory is reused too early:
 //!
 //! - a stream begins a scope by waiting for all that the stream around the scope was given so far;
 //! - memory belongs to the stream that it was taken on, and comes back to it;

@@ -1,9 +1,9 @@
 //! Writing an elementwise function down by running it once on symbols, as the [`Expression`] that a
 //! kernel is made of.
 //!
-//! Constants become scalars that are given at launch, so that another constant is not another kernel.
-//! The steps that a run on symbols takes are the key by which its expression is kept: after the first
-//! time a function is written down without heap memory.
+//! Constants become scalars that are given at launch, so that another constant is not another
+//! kernel. The steps that a run on symbols takes are the key by which its expression is kept: after
+//! the first time a function is written down without heap memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -128,7 +128,8 @@ fn streams_keep_their_order() {
     assert_eq!(gpu.memory().live, 0);
 }
 
-/// The emulator may do the work of several streams in any order that they allow: none changes a value.
+/// The emulator may do the work of several streams in any order that they allow: none changes a
+/// value.
 #[test]
 fn streams_keep_their_order_however_they_interleave() {
     let Some(gpu) = gpu().filter(|gpu| gpu.to_string().starts_with("emulator")) else {

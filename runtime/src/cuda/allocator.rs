@@ -5,20 +5,24 @@
 //! is taken in large *segments*, cut into *blocks*, and kept when a block comes back.
 //!
 //! - A block belongs to a [`Pool`]: to the stream that it was taken on. Work of one stream runs in
-//!   order, so a block that comes back can be given out again at once on the same stream, though the
-//!   GPU may not have finished with it.
-//! - Requests up to 1 MiB share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB on
-//!   each has a segment of its own. The smallest free block that fits is taken (at the lowest address
-//!   among equals) and its rest is cut off; free neighbours are joined.
+//!   order, so a block that comes back can be given out again at once on the same stream, though
+//!   the GPU may not have finished with it.
+//! - Requests up to 1 MiB share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB
+//!   on each has a segment of its own. The smallest free block that fits is taken (at the lowest
+//!   address among equals) and its rest is cut off; free neighbours are joined.
 //! - A block that other streams used too waits in its pool until the pool's stream has been told to
 //!   wait for them ([`Allocator::flush`]).
 //!
 //! Equal sequences of calls give equal addresses. Taking a block that is cached touches no heap.
 
-use std::collections::BTreeMap;
-use std::fmt;
+mod blocks;
+mod report;
 
-use crate::MemoryUse;
+use std::collections::BTreeMap;
+
+use blocks::{FreeList, Node, Nodes, State};
+use report::LISTED;
+pub use report::{CacheUse, Exhausted};
 
 /// Alignment and smallest step of block sizes, in bytes.
 const GRAIN: usize = 512;
@@ -75,92 +79,6 @@ impl Block {
     }
 }
 
-/// What an allocator holds, in bytes, and how often it asked for more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheUse {
-    /// In blocks that are in use, with what rounding adds.
-    pub live: usize,
-    /// The largest `live` since the peak was last reset.
-    pub peak: usize,
-    /// Taken from the driver: live, and cached.
-    pub reserved: usize,
-    /// The largest block that is cached.
-    pub largest_cached: usize,
-    /// How often the driver was asked for memory.
-    pub segments_taken: u64,
-    /// How often memory was given back to the driver.
-    pub segments_given_back: u64,
-}
-
-impl CacheUse {
-    /// In blocks that are kept for reuse.
-    pub fn cached(&self) -> usize {
-        self.reserved - self.live
-    }
-
-    /// The part that every device has.
-    pub(crate) fn memory(&self) -> MemoryUse {
-        MemoryUse {
-            live: self.live,
-            peak: self.peak,
-            reserved: self.reserved,
-        }
-    }
-
-    /// How much of the cached memory no single request could have: 0 when it is one block, near 1
-    /// when it is dust.
-    pub fn fragmentation(&self) -> f64 {
-        match self.cached() {
-            0 => 0.0,
-            cached => 1.0 - self.largest_cached as f64 / cached as f64,
-        }
-    }
-}
-
-/// There is no memory for a request: what was asked for, and what is held.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exhausted {
-    /// Bytes asked for, with what rounding adds.
-    pub asked: usize,
-    /// What the allocator holds.
-    pub held: CacheUse,
-    /// Sizes of the blocks in use and how many there are of each, those that hold most first.
-    pub largest: Vec<(usize, usize)>,
-}
-
-/// How many sizes an [`Exhausted`] lists.
-const LISTED: usize = 8;
-
-impl fmt::Display for Exhausted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CacheUse { live, reserved, .. } = self.held;
-        write!(
-            f,
-            "{} asked for; {} in use, {} cached, {} reserved",
-            Mib(self.asked),
-            Mib(live),
-            Mib(self.held.cached()),
-            Mib(reserved)
-        )?;
-        for (at, (bytes, count)) in self.largest.iter().enumerate() {
-            let lead = if at == 0 { "; in use: " } else { ", " };
-            write!(f, "{lead}{count} x {}", Mib(*bytes))?;
-        }
-        Ok(())
-    }
-}
-
-struct Mib(usize);
-
-impl fmt::Display for Mib {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            bytes if bytes < MIB => write!(f, "{:.1} KiB", bytes as f64 / 1024.0),
-            bytes => write!(f, "{:.1} MiB", bytes as f64 / MIB as f64),
-        }
-    }
-}
-
 /// The allocator.
 pub(crate) struct Allocator {
     segments: Box<dyn Segments>,
@@ -184,96 +102,6 @@ impl Cache {
             true => &mut self.small,
             false => &mut self.large,
         }
-    }
-}
-
-/// Free blocks by (bytes, address): a sorted vector, for a search finds the best fit and nothing is
-/// allocated on the way.
-#[derive(Default)]
-struct FreeList(Vec<(usize, u64, u32)>);
-
-impl FreeList {
-    fn insert(&mut self, key: (usize, u64, u32)) {
-        let at = self.0.partition_point(|other| *other < key);
-        self.0.insert(at, key);
-    }
-
-    fn remove(&mut self, key: (usize, u64, u32)) {
-        if let Ok(at) = self.0.binary_search(&key) {
-            self.0.remove(at);
-        }
-    }
-
-    /// The smallest block of at least `bytes` bytes.
-    fn best_fit(&self, bytes: usize) -> Option<u32> {
-        let at = self.0.partition_point(|(size, _, _)| *size < bytes);
-        self.0.get(at).map(|(_, _, node)| *node)
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Live,
-    Returning,
-    Free,
-}
-
-/// A block in its segment. Neighbours are linked, so that free ones can be joined.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    address: u64,
-    bytes: usize,
-    pool: Pool,
-    small: bool,
-    state: State,
-    previous: Option<u32>,
-    next: Option<u32>,
-}
-
-impl Node {
-    fn key(&self, id: u32) -> (usize, u64, u32) {
-        (self.bytes, self.address, id)
-    }
-
-    fn is_whole_segment(&self) -> bool {
-        self.previous.is_none() && self.next.is_none()
-    }
-}
-
-/// Nodes by number; numbers are used again.
-#[derive(Default)]
-struct Nodes {
-    all: Vec<Option<Node>>,
-    vacant: Vec<u32>,
-}
-
-impl Nodes {
-    fn add(&mut self, node: Node) -> u32 {
-        match self.vacant.pop() {
-            Some(id) => {
-                self.all[id as usize] = Some(node);
-                id
-            }
-            None => {
-                self.all.push(Some(node));
-                (self.all.len() - 1) as u32
-            }
-        }
-    }
-
-    fn remove(&mut self, id: u32) {
-        self.all[id as usize] = None;
-        self.vacant.push(id);
-    }
-
-    /// Ids are handed out by `add` and forgotten with `remove`, inside this file only.
-    fn get(&mut self, id: u32) -> &mut Node {
-        self.all[id as usize].as_mut().expect("a block that exists")
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
-        let numbered = self.all.iter().enumerate();
-        numbered.filter_map(|(id, node)| Some((id as u32, node.as_ref()?)))
     }
 }
 
@@ -325,8 +153,8 @@ impl Allocator {
         })
     }
 
-    /// Takes a block back. `used_elsewhere` says whether other streams than the pool's used it: then
-    /// it can be taken again after the pool's next [`Allocator::flush`].
+    /// Takes a block back. `used_elsewhere` says whether other streams than the pool's used it:
+    /// then it can be taken again after the pool's next [`Allocator::flush`].
     pub(crate) fn give_back(&mut self, block: Block, used_elsewhere: bool) {
         let id = block.node;
         let node = self.nodes.get(id);

@@ -25,7 +25,8 @@ pub enum CudaError {
 
     /// The emulator's library is there but cannot be opened.
     #[error(
-        "the emulator {path} could not be opened: {reason}; build it anew by `cargo build -p meshgrad-emulator`"
+        "the emulator {path} could not be opened: {reason}; build it anew by `cargo build -p \
+         meshgrad-emulator`"
     )]
     EmulatorBroken {
         /// Its file.
@@ -47,7 +48,10 @@ pub enum CudaError {
     },
 
     /// The driver is older than what we call.
-    #[error("the {library} speaks CUDA {}.{}, but {}.{} is needed: install a newer driver", version.0, version.1, needed.0, needed.1)]
+    #[error(
+        "the {library} speaks CUDA {}.{}, but {}.{} is needed: install a newer driver",
+        version.0, version.1, needed.0, needed.1
+    )]
     DriverTooOld {
         /// Which library.
         library: Library,
@@ -115,7 +119,8 @@ pub enum CudaError {
 
     /// A kernel that could not be started.
     #[error(
-        "{device} could not launch `{entry}` with grid {grid:?}, block {block:?} and {shared} bytes of shared memory: {reason}"
+        "{device} could not launch `{entry}` with grid {grid:?}, block {block:?} and {shared} \
+         bytes of shared memory: {reason}"
     )]
     Launch {
         /// The device.

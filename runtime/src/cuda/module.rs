@@ -214,3 +214,78 @@ fn c_string(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|byte| *byte != 0).collect();
     CString::new(bytes).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::Target;
+
+    use super::*;
+    use crate::Device;
+
+    /// A kernel with this body.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Written(&'static str);
+
+    impl Variant for Written {
+        fn ptx(&self) -> Ptx {
+            let header = ".version 7.8\n.target sm_80\n.address_size 64\n";
+            Ptx {
+                entry: self.entry(),
+                text: format!("{header}.visible .entry written()\n{{\n{}\n}}\n", self.0),
+                target: Target::Sm80,
+                block: [32, 1, 1],
+                dynamic_shared: 0,
+                parameters: Vec::new(),
+            }
+        }
+
+        fn entry(&self) -> String {
+            "written".into()
+        }
+    }
+
+    fn launch(body: &'static str, threads: u32) -> Option<Result<(), CudaError>> {
+        if !Device::emulator_is_built() {
+            eprintln!("no emulator: kernels are not launched");
+            return None;
+        }
+        let device = Device::emulator(0).unwrap();
+        let gpu = device.gpu()?;
+        let launch = Launch {
+            grid: [1, 1, 1],
+            block: [threads, 1, 1],
+            dynamic_shared: 0,
+        };
+        Some(gpu.launch(&Written(body), &launch, &Arguments::new(), gpu.base()))
+    }
+
+    #[test]
+    fn kernels_are_launched() {
+        assert!(matches!(launch("ret;", 32), None | Some(Ok(()))));
+    }
+
+    /// A kernel that cannot be compiled shows what the compiler said, with the line.
+    #[test]
+    fn compilers_are_quoted() {
+        let Some(refused) = launch("frobnicate.u32 %r1;", 32) else {
+            return;
+        };
+        let message = refused.unwrap_err().to_string();
+        assert!(
+            message.starts_with("emulator:0 could not load kernel `written`"),
+            "{message}"
+        );
+        assert!(message.contains("frobnicate"), "{message}");
+    }
+
+    #[test]
+    fn launches_that_fail_name_the_kernel() {
+        let Some(refused) = launch("ret;", 2000) else {
+            return;
+        };
+        let message = refused.unwrap_err().to_string();
+        let begins =
+            "emulator:0 could not launch `written` with grid [1, 1, 1], block [2000, 1, 1]";
+        assert!(message.starts_with(begins), "{message}");
+    }
+}

@@ -184,10 +184,10 @@ fn check(memory: &Allocator, live: &[(Block, usize)]) {
     assert!(usage.live >= live.iter().map(|(_, bytes)| bytes).sum());
     let held: usize = memory.nodes.iter().map(|(_, node)| node.bytes).sum();
     assert_eq!(held, usage.reserved);
-    for (id, node) in memory.nodes.iter() {
-        let next = node.next.and_then(|next| memory.nodes.all[next as usize]);
-        if let Some(next) = next {
-            assert_eq!(next.previous, Some(id));
+    let nodes: BTreeMap<u32, Node> = memory.nodes.iter().map(|(id, node)| (id, *node)).collect();
+    for (id, node) in &nodes {
+        if let Some(next) = node.next.map(|next| nodes[&next]) {
+            assert_eq!(next.previous, Some(*id));
             assert_eq!(node.address + node.bytes as u64, next.address);
             let both_free = node.state == State::Free && next.state == State::Free;
             assert!(!both_free, "free neighbours are joined");

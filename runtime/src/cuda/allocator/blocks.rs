@@ -1,0 +1,93 @@
+//! The blocks of an allocator: what lies beside what, and which are free.
+
+use super::Pool;
+
+/// Free blocks by (bytes, address): a sorted vector, for a search finds the best fit and nothing is
+/// allocated on the way.
+#[derive(Default)]
+pub(super) struct FreeList(Vec<(usize, u64, u32)>);
+
+impl FreeList {
+    pub(super) fn insert(&mut self, key: (usize, u64, u32)) {
+        let at = self.0.partition_point(|other| *other < key);
+        self.0.insert(at, key);
+    }
+
+    pub(super) fn remove(&mut self, key: (usize, u64, u32)) {
+        if let Ok(at) = self.0.binary_search(&key) {
+            self.0.remove(at);
+        }
+    }
+
+    /// The smallest block of at least `bytes` bytes.
+    pub(super) fn best_fit(&self, bytes: usize) -> Option<u32> {
+        let at = self.0.partition_point(|(size, _, _)| *size < bytes);
+        self.0.get(at).map(|(_, _, node)| *node)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    Live,
+    Returning,
+    Free,
+}
+
+/// A block in its segment. Neighbours are linked, so that free ones can be joined.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node {
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) pool: Pool,
+    pub(super) small: bool,
+    pub(super) state: State,
+    pub(super) previous: Option<u32>,
+    pub(super) next: Option<u32>,
+}
+
+impl Node {
+    pub(super) fn key(&self, id: u32) -> (usize, u64, u32) {
+        (self.bytes, self.address, id)
+    }
+
+    pub(super) fn is_whole_segment(&self) -> bool {
+        self.previous.is_none() && self.next.is_none()
+    }
+}
+
+/// Nodes by number; numbers are used again.
+#[derive(Default)]
+pub(super) struct Nodes {
+    all: Vec<Option<Node>>,
+    vacant: Vec<u32>,
+}
+
+impl Nodes {
+    pub(super) fn add(&mut self, node: Node) -> u32 {
+        match self.vacant.pop() {
+            Some(id) => {
+                self.all[id as usize] = Some(node);
+                id
+            }
+            None => {
+                self.all.push(Some(node));
+                (self.all.len() - 1) as u32
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: u32) {
+        self.all[id as usize] = None;
+        self.vacant.push(id);
+    }
+
+    /// Ids are handed out by `add` and forgotten with `remove`, by the allocator only.
+    pub(super) fn get(&mut self, id: u32) -> &mut Node {
+        self.all[id as usize].as_mut().expect("a block that exists")
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
+        let numbered = self.all.iter().enumerate();
+        numbered.filter_map(|(id, node)| Some((id as u32, node.as_ref()?)))
+    }
+}

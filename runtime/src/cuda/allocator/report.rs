@@ -1,0 +1,92 @@
+//! What an allocator holds, and the message when that is all there is.
+
+use std::fmt;
+
+use super::MIB;
+use crate::MemoryUse;
+
+/// What an allocator holds, in bytes, and how often it asked for more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheUse {
+    /// In blocks that are in use, with what rounding adds.
+    pub live: usize,
+    /// The largest `live` since the peak was last reset.
+    pub peak: usize,
+    /// Taken from the driver: live, and cached.
+    pub reserved: usize,
+    /// The largest block that is cached.
+    pub largest_cached: usize,
+    /// How often the driver was asked for memory.
+    pub segments_taken: u64,
+    /// How often memory was given back to the driver.
+    pub segments_given_back: u64,
+}
+
+impl CacheUse {
+    /// In blocks that are kept for reuse.
+    pub fn cached(&self) -> usize {
+        self.reserved - self.live
+    }
+
+    /// The part that every device has.
+    pub(crate) fn memory(&self) -> MemoryUse {
+        MemoryUse {
+            live: self.live,
+            peak: self.peak,
+            reserved: self.reserved,
+        }
+    }
+
+    /// How much of the cached memory no single request could have: 0 when it is one block, near 1
+    /// when it is dust.
+    pub fn fragmentation(&self) -> f64 {
+        match self.cached() {
+            0 => 0.0,
+            cached => 1.0 - self.largest_cached as f64 / cached as f64,
+        }
+    }
+}
+
+/// There is no memory for a request: what was asked for, and what is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exhausted {
+    /// Bytes asked for, with what rounding adds.
+    pub asked: usize,
+    /// What the allocator holds.
+    pub held: CacheUse,
+    /// Sizes of the blocks in use and how many there are of each, those that hold most first.
+    pub largest: Vec<(usize, usize)>,
+}
+
+/// How many sizes an [`Exhausted`] lists.
+pub(super) const LISTED: usize = 8;
+
+impl fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CacheUse { live, reserved, .. } = self.held;
+        write!(
+            f,
+            "{} asked for; {} in use, {} cached, {} reserved",
+            Mib(self.asked),
+            Mib(live),
+            Mib(self.held.cached()),
+            Mib(reserved)
+        )?;
+        for (at, (bytes, count)) in self.largest.iter().enumerate() {
+            let lead = if at == 0 { "; in use: " } else { ", " };
+            write!(f, "{lead}{count} x {}", Mib(*bytes))?;
+        }
+        Ok(())
+    }
+}
+
+struct Mib(usize);
+
+impl fmt::Display for Mib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes < MIB => write!(f, "{:.1} KiB", bytes as f64 / 1024.0),
+            bytes => write!(f, "{:.1} MiB", bytes as f64 / MIB as f64),
+        }
+    }
+}
