@@ -83,11 +83,16 @@ fn report(
     }
     println!();
     if failed > 0 {
-        bail!("{failed} of {} gradients disagree with {with}", right + failed);
+        bail!(
+            "{failed} of {} gradients disagree with {with}",
+            right + failed
+        );
     }
     match missing {
         0 => println!("the gradients of all {right} ops agree with {with}"),
-        _ => println!("the gradients of {right} ops agree with {with}; {missing} have no kernel yet"),
+        _ => {
+            println!("the gradients of {right} ops agree with {with}; {missing} have no kernel yet")
+        }
     }
     Ok(())
 }

@@ -68,7 +68,10 @@ impl std::str::FromStr for DeviceName {
         let (kind, ordinal) = match name.split_once(':') {
             Some((kind, ordinal)) => {
                 let ordinal = ordinal.parse().ok();
-                (kind, ordinal.ok_or_else(|| format!("`{name}`: a number follows the colon"))?)
+                (
+                    kind,
+                    ordinal.ok_or_else(|| format!("`{name}`: a number follows the colon"))?,
+                )
             }
             None => (name, 0),
         };
@@ -76,7 +79,9 @@ impl std::str::FromStr for DeviceName {
             ("cpu", 0) => Ok(DeviceName::Cpu),
             ("cuda", ordinal) => Ok(DeviceName::Cuda(ordinal)),
             ("emulator", ordinal) => Ok(DeviceName::Emulator(ordinal)),
-            _ => Err(format!("`{name}` is not a device: cpu, cuda[:N] or emulator[:N]")),
+            _ => Err(format!(
+                "`{name}` is not a device: cpu, cuda[:N] or emulator[:N]"
+            )),
         }
     }
 }

@@ -338,7 +338,8 @@ mod tests {
             device: &device,
             dtype: DType::F64,
         }
-        .any(&[3], 0).unwrap();
+        .any(&[3], 0)
+        .unwrap();
         let found = gradcheck(wrong, &[x], Tolerance::default());
         assert!(matches!(found, Err(crate::Error::GradientCheck { .. })));
     }

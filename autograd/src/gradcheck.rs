@@ -85,7 +85,9 @@ pub fn compare_gradients(case: &Case, reference: &Case, tolerance: f64) -> Resul
     for (input, (here, there)) in here.iter().zip(&there).enumerate() {
         let device = there.device().to_string();
         let (here, there) = (on_the_host(here)?, on_the_host(there)?);
-        let largest = there.iter().fold(1.0, |largest: f64, it| largest.max(it.abs()));
+        let largest = there
+            .iter()
+            .fold(1.0, |largest: f64, it| largest.max(it.abs()));
         let tolerance = tolerance * largest;
         let differs = |(here, there): (&f64, &f64)| !((here - there).abs() <= tolerance);
         if let Some(index) = here.iter().zip(&there).position(differs) {
@@ -164,7 +166,10 @@ fn weights(output: usize, like: &Tensor) -> Result<Tensor> {
     let number = |index: usize| (1.0 + index as f64 * 1.7 + output as f64 * 0.9).sin();
     let numbers: Vec<f64> = (0..like.elements()).map(number).collect();
     let numbers = Tensor::from_slice(&Device::cpu(), like.shape(), &numbers)?;
-    Ok(ops::to_device(&ops::cast(&numbers, like.dtype())?, like.device())?)
+    Ok(ops::to_device(
+        &ops::cast(&numbers, like.dtype())?,
+        like.device(),
+    )?)
 }
 
 fn central_difference(

@@ -10,7 +10,7 @@ static LIBRARY: OnceLock<Library> = OnceLock::new();
 
 /// Opens the emulator, configured by `variables`, before cudarc looks for `libcuda.so`: it then
 /// finds that this process has one already.
-pub fn driver(variables: &[(&str, &str)]) -> &'static Library {
+pub(crate) fn driver(variables: &[(&str, &str)]) -> &'static Library {
     LIBRARY.get_or_init(|| {
         for (name, value) in variables {
             // SAFETY: every test begins here, and waits while the first one does this.

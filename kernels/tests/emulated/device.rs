@@ -1,0 +1,140 @@
+//! A device of the emulator with what the tests need of it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use half::bf16;
+use meshgrad_emulator::launch::launch;
+use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::program::{Kernel, Module};
+use meshgrad_emulator::{Asynchronous, Counters, Options};
+use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
+
+/// An empty device that runs in one of many orders.
+pub(crate) struct Device {
+    space: AddressSpace,
+    options: Options,
+    loaded: RefCell<HashMap<String, Arc<Kernel>>>,
+}
+
+impl Device {
+    /// One device for each kind of order.
+    pub(crate) fn all() -> impl Iterator<Item = Device> {
+        let orders = [
+            (None, Asynchronous::Eager),
+            (Some(1), Asynchronous::Lazy),
+            (Some(2), Asynchronous::Random),
+        ];
+        orders.into_iter().map(|(shuffle, asynchronous)| Device {
+            space: AddressSpace::new(),
+            loaded: RefCell::default(),
+            options: Options {
+                shuffle,
+                asynchronous,
+                counters: true,
+                ..Options::default()
+            },
+        })
+    }
+
+    /// The one with the plainest order.
+    pub(crate) fn plain() -> Device {
+        Device::all().next().unwrap()
+    }
+
+    /// Memory that holds these bytes.
+    pub(crate) fn put(&self, bytes: &[u8]) -> u64 {
+        let address = self.room(bytes.len());
+        self.space.write(address, bytes).unwrap();
+        address
+    }
+
+    /// Memory that holds these values, rounded.
+    pub(crate) fn put_floats(&self, dtype: Dtype, values: &[f32]) -> u64 {
+        self.put(&encoded(dtype, values))
+    }
+
+    /// Memory that nobody has written yet.
+    pub(crate) fn room(&self, bytes: usize) -> u64 {
+        self.space.allocate(bytes.max(1), Place::Device(0)).unwrap()
+    }
+
+    pub(crate) fn bytes(&self, address: u64, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.space.read(address, &mut bytes).unwrap();
+        bytes
+    }
+
+    pub(crate) fn floats(&self, dtype: Dtype, address: u64, count: usize) -> Vec<f32> {
+        decoded(dtype, &self.bytes(address, count * dtype.size() as usize))
+    }
+
+    fn kernel(&self, variant: &impl Variant) -> Arc<Kernel> {
+        let mut loaded = self.loaded.borrow_mut();
+        let kernel = loaded.entry(variant.entry()).or_insert_with(|| {
+            let module = Module::load(&variant.ptx().text, &self.space, 0, &Options::default());
+            let module = module.unwrap_or_else(|error| panic!("{error}"));
+            module.kernel(&variant.entry()).unwrap()
+        });
+        kernel.clone()
+    }
+
+    /// Runs a kernel to its end.
+    pub(crate) fn run(
+        &self,
+        variant: &impl Variant,
+        extents: Launch,
+        arguments: &Arguments,
+    ) -> Counters {
+        let kernel = self.kernel(variant);
+        let call = meshgrad_emulator::launch::Launch {
+            kernel: &kernel,
+            grid: extents.grid,
+            block: extents.block,
+            dynamic_shared: extents.dynamic_shared,
+            parameters: arguments.bytes(),
+            multiprocessors: 4,
+        };
+        launch(&self.space, &call, &self.options).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// The bytes of values, rounded.
+pub(crate) fn encoded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    let bytes = |x: &f32| match dtype {
+        Dtype::F32 => x.to_le_bytes().to_vec(),
+        Dtype::Bf16 => bf16::from_f32(*x).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(bytes).collect()
+}
+
+/// The values of bytes.
+pub(crate) fn decoded(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        Dtype::F32 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|x| f32::from_le_bytes(*x))
+            .collect(),
+        Dtype::Bf16 => {
+            let values = bytes.as_chunks().0.iter();
+            values.map(|x| bf16::from_le_bytes(*x).to_f32()).collect()
+        }
+    }
+}
+
+/// Values between -1 and 1 that look random, exact in `dtype`.
+pub(crate) fn values(dtype: Dtype, count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let values: Vec<f32> = (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect();
+    decoded(dtype, &encoded(dtype, &values))
+}

@@ -1,0 +1,238 @@
+//! Expressions: each function against f64, each layout against the host.
+
+use half::bf16;
+use meshgrad_kernels::Dtype;
+use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
+use meshgrad_kernels::expression::{Expression, Node, Unary};
+
+use crate::device::{Device, encoded, values};
+
+/// The function in f64, and how many ulp its kernel may be away from it.
+fn reference(function: Unary, x: f64) -> (f64, f64) {
+    match function {
+        Unary::Neg => (-x, 0.0),
+        Unary::Abs => (x.abs(), 0.0),
+        Unary::Square => (x * x, 0.5),
+        Unary::Sqrt => (x.sqrt(), 0.5),
+        Unary::Rsqrt => (1.0 / x.sqrt(), 1.5),
+        Unary::Reciprocal => (1.0 / x, 0.5),
+        Unary::Exp => (x.exp(), 1.0),
+        Unary::Ln => (x.ln(), 0.9),
+        Unary::Sin => (x.sin(), 1.6),
+        Unary::Cos => (x.cos(), 1.6),
+        Unary::Tanh => (x.tanh(), 1.5),
+        Unary::Sigmoid => (1.0 / (1.0 + (-x).exp()), 2.5),
+        Unary::Silu => (x / (1.0 + (-x).exp()), 3.0),
+        Unary::Relu => (if x <= 0.0 { 0.0 } else { x }, 0.0),
+    }
+}
+
+/// The distance between neighbouring f32 at a value.
+fn ulp(value: f64) -> f64 {
+    let exponent = (value.abs().log2().floor() as i32).max(-126);
+    2f64.powi(exponent - 23)
+}
+
+/// Values all over f32, those of large exponents included, and the special ones.
+fn arguments() -> Vec<f32> {
+    let spread = (0..100_000u32).map(|i| f32::from_bits(i.wrapping_mul(42_949)));
+    let special = [
+        0.0,
+        1.0,
+        -1.0,
+        1e-40,
+        105_615.0,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+    ];
+    spread
+        .filter(|x| !x.is_nan())
+        .chain(special)
+        .chain([f32::NAN])
+        .collect()
+}
+
+#[test]
+fn functions_err_by_no_more_than_they_say() {
+    let (device, x) = (Device::plain(), arguments());
+    let from = device.put_floats(Dtype::F32, &x);
+    let to = device.room(4 * x.len());
+    let walk = Walk::new(&[x.len()], &[1], &[&[1]]).unwrap();
+    let arguments = ElementwiseArguments {
+        operands: &[from],
+        result: to,
+        walk: &walk,
+        scalars: &[],
+    };
+
+    for function in Unary::ALL {
+        let expression = Expression::from(Node::Unary(*function, Expression::operand(0)));
+        let f32 = Element::F32;
+        let variant = Elementwise::new(expression, &[f32], f32, Layout::Contiguous).unwrap();
+        let launch = variant.launch(x.len() as u64).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+        assert_eq!(
+            counters.unique_bytes_read, counters.total.bytes_read,
+            "{function:?}"
+        );
+
+        let y = device.floats(Dtype::F32, to, x.len());
+        for (x, y) in x.iter().zip(y) {
+            let (expected, bound) = reference(*function, f64::from(*x));
+            // 1 + e^-x overflows before its reciprocal is 0.
+            let flushes = matches!(function, Unary::Sigmoid | Unary::Silu) && *x < -87.0;
+            let ordinary = expected.is_finite() && expected.abs() <= f64::from(f32::MAX);
+            let good = match ordinary {
+                _ if expected.is_nan() => y.is_nan(),
+                true if flushes => y.abs() < 1e-35,
+                true if expected == 0.0 => y == 0.0,
+                true => (f64::from(y) - expected).abs() <= bound * ulp(expected),
+                false => y == expected as f32,
+            };
+            // An infinite argument times a sigmoid of 0.
+            let undefined = *function == Unary::Silu && *x == f32::NEG_INFINITY;
+            assert!(
+                good || undefined,
+                "{function:?}({x:e}) = {y:e}, not {expected:e}"
+            );
+        }
+    }
+}
+
+/// Strides, in elements, of a dense tensor whose dims lie in the given order, innermost last.
+fn strides(shape: &[usize], order: impl DoubleEndedIterator<Item = usize>) -> Vec<isize> {
+    let mut strides = vec![0; shape.len()];
+    let mut next = 1;
+    for dim in order.rev() {
+        strides[dim] = next;
+        next *= shape[dim] as isize;
+    }
+    strides
+}
+
+/// Where element `index` of a tensor of this shape lies.
+fn place(mut index: usize, shape: &[usize], strides: &[isize]) -> usize {
+    let mut place = 0;
+    for (extent, stride) in shape.iter().zip(strides).rev() {
+        place += (index % extent) as isize * stride;
+        index /= extent;
+    }
+    place as usize
+}
+
+struct Operand {
+    values: Vec<f32>,
+    address: u64,
+}
+
+fn operand(device: &Device, format: Element, count: usize, seed: u64) -> Operand {
+    let values = match format {
+        Element::F32 => values(Dtype::F32, count, seed),
+        Element::Bf16 => values(Dtype::Bf16, count, seed),
+        Element::Bool => {
+            let signs = values(Dtype::F32, count, seed);
+            signs
+                .iter()
+                .map(|x| f32::from(u8::from(*x > 0.0)))
+                .collect()
+        }
+    };
+    let bytes = match format {
+        Element::F32 => encoded(Dtype::F32, &values),
+        Element::Bf16 => encoded(Dtype::Bf16, &values),
+        Element::Bool => values.iter().map(|x| *x as u8).collect(),
+    };
+    let address = device.put(&bytes);
+    Operand { values, address }
+}
+
+/// As it is stored: rounded, or 1 where it is not 0.
+fn stored(format: Element, value: f32) -> Vec<u8> {
+    match format {
+        Element::F32 => value.to_le_bytes().to_vec(),
+        Element::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        Element::Bool => vec![u8::from(value != 0.0)],
+    }
+}
+
+/// Every layout and every mix of formats gives the bits that the host computes: a b + s, and one
+/// more or less by a comparison.
+#[test]
+fn every_layout_gives_the_same_bits() {
+    use Element::{Bf16, Bool, F32};
+    let (a, b) = (Expression::operand(0), Expression::operand(1));
+    let expression = a.fma(&b, Expression::scalar(0)) + b.lt(&a).select(1.0, -1.0);
+    let formats = [
+        [F32, F32, F32],
+        [Bf16, F32, Bf16],
+        [Bool, Bf16, F32],
+        [F32, Bool, Bool],
+        [F32, F32, Bool],
+    ];
+    let shapes: [&[usize]; 6] = [
+        &[],
+        &[7],
+        &[6149],
+        &[33, 129],
+        &[3, 5, 7],
+        &[2, 3, 1, 4, 5, 3],
+    ];
+
+    for device in Device::all() {
+        for [of_a, of_b, of_y] in formats {
+            for shape in shapes {
+                let count: usize = shape.iter().product();
+                let dense = strides(shape, 0..shape.len());
+                let turned = strides(shape, (0..shape.len()).rev());
+                let mut broadcast = dense.clone();
+                if let Some(first) = broadcast.first_mut() {
+                    *first = 0;
+                }
+
+                let a = operand(&device, of_a, count, 3);
+                let b = operand(&device, of_b, count, 5);
+                for strides in [[&dense, &dense], [&turned, &broadcast]] {
+                    let walk = Walk::new(shape, &dense, &strides.map(|s| &s[..])).unwrap();
+                    for layout in layouts(&walk) {
+                        let expression = expression.clone();
+                        let variant = Elementwise::new(expression, &[of_a, of_b], of_y, layout);
+                        let variant = variant.unwrap();
+                        let to = device.room(count * of_y.size() as usize);
+                        let arguments = ElementwiseArguments {
+                            operands: &[a.address, b.address],
+                            result: to,
+                            walk: &walk,
+                            scalars: &[0.25],
+                        };
+                        let launch = variant.launch(count as u64).unwrap();
+                        device.run(&variant, launch, &arguments.arguments(&variant));
+
+                        let expected = (0..count).flat_map(|i| {
+                            let a = a.values[place(i, shape, strides[0])];
+                            let b = b.values[place(i, shape, strides[1])];
+                            let y = a.mul_add(b, 0.25) + if b < a { 1.0 } else { -1.0 };
+                            stored(of_y, y)
+                        });
+                        let expected: Vec<u8> = expected.collect();
+                        let y = device.bytes(to, expected.len());
+                        assert!(y == expected, "{variant:?} {shape:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The layout of a walk, and the others that can do it too.
+fn layouts(walk: &Walk) -> Vec<Layout> {
+    let unaligned = walk.layout(false);
+    let Layout::Strided { dims, .. } = unaligned else {
+        return vec![unaligned];
+    };
+    vec![
+        walk.layout(true),
+        unaligned,
+        Layout::Strided { dims, wide: true },
+    ]
+}

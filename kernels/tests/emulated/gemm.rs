@@ -1,0 +1,260 @@
+//! Matrix products against f64, in every storage order.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::gemm::{GemmArguments, GemmBf16, GemmF32, Order, Output, Tile};
+use meshgrad_kernels::{Dtype, Launch, Variant};
+
+use crate::device::{Device, values};
+
+/// A batch of products. Ragged in all extents, of which every order is tried; one element; whole
+/// tiles; nothing to sum.
+#[derive(Clone, Copy)]
+struct Problem {
+    m: usize,
+    n: usize,
+    k: usize,
+    batch: usize,
+}
+
+const PROBLEMS: [Problem; 4] = [
+    Problem {
+        m: 70,
+        n: 137,
+        k: 83,
+        batch: 2,
+    },
+    Problem {
+        m: 1,
+        n: 3,
+        k: 1,
+        batch: 1,
+    },
+    Problem {
+        m: 128,
+        n: 64,
+        k: 160,
+        batch: 1,
+    },
+    Problem {
+        m: 5,
+        n: 5,
+        k: 0,
+        batch: 1,
+    },
+];
+
+/// What a kernel takes and gives.
+#[derive(Clone, Copy)]
+struct Formats {
+    orders: [Order; 2],
+    operands: Dtype,
+    result: Dtype,
+    accumulate: bool,
+    /// Whether lines begin at multiples of 16 bytes.
+    aligned: bool,
+}
+
+/// A batch of matrices with room behind each line.
+struct Matrices {
+    order: Order,
+    rows: usize,
+    columns: usize,
+    leading: usize,
+    values: Vec<f32>,
+    address: u64,
+}
+
+impl Matrices {
+    fn new(
+        device: &Device,
+        (dtype, order): (Dtype, Order),
+        [batch, rows, columns]: [usize; 3],
+        (aligned, seed): (bool, u64),
+    ) -> Matrices {
+        let (lines, along) = match order {
+            Order::RowMajor => (rows, columns),
+            Order::ColumnMajor => (columns, rows),
+        };
+        let leading = if aligned {
+            along.next_multiple_of(8) + 8
+        } else {
+            along + 3
+        };
+        let values = values(dtype, batch * lines * leading, seed);
+        let address = device.put_floats(dtype, &values);
+        Matrices {
+            order,
+            rows,
+            columns,
+            leading,
+            values,
+            address,
+        }
+    }
+
+    /// From one matrix of the batch to the next.
+    fn stride(&self) -> usize {
+        match self.order {
+            Order::RowMajor => self.rows * self.leading,
+            Order::ColumnMajor => self.columns * self.leading,
+        }
+    }
+
+    fn index(&self, batch: usize, row: usize, column: usize) -> usize {
+        let in_matrix = match self.order {
+            Order::RowMajor => row * self.leading + column,
+            Order::ColumnMajor => column * self.leading + row,
+        };
+        batch * self.stride() + in_matrix
+    }
+
+    fn at(&self, batch: usize, row: usize, column: usize) -> f64 {
+        f64::from(self.values[self.index(batch, row, column)])
+    }
+}
+
+/// Runs a product and compares every element of C, and what lies between its lines. Returns C.
+fn check(
+    device: &Device,
+    variant: &impl Variant,
+    launch: Launch,
+    formats: Formats,
+    problem: Problem,
+) -> (Vec<f32>, Counters) {
+    let Problem { m, n, k, batch } = problem;
+    let [of_a, of_b] = formats.orders.map(|order| (formats.operands, order));
+    let of_c = (formats.result, Order::RowMajor);
+    let a = Matrices::new(device, of_a, [batch, m, k], (formats.aligned, 1));
+    let b = Matrices::new(device, of_b, [batch, k, n], (formats.aligned, 2));
+    let c = Matrices::new(device, of_c, [batch, m, n], (formats.aligned, 3));
+    let arguments = GemmArguments {
+        a: a.address,
+        b: b.address,
+        c: c.address,
+        m: m as u32,
+        n: n as u32,
+        k: k as u32,
+        lda: a.leading as u64,
+        ldb: b.leading as u64,
+        ldc: c.leading as u64,
+        batch_a: a.stride() as u64,
+        batch_b: b.stride() as u64,
+        batch_c: c.stride() as u64,
+    };
+    let counters = device.run(variant, launch, &arguments.arguments());
+    let result = device.floats(formats.result, c.address, c.values.len());
+
+    let mut expected: Vec<(f64, f64)> = c.values.iter().map(|x| (f64::from(*x), 0.0)).collect();
+    for z in 0..batch {
+        for row in 0..m {
+            for column in 0..n {
+                let index = c.index(z, row, column);
+                let terms = (0..k).map(|i| a.at(z, row, i) * b.at(z, i, column));
+                let before = if formats.accumulate {
+                    c.at(z, row, column)
+                } else {
+                    0.0
+                };
+                let sum = before + terms.clone().sum::<f64>();
+                let bound = match formats.result {
+                    Dtype::F32 => 1e-6 * (1.0 + terms.map(f64::abs).sum::<f64>()),
+                    Dtype::Bf16 => 5e-3 * (1.0 + sum.abs()),
+                };
+                expected[index] = (sum, bound);
+            }
+        }
+    }
+    for (found, (expected, bound)) in result.iter().zip(expected) {
+        let error = (f64::from(*found) - expected).abs();
+        assert!(
+            error <= bound,
+            "{}: {found}, not {expected}",
+            variant.entry()
+        );
+    }
+    (result, counters)
+}
+
+fn all_orders() -> impl Iterator<Item = [Order; 2]> {
+    Order::ALL
+        .into_iter()
+        .flat_map(|a| Order::ALL.map(|b| [a, b]))
+}
+
+/// Both tiles give the same bits, without a bank conflict.
+#[test]
+fn f32() {
+    for (device, problems) in Device::all().zip([4, 1, 1]) {
+        for orders in all_orders() {
+            for accumulate in [false, true] {
+                let formats = Formats {
+                    orders,
+                    operands: Dtype::F32,
+                    result: Dtype::F32,
+                    accumulate,
+                    aligned: false,
+                };
+                for problem in PROBLEMS.into_iter().take(problems) {
+                    let results = Tile::ALL.map(|tile| {
+                        let [a, b] = orders;
+                        let variant = GemmF32 {
+                            a,
+                            b,
+                            tile,
+                            accumulate,
+                        };
+                        let [m, n, batch] = [problem.m, problem.n, problem.batch];
+                        let launch = variant.launch(m as u32, n as u32, batch as u32).unwrap();
+                        let (c, counters) = check(&device, &variant, launch, formats, problem);
+                        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+                        c
+                    });
+                    assert_eq!(results[0], results[1]);
+                }
+            }
+        }
+    }
+}
+
+/// Both tiles give the same bits, without a bank conflict.
+#[test]
+fn bf16() {
+    for (device, problems) in Device::all().zip([4, 1, 1]) {
+        for orders in all_orders() {
+            for (output, aligned) in Output::ALL
+                .into_iter()
+                .flat_map(|o| [(o, true), (o, false)])
+            {
+                let formats = Formats {
+                    orders,
+                    operands: Dtype::Bf16,
+                    result: if output == Output::Bf16 {
+                        Dtype::Bf16
+                    } else {
+                        Dtype::F32
+                    },
+                    accumulate: output == Output::AddF32,
+                    aligned,
+                };
+                for problem in PROBLEMS.into_iter().take(problems) {
+                    let results = Tile::ALL.map(|tile| {
+                        let [a, b] = orders;
+                        let variant = GemmBf16 {
+                            a,
+                            b,
+                            tile,
+                            output,
+                            aligned,
+                        };
+                        let [m, n, batch] = [problem.m, problem.n, problem.batch];
+                        let launch = variant.launch(m as u32, n as u32, batch as u32).unwrap();
+                        let (c, counters) = check(&device, &variant, launch, formats, problem);
+                        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+                        c
+                    });
+                    assert_eq!(results[0], results[1]);
+                }
+            }
+        }
+    }
+}

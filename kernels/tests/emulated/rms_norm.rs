@@ -1,0 +1,230 @@
+//! RMSNorm and its gradients against f64.
+
+use meshgrad_kernels::Dtype;
+use meshgrad_kernels::rms_norm::{
+    RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
+    RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
+};
+
+use crate::device::{Device, values};
+
+const EPS: f32 = 1e-5;
+
+/// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; many rows; no features.
+const EXTENTS: [[usize; 2]; 12] = [
+    [1, 8],
+    [5, 64],
+    [9, 128],
+    [7, 136],
+    [3, 1024],
+    [2, 2000],
+    [2, 4096],
+    [3, 1025],
+    [4, 1],
+    [130, 24],
+    [200, 7],
+    [3, 0],
+];
+
+/// Operands on a device and on the host.
+struct Problem {
+    dtype: Dtype,
+    rows: usize,
+    features: usize,
+    x: Vec<f32>,
+    w: Vec<f32>,
+    dy: Vec<f32>,
+    on_device: [u64; 3],
+}
+
+impl Problem {
+    fn new(device: &Device, dtype: Dtype, [rows, features]: [usize; 2]) -> Problem {
+        let count = rows * features;
+        let x = values(dtype, count, 1);
+        let w = values(dtype, features, 2);
+        let dy = values(dtype, count, 3);
+        let on_device = [&x, &w, &dy].map(|values| device.put_floats(dtype, values));
+        Problem {
+            dtype,
+            rows,
+            features,
+            x,
+            w,
+            dy,
+            on_device,
+        }
+    }
+
+    /// 1 / sqrt(mean(x^2) + eps) of a row.
+    fn inv_rms(&self, row: usize) -> f64 {
+        let x = &self.x[row * self.features..][..self.features];
+        let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+        1.0 / (squares / self.features.max(1) as f64 + f64::from(EPS)).sqrt()
+    }
+
+    fn at(&self, row: usize, column: usize) -> [f64; 3] {
+        let index = row * self.features + column;
+        [self.x[index], self.w[column], self.dy[index]].map(f64::from)
+    }
+
+    fn assert_close(&self, what: &str, found: f32, expected: f64) {
+        let bound = match self.dtype {
+            Dtype::F32 => 3e-6,
+            Dtype::Bf16 => 8e-3,
+        };
+        let error = (f64::from(found) - expected).abs();
+        let (rows, features) = (self.rows, self.features);
+        assert!(
+            error <= bound * (1.0 + expected.abs()),
+            "{what} of {:?} [{rows}, {features}]: {found}, not {expected}",
+            self.dtype,
+        );
+    }
+
+    /// Runs the forward kernel; returns the addresses of y and of inv_rms.
+    fn forward(&self, device: &Device) -> [u64; 2] {
+        let count = self.rows * self.features;
+        let size = self.dtype.size() as usize;
+        let (y, inv_rms) = (device.room(count * size), device.room(4 * self.rows));
+        let [x, w, _] = self.on_device;
+        let variant = RmsNorm::new(self.dtype, self.features, true);
+        let arguments = RmsNormArguments {
+            x,
+            w,
+            y,
+            inv_rms,
+            rows: self.rows as u64,
+            features: self.features as u32,
+            eps: EPS,
+        };
+        let launch = variant.launch(self.rows as u64).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+
+        let moved = [counters.unique_bytes_read, counters.unique_bytes_written];
+        let least = [(count + self.features) * size, count * size + 4 * self.rows];
+        assert_eq!(moved, least.map(|bytes| bytes as u64));
+        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        [y, inv_rms]
+    }
+}
+
+#[test]
+fn forward_and_its_gradient_by_x() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for extents in EXTENTS {
+                let problem = Problem::new(&device, dtype, extents);
+                let [y, inv_rms] = problem.forward(&device);
+                let dx = grad_input(&device, &problem, inv_rms);
+                check_rows(&device, &problem, [y, inv_rms, dx]);
+            }
+        }
+    }
+}
+
+fn grad_input(device: &Device, problem: &Problem, inv_rms: u64) -> u64 {
+    let [x, w, dy] = problem.on_device;
+    let dx = device.room(problem.x.len() * problem.dtype.size() as usize);
+    let variant = RmsNormGradInput::new(problem.dtype, problem.features, true);
+    let arguments = RmsNormGradInputArguments {
+        dy,
+        x,
+        w,
+        inv_rms,
+        dx,
+        rows: problem.rows as u64,
+        features: problem.features as u32,
+    };
+    let launch = variant.launch(problem.rows as u64).unwrap();
+    device.run(&variant, launch, &arguments.arguments());
+    dx
+}
+
+fn check_rows(device: &Device, problem: &Problem, [y, inv_rms, dx]: [u64; 3]) {
+    let [y, dx] = [y, dx].map(|from| device.floats(problem.dtype, from, problem.x.len()));
+    let inv_rms = device.floats(Dtype::F32, inv_rms, problem.rows);
+    for row in 0..problem.rows {
+        let inv = problem.inv_rms(row);
+        assert!((f64::from(inv_rms[row]) / inv - 1.0).abs() < 1e-6);
+
+        let products = (0..problem.features).map(|column| {
+            let [x, w, dy] = problem.at(row, column);
+            dy * w * x
+        });
+        let mean = products.sum::<f64>() / problem.features.max(1) as f64;
+        for column in 0..problem.features {
+            let ([x, w, dy], index) = (problem.at(row, column), row * problem.features + column);
+            problem.assert_close("y", y[index], x * inv * w);
+            let slope = inv * (dy * w - x * inv * inv * mean);
+            problem.assert_close("dx", dx[index], slope);
+        }
+    }
+}
+
+/// By partial sums, added to what is there and in its place; and the same bits in every order.
+#[test]
+fn gradient_by_w() {
+    let mut first = None;
+    for device in Device::all() {
+        let mut bits = Vec::new();
+        for dtype in Dtype::ALL {
+            for extents in EXTENTS.into_iter().filter(|[_, features]| *features > 0) {
+                let problem = Problem::new(&device, dtype, extents);
+                bits.extend(grad_weight(&device, &problem));
+            }
+        }
+        let first = first.get_or_insert_with(|| bits.clone());
+        assert!(*first == bits);
+    }
+}
+
+fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
+    let [x, _, dy] = problem.on_device;
+    let [_, inv_rms] = problem.forward(device);
+    let (rows, features) = (problem.rows as u64, problem.features as u32);
+    let count = rows.div_ceil(rows_per_partial(rows));
+    let partials = device.room(4 * count as usize * problem.features);
+
+    let variant = RmsNormGradWeight::new(problem.dtype, problem.features, true);
+    let arguments = RmsNormGradWeightArguments {
+        dy,
+        x,
+        inv_rms,
+        partials,
+        rows,
+        features,
+    };
+    let launch = variant.launch(rows, features).unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+
+    let before = values(Dtype::F32, problem.features, 9);
+    let dw = device.put_floats(Dtype::F32, &before);
+    let sum = |accumulate: bool, count: u64| {
+        let variant = SumPartials::new(accumulate);
+        let arguments = SumPartialsArguments {
+            partials,
+            to: dw,
+            rows: count,
+            features,
+        };
+        let launch = variant.launch(features).unwrap();
+        device.run(&variant, launch, &arguments.arguments());
+        device.floats(Dtype::F32, dw, problem.features)
+    };
+    let (added, alone, none) = (sum(true, count), sum(false, count), sum(false, 0));
+
+    for column in 0..problem.features {
+        let products = (0..problem.rows).map(|row| {
+            let [x, _, dy] = problem.at(row, column);
+            dy * x * problem.inv_rms(row)
+        });
+        let expected: f64 = products.sum();
+        let bound = 1e-6 * (1.0 + problem.rows as f64);
+        let error = |found: f32, expected: f64| (f64::from(found) - expected).abs();
+        assert!(error(alone[column], expected) < bound);
+        assert!(error(added[column], expected + f64::from(before[column])) < bound);
+        assert_eq!(none[column], 0.0);
+    }
+    alone
+}
