@@ -89,8 +89,8 @@ pub fn compare_gradients(case: &Case, reference: &Case, tolerance: f64) -> Resul
             .iter()
             .fold(1.0, |largest: f64, it| largest.max(it.abs()));
         let tolerance = tolerance * largest;
-        let differs = |(here, there): (&f64, &f64)| !((here - there).abs() <= tolerance);
-        if let Some(index) = here.iter().zip(&there).position(differs) {
+        let agrees = |(here, there): (&f64, &f64)| (here - there).abs() <= tolerance;
+        if let Some(index) = here.iter().zip(&there).position(|pair| !agrees(pair)) {
             return Err(Error::GradientDiffers {
                 input,
                 index,

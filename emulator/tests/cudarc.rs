@@ -559,9 +559,9 @@ fn launches_take_their_parameters_as_a_buffer_too() -> Result<(), DriverError> {
     let mut buffer = [y.to_ne_bytes(), x.to_ne_bytes(), 1_u64.to_ne_bytes()].concat();
     let mut length = 20_usize;
     let mut extra: [*mut c_void; 5] = [
-        1 as *mut c_void,
+        std::ptr::without_provenance_mut(1),
         buffer.as_mut_ptr().cast(),
-        2 as *mut c_void,
+        std::ptr::without_provenance_mut(2),
         (&raw mut length).cast(),
         std::ptr::null_mut(),
     ];

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Writes default_text.txt: the crates of Cargo.lock that every supported platform compiles, in lock order.
-# Platform-only crates are not downloaded everywhere, so they cannot be part of a text that is the same everywhere.
+# Platform-only crates are not downloaded everywhere, so they cannot be part of a text that is the same everywhere. What
+# only GPUs need is left out too: tables of C declarations, made by a program, would be most of the text.
 # Run from the repository's root after a change of dependencies; then run `cargo test -p meshgrad-train
 # default_text`, which prints the new digest for the first line.
 set -eu
@@ -11,7 +12,7 @@ platforms="x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-apple-darwi
 common=$(mktemp)
 for platform in $platforms; do
     cargo tree --locked --package meshgrad --edges normal,build --target "$platform" --prefix none |
-        awk '$1 !~ /^meshgrad/ { print $1, substr($2, 2) }' | sort -u
+        awk '$1 !~ /^(meshgrad|cudarc$|libloading$)/ { print $1, substr($2, 2) }' | sort -u
 done | sort | uniq -c | awk -v all="$(echo "$platforms" | wc -w)" '$1 == all { print $2, $3 }' > "$common"
 
 {
