@@ -62,7 +62,7 @@ impl Time {
         let bandwidth = copy(shapes.copy);
         let (job, times) = contest.times(&bandwidth)?.remove(0);
         let ceiling = job.amount.rate(times.ours.median);
-        println!("A copy of {} f32: {ceiling:.0} GB/s\n", shapes.copy);
+        println!("A copy of {} f32: {ceiling:.2} GB/s\n", shapes.copy);
         println!("| | shape | dtype | | meshgrad | torch | of copy | torch's time / ours |");
         println!("|---|---|---|---|---|---|---|---|");
         let mut rows = vec![row(job, &bandwidth.title, &times, ceiling)];
@@ -108,6 +108,8 @@ impl Contest {
 
     /// Times every job of a group.
     fn times<'g>(&mut self, group: &'g Group) -> anyhow::Result<Vec<(&'g Job, Times)>> {
+        // The peer needs memory too.
+        self.device.release_kept_memory();
         let sets = self.sets(group);
         let operands: Vec<_> = (0..sets)
             .map(|set| group.operands(&self.device, set))
