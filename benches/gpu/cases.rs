@@ -1,8 +1,8 @@
 //! What is computed for a dump: every kernel on fixed inputs, odd sizes and special values
 //! included.
 //!
-//! A result is *exact* when its kernel is made of operations that IEEE 754 defines, in an order that
-//! the shape decides: every GPU and the emulator must agree on each bit. Tensor cores add products
+//! A result is *exact* when its kernel is made of operations that IEEE 754 defines, in an order
+//! that the shape decides: every GPU and the emulator must agree on each bit. Tensor cores add products
 //! in an order and with an intermediate rounding that nobody documents: there the difference is
 //! measured.
 
@@ -79,8 +79,8 @@ const ELEMENTS: usize = 4099;
 /// Rows and features: one that fills vectors and warps, one for several warps, one that is odd.
 const NORMS: [[usize; 2]; 3] = [[37, 1024], [5, 4096], [19, 333]];
 
-/// m, n, k: whole tiles, ragged ones that vectors can read, ones that they cannot, a single row, and
-/// many steps along k.
+/// m, n, k: whole tiles, ragged ones that vectors can read, ones that they cannot, a single row,
+/// and many steps along k.
 const PRODUCTS: [[usize; 3]; 5] = [
     [128, 128, 64],
     [130, 136, 72],

@@ -69,50 +69,67 @@ pub(crate) struct Group {
 
 enum Operands {
     Copy(usize),
-    /// x, dy, w and 1 / rms of x.
+    /// x, dy, w and 1 / rms of x: see [`X`].
     Rows([usize; 2], DType),
     /// a, b.
     Gemm(Gemm, DType),
 }
 
-/// Name, bytes an element of \[R, D\] for elements of some bytes, and the work. The weight and what
-/// there is one of a row are not worth counting.
-type RowJob = (&'static str, fn(f64) -> f64, Run);
+/// A row kernel.
+struct RowJob {
+    name: &'static str,
+    /// Bytes an element of \[R, D\], for elements of some bytes. The weight and what there is one
+    /// of a row are not worth counting.
+    bytes: fn(f64) -> f64,
+    run: Run,
+}
+
+/// Where the operands of row kernels are in a set.
+const X: usize = 0;
+const DY: usize = 1;
+const W: usize = 2;
+const INV_RMS: usize = 3;
 
 const ROW_JOBS: &[RowJob] = &[
-    ("add", |e| 3.0 * e, |x| Ok(vec![values::add(&x[0], &x[1])?])),
-    ("silu", |e| 2.0 * e, |x| Ok(vec![values::silu(&x[0])?])),
-    (
-        "silu_mul",
-        |e| 3.0 * e,
-        |x| Ok(vec![values::mul(&values::silu(&x[0])?, &x[1])?]),
-    ),
-    (
-        "cast",
-        |_| 6.0,
-        |x| Ok(vec![values::cast(&x[0], other(&x[0]))?]),
-    ),
-    (
-        "rms_norm",
-        |e| 2.0 * e,
-        |x| {
-            let (y, inv_rms) = values::rms_norm(&x[0], &x[2], EPSILON)?;
+    RowJob {
+        name: "add",
+        bytes: |width| 3.0 * width,
+        run: |of| Ok(vec![values::add(&of[X], &of[DY])?]),
+    },
+    RowJob {
+        name: "silu",
+        bytes: |width| 2.0 * width,
+        run: |of| Ok(vec![values::silu(&of[X])?]),
+    },
+    RowJob {
+        name: "silu_mul",
+        bytes: |width| 3.0 * width,
+        run: |of| Ok(vec![values::mul(&values::silu(&of[X])?, &of[DY])?]),
+    },
+    RowJob {
+        name: "cast",
+        bytes: |_| 6.0,
+        run: |of| Ok(vec![values::cast(&of[X], other(&of[X]))?]),
+    },
+    RowJob {
+        name: "rms_norm",
+        bytes: |width| 2.0 * width,
+        run: |of| {
+            let (y, inv_rms) = values::rms_norm(&of[X], &of[W], EPSILON)?;
             Ok(vec![y, inv_rms])
         },
-    ),
-    (
-        "rms_norm_grads",
-        |e| 3.0 * e,
-        |x| {
-            let [x, dy, w, inv_rms] = x else {
-                unreachable!("rows have four operands")
-            };
+    },
+    RowJob {
+        name: "rms_norm_grads",
+        bytes: |width| 3.0 * width,
+        run: |of| {
+            let (x, dy, w, inv_rms) = (&of[X], &of[DY], &of[W], &of[INV_RMS]);
             let dx = values::rms_norm_grad_input(dy, x, w, inv_rms)?;
             let mut dw = Accumulator::new(x.device(), *w.shape(), DType::F32)?;
             values::rms_norm_grad_weight_into(dy, x, inv_rms, &mut dw)?;
             Ok(vec![dx, dw.buffer().clone()])
         },
-    ),
+    },
 ];
 
 const EPSILON: f64 = 1e-6;
@@ -132,7 +149,7 @@ pub(crate) fn copy(elements: usize) -> Group {
         dtype: DType::F32,
         amount: Amount::Bytes(8.0 * elements as f64),
         request: json!({"what": "copy", "dtype": "f32", "elements": elements}),
-        run: |x| Ok(vec![values::copy(&x[0])?]),
+        run: |of| Ok(vec![values::copy(&of[0])?]),
     };
     Group {
         title: format!("{elements}"),
@@ -153,7 +170,7 @@ pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn row_kernels([rows, features]: [usize; 2], dtype: DType) -> Group {
-    let job = |&(name, bytes, run): &RowJob| Job {
+    let job = |&RowJob { name, bytes, run }: &RowJob| Job {
         name,
         dtype,
         amount: Amount::Bytes((rows * features) as f64 * bytes(dtype.bytes(1) as f64)),
@@ -183,7 +200,7 @@ fn product(gemm: &Gemm, dtype: DType) -> Group {
             "what": "matmul", "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "transposes": transposes,
         }),
-        run: |x| Ok(vec![values::matmul(&x[0], &x[1])?]),
+        run: |of| Ok(vec![values::matmul(&of[0], &of[1])?]),
     };
     Group {
         title: format!("{m}, {n}, {k} {transposes}: {what}"),

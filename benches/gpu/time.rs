@@ -1,7 +1,7 @@
 //! How long kernels take, and torch's, in turns.
 //!
-//! A turn starts many operations one after the other and waits for the last: the host's clock around
-//! that, by the number of operations. Launching is hidden behind the work before, as in a training
+//! A turn starts many operations one after the other and waits for the last: the host's clock
+//! around that, by the number of operations. Launching is hidden behind the work before, as in a training
 //! step. Operations go through several sets of operands where one would stay in the L2 cache.
 
 use std::path::Path;
