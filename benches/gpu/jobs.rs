@@ -1,5 +1,9 @@
 //! What is timed: row kernels and matrix products, at the shapes of `benches/shapes.toml`.
 
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Accumulator, Key, Result};
 use serde::Deserialize;
@@ -26,7 +30,8 @@ pub(crate) struct Gemm {
 }
 
 impl Shapes {
-    pub(crate) fn read(smoke: bool) -> anyhow::Result<Shapes> {
+    /// Those of `file`, otherwise of `benches/shapes.toml`.
+    pub(crate) fn read(file: Option<&Path>, smoke: bool) -> anyhow::Result<Shapes> {
         #[derive(Deserialize)]
         struct File {
             #[serde(flatten)]
@@ -34,6 +39,11 @@ impl Shapes {
             smoke: Shapes,
         }
 
+        if let Some(path) = file {
+            let text = fs::read_to_string(path);
+            let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+            return toml::from_str(&text).with_context(|| format!("in {}", path.display()));
+        }
         let file: File = toml::from_str(include_str!("../shapes.toml"))?;
         Ok(if smoke { file.smoke } else { file.full })
     }

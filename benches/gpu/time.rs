@@ -4,7 +4,7 @@
 //! around that, by the number of operations. Launching is hidden behind the work before, as in a training
 //! step. Operations go through several sets of operands where one would stay in the L2 cache.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use meshgrad::prelude::*;
@@ -25,6 +25,9 @@ pub(crate) struct Time {
     /// How often the contestants take turns.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// Other shapes than those of benches/shapes.toml, written like them.
+    #[arg(long, value_name = "FILE")]
+    shapes: Option<PathBuf>,
     /// Seconds of a turn, about.
     #[arg(long, default_value_t = 0.05)]
     turn: f64,
@@ -51,7 +54,7 @@ struct Times {
 impl Time {
     pub(crate) fn run(&self) -> anyhow::Result<()> {
         let mut contest = Contest::new(self)?;
-        let shapes = Shapes::read(self.options.smoke)?;
+        let shapes = Shapes::read(self.shapes.as_deref(), self.options.smoke)?;
         let gpu = contest.device.properties().gpu.clone();
         let gpu = gpu.map_or_else(String::new, |gpu| gpu.model);
         println!(
