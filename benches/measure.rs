@@ -75,16 +75,16 @@ pub(crate) struct Peer {
     answers: BufReader<ChildStdout>,
     /// What it said first: its versions.
     pub(crate) hello: Value,
+    /// How long to wait after an answer, until the peer's threads, which spin after their work
+    /// (0.2 s in Intel's OpenMP), leave the cores to whose turn is next.
+    pub(crate) pause: Duration,
 }
 
 impl Peer {
     /// Starts `script` of benches/torch.
     pub(crate) fn start(python: &Path, script: &str, arguments: &[&str]) -> anyhow::Result<Peer> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("benches/torch")
-            .join(script);
         let mut process = Command::new(python)
-            .arg(&path)
+            .arg(scripts().join(script))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -97,19 +97,19 @@ impl Peer {
             requests,
             answers: BufReader::new(answers),
             hello: Value::Null,
+            pause: Duration::from_millis(300),
         };
         peer.hello = peer.listen()?;
         Ok(peer)
     }
 
-    /// Waits for the answer, and until the peer's threads, which spin after their work (0.2 s in
-    /// Intel's OpenMP), leave the cores to whose turn is next.
+    /// Waits for the answer, and then for [`Peer::pause`].
     pub(crate) fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
         let requests = self.requests.as_mut().context("the peer has ended")?;
         writeln!(requests, "{request}")?;
         requests.flush()?;
         let answer = self.listen();
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(self.pause);
         answer
     }
 
@@ -126,6 +126,14 @@ impl Drop for Peer {
     fn drop(&mut self) {
         self.requests = None;
         let _ = self.process.wait();
+    }
+}
+
+/// benches/torch, or what `MESHGRAD_BENCH_PEERS` names where there is no checkout.
+fn scripts() -> PathBuf {
+    match std::env::var_os("MESHGRAD_BENCH_PEERS") {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/torch"),
     }
 }
 
@@ -147,8 +155,12 @@ pub(crate) fn finish(options: &Options, mut report: Value, peers: Value) -> anyh
     report["machine"] = machine();
     report["versions"] = json!({
         "meshgrad": env!("CARGO_PKG_VERSION"),
-        "commit": output("git", &["describe", "--always", "--dirty", "--exclude", "*"]),
-        "rustc": output("rustc", &["--version"]),
+        "commit": version(
+            "MESHGRAD_BENCH_COMMIT",
+            "git",
+            &["describe", "--always", "--dirty", "--exclude", "*"],
+        ),
+        "rustc": version("MESHGRAD_BENCH_RUSTC", "rustc", &["--version"]),
         "peers": peers,
     });
     if let Some(file) = &options.json {
@@ -177,6 +189,11 @@ fn machine() -> Value {
         "native_bf16": properties.native_bf16,
         "system": output("uname", &["-sm"]),
     })
+}
+
+/// What `variable` says, for executables that were taken elsewhere, or a program.
+fn version(variable: &str, program: &str, arguments: &[&str]) -> String {
+    std::env::var(variable).unwrap_or_else(|_| output(program, arguments))
 }
 
 fn output(program: &str, arguments: &[&str]) -> String {

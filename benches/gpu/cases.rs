@@ -1,0 +1,275 @@
+//! What is computed for a dump: every kernel on fixed inputs, odd sizes and special values
+//! included.
+//!
+//! A result is *exact* when its kernel is made of operations that IEEE 754 defines, in an order
+//! that the shape decides: every GPU and the emulator must agree on each bit. Tensor cores add products
+//! in an order and with an intermediate rounding that nobody documents: there the difference is
+//! measured.
+
+use meshgrad::prelude::*;
+use meshgrad::runtime::{Accumulator, Key, Result, Shape};
+
+/// A result and what is promised of it.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) exact: bool,
+    pub(crate) result: Tensor,
+}
+
+type Unary = (&'static str, fn(&Tensor) -> Result<Tensor>);
+type Binary = (&'static str, fn(&Tensor, &Tensor) -> Result<Tensor>);
+
+const UNARY: &[Unary] = &[
+    ("neg", values::neg),
+    ("abs", values::abs),
+    ("square", values::square),
+    ("sqrt", values::sqrt),
+    ("rsqrt", values::rsqrt),
+    ("reciprocal", values::reciprocal),
+    ("exp", values::exp),
+    ("ln", values::ln),
+    ("sin", values::sin),
+    ("cos", values::cos),
+    ("tanh", values::tanh),
+    ("sigmoid", values::sigmoid),
+    ("silu", values::silu),
+    ("relu", values::relu),
+    ("clamp", |x| values::clamp(x, -0.5, 1.5)),
+    ("affine", |x| values::affine(x, 1.7, -0.3)),
+];
+
+const BINARY: &[Binary] = &[
+    ("add", values::add),
+    ("sub", values::sub),
+    ("mul", values::mul),
+    ("div", values::div),
+    ("maximum", values::maximum),
+    ("minimum", values::minimum),
+    ("eq", values::eq),
+    ("lt", values::lt),
+    ("ge", values::ge),
+    ("select", |a, b| values::select(&values::le(a, b)?, a, b)),
+    ("tanh_grad", values::tanh_grad),
+    ("silu_grad", values::silu_grad),
+    ("chain", |a, b| {
+        let gate = values::silu(&values::affine(a, 0.5, 1.0)?)?;
+        values::sub(&values::mul(&gate, b)?, &values::square(a)?)
+    }),
+];
+
+/// Where functions and formats have their edges.
+const SPECIAL: [f32; 12] = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::NAN,
+    f32::MIN_POSITIVE,
+    1e-41,
+    f32::MAX,
+    -88.5,
+    1e6,
+];
+
+/// One of each special value with each other, many others, and no multiple of a vector.
+const ELEMENTS: usize = 4099;
+
+/// Rows and features: one that fills vectors and warps, one for several warps, one that is odd.
+const NORMS: [[usize; 2]; 3] = [[37, 1024], [5, 4096], [19, 333]];
+
+/// m, n, k: whole tiles, ragged ones that vectors can read, ones that they cannot, a single row,
+/// and many steps along k.
+const PRODUCTS: [[usize; 3]; 5] = [
+    [128, 128, 64],
+    [130, 136, 72],
+    [65, 33, 17],
+    [1, 256, 520],
+    [144, 96, 1000],
+];
+
+const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+
+/// Everything, computed on `device`.
+pub(crate) fn cases(device: &Device) -> Result<Vec<Case>> {
+    let inputs = Inputs::new(device);
+    let mut cases = Cases(Vec::new());
+    for dtype in FLOATS {
+        elementwise(&inputs, dtype, &mut cases)?;
+    }
+    strided(&inputs, &mut cases)?;
+    for (dtype, shape) in FLOATS.into_iter().flat_map(|d| NORMS.map(|s| (d, s))) {
+        norms(&inputs, dtype, shape, &mut cases)?;
+    }
+    for (dtype, extents) in FLOATS.into_iter().flat_map(|d| PRODUCTS.map(|e| (d, e))) {
+        for transposes in ["nn", "nt", "tn", "tt"] {
+            products(&inputs, dtype, extents, transposes, &mut cases)?;
+        }
+    }
+    Ok(cases.0)
+}
+
+struct Cases(Vec<Case>);
+
+impl Cases {
+    fn exact(&mut self, name: String, result: Tensor) {
+        self.push(name, true, result);
+    }
+
+    fn measured(&mut self, name: String, result: Tensor) {
+        self.push(name, false, result);
+    }
+
+    fn push(&mut self, name: String, exact: bool, result: Tensor) {
+        self.0.push(Case {
+            name,
+            exact,
+            result,
+        });
+    }
+}
+
+fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
+    let [a, b] = inputs.with_specials(dtype)?;
+    for (name, op) in UNARY {
+        cases.exact(format!("{name} {dtype}"), op(&a)?);
+    }
+    for (name, op) in BINARY {
+        cases.exact(format!("{name} {dtype}"), op(&a, &b)?);
+    }
+    for to in FLOATS.into_iter().filter(|to| *to != dtype) {
+        cases.exact(format!("cast {dtype} to {to}"), values::cast(&a, to)?);
+    }
+
+    let into = inputs.normal("into", &[ELEMENTS], DType::F32)?;
+    let into = changeable(&into)?;
+    let mut into = Accumulator::over(into)?;
+    into.filled();
+    values::add_into(&a, &mut into)?;
+    cases.exact(format!("add_into {dtype}"), into.buffer().clone());
+    Ok(())
+}
+
+fn strided(inputs: &Inputs, cases: &mut Cases) -> Result<()> {
+    let x = inputs.normal("x", &[23, 5, 34], DType::F32)?;
+    let turned = x.permute(&[2, 0, 1])?;
+    cases.exact("copy of a permuted view".into(), values::copy(&turned)?);
+    let row = inputs.normal("row", &[5], DType::F32)?;
+    cases.exact("add of a broadcast row".into(), values::add(&turned, &row)?);
+    let part = x.slice(2, 1..30)?.slice(0, 3..20)?;
+    cases.exact("exp of a slice".into(), values::exp(&part)?);
+    Ok(())
+}
+
+fn norms(inputs: &Inputs, dtype: DType, shape: [usize; 2], cases: &mut Cases) -> Result<()> {
+    let [rows, features] = shape;
+    let x = inputs.normal("x", &shape, dtype)?;
+    let dy = inputs.normal("dy", &shape, dtype)?;
+    let w = inputs.normal("w", &[features], dtype)?;
+    let of = |what: &str| format!("{what} {dtype} {rows}x{features}");
+
+    let (y, inv_rms) = values::rms_norm(&x, &w, 1e-6)?;
+    let dx = values::rms_norm_grad_input(&dy, &x, &w, &inv_rms)?;
+    let mut dw = Accumulator::new(inputs.device, *w.shape(), DType::F32)?;
+    values::rms_norm_grad_weight_into(&dy, &x, &inv_rms, &mut dw)?;
+
+    cases.exact(of("rms_norm"), y);
+    cases.exact(of("rms_norm's 1 / rms"), inv_rms);
+    cases.exact(of("rms_norm_grad_input"), dx);
+    cases.exact(of("rms_norm_grad_weight"), dw.buffer().clone());
+    Ok(())
+}
+
+fn products(
+    inputs: &Inputs,
+    dtype: DType,
+    [m, n, k]: [usize; 3],
+    transposes: &str,
+    cases: &mut Cases,
+) -> Result<()> {
+    let a = inputs.matrix("a", [m, k], transposes.starts_with('t'), dtype)?;
+    let b = inputs.matrix("b", [k, n], transposes.ends_with('t'), dtype)?;
+    let of = |what: &str| format!("{what} {dtype} {transposes} {m}x{n}x{k}");
+
+    let c = values::matmul(&a, &b)?;
+    let mut sum = Accumulator::new(inputs.device, Shape::new(&[m, n])?, DType::F32)?;
+    values::matmul_into(&a, &b, &mut sum)?;
+    values::matmul_into(&a, &b, &mut sum)?;
+    let sum = sum.buffer().clone();
+
+    // f32 is a chain of fused multiply-adds along k; bf16 is a matter of the tensor cores.
+    match dtype {
+        DType::F32 => {
+            cases.exact(of("matmul"), c);
+            cases.exact(of("matmul_into"), sum);
+        }
+        _ => {
+            cases.measured(of("matmul"), c);
+            cases.measured(of("matmul_into"), sum);
+        }
+    }
+    Ok(())
+}
+
+/// Random values that depend on nothing but their name: made on the CPU, by Philox.
+struct Inputs<'d> {
+    device: &'d Device,
+    host: Device,
+    key: Key,
+}
+
+impl Inputs<'_> {
+    fn new(device: &Device) -> Inputs<'_> {
+        Inputs {
+            device,
+            host: Device::cpu(),
+            key: Key::new(3),
+        }
+    }
+
+    fn normal(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let key = self.key.fold_name(name);
+        let x = values::normal(&self.host, shape, dtype, key, 0.0, 1.0)?;
+        values::to_device(&x, self.device)
+    }
+
+    /// \[rows, columns\], stored as its transpose if `transposed`.
+    fn matrix(
+        &self,
+        name: &str,
+        [rows, columns]: [usize; 2],
+        transposed: bool,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        match transposed {
+            true => self.normal(name, &[columns, rows], dtype)?.transpose(0, 1),
+            false => self.normal(name, &[rows, columns], dtype),
+        }
+    }
+
+    /// Two operands that begin with every pair of special values.
+    fn with_specials(&self, dtype: DType) -> Result<[Tensor; 2]> {
+        let operand = |name: &str, special: fn(usize) -> f32| {
+            let key = self.key.fold_name(name);
+            let x = values::normal(&self.host, &[ELEMENTS], DType::F32, key, 0.0, 3.0)?;
+            let mut x = x.to_vec::<f32>()?;
+            for (i, x) in x[..SPECIAL.len().pow(2)].iter_mut().enumerate() {
+                *x = special(i);
+            }
+            let x = Tensor::from_slice(&self.host, &[ELEMENTS], &x)?;
+            values::to_device(&values::cast(&x, dtype)?, self.device)
+        };
+        Ok([
+            operand("a", |i| SPECIAL[i % SPECIAL.len()])?,
+            operand("b", |i| SPECIAL[i / SPECIAL.len()])?,
+        ])
+    }
+}
+
+/// A copy of `x` that ops may add to.
+fn changeable(x: &Tensor) -> Result<Tensor> {
+    let copy = Tensor::zeros(x.device(), x.shape(), x.dtype(), Kind::Gradient)?;
+    values::copy_into(x, &copy)?;
+    Ok(copy)
+}

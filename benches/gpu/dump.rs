@@ -1,0 +1,119 @@
+//! Results as files: raw little-endian bytes, and an index that says what they are.
+
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+use anyhow::{Context, bail};
+use half::bf16;
+use meshgrad::prelude::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::Where;
+use crate::cases::cases;
+
+/// Runs every kernel on fixed inputs and writes what it computes.
+#[derive(clap::Args)]
+pub(crate) struct Dump {
+    /// Where kernels run.
+    #[arg(long)]
+    device: Where,
+    /// The folder to write, index.json and one file a result; made if it is not there.
+    #[arg(long, value_name = "FOLDER")]
+    to: PathBuf,
+}
+
+/// What a folder of results holds.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Index {
+    /// As the runtime calls it: `cuda:0`, `emulator:0`.
+    pub(crate) device: String,
+    /// The model of the GPU.
+    pub(crate) gpu: String,
+    pub(crate) results: Vec<Entry>,
+}
+
+/// One result.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: String,
+    /// Whether all devices must agree on every bit.
+    pub(crate) exact: bool,
+    pub(crate) file: String,
+}
+
+const INDEX: &str = "index.json";
+
+impl Dump {
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let device = self.device.device()?;
+        let gpu = device.properties().gpu.clone();
+        let cases = cases(&device)?;
+        fs::create_dir_all(&self.to)
+            .with_context(|| format!("cannot make {}", self.to.display()))?;
+
+        let mut results = Vec::new();
+        for (at, case) in cases.iter().enumerate() {
+            let file = format!("{at:03}.bin");
+            write(&self.to.join(&file), &bytes(&case.result)?)?;
+            results.push(Entry {
+                name: case.name.clone(),
+                shape: case.result.shape().to_vec(),
+                dtype: case.result.dtype().name().to_owned(),
+                exact: case.exact,
+                file,
+            });
+        }
+
+        let index = Index {
+            device: device.to_string(),
+            gpu: gpu.map_or_else(String::new, |gpu| gpu.model),
+            results,
+        };
+        write(&self.to.join(INDEX), &serde_json::to_vec_pretty(&index)?)?;
+        println!(
+            "{} results of {} ({}) in {}",
+            index.results.len(),
+            index.device,
+            index.gpu,
+            self.to.display()
+        );
+        Ok(())
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} {}", self.name, self.shape, self.dtype)
+    }
+}
+
+impl Index {
+    pub(crate) fn read(folder: &Path) -> anyhow::Result<Index> {
+        let path = folder.join(INDEX);
+        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is no index", path.display()))
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn bytes(x: &Tensor) -> anyhow::Result<Vec<u8>> {
+    Ok(match x.dtype() {
+        DType::F32 => little_endian(x.to_vec::<f32>()?, f32::to_le_bytes),
+        DType::BF16 => little_endian(x.to_vec::<bf16>()?, bf16::to_le_bytes),
+        DType::Bool => x
+            .to_vec::<meshgrad::runtime::Truth>()?
+            .into_iter()
+            .map(|t| u8::from(t.holds()))
+            .collect(),
+        other => bail!("a result of {other} cannot be compared"),
+    })
+}
+
+fn little_endian<T, const N: usize>(values: Vec<T>, bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+    values.into_iter().flat_map(bytes).collect()
+}

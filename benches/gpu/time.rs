@@ -1,0 +1,248 @@
+//! How long kernels take, and torch's, in turns.
+//!
+//! A turn starts many operations one after the other and waits for the last: the host's clock
+//! around that, by the number of operations. Launching is hidden behind the work before, as in a training
+//! step. Operations go through several sets of operands where one would stay in the L2 cache.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use meshgrad::prelude::*;
+use serde_json::{Value, json};
+
+use crate::Where;
+use crate::jobs::{Amount, Group, Job, Shapes, copy, groups};
+use crate::measure::{Options, Peer, Spread, finish, numbers, seconds};
+
+/// Times the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
+#[derive(clap::Args)]
+pub(crate) struct Time {
+    /// Where kernels run. The emulator's times say nothing: use --smoke.
+    #[arg(long)]
+    device: Where,
+    #[command(flatten)]
+    options: Options,
+    /// How often the contestants take turns.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Other shapes than those of benches/shapes.toml, written like them.
+    #[arg(long, value_name = "FILE")]
+    shapes: Option<PathBuf>,
+    /// Seconds of a turn, about.
+    #[arg(long, default_value_t = 0.05)]
+    turn: f64,
+}
+
+/// The contestants: ours and, if there is one, the peer.
+struct Contest {
+    device: Device,
+    peer: Option<Peer>,
+    /// Why there is no peer any more.
+    peer_error: Option<String>,
+    versions: Value,
+    rounds: usize,
+    turn: f64,
+    smoke: bool,
+}
+
+/// Seconds of one operation.
+struct Times {
+    ours: Spread,
+    torch: Option<Spread>,
+}
+
+impl Time {
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let mut contest = Contest::new(self)?;
+        let shapes = Shapes::read(self.shapes.as_deref(), self.options.smoke)?;
+        let gpu = contest.device.properties().gpu.clone();
+        let gpu = gpu.map_or_else(String::new, |gpu| gpu.model);
+        println!(
+            "{} ({gpu}), {} rounds: medians (least - most)\n",
+            contest.device, contest.rounds
+        );
+
+        let bandwidth = copy(shapes.copy);
+        let (job, times) = contest.times(&bandwidth)?.remove(0);
+        let ceiling = job.amount.rate(times.ours.median);
+        println!("A copy of {} f32: {ceiling:.2} GB/s\n", shapes.copy);
+        println!("| | shape | dtype | | meshgrad | torch | of copy | torch's time / ours |");
+        println!("|---|---|---|---|---|---|---|---|");
+        let mut rows = vec![row(job, &bandwidth.title, &times, ceiling)];
+        for group in groups(&shapes) {
+            for (job, times) in contest.times(&group)? {
+                rows.push(row(job, &group.title, &times, ceiling));
+            }
+        }
+
+        let report = json!({
+            "bench": "gpu", "device": contest.device.to_string(), "gpu": gpu,
+            "rounds": contest.rounds, "copy_gb_per_s": ceiling,
+            "peer_error": contest.peer_error, "rows": rows,
+        });
+        finish(&self.options, report, contest.versions)
+    }
+}
+
+impl Contest {
+    fn new(time: &Time) -> anyhow::Result<Contest> {
+        let device = time.device.device()?;
+        let smoke = time.options.smoke;
+        let torch_device = match time.device {
+            Where::Cuda => "cuda",
+            Where::Emulator => "cpu",
+        };
+        let start = |python: &Path| Peer::start(python, "gpu.py", &["--device", torch_device]);
+        let mut peer = time.options.torch.as_deref().map(start).transpose()?;
+        if let Some(peer) = &mut peer {
+            // Nothing of it spins between requests.
+            peer.pause = Duration::ZERO;
+        }
+        Ok(Contest {
+            device,
+            versions: peer.as_ref().map_or(Value::Null, |peer| peer.hello.clone()),
+            peer,
+            peer_error: None,
+            rounds: if smoke { 1 } else { time.rounds.max(1) },
+            turn: if smoke { 0.0 } else { time.turn },
+            smoke,
+        })
+    }
+
+    /// Times every job of a group.
+    fn times<'g>(&mut self, group: &'g Group) -> anyhow::Result<Vec<(&'g Job, Times)>> {
+        // The peer needs memory too.
+        self.device.release_kept_memory();
+        let sets = self.sets(group);
+        let operands: Vec<_> = (0..sets)
+            .map(|set| group.operands(&self.device, set))
+            .collect::<Result<_, _>>()?;
+        let timed = group
+            .jobs
+            .iter()
+            .map(|job| Ok((job, self.compete(job, &operands)?)));
+        timed.collect()
+    }
+
+    /// So many sets of operands that they do not fit into the L2 cache.
+    fn sets(&self, group: &Group) -> usize {
+        let gpu = &self.device.properties().gpu;
+        let cache = gpu.as_ref().map_or(0, |gpu| gpu.l2_cache);
+        let most = if self.smoke { 2 } else { 32 };
+        (2 * cache).div_ceil(group.bytes()).clamp(1, most)
+    }
+
+    fn compete(&mut self, job: &Job, operands: &[Vec<Tensor>]) -> anyhow::Result<Times> {
+        // Loads kernels, fills the allocator's cache, wakes the GPU.
+        self.our_turn(job, operands, 2 * operands.len())?;
+        let about = self.our_turn(job, operands, operands.len().max(3))?;
+        let least = operands.len() as f64;
+        let repeats = (self.turn / about).clamp(least, 2000.0) as usize;
+
+        let (mut ours, mut torch) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            ours.push(self.our_turn(job, operands, repeats)?);
+            torch.extend(self.torchs_turn(job, operands.len(), repeats));
+        }
+        Ok(Times {
+            ours: Spread::of(&ours),
+            torch: (!torch.is_empty()).then(|| Spread::of(&torch)),
+        })
+    }
+
+    /// Seconds of one operation, the mean of `repeats` in a row.
+    fn our_turn(&self, job: &Job, operands: &[Vec<Tensor>], repeats: usize) -> anyhow::Result<f64> {
+        // Results stay until their set comes again, or all would be written to one place.
+        let mut results = vec![Vec::new(); operands.len()];
+        self.device.synchronize()?;
+        let (seconds, done) = seconds(|| -> meshgrad::runtime::Result<()> {
+            for repeat in 0..repeats {
+                let at = repeat % operands.len();
+                results[at] = (job.run)(&operands[at])?;
+            }
+            self.device.synchronize()
+        });
+        done?;
+        Ok(seconds / repeats as f64)
+    }
+
+    /// The same by the peer. If that fails the rest is timed without it.
+    fn torchs_turn(&mut self, job: &Job, sets: usize, repeats: usize) -> Vec<f64> {
+        let Some(peer) = &mut self.peer else {
+            return Vec::new();
+        };
+        let mut request = job.request.clone();
+        request["sets"] = json!(sets);
+        request["repeats"] = json!(repeats);
+        match peer.ask(&request) {
+            Ok(answer) => numbers(&answer["seconds"]),
+            Err(error) => {
+                eprintln!("torch failed at {request}: {error:#}");
+                self.peer_error = Some(format!("{request}: {error:#}"));
+                self.peer = None;
+                Vec::new()
+            }
+        }
+    }
+}
+
+impl Amount {
+    /// GB/s or TFLOP/s, if it takes so many seconds.
+    fn rate(self, seconds: f64) -> f64 {
+        match self {
+            Amount::Bytes(bytes) => 1e-9 * bytes / seconds,
+            Amount::Flops(flops) => 1e-12 * flops / seconds,
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Amount::Bytes(_) => "GB/s",
+            Amount::Flops(_) => "TFLOP/s",
+        }
+    }
+
+    /// The most time is the least rate.
+    fn rates(self, seconds: Spread) -> Spread {
+        Spread {
+            median: self.rate(seconds.median),
+            min: self.rate(seconds.max),
+            max: self.rate(seconds.min),
+        }
+    }
+}
+
+/// Prints a row and returns it; `ceiling` is the rate of a copy.
+fn row(job: &Job, shape: &str, times: &Times, ceiling: f64) -> Value {
+    let ours = job.amount.rates(times.ours);
+    let torch = times.torch.map(|seconds| job.amount.rates(seconds));
+    let of_copy = match job.amount {
+        Amount::Bytes(_) => Some(ours.median / ceiling),
+        Amount::Flops(_) => None,
+    };
+    let faster = times.torch.map(|torch| torch.median / times.ours.median);
+
+    let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
+    println!(
+        "| {} | {shape} | {} | {} | {ours} | {} | {} | {} |",
+        job.name,
+        job.dtype,
+        job.amount.unit(),
+        torch.map_or("-".into(), |torch| torch.to_string()),
+        percent(of_copy),
+        faster.map_or("-".into(), |faster| format!("{faster:.2}")),
+    );
+    let microseconds = |s: Spread| {
+        let [median, min, max] = [s.median, s.min, s.max].map(|seconds| 1e6 * seconds);
+        Spread { median, min, max }.json()
+    };
+    json!({
+        "what": job.name, "shape": shape, "dtype": job.dtype.name(), "unit": job.amount.unit(),
+        "rate": {"meshgrad": ours.json(), "torch": torch.map(Spread::json)},
+        "us": {
+            "meshgrad": microseconds(times.ours),
+            "torch": times.torch.map(microseconds),
+        },
+        "of_copy": of_copy, "torch_time_by_ours": faster,
+    })
+}
