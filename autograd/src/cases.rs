@@ -140,7 +140,7 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         ops::clamp(x, -0.6, 0.9)
     }));
 
-    let condition = meshgrad_runtime::ops::gt(&at.any(&[3, 4], 6)?, &at.any(&[4], 7)?)?;
+    let condition = runtime::gt(&at.any(&[3, 4], 6)?, &at.any(&[4], 7)?)?;
     let inputs = [at.any(&[3, 1], 8)?, at.any(&[4], 9)?];
     cases.push(case("select, broadcast", inputs, move |[a, b]| {
         ops::select(&condition, a, b)
@@ -227,9 +227,12 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         ops::swiglu(x)
     }));
 
-    let positions = Tensor::from_slice(at.device, &[2, 3], &[0i64, 1, 2, 5, 6, 70])?;
-    let frequencies = Tensor::from_slice(at.device, &[2], &[1.0f32, 0.03])?;
-    let (cos, sin) = meshgrad_runtime::ops::rope_tables(&positions, &frequencies, 1.1)?;
+    let cpu = Device::cpu();
+    let positions = Tensor::from_slice(&cpu, &[2, 3], &[0i64, 1, 2, 5, 6, 70])?;
+    let frequencies = Tensor::from_slice(&cpu, &[2], &[1.0f32, 0.03])?;
+    let (cos, sin) = runtime::rope_tables(&positions, &frequencies, 1.1)?;
+    let cos = runtime::to_device(&cos, at.device)?;
+    let sin = runtime::to_device(&sin, at.device)?;
     for (name, style) in [
         ("rope, half", RopeStyle::Half),
         ("rope, interleaved", RopeStyle::Interleaved),
@@ -268,7 +271,6 @@ fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
     // Experts 1 and 2 of four are held; expert 2 has no tokens.
     let chosen = Tensor::from_slice(at.device, &[4, 2], &[1i64, 0, 3, 1, 0, 3, 1, 3])?;
-    let order = meshgrad_runtime::ops::expert_order(&chosen, 4, 1, 2)?;
     let inputs = [
         at.any(&[4, 3], 1)?,
         at.any(&[2, 5, 3], 2)?,
@@ -278,6 +280,7 @@ fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         "tokens through experts",
         inputs,
         move |[x, w, weights]| {
+            let order = runtime::expert_order(&chosen, 4, 1, 2)?;
             let rows = ops::permute_tokens(x, &order)?;
             let rows = ops::grouped_matmul(&rows, w, &order.offsets)?;
             ops::unpermute_tokens(&rows, weights, &order)
