@@ -252,6 +252,44 @@ fn a_wait_without_end_is_told() {
     assert!(found.message.contains("bar.sync 2"), "{found}");
 }
 
+/// Lane by lane the halves of `in` against 1.0: two predicates, `set` of both halves, of integers,
+/// and combined with a predicate. NaN is unordered, and a flushed subnormal is zero.
+#[test]
+fn halves_are_compared_on_their_own() {
+    let pair = |low: u32, high: u32| low | high << 16;
+    let (one, half, nan, tiny) = (0x3c00, 0x3800, 0x7e00, 0x0001);
+    let input = [
+        pair(one, half),
+        pair(nan, one),
+        pair(half, nan),
+        pair(tiny, 0),
+    ];
+    let text = kernel(
+        "mul.wide.u32 %rd2, %r0, 4;
+        add.u64 %rd1, %rd1, %rd2;
+        ld.global.u32 %r1, [%rd1];
+        mov.u32 %r2, 0x3c003c00;
+        setp.ge.f16x2 %p0|%p1, %r1, %r2;
+        selp.u32 %r3, 1, 0, %p0;
+        selp.u32 %r4, 2, 0, %p1;
+        or.b32 %r3, %r3, %r4;
+        set.ltu.f16x2.f16x2 %r4, %r1, %r2;
+        set.lt.and.u32.f16x2 %r5, %r1, %r2, %p1;
+        mov.u32 %r6, 0;
+        set.gt.ftz.f16x2.f16x2 %r6, %r1, %r6;
+        mad.wide.u32 %rd0, %r0, 16, %rd0;
+        st.global.v4.u32 [%rd0], {%r3, %r4, %r5, %r6};",
+    );
+    let out = run(&text, (1, 4), 16, &input, &Options::default())
+        .unwrap()
+        .out;
+    let rows: Vec<_> = out.chunks(4).collect();
+    assert_eq!(rows[0], [1, pair(0, one), 0, pair(one, one)]);
+    assert_eq!(rows[1], [2, pair(one, 0), 0, pair(0, one)]);
+    assert_eq!(rows[2], [0, pair(one, one), 0, pair(one, 0)]);
+    assert_eq!(rows[3], [0, pair(one, one), 0, pair(0, 0)]);
+}
+
 #[test]
 fn what_is_not_known_is_refused_with_its_line() {
     let space = AddressSpace::new();

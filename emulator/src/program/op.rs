@@ -45,13 +45,8 @@ pub(crate) enum Op {
     },
     /// `setp`.
     SetPredicate(SetPredicate),
-    /// `set`: `truth` or 0.
-    Set {
-        compare: Compare,
-        to: Slot,
-        sources: [Slot; 2],
-        truth: u32,
-    },
+    /// `set`.
+    Set(Set),
     /// `selp`: the first source where the predicate is true. What is not chosen may be undefined.
     Select {
         to: Slot,
@@ -165,8 +160,19 @@ pub(crate) struct SetPredicate {
     pub(crate) compare: Compare,
     pub(crate) sources: [Slot; 2],
     pub(crate) to: Option<Slot>,
-    /// Gets the combination of the negated comparison.
-    pub(crate) negated_to: Option<Slot>,
+    /// Gets the combination of what `second` compares, or else of the negated comparison.
+    pub(crate) second_to: Option<Slot>,
+    /// The comparison of the high halves, where `compare` is that of the low ones.
+    pub(crate) second: Option<Compare>,
+    pub(crate) combine: Option<(Combine, PredicateSource)>,
+}
+
+/// `set`: bits for true, or 0.
+pub(crate) struct Set {
+    /// Each comparison and the bits that it sets: one, or one for each half.
+    pub(crate) compares: Vec<(Compare, u32)>,
+    pub(crate) sources: [Slot; 2],
+    pub(crate) to: Slot,
     pub(crate) combine: Option<(Combine, PredicateSource)>,
 }
 

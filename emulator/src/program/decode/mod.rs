@@ -12,9 +12,9 @@ mod float;
 mod half;
 mod logic;
 mod matrix;
-
 mod memory;
 mod moves;
+mod simd_video;
 mod warp;
 
 use super::lower::Lowering;
@@ -57,6 +57,8 @@ impl<'i> Decoding<'_, '_, 'i> {
             | "bfind" | "brev" | "popc" | "clz" | "lop3" | "prmt" | "fns" | "bmsk" | "szext" => {
                 self.logic()
             }
+            "vadd2" | "vsub2" | "vavrg2" | "vabsdiff2" | "vmin2" | "vmax2" | "vset2" | "vadd4"
+            | "vsub4" | "vavrg4" | "vabsdiff4" | "vmin4" | "vmax4" | "vset4" => self.simd_video(),
             "setp" | "set" | "selp" | "slct" => self.comparison(),
             "mov" | "cvta" | "isspacep" => self.moves(),
             "cvt" => self.conversion(),
