@@ -8,6 +8,7 @@ mod carry;
 pub(crate) mod counters;
 pub(crate) mod cta;
 mod exchange;
+mod frames;
 pub(crate) mod grid;
 pub(crate) mod lanes;
 mod matrix;

@@ -256,7 +256,11 @@ impl Cta<'_> {
                     self.pass(warp, *passed, mask)?;
                 }
             }
-            Op::Return => return Ok(give_back(warp, fragment, mask)),
+            Op::CallIndirect { target, functions } => {
+                return self.call_indirect(warp, fragment, *target, functions, mask);
+            }
+            Op::Enter(frame) => self.enter(warp, *frame, mask)?,
+            Op::Return(frame) => return self.give_back(warp, fragment, *frame, mask),
             Op::Exit => return self.exit(warp, fragment, mask),
             Op::Trap => {
                 let lane = mask.trailing_zeros() as usize;
@@ -495,7 +499,12 @@ impl Cta<'_> {
         Ok(())
     }
 
-    fn exit(&mut self, warp: &mut Warp, fragment: usize, mask: u32) -> Result<Flow, Box<Fault>> {
+    pub(super) fn exit(
+        &mut self,
+        warp: &mut Warp,
+        fragment: usize,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
         self.progress();
         // Copies that nobody waits for still happen.
         for lane in lanes_of(mask) {
@@ -547,26 +556,6 @@ fn call(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
     };
     warp.fragments[calling].calls.push(pc + 1);
     warp.fragments[calling].pc = target;
-    Flow::Changed
-}
-
-fn give_back(warp: &mut Warp, fragment: usize, mask: u32) -> Flow {
-    let all = warp.fragments[fragment].mask;
-    let Some(back) = warp.fragments[fragment].calls.last().copied() else {
-        // An entry that returns has ended.
-        warp.fragments[fragment].pc += u32::from(mask != all);
-        warp.exit(fragment, mask);
-        return Flow::Changed;
-    };
-    let returning = match mask == all {
-        true => fragment,
-        false => {
-            warp.fragments[fragment].pc += 1;
-            warp.split(fragment, mask, back)
-        }
-    };
-    warp.fragments[returning].calls.pop();
-    warp.fragments[returning].pc = back;
     Flow::Changed
 }
 

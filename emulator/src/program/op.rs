@@ -92,9 +92,17 @@ pub(crate) enum Op {
         targets: Vec<u32>,
     },
     Call(u32),
+    /// A call through a pointer: addresses of functions and where they begin.
+    CallIndirect {
+        target: Slot,
+        functions: Vec<(u64, u32)>,
+    },
+    /// Begins a function that may run already: saves what it would overwrite.
+    Enter(u32),
     /// Copies arguments or results of a call.
     Pass(Vec<Passed>),
-    Return,
+    /// Back to the caller, with what [`Op::Enter`] saved for this frame.
+    Return(Option<u32>),
     Exit,
     Trap,
     Barrier(Barrier),

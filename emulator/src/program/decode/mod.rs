@@ -65,9 +65,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "applypriority"
             | "discard" | "createpolicy" => self.memory(),
             "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(),
-            "bra" | "brx" | "ret" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => {
-                self.control()
-            }
+            "bra" | "brx" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => self.control(),
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
             "cp" => self.asynchronous(),
             "ldmatrix" | "movmatrix" | "mma" => self.matrix(),
