@@ -18,4 +18,5 @@ pub(crate) mod registers;
 mod side_by_side;
 pub(crate) mod step;
 pub(crate) mod warp;
+mod warp_matrix;
 pub(crate) mod windows;

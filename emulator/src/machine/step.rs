@@ -166,6 +166,7 @@ impl Cta<'_> {
             Op::Multiply(multiply) => multiply
                 .kind
                 .map_or(2 * 8 * 8 * 4, |kind| 2 * 16 * 8 * kind.k() as u64),
+            Op::MultiplyFragments(multiply) => multiply.product.operations(),
             _ => 0,
         };
         counts.flops += flops;
@@ -282,6 +283,10 @@ impl Cta<'_> {
                 return self.transpose_matrix(warp, *to, *from, mask);
             }
             Op::Multiply(multiply) => return self.multiply(warp, multiply, mask),
+            Op::MoveFragment(moved) => return self.move_fragment(warp, moved, mask),
+            Op::MultiplyFragments(multiply) => {
+                return self.multiply_fragments(warp, multiply, mask);
+            }
             Op::Clock { to, wide } => {
                 let now = self.instructions;
                 match wide {

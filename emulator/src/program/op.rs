@@ -3,6 +3,7 @@
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
 use crate::numerics::fragment::Kind;
+use crate::numerics::warp_matrix::{Fragment, Product};
 
 /// One instruction of a kernel's code.
 pub(crate) struct Instruction {
@@ -122,6 +123,8 @@ pub(crate) enum Op {
         from: Slot,
     },
     Multiply(Multiply),
+    MoveFragment(MoveFragment),
+    MultiplyFragments(MultiplyFragments),
     Clock {
         to: Slot,
         wide: bool,
@@ -381,6 +384,28 @@ pub(crate) struct LoadMatrix {
 pub(crate) struct Multiply {
     /// `None` for m8n8k4 of f64.
     pub(crate) kind: Option<Kind>,
+    pub(crate) d: Vec<Slot>,
+    pub(crate) a: Vec<Slot>,
+    pub(crate) b: Vec<Slot>,
+    pub(crate) c: Vec<Slot>,
+}
+
+/// `wmma.load` and `wmma.store`.
+pub(crate) struct MoveFragment {
+    pub(crate) store: bool,
+    pub(crate) space: Space,
+    pub(crate) address: Address,
+    /// Elements from one row, or column, to the next one's.
+    pub(crate) stride: Slot,
+    /// Whether the elements of a row lie side by side in memory, rather than those of a column.
+    pub(crate) row_major: bool,
+    pub(crate) fragment: Fragment,
+    pub(crate) registers: Vec<Slot>,
+}
+
+/// `wmma.mma`.
+pub(crate) struct MultiplyFragments {
+    pub(crate) product: Product,
     pub(crate) d: Vec<Slot>,
     pub(crate) a: Vec<Slot>,
     pub(crate) b: Vec<Slot>,

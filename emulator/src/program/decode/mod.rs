@@ -16,6 +16,7 @@ mod memory;
 mod moves;
 mod simd_video;
 mod warp;
+mod warp_matrix;
 
 use super::lower::Lowering;
 use super::op::Op;
@@ -68,7 +69,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             "bra" | "brx" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => self.control(),
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
             "cp" => self.asynchronous(),
-            "ldmatrix" | "movmatrix" | "mma" => self.matrix(),
+            "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
             other => Err(format!("the instruction `{other}` is not supported")),
         }
     }
