@@ -50,13 +50,9 @@ impl Names {
         self.scopes.pop();
     }
 
-    /// Leaves all scopes for a while: another function begins.
-    pub(crate) fn enter_function(&mut self) -> Vec<HashMap<String, Symbol>> {
-        std::mem::take(&mut self.scopes)
-    }
-
-    pub(crate) fn leave_function(&mut self, scopes: Vec<HashMap<String, Symbol>>) {
-        self.scopes = scopes;
+    /// Leaves all scopes: another function begins.
+    pub(crate) fn enter_function(&mut self) {
+        self.scopes.clear();
     }
 
     pub(crate) fn declare(&mut self, name: &str, symbol: Symbol) {
