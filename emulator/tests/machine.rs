@@ -252,6 +252,44 @@ fn a_wait_without_end_is_told() {
     assert!(found.message.contains("bar.sync 2"), "{found}");
 }
 
+/// Lane by lane the halves of `in` against 1.0: two predicates, `set` of both halves, of integers,
+/// and combined with a predicate. NaN is unordered, and a flushed subnormal is zero.
+#[test]
+fn halves_are_compared_on_their_own() {
+    let pair = |low: u32, high: u32| low | high << 16;
+    let (one, half, nan, tiny) = (0x3c00, 0x3800, 0x7e00, 0x0001);
+    let input = [
+        pair(one, half),
+        pair(nan, one),
+        pair(half, nan),
+        pair(tiny, 0),
+    ];
+    let text = kernel(
+        "mul.wide.u32 %rd2, %r0, 4;
+        add.u64 %rd1, %rd1, %rd2;
+        ld.global.u32 %r1, [%rd1];
+        mov.u32 %r2, 0x3c003c00;
+        setp.ge.f16x2 %p0|%p1, %r1, %r2;
+        selp.u32 %r3, 1, 0, %p0;
+        selp.u32 %r4, 2, 0, %p1;
+        or.b32 %r3, %r3, %r4;
+        set.ltu.f16x2.f16x2 %r4, %r1, %r2;
+        set.lt.and.u32.f16x2 %r5, %r1, %r2, %p1;
+        mov.u32 %r6, 0;
+        set.gt.ftz.f16x2.f16x2 %r6, %r1, %r6;
+        mad.wide.u32 %rd0, %r0, 16, %rd0;
+        st.global.v4.u32 [%rd0], {%r3, %r4, %r5, %r6};",
+    );
+    let out = run(&text, (1, 4), 16, &input, &Options::default())
+        .unwrap()
+        .out;
+    let rows: Vec<_> = out.chunks(4).collect();
+    assert_eq!(rows[0], [1, pair(0, one), 0, pair(one, one)]);
+    assert_eq!(rows[1], [2, pair(one, 0), 0, pair(0, one)]);
+    assert_eq!(rows[2], [0, pair(one, one), 0, pair(one, 0)]);
+    assert_eq!(rows[3], [0, pair(one, one), 0, pair(0, 0)]);
+}
+
 #[test]
 fn what_is_not_known_is_refused_with_its_line() {
     let space = AddressSpace::new();
@@ -264,4 +302,167 @@ fn what_is_not_known_is_refused_with_its_line() {
         error.to_string().contains("add.s32.fast %r1, %r0, 1;"),
         "{error}"
     );
+}
+
+/// `in` for a lane: n. Each call has a variable of its own, to which it hands a pointer on, and
+/// adds its n to the variable of the call before: the sum from 1 to n comes out at the end.
+const SUM: &str = ".func sum(.param .b64 place, .param .b32 n);
+    .func sum(.param .b64 place, .param .b32 n) {
+        .local .align 4 .b8 depot[4];
+        .reg .b64 %rd<4>;
+        .reg .b32 %r<4>;
+        .reg .pred %p<2>;
+        ld.param.u64 %rd0, [place];
+        ld.param.u32 %r0, [n];
+        setp.eq.u32 %p0, %r0, 0;
+        @%p0 ret;
+        mov.u64 %rd1, depot;
+        cvta.local.u64 %rd1, %rd1;
+        st.u32 [%rd1], 0;
+        { .param .b64 a; .param .b32 b;
+          sub.u32 %r1, %r0, 1;
+          st.param.b64 [a], %rd1;
+          st.param.b32 [b], %r1;
+          call sum, (a, b); }
+        ld.u32 %r2, [%rd1];
+        add.u32 %r2, %r2, %r0;
+        st.u32 [%rd0], %r2;
+        ret;
+    }";
+
+fn calling_sum(body: &str) -> String {
+    let caller = kernel(
+        ".local .align 4 .b8 total[4];
+        mul.wide.u32 %rd2, %r0, 4;
+        add.u64 %rd0, %rd0, %rd2;
+        add.u64 %rd1, %rd1, %rd2;
+        ld.global.u32 %r1, [%rd1];
+        mov.u64 %rd3, total;
+        cvta.local.u64 %rd3, %rd3;
+        st.u32 [%rd3], 0;
+        { .param .b64 a; .param .b32 b;
+          st.param.b64 [a], %rd3;
+          st.param.b32 [b], %r1;
+          call sum, (a, b); }
+        ld.u32 %r1, [%rd3];
+        st.global.u32 [%rd0], %r1;",
+    );
+    caller.replace(".visible", &format!("{body}\n.visible"))
+}
+
+#[test]
+fn every_call_of_a_recursion_has_its_own_variables() {
+    let input = [0, 1, 5, 30, 2, 100];
+    for options in schedules() {
+        let out = run(&calling_sum(SUM), (1, 6), 6, &input, &options)
+            .unwrap()
+            .out;
+        assert_eq!(out, input.map(|n| n * (n + 1) / 2));
+    }
+}
+
+#[test]
+fn recursion_without_end_is_told() {
+    let endless = SUM
+        .replace(".local .align 4 .b8 depot[4];", "")
+        .replace("depot", "place");
+    let found = finding(run(
+        &calling_sum(&endless),
+        (1, 1),
+        1,
+        &[100_000],
+        &Options::default(),
+    ));
+    assert_eq!(found.kind, Kind::OutOfBounds);
+    assert!(found.message.contains("nest 1024 deep"), "{found}");
+
+    let larger = SUM.replace("depot[4]", "depot[1000]");
+    let found = finding(run(
+        &calling_sum(&larger),
+        (1, 1),
+        1,
+        &[100],
+        &Options::default(),
+    ));
+    assert!(found.message.contains("needs 1008 bytes"), "{found}");
+}
+
+/// Lanes call what `in` chooses, by pointers from a table and from an instruction.
+#[test]
+fn calls_through_pointers_come_to_their_function() {
+    let functions = ".func (.reg .b32 y) twice(.reg .b32 x) { add.u32 y, x, x; ret; }
+        .func (.reg .b32 y) square(.reg .b32 x) { mul.lo.u32 y, x, x; ret; }
+        .func (.reg .b32 y) other(.reg .b32 x, .reg .b32 z) { sub.u32 y, x, z; ret; }
+        .global .align 8 .u64 table[2] = {twice, square};";
+    let text = kernel(
+        "mul.wide.u32 %rd2, %r0, 4;
+        add.u64 %rd0, %rd0, %rd2;
+        add.u64 %rd1, %rd1, %rd2;
+        ld.global.u32 %r1, [%rd1];
+        mov.u64 %rd3, other;
+        setp.ge.u32 %p0, %r1, 2;
+        @%p0 bra CALL;
+        mov.u64 %rd4, table;
+        mad.wide.u32 %rd4, %r1, 8, %rd4;
+        ld.global.u64 %rd3, [%rd4];
+    CALL:
+        add.u32 %r3, %r0, 10;
+        { form: .callprototype (.reg .b32 _) _ (.reg .b32 _);
+          call (%r2), %rd3, (%r3), form; }
+        st.global.u32 [%rd0], %r2;",
+    );
+    let text = text.replace(".visible", &format!("{functions}\n.visible"));
+    let out = run(&text, (1, 4), 4, &[0, 1, 1, 0], &Options::default())
+        .unwrap()
+        .out;
+    assert_eq!(out, [20, 121, 144, 26]);
+
+    let found = finding(run(&text, (1, 4), 4, &[0, 1, 2, 0], &Options::default()));
+    assert_eq!(found.kind, Kind::InvalidArgument);
+    assert_eq!(found.thread.thread, [2, 0, 0]);
+    assert!(found.message.contains("the 2 functions"), "{found}");
+}
+
+/// D = A B + the CTA's index of 32 x 16 and 16 x 8 whole numbers in bf16, A by rows and B by columns, D by columns.
+fn product_of_tiles(rows_in_memory: u32) -> String {
+    kernel(&format!(
+        "add.u64 %rd2, %rd1, {};
+        mov.u32 %r1, 16;
+        wmma.load.a.sync.aligned.row.m32n8k16.global.bf16
+            {{%r2, %r3, %r4, %r5, %r6, %r7, %r8, %r9}}, [%rd1], %r1;
+        wmma.load.b.sync.aligned.col.m32n8k16.bf16 {{%r10, %r11}}, [%rd2];
+        mov.u32 %r1, %ctaid.x;
+        cvt.rn.f32.u32 %f0, %r1;
+        wmma.mma.sync.aligned.row.col.m32n8k16.f32.bf16.bf16.f32
+            {{%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}},
+            {{%r2, %r3, %r4, %r5, %r6, %r7, %r8, %r9}}, {{%r10, %r11}},
+            {{%f0, %f0, %f0, %f0, %f0, %f0, %f0, %f0}};
+        wmma.store.d.sync.aligned.col.m32n8k16.global.f32
+            [%rd0], {{%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}}, 32;",
+        rows_in_memory * 32
+    ))
+}
+
+#[test]
+fn fragments_of_either_layout() {
+    let factor = |index: usize| (index * 7 % 11) as f32 - 5.0;
+    let bits = |index: usize| factor(index).to_bits() >> 16;
+    let input: Vec<u32> = (0..(32 + 8) * 8)
+        .map(|word| bits(2 * word) | bits(2 * word + 1) << 16)
+        .collect();
+    let options = Options::default();
+    let out = run(&product_of_tiles(32), (1, 32), 256, &input, &options)
+        .unwrap()
+        .out;
+    for (index, got) in out.into_iter().enumerate() {
+        let (column, row) = (index / 32, index % 32);
+        let products = (0..16).map(|k| factor(row * 16 + k) * factor((32 + column) * 16 + k));
+        assert_eq!(f32::from_bits(got), products.sum::<f32>(), "{row} {column}");
+    }
+
+    // B begins a row too far on.
+    let found = finding(run(&product_of_tiles(33), (1, 32), 256, &input, &options));
+    assert_eq!(found.kind, Kind::OutOfBounds, "{found}");
+    let found = finding(run(&product_of_tiles(32), (2, 32), 256, &input, &options));
+    assert_eq!(found.kind, Kind::GlobalRace, "{found}");
 }

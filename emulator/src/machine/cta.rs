@@ -287,6 +287,7 @@ fn start_registers(grid: &Grid<'_>) -> Registers {
                 let start = dynamic_shared_start(kernel.static_shared, *align);
                 u64::from(base + start + offset)
             }
+            Constant::Frame { offset, .. } => u64::from(*offset),
         };
         registers.broadcast(*slot, bits, *wide);
     }

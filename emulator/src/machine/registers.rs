@@ -3,6 +3,8 @@
 //! A register of 8 or 16 bits lies in the low bits of its lanes, the rest being zero. Which lanes
 //! of a register were ever written is known, so that a read of nothing is found.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable, cast_mut, cast_ref};
 
 /// How many threads run together.
@@ -154,6 +156,68 @@ impl Registers {
     }
 }
 
+/// Some registers of one lane, and which of them were written.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedLane {
+    registers: Vec<(u64, bool)>,
+    predicates: Vec<(bool, bool)>,
+}
+
+impl Registers {
+    /// What a lane holds in some registers, each wide or not, and predicates.
+    pub(crate) fn save(
+        &self,
+        registers: &[(Slot, bool)],
+        predicates: Range<u32>,
+        lane: usize,
+    ) -> SavedLane {
+        let bit = |lanes: u32| lanes >> lane & 1 != 0;
+        let register = |&(slot, wide): &(Slot, bool)| {
+            let value = match wide {
+                true => self.wide(slot)[lane],
+                false => u64::from(self.narrow(slot)[lane]),
+            };
+            (value, bit(self.defined(slot)))
+        };
+        let predicate = |slot| {
+            let (value, defined) = (self.predicate(slot), self.predicate_defined(slot));
+            (bit(value), bit(defined))
+        };
+        SavedLane {
+            registers: registers.iter().map(register).collect(),
+            predicates: predicates.map(predicate).collect(),
+        }
+    }
+
+    /// Puts back what [`Registers::save`] gave for the same registers.
+    pub(crate) fn restore(
+        &mut self,
+        registers: &[(Slot, bool)],
+        predicates: Range<u32>,
+        lane: usize,
+        saved: &SavedLane,
+    ) {
+        let (mask, lanes) = (1 << lane, |is_set: bool| u32::from(is_set) << lane);
+        for ((slot, wide), (value, defined)) in registers.iter().zip(&saved.registers) {
+            self.set_lane(*slot, *wide, lane, *value);
+            self.set_defined(*slot, mask, lanes(*defined));
+        }
+        for (slot, (value, defined)) in predicates.zip(&saved.predicates) {
+            self.set_predicate(slot, mask, lanes(*value));
+            let known = &mut self.predicates_defined[slot as usize];
+            *known = *known & !mask | lanes(*defined);
+        }
+    }
+
+    /// Writes one lane.
+    pub(crate) fn set_lane(&mut self, slot: Slot, wide: bool, lane: usize, value: u64) {
+        match wide {
+            true => self.set_wide(slot, 1 << lane, &[value; LANES]),
+            false => self.set_narrow(slot, 1 << lane, &[value as u32; LANES]),
+        }
+    }
+}
+
 /// A type of lanes: what a register of up to 32 bits, or of 64, holds.
 pub(crate) trait Lane: Copy + Default {
     /// The lanes of a register.
@@ -224,6 +288,30 @@ mod tests {
         registers.copy(1, 0, false, 0b11);
         assert_eq!(registers.narrow(1)[..3], [3, 0, 9]);
         assert_eq!(registers.defined(1), !0b10);
+    }
+
+    #[test]
+    fn what_a_lane_saved_comes_back_to_it_alone() {
+        let mut registers = Registers::new(3, 1);
+        let all = [(0, true), (2, false)];
+        for lane in [1, 30] {
+            registers.set_lane(0, true, lane, 1 << 40);
+            registers.set_lane(2, false, lane, 7);
+        }
+        registers.set_predicate(0, 1 << 30, ALL);
+        let saved = registers.save(&all, 0..1, 30);
+        let before = registers.clone();
+
+        registers.set_wide(0, ALL, &[5; LANES]);
+        registers.set_narrow(2, ALL, &[5; LANES]);
+        registers.set_predicate(0, ALL, 0);
+        registers.restore(&all, 0..1, 30, &saved);
+        for lane in [1, 30] {
+            let value = (registers.wide(0)[lane], registers.narrow(2)[lane]);
+            assert_eq!(value, if lane == 30 { (1 << 40, 7) } else { (5, 5) });
+        }
+        assert_eq!(registers.predicate(0), before.predicate(0));
+        assert_eq!(registers.defined(0), ALL);
     }
 
     #[test]

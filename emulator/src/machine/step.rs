@@ -4,7 +4,7 @@ use super::cta::Cta;
 use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
 use super::warp::{Fragment, State, Warp};
 use super::windows;
-use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, SetPredicate};
+use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, Set, SetPredicate};
 use crate::report::{Fault, Kind};
 
 /// Where a fragment goes after an instruction.
@@ -166,6 +166,7 @@ impl Cta<'_> {
             Op::Multiply(multiply) => multiply
                 .kind
                 .map_or(2 * 8 * 8 * 4, |kind| kind.operations() as u64),
+            Op::MultiplyFragments(multiply) => multiply.product.operations(),
             _ => 0,
         };
         counts.flops += flops;
@@ -210,18 +211,7 @@ impl Cta<'_> {
             Op::Split { to, from, bits } => self.split_value(warp, to, *from, *bits, mask)?,
             Op::Join { to, from, bits } => self.join_value(warp, *to, from, *bits, mask)?,
             Op::SetPredicate(set) => self.set_predicate(warp, set, mask)?,
-            Op::Set {
-                compare,
-                to,
-                sources,
-                truth,
-            } => {
-                self.need(warp, sources[0], mask)?;
-                self.need(warp, sources[1], mask)?;
-                let bits = compare(&warp.registers, *sources);
-                let value = std::array::from_fn(|lane| (bits >> lane & 1) * truth);
-                warp.registers.set_narrow(*to, mask, &value);
-            }
+            Op::Set(set) => self.set(warp, set, mask)?,
             Op::Select {
                 to,
                 sources,
@@ -267,7 +257,11 @@ impl Cta<'_> {
                     self.pass(warp, *passed, mask)?;
                 }
             }
-            Op::Return => return Ok(give_back(warp, fragment, mask)),
+            Op::CallIndirect { target, functions } => {
+                return self.call_indirect(warp, fragment, *target, functions, mask);
+            }
+            Op::Enter(frame) => self.enter(warp, *frame, mask)?,
+            Op::Return(frame) => return self.give_back(warp, fragment, *frame, mask),
             Op::Exit => return self.exit(warp, fragment, mask),
             Op::Trap => {
                 let lane = mask.trailing_zeros() as usize;
@@ -289,6 +283,10 @@ impl Cta<'_> {
                 return self.transpose_matrix(warp, *to, *from, mask);
             }
             Op::Multiply(multiply) => return self.multiply(warp, multiply, mask),
+            Op::MoveFragment(moved) => return self.move_fragment(warp, moved, mask),
+            Op::MultiplyFragments(multiply) => {
+                return self.multiply_fragments(warp, multiply, mask);
+            }
             Op::Clock { to, wide } => {
                 let now = self.instructions;
                 match wide {
@@ -360,26 +358,56 @@ impl Cta<'_> {
     ) -> Result<(), Box<Fault>> {
         self.need(warp, set.sources[0], mask)?;
         self.need(warp, set.sources[1], mask)?;
+        self.need_combined(warp, set.combine, mask)?;
         let compared = (set.compare)(&warp.registers, set.sources);
-        let combined = |value: u32| match set.combine {
-            None => value,
-            Some((Combine::And, with)) => value & truth(warp, with),
-            Some((Combine::Or, with)) => value | truth(warp, with),
-            Some((Combine::Xor, with)) => value ^ truth(warp, with),
+        let second = match set.second {
+            Some(compare) => compare(&warp.registers, set.sources),
+            None => !compared,
         };
-        if let Some((_, with)) = set.combine
-            && let Some(index) = with.index
-        {
-            self.need_predicate(warp, index, mask)?;
-        }
-        let (value, negated) = (combined(compared), combined(!compared));
+        let value = combined(warp, compared, set.combine);
+        let second = combined(warp, second, set.combine);
         if let Some(to) = set.to {
             warp.registers.set_predicate(to, mask, value);
         }
-        if let Some(to) = set.negated_to {
-            warp.registers.set_predicate(to, mask, negated);
+        if let Some(to) = set.second_to {
+            warp.registers.set_predicate(to, mask, second);
         }
         Ok(())
+    }
+
+    fn set(&self, warp: &mut Warp, set: &Set, mask: u32) -> Result<(), Box<Fault>> {
+        self.need(warp, set.sources[0], mask)?;
+        self.need(warp, set.sources[1], mask)?;
+        self.need_combined(warp, set.combine, mask)?;
+        let mut value = [0; LANES];
+        for (compare, truth) in &set.compares {
+            let compared = compare(&warp.registers, set.sources);
+            let lanes = combined(warp, compared, set.combine);
+            for (lane, value) in value.iter_mut().enumerate() {
+                *value |= (lanes >> lane & 1) * truth;
+            }
+        }
+        warp.registers.set_narrow(set.to, mask, &value);
+        Ok(())
+    }
+
+    /// That the predicate was written which a comparison is combined with.
+    #[inline(always)]
+    fn need_combined(
+        &self,
+        warp: &Warp,
+        combine: Option<(Combine, PredicateSource)>,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        match combine {
+            Some((
+                _,
+                PredicateSource {
+                    index: Some(index), ..
+                },
+            )) => self.need_predicate(warp, index, mask),
+            _ => Ok(()),
+        }
     }
 
     fn predicates(
@@ -476,7 +504,12 @@ impl Cta<'_> {
         Ok(())
     }
 
-    fn exit(&mut self, warp: &mut Warp, fragment: usize, mask: u32) -> Result<Flow, Box<Fault>> {
+    pub(super) fn exit(
+        &mut self,
+        warp: &mut Warp,
+        fragment: usize,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
         self.progress();
         // Copies that nobody waits for still happen.
         for lane in lanes_of(mask) {
@@ -488,6 +521,17 @@ impl Cta<'_> {
         warp.fragments[fragment].pc += u32::from(mask != all);
         warp.exit(fragment, mask);
         Ok(Flow::Changed)
+    }
+}
+
+/// The lanes of a comparison, combined with a predicate.
+#[inline(always)]
+fn combined(warp: &Warp, lanes: u32, combine: Option<(Combine, PredicateSource)>) -> u32 {
+    match combine {
+        None => lanes,
+        Some((Combine::And, with)) => lanes & truth(warp, with),
+        Some((Combine::Or, with)) => lanes | truth(warp, with),
+        Some((Combine::Xor, with)) => lanes ^ truth(warp, with),
     }
 }
 
@@ -517,26 +561,6 @@ fn call(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
     };
     warp.fragments[calling].calls.push(pc + 1);
     warp.fragments[calling].pc = target;
-    Flow::Changed
-}
-
-fn give_back(warp: &mut Warp, fragment: usize, mask: u32) -> Flow {
-    let all = warp.fragments[fragment].mask;
-    let Some(back) = warp.fragments[fragment].calls.last().copied() else {
-        // An entry that returns has ended.
-        warp.fragments[fragment].pc += u32::from(mask != all);
-        warp.exit(fragment, mask);
-        return Flow::Changed;
-    };
-    let returning = match mask == all {
-        true => fragment,
-        false => {
-            warp.fragments[fragment].pc += 1;
-            warp.split(fragment, mask, back)
-        }
-    };
-    warp.fragments[returning].calls.pop();
-    warp.fragments[returning].pc = back;
     Flow::Changed
 }
 

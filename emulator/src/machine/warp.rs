@@ -5,6 +5,7 @@
 //! 2011).
 
 use super::asynchronous::Copies;
+use super::frames::Saved;
 use super::order::Knowledge;
 use super::registers::Registers;
 
@@ -46,6 +47,8 @@ pub(crate) struct Warp {
     pub(crate) exited: u32,
     pub(crate) knowledge: Knowledge,
     pub(crate) copies: Copies,
+    /// What functions saved that may be called while they run.
+    pub(crate) saved: Saved,
 }
 
 impl Warp {
@@ -64,6 +67,7 @@ impl Warp {
             exited: 0,
             knowledge: Knowledge::new(index, cta),
             copies: Copies::default(),
+            saved: Saved::default(),
         }
     }
 

@@ -12,7 +12,9 @@
 //! | [`convert`] | cvt |
 //! | [`approximate`] | ex2, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div with `.approx` |
 //! | [`integer`], [`bits`] | the integer and logic instructions that Rust lacks |
+//! | [`simd_video`] | vadd4, vabsdiff2 and the like |
 //! | [`fragment`], [`tensor_core`], [`matrix_move`] | mma.sync, ldmatrix, stmatrix, movmatrix |
+//! | [`warp_matrix`] | wmma |
 //!
 //! [`exact`] and [`series`] are what the others are made of. What PTX specifies to the last bit is
 //! computed to the last bit; where it leaves a choice, the file's header says what we chose. Every
@@ -30,7 +32,9 @@ pub(crate) mod integer;
 pub(crate) mod matrix_move;
 pub(crate) mod rounding;
 pub(crate) mod series;
+pub(crate) mod simd_video;
 pub(crate) mod tensor_core;
+pub(crate) mod warp_matrix;
 
 pub use approximate::Approximation;
 

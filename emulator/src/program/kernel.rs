@@ -1,5 +1,7 @@
 //! A kernel that can be run.
 
+use std::ops::Range;
+
 use super::op::Instruction;
 use crate::machine::registers::Slot;
 
@@ -22,6 +24,9 @@ pub struct Kernel {
     pub registers: u32,
     /// Bytes of local memory a thread.
     pub local_bytes: u32,
+    /// Bytes of it before the stack of functions that call themselves.
+    pub(crate) static_local: u32,
+    pub(crate) frames: Vec<Frame>,
     pub(crate) code: Vec<Instruction>,
     pub(crate) files: Vec<String>,
     pub(crate) text: std::sync::Arc<str>,
@@ -65,6 +70,27 @@ pub(crate) enum Constant {
         align: u32,
         offset: u32,
     },
+    /// The address of a local variable of a function that may be called while it runs: set
+    /// whenever it is entered.
+    Frame {
+        frame: u32,
+        offset: u32,
+    },
+}
+
+/// What a function that may be called while it runs must save of the call before.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub(crate) function: String,
+    /// Its registers, and whether wide.
+    pub(crate) registers: Vec<(Slot, bool)>,
+    pub(crate) predicates: Range<u32>,
+    /// Its parameters, and those it passes on, in local memory.
+    pub(crate) memory: Range<u32>,
+    /// Bytes of its local variables, of which each call has its own.
+    pub(crate) local_bytes: u32,
+    /// Registers that hold addresses of local variables: where these lie, and whether wide.
+    pub(crate) addresses: Vec<(Slot, u32, bool)>,
 }
 
 /// Special registers whose value a thread keeps for life (PTX ISA 10).

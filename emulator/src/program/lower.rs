@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::calls::{Calls, STACK_BYTES, Signature};
 use super::decode;
+use super::functions::{Functions, is_call};
 use super::kernel::{Constant, Kernel, KernelParameter, Special};
 use super::names::{Names, Symbol};
-use super::op::{Address, Instruction, Op, Passed, PredicateSource, Space};
+use super::op::{Address, Instruction, Op, PredicateSource, Space};
 use super::opcode::Type;
 use crate::machine::registers::Slot;
 use crate::numerics::Approximation;
@@ -22,6 +24,8 @@ pub(crate) struct ModuleNames<'a> {
     pub(crate) globals: &'a HashMap<String, u64>,
     /// What approximate functions give.
     pub(crate) approximation: Approximation,
+    /// The module's functions.
+    pub(crate) functions: Functions<'a>,
     /// Shared variables of the module.
     pub(crate) shared: Vec<&'a Variable>,
 }
@@ -44,40 +48,22 @@ pub(crate) fn lower(
 
 /// The state of lowering one kernel.
 pub(crate) struct Lowering<'a> {
-    module: &'a ModuleNames<'a>,
+    pub(super) module: &'a ModuleNames<'a>,
     pub(crate) names: Names,
-    code: Vec<Instruction>,
-    source: Option<(u32, u32)>,
+    pub(super) code: Vec<Instruction>,
+    pub(super) source: Option<(u32, u32)>,
     line: u32,
     /// Where labels lie, by number.
-    labels: Vec<Option<u32>>,
+    pub(super) labels: Vec<Option<u32>>,
     static_shared: u32,
-    local_bytes: u32,
-    functions: HashMap<String, Function>,
-    pending: Vec<String>,
+    pub(super) local_bytes: u32,
+    pub(super) calls: Calls,
     carry: Option<Slot>,
     pub(crate) communicates: bool,
     pub(crate) copies: bool,
 }
 
-/// A device function that is called.
-#[derive(Clone)]
-struct Function {
-    label: usize,
-    parameters: Vec<Place>,
-    returns: Vec<Place>,
-    names: Vec<(String, Symbol)>,
-}
-
-/// Where a value is handed over.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Register { slot: Slot, wide: bool },
-    Predicate(Slot),
-    Memory { offset: u32, bytes: u32 },
-}
-
-type Result<T, E = String> = std::result::Result<T, E>;
+pub(super) type Result<T, E = String> = std::result::Result<T, E>;
 
 impl<'a> Lowering<'a> {
     fn new(module: &'a ModuleNames<'a>) -> Lowering<'a> {
@@ -90,8 +76,7 @@ impl<'a> Lowering<'a> {
             labels: Vec::new(),
             static_shared: 0,
             local_bytes: 0,
-            functions: HashMap::new(),
-            pending: Vec::new(),
+            calls: Calls::default(),
             carry: None,
             communicates: false,
             copies: false,
@@ -142,6 +127,13 @@ impl<'a> Lowering<'a> {
         let parameter_bytes = last.map_or(0, |last| last.offset + last.bytes);
         let threads = entry.max_threads.or(entry.required_threads);
         let given = self.names.finish();
+        let frames = self.calls.frames(&given.constants);
+        let moving = frames.iter().any(|frame| frame.local_bytes > 0);
+        // Behind all that has a fixed place.
+        let (static_local, stack) = match moving {
+            true => (self.local_bytes.next_multiple_of(16), STACK_BYTES),
+            false => (self.local_bytes, 0),
+        };
         let files = self.module.syntax.files.values().cloned().collect();
         Kernel {
             name: entry.name.clone(),
@@ -151,7 +143,9 @@ impl<'a> Lowering<'a> {
             max_threads: threads.map_or(1024, |threads| threads.iter().product()),
             required_threads: entry.required_threads,
             registers: (given.planes as u32).clamp(1, 255),
-            local_bytes: self.local_bytes,
+            local_bytes: static_local + stack,
+            static_local,
+            frames,
             code: self.code,
             files,
             text: self.module.text.clone(),
@@ -164,11 +158,11 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn error(&self, line: u32, message: impl Into<String>) -> PtxError {
+    pub(super) fn error(&self, line: u32, message: impl Into<String>) -> PtxError {
         PtxError::new(self.module.source, line, message)
     }
 
-    fn push(&mut self, line: u32, op: Op) {
+    pub(super) fn push(&mut self, line: u32, op: Op) {
         self.code.push(Instruction {
             guard: None,
             op,
@@ -178,7 +172,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The statements of one scope.
-    fn body(&mut self, statements: &[Statement]) -> Result<(), PtxError> {
+    pub(super) fn body(&mut self, statements: &[Statement]) -> Result<(), PtxError> {
         self.names.open();
         for statement in statements {
             if let Statement::Label(name) = statement {
@@ -187,6 +181,15 @@ impl<'a> Lowering<'a> {
             }
             if let Statement::BranchTargets { name, labels } = statement {
                 let symbol = Symbol::Targets(labels.clone());
+                self.names.declare(name, symbol);
+            }
+            if let Statement::CallPrototype {
+                name,
+                returns,
+                parameters,
+            } = statement
+            {
+                let symbol = Symbol::Prototype(Signature::new(returns, parameters));
                 self.names.declare(name, symbol);
             }
         }
@@ -219,7 +222,7 @@ impl<'a> Lowering<'a> {
                 self.declare_variable(variable)
                     .map_err(|message| self.error(variable.line, message))?;
             }
-            Statement::BranchTargets { .. } => {}
+            Statement::BranchTargets { .. } | Statement::CallPrototype { .. } => {}
             Statement::Block(statements) => self.body(statements)?,
             Statement::Location([file, line, _]) => {
                 let files = &self.module.syntax.files;
@@ -239,7 +242,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn declare_variable(&mut self, variable: &Variable) -> Result<()> {
+    pub(super) fn declare_variable(&mut self, variable: &Variable) -> Result<()> {
         let place = |end: &mut u32| {
             let offset = end.next_multiple_of(variable.align.max(1) as u32);
             *end = offset + variable.bytes() as u32;
@@ -253,6 +256,10 @@ impl<'a> Lowering<'a> {
             syntax::Space::Shared => {
                 let offset = place(&mut self.static_shared);
                 (Space::Shared, Constant::Shared(offset))
+            }
+            syntax::Space::Local if self.calls.is_recursive() => {
+                let constant = self.calls.place_in_frame(variable);
+                (Space::Local, constant)
             }
             syntax::Space::Local | syntax::Space::Param => {
                 let offset = place(&mut self.local_bytes);
@@ -268,7 +275,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn new_label(&mut self) -> usize {
+    pub(super) fn new_label(&mut self) -> usize {
         self.labels.push(None);
         self.labels.len() - 1
     }
@@ -283,7 +290,8 @@ impl<'a> Lowering<'a> {
         };
         let first = self.code.len();
         match instruction.opcode.as_str() {
-            "call" | "call.uni" => self.call(instruction)?,
+            _ if is_call(instruction) => self.call(instruction)?,
+            "ret" | "ret.uni" => self.give_back(instruction.line),
             _ => {
                 let op = decode::decode(self, instruction)?;
                 self.push(instruction.line, op);
@@ -340,7 +348,12 @@ impl<'a> Lowering<'a> {
             None => match Special::parse(name) {
                 Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
                 Some(_) => Err(format!("`{name}` has a wrong size here")),
-                None => Err(format!("`{name}` is not declared")),
+                None => match self.module.functions.address(name) {
+                    Some(address) if wide && offset == 0 => {
+                        Ok(self.names.constant(Constant::Bits(address), true))
+                    }
+                    _ => Err(format!("`{name}` is not declared")),
+                },
             },
         }
     }
@@ -477,278 +490,6 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    // -- device functions --
-
-    /// `call (results), function, (arguments)`.
-    fn call(&mut self, instruction: &syntax::Instruction) -> Result<()> {
-        let (results, name, arguments) = match instruction.operands.as_slice() {
-            [Operand::Name(name)] => (&[][..], name, &[][..]),
-            [Operand::Name(name), Operand::List(arguments)] => (&[][..], name, &arguments[..]),
-            [
-                Operand::List(results),
-                Operand::Name(name),
-                Operand::List(arguments),
-            ] => (&results[..], name, &arguments[..]),
-            _ => return Err("calls through a pointer are not supported".into()),
-        };
-        let function = self.function(name)?;
-        let passed = self.hand_over(arguments, &function.parameters, true)?;
-        let returned = self.hand_over(results, &function.returns, false)?;
-        let line = instruction.line;
-        self.push(line, Op::Pass(passed));
-        self.push(line, Op::Call(function.label as u32));
-        self.push(line, Op::Pass(returned));
-        Ok(())
-    }
-
-    fn hand_over(
-        &mut self,
-        operands: &[Operand],
-        places: &[Place],
-        inward: bool,
-    ) -> Result<Vec<Passed>> {
-        if operands.len() != places.len() {
-            let (given, taken) = (operands.len(), places.len());
-            return Err(format!(
-                "{given} values are handed over where {taken} are taken"
-            ));
-        }
-        let mut passed = Vec::new();
-        for (operand, place) in operands.iter().zip(places) {
-            passed.push(self.pass(operand, *place, inward)?);
-        }
-        Ok(passed)
-    }
-
-    fn pass(&mut self, operand: &Operand, place: Place, inward: bool) -> Result<Passed> {
-        let ordered = |caller, callee| {
-            if inward {
-                (callee, caller)
-            } else {
-                (caller, callee)
-            }
-        };
-        if let Operand::Name(name) = operand
-            && let Some(Symbol::Variable {
-                space: Space::Local,
-                address: Constant::Bits(at),
-            }) = self.names.find(name)
-        {
-            let at = *at as u32;
-            return match place {
-                Place::Memory { offset, bytes } => {
-                    let (to, from) = ordered(at, offset);
-                    Ok(Passed::Memory { to, from, bytes })
-                }
-                Place::Register { slot, wide } => {
-                    let bytes = if wide { 8 } else { 4 };
-                    Ok(match inward {
-                        true => Passed::Load {
-                            to: slot,
-                            from: at,
-                            bytes,
-                        },
-                        false => Passed::Store {
-                            to: at,
-                            from: slot,
-                            bytes,
-                        },
-                    })
-                }
-                Place::Predicate(_) => Err(format!("`{name}` is not a predicate")),
-            };
-        }
-        match place {
-            Place::Predicate(index) => {
-                let (to, from) = ordered(self.predicate(operand)?, index);
-                Ok(Passed::Predicate { to, from })
-            }
-            Place::Register { slot, wide } => {
-                let bits = if wide { 64 } else { 32 };
-                let (to, from) = ordered(self.source_of_bits(operand, bits, false)?, slot);
-                Ok(Passed::Register { to, from, wide })
-            }
-            Place::Memory { offset, bytes } => {
-                let slot = self.source_of_bits(operand, bytes * 8, false)?;
-                Ok(match inward {
-                    true => Passed::Store {
-                        to: offset,
-                        from: slot,
-                        bytes,
-                    },
-                    false => Passed::Load {
-                        to: slot,
-                        from: offset,
-                        bytes,
-                    },
-                })
-            }
-        }
-    }
-
-    fn function(&mut self, name: &str) -> Result<Function> {
-        if let Some(function) = self.functions.get(name) {
-            return Ok(function.clone());
-        }
-        let syntax = self.syntax_of(name)?;
-        let label = self.new_label();
-        let scopes = self.names.enter_function();
-        self.names.open();
-        let mut names = Vec::new();
-        let mut places = |parameters: &[Parameter]| -> Result<Vec<Place>> {
-            parameters
-                .iter()
-                .map(|parameter| self.place(parameter, &mut names))
-                .collect()
-        };
-        let parameters = places(&syntax.parameters);
-        let returns = places(&syntax.returns);
-        self.names.leave_function(scopes);
-        let function = Function {
-            label,
-            parameters: parameters?,
-            returns: returns?,
-            names,
-        };
-        self.functions.insert(name.to_owned(), function.clone());
-        self.pending.push(name.to_owned());
-        Ok(function)
-    }
-
-    fn syntax_of(&self, name: &str) -> Result<&'a syntax::Function> {
-        let functions = &self.module.syntax.functions;
-        let found = functions
-            .iter()
-            .find(|function| function.name == name && function.body.is_some());
-        found.ok_or_else(|| match name {
-            "vprintf" => "printf is not supported: write to memory instead".to_owned(),
-            _ => format!("the function `{name}` is not defined in this module"),
-        })
-    }
-
-    fn place(&mut self, parameter: &Parameter, names: &mut Vec<(String, Symbol)>) -> Result<Place> {
-        let (name, place) = match parameter {
-            Parameter::Register { name, kind } => {
-                self.names.declare_register(name, kind)?;
-                let place = match self.names.find(name) {
-                    Some(Symbol::Register { slot, bits }) => Place::Register {
-                        slot: *slot,
-                        wide: *bits == 64,
-                    },
-                    Some(Symbol::Predicate(index)) => Place::Predicate(*index),
-                    _ => return Err(format!("`{name}` is not a register")),
-                };
-                (name, place)
-            }
-            Parameter::Memory(variable) => {
-                self.declare_variable(variable)?;
-                let place = match self.names.find(&variable.name) {
-                    Some(Symbol::Variable {
-                        address: Constant::Bits(offset),
-                        ..
-                    }) => Place::Memory {
-                        offset: *offset as u32,
-                        bytes: variable.bytes() as u32,
-                    },
-                    _ => return Err(format!("`{}` is not in memory", variable.name)),
-                };
-                (&variable.name, place)
-            }
-        };
-        if let Some(symbol) = self.names.find(name) {
-            names.push((name.clone(), symbol.clone()));
-        }
-        Ok(place)
-    }
-
-    /// Appends the code of every function that was called.
-    fn called_functions(&mut self) -> Result<(), PtxError> {
-        while let Some(name) = self.pending.pop() {
-            let function = self.functions[&name].clone();
-            let syntax = self
-                .syntax_of(&name)
-                .map_err(|message| self.error(self.line, message))?;
-            self.labels[function.label] = Some(self.code.len() as u32);
-            self.names.enter_function();
-            self.declare_module_again();
-            for (name, symbol) in function.names {
-                self.names.declare(&name, symbol);
-            }
-            self.source = None;
-            self.body(syntax.body.as_deref().unwrap_or_default())?;
-            self.push(syntax.line, Op::Return);
-        }
-        self.refuse_recursion()
-    }
-
-    /// Module variables for a function's body; shared ones keep their places.
-    fn declare_module_again(&mut self) {
-        self.names.open();
-        let mut end = 0;
-        for variable in &self.module.shared {
-            let address = match variable.count {
-                None => Constant::DynamicShared {
-                    align: variable.align.max(1) as u32,
-                    offset: 0,
-                },
-                Some(_) => {
-                    let offset = u32::next_multiple_of(end, variable.align.max(1) as u32);
-                    end = offset + variable.bytes() as u32;
-                    Constant::Shared(offset)
-                }
-            };
-            let space = Space::Shared;
-            self.names
-                .declare(&variable.name, Symbol::Variable { space, address });
-        }
-        for (name, address) in self.module.globals {
-            let symbol = Symbol::Variable {
-                space: Space::Global,
-                address: Constant::Bits(*address),
-            };
-            self.names.declare(name, symbol);
-        }
-    }
-
-    /// Registers of a function exist once, so it cannot call itself, directly or not.
-    fn refuse_recursion(&self) -> Result<(), PtxError> {
-        let mut starts: Vec<(u32, usize)> = self
-            .functions
-            .values()
-            .filter_map(|function| Some((self.labels[function.label]?, function.label)))
-            .collect();
-        starts.sort_unstable();
-        let owner = |pc: u32| {
-            let index = starts.partition_point(|(start, _)| *start <= pc);
-            index.checked_sub(1).map(|index| starts[index].1)
-        };
-        let calls: Vec<(usize, usize, u32)> = (0..)
-            .zip(&self.code)
-            .filter_map(|(pc, instruction)| match instruction.op {
-                Op::Call(label) => Some((owner(pc)?, label as usize, instruction.line)),
-                _ => None,
-            })
-            .collect();
-        for (from, to, line) in &calls {
-            let mut reached = vec![*to];
-            let mut next = 0;
-            while next < reached.len() {
-                let at = reached[next];
-                let further = calls.iter().filter(|call| call.0 == at).map(|call| call.1);
-                for label in further {
-                    if !reached.contains(&label) {
-                        reached.push(label);
-                    }
-                }
-                next += 1;
-            }
-            if reached.contains(from) {
-                return Err(self.error(*line, "recursion is not supported"));
-            }
-        }
-        Ok(())
-    }
-
     /// Replaces label numbers by positions.
     fn resolve_labels(&mut self) -> Result<(), PtxError> {
         let labels = &self.labels;
@@ -763,6 +504,9 @@ impl<'a> Lowering<'a> {
         for instruction in &mut self.code {
             let resolved = match &mut instruction.op {
                 Op::Branch(label) | Op::Call(label) => position(label),
+                Op::CallIndirect { functions, .. } => {
+                    functions.iter_mut().all(|(_, label)| position(label))
+                }
                 Op::BranchIndexed { targets, .. } => targets.iter_mut().all(position),
                 _ => true,
             };
@@ -798,6 +542,10 @@ fn moved(address: Constant, offset: i64) -> Constant {
         Constant::Shared(at) => Constant::Shared(at.wrapping_add_signed(offset as i32)),
         Constant::DynamicShared { align, offset: at } => Constant::DynamicShared {
             align,
+            offset: at.wrapping_add_signed(offset as i32),
+        },
+        Constant::Frame { frame, offset: at } => Constant::Frame {
+            frame,
             offset: at.wrapping_add_signed(offset as i32),
         },
     }

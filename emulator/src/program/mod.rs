@@ -1,6 +1,8 @@
 //! Modules: PTX text to kernels that can be run.
 
+mod calls;
 mod decode;
+mod functions;
 pub(crate) mod kernel;
 mod lower;
 mod names;
@@ -11,6 +13,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use kernel::{Kernel, KernelParameter};
+
+use functions::Functions;
+use lower::ModuleNames;
 
 use crate::memory::{AddressSpace, MemoryError, Place};
 use crate::options::Options;
@@ -52,12 +57,13 @@ impl Module {
             .iter()
             .map(|(name, (address, _))| (name.clone(), *address))
             .collect();
-        let names = lower::ModuleNames {
+        let names = ModuleNames {
             source: text,
             text: text.into(),
             syntax: &syntax,
             globals: &addresses,
             approximation: options.approximation,
+            functions: Functions::new(&syntax),
             shared: variables(&syntax, |space| space == Space::Shared).collect(),
         };
         let (mut kernels, mut errors) = (HashMap::new(), Vec::new());
@@ -67,7 +73,7 @@ impl Module {
                 Err(error) => errors.push(error),
             }
         }
-        if let Err(error) = initialise(&syntax, text, &globals, space) {
+        if let Err(error) = initialise(&names, &globals, space) {
             errors.push(error);
         }
         let module = Module { kernels, globals };
@@ -136,23 +142,27 @@ fn allocate(
 }
 
 fn initialise(
-    syntax: &syntax::Module,
-    text: &str,
+    names: &ModuleNames<'_>,
     globals: &HashMap<String, (u64, usize)>,
     space: &AddressSpace,
 ) -> Result<(), PtxError> {
-    for variable in variables(syntax, |it| it != Space::Shared) {
-        let fail = |message: String| PtxError::new(text, variable.line, message);
+    for variable in variables(names.syntax, |it| it != Space::Shared) {
+        let fail = |message: String| PtxError::new(names.source, variable.line, message);
         let Some((address, _)) = globals.get(&variable.name) else {
             continue;
         };
         for (index, initial) in variable.initial.iter().enumerate() {
             let value = match initial {
                 Initial::Bits(bits) => *bits,
-                Initial::Address { name, offset, .. } => match globals.get(name) {
-                    Some((address, _)) => address.wrapping_add_signed(*offset),
-                    None => return Err(fail(format!("`{name}` is not a variable in memory"))),
-                },
+                Initial::Address { name, offset, .. } => {
+                    let variable = globals.get(name).map(|(address, _)| *address);
+                    let address = variable.or_else(|| names.functions.address(name));
+                    let Some(address) = address else {
+                        let message = format!("`{name}` is neither in memory nor a function");
+                        return Err(fail(message));
+                    };
+                    address.wrapping_add_signed(*offset)
+                }
             };
             let at = address + (index * variable.element) as u64;
             let bytes = &value.to_le_bytes()[..variable.element.min(8)];

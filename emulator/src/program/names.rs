@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::calls::Signature;
 use super::kernel::{Constant, Special};
 use crate::machine::registers::Slot;
 use crate::program::op::Space;
@@ -24,6 +25,8 @@ pub(crate) enum Symbol {
     Label(usize),
     /// The labels of a `brx.idx`.
     Targets(Vec<String>),
+    /// What functions look like that a pointer may point to.
+    Prototype(Signature),
 }
 
 /// Scopes from the outermost in, and the registers given out.
@@ -31,6 +34,8 @@ pub(crate) enum Symbol {
 pub(crate) struct Names {
     scopes: Vec<HashMap<String, Symbol>>,
     planes: u32,
+    /// All registers in the order of their slots, and whether wide.
+    registers: Vec<(Slot, bool)>,
     predicates: u32,
     constants: HashMap<(Constant, bool), Slot>,
     specials: HashMap<Special, Slot>,
@@ -45,13 +50,9 @@ impl Names {
         self.scopes.pop();
     }
 
-    /// Leaves all scopes for a while: another function begins.
-    pub(crate) fn enter_function(&mut self) -> Vec<HashMap<String, Symbol>> {
-        std::mem::take(&mut self.scopes)
-    }
-
-    pub(crate) fn leave_function(&mut self, scopes: Vec<HashMap<String, Symbol>>) {
-        self.scopes = scopes;
+    /// Leaves all scopes: another function begins.
+    pub(crate) fn enter_function(&mut self) {
+        self.scopes.clear();
     }
 
     pub(crate) fn declare(&mut self, name: &str, symbol: Symbol) {
@@ -83,9 +84,20 @@ impl Names {
         Ok(())
     }
 
+    /// The registers given out, and whether wide.
+    pub(crate) fn registers(&self) -> &[(Slot, bool)] {
+        &self.registers
+    }
+
+    /// How many predicates were given out.
+    pub(crate) fn predicates(&self) -> u32 {
+        self.predicates
+    }
+
     pub(crate) fn new_register(&mut self, wide: bool) -> Slot {
         let slot = self.planes;
         self.planes += 1 + u32::from(wide);
+        self.registers.push((slot, wide));
         slot
     }
 

@@ -3,6 +3,7 @@
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
 use crate::numerics::fragment::Kind;
+use crate::numerics::warp_matrix::{Fragment, Product};
 
 /// One instruction of a kernel's code.
 pub(crate) struct Instruction {
@@ -45,13 +46,8 @@ pub(crate) enum Op {
     },
     /// `setp`.
     SetPredicate(SetPredicate),
-    /// `set`: `truth` or 0.
-    Set {
-        compare: Compare,
-        to: Slot,
-        sources: [Slot; 2],
-        truth: u32,
-    },
+    /// `set`.
+    Set(Set),
     /// `selp`: the first source where the predicate is true. What is not chosen may be undefined.
     Select {
         to: Slot,
@@ -97,9 +93,17 @@ pub(crate) enum Op {
         targets: Vec<u32>,
     },
     Call(u32),
+    /// A call through a pointer: addresses of functions and where they begin.
+    CallIndirect {
+        target: Slot,
+        functions: Vec<(u64, u32)>,
+    },
+    /// Begins a function that may run already: saves what it would overwrite.
+    Enter(u32),
     /// Copies arguments or results of a call.
     Pass(Vec<Passed>),
-    Return,
+    /// Back to the caller, with what [`Op::Enter`] saved for this frame.
+    Return(Option<u32>),
     Exit,
     Trap,
     Barrier(Barrier),
@@ -119,6 +123,8 @@ pub(crate) enum Op {
         from: Slot,
     },
     Multiply(Multiply),
+    MoveFragment(MoveFragment),
+    MultiplyFragments(MultiplyFragments),
     Clock {
         to: Slot,
         wide: bool,
@@ -165,8 +171,19 @@ pub(crate) struct SetPredicate {
     pub(crate) compare: Compare,
     pub(crate) sources: [Slot; 2],
     pub(crate) to: Option<Slot>,
-    /// Gets the combination of the negated comparison.
-    pub(crate) negated_to: Option<Slot>,
+    /// Gets the combination of what `second` compares, or else of the negated comparison.
+    pub(crate) second_to: Option<Slot>,
+    /// The comparison of the high halves, where `compare` is that of the low ones.
+    pub(crate) second: Option<Compare>,
+    pub(crate) combine: Option<(Combine, PredicateSource)>,
+}
+
+/// `set`: bits for true, or 0.
+pub(crate) struct Set {
+    /// Each comparison and the bits that it sets: one, or one for each half.
+    pub(crate) compares: Vec<(Compare, u32)>,
+    pub(crate) sources: [Slot; 2],
+    pub(crate) to: Slot,
     pub(crate) combine: Option<(Combine, PredicateSource)>,
 }
 
@@ -367,6 +384,28 @@ pub(crate) struct LoadMatrix {
 pub(crate) struct Multiply {
     /// `None` for m8n8k4 of f64.
     pub(crate) kind: Option<Kind>,
+    pub(crate) d: Vec<Slot>,
+    pub(crate) a: Vec<Slot>,
+    pub(crate) b: Vec<Slot>,
+    pub(crate) c: Vec<Slot>,
+}
+
+/// `wmma.load` and `wmma.store`.
+pub(crate) struct MoveFragment {
+    pub(crate) store: bool,
+    pub(crate) space: Space,
+    pub(crate) address: Address,
+    /// Elements from one row, or column, to the next one's.
+    pub(crate) stride: Slot,
+    /// Whether the elements of a row lie side by side in memory, rather than those of a column.
+    pub(crate) row_major: bool,
+    pub(crate) fragment: Fragment,
+    pub(crate) registers: Vec<Slot>,
+}
+
+/// `wmma.mma`.
+pub(crate) struct MultiplyFragments {
+    pub(crate) product: Product,
     pub(crate) d: Vec<Slot>,
     pub(crate) a: Vec<Slot>,
     pub(crate) b: Vec<Slot>,

@@ -361,6 +361,10 @@ impl Parser<'_> {
     }
 
     fn label(&mut self, name: String, into: &mut Vec<Statement>) -> Result<()> {
+        if self.accept_word(".callprototype") {
+            into.push(self.prototype(name)?);
+            return Ok(());
+        }
         if !self.accept_word(".branchtargets") {
             into.push(Statement::Label(name));
             return Ok(());
@@ -372,6 +376,26 @@ impl Parser<'_> {
         self.expect(';')?;
         into.push(Statement::BranchTargets { name, labels });
         Ok(())
+    }
+
+    /// `(.param .b32 _) _ (.param .b32 _);`
+    fn prototype(&mut self, name: String) -> Result<Statement> {
+        let returns = match self.accept('(') {
+            true => self.parameters()?,
+            false => Vec::new(),
+        };
+        self.word("`_`")?;
+        let parameters = match self.accept('(') {
+            true => self.parameters()?,
+            false => Vec::new(),
+        };
+        self.accept_word(".noreturn");
+        self.expect(';')?;
+        Ok(Statement::CallPrototype {
+            name,
+            returns,
+            parameters,
+        })
     }
 
     fn registers(&mut self) -> Result<Statement> {

@@ -94,6 +94,12 @@ pub(crate) enum Statement {
         name: String,
         labels: Vec<String>,
     },
+    /// What the functions look like that an indirect call may call.
+    CallPrototype {
+        name: String,
+        returns: Vec<Parameter>,
+        parameters: Vec<Parameter>,
+    },
     Block(Vec<Statement>),
     /// File, line and column of what follows.
     Location([u64; 3]),

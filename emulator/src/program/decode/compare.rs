@@ -2,9 +2,10 @@
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compare, Compute, compare, lanes};
+use crate::machine::registers::Slot;
 use crate::numerics::compare::{Class, Comparison};
-use crate::numerics::half_precision::{Bf16, F16, Half};
-use crate::program::op::{Combine, Op, SetPredicate};
+use crate::numerics::half_precision::{self as half, Bf16, F16, Half};
+use crate::program::op::{Combine, Op, PredicateSource, Set, SetPredicate};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
@@ -35,18 +36,21 @@ const COMBINES: [(&str, Combine); 3] = [
     ("xor", Combine::Xor),
 ];
 
-/// The comparison of two lanes as a type sees them. `$see` turns a lane into that type.
+/// The comparison of two lanes as a type sees them. `$see` turns a lane into that type. Each
+/// relation has code of its own, so that its loop over the lanes vectorises.
 macro_rules! by_comparison {
     ($comparison:expr, $L:ty, $see:expr) => {
-        by_comparison!(@one $comparison, $L, $see,
+        by_comparison!(
+            @among $comparison, $L, $see,
             Equal NotEqual Less LessOrEqual Greater GreaterOrEqual
             EqualOrUnordered NotEqualOrUnordered LessOrUnordered LessOrEqualOrUnordered
-            GreaterOrUnordered GreaterOrEqualOrUnordered Ordered Unordered)
+            GreaterOrUnordered GreaterOrEqualOrUnordered Ordered Unordered
+        )
     };
-    (@one $comparison:expr, $L:ty, $see:expr, $($which:ident)+) => {
+    (@among $comparison:expr, $L:ty, $see:expr, $($name:ident)+) => {
         match $comparison {
-            $(Comparison::$which => {
-                compare!(|a: $L, b: $L| Comparison::$which.holds($see(a), $see(b)))
+            $(Comparison::$name => {
+                compare!(|a: $L, b: $L| Comparison::$name.holds($see(a), $see(b)))
             })+
         }
     };
@@ -77,11 +81,19 @@ fn f16(a: u32) -> f32 {
 }
 
 #[inline(always)]
+fn flushed_f16(a: u32) -> f32 {
+    F16::widen(half::flush::<F16>(a as u16))
+}
+
+#[inline(always)]
 fn bf16(a: u32) -> f32 {
     Bf16::widen(a as u16)
 }
 
-impl Decoding<'_, '_, '_> {
+/// What a comparison is combined with.
+type Combined = Option<(Combine, PredicateSource)>;
+
+impl<'i> Decoding<'_, '_, 'i> {
     pub(super) fn comparison(&mut self) -> Result<Op> {
         match self.opcode.name {
             "setp" => self.set_predicate(),
@@ -98,45 +110,52 @@ impl Decoding<'_, '_, '_> {
         let flush = self.opcode.take("ftz");
         let kind = self.opcode.kind()?;
         let compare = self.compare(comparison, kind, flush)?;
-        let [to, a, b] = match combine {
-            Some(_) => {
-                let [to, a, b, _] = self.exactly()?;
-                [to, a, b]
-            }
-            None => self.exactly()?,
-        };
-        let sources = [
-            self.lowering.source(a, kind)?,
-            self.lowering.source(b, kind)?,
-        ];
-        let (to, negated_to) = match to {
-            Operand::Pair(to, negated) => (&**to, Some(&**negated)),
+        let second = self.compare_high(comparison, kind, flush);
+        let (to, sources, combine) = self.compared(kind, combine)?;
+        let (to, second_to) = match to {
+            Operand::Pair(to, second) => (&**to, Some(&**second)),
             to => (to, None),
         };
         let predicate = |operand: &Operand| match operand {
             Operand::Name(name) if name == "_" => Ok(None),
             other => self.lowering.predicate(other).map(Some),
         };
-        let (to, negated_to) = (
+        let (to, second_to) = (
             predicate(to)?,
-            negated_to.map(predicate).transpose()?.flatten(),
+            second_to.map(predicate).transpose()?.flatten(),
         );
-        let combine = match combine {
-            Some(combine) => {
-                let with = self.lowering.predicate_source(&self.operands[3])?;
-                Some((combine, with))
-            }
-            None => None,
-        };
         Ok(Op::SetPredicate(SetPredicate {
             compare,
             sources,
             to,
-            negated_to,
+            second_to,
+            second,
             combine,
         }))
     }
 
+    /// The destination, the sources, and what the comparison is combined with.
+    fn compared(
+        &mut self,
+        kind: Type,
+        combine: Option<Combine>,
+    ) -> Result<(&'i Operand, [Slot; 2], Combined)> {
+        let ([to, a, b], combine) = match combine {
+            None => (self.exactly()?, None),
+            Some(combine) => {
+                let [to, a, b, with] = self.exactly()?;
+                let with = self.lowering.predicate_source(with)?;
+                ([to, a, b], Some((combine, with)))
+            }
+        };
+        let sources = [
+            self.lowering.source(a, kind)?,
+            self.lowering.source(b, kind)?,
+        ];
+        Ok((to, sources, combine))
+    }
+
+    /// The comparison of two registers, or of their low halves.
     fn compare(&self, comparison: Comparison, kind: Type, flush: bool) -> Result<Compare> {
         Ok(match kind {
             Type::U16 | Type::B16 => by_comparison!(comparison, u32, |a| a as u16),
@@ -148,38 +167,45 @@ impl Decoding<'_, '_, '_> {
             Type::F32 if flush => by_comparison!(comparison, u32, flushed),
             Type::F32 => by_comparison!(comparison, u32, f32::from_bits),
             Type::F64 => by_comparison!(comparison, u64, f64::from_bits),
-            Type::F16 => by_comparison!(comparison, u32, f16),
-            Type::BF16 => by_comparison!(comparison, u32, bf16),
+            Type::F16 | Type::F16x2 if flush => by_comparison!(comparison, u32, flushed_f16),
+            Type::F16 | Type::F16x2 => by_comparison!(comparison, u32, f16),
+            Type::BF16 | Type::BF16x2 => by_comparison!(comparison, u32, bf16),
             _ => return self.opcode.wrong_type(kind),
         })
     }
 
-    /// `set`: all ones or zero, or 1.0 or 0.0.
+    /// The comparison of the high halves of two registers, for types that have them.
+    fn compare_high(&self, comparison: Comparison, kind: Type, flush: bool) -> Option<Compare> {
+        Some(match kind {
+            Type::F16x2 if flush => by_comparison!(comparison, u32, |a| flushed_f16(a >> 16)),
+            Type::F16x2 => by_comparison!(comparison, u32, |a| f16(a >> 16)),
+            Type::BF16x2 => by_comparison!(comparison, u32, |a| bf16(a >> 16)),
+            _ => return None,
+        })
+    }
+
+    /// `set`: all ones or zero, or 1.0 or 0.0, for each half where there are two.
     fn set(&mut self) -> Result<Op> {
         let comparison = self.opcode.choose(&COMPARISONS)?;
         let combine = self.opcode.take_any(&COMBINES);
         let flush = self.opcode.take("ftz");
         let (result, kind) = (self.opcode.kind()?, self.opcode.kind()?);
-        if combine.is_some() {
-            return self.opcode.wrong_type(kind);
-        }
-        let compare = self.compare(comparison, kind, flush)?;
-        let [to, a, b] = self.exactly()?;
-        let truth = match result {
-            Type::F32 => 1f32.to_bits(),
-            Type::U32 | Type::S32 | Type::B32 => u32::MAX,
-            Type::U16 | Type::S16 => 0xffff,
-            _ => return self.opcode.wrong_type(result),
+        let low = self.compare(comparison, kind, flush)?;
+        let high = self.compare_high(comparison, kind, flush);
+        let Some(truth) = truth(result, kind) else {
+            return self.opcode.wrong_type(result);
         };
-        Ok(Op::Set {
-            compare,
+        let compares = match high {
+            None => vec![(low, truth)],
+            Some(high) => vec![(low, truth & 0xffff), (high, truth & 0xffff_0000)],
+        };
+        let (to, sources, combine) = self.compared(kind, combine)?;
+        Ok(Op::Set(Set {
+            compares,
+            sources,
             to: self.lowering.destination(to, result)?,
-            sources: [
-                self.lowering.source(a, kind)?,
-                self.lowering.source(b, kind)?,
-            ],
-            truth,
-        })
+            combine,
+        }))
     }
 
     /// `testp`: the class of a number.
@@ -204,7 +230,8 @@ impl Decoding<'_, '_, '_> {
             compare,
             sources: [from, from],
             to: Some(self.lowering.predicate(to)?),
-            negated_to: None,
+            second_to: None,
+            second: None,
             combine: None,
         }))
     }
@@ -251,4 +278,20 @@ impl Decoding<'_, '_, '_> {
         };
         self.compute_of(compute, &[kind, kind, kind, sign], 0, 0)
     }
+}
+
+/// What `set` gives for true.
+fn truth(result: Type, kind: Type) -> Option<u32> {
+    let packed = matches!(kind, Type::F16x2 | Type::BF16x2);
+    Some(match result {
+        Type::U32 | Type::S32 | Type::B32 => u32::MAX,
+        Type::F16x2 if kind == Type::F16x2 => 0x3c00_3c00,
+        Type::BF16x2 if kind == Type::BF16x2 => 0x3f80_3f80,
+        _ if packed => return None,
+        Type::F32 => 1f32.to_bits(),
+        Type::F16 => 0x3c00,
+        Type::BF16 => 0x3f80,
+        Type::U16 | Type::S16 => 0xffff,
+        _ => return None,
+    })
 }

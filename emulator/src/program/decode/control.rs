@@ -1,4 +1,5 @@
-//! Control flow (PTX ISA 9.7.12). Calls are lowered with the functions that they call.
+//! Control flow (PTX ISA 9.7.12). Calls and returns are lowered with
+//! the functions that they belong to.
 
 use super::{Decoding, Result};
 use crate::program::op::Op;
@@ -21,7 +22,6 @@ impl Decoding<'_, '_, '_> {
                     targets: self.lowering.targets(targets)?,
                 })
             }
-            "ret" => Ok(Op::Return),
             "exit" => Ok(Op::Exit),
             "trap" | "brkpt" => Ok(Op::Trap),
             "nanosleep" => {

@@ -16,6 +16,7 @@ impl Decoding<'_, '_, '_> {
         }
         match self.opcode.name {
             "ldmatrix" => self.load_matrix(),
+            "wmma" => self.warp_matrix(),
             "movmatrix" => {
                 self.opcode.choose(&[("trans", ())])?;
                 self.opcode.choose(&[("m8n8", ())])?;
@@ -50,7 +51,7 @@ impl Decoding<'_, '_, '_> {
     }
 
     /// The registers of a vector, or a single one.
-    fn registers_of(&mut self, operand: &Operand, kind: Type) -> Result<Vec<Slot>> {
+    pub(super) fn registers_of(&mut self, operand: &Operand, kind: Type) -> Result<Vec<Slot>> {
         match operand {
             Operand::Vector(parts) => {
                 let slots = parts.iter().map(|it| self.lowering.destination(it, kind));
@@ -61,7 +62,7 @@ impl Decoding<'_, '_, '_> {
     }
 
     /// As [`Decoding::registers_of`], for sources, which may be numbers.
-    fn sources_of(&mut self, operand: &Operand, kind: Type) -> Result<Vec<Slot>> {
+    pub(super) fn sources_of(&mut self, operand: &Operand, kind: Type) -> Result<Vec<Slot>> {
         match operand {
             Operand::Vector(parts) => {
                 let slots = parts.iter().map(|it| self.lowering.source(it, kind));

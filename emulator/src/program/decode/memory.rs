@@ -7,7 +7,7 @@ use crate::program::op::{Access, Atomic, Op, Scope, Space, Strength, Target};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
-const SPACES: [(&str, Space); 9] = [
+pub(super) const SPACES: [(&str, Space); 9] = [
     ("global", Space::Global),
     ("const", Space::Global),
     ("shared", Space::Shared),

@@ -12,10 +12,11 @@ mod float;
 mod half;
 mod logic;
 mod matrix;
-
 mod memory;
 mod moves;
+mod simd_video;
 mod warp;
+mod warp_matrix;
 
 use super::lower::Lowering;
 use super::op::Op;
@@ -58,18 +59,18 @@ impl<'i> Decoding<'_, '_, 'i> {
             | "bfind" | "brev" | "popc" | "clz" | "lop3" | "prmt" | "fns" | "bmsk" | "szext" => {
                 self.logic()
             }
+            "vadd2" | "vsub2" | "vavrg2" | "vabsdiff2" | "vmin2" | "vmax2" | "vset2" | "vadd4"
+            | "vsub4" | "vavrg4" | "vabsdiff4" | "vmin4" | "vmax4" | "vset4" => self.simd_video(),
             "setp" | "set" | "selp" | "slct" | "testp" => self.comparison(),
             "mov" | "cvta" | "isspacep" => self.moves(),
             "cvt" => self.conversion(),
             "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "applypriority"
             | "discard" | "createpolicy" => self.memory(),
             "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(),
-            "bra" | "brx" | "ret" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => {
-                self.control()
-            }
+            "bra" | "brx" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => self.control(),
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
             "cp" => self.asynchronous(),
-            "ldmatrix" | "movmatrix" | "mma" => self.matrix(),
+            "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
             other => Err(format!("the instruction `{other}` is not supported")),
         }
     }

@@ -1,0 +1,182 @@
+//! Calls of functions: through pointers, and of functions that run already.
+//!
+//! A function's registers exist once a lane. One that can be called while it runs saves them when
+//! it begins and restores them when it returns, lane by lane; its local variables move up a stack
+//! behind the lane's other local memory.
+
+use super::cta::Cta;
+use super::lanes::each_bit;
+use super::registers::{LANES, SavedLane, Slot, lanes_of};
+use super::step::Flow;
+use super::warp::{Fragment, Warp};
+use crate::program::kernel::Frame;
+use crate::report::{Fault, Kind};
+
+/// How deep calls of functions that run already may nest.
+const DEEPEST: usize = 1024;
+
+/// What the lanes of a warp saved, the latest call last.
+pub(crate) type Saved = [Vec<SavedFrame>; LANES];
+
+/// What one lane saved when a function began.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedFrame {
+    registers: SavedLane,
+    memory: Vec<u8>,
+    written: Vec<bool>,
+    /// Where the stack ends since.
+    stack: u32,
+}
+
+impl Cta<'_> {
+    /// Begins a function that may run already.
+    pub(super) fn enter(
+        &mut self,
+        warp: &mut Warp,
+        frame: u32,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let kernel = self.grid.kernel;
+        let frame = &kernel.frames[frame as usize];
+        for lane in lanes_of(mask) {
+            let depth = warp.saved[lane].len();
+            let last = warp.saved[lane].last();
+            let stack = last.map_or(kernel.static_local, |saved| saved.stack);
+            let grown = stack + frame.local_bytes;
+            if depth == DEEPEST || grown > kernel.local_bytes {
+                return Err(too_deep(frame, lane, depth, kernel.local_bytes - stack));
+            }
+            let saved = self.saved_frame(warp, frame, lane, grown);
+            warp.saved[lane].push(saved);
+            for (slot, offset, wide) in &frame.addresses {
+                let address = u64::from(stack + offset);
+                warp.registers.set_lane(*slot, *wide, lane, address);
+            }
+        }
+        Ok(())
+    }
+
+    fn saved_frame(&self, warp: &Warp, frame: &Frame, lane: usize, stack: u32) -> SavedFrame {
+        let (at, count) = self.memory_of(warp, frame, lane);
+        let mut memory = vec![0; count];
+        self.local.data.read(at, &mut memory);
+        let written = (at..at + count).map(|at| self.local.initialised.all(at, 1));
+        SavedFrame {
+            registers: warp
+                .registers
+                .save(&frame.registers, frame.predicates.clone(), lane),
+            memory,
+            written: written.collect(),
+            stack,
+        }
+    }
+
+    /// Restores what the lanes saved that return.
+    fn leave(&mut self, warp: &mut Warp, frame: u32, mask: u32) {
+        let frame = &self.grid.kernel.frames[frame as usize];
+        for lane in lanes_of(mask) {
+            let Some(saved) = warp.saved[lane].pop() else {
+                continue;
+            };
+            let (at, _) = self.memory_of(warp, frame, lane);
+            self.local.data.write(at, &saved.memory);
+            for (offset, written) in saved.written.iter().enumerate() {
+                if *written {
+                    self.local.initialised.set(at + offset, 1);
+                }
+            }
+            let predicates = frame.predicates.clone();
+            warp.registers
+                .restore(&frame.registers, predicates, lane, &saved.registers);
+        }
+    }
+
+    /// Where a lane's copy of a frame's memory begins, and its length.
+    fn memory_of(&self, warp: &Warp, frame: &Frame, lane: usize) -> (usize, usize) {
+        let thread = (warp.index * LANES + lane) * self.local_stride;
+        (thread + frame.memory.start as usize, frame.memory.len())
+    }
+
+    /// A call through a pointer: each lane goes where its own points to.
+    pub(super) fn call_indirect(
+        &mut self,
+        warp: &mut Warp,
+        fragment: usize,
+        target: Slot,
+        functions: &[(u64, u32)],
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        self.need(warp, target, mask)?;
+        let addresses = *warp.registers.wide(target);
+        let is_known = |address| functions.iter().any(|(known, _)| *known == address);
+        if let Some(lane) = lanes_of(mask).find(|lane| !is_known(addresses[*lane])) {
+            let address = addresses[lane];
+            let message = format!(
+                "{address:#x} is called, which is not the address of one of the {} functions \
+                 that fit the call's prototype",
+                functions.len()
+            );
+            return Err(Fault::new(Kind::InvalidArgument, lane, message));
+        }
+        let back = warp.fragments[fragment].pc + 1;
+        for (address, begin) in functions {
+            let going = each_bit(|lane| addresses[lane] == *address) & mask;
+            if going != 0 {
+                let called = warp.split(fragment, going, *begin);
+                warp.fragments[called].calls.push(back);
+            }
+        }
+        warp.fragments[fragment].pc = back;
+        warp.fragments.retain(|fragment| fragment.mask != 0);
+        Ok(Flow::Changed)
+    }
+
+    /// Returns from a function, or ends an entry.
+    pub(super) fn give_back(
+        &mut self,
+        warp: &mut Warp,
+        fragment: usize,
+        frame: Option<u32>,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        let Fragment {
+            mask: all, calls, ..
+        } = &warp.fragments[fragment];
+        let all = *all;
+        let Some(back) = calls.last().copied() else {
+            // An entry that returns has ended.
+            return self.exit(warp, fragment, mask);
+        };
+        if let Some(frame) = frame {
+            self.leave(warp, frame, mask);
+        }
+        let returning = match mask == all {
+            true => fragment,
+            false => {
+                warp.fragments[fragment].pc += 1;
+                warp.split(fragment, mask, back)
+            }
+        };
+        warp.fragments[returning].calls.pop();
+        warp.fragments[returning].pc = back;
+        Ok(Flow::Changed)
+    }
+}
+
+fn too_deep(frame: &Frame, lane: usize, depth: usize, left: u32) -> Box<Fault> {
+    let Frame {
+        function,
+        local_bytes,
+        ..
+    } = frame;
+    let message = match depth == DEEPEST {
+        true => {
+            format!("calls of `{function}` and others nest {depth} deep, the most there can be")
+        }
+        false => format!(
+            "a call of `{function}`, {depth} deep, needs {local_bytes} bytes for its local \
+             variables, and {left} are left"
+        ),
+    };
+    Fault::new(Kind::OutOfBounds, lane, message)
+}

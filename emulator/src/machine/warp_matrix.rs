@@ -1,0 +1,151 @@
+//! What a warp does with matrices in opaque fragments: `wmma`.
+
+use super::access::{Addresses, Touch};
+use super::cta::Cta;
+use super::registers::{LANES, Slot, lanes_of};
+use super::step::Flow;
+use super::warp::Warp;
+use crate::memory::Block;
+use crate::program::op::{MoveFragment, MultiplyFragments};
+use crate::report::Fault;
+
+impl Cta<'_> {
+    /// `wmma.load` and `wmma.store`: each lane accesses the elements that its registers hold.
+    pub(super) fn move_fragment(
+        &mut self,
+        warp: &mut Warp,
+        moved: &MoveFragment,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        if let Some(flow) = self.gather_warp(warp, mask)? {
+            return Ok(flow);
+        }
+        let base = self.addresses(warp, &moved.address, mask)?;
+        self.need(warp, moved.stride, mask)?;
+        let stride = *warp.registers.narrow(moved.stride);
+        let fragment = moved.fragment;
+        let bytes = fragment.element.bytes();
+        for (register, slot) in moved.registers.iter().enumerate() {
+            let mut words = match moved.store {
+                true => {
+                    self.need(warp, *slot, mask)?;
+                    *warp.registers.narrow(*slot)
+                }
+                false => [0; LANES],
+            };
+            for part in 0..fragment.element.per_register() {
+                let addresses: Addresses = std::array::from_fn(|lane| {
+                    let (row, column) = fragment.position(lane, register, part);
+                    let stride = stride[lane] as usize;
+                    let index = match moved.row_major {
+                        true => row * stride + column,
+                        false => column * stride + row,
+                    };
+                    base[lane].wrapping_add((index * bytes) as u64)
+                });
+                let shift = 8 * bytes * part;
+                match moved.store {
+                    true => {
+                        let elements = words.map(|word| word >> shift);
+                        self.store_elements(warp, moved, &addresses, &elements, mask)?;
+                    }
+                    false => {
+                        let elements = self.load_elements(warp, moved, &addresses, mask)?;
+                        for (word, element) in words.iter_mut().zip(elements) {
+                            *word |= element << shift;
+                        }
+                    }
+                }
+            }
+            if !moved.store {
+                warp.registers.set_narrow(*slot, mask, &words);
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    fn load_elements(
+        &mut self,
+        warp: &Warp,
+        moved: &MoveFragment,
+        addresses: &Addresses,
+        mask: u32,
+    ) -> Result<[u32; LANES], Box<Fault>> {
+        let bytes = moved.fragment.element.bytes();
+        let touch = Touch::new(bytes, true, false, self.pc);
+        let mut elements = [0; LANES];
+        let mut rest = mask;
+        while rest != 0 {
+            let (home, lanes) = self.home(moved.space, addresses, rest, bytes)?;
+            let offsets = self.offsets(home, addresses, warp.index);
+            self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
+            let data = self.data(home);
+            for lane in lanes_of(lanes) {
+                let mut element = [0; 4];
+                data.read(offsets[lane] as usize, &mut element[..bytes]);
+                elements[lane] = u32::from_le_bytes(element);
+            }
+            rest &= !lanes;
+        }
+        Ok(elements)
+    }
+
+    fn store_elements(
+        &mut self,
+        warp: &Warp,
+        moved: &MoveFragment,
+        addresses: &Addresses,
+        elements: &[u32; LANES],
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let bytes = moved.fragment.element.bytes();
+        let touch = Touch::new(bytes, false, true, self.pc);
+        self.progress();
+        let mut rest = mask;
+        while rest != 0 {
+            let (home, lanes) = self.home(moved.space, addresses, rest, bytes)?;
+            let offsets = self.offsets(home, addresses, warp.index);
+            let changes = |data: &Block, lane: usize| {
+                let mut now = [0; 4];
+                data.read(offsets[lane] as usize, &mut now[..bytes]);
+                now[..bytes] != elements[lane].to_le_bytes()[..bytes]
+            };
+            self.check(warp, home, &offsets, lanes, touch, &|data, lane, _| {
+                changes(data, lane)
+            })?;
+            let data = self.data(home);
+            for lane in lanes_of(lanes) {
+                let element = elements[lane].to_le_bytes();
+                data.write(offsets[lane] as usize, &element[..bytes]);
+            }
+            rest &= !lanes;
+        }
+        Ok(())
+    }
+
+    /// `wmma.mma`.
+    pub(super) fn multiply_fragments(
+        &mut self,
+        warp: &mut Warp,
+        multiply: &MultiplyFragments,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        if let Some(flow) = self.gather_warp(warp, mask)? {
+            return Ok(flow);
+        }
+        let sources = [&multiply.a, &multiply.b, &multiply.c];
+        for slot in sources.into_iter().flatten() {
+            self.need(warp, *slot, mask)?;
+        }
+        let planes = |slots: &Vec<Slot>| -> Vec<[u32; LANES]> {
+            let planes = slots.iter().map(|slot| *warp.registers.narrow(*slot));
+            planes.collect()
+        };
+        let [a, b, c] = sources.map(planes);
+        let d = multiply.product.multiply(&a, &b, &c);
+        for (slot, value) in multiply.d.iter().zip(&d) {
+            warp.registers.set_narrow(*slot, mask, value);
+        }
+        Ok(Flow::Next)
+    }
+}

@@ -1,0 +1,170 @@
+//! What a module's functions are known by: their addresses, and who calls whom.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::ptx::syntax::{self, Initial, Operand, Statement};
+
+/// Where the addresses of functions begin: beyond the windows of generic memory.
+const ADDRESSES: u64 = 3 << 40;
+
+/// Bytes from one function's address to the next one's.
+const SPACING: u64 = 16;
+
+/// The functions of a module.
+pub(crate) struct Functions<'a> {
+    by_name: HashMap<&'a str, Known<'a>>,
+}
+
+struct Known<'a> {
+    address: u64,
+    syntax: &'a syntax::Function,
+    /// Whether its address is taken, so that calls through pointers may come to it.
+    is_pointed_to: bool,
+    /// Whether it can be called while it runs.
+    is_recursive: bool,
+}
+
+impl<'a> Functions<'a> {
+    pub(crate) fn new(module: &'a syntax::Module) -> Functions<'a> {
+        let defined = module.functions.iter().filter(|function| !function.entry);
+        let defined = defined.filter(|function| function.body.is_some());
+        let by_name = (0..).zip(defined).map(|(index, syntax)| {
+            let known = Known {
+                address: ADDRESSES + index * SPACING,
+                syntax,
+                is_pointed_to: false,
+                is_recursive: false,
+            };
+            (syntax.name.as_str(), known)
+        });
+        let mut functions = Functions {
+            by_name: by_name.collect(),
+        };
+        functions.find_pointers(module);
+        functions.find_recursion();
+        functions
+    }
+
+    /// The function of a name, if the module defines it.
+    pub(crate) fn syntax(&self, name: &str) -> Option<&'a syntax::Function> {
+        self.by_name.get(name).map(|known| known.syntax)
+    }
+
+    pub(crate) fn address(&self, name: &str) -> Option<u64> {
+        self.by_name.get(name).map(|known| known.address)
+    }
+
+    pub(crate) fn is_recursive(&self, name: &str) -> bool {
+        self.by_name
+            .get(name)
+            .is_some_and(|known| known.is_recursive)
+    }
+
+    /// Names and addresses of the functions that pointers may point to, in a stable order.
+    pub(crate) fn pointed_to(&self) -> Vec<(&'a str, u64)> {
+        let taken = self.by_name.iter().filter(|(_, known)| known.is_pointed_to);
+        let mut taken: Vec<_> = taken.map(|(name, known)| (*name, known.address)).collect();
+        taken.sort_unstable_by_key(|(_, address)| *address);
+        taken
+    }
+
+    fn find_pointers(&mut self, module: &'a syntax::Module) {
+        for initial in module.variables.iter().flat_map(|it| &it.initial) {
+            if let Initial::Address { name, .. } = initial
+                && let Some(known) = self.by_name.get_mut(name.as_str())
+            {
+                known.is_pointed_to = true;
+            }
+        }
+        let bodies = module.functions.iter().filter_map(|it| it.body.as_deref());
+        for instruction in bodies.flat_map(instructions) {
+            if is_call(instruction) {
+                continue;
+            }
+            for operand in &instruction.operands {
+                if let Operand::Name(name) = operand
+                    && let Some(known) = self.by_name.get_mut(name.as_str())
+                {
+                    known.is_pointed_to = true;
+                }
+            }
+        }
+    }
+
+    fn find_recursion(&mut self) {
+        let callees: HashMap<&str, Vec<&str>> = self
+            .by_name
+            .iter()
+            .map(|(name, known)| (*name, self.callees(known.syntax)))
+            .collect();
+        for (name, known) in &mut self.by_name {
+            let mut reached = HashSet::new();
+            let mut next = callees[name].clone();
+            while let Some(callee) = next.pop() {
+                if reached.insert(callee) {
+                    next.extend(&callees[callee]);
+                }
+            }
+            known.is_recursive = reached.contains(name);
+        }
+    }
+
+    /// The functions that one may call.
+    fn callees(&self, function: &'a syntax::Function) -> Vec<&'a str> {
+        let mut callees = Vec::new();
+        let body = function.body.as_deref().unwrap_or_default();
+        for call in instructions(body).into_iter().filter(|it| is_call(it)) {
+            let callee = call.operands.iter().find_map(|operand| match operand {
+                Operand::Name(name) => Some(name.as_str()),
+                _ => None,
+            });
+            match callee.filter(|name| self.by_name.contains_key(name)) {
+                Some(name) => callees.push(name),
+                None => callees.extend(self.pointed_to().iter().map(|(name, _)| *name)),
+            }
+        }
+        callees
+    }
+}
+
+/// Whether an instruction is a call.
+pub(crate) fn is_call(instruction: &syntax::Instruction) -> bool {
+    matches!(instruction.opcode.as_str(), "call" | "call.uni")
+}
+
+/// All instructions of a body, those of inner blocks too.
+fn instructions(body: &[Statement]) -> Vec<&syntax::Instruction> {
+    let mut found = Vec::new();
+    for statement in body {
+        match statement {
+            Statement::Instruction(instruction) => found.push(instruction),
+            Statement::Block(inner) => found.extend(instructions(inner)),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ptx::parse;
+
+    #[test]
+    fn recursion_is_found_through_others_and_through_pointers() {
+        let module = parse(
+            ".func a() { call b; ret; } .func b() { { call c; } call a; ret; }
+             .func c() { ret; } .func d() { call (%r), %rd, (), p; ret; }
+             .func e() { call d; ret; } .func f() { call e; ret; }
+             .global .u64 table[2] = {c, e};
+             .entry k() { mov.u64 %rd, c; call f; ret; }",
+        )
+        .unwrap();
+        let functions = Functions::new(&module);
+        let recursive = ["a", "b", "c", "d", "e", "f", "k"].map(|it| functions.is_recursive(it));
+        assert_eq!(recursive, [true, true, false, true, true, false, false]);
+        let pointed_to: Vec<_> = functions.pointed_to();
+        let (c, e) = (functions.address("c"), functions.address("e"));
+        assert_eq!(pointed_to, [("c", c.unwrap()), ("e", e.unwrap())]);
+    }
+}
