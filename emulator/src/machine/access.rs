@@ -2,11 +2,12 @@
 
 use super::counters;
 use super::cta::Cta;
+use super::lanes::{each_bit, each_lane, vectorised};
 use super::order::{Knowledge, Published, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
 use super::windows;
-use crate::memory::races::{Earlier, Mark, RaceShadow, Visitor};
+use crate::memory::races::{Earlier, Mark, RaceShadow, Reach, Visitor};
 use crate::memory::{Block, ByteSet, Place};
 use crate::program::op::{Access, Address, Scope, Space, Strength, Target};
 use crate::report::{Fault, Kind};
@@ -71,9 +72,19 @@ impl Cta<'_> {
         access: &Access,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        if self.access_side_by_side(warp, access, mask)? {
-            return Ok(());
+        match self.access_side_by_side(warp, access, mask)? {
+            true => Ok(()),
+            false => self.access_anyhow(warp, access, mask),
         }
+    }
+
+    #[inline(never)]
+    fn access_anyhow(
+        &mut self,
+        warp: &mut Warp,
+        access: &Access,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
         let addresses = self.addresses(warp, &access.address, mask)?;
         let bytes = access.bytes * access.registers.len();
         let touch = Touch {
@@ -127,11 +138,11 @@ impl Cta<'_> {
         Ok(match address.wide {
             true => {
                 let base = warp.registers.wide(address.base);
-                std::array::from_fn(|lane| base[lane].wrapping_add_signed(offset))
+                each_lane(|lane| base[lane].wrapping_add_signed(offset))
             }
             false => {
                 let base = warp.registers.narrow(address.base);
-                std::array::from_fn(|lane| u64::from(base[lane].wrapping_add(offset as u32)))
+                each_lane(|lane| u64::from(base[lane].wrapping_add(offset as u32)))
             }
         })
     }
@@ -146,7 +157,7 @@ impl Cta<'_> {
     ) -> Result<(Home, u32), Box<Fault>> {
         let first = lanes.trailing_zeros() as usize & 31;
         let in_window = |window| {
-            let inside = super::lanes::each_bit(|lane| windows::is_in(addresses[lane], window));
+            let inside = each_bit(|lane| windows::is_in(addresses[lane], window));
             inside & lanes
         };
         match space {
@@ -172,7 +183,7 @@ impl Cta<'_> {
         }
         self.hint = index;
         let (base, size) = (allocation.info.base, allocation.info.bytes as u64);
-        let inside = super::lanes::each_bit(|lane| addresses[lane].wrapping_sub(base) < size);
+        let inside = each_bit(|lane| addresses[lane].wrapping_sub(base) < size);
         Ok((Home::Global(index), inside & lanes))
     }
 
@@ -187,17 +198,17 @@ impl Cta<'_> {
     pub(super) fn offsets(&self, home: Home, addresses: &Addresses, warp: usize) -> Addresses {
         let base = u64::from(self.grid.options.shared_base);
         match home {
-            Home::Shared => std::array::from_fn(|lane| {
-                (addresses[lane] & (windows::BYTES - 1)).wrapping_sub(base)
-            }),
-            Home::Local => std::array::from_fn(|lane| {
+            Home::Shared => {
+                each_lane(|lane| (addresses[lane] & (windows::BYTES - 1)).wrapping_sub(base))
+            }
+            Home::Local => each_lane(|lane| {
                 let thread = (warp * LANES + lane) * self.local_stride;
                 (addresses[lane] & (windows::BYTES - 1)).wrapping_add(thread as u64)
             }),
             Home::Param => *addresses,
             Home::Global(index) => {
                 let base = self.grid.allocations[index].info.base;
-                std::array::from_fn(|lane| addresses[lane].wrapping_sub(base))
+                each_lane(|lane| addresses[lane].wrapping_sub(base))
             }
         }
     }
@@ -211,6 +222,7 @@ impl Cta<'_> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn region(&self, home: Home) -> Region<'_> {
         match home {
             Home::Shared => Region {
@@ -321,8 +333,8 @@ impl Cta<'_> {
         } else {
             0
         };
-        let wrong = super::lanes::vectorised(|| {
-            super::lanes::each_bit(|lane| {
+        let wrong = vectorised(|| {
+            each_bit(|lane| {
                 let at = offsets[lane].wrapping_sub(start + stride * lane as u64);
                 let outside = at > (size as u64).wrapping_sub(bytes as u64) || size < bytes;
                 outside || offsets[lane] & low != 0
@@ -420,26 +432,21 @@ impl Cta<'_> {
         changes: &dyn Fn(&Block, usize, &Earlier) -> bool,
     ) -> Result<(), Box<Fault>> {
         let by = self.visitor(warp, home);
-        let mut found: Option<(usize, Earlier)> = None;
-        for lane in lanes_of(lanes) {
-            let me = mark.by_lane(lane as u32);
-            let at = offsets[lane] as usize;
-            let race = match touch.writes {
-                true => {
-                    let changes = |earlier: &Earlier| changes(region.data, lane, earlier);
-                    races.write(&by, me, (at, touch.bytes), changes)
-                }
-                false => races.read(&by, me, (at, touch.bytes)),
-            };
-            if let Some(earlier) = race
-                && found.is_none()
-            {
-                found = Some((lane, earlier));
-            }
-        }
+        let reach = Reach {
+            lanes,
+            offsets,
+            bytes: touch.bytes,
+        };
+        let found = match touch.writes {
+            true => races.write(&by, mark, reach, |lane, earlier| {
+                changes(region.data, lane as usize, earlier)
+            }),
+            false => races.read(&by, mark, reach),
+        };
         match found {
             None => Ok(()),
             Some((lane, earlier)) => {
+                let lane = lane as usize & 31;
                 let place = self.place(home, offsets[lane]);
                 Err(race(region.race, lane, &place, touch, earlier))
             }
@@ -610,7 +617,7 @@ fn load(data: &Block, offsets: &Addresses, lanes: u32, access: &Access, warp: &m
             64 => warp.registers.set_wide(slot, lanes, &value),
             _ => {
                 let keep = (1u64 << bits) - 1;
-                let value = value.map(|it| (it & keep) as u32);
+                let value = each_lane(|lane| (value[lane] & keep) as u32);
                 warp.registers.set_narrow(slot, lanes, &value);
             }
         }

@@ -2,6 +2,7 @@
 
 use super::access::{Home, Touch};
 use super::cta::Cta;
+use super::lanes::{narrowed, widened};
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
 use crate::memory::Block;
@@ -29,7 +30,7 @@ impl Cta<'_> {
         let source = |slot| -> [u64; LANES] {
             match wide {
                 true => *warp.registers.wide(slot),
-                false => warp.registers.narrow(slot).map(u64::from),
+                false => widened(warp.registers.narrow(slot)),
             }
         };
         let from = source(atomic.from);
@@ -64,9 +65,7 @@ impl Cta<'_> {
         if let Some(to) = atomic.to {
             match wide {
                 true => warp.registers.set_wide(to, mask, &old),
-                false => warp
-                    .registers
-                    .set_narrow(to, mask, &old.map(|it| it as u32)),
+                false => warp.registers.set_narrow(to, mask, &narrowed(&old)),
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Extended-precision arithmetic: sums and products with a carry in and out.
 
 use super::cta::Cta;
+use super::lanes::narrowed;
 use super::registers::{LANES, Slot, lanes_of};
 use super::warp::Warp;
 use crate::numerics::integer;
@@ -35,7 +36,7 @@ impl Cta<'_> {
         match carry.wide {
             true => warp.registers.set_wide(carry.to, mask, &value),
             false => {
-                let value = value.map(|it| it as u32);
+                let value = narrowed(&value);
                 warp.registers.set_narrow(carry.to, mask, &value);
             }
         }

@@ -1,6 +1,7 @@
 //! What lanes of a warp tell each other: shuffles, votes, matches, reductions.
 
 use super::cta::Cta;
+use super::lanes::{each_bit, each_lane, vectorised, widened};
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::{Flow, truth};
 use super::warp::Warp;
@@ -23,9 +24,7 @@ impl Cta<'_> {
             let first = rest.trailing_zeros() as usize & 31;
             // Lanes that have ended need not come.
             let members = named[first] & warp.live();
-            let group = lanes_of(rest)
-                .filter(|lane| named[*lane] == named[first])
-                .fold(0, |lanes, lane| lanes | 1 << lane);
+            let group = rest & vectorised(|| each_bit(|lane| named[lane] == named[first]));
             let strangers = group & !members;
             if strangers != 0 {
                 let lane = strangers.trailing_zeros() as usize;
@@ -81,18 +80,25 @@ impl Cta<'_> {
             warp.registers.narrow(shuffle.lane),
             warp.registers.narrow(shuffle.clamp),
         );
-        let from = *warp.registers.narrow(shuffle.from);
-        let mut value = [0; LANES];
-        let mut valid = 0;
-        for lane in 0..LANES {
-            let (source, inside) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
-            value[lane] = from[source as usize];
-            valid |= u32::from(inside) << lane;
-            let asks_in_vain = mask >> lane & 1 != 0 && inside && mask >> source & 1 == 0;
-            if asks_in_vain && self.grid.options.sanitize {
-                let message = format!("the value of lane {source}, which takes no part");
-                return Err(Fault::new(Kind::InactiveLane, lane, message));
-            }
+        let from = warp.registers.narrow(shuffle.from);
+        let (value, valid, in_vain) = vectorised(
+            #[inline(always)]
+            || {
+                let (mut value, mut valid, mut in_vain) = ([0; LANES], 0, 0);
+                for lane in 0..LANES {
+                    let (source, inside) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
+                    value[lane] = from[source as usize & 31];
+                    valid |= u32::from(inside) << lane;
+                    in_vain |= u32::from(inside && mask >> source & 1 == 0) << lane;
+                }
+                (value, valid, in_vain & mask)
+            },
+        );
+        if in_vain != 0 && self.grid.options.sanitize {
+            let lane = in_vain.trailing_zeros() as usize & 31;
+            let (source, _) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
+            let message = format!("the value of lane {source}, which takes no part");
+            return Err(Fault::new(Kind::InactiveLane, lane, message));
         }
         warp.registers.set_narrow(shuffle.to, mask, &value);
         if let Some(predicate) = shuffle.valid {
@@ -145,14 +151,14 @@ impl Cta<'_> {
         self.need(warp, from, mask)?;
         let value: [u64; LANES] = match wide {
             true => *warp.registers.wide(from),
-            false => warp.registers.narrow(from).map(u64::from),
+            false => widened(warp.registers.narrow(from)),
         };
         for group in groups {
             let equal = |lane: usize| {
                 let others = lanes_of(group).filter(|other| value[*other] == value[lane]);
                 others.fold(0u32, |lanes, other| lanes | 1 << other)
             };
-            let matches: [u32; LANES] = std::array::from_fn(equal);
+            let matches = each_lane(equal);
             let Some(predicate) = all else {
                 warp.registers.set_narrow(to, group, &matches);
                 continue;

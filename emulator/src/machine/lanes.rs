@@ -53,6 +53,18 @@ pub(crate) fn each_lane<T: Copy + Default>(mut f: impl FnMut(usize) -> T) -> [T;
     out
 }
 
+/// The low halves of all lanes.
+#[inline(always)]
+pub(crate) fn narrowed(wide: &[u64; LANES]) -> [u32; LANES] {
+    each_lane(|lane| wide[lane] as u32)
+}
+
+/// All lanes, with zeros above.
+#[inline(always)]
+pub(crate) fn widened(narrow: &[u32; LANES]) -> [u64; LANES] {
+    each_lane(|lane| u64::from(narrow[lane]))
+}
+
 /// A bit for each lane.
 #[inline(always)]
 pub(crate) fn each_bit(mut f: impl FnMut(usize) -> bool) -> u32 {
@@ -75,22 +87,26 @@ macro_rules! lanes {
         ) {
             use $crate::machine::registers::Lane;
 
-            let mut sources = operands.sources.iter();
-            $(
-                let $a = <$T as Lane>::get(registers, *sources.next().expect("four sources"));
-            )+
-            $(let $m = operands.modifier;)?
-            let out: [$R; 32] = $crate::machine::lanes::vectorised(
+            // The result is written in here too, straight from vector registers.
+            $crate::machine::lanes::vectorised(
                 #[inline(always)]
-                || $crate::machine::lanes::each_lane(
-                    #[inline(always)]
-                    |lane| {
-                        $(let $a = $a[lane];)+
-                        $body
-                    },
-                ),
+                || {
+                    let mut sources = operands.sources.iter();
+                    $(
+                        let source = *sources.next().expect("four sources");
+                        let $a = <$T as Lane>::get(registers, source);
+                    )+
+                    $(let $m = operands.modifier;)?
+                    let out: [$R; 32] = $crate::machine::lanes::each_lane(
+                        #[inline(always)]
+                        |lane| {
+                            $(let $a = $a[lane];)+
+                            $body
+                        },
+                    );
+                    <$R as Lane>::set(registers, operands.destination, mask, &out);
+                },
             );
-            <$R as Lane>::set(registers, operands.destination, mask, &out);
         }
         $crate::machine::lanes::Compute {
             run: compute,

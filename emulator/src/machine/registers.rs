@@ -75,9 +75,9 @@ impl Registers {
             *plane = *value;
         } else {
             for lane in 0..LANES {
-                if mask >> lane & 1 != 0 {
-                    plane[lane] = value[lane];
-                }
+                // Not a branch, so that it can be one masked vector store.
+                let wanted = mask >> lane & 1 != 0;
+                plane[lane] = if wanted { value[lane] } else { plane[lane] };
             }
         }
         self.defined[slot as usize] |= mask;
@@ -93,12 +93,25 @@ impl Registers {
             *lanes = *value;
         } else {
             for lane in 0..LANES {
-                if mask >> lane & 1 != 0 {
-                    lanes[lane] = value[lane];
-                }
+                // Not a branch, so that it can be one masked vector store.
+                let wanted = mask >> lane & 1 != 0;
+                lanes[lane] = if wanted { value[lane] } else { lanes[lane] };
             }
         }
         self.defined[slot as usize] |= mask;
+    }
+
+    /// A register of up to 32 bits that is about to be written in all lanes, two lanes a word.
+    #[inline(always)]
+    pub(crate) fn overwrite(&mut self, slot: Slot) -> &mut [u64; LANES / 2] {
+        self.defined[slot as usize] = ALL;
+        cast_mut(&mut self.planes[slot as usize])
+    }
+
+    /// The lanes of a register of up to 32 bits, two a word.
+    #[inline(always)]
+    pub(crate) fn pairs(&self, slot: Slot) -> &[u64; LANES / 2] {
+        cast_ref(&self.planes[slot as usize])
     }
 
     /// The same bits in every lane.

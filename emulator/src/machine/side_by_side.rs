@@ -1,15 +1,20 @@
-//! The common access, made fast: a whole warp loads or stores whole words, lane beside lane.
-//! Whatever is unusual or wrong is left to [`super::access`], which tells it in full.
+//! The common access, made fast: a whole warp loads or stores whole words, lane beside lane, from
+//! the beginning of a line of 128 bytes on. Whatever is unusual or wrong is left to
+//! [`super::access`], which tells it in full.
 
 use super::access::{Home, Touch, mark_of, race};
 use super::cta::Cta;
-use super::lanes::vectorised;
+use super::lanes::{each_lane, vectorised};
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
 use super::windows;
 use crate::memory::Place;
-use crate::program::op::{Access, Address, Space, Strength};
+use crate::memory::races::Run;
+use crate::program::op::{Access, Address, Space};
 use crate::report::Fault;
+
+/// Bytes that a warp moves when each lane moves a word.
+const LINE: usize = 128;
 
 impl Cta<'_> {
     /// Carries an access out if it is of the common kind; whether it did.
@@ -20,62 +25,67 @@ impl Cta<'_> {
         access: &Access,
         mask: u32,
     ) -> Result<bool, Box<Fault>> {
-        let words = access.registers.len();
-        let whole = |target: &crate::program::op::Target| target.bits == 32;
-        let common = mask == ALL
-            && access.strength == Strength::Weak
-            && access.bytes == 4
-            && matches!(words, 1 | 2 | 4)
-            && self.counts.is_empty()
-            && access.registers.iter().all(whole);
-        if !common {
+        if mask != ALL || !self.counts.is_empty() {
             return Ok(false);
         }
-        let Some(start) = start(warp, &access.address, words * 4) else {
-            return Ok(false);
-        };
-        let Some((home, at)) = self.range(access.space, start, words * 4) else {
-            return Ok(false);
-        };
-        match (access.store, words) {
-            (false, 1) => self.load_side_by_side::<1>(warp, access, home, at),
-            (false, 2) => self.load_side_by_side::<2>(warp, access, home, at),
-            (false, _) => self.load_side_by_side::<4>(warp, access, home, at),
-            (true, 1) => self.store_side_by_side::<1>(warp, access, home, at),
-            (true, 2) => self.store_side_by_side::<2>(warp, access, home, at),
-            (true, _) => self.store_side_by_side::<4>(warp, access, home, at),
+        match access.plain_words {
+            1 => self.move_side_by_side::<1>(warp, access),
+            2 => self.move_side_by_side::<2>(warp, access),
+            4 => self.move_side_by_side::<4>(warp, access),
+            _ => Ok(false),
         }
     }
 
-    /// Where the bytes of a warp from address `start` on lie, if in one place, aligned.
     #[inline(always)]
-    fn range(&mut self, space: Space, start: u64, bytes: usize) -> Option<(Home, usize)> {
-        let end = |at: u64| at.checked_add((LANES * bytes) as u64);
-        if !start.is_multiple_of(bytes as u64) {
-            return None;
-        }
-        let shared = |address: u64| {
-            let at = address.checked_sub(u64::from(self.grid.options.shared_base))?;
-            (end(at)? <= self.shared.bytes as u64).then_some((Home::Shared, at as usize))
+    fn move_side_by_side<const WORDS: usize>(
+        &mut self,
+        warp: &mut Warp,
+        access: &Access,
+    ) -> Result<bool, Box<Fault>> {
+        let Some(start) = start::<WORDS>(warp, &access.address) else {
+            return Ok(false);
         };
-        match space {
-            Space::Shared => return shared(start & (windows::BYTES - 1)),
+        let Some((home, at)) = self.lines(access.space, start, WORDS) else {
+            return Ok(false);
+        };
+        match access.store {
+            true => self.store_side_by_side::<WORDS>(warp, access, home, at),
+            false => self.load_side_by_side::<WORDS>(warp, access, home, at),
+        }
+    }
+
+    /// Where `count` lines from address `start` on lie, if in one place.
+    #[inline(always)]
+    fn lines(&mut self, space: Space, start: u64, count: usize) -> Option<(Home, usize)> {
+        let bytes = (LINE * count) as u64;
+        let (home, at, size) = match space {
+            Space::Shared => self.shared_at(start & (windows::BYTES - 1)),
             Space::Generic if windows::is_in(start, windows::SHARED) => {
-                return shared(start - windows::SHARED);
+                self.shared_at(start - windows::SHARED)
             }
             Space::Generic if windows::is_in(start, windows::LOCAL) => return None,
-            Space::Generic | Space::Global => {}
+            Space::Generic | Space::Global => {
+                let index = self.grid.find(start, self.hint)?;
+                let allocation = &self.grid.allocations[index];
+                let constant = matches!(allocation.info.place, Place::Constant(_));
+                if allocation.is_freed() || constant {
+                    return None;
+                }
+                self.hint = index;
+                let info = &allocation.info;
+                (Home::Global(index), start - info.base, info.bytes)
+            }
             Space::Local | Space::Param => return None,
-        }
-        let index = self.grid.find(start, self.hint)?;
-        let allocation = &self.grid.allocations[index];
-        let constant = matches!(allocation.info.place, Place::Constant(_));
-        if allocation.is_freed() || constant || end(start)? > allocation.end() {
-            return None;
-        }
-        self.hint = index;
-        let at = (start - allocation.info.base) as usize;
-        Some((Home::Global(index), at))
+        };
+        let inside = at <= size as u64 && bytes <= size as u64 - at;
+        (inside && at.is_multiple_of(LINE as u64)).then_some((home, at as usize))
+    }
+
+    /// Where an address of the shared window lies: an offset beyond all memory if before it.
+    #[inline(always)]
+    fn shared_at(&self, address: u64) -> (Home, u64, usize) {
+        let at = address.wrapping_sub(u64::from(self.grid.options.shared_base));
+        (Home::Shared, at, self.shared.bytes)
     }
 
     #[inline(always)]
@@ -88,28 +98,32 @@ impl Cta<'_> {
     ) -> Result<bool, Box<Fault>> {
         let region = self.region(home);
         if self.grid.options.sanitize {
-            let known = region
-                .initialised
-                .is_none_or(|it| it.all(at, LANES * WORDS * 4));
-            if !known {
+            if !region.initialised.is_none_or(|it| it.all_lines(at, WORDS)) {
                 return Ok(false);
             }
             if let Some(races) = region.races {
                 let touch = Touch::new(WORDS * 4, true, false, self.pc);
                 let mark = mark_of(warp, region.stamp, touch);
-                let run = (at / 4, WORDS);
-                if let Some((lane, earlier)) = races.read_run(&self.visitor(warp, home), mark, run)
-                {
+                let run = Run::new(at, WORDS);
+                let visitor = self.visitor(warp, home);
+                if let Some((lane, earlier)) = races.read_lines(&visitor, mark, run) {
                     let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
                     return Err(race(region.race, lane as usize, &place, touch, earlier));
                 }
             }
         }
-        let mut data = [[0; WORDS]; LANES];
-        region.data.load_words(at, data.as_flattened_mut());
+        if WORDS == 1 {
+            if let Some(slot) = access.registers[0].slot {
+                region.data.load_pairs(at, warp.registers.overwrite(slot));
+            }
+            return Ok(true);
+        }
+        let mut pairs = [[0; WORDS]; LANES / 2];
+        region.data.load_pairs(at, pairs.as_flattened_mut());
+        let words: &[u32] = bytemuck::cast_slice(pairs.as_flattened());
         for (index, target) in access.registers.iter().enumerate().take(WORDS) {
             if let Some(slot) = target.slot {
-                let value = std::array::from_fn(|lane| data[lane][index]);
+                let value = each_lane(|lane| words[lane * WORDS + index]);
                 warp.registers.set_narrow(slot, ALL, &value);
             }
         }
@@ -124,52 +138,57 @@ impl Cta<'_> {
         home: Home,
         at: usize,
     ) -> Result<bool, Box<Fault>> {
-        let mut data = [[0; WORDS]; LANES];
-        for (index, target) in access.registers.iter().enumerate() {
+        let mut pairs = [[0; WORDS]; LANES / 2];
+        for (index, target) in access.registers.iter().enumerate().take(WORDS) {
             let Some(slot) = target.slot else {
                 return Ok(false);
             };
             self.need(warp, slot, ALL)?;
+            if WORDS == 1 {
+                pairs
+                    .as_flattened_mut()
+                    .copy_from_slice(warp.registers.pairs(slot));
+                continue;
+            }
             let value = warp.registers.narrow(slot);
+            let words: &mut [u32] = bytemuck::cast_slice_mut(pairs.as_flattened_mut());
             for lane in 0..LANES {
-                data[lane][index] = value[lane];
+                words[lane * WORDS + index] = value[lane];
             }
         }
-        self.progress();
         let region = self.region(home);
-        if let Some(initialised) = region.initialised {
-            initialised.set(at, LANES * WORDS * 4);
-        }
         if let Some(races) = region.races.filter(|_| self.grid.options.sanitize) {
             let touch = Touch::new(WORDS * 4, false, true, self.pc);
             let mark = mark_of(warp, region.stamp, touch);
             let changes = |lane: u32| {
-                let mut now = [0; WORDS];
-                region
-                    .data
-                    .load_words(at + lane as usize * WORDS * 4, &mut now);
-                now != data[lane as usize]
+                let words: &[u32] = bytemuck::cast_slice(pairs.as_flattened());
+                (0..WORDS).any(|index| {
+                    let word = lane as usize * WORDS + index;
+                    region.data.load_u32(at + word * 4) != words[word]
+                })
             };
-            let run = (at / 4, WORDS);
-            if let Some((lane, earlier)) =
-                races.write_run(&self.visitor(warp, home), mark, run, changes)
-            {
+            let visitor = self.visitor(warp, home);
+            let run = Run::new(at, WORDS);
+            if let Some((lane, earlier)) = races.write_lines(&visitor, mark, run, changes) {
                 let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
                 return Err(race(region.race, lane as usize, &place, touch, earlier));
             }
         }
-        region.data.store_words(at, data.as_flattened());
+        if let Some(initialised) = region.initialised {
+            initialised.set_lines(at, WORDS);
+        }
+        region.data.store_pairs(at, pairs.as_flattened());
+        self.progress();
         Ok(true)
     }
 }
 
-/// The first lane's address, if the lanes follow each other by `bytes`.
+/// The first lane's address, if the lanes follow each other by `WORDS` words.
 #[inline(always)]
-fn start(warp: &Warp, address: &Address, bytes: usize) -> Option<u64> {
+fn start<const WORDS: usize>(warp: &Warp, address: &Address) -> Option<u64> {
     if warp.registers.defined(address.base) != ALL {
         return None;
     }
-    let stride = bytes as u64;
     match address.wide {
         true => {
             let base = warp.registers.wide(address.base);
@@ -178,7 +197,7 @@ fn start(warp: &Warp, address: &Address, bytes: usize) -> Option<u64> {
                 || {
                     let mut odd = 0;
                     for (lane, at) in base.iter().enumerate() {
-                        odd |= at ^ base[0].wrapping_add(stride * lane as u64);
+                        odd |= at ^ base[0].wrapping_add((lane * WORDS * 4) as u64);
                     }
                     odd
                 },
@@ -192,7 +211,7 @@ fn start(warp: &Warp, address: &Address, bytes: usize) -> Option<u64> {
                 || {
                     let mut odd = 0;
                     for (lane, at) in base.iter().enumerate() {
-                        odd |= at ^ base[0].wrapping_add(stride as u32 * lane as u32);
+                        odd |= at ^ base[0].wrapping_add((lane * WORDS * 4) as u32);
                     }
                     odd
                 },

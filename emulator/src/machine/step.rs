@@ -1,6 +1,7 @@
 //! Executing instructions.
 
 use super::cta::Cta;
+use super::lanes::{each_lane, narrowed, widened};
 use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
 use super::warp::{Fragment, State, Warp};
 use super::windows;
@@ -310,12 +311,12 @@ impl Cta<'_> {
         self.need(warp, from, mask)?;
         let value: [u64; LANES] = match to.len() as u32 * bits {
             64 => *warp.registers.wide(from),
-            _ => warp.registers.narrow(from).map(u64::from),
+            _ => widened(warp.registers.narrow(from)),
         };
         let part = (1u64 << bits) - 1;
         for (index, to) in to.iter().enumerate() {
             if let Some(to) = to {
-                let value = value.map(|it| (it >> (index as u32 * bits) & part) as u32);
+                let value = each_lane(|lane| (value[lane] >> (index as u32 * bits) & part) as u32);
                 warp.registers.set_narrow(*to, mask, &value);
             }
         }
@@ -342,7 +343,7 @@ impl Cta<'_> {
         match from.len() as u32 * bits {
             64 => warp.registers.set_wide(to, mask, &value),
             _ => {
-                let value = value.map(|it| it as u32);
+                let value = narrowed(&value);
                 warp.registers.set_narrow(to, mask, &value);
             }
         }
@@ -486,7 +487,7 @@ impl Cta<'_> {
                 }
             }
             Passed::Load { to, from, bytes } => {
-                let value: [u64; LANES] = std::array::from_fn(|lane| {
+                let value: [u64; LANES] = each_lane(|lane| {
                     let at = (warp.index * LANES + lane) * self.local_stride + from as usize;
                     let mut value = [0; 8];
                     self.local.data.read(at, &mut value[..bytes as usize]);
@@ -495,7 +496,7 @@ impl Cta<'_> {
                 match bytes {
                     8 => warp.registers.set_wide(to, mask, &value),
                     _ => {
-                        let value = value.map(|it| it as u32);
+                        let value = narrowed(&value);
                         warp.registers.set_narrow(to, mask, &value);
                     }
                 }
@@ -579,7 +580,7 @@ fn select(
     match wide {
         true => {
             let (x, y) = (registers.wide(a), registers.wide(b));
-            let value = std::array::from_fn(|lane| {
+            let value = each_lane(|lane| {
                 if truth >> lane & 1 != 0 {
                     x[lane]
                 } else {
@@ -590,7 +591,7 @@ fn select(
         }
         false => {
             let (x, y) = (registers.narrow(a), registers.narrow(b));
-            let value = std::array::from_fn(|lane| {
+            let value = each_lane(|lane| {
                 if truth >> lane & 1 != 0 {
                     x[lane]
                 } else {

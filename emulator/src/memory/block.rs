@@ -72,30 +72,30 @@ impl Block {
         u64, AtomicU64, load_u64, store_u64, at_u64;
     }
 
-    /// The 32-bit words at `offset`, a multiple of four, and on.
+    /// Loads pairs of 32-bit words from `offset`, a multiple of eight, on.
     #[inline(always)]
-    pub(crate) fn load_words(&self, offset: usize, into: &mut [u32]) {
-        let words = self.words(offset, into.len());
-        for (word, cell) in into.iter_mut().zip(words) {
-            *word = cell.load(Relaxed);
+    pub(crate) fn load_pairs(&self, offset: usize, into: &mut [u64]) {
+        let cells = self.pairs(offset, into.len());
+        for (pair, cell) in into.iter_mut().zip(cells) {
+            *pair = cell.load(Relaxed);
         }
     }
 
-    /// Stores 32-bit words at `offset`, a multiple of four, and on.
+    /// Stores pairs of 32-bit words at `offset`, a multiple of eight, and on.
     #[inline(always)]
-    pub(crate) fn store_words(&self, offset: usize, words: &[u32]) {
-        for (word, cell) in words.iter().zip(self.words(offset, words.len())) {
-            cell.store(*word, Relaxed);
+    pub(crate) fn store_pairs(&self, offset: usize, pairs: &[u64]) {
+        for (pair, cell) in pairs.iter().zip(self.pairs(offset, pairs.len())) {
+            cell.store(*pair, Relaxed);
         }
     }
 
-    /// The cells of `count` words from `offset` on.
+    /// The cells of `count` pairs of words from `offset` on.
     #[inline(always)]
-    fn words(&self, offset: usize, count: usize) -> &[AtomicU32] {
-        let end = offset.checked_add(count * 4);
+    fn pairs(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let end = offset.checked_add(count * 8);
         let inside = end.is_some_and(|end| end <= self.layout.size());
         assert!(
-            inside && offset.is_multiple_of(4),
+            inside && offset.is_multiple_of(8),
             "offset {offset} is outside or misaligned"
         );
         // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever accessed

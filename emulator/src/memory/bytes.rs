@@ -45,6 +45,33 @@ impl ByteSet {
         })
     }
 
+    /// Adds whole lines of 128 bytes, from the beginning of one on.
+    #[inline(always)]
+    pub(crate) fn set_lines(&self, offset: usize, lines: usize) {
+        for word in self.lines(offset, lines) {
+            if word.load(Relaxed) != u32::MAX {
+                word.store(u32::MAX, Relaxed);
+            }
+        }
+    }
+
+    /// Whether whole lines of 128 bytes, from the beginning of one on, are all in it.
+    #[inline(always)]
+    pub(crate) fn all_lines(&self, offset: usize, lines: usize) -> bool {
+        let missing = |word: &AtomicU32| !word.load(Relaxed);
+        self.lines(offset, lines)
+            .iter()
+            .map(missing)
+            .fold(0, |all, it| all | it)
+            == 0
+    }
+
+    #[inline(always)]
+    fn lines(&self, offset: usize, lines: usize) -> &[AtomicU32] {
+        debug_assert!(offset.is_multiple_of(128));
+        &self.0[offset / 32..offset / 32 + 4 * lines]
+    }
+
     /// The first of `count` bytes from `offset` on that is not in it.
     pub(crate) fn first_unset(&self, offset: usize, count: usize) -> Option<usize> {
         (offset..offset + count).find(|at| !self.all(*at, 1))

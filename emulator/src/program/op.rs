@@ -243,6 +243,8 @@ pub(crate) struct Access {
     pub(crate) registers: Vec<Target>,
     pub(crate) strength: Strength,
     pub(crate) scope: Scope,
+    /// How many whole 32-bit words a lane moves; 0 if the access does anything else or is strong.
+    pub(crate) plain_words: usize,
 }
 
 /// One register of a load or store. An absent slot is not wanted (`_`).

@@ -99,10 +99,12 @@ impl Decoding<'_, '_, '_> {
             }
             (single, None) => vec![single],
         };
-        let registers = values
+        let registers: Vec<Target> = values
             .into_iter()
             .map(|value| self.target(value, kind, store))
             .collect::<Result<_>>()?;
+        let is_plain = |target: &Target| target.bits == 32 && (!store || target.slot.is_some());
+        let plain = kind.bits() == 32 && strength == Strength::Weak && registers.len() <= 4;
         let cta_only = scope == Some(Scope::Cta) || space == Space::Shared;
         self.lowering.communicates |= strength != Strength::Weak && !cta_only;
         Ok(Op::Access(Access {
@@ -111,6 +113,10 @@ impl Decoding<'_, '_, '_> {
             address,
             bytes: kind.bits() as usize / 8,
             signed: kind.is_signed(),
+            plain_words: match plain && registers.iter().all(is_plain) {
+                true => registers.len(),
+                false => 0,
+            },
             registers,
             strength,
             scope: scope.unwrap_or(Scope::Gpu),

@@ -1,0 +1,542 @@
+//! Who accessed which bytes: the memory of the race detector.
+//!
+//! An access races with an earlier one when both touch a common byte, at least one is a write, not
+//! both are atomic, and no chain of barriers, or of a release and an acquire, leads from one to the
+//! other (vector clocks, as in FastTrack, Flanagan & Freund 2009).
+//!
+//! Memory is remembered twice. Every four bytes (a granule) have the [`Record`] of accesses by
+//! single lanes; every 128 (a line) have one of accesses by whole warps, lane beside lane, which are
+//! most of what kernels do: one mark then stands for 32. A line also knows whether its granules
+//! have marks at all.
+//!
+//! Marks are stamped, so that those of an earlier launch, or of an earlier CTA in shared memory,
+//! count for nothing and need not be erased.
+
+mod mark;
+mod record;
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
+
+use bytemuck::{Zeroable, zeroed_slice_box};
+
+pub(crate) use mark::{LAST_CLOCK, LAST_STAMP, Mark};
+use record::Record;
+
+/// Bytes a granule.
+pub(crate) const GRANULE: usize = 4;
+
+/// Granules a line.
+const LINE: usize = 32;
+
+/// What a race was found with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Earlier {
+    /// The access before.
+    pub(crate) mark: Mark,
+    /// Whether that was a write.
+    pub(crate) wrote: bool,
+    /// Its instruction, where it is known.
+    pub(crate) pc: Option<u32>,
+}
+
+impl Earlier {
+    /// No access at all: no launch has its stamp.
+    const NOTHING: Earlier = Earlier {
+        mark: Mark(0),
+        wrote: false,
+        pc: None,
+    };
+
+    /// What an access of a whole line was to one granule of it.
+    #[inline(always)]
+    fn in_line(self, granule: usize) -> Earlier {
+        let mark = self.mark.in_line(granule % LINE);
+        Earlier { mark, ..self }
+    }
+}
+
+/// Says which accesses come before those of one warp.
+pub(crate) trait Order {
+    /// Whether `mark`, of another thread, happened before the access `me` that is made now.
+    fn is_after(&self, mark: Mark, me: Mark) -> bool;
+}
+
+/// Who makes an access: what it knows, at which instruction it is.
+pub(crate) struct Visitor<'o, O> {
+    pub(crate) order: &'o O,
+    pub(crate) pc: u32,
+    /// Whether other host threads may access the same memory now.
+    pub(crate) contended: bool,
+}
+
+impl<O: Order> Visitor<'_, O> {
+    /// Between leaving a mark and looking at others': of two threads, one sees the other.
+    #[inline(always)]
+    fn fence(&self) {
+        if self.contended {
+            fence(SeqCst);
+        }
+    }
+
+    /// Whether an earlier access of a granule and `me` race.
+    #[inline(always)]
+    fn races(&self, earlier: &Earlier, me: Mark) -> bool {
+        let mark = earlier.mark;
+        mark.stamp() == me.stamp()
+            && !mark.same_thread(me)
+            && mark.bytes() & me.bytes() != 0
+            && !(mark.atomic() && me.atomic())
+            && mark.clock() < LAST_CLOCK
+            && !self.order.is_after(mark, me)
+    }
+
+    /// Whether an earlier access of a line and `me`, of the same line, may race in some granule.
+    /// Two lanes that differ stand for all: only asynchronous copies are ordered lane by lane, and
+    /// those never leave the mark of a line.
+    #[inline(always)]
+    fn may_race(&self, earlier: &Earlier, me: Mark) -> bool {
+        let mark = earlier.mark;
+        mark.stamp() == me.stamp()
+            && !mark.same_threads(me)
+            && !self.order.is_after(mark.by_lane(0), me.by_lane(1))
+    }
+}
+
+/// Which bytes the lanes of a warp access.
+#[derive(Clone, Copy)]
+pub(crate) struct Reach<'r> {
+    pub(crate) lanes: u32,
+    /// The first byte of each lane.
+    pub(crate) offsets: &'r [u64; 32],
+    /// Bytes a lane.
+    pub(crate) bytes: usize,
+}
+
+impl Reach<'_> {
+    /// Calls `f` with the lane, the granule and the bits of its bytes that are touched.
+    #[inline(always)]
+    fn for_granules(&self, mut f: impl FnMut(u32, usize, u32)) {
+        let mut rest = self.lanes;
+        while rest != 0 {
+            let lane = rest.trailing_zeros();
+            let offset = self.offsets[lane as usize & 31] as usize;
+            for_granules(offset, self.bytes, |at, bytes| f(lane, at, bytes));
+            rest &= rest - 1;
+        }
+    }
+}
+
+/// The accesses of a line by whole warps.
+#[derive(Zeroable)]
+struct Line {
+    record: Record,
+    /// The last stamp with which one of its granules got a mark of its own.
+    parts: AtomicU32,
+}
+
+impl Line {
+    #[inline(always)]
+    fn has_parts(&self, me: Mark) -> bool {
+        u64::from(self.parts.load(Relaxed)) == me.stamp()
+    }
+}
+
+/// The marks of one block of memory.
+pub(crate) struct RaceShadow {
+    granules: Box<[Record]>,
+    lines: Box<[Line]>,
+}
+
+impl RaceShadow {
+    /// For a block of `bytes` bytes.
+    pub(crate) fn new(bytes: usize) -> RaceShadow {
+        let lines = bytes.div_ceil(GRANULE * LINE);
+        RaceShadow {
+            granules: zeroed_slice_box(lines * LINE),
+            lines: zeroed_slice_box(lines),
+        }
+    }
+
+    /// Forgets every mark: stamps may start anew.
+    pub(crate) fn clear(&self) {
+        self.granules.iter().for_each(Record::clear);
+        for line in &self.lines {
+            line.record.clear();
+            line.parts.store(0, Relaxed);
+        }
+    }
+
+    /// Notes reads by single lanes; the lane and the race of one, if there is any.
+    pub(crate) fn read(
+        &self,
+        by: &Visitor<'_, impl Order>,
+        me: Mark,
+        reach: Reach<'_>,
+    ) -> Option<(u32, Earlier)> {
+        reach.for_granules(|lane, at, bytes| {
+            self.note_part(me, at);
+            let me = me.by_lane(lane).of_bytes(bytes);
+            self.granules[at].leave_read(me, by.pc);
+        });
+        by.fence();
+        let mut found = None;
+        reach.for_granules(|lane, at, bytes| {
+            let me = me.by_lane(lane).of_bytes(bytes);
+            let whole = self.lines[at / LINE].record.written().in_line(at);
+            for earlier in [self.granules[at].written(), whole] {
+                if found.is_none() && by.races(&earlier, me) {
+                    found = Some((lane, earlier));
+                }
+            }
+        });
+        found
+    }
+
+    /// Notes writes by single lanes; the lane and the race of one, if there is any. A write that
+    /// changes nothing, as `changes` says of a lane and what it conflicts with, races with nobody.
+    pub(crate) fn write(
+        &self,
+        by: &Visitor<'_, impl Order>,
+        me: Mark,
+        reach: Reach<'_>,
+        changes: impl Fn(u32, &Earlier) -> bool,
+    ) -> Option<(u32, Earlier)> {
+        let mut found = None;
+        let mut look = |lane, me, earlier: Earlier| {
+            if found.is_none() && by.races(&earlier, me) && changes(lane, &earlier) {
+                found = Some((lane, earlier));
+            }
+        };
+        reach.for_granules(|lane, at, bytes| {
+            self.note_part(me, at);
+            let me = me.by_lane(lane).of_bytes(bytes);
+            look(lane, me, self.granules[at].leave_write(me, by));
+        });
+        by.fence();
+        reach.for_granules(|lane, at, bytes| {
+            let me = me.by_lane(lane).of_bytes(bytes);
+            let whole = &self.lines[at / LINE].record;
+            look(lane, me, whole.written().in_line(at));
+            for earlier in self.granules[at].reads() {
+                look(lane, me, earlier);
+            }
+            for earlier in whole.reads() {
+                look(lane, me, earlier.in_line(at));
+            }
+        });
+        found
+    }
+
+    /// Notes a read by a whole warp, whose lanes read `granules` whole granules each, side by side
+    /// from the beginning of a line on; the lane and the race of one, if there is any.
+    #[inline(always)]
+    pub(crate) fn read_lines(
+        &self,
+        by: &Visitor<'_, impl Order>,
+        me: Mark,
+        run: Run,
+    ) -> Option<(u32, Earlier)> {
+        let lines = &self.lines[run.lines()];
+        for (index, line) in lines.iter().enumerate() {
+            line.record.leave_read(run.mark(me, index), by.pc);
+        }
+        by.fence();
+        for (index, line) in lines.iter().enumerate() {
+            let me = run.mark(me, index);
+            let written = line.record.written();
+            if !line.has_parts(me) && !by.may_race(&written, me) {
+                continue;
+            }
+            let found = find_in_line(run.line + index, me, |at, me| {
+                let candidates = [written.in_line(at), self.granules[at].written()];
+                candidates.into_iter().find(|it| by.races(it, me))
+            });
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// As [`RaceShadow::read_lines`] for a write; `changes` as in [`RaceShadow::write`].
+    #[inline(always)]
+    pub(crate) fn write_lines(
+        &self,
+        by: &Visitor<'_, impl Order>,
+        me: Mark,
+        run: Run,
+        changes: impl Fn(u32) -> bool,
+    ) -> Option<(u32, Earlier)> {
+        let lines = &self.lines[run.lines()];
+        let mut written = [Earlier::NOTHING; 4];
+        for (index, line) in lines.iter().enumerate() {
+            written[index] = line.record.leave_write(run.mark(me, index), by);
+        }
+        by.fence();
+        for (index, line) in lines.iter().enumerate() {
+            let me = run.mark(me, index);
+            let [read, other] = line.record.reads();
+            let whole = [written[index], read, other];
+            if !line.has_parts(me) && !whole.iter().any(|it| by.may_race(it, me)) {
+                continue;
+            }
+            let found = find_in_line(run.line + index, me, |at, me| {
+                let [read, other] = self.granules[at].reads();
+                let own = [self.granules[at].written(), read, other];
+                let mut candidates = whole.map(|it| it.in_line(at)).into_iter().chain(own);
+                candidates.find(|it| by.races(it, me) && changes(u32::from(me.lane())))
+            });
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// A granule gets a mark of its own.
+    #[inline(always)]
+    fn note_part(&self, me: Mark, at: usize) {
+        let line = &self.lines[at / LINE];
+        if !line.has_parts(me) {
+            line.parts.store(me.stamp() as u32, Relaxed);
+        }
+    }
+}
+
+/// Whole lines that a warp accesses, each lane as many granules as there are lines.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    line: usize,
+    /// 1, 2 or 4.
+    granules: usize,
+}
+
+impl Run {
+    /// For lanes that access `granules` granules each from byte `offset`, where a line begins, on.
+    #[inline(always)]
+    pub(crate) fn new(offset: usize, granules: usize) -> Run {
+        debug_assert!(offset.is_multiple_of(GRANULE * LINE) && matches!(granules, 1 | 2 | 4));
+        Run {
+            line: offset / (GRANULE * LINE),
+            granules,
+        }
+    }
+
+    #[inline(always)]
+    fn lines(self) -> std::ops::Range<usize> {
+        self.line..self.line + self.granules
+    }
+
+    /// The mark of the line with this index in the run.
+    #[inline(always)]
+    fn mark(self, me: Mark, index: usize) -> Mark {
+        me.of_line((index * LINE / self.granules) as u32, self.granules)
+    }
+}
+
+/// The first granule of a line in which `f` finds something, and the lane that touches it.
+#[cold]
+fn find_in_line(
+    line: usize,
+    me: Mark,
+    f: impl Fn(usize, Mark) -> Option<Earlier>,
+) -> Option<(u32, Earlier)> {
+    (0..LINE).find_map(|index| {
+        let me = me.in_line(index);
+        let earlier = f(line * LINE + index, me)?;
+        Some((u32::from(me.lane()), earlier))
+    })
+}
+
+/// Calls `f` with each granule of a range and the bits of the bytes that it has in it.
+#[inline(always)]
+fn for_granules(offset: usize, count: usize, mut f: impl FnMut(usize, u32)) {
+    let (mut at, end) = (offset, offset + count);
+    while at < end {
+        let inside = (GRANULE - at % GRANULE).min(end - at);
+        f(at / GRANULE, ((1 << inside) - 1) << (at % GRANULE));
+        at += inside;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Everything of other warps with a smaller clock came before.
+    struct After(u32);
+
+    impl Order for After {
+        fn is_after(&self, mark: Mark, _: Mark) -> bool {
+            mark.clock() < self.0
+        }
+    }
+
+    fn at(order: &After, pc: u32) -> Visitor<'_, After> {
+        Visitor {
+            order,
+            pc,
+            contended: false,
+        }
+    }
+
+    fn by(warp: u8, clock: u32) -> Mark {
+        Mark::new(1, 0, warp, 0, clock, false)
+    }
+
+    fn read(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<Earlier> {
+        let found = shadow.read(&at(&After(order), 8), me, one_lane(&[range.0; 32], range.1));
+        found.map(|(_, earlier)| earlier)
+    }
+
+    fn write(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<Earlier> {
+        let (order, offsets) = (After(order), [range.0; 32]);
+        let reach = one_lane(&offsets, range.1);
+        let found = shadow.write(&at(&order, 7), me, reach, |_, _| true);
+        found.map(|(_, earlier)| earlier)
+    }
+
+    fn one_lane(offsets: &[u64; 32], bytes: usize) -> Reach<'_> {
+        Reach {
+            lanes: 1,
+            offsets,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn reads_do_not_race_with_reads() {
+        let shadow = RaceShadow::new(16);
+        assert_eq!(read(&shadow, 0, by(0, 1), (0, 16)), None);
+        assert_eq!(read(&shadow, 0, by(1, 1), (0, 16)), None);
+    }
+
+    #[test]
+    fn a_barrier_orders() {
+        let shadow = RaceShadow::new(16);
+        write(&shadow, 0, by(0, 1), (4, 4));
+        let race = read(&shadow, 0, by(1, 1), (0, 16)).unwrap();
+        assert_eq!((race.wrote, race.pc, race.mark.agent()), (true, Some(7), 0));
+        assert_eq!(read(&shadow, 2, by(1, 2), (0, 16)), None);
+        assert_eq!(read(&shadow, 0, by(1, 1), (8, 8)), None);
+    }
+
+    /// Whoever of many readers is not ordered is found, however many read after it.
+    #[test]
+    fn a_write_races_with_any_reader_but_itself() {
+        let shadow = RaceShadow::new(4);
+        for warp in [3, 0, 1, 2, 2, 2] {
+            read(&shadow, 0, by(warp, 1), (0, 4));
+        }
+        for warp in 0..4 {
+            let race = write(&shadow, 0, by(warp, 1), (0, 4));
+            assert!(race.is_some_and(|race| race.mark.agent() != warp));
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_granule_do_not_race() {
+        let shadow = RaceShadow::new(4);
+        write(&shadow, 0, by(0, 1), (0, 2));
+        assert_eq!(write(&shadow, 0, by(1, 1), (2, 2)), None);
+    }
+
+    #[test]
+    fn earlier_launches_and_equal_values_are_forgiven() {
+        let shadow = RaceShadow::new(4);
+        write(&shadow, 0, by(0, 1), (0, 4));
+        let next_launch = Mark::new(2, 0, 1, 0, 1, false);
+        assert_eq!(read(&shadow, 0, next_launch, (0, 4)), None);
+        let (order, offsets) = (After(0), [0; 32]);
+        let reach = one_lane(&offsets, 4);
+        let same = shadow.write(&at(&order, 5), by(1, 1), reach, |_, _| false);
+        assert_eq!(same, None);
+    }
+
+    /// An access by a whole warp, side by side from byte 0 on.
+    #[derive(Clone, Copy, Debug)]
+    struct Access {
+        warp: u8,
+        epoch: u32,
+        writes: bool,
+        /// Whether it is made as whole lines, or lane by lane.
+        as_lines: bool,
+    }
+
+    impl Access {
+        fn on(self, shadow: &RaceShadow, granules: usize) -> Option<(u32, Earlier)> {
+            let order = After(self.epoch);
+            let (visitor, me) = (at(&order, 7), by(self.warp, self.epoch));
+            if self.as_lines {
+                let run = Run::new(0, granules);
+                return match self.writes {
+                    true => shadow.write_lines(&visitor, me, run, |_| true),
+                    false => shadow.read_lines(&visitor, me, run),
+                };
+            }
+            let bytes = granules * GRANULE;
+            let offsets = std::array::from_fn(|lane| (lane * bytes) as u64);
+            let reach = Reach {
+                lanes: u32::MAX,
+                offsets: &offsets,
+                bytes,
+            };
+            match self.writes {
+                true => shadow.write(&visitor, me, reach, |_, _| true),
+                false => shadow.read(&visitor, me, reach),
+            }
+        }
+    }
+
+    fn accesses() -> impl Strategy<Value = Vec<Access>> {
+        let step = (0..2u8, any::<bool>(), any::<bool>(), 0..4u32);
+        proptest::collection::vec(step, 1..12).prop_map(|steps| {
+            let mut epoch = 1;
+            let access = |(warp, writes, as_lines, barrier)| {
+                epoch += u32::from(barrier == 0);
+                Access {
+                    warp,
+                    epoch,
+                    writes,
+                    as_lines,
+                }
+            };
+            steps.into_iter().map(access).collect()
+        })
+    }
+
+    proptest! {
+        /// The first race of two warps is found, and nothing before it, whichever of the accesses
+        /// were made as lines, and however many granules the lanes of either take.
+        #[test]
+        fn lines_and_granules_see_each_other(
+            history in accesses(),
+            granules in [prop::sample::select(vec![1, 2, 4]), prop::sample::select(vec![1, 2, 4])],
+        ) {
+            let shadow = RaceShadow::new(512);
+            let width = |access: &Access| granules[usize::from(access.warp)];
+            for (now, access) in history.iter().enumerate() {
+                let earlier = history[..now].iter().rev();
+                // Each warp keeps to its own granules, and overlaps with the other's first ones.
+                let racing = earlier.clone().any(|it| {
+                    it.warp != access.warp && it.epoch == access.epoch && (it.writes || access.writes)
+                });
+                let found = access.on(&shadow, width(access));
+                prop_assert_eq!(found.is_some(), racing, "{:?} after {:?}", access, &history[..now]);
+                if let Some((lane, earlier)) = found {
+                    let mark = earlier.mark;
+                    let other = granules[usize::from(mark.agent())];
+                    prop_assert!(mark.agent() != access.warp && mark.clock() == access.epoch);
+                    prop_assert_eq!(
+                        lane as usize * width(access) / other,
+                        usize::from(mark.lane())
+                    );
+                    break;
+                }
+            }
+        }
+    }
+}
