@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::machine::counters::{Counters, Counts};
-use crate::machine::cta::{Cta, PATIENCE, Turn, dynamic_shared_start};
+use crate::machine::cta::{Cta, Turn, dynamic_shared_start};
 use crate::machine::grid::Grid;
 use crate::machine::random::Random;
 use crate::machine::warp::Warp;
@@ -15,9 +15,6 @@ use crate::memory::{AddressSpace, Block, ByteSet};
 use crate::options::Options;
 use crate::program::Kernel;
 use crate::report::{Fault, Finding, Kind, Site, Thread};
-
-/// CTAs that take turns at most, where they may speak to each other.
-const RESIDENT: usize = 64;
 
 /// A launch: the kernel, its extents and its parameters.
 #[derive(Clone, Copy)]
@@ -163,7 +160,6 @@ fn prepare<'l>(
         });
         sets.collect()
     });
-    let dynamic = dynamic_shared_start(kernel.static_shared, 16);
     Ok(Grid {
         kernel,
         space,
@@ -172,7 +168,7 @@ fn prepare<'l>(
         block: launch.block,
         shared_bytes: match launch.dynamic_shared {
             0 => kernel.static_shared,
-            bytes => dynamic + bytes,
+            bytes => dynamic_shared_start(kernel) + bytes,
         },
         dynamic_shared: launch.dynamic_shared,
         parameters,
@@ -237,7 +233,7 @@ fn run_ctas(grid: &Grid<'_>, next: &AtomicU64, stop: &AtomicBool) -> Outcome {
         loop {
             match cta.turn(&mut warps) {
                 Ok(Turn::Done) => break,
-                Ok(Turn::Running) if cta.idle() < PATIENCE => {}
+                Ok(Turn::Running) if !cta.waits() => {}
                 Ok(Turn::Running) => {
                     stop.store(true, Relaxed);
                     let fault = endless(&cta, &warps);
@@ -277,12 +273,15 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     let mut done: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
     let mut counts: Vec<Counts> = Vec::new();
     let mut next = 0;
+    let at_once = resident_limit(grid);
     loop {
-        let wanted = if random.is_some() { RESIDENT.min(8) } else { 1 };
-        let stuck = resident.iter().all(|(cta, _)| cta.idle() > 10_000);
-        while next < grid.ctas()
-            && (resident.len() < wanted || (stuck && resident.len() < RESIDENT))
-        {
+        let all_wait = resident.iter().all(|(cta, _)| cta.waits());
+        let wanted = match (all_wait, random.is_some()) {
+            (true, _) => (2 * resident.len()).clamp(1, at_once),
+            (false, true) => 8,
+            (false, false) => 1,
+        };
+        while next < grid.ctas() && resident.len() < wanted.min(at_once) {
             let (mut cta, mut warps) = match done.pop() {
                 Some(used) => used,
                 None => (
@@ -293,9 +292,6 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
             cta.restart(next, &mut warps);
             resident.push((cta, warps));
             next += 1;
-            if stuck {
-                break;
-            }
         }
         if resident.is_empty() {
             break;
@@ -307,9 +303,13 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
                 None => turn,
             };
             let (cta, warps) = &mut resident[at];
+            let began = cta.instructions;
             if let Err((warp, fault)) = cta.turn(warps) {
                 let failure = failure(cta, warps, warp, *fault);
                 return Err(LaunchError::Finding(failure.finding));
+            }
+            if cta.instructions - began > cta.idle() {
+                resident.iter_mut().for_each(|(cta, _)| cta.notice());
             }
         }
         let (ended, running): (Vec<_>, Vec<_>) = resident
@@ -317,9 +317,12 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
             .partition(|(_, warps)| warps.iter().all(Warp::is_done));
         resident = running;
         done.extend(ended);
-        let patience = PATIENCE / resident.len().max(1) as u64;
-        if !resident.is_empty() && resident.iter().all(|(cta, _)| cta.idle() > patience) {
-            let (cta, warps) = &resident[0];
+        let nobody_comes = next == grid.ctas() || resident.len() >= at_once;
+        let all_wait = resident.iter().all(|(cta, _)| cta.waits());
+        if nobody_comes
+            && all_wait
+            && let Some((cta, warps)) = resident.first()
+        {
             let failure = failure(cta, warps, 0, *endless(cta, warps));
             return Err(LaunchError::Finding(failure.finding));
         }
@@ -336,12 +339,18 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     Ok(counts)
 }
 
+/// CTAs that a GPU holds at once, as far as their threads tell: 2048 of those and 32 CTAs a
+/// multiprocessor.
+fn resident_limit(grid: &Grid<'_>) -> usize {
+    let a_multiprocessor = (2048 / grid.threads().max(1)).clamp(1, 32);
+    (a_multiprocessor * grid.multiprocessors) as usize
+}
+
 fn endless(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
-    let waiters = cta.waiters(warps);
+    let (idle, waiters) = (cta.idle(), cta.waiters(warps));
     let message = format!(
-        "no store, atomic, barrier or end of a thread in {} instructions: somebody waits for what \
-         never comes{waiters}",
-        cta.idle()
+        "no store, atomic, barrier or end of a thread in {idle} instructions: somebody waits for \
+         what never comes (or computes for long: see MESHGRAD_EMULATOR_PATIENCE){waiters}"
     );
     Fault::of_all(Kind::Deadlock, message)
 }

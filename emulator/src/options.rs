@@ -12,7 +12,10 @@ pub enum Asynchronous {
     /// When somebody waits for them.
     Lazy,
     /// Anywhere in between.
-    Random,
+    Random {
+        /// Decides where: the same seed, the same run.
+        seed: u64,
+    },
 }
 
 /// How kernels are run.
@@ -33,6 +36,9 @@ pub struct Options {
     pub counters: bool,
     /// The address at which shared memory begins.
     pub shared_base: u32,
+    /// Instructions of a CTA's warps without a visible effect (a store, a barrier) after which it
+    /// counts as stuck. Loops that wait without changing a register are found long before.
+    pub patience: u64,
 }
 
 impl Default for Options {
@@ -45,6 +51,7 @@ impl Default for Options {
             threads: 0,
             counters: false,
             shared_base: 0x400,
+            patience: 4_000_000_000,
         }
     }
 }
@@ -63,8 +70,8 @@ pub struct OptionsError {
 
 impl Options {
     /// Options as the environment says (docs/emulator.md):
-    /// `MESHGRAD_EMULATOR_SANITIZE`, `_SCHEDULE`, `_ASYNC`, `_APPROX`, `_THREADS` and
-    /// `_SHARED_BASE`.
+    /// `MESHGRAD_EMULATOR_SANITIZE`, `_SCHEDULE`, `_ASYNC`, `_APPROX`, `_THREADS`, `_SHARED_BASE`
+    /// and `_PATIENCE`.
     ///
     /// # Errors
     /// [`OptionsError`] for a value that means nothing.
@@ -114,13 +121,14 @@ impl Options {
         )?;
         set(
             "MESHGRAD_EMULATOR_ASYNC",
-            "eager, lazy or random",
+            "eager, lazy or random:SEED",
             &|options, value| {
                 options.asynchronous = match value {
                     "eager" => Asynchronous::Eager,
                     "lazy" => Asynchronous::Lazy,
-                    "random" => Asynchronous::Random,
-                    _ => return None,
+                    _ => Asynchronous::Random {
+                        seed: value.strip_prefix("random:")?.parse().ok()?,
+                    },
                 };
                 Some(())
             },
@@ -148,11 +156,19 @@ impl Options {
         )?;
         set(
             "MESHGRAD_EMULATOR_SHARED_BASE",
-            "a multiple of 16 below 65536",
+            "a multiple of 1024 below 65536",
             &|options, value| {
                 let base = value.parse().ok()?;
-                (base % 16 == 0 && base < 1 << 16).then_some(())?;
+                (base % 1024 == 0 && base < 1 << 16).then_some(())?;
                 options.shared_base = base;
+                Some(())
+            },
+        )?;
+        set(
+            "MESHGRAD_EMULATOR_PATIENCE",
+            "a number of instructions",
+            &|options, value| {
+                options.patience = value.parse().ok()?;
                 Some(())
             },
         )?;
@@ -184,9 +200,9 @@ mod tests {
         let error = from("MESHGRAD_EMULATOR_ASYNC", "soon").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "MESHGRAD_EMULATOR_ASYNC=soon: expected eager, lazy or random"
+            "MESHGRAD_EMULATOR_ASYNC=soon: expected eager, lazy or random:SEED"
         );
-        assert!(from("MESHGRAD_EMULATOR_SHARED_BASE", "8").is_err());
+        assert!(from("MESHGRAD_EMULATOR_SHARED_BASE", "16").is_err());
         assert_eq!(from("PATH", "x").unwrap(), Options::default());
     }
 }

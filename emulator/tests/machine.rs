@@ -65,7 +65,7 @@ fn schedules() -> Vec<Options> {
         for asynchronous in [
             Asynchronous::Eager,
             Asynchronous::Lazy,
-            Asynchronous::Random,
+            Asynchronous::Random { seed: 2 },
         ] {
             all.push(Options {
                 shuffle: Some(seed),
@@ -237,6 +237,134 @@ fn ctas_wait_for_each_other() {
     }
 }
 
+/// A grid whose CTAs all wait for each other, as many as a GPU holds at once.
+#[test]
+fn a_whole_grid_waits_for_itself() {
+    let text = kernel(
+        "mov.u32 %r2, %nctaid.x;
+        setp.ne.u32 %p0, %r0, 0;
+        @%p0 bra TOGETHER;
+        atom.global.add.u32 %r3, [%rd0], 1;
+        membar.gl;
+    WAIT:
+        ld.volatile.global.u32 %r4, [%rd0];
+        setp.lt.u32 %p1, %r4, %r2;
+        @%p1 bra WAIT;
+        membar.gl;
+    TOGETHER:
+        bar.sync 0;",
+    );
+    let run = run(&text, (132, 64), 1, &[0], &Options::default()).unwrap();
+    assert_eq!(run.out, [132]);
+}
+
+/// A flag that nobody sets is waited for in a circle; a long loop without a store is none.
+#[test]
+fn circles_are_told_from_long_loops() {
+    let waits = kernel(
+        "WAIT:
+        ld.volatile.global.u32 %r4, [%rd0];
+        setp.eq.u32 %p0, %r4, 0;
+        @%p0 bra WAIT;",
+    );
+    for options in schedules() {
+        let found = finding(run(&waits, (2, 64), 1, &[0], &options));
+        assert_eq!(found.kind, Kind::Deadlock);
+        for part in ["PATIENCE", "warp 0", "warp 1", "nothing: it runs"] {
+            assert!(found.message.contains(part), "{found}");
+        }
+    }
+    let counts = kernel(
+        "mov.u32 %r2, 0;
+    LOOP:
+        add.u32 %r2, %r2, 1;
+        setp.lt.u32 %p0, %r2, 2000000;
+        @%p0 bra LOOP;
+        st.global.u32 [%rd0], %r2;",
+    );
+    let long = run(&counts, (1, 1), 1, &[0], &Options::default()).unwrap();
+    assert_eq!(long.out, [2_000_000]);
+    let impatient = Options {
+        patience: 1_000_000,
+        ..Options::default()
+    };
+    let found = finding(run(&counts, (1, 1), 1, &[0], &impatient));
+    assert_eq!(found.kind, Kind::Deadlock);
+}
+
+/// With random order a copy lands anywhere between its start and the wait for it.
+#[test]
+fn random_copies_land_between_instructions() {
+    let text = kernel(
+        ".shared .align 16 .b8 tile[16];
+        mov.u32 %r1, tile;
+        mov.u32 %r2, 0;
+        st.shared.u32 [%r1], %r2;
+        cp.async.ca.shared.global [%r1], [%rd1], 16;
+        mov.u32 %r3, 0;
+    LOOP:
+        ld.volatile.shared.u32 %r4, [%r1];
+        add.u32 %r2, %r2, %r4;
+        add.u32 %r3, %r3, 1;
+        setp.lt.u32 %p0, %r3, 50;
+        @%p0 bra LOOP;
+        cp.async.wait_all;
+        ld.shared.u32 %r5, [%r1];
+        st.global.u32 [%rd0], %r2;
+        st.global.u32 [%rd0+4], %r5;",
+    );
+    let seen = |asynchronous| {
+        let options = Options {
+            asynchronous,
+            sanitize: false,
+            ..Options::default()
+        };
+        let run = run(&text, (1, 1), 2, &[1, 2, 3, 4], &options).unwrap();
+        assert_eq!(run.out[1], 1);
+        run.out[0]
+    };
+    assert_eq!(seen(Asynchronous::Eager), 50);
+    assert_eq!(seen(Asynchronous::Lazy), 0);
+    let between = (0..8).map(|seed| seen(Asynchronous::Random { seed }));
+    let between: std::collections::BTreeSet<u32> = between.collect();
+    assert!(between.len() > 3 && between.iter().any(|seen| (1..50).contains(seen)));
+}
+
+/// A warp that copies 512 bytes in order takes 16 sectors and 4 passes; copies to one bank
+/// conflict.
+#[test]
+fn copies_are_counted_as_one_access_of_the_warp() {
+    for (stride, passes) in [(16, 4), (128, 32)] {
+        let text = kernel(&format!(
+            ".shared .align 16 .b8 tile[4096];
+            mov.u32 %r1, tile;
+            mad.lo.u32 %r1, %r0, {stride}, %r1;
+            mad.wide.u32 %rd1, %r0, 16, %rd1;
+            cp.async.ca.shared.global [%r1], [%rd1], 16;
+            cp.async.wait_all;"
+        ));
+        let options = Options {
+            counters: true,
+            ..Options::default()
+        };
+        for asynchronous in [Asynchronous::Eager, Asynchronous::Lazy] {
+            let options = Options {
+                asynchronous,
+                ..options.clone()
+            };
+            let total = run(&text, (1, 32), 1, &[0; 128], &options)
+                .unwrap()
+                .counters
+                .total;
+            assert_eq!(
+                (total.sectors, total.ideal_sectors, total.bytes_read),
+                (16, 16, 512)
+            );
+            assert_eq!((total.passes, total.ideal_passes), (passes, 4));
+        }
+    }
+}
+
 #[test]
 fn a_wait_without_end_is_told() {
     let text = kernel(
@@ -249,7 +377,14 @@ fn a_wait_without_end_is_told() {
     );
     let found = finding(run(&text, (1, 64), 1, &[0], &Options::default()));
     assert_eq!(found.kind, Kind::DivergentBarrier, "{found}");
-    assert!(found.message.contains("bar.sync 2"), "{found}");
+    for waiter in [
+        "bar.sync 1",
+        "warp 0 lanes 0x00000001",
+        "lanes 0xfffffffe",
+        "bar.sync 2",
+    ] {
+        assert!(found.message.contains(waiter), "{waiter}: {found}");
+    }
 }
 
 /// Lane by lane the halves of `in` against 1.0: two predicates, `set` of both halves, of integers,

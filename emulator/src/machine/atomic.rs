@@ -1,7 +1,8 @@
 //! Atomics: lane after lane, each seeing what the one before left.
 
-use super::access::{Home, Touch};
+use super::check::{ALWAYS, Touch};
 use super::cta::Cta;
+use super::home::{Home, Spot};
 use super::lanes::{narrowed, widened};
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
@@ -38,11 +39,16 @@ impl Cta<'_> {
         let mut old = [0; LANES];
         let mut rest = mask;
         while rest != 0 {
-            let (home, lanes) = self.home(atomic.space, &addresses, rest, touch.bytes)?;
-            let offsets = self.offsets(home, &addresses, warp.index);
-            self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
+            let spot = self.locate(warp, atomic.space, &addresses, rest, touch.bytes)?;
+            self.count_access(&spot, touch);
+            self.check(warp, &spot, touch, ALWAYS)?;
             let strength = (atomic.strength, atomic.scope);
-            self.order_access(warp, strength, touch, home, &addresses, lanes);
+            self.order_access(warp, strength, touch, &spot, &addresses);
+            let Spot {
+                home,
+                lanes,
+                offsets,
+            } = spot;
             let mut progress = false;
             let data = self.data(home);
             for lane in lanes_of(lanes) {

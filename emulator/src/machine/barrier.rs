@@ -99,6 +99,12 @@ impl Cta<'_> {
             return Err(Fault::of_all(Kind::DivergentBarrier, message));
         }
 
+        if let BarrierAction::Reduce { from, .. } | BarrierAction::Count { from, .. } =
+            barrier.action
+            && let Some(predicate) = from.index
+        {
+            self.need_predicate(warp, predicate, mask)?;
+        }
         let whole = mask == warp.live();
         let comes = if whole { 32 } else { mask.count_ones() };
         let published = warp.knowledge.publish();

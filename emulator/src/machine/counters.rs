@@ -2,6 +2,10 @@
 
 use std::fmt::Write;
 
+use super::check::Touch;
+use super::cta::Cta;
+use super::home::{Home, Spot};
+use super::registers::lanes_of;
 use crate::program::Kernel;
 
 /// Counts of one instruction, or of all together.
@@ -182,16 +186,60 @@ fn quoted(text: &str) -> String {
     out
 }
 
+impl Cta<'_> {
+    /// Counts an access, if anybody counts.
+    #[inline(always)]
+    pub(super) fn count_access(&mut self, spot: &Spot, touch: Touch) {
+        if !self.counts.is_empty() {
+            self.count_sectors_and_passes(spot, touch);
+        }
+    }
+
+    fn count_sectors_and_passes(&mut self, spot: &Spot, touch: Touch) {
+        let Spot {
+            home,
+            lanes,
+            ref offsets,
+        } = *spot;
+        let counts = &mut self.counts[touch.pc as usize];
+        let bytes = u64::from(lanes.count_ones()) * touch.bytes as u64;
+        match home {
+            Home::Shared => {
+                let (passes, ideal) = passes(offsets, lanes, touch.bytes);
+                counts.passes += passes;
+                counts.ideal_passes += ideal;
+            }
+            Home::Global(index) => {
+                let (sectors, ideal) = sectors(offsets, lanes, touch.bytes);
+                counts.sectors += sectors;
+                counts.ideal_sectors += ideal;
+                counts.bytes_read += if touch.reads { bytes } else { 0 };
+                counts.bytes_written += if touch.writes { bytes } else { 0 };
+                if let Some(touched) = &self.grid.touched {
+                    for lane in lanes_of(lanes) {
+                        let at = offsets[lane] as usize;
+                        for (set, wanted) in touched[index].iter().zip([touch.reads, touch.writes])
+                        {
+                            if wanted {
+                                set.set(at, touch.bytes);
+                            }
+                        }
+                    }
+                }
+            }
+            Home::Local | Home::Param => {}
+        }
+    }
+}
+
 /// 32-byte sectors that accesses of `bytes` bytes at `offsets` touch, and the fewest possible.
 pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
-    let mut touched: Vec<u64> = super::registers::lanes_of(mask)
+    let mut touched: Vec<u64> = lanes_of(mask)
         .flat_map(|lane| offsets[lane] / 32..=(offsets[lane] + bytes as u64 - 1) / 32)
         .collect();
     touched.sort_unstable();
     touched.dedup();
-    let mut different: Vec<u64> = super::registers::lanes_of(mask)
-        .map(|lane| offsets[lane])
-        .collect();
+    let mut different: Vec<u64> = lanes_of(mask).map(|lane| offsets[lane]).collect();
     different.sort_unstable();
     different.dedup();
     let ideal = (different.len() * bytes).div_ceil(32) as u64;
@@ -212,7 +260,7 @@ pub(crate) fn passes(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64)
         if part == 0 {
             continue;
         }
-        let mut words: Vec<u64> = super::registers::lanes_of(part)
+        let mut words: Vec<u64> = lanes_of(part)
             .flat_map(|lane| offsets[lane] / 4..=(offsets[lane] + bytes as u64 - 1) / 4)
             .collect();
         words.sort_unstable();

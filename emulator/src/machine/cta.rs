@@ -8,17 +8,17 @@ use super::grid::Grid;
 use super::order::Published;
 use super::random::Random;
 use super::registers::Registers;
+use super::waiting::Circle;
 use super::warp::{State, Warp};
 use crate::memory::races::{LAST_STAMP, RaceShadow};
 use crate::memory::{Block, ByteSet};
+use crate::options::Asynchronous;
+use crate::program::Kernel;
 use crate::program::kernel::{Constant, LaneMask, Special};
 use crate::report::{Fault, Kind};
 
 /// Instructions a warp runs before others get their turn, where the order is not shuffled.
 const TURN: u32 = 4096;
-
-/// Instructions a CTA runs without a visible effect before it counts as stuck.
-pub(crate) const PATIENCE: u64 = 20_000_000;
 
 /// Shared memory, or the local memory of a CTA's threads, with what is known of it.
 pub(crate) struct Own {
@@ -59,12 +59,15 @@ pub(crate) struct Cta<'g> {
     /// By instruction; empty unless counting.
     pub(crate) counts: Vec<Counts>,
     pub(crate) random: Random,
+    /// When asynchronous copies happen, where that is random.
+    pub(crate) copy_chance: Random,
     /// The allocation that was accessed last.
     pub(crate) hint: usize,
     /// Instructions that were run: the clock of the CTA's threads.
     pub(crate) instructions: u64,
     /// What that was when something visible last happened.
     effect_at: u64,
+    circle: Circle,
     /// The instruction being executed.
     pub(crate) pc: u32,
     /// Registers at the start, constants filled in.
@@ -100,9 +103,11 @@ impl<'g> Cta<'g> {
             published: HashMap::new(),
             counts,
             random: Random::new(0),
+            copy_chance: Random::new(0),
             hint: 0,
             instructions: 0,
             effect_at: 0,
+            circle: Circle::default(),
             pc: 0,
             start: start_registers(grid),
         })
@@ -120,8 +125,12 @@ impl<'g> Cta<'g> {
         self.shared_stamp += 1;
         self.barriers = (0..16).map(|_| CtaBarrier::default()).collect();
         self.published.clear();
-        self.random = Random::new(self.grid.options.shuffle.unwrap_or(0) ^ index << 20);
-        self.progress();
+        let options = self.grid.options;
+        self.random = Random::new(options.shuffle.unwrap_or(0) ^ index << 20);
+        if let Asynchronous::Random { seed } = options.asynchronous {
+            self.copy_chance = Random::new(seed ^ index << 20);
+        }
+        self.notice();
 
         let threads = self.grid.threads();
         let count = threads.div_ceil(32) as usize;
@@ -147,9 +156,21 @@ impl<'g> Cta<'g> {
         self.effect_at = self.instructions;
     }
 
+    /// Somebody else did something visible: whoever waited may go on.
+    pub(crate) fn notice(&mut self) {
+        self.progress();
+        self.circle = Circle::default();
+    }
+
     /// Instructions since anything visible happened.
     pub(crate) fn idle(&self) -> u64 {
         self.instructions - self.effect_at
+    }
+
+    /// Whether it can only go on if somebody else does something: it runs in a circle, or has run
+    /// without a visible effect for longer than is waited for.
+    pub(crate) fn waits(&self) -> bool {
+        self.circle.is_closed() || self.idle() > self.grid.options.patience
     }
 
     fn set_specials(&self, warp: &mut Warp) {
@@ -196,7 +217,7 @@ impl<'g> Cta<'g> {
 
     /// Lets every warp run for a while.
     pub(crate) fn turn(&mut self, warps: &mut [Warp]) -> Result<Turn, (usize, Box<Fault>)> {
-        let mut ran = false;
+        let (mut ran, began) = (false, self.instructions);
         for turn in 0..warps.len() {
             let (at, instructions) = match self.grid.options.shuffle {
                 None => (turn, TURN),
@@ -214,6 +235,15 @@ impl<'g> Cta<'g> {
             return Ok(Turn::Done);
         }
         if ran || self.someone_can_run(warps) {
+            let least = match self.grid.options.shuffle {
+                None => 1,
+                Some(_) => 64,
+            };
+            if self.effect_at > began {
+                self.circle = Circle::default();
+            }
+            let idle = self.idle();
+            self.circle.look(warps, idle, least);
             return Ok(Turn::Running);
         }
         Err(self.stuck(warps))
@@ -283,9 +313,8 @@ fn start_registers(grid: &Grid<'_>) -> Registers {
         let bits = match constant {
             Constant::Bits(bits) => *bits,
             Constant::Shared(offset) => u64::from(base + offset),
-            Constant::DynamicShared { align, offset } => {
-                let start = dynamic_shared_start(kernel.static_shared, *align);
-                u64::from(base + start + offset)
+            Constant::DynamicShared { offset, .. } => {
+                u64::from(base + dynamic_shared_start(kernel) + offset)
             }
             Constant::Frame { offset, .. } => u64::from(*offset),
         };
@@ -294,9 +323,19 @@ fn start_registers(grid: &Grid<'_>) -> Registers {
     registers
 }
 
-/// Where dynamic shared memory begins, counted from the start of the CTA's.
-pub(crate) fn dynamic_shared_start(static_shared: u32, align: u32) -> u32 {
-    static_shared.next_multiple_of(align.max(16))
+/// Where dynamic shared memory begins, counted from the start of the CTA's: every array without an
+/// extent begins there.
+pub(crate) fn dynamic_shared_start(kernel: &Kernel) -> u32 {
+    let aligns = kernel
+        .constants
+        .iter()
+        .map(|(_, constant, _)| match constant {
+            Constant::DynamicShared { align, .. } => *align,
+            _ => 1,
+        });
+    kernel
+        .static_shared
+        .next_multiple_of(aligns.fold(16, u32::max))
 }
 
 fn lane_mask(mask: LaneMask, lane: u32) -> u32 {

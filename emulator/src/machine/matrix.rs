@@ -1,14 +1,13 @@
-//! What a warp does with matrices, and its asynchronous copies.
+//! What a warp does with matrices in registers: `ldmatrix`, `movmatrix`, `mma`.
 
-use super::access::{Home, Touch};
-use super::asynchronous::Copy;
+use super::check::{ALWAYS, Touch};
 use super::cta::Cta;
-use super::registers::{LANES, Slot, lanes_of};
-use super::step::{Flow, truth};
+use super::home::Home;
+use super::registers::{LANES, Slot};
+use super::step::Flow;
 use super::warp::Warp;
 use crate::numerics::{matrix_move, tensor_core};
-use crate::options::Asynchronous;
-use crate::program::op::{CopyAsync, LoadMatrix, Multiply, Space};
+use crate::program::op::{LoadMatrix, Multiply, Space};
 use crate::report::{Fault, Kind};
 
 impl Cta<'_> {
@@ -29,16 +28,16 @@ impl Cta<'_> {
             Space::Shared
         };
         let touch = Touch::new(16, true, false, self.pc);
-        let (home, same) = self.home(space, &addresses, lanes, touch.bytes)?;
-        if home != Home::Shared || same != lanes {
+        let spot = self.locate(warp, space, &addresses, lanes, touch.bytes)?;
+        if spot.home != Home::Shared || spot.lanes != lanes {
             let message = "a matrix is loaded from elsewhere than shared memory";
             return Err(Fault::of_all(Kind::OutOfBounds, message));
         }
-        let offsets = self.offsets(home, &addresses, warp.index);
-        self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
+        self.count_access(&spot, touch);
+        self.check(warp, &spot, touch, ALWAYS)?;
         for (index, to) in load.to.iter().enumerate() {
             let rows: [[u32; 4]; 8] = std::array::from_fn(|row| {
-                let at = offsets[matrix_move::address_lane(index, row)] as usize;
+                let at = spot.offsets[matrix_move::address_lane(index, row)] as usize;
                 std::array::from_fn(|word| self.shared.data.load_u32(at + 4 * word))
             });
             let value = match load.transposed {
@@ -102,123 +101,6 @@ impl Cta<'_> {
             warp.registers.set_narrow(*slot, mask, value);
         }
         Ok(Flow::Next)
-    }
-
-    // -- asynchronous copies --
-
-    pub(super) fn start_copies(
-        &mut self,
-        warp: &mut Warp,
-        copy: &CopyAsync,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        let to = self.addresses(warp, &copy.to, mask)?;
-        let from = self.addresses(warp, &copy.from, mask)?;
-        let ignored = match copy.ignore {
-            Some(predicate) => {
-                if let Some(index) = predicate.index {
-                    self.need_predicate(warp, index, mask)?;
-                }
-                truth(warp, predicate)
-            }
-            None => 0,
-        };
-        let mut source_bytes = [copy.bytes as u32; LANES];
-        if let Some(slot) = copy.source_bytes {
-            self.need(warp, slot, mask)?;
-            source_bytes = *warp.registers.narrow(slot);
-        }
-        warp.knowledge.start_copies(mask);
-        for lane in lanes_of(mask) {
-            let source_bytes = match ignored >> lane & 1 {
-                0 => source_bytes[lane] as usize,
-                _ => 0,
-            };
-            if source_bytes > copy.bytes {
-                let message = format!("{source_bytes} bytes are read to write {}", copy.bytes);
-                return Err(Fault::new(Kind::InvalidArgument, lane, message));
-            }
-            let copy = Copy {
-                lane,
-                to: to[lane],
-                from: from[lane],
-                bytes: copy.bytes,
-                source_bytes,
-                group: warp.copies.open_group(lane),
-                pc: self.pc,
-            };
-            match self.grid.options.asynchronous {
-                Asynchronous::Eager => self.carry_out(warp, copy)?,
-                Asynchronous::Lazy | Asynchronous::Random => warp.copies.pending.push(copy),
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn wait_for_copies(
-        &mut self,
-        warp: &mut Warp,
-        left: Option<u32>,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        for lane in lanes_of(mask) {
-            let group = warp.copies.complete(lane, left);
-            for copy in warp.copies.take(lane, group) {
-                self.carry_out(warp, copy)?;
-            }
-            if left.is_none() {
-                warp.copies.commit(lane);
-            }
-            warp.knowledge.wait_for_copies(lane, group);
-        }
-        Ok(())
-    }
-
-    /// Carries out a pending copy or none, as chance will have it.
-    pub(super) fn perhaps_copy(&mut self, warp: &mut Warp) -> Result<(), Box<Fault>> {
-        if self.grid.options.asynchronous != Asynchronous::Random {
-            return Ok(());
-        }
-        while !warp.copies.pending.is_empty() && self.random.below(4) != 0 {
-            let at = self.random.below(warp.copies.pending.len() as u64) as usize;
-            let copy = warp.copies.pending.swap_remove(at);
-            self.carry_out(warp, copy)?;
-        }
-        Ok(())
-    }
-
-    /// Copies from global to shared memory, as an agent of its own.
-    pub(super) fn carry_out(&mut self, warp: &mut Warp, copy: Copy) -> Result<(), Box<Fault>> {
-        let lane = 1 << copy.lane;
-        let pc = std::mem::replace(&mut self.pc, copy.pc);
-        let result = self.carry_out_for(warp, copy, lane);
-        self.pc = pc;
-        result
-    }
-
-    fn carry_out_for(&mut self, warp: &mut Warp, copy: Copy, lane: u32) -> Result<(), Box<Fault>> {
-        let mut bytes = [0u8; 16];
-        let touch = |reads, count| Touch {
-            align: copy.bytes,
-            copy: Some(copy.group),
-            ..Touch::new(count, reads, !reads, copy.pc)
-        };
-        if copy.source_bytes > 0 {
-            let from = [copy.from; LANES];
-            let (home, _) = self.home(Space::Global, &from, lane, copy.source_bytes)?;
-            let offsets = self.offsets(home, &from, warp.index);
-            let reading = touch(true, copy.source_bytes);
-            self.check(warp, home, &offsets, lane, reading, &|_, _, _| true)?;
-            let at = offsets[copy.lane] as usize;
-            self.data(home).read(at, &mut bytes[..copy.source_bytes]);
-        }
-        let to = [copy.to; LANES];
-        let offsets = self.offsets(Home::Shared, &to, warp.index);
-        let writing = touch(false, copy.bytes);
-        self.check(warp, Home::Shared, &offsets, lane, writing, &|_, _, _| true)?;
-        let at = offsets[copy.lane] as usize;
-        self.shared.data.write(at, &bytes[..copy.bytes]);
-        Ok(())
     }
 }
 

@@ -89,6 +89,8 @@ pub(crate) struct Knowledge {
     fenced: [Option<Seen>; 2],
     /// What relaxed reads found: known after the next fence. From the same CTA, and from others.
     heard: [Option<Seen>; 2],
+    /// The last strong read: where, of which version, and how far it acquired.
+    last_read: Option<(u64, u64, Option<Scope>)>,
 }
 
 impl Knowledge {
@@ -103,6 +105,7 @@ impl Knowledge {
             copying: 0,
             fenced: [None, None],
             heard: [None, None],
+            last_read: None,
         }
     }
 
@@ -185,9 +188,14 @@ fn reach(scope: Scope) -> usize {
     }
 }
 
-/// What was published at one place in memory, for the writer's CTA alone and for all.
+/// What was published at one place in memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Published([Option<(u32, Seen)>; 2]);
+pub(crate) struct Published {
+    /// For the writer's CTA alone, and for all.
+    what: [Option<(u32, Seen)>; 2],
+    /// How often something was.
+    version: u64,
+}
 
 impl Published {
     /// A write that others may find: at once when it releases, else as of the last fence.
@@ -206,15 +214,23 @@ impl Published {
     }
 
     fn add(&mut self, reach: usize, cta: u32, seen: &Seen) {
-        match &mut self.0[reach] {
+        self.version += 1;
+        match &mut self.what[reach] {
             Some((first, published)) => published.join(&seen.in_eyes_of(cta, *first)),
-            None => self.0[reach] = Some((cta, seen.clone())),
+            None => self.what[reach] = Some((cta, seen.clone())),
         }
     }
 
-    /// A read that may find something: known at once when it acquires, else after a fence.
-    pub(crate) fn read(&self, by: &mut Knowledge, acquire: Option<Scope>) {
-        for (far, published) in self.0.iter().enumerate() {
+    /// A read of `place` that may find something: known at once when it acquires, else after a
+    /// fence.
+    pub(crate) fn read(&self, by: &mut Knowledge, place: u64, acquire: Option<Scope>) {
+        // Whoever waits for a flag reads the same again and again.
+        let this = Some((place, self.version, acquire));
+        if by.last_read == this {
+            return;
+        }
+        by.last_read = this;
+        for (far, published) in self.what.iter().enumerate() {
             let Some((cta, published)) = published else {
                 continue;
             };
@@ -271,7 +287,7 @@ mod tests {
                 a.fence(Scope::Gpu);
             }
             flag.write(&mut a, None);
-            flag.read(&mut b, None);
+            flag.read(&mut b, 0, None);
             if fence_after {
                 b.fence(Scope::Gpu);
             }
@@ -289,7 +305,7 @@ mod tests {
             let data = mark(3, 0, 0, a.clock);
             a.fence(Scope::Cta);
             flag.write(&mut a, None);
-            flag.read(&mut b, Some(Scope::Gpu));
+            flag.read(&mut b, 0, Some(Scope::Gpu));
             assert_eq!(b.is_after(data, mark(reader, 1, 0, b.clock)), reached);
         }
     }

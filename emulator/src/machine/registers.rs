@@ -15,7 +15,7 @@ pub(crate) const ALL: u32 = u32::MAX;
 
 /// One register of up to 32 bits in all lanes.
 #[repr(C, align(64))]
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Pod, Zeroable)]
 pub(crate) struct Plane(pub(crate) [u32; LANES]);
 
 impl Plane {
@@ -26,7 +26,7 @@ impl Plane {
 pub(crate) type Slot = u32;
 
 /// The registers and predicates of a warp.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Registers {
     planes: Vec<Plane>,
     /// Lanes written, by slot. A wide register uses the entry of its first plane.

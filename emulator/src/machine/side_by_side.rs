@@ -2,8 +2,9 @@
 //! the beginning of a line of 128 bytes on. Whatever is unusual or wrong is left to
 //! [`super::access`], which tells it in full.
 
-use super::access::{Home, Touch, mark_of, race};
+use super::check::{Touch, mark_of, race};
 use super::cta::Cta;
+use super::home::Home;
 use super::lanes::{each_lane, vectorised};
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
@@ -107,8 +108,9 @@ impl Cta<'_> {
                 let run = Run::new(at, WORDS);
                 let visitor = self.visitor(warp, home);
                 if let Some((lane, earlier)) = races.read_lines(&visitor, mark, run) {
-                    let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
-                    return Err(race(region.race, lane as usize, &place, touch, earlier));
+                    let (lane, at) = (lane as usize, at + lane as usize * WORDS * 4);
+                    let place = self.place(home, warp.index, lane, at as u64);
+                    return Err(race(region.race, lane, &place, touch, earlier));
                 }
             }
         }
@@ -170,8 +172,9 @@ impl Cta<'_> {
             let visitor = self.visitor(warp, home);
             let run = Run::new(at, WORDS);
             if let Some((lane, earlier)) = races.write_lines(&visitor, mark, run, changes) {
-                let place = self.place(home, (at + lane as usize * WORDS * 4) as u64);
-                return Err(race(region.race, lane as usize, &place, touch, earlier));
+                let (lane, at) = (lane as usize, at + lane as usize * WORDS * 4);
+                let place = self.place(home, warp.index, lane, at as u64);
+                return Err(race(region.race, lane, &place, touch, earlier));
             }
         }
         if let Some(initialised) = region.initialised {

@@ -5,6 +5,7 @@ use super::lanes::{each_lane, narrowed, widened};
 use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
 use super::warp::{Fragment, State, Warp};
 use super::windows;
+use crate::options::Asynchronous;
 use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, Set, SetPredicate};
 use crate::report::{Fault, Kind};
 
@@ -43,6 +44,8 @@ impl Cta<'_> {
     ) -> Result<bool, Box<Fault>> {
         let mut ran = false;
         self.wake(warp);
+        let random_copies = self.grid.kernel.copies
+            && matches!(self.grid.options.asynchronous, Asynchronous::Random { .. });
         while let Some(fragment) = warp.select() {
             let horizon = warp.horizon(fragment);
             loop {
@@ -52,14 +55,14 @@ impl Cta<'_> {
                 }
                 instructions -= 1;
                 ran = true;
-                if self.execute(warp, fragment)? || warp.fragments[fragment].pc >= horizon {
+                let another_is_due = self.execute(warp, fragment)?;
+                if random_copies {
+                    self.perhaps_copy(warp)?;
+                }
+                if another_is_due || warp.fragments[fragment].pc >= horizon {
                     break;
                 }
             }
-            if !self.grid.kernel.copies {
-                continue;
-            }
-            self.perhaps_copy(warp)?;
         }
         if warp.all_wait_for_each_other() {
             return Err(self.divergence(warp));

@@ -1,11 +1,11 @@
 //! What a warp does with matrices in opaque fragments: `wmma`.
 
-use super::access::{Addresses, Touch};
+use super::check::{ALWAYS, Touch};
 use super::cta::Cta;
+use super::home::Addresses;
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::Flow;
 use super::warp::Warp;
-use crate::memory::Block;
 use crate::program::op::{MoveFragment, MultiplyFragments};
 use crate::report::Fault;
 
@@ -76,16 +76,16 @@ impl Cta<'_> {
         let mut elements = [0; LANES];
         let mut rest = mask;
         while rest != 0 {
-            let (home, lanes) = self.home(moved.space, addresses, rest, bytes)?;
-            let offsets = self.offsets(home, addresses, warp.index);
-            self.check(warp, home, &offsets, lanes, touch, &|_, _, _| true)?;
-            let data = self.data(home);
-            for lane in lanes_of(lanes) {
+            let spot = self.locate(warp, moved.space, addresses, rest, bytes)?;
+            self.count_access(&spot, touch);
+            self.check(warp, &spot, touch, ALWAYS)?;
+            let data = self.data(spot.home);
+            for lane in lanes_of(spot.lanes) {
                 let mut element = [0; 4];
-                data.read(offsets[lane] as usize, &mut element[..bytes]);
+                data.read(spot.offsets[lane] as usize, &mut element[..bytes]);
                 elements[lane] = u32::from_le_bytes(element);
             }
-            rest &= !lanes;
+            rest &= !spot.lanes;
         }
         Ok(elements)
     }
@@ -103,22 +103,19 @@ impl Cta<'_> {
         self.progress();
         let mut rest = mask;
         while rest != 0 {
-            let (home, lanes) = self.home(moved.space, addresses, rest, bytes)?;
-            let offsets = self.offsets(home, addresses, warp.index);
-            let changes = |data: &Block, lane: usize| {
+            let spot = self.locate(warp, moved.space, addresses, rest, bytes)?;
+            self.count_access(&spot, touch);
+            self.check(warp, &spot, touch, &|data, lane, _| {
                 let mut now = [0; 4];
-                data.read(offsets[lane] as usize, &mut now[..bytes]);
+                data.read(spot.offsets[lane] as usize, &mut now[..bytes]);
                 now[..bytes] != elements[lane].to_le_bytes()[..bytes]
-            };
-            self.check(warp, home, &offsets, lanes, touch, &|data, lane, _| {
-                changes(data, lane)
             })?;
-            let data = self.data(home);
-            for lane in lanes_of(lanes) {
+            let data = self.data(spot.home);
+            for lane in lanes_of(spot.lanes) {
                 let element = elements[lane].to_le_bytes();
-                data.write(offsets[lane] as usize, &element[..bytes]);
+                data.write(spot.offsets[lane] as usize, &element[..bytes]);
             }
-            rest &= !lanes;
+            rest &= !spot.lanes;
         }
         Ok(())
     }
