@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 
 /// What a driver function returns when it does not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -232,9 +233,27 @@ codes! {
     Unknown = 999, c"CUDA_ERROR_UNKNOWN", c"unknown error";
 }
 
+/// What `act` gives, or, if it panics, an error that says so: whoever waits for an operation must
+/// not wait for ever, and no panic may cross into a caller written in C.
+pub(crate) fn unless_panicking<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+    panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str);
+        let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+        let words = words.unwrap_or("no message");
+        Err(Code::Unknown.because(format!("the emulator failed, which is its fault: {words}")))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let error = unless_panicking::<()>(|| panic!("offset {} is outside", 7)).unwrap_err();
+        assert_eq!(error.code, Code::Unknown);
+        assert!(error.message.contains("offset 7 is outside"), "{error}");
+    }
 
     #[test]
     fn numbers_name_their_codes() {

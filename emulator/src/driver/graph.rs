@@ -45,7 +45,7 @@ pub(crate) enum NodeKind {
 /// A graph that can be launched.
 pub(crate) struct Executable {
     nodes: Arc<[Node]>,
-    memory: Arc<Vec<u64>>,
+    pub(crate) memory: Arc<Vec<u64>>,
     /// Memory that a launch allocates and does not free.
     left: Vec<u64>,
     frees_on_launch: bool,
@@ -65,7 +65,19 @@ impl Named for Executable {
     const DESTROYED: Code = Code::InvalidValue;
 }
 
+impl Executable {
+    /// Whether work of it belongs to a context.
+    pub(crate) fn is_of(&self, context: ContextHandle) -> bool {
+        self.nodes.iter().any(|node| node.context == context)
+    }
+}
+
 impl Graph {
+    /// Whether work of it belongs to a context.
+    pub(crate) fn is_of(&self, context: ContextHandle) -> bool {
+        self.nodes.iter().any(|node| node.context == context)
+    }
+
     /// Adds a node that follows those in `after`.
     pub(crate) fn add(
         &mut self,

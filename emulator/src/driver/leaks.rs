@@ -56,12 +56,41 @@ impl State {
         self.take_memory_of(context, &mut leaked)?;
         self.take_modules_of(context, &mut leaked)?;
         self.take_streams_of(context, &mut leaked)?;
+        self.take_graphs_of(context, &mut leaked)?;
         for event in self.events.handles(|it| it.context == context) {
             self.events.remove(event)?;
             leaked.things.push(format!("event {event:?}"));
         }
-        self.contexts.remove(context)?;
+        let device = self.contexts.remove(context)?.device;
+        if self.contexts.handles(|it| it.device == device).is_empty() {
+            self.take_pools_of(device, &mut leaked)?;
+        }
         Ok(leaked)
+    }
+
+    fn take_graphs_of(&mut self, context: ContextHandle, leaked: &mut Leaked) -> Result<()> {
+        for executable in self.executables.handles(|it| it.is_of(context)) {
+            let memory = self.executables.remove(executable)?.memory;
+            self.give_back(&memory, Vec::new())?;
+            leaked
+                .things
+                .push(format!("executable graph {executable:?}"));
+        }
+        for graph in self.graphs.handles(|it| it.is_of(context)) {
+            let memory = self.graphs.remove(graph)?.memory;
+            self.give_back(&memory, Vec::new())?;
+            leaked.things.push(format!("graph {graph:?}"));
+        }
+        Ok(())
+    }
+
+    /// Pools that were created belong to their device, and are left when its last context ends.
+    fn take_pools_of(&mut self, device: u32, leaked: &mut Leaked) -> Result<()> {
+        for pool in self.pools.handles(|it| it.is_left_on(device)) {
+            self.destroy_pool(pool)?;
+            leaked.things.push(format!("memory pool {pool:?}"));
+        }
+        Ok(())
     }
 
     fn take_memory_of(&mut self, context: ContextHandle, leaked: &mut Leaked) -> Result<()> {

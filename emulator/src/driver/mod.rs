@@ -46,7 +46,7 @@ use capture::{Capture, CaptureId};
 use configuration::Configuration;
 use context::{Context, ContextHandle, Primary};
 use device::Device;
-use error::{Error, Result};
+use error::{Error, Result, unless_panicking};
 use event::Event;
 use graph::{Executable, Graph};
 use handles::Table;
@@ -184,7 +184,7 @@ impl Driver {
         let is_healthy = state.healthy(context).is_ok();
         drop(state);
         let outcome = match is_healthy {
-            true => self.perform(work),
+            true => unless_panicking(|| self.perform(work)),
             false => Ok(()),
         };
         let mut state = self.lock();
@@ -207,7 +207,7 @@ impl State {
         let devices: Vec<Device> = configuration.devices.iter().map(device).collect();
         let mut pools = Table::default();
         let device_pools = (0..devices.len() as u32).map(|device| {
-            let pool = pools.insert(Pool::new(device, true));
+            let pool = pools.insert(Pool::of_device(device));
             (pool, pool)
         });
         State {

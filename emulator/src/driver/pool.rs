@@ -15,6 +15,8 @@ pub(crate) struct Pool {
     is_default: bool,
     used: Level,
     reserved: Level,
+    /// The most that it may take from its device.
+    limit: usize,
     /// How much it keeps when the host waits.
     threshold: u64,
     /// `CU_MEMPOOL_ATTR_REUSE_*`, which concern addresses that are used twice.
@@ -42,15 +44,30 @@ impl Named for Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(device: u32, is_default: bool) -> Pool {
+    /// A device's own.
+    pub(crate) fn of_device(device: u32) -> Pool {
+        Pool {
+            is_default: true,
+            ..Pool::new(device, usize::MAX)
+        }
+    }
+
+    /// One of a program, that takes at most `limit` bytes.
+    pub(crate) fn new(device: u32, limit: usize) -> Pool {
         Pool {
             device,
-            is_default,
+            is_default: false,
+            limit,
             used: Level::default(),
             reserved: Level::default(),
             threshold: 0,
             reuse: [true; 3],
         }
+    }
+
+    /// Whether it is one of a program's on this device.
+    pub(crate) fn is_left_on(&self, device: u32) -> bool {
+        self.device == device && !self.is_default
     }
 
     /// Gives all but `keep` bytes back to the device, as far as they are not in use.
@@ -61,28 +78,18 @@ impl Pool {
 }
 
 impl Driver {
-    /// `cuMemPoolCreate`.
-    pub(crate) fn create_pool(&self, device: i32) -> Result<PoolHandle> {
+    /// `cuMemPoolCreate`; a `limit` of 0 is none.
+    pub(crate) fn create_pool(&self, device: i32, limit: usize) -> Result<PoolHandle> {
         self.with(|state| {
             state.device(device)?;
-            Ok(state.pools.insert(Pool::new(device as u32, false)))
+            let limit = if limit == 0 { usize::MAX } else { limit };
+            Ok(state.pools.insert(Pool::new(device as u32, limit)))
         })
     }
 
     /// `cuMemPoolDestroy`.
     pub(crate) fn destroy_pool(&self, pool: PoolHandle) -> Result<()> {
-        self.with(|state| {
-            let found = state.pools.get(pool)?;
-            if found.is_default {
-                return Err(Code::InvalidValue.because("a device's default pool stays"));
-            }
-            for (default, current) in &mut state.device_pools {
-                if *current == pool {
-                    *current = *default;
-                }
-            }
-            state.pools.remove(pool).map(drop)
-        })
+        self.with(|state| state.destroy_pool(pool))
     }
 
     /// `cuMemPoolTrimTo`.
@@ -176,6 +183,11 @@ impl State {
     pub(crate) fn take_from_pool(&mut self, handle: PoolHandle, bytes: usize) -> Result<()> {
         let pool = self.pools.get(handle)?;
         let (device, used) = (pool.device, pool.used.now.saturating_add(bytes));
+        if used > pool.limit {
+            let limit = pool.limit;
+            let words = format!("a pool of at most {limit} bytes would hold {used}");
+            return Err(Code::OutOfMemory.because(words));
+        }
         if used > pool.reserved.now {
             if used - pool.reserved.now > self.free_memory(device) {
                 self.trim_pools(device);
@@ -187,6 +199,18 @@ impl State {
         pool.used.set(used);
         pool.reserved.set(pool.reserved.now.max(used));
         Ok(())
+    }
+
+    pub(crate) fn destroy_pool(&mut self, pool: PoolHandle) -> Result<()> {
+        if self.pools.get(pool)?.is_default {
+            return Err(Code::InvalidValue.because("a device's default pool stays"));
+        }
+        for (default, current) in &mut self.device_pools {
+            if *current == pool {
+                *current = *default;
+            }
+        }
+        self.pools.remove(pool).map(drop)
     }
 
     pub(crate) fn return_to_pool(&mut self, pool: PoolHandle, bytes: usize) {

@@ -58,20 +58,19 @@ impl Reports {
         *lock(&self.counted) = Some(Vec::new());
     }
 
-    /// A JSON array of what was counted since it began; it stays until `forget` is called.
-    pub(crate) fn counted(&self) -> String {
-        let counted = lock(&self.counted);
-        format!("[{}]", counted.as_deref().unwrap_or_default().join(","))
+    /// A JSON array of what was counted since it began, for `take`, which says whether it took it:
+    /// counting has then ended.
+    pub(crate) fn take_counted(&self, take: impl FnOnce(&str) -> bool) {
+        let mut counted = lock(&self.counted);
+        let all = format!("[{}]", counted.as_deref().unwrap_or_default().join(","));
+        if take(&all) {
+            *counted = None;
+        }
     }
 
     /// Whether launches should count.
     pub(crate) fn wants_counters(&self) -> bool {
         self.counters_to != CountersTo::Nowhere || lock(&self.counted).is_some()
-    }
-
-    /// Ends counting.
-    pub(crate) fn stop_counting(&self) {
-        *lock(&self.counted) = None;
     }
 
     /// Notes a launch's counters where somebody wants them.
@@ -86,7 +85,7 @@ impl Reports {
                 .create(true)
                 .append(true)
                 .open(path)
-                .and_then(|mut file| file.write_all(counters.to_table().as_bytes())),
+                .and_then(|mut file| writeln!(file, "{}", counters.to_json())),
         };
         if let Err(error) = written {
             self.say(&format!("counters are lost: {error}"));

@@ -69,6 +69,17 @@ impl Allocation {
         }
     }
 
+    /// What is left of one that was freed: its addresses and its name.
+    pub(crate) fn tomb(info: AllocationInfo, nothing: Block) -> Allocation {
+        Allocation {
+            info,
+            data: nothing,
+            freed: AtomicBool::new(true),
+            initialised: ByteSet::new(0),
+            races: OnceLock::new(),
+        }
+    }
+
     /// One past the last address.
     pub(crate) fn end(&self) -> u64 {
         self.info.base + self.info.bytes as u64
@@ -84,6 +95,13 @@ impl Allocation {
 
     pub(crate) fn initialised(&self) -> &ByteSet {
         &self.initialised
+    }
+
+    /// Forgets who accessed which bytes.
+    pub(crate) fn clear_races(&self) {
+        if let Some(races) = self.races.get() {
+            races.clear();
+        }
     }
 
     /// Who accessed which bytes; made on first use.

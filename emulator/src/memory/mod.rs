@@ -9,6 +9,7 @@ mod block;
 mod bytes;
 pub(crate) mod races;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -52,10 +53,15 @@ pub struct AddressSpace {
     stamp: AtomicU32,
 }
 
+/// So many freed allocations are known by name.
+const TOMBS: usize = 4096;
+
 #[derive(Default)]
 struct Allocations {
     /// Live and freed ones by address.
     by_address: Vec<Arc<Allocation>>,
+    /// Where freed ones begin that are still known, oldest first.
+    tombs: VecDeque<u64>,
     next: u64,
     count: u64,
 }
@@ -112,9 +118,8 @@ impl AddressSpace {
             Place::Pinned | Place::Managed(_) => drop(state.by_address.remove(at)),
             Place::Device(_) | Place::Module(_) | Place::Constant(_) => {
                 let nothing = Block::new(0).ok_or(MemoryError::HostMemory { bytes: 8 })?;
-                let tomb = Allocation::new(info, nothing);
-                tomb.set_freed();
-                state.by_address[at] = Arc::new(tomb);
+                state.by_address[at] = Arc::new(Allocation::tomb(info, nothing));
+                state.bury(info.base);
             }
         }
         Ok(())
@@ -220,8 +225,8 @@ impl AddressSpace {
     pub(crate) fn next_stamp(&self) -> u32 {
         let stamp = self.stamp.fetch_add(1, Relaxed) % races::LAST_STAMP + 1;
         if stamp == 1 {
-            for allocation in self.snapshot().iter().filter(|it| !it.is_freed()) {
-                allocation.races().clear();
+            for allocation in self.snapshot() {
+                allocation.clear_races();
             }
         }
         stamp
@@ -269,6 +274,18 @@ impl Allocations {
         let taken = bytes.next_multiple_of(ALIGNMENT) + ALIGNMENT;
         self.next += taken as u64;
         address
+    }
+
+    /// Remembers a tomb, and forgets the oldest if there are many: each launch looks at all.
+    fn bury(&mut self, base: u64) {
+        self.tombs.push_back(base);
+        if self.tombs.len() <= TOMBS {
+            return;
+        }
+        let oldest = self.tombs.pop_front().and_then(|base| self.position(base));
+        if let Some(oldest) = oldest {
+            self.by_address.remove(oldest);
+        }
     }
 
     fn insert(&mut self, allocation: Allocation) {
@@ -343,6 +360,21 @@ fn named(allocation: &Allocation) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn freed_memory_is_known_for_long_but_not_for_ever() {
+        let space = AddressSpace::new();
+        let place = Place::Device(0);
+        let first = space.allocate(1 << 20, place).unwrap();
+        space.free(first).unwrap();
+        assert!(space.describe(first).freed);
+        for _ in 0..TOMBS {
+            let next = space.allocate(4, place).unwrap();
+            space.free(next).unwrap();
+        }
+        assert!(!space.describe(first).freed);
+        assert_eq!(space.snapshot().len(), TOMBS);
+    }
 
     #[test]
     fn bytes_come_back_and_ranges_are_checked() {

@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::arguments::{Out, Text, TextOut};
-use super::{driver, exports, initialise};
+use super::{driver, exports, initialise, last_report};
 use crate::driver::error::{Code, Result};
 
 /// A function by name.
@@ -120,9 +120,7 @@ fn all() -> impl Iterator<Item = Export> {
 /// with a final NUL. Returns how many bytes they take in all, without the NUL.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn meshgrad_emulator_last_report(buffer: TextOut, bytes: usize) -> usize {
-    let words = driver()
-        .map(|driver| driver.reports().last())
-        .unwrap_or_default();
+    let words = last_report();
     buffer.set(&words, bytes);
     words.len()
 }
@@ -142,10 +140,14 @@ unsafe extern "C" fn meshgrad_emulator_counters_take(buffer: TextOut, bytes: usi
     let Ok(driver) = driver() else {
         return 0;
     };
-    let counted = driver.reports().counted();
-    if counted.len() < bytes {
-        buffer.set(&counted, bytes);
-        driver.reports().stop_counting();
-    }
-    counted.len()
+    let mut needed = 0;
+    driver.reports().take_counted(|counted| {
+        needed = counted.len();
+        let fits = needed < bytes;
+        if fits {
+            buffer.set(counted, bytes);
+        }
+        fits
+    });
+    needed
 }

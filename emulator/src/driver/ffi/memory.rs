@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::arguments::{Out, Pointer};
+use super::arguments::{In, Out, Pointer};
 use super::{driver, exports};
 use crate::driver::error::{Code, Result};
 use crate::driver::memory::Kind;
@@ -18,6 +18,25 @@ pub(super) struct Location {
 }
 
 exports! {
+    /// Descriptors of the tensor memory accelerator, which comes with compute capability 9.0.
+    fn cuTensorMapEncodeTiled(
+        map: Pointer,
+        _element: c_int,
+        _rank: u32,
+        _address: Pointer,
+        _extents: In<u64>,
+        _strides: In<u64>,
+        _tile: In<u32>,
+        _element_strides: In<u32>,
+        _interleave: c_int,
+        _swizzle: c_int,
+        _promotion: c_int,
+        _fill: c_int,
+    ) {
+        let words = format!("the tensor map at {:#x}: tensor maps are not emulated", map.address());
+        Err(Code::NotSupported.because(words))
+    }
+
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
         address.set(driver()?.allocate(bytes, Kind::Device)?)
     }

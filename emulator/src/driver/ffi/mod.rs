@@ -17,12 +17,11 @@ mod pool;
 mod stream;
 mod transfer;
 
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
 
 use super::Driver;
 use super::configuration::Configuration;
-use super::error::{Code, Result};
+use super::error::{Code, Result, unless_panicking};
 use crate::options::Options;
 
 /// The driver of this process, or why there is none.
@@ -38,6 +37,15 @@ fn driver() -> Result<&'static Driver> {
         Some(Ok(driver)) => Ok(driver),
         Some(Err(words)) => Err(Code::InvalidValue.because(words.clone())),
         None => Err(Code::NotInitialized.because("cuInit was not called")),
+    }
+}
+
+/// The latest words about something that went wrong: why there is no driver, if there is none.
+fn last_report() -> String {
+    match DRIVER.get() {
+        Some(Ok(driver)) => driver.reports().last(),
+        Some(Err(words)) => words.clone(),
+        None => String::new(),
     }
 }
 
@@ -61,13 +69,7 @@ fn initialise() -> Result<()> {
 
 /// Runs the body of an exported function.
 fn call(name: &str, body: impl FnOnce() -> Result<()>) -> Code {
-    let outcome = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
-        let words = words.unwrap_or("no message");
-        Err(Code::Unknown.because(format!("the emulator failed, which is its fault: {words}")))
-    });
-    match outcome {
+    match unless_panicking(body) {
         Ok(()) => Code::Success,
         Err(error) => {
             if let Some(Ok(driver)) = DRIVER.get() {

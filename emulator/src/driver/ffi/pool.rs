@@ -37,7 +37,7 @@ exports! {
         if properties.handles != 0 {
             return Err(Code::NotSupported.because("pools shared with processes are not emulated"));
         }
-        pool.set(driver()?.create_pool(id)?.raw())
+        pool.set(driver()?.create_pool(id, properties.max_bytes)?.raw())
     }
 
     fn cuMemPoolDestroy(pool: u64) {

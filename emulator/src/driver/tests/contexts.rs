@@ -78,19 +78,24 @@ fn what_a_context_still_holds_is_told() {
     machine.stream();
     driver.create_event(0).unwrap();
     driver.load(STORE).unwrap();
+    let (stream, memory) = (machine.stream(), machine.memory());
+    machine.capture(stream, || machine.fill(stream, memory, 1).unwrap());
+    driver.create_pool(0, 0).unwrap();
     let error = driver.release_primary(0).unwrap_err();
     assert_eq!(error.code, Code::IllegalState);
     for words in [
-        "5 things with 150 bytes",
+        "9 things with 166 bytes",
         "allocation #1 (100 bytes, device 0)",
         "(50 bytes, pinned host memory)",
         "stream",
         "event",
         "module",
+        "executable graph",
+        "memory pool",
     ] {
         assert!(error.message.contains(words), "{words}: {error}");
     }
-    assert!(driver.reports().last().contains("5 things"));
+    assert!(driver.reports().last().contains("9 things"));
     assert!(driver.space.live().is_empty());
     assert_eq!(driver.space.find(kept), None);
 

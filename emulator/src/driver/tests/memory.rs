@@ -97,7 +97,7 @@ fn pools_keep_what_their_threshold_says() {
         Some(Code::InvalidValue)
     );
 
-    let own = driver.create_pool(0).unwrap();
+    let own = driver.create_pool(0, 0).unwrap();
     driver.set_device_pool(0, own).unwrap();
     assert_eq!(driver.device_pool(0), Ok(own));
     driver.destroy_pool(own).unwrap();
