@@ -157,7 +157,7 @@ fn stored(format: Element, value: f32) -> Vec<u8> {
 }
 
 /// Every layout and every mix of formats gives the bits that the host computes: a b + s, and one
-/// more or less by a comparison.
+/// more or less by a comparison. Each element is moved once.
 #[test]
 fn every_layout_gives_the_same_bits() {
     use Element::{Bf16, Bool, F32};
@@ -206,7 +206,10 @@ fn every_layout_gives_the_same_bits() {
                             scalars: &[0.25],
                         };
                         let launch = variant.launch(count as u64).unwrap();
-                        device.run(&variant, launch, &arguments.arguments(&variant));
+                        let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+                        let moved = [counters.total.bytes_read, counters.total.bytes_written];
+                        let least = [of_a.size() + of_b.size(), of_y.size()];
+                        assert_eq!(moved, least.map(|size| u64::from(size) * count as u64));
 
                         let expected = (0..count).flat_map(|i| {
                             let a = a.values[place(i, shape, strides[0])];
