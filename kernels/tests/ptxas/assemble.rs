@@ -1,0 +1,168 @@
+//! Assembling kernels with NVIDIA's ptxas: no warning, and what they need of registers and memory is
+//! what a golden table says.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::{env, fs, thread};
+
+use meshgrad_kernels::{Ptx, Target};
+
+/// What scripts/cuda-tools answers when PyPI is out of reach.
+const UNREACHABLE: i32 = 3;
+
+/// What marks a line of ptxas' output that is a mistake of ours: spills and local memory, wgmma
+/// that is serialised, setmaxnreg that is ignored, barriers named by registers.
+const MISTAKES: [&str; 4] = ["warning", "error", "(C75", "sed 16 barriers"];
+
+/// Assembles all `kernels` for the oldest and the newest GPU that we support and compares their
+/// needs with the table `golden`, a path in the crate's folder `tests`. `UPDATE_GOLDEN=1` writes it
+/// anew. Skipped, with a message, where ptxas cannot be had.
+pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
+    let Some(ptxas) = ptxas() else {
+        println!("skipped: ptxas is for Linux on x86-64 and cannot be had here from PyPI");
+        return;
+    };
+    let jobs: Vec<(&Ptx, &str)> = kernels
+        .iter()
+        .flat_map(|ptx| architectures(ptx).iter().map(move |arch| (ptx, *arch)))
+        .collect();
+
+    let mut lines = in_parallel(&jobs, |(ptx, arch)| line_of_table(&ptxas, ptx, arch));
+    lines.sort();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(golden);
+    compare_with_golden(&golden, &aligned(&lines));
+}
+
+/// sm_80 text runs on all GPUs, sm_90a text on one.
+fn architectures(ptx: &Ptx) -> &'static [&'static str] {
+    match ptx.target {
+        Target::Sm80 => &["sm_80", "sm_90a"],
+        Target::Sm90a => &["sm_90a"],
+    }
+}
+
+fn ptxas() -> Option<PathBuf> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return None;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/cuda-tools");
+    let output = Command::new(script).arg("ptxas").output().unwrap();
+    if output.status.code() == Some(UNREACHABLE) {
+        return None;
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    Some(String::from_utf8(output.stdout).unwrap().trim().into())
+}
+
+type Columns = [String; 6];
+
+/// Name, architecture, registers, shared memory, stack, spills.
+fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
+    let source = env::temp_dir().join(format!("{}-{}-{arch}.ptx", std::process::id(), ptx.entry));
+    fs::write(&source, &ptx.text).unwrap();
+    let output = Command::new(ptxas)
+        .args([
+            "-v",
+            "-warn-spills",
+            "-warn-lmem-usage",
+            "-lineinfo",
+            "-o",
+            "/dev/null",
+        ])
+        .arg(format!("-arch={arch}"))
+        .arg(&source)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+
+    let mistake = MISTAKES.iter().any(|mark| log.contains(mark));
+    assert!(
+        output.status.success() && !mistake,
+        "{} for {arch}:\n{log}",
+        source.display()
+    );
+    fs::remove_file(&source).unwrap();
+
+    let count = |unit: &str| number_before(&log, unit).unwrap_or(0);
+    let shared = count("bytes smem") + u64::from(ptx.dynamic_shared);
+    let spills = count("bytes spill stores") + count("bytes spill loads");
+    [
+        ptx.entry.clone(),
+        arch.to_owned(),
+        count("registers").to_string(),
+        shared.to_string(),
+        count("bytes stack frame").to_string(),
+        spills.to_string(),
+    ]
+}
+
+/// The number in front of `unit`: `Used 36 registers`.
+fn number_before(log: &str, unit: &str) -> Option<u64> {
+    let (before, _) = log.split_once(&format!(" {unit}"))?;
+    before
+        .rsplit(|c: char| !c.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
+}
+
+/// The results of `f` for every job, which as many threads as there are cores take in turn.
+fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sync) -> Vec<R> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let result = f(job);
+            results
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(result);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, Into::into) {
+            scope.spawn(work);
+        }
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn aligned(lines: &[Columns]) -> String {
+    let header = ["kernel", "arch", "registers", "shared", "stack", "spills"].map(str::to_owned);
+    let width = lines.iter().map(|line| line[0].len()).max().unwrap_or(0);
+    let mut table = String::new();
+    for [name, arch, registers, shared, stack, spills] in [&header].into_iter().chain(lines) {
+        writeln!(
+            table,
+            "{name:width$}  {arch:6}  {registers:>9}  {shared:>6}  {stack:>5}  {spills:>6}"
+        )
+        .unwrap();
+    }
+    table
+}
+
+fn compare_with_golden(path: &Path, table: &str) {
+    if env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(path, table).unwrap();
+        return;
+    }
+    let golden = fs::read_to_string(path).unwrap_or_default();
+    let known: Vec<&str> = golden.lines().collect();
+    let news: Vec<&str> = table.lines().filter(|line| !known.contains(line)).collect();
+    let gone: Vec<&str> = known
+        .iter()
+        .copied()
+        .filter(|line| !table.lines().any(|new| new == *line))
+        .collect();
+    assert!(
+        golden == table,
+        "the needs of kernels changed; if meant, run with UPDATE_GOLDEN=1\nwas:\n{}\nis:\n{}",
+        gone.join("\n"),
+        news.join("\n"),
+    );
+}
