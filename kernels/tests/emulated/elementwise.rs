@@ -1,11 +1,13 @@
 //! Expressions: each function against f64, each layout against the host.
 
-use half::bf16;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
 use meshgrad_kernels::expression::{Expression, Node, Unary};
 
 use crate::device::{Device, encoded, values};
+
+const F32: Element = Element::Float(Dtype::F32);
+const BF16: Element = Element::Float(Dtype::Bf16);
 
 /// The function in f64, and how many ulp its kernel may be away from it.
 fn reference(function: Unary, x: f64) -> (f64, f64) {
@@ -68,8 +70,7 @@ fn functions_err_by_no_more_than_they_say() {
 
     for function in Unary::ALL {
         let expression = Expression::from(Node::Unary(*function, Expression::operand(0)));
-        let f32 = Element::F32;
-        let variant = Elementwise::new(expression, &[f32], f32, Layout::Contiguous).unwrap();
+        let variant = Elementwise::new(expression, &[F32], F32, Layout::Contiguous).unwrap();
         let launch = variant.launch(x.len() as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments(&variant));
         assert_eq!(
@@ -128,8 +129,7 @@ struct Operand {
 
 fn operand(device: &Device, format: Element, count: usize, seed: u64) -> Operand {
     let values = match format {
-        Element::F32 => values(Dtype::F32, count, seed),
-        Element::Bf16 => values(Dtype::Bf16, count, seed),
+        Element::Float(dtype) => values(dtype, count, seed),
         Element::Bool => {
             let signs = values(Dtype::F32, count, seed);
             signs
@@ -139,8 +139,7 @@ fn operand(device: &Device, format: Element, count: usize, seed: u64) -> Operand
         }
     };
     let bytes = match format {
-        Element::F32 => encoded(Dtype::F32, &values),
-        Element::Bf16 => encoded(Dtype::Bf16, &values),
+        Element::Float(dtype) => encoded(dtype, &values),
         Element::Bool => values.iter().map(|x| *x as u8).collect(),
     };
     let address = device.put(&bytes);
@@ -150,8 +149,7 @@ fn operand(device: &Device, format: Element, count: usize, seed: u64) -> Operand
 /// As it is stored: rounded, or 1 where it is not 0.
 fn stored(format: Element, value: f32) -> Vec<u8> {
     match format {
-        Element::F32 => value.to_le_bytes().to_vec(),
-        Element::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        Element::Float(dtype) => encoded(dtype, &[value]),
         Element::Bool => vec![u8::from(value != 0.0)],
     }
 }
@@ -160,13 +158,13 @@ fn stored(format: Element, value: f32) -> Vec<u8> {
 /// more or less by a comparison. Each element is moved once.
 #[test]
 fn every_layout_gives_the_same_bits() {
-    use Element::{Bf16, Bool, F32};
+    use Element::Bool;
     let (a, b) = (Expression::operand(0), Expression::operand(1));
     let expression = a.fma(&b, Expression::scalar(0)) + b.lt(&a).select(1.0, -1.0);
     let formats = [
         [F32, F32, F32],
-        [Bf16, F32, Bf16],
-        [Bool, Bf16, F32],
+        [BF16, F32, BF16],
+        [Bool, BF16, F32],
         [F32, Bool, Bool],
         [F32, F32, Bool],
     ];
