@@ -45,9 +45,10 @@ fn elementwise() -> Family {
         kernel(&expression, &[BF16, BF16], Bool, strided(2, false))
     });
 
-    let swiglu = x.silu() * &y;
+    let swiglu = &x * x.sigmoid() * &y;
     let select = x.select(&y, Expression::operand(2));
-    let affine = x.fma(Expression::scalar(0), Expression::scalar(1));
+    let affine = &x * Expression::scalar(0) + Expression::scalar(1);
+    let inverse_root = Expression::constant(1.0) / x.sqrt();
     let sum = &x + &y;
     let everything = (0..6).map(Expression::operand).reduce(|a, b| a + b);
     let everything = everything.unwrap_or_else(|| x.clone());
@@ -59,6 +60,7 @@ fn elementwise() -> Family {
         kernel(&select, &[Bool, BF16, BF16], BF16, contiguous),
         kernel(&x.lt(&y), &[F32, F32], Bool, contiguous),
         kernel(&affine, &[F32], BF16, contiguous),
+        kernel(&inverse_root, &[F32], F32, contiguous),
         kernel(&sum, &[BF16, F32], F32, contiguous),
         kernel(&sum, &[F32, F32], F32, strided(1, false)),
         kernel(&sum, &[F32, F32], F32, strided(6, true)),

@@ -41,13 +41,7 @@ fn instructions(expression: &Expression) -> usize {
     expression.visit(&mut |node| {
         count += match node {
             Node::Unary(
-                Unary::Exp
-                | Unary::Ln
-                | Unary::Sin
-                | Unary::Cos
-                | Unary::Tanh
-                | Unary::Sigmoid
-                | Unary::Silu,
+                Unary::Exp | Unary::Ln | Unary::Sin | Unary::Cos | Unary::Tanh | Unary::Sigmoid,
                 _,
             ) => 24,
             _ => 1,
