@@ -1,14 +1,25 @@
-//! `meshgrad check`: what the device is, and whether the gradient of every op is right on it.
+//! `meshgrad check`: what the device is, and whether every op is right on it.
 //!
-//! On a CPU gradients are computed in f64 and held against finite differences. On a GPU, which has
-//! no f64, they are computed in f32 and held against the CPU's f64.
+//! On a CPU gradients are computed in f64 and held against finite differences. A GPU has no f64:
+//! there values and gradients are computed in f32 and in bf16, and held against the CPU's f64 at
+//! the same inputs.
 
-use anyhow::bail;
-use meshgrad::autograd::{self, Tolerance, cases, compare_gradients, gradcheck};
+use anyhow::{bail, ensure};
+use meshgrad::autograd::{self, Closeness, Tolerance, cases, compare, gradcheck};
 use meshgrad::runtime::{self, DType, Device};
 
-/// How far an f32 gradient of a GPU may be from the CPU's f64: what a few roundings make.
-const GPU_TOLERANCE: f64 = 1e-5;
+/// What a GPU computes in, and how close it must come to f64: a few roundings of f32 an element,
+/// and in bf16 a few in a hundred.
+const GPU_FLOATS: [(DType, Closeness); 2] = [
+    (DType::F32, Closeness::Elements(1e-5)),
+    (
+        DType::BF16,
+        Closeness::Vectors {
+            angle: 1e-3,
+            norm: 1e-2,
+        },
+    ),
+];
 
 pub(crate) fn check(device: &Device) -> anyhow::Result<()> {
     println!("meshgrad {}", env!("CARGO_PKG_VERSION"));
@@ -31,11 +42,12 @@ fn on_cpu(device: &Device) -> anyhow::Result<()> {
     );
     println!();
 
-    let outcomes = cases::all(device, DType::F64)?.into_iter().map(|case| {
+    let mut tally = Tally::default();
+    for case in cases::all(device, DType::F64)? {
         let outcome = gradcheck(&case.function, &case.inputs, Tolerance::default());
-        (case.name, outcome)
-    });
-    report(outcomes, "finite differences")
+        tally.print(case.name, &outcome);
+    }
+    tally.judge("gradients", "finite differences")
 }
 
 fn on_gpu(device: &Device) -> anyhow::Result<()> {
@@ -48,51 +60,91 @@ fn on_gpu(device: &Device) -> anyhow::Result<()> {
             gpu.memory >> 30
         );
     }
-    println!();
 
-    let reference = cases::all(&Device::cpu(), DType::F64)?;
-    let here = cases::all(device, DType::F32)?;
-    let outcomes = here.into_iter().zip(reference).map(|(here, there)| {
-        let outcome = compare_gradients(&here, &there, GPU_TOLERANCE);
-        (here.name, outcome)
-    });
-    report(outcomes, "the CPU's in f64")
+    let mut tally = Tally::default();
+    for (dtype, closeness) in GPU_FLOATS {
+        println!("\n{dtype}");
+        let cases = cases::all(device, dtype)?;
+        for (case, exact) in cases.iter().zip(&cases::exact(dtype)?) {
+            tally.print(case.name, &compare(case, exact, closeness));
+        }
+    }
+    tally.judge("values and gradients", "the CPU's in f64")
 }
 
-/// Prints an outcome a line; fails when one failed.
-fn report(
-    outcomes: impl Iterator<Item = (&'static str, autograd::Result<()>)>,
-    with: &str,
-) -> anyhow::Result<()> {
-    let (mut right, mut missing, mut failed) = (0, 0, 0);
-    for (name, outcome) in outcomes {
+/// How many cases ended how.
+#[derive(Default)]
+struct Tally {
+    right: usize,
+    missing: usize,
+    failed: usize,
+}
+
+impl Tally {
+    /// Counts an outcome, and prints it on a line.
+    fn print(&mut self, name: &str, outcome: &autograd::Result<()>) {
         match outcome {
             Ok(()) => {
-                right += 1;
+                self.right += 1;
                 println!("ok      {name}");
             }
             Err(autograd::Error::Runtime(runtime::Error::NoKernel { op, .. })) => {
-                missing += 1;
+                self.missing += 1;
                 println!("--      {name}: no kernel of `{op}` on this device yet");
             }
             Err(error) => {
-                failed += 1;
+                self.failed += 1;
                 println!("FAILED  {name}: {error}");
             }
         }
     }
-    println!();
-    if failed > 0 {
-        bail!(
-            "{failed} of {} gradients disagree with {with}",
-            right + failed
-        );
-    }
-    match missing {
-        0 => println!("the gradients of all {right} ops agree with {with}"),
-        _ => {
-            println!("the gradients of {right} ops agree with {with}; {missing} have no kernel yet")
+
+    /// Fails when a case failed, and when none was checked.
+    fn judge(&self, what: &str, with: &str) -> anyhow::Result<()> {
+        let Tally {
+            right,
+            missing,
+            failed,
+        } = *self;
+        println!();
+        if failed > 0 {
+            bail!(
+                "in {failed} of {} cases {what} disagree with {with}",
+                right + failed
+            );
         }
+        ensure!(
+            right > 0,
+            "nothing was checked: this device has no kernel for any of {missing} cases"
+        );
+        match missing {
+            0 => println!("{what} of all {right} cases agree with {with}"),
+            _ => {
+                println!("{what} of {right} cases agree with {with}; {missing} have no kernel yet")
+            }
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(right: usize, missing: usize, failed: usize) -> anyhow::Result<()> {
+        let tally = Tally {
+            right,
+            missing,
+            failed,
+        };
+        tally.judge("values", "others")
+    }
+
+    /// A device that can do nothing has not passed.
+    #[test]
+    fn some_must_be_right_and_none_wrong() {
+        assert!(tally(1, 0, 0).is_ok() && tally(1, 9, 0).is_ok());
+        assert!(tally(0, 9, 0).is_err() && tally(0, 0, 0).is_err());
+        assert!(tally(9, 0, 1).is_err() && tally(0, 9, 1).is_err());
+    }
 }

@@ -41,7 +41,7 @@ enum Command {
     Sample(SampleArguments),
     /// Compute logits, loss and gradients of a Hugging Face folder: the parity tool.
     Forward(forward::ForwardArguments),
-    /// Report the device and check the gradient of every op.
+    /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),
 }
 

@@ -3,8 +3,8 @@
 //!
 //! After a wanted change run `INSTA_UPDATE=always cargo test --test cli` and read the diff.
 
-use std::fs;
 use std::process::Command;
+use std::{env, fs};
 
 /// A run that takes a moment, over `text.txt`.
 const CONFIG: &str = r#"
@@ -34,10 +34,15 @@ fn meshgrad(arguments: &[&str]) -> String {
     fs::write(folder.path().join("empty.txt"), "").unwrap();
     fs::create_dir(folder.path().join("nothing")).unwrap();
 
+    // Cargo lays it beside this test.
+    let emulator = env::current_exe()
+        .unwrap()
+        .with_file_name("libmeshgrad_emulator.so");
     let output = Command::new(env!("CARGO_BIN_EXE_meshgrad"))
         .args(arguments)
         .current_dir(folder.path())
         .env("NO_COLOR", "1")
+        .env("MESHGRAD_EMULATOR", &emulator)
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -87,6 +92,13 @@ fn a_run_from_start_to_end() {
         "run",
         meshgrad(&["train", "small.toml", "--run-dir", "run"])
     );
+}
+
+/// Which cases have kernels and are right: one that stops being `ok` is a change to be seen.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_a_gpu_can_do() {
+    assert_says!("check", meshgrad(&["check", "--device", "emulator"]));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! One case for every differentiable op, to check its gradient: what the tests run, and `meshgrad
-//! check`.
+//! One case for every differentiable op, to check its values and its gradient: what the tests run,
+//! and `meshgrad check`.
 
 use meshgrad_runtime::ops::{self as runtime, AttentionMask, RopeStyle};
 use meshgrad_runtime::{DType, Device, Key, Tensor};
@@ -17,12 +17,25 @@ pub struct Case {
     pub function: Function,
     /// Where it is checked.
     pub inputs: Vec<Tensor>,
+    /// Which inputs are weights, by position: the op wants to accumulate their gradients in f32.
+    pub weights: &'static [usize],
+}
+
+impl Case {
+    fn with_weight(self, input: &'static usize) -> Case {
+        Case {
+            weights: std::slice::from_ref(input),
+            ..self
+        }
+    }
 }
 
 /// Inputs of a case: numbers away from the points where functions have corners.
 struct Inputs<'a> {
     device: &'a Device,
     dtype: DType,
+    /// What `dtype` holds exactly: the numbers are rounded to it first.
+    rounded_to: DType,
 }
 
 impl Inputs<'_> {
@@ -46,7 +59,8 @@ impl Inputs<'_> {
         let count = shape.iter().product();
         let numbers: Vec<f64> = (0..count).map(number).collect();
         let numbers = Tensor::from_slice(&Device::cpu(), shape, &numbers)?;
-        let numbers = runtime::cast(&numbers, self.dtype)?;
+        let rounded = runtime::cast(&numbers, self.rounded_to)?;
+        let numbers = runtime::cast(&rounded, self.dtype)?;
         Ok(runtime::to_device(&numbers, self.device)?)
     }
 }
@@ -57,15 +71,35 @@ impl Inputs<'_> {
 /// # Errors
 /// When memory runs out.
 pub fn all(device: &Device, dtype: DType) -> Result<Vec<Case>> {
-    let inputs = Inputs { device, dtype };
+    at(&Inputs {
+        device,
+        dtype,
+        rounded_to: dtype,
+    })
+}
+
+/// What to hold `all(_, dtype)` against: the same cases at the same rounded inputs, but computed in
+/// f64 on the CPU.
+///
+/// # Errors
+/// When memory runs out.
+pub fn exact(dtype: DType) -> Result<Vec<Case>> {
+    at(&Inputs {
+        device: &Device::cpu(),
+        dtype: DType::F64,
+        rounded_to: dtype,
+    })
+}
+
+fn at(inputs: &Inputs<'_>) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
-    elementwise(&inputs, &mut cases)?;
-    reductions(&inputs, &mut cases)?;
-    shapes(&inputs, &mut cases)?;
-    products(&inputs, &mut cases)?;
-    layers(&inputs, &mut cases)?;
-    experts(&inputs, &mut cases)?;
-    indexing(&inputs, &mut cases)?;
+    elementwise(inputs, &mut cases)?;
+    reductions(inputs, &mut cases)?;
+    shapes(inputs, &mut cases)?;
+    products(inputs, &mut cases)?;
+    layers(inputs, &mut cases)?;
+    experts(inputs, &mut cases)?;
+    indexing(inputs, &mut cases)?;
     Ok(cases)
 }
 
@@ -82,6 +116,7 @@ fn case<const N: usize>(
         name,
         function: Box::new(function),
         inputs: inputs.to_vec(),
+        weights: &[],
     }
 }
 
@@ -113,17 +148,19 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     }
 
     type Binary = fn(&Var, &Var) -> Result<Var>;
-    let binary: [(&str, Binary); 6] = [
-        ("add, broadcast", ops::add),
-        ("sub, broadcast", ops::sub),
-        ("mul, broadcast", ops::mul),
-        ("div, broadcast", ops::div),
-        ("maximum, broadcast", ops::maximum),
-        ("minimum, broadcast", ops::minimum),
+    let binary: [(&str, &str, Binary); 6] = [
+        ("add", "add, broadcast", ops::add),
+        ("sub", "sub, broadcast", ops::sub),
+        ("mul", "mul, broadcast", ops::mul),
+        ("div", "div, broadcast", ops::div),
+        ("maximum", "maximum, broadcast", ops::maximum),
+        ("minimum", "minimum, broadcast", ops::minimum),
     ];
-    for (name, op) in binary {
+    for (alike, broadcast, op) in binary {
+        let inputs = [at.any(&[2, 5], 1)?, at.positive(&[2, 5], 2)?];
+        cases.push(case(alike, inputs, move |[a, b]| op(a, b)));
         let inputs = [at.any(&[2, 1, 4], 1)?, at.positive(&[3, 1], 2)?];
-        cases.push(case(name, inputs, move |[a, b]| op(a, b)));
+        cases.push(case(broadcast, inputs, move |[a, b]| op(a, b)));
     }
     cases.push(case("mul of one with itself", [at.any(&[4], 3)?], |[x]| {
         ops::mul(x, x)
@@ -141,6 +178,13 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     }));
 
     let condition = runtime::gt(&at.any(&[3, 4], 6)?, &at.any(&[4], 7)?)?;
+    let (inputs, of_all) = (
+        [at.any(&[3, 4], 8)?, at.any(&[3, 4], 9)?],
+        condition.clone(),
+    );
+    cases.push(case("select", inputs, move |[a, b]| {
+        ops::select(&of_all, a, b)
+    }));
     let inputs = [at.any(&[3, 1], 8)?, at.any(&[4], 9)?];
     cases.push(case("select, broadcast", inputs, move |[a, b]| {
         ops::select(&condition, a, b)
@@ -192,9 +236,12 @@ fn shapes(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
 fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     let inputs = [at.any(&[2, 3, 4], 0)?, at.any(&[5, 4], 1)?];
-    cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)));
+    cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)).with_weight(&1));
+    // Lines of whole 16-byte vectors in every float.
+    let inputs = [at.any(&[3, 16], 0)?, at.any(&[8, 16], 1)?];
+    cases.push(case("linear, aligned", inputs, |[x, w]| ops::linear(x, w)).with_weight(&1));
     let inputs = [at.any(&[0, 4], 0)?, at.any(&[5, 4], 1)?];
-    cases.push(case("linear, no rows", inputs, |[x, w]| ops::linear(x, w)));
+    cases.push(case("linear, no rows", inputs, |[x, w]| ops::linear(x, w)).with_weight(&1));
     let inputs = [at.any(&[2, 4, 3], 2)?, at.any(&[2, 4, 5], 3)?];
     cases.push(case("matmul of transposes, batched", inputs, |[a, b]| {
         ops::matmul(&ops::transpose(a, -1, -2)?, b)
@@ -216,7 +263,14 @@ fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
 fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     let inputs = [at.any(&[2, 3, 5], 0)?, at.positive(&[5], 1)?];
-    cases.push(case("rms_norm", inputs, |[x, w]| ops::rms_norm(x, w, 1e-3)));
+    cases.push(case("rms_norm", inputs, |[x, w]| ops::rms_norm(x, w, 1e-3)).with_weight(&1));
+    let inputs = [at.any(&[3, 16], 0)?, at.positive(&[16], 1)?];
+    cases.push(
+        case("rms_norm, aligned", inputs, |[x, w]| {
+            ops::rms_norm(x, w, 1e-3)
+        })
+        .with_weight(&1),
+    );
     cases.push(case("softmax", [at.any(&[3, 5], 2)?], |[x]| {
         ops::softmax(x)
     }));
@@ -248,14 +302,20 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     }));
 
     let ids = Tensor::from_slice(at.device, &[2, 3], &[3i64, 0, 3, 3, 1, 0])?;
-    cases.push(case("embedding", [at.any(&[4, 3], 6)?], move |[table]| {
-        ops::embedding(table, &ids)
-    }));
+    cases.push(
+        case("embedding", [at.any(&[4, 3], 6)?], move |[table]| {
+            ops::embedding(table, &ids)
+        })
+        .with_weight(&0),
+    );
     let labels = Tensor::from_slice(at.device, &[2, 3], &[3i64, -100, 0, 6, 6, -100])?;
     let inputs = [at.any(&[2, 3, 4], 7)?, at.any(&[7, 4], 8)?];
-    cases.push(case("linear_cross_entropy", inputs, move |[x, w]| {
-        Ok(ops::linear_cross_entropy(x, w, &labels, -100)?.0)
-    }));
+    cases.push(
+        case("linear_cross_entropy", inputs, move |[x, w]| {
+            Ok(ops::linear_cross_entropy(x, w, &labels, -100)?.0)
+        })
+        .with_weight(&1),
+    );
     Ok(())
 }
 
@@ -276,16 +336,15 @@ fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         at.any(&[2, 5, 3], 2)?,
         at.any(&[4, 2], 3)?,
     ];
-    cases.push(case(
-        "tokens through experts",
-        inputs,
-        move |[x, w, weights]| {
+    cases.push(
+        case("tokens through experts", inputs, move |[x, w, weights]| {
             let order = runtime::expert_order(&chosen, 4, 1, 2)?;
             let rows = ops::permute_tokens(x, &order)?;
             let rows = ops::grouped_matmul(&rows, w, &order.offsets)?;
             ops::unpermute_tokens(&rows, weights, &order)
-        },
-    ));
+        })
+        .with_weight(&1),
+    );
     Ok(())
 }
 
@@ -340,6 +399,7 @@ mod tests {
         let x = Inputs {
             device: &device,
             dtype: DType::F64,
+            rounded_to: DType::F64,
         }
         .any(&[3], 0)
         .unwrap();

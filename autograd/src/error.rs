@@ -2,6 +2,8 @@
 
 use meshgrad_runtime::{DType, Error as RuntimeError, Shape};
 
+use crate::compare::{Compared, Difference};
+
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -116,24 +118,15 @@ pub enum Error {
         given: usize,
     },
 
-    /// A gradient that two devices do not agree on.
-    #[error(
-        "gradient {index} of input {input} is {here:e} here but {there:e} on {device} (allowed: \
-         {tolerance:e})"
-    )]
-    GradientDiffers {
-        /// Which input.
-        input: usize,
-        /// Which element of it, in row-major order.
-        index: usize,
-        /// What is computed here.
-        here: f64,
-        /// What is computed there.
-        there: f64,
-        /// There.
+    /// A result that two devices do not agree on.
+    #[error("{result} is not that of {device}: {difference}")]
+    DevicesDiffer {
+        /// Which result.
+        result: Compared,
+        /// The device that it was compared with.
         device: String,
-        /// How far they may lie apart.
-        tolerance: f64,
+        /// In what they differ.
+        difference: Difference,
     },
 
     /// A gradient that does not agree with finite differences.

@@ -2,7 +2,6 @@
 
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-use crate::cases::Case;
 use crate::{Error, Grads, Init, Param, Result, Spec, Tape, Var};
 
 /// How [`gradcheck`] compares.
@@ -73,42 +72,6 @@ pub fn gradcheck(
     Ok(())
 }
 
-/// Checks the gradients of `case` against those of `reference`, the same case on another device
-/// and perhaps in a wider dtype: every element within `tolerance`, relative to the largest of the
-/// reference's gradient of that input, or to 1.
-///
-/// # Errors
-/// [`Error::GradientDiffers`] for the first element that differs; what the cases' functions return.
-pub fn compare_gradients(case: &Case, reference: &Case, tolerance: f64) -> Result<()> {
-    let here = gradients_of_inputs(&case.function, &case.inputs)?;
-    let there = gradients_of_inputs(&reference.function, &reference.inputs)?;
-    for (input, (here, there)) in here.iter().zip(&there).enumerate() {
-        let device = there.device().to_string();
-        let (here, there) = (on_the_host(here)?, on_the_host(there)?);
-        let largest = there
-            .iter()
-            .fold(1.0, |largest: f64, it| largest.max(it.abs()));
-        let tolerance = tolerance * largest;
-        let agrees = |(here, there): (&f64, &f64)| (here - there).abs() <= tolerance;
-        if let Some(index) = here.iter().zip(&there).position(|pair| !agrees(pair)) {
-            return Err(Error::GradientDiffers {
-                input,
-                index,
-                here: here[index],
-                there: there[index],
-                device,
-                tolerance,
-            });
-        }
-    }
-    Ok(())
-}
-
-fn on_the_host(x: &Tensor) -> Result<Vec<f64>> {
-    let x = ops::to_device(x, &Device::cpu())?;
-    Ok(ops::cast(&x, DType::F64)?.to_vec()?)
-}
-
 fn gradients_of_inputs(
     function: &impl Fn(&[Var]) -> Result<Vec<Var>>,
     inputs: &[Tensor],
@@ -151,7 +114,7 @@ fn gradients_of_params(
 }
 
 /// The tracked outputs with their weights.
-fn roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
+pub(crate) fn roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
     let tracked = outputs
         .iter()
         .enumerate()

@@ -30,6 +30,7 @@
 
 pub mod cases;
 mod checkpoint;
+mod compare;
 mod error;
 mod gradcheck;
 mod grads;
@@ -41,8 +42,9 @@ mod tape;
 mod var;
 
 pub use checkpoint::checkpoint;
+pub use compare::{Closeness, Compared, Difference, compare};
 pub use error::{Error, Result};
-pub use gradcheck::{Tolerance, compare_gradients, gradcheck};
+pub use gradcheck::{Tolerance, gradcheck};
 pub use grads::Grads;
 pub use param::{Init, Module, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};

@@ -19,8 +19,11 @@ fn families() -> [Family; 4] {
 /// The kernels of one family, or why there is no such kernel.
 type Family = Vec<Result<Ptx>>;
 
+const F32: Element = Element::Float(Dtype::F32);
+const BF16: Element = Element::Float(Dtype::Bf16);
+
 fn elementwise() -> Family {
-    use Element::{Bf16, Bool, F32};
+    use Element::Bool;
     let contiguous = Layout::Contiguous;
     let strided = |dims, wide| Layout::Strided { dims, wide };
     let (x, y) = (Expression::operand(0), Expression::operand(1));
@@ -31,7 +34,7 @@ fn elementwise() -> Family {
 
     let unary = Unary::ALL.iter().map(|function| {
         let expression = Expression::from(Node::Unary(*function, x.clone()));
-        kernel(&expression, &[Bf16], Bf16, contiguous)
+        kernel(&expression, &[BF16], BF16, contiguous)
     });
     let binary = Binary::ALL.iter().map(|function| {
         let expression = Expression::from(Node::Binary(*function, x.clone(), y.clone()));
@@ -39,30 +42,32 @@ fn elementwise() -> Family {
     });
     let comparisons = Comparison::ALL.iter().map(|comparison| {
         let expression = Expression::from(Node::Compare(*comparison, x.clone(), y.clone()));
-        kernel(&expression, &[Bf16, Bf16], Bool, strided(2, false))
+        kernel(&expression, &[BF16, BF16], Bool, strided(2, false))
     });
 
-    let swiglu = x.silu() * &y;
+    let swiglu = &x * x.sigmoid() * &y;
     let select = x.select(&y, Expression::operand(2));
-    let affine = x.fma(Expression::scalar(0), Expression::scalar(1));
+    let affine = &x * Expression::scalar(0) + Expression::scalar(1);
+    let inverse_root = Expression::constant(1.0) / x.sqrt();
     let sum = &x + &y;
     let everything = (0..6).map(Expression::operand).reduce(|a, b| a + b);
     let everything = everything.unwrap_or_else(|| x.clone());
     let more = [
-        kernel(&swiglu, &[Bf16, Bf16], Bf16, contiguous),
+        kernel(&swiglu, &[BF16, BF16], BF16, contiguous),
         kernel(&swiglu, &[F32, F32], F32, contiguous),
-        kernel(&swiglu, &[Bf16, Bf16], Bf16, strided(3, false)),
+        kernel(&swiglu, &[BF16, BF16], BF16, strided(3, false)),
         kernel(&select, &[Bool, F32, F32], F32, contiguous),
-        kernel(&select, &[Bool, Bf16, Bf16], Bf16, contiguous),
+        kernel(&select, &[Bool, BF16, BF16], BF16, contiguous),
         kernel(&x.lt(&y), &[F32, F32], Bool, contiguous),
-        kernel(&affine, &[F32], Bf16, contiguous),
-        kernel(&sum, &[Bf16, F32], F32, contiguous),
+        kernel(&affine, &[F32], BF16, contiguous),
+        kernel(&inverse_root, &[F32], F32, contiguous),
+        kernel(&sum, &[BF16, F32], F32, contiguous),
         kernel(&sum, &[F32, F32], F32, strided(1, false)),
         kernel(&sum, &[F32, F32], F32, strided(6, true)),
-        kernel(&everything, &[Bf16; 6], Bf16, strided(6, true)),
+        kernel(&everything, &[BF16; 6], BF16, strided(6, true)),
         kernel(&Expression::constant(1.0), &[], F32, contiguous),
-        kernel(&x, &[F32], Bf16, contiguous),
-        kernel(&x, &[Bf16], Bf16, strided(4, false)),
+        kernel(&x, &[F32], BF16, contiguous),
+        kernel(&x, &[BF16], BF16, strided(4, false)),
     ];
     unary.chain(binary).chain(comparisons).chain(more).collect()
 }

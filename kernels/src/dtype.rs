@@ -99,6 +99,15 @@ impl Dtype {
             Dtype::Bf16 => to.store(value.to_bf16()),
         }
     }
+
+    /// Rounds and stores one element where the predicate holds.
+    #[track_caller]
+    pub fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
+        match self {
+            Dtype::F32 => to.store_if(condition, value),
+            Dtype::Bf16 => to.store_if(condition, value.to_bf16()),
+        }
+    }
 }
 
 impl<'k> Vector<'k> {

@@ -4,9 +4,12 @@
 //! use meshgrad_kernels::expression::Expression;
 //!
 //! let (gate, up) = (Expression::operand(0), Expression::operand(1));
-//! let swiglu = gate.silu() * up;
-//! assert_eq!(swiglu.to_string(), "times_silu_x0_x1");
+//! let swiglu = &gate * gate.sigmoid() * up;
+//! assert_eq!(swiglu.to_string(), "times_times_x0_sigmoid_x0_x1");
 //! ```
+//!
+//! The words are few: what can be said by others, as a square or a maximum, has none of its own,
+//! so that a function is written in one way.
 
 use std::fmt;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -14,8 +17,8 @@ use std::sync::Arc;
 
 /// A function of the elements that stand in one place of all operands, computed in f32.
 ///
-/// Every operation rounds to nearest even by itself; only [`Expression::fma`] fuses. A copy is
-/// cheap and shares what it is made of.
+/// Every operation rounds to nearest even by itself; none is fused with another. A copy is cheap and
+/// shares what it is made of.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Expression(Arc<Node>);
 
@@ -32,8 +35,6 @@ pub enum Node {
     Unary(Unary, Expression),
     /// A function of two values.
     Binary(Binary, Expression, Expression),
-    /// a * b + c, rounded once.
-    Fma(Expression, Expression, Expression),
     /// 1 where the comparison holds, else 0.
     Compare(Comparison, Expression, Expression),
     /// The second where the first is not 0, else the third.
@@ -91,14 +92,8 @@ functions! {
     Neg neg ();
     /// |x|.
     Abs abs ();
-    /// x^2.
-    Square square ();
     /// The square root, correctly rounded.
     Sqrt sqrt ();
-    /// 1 / sqrt(x): the root and its reciprocal, each correctly rounded.
-    Rsqrt rsqrt ();
-    /// 1 / x, correctly rounded.
-    Reciprocal reciprocal ();
     /// e^x; see [`exp`](crate::elementary::exp).
     Exp exp ();
     /// The natural logarithm; see [`ln`](crate::elementary::ln).
@@ -111,10 +106,6 @@ functions! {
     Tanh tanh ();
     /// 1 / (1 + e^-x); see [`sigmoid`](crate::elementary::sigmoid).
     Sigmoid sigmoid ();
-    /// x sigmoid(x).
-    Silu silu ();
-    /// max(x, 0); NaN stays.
-    Relu relu ();
 }
 
 functions! {
@@ -128,10 +119,6 @@ functions! {
     Mul times (y);
     /// x / y, correctly rounded.
     Div over (y);
-    /// The smaller one; NaN where either is.
-    Min min (y);
-    /// The larger one; NaN where either is.
-    Max max (y);
 }
 
 functions! {
@@ -167,11 +154,6 @@ impl Expression {
         Node::Scalar(index).into()
     }
 
-    /// self * factor + addend, rounded once.
-    pub fn fma(&self, factor: impl Into<Expression>, addend: impl Into<Expression>) -> Expression {
-        Node::Fma(self.clone(), factor.into(), addend.into()).into()
-    }
-
     /// `a` where self is not 0, else `b`.
     pub fn select(&self, a: impl Into<Expression>, b: impl Into<Expression>) -> Expression {
         Node::Select(self.clone(), a.into(), b.into()).into()
@@ -188,7 +170,7 @@ impl Expression {
             Node::Operand(_) | Node::Constant(_) | Node::Scalar(_) => [None, None, None],
             Node::Unary(_, a) => [Some(a), None, None],
             Node::Binary(_, a, b) | Node::Compare(_, a, b) => [Some(a), Some(b), None],
-            Node::Fma(a, b, c) | Node::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+            Node::Select(a, b, c) => [Some(a), Some(b), Some(c)],
         };
         arguments.into_iter().flatten()
     }
@@ -293,7 +275,6 @@ impl fmt::Display for Expression {
             Node::Scalar(index) => write!(f, "s{index}")?,
             Node::Unary(function, _) => f.write_str(function.name())?,
             Node::Binary(function, ..) => f.write_str(function.name())?,
-            Node::Fma(..) => f.write_str("fma")?,
             Node::Compare(comparison, ..) => f.write_str(comparison.name())?,
             Node::Select(..) => f.write_str("select")?,
         }

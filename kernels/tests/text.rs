@@ -8,7 +8,7 @@ use meshgrad_kernels::catalogue::catalogue;
 
 /// The kernels whose text is kept in `tests/ptx`.
 const SHOWN: &[&str] = &[
-    "elementwise_times_silu_x0_x1_bf16_bf16_to_bf16_contiguous",
+    "elementwise_times_times_x0_sigmoid_x0_x1_bf16_bf16_to_bf16_contiguous",
     "elementwise_plus_x0_x1_f32_f32_to_f32_strided1",
     "rms_norm_f32_d128_t32",
     "rms_norm_grad_input_bf16_d128_t16",

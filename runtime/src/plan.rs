@@ -4,6 +4,9 @@ use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
 use crate::{DType, Device, Error, Result, stream};
 
+#[cfg(test)]
+mod ptxas;
+
 /// One kernel that an op wants to run: pure, so that a meta device makes the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan<V> {
@@ -63,6 +66,8 @@ impl<'a> Launcher<'a> {
             return Ok(());
         };
         self.device.count_launch();
+        #[cfg(test)]
+        ptxas::note(self.op, &plan.variant);
         match self.device.gpu() {
             Some(gpu) => {
                 let stream = stream::raw(self.device, gpu);

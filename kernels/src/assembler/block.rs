@@ -15,8 +15,15 @@ pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 ///
 /// Each round adds what the lane has whose index differs in one bit (butterfly). Addition commutes,
 /// so both partners get the same bits.
+///
+/// # Panics
+/// If `lanes` is anything else.
 #[track_caller]
 pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    assert!(
+        lanes.is_power_of_two() && lanes <= 32,
+        "a group of {lanes} lanes: groups are powers of two up to 32"
+    );
     let mut sum = value;
     for bit in (0..lanes.trailing_zeros()).rev() {
         let distance = 1 << bit;
@@ -38,8 +45,16 @@ pub fn exchange_with_neighbour(value: Pair<'_>) -> Pair<'_> {
 /// Every thread must take part, and the CTA must consist of whole warps. Each warp sums its lanes;
 /// the sums of the warps go through shared memory and are added in order. In a loop, a
 /// [`Kernel::barrier`] must stand between one round and the next.
+///
+/// # Panics
+/// If the CTA does not consist of whole warps.
 #[track_caller]
 pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
+    assert!(
+        k.threads().is_multiple_of(32),
+        "a sum over a CTA of {} threads: a CTA must consist of whole warps of 32",
+        k.threads()
+    );
     let sum = warp_sum(k, value);
     let warps = k.threads() / 32;
     if warps == 1 {
@@ -55,4 +70,31 @@ pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
     (1..warps).fold(first, |total, warp| {
         total + sums.offset(4 * warp).load::<f32>()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kernel, Target};
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a group of 24 lanes")]
+    fn groups_are_powers_of_two() {
+        let k = &Kernel::new("group", Target::Sm80, 32);
+        group_sum(k, k.constant(1.0), 24);
+    }
+
+    #[test]
+    #[should_panic(expected = "a group of 64 lanes")]
+    fn groups_are_within_a_warp() {
+        let k = &Kernel::new("group", Target::Sm80, 64);
+        group_sum(k, k.constant(1.0), 64);
+    }
+
+    #[test]
+    #[should_panic(expected = "a CTA of 48 threads")]
+    fn sums_need_whole_warps() {
+        let k = &Kernel::new("block", Target::Sm80, 48);
+        block_sum(k, k.constant(1.0));
+    }
 }

@@ -53,6 +53,7 @@ struct State {
     body: String,
     registers: [u32; Class::ALL.len()],
     labels: u32,
+    barriers: u32,
     parameters: Vec<Parameter>,
     shared: SharedLayout,
     source: Source,
@@ -94,7 +95,15 @@ impl Display for Label {
 
 impl Kernel {
     /// An empty kernel of `threads` threads a CTA, in one dimension.
+    ///
+    /// # Panics
+    /// If no CTA can have so many: it has 1 to 1024.
+    #[track_caller]
     pub fn new(entry: impl Into<String>, target: Target, threads: u32) -> Kernel {
+        assert!(
+            (1..=1024).contains(&threads),
+            "a CTA of {threads} threads: it has 1 to 1024"
+        );
         Kernel {
             entry: entry.into(),
             target,
@@ -257,6 +266,13 @@ impl Kernel {
         Label(state.labels)
     }
 
+    /// The number of a new barrier: 1 and up.
+    pub(super) fn count_barrier(&self) -> u32 {
+        let mut state = self.state.borrow_mut();
+        state.barriers += 1;
+        state.barriers
+    }
+
     pub(super) fn place(&self, label: Label) {
         push_line(&mut self.state.borrow_mut().body, format_args!("{label}:"));
     }
@@ -355,6 +371,12 @@ pub(super) mod tests {
         assert!(ptx.text.contains(declared), "{}", ptx.text);
         assert_eq!(ptx.parameter_bytes(), 28);
         assert_eq!(ptx.block, [64, 1, 1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a CTA of 1025 threads")]
+    fn a_cta_has_few_threads() {
+        Kernel::new("large", Target::Sm80, 1025);
     }
 
     /// A class of registers is declared once, with room for all its names.

@@ -126,6 +126,9 @@ impl Launch {
 
 /// Parameter bytes laid out as the kernel's parameter space demands: each value at the next
 /// multiple of its size. Held in place, without heap memory.
+///
+/// # Panics
+/// What is added beyond [`Arguments::CAPACITY`] panics.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {
     bytes: [u8; Arguments::CAPACITY],
@@ -133,7 +136,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Bytes that fit. No kernel of this crate needs more; their constructors see to that.
+    /// Bytes that fit, of the 4096 that PTX allows: each launch copies them. No kernel of this crate
+    /// needs more; their constructors see to that.
     pub const CAPACITY: usize = 576;
 
     /// No argument yet.
@@ -181,6 +185,11 @@ impl Arguments {
 
     fn push<const N: usize>(&mut self, value: [u8; N]) -> &mut Arguments {
         let start = self.len.next_multiple_of(N);
+        assert!(
+            start + N <= Arguments::CAPACITY,
+            "an argument at byte {start}: Arguments hold {} bytes; pass more in a buffer",
+            Arguments::CAPACITY
+        );
         self.len = start + N;
         self.bytes[start..self.len].copy_from_slice(&value);
         self
@@ -211,6 +220,24 @@ mod tests {
         expected.extend([0; 4]);
         expected.extend((-1i64).to_ne_bytes());
         assert_eq!(arguments.bytes(), expected);
+    }
+
+    #[test]
+    fn arguments_may_be_full() {
+        let mut arguments = Arguments::new();
+        for _ in 0..Arguments::CAPACITY / 8 {
+            arguments.push_u64(1);
+        }
+        assert_eq!(arguments.bytes().len(), Arguments::CAPACITY);
+    }
+
+    #[test]
+    #[should_panic(expected = "an argument at byte 576: Arguments hold 576 bytes")]
+    fn too_many_arguments_say_so() {
+        let mut arguments = Arguments::new();
+        for _ in 0..=Arguments::CAPACITY / 8 {
+            arguments.push_u64(1);
+        }
     }
 
     #[test]

@@ -38,16 +38,20 @@
 //! Format and instructions: PTX ISA 7.8 and 8.3 (docs.nvidia.com/cuda/parallel-thread-execution).
 
 mod async_copy;
+mod barrier;
 mod block;
 mod control;
+mod conversions;
 mod kernel;
 mod launch;
 mod memory;
 mod operators;
+mod pairs;
 mod register;
 mod shared;
 mod tensor_core;
 
+pub use barrier::Barrier;
 pub use block::{block_sum, exchange_with_neighbour, group_sum, warp_sum};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
@@ -58,4 +62,4 @@ pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
 };
 pub use shared::SharedAddress;
-pub use tensor_core::mma_bf16;
+pub use tensor_core::{MatrixRow, mma_bf16};

@@ -1,8 +1,8 @@
-//! Arithmetic, comparisons, bits and conversions: one instruction each.
+//! Arithmetic, comparisons and bits: one instruction each.
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Shl, Shr, Sub};
 
-use super::{B16, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64};
+use super::{F32, Operand, Pred, Register, S32, S64, Scalar, U32, U64};
 
 /// A type that one can calculate with.
 pub trait Number: Scalar {
@@ -279,7 +279,7 @@ impl<T: Float> Register<'_, T> {
     }
 }
 
-impl<'k> F32<'k> {
+impl F32<'_> {
     /// The smaller one; NaN where either is.
     #[track_caller]
     pub fn min(self, other: impl Operand<f32>) -> Self {
@@ -294,83 +294,13 @@ impl<'k> F32<'k> {
 
     /// Its magnitude with the sign of `sign`.
     #[track_caller]
-    pub fn with_sign_of(self, sign: F32<'k>) -> Self {
+    pub fn with_sign_of(self, sign: Self) -> Self {
         let magnitude = self.to_bits() & 0x7fff_ffff;
         (magnitude | (sign.to_bits() & 0x8000_0000)).to_f32_bits()
-    }
-
-    /// Its bits.
-    #[track_caller]
-    pub fn to_bits(self) -> U32<'k> {
-        self.k.compute("mov.b32", &[&self])
-    }
-
-    /// Rounded to bf16, to nearest even.
-    #[track_caller]
-    pub fn to_bf16(self) -> B16<'k> {
-        self.k.compute("cvt.rn.bf16.f32", &[&self])
-    }
-
-    /// Two values rounded to bf16, to nearest even; `self` has the lower address in memory.
-    #[track_caller]
-    pub fn pack(self, high: F32<'k>) -> Pair<'k> {
-        self.k.compute("cvt.rn.bf16x2.f32", &[&high, &self])
-    }
-}
-
-impl<'k> F64<'k> {
-    /// Rounded to f32, to nearest even.
-    #[track_caller]
-    pub fn to_f32(self) -> F32<'k> {
-        self.k.compute("cvt.rn.f32.f64", &[&self])
-    }
-}
-
-impl<'k> Pair<'k> {
-    /// Both halves; the one with the lower address first.
-    #[track_caller]
-    pub fn split(self) -> [B16<'k>; 2] {
-        let halves = [self.k.register(), self.k.register()];
-        let [low, high] = halves;
-        self.k
-            .emit(format_args!("mov.b32 {{{low}, {high}}}, {self}"));
-        halves
-    }
-
-    /// Both values as f32, exactly; the one with the lower address first.
-    #[track_caller]
-    pub fn unpack(self) -> [F32<'k>; 2] {
-        let bits: U32<'k> = Register::new(self.k, self.id);
-        [
-            (bits << 16).to_f32_bits(),
-            (bits & 0xffff_0000).to_f32_bits(),
-        ]
-    }
-}
-
-impl<'k> B16<'k> {
-    /// Two in one register; `self` has the lower address in memory.
-    #[track_caller]
-    pub fn pack(self, high: B16<'k>) -> Pair<'k> {
-        self.k
-            .compute("mov.b32", &[&format_args!("{{{self}, {high}}}")])
-    }
-
-    /// As f32, exactly.
-    #[track_caller]
-    pub fn to_f32(self) -> F32<'k> {
-        let bits: U32<'k> = self.k.compute("cvt.u32.u16", &[&self]);
-        (bits << 16).to_f32_bits()
     }
 }
 
 impl<'k> U32<'k> {
-    /// With 64 bits.
-    #[track_caller]
-    pub fn wide(self) -> U64<'k> {
-        self.k.compute("cvt.u64.u32", &[&self])
-    }
-
     /// The product with all its 64 bits.
     #[track_caller]
     pub fn mul_wide(self, factor: impl Operand<u32>) -> U64<'k> {
@@ -382,23 +312,6 @@ impl<'k> U32<'k> {
     pub fn mul_high(self, factor: impl Operand<u32>) -> U32<'k> {
         self.k.compute("mul.hi.u32", &[&self, &factor.written()])
     }
-
-    /// As f32, rounded to nearest even.
-    #[track_caller]
-    pub fn to_f32(self) -> F32<'k> {
-        self.k.compute("cvt.rn.f32.u32", &[&self])
-    }
-
-    /// The float with these bits.
-    #[track_caller]
-    pub fn to_f32_bits(self) -> F32<'k> {
-        self.k.compute("mov.b32", &[&self])
-    }
-
-    /// The same bits, signed. No instruction.
-    pub fn signed(self) -> S32<'k> {
-        Register::new(self.k, self.id)
-    }
 }
 
 impl<'k> S32<'k> {
@@ -406,43 +319,6 @@ impl<'k> S32<'k> {
     #[track_caller]
     pub fn mul_wide(self, factor: impl Operand<i32>) -> S64<'k> {
         self.k.compute("mul.wide.s32", &[&self, &factor.written()])
-    }
-
-    /// With 64 bits.
-    #[track_caller]
-    pub fn wide(self) -> S64<'k> {
-        self.k.compute("cvt.s64.s32", &[&self])
-    }
-
-    /// The same bits, unsigned. No instruction.
-    pub fn unsigned(self) -> U32<'k> {
-        Register::new(self.k, self.id)
-    }
-}
-
-impl<'k> U64<'k> {
-    /// The lower 32 bits.
-    #[track_caller]
-    pub fn low(self) -> U32<'k> {
-        self.k.compute("cvt.u32.u64", &[&self])
-    }
-
-    /// The same bits, signed. No instruction.
-    pub fn signed(self) -> S64<'k> {
-        Register::new(self.k, self.id)
-    }
-}
-
-impl<'k> S64<'k> {
-    /// As f64, rounded to nearest even.
-    #[track_caller]
-    pub fn to_f64(self) -> F64<'k> {
-        self.k.compute("cvt.rn.f64.s64", &[&self])
-    }
-
-    /// The same bits, unsigned. No instruction.
-    pub fn unsigned(self) -> U64<'k> {
-        Register::new(self.k, self.id)
     }
 }
 
@@ -517,24 +393,6 @@ mod tests {
         assert_eq!(
             opcodes(k).join(" "),
             "setp.lt.f32 setp.eq.f32 setp.neu.f32 setp.ne.u64 setp.ge.u64"
-        );
-    }
-
-    /// `cvt.rn.bf16x2` takes the upper half first; the lower half has the lower address.
-    #[test]
-    fn pairs_have_the_first_element_in_the_lower_half() {
-        let k = &Kernel::new("pair", Target::Sm80, 32);
-        let (first, second) = (k.constant(1.0_f32), k.constant(2.0_f32));
-        first.pack(second).unpack();
-        assert_eq!(
-            body(k)[2..7],
-            [
-                "cvt.rn.bf16x2.f32 %r1, %f2, %f1;",
-                "shl.b32 %r2, %r1, 16;",
-                "mov.b32 %f3, %r2;",
-                "and.b32 %r3, %r1, 4294901760;",
-                "mov.b32 %f4, %r3;",
-            ]
         );
     }
 }

@@ -73,6 +73,11 @@ impl<'k> SharedAddress<'k> {
         SharedAddress { base, ..self }
     }
 
+    /// Bytes beyond the register, known while the kernel is written.
+    pub(super) fn constant(self) -> u32 {
+        self.offset
+    }
+
     pub(super) fn kernel(self) -> &'k Kernel {
         self.base.kernel()
     }
@@ -93,13 +98,6 @@ impl Kernel {
         let offset = self.shared_layout(|layout| layout.reserve(count * T::BYTES));
         let base = self.compute("mov.u32", &[&"arrays"]);
         SharedAddress { base, offset }
-    }
-
-    /// Waits until all threads of the CTA have come here; what they wrote to shared memory before
-    /// is then seen by all.
-    #[track_caller]
-    pub fn barrier(&self) {
-        self.emit("bar.sync 0");
     }
 }
 

@@ -4,18 +4,57 @@
 //! fix. PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "mma.m16n8k16".
 
 use super::memory::list;
-use super::{Pair, SharedAddress, Variable};
+use super::{Operand, Pair, SharedAddress, Variable};
+
+/// Bytes of a row of a matrix, and what its address is a multiple of.
+const ROW: u32 = 16;
+
+/// Where the row of a matrix lies in shared memory that a lane shows to `ldmatrix`: 16 bytes, at a
+/// multiple of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixRow<'k>(SharedAddress<'k>);
 
 impl<'k> SharedAddress<'k> {
-    /// Loads four matrices of 8 by 8 elements of 16 bits. The address of lane 8 i + j is that of
-    /// row j of matrix i, 16 bytes; all lanes of the warp must take part.
+    /// The 16 bytes here as a row of a matrix. What is in a register must be a multiple of 16.
+    ///
+    /// # Panics
+    /// If the constant offset is none.
+    #[track_caller]
+    pub fn matrix_row(self) -> MatrixRow<'k> {
+        let bytes = self.constant();
+        assert!(
+            bytes.is_multiple_of(ROW),
+            "a matrix row at offset {bytes}: rows lie at multiples of {ROW} bytes"
+        );
+        MatrixRow(self)
+    }
+}
+
+impl<'k> MatrixRow<'k> {
+    /// The row `bytes` further on. Adds to the constant offset: no instruction.
+    ///
+    /// # Panics
+    /// If that is no multiple of 16.
+    #[track_caller]
+    pub fn offset(self, bytes: u32) -> Self {
+        self.0.offset(bytes).matrix_row()
+    }
+
+    /// The row `bytes` further on, a multiple of 16.
+    #[track_caller]
+    pub fn moved(self, bytes: impl Operand<u32>) -> Self {
+        MatrixRow(self.0.moved(bytes))
+    }
+
+    /// Loads four matrices of 8 by 8 elements of 16 bits. The row of lane 8 i + j is row j of
+    /// matrix i; all lanes of the warp must take part.
     ///
     /// Register i of lane l then holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix
     /// i; of column l / 4 if `transposed`.
     #[track_caller]
     pub fn load_matrices(self, transposed: bool) -> [Pair<'k>; 4] {
-        let k = self.kernel();
-        let (values, address) = ([(); 4].map(|()| k.register()), self.written());
+        let k = self.0.kernel();
+        let (values, address) = ([(); 4].map(|()| k.register()), self.0.written());
         let (trans, list) = (if transposed { ".trans" } else { "" }, list(&values));
         k.emit(format_args!(
             "ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {list}, {address}"
@@ -36,4 +75,16 @@ pub fn mma_bf16(sums: &[Variable<'_, f32>; 4], a: [Pair<'_>; 4], b: [Pair<'_>; 2
     registers[0].kernel().emit(format_args!(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {sums}, {a}, {b}, {sums}"
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kernel, Target};
+
+    #[test]
+    #[should_panic(expected = "a matrix row at offset 24")]
+    fn rows_are_aligned() {
+        let k = &Kernel::new("rows", Target::Sm80, 32);
+        k.shared::<f32>(32).matrix_row().offset(24);
+    }
 }

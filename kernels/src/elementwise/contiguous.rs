@@ -4,6 +4,7 @@ use super::element::Loaded;
 use super::evaluate::evaluate;
 use super::{Element, Elementwise, Parameters, THREADS};
 use crate::assembler::{F32, GlobalAddress, Kernel, Ptx, U32, U64};
+use crate::dtype::Dtype;
 use crate::expression::{Expression, Node, Unary};
 
 /// Elements of a CTA: each thread has [`vectors`] of [`per_vector`], which lie a CTA's width apart,
@@ -16,7 +17,7 @@ pub(super) fn tile(variant: &Elementwise) -> u32 {
 /// accesses then move a larger one.
 fn per_vector(variant: &Elementwise) -> u32 {
     let mut formats = variant.operands().chain([variant.result]);
-    if formats.any(|format| format == Element::Bf16) {
+    if formats.any(|format| format == Element::Float(Dtype::Bf16)) {
         8
     } else {
         4
@@ -40,13 +41,7 @@ fn instructions(expression: &Expression) -> usize {
     expression.visit(&mut |node| {
         count += match node {
             Node::Unary(
-                Unary::Exp
-                | Unary::Ln
-                | Unary::Sin
-                | Unary::Cos
-                | Unary::Tanh
-                | Unary::Sigmoid
-                | Unary::Silu,
+                Unary::Exp | Unary::Ln | Unary::Sin | Unary::Cos | Unary::Tanh | Unary::Sigmoid,
                 _,
             ) => 24,
             _ => 1,

@@ -1,41 +1,34 @@
 //! Formats of elements: how they are loaded, widened, rounded and stored.
 
-use crate::assembler::{Bf16, Bf16x2, F32, GlobalAddress, Kernel, Pair, Pred, U32};
-use crate::dtype::Dtype;
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32};
+use crate::dtype::{Dtype, Vector};
 
 /// The format of an operand or a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
-    /// 32-bit float.
-    F32,
-    /// 16-bit float.
-    Bf16,
+    /// A float.
+    Float(Dtype),
     /// A byte, 0 or 1. Read as 0.0 or 1.0; written as 1 where the value is not 0.
     Bool,
 }
 
 impl From<Dtype> for Element {
     fn from(dtype: Dtype) -> Element {
-        match dtype {
-            Dtype::F32 => Element::F32,
-            Dtype::Bf16 => Element::Bf16,
-        }
+        Element::Float(dtype)
     }
 }
 
 /// What a thread loaded at once, as it lies in memory.
 pub(super) enum Loaded<'k> {
-    F32(Vec<F32<'k>>),
-    Bf16(Vec<Pair<'k>>),
-    Bool(Vec<U32<'k>>),
+    Floats(Vec<Vector<'k>>),
+    Bools(Vec<U32<'k>>),
 }
 
 impl Element {
     /// Bytes of an element.
     pub fn size(self) -> u32 {
         match self {
-            Element::F32 => 4,
-            Element::Bf16 => 2,
+            Element::Float(dtype) => dtype.size(),
             Element::Bool => 1,
         }
     }
@@ -43,8 +36,7 @@ impl Element {
     /// Its name, as in the names of kernels.
     pub fn name(self) -> &'static str {
         match self {
-            Element::F32 => "f32",
-            Element::Bf16 => "bf16",
+            Element::Float(dtype) => dtype.name(),
             Element::Bool => "bool",
         }
     }
@@ -53,14 +45,13 @@ impl Element {
     #[track_caller]
     pub(super) fn load_vector<'k>(self, from: GlobalAddress<'k>, count: u32) -> Loaded<'k> {
         match (self, count) {
-            (Element::F32, _) => Loaded::F32(
-                (0..count / 4)
-                    .flat_map(|i| from.offset(16 * i64::from(i)).load_vector::<f32, 4>())
-                    .collect(),
-            ),
-            (Element::Bf16, _) => Loaded::Bf16(from.load_vector::<Bf16x2, 4>().to_vec()),
-            (Element::Bool, 4) => Loaded::Bool(vec![from.load()]),
-            (Element::Bool, _) => Loaded::Bool(from.load_vector::<u32, 2>().to_vec()),
+            (Element::Float(dtype), _) => {
+                let vectors = 0..i64::from(count / dtype.per_vector());
+                let vectors = vectors.map(|i| dtype.load_vector(from.offset(16 * i)));
+                Loaded::Floats(vectors.collect())
+            }
+            (Element::Bool, 4) => Loaded::Bools(vec![from.load()]),
+            (Element::Bool, _) => Loaded::Bools(from.load_vector::<u32, 2>().to_vec()),
         }
     }
 
@@ -68,20 +59,15 @@ impl Element {
     #[track_caller]
     pub(super) fn store_vector<'k>(self, to: GlobalAddress<'k>, values: &[F32<'k>]) {
         match self {
-            Element::F32 => {
-                for (i, four) in values.as_chunks::<4>().0.iter().enumerate() {
-                    to.offset(16 * i as i64).store_vector(*four);
-                }
-            }
-            Element::Bf16 => {
-                for (i, eight) in values.as_chunks::<8>().0.iter().enumerate() {
-                    let pairs = [0, 2, 4, 6].map(|j| eight[j].pack(eight[j + 1]));
-                    to.offset(16 * i as i64).store_vector(pairs);
+            Element::Float(dtype) => {
+                let vectors = values.chunks_exact(dtype.per_vector() as usize);
+                for (i, values) in (0..).zip(vectors) {
+                    dtype.round(|j| values[j]).store(to.offset(16 * i));
                 }
             }
             Element::Bool => {
-                for (i, four) in values.as_chunks::<4>().0.iter().enumerate() {
-                    to.offset(4 * i as i64).store(four_bytes(four));
+                for (i, four) in (0..).zip(values.as_chunks::<4>().0) {
+                    to.offset(4 * i).store(four_bytes(four));
                 }
             }
         }
@@ -91,8 +77,7 @@ impl Element {
     #[track_caller]
     pub(super) fn load<'k>(self, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
-            Element::F32 => from.load(),
-            Element::Bf16 => from.load::<Bf16>().to_f32(),
+            Element::Float(dtype) => dtype.load(from),
             Element::Bool => one_or_zero(from.load_byte()),
         }
     }
@@ -101,8 +86,7 @@ impl Element {
     #[track_caller]
     pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
-            Element::F32 => from.load_if(condition),
-            Element::Bf16 => from.load_if::<Bf16>(condition).to_f32(),
+            Element::Float(dtype) => dtype.load_if(condition, from),
             Element::Bool => one_or_zero(from.load_byte_if(condition)),
         }
     }
@@ -111,9 +95,8 @@ impl Element {
     #[track_caller]
     pub(super) fn store<'k>(self, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
-            Element::F32 => to.store(value),
-            Element::Bf16 => to.store(value.to_bf16()),
-            Element::Bool => to.store_byte(value.differs(0.0).select(1u32, 0u32)),
+            Element::Float(dtype) => dtype.store(to, value),
+            Element::Bool => to.store_byte(zero_or_one(value)),
         }
     }
 
@@ -121,11 +104,8 @@ impl Element {
     #[track_caller]
     pub(super) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
-            Element::F32 => to.store_if(condition, value),
-            Element::Bf16 => to.store_if(condition, value.to_bf16()),
-            Element::Bool => {
-                to.store_byte_if(condition, value.differs(0.0).select(1u32, 0u32));
-            }
+            Element::Float(dtype) => dtype.store_if(condition, to, value),
+            Element::Bool => to.store_byte_if(condition, zero_or_one(value)),
         }
     }
 }
@@ -135,9 +115,8 @@ impl<'k> Loaded<'k> {
     #[track_caller]
     pub(super) fn widen(&self) -> Vec<F32<'k>> {
         match self {
-            Loaded::F32(values) => values.clone(),
-            Loaded::Bf16(pairs) => pairs.iter().flat_map(|pair| pair.unpack()).collect(),
-            Loaded::Bool(words) => {
+            Loaded::Floats(vectors) => vectors.iter().flat_map(Vector::widen).collect(),
+            Loaded::Bools(words) => {
                 let bytes = words
                     .iter()
                     .flat_map(|word| [0, 8, 16, 24].map(|shift| (*word >> shift) & 255));
@@ -150,6 +129,11 @@ impl<'k> Loaded<'k> {
 #[track_caller]
 fn one_or_zero(byte: U32<'_>) -> F32<'_> {
     byte.differs(0).select(1.0, 0.0)
+}
+
+#[track_caller]
+fn zero_or_one(value: F32<'_>) -> U32<'_> {
+    value.differs(0.0).select(1u32, 0u32)
 }
 
 /// Four values that are 0 or not, a byte each; the first has the lowest address.

@@ -1,6 +1,6 @@
 //! An expression in registers.
 
-use crate::assembler::{F32, Kernel};
+use crate::assembler::{F32, Kernel, Pred};
 use crate::elementary::{cos, exp, ln, sigmoid, sin, tanh};
 use crate::expression::{Binary, Comparison, Expression, Node, Unary};
 
@@ -42,38 +42,45 @@ impl<'k> Evaluation<'_, 'k> {
             Node::Constant(bits) => self.k.constant(f32::from_bits(*bits)),
             Node::Scalar(index) => self.scalars[usize::from(*index)],
             Node::Unary(function, x) => unary(*function, self.value(x)),
+            // The same bits as by a division, which takes longer.
+            Node::Binary(Binary::Div, one, x) if is_one(one) => self.value(x).reciprocal(),
             Node::Binary(function, a, b) => binary(*function, self.value(a), self.value(b)),
-            Node::Fma(a, b, c) => {
-                let (a, b) = (self.value(a), self.value(b));
-                a.fma(b, self.value(c))
+            Node::Compare(comparison, a, b) => {
+                compare(*comparison, self.value(a), self.value(b)).select(1.0, 0.0)
             }
-            Node::Compare(comparison, a, b) => compare(*comparison, self.value(a), self.value(b)),
             Node::Select(condition, a, b) => {
-                let condition = self.value(condition).differs(0.0);
+                let condition = self.holds(condition);
                 condition.select(self.value(a), self.value(b))
             }
         };
         self.known.push((expression.clone(), value));
         value
     }
+
+    /// Whether a value is not 0: of a comparison its predicate, which then is no number in between.
+    fn holds(&mut self, condition: &Expression) -> Pred<'k> {
+        match condition.node() {
+            Node::Compare(comparison, a, b) => compare(*comparison, self.value(a), self.value(b)),
+            _ => self.value(condition).differs(0.0),
+        }
+    }
+}
+
+fn is_one(expression: &Expression) -> bool {
+    *expression.node() == Node::Constant(1.0f32.to_bits())
 }
 
 fn unary<'k>(function: Unary, x: F32<'k>) -> F32<'k> {
     match function {
         Unary::Neg => -x,
         Unary::Abs => x.abs(),
-        Unary::Square => x * x,
         Unary::Sqrt => x.sqrt(),
-        Unary::Rsqrt => x.sqrt().reciprocal(),
-        Unary::Reciprocal => x.reciprocal(),
         Unary::Exp => exp(x),
         Unary::Ln => ln(x),
         Unary::Sin => sin(x),
         Unary::Cos => cos(x),
         Unary::Tanh => tanh(x),
         Unary::Sigmoid => sigmoid(x),
-        Unary::Silu => x * sigmoid(x),
-        Unary::Relu => x.le(0.0).select(0.0, x),
     }
 }
 
@@ -83,19 +90,16 @@ fn binary<'k>(function: Binary, a: F32<'k>, b: F32<'k>) -> F32<'k> {
         Binary::Sub => a - b,
         Binary::Mul => a * b,
         Binary::Div => a / b,
-        Binary::Min => a.min(b),
-        Binary::Max => a.max(b),
     }
 }
 
-fn compare<'k>(comparison: Comparison, a: F32<'k>, b: F32<'k>) -> F32<'k> {
-    let holds = match comparison {
+fn compare<'k>(comparison: Comparison, a: F32<'k>, b: F32<'k>) -> Pred<'k> {
+    match comparison {
         Comparison::Eq => a.equals(b),
         Comparison::Ne => a.differs(b),
         Comparison::Lt => a.lt(b),
         Comparison::Le => a.le(b),
         Comparison::Gt => a.gt(b),
         Comparison::Ge => a.ge(b),
-    };
-    holds.select(1.0, 0.0)
+    }
 }

@@ -254,6 +254,10 @@ fn check_layout(layout: Layout) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Dtype;
+
+    const F32: Element = Element::Float(Dtype::F32);
+    const BF16: Element = Element::Float(Dtype::Bf16);
 
     fn sum_of(operands: u8) -> Expression {
         let more = (1..operands).map(Expression::operand);
@@ -267,7 +271,7 @@ mod tests {
         let strides = [1; Walk::MAX_DIMS];
         let scalars = (0..8).map(Expression::scalar).reduce(|a, b| a * b).unwrap();
         for operands in 0..=Elementwise::MAX_OPERANDS {
-            let formats = vec![Element::Bf16; operands];
+            let formats = vec![BF16; operands];
             let expression = sum_of(operands.max(1) as u8) + &scalars;
             let expression = if operands == 0 {
                 scalars.clone()
@@ -278,7 +282,7 @@ mod tests {
             let strided = |wide| Layout::Strided { dims: 6, wide };
             for layout in [Layout::Contiguous, strided(false), strided(true)] {
                 let expression = expression.clone();
-                let variant = Elementwise::new(expression, &formats, Element::F32, layout).unwrap();
+                let variant = Elementwise::new(expression, &formats, F32, layout).unwrap();
                 let arguments = ElementwiseArguments {
                     operands: &vec![256; operands],
                     result: 512,
@@ -297,8 +301,7 @@ mod tests {
 
     #[test]
     fn no_elements_no_launch() {
-        let variant =
-            |layout| Elementwise::new(sum_of(2), &[Element::F32; 2], Element::F32, layout).unwrap();
+        let variant = |layout| Elementwise::new(sum_of(2), &[F32; 2], F32, layout).unwrap();
         let contiguous = variant(Layout::Contiguous);
         assert_eq!(contiguous.launch(0), None);
         assert_eq!(contiguous.launch(1).unwrap().grid, [1, 1, 1]);
@@ -314,9 +317,8 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let build = |expression, layout| {
-            Elementwise::new(expression, &[Element::F32], Element::F32, layout).unwrap_err()
-        };
+        let build =
+            |expression, layout| Elementwise::new(expression, &[F32], F32, layout).unwrap_err();
         let missing = build(sum_of(2), Layout::Contiguous);
         assert!(
             matches!(

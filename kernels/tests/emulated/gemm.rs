@@ -118,8 +118,7 @@ fn check(
     device: &Device,
     variant: &impl Variant,
     launch: Launch,
-    formats: Formats,
-    problem: Problem,
+    (tile, formats, problem): (Tile, Formats, Problem),
 ) -> (Vec<f32>, Counters) {
     let Problem { m, n, k, batch } = problem;
     let [of_a, of_b] = formats.orders.map(|order| (formats.operands, order));
@@ -142,6 +141,7 @@ fn check(
         batch_c: c.stride() as u64,
     };
     let counters = device.run(variant, launch, &arguments.arguments());
+    assert_traffic(&counters, tile, formats, problem);
     let result = device.floats(formats.result, c.address, c.values.len());
 
     let mut expected: Vec<(f64, f64)> = c.values.iter().map(|x| (f64::from(*x), 0.0)).collect();
@@ -175,6 +175,19 @@ fn check(
     (result, counters)
 }
 
+/// A is read once for every column of tiles and B for every row of them; C is written once, and
+/// read if it is added to.
+fn assert_traffic(counters: &Counters, tile: Tile, formats: Formats, problem: Problem) {
+    let Problem { m, n, k, batch } = problem;
+    let tiles = |extent: usize| extent.div_ceil(tile.side() as usize);
+    let bytes = |elements: usize, dtype: Dtype| (batch * elements) as u64 * u64::from(dtype.size());
+    let of_operands = bytes(m * k * tiles(n) + k * n * tiles(m), formats.operands);
+    let of_c = bytes(m * n, formats.result);
+    let before = if formats.accumulate { of_c } else { 0 };
+    let moved = [counters.total.bytes_read, counters.total.bytes_written];
+    assert_eq!(moved, [of_operands + before, of_c], "{}", counters.kernel);
+}
+
 fn all_orders() -> impl Iterator<Item = [Order; 2]> {
     Order::ALL
         .into_iter()
@@ -205,7 +218,8 @@ fn f32() {
                         };
                         let [m, n, batch] = [problem.m, problem.n, problem.batch];
                         let launch = variant.launch(m as u32, n as u32, batch as u32).unwrap();
-                        let (c, counters) = check(&device, &variant, launch, formats, problem);
+                        let (c, counters) =
+                            check(&device, &variant, launch, (tile, formats, problem));
                         assert_eq!(counters.total.passes, counters.total.ideal_passes);
                         c
                     });
@@ -248,7 +262,8 @@ fn bf16() {
                         };
                         let [m, n, batch] = [problem.m, problem.n, problem.batch];
                         let launch = variant.launch(m as u32, n as u32, batch as u32).unwrap();
-                        let (c, counters) = check(&device, &variant, launch, formats, problem);
+                        let (c, counters) =
+                            check(&device, &variant, launch, (tile, formats, problem));
                         assert_eq!(counters.total.passes, counters.total.ideal_passes);
                         c
                     });

@@ -1,10 +1,12 @@
 //! RMSNorm and its gradients against f64.
 
-use meshgrad_kernels::Dtype;
+use meshgrad_emulator::Counters;
 use meshgrad_kernels::rms_norm::{
     RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
+use meshgrad_kernels::row::RowTile;
+use meshgrad_kernels::{Dtype, Variant};
 
 use crate::device::{Device, values};
 
@@ -81,6 +83,28 @@ impl Problem {
         );
     }
 
+    /// How many bytes a kernel reads and writes in all, w and inv_rms once for every row, and how
+    /// many different ones. Without a bank conflict.
+    #[track_caller]
+    fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
+        let total = [counters.total.bytes_read, counters.total.bytes_written];
+        assert_eq!(total, all.map(|bytes| bytes as u64), "{}", counters.kernel);
+        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
+        let different = different.map(|bytes| bytes as u64);
+        assert_eq!(unique, different, "{}", counters.kernel);
+        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+    }
+
+    /// Where rows in registers consist of whole sectors, nothing else of a sector is moved.
+    #[track_caller]
+    fn assert_whole_sectors(&self, counters: &Counters) {
+        let bytes = self.features * self.dtype.size() as usize;
+        if RowTile::new(self.dtype, self.features).is_some() && bytes.is_multiple_of(32) {
+            let total = counters.total;
+            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+        }
+    }
+
     /// Runs the forward kernel; returns the addresses of y and of inv_rms.
     fn forward(&self, device: &Device) -> [u64; 2] {
         let count = self.rows * self.features;
@@ -100,10 +124,19 @@ impl Problem {
         let launch = variant.launch(self.rows as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
 
-        let moved = [counters.unique_bytes_read, counters.unique_bytes_written];
-        let least = [(count + self.features) * size, count * size + 4 * self.rows];
-        assert_eq!(moved, least.map(|bytes| bytes as u64));
-        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        // x, once or twice, and w for every row.
+        let of_x = match RowTile::new(self.dtype, self.features) {
+            Some(_) => count,
+            None => 2 * count,
+        };
+        let written = count * size + 4 * self.rows;
+        let different = (count + self.features) * size;
+        self.assert_traffic(
+            &counters,
+            [(of_x + count) * size, written],
+            [different, written],
+        );
+        self.assert_whole_sectors(&counters);
         [y, inv_rms]
     }
 }
@@ -136,7 +169,24 @@ fn grad_input(device: &Device, problem: &Problem, inv_rms: u64) -> u64 {
         features: problem.features as u32,
     };
     let launch = variant.launch(problem.rows as u64).unwrap();
-    device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments.arguments());
+
+    // Every thread that has something of a row in registers reads its inv_rms; all that loop do.
+    let (count, size) = (problem.x.len(), problem.dtype.size() as usize);
+    let per_vector = problem.dtype.per_vector() as usize;
+    let tile = RowTile::new(problem.dtype, problem.features);
+    let (passes, threads) = match tile {
+        Some(tile) => {
+            let lanes = (tile.threads() / tile.rows()) as usize;
+            (1, lanes.min(problem.features / per_vector))
+        }
+        None => (2, launch.block[0] as usize),
+    };
+    let all = passes * 3 * count * size + 4 * problem.rows * threads;
+    let different = (2 * count + problem.features) * size + 4 * problem.rows;
+    let written = count * size;
+    problem.assert_traffic(&counters, [all, written], [different, written]);
+    problem.assert_whole_sectors(&counters);
     dx
 }
 
@@ -196,7 +246,19 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
     };
     let launch = variant.launch(rows, features).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
-    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+
+    // Each thread across reads inv_rms once for every row.
+    let (of_matrix, size) = (problem.x.len(), problem.dtype.size() as usize);
+    let vectors = match variant.entry().contains("_w1_") {
+        true => problem.features,
+        false => problem.features / problem.dtype.per_vector() as usize,
+    };
+    let written = 4 * count as usize * problem.features;
+    problem.assert_traffic(
+        &counters,
+        [2 * of_matrix * size + 4 * problem.rows * vectors, written],
+        [2 * of_matrix * size + 4 * problem.rows, written],
+    );
 
     let before = values(Dtype::F32, problem.features, 9);
     let dw = device.put_floats(Dtype::F32, &before);

@@ -132,9 +132,7 @@ pub(crate) fn map<const N: usize>(
 /// How a kernel sees elements of `dtype`.
 fn element(gpu: &Launcher<'_>, dtype: DType) -> Result<Element> {
     match dtype {
-        DType::F32 => Ok(Element::F32),
-        DType::BF16 => Ok(Element::Bf16),
         DType::Bool => Ok(Element::Bool),
-        other => Err(gpu.no_kernel_for(other)),
+        other => Ok(Element::Float(gpu.float(other)?)),
     }
 }

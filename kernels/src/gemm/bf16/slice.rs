@@ -2,7 +2,8 @@
 
 use super::{DEPTH, GemmBf16, STAGES, Warps};
 use crate::assembler::{
-    Bf16, Bf16x2, GlobalAddress, Kernel, MovingAddress, Pair, Pred, S32, SharedAddress, U32, U64,
+    Bf16, Bf16x2, GlobalAddress, Kernel, MatrixRow, MovingAddress, Pair, Pred, S32, SharedAddress,
+    U32, U64,
 };
 use crate::gemm::Matrix;
 
@@ -190,7 +191,7 @@ impl<'k> Slice<'k> {
         Blocks {
             lines,
             starts: (0..starts)
-                .map(|start| self.shared.moved(offset(start)))
+                .map(|start| self.shared.moved(offset(start)).matrix_row())
                 .collect(),
             count,
         }
@@ -200,7 +201,7 @@ impl<'k> Slice<'k> {
 /// Addresses of a lane for `ldmatrix`.
 pub(super) struct Blocks<'k> {
     lines: Lines,
-    starts: Vec<SharedAddress<'k>>,
+    starts: Vec<MatrixRow<'k>>,
     count: u32,
 }
 

@@ -1,7 +1,5 @@
-//! NVIDIA's assembler takes every kernel of the catalogue, for the oldest and the newest GPU that
-//! we support, without a warning; what it needs of registers and memory is a table in this folder.
-//!
-//! `UPDATE_GOLDEN=1` writes the table anew. Skipped, with a message, where ptxas cannot be had.
+//! Assembling kernels with NVIDIA's ptxas: no warning, and what they need of registers and memory is
+//! what a golden table says.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs, thread};
 
-use meshgrad_kernels::catalogue::catalogue;
 use meshgrad_kernels::{Ptx, Target};
 
 /// What scripts/cuda-tools answers when PyPI is out of reach.
@@ -20,13 +17,14 @@ const UNREACHABLE: i32 = 3;
 /// that is serialised, setmaxnreg that is ignored, barriers named by registers.
 const MISTAKES: [&str; 4] = ["warning", "error", "(C75", "sed 16 barriers"];
 
-#[test]
-fn every_kernel_assembles_without_a_warning() {
+/// Assembles all `kernels` for the oldest and the newest GPU that we support and compares their
+/// needs with the table `golden`, a path in the crate's folder `tests`. `UPDATE_GOLDEN=1` writes it
+/// anew. Skipped, with a message, where ptxas cannot be had.
+pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
     let Some(ptxas) = ptxas() else {
         println!("skipped: ptxas is for Linux on x86-64 and cannot be had here from PyPI");
         return;
     };
-    let kernels = catalogue();
     let jobs: Vec<(&Ptx, &str)> = kernels
         .iter()
         .flat_map(|ptx| architectures(ptx).iter().map(move |arch| (ptx, *arch)))
@@ -34,7 +32,10 @@ fn every_kernel_assembles_without_a_warning() {
 
     let mut lines = in_parallel(&jobs, |(ptx, arch)| line_of_table(&ptxas, ptx, arch));
     lines.sort();
-    compare_with_golden(&aligned(&lines));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(golden);
+    compare_with_golden(&golden, &aligned(&lines));
 }
 
 /// sm_80 text runs on all GPUs, sm_90a text on one.
@@ -145,13 +146,12 @@ fn aligned(lines: &[Columns]) -> String {
     table
 }
 
-fn compare_with_golden(table: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptxas.txt");
+fn compare_with_golden(path: &Path, table: &str) {
     if env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&path, table).unwrap();
+        fs::write(path, table).unwrap();
         return;
     }
-    let golden = fs::read_to_string(&path).unwrap_or_default();
+    let golden = fs::read_to_string(path).unwrap_or_default();
     let known: Vec<&str> = golden.lines().collect();
     let news: Vec<&str> = table.lines().filter(|line| !known.contains(line)).collect();
     let gone: Vec<&str> = known

@@ -1,0 +1,13 @@
+//! NVIDIA's assembler takes every kernel of the catalogue, for the oldest and the newest GPU that
+//! we support, without a warning; what it needs of registers and memory is the table `tests/ptxas.txt`.
+//!
+//! The runtime does the same with every kernel that its ops launch.
+
+mod assemble;
+
+use meshgrad_kernels::catalogue::catalogue;
+
+#[test]
+fn every_kernel_assembles_without_a_warning() {
+    assemble::assemble(&catalogue(), "ptxas.txt");
+}
