@@ -294,6 +294,9 @@ impl<'a> Lowering<'a> {
                 let (to, from) = ordered(self.source_of_bits(operand, bits, false)?, slot);
                 Ok(Passed::Register { to, from, wide })
             }
+            Place::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
+                "{operand:?} as an argument of {bytes} bytes, which only a variable can be"
+            )),
             Place::Memory { offset, bytes } => {
                 let slot = self.source_of_bits(operand, bytes * 8, false)?;
                 Ok(match inward {

@@ -70,7 +70,7 @@ impl<'a> Functions<'a> {
 
     fn find_pointers(&mut self, module: &'a syntax::Module) {
         for initial in module.variables.iter().flat_map(|it| &it.initial) {
-            if let Initial::Address { name, .. } = initial
+            if let Initial::Address { name, .. } = &initial.value
                 && let Some(known) = self.by_name.get_mut(name.as_str())
             {
                 known.is_pointed_to = true;

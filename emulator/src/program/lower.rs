@@ -6,14 +6,13 @@ use std::sync::Arc;
 use super::calls::{Calls, STACK_BYTES, Signature};
 use super::decode;
 use super::functions::{Functions, is_call};
-use super::kernel::{Constant, Kernel, KernelParameter, Special};
+use super::kernel::{Constant, Kernel, KernelParameter};
 use super::names::{Names, Symbol};
-use super::op::{Address, Instruction, Op, PredicateSource, Space};
-use super::opcode::Type;
+use super::op::{Instruction, Op, Space};
 use crate::machine::registers::Slot;
 use crate::numerics::Approximation;
 use crate::ptx::PtxError;
-use crate::ptx::syntax::{self, Base, Operand, Parameter, Statement, Variable};
+use crate::ptx::syntax::{self, Operand, Parameter, Statement, Variable};
 
 /// What all kernels of a module share.
 pub(crate) struct ModuleNames<'a> {
@@ -58,7 +57,7 @@ pub(crate) struct Lowering<'a> {
     static_shared: u32,
     pub(super) local_bytes: u32,
     pub(super) calls: Calls,
-    carry: Option<Slot>,
+    pub(super) carry: Option<Slot>,
     pub(crate) communicates: bool,
     pub(crate) copies: bool,
 }
@@ -140,7 +139,7 @@ impl<'a> Lowering<'a> {
             parameters,
             parameter_bytes,
             static_shared: self.static_shared,
-            max_threads: threads.map_or(1024, |threads| threads.iter().product()),
+            max_threads: threads.map_or(1024, most_threads),
             required_threads: entry.required_threads,
             registers: (given.planes as u32).clamp(1, 255),
             local_bytes: static_local + stack,
@@ -303,193 +302,6 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    // -- operands, for the decoders --
-
-    /// The register that a source of `kind` is read from: a register, a constant or a special one.
-    pub(crate) fn source(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
-        self.source_of_bits(operand, kind.bits(), kind.is_float())
-    }
-
-    /// As [`Lowering::source`], for a type known by its size.
-    pub(crate) fn source_of_bits(
-        &mut self,
-        operand: &Operand,
-        bits: u32,
-        float: bool,
-    ) -> Result<Slot> {
-        let wide = bits == 64;
-        let constant = match operand {
-            Operand::Integer(value) if float => immediate_float(*value as f64, bits)?,
-            Operand::Integer(value) => truncate(*value, bits),
-            Operand::Float32(value) if bits == 32 => u64::from(*value),
-            Operand::Float64(value) => immediate_float(f64::from_bits(*value), bits)?,
-            Operand::Name(name) => return self.named_source(name, 0, wide),
-            Operand::Offset(name, offset) => return self.named_source(name, *offset, wide),
-            other => return Err(format!("{other:?} is not a source of {bits} bits")),
-        };
-        Ok(self.names.constant(Constant::Bits(constant), wide))
-    }
-
-    fn named_source(&mut self, name: &str, offset: i64, wide: bool) -> Result<Slot> {
-        match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) if offset == 0 => {
-                let slot = *slot;
-                match (*bits == 64) == wide {
-                    true => Ok(slot),
-                    false => Err(format!("`{name}` has {bits} bits: a wrong size here")),
-                }
-            }
-            Some(Symbol::Variable { address, .. }) => {
-                let address = moved(*address, offset);
-                Ok(self.names.constant(address, wide))
-            }
-            Some(_) => Err(format!("`{name}` is not a value here")),
-            None if name == "WARP_SZ" => Ok(self.names.constant(Constant::Bits(32), wide)),
-            None => match Special::parse(name) {
-                Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
-                Some(_) => Err(format!("`{name}` has a wrong size here")),
-                None => match self.module.functions.address(name) {
-                    Some(address) if wide && offset == 0 => {
-                        Ok(self.names.constant(Constant::Bits(address), true))
-                    }
-                    _ => Err(format!("`{name}` is not declared")),
-                },
-            },
-        }
-    }
-
-    /// The register that a result of `kind` goes to.
-    pub(crate) fn destination(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
-        let (slot, bits) = self.register(operand)?;
-        match (bits == 64) == (kind.bits() == 64) {
-            true => Ok(slot),
-            false => Err(format!("a register of {bits} bits for {kind:?}")),
-        }
-    }
-
-    /// The seed by which approximate functions are perturbed, of 31 bits; zero for none.
-    pub(crate) fn perturbation(&self) -> u32 {
-        match self.module.approximation {
-            Approximation::Rounded => 0,
-            Approximation::Perturbed { seed } => (seed as u32 & 0x7fff_ffff).max(1),
-        }
-    }
-
-    /// The predicate that stands for the carry of extended-precision arithmetic.
-    pub(crate) fn carry(&mut self) -> Slot {
-        *self.carry.get_or_insert_with(|| self.names.new_predicate())
-    }
-
-    /// A register and its size.
-    pub(crate) fn register(&self, operand: &Operand) -> Result<(Slot, u32)> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a register"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) => Ok((*slot, *bits)),
-            Some(_) => Err(format!("`{name}` is not a register")),
-            None => Err(format!("`{name}` is not declared")),
-        }
-    }
-
-    /// A register that may be the sink `_`.
-    pub(crate) fn register_or_sink(&self, operand: &Operand) -> Result<(Option<Slot>, u32)> {
-        match operand {
-            Operand::Name(name) if name == "_" => Ok((None, 0)),
-            _ => self
-                .register(operand)
-                .map(|(slot, bits)| (Some(slot), bits)),
-        }
-    }
-
-    pub(crate) fn predicate(&self, operand: &Operand) -> Result<Slot> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a predicate"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Predicate(index)) => Ok(*index),
-            Some(_) => Err(format!("`{name}` is not a predicate")),
-            None => Err(format!("`{name}` is not declared")),
-        }
-    }
-
-    pub(crate) fn predicate_source(&self, operand: &Operand) -> Result<PredicateSource> {
-        match operand {
-            Operand::Not(name) => Ok(PredicateSource {
-                index: Some(self.predicate(&Operand::Name(name.clone()))?),
-                negated: true,
-            }),
-            Operand::Integer(value) => Ok(PredicateSource {
-                index: None,
-                negated: *value == 0 || *value == u64::MAX - 1,
-            }),
-            _ => Ok(PredicateSource {
-                index: Some(self.predicate(operand)?),
-                negated: false,
-            }),
-        }
-    }
-
-    /// An address, and the space of the variable that it names, if it names one.
-    pub(crate) fn address(&mut self, operand: &Operand) -> Result<(Address, Option<Space>)> {
-        let Operand::Address { base, offset } = operand else {
-            return Err(format!("{operand:?} is not an address"));
-        };
-        let constant = |lowering: &mut Self, constant, space| {
-            let address = Address {
-                base: lowering.names.constant(constant, true),
-                wide: true,
-                offset: *offset,
-            };
-            (address, space)
-        };
-        let name = match base {
-            Base::Absolute => return Ok(constant(self, Constant::Bits(0), None)),
-            Base::Name(name) => name,
-        };
-        match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) => {
-                let address = Address {
-                    base: *slot,
-                    wide: *bits == 64,
-                    offset: *offset,
-                };
-                Ok((address, None))
-            }
-            Some(Symbol::Variable { space, address }) => {
-                let (space, address) = (*space, *address);
-                Ok(constant(self, address, Some(space)))
-            }
-            Some(_) => Err(format!("`{name}` is not an address")),
-            None => Err(format!("`{name}` is not declared")),
-        }
-    }
-
-    /// The number of a label, to be made a position later.
-    pub(crate) fn label(&self, operand: &Operand) -> Result<u32> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a label"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Label(label)) => Ok(*label as u32),
-            _ => Err(format!("`{name}` is not a label")),
-        }
-    }
-
-    /// The labels of a `brx.idx`.
-    pub(crate) fn targets(&self, operand: &Operand) -> Result<Vec<u32>> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a list of labels"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Targets(names)) => {
-                let label = |name: &String| self.label(&Operand::Name(name.clone()));
-                names.iter().map(label).collect()
-            }
-            _ => Err(format!("`{name}` is not a list of labels")),
-        }
-    }
-
     /// Replaces label numbers by positions.
     fn resolve_labels(&mut self) -> Result<(), PtxError> {
         let labels = &self.labels;
@@ -521,32 +333,6 @@ impl<'a> Lowering<'a> {
     }
 }
 
-fn truncate(value: u64, bits: u32) -> u64 {
-    match bits {
-        64 => value,
-        bits => value & ((1 << bits) - 1),
-    }
-}
-
-fn immediate_float(value: f64, bits: u32) -> Result<u64> {
-    match bits {
-        64 => Ok(value.to_bits()),
-        32 => Ok(u64::from((value as f32).to_bits())),
-        _ => Err(format!("a number for {bits} bits")),
-    }
-}
-
-fn moved(address: Constant, offset: i64) -> Constant {
-    match address {
-        Constant::Bits(bits) => Constant::Bits(bits.wrapping_add_signed(offset)),
-        Constant::Shared(at) => Constant::Shared(at.wrapping_add_signed(offset as i32)),
-        Constant::DynamicShared { align, offset: at } => Constant::DynamicShared {
-            align,
-            offset: at.wrapping_add_signed(offset as i32),
-        },
-        Constant::Frame { frame, offset: at } => Constant::Frame {
-            frame,
-            offset: at.wrapping_add_signed(offset as i32),
-        },
-    }
+fn most_threads(extents: [u32; 3]) -> u32 {
+    extents.into_iter().fold(1, u32::saturating_mul)
 }

@@ -8,6 +8,7 @@ mod lower;
 mod names;
 pub(crate) mod op;
 mod opcode;
+mod resolve;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -151,10 +152,10 @@ fn initialise(
         let Some((address, _)) = globals.get(&variable.name) else {
             continue;
         };
-        for (index, initial) in variable.initial.iter().enumerate() {
-            let value = match initial {
+        for placed in &variable.initial {
+            let value = match &placed.value {
                 Initial::Bits(bits) => *bits,
-                Initial::Address { name, offset, .. } => {
+                Initial::Address { name, offset } => {
                     let variable = globals.get(name).map(|(address, _)| *address);
                     let address = variable.or_else(|| names.functions.address(name));
                     let Some(address) = address else {
@@ -164,10 +165,9 @@ fn initialise(
                     address.wrapping_add_signed(*offset)
                 }
             };
-            let at = address + (index * variable.element) as u64;
-            let bytes = &value.to_le_bytes()[..variable.element.min(8)];
+            let at = address + placed.offset as u64;
             space
-                .write(at, bytes)
+                .write(at, &value.to_le_bytes()[..placed.bytes])
                 .map_err(|error| fail(error.to_string()))?;
         }
     }

@@ -31,7 +31,7 @@ pub(crate) struct Variable {
     pub(crate) element: usize,
     /// Elements; `None` for `name[]`, as dynamic shared memory is declared.
     pub(crate) count: Option<usize>,
-    pub(crate) initial: Vec<Initial>,
+    pub(crate) initial: Vec<Placed>,
     pub(crate) line: u32,
 }
 
@@ -41,16 +41,22 @@ impl Variable {
     }
 }
 
-/// One element of an initialiser.
+/// A value of an initialiser, and where in the variable it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Placed {
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) value: Initial,
+}
+
+/// An initial value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Initial {
-    /// Bits, of which an element takes as many as it has.
     Bits(u64),
-    /// The address of a variable plus an offset; `generic` when as a generic address.
+    /// The address of a variable plus an offset; generic and global addresses are the same.
     Address {
         name: String,
         offset: i64,
-        generic: bool,
     },
 }
 

@@ -201,9 +201,8 @@ impl Decoding<'_, '_, '_> {
             Ok((slot, bits)) if bits >= from.bits() => (slot, bits),
             Ok((_, bits)) => return Err(format!("a register of {bits} bits for {from:?}")),
             Err(_) => {
-                let bits = from.bits().max(32);
-                let float = from.is_float();
-                (self.lowering.source_of_bits(source, bits, float)?, bits)
+                let slot = self.lowering.source(source, from)?;
+                (slot, from.bits().max(32))
             }
         };
         let how = how.with(bits == 16, SHORT);

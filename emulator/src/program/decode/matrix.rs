@@ -96,7 +96,7 @@ impl Decoding<'_, '_, '_> {
                 None => return self.opcode.wrong_type(a),
             },
         };
-        let register = if kind.is_some() { Type::B32 } else { Type::F64 };
+        let register = if kind.is_some() { Type::B32 } else { Type::B64 };
         let [to, x, y, z] = self.exactly()?;
         let multiply = Multiply {
             kind,

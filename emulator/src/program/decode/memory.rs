@@ -135,11 +135,9 @@ impl Decoding<'_, '_, '_> {
             let (slot, bits) = self.lowering.register_or_sink(operand)?;
             return Ok(Target { slot, bits });
         }
-        let bits = kind.bits().max(32);
-        let slot = self.lowering.source_of_bits(operand, bits, kind.is_float());
         Ok(Target {
-            slot: Some(slot?),
-            bits,
+            slot: Some(self.lowering.source(operand, kind)?),
+            bits: kind.bits().max(32),
         })
     }
 
