@@ -33,6 +33,9 @@ pub struct Options {
     pub counters: bool,
     /// The address at which shared memory begins.
     pub shared_base: u32,
+    /// Major and minor compute capability of the device that modules are loaded for. The driver
+    /// takes its devices' own.
+    pub capability: (u32, u32),
 }
 
 impl Default for Options {
@@ -45,6 +48,7 @@ impl Default for Options {
             threads: 0,
             counters: false,
             shared_base: 0x400,
+            capability: (9, 0),
         }
     }
 }

@@ -14,6 +14,10 @@ use crate::numerics::Approximation;
 use crate::ptx::PtxError;
 use crate::ptx::syntax::{self, Operand, Parameter, Statement, Variable};
 
+/// Bytes of shared memory that a kernel's variables may take: the same on all GPUs of today
+/// (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+const MOST_STATIC_SHARED: u32 = 48 << 10;
+
 /// What all kernels of a module share.
 pub(crate) struct ModuleNames<'a> {
     pub(crate) source: &'a str,
@@ -35,13 +39,15 @@ pub(crate) fn lower(
     entry: &syntax::Function,
 ) -> Result<Kernel, PtxError> {
     let mut lowering = Lowering::new(module);
-    lowering.declare_module()?;
+    lowering.place_module(entry)?;
+    lowering.declare_module();
     let parameters = lowering.declare_kernel_parameters(entry);
     let body = entry.body.as_deref().unwrap_or_default();
     lowering.body(body)?;
     lowering.push(entry.line, Op::Exit);
     lowering.called_functions()?;
     lowering.resolve_labels()?;
+    lowering.check_shared(entry)?;
     Ok(lowering.finish(entry, parameters))
 }
 
@@ -54,6 +60,8 @@ pub(crate) struct Lowering<'a> {
     line: u32,
     /// Where labels lie, by number.
     pub(super) labels: Vec<Option<u32>>,
+    /// What the module's variables are called, and where they lie.
+    of_module: Vec<(String, Symbol)>,
     static_shared: u32,
     pub(super) local_bytes: u32,
     pub(super) calls: Calls,
@@ -73,6 +81,7 @@ impl<'a> Lowering<'a> {
             source: None,
             line: 1,
             labels: Vec::new(),
+            of_module: Vec::new(),
             static_shared: 0,
             local_bytes: 0,
             calls: Calls::default(),
@@ -82,20 +91,47 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn declare_module(&mut self) -> Result<(), PtxError> {
-        self.names.open();
+    /// Gives those of the module's variables a place that this kernel can come to.
+    fn place_module(&mut self, entry: &syntax::Function) -> Result<(), PtxError> {
         for (name, address) in self.module.globals {
             let symbol = Symbol::Variable {
                 space: Space::Global,
                 address: Constant::Bits(*address),
             };
-            self.names.declare(name, symbol);
+            self.of_module.push((name.clone(), symbol));
         }
-        for variable in self.module.shared.clone() {
-            self.declare_variable(variable)
-                .map_err(|error| self.error(variable.line, error))?;
+        let mentioned = self.module.functions.mentioned(entry);
+        for variable in &self.module.shared {
+            if mentioned.contains(variable.name.as_str()) {
+                let symbol = self
+                    .placed(variable)
+                    .map_err(|error| self.error(variable.line, error))?;
+                self.of_module.push((variable.name.clone(), symbol));
+            }
         }
         Ok(())
+    }
+
+    /// Opens the scope of the module.
+    pub(super) fn declare_module(&mut self) {
+        self.names.open();
+        for (name, symbol) in &self.of_module {
+            self.names.declare(name, symbol.clone());
+        }
+    }
+
+    /// That the kernel can be launched without shared memory that its launch asks for.
+    fn check_shared(&self, entry: &syntax::Function) -> Result<(), PtxError> {
+        let (name, bytes) = (&entry.name, self.static_shared);
+        if bytes <= MOST_STATIC_SHARED {
+            return Ok(());
+        }
+        let words = format!(
+            "kernel `{name}` has variables of {bytes} bytes in shared memory, of which \
+             {MOST_STATIC_SHARED} are the most; declare them `.extern .shared` without a size \
+             and ask for dynamic shared memory"
+        );
+        Err(self.error(entry.line, words))
     }
 
     fn declare_kernel_parameters(&mut self, entry: &syntax::Function) -> Vec<KernelParameter> {
@@ -170,6 +206,11 @@ impl<'a> Lowering<'a> {
         });
     }
 
+    /// Puts something in front of the instruction that is being decoded; its predicate is for both.
+    pub(crate) fn push_before(&mut self, op: Op) {
+        self.push(self.line, op);
+    }
+
     /// The statements of one scope.
     pub(super) fn body(&mut self, statements: &[Statement]) -> Result<(), PtxError> {
         self.names.open();
@@ -242,26 +283,28 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn declare_variable(&mut self, variable: &Variable) -> Result<()> {
-        let place = |end: &mut u32| {
-            let offset = end.next_multiple_of(variable.align.max(1) as u32);
-            *end = offset + variable.bytes() as u32;
-            offset
-        };
+        let symbol = self.placed(variable)?;
+        self.names.declare(&variable.name, symbol);
+        Ok(())
+    }
+
+    /// A variable with a place of its own.
+    fn placed(&mut self, variable: &Variable) -> Result<Symbol> {
         let (space, address) = match variable.space {
             syntax::Space::Shared if variable.count.is_none() => {
-                let align = variable.align.max(1) as u32;
+                let align = variable.align as u32;
                 (Space::Shared, Constant::DynamicShared { align, offset: 0 })
             }
             syntax::Space::Shared => {
-                let offset = place(&mut self.static_shared);
+                let offset = place(variable, &mut self.static_shared)?;
                 (Space::Shared, Constant::Shared(offset))
             }
             syntax::Space::Local if self.calls.is_recursive() => {
-                let constant = self.calls.place_in_frame(variable);
+                let constant = self.calls.place_in_frame(variable)?;
                 (Space::Local, constant)
             }
             syntax::Space::Local | syntax::Space::Param => {
-                let offset = place(&mut self.local_bytes);
+                let offset = place(variable, &mut self.local_bytes)?;
                 (Space::Local, Constant::Bits(u64::from(offset)))
             }
             syntax::Space::Global | syntax::Space::Const => {
@@ -269,9 +312,7 @@ impl<'a> Lowering<'a> {
                 return Err(format!("`{name}`: global variables belong to the module"));
             }
         };
-        self.names
-            .declare(&variable.name, Symbol::Variable { space, address });
-        Ok(())
+        Ok(Symbol::Variable { space, address })
     }
 
     pub(super) fn new_label(&mut self) -> usize {
@@ -290,6 +331,9 @@ impl<'a> Lowering<'a> {
         let first = self.code.len();
         match instruction.opcode.as_str() {
             _ if is_call(instruction) => self.call(instruction)?,
+            "ret" | "ret.uni" if !instruction.operands.is_empty() => {
+                return Err("`ret` has no operands".into());
+            }
             "ret" | "ret.uni" => self.give_back(instruction.line),
             _ => {
                 let op = decode::decode(self, instruction)?;
@@ -330,6 +374,21 @@ impl<'a> Lowering<'a> {
             None => Ok(()),
             Some(line) => Err(self.error(line, "this goes to a label that lies nowhere")),
         }
+    }
+}
+
+/// Room for a variable behind all that lies before `end`.
+pub(super) fn place(variable: &Variable, end: &mut u32) -> Result<u32> {
+    let offset = end.checked_next_multiple_of(variable.align as u32);
+    let bytes = u32::try_from(variable.bytes()).ok();
+    let placed = offset.zip(bytes);
+    let after = placed.and_then(|(offset, bytes)| offset.checked_add(bytes));
+    match placed.zip(after.filter(|after| *after <= i32::MAX as u32)) {
+        Some(((offset, _), after)) => {
+            *end = after;
+            Ok(offset)
+        }
+        None => Err(format!("there is no room left for `{}`", variable.name)),
     }
 }
 

@@ -3,12 +3,14 @@
 mod calls;
 mod decode;
 mod functions;
+mod grammar;
 pub(crate) mod kernel;
 mod lower;
 mod names;
 pub(crate) mod op;
 mod opcode;
 mod resolve;
+mod target;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,6 +31,14 @@ pub enum LoadError {
     /// The text is wrong, or uses what is not supported: one message for each kernel at fault.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Ptx(Vec<PtxError>),
+
+    /// It is written in a version of PTX that is not known.
+    #[error("{0}")]
+    Version(PtxError),
+
+    /// It is made for another device.
+    #[error("{0}")]
+    Target(PtxError),
 
     /// There is no memory for its variables.
     #[error("no memory for the module's variables: {0}")]
@@ -52,7 +62,10 @@ impl Module {
         device: u32,
         options: &Options,
     ) -> Result<Module, LoadError> {
-        let syntax = crate::ptx::parse(text).map_err(|error| LoadError::Ptx(vec![error]))?;
+        let wrong = |error| LoadError::Ptx(vec![error]);
+        let heading = crate::ptx::heading(text).map_err(wrong)?;
+        target::check(text, &heading, options.capability)?;
+        let syntax = crate::ptx::parse(text).map_err(wrong)?;
         let globals = allocate(&syntax, space, device)?;
         let addresses = globals
             .iter()

@@ -24,8 +24,8 @@ impl Lowering<'_> {
     ) -> Result<Slot> {
         let wide = bits == 64;
         match operand {
-            Operand::Name(name) => self.named_source(name, 0, wide),
-            Operand::Offset(name, offset) => self.named_source(name, *offset, wide),
+            Operand::Name(name) => self.named_source(name, 0, bits),
+            Operand::Offset(name, offset) => self.named_source(name, *offset, bits),
             number => {
                 let constant = immediate(number, bits, float)?;
                 Ok(self.names.constant(Constant::Bits(constant), wide))
@@ -33,15 +33,15 @@ impl Lowering<'_> {
         }
     }
 
-    fn named_source(&mut self, name: &str, offset: i64, wide: bool) -> Result<Slot> {
+    fn named_source(&mut self, name: &str, offset: i64, wanted: u32) -> Result<Slot> {
+        let wide = wanted == 64;
         match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) if offset == 0 => {
-                let slot = *slot;
-                match (*bits == 64) == wide {
-                    true => Ok(slot),
-                    false => Err(format!("`{name}` has {bits} bits: a wrong size here")),
-                }
-            }
+            Some(Symbol::Register { slot, bits }) if offset == 0 => match *bits == wanted {
+                true => Ok(*slot),
+                false => Err(format!(
+                    "`{name}` has {bits} bits, where {wanted} are needed"
+                )),
+            },
             Some(Symbol::Variable { address, .. }) => {
                 let address = moved(*address, offset);
                 Ok(self.names.constant(address, wide))
@@ -64,7 +64,7 @@ impl Lowering<'_> {
     /// The register that a result of `kind` goes to.
     pub(crate) fn destination(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
         let (slot, bits) = self.register(operand)?;
-        match (bits == 64) == (kind.bits() == 64) {
+        match bits == kind.bits() {
             true => Ok(slot),
             false => Err(format!("a register of {bits} bits for {kind:?}")),
         }

@@ -9,7 +9,7 @@ mod statements;
 pub(crate) mod syntax;
 mod variables;
 
-pub(crate) use parser::parse;
+pub(crate) use parser::{heading, parse};
 pub(crate) use variables::bytes_of_type;
 
 /// What is wrong with a module's text, with the line that it is about.

@@ -1,12 +1,18 @@
 //! Tokens to syntax: the level of a module.
 
 use super::cursor::{Parser, Result};
+use super::lexer::Token;
 use super::syntax::*;
 use super::variables::space;
 
 /// Parses a module.
 pub(crate) fn parse(source: &str) -> Result<Module> {
     Parser::new(source)?.module()
+}
+
+/// Parses only how a module begins: of a version to come, no more can be understood.
+pub(crate) fn heading(source: &str) -> Result<Heading> {
+    Parser::new(source)?.heading()
 }
 
 /// What stands before a function or variable and changes nothing for us.
@@ -21,17 +27,48 @@ impl Parser<'_> {
         Ok(module)
     }
 
+    fn heading(&mut self) -> Result<Heading> {
+        let version_line = self.line();
+        if !self.accept_word(".version") {
+            return self.fail("a module begins with `.version`".into());
+        }
+        let version = self.version()?;
+        let target_line = self.line();
+        if !self.accept_word(".target") {
+            return self.fail("`.version` is followed by `.target`".into());
+        }
+        Ok(Heading {
+            version,
+            version_line,
+            targets: self.targets()?,
+            target_line,
+        })
+    }
+
+    /// `8.3`.
+    fn version(&mut self) -> Result<(u32, u32)> {
+        let number = self.next()?;
+        let Token::Float64(bits) = number else {
+            return self.fail(format!("`{number}` is not a version such as 8.3"));
+        };
+        let tenths = (f64::from_bits(bits) * 10.0).round() as u32;
+        Ok((tenths / 10, tenths % 10))
+    }
+
+    fn targets(&mut self) -> Result<Vec<String>> {
+        let mut targets = vec![self.word("a target")?];
+        while self.accept(',') {
+            targets.push(self.word("a target")?);
+        }
+        Ok(targets)
+    }
+
     fn declaration(&mut self, module: &mut Module) -> Result<()> {
         while LINKING.iter().any(|word| self.accept_word(word)) {}
         let word = self.word("a directive")?;
         match word.as_str() {
-            ".version" => drop(self.next()?),
-            ".target" => {
-                self.word("a target")?;
-                while self.accept(',') {
-                    self.word("a target")?;
-                }
-            }
+            ".version" => drop(self.version()?),
+            ".target" => drop(self.targets()?),
             ".address_size" => match self.integer()? {
                 64 => {}
                 other => return self.fail(format!("addresses of {other} bits; only 64 are run")),

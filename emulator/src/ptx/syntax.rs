@@ -11,6 +11,17 @@ pub(crate) struct Module {
     pub(crate) functions: Vec<Function>,
 }
 
+/// How a module begins: what it is written in and for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heading {
+    /// Of `.version`, major and minor.
+    pub(crate) version: (u32, u32),
+    pub(crate) version_line: u32,
+    /// Of `.target`, such as `sm_80` or `debug`.
+    pub(crate) targets: Vec<String>,
+    pub(crate) target_line: u32,
+}
+
 /// Where a variable lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {

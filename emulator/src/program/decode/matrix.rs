@@ -90,7 +90,7 @@ impl Decoding<'_, '_, '_> {
             self.opcode.kind()?,
         ];
         let kind = match (k, a) {
-            (0, Type::F64) => None,
+            (0, Type::F64) if [d, b, c] == [Type::F64; 3] && !saturates => None,
             _ => match kind_of([d, a, b, c], k, saturates) {
                 Some(kind) => Some(kind),
                 None => return self.opcode.wrong_type(a),
