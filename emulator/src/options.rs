@@ -39,6 +39,9 @@ pub struct Options {
     /// Instructions of a CTA's warps without a visible effect (a store, a barrier) after which it
     /// counts as stuck. Loops that wait without changing a register are found long before.
     pub patience: u64,
+    /// Major and minor compute capability of the device that modules are loaded for. The driver
+    /// takes its devices' own.
+    pub capability: (u32, u32),
 }
 
 impl Default for Options {
@@ -52,6 +55,7 @@ impl Default for Options {
             counters: false,
             shared_base: 0x400,
             patience: 4_000_000_000,
+            capability: (9, 0),
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use crate::program::{Kernel, Module};
+use crate::options::Options;
+use crate::program::{Kernel, LoadError, Module};
 
 use super::context::ContextHandle;
 use super::device::{DEFAULT_SHARED, Model};
@@ -50,15 +51,20 @@ const NONPORTABLE_CLUSTERS: i32 = 14;
 impl Driver {
     /// `cuModuleLoadData`.
     pub(crate) fn load(&self, text: &str) -> Result<ModuleHandle> {
-        let device = {
+        let (device, facts) = {
             let mut state = self.lock();
             let context = state.current()?;
             state.refuse_while_capturing("the loading of a module")?;
-            state.contexts.get(context)?.device
+            let device = state.contexts.get(context)?.device;
+            (device, state.model_of(context)?.facts())
+        };
+        let options = Options {
+            capability: (facts.major as u32, facts.minor as u32),
+            ..self.options.clone()
         };
         // Not under the lock: a large module takes its time.
-        let module = Module::load(text, &self.space, device, &self.options)
-            .map_err(|error| Code::InvalidPtx.because(error.to_string()))?;
+        let module = Module::load(text, &self.space, device, &options)
+            .map_err(|error| code_of(&error).because(error.to_string()))?;
         self.with(|state| {
             let context = state.current()?;
             let module = Arc::new(module);
@@ -198,6 +204,16 @@ impl State {
     pub(crate) fn model_of(&self, context: ContextHandle) -> Result<Model> {
         let device = self.contexts.get(context)?.device;
         Ok(self.devices[device as usize].model)
+    }
+}
+
+/// What the driver returns for a module that cannot be loaded.
+fn code_of(error: &LoadError) -> Code {
+    match error {
+        LoadError::Ptx(_) => Code::InvalidPtx,
+        LoadError::Version(_) => Code::UnsupportedPtxVersion,
+        LoadError::Target(_) => Code::NoBinaryForGpu,
+        LoadError::Memory(_) => Code::OutOfMemory,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Instructions on the bits of a register: fields, searches, permutations, funnel shifts.
 //!
-//! Implements PTX ISA: bfe, bfi, bfind, fns of "Integer Arithmetic Instructions", lop3, shf of
+//! Implements PTX ISA: bfe, bfi, bfind, fns, bmsk, szext of "Integer Arithmetic Instructions", lop3, shf of
 //! "Logic and Shift Instructions", prmt of "Data Movement". popc, clz, brev and not are Rust's
 //! `count_ones`, `leading_zeros`, `reverse_bits` and `!`.
 //!
@@ -230,4 +230,41 @@ pub(crate) fn shf_l(low: u32, high: u32, amount: u32, beyond: FunnelAmount) -> u
 pub(crate) fn shf_r(low: u32, high: u32, amount: u32, beyond: FunnelAmount) -> u32 {
     let both = u64::from(high) << 32 | u64::from(low);
     (both >> beyond.of(amount)) as u32
+}
+
+/// An operand that is to be 32 at most, or below 32.
+#[inline(always)]
+fn bounded(amount: u32, beyond: FunnelAmount) -> u32 {
+    match beyond {
+        FunnelAmount::Clamp => amount.min(32),
+        FunnelAmount::Wrap => amount & 31,
+    }
+}
+
+/// A number's lowest `count` bits set; all for 32.
+#[inline(always)]
+fn lowest(count: u32) -> u32 {
+    1_u32.checked_shl(count).map_or(u32::MAX, |bit| bit - 1)
+}
+
+/// `bmsk`: ones from `position` on, `width` of them or as many as there is room for.
+#[inline(always)]
+pub(crate) fn bmsk(position: u32, width: u32, beyond: FunnelAmount) -> u32 {
+    let (position, width) = (bounded(position, beyond), bounded(width, beyond));
+    lowest((position + width).min(32)) & !lowest(position)
+}
+
+/// `szext.u32`: the lowest `count` bits.
+#[inline(always)]
+pub(crate) fn szext_u32(a: u32, count: u32, beyond: FunnelAmount) -> u32 {
+    a & lowest(bounded(count, beyond))
+}
+
+/// `szext.s32`: the lowest `count` bits, extended by the highest of them.
+#[inline(always)]
+pub(crate) fn szext_s32(a: u32, count: u32, beyond: FunnelAmount) -> u32 {
+    match bounded(count, beyond) {
+        0 => 0,
+        count => (((a << (32 - count)) as i32) >> (32 - count)) as u32,
+    }
 }

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use super::kernel::{Constant, Frame};
-use super::lower::{Lowering, Result};
+use super::lower::{Lowering, Result, place};
 use super::names::Symbol;
 use super::op::{Op, Passed, Space};
 use crate::machine::registers::Slot;
@@ -104,14 +104,11 @@ impl Calls {
     }
 
     /// Gives a local variable a place in the frame of the function being lowered.
-    pub(crate) fn place_in_frame(&mut self, variable: &Variable) -> Constant {
-        let end = &mut self.current.local_bytes;
-        let offset = end.next_multiple_of(variable.align.max(1) as u32);
-        *end = offset + variable.bytes() as u32;
-        Constant::Frame {
+    pub(crate) fn place_in_frame(&mut self, variable: &Variable) -> Result<Constant> {
+        Ok(Constant::Frame {
             frame: self.current.frame.unwrap_or_default(),
-            offset,
-        }
+            offset: place(variable, &mut self.current.local_bytes)?,
+        })
     }
 
     /// The frames, with the registers that hold addresses in them.
@@ -290,10 +287,12 @@ impl<'a> Lowering<'a> {
                 Ok(Passed::Predicate { to, from })
             }
             Place::Register { slot, wide } => {
-                let bits = if wide { 64 } else { 32 };
-                let (to, from) = ordered(self.source_of_bits(operand, bits, false)?, slot);
+                let (to, from) = ordered(self.argument(operand, wide)?, slot);
                 Ok(Passed::Register { to, from, wide })
             }
+            Place::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
+                "{operand:?} as an argument of {bytes} bytes, which only a variable can be"
+            )),
             Place::Memory { offset, bytes } => {
                 let slot = self.source_of_bits(operand, bytes * 8, false)?;
                 Ok(match inward {
@@ -309,6 +308,17 @@ impl<'a> Lowering<'a> {
                     },
                 })
             }
+        }
+    }
+
+    /// The register of an argument or result.
+    fn argument(&mut self, operand: &Operand, wide: bool) -> Result<Slot> {
+        match self.register(operand) {
+            Ok((slot, bits)) if (bits == 64) == wide => Ok(slot),
+            Ok((_, bits)) => Err(format!(
+                "a register of {bits} bits is handed over for another"
+            )),
+            Err(_) => self.source_of_bits(operand, if wide { 64 } else { 32 }, false),
         }
     }
 
@@ -385,7 +395,7 @@ impl<'a> Lowering<'a> {
         self.labels[self.calls.labels[&syntax.name]] = Some(self.code.len() as u32);
         self.source = None;
         self.names.enter_function();
-        self.declare_module_again();
+        self.declare_module();
         self.calls.current = Current::default();
         if self.module.functions.is_recursive(&syntax.name) {
             let frame = self.calls.frames.len() as u32;
@@ -432,35 +442,6 @@ impl<'a> Lowering<'a> {
             self.calls.current.returned.push(returned);
         }
         Ok(taken)
-    }
-
-    /// Module variables for a function's body; shared ones keep their places.
-    fn declare_module_again(&mut self) {
-        self.names.open();
-        let mut end = 0;
-        for variable in &self.module.shared {
-            let address = match variable.count {
-                None => Constant::DynamicShared {
-                    align: variable.align.max(1) as u32,
-                    offset: 0,
-                },
-                Some(_) => {
-                    let offset = u32::next_multiple_of(end, variable.align.max(1) as u32);
-                    end = offset + variable.bytes() as u32;
-                    Constant::Shared(offset)
-                }
-            };
-            let space = Space::Shared;
-            self.names
-                .declare(&variable.name, Symbol::Variable { space, address });
-        }
-        for (name, address) in self.module.globals {
-            let symbol = Symbol::Variable {
-                space: Space::Global,
-                address: Constant::Bits(*address),
-            };
-            self.names.declare(name, symbol);
-        }
     }
 }
 

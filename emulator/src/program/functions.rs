@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::ptx::syntax::{self, Initial, Operand, Statement};
+use crate::ptx::syntax::{self, Base, Initial, Operand, Statement};
 
 /// Where the addresses of functions begin: beyond the windows of generic memory.
 const ADDRESSES: u64 = 3 << 40;
@@ -68,9 +68,28 @@ impl<'a> Functions<'a> {
         taken
     }
 
+    /// All names in the code of `entry` and of the functions that it may come to.
+    pub(crate) fn mentioned(&self, entry: &'a syntax::Function) -> HashSet<&'a str> {
+        let mut names = HashSet::new();
+        let mut reached = HashSet::new();
+        let mut next = vec![entry];
+        while let Some(function) = next.pop() {
+            let body = function.body.as_deref().unwrap_or_default();
+            for instruction in instructions(body) {
+                names_of(&instruction.operands, &mut names);
+            }
+            for callee in self.callees(function) {
+                if reached.insert(callee) {
+                    next.extend(self.syntax(callee));
+                }
+            }
+        }
+        names
+    }
+
     fn find_pointers(&mut self, module: &'a syntax::Module) {
         for initial in module.variables.iter().flat_map(|it| &it.initial) {
-            if let Initial::Address { name, .. } = initial
+            if let Initial::Address { name, .. } = &initial.value
                 && let Some(known) = self.by_name.get_mut(name.as_str())
             {
                 known.is_pointed_to = true;
@@ -130,6 +149,21 @@ impl<'a> Functions<'a> {
 /// Whether an instruction is a call.
 pub(crate) fn is_call(instruction: &syntax::Instruction) -> bool {
     matches!(instruction.opcode.as_str(), "call" | "call.uni")
+}
+
+/// The names among operands.
+fn names_of<'a>(operands: &'a [Operand], names: &mut HashSet<&'a str>) {
+    for operand in operands {
+        match operand {
+            Operand::Name(name) | Operand::Offset(name, _) => drop(names.insert(name)),
+            Operand::Address {
+                base: Base::Name(name),
+                ..
+            } => drop(names.insert(name)),
+            Operand::Vector(inner) | Operand::List(inner) => names_of(inner, names),
+            _ => {}
+        }
+    }
 }
 
 /// All instructions of a body, those of inner blocks too.

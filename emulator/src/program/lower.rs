@@ -6,14 +6,17 @@ use std::sync::Arc;
 use super::calls::{Calls, STACK_BYTES, Signature};
 use super::decode;
 use super::functions::{Functions, is_call};
-use super::kernel::{Constant, Kernel, KernelParameter, Special};
+use super::kernel::{Constant, Kernel, KernelParameter};
 use super::names::{Names, Symbol};
-use super::op::{Address, Instruction, Op, PredicateSource, Space};
-use super::opcode::Type;
+use super::op::{Instruction, Op, Space};
 use crate::machine::registers::Slot;
 use crate::numerics::Approximation;
 use crate::ptx::PtxError;
-use crate::ptx::syntax::{self, Base, Operand, Parameter, Statement, Variable};
+use crate::ptx::syntax::{self, Operand, Parameter, Statement, Variable};
+
+/// Bytes of shared memory that a kernel's variables may take: the same on all GPUs of today
+/// (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+const MOST_STATIC_SHARED: u32 = 48 << 10;
 
 /// What all kernels of a module share.
 pub(crate) struct ModuleNames<'a> {
@@ -36,13 +39,15 @@ pub(crate) fn lower(
     entry: &syntax::Function,
 ) -> Result<Kernel, PtxError> {
     let mut lowering = Lowering::new(module);
-    lowering.declare_module()?;
+    lowering.place_module(entry)?;
+    lowering.declare_module();
     let parameters = lowering.declare_kernel_parameters(entry);
     let body = entry.body.as_deref().unwrap_or_default();
     lowering.body(body)?;
     lowering.push(entry.line, Op::Exit);
     lowering.called_functions()?;
     lowering.resolve_labels()?;
+    lowering.check_shared(entry)?;
     Ok(lowering.finish(entry, parameters))
 }
 
@@ -55,10 +60,12 @@ pub(crate) struct Lowering<'a> {
     line: u32,
     /// Where labels lie, by number.
     pub(super) labels: Vec<Option<u32>>,
+    /// What the module's variables are called, and where they lie.
+    of_module: Vec<(String, Symbol)>,
     static_shared: u32,
     pub(super) local_bytes: u32,
     pub(super) calls: Calls,
-    carry: Option<Slot>,
+    pub(super) carry: Option<Slot>,
     pub(crate) communicates: bool,
     pub(crate) copies: bool,
 }
@@ -74,6 +81,7 @@ impl<'a> Lowering<'a> {
             source: None,
             line: 1,
             labels: Vec::new(),
+            of_module: Vec::new(),
             static_shared: 0,
             local_bytes: 0,
             calls: Calls::default(),
@@ -83,20 +91,47 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn declare_module(&mut self) -> Result<(), PtxError> {
-        self.names.open();
+    /// Gives those of the module's variables a place that this kernel can come to.
+    fn place_module(&mut self, entry: &syntax::Function) -> Result<(), PtxError> {
         for (name, address) in self.module.globals {
             let symbol = Symbol::Variable {
                 space: Space::Global,
                 address: Constant::Bits(*address),
             };
-            self.names.declare(name, symbol);
+            self.of_module.push((name.clone(), symbol));
         }
-        for variable in self.module.shared.clone() {
-            self.declare_variable(variable)
-                .map_err(|error| self.error(variable.line, error))?;
+        let mentioned = self.module.functions.mentioned(entry);
+        for variable in &self.module.shared {
+            if mentioned.contains(variable.name.as_str()) {
+                let symbol = self
+                    .placed(variable)
+                    .map_err(|error| self.error(variable.line, error))?;
+                self.of_module.push((variable.name.clone(), symbol));
+            }
         }
         Ok(())
+    }
+
+    /// Opens the scope of the module.
+    pub(super) fn declare_module(&mut self) {
+        self.names.open();
+        for (name, symbol) in &self.of_module {
+            self.names.declare(name, symbol.clone());
+        }
+    }
+
+    /// That the kernel can be launched without shared memory that its launch asks for.
+    fn check_shared(&self, entry: &syntax::Function) -> Result<(), PtxError> {
+        let (name, bytes) = (&entry.name, self.static_shared);
+        if bytes <= MOST_STATIC_SHARED {
+            return Ok(());
+        }
+        let words = format!(
+            "kernel `{name}` has variables of {bytes} bytes in shared memory, of which \
+             {MOST_STATIC_SHARED} are the most; declare them `.extern .shared` without a size \
+             and ask for dynamic shared memory"
+        );
+        Err(self.error(entry.line, words))
     }
 
     fn declare_kernel_parameters(&mut self, entry: &syntax::Function) -> Vec<KernelParameter> {
@@ -140,7 +175,7 @@ impl<'a> Lowering<'a> {
             parameters,
             parameter_bytes,
             static_shared: self.static_shared,
-            max_threads: threads.map_or(1024, |threads| threads.iter().product()),
+            max_threads: threads.map_or(1024, most_threads),
             required_threads: entry.required_threads,
             registers: (given.planes as u32).clamp(1, 255),
             local_bytes: static_local + stack,
@@ -169,6 +204,11 @@ impl<'a> Lowering<'a> {
             line,
             source: self.source,
         });
+    }
+
+    /// Puts something in front of the instruction that is being decoded; its predicate is for both.
+    pub(crate) fn push_before(&mut self, op: Op) {
+        self.push(self.line, op);
     }
 
     /// The statements of one scope.
@@ -243,26 +283,28 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn declare_variable(&mut self, variable: &Variable) -> Result<()> {
-        let place = |end: &mut u32| {
-            let offset = end.next_multiple_of(variable.align.max(1) as u32);
-            *end = offset + variable.bytes() as u32;
-            offset
-        };
+        let symbol = self.placed(variable)?;
+        self.names.declare(&variable.name, symbol);
+        Ok(())
+    }
+
+    /// A variable with a place of its own.
+    fn placed(&mut self, variable: &Variable) -> Result<Symbol> {
         let (space, address) = match variable.space {
             syntax::Space::Shared if variable.count.is_none() => {
-                let align = variable.align.max(1) as u32;
+                let align = variable.align as u32;
                 (Space::Shared, Constant::DynamicShared { align, offset: 0 })
             }
             syntax::Space::Shared => {
-                let offset = place(&mut self.static_shared);
+                let offset = place(variable, &mut self.static_shared)?;
                 (Space::Shared, Constant::Shared(offset))
             }
             syntax::Space::Local if self.calls.is_recursive() => {
-                let constant = self.calls.place_in_frame(variable);
+                let constant = self.calls.place_in_frame(variable)?;
                 (Space::Local, constant)
             }
             syntax::Space::Local | syntax::Space::Param => {
-                let offset = place(&mut self.local_bytes);
+                let offset = place(variable, &mut self.local_bytes)?;
                 (Space::Local, Constant::Bits(u64::from(offset)))
             }
             syntax::Space::Global | syntax::Space::Const => {
@@ -270,9 +312,7 @@ impl<'a> Lowering<'a> {
                 return Err(format!("`{name}`: global variables belong to the module"));
             }
         };
-        self.names
-            .declare(&variable.name, Symbol::Variable { space, address });
-        Ok(())
+        Ok(Symbol::Variable { space, address })
     }
 
     pub(super) fn new_label(&mut self) -> usize {
@@ -291,6 +331,9 @@ impl<'a> Lowering<'a> {
         let first = self.code.len();
         match instruction.opcode.as_str() {
             _ if is_call(instruction) => self.call(instruction)?,
+            "ret" | "ret.uni" if !instruction.operands.is_empty() => {
+                return Err("`ret` has no operands".into());
+            }
             "ret" | "ret.uni" => self.give_back(instruction.line),
             _ => {
                 let op = decode::decode(self, instruction)?;
@@ -301,193 +344,6 @@ impl<'a> Lowering<'a> {
             instruction.guard = guard;
         }
         Ok(())
-    }
-
-    // -- operands, for the decoders --
-
-    /// The register that a source of `kind` is read from: a register, a constant or a special one.
-    pub(crate) fn source(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
-        self.source_of_bits(operand, kind.bits(), kind.is_float())
-    }
-
-    /// As [`Lowering::source`], for a type known by its size.
-    pub(crate) fn source_of_bits(
-        &mut self,
-        operand: &Operand,
-        bits: u32,
-        float: bool,
-    ) -> Result<Slot> {
-        let wide = bits == 64;
-        let constant = match operand {
-            Operand::Integer(value) if float => immediate_float(*value as f64, bits)?,
-            Operand::Integer(value) => truncate(*value, bits),
-            Operand::Float32(value) if bits == 32 => u64::from(*value),
-            Operand::Float64(value) => immediate_float(f64::from_bits(*value), bits)?,
-            Operand::Name(name) => return self.named_source(name, 0, wide),
-            Operand::Offset(name, offset) => return self.named_source(name, *offset, wide),
-            other => return Err(format!("{other:?} is not a source of {bits} bits")),
-        };
-        Ok(self.names.constant(Constant::Bits(constant), wide))
-    }
-
-    fn named_source(&mut self, name: &str, offset: i64, wide: bool) -> Result<Slot> {
-        match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) if offset == 0 => {
-                let slot = *slot;
-                match (*bits == 64) == wide {
-                    true => Ok(slot),
-                    false => Err(format!("`{name}` has {bits} bits: a wrong size here")),
-                }
-            }
-            Some(Symbol::Variable { address, .. }) => {
-                let address = moved(*address, offset);
-                Ok(self.names.constant(address, wide))
-            }
-            Some(_) => Err(format!("`{name}` is not a value here")),
-            None if name == "WARP_SZ" => Ok(self.names.constant(Constant::Bits(32), wide)),
-            None => match Special::parse(name) {
-                Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
-                Some(_) => Err(format!("`{name}` has a wrong size here")),
-                None => match self.module.functions.address(name) {
-                    Some(address) if wide && offset == 0 => {
-                        Ok(self.names.constant(Constant::Bits(address), true))
-                    }
-                    _ => Err(format!("`{name}` is not declared")),
-                },
-            },
-        }
-    }
-
-    /// The register that a result of `kind` goes to.
-    pub(crate) fn destination(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
-        let (slot, bits) = self.register(operand)?;
-        match (bits == 64) == (kind.bits() == 64) {
-            true => Ok(slot),
-            false => Err(format!("a register of {bits} bits for {kind:?}")),
-        }
-    }
-
-    /// The seed by which approximate functions are perturbed, of 31 bits; zero for none.
-    pub(crate) fn perturbation(&self) -> u32 {
-        match self.module.approximation {
-            Approximation::Rounded => 0,
-            Approximation::Perturbed { seed } => (seed as u32 & 0x7fff_ffff).max(1),
-        }
-    }
-
-    /// The predicate that stands for the carry of extended-precision arithmetic.
-    pub(crate) fn carry(&mut self) -> Slot {
-        *self.carry.get_or_insert_with(|| self.names.new_predicate())
-    }
-
-    /// A register and its size.
-    pub(crate) fn register(&self, operand: &Operand) -> Result<(Slot, u32)> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a register"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) => Ok((*slot, *bits)),
-            Some(_) => Err(format!("`{name}` is not a register")),
-            None => Err(format!("`{name}` is not declared")),
-        }
-    }
-
-    /// A register that may be the sink `_`.
-    pub(crate) fn register_or_sink(&self, operand: &Operand) -> Result<(Option<Slot>, u32)> {
-        match operand {
-            Operand::Name(name) if name == "_" => Ok((None, 0)),
-            _ => self
-                .register(operand)
-                .map(|(slot, bits)| (Some(slot), bits)),
-        }
-    }
-
-    pub(crate) fn predicate(&self, operand: &Operand) -> Result<Slot> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a predicate"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Predicate(index)) => Ok(*index),
-            Some(_) => Err(format!("`{name}` is not a predicate")),
-            None => Err(format!("`{name}` is not declared")),
-        }
-    }
-
-    pub(crate) fn predicate_source(&self, operand: &Operand) -> Result<PredicateSource> {
-        match operand {
-            Operand::Not(name) => Ok(PredicateSource {
-                index: Some(self.predicate(&Operand::Name(name.clone()))?),
-                negated: true,
-            }),
-            Operand::Integer(value) => Ok(PredicateSource {
-                index: None,
-                negated: *value == 0 || *value == u64::MAX - 1,
-            }),
-            _ => Ok(PredicateSource {
-                index: Some(self.predicate(operand)?),
-                negated: false,
-            }),
-        }
-    }
-
-    /// An address, and the space of the variable that it names, if it names one.
-    pub(crate) fn address(&mut self, operand: &Operand) -> Result<(Address, Option<Space>)> {
-        let Operand::Address { base, offset } = operand else {
-            return Err(format!("{operand:?} is not an address"));
-        };
-        let constant = |lowering: &mut Self, constant, space| {
-            let address = Address {
-                base: lowering.names.constant(constant, true),
-                wide: true,
-                offset: *offset,
-            };
-            (address, space)
-        };
-        let name = match base {
-            Base::Absolute => return Ok(constant(self, Constant::Bits(0), None)),
-            Base::Name(name) => name,
-        };
-        match self.names.find(name) {
-            Some(Symbol::Register { slot, bits }) => {
-                let address = Address {
-                    base: *slot,
-                    wide: *bits == 64,
-                    offset: *offset,
-                };
-                Ok((address, None))
-            }
-            Some(Symbol::Variable { space, address }) => {
-                let (space, address) = (*space, *address);
-                Ok(constant(self, address, Some(space)))
-            }
-            Some(_) => Err(format!("`{name}` is not an address")),
-            None => Err(format!("`{name}` is not declared")),
-        }
-    }
-
-    /// The number of a label, to be made a position later.
-    pub(crate) fn label(&self, operand: &Operand) -> Result<u32> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a label"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Label(label)) => Ok(*label as u32),
-            _ => Err(format!("`{name}` is not a label")),
-        }
-    }
-
-    /// The labels of a `brx.idx`.
-    pub(crate) fn targets(&self, operand: &Operand) -> Result<Vec<u32>> {
-        let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a list of labels"));
-        };
-        match self.names.find(name) {
-            Some(Symbol::Targets(names)) => {
-                let label = |name: &String| self.label(&Operand::Name(name.clone()));
-                names.iter().map(label).collect()
-            }
-            _ => Err(format!("`{name}` is not a list of labels")),
-        }
     }
 
     /// Replaces label numbers by positions.
@@ -521,32 +377,21 @@ impl<'a> Lowering<'a> {
     }
 }
 
-fn truncate(value: u64, bits: u32) -> u64 {
-    match bits {
-        64 => value,
-        bits => value & ((1 << bits) - 1),
+/// Room for a variable behind all that lies before `end`.
+pub(super) fn place(variable: &Variable, end: &mut u32) -> Result<u32> {
+    let offset = end.checked_next_multiple_of(variable.align as u32);
+    let bytes = u32::try_from(variable.bytes()).ok();
+    let placed = offset.zip(bytes);
+    let after = placed.and_then(|(offset, bytes)| offset.checked_add(bytes));
+    match placed.zip(after.filter(|after| *after <= i32::MAX as u32)) {
+        Some(((offset, _), after)) => {
+            *end = after;
+            Ok(offset)
+        }
+        None => Err(format!("there is no room left for `{}`", variable.name)),
     }
 }
 
-fn immediate_float(value: f64, bits: u32) -> Result<u64> {
-    match bits {
-        64 => Ok(value.to_bits()),
-        32 => Ok(u64::from((value as f32).to_bits())),
-        _ => Err(format!("a number for {bits} bits")),
-    }
-}
-
-fn moved(address: Constant, offset: i64) -> Constant {
-    match address {
-        Constant::Bits(bits) => Constant::Bits(bits.wrapping_add_signed(offset)),
-        Constant::Shared(at) => Constant::Shared(at.wrapping_add_signed(offset as i32)),
-        Constant::DynamicShared { align, offset: at } => Constant::DynamicShared {
-            align,
-            offset: at.wrapping_add_signed(offset as i32),
-        },
-        Constant::Frame { frame, offset: at } => Constant::Frame {
-            frame,
-            offset: at.wrapping_add_signed(offset as i32),
-        },
-    }
+fn most_threads(extents: [u32; 3]) -> u32 {
+    extents.into_iter().fold(1, u32::saturating_mul)
 }

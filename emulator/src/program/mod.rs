@@ -3,11 +3,14 @@
 mod calls;
 mod decode;
 mod functions;
+mod grammar;
 pub(crate) mod kernel;
 mod lower;
 mod names;
 pub(crate) mod op;
 mod opcode;
+mod resolve;
+mod target;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,6 +31,14 @@ pub enum LoadError {
     /// The text is wrong, or uses what is not supported: one message for each kernel at fault.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Ptx(Vec<PtxError>),
+
+    /// It is written in a version of PTX that is not known.
+    #[error("{0}")]
+    Version(PtxError),
+
+    /// It is made for another device.
+    #[error("{0}")]
+    Target(PtxError),
 
     /// There is no memory for its variables.
     #[error("no memory for the module's variables: {0}")]
@@ -51,7 +62,10 @@ impl Module {
         device: u32,
         options: &Options,
     ) -> Result<Module, LoadError> {
-        let syntax = crate::ptx::parse(text).map_err(|error| LoadError::Ptx(vec![error]))?;
+        let wrong = |error| LoadError::Ptx(vec![error]);
+        let heading = crate::ptx::heading(text).map_err(wrong)?;
+        target::check(text, &heading, options.capability)?;
+        let syntax = crate::ptx::parse(text).map_err(wrong)?;
         let globals = allocate(&syntax, space, device)?;
         let addresses = globals
             .iter()
@@ -151,10 +165,10 @@ fn initialise(
         let Some((address, _)) = globals.get(&variable.name) else {
             continue;
         };
-        for (index, initial) in variable.initial.iter().enumerate() {
-            let value = match initial {
+        for placed in &variable.initial {
+            let value = match &placed.value {
                 Initial::Bits(bits) => *bits,
-                Initial::Address { name, offset, .. } => {
+                Initial::Address { name, offset } => {
                     let variable = globals.get(name).map(|(address, _)| *address);
                     let address = variable.or_else(|| names.functions.address(name));
                     let Some(address) = address else {
@@ -164,10 +178,9 @@ fn initialise(
                     address.wrapping_add_signed(*offset)
                 }
             };
-            let at = address + (index * variable.element) as u64;
-            let bytes = &value.to_le_bytes()[..variable.element.min(8)];
+            let at = address + placed.offset as u64;
             space
-                .write(at, bytes)
+                .write(at, &value.to_le_bytes()[..placed.bytes])
                 .map_err(|error| fail(error.to_string()))?;
         }
     }

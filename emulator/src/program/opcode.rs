@@ -13,7 +13,7 @@ pub(crate) enum Type {
 }
 
 impl Type {
-    fn parse(text: &str) -> Option<Type> {
+    pub(super) fn parse(text: &str) -> Option<Type> {
         Some(match text {
             "u8" => Type::U8,
             "s8" => Type::S8,

@@ -1,6 +1,8 @@
 //! Text to tokens. A word is as long as it can be: an opcode with its modifiers is one
 //! (`ld.global.L1::no_allocate.v4.b32`), so is `%tid.x`, so is a directive (`.reg`).
 
+use std::fmt;
+
 use super::PtxError;
 
 /// One token.
@@ -14,6 +16,19 @@ pub(crate) enum Token {
     Float64(u64),
     Text(String),
     Sign(char),
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Token::Word(word) => f.write_str(word),
+            Token::Integer(value) => write!(f, "{value}"),
+            Token::Float32(bits) => write!(f, "0f{bits:08X}"),
+            Token::Float64(bits) => write!(f, "{:?}", f64::from_bits(*bits)),
+            Token::Text(text) => write!(f, "\"{text}\""),
+            Token::Sign(sign) => write!(f, "{sign}"),
+        }
+    }
 }
 
 /// A token and its line.
@@ -102,8 +117,10 @@ impl<'a> Lexer<'a> {
                 .find(|c| !alphanumeric(c))
                 .unwrap_or(fraction.len());
             length += 1 + end;
-            if self.rest[..length].ends_with(['e', 'E']) {
-                let exponent = &self.rest[length + 1..];
+            // The sign of an exponent.
+            if self.rest[..length].ends_with(['e', 'E'])
+                && let Some(exponent) = self.rest[length..].strip_prefix(['+', '-'])
+            {
                 length += 1 + exponent
                     .find(|c: char| !c.is_ascii_digit())
                     .unwrap_or(exponent.len());
@@ -233,6 +250,10 @@ mod tests {
     fn errors_name_the_line() {
         let error = lex("ret;\n  mov 0f12;").unwrap_err();
         assert_eq!((error.line, error.text.as_str()), (2, "mov 0f12;"));
-        assert!(lex("\"open").is_err() && lex("/* open").is_err() && lex("é").is_err());
+        for wrong in [
+            "\"open", "/* open", "é", "1.5e", "1.5e+", "1.5é", "0x", "09", "\"é",
+        ] {
+            assert!(lex(wrong).is_err(), "{wrong}");
+        }
     }
 }

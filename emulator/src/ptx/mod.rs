@@ -1,11 +1,16 @@
 //! PTX text to syntax (PTX ISA 9.0, chapters 4 and 5). Knows how the language is written; what an
 //! instruction means is the business of [`crate::program`].
 
+mod cursor;
+mod initial;
 mod lexer;
 mod parser;
+mod statements;
 pub(crate) mod syntax;
+mod variables;
 
-pub(crate) use parser::{bytes_of_type, parse};
+pub(crate) use parser::{heading, parse};
+pub(crate) use variables::bytes_of_type;
 
 /// What is wrong with a module's text, with the line that it is about.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,6 +11,17 @@ pub(crate) struct Module {
     pub(crate) functions: Vec<Function>,
 }
 
+/// How a module begins: what it is written in and for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heading {
+    /// Of `.version`, major and minor.
+    pub(crate) version: (u32, u32),
+    pub(crate) version_line: u32,
+    /// Of `.target`, such as `sm_80` or `debug`.
+    pub(crate) targets: Vec<String>,
+    pub(crate) target_line: u32,
+}
+
 /// Where a variable lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
@@ -31,7 +42,7 @@ pub(crate) struct Variable {
     pub(crate) element: usize,
     /// Elements; `None` for `name[]`, as dynamic shared memory is declared.
     pub(crate) count: Option<usize>,
-    pub(crate) initial: Vec<Initial>,
+    pub(crate) initial: Vec<Placed>,
     pub(crate) line: u32,
 }
 
@@ -41,16 +52,22 @@ impl Variable {
     }
 }
 
-/// One element of an initialiser.
+/// A value of an initialiser, and where in the variable it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Placed {
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) value: Initial,
+}
+
+/// An initial value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Initial {
-    /// Bits, of which an element takes as many as it has.
     Bits(u64),
-    /// The address of a variable plus an offset; `generic` when as a generic address.
+    /// The address of a variable plus an offset; generic and global addresses are the same.
     Address {
         name: String,
         offset: i64,
-        generic: bool,
     },
 }
 

@@ -169,6 +169,8 @@ fn tells(report: &str, kind: &str) -> bool {
     match kind {
         // The driver's own error, with the log of the compiler.
         "load-error" => report.contains("CUDA_ERROR_INVALID_PTX"),
+        "wrong-device" => report.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        "unknown-version" => report.contains("CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
         "leak" => report.contains("still held"),
         _ => report.contains(&format!("{kind} in kernel")),
     }

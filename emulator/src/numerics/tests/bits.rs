@@ -53,8 +53,37 @@ fn field() -> impl Strategy<Value = u32> {
     prop_oneof![0_u32..70, any::<u32>()]
 }
 
+fn bounded(amount: u32, wraps: bool) -> u32 {
+    if wraps { amount % 32 } else { amount.min(32) }
+}
+
+/// The manual's formulas for bmsk, in 64 bits.
+fn mask(position: u32, width: u32, wraps: bool) -> u32 {
+    let (position, width) = (bounded(position, wraps), bounded(width, wraps));
+    let below = (1_u64 << position) - 1;
+    let above = u64::MAX << (position + width).min(32);
+    !(below | above) as u32
+}
+
+/// The manual's formulas for szext.
+fn extend(a: u32, count: u32, wraps: bool, signed: bool) -> u32 {
+    let count = bounded(count, wraps);
+    let too_large = count == 32;
+    let above = if too_large { 0 } else { u32::MAX << count };
+    let is_negative = !too_large && count > 0 && signed && a >> (count - 1) & 1 == 1;
+    if is_negative { a | above } else { a & !above }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn masks_and_extensions(a: u32, position in field(), count in field(), wraps: bool) {
+        let beyond = if wraps { FunnelAmount::Wrap } else { FunnelAmount::Clamp };
+        prop_assert_eq!(bmsk(position, count, beyond), mask(position, count, wraps));
+        prop_assert_eq!(szext_u32(a, count, beyond), extend(a, count, wraps, false));
+        prop_assert_eq!(szext_s32(a, count, beyond), extend(a, count, wraps, true));
+    }
 
     #[test]
     fn fields(a: u64, b: u64, position in field(), length in field()) {

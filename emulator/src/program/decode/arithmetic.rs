@@ -248,7 +248,10 @@ impl Decoding<'_, '_, '_> {
         if kind.bits() < 32 || kind.is_float() {
             return self.opcode.wrong_type(kind);
         }
-        let sources = self.operands[1..]
+        let Some((to, sources)) = self.operands.split_first() else {
+            return Err(format!("`{name}` without operands"));
+        };
+        let sources = sources
             .iter()
             .map(|operand| self.lowering.source(operand, kind))
             .collect::<Result<Vec<_>>>()?;
@@ -262,7 +265,7 @@ impl Decoding<'_, '_, '_> {
         let carry = self.lowering.carry();
         Ok(Op::Carry(Carry {
             operation,
-            to: self.lowering.destination(&self.operands[0], kind)?,
+            to: self.lowering.destination(to, kind)?,
             sources,
             wide: kind.bits() == 64,
             signed: kind.is_signed(),

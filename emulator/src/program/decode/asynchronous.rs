@@ -12,9 +12,11 @@ impl Decoding<'_, '_, '_> {
         }
         self.lowering.copies = true;
         if self.opcode.take("commit_group") {
+            let [] = self.exactly()?;
             return Ok(Op::CommitCopies);
         }
         if self.opcode.take("wait_all") {
+            let [] = self.exactly()?;
             return Ok(Op::WaitCopies(None));
         }
         if self.opcode.take("wait_group") {
@@ -31,10 +33,8 @@ impl Decoding<'_, '_, '_> {
         let shared = [("shared", ()), ("shared::cta", ())];
         self.opcode.choose(&shared)?;
         self.opcode.choose(&[("global", ())])?;
-        let hint = self.opcode.take("L2::cache_hint");
+        let operands = self.without_policy()?;
         self.opcode.take_where(|it| it.starts_with("L2::"));
-
-        let operands = &self.operands[..self.operands.len() - usize::from(hint)];
         let [to, from, Operand::Integer(bytes), rest @ ..] = operands else {
             return Err("two addresses and a number of bytes are expected".into());
         };

@@ -32,6 +32,9 @@ impl Decoding<'_, '_, '_> {
             [id, threads] => (id, Some(threads)),
             _ => return Err("a barrier and perhaps a number of threads are expected".into()),
         };
+        if threads.is_none() && matches!(action, BarrierAction::Arrive) {
+            return Err("`.arrive` needs the number of threads".into());
+        }
         self.barrier_op(action, id, threads, aligned)
     }
 
@@ -80,6 +83,7 @@ impl Decoding<'_, '_, '_> {
     }
 
     fn fence(&mut self) -> Result<Op> {
+        let [] = self.exactly()?;
         self.opcode.take_any(&[
             ("sc", ()),
             ("acq_rel", ()),

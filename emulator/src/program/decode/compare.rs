@@ -113,6 +113,9 @@ impl<'i> Decoding<'_, '_, 'i> {
         let second = self.compare_high(comparison, kind, flush);
         let (to, sources, combine) = self.compared(kind, combine)?;
         let (to, second_to) = match to {
+            Operand::Pair(..) if matches!(kind, Type::F16 | Type::BF16) => {
+                return Err(format!("a second result of {kind:?}, which has only one"));
+            }
             Operand::Pair(to, second) => (&**to, Some(&**second)),
             to => (to, None),
         };
@@ -268,15 +271,25 @@ impl<'i> Decoding<'_, '_, 'i> {
             (_, Type::S32) => {
                 lanes!(|a: u32, b: u32, c: u32| -> u32 { if (c as i32) >= 0 { a } else { b } })
             }
-            (32, Type::F32) if !flush => lanes!(|a: u32, b: u32, c: u32| -> u32 {
-                if f32::from_bits(c) >= 0.0 { a } else { b }
+            (64, Type::F32) => lanes!(modifier = m; |a: u64, b: u64, c: u32| -> u64 {
+                if is_positive(c, m) { a } else { b }
             }),
-            (32, Type::F32) => {
-                lanes!(|a: u32, b: u32, c: u32| -> u32 { if flushed(c) >= 0.0 { a } else { b } })
-            }
+            (_, Type::F32) => lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {
+                if is_positive(c, m) { a } else { b }
+            }),
             _ => return self.opcode.wrong_type(sign),
         };
-        self.compute_of(compute, &[kind, kind, kind, sign], 0, 0)
+        self.compute_of(compute, &[kind, kind, kind, sign], u32::from(flush), 0)
+    }
+}
+
+/// Whether `slct` takes its first source: for zeros of both signs too, and with a modifier also for
+/// subnormal numbers.
+#[inline(always)]
+fn is_positive(c: u32, flushes: u32) -> bool {
+    match flushes {
+        0 => f32::from_bits(c) >= 0.0,
+        _ => flushed(c) >= 0.0,
     }
 }
 

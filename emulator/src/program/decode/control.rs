@@ -4,6 +4,7 @@
 use super::{Decoding, Result};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
+use crate::ptx::syntax::Operand;
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn control(&mut self) -> Result<Op> {
@@ -22,13 +23,25 @@ impl Decoding<'_, '_, '_> {
                     targets: self.lowering.targets(targets)?,
                 })
             }
-            "exit" => Ok(Op::Exit),
-            "trap" | "brkpt" => Ok(Op::Trap),
+            "exit" => {
+                let [] = self.exactly()?;
+                Ok(Op::Exit)
+            }
+            "trap" | "brkpt" => {
+                let [] = self.exactly()?;
+                Ok(Op::Trap)
+            }
             "nanosleep" => {
-                self.opcode.kind()?;
+                let kind = self.opcode.kind()?;
+                let [time] = self.exactly()?;
+                self.lowering.source(time, kind)?;
                 Ok(Op::Sleep)
             }
-            _ => Ok(Op::Nothing),
+            // `pmevent`: nobody counts them.
+            _ => match self.exactly()? {
+                [Operand::Integer(0..=15)] => Ok(Op::Nothing),
+                [other] => Err(format!("{other:?} is no event; they are 0 to 15")),
+            },
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, Operands, lanes};
 use crate::numerics::convert::{self, Float8, Integer, Tf32Rounding};
 use crate::numerics::half_precision::{self as half, Bf16, F16, Half, relu_f32};
-use crate::numerics::rounding::{Rounding, flush, saturate};
+use crate::numerics::rounding::{Rounding, flush, narrow, saturate};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
@@ -107,7 +107,7 @@ fn integer(code: u32) -> Integer {
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn conversion(&mut self) -> Result<Op> {
-        let to_tf32 = self.opcode.take_any(&[("rna", Tf32Rounding::NearestAway)]);
+        let away = self.opcode.take("rna");
         let rounding = self.opcode.take_any(&ROUNDINGS[..4]);
         let whole = self.opcode.take_any(&ROUNDINGS[4..]);
         let flush = self.opcode.take("ftz");
@@ -121,31 +121,34 @@ impl Decoding<'_, '_, '_> {
             .with(relu, RELU)
             .with(whole.is_some(), WHOLE);
         match (to, from) {
-            (Type::TF32, Type::F32) => self.tf32(to_tf32, rounding),
+            (Type::TF32, Type::F32) if away => self.tf32(Tf32Rounding::NearestAway, how),
+            (Type::TF32, Type::F32) => match chosen {
+                Rounding::Zero => self.tf32(Tf32Rounding::Zero, how),
+                _ => self.tf32(Tf32Rounding::NearestEven, how),
+            },
             (Type::F16x2 | Type::BF16x2, Type::F32) => self.pair(to, how),
             (Type::E4M3x2, Type::F32) => self.narrow_to_float8(Float8::E4M3, how),
             (Type::E5M2x2, Type::F32) => self.narrow_to_float8(Float8::E5M2, how),
             (Type::F16x2, Type::E4M3x2) => self.widen_float8(Float8::E4M3, how),
             (Type::F16x2, Type::E5M2x2) => self.widen_float8(Float8::E5M2, how),
-            _ if to_tf32.is_some() || !single(to) || !single(from) => self.opcode.wrong_type(to),
+            _ if !single(to) || !single(from) => self.opcode.wrong_type(to),
             _ => self.single(to, from, how),
         }
     }
 
-    fn tf32(&mut self, away: Option<Tf32Rounding>, rounding: Option<Rounding>) -> Result<Op> {
-        let compute: Compute = match (away, rounding) {
-            (Some(_), None) => lanes!(|a: u32| -> u32 {
-                convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::NearestAway).to_bits()
+    fn tf32(&mut self, rounding: Tf32Rounding, how: How) -> Result<Op> {
+        let compute: Compute = match rounding {
+            Tf32Rounding::NearestAway => lanes!(modifier = m; |a: u32| -> u32 {
+                to_tf32(a, Tf32Rounding::NearestAway, How(m))
             }),
-            (None, Some(Rounding::Nearest)) => lanes!(|a: u32| -> u32 {
-                convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::NearestEven).to_bits()
+            Tf32Rounding::NearestEven => lanes!(modifier = m; |a: u32| -> u32 {
+                to_tf32(a, Tf32Rounding::NearestEven, How(m))
             }),
-            (None, Some(Rounding::Zero)) => lanes!(|a: u32| -> u32 {
-                convert::f32_to_tf32(f32::from_bits(a), Tf32Rounding::Zero).to_bits()
+            Tf32Rounding::Zero => lanes!(modifier = m; |a: u32| -> u32 {
+                to_tf32(a, Tf32Rounding::Zero, How(m))
             }),
-            _ => return self.opcode.wrong_type(Type::TF32),
         };
-        self.compute_of(compute, &[Type::B32, Type::F32], 0, 0)
+        self.compute_of(compute, &[Type::B32, Type::F32], how.0, 0)
     }
 
     /// Two f32 to a pair of halves, the first operand to the upper one.
@@ -201,9 +204,8 @@ impl Decoding<'_, '_, '_> {
             Ok((slot, bits)) if bits >= from.bits() => (slot, bits),
             Ok((_, bits)) => return Err(format!("a register of {bits} bits for {from:?}")),
             Err(_) => {
-                let bits = from.bits().max(32);
-                let float = from.is_float();
-                (self.lowering.source_of_bits(source, bits, float)?, bits)
+                let slot = self.lowering.source(source, from)?;
+                (slot, from.bits().max(32))
             }
         };
         let how = how.with(bits == 16, SHORT);
@@ -261,8 +263,12 @@ fn whole_number(kind: Type) -> bool {
 
 #[inline(always)]
 fn pair_input(a: u32, how: How) -> f32 {
-    let a = f32::from_bits(a);
-    if how.has(RELU) { relu_f32(a) } else { a }
+    relu_input(f32::from_bits(a), how)
+}
+
+#[inline(always)]
+fn to_tf32(a: u32, rounding: Tf32Rounding, how: How) -> u32 {
+    convert::f32_to_tf32(pair_input(a, how), rounding).to_bits()
 }
 
 /// One conversion of the low bits of a register to the bits of another.
@@ -282,35 +288,27 @@ fn convert_one(a: u64, how: How) -> u64 {
 fn from_integer(a: u64, from: Integer, how: How) -> u64 {
     match how.to() {
         code if code < 8 => convert::integer_to_integer(a, from, integer(code), how.has(SATURATE)),
-        F16_CODE => u64::from(convert::integer_to_f16(a, from, how.rounding())),
-        BF16_CODE => u64::from(convert::integer_to_bf16(a, from, how.rounding())),
-        F64_CODE => convert::integer_to_f64(a, from, how.rounding()).to_bits(),
-        _ => {
-            let value = convert::integer_to_f32(a, from, how.rounding());
-            u64::from(finish_f32(value, how).to_bits())
-        }
+        F16_CODE => finish_half::<F16>(convert::integer_to_f16(a, from, how.rounding()), how),
+        BF16_CODE => finish_half::<Bf16>(convert::integer_to_bf16(a, from, how.rounding()), how),
+        F64_CODE => finish_f64(convert::integer_to_f64(a, from, how.rounding()), how),
+        _ => finish_f32(convert::integer_to_f32(a, from, how.rounding()), how),
     }
 }
 
 #[inline(always)]
 fn from_f32(a: f32, how: How) -> u64 {
     let a = if how.has(FLUSH) { flush(a) } else { a };
+    let a = relu_input(a, how);
     let a = match how.has(WHOLE) && how.to() >= 8 {
         true => convert::integral_f32(a, how.rounding()),
         false => a,
     };
     match how.to() {
         code if code < 8 => convert::f32_to_integer(a, how.rounding(), integer(code)),
-        F16_CODE => u64::from(finish_half::<F16>(
-            convert::f32_to_f16(relu_input(a, how), how.rounding()),
-            how,
-        )),
-        BF16_CODE => u64::from(finish_half::<Bf16>(
-            convert::f32_to_bf16(relu_input(a, how), how.rounding()),
-            how,
-        )),
-        F64_CODE => convert::f32_to_f64(a).to_bits(),
-        _ => u64::from(finish_f32(a, how).to_bits()),
+        F16_CODE => finish_half::<F16>(convert::f32_to_f16(a, how.rounding()), how),
+        BF16_CODE => finish_half::<Bf16>(convert::f32_to_bf16(a, how.rounding()), how),
+        F64_CODE => finish_f64(convert::f32_to_f64(a), how),
+        _ => finish_f32(a, how),
     }
 }
 
@@ -318,25 +316,11 @@ fn from_f32(a: f32, how: How) -> u64 {
 fn from_f64(a: f64, how: How) -> u64 {
     match how.to() {
         code if code < 8 => convert::f64_to_integer(a, how.rounding(), integer(code)),
-        F16_CODE => u64::from(convert::f64_to_f16(a, how.rounding())),
-        BF16_CODE => u64::from(convert::f64_to_bf16(a, how.rounding())),
-        F64_CODE => {
-            let whole = if how.has(WHOLE) {
-                convert::integral_f64(a, how.rounding())
-            } else {
-                a
-            };
-            let clamped = if how.has(SATURATE) {
-                saturate_f64(whole)
-            } else {
-                whole
-            };
-            clamped.to_bits()
-        }
-        _ => {
-            let value = crate::numerics::rounding::narrow(a, how.rounding());
-            u64::from(finish_f32(value, how).to_bits())
-        }
+        F16_CODE => finish_half::<F16>(convert::f64_to_f16(a, how.rounding()), how),
+        BF16_CODE => finish_half::<Bf16>(convert::f64_to_bf16(a, how.rounding()), how),
+        F64_CODE if how.has(WHOLE) => finish_f64(convert::integral_f64(a, how.rounding()), how),
+        F64_CODE => finish_f64(a, how),
+        _ => finish_f32(narrow(a, how.rounding()), how),
     }
 }
 
@@ -345,26 +329,34 @@ fn relu_input(a: f32, how: How) -> f32 {
     if how.has(RELU) { relu_f32(a) } else { a }
 }
 
+/// What `.ftz` and `.sat` make of a result, for each destination: its bits.
 #[inline(always)]
-fn finish_f32(value: f32, how: How) -> f32 {
+fn finish_f32(value: f32, how: How) -> u64 {
     let value = if how.has(FLUSH) { flush(value) } else { value };
-    if how.has(SATURATE) {
+    let value = if how.has(SATURATE) {
         saturate(value)
     } else {
         value
+    };
+    u64::from(value.to_bits())
+}
+
+#[inline(always)]
+fn finish_f64(value: f64, how: How) -> u64 {
+    match how.has(SATURATE) {
+        true if value > 0.0 => value.min(1.0).to_bits(),
+        // NaN too.
+        true => 0,
+        false => value.to_bits(),
     }
 }
 
 #[inline(always)]
-fn finish_half<H: Half>(value: u16, how: How) -> u16 {
-    if how.has(SATURATE) {
+fn finish_half<H: Half>(value: u16, how: How) -> u64 {
+    let value = if how.has(SATURATE) {
         half::saturate::<H>(value)
     } else {
         value
-    }
-}
-
-#[inline(always)]
-fn saturate_f64(value: f64) -> f64 {
-    if value > 0.0 { value.min(1.0) } else { 0.0 }
+    };
+    u64::from(value)
 }

@@ -7,7 +7,7 @@ use crate::numerics::integer;
 use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
 
-/// What a funnel shift does with large amounts.
+/// What becomes of amounts that are too large.
 #[inline(always)]
 fn beyond(modifier: u32) -> FunnelAmount {
     match modifier {
@@ -49,7 +49,7 @@ impl Decoding<'_, '_, '_> {
                 });
                 self.compute(compute, kind, 0)
             }
-            other => Err(format!("the instruction `{other}` is not supported")),
+            _ => self.low_bits(),
         }
     }
 
@@ -79,27 +79,28 @@ impl Decoding<'_, '_, '_> {
             index: None,
             negated: false,
         };
-        let to = self.lowering.predicate(&self.operands[0])?;
-        if self.opcode.name == "not" {
-            let [_, a] = self.exactly()?;
-            let from = [self.lowering.predicate_source(a)?, always];
-            return Ok(Op::Predicates {
-                to,
-                from,
-                table: 0b0101,
-            });
-        }
-        let [_, a, b] = self.exactly()?;
-        let from = [
-            self.lowering.predicate_source(a)?,
-            self.lowering.predicate_source(b)?,
-        ];
-        let table = match self.opcode.name {
-            "and" => 0b1000,
-            "or" => 0b1110,
-            _ => 0b0110,
+        let (to, sources, table) = match self.opcode.name {
+            "not" => {
+                let [to, a] = self.exactly()?;
+                (to, [self.lowering.predicate_source(a)?, always], 0b0101)
+            }
+            name => {
+                let [to, a, b] = self.exactly()?;
+                let a = self.lowering.predicate_source(a)?;
+                let b = self.lowering.predicate_source(b)?;
+                let table = match name {
+                    "and" => 0b1000,
+                    "or" => 0b1110,
+                    _ => 0b0110,
+                };
+                (to, [a, b], table)
+            }
         };
-        Ok(Op::Predicates { to, from, table })
+        Ok(Op::Predicates {
+            to: self.lowering.predicate(to)?,
+            from: sources,
+            table,
+        })
     }
 
     fn shift(&mut self) -> Result<Op> {
@@ -174,7 +175,6 @@ impl Decoding<'_, '_, '_> {
             ("ecr", Permutation::EdgeClampRight),
             ("rc16", Permutation::Replicate16),
         ]);
-        // The mode may come before or after the type.
         let kind = self.opcode.kind()?;
         let compute = match mode {
             None => lanes!(|a: u32, b: u32, s: u32| -> u32 {
@@ -240,6 +240,25 @@ impl Decoding<'_, '_, '_> {
             }
             _ => self.opcode.wrong_type(kind),
         }
+    }
+
+    /// `bmsk` and `szext`.
+    fn low_bits(&mut self) -> Result<Op> {
+        let wrap = self.opcode.choose(&[("wrap", true), ("clamp", false)])?;
+        let kind = self.opcode.kind()?;
+        let compute = match (self.opcode.name, kind) {
+            ("bmsk", Type::B32) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                bits::bmsk(a, b, beyond(m))
+            }),
+            ("szext", Type::U32) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                bits::szext_u32(a, b, beyond(m))
+            }),
+            ("szext", Type::S32) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
+                bits::szext_s32(a, b, beyond(m))
+            }),
+            _ => return self.opcode.wrong_type(kind),
+        };
+        self.compute_of(compute, &[kind; 3], u32::from(wrap), 0)
     }
 
     fn count(&mut self) -> Result<Op> {

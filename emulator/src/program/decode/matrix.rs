@@ -90,13 +90,13 @@ impl Decoding<'_, '_, '_> {
             self.opcode.kind()?,
         ];
         let kind = match (k, a) {
-            (0, Type::F64) => None,
+            (0, Type::F64) if [d, b, c] == [Type::F64; 3] && !saturates => None,
             _ => match kind_of([d, a, b, c], k, saturates) {
                 Some(kind) => Some(kind),
                 None => return self.opcode.wrong_type(a),
             },
         };
-        let register = if kind.is_some() { Type::B32 } else { Type::F64 };
+        let register = if kind.is_some() { Type::B32 } else { Type::B64 };
         let [to, x, y, z] = self.exactly()?;
         let multiply = Multiply {
             kind,

@@ -7,7 +7,7 @@ use crate::program::op::{Access, Atomic, Op, Scope, Space, Strength, Target};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
-pub(super) const SPACES: [(&str, Space); 9] = [
+const SPACES: [(&str, Space); 8] = [
     ("global", Space::Global),
     ("const", Space::Global),
     ("shared", Space::Shared),
@@ -16,7 +16,6 @@ pub(super) const SPACES: [(&str, Space); 9] = [
     ("param", Space::Param),
     ("param::entry", Space::Param),
     ("param::func", Space::Param),
-    ("generic", Space::Generic),
 ];
 
 const STRENGTHS: [(&str, Strength); 6] = [
@@ -42,44 +41,20 @@ fn is_cache_advice(modifier: &str) -> bool {
 }
 
 impl Decoding<'_, '_, '_> {
-    pub(super) fn memory(&mut self) -> Result<Op> {
-        match self.opcode.name {
-            "ld" | "ldu" => self.access(false),
-            "st" => self.access(true),
-            "atom" | "red" => self.atomic(),
-            "createpolicy" => self.policy(),
-            _ => {
-                self.opcode.take_where(|_| true);
-                Ok(Op::Nothing)
-            }
-        }
-    }
-
-    fn policy(&mut self) -> Result<Op> {
-        self.opcode.take_where(|_| true);
-        let to = self.lowering.destination(&self.operands[0], Type::B64)?;
-        let from = self.lowering.source(&Operand::Integer(0), Type::B64)?;
-        Ok(Op::Move {
-            to,
-            from,
-            wide: true,
-        })
-    }
-
-    fn access(&mut self, store: bool) -> Result<Op> {
-        let hint = self.opcode.take("L2::cache_hint");
+    pub(super) fn access(&mut self) -> Result<Op> {
+        let store = self.opcode.name == "st";
+        let operands = self.without_policy()?;
         self.opcode.take_where(is_cache_advice);
         let strength = self.opcode.take_any(&STRENGTHS).unwrap_or(Strength::Weak);
-        let mmio = self.opcode.take("mmio");
         let scope = self.opcode.take_any(&SCOPES);
         let space = self.opcode.take_any(&SPACES).unwrap_or(Space::Generic);
         let vector = self.opcode.take_any(&[("v2", 2), ("v4", 4), ("v8", 8)]);
         let kind = self.opcode.kind()?;
-        if kind.bits() < 8 || kind.bits() > 64 || mmio {
-            return self.opcode.wrong_type(kind);
+        let bits = kind.bits() * vector.unwrap_or(1) as u32;
+        if bits > 128 {
+            return Err(format!("{bits} bits at once; 128 are the most"));
         }
 
-        let operands = &self.operands[..self.operands.len() - usize::from(hint)];
         let (address, data) = match (operands, store) {
             ([data, address], false) | ([address, data], true) => (address, data),
             _ => return Err("one address and one value are expected".into()),
@@ -141,18 +116,17 @@ impl Decoding<'_, '_, '_> {
             let (slot, bits) = self.lowering.register_or_sink(operand)?;
             return Ok(Target { slot, bits });
         }
-        let bits = kind.bits().max(32);
-        let slot = self.lowering.source_of_bits(operand, bits, kind.is_float());
         Ok(Target {
-            slot: Some(slot?),
-            bits,
+            slot: Some(self.lowering.source(operand, kind)?),
+            bits: kind.bits().max(32),
         })
     }
 
-    fn atomic(&mut self) -> Result<Op> {
+    pub(super) fn atomic(&mut self) -> Result<Op> {
         let returns = self.opcode.name == "atom";
-        let hint = self.opcode.take("L2::cache_hint");
-        let no_flush = self.opcode.take("noftz");
+        let operands = self.without_policy()?;
+        // Said of f16 and bf16, and so for all of them.
+        self.opcode.take("noftz");
         let strength = self.opcode.take_any(&STRENGTHS);
         let scope = self.opcode.take_any(&SCOPES);
         let space = self.opcode.take_any(&SPACES).unwrap_or(Space::Generic);
@@ -169,15 +143,11 @@ impl Decoding<'_, '_, '_> {
             ("dec", Update::Decrement),
         ])?;
         let kind = self.opcode.kind()?;
-        let half = matches!(kind, Type::F16 | Type::BF16 | Type::F16x2 | Type::BF16x2);
-        if no_flush != (half && what == Update::Add) {
-            return self.opcode.wrong_type(kind);
-        }
         let Some(update) = update(what, kind) else {
             return self.opcode.wrong_type(kind);
         };
 
-        let mut operands = self.operands[..self.operands.len() - usize::from(hint)].iter();
+        let mut operands = operands.iter();
         let mut next = || operands.next().ok_or("an operand is missing".to_owned());
         let to = match returns {
             true => self.lowering.register_or_sink(next()?)?.0,
@@ -189,6 +159,9 @@ impl Decoding<'_, '_, '_> {
             Update::CompareAndSwap => Some(self.lowering.source(next()?, kind)?),
             _ => None,
         };
+        if operands.next().is_some() {
+            return Err(format!("`{}` has too many operands", self.opcode.name));
+        }
         let cta_only = scope == Some(Scope::Cta) || space == Space::Shared;
         self.lowering.communicates |= !cta_only;
         Ok(Op::Atomic(Atomic {

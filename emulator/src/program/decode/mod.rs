@@ -1,6 +1,7 @@
 //! What instructions mean: an opcode with operands to an [`Op`], family by family in the order of
 //! PTX ISA chapter 9.
 
+mod advice;
 mod approximate;
 mod arithmetic;
 mod asynchronous;
@@ -18,6 +19,7 @@ mod simd_video;
 mod warp;
 mod warp_matrix;
 
+use super::grammar;
 use super::lower::Lowering;
 use super::op::Op;
 use super::opcode::{Opcode, Type};
@@ -28,6 +30,7 @@ type Result<T> = std::result::Result<T, String>;
 
 /// Decodes one instruction. The error is a message without a line.
 pub(super) fn decode(lowering: &mut Lowering<'_>, instruction: &Instruction) -> Result<Op> {
+    grammar::check(&instruction.opcode)?;
     let mut decoding = Decoding {
         lowering,
         opcode: Opcode::new(&instruction.opcode),
@@ -64,8 +67,9 @@ impl<'i> Decoding<'_, '_, 'i> {
             "setp" | "set" | "selp" | "slct" | "testp" => self.comparison(),
             "mov" | "cvta" | "isspacep" => self.moves(),
             "cvt" => self.conversion(),
-            "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "applypriority"
-            | "discard" | "createpolicy" => self.memory(),
+            "ld" | "ldu" | "st" => self.access(),
+            "atom" | "red" => self.atomic(),
+            "prefetch" | "prefetchu" | "applypriority" | "createpolicy" => self.advice(),
             "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(),
             "bra" | "brx" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => self.control(),
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
@@ -82,6 +86,19 @@ impl<'i> Decoding<'_, '_, 'i> {
         let name = self.opcode.name;
         all.try_into()
             .map_err(|_| format!("`{name}` with {given} operands, where {N} are expected"))
+    }
+
+    /// The operands but the policy that `.L2::cache_hint` adds at their end. It changes nothing
+    /// here, but has to be there.
+    fn without_policy(&mut self) -> Result<&'i [Operand]> {
+        if !self.opcode.take("L2::cache_hint") {
+            return Ok(self.operands);
+        }
+        let Some((policy, operands)) = self.operands.split_last() else {
+            return Err("the policy of `.L2::cache_hint` is missing".into());
+        };
+        self.lowering.source(policy, Type::B64)?;
+        Ok(operands)
     }
 
     /// Arithmetic whose result and sources all have one type.

@@ -8,7 +8,28 @@ use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
 /// The spaces that have a window in generic addresses.
-const WINDOWS: [(&str, u64); 2] = [("shared", windows::SHARED), ("local", windows::LOCAL)];
+const WINDOWS: [(&str, u64); 3] = [
+    ("shared", windows::SHARED),
+    ("shared::cta", windows::SHARED),
+    ("local", windows::LOCAL),
+];
+
+/// Which 32 bits of a clock.
+#[derive(Clone, Copy, PartialEq)]
+enum Half {
+    Low,
+    High,
+}
+
+/// The special registers that count (PTX ISA 10), and which half they give; all are one clock.
+const CLOCKS: [(&str, Option<Half>); 6] = [
+    ("%clock", Some(Half::Low)),
+    ("%clock_hi", Some(Half::High)),
+    ("%clock64", None),
+    ("%globaltimer", None),
+    ("%globaltimer_lo", Some(Half::Low)),
+    ("%globaltimer_hi", Some(Half::High)),
+];
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn moves(&mut self) -> Result<Op> {
@@ -38,13 +59,8 @@ impl Decoding<'_, '_, '_> {
         match (to, from) {
             (Operand::Vector(parts), from) => self.split(parts, from, kind),
             (to, Operand::Vector(parts)) => self.join(to, parts, kind),
-            (_, Operand::Name(name)) if name == "%clock64" || name == "%globaltimer" => {
-                let to = self.lowering.destination(to, Type::U64)?;
-                Ok(Op::Clock { to, wide: true })
-            }
-            (_, Operand::Name(name)) if name == "%clock" || name == "%clock_hi" => {
-                let to = self.lowering.destination(to, Type::U32)?;
-                Ok(Op::Clock { to, wide: false })
+            (to, Operand::Name(name)) if CLOCKS.iter().any(|(clock, _)| clock == name) => {
+                self.clock(to, name, kind)
             }
             _ => {
                 let wide = kind.bits() == 64;
@@ -55,13 +71,41 @@ impl Decoding<'_, '_, '_> {
         }
     }
 
+    fn clock(&mut self, to: &Operand, name: &str, kind: Type) -> Result<Op> {
+        let clock = CLOCKS.iter().find(|(clock, _)| *clock == name);
+        let half = clock.and_then(|(_, half)| *half);
+        if kind.bits() != if half.is_some() { 32 } else { 64 } {
+            return self.opcode.wrong_type(kind);
+        }
+        let to = self.lowering.destination(to, kind)?;
+        let Some(Half::High) = half else {
+            let wide = half.is_none();
+            return Ok(Op::Clock { to, wide });
+        };
+        let now = self.lowering.names.new_register(true);
+        self.lowering.push_before(Op::Clock {
+            to: now,
+            wide: true,
+        });
+        Ok(Op::Split {
+            to: vec![None, Some(to)],
+            from: now,
+            bits: 32,
+        })
+    }
+
     fn split(&mut self, parts: &[Operand], from: &Operand, kind: Type) -> Result<Op> {
         let from = self.lowering.source(from, kind)?;
+        let bits = self.part_bits(kind, parts.len())?;
         let slots = parts
             .iter()
-            .map(|part| Ok(self.lowering.register_or_sink(part)?.0));
+            .map(|part| match self.lowering.register_or_sink(part)? {
+                (Some(_), other) if other != bits => {
+                    Err(format!("a register of {other} bits for a part of {bits}"))
+                }
+                (slot, _) => Ok(slot),
+            });
         let to = slots.collect::<Result<Vec<_>>>()?;
-        let bits = self.part_bits(kind, parts.len())?;
         Ok(Op::Split { to, from, bits })
     }
 
@@ -76,8 +120,8 @@ impl Decoding<'_, '_, '_> {
     }
 
     fn part_bits(&self, kind: Type, parts: usize) -> Result<u32> {
-        match (kind.bits(), parts) {
-            (bits @ (32 | 64), 2 | 4) => Ok(bits / parts as u32),
+        match (kind, parts) {
+            (Type::B16, 2) | (Type::B32 | Type::B64, 2 | 4) => Ok(kind.bits() / parts as u32),
             _ => self.opcode.wrong_type(kind),
         }
     }
@@ -123,9 +167,13 @@ impl Decoding<'_, '_, '_> {
     }
 
     fn is_space(&mut self) -> Result<Op> {
-        let space =
-            self.opcode
-                .choose(&[("global", 0), ("shared", 1), ("local", 2), ("const", 3)])?;
+        let space = self.opcode.choose(&[
+            ("global", 0),
+            ("shared", 1),
+            ("shared::cta", 1),
+            ("local", 2),
+            ("const", 3),
+        ])?;
         let [to, from] = self.exactly()?;
         let from = self.lowering.source(from, Type::U64)?;
         let to = self.lowering.predicate(to)?;

@@ -15,9 +15,12 @@ const VOTES: [(&str, VoteKind); 4] = [
 impl Decoding<'_, '_, '_> {
     pub(super) fn warp(&mut self) -> Result<Op> {
         if self.opcode.name == "activemask" {
-            self.opcode.kind()?;
-            let to = self.lowering.destination(&self.operands[0], Type::B32)?;
-            return Ok(Op::ActiveMask(to));
+            let kind = self.opcode.kind()?;
+            if kind != Type::B32 {
+                return self.opcode.wrong_type(kind);
+            }
+            let [to] = self.exactly()?;
+            return Ok(Op::ActiveMask(self.lowering.destination(to, kind)?));
         }
         if !self.opcode.take("sync") {
             let name = self.opcode.name;
@@ -81,6 +84,7 @@ impl Decoding<'_, '_, '_> {
         let kind = self.opcode.kind()?;
         let [to, from, members] = self.exactly()?;
         let (to, predicate) = match to {
+            Operand::Pair(..) if !all => return Err("`match.any` has no predicate".into()),
             Operand::Pair(to, predicate) => (&**to, Some(self.lowering.predicate(predicate)?)),
             to => (to, None),
         };

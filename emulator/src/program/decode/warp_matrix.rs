@@ -1,6 +1,5 @@
 //! Matrices in opaque fragments (PTX ISA, "wmma.load", "wmma.store", "wmma.mma").
 
-use super::memory::SPACES;
 use super::{Decoding, Result};
 use crate::numerics::warp_matrix::{Element, Fragment, Product, Role, Shape};
 use crate::program::op::{MoveFragment, MultiplyFragments, Op, Space};
@@ -19,6 +18,13 @@ const SHAPES: [(&str, Shape); 4] = [
     ("m32n8k16", Shape { m: 32, n: 8, k: 16 }),
     ("m8n32k16", Shape { m: 8, n: 32, k: 16 }),
     ("m16n16k8", Shape { m: 16, n: 16, k: 8 }),
+];
+
+/// Where matrices may lie.
+const SPACES: [(&str, Space); 3] = [
+    ("global", Space::Global),
+    ("shared", Space::Shared),
+    ("shared::cta", Space::Shared),
 ];
 
 /// Whether rows or columns lie side by side in memory.
@@ -42,7 +48,9 @@ impl Decoding<'_, '_, '_> {
         let kind = self.opcode.kind()?;
         let fragment = self.fragment(shape, role, kind)?;
         let (values, address, stride) = match (self.operands, store) {
-            ([values, address, rest @ ..], false) | ([address, values, rest @ ..], true) => {
+            ([values, address, rest @ ..], false) | ([address, values, rest @ ..], true)
+                if rest.len() < 2 =>
+            {
                 (values, address, rest.first())
             }
             _ => return Err("an address and a list of registers are expected".into()),

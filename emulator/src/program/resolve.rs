@@ -1,0 +1,232 @@
+//! What decoders ask: the registers, predicates, addresses and labels that operands stand for.
+
+use super::kernel::{Constant, Special};
+use super::lower::{Lowering, Result};
+use super::names::Symbol;
+use super::op::{Address, PredicateSource, Space};
+use super::opcode::Type;
+use crate::machine::registers::Slot;
+use crate::numerics::Approximation;
+use crate::ptx::syntax::{Base, Operand};
+
+impl Lowering<'_> {
+    /// The register that a source of `kind` is read from: a register, a constant or a special one.
+    pub(crate) fn source(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
+        self.source_of_bits(operand, kind.bits(), kind.is_float())
+    }
+
+    /// As [`Lowering::source`], for a type known by its size.
+    pub(crate) fn source_of_bits(
+        &mut self,
+        operand: &Operand,
+        bits: u32,
+        float: bool,
+    ) -> Result<Slot> {
+        let wide = bits == 64;
+        match operand {
+            Operand::Name(name) => self.named_source(name, 0, bits),
+            Operand::Offset(name, offset) => self.named_source(name, *offset, bits),
+            number => {
+                let constant = immediate(number, bits, float)?;
+                Ok(self.names.constant(Constant::Bits(constant), wide))
+            }
+        }
+    }
+
+    fn named_source(&mut self, name: &str, offset: i64, wanted: u32) -> Result<Slot> {
+        let wide = wanted == 64;
+        match self.names.find(name) {
+            Some(Symbol::Register { slot, bits }) if offset == 0 => match *bits == wanted {
+                true => Ok(*slot),
+                false => Err(format!(
+                    "`{name}` has {bits} bits, where {wanted} are needed"
+                )),
+            },
+            Some(Symbol::Variable { address, .. }) => {
+                let address = moved(*address, offset);
+                Ok(self.names.constant(address, wide))
+            }
+            Some(_) => Err(format!("`{name}` is not a value here")),
+            None if name == "WARP_SZ" => Ok(self.names.constant(Constant::Bits(32), wide)),
+            None => match Special::parse(name) {
+                Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
+                Some(_) => Err(format!("`{name}` has a wrong size here")),
+                None => match self.module.functions.address(name) {
+                    Some(address) if wide && offset == 0 => {
+                        Ok(self.names.constant(Constant::Bits(address), true))
+                    }
+                    _ => Err(format!("`{name}` is not declared")),
+                },
+            },
+        }
+    }
+
+    /// The register that a result of `kind` goes to.
+    pub(crate) fn destination(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
+        let (slot, bits) = self.register(operand)?;
+        match bits == kind.bits() {
+            true => Ok(slot),
+            false => Err(format!("a register of {bits} bits for {kind:?}")),
+        }
+    }
+
+    /// The seed by which approximate functions are perturbed, of 31 bits; zero for none.
+    pub(crate) fn perturbation(&self) -> u32 {
+        match self.module.approximation {
+            Approximation::Rounded => 0,
+            Approximation::Perturbed { seed } => (seed as u32 & 0x7fff_ffff).max(1),
+        }
+    }
+
+    /// The predicate that stands for the carry of extended-precision arithmetic.
+    pub(crate) fn carry(&mut self) -> Slot {
+        *self.carry.get_or_insert_with(|| self.names.new_predicate())
+    }
+
+    /// A register and its size.
+    pub(crate) fn register(&self, operand: &Operand) -> Result<(Slot, u32)> {
+        let Operand::Name(name) = operand else {
+            return Err(format!("{operand:?} is not a register"));
+        };
+        match self.names.find(name) {
+            Some(Symbol::Register { slot, bits }) => Ok((*slot, *bits)),
+            Some(_) => Err(format!("`{name}` is not a register")),
+            None => Err(format!("`{name}` is not declared")),
+        }
+    }
+
+    /// A register that may be the sink `_`.
+    pub(crate) fn register_or_sink(&self, operand: &Operand) -> Result<(Option<Slot>, u32)> {
+        match operand {
+            Operand::Name(name) if name == "_" => Ok((None, 0)),
+            _ => self
+                .register(operand)
+                .map(|(slot, bits)| (Some(slot), bits)),
+        }
+    }
+
+    pub(crate) fn predicate(&self, operand: &Operand) -> Result<Slot> {
+        let Operand::Name(name) = operand else {
+            return Err(format!("{operand:?} is not a predicate"));
+        };
+        match self.names.find(name) {
+            Some(Symbol::Predicate(index)) => Ok(*index),
+            Some(_) => Err(format!("`{name}` is not a predicate")),
+            None => Err(format!("`{name}` is not declared")),
+        }
+    }
+
+    pub(crate) fn predicate_source(&self, operand: &Operand) -> Result<PredicateSource> {
+        match operand {
+            Operand::Not(name) => Ok(PredicateSource {
+                index: Some(self.predicate(&Operand::Name(name.clone()))?),
+                negated: true,
+            }),
+            Operand::Integer(value) => Ok(PredicateSource {
+                index: None,
+                negated: *value == 0 || *value == u64::MAX - 1,
+            }),
+            _ => Ok(PredicateSource {
+                index: Some(self.predicate(operand)?),
+                negated: false,
+            }),
+        }
+    }
+
+    /// An address, and the space of the variable that it names, if it names one.
+    pub(crate) fn address(&mut self, operand: &Operand) -> Result<(Address, Option<Space>)> {
+        let Operand::Address { base, offset } = operand else {
+            return Err(format!("{operand:?} is not an address"));
+        };
+        let constant = |lowering: &mut Self, constant, space| {
+            let address = Address {
+                base: lowering.names.constant(constant, true),
+                wide: true,
+                offset: *offset,
+            };
+            (address, space)
+        };
+        let name = match base {
+            Base::Absolute => return Ok(constant(self, Constant::Bits(0), None)),
+            Base::Name(name) => name,
+        };
+        match self.names.find(name) {
+            Some(Symbol::Register { slot, bits }) => {
+                let address = Address {
+                    base: *slot,
+                    wide: *bits == 64,
+                    offset: *offset,
+                };
+                Ok((address, None))
+            }
+            Some(Symbol::Variable { space, address }) => {
+                let (space, address) = (*space, *address);
+                Ok(constant(self, address, Some(space)))
+            }
+            Some(_) => Err(format!("`{name}` is not an address")),
+            None => Err(format!("`{name}` is not declared")),
+        }
+    }
+
+    /// The number of a label, to be made a position later.
+    pub(crate) fn label(&self, operand: &Operand) -> Result<u32> {
+        let Operand::Name(name) = operand else {
+            return Err(format!("{operand:?} is not a label"));
+        };
+        match self.names.find(name) {
+            Some(Symbol::Label(label)) => Ok(*label as u32),
+            _ => Err(format!("`{name}` is not a label")),
+        }
+    }
+
+    /// The labels of a `brx.idx`.
+    pub(crate) fn targets(&self, operand: &Operand) -> Result<Vec<u32>> {
+        let Operand::Name(name) = operand else {
+            return Err(format!("{operand:?} is not a list of labels"));
+        };
+        match self.names.find(name) {
+            Some(Symbol::Targets(names)) => {
+                let label = |name: &String| self.label(&Operand::Name(name.clone()));
+                names.iter().map(label).collect()
+            }
+            _ => Err(format!("`{name}` is not a list of labels")),
+        }
+    }
+}
+
+/// The bits of a number as an operand (PTX ISA 4.5). As for ptxas, a whole number is no float,
+/// and there are no numbers of 16-bit floats.
+fn immediate(operand: &Operand, bits: u32, float: bool) -> Result<u64> {
+    match (operand, bits, float) {
+        (Operand::Integer(value), 64, false) => Ok(*value),
+        (Operand::Integer(value), 8 | 16 | 32, false) => Ok(value & ((1 << bits) - 1)),
+        (Operand::Float32(value), 32, _) => Ok(u64::from(*value)),
+        (Operand::Float64(value), 64, _) => Ok(*value),
+        (Operand::Float64(value), 32, true) => {
+            Ok(u64::from((f64::from_bits(*value) as f32).to_bits()))
+        }
+        (Operand::Integer(value), 32 | 64, true) => Err(format!(
+            "the whole number {} where a float of {bits} bits is expected; write {0}.0",
+            *value as i64
+        )),
+        (other, ..) => {
+            let what = if float { "float" } else { "value" };
+            Err(format!("{other:?} is not a {what} of {bits} bits"))
+        }
+    }
+}
+
+fn moved(address: Constant, offset: i64) -> Constant {
+    match address {
+        Constant::Bits(bits) => Constant::Bits(bits.wrapping_add_signed(offset)),
+        Constant::Shared(at) => Constant::Shared(at.wrapping_add_signed(offset as i32)),
+        Constant::DynamicShared { align, offset: at } => Constant::DynamicShared {
+            align,
+            offset: at.wrapping_add_signed(offset as i32),
+        },
+        Constant::Frame { frame, offset: at } => Constant::Frame {
+            frame,
+            offset: at.wrapping_add_signed(offset as i32),
+        },
+    }
+}

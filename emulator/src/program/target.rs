@@ -1,0 +1,196 @@
+//! Whether a device can run a module: by what it is written in and for (PTX ISA 11.1, `.version`
+//! and `.target`).
+
+use super::LoadError;
+use crate::ptx::PtxError;
+use crate::ptx::syntax::Heading;
+
+/// The newest version that there is, to the emulator as to a driver.
+const NEWEST: (u32, u32) = (9, 0);
+
+/// What `.target` may say besides an architecture.
+const MODES: [&str; 4] = [
+    "texmode_unified",
+    "texmode_independent",
+    "debug",
+    "map_f64_to_f32",
+];
+
+/// The first version with each architecture (PTX ISA 13, "Release Notes"). Older architectures are
+/// in all versions.
+const FIRST_VERSIONS: [(u32, (u32, u32)); 10] = [
+    (60, (5, 0)),
+    (70, (6, 0)),
+    (75, (6, 3)),
+    (80, (7, 0)),
+    (86, (7, 1)),
+    (89, (7, 8)),
+    (90, (7, 8)),
+    (100, (8, 6)),
+    (103, (8, 8)),
+    (120, (8, 7)),
+];
+
+/// Which devices run code for an architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// All of the same or a higher compute capability.
+    Upward,
+    /// `f`: those of the same major capability.
+    Family,
+    /// `a`: only those of the very same capability.
+    Exact,
+}
+
+/// That a device of compute capability `device` runs what begins with `heading`.
+pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Result<(), LoadError> {
+    let (major, minor) = heading.version;
+    if heading.version > NEWEST {
+        let words = format!(
+            "the module is written in PTX {major}.{minor}; {}.{} is the newest that is known here",
+            NEWEST.0, NEWEST.1
+        );
+        return Err(LoadError::Version(PtxError::new(
+            source,
+            heading.version_line,
+            words,
+        )));
+    }
+    let error = |words: String| PtxError::new(source, heading.target_line, words);
+    for target in &heading.targets {
+        if MODES.contains(&target.as_str()) {
+            continue;
+        }
+        let Some((number, reach)) = parse(target) else {
+            let words = format!("`{target}` is no target");
+            return Err(LoadError::Ptx(vec![error(words)]));
+        };
+        if let Some(first) = first_version(number, reach).filter(|it| *it > heading.version) {
+            let words = format!(
+                "PTX {major}.{minor} has no target `{target}`; it needs `.version {}.{}`",
+                first.0, first.1
+            );
+            return Err(LoadError::Ptx(vec![error(words)]));
+        }
+        if !runs(number, reach, device) {
+            return Err(LoadError::Target(error(misfit(target, reach, device))));
+        }
+    }
+    Ok(())
+}
+
+/// `sm_90a`: 90, exact.
+fn parse(target: &str) -> Option<(u32, Reach)> {
+    let plain = target.strip_prefix("sm_");
+    let number = plain.or_else(|| target.strip_prefix("compute_"))?;
+    let (number, reach) = match number.as_bytes().last()? {
+        b'a' => (&number[..number.len() - 1], Reach::Exact),
+        b'f' => (&number[..number.len() - 1], Reach::Family),
+        _ => (number, Reach::Upward),
+    };
+    Some((number.parse().ok()?, reach))
+}
+
+fn first_version(number: u32, reach: Reach) -> Option<(u32, u32)> {
+    match (number, reach) {
+        (90, Reach::Exact) => Some((8, 0)),
+        (_, Reach::Family) => Some((8, 8)),
+        _ => {
+            let known = FIRST_VERSIONS.iter().find(|(known, _)| *known == number);
+            known.map(|(_, first)| *first)
+        }
+    }
+}
+
+fn runs(number: u32, reach: Reach, device: (u32, u32)) -> bool {
+    let wanted = (number / 10, number % 10);
+    match reach {
+        Reach::Upward => device >= wanted,
+        Reach::Family => device.0 == wanted.0 && device.1 >= wanted.1,
+        Reach::Exact => device == wanted,
+    }
+}
+
+fn misfit(target: &str, reach: Reach, (major, minor): (u32, u32)) -> String {
+    let (who, least) = match reach {
+        Reach::Upward => ("devices of that capability and higher", "a lower one"),
+        Reach::Family => ("devices of its family", "one without the `f`"),
+        Reach::Exact => ("devices of that very capability", "one without the `a`"),
+    };
+    format!(
+        "the module is made for `{target}`, which only {who} run; this device has compute \
+         capability {major}.{minor}: choose another target, {least}, or another device"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::AddressSpace;
+    use crate::options::Options;
+    use crate::program::Module;
+
+    fn load(version: &str, target: &str, capability: (u32, u32)) -> Result<(), LoadError> {
+        let text = format!(".version {version}\n.target {target}\n.entry k() {{ ret; }}");
+        let options = Options {
+            capability,
+            ..Options::default()
+        };
+        Module::load(&text, &AddressSpace::new(), 0, &options).map(drop)
+    }
+
+    #[test]
+    fn a_device_runs_what_is_made_for_it_and_for_less() {
+        let (a100, h200, b200) = ((8, 0), (9, 0), (10, 0));
+        for (version, target, runs) in [
+            ("7.0", "sm_80", [true, true, true]),
+            ("6.3", "sm_75, debug", [true, true, true]),
+            ("7.8", "sm_90", [false, true, true]),
+            ("8.0", "sm_90a", [false, true, false]),
+            ("8.7", "sm_100", [false, false, true]),
+            ("9.0", "compute_100f", [false, false, true]),
+            ("9.0", "sm_103f", [false, false, false]),
+        ] {
+            for (device, runs) in [a100, h200, b200].into_iter().zip(runs) {
+                let loaded = load(version, target, device);
+                let refused = matches!(loaded, Err(LoadError::Target(_)));
+                assert_eq!(
+                    (loaded.is_ok(), refused),
+                    (runs, !runs),
+                    "{target} {device:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn refusals_name_both_values_and_the_line() {
+        let error = load("8.0", "sm_90a", (8, 0)).unwrap_err().to_string();
+        assert!(
+            error.contains("`sm_90a`") && error.contains("8.0"),
+            "{error}"
+        );
+        assert!(error.contains("ptx line 2"), "{error}");
+        let error = load("99.9", "sm_80", (8, 0)).unwrap_err();
+        assert!(matches!(error, LoadError::Version(_)));
+        let error = error.to_string();
+        assert!(error.contains("99.9") && error.contains("9.0"), "{error}");
+        for (version, target) in [("6.0", "sm_80"), ("7.8", "sm_90a"), ("8.0", "fast")] {
+            let error = load(version, target, (9, 0)).unwrap_err();
+            assert!(matches!(error, LoadError::Ptx(_)), "{version} {target}");
+        }
+    }
+
+    #[test]
+    fn both_must_be_there() {
+        for text in [
+            "",
+            ".entry k() { ret; }",
+            ".version 8.0\n.entry k() { ret; }",
+            ".version 8",
+        ] {
+            let loaded = Module::load(text, &AddressSpace::new(), 0, &Options::default());
+            assert!(matches!(loaded.err(), Some(LoadError::Ptx(_))), "{text}");
+        }
+    }
+}
