@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::cuda::{self, Allocator, Gpu, Imagined, Pool};
+use crate::cuda::{self, Allocator, Gpu, Imagined, NoBlock, Pool};
 use crate::memory::{Block, HostMemory, Memory, NoMemory};
 use crate::{CacheUse, CudaError, Error, GpuProperties, Library, MemoryUse, Result};
 
@@ -271,7 +271,8 @@ impl Device {
                 bytes,
                 live: self.memory().live,
             },
-            NoMemory::Gpu(held) => Error::Cuda(CudaError::OutOfMemory {
+            NoMemory::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
+            NoMemory::Gpu(NoBlock::Exhausted(held)) => Error::Cuda(CudaError::OutOfMemory {
                 device: self.to_string(),
                 held,
             }),

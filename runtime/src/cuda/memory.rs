@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 
 use super::allocator::{Block, Segments};
-use super::driver::call;
+use super::driver::{call, check};
 use super::stream::{Event, RawStream};
 use super::{Context, CudaError};
 
@@ -23,15 +23,18 @@ impl DeviceMemory {
 }
 
 impl Segments for DeviceMemory {
-    fn take(&mut self, bytes: usize) -> Option<u64> {
-        self.context.bind().ok()?;
+    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+        self.context.bind()?;
         let mut address = 0;
         // Memory may be taken while a graph is captured: it orders nothing.
         let code = relaxed(|| {
             // SAFETY: the context is current; writes one address.
             unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }
         });
-        (code == CUresult::CUDA_SUCCESS).then_some(address)
+        match code {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+            code => check(&*self.context, "cuMemAlloc_v2", code).map(|()| Some(address)),
+        }
     }
 
     fn give_back(&mut self, address: u64, _bytes: usize) {
