@@ -240,8 +240,11 @@ impl Tensor {
     }
 
     /// Where its first element lies on a GPU, for work that is put into the current stream now.
-    pub(crate) fn address(&self) -> Result<u64> {
-        Ok(self.storage.address()? + self.offset_bytes())
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while work on another stream writes it.
+    pub(crate) fn address(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address(op)? + self.offset_bytes())
     }
 
     /// As [`Tensor::address`], for work by which `op` changes it. The version goes up by one.

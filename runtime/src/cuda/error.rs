@@ -149,7 +149,7 @@ pub enum CudaError {
     },
 
     /// Something that a graph cannot contain.
-    #[error("{op} inside Device::capture: {problem}")]
+    #[error("{op} during Device::capture: {problem}")]
     Capture {
         /// What was done.
         op: &'static str,

@@ -7,24 +7,22 @@ use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use super::allocator::{Block, Segments};
 use super::driver::{call, check};
 use super::stream::{Event, RawStream};
+use super::streams::Streams;
 use super::{Context, CudaError};
 
-/// Segments of a GPU's memory.
-pub(crate) struct DeviceMemory {
-    context: Arc<Context>,
-}
+/// Segments of a GPU's memory, for the streams of one device.
+pub(crate) struct DeviceMemory(Arc<Streams>);
 
 impl DeviceMemory {
-    pub(crate) fn new(context: &Arc<Context>) -> DeviceMemory {
-        DeviceMemory {
-            context: context.clone(),
-        }
+    pub(crate) fn new(streams: &Arc<Streams>) -> DeviceMemory {
+        DeviceMemory(streams.clone())
     }
 }
 
 impl Segments for DeviceMemory {
     fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
-        self.context.bind()?;
+        let context = self.0.context();
+        context.bind()?;
         let mut address = 0;
         // Memory may be taken while a graph is captured: it orders nothing.
         let code = relaxed(|| {
@@ -33,23 +31,23 @@ impl Segments for DeviceMemory {
         });
         match code {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
-            code => check(&*self.context, "cuMemAlloc_v2", code).map(|()| Some(address)),
+            code => check(&**context, "cuMemAlloc_v2", code).map(|()| Some(address)),
         }
     }
 
     fn give_back(&mut self, address: u64, _bytes: usize) {
-        // SAFETY: taken above, given back once, and unused as `settle` made sure. An error here is
-        // one of a kernel before, which the next call reports.
-        let _ = unsafe { sys::cuMemFree_v2(address) };
+        if self.0.context().bind().is_err() {
+            return;
+        }
+        // An error here is one of a kernel before, which the next call reports.
+        let _ = relaxed(|| {
+            // SAFETY: taken above, given back once, and unused as `settle` made sure.
+            unsafe { sys::cuMemFree_v2(address) }
+        });
     }
 
     fn settle(&mut self) -> bool {
-        if crate::stream::capturing() {
-            return false;
-        }
-        // After an error of a kernel nothing runs any more either.
-        let _ = self.context.synchronize();
-        self.context.bind().is_ok()
+        self.0.synchronize().is_ok()
     }
 }
 

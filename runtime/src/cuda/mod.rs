@@ -16,6 +16,7 @@ mod memory;
 mod module;
 pub(crate) mod norm;
 mod stream;
+mod streams;
 
 pub use allocator::{CacheUse, Exhausted};
 pub use context::GpuProperties;

@@ -11,10 +11,7 @@ pub(super) fn map<const N: usize>(
     inputs: [&Tensor; N],
     y: &mut Fresh,
 ) -> Result<()> {
-    match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(y)?)),
-        false => call.compute(|| cpu::map(f, inputs, y)),
-    }
+    run(call, f, inputs, y, |y| cpu::map(f, inputs, y))
 }
 
 /// Whether `f(inputs[..][i])`, which is 0 or 1, is 1.
@@ -24,8 +21,19 @@ pub(super) fn test<const N: usize>(
     inputs: [&Tensor; N],
     y: &mut Fresh,
 ) -> Result<()> {
+    run(call, f, inputs, y, |y| cpu::test(f, inputs, y))
+}
+
+/// On a GPU a result's dtype says how it is written; on a CPU `on_cpu` knows.
+fn run<const N: usize>(
+    call: &Call,
+    f: &impl Function<N>,
+    inputs: [&Tensor; N],
+    y: &mut Fresh,
+    on_cpu: impl FnOnce(&mut Fresh) -> Result<()>,
+) -> Result<()> {
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(y)?)),
-        false => call.compute(|| cpu::test(f, inputs, y)),
+        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(gpu, y)?)),
+        false => call.compute(|| on_cpu(y)),
     }
 }
