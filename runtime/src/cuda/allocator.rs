@@ -95,6 +95,8 @@ impl Block {
 /// The allocator.
 pub(crate) struct Allocator {
     segments: Box<dyn Segments>,
+    /// Bytes that there are at all.
+    capacity: usize,
     nodes: Nodes,
     pools: BTreeMap<Pool, Cache>,
     usage: CacheUse,
@@ -119,9 +121,11 @@ impl Cache {
 }
 
 impl Allocator {
-    pub(crate) fn new(segments: Box<dyn Segments>) -> Allocator {
+    /// An allocator of segments, of which there are `capacity` bytes at all.
+    pub(crate) fn new(segments: Box<dyn Segments>, capacity: usize) -> Allocator {
         Allocator {
             segments,
+            capacity,
             nodes: Nodes::default(),
             pools: BTreeMap::new(),
             usage: CacheUse::default(),
@@ -255,15 +259,15 @@ impl Allocator {
     }
 
     pub(crate) fn usage(&self) -> CacheUse {
-        let cached = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.state != State::Live);
-        let largest_cached = cached.map(|(_, node)| node.bytes).max().unwrap_or(0);
-        CacheUse {
-            largest_cached,
-            ..self.usage
+        let mut usage = self.usage;
+        let nodes = self.nodes.iter().map(|(_, node)| node);
+        for cached in nodes.filter(|node| node.state != State::Live) {
+            usage.largest_cached = usage.largest_cached.max(cached.bytes);
+            if cached.pool.graph != 0 {
+                usage.of_graphs += cached.bytes;
+            }
         }
+        usage
     }
 
     pub(crate) fn reset_peak(&mut self) {
@@ -402,6 +406,7 @@ impl Allocator {
         Exhausted {
             asked,
             held: self.usage(),
+            capacity: self.capacity,
             largest,
         }
     }

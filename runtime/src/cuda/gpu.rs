@@ -34,9 +34,9 @@ impl Gpu {
         Ok((gpu, properties))
     }
 
-    /// An allocator of this GPU's memory.
-    pub(crate) fn allocator(&self) -> Allocator {
-        Allocator::new(Box::new(DeviceMemory::new(&self.streams)))
+    /// An allocator of this GPU's memory, which is `capacity` bytes.
+    pub(crate) fn allocator(&self, capacity: usize) -> Allocator {
+        Allocator::new(Box::new(DeviceMemory::new(&self.streams)), capacity)
     }
 
     pub(crate) fn base(&self) -> &Arc<RawStream> {
