@@ -200,7 +200,10 @@ pub enum Error {
     },
 
     /// Operands that no kernel of an op can be made for.
-    #[error("{op}: {device} has no kernel for these operands: {reason}")]
+    #[error(
+        "{op}: {device} has no kernel for these operands: {reason}; compute it in smaller parts, or \
+         on a CPU device, where ops::to_device takes the operands"
+    )]
     KernelRefused {
         /// The op.
         op: &'static str,

@@ -133,11 +133,11 @@ impl Storage {
         }
     }
 
-    /// Overwrites the first bytes on a GPU; for the op that makes this storage.
-    pub(crate) fn upload(&mut self, from: &[u8]) -> Result<()> {
+    /// Overwrites the first bytes on a GPU; for `op`, which makes this storage.
+    pub(crate) fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("from_slice")?;
+                stream::forbid_in_capture(op)?;
                 let stream = stream::raw(&self.device, gpu);
                 Ok(gpu.upload(&stream, from, block)?)
             }

@@ -34,7 +34,7 @@ impl Tensor {
                 given: elements.len(),
             });
         }
-        fresh.copy_from(elements)?;
+        fresh.copy_from("from_slice", elements)?;
         Ok(fresh.finish())
     }
 
@@ -372,10 +372,11 @@ impl Fresh {
     }
 
     /// Sets the elements to `elements`, of which there must be as many; nothing on a meta device.
-    pub(crate) fn copy_from<T: Element>(&mut self, elements: &[T]) -> Result<()> {
+    /// For `op`.
+    pub(crate) fn copy_from<T: Element>(&mut self, op: &'static str, elements: &[T]) -> Result<()> {
         let device = self.storage.device();
         if device.gpu().is_some() {
-            return self.storage.upload(bytemuck::cast_slice(elements));
+            return self.storage.upload(op, bytemuck::cast_slice(elements));
         }
         if device.computes() {
             self.slice()?.copy_from_slice(elements);

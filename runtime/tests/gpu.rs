@@ -185,6 +185,13 @@ fn graphs_refuse_what_waits() {
     let waits = matches!(refused, Error::Cuda(CudaError::Capture { op: "read", .. }));
     assert!(waits, "{refused}");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
+    // Whoever copies from the host is named.
+    let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
+    let made = gpu.capture(|| Ok::<_, Error>(message(ops::arange(&gpu, 3, DType::I64))));
+    let begins = "arange during Device::capture: a graph cannot contain what waits for the GPU";
+    assert!(made.unwrap().results().starts_with(begins));
+    let made = gpu.capture(|| Ok::<_, Error>(message(ops::full(&gpu, &[3], DType::U8, 1.0))));
+    assert!(made.unwrap().results().starts_with("full during"));
     assert!(
         gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
             .is_err()

@@ -131,7 +131,13 @@ fn initialise(library: Library) -> Result<(), CudaError> {
     if code == CUresult::CUDA_ERROR_NO_DEVICE {
         return Ok(()); // counted, and so refused with a better message
     }
-    check(&library, "cuInit", code)?;
+    if code != CUresult::CUDA_SUCCESS {
+        return Err(CudaError::NotStarted {
+            library,
+            reason: reason(code),
+            way_out: way_out(library, code),
+        });
+    }
 
     let mut version = 0;
     // SAFETY: writes one integer.
@@ -147,6 +153,51 @@ fn initialise(library: Library) -> Result<(), CudaError> {
         }),
     }
 }
+
+/// What to do when `cuInit` returns `code` (CUDA driver API, "CUresult").
+fn way_out(library: Library, code: CUresult) -> &'static str {
+    if library == Library::Emulator {
+        return "what it says on stderr names the variable MESHGRAD_EMULATOR_* that is wrong";
+    }
+    WAYS_OUT.iter().find(|(known, _)| *known == code).map_or(
+        "see whether `nvidia-smi` works on this machine",
+        |(_, way)| way,
+    )
+}
+
+const WAYS_OUT: &[(CUresult, &str)] = &[
+    (
+        CUresult::CUDA_ERROR_STUB_LIBRARY,
+        "the libcuda.so that was found is the toolkit's, for linking only: take the folder `stubs` \
+         out of LD_LIBRARY_PATH, and install NVIDIA's driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+        "the driver's kernel module does not answer: load it (`modprobe nvidia nvidia-uvm`), or \
+         restart the machine after an update of the driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+        "GPUs that are joined by NVSwitch wait for the fabric manager: start it (`systemctl start \
+         nvidia-fabricmanager`), in the version of the driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+        "libcuda.so and the driver's kernel module are of different versions: restart the machine \
+         after an update of the driver; in a container take the libcuda.so of the host",
+    ),
+    (
+        CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
+        "this GPU cannot use CUDA's compatibility package: take its folder `compat` out of \
+         LD_LIBRARY_PATH, and install a newer driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_UNKNOWN,
+        "mostly /dev/nvidia* and /dev/nvidia-uvm are missing or not readable: run `nvidia-smi` once \
+         as root, load the module nvidia-uvm, or give the container its GPUs (`docker run --gpus \
+         all`)",
+    ),
+];
 
 /// Calls a function of the driver for `device`, which messages name; an error code is a
 /// [`CudaError::Call`]. For use in `unsafe` blocks that say why the call is sound.
@@ -267,3 +318,32 @@ const FUNCTIONS: &[&str] = &[
     "cuGraphDestroy",
     "cuGraphExecDestroy",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who cannot start the driver reads what to do: for each code something else.
+    #[test]
+    fn failures_to_start_have_a_way_out() {
+        for (code, way) in WAYS_OUT {
+            assert_eq!(way_out(Library::Driver, *code), *way);
+            assert!(way_out(Library::Emulator, *code).contains("MESHGRAD_EMULATOR_*"));
+            let same = WAYS_OUT.iter().filter(|(_, other)| other == way);
+            assert_eq!(same.count(), 1, "{code:?}");
+        }
+        let fabric = CudaError::NotStarted {
+            library: Library::Driver,
+            reason: "CUDA_ERROR_SYSTEM_NOT_READY (system not yet initialized)".into(),
+            way_out: way_out(Library::Driver, CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+        };
+        assert_eq!(
+            fabric.to_string(),
+            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY (system not yet \
+             initialized); GPUs that are joined by NVSwitch wait for the fabric manager: start it \
+             (`systemctl start nvidia-fabricmanager`), in the version of the driver"
+        );
+        let other = way_out(Library::Driver, CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+        assert!(other.contains("nvidia-smi"), "{other}");
+    }
+}

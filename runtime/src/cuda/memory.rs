@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 
 use super::allocator::{Block, Segments};
-use super::driver::{call, check};
+use super::driver::{call, check, reason};
 use super::stream::{Event, RawStream};
 use super::streams::Streams;
 use super::{Context, CudaError};
@@ -77,7 +77,15 @@ impl Pinned {
         context.bind()?;
         let mut address = std::ptr::null_mut();
         // SAFETY: the context is current; writes one address.
-        unsafe { call!(&**context, cuMemHostAlloc(&mut address, bytes, 0)) }?;
+        let code = unsafe { sys::cuMemHostAlloc(&mut address, bytes, 0) };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(CudaError::Pinned {
+                device: context.to_string(),
+                bytes,
+                reason: reason(code),
+            });
+        }
+        check(&**context, "cuMemHostAlloc", code)?;
         let address = address.cast::<u8>();
         // SAFETY: just allocated with this size; zeroed so that it is never uninitialised.
         unsafe { address.write_bytes(0, bytes) };

@@ -56,7 +56,9 @@ fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
             let gpu = Launcher::new("full", &device);
             cuda::fill(&gpu, value.to_f64(), &Target::fresh(&gpu, fresh)?)
         }
-        _ if device.gpu().is_some() => fresh.copy_from(&vec![value; fresh.shape().elements()]),
+        _ if device.gpu().is_some() => {
+            fresh.copy_from("full", &vec![value; fresh.shape().elements()])
+        }
         _ if device.computes() => {
             for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
             Ok(())
@@ -73,7 +75,7 @@ pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
     crate::for_index!(dtype, T => {
         match device.computes() {
-            true => fresh.copy_from(&(0..count).map(|at| at as T).collect::<Vec<T>>()),
+            true => fresh.copy_from("arange", &(0..count).map(|at| at as T).collect::<Vec<T>>()),
             false => Ok(()),
         }
     })?;
@@ -258,7 +260,7 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
     let through_host = device.is_gpu() || x.device().is_gpu();
     for_any!(x.dtype(), T => match device.computes() {
-        true if through_host => fresh.copy_from(&x.to_vec::<T>()?),
+        true if through_host => fresh.copy_from("to_device", &x.to_vec::<T>()?),
         true => cpu::copy::<T>(x, fresh.slice()?),
         false => Ok(()),
     })?;
