@@ -37,6 +37,7 @@ mod tensor;
 
 pub use accumulator::Accumulator;
 pub use cpu::attention::AttentionError;
+pub use cpu::elementwise::Function;
 pub use cpu::gemm::GemmError;
 pub use cuda::{CacheUse, CudaError, Exhausted, GpuProperties, Library};
 pub use device::{Device, Properties, Work};

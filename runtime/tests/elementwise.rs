@@ -3,7 +3,9 @@
 mod devices;
 
 use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
-use meshgrad_runtime::{Accumulator, DType, Error, Kind, Result, Tensor, ops};
+use meshgrad_runtime::{
+    Accumulator, DType, Error, Function, Kind, Number, Result, Signature, Tensor, ops,
+};
 
 type Unary = fn(&Tensor) -> Result<Tensor>;
 type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
@@ -190,5 +192,43 @@ fn accumulating_filling_and_copying_in_place() {
             ops::copy_into(&x, &fixed),
             Err(Error::Immutable { op: "copy_into" })
         ));
+    }
+}
+
+/// An op of a user's, in one source for all devices.
+#[test]
+fn functions_of_ones_own() {
+    static SOFTPLUS: Signature = Signature::new("softplus", "x: F[..] -> y: F[..]", 3);
+
+    struct Softplus;
+
+    impl Function<1> for Softplus {
+        #[inline(always)]
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            (W::ONE + x.exp()).ln()
+        }
+    }
+
+    let softplus = |x: &Tensor| {
+        let mut call = SOFTPLUS.call(&[x])?;
+        let mut y = call.output(0)?;
+        ops::map(&call, &Softplus, [x], &mut y)?;
+        Ok::<_, Error>((call, y.finish()))
+    };
+    for device in devices() {
+        let x = numbered(&device, &[5, 13], DType::F32, 3.0);
+        let (mut call, y) = softplus(&x.transpose(0, 1).unwrap()).unwrap();
+        let (_, expected) = softplus(&exact(&x.transpose(0, 1).unwrap())).unwrap();
+        assert_rounded(&y, &expected, DType::F32);
+
+        let mut other = call.output(0).unwrap();
+        let narrow = ops::cast(&x, DType::BF16).unwrap();
+        for wrong in [&x, &narrow.transpose(0, 1).unwrap()] {
+            let refused = ops::map(&call, &Softplus, [wrong], &mut other);
+            assert!(matches!(
+                refused,
+                Err(Error::Argument { op: "softplus", .. })
+            ));
+        }
     }
 }

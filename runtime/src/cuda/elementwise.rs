@@ -125,7 +125,7 @@ fn plan<const N: usize>(
     let strides = inputs.each_ref().map(|input| input.layout.strides());
     let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides)?;
     let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
-    let (expression, constants) = symbol::write_down(f);
+    let (expression, constants) = symbol::write_down(f)?;
     let variant = Elementwise::new(expression, &formats, result, walk.layout(aligned))?;
     Ok(Elements {
         kernel: Plan {
