@@ -53,6 +53,7 @@ static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
 
 /// The emulator's account of the launch that failed last: writes at most `len` bytes to `buffer`,
 /// returns how long it is.
+const LAST_REPORT: &[u8] = b"meshgrad_emulator_last_report";
 type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize;
 
 /// Makes `asked` the library that [`call!`] calls, once a process.
@@ -87,22 +88,46 @@ fn open_emulator() -> Result<Dynamic, CudaError> {
             looked_for: looked_for.collect(),
         });
     };
-    // SAFETY: our own library, whose initialisers do nothing but what Rust's standard library does.
-    unsafe { Dynamic::new(path) }.map_err(|error| CudaError::EmulatorBroken {
+    let broken = |reason: String| CudaError::EmulatorBroken {
         path: path.display().to_string(),
-        reason: error.to_string(),
-    })
+        reason,
+    };
+    // SAFETY: our own library, whose initialisers do nothing but what Rust's standard library does.
+    let library = unsafe { Dynamic::new(path) }.map_err(|error| broken(cause(&error)))?;
+    // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
+    match unsafe { library.get::<LastReport>(LAST_REPORT) } {
+        Ok(_) => Ok(library),
+        Err(_) => Err(broken("it is another library".into())),
+    }
 }
 
-/// `MESHGRAD_EMULATOR`; or beside the running program, or a folder above, where cargo puts the
-/// library when the program is a test or an example.
+/// What the dynamic loader said, which is the cause of what `error` says.
+fn cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => cause.to_string(),
+        None => error.to_string(),
+    }
+}
+
+/// `MESHGRAD_EMULATOR`; or beside the running program, a folder above, or beside its dependencies:
+/// where cargo puts the library for a program, a test or an example.
 fn emulator_candidates() -> Vec<PathBuf> {
-    if let Some(path) = std::env::var_os("MESHGRAD_EMULATOR") {
+    let named = std::env::var_os("MESHGRAD_EMULATOR");
+    if let Some(path) = named.filter(|path| !path.is_empty()) {
         return vec![path.into()];
     }
     let program = std::env::current_exe().unwrap_or_default();
-    let folders = program.ancestors().skip(1).take(2);
-    folders.map(|folder| folder.join(EMULATOR_FILE)).collect()
+    let mut folders: Vec<PathBuf> = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(Into::into)
+        .collect();
+    folders.extend(folders.last().map(|above| above.join("deps")));
+    folders
+        .into_iter()
+        .map(|folder| folder.join(EMULATOR_FILE))
+        .collect()
 }
 
 /// Whether the emulator's library is where [`open`] looks for it.
@@ -261,7 +286,7 @@ fn last_report() -> Option<String> {
     // SAFETY: only called after `open`, so that the library exists.
     let library = unsafe { sys::culib() };
     // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
-    let ask = unsafe { library.get::<LastReport>(b"meshgrad_emulator_last_report") }.ok()?;
+    let ask = unsafe { library.get::<LastReport>(LAST_REPORT) }.ok()?;
     // SAFETY: a length of zero writes nothing.
     let len = unsafe { ask(std::ptr::null_mut(), 0) };
     let mut report = vec![0u8; len + 1];

@@ -82,7 +82,7 @@ pub enum CudaError {
     },
 
     /// There are fewer GPUs.
-    #[error("{}:{ordinal} does not exist: {}", library.device_name(), there_are(*.count))]
+    #[error("{}:{ordinal} does not exist: {}", library.device_name(), there_are(*.library, *.count))]
     NoDevice {
         /// Which library.
         library: Library,
@@ -200,11 +200,14 @@ fn some_of(names: &[&str]) -> String {
     }
 }
 
-fn there_are(count: usize) -> String {
-    match count {
-        0 => "there is no GPU that may be used (is CUDA_VISIBLE_DEVICES set?)".into(),
-        1 => "there is one, 0".into(),
-        count => format!("there are {count}, 0..{count}"),
+fn there_are(library: Library, count: usize) -> String {
+    match (count, library) {
+        (0, Library::Driver) => {
+            "there is no GPU that may be used (is CUDA_VISIBLE_DEVICES set?)".into()
+        }
+        (0, Library::Emulator) => "MESHGRAD_EMULATOR_DEVICES asks for none".into(),
+        (1, _) => "there is one, 0".into(),
+        (count, _) => format!("there are {count}, 0..{count}"),
     }
 }
 
