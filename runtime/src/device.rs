@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::cuda::{self, Allocator, Gpu, Imagined, Pool};
+use crate::cuda::{self, Allocator, Gpu, Imagined, NoBlock, Pool};
 use crate::memory::{Block, HostMemory, Memory, NoMemory};
 use crate::{CacheUse, CudaError, Error, GpuProperties, Library, MemoryUse, Result};
 
@@ -125,6 +125,7 @@ impl Device {
 
     fn gpu_of(library: Library, ordinal: usize) -> Result<Device> {
         let (gpu, gpu_properties) = Gpu::new(library, ordinal)?;
+        let capacity = gpu_properties.memory;
         let properties = Properties {
             name: format!("{}:{ordinal}", library.device_name()),
             threads: 0,
@@ -132,7 +133,7 @@ impl Device {
             native_bf16: true,
             gpu: Some(gpu_properties),
         };
-        let memory = Memory::Gpu(Mutex::new(gpu.allocator()));
+        let memory = Memory::Gpu(Mutex::new(gpu.allocator(capacity)));
         Ok(Device::new(properties, memory, Backend::Gpu(Box::new(gpu))))
     }
 
@@ -142,7 +143,7 @@ impl Device {
             None => host_memory(false),
             Some(gpu) => {
                 let segments = Imagined::new(gpu.memory);
-                Memory::Gpu(Mutex::new(Allocator::new(Box::new(segments))))
+                Memory::Gpu(Mutex::new(Allocator::new(Box::new(segments), gpu.memory)))
             }
         };
         Device::new(like.clone(), memory, Backend::Meta)
@@ -271,7 +272,8 @@ impl Device {
                 bytes,
                 live: self.memory().live,
             },
-            NoMemory::Gpu(held) => Error::Cuda(CudaError::OutOfMemory {
+            NoMemory::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
+            NoMemory::Gpu(NoBlock::Exhausted(held)) => Error::Cuda(CudaError::OutOfMemory {
                 device: self.to_string(),
                 held,
             }),

@@ -200,7 +200,10 @@ pub enum Error {
     },
 
     /// Operands that no kernel of an op can be made for.
-    #[error("{op}: {device} has no kernel for these operands: {reason}")]
+    #[error(
+        "{op}: {device} has no kernel for these operands: {reason}; compute it in smaller parts, or \
+         on a CPU device, where ops::to_device takes the operands"
+    )]
     KernelRefused {
         /// The op.
         op: &'static str,
@@ -219,9 +222,12 @@ pub enum Error {
         op: &'static str,
     },
 
-    /// A write while someone reads or writes, or a read while someone writes.
+    /// A write while someone reads or writes, or a read while someone writes: another operand of
+    /// the same op, another thread, or work on another stream that nobody waited for.
     #[error(
-        "{op}: the storage is in use elsewhere at this moment: it can be read by many or written by one"
+        "{op}: the storage is in use elsewhere at this moment: it can be read by many or written by \
+         one; copy an operand that shares it with the result, and wait for the Pending whose work \
+         uses it"
     )]
     Busy {
         /// The op that wanted the storage.
@@ -257,6 +263,15 @@ impl Error {
             op,
             device: device.to_string(),
             operands: String::new(),
+        }
+    }
+
+    /// There are kernels for `op` on this GPU, but none for `dtype`.
+    pub(crate) fn no_kernel_for(op: &'static str, device: &Device, dtype: DType) -> Error {
+        Error::NoKernel {
+            op,
+            device: device.to_string(),
+            operands: format!(" for {dtype}"),
         }
     }
 }

@@ -14,12 +14,13 @@ pub struct Graph<T> {
     recorded: Recorded,
 }
 
+/// A graph's memory and work, or those of one that did not come about.
 struct Recorded {
     device: Device,
     id: u32,
     raw: Option<RawGraph>,
     /// What was there before and is used by the work.
-    _touched: Touched,
+    touched: Touched,
 }
 
 impl Device {
@@ -42,33 +43,27 @@ impl Device {
             return Err(refuse("it is inside another capture or `with_stream`".into()).into());
         }
 
-        let capture = self
-            .gpu()
-            .map(Gpu::capture)
-            .transpose()
-            .map_err(Error::from)?;
+        // In this order, for what was begun ends in the reverse of it, also when the work panics.
         let id = self.next_graph();
-        let pool = Pool {
-            graph: id,
-            ..Pool::default()
-        };
-        let entered = Entered::new(
-            self,
-            pool,
-            capture.as_ref().map(|capture| capture.stream().clone()),
-        );
-        let results = work();
-        let touched = entered.leave();
-
         let mut recorded = Recorded {
             device: self.clone(),
             id,
             raw: None,
-            _touched: touched,
+            touched: Touched::new(),
         };
-        // The driver must stop recording also when the work failed.
-        let raw = capture.map(Capture::end).transpose();
+        let capture = self.gpu().map(Gpu::capture).transpose();
+        let capture = capture.map_err(Error::from)?;
+        let pool = Pool {
+            graph: id,
+            ..Pool::default()
+        };
+        let stream = capture.as_ref().map(|capture| capture.stream().clone());
+        let entered = Entered::new(self, pool, stream);
+
+        let results = work();
+        recorded.touched = entered.leave().map_err(Error::from)?.into_touched();
         let results = results?;
+        let raw = capture.map(Capture::end).transpose();
         recorded.raw = raw.map_err(Error::from)?;
         Ok(Graph { results, recorded })
     }
@@ -106,9 +101,9 @@ impl<T> Graph<T> {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        if let Some(gpu) = self.device.gpu() {
+        if let (Some(_), Some(gpu)) = (&self.raw, self.device.gpu()) {
             // After an error of a kernel nothing runs any more either.
-            let _: Result<(), CudaError> = gpu.synchronize();
+            let _: Result<(), CudaError> = gpu.wait_for_graphs();
         }
         self.raw = None;
         if let Some(mut memory) = self.device.gpu_memory() {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::cuda::{self, Allocator, CacheUse, Exhausted, Pool};
+use crate::cuda::{self, Allocator, CacheUse, NoBlock, Pool};
 
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) enum Block {
 /// Why there is no block.
 pub(crate) enum NoMemory {
     Host,
-    Gpu(Box<Exhausted>),
+    Gpu(NoBlock),
 }
 
 /// The memory of a device.

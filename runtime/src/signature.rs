@@ -97,7 +97,7 @@ impl Signature {
                 .flatten()
                 .any(|(dtype, _)| *dtype == DType::F64)
         {
-            return Err(Launcher::new(self.name, &device).no_kernel_for(DType::F64));
+            return Err(Error::no_kernel_for(self.name, &device, DType::F64));
         }
 
         let bytes = operands.iter().map(|tensor| distinct_bytes(tensor)).sum();
@@ -532,12 +532,12 @@ impl Call {
         }
     }
 
-    /// Launches the op's kernels on a GPU, and counts it. On a device that computes nothing what
-    /// `kernels` launches is only counted.
+    /// Launches the op's kernels on a GPU, and counts the op. On a device that computes nothing what
+    /// `kernels` launches is only counted. How one writes them: docs/kernels.md.
     ///
     /// # Errors
     /// What `kernels` returns.
-    pub(crate) fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
+    pub fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
         self.device.count(self.flops(), self.bytes);
         kernels(&Launcher::new(self.name(), &self.device))
     }

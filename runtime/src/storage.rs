@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
 use crate::cuda::{self, Part, Pool};
+use crate::holds::{Access, Holds};
 use crate::memory::Block;
 use crate::{DType, Device, Element, Error, Result, stream};
 
@@ -36,7 +37,11 @@ pub(crate) struct Storage {
     version: AtomicU64,
     /// Whether another stream than the one that it was made on used it.
     used_elsewhere: AtomicBool,
-    /// Readers when positive, one writer when -1.
+    /// The scope that kept it last.
+    kept_by: AtomicU64,
+    /// Of streams, where it may change.
+    holds: Holds,
+    /// Of the host: readers when positive, one writer when -1.
     borrows: AtomicIsize,
 }
 
@@ -50,6 +55,8 @@ impl Storage {
             kind,
             version: AtomicU64::new(0),
             used_elsewhere: AtomicBool::new(false),
+            kept_by: AtomicU64::new(0),
+            holds: Holds::default(),
             borrows: AtomicIsize::new(0),
         })
     }
@@ -118,7 +125,7 @@ impl Storage {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
                 stream::forbid_in_capture("read")?;
-                stream::touch(self);
+                stream::touch(self, Access::Read, "read")?;
                 let stream = stream::raw(&self.device, gpu);
                 Ok(gpu.download(&stream, block, offset, to)?)
             }
@@ -126,11 +133,11 @@ impl Storage {
         }
     }
 
-    /// Overwrites the first bytes on a GPU; for the op that makes this storage.
-    pub(crate) fn upload(&mut self, from: &[u8]) -> Result<()> {
+    /// Overwrites the first bytes on a GPU; for `op`, which makes this storage.
+    pub(crate) fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("from_slice")?;
+                stream::forbid_in_capture(op)?;
                 let stream = stream::raw(&self.device, gpu);
                 Ok(gpu.upload(&stream, from, block)?)
             }
@@ -148,7 +155,7 @@ impl Storage {
     ) -> Result<()> {
         match (&from.block, &self.block) {
             (Block::Gpu(from_block), Block::Gpu(block)) => {
-                stream::touch(from);
+                stream::touch(from, Access::Read, "copy")?;
                 let Some(gpu) = self.device.gpu() else {
                     return Ok(());
                 };
@@ -180,8 +187,8 @@ impl Storage {
 
     /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into
     /// the current stream now: it lives until that is done.
-    pub(crate) fn address(self: &Arc<Storage>) -> Result<u64> {
-        stream::touch(self);
+    pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
+        stream::touch(self, Access::Read, op)?;
         self.fresh_address()
     }
 
@@ -190,8 +197,9 @@ impl Storage {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
         }
+        stream::touch(self, Access::Write, op)?;
         self.raise_version();
-        self.address()
+        self.fresh_address()
     }
 
     /// As [`Storage::address`], for the op that makes this storage and has not yet shared it.
@@ -213,6 +221,16 @@ impl Storage {
     /// Says that another stream than its pool's uses it.
     pub(crate) fn mark_used_elsewhere(&self) {
         self.used_elsewhere.store(true, Ordering::Release);
+    }
+
+    /// The uses by work on streams that nobody waited for.
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// Whether another scope than `scope` kept it last; from now on `scope` did.
+    pub(crate) fn is_new_to(&self, scope: u64) -> bool {
+        self.kept_by.swap(scope, Ordering::Relaxed) != scope
     }
 
     fn raise_version(&self) {

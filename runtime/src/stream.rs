@@ -11,16 +11,20 @@
 //! - what the work made and others used afterwards comes back to its stream at once, but is given
 //!   out again only in the next scope, which waits for those others.
 //!
+//! What may change (parameters, caches) is also held until then: nobody writes what the work reads
+//! or uses what it writes, but work that comes after it in any case ([`crate::holds`]).
+//!
 //! On a device without streams the work runs in the scope, and waiting does nothing.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cuda::{CudaError, Event, Gpu, Pool, RawStream};
+use crate::holds::{Access, Holder};
 use crate::storage::Storage;
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Kind, Result};
 
 /// A queue of work of a device, done in order, beside its other streams. Cheap to clone.
 #[derive(Clone)]
@@ -79,6 +83,8 @@ impl fmt::Debug for Stream {
 
 /// Where the calling thread puts its work, and what that work touched of others.
 struct Scope {
+    /// No other scope of this process has it.
+    id: u64,
     device: Device,
     pool: Pool,
     /// On a GPU.
@@ -86,11 +92,49 @@ struct Scope {
     touched: Touched,
 }
 
-/// Storages that work used and that are of other pools than its own, by their own address.
-pub(crate) type Touched = BTreeMap<usize, Arc<Storage>>;
+impl Scope {
+    fn new(device: &Device, pool: Pool, raw: Option<Arc<RawStream>>) -> Scope {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        Scope {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            device: device.clone(),
+            pool,
+            raw,
+            touched: SPARE.with_borrow_mut(Vec::pop).unwrap_or_default(),
+        }
+    }
+
+    /// Who holds what its work uses; nobody where that is only recorded.
+    fn holder(&self) -> Option<Holder> {
+        (self.pool.stream != 0).then_some(Holder {
+            scope: self.id,
+            stream: self.pool.stream,
+        })
+    }
+
+    /// Keeps `storage` until the work was waited for, and holds it where it may change.
+    fn keep(&mut self, storage: &Arc<Storage>, access: Access) {
+        let is_new = match self.holder() {
+            Some(holder) if storage.kind() != Kind::Value => storage.holds().add(holder, access),
+            _ => storage.pool() != self.pool && storage.is_new_to(self.id),
+        };
+        if storage.pool() != self.pool {
+            storage.mark_used_elsewhere();
+        }
+        if is_new {
+            self.touched.push(storage.clone());
+        }
+    }
+}
+
+/// Storages that work of a scope used: of other pools than its own, or such as may change.
+pub(crate) type Touched = Vec<Arc<Storage>>;
 
 thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+
+    /// Empty lists for the scopes to come, so that these touch no heap.
+    static SPARE: RefCell<Vec<Touched>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `f` with the innermost scope of `device` on this thread.
@@ -116,21 +160,30 @@ pub(crate) fn raw(device: &Device, gpu: &Gpu) -> Arc<RawStream> {
     of_scope.unwrap_or_else(|| gpu.base().clone())
 }
 
-/// Says that work of the current stream uses `storage`.
-pub(crate) fn touch(storage: &Arc<Storage>) {
-    let home = storage.pool();
-    innermost(storage.device(), |scope| match scope {
-        Some(scope) if scope.pool != home => {
-            storage.mark_used_elsewhere();
-            let address = Arc::as_ptr(storage) as usize;
-            scope
-                .touched
-                .entry(address)
-                .or_insert_with(|| storage.clone());
+/// Says that work of the current stream, put there by `op`, uses `storage`.
+///
+/// # Errors
+/// [`Error::Busy`] where work that this does not come after makes a difference.
+pub(crate) fn touch(storage: &Arc<Storage>, access: Access, op: &'static str) -> Result<()> {
+    SCOPES.with_borrow_mut(|scopes| {
+        let of_device = |scope: &&mut Scope| scope.device == *storage.device();
+        // A scope's stream has waited for those around it.
+        let before = |stream| {
+            let mut around = scopes
+                .iter()
+                .filter(|scope| scope.device == *storage.device());
+            around.any(|scope| scope.pool.stream == stream)
+        };
+        if storage.kind() != Kind::Value && !storage.holds().allow(access, before) {
+            return Err(Error::Busy { op });
         }
-        None if home != Pool::default() => storage.mark_used_elsewhere(),
-        _ => {}
-    });
+        match scopes.iter_mut().rev().find(of_device) {
+            Some(scope) => scope.keep(storage, access),
+            None if storage.pool() != Pool::default() => storage.mark_used_elsewhere(),
+            None => {}
+        }
+        Ok(())
+    })
 }
 
 /// Whether this thread captures a graph.
@@ -150,49 +203,44 @@ pub(crate) fn forbid_in_capture(op: &'static str) -> Result<(), CudaError> {
     }
 }
 
-/// A scope that was entered and ends when this is dropped.
-pub(crate) struct Entered {
-    device: Device,
-}
+/// A scope that was entered, until [`Entered::leave`]. Dropped instead, because the work panicked,
+/// it lets the stream around wait for the work.
+pub(crate) struct Entered(());
 
 impl Entered {
     pub(crate) fn new(device: &Device, pool: Pool, raw: Option<Arc<RawStream>>) -> Entered {
-        let scope = Scope {
-            device: device.clone(),
-            pool,
-            raw,
-            touched: Touched::new(),
-        };
+        let scope = Scope::new(device, pool, raw);
         SCOPES.with_borrow_mut(|scopes| scopes.push(scope));
-        Entered {
-            device: device.clone(),
-        }
+        Entered(())
     }
 
-    /// Ends the scope and returns what its work touched of others.
-    pub(crate) fn leave(self) -> Touched {
-        innermost(&self.device, |scope| {
-            scope
-                .map(|scope| std::mem::take(&mut scope.touched))
-                .unwrap_or_default()
-        })
+    /// Ends the scope. Failed or not: the GPU does what it was given, and uses what that touches.
+    pub(crate) fn leave(self) -> Result<Join, CudaError> {
+        std::mem::forget(self);
+        Entered::end()
+    }
+
+    /// Scopes end in the reverse of the order in which they began.
+    fn end() -> Result<Join, CudaError> {
+        match SCOPES.with_borrow_mut(Vec::pop) {
+            Some(scope) => Join::new(scope),
+            None => unreachable!("a scope that was entered ends once"),
+        }
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // Scopes end in the reverse of the order in which they began. The scope is dropped outside
-        // of the borrow, for its tensors look at scopes.
-        let scope = SCOPES.with_borrow_mut(Vec::pop);
-        if std::thread::panicking() {
-            // Nobody will wait for the work: better to lose the memory than to reuse it.
-            std::mem::forget(scope);
-        }
+        drop(Entered::end());
     }
 }
 
 /// Runs `work` with `stream` as the current stream of this thread. The stream first waits for all
 /// work that the stream around was given so far; the work itself runs beside what comes after.
+///
+/// Until the [`Pending`] is waited for or dropped, what the work reads of parameters, caches and
+/// their like cannot be written, and what it writes of them cannot be used, outside of this stream:
+/// [`Error::Busy`].
 ///
 /// # Errors
 /// What `work` returns; [`Error::Cuda`] when the driver fails.
@@ -208,16 +256,7 @@ pub fn with_stream<T, E: From<Error>>(
     };
     let entered = Entered::new(device, pool, stream.0.raw.clone());
     let value = work();
-
-    // Failed or not: the GPU does what it was given, and uses what that touches.
-    let mut join = Join {
-        device: device.clone(),
-        event: None,
-        touched: entered.leave(),
-    };
-    if let Some(raw) = &stream.0.raw {
-        join.event = Some(raw.record().map_err(Error::from)?);
-    }
+    let join = entered.leave().map_err(Error::from)?;
     Ok(Pending {
         value: value?,
         join,
@@ -269,27 +308,70 @@ impl<T> fmt::Debug for Pending<T> {
     }
 }
 
-/// The end of work on another stream, and what the work touched.
-struct Join {
+/// The end of a scope's work, and what the work touched.
+pub(crate) struct Join {
+    scope: u64,
     device: Device,
+    /// The graph that the work was recorded for, or 0.
+    graph: u32,
     event: Option<Event>,
     touched: Touched,
 }
 
 impl Join {
+    fn new(scope: Scope) -> Result<Join, CudaError> {
+        let side = scope.raw.filter(|_| scope.pool.stream != 0);
+        let event = side.map(|raw| raw.record()).transpose();
+        let join = |event, touched| Join {
+            scope: scope.id,
+            device: scope.device.clone(),
+            graph: scope.pool.graph,
+            event,
+            touched,
+        };
+        match event {
+            Ok(event) => Ok(join(event, scope.touched)),
+            Err(error) => {
+                // Nobody knows when the work is done: better to lose the memory than to reuse it.
+                std::mem::forget(scope.touched);
+                Err(error)
+            }
+        }
+    }
+
     /// Lets the current stream wait for the work. What the work touched may then go, unless the
     /// current stream is a scope too: then it is the scope's.
     fn join(&mut self) -> Result<(), CudaError> {
-        if let (Some(event), Some(gpu)) = (&self.event, self.device.gpu()) {
+        // What was recorded and never became part of its graph is never done.
+        let recorded_for_nothing = self.graph != 0 && pool(&self.device).graph != self.graph;
+        if let (Some(event), Some(gpu)) = (&self.event, self.device.gpu())
+            && !recorded_for_nothing
+        {
             raw(&self.device, gpu).wait(event)?;
         }
         self.event = None;
-
-        let touched = std::mem::take(&mut self.touched);
-        for storage in touched.values() {
-            touch(storage);
-        }
+        innermost(&self.device, |around| self.hand_over(around));
+        give_back_list(std::mem::take(&mut self.touched));
         Ok(())
+    }
+
+    /// Ends the scope's holds, and lets the scope around have what the work touched.
+    fn hand_over(&self, around: Option<&mut Scope>) {
+        let mut around = around;
+        for storage in &self.touched {
+            let access = storage.holds().end(self.scope).unwrap_or(Access::Read);
+            match &mut around {
+                Some(scope) => scope.keep(storage, access),
+                None if storage.pool() != Pool::default() => storage.mark_used_elsewhere(),
+                None => {}
+            }
+        }
+    }
+
+    /// What the work of a graph touched, which is the graph's from now on.
+    pub(crate) fn into_touched(mut self) -> Touched {
+        self.hand_over(None);
+        std::mem::take(&mut self.touched)
     }
 }
 
@@ -302,142 +384,14 @@ impl Drop for Join {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{GpuProperties, Properties, Tensor, ops};
-
-    /// A GPU that only counts: scopes and memory behave there as they do on a real one.
-    fn counted_gpu() -> Device {
-        let gpu = GpuProperties {
-            model: "counted".into(),
-            compute_capability: (9, 0),
-            multiprocessors: 132,
-            memory: 1 << 30,
-            l2_cache: 50 << 20,
-            shared_memory: 232_448,
-        };
-        Device::meta(&Properties {
-            gpu: Some(gpu),
-            ..Device::cpu().properties().clone()
-        })
-    }
-
-    fn tensor(device: &Device) -> Tensor {
-        ops::full(device, &[1000], crate::DType::F32, 1.0).unwrap()
-    }
-
-    /// How much memory of one tensor there is.
-    const ONE: usize = 4096;
-
-    #[test]
-    fn a_pending_keeps_what_its_work_reads() {
-        let device = counted_gpu();
-        let stream = device.stream().unwrap();
-        let x = tensor(&device);
-        let pending = with_stream(&stream, || ops::neg(&x)).unwrap();
-        drop(x);
-        assert_eq!(device.memory().live, 2 * ONE);
-
-        let y = pending.wait().unwrap();
-        assert_eq!(device.memory().live, ONE);
-        drop(y);
-        assert_eq!(device.memory().live, 0);
-    }
-
-    #[test]
-    fn dropping_a_pending_lets_go() {
-        let device = counted_gpu();
-        let stream = device.stream().unwrap();
-        let x = tensor(&device);
-        drop(with_stream(&stream, || ops::neg(&x)).unwrap());
-        drop(x);
-        assert_eq!(device.memory().live, 0);
-    }
-
-    /// Memory that the first stream used is given out on its own stream only after that has waited.
-    #[test]
-    fn memory_comes_back_to_its_stream() {
-        let device = counted_gpu();
-        let stream = device.stream().unwrap();
-        let x = tensor(&device);
-        let make = || with_stream(&stream, || ops::neg(&x)).unwrap();
-
-        let unused = make().wait().unwrap();
-        let first = unused.address().unwrap();
-        drop(unused);
-        let used = make().wait().unwrap();
-        assert_eq!(used.address().unwrap(), first, "nobody else used it");
-
-        ops::neg(&used).unwrap();
-        let inside = with_stream(&stream, || {
-            drop(used);
-            ops::neg(&x)
-        });
-        let inside = inside.unwrap().wait().unwrap();
-        assert_ne!(
-            inside.address().unwrap(),
-            first,
-            "this scope began before it came back"
-        );
-        assert_eq!(make().wait().unwrap().address().unwrap(), first);
-    }
-
-    /// A scope inside another: what the inner one reads of outside lives until the outer is joined.
-    #[test]
-    fn scopes_nest() {
-        let device = counted_gpu();
-        let (outer, inner) = (device.stream().unwrap(), device.stream().unwrap());
-        let x = tensor(&device);
-        let pending = with_stream(&outer, || with_stream(&inner, || ops::neg(&x))?.wait());
-        let pending = pending.unwrap();
-        drop(x);
-        assert_eq!(device.memory().live, 2 * ONE);
-        drop(pending.wait().unwrap());
-        assert_eq!(device.memory().live, 0);
-    }
-
-    #[test]
-    fn failed_work_leaves_no_scope() {
-        let device = counted_gpu();
-        let stream = device.stream().unwrap();
-        let failed = with_stream(&stream, || Err::<(), Error>(Error::Busy { op: "test" }));
-        assert!(matches!(failed, Err(Error::Busy { op: "test" })));
-        assert_eq!(pool(&device), Pool::default());
-    }
-
-    #[test]
-    fn devices_without_streams_do_the_work_at_once() {
-        let device = Device::cpu();
-        let stream = device.stream().unwrap();
-        let x = tensor(&device);
-        let y = with_stream(&stream, || ops::neg(&x))
-            .unwrap()
-            .wait()
-            .unwrap();
-        assert_eq!(y.to_vec::<f32>().unwrap()[..2], [-1.0; 2]);
-    }
-
-    /// What a graph works on is its own until it ends.
-    #[test]
-    fn graphs_own_their_memory() {
-        let device = counted_gpu();
-        let x = tensor(&device);
-        let graph = device.capture(|| ops::neg(&ops::neg(&x)?)).unwrap();
-        drop(x);
-        assert_eq!(
-            device.memory().live,
-            2 * ONE,
-            "x, which the graph reads, and its result"
-        );
-        drop(graph);
-        assert_eq!(device.memory().live, 0);
-
-        let cpu = Device::cpu();
-        let refused = cpu.capture(|| Ok::<(), Error>(())).err();
-        assert!(matches!(
-            refused,
-            Some(Error::Argument { op: "capture", .. })
-        ));
+/// Empties a list and keeps it for another scope. Outside of any borrow, for what it owned may end
+/// here.
+fn give_back_list(mut touched: Touched) {
+    touched.clear();
+    if touched.capacity() > 0 {
+        SPARE.with_borrow_mut(|spare| spare.push(touched));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
+use meshgrad_kernels::Error;
 use meshgrad_kernels::expression::{Binary, Comparison, Expression, Node, Unary};
 
 use crate::Number;
@@ -112,6 +113,20 @@ struct Recorder {
     steps: Steps,
     constants: Constants,
     constants_len: usize,
+    /// What there was too much of.
+    refused: Option<Error>,
+}
+
+impl Recorder {
+    fn refuse(&mut self, what: &'static str, limit: usize) -> Symbol {
+        self.refused = Some(Error::TooMany {
+            kernel: "elementwise",
+            what,
+            count: limit + 1,
+            limit,
+        });
+        Symbol(Value::Zero)
+    }
 }
 
 thread_local! {
@@ -120,6 +135,7 @@ thread_local! {
             steps: Steps::NONE,
             constants: [0.0; MAX_CONSTANTS],
             constants_len: 0,
+            refused: None,
         })
     };
 
@@ -128,14 +144,23 @@ thread_local! {
 
 /// Writes `f` down: its expression, and the constants that this reads as scalars.
 ///
-/// Functions are part of the program: one with more than [`MAX_STEPS`] steps or [`MAX_CONSTANTS`]
-/// constants is found by the first call of its op on a GPU.
-pub(crate) fn write_down<const N: usize>(f: &impl Function<N>) -> (Expression, Constants) {
-    RECORDER.with_borrow_mut(|recorder| (recorder.steps.len, recorder.constants_len) = (0, 0));
+/// # Errors
+/// [`Error::TooMany`] for a function of more than [`MAX_STEPS`] steps or [`MAX_CONSTANTS`]
+/// constants.
+pub(crate) fn write_down<const N: usize>(
+    f: &impl Function<N>,
+) -> Result<(Expression, Constants), Error> {
+    RECORDER.with_borrow_mut(|recorder| {
+        (recorder.steps.len, recorder.constants_len) = (0, 0);
+        recorder.refused = None;
+    });
     let operands = std::array::from_fn(|at| Symbol(Value::Operand(at as u8)));
     let Symbol(result) = f.value(operands);
 
     RECORDER.with_borrow_mut(|recorder| {
+        if let Some(refused) = recorder.refused.take() {
+            return Err(refused);
+        }
         recorder.steps.result = result;
         let steps = &recorder.steps;
         let expression = WRITTEN.with_borrow_mut(|written| match written.get(steps) {
@@ -145,13 +170,16 @@ pub(crate) fn write_down<const N: usize>(f: &impl Function<N>) -> (Expression, C
                 .or_insert_with_key(Steps::expression)
                 .clone(),
         });
-        (expression, recorder.constants)
+        Ok((expression, recorder.constants))
     })
 }
 
 fn take(step: Step) -> Symbol {
     RECORDER.with_borrow_mut(|recorder| {
         let steps = &mut recorder.steps;
+        if steps.len == MAX_STEPS {
+            return recorder.refuse("steps", MAX_STEPS);
+        }
         steps.steps[steps.len] = step;
         steps.len += 1;
         Symbol(Value::Step((steps.len - 1) as u8))
@@ -210,6 +238,9 @@ impl Number for Symbol {
     fn constant(x: f64) -> Symbol {
         RECORDER.with_borrow_mut(|recorder| {
             let at = recorder.constants_len;
+            if at == MAX_CONSTANTS {
+                return recorder.refuse("constants", MAX_CONSTANTS);
+            }
             recorder.constants[at] = x as f32;
             recorder.constants_len += 1;
             Symbol(Value::Constant(at as u8))
@@ -278,7 +309,7 @@ mod tests {
     /// What was written down computes what was run, to the bit.
     #[test]
     fn expressions_equal_their_functions() {
-        let (expression, constants) = write_down(&Mixed);
+        let (expression, constants) = write_down(&Mixed).unwrap();
         let values = [-3.0, -0.5, 0.0, 0.7, 1.0, 12.0, f32::NAN, f32::INFINITY];
         for a in values {
             for b in values {
@@ -299,8 +330,36 @@ mod tests {
 
     #[test]
     fn another_constant_is_not_another_expression() {
-        let ((two, twos), (three, threes)) = (write_down(&Scaled(2.0)), write_down(&Scaled(3.0)));
+        let (two, twos) = write_down(&Scaled(2.0)).unwrap();
+        let (three, threes) = write_down(&Scaled(3.0)).unwrap();
         assert_eq!(two, three);
         assert_eq!((twos[0], threes[0]), (2.0, 3.0));
+    }
+
+    /// A sum of as many terms as it says, with that many constants before.
+    struct Long(usize, usize);
+
+    impl Function<1> for Long {
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            (0..self.1).for_each(|at| {
+                let _ = W::constant(at as f64);
+            });
+            (0..self.0).fold(x, |sum, _| sum + x)
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_and_forgotten() {
+        assert!(write_down(&Long(MAX_STEPS, MAX_CONSTANTS)).is_ok());
+        let message = |long| write_down(&long).unwrap_err().to_string();
+        assert_eq!(
+            message(Long(MAX_STEPS + 9, 0)),
+            "elementwise: 25 steps, but a kernel takes at most 24; split the call"
+        );
+        assert_eq!(
+            message(Long(1, MAX_CONSTANTS + 1)),
+            "elementwise: 5 constants, but a kernel takes at most 4; split the call"
+        );
+        assert!(write_down(&Mixed).is_ok());
     }
 }

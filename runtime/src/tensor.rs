@@ -34,7 +34,7 @@ impl Tensor {
                 given: elements.len(),
             });
         }
-        fresh.copy_from(elements)?;
+        fresh.copy_from("from_slice", elements)?;
         Ok(fresh.finish())
     }
 
@@ -240,8 +240,11 @@ impl Tensor {
     }
 
     /// Where its first element lies on a GPU, for work that is put into the current stream now.
-    pub(crate) fn address(&self) -> Result<u64> {
-        Ok(self.storage.address()? + self.offset_bytes())
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while work on another stream writes it.
+    pub(crate) fn address(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address(op)? + self.offset_bytes())
     }
 
     /// As [`Tensor::address`], for work by which `op` changes it. The version goes up by one.
@@ -369,10 +372,11 @@ impl Fresh {
     }
 
     /// Sets the elements to `elements`, of which there must be as many; nothing on a meta device.
-    pub(crate) fn copy_from<T: Element>(&mut self, elements: &[T]) -> Result<()> {
+    /// For `op`.
+    pub(crate) fn copy_from<T: Element>(&mut self, op: &'static str, elements: &[T]) -> Result<()> {
         let device = self.storage.device();
         if device.gpu().is_some() {
-            return self.storage.upload(bytemuck::cast_slice(elements));
+            return self.storage.upload(op, bytemuck::cast_slice(elements));
         }
         if device.computes() {
             self.slice()?.copy_from_slice(elements);

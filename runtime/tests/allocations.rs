@@ -3,10 +3,10 @@
 mod devices;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use devices::{gpu, numbered};
-use meshgrad_runtime::{DType, Kind, Tensor, ops};
+use meshgrad_runtime::{Accumulator, DType, Device, Kind, Tensor, ops, with_stream};
 
 struct Counting;
 
@@ -38,26 +38,83 @@ fn allocations(work: impl FnOnce()) -> usize {
     ALLOCATIONS.get() - before
 }
 
+/// How often `work` asks for memory when it has run before.
+fn steady(work: impl Fn()) -> usize {
+    work(); // loads kernels, takes segments
+    work(); // finds the cache as it leaves it
+    allocations(work)
+}
+
+const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+
+fn sums(gpu: &Device, shape: &[usize]) -> RefCell<Accumulator> {
+    let buffer = Tensor::zeros(gpu, shape, DType::F32, Kind::Gradient).unwrap();
+    RefCell::new(Accumulator::over(buffer).unwrap())
+}
+
 /// An op that writes where there is memory already does nothing but check, plan and launch.
 #[test]
 fn launching_allocates_nothing() {
     let Some(gpu) = gpu() else { return };
-    let x = numbered(&gpu, &[30, 7, 20], DType::F32, 1.0)
-        .permute(&[2, 0, 1])
-        .unwrap();
-    let into = Tensor::zeros(&gpu, &[20, 30, 7], DType::F32, Kind::Cache).unwrap();
-    let copy = || ops::copy_into(&x, &into).unwrap();
-    copy();
-    assert_eq!(allocations(copy), 0);
+    for dtype in FLOATS {
+        let x = numbered(&gpu, &[30, 7, 20], dtype, 1.0);
+        let turned = x.permute(&[2, 0, 1]).unwrap();
+        let into = Tensor::zeros(&gpu, &[20, 30, 7], dtype, Kind::Cache).unwrap();
+        assert_eq!(steady(|| ops::copy_into(&turned, &into).unwrap()), 0);
+        assert_eq!(steady(|| ops::fill_into(&into, 0.5).unwrap()), 0);
+
+        let total = sums(&gpu, &[30, 7, 20]);
+        let add = || ops::add_into(&x, &mut total.borrow_mut()).unwrap();
+        assert_eq!(steady(add), 0);
+
+        let a = numbered(&gpu, &[40, 24], dtype, 1.0);
+        let (b, product) = (a.transpose(0, 1).unwrap(), sums(&gpu, &[40, 40]));
+        let multiply = || ops::matmul_into(&a, &b, &mut product.borrow_mut()).unwrap();
+        assert_eq!(steady(multiply), 0);
+
+        let (w, dw) = (numbered(&gpu, &[24], dtype, 1.0), sums(&gpu, &[24]));
+        let (y, inv_rms) = ops::rms_norm(&a, &w, 1e-6).unwrap();
+        let grad = || {
+            let dw = &mut dw.borrow_mut();
+            ops::rms_norm_grad_weight_into(&y, &a, &inv_rms, dw).unwrap();
+        };
+        assert_eq!(steady(grad), 0);
+    }
 }
 
 /// A result costs the heap its handle; its memory comes from the cache.
 #[test]
 fn a_result_allocates_its_handle() {
     let Some(gpu) = gpu() else { return };
-    let x = numbered(&gpu, &[300, 70], DType::BF16, 1.0);
-    let compute = || drop(ops::silu_grad(&x, &x).unwrap());
-    compute();
-    assert_eq!(allocations(compute), 1);
+    for dtype in FLOATS {
+        let x = numbered(&gpu, &[300, 70], dtype, 1.0);
+        assert_eq!(steady(|| drop(ops::silu_grad(&x, &x).unwrap())), 1);
+
+        let w = numbered(&gpu, &[70], dtype, 1.0);
+        assert_eq!(steady(|| drop(ops::rms_norm(&x, &w, 1e-6).unwrap())), 2);
+        let (_, inv_rms) = ops::rms_norm(&x, &w, 1e-6).unwrap();
+        let grad = || drop(ops::rms_norm_grad_input(&x, &x, &w, &inv_rms).unwrap());
+        assert_eq!(steady(grad), 1);
+
+        let square = x.slice(0, 0..70).unwrap();
+        assert_eq!(steady(|| drop(ops::linear(&x, &square).unwrap())), 1);
+    }
     assert_eq!(gpu.cache().unwrap().segments_taken, 1);
+}
+
+/// Nor does work on another stream, which remembers what it uses.
+#[test]
+fn a_scope_allocates_nothing() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let x = numbered(&gpu, &[300, 70], DType::F32, 1.0);
+    let cache = Tensor::zeros(&gpu, &[300, 70], DType::F32, Kind::Cache).unwrap();
+    let aside = || {
+        let pending = with_stream(&stream, || {
+            ops::copy_into(&x, &cache)?;
+            ops::mul(&x, &cache)
+        });
+        drop(pending.unwrap().wait().unwrap());
+    };
+    assert_eq!(steady(aside), 1, "the result's handle");
 }

@@ -3,7 +3,9 @@
 mod devices;
 
 use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
-use meshgrad_runtime::{Accumulator, DType, Error, Kind, Result, Tensor, ops};
+use meshgrad_runtime::{
+    Accumulator, DType, Error, Function, Kind, Number, Result, Signature, Tensor, ops,
+};
 
 type Unary = fn(&Tensor) -> Result<Tensor>;
 type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
@@ -13,38 +15,53 @@ const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 /// Shapes with a tail, without elements, without dims, and of more than one CTA.
 const SHAPES: [&[usize]; 6] = [&[], &[1], &[0, 3], &[7], &[3, 5, 2], &[33, 257]];
 
-/// Every function of one operand is within a few roundings of its value in f64.
+/// All is computed in f32, with some roundings, and then rounded once to `dtype`.
+fn assert_rounded(actual: &Tensor, expected: &Tensor, dtype: DType) {
+    match dtype {
+        DType::BF16 => assert_close(actual, expected, rounding(dtype), 0.1),
+        _ => assert_close(actual, expected, 16.0 * rounding(dtype), 1.0),
+    }
+}
+
+/// Where a function is tested.
+enum Domain {
+    All,
+    Positive,
+}
+
+/// Every function of one operand is its value in f64, rounded.
 #[test]
 fn functions_of_one_operand() {
-    let functions: [(&str, Unary); 15] = [
-        ("neg", ops::neg),
-        ("abs", ops::abs),
-        ("square", ops::square),
-        ("sqrt", |x| ops::sqrt(&ops::abs(x)?)),
-        ("rsqrt", |x| {
-            ops::rsqrt(&ops::affine(&ops::abs(x)?, 1.0, 0.5)?)
-        }),
-        ("reciprocal", |x| {
-            ops::reciprocal(&ops::affine(x, 1.0, 5.0)?)
-        }),
-        ("exp", ops::exp),
-        ("ln", |x| ops::ln(&ops::affine(&ops::abs(x)?, 1.0, 0.5)?)),
-        ("sin", ops::sin),
-        ("cos", ops::cos),
-        ("tanh", ops::tanh),
-        ("sigmoid", ops::sigmoid),
-        ("silu", ops::silu),
-        ("relu", ops::relu),
-        ("clamp", |x| ops::clamp(x, -0.5, 1.5)),
+    let functions: [(&str, Unary, Domain); 15] = [
+        ("neg", ops::neg, Domain::All),
+        ("abs", ops::abs, Domain::All),
+        ("square", ops::square, Domain::All),
+        ("sqrt", ops::sqrt, Domain::Positive),
+        ("rsqrt", ops::rsqrt, Domain::Positive),
+        ("reciprocal", ops::reciprocal, Domain::Positive),
+        ("exp", ops::exp, Domain::All),
+        ("ln", ops::ln, Domain::Positive),
+        ("sin", ops::sin, Domain::All),
+        ("cos", ops::cos, Domain::All),
+        ("tanh", ops::tanh, Domain::All),
+        ("sigmoid", ops::sigmoid, Domain::All),
+        ("silu", ops::silu, Domain::All),
+        ("relu", ops::relu, Domain::All),
+        ("clamp", |x| ops::clamp(x, -0.5, 1.5), Domain::All),
     ];
     for device in devices() {
         for (dtype, shape) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
-            let x = numbered(&device, shape, dtype, 3.0);
-            for (name, function) in functions {
+            let all = numbered(&device, shape, dtype, 3.0);
+            let positive = ops::affine(&ops::abs(&all).unwrap(), 1.0, 0.5).unwrap();
+            for (name, function, domain) in &functions {
+                let x = match domain {
+                    Domain::All => &all,
+                    Domain::Positive => &positive,
+                };
                 eprintln!("{name} of {x:?}");
-                let (y, expected) = (function(&x).unwrap(), function(&exact(&x)).unwrap());
+                let (y, expected) = (function(x).unwrap(), function(&exact(x)).unwrap());
                 assert_eq!(y.dtype(), dtype);
-                assert_close(&y, &expected, 8.0 * rounding(dtype), 1.0);
+                assert_rounded(&y, &expected, dtype);
             }
         }
     }
@@ -53,43 +70,47 @@ fn functions_of_one_operand() {
 /// Gradients too are functions of two operands.
 #[test]
 fn functions_of_two_operands() {
-    let functions: [(&str, Binary); 22] = [
-        ("add", ops::add),
-        ("sub", ops::sub),
-        ("mul", ops::mul),
-        ("div", |a, b| ops::div(a, &ops::affine(b, 1.0, 7.0)?)),
-        ("maximum", ops::maximum),
-        ("minimum", ops::minimum),
-        ("maximum_share", ops::maximum_share),
-        ("neg_grad", ops::neg_grad),
-        ("abs_grad", ops::abs_grad),
-        ("square_grad", ops::square_grad),
-        ("sqrt_grad", |y, dy| {
-            ops::sqrt_grad(&ops::affine(y, 1.0, 7.0)?, dy)
-        }),
-        ("rsqrt_grad", ops::rsqrt_grad),
-        ("reciprocal_grad", ops::reciprocal_grad),
-        ("exp_grad", ops::exp_grad),
-        ("ln_grad", |x, dy| {
-            ops::ln_grad(&ops::affine(x, 1.0, 7.0)?, dy)
-        }),
-        ("sin_grad", ops::sin_grad),
-        ("cos_grad", ops::cos_grad),
-        ("tanh_grad", ops::tanh_grad),
-        ("sigmoid_grad", ops::sigmoid_grad),
-        ("silu_grad", ops::silu_grad),
-        ("relu_grad", ops::relu_grad),
-        ("clamp_grad", |x, dy| ops::clamp_grad(x, dy, -0.5, 1.5)),
+    // What is added to the operands, so that they are not near zero.
+    let (anywhere, first, second) = ([0.0, 0.0], [7.0, 0.0], [0.0, 7.0]);
+    let functions: [(&str, Binary, [f64; 2]); 22] = [
+        ("add", ops::add, anywhere),
+        ("sub", ops::sub, anywhere),
+        ("mul", ops::mul, anywhere),
+        ("div", ops::div, second),
+        ("maximum", ops::maximum, anywhere),
+        ("minimum", ops::minimum, anywhere),
+        ("maximum_share", ops::maximum_share, anywhere),
+        ("neg_grad", ops::neg_grad, anywhere),
+        ("abs_grad", ops::abs_grad, anywhere),
+        ("square_grad", ops::square_grad, anywhere),
+        ("sqrt_grad", ops::sqrt_grad, first),
+        ("rsqrt_grad", ops::rsqrt_grad, anywhere),
+        ("reciprocal_grad", ops::reciprocal_grad, anywhere),
+        ("exp_grad", ops::exp_grad, anywhere),
+        ("ln_grad", ops::ln_grad, first),
+        ("sin_grad", ops::sin_grad, anywhere),
+        ("cos_grad", ops::cos_grad, anywhere),
+        ("tanh_grad", ops::tanh_grad, anywhere),
+        ("sigmoid_grad", ops::sigmoid_grad, anywhere),
+        ("silu_grad", ops::silu_grad, anywhere),
+        ("relu_grad", ops::relu_grad, anywhere),
+        (
+            "clamp_grad",
+            |x, dy| ops::clamp_grad(x, dy, -0.5, 1.5),
+            anywhere,
+        ),
     ];
     for device in devices() {
         for (dtype, shape) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
             let a = numbered(&device, shape, dtype, 3.0);
             let b = ops::cos(&a).unwrap();
-            for (name, function) in functions {
+            for (name, function, [to_a, to_b]) in functions {
                 eprintln!("{name} of {a:?}");
+                let a = ops::affine(&a, 1.0, to_a).unwrap();
+                let b = ops::affine(&b, 1.0, to_b).unwrap();
                 let y = function(&a, &b).unwrap();
                 let expected = function(&exact(&a), &exact(&b)).unwrap();
-                assert_close(&y, &expected, 16.0 * rounding(dtype), 8.0);
+                assert_rounded(&y, &expected, dtype);
             }
         }
     }
@@ -171,5 +192,43 @@ fn accumulating_filling_and_copying_in_place() {
             ops::copy_into(&x, &fixed),
             Err(Error::Immutable { op: "copy_into" })
         ));
+    }
+}
+
+/// An op of a user's, in one source for all devices.
+#[test]
+fn functions_of_ones_own() {
+    static SOFTPLUS: Signature = Signature::new("softplus", "x: F[..] -> y: F[..]", 3);
+
+    struct Softplus;
+
+    impl Function<1> for Softplus {
+        #[inline(always)]
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            (W::ONE + x.exp()).ln()
+        }
+    }
+
+    let softplus = |x: &Tensor| {
+        let mut call = SOFTPLUS.call(&[x])?;
+        let mut y = call.output(0)?;
+        ops::map(&call, &Softplus, [x], &mut y)?;
+        Ok::<_, Error>((call, y.finish()))
+    };
+    for device in devices() {
+        let x = numbered(&device, &[5, 13], DType::F32, 3.0);
+        let (mut call, y) = softplus(&x.transpose(0, 1).unwrap()).unwrap();
+        let (_, expected) = softplus(&exact(&x.transpose(0, 1).unwrap())).unwrap();
+        assert_rounded(&y, &expected, DType::F32);
+
+        let mut other = call.output(0).unwrap();
+        let narrow = ops::cast(&x, DType::BF16).unwrap();
+        for wrong in [&x, &narrow.transpose(0, 1).unwrap()] {
+            let refused = ops::map(&call, &Softplus, [wrong], &mut other);
+            assert!(matches!(
+                refused,
+                Err(Error::Argument { op: "softplus", .. })
+            ));
+        }
     }
 }

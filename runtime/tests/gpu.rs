@@ -2,6 +2,8 @@
 
 mod devices;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use devices::{exact, gpu, numbered, values};
 use meshgrad_runtime::{
     CudaError, DType, Device, Error, Fresh, Kind, Shape, Tensor, ops, with_stream,
@@ -183,12 +185,108 @@ fn graphs_refuse_what_waits() {
     let waits = matches!(refused, Error::Cuda(CudaError::Capture { op: "read", .. }));
     assert!(waits, "{refused}");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
+    // Whoever copies from the host is named.
+    let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
+    let made = gpu.capture(|| Ok::<_, Error>(message(ops::arange(&gpu, 3, DType::I64))));
+    let begins = "arange during Device::capture: a graph cannot contain what waits for the GPU";
+    assert!(made.unwrap().results().starts_with(begins));
+    let made = gpu.capture(|| Ok::<_, Error>(message(ops::full(&gpu, &[3], DType::U8, 1.0))));
+    assert!(made.unwrap().results().starts_with("full during"));
     assert!(
         gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
             .is_err()
     );
     // Afterwards all is well.
     assert_eq!(values(&ops::neg(&x).unwrap()), [-2.0; 3]);
+}
+
+/// A panic ends the capture, and what was begun for the graph is given back.
+#[test]
+fn a_panic_ends_the_capture() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
+    let before = gpu.memory();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        gpu.capture(|| -> Result<(), Error> {
+            let y = ops::neg(&x)?;
+            let aside = with_stream(&stream, || ops::neg(&y))?;
+            panic!("{:?} while {aside:?}", y.shape())
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(gpu.memory().live, before.live);
+    gpu.release_kept_memory();
+    assert_eq!(gpu.memory().reserved, before.reserved);
+
+    let mut graph = gpu.capture(|| ops::neg(&x)).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(values(graph.results()), [-2.0; 3]);
+}
+
+/// Work that panics on another stream is waited for like any other.
+#[test]
+fn a_panic_on_another_stream_lets_go() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let cache = Tensor::zeros(&gpu, &[3], DType::F32, Kind::Cache).unwrap();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        with_stream(&stream, || -> Result<(), Error> {
+            ops::fill_into(&cache, 3.0)?;
+            panic!("after {:?}", cache.shape())
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(values(&cache), [3.0; 3]);
+    drop(cache);
+    assert_eq!(gpu.memory().live, 0);
+}
+
+/// A graph cannot end before what was put beside it; the failure says how to wait.
+#[test]
+fn graphs_wait_for_their_other_streams() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let cache = Tensor::zeros(&gpu, &[3], DType::F32, Kind::Cache).unwrap();
+    let unjoined = gpu.capture(|| with_stream(&stream, || ops::fill_into(&cache, 3.0)));
+    let message = unjoined.err().unwrap().to_string();
+    assert_eq!(
+        message,
+        "with_stream during Device::capture: the graph cannot end before the work on another \
+         stream: call Pending::wait, or drop the Pending, before the closure returns"
+    );
+    // What was recorded for nothing holds nothing.
+    ops::fill_into(&cache, 1.0).unwrap();
+    assert_eq!(values(&cache), [1.0; 3]);
+}
+
+/// While one thread captures no other waits for the whole GPU, nor gives memory back that others
+/// may still use.
+#[test]
+fn captures_of_other_threads_are_left_alone() {
+    let Some(gpu) = gpu() else { return };
+    let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
+    drop(ops::full(&gpu, &[30 << 20], DType::U8, 0.0).unwrap());
+    let reserved = gpu.memory().reserved;
+    let mut graph = gpu
+        .capture(|| {
+            let y = ops::neg(&x)?;
+            std::thread::scope(|threads| {
+                let other = threads.spawn(|| {
+                    gpu.release_kept_memory();
+                    assert!(gpu.memory().reserved >= reserved, "nothing went back");
+                    gpu.synchronize().err()
+                });
+                let refused = other.join().unwrap().unwrap().to_string();
+                assert!(refused.contains("wait for one stream"), "{refused}");
+            });
+            ops::neg(&y)
+        })
+        .unwrap();
+    gpu.release_kept_memory();
+    assert!(gpu.memory().reserved < reserved);
+    graph.launch().unwrap();
+    assert_eq!(values(graph.results()), [2.0; 3]);
 }
 
 /// Running out of memory gives the cache back first, and then says what holds it.

@@ -117,3 +117,17 @@ fn adding_to_what_is_there() {
         }
     }
 }
+
+/// Kernels count rows by signed numbers: what has more is refused, not left uncomputed.
+#[test]
+fn more_rows_than_kernels_count() {
+    let Some(gpu) = devices::gpu() else { return };
+    let meta = Device::meta(gpu.properties());
+    let tall = |rows| ops::full(&meta, &[rows, 1], DType::BF16, 0.0).unwrap();
+    let most = i32::MAX as usize;
+    assert!(ops::matmul(&tall(most), &tall(1)).is_ok());
+    let refused = ops::matmul(&tall(most + 1), &tall(1)).err().unwrap();
+    let message = refused.to_string();
+    let expected = "gemm: m = 2147483648 is not within 0 to 2147483647";
+    assert!(message.contains(expected), "{message}");
+}

@@ -8,6 +8,8 @@ use super::device::Model;
 const DEVICES: &str = "MESHGRAD_EMULATOR_DEVICES";
 /// `MESHGRAD_EMULATOR_MEMORY`: bytes of memory of each device (`256MiB`).
 const MEMORY: &str = "MESHGRAD_EMULATOR_MEMORY";
+/// `MESHGRAD_EMULATOR_VERSION`: the CUDA version that the driver says it speaks (`12.9`).
+const VERSION: &str = "MESHGRAD_EMULATOR_VERSION";
 /// `MESHGRAD_EMULATOR_STREAMS`: `ordered` or `random:SEED`.
 const STREAMS: &str = "MESHGRAD_EMULATOR_STREAMS";
 /// `MESHGRAD_EMULATOR_LEAKS`: `report`, `error` or `off`.
@@ -49,6 +51,8 @@ pub(crate) struct Configuration {
     pub(crate) devices: Vec<Model>,
     /// Bytes of each device's memory, where the model's own do not count.
     pub(crate) memory: Option<usize>,
+    /// As `cuDriverGetVersion` writes it: 1000 times the major version and 10 times the minor one.
+    pub(crate) version: i32,
     pub(crate) streams: StreamOrder,
     pub(crate) leaks: Leaks,
     pub(crate) quiet: bool,
@@ -60,6 +64,7 @@ impl Default for Configuration {
         Configuration {
             devices: vec![Model::H200],
             memory: None,
+            version: 12090,
             streams: StreamOrder::Ordered,
             leaks: Leaks::Report,
             quiet: false,
@@ -93,6 +98,8 @@ impl Configuration {
                 .parse(parse_devices, default.devices)?,
             memory: variable(MEMORY, "bytes such as 1048576, 512KiB, 256MiB or 4GiB")
                 .parse(|text| parse_bytes(text).map(Some), default.memory)?,
+            version: variable(VERSION, "a CUDA version such as 12.9")
+                .parse(parse_version, default.version)?,
             streams: variable(STREAMS, "ordered, or random:SEED with a number as seed")
                 .parse(parse_streams, default.streams)?,
             leaks: variable(LEAKS, "report, error or off").parse(parse_leaks, default.leaks)?,
@@ -148,6 +155,12 @@ fn parse_bytes(text: &str) -> Option<usize> {
     text[..digits].parse::<usize>().ok()?.checked_mul(unit)
 }
 
+fn parse_version(text: &str) -> Option<i32> {
+    let (major, minor) = text.split_once('.')?;
+    let part = |text: &str| text.parse::<u8>().ok().filter(|part| *part < 100);
+    Some(i32::from(part(major)?) * 1000 + i32::from(part(minor)?) * 10)
+}
+
 fn parse_streams(text: &str) -> Option<StreamOrder> {
     match text.split_once(':') {
         None => (text == "ordered").then_some(StreamOrder::Ordered),
@@ -197,6 +210,7 @@ mod tests {
         let machine = read(&[
             (DEVICES, "h200, a100"),
             (MEMORY, "256MiB"),
+            (VERSION, "11.8"),
             (STREAMS, "random:7"),
             (LEAKS, "error"),
             (QUIET, "1"),
@@ -205,6 +219,7 @@ mod tests {
         let expected = Configuration {
             devices: vec![Model::H200, Model::A100],
             memory: Some(256 << 20),
+            version: 11080,
             streams: StreamOrder::Random(7),
             leaks: Leaks::Error,
             quiet: true,
@@ -223,6 +238,8 @@ mod tests {
             (MEMORY, "many"),
             (MEMORY, "12MB"),
             (MEMORY, "99999999999999999999"),
+            (VERSION, "12"),
+            (VERSION, "12.x"),
             (STREAMS, "random"),
             (STREAMS, "random:x"),
             (LEAKS, "yes"),

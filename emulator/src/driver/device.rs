@@ -10,9 +10,11 @@ pub(crate) enum Model {
     H200,
     /// A100 SXM 80 GB, compute capability 8.0.
     A100,
+    /// V100 SXM2 32 GB, compute capability 7.0: for programs that should refuse it.
+    V100,
 }
 
-/// The facts in which the models differ (NVIDIA's H200 and A100 data sheets; CUDA C++ Programming
+/// The facts in which the models differ (NVIDIA's H200, A100 and V100 data sheets; CUDA C++ Programming
 /// Guide, "Technical Specifications per Compute Capability").
 pub(crate) struct Facts {
     pub(crate) name: &'static str,
@@ -28,8 +30,6 @@ pub(crate) struct Facts {
     memory_bus_bits: i32,
 }
 
-/// Shared memory of a block of which the system keeps a part.
-pub(crate) const RESERVED_SHARED: i32 = 1024;
 /// Dynamic and static shared memory of a block for which no attribute need be set.
 pub(crate) const DEFAULT_SHARED: i32 = 48 * 1024;
 pub(crate) const MAX_THREADS: i32 = 1024;
@@ -46,6 +46,7 @@ impl Model {
         match name.to_ascii_lowercase().as_str() {
             "h200" => Some(Model::H200),
             "a100" => Some(Model::A100),
+            "v100" => Some(Model::V100),
             _ => None,
         }
     }
@@ -76,12 +77,32 @@ impl Model {
                 memory_clock_khz: 1_593_000,
                 memory_bus_bits: 5120,
             },
+            Model::V100 => Facts {
+                name: "NVIDIA V100-SXM2-32GB (meshgrad emulator)",
+                memory: 32_768 << 20,
+                major: 7,
+                minor: 0,
+                multiprocessors: 80,
+                shared: 96 * 1024,
+                l2: 6 << 20,
+                clock_khz: 1_530_000,
+                memory_clock_khz: 877_000,
+                memory_bus_bits: 4096,
+            },
         }
     }
 
     /// Shared memory that a block may have once its kernel's attribute allows it.
     pub(crate) fn shared_opt_in(self) -> i32 {
-        self.facts().shared - RESERVED_SHARED
+        self.facts().shared - self.reserved_shared()
+    }
+
+    /// Shared memory of a block of which the system keeps a part.
+    pub(crate) fn reserved_shared(self) -> i32 {
+        match self.facts().major {
+            ..8 => 0,
+            _ => 1024,
+        }
     }
 
     /// `CU_DEVICE_ATTRIBUTE_*` by number; `None` where the API defines none.
@@ -99,6 +120,8 @@ impl Model {
             76 => facts.minor,
             81 => facts.shared,
             97 => self.shared_opt_in(),
+            111 => self.reserved_shared(),
+            108 if facts.major < 8 => 0,
             108 => facts.l2 / 4 * 3, // MAX_PERSISTING_L2_CACHE_SIZE
             120 => hopper,           // CLUSTER_LAUNCH
             127 => hopper,           // TENSOR_MAP_ACCESS_SUPPORTED
@@ -150,12 +173,11 @@ const OF_ALL: &[(i32, i32)] = &[
     (99, 1), // HOST_REGISTER_SUPPORTED
     (106, BLOCKS_PER_MULTIPROCESSOR),
     (109, 128 << 20), // MAX_ACCESS_POLICY_WINDOW_SIZE
-    (111, RESERVED_SHARED),
-    (115, 1),  // MEMORY_POOLS_SUPPORTED
-    (122, 1),  // CAN_USE_64_BIT_STREAM_MEM_OPS
-    (123, 1),  // CAN_USE_STREAM_WAIT_VALUE_NOR
-    (131, -1), // NUMA_ID
-    (134, -1), // HOST_NUMA_ID
+    (115, 1),         // MEMORY_POOLS_SUPPORTED
+    (122, 1),         // CAN_USE_64_BIT_STREAM_MEM_OPS
+    (123, 1),         // CAN_USE_STREAM_WAIT_VALUE_NOR
+    (131, -1),        // NUMA_ID
+    (134, -1),        // HOST_NUMA_ID
 ];
 
 /// One virtual device.
@@ -166,6 +188,11 @@ pub(crate) struct Device {
 }
 
 impl Driver {
+    /// `cuDriverGetVersion`.
+    pub(crate) fn version(&self) -> i32 {
+        self.configuration.version
+    }
+
     /// `cuDeviceGet`.
     pub(crate) fn device(&self, ordinal: i32) -> Result<i32> {
         self.with(|state| state.device(ordinal).map(|_| ordinal))
@@ -248,6 +275,11 @@ mod tests {
         );
         assert_eq!((h200(97), a100(97)), (Some(232_448), Some(166_912)));
         assert_eq!((h200(120), a100(120)), (Some(1), Some(0)));
+        let v100 = |number| Model::V100.attribute(number, 0);
+        assert_eq!(
+            (v100(75), v100(97), v100(111)),
+            (Some(7), Some(98_304), Some(0))
+        );
         assert_eq!((h200(0), h200(144)), (None, None));
         assert_eq!((h200(1), h200(17)), (Some(1024), Some(0)));
         assert!(Model::H200.facts().memory > 140_000_000_000);

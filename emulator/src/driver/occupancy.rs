@@ -3,8 +3,7 @@
 
 use super::Driver;
 use super::device::{
-    BLOCKS_PER_MULTIPROCESSOR, MAX_THREADS, Model, REGISTERS, RESERVED_SHARED,
-    THREADS_PER_MULTIPROCESSOR, WARP,
+    BLOCKS_PER_MULTIPROCESSOR, MAX_THREADS, Model, REGISTERS, THREADS_PER_MULTIPROCESSOR, WARP,
 };
 use super::error::{Code, Result};
 use super::module::{Function, FunctionHandle};
@@ -29,7 +28,7 @@ impl Need {
     fn blocks(self, model: Model) -> i32 {
         let warps = (self.threads + WARP - 1) / WARP;
         let registers = round_up(self.registers * WARP, REGISTER_UNIT) * warps;
-        let shared = round_up(self.shared, SHARED_UNIT) + RESERVED_SHARED;
+        let shared = round_up(self.shared, SHARED_UNIT) + model.reserved_shared();
         [
             BLOCKS_PER_MULTIPROCESSOR,
             THREADS_PER_MULTIPROCESSOR / (warps * WARP),
@@ -100,7 +99,8 @@ impl Driver {
             return Err(Code::InvalidValue.because(words));
         }
         let own = function.kernel.static_shared as i32;
-        let each = (model.facts().shared / blocks - RESERVED_SHARED) / SHARED_UNIT * SHARED_UNIT;
+        let each =
+            (model.facts().shared / blocks - model.reserved_shared()) / SHARED_UNIT * SHARED_UNIT;
         Ok((each.min(model.shared_opt_in()) - own).max(0) as usize)
     }
 

@@ -24,7 +24,7 @@ impl Device {
         let orders = [
             (None, Asynchronous::Eager),
             (Some(1), Asynchronous::Lazy),
-            (Some(2), Asynchronous::Random),
+            (Some(2), Asynchronous::Random { seed: 3 }),
         ];
         orders.into_iter().map(|(shuffle, asynchronous)| Device {
             space: AddressSpace::new(),

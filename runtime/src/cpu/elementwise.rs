@@ -8,10 +8,13 @@ use super::strided::{CHUNK, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Element, Error, Float, Fresh, Number, Result, Tensor, Truth, Wide};
 
-/// A function of `N` numbers, for every type that kernels compute in.
+/// A function of `N` numbers, for every type that kernels compute in: see
+/// [`ops::map`](crate::ops::map).
 ///
-/// `value` must be `#[inline(always)]`, or it is compiled without vectors.
-pub(crate) trait Function<const N: usize>: Sync {
+/// For a GPU it is run once on symbols, which write its steps down. So it may not branch on what it
+/// computes with (there is [`Number::if_lt`] for that), and takes 24 steps and 4 constants at most.
+pub trait Function<const N: usize>: Sync {
+    /// Its value. Must be `#[inline(always)]`, or it is compiled without vectors.
     fn value<W: Number>(&self, x: [W; N]) -> W;
 }
 

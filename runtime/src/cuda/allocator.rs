@@ -20,6 +20,7 @@ mod report;
 
 use std::collections::BTreeMap;
 
+use super::CudaError;
 use blocks::{FreeList, Node, Nodes, State};
 use report::LISTED;
 pub use report::{CacheUse, Exhausted};
@@ -37,7 +38,10 @@ const OWN_SEGMENT: usize = 10 * MIB;
 /// Where segments come from: the driver, or nowhere for a device that only counts.
 pub(crate) trait Segments: Send {
     /// Memory of `bytes` bytes, aligned to 512; `None` when there is no more.
-    fn take(&mut self, bytes: usize) -> Option<u64>;
+    ///
+    /// # Errors
+    /// What else went wrong: a kernel that failed before is found here too.
+    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError>;
 
     /// Takes back what [`Segments::take`] gave. The allocator calls [`Segments::settle`] before.
     fn give_back(&mut self, address: u64, bytes: usize);
@@ -52,6 +56,15 @@ pub(crate) trait Segments: Send {
 pub(crate) struct Pool {
     pub(crate) stream: u32,
     pub(crate) graph: u32,
+}
+
+/// Why there is no block.
+#[derive(Debug)]
+pub(crate) enum NoBlock {
+    /// There is no memory, even after everything that is cached went back.
+    Exhausted(Box<Exhausted>),
+    /// Where memory comes from failed.
+    Failed(CudaError),
 }
 
 /// A block that was taken. Given back by value, so that it cannot be given back twice.
@@ -82,6 +95,8 @@ impl Block {
 /// The allocator.
 pub(crate) struct Allocator {
     segments: Box<dyn Segments>,
+    /// Bytes that there are at all.
+    capacity: usize,
     nodes: Nodes,
     pools: BTreeMap<Pool, Cache>,
     usage: CacheUse,
@@ -106,9 +121,11 @@ impl Cache {
 }
 
 impl Allocator {
-    pub(crate) fn new(segments: Box<dyn Segments>) -> Allocator {
+    /// An allocator of segments, of which there are `capacity` bytes at all.
+    pub(crate) fn new(segments: Box<dyn Segments>, capacity: usize) -> Allocator {
         Allocator {
             segments,
+            capacity,
             nodes: Nodes::default(),
             pools: BTreeMap::new(),
             usage: CacheUse::default(),
@@ -118,8 +135,8 @@ impl Allocator {
     /// A block of at least `bytes` bytes, aligned to 512.
     ///
     /// # Errors
-    /// [`Exhausted`] when there is no memory even after everything that is cached went back.
-    pub(crate) fn take(&mut self, pool: Pool, bytes: usize) -> Result<Block, Box<Exhausted>> {
+    /// [`NoBlock`].
+    pub(crate) fn take(&mut self, pool: Pool, bytes: usize) -> Result<Block, NoBlock> {
         let bytes = rounded(bytes);
         let small = bytes <= SMALL;
         let cached = self
@@ -242,15 +259,15 @@ impl Allocator {
     }
 
     pub(crate) fn usage(&self) -> CacheUse {
-        let cached = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.state != State::Live);
-        let largest_cached = cached.map(|(_, node)| node.bytes).max().unwrap_or(0);
-        CacheUse {
-            largest_cached,
-            ..self.usage
+        let mut usage = self.usage;
+        let nodes = self.nodes.iter().map(|(_, node)| node);
+        for cached in nodes.filter(|node| node.state != State::Live) {
+            usage.largest_cached = usage.largest_cached.max(cached.bytes);
+            if cached.pool.graph != 0 {
+                usage.of_graphs += cached.bytes;
+            }
         }
+        usage
     }
 
     pub(crate) fn reset_peak(&mut self) {
@@ -259,23 +276,19 @@ impl Allocator {
 
     /// A new segment that holds `bytes`, free; cached segments go back to the driver if it has
     /// nothing else.
-    fn grow(&mut self, pool: Pool, bytes: usize) -> Result<u32, Box<Exhausted>> {
+    fn grow(&mut self, pool: Pool, bytes: usize) -> Result<u32, NoBlock> {
         let segment = segment_of(bytes);
-        let mut taken = self
-            .segments
-            .take(segment)
-            .map(|address| (address, segment));
+        let mut taken = self.take_segment(segment)?;
         if taken.is_none() {
             self.release_cached();
+            taken = self.take_segment(segment)?;
+        }
+        if taken.is_none() {
             // The last resort asks for no byte more than needed.
-            taken = self
-                .segments
-                .take(segment)
-                .map(|address| (address, segment));
-            taken = taken.or_else(|| self.segments.take(bytes).map(|address| (address, bytes)));
+            taken = self.take_segment(bytes)?;
         }
         let Some((address, segment)) = taken else {
-            return Err(Box::new(self.exhausted(bytes)));
+            return Err(NoBlock::Exhausted(Box::new(self.exhausted(bytes))));
         };
 
         self.usage.reserved += segment;
@@ -296,6 +309,12 @@ impl Allocator {
             .list(node.small)
             .insert(node.key(id));
         Ok(id)
+    }
+
+    /// The address and size of new memory, if there is any.
+    fn take_segment(&mut self, bytes: usize) -> Result<Option<(u64, usize)>, NoBlock> {
+        let taken = self.segments.take(bytes).map_err(NoBlock::Failed)?;
+        Ok(taken.map(|address| (address, bytes)))
     }
 
     /// Cuts what `bytes` leave of block `id` off, where it is worth a block of its own.
@@ -387,6 +406,7 @@ impl Allocator {
         Exhausted {
             asked,
             held: self.usage(),
+            capacity: self.capacity,
             largest,
         }
     }
@@ -430,11 +450,14 @@ impl Imagined {
 }
 
 impl Segments for Imagined {
-    fn take(&mut self, bytes: usize) -> Option<u64> {
-        self.left = self.left.checked_sub(bytes)?;
+    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+        let Some(left) = self.left.checked_sub(bytes) else {
+            return Ok(None);
+        };
+        self.left = left;
         let address = self.next;
         self.next += bytes.next_multiple_of(SMALL_SEGMENT) as u64;
-        Some(address)
+        Ok(Some(address))
     }
 
     fn give_back(&mut self, _address: u64, bytes: usize) {

@@ -89,13 +89,6 @@ impl Context {
         CURRENT.set(self.id);
         Ok(())
     }
-
-    /// Waits on the host until the GPU has done all that it was given.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        self.bind()?;
-        // SAFETY: only waits, for the context that `bind` made current.
-        unsafe { call!(self, cuCtxSynchronize()) }
-    }
 }
 
 impl fmt::Display for Context {

@@ -53,6 +53,7 @@ static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
 
 /// The emulator's account of the launch that failed last: writes at most `len` bytes to `buffer`,
 /// returns how long it is.
+const LAST_REPORT: &[u8] = b"meshgrad_emulator_last_report";
 type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize;
 
 /// Makes `asked` the library that [`call!`] calls, once a process.
@@ -87,22 +88,46 @@ fn open_emulator() -> Result<Dynamic, CudaError> {
             looked_for: looked_for.collect(),
         });
     };
-    // SAFETY: our own library, whose initialisers do nothing but what Rust's standard library does.
-    unsafe { Dynamic::new(path) }.map_err(|error| CudaError::EmulatorBroken {
+    let broken = |reason: String| CudaError::EmulatorBroken {
         path: path.display().to_string(),
-        reason: error.to_string(),
-    })
+        reason,
+    };
+    // SAFETY: our own library, whose initialisers do nothing but what Rust's standard library does.
+    let library = unsafe { Dynamic::new(path) }.map_err(|error| broken(cause(&error)))?;
+    // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
+    match unsafe { library.get::<LastReport>(LAST_REPORT) } {
+        Ok(_) => Ok(library),
+        Err(_) => Err(broken("it is another library".into())),
+    }
 }
 
-/// `MESHGRAD_EMULATOR`; or beside the running program, or a folder above, where cargo puts the
-/// library when the program is a test or an example.
+/// What the dynamic loader said, which is the cause of what `error` says.
+fn cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => cause.to_string(),
+        None => error.to_string(),
+    }
+}
+
+/// `MESHGRAD_EMULATOR`; or beside the running program, a folder above, or beside its dependencies:
+/// where cargo puts the library for a program, a test or an example.
 fn emulator_candidates() -> Vec<PathBuf> {
-    if let Some(path) = std::env::var_os("MESHGRAD_EMULATOR") {
+    let named = std::env::var_os("MESHGRAD_EMULATOR");
+    if let Some(path) = named.filter(|path| !path.is_empty()) {
         return vec![path.into()];
     }
     let program = std::env::current_exe().unwrap_or_default();
-    let folders = program.ancestors().skip(1).take(2);
-    folders.map(|folder| folder.join(EMULATOR_FILE)).collect()
+    let mut folders: Vec<PathBuf> = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(Into::into)
+        .collect();
+    folders.extend(folders.last().map(|above| above.join("deps")));
+    folders
+        .into_iter()
+        .map(|folder| folder.join(EMULATOR_FILE))
+        .collect()
 }
 
 /// Whether the emulator's library is where [`open`] looks for it.
@@ -131,7 +156,13 @@ fn initialise(library: Library) -> Result<(), CudaError> {
     if code == CUresult::CUDA_ERROR_NO_DEVICE {
         return Ok(()); // counted, and so refused with a better message
     }
-    check(&library, "cuInit", code)?;
+    if code != CUresult::CUDA_SUCCESS {
+        return Err(CudaError::NotStarted {
+            library,
+            reason: reason(code),
+            way_out: way_out(library, code),
+        });
+    }
 
     let mut version = 0;
     // SAFETY: writes one integer.
@@ -147,6 +178,51 @@ fn initialise(library: Library) -> Result<(), CudaError> {
         }),
     }
 }
+
+/// What to do when `cuInit` returns `code` (CUDA driver API, "CUresult").
+fn way_out(library: Library, code: CUresult) -> &'static str {
+    if library == Library::Emulator {
+        return "what it says on stderr names the variable MESHGRAD_EMULATOR_* that is wrong";
+    }
+    WAYS_OUT.iter().find(|(known, _)| *known == code).map_or(
+        "see whether `nvidia-smi` works on this machine",
+        |(_, way)| way,
+    )
+}
+
+const WAYS_OUT: &[(CUresult, &str)] = &[
+    (
+        CUresult::CUDA_ERROR_STUB_LIBRARY,
+        "the libcuda.so that was found is the toolkit's, for linking only: take the folder `stubs` \
+         out of LD_LIBRARY_PATH, and install NVIDIA's driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+        "the driver's kernel module does not answer: load it (`modprobe nvidia nvidia-uvm`), or \
+         restart the machine after an update of the driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+        "GPUs that are joined by NVSwitch wait for the fabric manager: start it (`systemctl start \
+         nvidia-fabricmanager`), in the version of the driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+        "libcuda.so and the driver's kernel module are of different versions: restart the machine \
+         after an update of the driver; in a container take the libcuda.so of the host",
+    ),
+    (
+        CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
+        "this GPU cannot use CUDA's compatibility package: take its folder `compat` out of \
+         LD_LIBRARY_PATH, and install a newer driver",
+    ),
+    (
+        CUresult::CUDA_ERROR_UNKNOWN,
+        "mostly /dev/nvidia* and /dev/nvidia-uvm are missing or not readable: run `nvidia-smi` once \
+         as root, load the module nvidia-uvm, or give the container its GPUs (`docker run --gpus \
+         all`)",
+    ),
+];
 
 /// Calls a function of the driver for `device`, which messages name; an error code is a
 /// [`CudaError::Call`]. For use in `unsafe` blocks that say why the call is sound.
@@ -210,7 +286,7 @@ fn last_report() -> Option<String> {
     // SAFETY: only called after `open`, so that the library exists.
     let library = unsafe { sys::culib() };
     // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
-    let ask = unsafe { library.get::<LastReport>(b"meshgrad_emulator_last_report") }.ok()?;
+    let ask = unsafe { library.get::<LastReport>(LAST_REPORT) }.ok()?;
     // SAFETY: a length of zero writes nothing.
     let len = unsafe { ask(std::ptr::null_mut(), 0) };
     let mut report = vec![0u8; len + 1];
@@ -238,7 +314,6 @@ const FUNCTIONS: &[&str] = &[
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxSetCurrent",
-    "cuCtxSynchronize",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
@@ -268,3 +343,32 @@ const FUNCTIONS: &[&str] = &[
     "cuGraphDestroy",
     "cuGraphExecDestroy",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who cannot start the driver reads what to do: for each code something else.
+    #[test]
+    fn failures_to_start_have_a_way_out() {
+        for (code, way) in WAYS_OUT {
+            assert_eq!(way_out(Library::Driver, *code), *way);
+            assert!(way_out(Library::Emulator, *code).contains("MESHGRAD_EMULATOR_*"));
+            let same = WAYS_OUT.iter().filter(|(_, other)| other == way);
+            assert_eq!(same.count(), 1, "{code:?}");
+        }
+        let fabric = CudaError::NotStarted {
+            library: Library::Driver,
+            reason: "CUDA_ERROR_SYSTEM_NOT_READY (system not yet initialized)".into(),
+            way_out: way_out(Library::Driver, CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+        };
+        assert_eq!(
+            fabric.to_string(),
+            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY (system not yet \
+             initialized); GPUs that are joined by NVSwitch wait for the fabric manager: start it \
+             (`systemctl start nvidia-fabricmanager`), in the version of the driver"
+        );
+        let other = way_out(Library::Driver, CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+        assert!(other.contains("nvidia-smi"), "{other}");
+    }
+}

@@ -1,34 +1,32 @@
-//! Plans of the elementwise ops.
+//! Plans of the elementwise ops, and their launches.
 
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Walk};
 
 use crate::cpu::elementwise::Function;
-use crate::plan::{Launcher, Plan, aligned};
-use crate::{DType, Fresh, Layout, Number, Result, Tensor, symbol};
+use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
+use crate::symbol::{self, Constants};
+use crate::{DType, Fresh, Number, Result, Tensor};
 
 /// Where a kernel writes.
 pub(crate) struct Target {
-    dtype: DType,
-    layout: Layout,
+    operand: Operand,
     address: u64,
 }
 
 impl Target {
     /// The whole of a tensor in the making.
-    pub(crate) fn fresh(y: &Fresh) -> Result<Target> {
+    pub(crate) fn fresh(gpu: &Launcher<'_>, y: &Fresh) -> Result<Target> {
         Ok(Target {
-            dtype: y.dtype(),
-            layout: Layout::contiguous(*y.shape(), 0),
-            address: y.address()?,
+            operand: Operand::fresh(y),
+            address: gpu.make(y)?,
         })
     }
 
-    /// The elements of a tensor that `op` changes.
-    pub(crate) fn changed(op: &'static str, into: &Tensor) -> Result<Target> {
+    /// The elements of a tensor that the op changes.
+    pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Target> {
         Ok(Target {
-            dtype: into.dtype(),
-            layout: *into.layout(),
-            address: into.address_to_write(op)?,
+            operand: Operand::of(into),
+            address: gpu.change(into)?,
         })
     }
 }
@@ -72,14 +70,8 @@ pub(crate) fn select(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> 
     map(gpu, &Select, operands, y)
 }
 
-/// into\[i\] += x\[i\], or into\[i\] = x\[i\] where `into` is `empty`; `to` is where `into` lies.
-pub(crate) fn accumulate(
-    gpu: &Launcher<'_>,
-    x: &Tensor,
-    into: &Tensor,
-    empty: bool,
-    to: &Target,
-) -> Result<()> {
+/// to\[i\] += x\[i\], or to\[i\] = x\[i\] where `to` is `empty`.
+pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: bool) -> Result<()> {
     struct Sum;
 
     impl Function<2> for Sum {
@@ -88,10 +80,12 @@ pub(crate) fn accumulate(
         }
     }
 
-    match empty {
-        true => copy(gpu, x, to),
-        false => map(gpu, &Sum, [into, x], to),
+    if empty {
+        return copy(gpu, x, to);
     }
+    let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
+    // Each element of the sum is read by the thread that writes it.
+    launch(gpu, &plan, &[to.address, gpu.read(x)?], to)
 }
 
 /// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
@@ -101,38 +95,113 @@ pub(crate) fn map<const N: usize>(
     inputs: [&Tensor; N],
     y: &Target,
 ) -> Result<()> {
-    let result = element(gpu, y.dtype)?;
-    let (mut formats, mut addresses) = ([result; N], [0; N]);
-    for (at, input) in inputs.iter().enumerate() {
-        formats[at] = element(gpu, input.dtype())?;
-        addresses[at] = input.address()?;
+    let plan = gpu.planned(plan(f, inputs.map(Operand::of), y.operand))?;
+    let mut addresses = [0; N];
+    for (address, input) in addresses.iter_mut().zip(inputs) {
+        *address = gpu.read(input)?;
+    }
+    launch(gpu, &plan, &addresses, y)
+}
+
+/// What an elementwise op asks of a GPU.
+struct Elements {
+    kernel: Plan<Elementwise>,
+    walk: Walk,
+    constants: Constants,
+}
+
+/// y\[i\] = f(inputs\[..\]\[i\]) in one kernel.
+fn plan<const N: usize>(
+    f: &impl Function<N>,
+    inputs: [Operand; N],
+    y: Operand,
+) -> Result<Elements, Unplanned> {
+    let result = element(y.dtype)?;
+    let mut formats = [result; N];
+    for (format, input) in formats.iter_mut().zip(&inputs) {
+        *format = element(input.dtype)?;
     }
 
-    let strides = inputs.map(|input| input.layout().strides());
-    let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides);
-    let walk = walk.map_err(|reason| gpu.refused(reason))?;
-    let layout = walk.layout(aligned(&addresses) && aligned(&[y.address]));
-    let (expression, constants) = symbol::write_down(f);
-    let variant = Elementwise::new(expression, &formats, result, layout);
-    let variant = variant.map_err(|reason| gpu.refused(reason))?;
+    let strides = inputs.each_ref().map(|input| input.layout.strides());
+    let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides)?;
+    let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
+    let (expression, constants) = symbol::write_down(f)?;
+    let variant = Elementwise::new(expression, &formats, result, walk.layout(aligned))?;
+    Ok(Elements {
+        kernel: Plan {
+            launch: variant.launch(walk.elements()),
+            variant,
+        },
+        walk,
+        constants,
+    })
+}
 
-    let plan = Plan {
-        launch: variant.launch(walk.elements()),
-        variant,
-    };
+fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[u64], y: &Target) -> Result<()> {
     let arguments = ElementwiseArguments {
-        operands: &addresses,
+        operands,
         result: y.address,
-        walk: &walk,
-        scalars: &constants,
+        walk: &plan.walk,
+        scalars: &plan.constants,
     };
-    gpu.launch(&plan, &arguments.arguments(&plan.variant))
+    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
 /// How a kernel sees elements of `dtype`.
-fn element(gpu: &Launcher<'_>, dtype: DType) -> Result<Element> {
+fn element(dtype: DType) -> Result<Element, Unplanned> {
     match dtype {
         DType::Bool => Ok(Element::Bool),
-        other => Ok(Element::Float(gpu.float(other)?)),
+        other => Ok(Element::Float(float(other)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::elementwise::Layout as Form;
+
+    use super::*;
+    use crate::{Layout, Shape};
+
+    struct Twice;
+
+    impl Function<1> for Twice {
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            x + x
+        }
+    }
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    fn form(x: Operand, y: Operand) -> Form {
+        plan(&Twice, [x], y).unwrap().kernel.variant.layout()
+    }
+
+    #[test]
+    fn the_layouts_choose_the_kernel() {
+        let y = operand(DType::BF16, &[4, 8], 0);
+        assert_eq!(form(y, y), Form::Contiguous);
+        // The eighth bf16 lies at byte 16, the first does not.
+        assert_eq!(form(operand(DType::BF16, &[4, 8], 8), y), Form::Contiguous);
+        let strided = |dims| Form::Strided { dims, wide: false };
+        assert_eq!(form(operand(DType::BF16, &[4, 8], 1), y), strided(1));
+
+        let turned = operand(DType::BF16, &[8, 4], 0);
+        let turned = Operand {
+            layout: turned.layout.transpose(0, 1).unwrap(),
+            ..turned
+        };
+        assert_eq!(form(turned, y), strided(2));
+    }
+
+    #[test]
+    fn nothing_to_do_is_no_launch_and_other_dtypes_are_no_plan() {
+        let none = operand(DType::F32, &[0, 3], 0);
+        assert_eq!(plan(&Twice, [none], none).unwrap().kernel.launch, None);
+        let double = operand(DType::F64, &[3], 0);
+        let refused = plan(&Twice, [double], double).err();
+        assert_eq!(refused, Some(Unplanned::DType(DType::F64)));
     }
 }

@@ -47,10 +47,21 @@ pub enum CudaError {
         asked: Library,
     },
 
+    /// The library is there and cannot be used.
+    #[error("the {library} does not start: {reason}; {way_out}")]
+    NotStarted {
+        /// Which library.
+        library: Library,
+        /// Its error.
+        reason: String,
+        /// What to do.
+        way_out: &'static str,
+    },
+
     /// The driver is older than what we call.
     #[error(
-        "the {library} speaks CUDA {}.{}, but {}.{} is needed: install a newer driver",
-        version.0, version.1, needed.0, needed.1
+        "the {library} speaks CUDA {}.{}, but {}.{} is needed: {}",
+        version.0, version.1, needed.0, needed.1, newer(*.library)
     )]
     DriverTooOld {
         /// Which library.
@@ -62,7 +73,7 @@ pub enum CudaError {
     },
 
     /// The driver lacks functions that we call.
-    #[error("the {library} lacks {}: install a newer one", some_of(functions))]
+    #[error("the {library} lacks {}: {}", some_of(functions), newer(*.library))]
     FunctionsMissing {
         /// Which library.
         library: Library,
@@ -71,7 +82,7 @@ pub enum CudaError {
     },
 
     /// There are fewer GPUs.
-    #[error("{}:{ordinal} does not exist: {}", library.device_name(), there_are(*.count))]
+    #[error("{}:{ordinal} does not exist: {}", library.device_name(), there_are(*.library, *.count))]
     NoDevice {
         /// Which library.
         library: Library,
@@ -102,6 +113,20 @@ pub enum CudaError {
         device: String,
         /// What was asked for and what is held.
         held: Box<Exhausted>,
+    },
+
+    /// The host has no memory that a GPU could copy from.
+    #[error(
+        "{device} could not pin {bytes} bytes of the host's memory, which copies to and from it go \
+         through: {reason}; free memory of the host, or allow more locked memory (ulimit -l)"
+    )]
+    Pinned {
+        /// The device.
+        device: String,
+        /// How much was asked for.
+        bytes: usize,
+        /// The driver's error.
+        reason: String,
     },
 
     /// A kernel that the driver's compiler refused.
@@ -149,13 +174,21 @@ pub enum CudaError {
     },
 
     /// Something that a graph cannot contain.
-    #[error("{op} inside Device::capture: {problem}")]
+    #[error("{op} during Device::capture: {problem}")]
     Capture {
         /// What was done.
         op: &'static str,
         /// Why it cannot be, and the way out.
         problem: &'static str,
     },
+}
+
+/// How to get a newer library.
+fn newer(library: Library) -> &'static str {
+    match library {
+        Library::Driver => "install a newer driver",
+        Library::Emulator => "build it anew by `cargo build -p meshgrad-emulator`",
+    }
 }
 
 /// The first names of a list, and how many follow.
@@ -167,11 +200,14 @@ fn some_of(names: &[&str]) -> String {
     }
 }
 
-fn there_are(count: usize) -> String {
-    match count {
-        0 => "there is no GPU that may be used (is CUDA_VISIBLE_DEVICES set?)".into(),
-        1 => "there is one, 0".into(),
-        count => format!("there are {count}, 0..{count}"),
+fn there_are(library: Library, count: usize) -> String {
+    match (count, library) {
+        (0, Library::Driver) => {
+            "there is no GPU that may be used (is CUDA_VISIBLE_DEVICES set?)".into()
+        }
+        (0, Library::Emulator) => "MESHGRAD_EMULATOR_DEVICES asks for none".into(),
+        (1, _) => "there is one, 0".into(),
+        (count, _) => format!("there are {count}, 0..{count}"),
     }
 }
 
@@ -196,5 +232,25 @@ mod tests {
             count: 2,
         };
         assert_eq!(none.to_string(), "cuda:3 does not exist: there are 2, 0..2");
+        let lacking = CudaError::FunctionsMissing {
+            library: Library::Emulator,
+            functions: vec!["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuGraphLaunch"],
+        };
+        assert_eq!(
+            lacking.to_string(),
+            "the CUDA emulator lacks cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 others: build it \
+             anew by `cargo build -p meshgrad-emulator`"
+        );
+        let pinned = CudaError::Pinned {
+            device: "cuda:0".into(),
+            bytes: 4 << 20,
+            reason: "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".into(),
+        };
+        assert_eq!(
+            pinned.to_string(),
+            "cuda:0 could not pin 4194304 bytes of the host's memory, which copies to and from it \
+             go through: CUDA_ERROR_OUT_OF_MEMORY (out of memory); free memory of the host, or \
+             allow more locked memory (ulimit -l)"
+        );
     }
 }

@@ -6,15 +6,15 @@ use meshgrad_kernels::{Arguments, Launch, Variant};
 
 use super::allocator::{Allocator, Block};
 use super::graph::Capture;
-use super::memory::{DeviceMemory, Staging};
+use super::memory::{DeviceMemory, Staging, relaxed};
 use super::module::Modules;
 use super::stream::RawStream;
+use super::streams::Streams;
 use super::{Context, CudaError, GpuProperties, Library};
 
 /// A GPU: its first stream, its kernels, and the way to it.
 pub(crate) struct Gpu {
-    /// Where work goes outside of any scope.
-    base: Arc<RawStream>,
+    streams: Arc<Streams>,
     modules: Modules,
     /// Made at the first copy.
     staging: Mutex<Option<Staging>>,
@@ -26,7 +26,7 @@ impl Gpu {
         let (context, properties) = Context::new(library, ordinal)?;
         let context = Arc::new(context);
         let gpu = Gpu {
-            base: Arc::new(RawStream::new(&context)?),
+            streams: Arc::new(Streams::new(&context)?),
             modules: Modules::new(&context),
             staging: Mutex::default(),
             context,
@@ -34,27 +34,33 @@ impl Gpu {
         Ok((gpu, properties))
     }
 
-    /// An allocator of this GPU's memory.
-    pub(crate) fn allocator(&self) -> Allocator {
-        Allocator::new(Box::new(DeviceMemory::new(&self.context)))
+    /// An allocator of this GPU's memory, which is `capacity` bytes.
+    pub(crate) fn allocator(&self, capacity: usize) -> Allocator {
+        Allocator::new(Box::new(DeviceMemory::new(&self.streams)), capacity)
     }
 
     pub(crate) fn base(&self) -> &Arc<RawStream> {
-        &self.base
+        self.streams.base()
     }
 
     pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>, CudaError> {
-        Ok(Arc::new(RawStream::new(&self.context)?))
+        self.streams.new_stream()
     }
 
     /// Begins to record a graph.
     pub(crate) fn capture(&self) -> Result<Capture, CudaError> {
-        Capture::begin(&self.context)
+        Capture::begin(&self.streams)
     }
 
     /// Waits on the host until all streams are done.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.synchronize()
+        self.streams.synchronize()
+    }
+
+    /// Waits on the host for the first stream, into which graphs are launched. Possible also while
+    /// another graph is captured.
+    pub(crate) fn wait_for_graphs(&self) -> Result<(), CudaError> {
+        relaxed(|| self.base().synchronize())
     }
 
     /// Puts a launch into `stream`; see [`Modules::launch`].

@@ -5,48 +5,49 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 
 use super::allocator::{Block, Segments};
-use super::driver::call;
+use super::driver::{call, check, reason};
 use super::stream::{Event, RawStream};
+use super::streams::Streams;
 use super::{Context, CudaError};
 
-/// Segments of a GPU's memory.
-pub(crate) struct DeviceMemory {
-    context: Arc<Context>,
-}
+/// Segments of a GPU's memory, for the streams of one device.
+pub(crate) struct DeviceMemory(Arc<Streams>);
 
 impl DeviceMemory {
-    pub(crate) fn new(context: &Arc<Context>) -> DeviceMemory {
-        DeviceMemory {
-            context: context.clone(),
-        }
+    pub(crate) fn new(streams: &Arc<Streams>) -> DeviceMemory {
+        DeviceMemory(streams.clone())
     }
 }
 
 impl Segments for DeviceMemory {
-    fn take(&mut self, bytes: usize) -> Option<u64> {
-        self.context.bind().ok()?;
+    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+        let context = self.0.context();
+        context.bind()?;
         let mut address = 0;
         // Memory may be taken while a graph is captured: it orders nothing.
         let code = relaxed(|| {
             // SAFETY: the context is current; writes one address.
             unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }
         });
-        (code == CUresult::CUDA_SUCCESS).then_some(address)
+        match code {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+            code => check(&**context, "cuMemAlloc_v2", code).map(|()| Some(address)),
+        }
     }
 
     fn give_back(&mut self, address: u64, _bytes: usize) {
-        // SAFETY: taken above, given back once, and unused as `settle` made sure. An error here is
-        // one of a kernel before, which the next call reports.
-        let _ = unsafe { sys::cuMemFree_v2(address) };
+        if self.0.context().bind().is_err() {
+            return;
+        }
+        // An error here is one of a kernel before, which the next call reports.
+        let _ = relaxed(|| {
+            // SAFETY: taken above, given back once, and unused as `settle` made sure.
+            unsafe { sys::cuMemFree_v2(address) }
+        });
     }
 
     fn settle(&mut self) -> bool {
-        if crate::stream::capturing() {
-            return false;
-        }
-        // After an error of a kernel nothing runs any more either.
-        let _ = self.context.synchronize();
-        self.context.bind().is_ok()
+        self.0.synchronize().is_ok()
     }
 }
 
@@ -76,7 +77,15 @@ impl Pinned {
         context.bind()?;
         let mut address = std::ptr::null_mut();
         // SAFETY: the context is current; writes one address.
-        unsafe { call!(&**context, cuMemHostAlloc(&mut address, bytes, 0)) }?;
+        let code = unsafe { sys::cuMemHostAlloc(&mut address, bytes, 0) };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(CudaError::Pinned {
+                device: context.to_string(),
+                bytes,
+                reason: reason(code),
+            });
+        }
+        check(&**context, "cuMemHostAlloc", code)?;
         let address = address.cast::<u8>();
         // SAFETY: just allocated with this size; zeroed so that it is never uninitialised.
         unsafe { address.write_bytes(0, bytes) };

@@ -16,13 +16,14 @@ mod memory;
 mod module;
 pub(crate) mod norm;
 mod stream;
+mod streams;
 
 pub use allocator::{CacheUse, Exhausted};
 pub use context::GpuProperties;
 pub use driver::Library;
 pub use error::CudaError;
 
-pub(crate) use allocator::{Allocator, Block, Imagined, Pool};
+pub(crate) use allocator::{Allocator, Block, Imagined, NoBlock, Pool};
 pub(crate) use context::Context;
 pub(crate) use driver::emulator_is_built;
 pub(crate) use gpu::Gpu;

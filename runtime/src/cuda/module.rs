@@ -77,9 +77,24 @@ impl Modules {
         stream: &RawStream,
     ) -> Result<(), CudaError> {
         let function = self.function(variant)?;
-        self.context.bind()?;
-
+        let failed = |reason| CudaError::Launch {
+            device: self.context.to_string(),
+            entry: variant.entry(),
+            grid: launch.grid,
+            block: launch.block,
+            shared: launch.dynamic_shared,
+            reason,
+        };
         let (bytes, mut len) = (arguments.bytes(), arguments.bytes().len());
+        if len != function.parameter_bytes {
+            return Err(failed(format!(
+                "its parameters take {} bytes and the arguments have {len}; push one argument for \
+                 each parameter, in their order",
+                function.parameter_bytes
+            )));
+        }
+
+        self.context.bind()?;
         // CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END of the driver API.
         let mut extra: [*mut c_void; 5] = [
             std::ptr::without_provenance_mut(1),
@@ -93,7 +108,7 @@ impl Modules {
         // arguments before it returns. What the kernel does with memory is what its op planned.
         let code = unsafe {
             sys::cuLaunchKernel(
-                function.0,
+                function.raw,
                 x,
                 y,
                 z,
@@ -108,21 +123,18 @@ impl Modules {
         };
         match code {
             CUresult::CUDA_SUCCESS => Ok(()),
-            code => Err(CudaError::Launch {
-                device: self.context.to_string(),
-                entry: variant.entry(),
-                grid: launch.grid,
-                block: launch.block,
-                shared: launch.dynamic_shared,
-                reason: driver::reason(code),
-            }),
+            code => Err(failed(driver::reason(code))),
         }
     }
 }
 
 /// A kernel that can be launched as long as its [`Modules`] live.
 #[derive(Clone, Copy)]
-pub(crate) struct Function(CUfunction);
+pub(crate) struct Function {
+    raw: CUfunction,
+    /// The size of its arguments.
+    parameter_bytes: usize,
+}
 
 // SAFETY: a function is a handle that the driver allows any thread to use.
 unsafe impl Send for Function {}
@@ -144,7 +156,10 @@ impl Module {
         let mut module = Module {
             context: context.clone(),
             raw,
-            function: Function(std::ptr::null_mut()),
+            function: Function {
+                raw: std::ptr::null_mut(),
+                parameter_bytes: ptx.parameter_bytes(),
+            },
         };
 
         let entry = c_string(&ptx.entry);
@@ -152,12 +167,12 @@ impl Module {
         unsafe {
             call!(
                 &**context,
-                cuModuleGetFunction(&mut module.function.0, raw, entry.as_ptr())
+                cuModuleGetFunction(&mut module.function.raw, raw, entry.as_ptr())
             )
         }?;
         if ptx.dynamic_shared > SHARED_WITHOUT_ASKING {
             let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let (function, bytes) = (module.function.0, ptx.dynamic_shared as i32);
+            let (function, bytes) = (module.function.raw, ptx.dynamic_shared as i32);
             // SAFETY: the function exists.
             unsafe { call!(&**context, cuFuncSetAttribute(function, shared, bytes)) }?;
         }
@@ -257,6 +272,23 @@ mod tests {
             dynamic_shared: 0,
         };
         Some(gpu.launch(&Written(body), &launch, &Arguments::new(), gpu.base()))
+    }
+
+    /// Arguments that are not those of the kernel would be read as if they were.
+    #[test]
+    fn arguments_must_fill_the_parameters() {
+        if !Device::emulator_is_built() {
+            return;
+        }
+        let device = Device::emulator(0).unwrap();
+        let Some(gpu) = device.gpu() else { return };
+        let launch = Launch::new([1, 1, 1], 32).unwrap();
+        let mut arguments = Arguments::new();
+        arguments.push_u32(7);
+        let refused = gpu.launch(&Written("ret;"), &launch, &arguments, gpu.base());
+        let message = refused.unwrap_err().to_string();
+        let expected = "its parameters take 0 bytes and the arguments have 4";
+        assert!(message.contains(expected), "{message}");
     }
 
     #[test]

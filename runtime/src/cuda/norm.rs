@@ -1,12 +1,15 @@
-//! Plans of the norms. Operands are contiguous.
+//! Plans of the norms, and their launches. Operands are contiguous.
 
 use meshgrad_kernels::rms_norm::{
     RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 
-use crate::plan::{Launcher, Plan, aligned};
-use crate::{Call, Fresh, Result, Tensor};
+use crate::plan::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::{DType, Fresh, Result, Tensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "rms_norm";
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
 pub(crate) fn rms_norm(
@@ -16,22 +19,18 @@ pub(crate) fn rms_norm(
     y: &Fresh,
     inv_rms: &Fresh,
 ) -> Result<()> {
+    let rows = inv_rms.shape().elements();
+    let plan = gpu.planned(forward(&Operand::of(x), &Operand::of(w), rows))?;
     let arguments = RmsNormArguments {
-        x: x.address()?,
-        w: w.address()?,
-        y: y.address()?,
-        inv_rms: inv_rms.address()?,
-        rows: inv_rms.shape().elements() as u64,
-        features: gpu.u32("features", w.elements())?,
+        x: gpu.read(x)?,
+        w: gpu.read(w)?,
+        y: gpu.make(y)?,
+        inv_rms: gpu.make(inv_rms)?,
+        rows: plan.rows,
+        features: plan.features,
         eps: eps as f32,
     };
-    let aligned = aligned(&[arguments.x, arguments.w, arguments.y]);
-    let variant = RmsNorm::new(gpu.float(x.dtype())?, w.elements(), aligned);
-    let plan = Plan {
-        launch: variant.launch(arguments.rows),
-        variant,
-    };
-    gpu.launch(&plan, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments.arguments())
 }
 
 /// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), row by row.
@@ -40,70 +39,171 @@ pub(crate) fn rms_norm_grad_input(
     [dy, x, w, inv_rms]: [&Tensor; 4],
     dx: &Fresh,
 ) -> Result<()> {
+    let operands = [dy, x, w].map(Operand::of);
+    let plan = gpu.planned(grad_input(&operands, inv_rms.elements()))?;
     let arguments = RmsNormGradInputArguments {
-        dy: dy.address()?,
-        x: x.address()?,
-        w: w.address()?,
-        inv_rms: inv_rms.address()?,
-        dx: dx.address()?,
-        rows: inv_rms.elements() as u64,
-        features: gpu.u32("features", w.elements())?,
+        dy: gpu.read(dy)?,
+        x: gpu.read(x)?,
+        w: gpu.read(w)?,
+        inv_rms: gpu.read(inv_rms)?,
+        dx: gpu.make(dx)?,
+        rows: plan.rows,
+        features: plan.features,
     };
-    let aligned = aligned(&[arguments.dy, arguments.x, arguments.w, arguments.dx]);
-    let variant = RmsNormGradInput::new(gpu.float(x.dtype())?, w.elements(), aligned);
-    let plan = Plan {
-        launch: variant.launch(arguments.rows),
-        variant,
-    };
-    gpu.launch(&plan, &arguments.arguments())
-}
-
-/// How many partial sums of a weight's gradient there are for `rows` rows.
-fn partials(rows: usize) -> usize {
-    rows.div_ceil(rows_per_partial(rows as u64) as usize)
-}
-
-/// Memory for the partial sums of [`rms_norm_grad_weight`].
-pub(crate) fn workspace(call: &Call, rows: usize, features: usize) -> Result<Fresh> {
-    call.workspace(partials(rows) * features, crate::DType::F32)
+    gpu.run(&plan.kernel, &arguments.arguments())
 }
 
 /// dw = sum over rows of dy x inv_rms, added to `dw` unless that is `empty`: blocks of rows into
-/// `workspace`, and those in order.
+/// `workspace`, which is as large as the plan says, and those in order.
 pub(crate) fn rms_norm_grad_weight(
     gpu: &Launcher<'_>,
+    plan: &GradWeight,
     [dy, x, inv_rms]: [&Tensor; 3],
     workspace: &Fresh,
     dw: &Tensor,
-    empty: bool,
 ) -> Result<()> {
-    let features = gpu.u32("features", dw.elements())?;
+    let partials = gpu.make(workspace)?;
     let arguments = RmsNormGradWeightArguments {
-        dy: dy.address()?,
-        x: x.address()?,
-        inv_rms: inv_rms.address()?,
-        partials: workspace.address()?,
-        rows: inv_rms.elements() as u64,
-        features,
+        dy: gpu.read(dy)?,
+        x: gpu.read(x)?,
+        inv_rms: gpu.read(inv_rms)?,
+        partials,
+        rows: plan.rows,
+        features: plan.features,
     };
-    let aligned = aligned(&[arguments.dy, arguments.x, arguments.partials]);
-    let variant = RmsNormGradWeight::new(gpu.float(x.dtype())?, dw.elements(), aligned);
-    let plan = Plan {
-        launch: variant.launch(arguments.rows, features),
-        variant,
-    };
-    gpu.launch(&plan, &arguments.arguments())?;
+    let to = gpu.change(dw)?;
+    gpu.run(&plan.partials, &arguments.arguments())?;
 
-    let variant = SumPartials::new(!empty);
-    let plan = Plan {
-        launch: variant.launch(features),
-        variant,
-    };
     let arguments = SumPartialsArguments {
-        partials: arguments.partials,
-        to: dw.address_to_write(gpu.op())?,
-        rows: partials(inv_rms.elements()) as u64,
-        features,
+        partials,
+        to,
+        rows: plan.lines,
+        features: plan.features,
     };
-    gpu.launch(&plan, &arguments.arguments())
+    gpu.run(&plan.sum, &arguments.arguments())
+}
+
+/// One kernel over rows.
+#[derive(Debug)]
+struct Rows<V> {
+    kernel: Plan<V>,
+    rows: u64,
+    features: u32,
+}
+
+fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, Unplanned> {
+    let features = w.layout.shape().elements();
+    let variant = RmsNorm::new(float(x.dtype)?, features, aligned(&[x, w]));
+    Ok(Rows {
+        kernel: Plan {
+            launch: variant.launch(rows as u64),
+            variant,
+        },
+        rows: rows as u64,
+        features: extent(FAMILY, "features", features, u32::MAX)?,
+    })
+}
+
+fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGradInput>, Unplanned> {
+    let features = w.layout.shape().elements();
+    let variant = RmsNormGradInput::new(float(x.dtype)?, features, aligned(&[dy, x, w]));
+    Ok(Rows {
+        kernel: Plan {
+            launch: variant.launch(rows as u64),
+            variant,
+        },
+        rows: rows as u64,
+        features: extent(FAMILY, "features", features, u32::MAX)?,
+    })
+}
+
+/// What the gradient of the weight asks of a GPU.
+#[derive(Debug)]
+pub(crate) struct GradWeight {
+    partials: Plan<RmsNormGradWeight>,
+    sum: Plan<SumPartials>,
+    rows: u64,
+    /// Partial sums of each feature.
+    lines: u64,
+    features: u32,
+}
+
+impl GradWeight {
+    /// The gradient from `dy` and `x`, of `rows` rows, added to what is there unless that is
+    /// `empty`.
+    pub(crate) fn plan(
+        [dy, x]: [Operand; 2],
+        rows: usize,
+        features: usize,
+        empty: bool,
+    ) -> Result<GradWeight, Unplanned> {
+        let width = extent(FAMILY, "features", features, u32::MAX)?;
+        let partials = RmsNormGradWeight::new(float(x.dtype)?, features, aligned(&[&dy, &x]));
+        let sum = SumPartials::new(!empty);
+        let rows = rows as u64;
+        Ok(GradWeight {
+            partials: Plan {
+                launch: partials.launch(rows, width),
+                variant: partials,
+            },
+            sum: Plan {
+                launch: sum.launch(width),
+                variant: sum,
+            },
+            rows,
+            lines: rows.div_ceil(rows_per_partial(rows)),
+            features: width,
+        })
+    }
+
+    /// The elements and dtype of the memory that it needs beside its operands.
+    pub(crate) fn workspace(&self) -> (usize, DType) {
+        (self.lines as usize * self.features as usize, DType::F32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    #[test]
+    fn unaligned_rows_take_the_kernel_that_loops() {
+        let w = operand(DType::F32, &[64], 0);
+        let variant = |offset| {
+            let x = operand(DType::F32, &[6, 64], offset);
+            forward(&x, &w, 6).unwrap().kernel.variant
+        };
+        assert_eq!(variant(0), variant(4));
+        assert_eq!(
+            variant(0),
+            RmsNorm::new(meshgrad_kernels::Dtype::F32, 64, true)
+        );
+        assert_eq!(
+            variant(1),
+            RmsNorm::new(meshgrad_kernels::Dtype::F32, 64, false)
+        );
+    }
+
+    /// The workspace holds a line of sums for each block of rows.
+    #[test]
+    fn workspaces() {
+        let x = operand(DType::BF16, &[1000, 96], 0);
+        let plan = GradWeight::plan([x, x], 1000, 96, true).unwrap();
+        assert_eq!(plan.workspace(), (1000usize.div_ceil(64) * 96, DType::F32));
+        assert_eq!(plan.sum.variant, SumPartials::new(false));
+
+        let none = operand(DType::BF16, &[0, 96], 0);
+        let plan = GradWeight::plan([none, none], 0, 96, true).unwrap();
+        assert_eq!((plan.workspace().0, plan.partials.launch), (0, None));
+        assert!(plan.sum.launch.is_some(), "the sum of nothing is written");
+
+        let refused = GradWeight::plan([x, operand(DType::F64, &[2, 3], 0)], 2, 3, true);
+        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+    }
 }

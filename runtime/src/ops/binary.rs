@@ -145,8 +145,8 @@ pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let (buffer, empty) = (into.buffer(), into.is_empty());
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
-            let to = Target::changed(call.name(), buffer)?;
-            cuda::accumulate(gpu, x, buffer, empty, &to)
+            let to = Target::changed(gpu, buffer)?;
+            cuda::accumulate(gpu, x, &to, empty)
         }),
         false => call.compute(|| {
             for_float!(x.dtype(), T => for_float!(buffer.dtype(), U => {
@@ -345,7 +345,9 @@ pub fn select(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (a, b) = broadcast_pair(a, b, &shape)?;
     let mut y = call.output(0)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::select(gpu, [&condition, &a, &b], &Target::fresh(&y)?)),
+        true => {
+            call.launch(|gpu| cuda::select(gpu, [&condition, &a, &b], &Target::fresh(gpu, &y)?))
+        }
         false => call
             .compute(|| for_any!(a.dtype(), T => cpu::select::<T>(&condition, &a, &b, y.slice()?))),
     }?;

@@ -54,9 +54,11 @@ fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
     match T::DTYPE {
         DType::F32 | DType::BF16 | DType::Bool if device.is_gpu() => {
             let gpu = Launcher::new("full", &device);
-            cuda::fill(&gpu, value.to_f64(), &Target::fresh(fresh)?)
+            cuda::fill(&gpu, value.to_f64(), &Target::fresh(&gpu, fresh)?)
         }
-        _ if device.gpu().is_some() => fresh.copy_from(&vec![value; fresh.shape().elements()]),
+        _ if device.gpu().is_some() => {
+            fresh.copy_from("full", &vec![value; fresh.shape().elements()])
+        }
         _ if device.computes() => {
             for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
             Ok(())
@@ -73,7 +75,7 @@ pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
     crate::for_index!(dtype, T => {
         match device.computes() {
-            true => fresh.copy_from(&(0..count).map(|at| at as T).collect::<Vec<T>>()),
+            true => fresh.copy_from("arange", &(0..count).map(|at| at as T).collect::<Vec<T>>()),
             false => Ok(()),
         }
     })?;
@@ -100,7 +102,7 @@ pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     match call.device().is_gpu() {
         true if x.is_contiguous() => y.copy_from_gpu(x),
-        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(&y)?)),
+        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(gpu, &y)?)),
         false => call.compute(|| for_any!(x.dtype(), T => cpu::copy::<T>(x, y.slice()?))),
     }?;
     Ok(y.finish())
@@ -131,7 +133,7 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     let call = COPY_INTO.call(&[x, into])?;
     let range = contiguous_range(call.name(), into)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::changed(call.name(), into)?)),
+        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::changed(gpu, into)?)),
         false => call.compute(|| {
             for_any!(x.dtype(), T => {
                 let mut to = into.write::<T>(call.name())?;
@@ -234,7 +236,7 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
     let range = contiguous_range(call.name(), into)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::fill(gpu, value, &Target::changed(call.name(), into)?)),
+        true => call.launch(|gpu| cuda::fill(gpu, value, &Target::changed(gpu, into)?)),
         false => call.compute(|| {
             for_any!(into.dtype(), T => {
                 let value = T::from_f64(value);
@@ -258,7 +260,7 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
     let through_host = device.is_gpu() || x.device().is_gpu();
     for_any!(x.dtype(), T => match device.computes() {
-        true if through_host => fresh.copy_from(&x.to_vec::<T>()?),
+        true if through_host => fresh.copy_from("to_device", &x.to_vec::<T>()?),
         true => cpu::copy::<T>(x, fresh.slice()?),
         false => Ok(()),
     })?;
@@ -278,7 +280,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut call = CAST.call(&[x])?;
     let mut y = call.output_of(*x.shape(), dtype)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(&y)?)),
+        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(gpu, &y)?)),
         false => call.compute(|| match (x.dtype(), dtype) {
             (DType::F32, DType::BF16) => cpu::cast::<f32, bf16>(x, y.slice()?),
             (DType::BF16, DType::F32) => cpu::cast::<bf16, f32>(x, y.slice()?),

@@ -2,19 +2,65 @@
 
 use crate::cpu::elementwise::{self as cpu, Function};
 use crate::cuda::elementwise::{self as cuda, Target};
-use crate::{Call, Fresh, Result, Tensor};
+use crate::{Call, Error, Fresh, Result, Tensor};
 
-/// `y[i] = f(inputs[..][i])`, inputs of `y`'s dtype read in row-major order.
-pub(super) fn map<const N: usize>(
+/// `y[i] = f(inputs[..][i])`: how an elementwise op computes, on whichever device.
+///
+/// ```
+/// use meshgrad_runtime::{Device, Function, Number, Result, Signature, Tensor, ops};
+///
+/// static SOFTPLUS: Signature = Signature::new("softplus", "x: F[..] -> y: F[..]", 3);
+///
+/// /// ln(1 + e^x).
+/// struct Softplus;
+///
+/// impl Function<1> for Softplus {
+///     #[inline(always)]
+///     fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+///         (W::ONE + x.exp()).ln()
+///     }
+/// }
+///
+/// fn softplus(x: &Tensor) -> Result<Tensor> {
+///     let mut call = SOFTPLUS.call(&[x])?;
+///     let mut y = call.output(0)?;
+///     ops::map(&call, &Softplus, [x], &mut y)?;
+///     Ok(y.finish())
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&Device::cpu(), &[2], &[0.0f64, 30.0])?;
+/// assert_eq!(softplus(&x)?.to_vec::<f64>()?[0], 2f64.ln());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Shapes
+/// `inputs` of `y`'s dtype, f64, f32 or bf16, and of as many elements; read in row-major order.
+/// Broadcast them by [`Tensor::broadcast_to`].
+///
+/// # Errors
+/// [`Error::Argument`] for other shapes or dtypes; [`Error::KernelRefused`] on a GPU when `f` takes
+/// too many steps or constants.
+pub fn map<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
     inputs: [&Tensor; N],
     y: &mut Fresh,
 ) -> Result<()> {
-    match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(y)?)),
-        false => call.compute(|| cpu::map(f, inputs, y)),
+    let fits = |x: &&Tensor| x.shape() == y.shape() && x.dtype() == y.dtype();
+    if let Some(other) = inputs.into_iter().find(|x| !fits(x)) {
+        let problem = format!(
+            "maps {other:?} to {}{}: cast and broadcast it first",
+            y.dtype(),
+            y.shape()
+        );
+        return Err(Error::Argument {
+            op: call.name(),
+            problem,
+        });
     }
+    run(call, f, inputs, y, |y| cpu::map(f, inputs, y))
 }
 
 /// Whether `f(inputs[..][i])`, which is 0 or 1, is 1.
@@ -24,8 +70,19 @@ pub(super) fn test<const N: usize>(
     inputs: [&Tensor; N],
     y: &mut Fresh,
 ) -> Result<()> {
+    run(call, f, inputs, y, |y| cpu::test(f, inputs, y))
+}
+
+/// On a GPU a result's dtype says how it is written; on a CPU `on_cpu` knows.
+fn run<const N: usize>(
+    call: &Call,
+    f: &impl Function<N>,
+    inputs: [&Tensor; N],
+    y: &mut Fresh,
+    on_cpu: impl FnOnce(&mut Fresh) -> Result<()>,
+) -> Result<()> {
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(y)?)),
-        false => call.compute(|| cpu::test(f, inputs, y)),
+        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(gpu, y)?)),
+        false => call.compute(|| on_cpu(y)),
     }
 }

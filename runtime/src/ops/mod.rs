@@ -30,6 +30,7 @@ pub use attention::*;
 pub use binary::*;
 pub use copy::*;
 pub use cross_entropy::*;
+pub use elementwise::map;
 pub use embedding::*;
 pub use grouped_matmul::*;
 pub use indexing::*;

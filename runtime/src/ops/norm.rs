@@ -5,6 +5,7 @@
 use super::{contiguous_range, dense_rows, summed_in};
 use crate::cpu::norm as kernels;
 use crate::cuda::norm as cuda;
+use crate::plan::Operand;
 use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
 
 static RMS_NORM: Signature = Signature::new(
@@ -105,10 +106,14 @@ pub fn rms_norm_grad_weight_into(
 
         let (columns, empty) = (call.extent("d"), dw.is_empty());
         if call.device().is_gpu() {
-            let partials = cuda::workspace(&call, call.rows(), columns)?;
-            let operands = [&dy, &x, &inv_rms];
             call.launch(|gpu| {
-                cuda::rms_norm_grad_weight(gpu, operands, &partials, dw.buffer(), empty)
+                let operands = [&dy, &x].map(Operand::of);
+                let plan = cuda::GradWeight::plan(operands, call.rows(), columns, empty);
+                let plan = gpu.planned(plan)?;
+                let (elements, dtype) = plan.workspace();
+                let partials = call.workspace(elements, dtype)?;
+                let operands = [&dy, &x, &inv_rms];
+                cuda::rms_norm_grad_weight(gpu, &plan, operands, &partials, dw.buffer())
             })?;
         } else {
             let partials = call.rows().div_ceil(kernels::rows_a_partial(columns));

@@ -5,13 +5,11 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::arguments::{Out, Text, TextOut};
 use super::{driver, exports, initialise, last_report};
+use crate::driver::configuration::Configuration;
 use crate::driver::error::{Code, Result};
 
 /// A function by name.
 pub(super) type Export = (&'static str, *const c_void);
-
-/// CUDA 12.9, as `cuDriverGetVersion` writes it.
-const VERSION: i32 = 12090;
 
 /// `CUdriverProcAddressQueryResult`.
 const FOUND: i32 = 0;
@@ -26,7 +24,11 @@ exports! {
     }
 
     fn cuDriverGetVersion(version: Out<c_int>) {
-        version.set(VERSION)
+        // It may be asked before `cuInit`.
+        version.set(match driver() {
+            Ok(driver) => driver.version(),
+            Err(_) => Configuration::default().version,
+        })
     }
 
     fn cuGetErrorName(error: c_int, name: Out<*const c_char>) {

@@ -14,6 +14,8 @@ pub struct CacheUse {
     pub peak: usize,
     /// Taken from the driver: live, and cached.
     pub reserved: usize,
+    /// The part of what is cached that graphs keep, for they run in it again.
+    pub of_graphs: usize,
     /// The largest block that is cached.
     pub largest_cached: usize,
     /// How often the driver was asked for memory.
@@ -54,6 +56,8 @@ pub struct Exhausted {
     pub asked: usize,
     /// What the allocator holds.
     pub held: CacheUse,
+    /// Bytes of memory that the GPU has.
+    pub capacity: usize,
     /// Sizes of the blocks in use and how many there are of each, those that hold most first.
     pub largest: Vec<(usize, usize)>,
 }
@@ -63,20 +67,49 @@ pub(super) const LISTED: usize = 8;
 
 impl fmt::Display for Exhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CacheUse { live, reserved, .. } = self.held;
+        let CacheUse {
+            live,
+            reserved,
+            of_graphs,
+            ..
+        } = self.held;
+        let cached = self.held.cached() - of_graphs;
         write!(
             f,
-            "{} asked for; {} in use, {} cached, {} reserved",
+            "{} asked for; of {} this device has {}: {} in use, {} kept by graphs, {} cached",
             Mib(self.asked),
+            Mib(self.capacity),
+            Mib(reserved),
             Mib(live),
-            Mib(self.held.cached()),
-            Mib(reserved)
+            Mib(of_graphs),
+            Mib(cached)
         )?;
         for (at, (bytes, count)) in self.largest.iter().enumerate() {
             let lead = if at == 0 { "; in use: " } else { ", " };
             write!(f, "{lead}{count} x {}", Mib(*bytes))?;
         }
-        Ok(())
+        self.ways_out(f)
+    }
+}
+
+impl Exhausted {
+    /// What gives memory free, where there is any.
+    fn ways_out(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("; take a smaller batch")?;
+        if self.held.of_graphs > 0 {
+            f.write_str(", drop graphs")?;
+        }
+        // All but what the driver itself needs, and what is left of segments.
+        let elsewhere = self
+            .capacity
+            .saturating_sub(self.held.reserved + self.asked);
+        match elsewhere > self.capacity / 16 {
+            true => f.write_str(
+                ", or end what holds the rest: other processes (`nvidia-smi` lists them) and other \
+                 devices of this one",
+            ),
+            false => Ok(()),
+        }
     }
 }
 

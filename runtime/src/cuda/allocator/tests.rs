@@ -12,7 +12,7 @@ const SIDE: Pool = Pool {
 };
 
 fn allocator(capacity: usize) -> Allocator {
-    Allocator::new(Box::new(Imagined::new(capacity)))
+    Allocator::new(Box::new(Imagined::new(capacity)), capacity)
 }
 
 #[test]
@@ -79,17 +79,42 @@ fn exhaustion_frees_the_cache_first_and_then_says_what_is_held() {
     let large = memory.take(SIDE, 64 * MIB).unwrap();
     assert_eq!(memory.usage().segments_given_back, 1);
 
-    let error = memory.take(BASE, 50 * MIB).unwrap_err();
+    let Err(NoBlock::Exhausted(error)) = memory.take(BASE, 50 * MIB) else {
+        panic!("there is no memory left");
+    };
     assert_eq!(
         error.to_string(),
-        "50.0 MiB asked for; 94.0 MiB in use, 2.0 MiB cached, 96.0 MiB reserved; \
-         in use: 1 x 64.0 MiB, 1 x 30.0 MiB, 1 x 10.0 KiB"
+        "50.0 MiB asked for; of 100.0 MiB this device has 96.0 MiB: 94.0 MiB in use, 0.0 KiB kept \
+         by graphs, 2.0 MiB cached; in use: 1 x 64.0 MiB, 1 x 30.0 MiB, 1 x 10.0 KiB; take a \
+         smaller batch"
     );
     for block in [kept, small, large] {
         memory.give_back(block, false);
     }
     memory.release_cached();
     assert_eq!(memory.usage().reserved, 0);
+}
+
+/// What graphs keep is told apart, and who else may have the rest.
+#[test]
+fn exhaustion_names_graphs_and_others() {
+    let private = Pool {
+        stream: 0,
+        graph: 7,
+    };
+    // Of 200 MiB others have 100.
+    let mut memory = Allocator::new(Box::new(Imagined::new(100 * MIB)), 200 * MIB);
+    let inside = memory.take(private, 40 * MIB).unwrap();
+    memory.give_back(inside, false);
+    let Err(NoBlock::Exhausted(error)) = memory.take(BASE, 80 * MIB) else {
+        panic!("a graph's memory does not go back");
+    };
+    assert_eq!(
+        error.to_string(),
+        "80.0 MiB asked for; of 200.0 MiB this device has 40.0 MiB: 0.0 KiB in use, 40.0 MiB kept \
+         by graphs, 0.0 KiB cached; take a smaller batch, drop graphs, or end what holds the rest: \
+         other processes (`nvidia-smi` lists them) and other devices of this one"
+    );
 }
 
 /// The memory of a graph is the graph's until it ends, for it runs there again.

@@ -1,0 +1,136 @@
+use super::*;
+use crate::{GpuProperties, Properties, Tensor, ops};
+
+/// A GPU that only counts: scopes and memory behave there as they do on a real one.
+fn counted_gpu() -> Device {
+    let gpu = GpuProperties {
+        model: "counted".into(),
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        memory: 1 << 30,
+        l2_cache: 50 << 20,
+        shared_memory: 232_448,
+    };
+    Device::meta(&Properties {
+        gpu: Some(gpu),
+        ..Device::cpu().properties().clone()
+    })
+}
+
+fn tensor(device: &Device) -> Tensor {
+    ops::full(device, &[1000], crate::DType::F32, 1.0).unwrap()
+}
+
+/// How much memory of one tensor there is.
+const ONE: usize = 4096;
+
+#[test]
+fn a_pending_keeps_what_its_work_reads() {
+    let device = counted_gpu();
+    let stream = device.stream().unwrap();
+    let x = tensor(&device);
+    let pending = with_stream(&stream, || ops::neg(&x)).unwrap();
+    drop(x);
+    assert_eq!(device.memory().live, 2 * ONE);
+
+    let y = pending.wait().unwrap();
+    assert_eq!(device.memory().live, ONE);
+    drop(y);
+    assert_eq!(device.memory().live, 0);
+}
+
+#[test]
+fn dropping_a_pending_lets_go() {
+    let device = counted_gpu();
+    let stream = device.stream().unwrap();
+    let x = tensor(&device);
+    drop(with_stream(&stream, || ops::neg(&x)).unwrap());
+    drop(x);
+    assert_eq!(device.memory().live, 0);
+}
+
+/// Memory that the first stream used is given out on its own stream only after that has waited.
+#[test]
+fn memory_comes_back_to_its_stream() {
+    let device = counted_gpu();
+    let stream = device.stream().unwrap();
+    let x = tensor(&device);
+    let make = || with_stream(&stream, || ops::neg(&x)).unwrap();
+
+    let unused = make().wait().unwrap();
+    let first = unused.address("test").unwrap();
+    drop(unused);
+    let used = make().wait().unwrap();
+    assert_eq!(used.address("test").unwrap(), first, "nobody else used it");
+
+    ops::neg(&used).unwrap();
+    let inside = with_stream(&stream, || {
+        drop(used);
+        ops::neg(&x)
+    });
+    let inside = inside.unwrap().wait().unwrap();
+    assert_ne!(
+        inside.address("test").unwrap(),
+        first,
+        "this scope began before it came back"
+    );
+    assert_eq!(make().wait().unwrap().address("test").unwrap(), first);
+}
+
+/// A scope inside another: what the inner one reads of outside lives until the outer is joined.
+#[test]
+fn scopes_nest() {
+    let device = counted_gpu();
+    let (outer, inner) = (device.stream().unwrap(), device.stream().unwrap());
+    let x = tensor(&device);
+    let pending = with_stream(&outer, || with_stream(&inner, || ops::neg(&x))?.wait());
+    let pending = pending.unwrap();
+    drop(x);
+    assert_eq!(device.memory().live, 2 * ONE);
+    drop(pending.wait().unwrap());
+    assert_eq!(device.memory().live, 0);
+}
+
+#[test]
+fn failed_work_leaves_no_scope() {
+    let device = counted_gpu();
+    let stream = device.stream().unwrap();
+    let failed = with_stream(&stream, || Err::<(), Error>(Error::Busy { op: "test" }));
+    assert!(matches!(failed, Err(Error::Busy { op: "test" })));
+    assert_eq!(pool(&device), Pool::default());
+}
+
+#[test]
+fn devices_without_streams_do_the_work_at_once() {
+    let device = Device::cpu();
+    let stream = device.stream().unwrap();
+    let x = tensor(&device);
+    let y = with_stream(&stream, || ops::neg(&x))
+        .unwrap()
+        .wait()
+        .unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap()[..2], [-1.0; 2]);
+}
+
+/// What a graph works on is its own until it ends.
+#[test]
+fn graphs_own_their_memory() {
+    let device = counted_gpu();
+    let x = tensor(&device);
+    let graph = device.capture(|| ops::neg(&ops::neg(&x)?)).unwrap();
+    drop(x);
+    assert_eq!(
+        device.memory().live,
+        2 * ONE,
+        "x, which the graph reads, and its result"
+    );
+    drop(graph);
+    assert_eq!(device.memory().live, 0);
+
+    let cpu = Device::cpu();
+    let refused = cpu.capture(|| Ok::<(), Error>(())).err();
+    assert!(matches!(
+        refused,
+        Some(Error::Argument { op: "capture", .. })
+    ));
+}

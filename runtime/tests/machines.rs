@@ -1,0 +1,173 @@
+//! What is wrong with a machine is told by one message, which names the way out. Each machine is a
+//! process of its own, for a process opens the driver once.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use meshgrad_runtime::Device;
+
+/// Tells [`opens_a_gpu`] what to open: `emulator` or `cuda`.
+const OPEN: &str = "MESHGRAD_TEST_OPEN";
+
+/// Not a test of its own: the process of the others, which says why there is no GPU.
+#[test]
+fn opens_a_gpu() {
+    let opened = match std::env::var(OPEN).as_deref() {
+        Ok("cuda") => Device::cuda(0),
+        Ok(_) => Device::emulator(0),
+        Err(_) => return,
+    };
+    match opened {
+        Ok(device) => println!("<{device} opened>"),
+        Err(error) => println!("<{error}>"),
+    }
+}
+
+struct Opened {
+    /// The device, or why there is none.
+    message: String,
+    stderr: String,
+}
+
+/// What opening the first GPU of `open` says where the environment has these variables.
+fn opened(open: &str, variables: &[(&str, &str)]) -> Opened {
+    let program = std::env::current_exe().unwrap();
+    let run = Command::new(program)
+        .args(["--exact", "opens_a_gpu", "--nocapture"])
+        .env(OPEN, open)
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(run.stdout).unwrap();
+    let message = said
+        .split_once('<')
+        .and_then(|(_, rest)| rest.rsplit_once('>'));
+    Opened {
+        message: message.unwrap_or_else(|| panic!("{said}")).0.to_string(),
+        stderr: String::from_utf8(run.stderr).unwrap(),
+    }
+}
+
+/// As [`opened`], of the emulator.
+fn emulated(variable: &str, value: &str) -> Option<Opened> {
+    if !Device::emulator_is_built() {
+        eprintln!("no emulator: machines are not imitated");
+        return None;
+    }
+    Some(opened("emulator", &[(variable, value)]))
+}
+
+#[test]
+fn no_driver() {
+    let Opened { message, .. } = opened("cuda", &[]);
+    if message.starts_with("cuda:0 ") {
+        eprintln!("there is a driver: {message}");
+        return;
+    }
+    assert_eq!(
+        message,
+        "no CUDA driver: libcuda.so could not be loaded; install NVIDIA's driver, or use a CPU \
+         device or the emulator (Device::emulator)"
+    );
+}
+
+#[test]
+fn no_emulator() {
+    let Opened { message, .. } = opened("emulator", &[("MESHGRAD_EMULATOR", "/nowhere/none.so")]);
+    assert_eq!(
+        message,
+        "no emulator: looked for /nowhere/none.so; build it by `cargo build -p meshgrad-emulator`, \
+         or name its file in MESHGRAD_EMULATOR"
+    );
+    // A variable that is empty is as none.
+    if let Some(found) = emulated("MESHGRAD_EMULATOR", "") {
+        assert_eq!(found.message, "emulator:0 opened");
+    }
+}
+
+/// A file that is no library, and a library that is not the emulator.
+#[test]
+fn broken_emulators() {
+    let path = std::env::temp_dir().join(format!("not-a-library-{}", std::process::id()));
+    std::fs::write(&path, "not a library".repeat(1000)).unwrap();
+    let broken = path.to_str().unwrap();
+    let Opened { message, .. } = opened("emulator", &[("MESHGRAD_EMULATOR", broken)]);
+    std::fs::remove_file(&path).unwrap();
+    let begins = format!("the emulator {broken} could not be opened: {broken}: ");
+    let ends = "; build it anew by `cargo build -p meshgrad-emulator`";
+    assert!(
+        message.starts_with(&begins) && message.ends_with(ends),
+        "{message}"
+    );
+
+    let Some(other) = other_library() else { return };
+    let other = other.to_str().unwrap();
+    let Opened { message, .. } = opened("emulator", &[("MESHGRAD_EMULATOR", other)]);
+    assert_eq!(
+        message,
+        format!("the emulator {other} could not be opened: it is another library{ends}")
+    );
+}
+
+/// The C library, which this process uses.
+fn other_library() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().last());
+    let mut libraries = paths.filter(|path| path.contains("libc.so"));
+    libraries.next().map(PathBuf::from)
+}
+
+#[test]
+fn a_driver_that_is_too_old() {
+    let Some(old) = emulated("MESHGRAD_EMULATOR_VERSION", "11.8") else {
+        return;
+    };
+    assert_eq!(
+        old.message,
+        "the CUDA emulator speaks CUDA 11.8, but 12.0 is needed: build it anew by `cargo build -p \
+         meshgrad-emulator`"
+    );
+    let Some(enough) = emulated("MESHGRAD_EMULATOR_VERSION", "12.0") else {
+        return;
+    };
+    assert_eq!(enough.message, "emulator:0 opened");
+}
+
+#[test]
+fn a_gpu_that_is_too_old() {
+    let Some(old) = emulated("MESHGRAD_EMULATOR_DEVICES", "v100,a100") else {
+        return;
+    };
+    assert_eq!(
+        old.message,
+        "emulator:0 (NVIDIA V100-SXM2-32GB (meshgrad emulator)) has compute capability 7.0, but our \
+         kernels need 8.0 (A100) or newer: use another GPU or a CPU device"
+    );
+}
+
+#[test]
+fn no_gpu() {
+    let Some(none) = emulated("MESHGRAD_EMULATOR_DEVICES", "0") else {
+        return;
+    };
+    assert_eq!(
+        none.message,
+        "emulator:0 does not exist: MESHGRAD_EMULATOR_DEVICES asks for none"
+    );
+}
+
+#[test]
+fn a_driver_that_does_not_start() {
+    let Some(wrong) = emulated("MESHGRAD_EMULATOR_DEVICES", "h100") else {
+        return;
+    };
+    assert_eq!(
+        wrong.message,
+        "the CUDA emulator does not start: CUDA_ERROR_INVALID_VALUE (invalid argument); what it \
+         says on stderr names the variable MESHGRAD_EMULATOR_* that is wrong"
+    );
+    let said = "MESHGRAD_EMULATOR_DEVICES=`h100` is not understood";
+    assert!(wrong.stderr.contains(said), "{}", wrong.stderr);
+}

@@ -1,0 +1,136 @@
+//! Who may write what others use: an op's own operands, and work on other streams.
+
+mod devices;
+
+use devices::{devices, gpu, numbered, values};
+use meshgrad_runtime::{
+    Accumulator, DType, Device, Error, Kind, Pending, Result, Stream, Tensor, ops, with_stream,
+};
+
+fn cache(device: &Device) -> Tensor {
+    Tensor::zeros(device, &[8, 8], DType::F32, Kind::Cache).unwrap()
+}
+
+#[track_caller]
+fn assert_busy(result: Result<()>) {
+    assert!(matches!(result, Err(Error::Busy { .. })), "{result:?}");
+}
+
+/// An op that changes a storage reads no other part of it: threads of a GPU have no order.
+#[test]
+fn an_op_does_not_read_what_it_changes() {
+    for device in devices() {
+        let cache = cache(&device);
+        let part = |rows| cache.slice(0, rows).unwrap();
+        assert_busy(ops::copy_into(&part(0..4), &part(2..6)));
+        assert_busy(ops::copy_into(&part(0..4), &part(4..8)));
+
+        let mut sum = Accumulator::over(cache.clone()).unwrap();
+        let x = numbered(&device, &[8, 8], DType::F32, 1.0);
+        ops::add_into(&x, &mut sum).unwrap();
+        assert_busy(ops::matmul_into(&sum.buffer().clone(), &x, &mut sum));
+        assert_busy(ops::matmul_into(&x, &sum.buffer().clone(), &mut sum));
+        assert_busy(ops::add_into(&sum.buffer().clone(), &mut sum));
+        assert_eq!(values(sum.buffer()), values(&x), "nothing was done");
+
+        let mut line = Accumulator::over(part(0..1).view(&[8]).unwrap().unwrap()).unwrap();
+        let inv_rms = Tensor::zeros(&device, &[7], DType::F32, Kind::Cache).unwrap();
+        let rows = part(1..8);
+        assert_busy(ops::rms_norm_grad_weight_into(
+            &rows, &rows, &inv_rms, &mut line,
+        ));
+
+        // A copy of its own may be read, and so may one storage by two operands.
+        ops::copy_into(&ops::copy(&part(0..4)).unwrap(), &part(2..6)).unwrap();
+        ops::add(&part(0..4), &part(2..6)).unwrap();
+    }
+}
+
+/// Each GPU, and the one that only counts in its place.
+fn gpus() -> Vec<Device> {
+    let gpu = gpu();
+    let meta = gpu.iter().map(|gpu| Device::meta(gpu.properties()));
+    meta.chain(gpu.clone()).collect()
+}
+
+fn read(stream: &Stream, x: &Tensor) -> Pending<Tensor> {
+    with_stream(stream, || ops::neg(x)).unwrap()
+}
+
+fn write(stream: &Stream, x: &Tensor) -> Result<Pending<()>> {
+    with_stream(stream, || ops::fill_into(x, 2.0))
+}
+
+#[test]
+fn what_a_pending_reads_is_not_written() {
+    for gpu in gpus() {
+        let cache = cache(&gpu);
+        let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let pending = streams.each_ref().map(|stream| read(stream, &cache));
+        ops::neg(&cache).unwrap();
+        assert_busy(ops::fill_into(&cache, 1.0));
+        assert_busy(write(&streams[0], &cache).map(|_| ()));
+
+        let [first, second] = pending;
+        first.wait().unwrap();
+        assert_busy(ops::fill_into(&cache, 1.0));
+        drop(second);
+        ops::fill_into(&cache, 1.0).unwrap();
+        assert_eq!(cache.version(), 1, "what was refused did not count");
+    }
+}
+
+#[test]
+fn what_a_pending_writes_is_not_used() {
+    for gpu in gpus() {
+        let cache = cache(&gpu);
+        let [side, other] = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let pending = write(&side, &cache).unwrap();
+        assert_busy(ops::neg(&cache).map(drop));
+        assert_busy(ops::copy(&cache).map(drop));
+        assert_busy(ops::fill_into(&cache, 1.0));
+        assert_busy(with_stream(&other, || ops::neg(&cache)).map(|_| ()));
+        if gpu.computes() {
+            assert_busy(cache.to_vec::<f32>().map(drop));
+        }
+
+        // Work of the same stream comes after it.
+        let again = write(&side, &cache).unwrap();
+        pending.wait().unwrap();
+        assert_busy(ops::neg(&cache).map(drop));
+        again.wait().unwrap();
+        ops::neg(&cache).unwrap();
+    }
+}
+
+/// A scope's stream has waited for those around it, and those around must wait for it.
+#[test]
+fn scopes_inside_of_scopes() {
+    for gpu in gpus() {
+        let cache = cache(&gpu);
+        let [outer, inner] = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let pending = with_stream(&outer, || {
+            ops::fill_into(&cache, 1.0)?;
+            let inside = write(&inner, &cache)?;
+            assert_busy(ops::neg(&cache).map(drop));
+            inside.wait()?;
+            ops::neg(&cache)
+        });
+        let pending = pending.unwrap();
+        assert_busy(ops::neg(&cache).map(drop));
+        pending.wait().unwrap();
+        ops::neg(&cache).unwrap();
+    }
+}
+
+/// The graph reads and writes in the first stream, whenever it is launched.
+#[test]
+fn graphs_do_not_hold_what_they_use() {
+    for gpu in gpus() {
+        let cache = cache(&gpu);
+        let mut graph = gpu.capture(|| ops::neg(&cache)).unwrap();
+        ops::fill_into(&cache, 1.0).unwrap();
+        graph.launch().unwrap();
+        ops::fill_into(&cache, 2.0).unwrap();
+    }
+}
