@@ -1,0 +1,306 @@
+//! How many lane-instructions a second one core executes on the emulator, with its sanitizers and
+//! without: of instructions in a loop, and of our four kernels.
+//!
+//! ```text
+//! cargo bench --bench emulator [-- --json FILE]
+//! ```
+//!
+//! Each takes turns with the others. What a kernel executes is what the emulator's own counters say
+//! of the same launch.
+
+mod measure;
+
+use anyhow::Context;
+use clap::Parser;
+use measure::{Options, Spread, finish, seconds};
+use meshgrad_emulator::Options as Emulation;
+use meshgrad_emulator::launch::{Launch, launch};
+use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::program::{Kernel, Module};
+use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
+use meshgrad_kernels::expression::Expression;
+use meshgrad_kernels::gemm::{GemmArguments, GemmBf16, GemmF32, Order, Output, Tile};
+use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormArguments};
+use meshgrad_kernels::{Arguments, Dtype, Launch as Extents, Variant};
+use serde_json::{Value, json};
+
+/// Times the emulator.
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    /// How often the contestants take turns.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+}
+
+/// Instructions that are repeated in a loop, and how often in each turn of it.
+struct Loop {
+    name: &'static str,
+    body: &'static str,
+    repeats: usize,
+}
+
+const LOOPS: [Loop; 5] = [
+    Loop {
+        name: "f32 fma",
+        body: "fma.rn.f32 %f2, %f0, %f1, %f2; fma.rn.f32 %f3, %f0, %f1, %f3;",
+        repeats: 8,
+    },
+    Loop {
+        name: "integer",
+        body: "add.s32 %r6, %r5, %r0; shl.b32 %r7, %r6, 2; xor.b32 %r5, %r7, %r0;",
+        repeats: 5,
+    },
+    Loop {
+        name: "ld.global",
+        body: "ld.global.f32 %f2, [%rd2]; ld.global.f32 %f3, [%rd2+4096];",
+        repeats: 8,
+    },
+    Loop {
+        name: "ld.shared",
+        body: "ld.shared.f32 %f2, [%r3]; ld.shared.f32 %f3, [%r3+512];",
+        repeats: 8,
+    },
+    Loop {
+        name: "mixed",
+        body: "ld.global.v4.f32 {%f4, %f5, %f6, %f7}, [%rd3+524288];
+            fma.rn.f32 %f2, %f4, %f0, %f2; fma.rn.f32 %f2, %f5, %f0, %f2;
+            fma.rn.f32 %f2, %f6, %f0, %f2; fma.rn.f32 %f2, %f7, %f0, %f2;
+            shfl.sync.bfly.b32 %f3, %f2, 1, 31, -1; add.f32 %f2, %f2, %f3;
+            st.shared.f32 [%r3], %f2; ld.shared.f32 %f3, [%r3]; add.f32 %f2, %f2, %f3;
+            st.global.f32 [%rd2], %f3;",
+        repeats: 1,
+    },
+];
+
+impl Loop {
+    fn text(&self, iterations: u32) -> String {
+        let body = self.body.repeat(self.repeats);
+        format!(
+            ".version 7.8\n.target sm_80\n.address_size 64\n
+            .visible .entry k(.param .u64 data)\n{{
+            .reg .pred %p; .reg .b32 %r<16>; .reg .f32 %f<16>; .reg .b64 %rd<16>;
+            .shared .align 16 .b8 tile[8192];
+            ld.param.u64 %rd0, [data]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x;
+            mad.lo.u32 %r2, %r1, 4096, %r0; mul.wide.u32 %rd1, %r2, 4; add.u64 %rd2, %rd0, %rd1;
+            and.b32 %r8, %r0, 255; mul.wide.u32 %rd3, %r8, 16; add.u64 %rd3, %rd0, %rd3;
+            mov.u32 %r3, tile; shl.b32 %r4, %r0, 2; add.u32 %r3, %r3, %r4;
+            st.shared.f32 [%r3], 0f3F800000; st.shared.f32 [%r3+512], 0f3F800000; bar.sync 0;
+            mov.f32 %f0, 0f3F000000; mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f00000000;
+            mov.f32 %f3, %f2; mov.u32 %r5, 1; mov.u32 %r9, 0;
+        LOOP: {body}
+            add.u32 %r9, %r9, 1; setp.lt.u32 %p, %r9, {iterations}; @%p bra LOOP;
+            ret;\n}}\n"
+        )
+    }
+}
+
+/// A launch that is timed.
+struct Workload {
+    name: String,
+    space: AddressSpace,
+    kernel: std::sync::Arc<Kernel>,
+    extents: Extents,
+    parameters: Vec<u8>,
+    /// Lane-instructions of one launch.
+    work: f64,
+    /// G lane-instructions a second, with sanitizers and without.
+    rates: [Vec<f64>; 2],
+}
+
+/// Bytes of each operand, all of them ones in f32 and of some value in bf16.
+const BYTES: usize = 1 << 20;
+
+impl Workload {
+    /// With as many operands as `make` puts into the arguments.
+    fn new(
+        name: &str,
+        (text, entry): (&str, &str),
+        extents: Extents,
+        make: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Vec<u8>>,
+    ) -> anyhow::Result<Workload> {
+        let space = AddressSpace::new();
+        let module = Module::load(text, &space, 0, &Emulation::default())?;
+        let kernel = module.kernel(entry).context("the kernel by its name")?;
+        let mut operand = || {
+            let at = space.allocate(BYTES, Place::Device(0))?;
+            space.fill(at, &1f32.to_le_bytes(), BYTES / 4)?;
+            anyhow::Ok(at)
+        };
+        let parameters = make(&mut operand)?;
+        let mut workload = Workload {
+            name: name.to_owned(),
+            space,
+            kernel,
+            extents,
+            parameters,
+            work: 0.0,
+            rates: Default::default(),
+        };
+        workload.work = workload.lane_instructions()?;
+        Ok(workload)
+    }
+
+    fn of(
+        name: &str,
+        variant: &impl Variant,
+        extents: Extents,
+        make: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Arguments>,
+    ) -> anyhow::Result<Workload> {
+        let code = (variant.ptx().text, variant.entry());
+        Workload::new(name, (&code.0, &code.1), extents, |operand| {
+            Ok(make(operand)?.bytes().to_vec())
+        })
+    }
+
+    fn launch(&self, options: &Emulation) -> anyhow::Result<meshgrad_emulator::Counters> {
+        let call = Launch {
+            kernel: &self.kernel,
+            grid: self.extents.grid,
+            block: self.extents.block,
+            dynamic_shared: self.extents.dynamic_shared,
+            parameters: &self.parameters,
+            multiprocessors: 132,
+        };
+        let counters = launch(&self.space, &call, options);
+        counters.with_context(|| self.name.clone())
+    }
+
+    fn lane_instructions(&self) -> anyhow::Result<f64> {
+        let counters = self.launch(&Emulation {
+            counters: true,
+            ..Emulation::default()
+        })?;
+        Ok(counters.total.lanes as f64)
+    }
+
+    fn turn(&mut self) -> anyhow::Result<()> {
+        for (at, sanitize) in [true, false].into_iter().enumerate() {
+            let options = Emulation {
+                sanitize,
+                threads: 1,
+                ..Emulation::default()
+            };
+            let (time, done) = seconds(|| self.launch(&options));
+            done?;
+            self.rates[at].push(self.work / time / 1e9);
+        }
+        Ok(())
+    }
+}
+
+fn loops(iterations: u32) -> anyhow::Result<Vec<Workload>> {
+    let one = |it: &Loop| {
+        let extents = Extents {
+            grid: [4, 1, 1],
+            block: [128, 1, 1],
+            dynamic_shared: 0,
+        };
+        Workload::new(it.name, (&it.text(iterations), "k"), extents, |operand| {
+            Ok(operand()?.to_le_bytes().to_vec())
+        })
+    };
+    LOOPS.iter().map(one).collect()
+}
+
+/// Our four kernels on operands of a MiB at most.
+fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
+    let count = size * size;
+    let (x, y) = (Expression::operand(0), Expression::operand(1));
+    let element = Element::Float(Dtype::F32);
+    let product = Elementwise::new(x * y, &[element; 2], element, Layout::Contiguous)?;
+    let walk = Walk::new(&[count], &[1], &[&[1], &[1]])?;
+    let launch = product.launch(count as u64).context("elements")?;
+    let elementwise = Workload::of("elementwise x y, f32", &product, launch, |operand| {
+        let arguments = ElementwiseArguments {
+            operands: &[operand()?, operand()?],
+            result: operand()?,
+            walk: &walk,
+            scalars: &[],
+        };
+        Ok(arguments.arguments(&product))
+    })?;
+
+    let norm = RmsNorm::new(Dtype::F32, size, true);
+    let rms_norm = Workload::of(
+        "RMSNorm, f32",
+        &norm,
+        norm.launch(size as u64).context("rows")?,
+        |operand| {
+            let arguments = RmsNormArguments {
+                x: operand()?,
+                w: operand()?,
+                y: operand()?,
+                inv_rms: operand()?,
+                rows: size as u64,
+                features: size as u32,
+                eps: 1e-6,
+            };
+            Ok(arguments.arguments())
+        },
+    )?;
+
+    let (m, tile, order) = (size as u32, Tile::ALL[0], Order::RowMajor);
+    let gemm = |operand: &mut dyn FnMut() -> anyhow::Result<u64>| {
+        let arguments = GemmArguments {
+            a: operand()?,
+            b: operand()?,
+            c: operand()?,
+            m,
+            n: m,
+            k: m,
+            lda: u64::from(m),
+            ldb: u64::from(m),
+            ldc: u64::from(m),
+            batch_a: 0,
+            batch_b: 0,
+            batch_c: 0,
+        };
+        Ok(arguments.arguments())
+    };
+    let f32 = GemmF32 {
+        a: order,
+        b: order,
+        tile,
+        accumulate: false,
+    };
+    let bf16 = GemmBf16 {
+        a: order,
+        b: order,
+        tile,
+        output: Output::ALL[0],
+        aligned: true,
+    };
+    Ok(vec![
+        elementwise,
+        rms_norm,
+        Workload::of("matrix product, f32", &f32, f32.launch(m, m, 1).context("elements")?, gemm)?,
+        Workload::of("matrix product, bf16", &bf16, bf16.launch(m, m, 1).context("elements")?, gemm)?,
+    ])
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut cli = Cli::parse();
+    let (mut iterations, mut size) = (20_000, 512);
+    if cli.options.smoke {
+        (cli.rounds, iterations, size) = (1, 200, 64);
+    }
+    let mut workloads = loops(iterations)?;
+    workloads.extend(kernels(size)?);
+    for _ in 0..cli.rounds {
+        workloads.iter_mut().try_for_each(Workload::turn)?;
+    }
+
+    let rounds = cli.rounds;
+    println!("G lane-instructions a second of one core, {rounds} rounds: medians (least - most)\n");
+    println!("| | sanitizers on | off |\n|---|---|---|");
+    let rows = workloads.iter().map(|workload| -> Value {
+        let [on, off] = workload.rates.each_ref().map(|rates| Spread::of(rates));
+        println!("| {} | {on} | {off} |", workload.name);
+        json!({"what": workload.name, "sanitizers_on": on.json(), "off": off.json()})
+    });
+    let rows: Vec<Value> = rows.collect();
+    let report = json!({"bench": "emulator", "unit": "G lane-instructions/s/core", "rows": rows});
+    finish(&cli.options, report, json!({}))
+}
