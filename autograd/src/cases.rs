@@ -22,11 +22,8 @@ pub struct Case {
 }
 
 impl Case {
-    fn with_weight(self, input: &'static usize) -> Case {
-        Case {
-            weights: std::slice::from_ref(input),
-            ..self
-        }
+    fn with_weights(self, weights: &'static [usize]) -> Case {
+        Case { weights, ..self }
     }
 }
 
@@ -236,12 +233,12 @@ fn shapes(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
 fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     let inputs = [at.any(&[2, 3, 4], 0)?, at.any(&[5, 4], 1)?];
-    cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)).with_weight(&1));
+    cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
     // Lines of whole 16-byte vectors in every float.
     let inputs = [at.any(&[3, 16], 0)?, at.any(&[8, 16], 1)?];
-    cases.push(case("linear, aligned", inputs, |[x, w]| ops::linear(x, w)).with_weight(&1));
+    cases.push(case("linear, aligned", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
     let inputs = [at.any(&[0, 4], 0)?, at.any(&[5, 4], 1)?];
-    cases.push(case("linear, no rows", inputs, |[x, w]| ops::linear(x, w)).with_weight(&1));
+    cases.push(case("linear, no rows", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
     let inputs = [at.any(&[2, 4, 3], 2)?, at.any(&[2, 4, 5], 3)?];
     cases.push(case("matmul of transposes, batched", inputs, |[a, b]| {
         ops::matmul(&ops::transpose(a, -1, -2)?, b)
@@ -263,13 +260,13 @@ fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
 fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     let inputs = [at.any(&[2, 3, 5], 0)?, at.positive(&[5], 1)?];
-    cases.push(case("rms_norm", inputs, |[x, w]| ops::rms_norm(x, w, 1e-3)).with_weight(&1));
+    cases.push(case("rms_norm", inputs, |[x, w]| ops::rms_norm(x, w, 1e-3)).with_weights(&[1]));
     let inputs = [at.any(&[3, 16], 0)?, at.positive(&[16], 1)?];
     cases.push(
         case("rms_norm, aligned", inputs, |[x, w]| {
             ops::rms_norm(x, w, 1e-3)
         })
-        .with_weight(&1),
+        .with_weights(&[1]),
     );
     cases.push(case("softmax", [at.any(&[3, 5], 2)?], |[x]| {
         ops::softmax(x)
@@ -306,7 +303,7 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         case("embedding", [at.any(&[4, 3], 6)?], move |[table]| {
             ops::embedding(table, &ids)
         })
-        .with_weight(&0),
+        .with_weights(&[0]),
     );
     let labels = Tensor::from_slice(at.device, &[2, 3], &[3i64, -100, 0, 6, 6, -100])?;
     let inputs = [at.any(&[2, 3, 4], 7)?, at.any(&[7, 4], 8)?];
@@ -314,7 +311,7 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         case("linear_cross_entropy", inputs, move |[x, w]| {
             Ok(ops::linear_cross_entropy(x, w, &labels, -100)?.0)
         })
-        .with_weight(&1),
+        .with_weights(&[1]),
     );
     Ok(())
 }
@@ -343,7 +340,7 @@ fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
             let rows = ops::grouped_matmul(&rows, w, &order.offsets)?;
             ops::unpermute_tokens(&rows, weights, &order)
         })
-        .with_weight(&1),
+        .with_weights(&[1]),
     );
     Ok(())
 }
