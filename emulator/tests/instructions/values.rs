@@ -72,6 +72,19 @@ fn conversions_saturate_for_every_destination() {
 }
 
 #[test]
+fn vectors_of_sixteen_bytes() {
+    let moved = words(
+        "mov.b16 h, 1; mov.b16 h1, 2; mov.b16 h2, 3; mov.b16 h3, 4;
+         st.global.v8.u16 [x], {h, h1, h2, h3, h3, h2, h1, h};
+         ld.global.v8.u16 {h, h1, h2, h3, h, h1, h2, h3}, [x];
+         st.global.v4.u16 [x+16], {h, h1, h2, h3};",
+    );
+    let pair = |low: u32, high: u32| low | high << 16;
+    let all = [pair(1, 2), pair(3, 4), pair(4, 3), pair(2, 1)];
+    assert_eq!(moved, [all[0], all[1], all[2], all[3], all[2], all[3]]);
+}
+
+#[test]
 fn low_bits() {
     let masks = words(
         "mov.u32 b, 8; mov.u32 a, 4; bmsk.clamp.b32 c, a, b; st.b32 [x], c;

@@ -14,8 +14,8 @@ use crate::numerics::rounding::{self, Rounding, canonical, flush};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// Arithmetic on f32 in two versions: the plain one that the processor does itself, and the one that
-/// looks at the instruction's modifier.
+/// Arithmetic on f32 in two versions: the plain one that the processor does itself, and the one
+/// that looks at the instruction's modifier.
 macro_rules! f32_arithmetic {
     ($modifier:expr, |$($a:ident),+| $plain:expr, |$r:ident| $general:expr) => {
         match $modifier {
