@@ -275,8 +275,18 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
     Ok(vec![
         elementwise,
         rms_norm,
-        Workload::of("matrix product, f32", &f32, f32.launch(m, m, 1).context("elements")?, gemm)?,
-        Workload::of("matrix product, bf16", &bf16, bf16.launch(m, m, 1).context("elements")?, gemm)?,
+        Workload::of(
+            "matrix product, f32",
+            &f32,
+            f32.launch(m, m, 1).context("elements")?,
+            gemm,
+        )?,
+        Workload::of(
+            "matrix product, bf16",
+            &bf16,
+            bf16.launch(m, m, 1).context("elements")?,
+            gemm,
+        )?,
     ])
 }
 

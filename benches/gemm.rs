@@ -9,10 +9,12 @@
 //! weight [out, in] is, the first that A is stored [k, m]. 2 m n k operations a product.
 
 mod measure;
+mod peer;
 
 use clap::Parser;
-use measure::{Options, Peer, Spread, finish, numbers, seconds};
+use measure::{Options, Spread, finish, seconds};
 use meshgrad::prelude::*;
+use peer::{Peer, PeerOptions, numbers};
 use serde_json::{Value, json};
 
 /// m, n, k and which operands are stored transposed.
@@ -39,6 +41,8 @@ const ROWS: &[Row] = &[
 struct Arguments {
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    peer: PeerOptions,
     /// How often the contestants take turns.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
@@ -57,7 +61,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let threads = device.properties().threads.to_string();
     let start =
         |python: &std::path::PathBuf| Peer::start(python, "gemm.py", &["--threads", &threads]);
-    let mut peer = arguments.options.torch.as_ref().map(start).transpose()?;
+    let mut peer = arguments.peer.torch.as_ref().map(start).transpose()?;
 
     println!(
         "GFLOP/s, {} rounds: medians (least - most)\n",

@@ -9,10 +9,12 @@
 //! `bookkeeping` is what an operation without kernels costs both ways together: the tape alone.
 
 mod measure;
+mod peer;
 
 use clap::Parser;
-use measure::{Options, Peer, Spread, finish, numbers, seconds};
+use measure::{Options, Spread, finish, seconds};
 use meshgrad::prelude::*;
+use peer::{Peer, PeerOptions, numbers};
 use serde_json::{Value, json};
 
 const WHAT: [&str; 4] = ["plain", "record", "backward", "bookkeeping"];
@@ -22,6 +24,8 @@ const WHAT: [&str; 4] = ["plain", "record", "backward", "bookkeeping"];
 struct Arguments {
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    peer: PeerOptions,
     /// How often the contestants take turns.
     #[arg(long, default_value_t = 50)]
     rounds: usize,
@@ -41,7 +45,7 @@ fn main() -> anyhow::Result<()> {
 
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let start = |python: &std::path::PathBuf| Peer::start(python, "op_overhead.py", &[]);
-    let mut peer = arguments.options.torch.as_ref().map(start).transpose()?;
+    let mut peer = arguments.peer.torch.as_ref().map(start).transpose()?;
     let (mut ours, mut theirs) = ([const { Vec::new() }; 4], [const { Vec::new() }; 3]);
 
     // The first turns warm up.

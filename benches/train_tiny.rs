@@ -9,16 +9,18 @@
 //! alone, from weights of its own.
 
 mod measure;
+mod peer;
 
 use std::path::Path;
 
 use clap::{Parser, ValueEnum};
-use measure::{Options, Peer, Spread, finish, numbers, seconds};
+use measure::{Options, Spread, finish, seconds};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Balancing, Compute, hf};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
+use peer::{Peer, PeerOptions, numbers};
 use serde_json::{Value, json};
 
 const BATCH: usize = 8;
@@ -38,6 +40,8 @@ const CONFIG: &str = r#"{
 struct Arguments {
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    peer: PeerOptions,
     /// What activations are; parameters and optimizer are f32 (autocast in torch).
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     dtype: Precision,
@@ -86,7 +90,7 @@ fn main() -> anyhow::Result<()> {
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let folder = std::env::temp_dir().join(format!("meshgrad-train-tiny-{}", std::process::id()));
     let mut peers = Vec::new();
-    if let Some(python) = &arguments.options.torch {
+    if let Some(python) = &arguments.peer.torch {
         peers = start_peers(arguments, python, &folder)?;
     }
     let model = match peers.is_empty() {

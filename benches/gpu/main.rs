@@ -17,6 +17,8 @@ mod dump;
 mod jobs;
 #[path = "../measure.rs"]
 mod measure;
+#[path = "../peer.rs"]
+mod peer;
 mod time;
 
 use std::process::ExitCode;

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::Where;
 use crate::jobs::{Amount, Group, Job, Shapes, copy, groups};
-use crate::measure::{Options, Peer, Spread, finish, numbers, seconds};
+use crate::measure::{Options, Spread, finish, seconds};
+use crate::peer::{Peer, PeerOptions, numbers};
 
 /// Times the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
 #[derive(clap::Args)]
@@ -22,6 +23,8 @@ pub(crate) struct Time {
     device: Where,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    peer: PeerOptions,
     /// How often the contestants take turns.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
@@ -93,7 +96,7 @@ impl Contest {
             Where::Emulator => "cpu",
         };
         let start = |python: &Path| Peer::start(python, "gpu.py", &["--device", torch_device]);
-        let mut peer = time.options.torch.as_deref().map(start).transpose()?;
+        let mut peer = time.peer.torch.as_deref().map(start).transpose()?;
         if let Some(peer) = &mut peer {
             // Nothing of it spins between requests.
             peer.pause = Duration::ZERO;

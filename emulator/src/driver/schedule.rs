@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::configuration::StreamOrder;
 use super::context::ContextHandle;
 use super::work::Work;
+use crate::machine::random::Random;
 
 /// Names an operation; later ones are larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +17,7 @@ pub(crate) struct Ticket(u64);
 
 /// What waits and what runs.
 pub(crate) struct Schedule {
-    draw: Option<Generator>,
+    draw: Option<Random>,
     pending: BTreeMap<Ticket, Operation>,
     next: u64,
 }
@@ -46,7 +47,7 @@ impl Schedule {
         Schedule {
             draw: match order {
                 StreamOrder::Ordered => None,
-                StreamOrder::Random(seed) => Some(Generator(seed)),
+                StreamOrder::Random(seed) => Some(Random::new(seed)),
             },
             pending: BTreeMap::new(),
             next: 0,
@@ -78,7 +79,7 @@ impl Schedule {
         match &mut self.draw {
             None => usize::MAX,
             Some(_) if self.pending.len() > MANY => 2,
-            Some(draw) => [0, 0, 0, 1, 2][draw.below(5)],
+            Some(draw) => [0, 0, 0, 1, 2][draw.below(5) as usize],
         }
     }
 
@@ -92,7 +93,7 @@ impl Schedule {
             None => *ready.next()?.0,
             Some(draw) => {
                 let ready: Vec<Ticket> = ready.map(|(ticket, _)| *ticket).collect();
-                *ready.get(draw.below(ready.len().max(1)))?
+                *ready.get(draw.below(ready.len().max(1) as u64) as usize)?
             }
         };
         let operation = self.pending.get_mut(&ticket)?;
@@ -134,19 +135,6 @@ impl Schedule {
     /// Whether some thread of the host runs an operation now.
     pub(crate) fn is_running(&self) -> bool {
         self.pending.values().any(|it| it.work.is_none())
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Generator(u64);
-
-impl Generator {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound as u64) as usize
     }
 }
 

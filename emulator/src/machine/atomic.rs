@@ -49,11 +49,15 @@ impl Cta<'_> {
                 lanes,
                 offsets,
             } = spot;
+            let combine = match home {
+                Home::Global(_) => atomic.update_in_global,
+                _ => atomic.update,
+            };
             let mut progress = false;
             let data = self.data(home);
             for lane in lanes_of(lanes) {
                 let update = |current: u64| match &swap {
-                    None => (atomic.update)(current, from[lane]),
+                    None => combine(current, from[lane]),
                     Some(new) if current == from[lane] => new[lane],
                     Some(_) => current,
                 };

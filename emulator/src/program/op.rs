@@ -266,6 +266,8 @@ pub(crate) struct Atomic {
     pub(crate) bytes: usize,
     /// The new value from the old one and the operand.
     pub(crate) update: fn(u64, u64) -> u64,
+    /// The same in global memory, whose units round in their own way.
+    pub(crate) update_in_global: fn(u64, u64) -> u64,
     pub(crate) strength: Strength,
     pub(crate) scope: Scope,
 }

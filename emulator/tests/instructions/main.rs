@@ -2,6 +2,7 @@
 //! as the judge where it is at hand, and with texts that were damaged at random.
 
 mod lists;
+mod values;
 
 use std::env;
 use std::fs;

@@ -1,23 +1,16 @@
 //! Conversions (PTX ISA 9.7.9.21). A destination may be wider than its type, a source too.
 
+use super::rounding::{
+    FLUSH, FREE_BITS, RELU, ROUNDINGS, SATURATE, WHOLE_ROUNDINGS, flag, modifier_of, output_f32,
+    output_half, rounding_of,
+};
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, Operands, lanes};
 use crate::numerics::convert::{self, Float8, Integer, Tf32Rounding};
-use crate::numerics::half_precision::{self as half, Bf16, F16, Half, relu_f32};
-use crate::numerics::rounding::{Rounding, flush, narrow, saturate};
+use crate::numerics::half_precision::{Bf16, F16, Half, relu_f32};
+use crate::numerics::rounding::{Rounding, flush, narrow};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
-
-const ROUNDINGS: [(&str, Rounding); 8] = [
-    ("rn", Rounding::Nearest),
-    ("rz", Rounding::Zero),
-    ("rm", Rounding::Down),
-    ("rp", Rounding::Up),
-    ("rni", Rounding::Nearest),
-    ("rzi", Rounding::Zero),
-    ("rmi", Rounding::Down),
-    ("rpi", Rounding::Up),
-];
 
 /// What a conversion has to know, in an instruction's modifier: types, rounding, `.ftz`, `.sat`,
 /// `.relu`, whether it rounds to a whole number, and how many bits the result's register keeps.
@@ -26,31 +19,26 @@ struct How(u32);
 
 impl How {
     fn new(from: Type, to: Type, rounding: Rounding) -> How {
-        How(code(from) | code(to) << 4 | (rounding as u32) << 8)
+        How(modifier_of(rounding) | code(from) << FROM | code(to) << TO)
     }
 
     fn with(self, set: bool, bit: u32) -> How {
-        How(self.0 | if set { bit } else { 0 })
+        How(self.0 | flag(set, bit))
     }
 
     #[inline(always)]
     fn from(self) -> u32 {
-        self.0 & 15
+        self.0 >> FROM & 15
     }
 
     #[inline(always)]
     fn to(self) -> u32 {
-        self.0 >> 4 & 15
+        self.0 >> TO & 15
     }
 
     #[inline(always)]
     fn rounding(self) -> Rounding {
-        match self.0 >> 8 & 3 {
-            0 => Rounding::Nearest,
-            1 => Rounding::Zero,
-            2 => Rounding::Down,
-            _ => Rounding::Up,
-        }
+        rounding_of(self.0)
     }
 
     #[inline(always)]
@@ -59,11 +47,11 @@ impl How {
     }
 }
 
-const FLUSH: u32 = 1 << 10;
-const SATURATE: u32 = 1 << 11;
-const RELU: u32 = 1 << 12;
-const WHOLE: u32 = 1 << 13;
-const SHORT: u32 = 1 << 14;
+/// Where the types lie in a modifier, of 4 bits each, and what lies behind them.
+const FROM: u32 = FREE_BITS;
+const TO: u32 = FROM + 4;
+const WHOLE: u32 = 1 << (TO + 4);
+const SHORT: u32 = 1 << (TO + 5);
 
 /// Types by number: whole numbers below 8.
 fn code(kind: Type) -> u32 {
@@ -108,8 +96,8 @@ fn integer(code: u32) -> Integer {
 impl Decoding<'_, '_, '_> {
     pub(super) fn conversion(&mut self) -> Result<Op> {
         let away = self.opcode.take("rna");
-        let rounding = self.opcode.take_any(&ROUNDINGS[..4]);
-        let whole = self.opcode.take_any(&ROUNDINGS[4..]);
+        let rounding = self.opcode.take_any(&ROUNDINGS);
+        let whole = self.opcode.take_any(&WHOLE_ROUNDINGS);
         let flush = self.opcode.take("ftz");
         let saturate = self.opcode.take("sat");
         let relu = self.opcode.take("relu");
@@ -332,13 +320,7 @@ fn relu_input(a: f32, how: How) -> f32 {
 /// What `.ftz` and `.sat` make of a result, for each destination: its bits.
 #[inline(always)]
 fn finish_f32(value: f32, how: How) -> u64 {
-    let value = if how.has(FLUSH) { flush(value) } else { value };
-    let value = if how.has(SATURATE) {
-        saturate(value)
-    } else {
-        value
-    };
-    u64::from(value.to_bits())
+    u64::from(output_f32(value, how.0))
 }
 
 #[inline(always)]
@@ -351,12 +333,8 @@ fn finish_f64(value: f64, how: How) -> u64 {
     }
 }
 
+/// `.ftz` is about f32, not about these.
 #[inline(always)]
 fn finish_half<H: Half>(value: u16, how: How) -> u64 {
-    let value = if how.has(SATURATE) {
-        half::saturate::<H>(value)
-    } else {
-        value
-    };
-    u64::from(value)
+    u64::from(output_half::<H>(value, how.0 & SATURATE))
 }

@@ -1,80 +1,21 @@
 //! Floating-point arithmetic (PTX ISA 9.7.3). f16 and bf16 go on to [`super::half`].
 
+use super::rounding::{
+    BY_SIGNS, FLUSH, NAN, ROUNDINGS, SATURATE, flag, input_f32, modifier_of, nan_operand,
+    output_f32, rounding_of,
+};
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, lanes};
 use crate::numerics::compare::{
-    NanOperand, copysign_f32, copysign_f64, max_f32, max_f64, min_f32, min_f64,
-    with_product_of_signs,
+    copysign_f32, copysign_f64, max_f32, max_f64, min_f32, min_f64, with_product_of_signs,
 };
 use crate::numerics::double;
-use crate::numerics::rounding::{self, Rounding, canonical, flush, saturate};
+use crate::numerics::rounding::{self, Rounding, canonical, flush};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-const ROUNDINGS: [(&str, Rounding); 4] = [
-    ("rn", Rounding::Nearest),
-    ("rz", Rounding::Zero),
-    ("rm", Rounding::Down),
-    ("rp", Rounding::Up),
-];
-
-/// Modifiers of f32 arithmetic as bits of an instruction's modifier.
-const FLUSH: u32 = 4;
-const SATURATE: u32 = 8;
-const BY_SIGNS: u32 = 16;
-
-fn nan_operand(modifier: u32) -> NanOperand {
-    match modifier & 1 {
-        0 => NanOperand::Ignored,
-        _ => NanOperand::Propagated,
-    }
-}
-
-/// The rounding in the low two bits of a modifier.
-#[inline(always)]
-fn rounding_of(modifier: u32) -> Rounding {
-    match modifier & 3 {
-        0 => Rounding::Nearest,
-        1 => Rounding::Zero,
-        2 => Rounding::Down,
-        _ => Rounding::Up,
-    }
-}
-
-fn modifier_of(rounding: Rounding, flush: bool, saturate: bool) -> u32 {
-    let rounding = match rounding {
-        Rounding::Nearest => 0,
-        Rounding::Zero => 1,
-        Rounding::Down => 2,
-        Rounding::Up => 3,
-    };
-    let flag = |set: bool, bit| if set { bit } else { 0 };
-    rounding | flag(flush, FLUSH) | flag(saturate, SATURATE)
-}
-
-#[inline(always)]
-fn input(a: u32, modifier: u32) -> f32 {
-    let a = f32::from_bits(a);
-    if modifier & FLUSH != 0 { flush(a) } else { a }
-}
-
-#[inline(always)]
-fn output(value: f32, modifier: u32) -> u32 {
-    let value = if modifier & FLUSH != 0 {
-        flush(value)
-    } else {
-        value
-    };
-    let value = if modifier & SATURATE != 0 {
-        saturate(value)
-    } else {
-        value
-    };
-    value.to_bits()
-}
-
-/// Arithmetic on f32 in two versions: the plain one that the processor does itself, and the one that
-/// looks at the instruction's modifier.
+/// Arithmetic on f32 in two versions: the plain one that the processor does itself, and the one
+/// that looks at the instruction's modifier.
 macro_rules! f32_arithmetic {
     ($modifier:expr, |$($a:ident),+| $plain:expr, |$r:ident| $general:expr) => {
         match $modifier {
@@ -88,8 +29,8 @@ macro_rules! f32_arithmetic {
             }),
             _ => lanes!(modifier = m; |$($a: u32),+| -> u32 {
                 let $r = rounding_of(m);
-                $(let $a = input($a, m);)+
-                output($general, m)
+                $(let $a = input_f32($a, m);)+
+                output_f32($general, m)
             }),
         }
     };
@@ -129,7 +70,9 @@ impl Decoding<'_, '_, '_> {
         }
         let flush = self.opcode.take("ftz");
         let rounding = self.opcode.take_any(&ROUNDINGS);
-        let modifier = modifier_of(rounding.unwrap_or(Rounding::Nearest), flush, saturate);
+        let modifier = modifier_of(rounding.unwrap_or(Rounding::Nearest))
+            | flag(flush, FLUSH)
+            | flag(saturate, SATURATE);
         let name = match self.opcode.name {
             "mad" => "fma",
             name => name,
@@ -147,27 +90,25 @@ impl Decoding<'_, '_, '_> {
         let flushes = self.opcode.take("ftz");
         let nan = self.opcode.take("NaN");
         let by_signs = self.opcode.take("xorsign") && self.opcode.take("abs");
-        let modifier = modifier_of(Rounding::Nearest, flushes, false)
-            | u32::from(nan)
-            | if by_signs { BY_SIGNS } else { 0 };
+        let modifier = flag(flushes, FLUSH) | flag(nan, NAN) | flag(by_signs, BY_SIGNS);
         let max = self.opcode.name == "max";
         let compute: Compute = match (kind, max) {
             (Type::F32, true) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
-                let (a, b) = (input(a, m), input(b, m));
+                let (a, b) = (input_f32(a, m), input_f32(b, m));
                 if m & BY_SIGNS != 0 {
                     let larger = max_f32(a.abs(), b.abs(), nan_operand(m));
-                    output(with_product_of_signs(larger, a, b), m & FLUSH)
+                    output_f32(with_product_of_signs(larger, a, b), m & FLUSH)
                 } else {
-                    output(max_f32(a, b, nan_operand(m)), m & FLUSH)
+                    output_f32(max_f32(a, b, nan_operand(m)), m & FLUSH)
                 }
             }),
             (Type::F32, false) => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
-                let (a, b) = (input(a, m), input(b, m));
+                let (a, b) = (input_f32(a, m), input_f32(b, m));
                 if m & BY_SIGNS != 0 {
                     let smaller = min_f32(a.abs(), b.abs(), nan_operand(m));
-                    output(with_product_of_signs(smaller, a, b), m & FLUSH)
+                    output_f32(with_product_of_signs(smaller, a, b), m & FLUSH)
                 } else {
-                    output(min_f32(a, b, nan_operand(m)), m & FLUSH)
+                    output_f32(min_f32(a, b, nan_operand(m)), m & FLUSH)
                 }
             }),
             (Type::F64, true) if modifier == 0 => lanes!(|a: u64, b: u64| -> u64 {
@@ -182,15 +123,14 @@ impl Decoding<'_, '_, '_> {
     }
 
     fn sign(&mut self, kind: Type) -> Result<Op> {
-        let flushes = self.opcode.take("ftz");
-        let modifier = modifier_of(Rounding::Nearest, flushes, false);
+        let modifier = flag(self.opcode.take("ftz"), FLUSH);
         let negates = self.opcode.name == "neg";
         let compute: Compute = match (kind, negates) {
             (Type::F32, true) => lanes!(modifier = m; |a: u32| -> u32 {
-                output(f32::from_bits(input(a, m).to_bits() ^ 1 << 31), m)
+                output_f32(f32::from_bits(input_f32(a, m).to_bits() ^ 1 << 31), m)
             }),
             (Type::F32, false) => lanes!(modifier = m; |a: u32| -> u32 {
-                output(f32::from_bits(input(a, m).to_bits() & !(1 << 31)), m)
+                output_f32(f32::from_bits(input_f32(a, m).to_bits() & !(1 << 31)), m)
             }),
             (Type::F64, true) => lanes!(|a: u64| -> u64 { a ^ 1 << 63 }),
             (Type::F64, false) => lanes!(|a: u64| -> u64 { a & !(1 << 63) }),
@@ -210,7 +150,7 @@ impl Decoding<'_, '_, '_> {
         let flush = self.opcode.take("ftz");
         let rounding = self.opcode.choose(&ROUNDINGS)?;
         let kind = self.opcode.kind()?;
-        let modifier = modifier_of(rounding, flush, false);
+        let modifier = modifier_of(rounding) | flag(flush, FLUSH);
         let compute = match (self.opcode.name, kind) {
             ("rcp", Type::F32) => {
                 f32_arithmetic!(modifier, |a| 1.0 / a, |r| rounding::rcp(a, r))

@@ -1,46 +1,14 @@
 //! Arithmetic on f16 and bf16, single and in pairs (PTX ISA 9.7.4).
 
+use super::rounding::{
+    BY_SIGNS, FLUSH, NAN, RELU, SATURATE, flag, input_half, nan_operand, output_half,
+};
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, lanes};
 use crate::numerics::compare::NanOperand;
 use crate::numerics::half_precision::{self as half, Bf16, F16, Half};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
-
-/// Modifiers as bits of an instruction's modifier.
-const FLUSH: u32 = 1;
-const SATURATE: u32 = 2;
-const RELU: u32 = 4;
-const NAN: u32 = 8;
-const BY_SIGNS: u32 = 16;
-
-#[inline(always)]
-fn input<H: Half>(x: u16, modifier: u32) -> u16 {
-    if modifier & FLUSH != 0 {
-        half::flush::<H>(x)
-    } else {
-        x
-    }
-}
-
-#[inline(always)]
-fn output<H: Half>(x: u16, modifier: u32) -> u16 {
-    let x = if modifier & FLUSH != 0 {
-        half::flush::<H>(x)
-    } else {
-        x
-    };
-    let x = if modifier & SATURATE != 0 {
-        half::saturate::<H>(x)
-    } else {
-        x
-    };
-    if modifier & RELU != 0 {
-        half::relu::<H>(x)
-    } else {
-        x
-    }
-}
 
 /// The same arithmetic for the four types; `H` is the format in the body.
 macro_rules! halves {
@@ -65,18 +33,18 @@ macro_rules! halves {
     (@one $H:ty, |$($a:ident),+| $body:expr) => {
         lanes!(modifier = m; |$($a: u32),+| -> u32 {
             type H = $H;
-            $(let $a = input::<H>($a as u16, m);)+
+            $(let $a = input_half::<H>($a as u16, m);)+
             let of = Modified(m);
-            u32::from(output::<H>(of.apply::<H>($body), m))
+            u32::from(output_half::<H>(of.apply::<H>($body), m))
         })
     };
     (@two $H:ty, $both:ident, |$($a:ident),+| $body:expr) => {
         lanes!(modifier = m; |$($a: u32),+| -> u32 {
             type H = $H;
             half::$both($($a),+, |$($a),+| {
-                $(let $a = input::<H>($a, m);)+
+                $(let $a = input_half::<H>($a, m);)+
                 let of = Modified(m);
-                output::<H>(of.apply::<H>($body), m)
+                output_half::<H>(of.apply::<H>($body), m)
             })
         })
     };
@@ -93,23 +61,19 @@ impl Modified {
     }
 
     fn nan(self) -> NanOperand {
-        match self.0 & NAN {
-            0 => NanOperand::Ignored,
-            _ => NanOperand::Propagated,
-        }
+        nan_operand(self.0)
     }
 }
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn half_arithmetic(&mut self, kind: Type, saturate: bool) -> Result<Op> {
-        let bit = |set: bool, bit| if set { bit } else { 0 };
         // The only rounding there is.
         self.opcode.take("rn");
-        let modifier = bit(self.opcode.take("ftz"), FLUSH)
-            | bit(saturate || self.opcode.take("sat"), SATURATE)
-            | bit(self.opcode.take("relu"), RELU)
-            | bit(self.opcode.take("NaN"), NAN)
-            | bit(
+        let modifier = flag(self.opcode.take("ftz"), FLUSH)
+            | flag(saturate || self.opcode.take("sat"), SATURATE)
+            | flag(self.opcode.take("relu"), RELU)
+            | flag(self.opcode.take("NaN"), NAN)
+            | flag(
                 self.opcode.take("xorsign") && self.opcode.take("abs"),
                 BY_SIGNS,
             );

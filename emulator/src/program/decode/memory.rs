@@ -2,7 +2,7 @@
 
 use super::{Decoding, Result};
 use crate::numerics::half_precision as half;
-use crate::numerics::rounding;
+use crate::numerics::rounding::{canonical, flush};
 use crate::program::op::{Access, Atomic, Op, Scope, Space, Strength, Target};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
@@ -172,10 +172,21 @@ impl Decoding<'_, '_, '_> {
             swap,
             bytes: kind.bits() as usize / 8,
             update,
+            update_in_global: match (what, kind) {
+                (Update::Add, Type::F32) => add_flushed,
+                _ => update,
+            },
             strength: strength.unwrap_or(Strength::Relaxed),
             scope: scope.unwrap_or(Scope::Gpu),
         }))
     }
+}
+
+/// An addition of f32 in global memory takes subnormal numbers for zeros, and gives none: one in
+/// shared memory does not (PTX ISA, "atom").
+fn add_flushed(a: u64, b: u64) -> u64 {
+    let number = |bits: u64| flush(f32::from_bits(bits as u32));
+    u64::from(flush(canonical(number(a) + number(b))).to_bits())
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -189,9 +200,8 @@ fn update(what: Update, kind: Type) -> Option<fn(u64, u64) -> u64> {
         (Update::Add, U32 | S32) => |a, b| u64::from((a as u32).wrapping_add(b as u32)),
         (Update::Add, U64 | S64) => |a, b| a.wrapping_add(b),
         (Update::Add, F32) => |a, b| {
-            u64::from(
-                rounding::canonical(f32::from_bits(a as u32) + f32::from_bits(b as u32)).to_bits(),
-            )
+            let sum = f32::from_bits(a as u32) + f32::from_bits(b as u32);
+            u64::from(canonical(sum).to_bits())
         },
         (Update::Add, F64) => |a, b| (f64::from_bits(a) + f64::from_bits(b)).to_bits(),
         (Update::Add, F16) => |a, b| u64::from(half::add::<half::F16>(a as u16, b as u16)),

@@ -15,6 +15,7 @@ mod logic;
 mod matrix;
 mod memory;
 mod moves;
+mod rounding;
 mod simd_video;
 mod warp;
 mod warp_matrix;

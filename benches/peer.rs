@@ -1,0 +1,92 @@
+//! A peer in Python, which takes turns with us.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+/// Where the peer is.
+#[derive(clap::Args)]
+pub(crate) struct PeerOptions {
+    /// A Python interpreter with benches/torch/requirements.txt: the peer in the same run.
+    #[arg(long, value_name = "PYTHON")]
+    pub(crate) torch: Option<PathBuf>,
+}
+
+/// A Python script that answers requests, one JSON object a line.
+pub(crate) struct Peer {
+    process: Child,
+    requests: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    /// What it said first: its versions.
+    pub(crate) hello: Value,
+    /// How long to wait after an answer, until the peer's threads, which spin after their work
+    /// (0.2 s in Intel's OpenMP), leave the cores to whose turn is next.
+    pub(crate) pause: Duration,
+}
+
+impl Peer {
+    /// Starts `script` of benches/torch.
+    pub(crate) fn start(python: &Path, script: &str, arguments: &[&str]) -> anyhow::Result<Peer> {
+        let mut process = Command::new(python)
+            .arg(scripts().join(script))
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", python.display()))?;
+        let requests = process.stdin.take();
+        let answers = process.stdout.take().context("no standard output")?;
+        let mut peer = Peer {
+            process,
+            requests,
+            answers: BufReader::new(answers),
+            hello: Value::Null,
+            pause: Duration::from_millis(300),
+        };
+        peer.hello = peer.listen()?;
+        Ok(peer)
+    }
+
+    /// Waits for the answer, and then for [`Peer::pause`].
+    pub(crate) fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
+        let requests = self.requests.as_mut().context("the peer has ended")?;
+        writeln!(requests, "{request}")?;
+        requests.flush()?;
+        let answer = self.listen();
+        std::thread::sleep(self.pause);
+        answer
+    }
+
+    fn listen(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        if self.answers.read_line(&mut line)? == 0 {
+            bail!("the peer ended; its message is above");
+        }
+        serde_json::from_str(&line).with_context(|| format!("the peer said {line:?}"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.requests = None;
+        let _ = self.process.wait();
+    }
+}
+
+/// benches/torch, or what `MESHGRAD_BENCH_PEERS` names where there is no checkout.
+fn scripts() -> PathBuf {
+    match std::env::var_os("MESHGRAD_BENCH_PEERS") {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/torch"),
+    }
+}
+
+/// Numbers of an answer.
+pub(crate) fn numbers(value: &Value) -> Vec<f64> {
+    let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    items.iter().filter_map(Value::as_f64).collect()
+}
