@@ -1,15 +1,17 @@
-//! Calls of functions: through pointers, and of functions that run already.
+//! Calls of functions: what is handed over, calls through pointers, and of functions that run
+//! already.
 //!
 //! A function's registers exist once a lane. One that can be called while it runs saves them when
 //! it begins and restores them when it returns, lane by lane; its local variables move up a stack
 //! behind the lane's other local memory.
 
 use super::cta::Cta;
-use super::lanes::each_bit;
+use super::lanes::{each_bit, each_lane, narrowed};
 use super::registers::{LANES, SavedLane, Slot, lanes_of};
 use super::step::Flow;
 use super::warp::{Fragment, Warp};
 use crate::program::kernel::Frame;
+use crate::program::op::Passed;
 use crate::report::{Fault, Kind};
 
 /// How deep calls of functions that run already may nest.
@@ -28,7 +30,77 @@ pub(crate) struct SavedFrame {
     stack: u32,
 }
 
+/// Begins a function that does not run already.
+pub(super) fn call(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
+    let pc = warp.fragments[fragment].pc;
+    let calling = match mask == warp.fragments[fragment].mask {
+        true => fragment,
+        false => {
+            warp.fragments[fragment].pc += 1;
+            warp.split(fragment, mask, target)
+        }
+    };
+    warp.fragments[calling].calls.push(pc + 1);
+    warp.fragments[calling].pc = target;
+    Flow::Changed
+}
+
 impl Cta<'_> {
+    /// Hands an argument or a result over.
+    pub(super) fn pass(
+        &mut self,
+        warp: &mut Warp,
+        passed: Passed,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        match passed {
+            Passed::Register { to, from, wide } => warp.registers.copy(to, from, wide, mask),
+            Passed::Predicate { to, from } => {
+                let value = warp.registers.predicate(from);
+                warp.registers.set_predicate(to, mask, value);
+            }
+            Passed::Memory { to, from, bytes } => {
+                for lane in lanes_of(mask) {
+                    let thread = (warp.index * LANES + lane) * self.local_stride;
+                    let mut copied = vec![0; bytes as usize];
+                    self.local.data.read(thread + from as usize, &mut copied);
+                    self.local.data.write(thread + to as usize, &copied);
+                    self.local
+                        .initialised
+                        .set(thread + to as usize, bytes as usize);
+                }
+            }
+            Passed::Store { to, from, bytes } => {
+                for lane in lanes_of(mask) {
+                    let at = (warp.index * LANES + lane) * self.local_stride + to as usize;
+                    let value = match bytes {
+                        8 => warp.registers.wide(from)[lane],
+                        _ => u64::from(warp.registers.narrow(from)[lane]),
+                    };
+                    let value = &value.to_le_bytes()[..bytes as usize];
+                    self.local.data.write(at, value);
+                    self.local.initialised.set(at, bytes as usize);
+                }
+            }
+            Passed::Load { to, from, bytes } => {
+                let value: [u64; LANES] = each_lane(|lane| {
+                    let at = (warp.index * LANES + lane) * self.local_stride + from as usize;
+                    let mut value = [0; 8];
+                    self.local.data.read(at, &mut value[..bytes as usize]);
+                    u64::from_le_bytes(value)
+                });
+                match bytes {
+                    8 => warp.registers.set_wide(to, mask, &value),
+                    _ => {
+                        let value = narrowed(&value);
+                        warp.registers.set_narrow(to, mask, &value);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Begins a function that may run already.
     pub(super) fn enter(
         &mut self,

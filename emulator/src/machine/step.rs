@@ -1,12 +1,13 @@
 //! Executing instructions.
 
 use super::cta::Cta;
+use super::frames::call;
 use super::lanes::{each_lane, narrowed, widened};
 use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
 use super::warp::{Fragment, State, Warp};
 use super::windows;
 use crate::options::Asynchronous;
-use crate::program::op::{Combine, Instruction, Op, Passed, PredicateSource, Set, SetPredicate};
+use crate::program::op::{Combine, Instruction, Op, PredicateSource, Set, SetPredicate};
 use crate::report::{Fault, Kind};
 
 /// Where a fragment goes after an instruction.
@@ -459,55 +460,6 @@ impl Cta<'_> {
         Ok(Flow::Changed)
     }
 
-    fn pass(&mut self, warp: &mut Warp, passed: Passed, mask: u32) -> Result<(), Box<Fault>> {
-        match passed {
-            Passed::Register { to, from, wide } => warp.registers.copy(to, from, wide, mask),
-            Passed::Predicate { to, from } => {
-                let value = warp.registers.predicate(from);
-                warp.registers.set_predicate(to, mask, value);
-            }
-            Passed::Memory { to, from, bytes } => {
-                for lane in lanes_of(mask) {
-                    let thread = (warp.index * LANES + lane) * self.local_stride;
-                    let mut copied = vec![0; bytes as usize];
-                    self.local.data.read(thread + from as usize, &mut copied);
-                    self.local.data.write(thread + to as usize, &copied);
-                    self.local
-                        .initialised
-                        .set(thread + to as usize, bytes as usize);
-                }
-            }
-            Passed::Store { to, from, bytes } => {
-                for lane in lanes_of(mask) {
-                    let at = (warp.index * LANES + lane) * self.local_stride + to as usize;
-                    let value = match bytes {
-                        8 => warp.registers.wide(from)[lane],
-                        _ => u64::from(warp.registers.narrow(from)[lane]),
-                    };
-                    let value = &value.to_le_bytes()[..bytes as usize];
-                    self.local.data.write(at, value);
-                    self.local.initialised.set(at, bytes as usize);
-                }
-            }
-            Passed::Load { to, from, bytes } => {
-                let value: [u64; LANES] = each_lane(|lane| {
-                    let at = (warp.index * LANES + lane) * self.local_stride + from as usize;
-                    let mut value = [0; 8];
-                    self.local.data.read(at, &mut value[..bytes as usize]);
-                    u64::from_le_bytes(value)
-                });
-                match bytes {
-                    8 => warp.registers.set_wide(to, mask, &value),
-                    _ => {
-                        let value = narrowed(&value);
-                        warp.registers.set_narrow(to, mask, &value);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn exit(
         &mut self,
         warp: &mut Warp,
@@ -551,20 +503,6 @@ fn branch(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
     }
     warp.split(fragment, mask, target);
     warp.fragments[fragment].pc += 1;
-    Flow::Changed
-}
-
-fn call(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
-    let pc = warp.fragments[fragment].pc;
-    let calling = match mask == warp.fragments[fragment].mask {
-        true => fragment,
-        false => {
-            warp.fragments[fragment].pc += 1;
-            warp.split(fragment, mask, target)
-        }
-    };
-    warp.fragments[calling].calls.push(pc + 1);
-    warp.fragments[calling].pc = target;
     Flow::Changed
 }
 

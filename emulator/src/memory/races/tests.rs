@@ -1,0 +1,179 @@
+//! What the race detector finds, and that lines tell what granules tell.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Everything of other warps with a smaller clock came before.
+struct After(u32);
+
+impl Order for After {
+    fn is_after(&self, mark: Mark, _: Mark) -> bool {
+        mark.clock() < self.0
+    }
+}
+
+fn at(order: &After, pc: u32) -> Visitor<'_, After> {
+    Visitor {
+        order,
+        pc,
+        contended: false,
+    }
+}
+
+fn by(warp: u8, clock: u32) -> Mark {
+    Mark::new(1, 0, warp, 0, clock, false)
+}
+
+fn read(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<Earlier> {
+    let found = shadow.read(&at(&After(order), 8), me, one_lane(&[range.0; 32], range.1));
+    found.map(|(_, earlier)| earlier)
+}
+
+fn write(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<Earlier> {
+    let (order, offsets) = (After(order), [range.0; 32]);
+    let reach = one_lane(&offsets, range.1);
+    let found = shadow.write(&at(&order, 7), me, reach, |_, _| true);
+    found.map(|(_, earlier)| earlier)
+}
+
+fn one_lane(offsets: &[u64; 32], bytes: usize) -> Reach<'_> {
+    Reach {
+        lanes: 1,
+        offsets,
+        bytes,
+    }
+}
+
+#[test]
+fn reads_do_not_race_with_reads() {
+    let shadow = RaceShadow::new(16);
+    assert_eq!(read(&shadow, 0, by(0, 1), (0, 16)), None);
+    assert_eq!(read(&shadow, 0, by(1, 1), (0, 16)), None);
+}
+
+#[test]
+fn a_barrier_orders() {
+    let shadow = RaceShadow::new(16);
+    write(&shadow, 0, by(0, 1), (4, 4));
+    let race = read(&shadow, 0, by(1, 1), (0, 16)).unwrap();
+    assert_eq!((race.wrote, race.pc, race.mark.agent()), (true, Some(7), 0));
+    assert_eq!(read(&shadow, 2, by(1, 2), (0, 16)), None);
+    assert_eq!(read(&shadow, 0, by(1, 1), (8, 8)), None);
+}
+
+/// Whoever of many readers is not ordered is found, however many read after it.
+#[test]
+fn a_write_races_with_any_reader_but_itself() {
+    let shadow = RaceShadow::new(4);
+    for warp in [3, 0, 1, 2, 2, 2] {
+        read(&shadow, 0, by(warp, 1), (0, 4));
+    }
+    for warp in 0..4 {
+        let race = write(&shadow, 0, by(warp, 1), (0, 4));
+        assert!(race.is_some_and(|race| race.mark.agent() != warp));
+    }
+}
+
+#[test]
+fn neighbours_in_a_granule_do_not_race() {
+    let shadow = RaceShadow::new(4);
+    write(&shadow, 0, by(0, 1), (0, 2));
+    assert_eq!(write(&shadow, 0, by(1, 1), (2, 2)), None);
+}
+
+#[test]
+fn earlier_launches_and_equal_values_are_forgiven() {
+    let shadow = RaceShadow::new(4);
+    write(&shadow, 0, by(0, 1), (0, 4));
+    let next_launch = Mark::new(2, 0, 1, 0, 1, false);
+    assert_eq!(read(&shadow, 0, next_launch, (0, 4)), None);
+    let (order, offsets) = (After(0), [0; 32]);
+    let reach = one_lane(&offsets, 4);
+    let same = shadow.write(&at(&order, 5), by(1, 1), reach, |_, _| false);
+    assert_eq!(same, None);
+}
+
+/// An access by a whole warp, side by side from byte 0 on.
+#[derive(Clone, Copy, Debug)]
+struct Access {
+    warp: u8,
+    epoch: u32,
+    writes: bool,
+    /// Whether it is made as whole lines, or lane by lane.
+    as_lines: bool,
+}
+
+impl Access {
+    fn on(self, shadow: &RaceShadow, granules: usize) -> Option<(u32, Earlier)> {
+        let order = After(self.epoch);
+        let (visitor, me) = (at(&order, 7), by(self.warp, self.epoch));
+        if self.as_lines {
+            let run = Run::new(0, granules);
+            return match self.writes {
+                true => shadow.write_lines(&visitor, me, run, |_| true),
+                false => shadow.read_lines(&visitor, me, run),
+            };
+        }
+        let bytes = granules * GRANULE;
+        let offsets = std::array::from_fn(|lane| (lane * bytes) as u64);
+        let reach = Reach {
+            lanes: u32::MAX,
+            offsets: &offsets,
+            bytes,
+        };
+        match self.writes {
+            true => shadow.write(&visitor, me, reach, |_, _| true),
+            false => shadow.read(&visitor, me, reach),
+        }
+    }
+}
+
+fn accesses() -> impl Strategy<Value = Vec<Access>> {
+    let step = (0..2u8, any::<bool>(), any::<bool>(), 0..4u32);
+    proptest::collection::vec(step, 1..12).prop_map(|steps| {
+        let mut epoch = 1;
+        let access = |(warp, writes, as_lines, barrier)| {
+            epoch += u32::from(barrier == 0);
+            Access {
+                warp,
+                epoch,
+                writes,
+                as_lines,
+            }
+        };
+        steps.into_iter().map(access).collect()
+    })
+}
+
+proptest! {
+    /// The first race of two warps is found, and nothing before it, whichever of the accesses
+    /// were made as lines, and however many granules the lanes of either take.
+    #[test]
+    fn lines_and_granules_see_each_other(
+        history in accesses(),
+        granules in [prop::sample::select(vec![1, 2, 4]), prop::sample::select(vec![1, 2, 4])],
+    ) {
+        let shadow = RaceShadow::new(512);
+        let width = |access: &Access| granules[usize::from(access.warp)];
+        for (now, access) in history.iter().enumerate() {
+            let earlier = history[..now].iter().rev();
+            // Each warp keeps to its own granules, and overlaps with the other's first ones.
+            let racing = earlier.clone().any(|it| {
+                it.warp != access.warp && it.epoch == access.epoch && (it.writes || access.writes)
+            });
+            let found = access.on(&shadow, width(access));
+            prop_assert_eq!(found.is_some(), racing, "{:?} after {:?}", access, &history[..now]);
+            if let Some((lane, earlier)) = found {
+                let mark = earlier.mark;
+                let other = granules[usize::from(mark.agent())];
+                prop_assert!(mark.agent() != access.warp && mark.clock() == access.epoch);
+                prop_assert_eq!(
+                    lane as usize * width(access) / other,
+                    usize::from(mark.lane())
+                );
+                break;
+            }
+        }
+    }
+}
