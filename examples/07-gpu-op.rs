@@ -154,7 +154,8 @@ fn column(x: &Tensor) -> ValueResult<Tensor> {
 
 /// `x` where it begins at a multiple of 16 bytes and lies densely, else a copy, which does.
 fn aligned(x: &Tensor) -> ValueResult<Tensor> {
-    match x.is_contiguous() && x.dtype().bytes(x.layout().offset()) % 16 == 0 {
+    let begins_at = x.dtype().bytes(x.layout().offset());
+    match x.is_contiguous() && begins_at.is_multiple_of(16) {
         true => Ok(x.clone()),
         false => values::copy(x),
     }
