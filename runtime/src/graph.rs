@@ -1,7 +1,11 @@
 //! Graphs: a step's work on a GPU, recorded once and then started as a whole.
 
+use std::sync::Arc;
+
 use crate::cuda::{Capture, Gpu, Pool, RawGraph};
-use crate::stream::{self, Entered, Touched};
+use crate::holds::Access;
+use crate::storage::Storage;
+use crate::stream::{self, Entered};
 use crate::{CudaError, Device, Error, Result};
 
 /// Work that [`Device::capture`] recorded, and its results.
@@ -20,7 +24,7 @@ struct Recorded {
     id: u32,
     raw: Option<RawGraph>,
     /// What was there before and is used by the work.
-    touched: Touched,
+    touched: Vec<(Arc<Storage>, Access)>,
 }
 
 impl Device {
@@ -49,7 +53,7 @@ impl Device {
             device: self.clone(),
             id,
             raw: None,
-            touched: Touched::new(),
+            touched: Vec::new(),
         };
         let capture = self.gpu().map(Gpu::capture).transpose();
         let capture = capture.map_err(Error::from)?;
@@ -81,11 +85,22 @@ impl<T> Graph<T> {
     ///
     /// # Errors
     /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream);
-    /// [`Error::Cuda`] when the driver fails.
+    /// [`Error::Busy`] while a [`Pending`](crate::Pending) uses a parameter, a cache or their like
+    /// that the graph writes, or writes what it reads; [`Error::Cuda`] when the driver fails.
     pub fn launch(&mut self) -> Result<()> {
-        let Recorded { device, raw, .. } = &mut self.recorded;
+        let Recorded {
+            device,
+            raw,
+            touched,
+            ..
+        } = &mut self.recorded;
         if stream::pool(device) != Pool::default() {
             return Err(refuse("a graph is launched outside of any scope".into()));
+        }
+        let free =
+            |(storage, access): &(Arc<Storage>, Access)| storage.holds().allow(*access, |_| false);
+        if !touched.iter().all(free) {
+            return Err(Error::Busy { op: "launch" });
         }
         match (raw, device.gpu()) {
             (Some(raw), Some(gpu)) => Ok(raw.launch(gpu.base())?),

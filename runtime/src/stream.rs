@@ -18,8 +18,8 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::cuda::{CudaError, Event, Gpu, Pool, RawStream};
 use crate::holds::{Access, Holder};
@@ -104,31 +104,63 @@ impl Scope {
         }
     }
 
-    /// Who holds what its work uses; nobody where that is only recorded.
-    fn holder(&self) -> Option<Holder> {
-        (self.pool.stream != 0).then_some(Holder {
+    /// Who holds what its work uses.
+    fn holder(&self) -> Holder {
+        Holder {
             scope: self.id,
             stream: self.pool.stream,
-        })
+        }
     }
 
     /// Keeps `storage` until the work was waited for, and holds it where it may change.
     fn keep(&mut self, storage: &Arc<Storage>, access: Access) {
-        let is_new = match self.holder() {
-            Some(holder) if storage.kind() != Kind::Value => storage.holds().add(holder, access),
-            _ => storage.pool() != self.pool && storage.is_new_to(self.id),
+        let own = storage.pool() == self.pool;
+        let is_new = match storage.kind() {
+            Kind::Value => !own && storage.is_new_to(self.id),
+            // Made for a graph, used by that alone.
+            _ if own && self.pool.stream == 0 => false,
+            _ => storage.holds().add(self.holder(), access),
         };
-        if storage.pool() != self.pool {
+        if !own {
             storage.mark_used_elsewhere();
         }
-        if is_new {
-            self.touched.push(storage.clone());
+        match (is_new, own) {
+            (false, _) => {}
+            (true, false) => self.touched.kept.push(storage.clone()),
+            (true, true) => self.touched.held.push(Arc::downgrade(storage)),
         }
     }
 }
 
-/// Storages that work of a scope used: of other pools than its own, or such as may change.
-pub(crate) type Touched = Vec<Arc<Storage>>;
+/// Storages that work of a scope used.
+#[derive(Default)]
+struct Touched {
+    /// Of other pools than its own: they live until the work is done.
+    kept: Vec<Arc<Storage>>,
+    /// Of its own pool, and such as may change: their memory may be taken again by what comes after.
+    held: Vec<Weak<Storage>>,
+}
+
+impl Touched {
+    /// Those that exist still.
+    fn all(&self) -> impl Iterator<Item = Arc<Storage>> {
+        let held = self.held.iter().filter_map(Weak::upgrade);
+        self.kept.iter().cloned().chain(held)
+    }
+
+    /// Whether it has memory that is worth keeping.
+    fn has_room(&self) -> bool {
+        self.kept.capacity() + self.held.capacity() > 0
+    }
+
+    fn clear(&mut self) {
+        self.kept.clear();
+        self.held.clear();
+    }
+}
+
+/// How many lists a thread keeps: scopes seldom nest deeper.
+const MOST_SPARE: usize = 16;
 
 thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
@@ -358,20 +390,27 @@ impl Join {
     /// Ends the scope's holds, and lets the scope around have what the work touched.
     fn hand_over(&self, around: Option<&mut Scope>) {
         let mut around = around;
-        for storage in &self.touched {
+        for storage in self.touched.all() {
             let access = storage.holds().end(self.scope).unwrap_or(Access::Read);
             match &mut around {
-                Some(scope) => scope.keep(storage, access),
+                Some(scope) => scope.keep(&storage, access),
                 None if storage.pool() != Pool::default() => storage.mark_used_elsewhere(),
                 None => {}
             }
         }
     }
 
-    /// What the work of a graph touched, which is the graph's from now on.
-    pub(crate) fn into_touched(mut self) -> Touched {
-        self.hand_over(None);
-        std::mem::take(&mut self.touched)
+    /// What the work of a graph touched, and how: the graph's from now on.
+    pub(crate) fn into_touched(mut self) -> Vec<(Arc<Storage>, Access)> {
+        let touched = std::mem::take(&mut self.touched).kept.into_iter();
+        let with_access = touched.map(|storage| {
+            let access = storage.holds().end(self.scope).unwrap_or(Access::Read);
+            if storage.pool() != Pool::default() {
+                storage.mark_used_elsewhere();
+            }
+            (storage, access)
+        });
+        with_access.collect()
     }
 }
 
@@ -388,9 +427,12 @@ impl Drop for Join {
 /// here.
 fn give_back_list(mut touched: Touched) {
     touched.clear();
-    if touched.capacity() > 0 {
-        SPARE.with_borrow_mut(|spare| spare.push(touched));
-    }
+    SPARE.with_borrow_mut(|spare| {
+        // The scopes may have been another thread's.
+        if touched.has_room() && spare.len() < MOST_SPARE {
+            spare.push(touched);
+        }
+    });
 }
 
 #[cfg(test)]

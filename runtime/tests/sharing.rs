@@ -132,5 +132,14 @@ fn graphs_do_not_hold_what_they_use() {
         ops::fill_into(&cache, 1.0).unwrap();
         graph.launch().unwrap();
         ops::fill_into(&cache, 2.0).unwrap();
+
+        let side = gpu.stream().unwrap();
+        let pending = read(&side, &cache);
+        graph.launch().unwrap();
+        drop(pending);
+        let pending = write(&side, &cache).unwrap();
+        assert_busy(graph.launch());
+        pending.wait().unwrap();
+        graph.launch().unwrap();
     }
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUresult};
@@ -109,25 +109,20 @@ fn cause(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// `MESHGRAD_EMULATOR`; or beside the running program, a folder above, or beside its dependencies:
-/// where cargo puts the library for a program, a test or an example.
+/// `MESHGRAD_EMULATOR`; or beside the running program, among the dependencies that cargo built for
+/// an example, or a folder above.
 fn emulator_candidates() -> Vec<PathBuf> {
     let named = std::env::var_os("MESHGRAD_EMULATOR");
     if let Some(path) = named.filter(|path| !path.is_empty()) {
         return vec![path.into()];
     }
     let program = std::env::current_exe().unwrap_or_default();
-    let mut folders: Vec<PathBuf> = program
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(Into::into)
-        .collect();
-    folders.extend(folders.last().map(|above| above.join("deps")));
-    folders
-        .into_iter()
+    let beside = program.parent().unwrap_or(Path::new(""));
+    let above = beside.parent().unwrap_or(Path::new(""));
+    // What is above may be older: cargo renews it only when the library itself is asked for.
+    [beside, &above.join("deps"), above]
         .map(|folder| folder.join(EMULATOR_FILE))
-        .collect()
+        .into()
 }
 
 /// Whether the emulator's library is where [`open`] looks for it.
@@ -182,7 +177,7 @@ fn initialise(library: Library) -> Result<(), CudaError> {
 /// What to do when `cuInit` returns `code` (CUDA driver API, "CUresult").
 fn way_out(library: Library, code: CUresult) -> &'static str {
     if library == Library::Emulator {
-        return "what it says on stderr names the variable MESHGRAD_EMULATOR_* that is wrong";
+        return "correct or unset that variable";
     }
     WAYS_OUT.iter().find(|(known, _)| *known == code).map_or(
         "see whether `nvidia-smi` works on this machine",

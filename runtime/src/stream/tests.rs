@@ -134,3 +134,26 @@ fn graphs_own_their_memory() {
         Some(Error::Argument { op: "capture", .. })
     ));
 }
+
+/// What a scope makes for itself goes when it is done with it, though it may change.
+#[test]
+fn buffers_of_a_scope_are_used_again() {
+    let device = counted_gpu();
+    let stream = device.stream().unwrap();
+    let inside = |work: fn(&Device) -> u64| with_stream(&stream, || Ok::<_, Error>(work(&device)));
+    let twice: fn(&Device) -> u64 = |device| {
+        let buffer = || {
+            let buffer = Tensor::zeros(device, &[1000], crate::DType::F32, Kind::Cache).unwrap();
+            ops::fill_into(&buffer, 1.0).unwrap();
+            assert_eq!(device.memory().live, ONE);
+            buffer.address("test").unwrap()
+        };
+        assert_eq!(buffer(), buffer());
+        device.memory().live as u64
+    };
+    assert_eq!(inside(twice).unwrap().wait().unwrap(), 0);
+
+    let mut graph = device.capture(|| Ok::<_, Error>(twice(&device))).unwrap();
+    assert_eq!(*graph.results(), 0);
+    graph.launch().unwrap();
+}

@@ -1,0 +1,225 @@
+//! A kernel of one's own as an op: written with the assembler, launched on tensors, differentiated
+//! on the tape, and compared with the CPU.
+//!
+//! `cargo run --example 07-gpu-op` runs it on the emulator, `cargo run --example 07-gpu-op cuda` on
+//! the machine's GPU.
+
+use meshgrad::autograd::cases::Case;
+use meshgrad::autograd::{Closeness, Result, Tolerance, compare, gradcheck};
+use meshgrad::prelude::*;
+use meshgrad::runtime::{Error, Result as ValueResult, Signature};
+use meshgrad_kernels::assembler::{Arguments, Kernel, Ptx, Target, Variant};
+use meshgrad_kernels::dtype::Dtype;
+use meshgrad_kernels::row::{Row, RowTile};
+
+/// y = x / |x| for each row x of a matrix, and |x|: one pass over memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct UnitRows {
+    tile: RowTile,
+}
+
+impl Variant for UnitRows {
+    fn entry(&self) -> String {
+        format!("unit_rows_{}", self.tile.name())
+    }
+
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
+        let (x, y, length) = (k.pointer("x"), k.pointer("y"), k.pointer("length"));
+        let row = Row::new(k, self.tile, k.u64_param("rows"));
+
+        let x = row.load(x).widen();
+        let squares = k.var(0.0_f32);
+        for x in &x {
+            squares.add_product(*x, *x);
+        }
+        let of_row = row.sum(squares.get()).sqrt();
+
+        row.store(y, |i| x[i] / of_row);
+        row.store_scalar(length, of_row);
+        k.finish()
+    }
+}
+
+/// dx = (dy - y (y . dy)) / |x|: what of dy points along y changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct UnitRowsGrad {
+    tile: RowTile,
+}
+
+impl Variant for UnitRowsGrad {
+    fn entry(&self) -> String {
+        format!("unit_rows_grad_{}", self.tile.name())
+    }
+
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
+        let (dy, y, length) = (k.pointer("dy"), k.pointer("y"), k.pointer("length"));
+        let dx = k.pointer("dx");
+        let row = Row::new(k, self.tile, k.u64_param("rows"));
+
+        let (dy, y) = (row.load(dy), row.load(y)); // both in flight
+        let length = row.load_scalar(length);
+        let (dy, y) = (dy.widen(), y.widen());
+        let products = k.var(0.0_f32);
+        for (dy, y) in dy.iter().zip(&y) {
+            products.add_product(*dy, *y);
+        }
+        let along = row.sum(products.get());
+
+        row.store(dx, |i| (dy[i] - y[i] * along) / length);
+        k.finish()
+    }
+}
+
+static UNIT_ROWS: Signature =
+    Signature::new("unit_rows", "x: F[.. d!] -> y: F[.. d], length: A[..]", 3);
+static UNIT_ROWS_GRAD: Signature = Signature::new(
+    "unit_rows_grad",
+    "dy: F[.. d!], y: F[.. d!], length: A[..] -> dx: F[.. d]",
+    5,
+);
+
+/// The op on values: y and the lengths. The signature checks the operands and shapes the results.
+fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
+    let mut call = UNIT_ROWS.call(&[x])?;
+    if !call.device().is_gpu() {
+        let length = values::sqrt(&values::sum(&values::square(x)?, &[-1])?)?;
+        return Ok((values::div(x, &column(&length)?)?, length));
+    }
+
+    let (x, tile) = (aligned(x)?, tile(x)?);
+    let (y, length) = (call.output(0)?, call.output(1)?);
+    call.launch(|gpu| {
+        let rows = call.rows() as u64;
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(gpu.read(&x)?);
+        arguments
+            .push_pointer(gpu.make(&y)?)
+            .push_pointer(gpu.make(&length)?);
+        arguments.push_u64(rows);
+        // SAFETY: these are its parameters; it reads the rows of x and writes as many of y and
+        // lengths.
+        unsafe { gpu.launch(&UnitRows { tile }, tile.launch(rows), &arguments) }
+    })?;
+    Ok((y.finish(), length.finish()))
+}
+
+/// The gradient on values.
+fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tensor> {
+    let mut call = UNIT_ROWS_GRAD.call(&[dy, y, length])?;
+    if !call.device().is_gpu() {
+        let along = column(&values::sum(&values::mul(dy, y)?, &[-1])?)?;
+        let across = values::sub(dy, &values::mul(y, &along)?)?;
+        return values::div(&across, &column(length)?);
+    }
+
+    let (dy, y, length, tile) = (
+        aligned(dy)?,
+        aligned(y)?,
+        values::contiguous(length)?,
+        tile(y)?,
+    );
+    let dx = call.output(0)?;
+    call.launch(|gpu| {
+        let rows = call.rows() as u64;
+        let mut arguments = Arguments::new();
+        arguments
+            .push_pointer(gpu.read(&dy)?)
+            .push_pointer(gpu.read(&y)?);
+        arguments
+            .push_pointer(gpu.read(&length)?)
+            .push_pointer(gpu.make(&dx)?);
+        arguments.push_u64(rows);
+        // SAFETY: these are its parameters; it reads rows of dy and y and lengths, and writes as
+        // many rows of dx.
+        unsafe { gpu.launch(&UnitRowsGrad { tile }, tile.launch(rows), &arguments) }
+    })?;
+    Ok(dx.finish())
+}
+
+/// The op on the tape. It keeps y and a number a row, not x.
+fn unit_rows(x: &Var) -> Result<Var> {
+    let (y, length) = unit_rows_of(x.value())?;
+    let (kept_y, kept_length) = (y.save(), length.save());
+    y.tracked([x], move |dy, [dx]| {
+        dx.add(|| Ok(unit_rows_grad(dy, &kept_y.get()?, &kept_length.get()?)?))
+    })
+}
+
+/// One number a row as a column, which broadcasts along the rows.
+fn column(x: &Tensor) -> ValueResult<Tensor> {
+    x.unsqueeze(x.shape().len())
+}
+
+/// `x` where it begins at a multiple of 16 bytes and lies densely, else a copy, which does.
+fn aligned(x: &Tensor) -> ValueResult<Tensor> {
+    let begins_at = x.dtype().bytes(x.layout().offset());
+    match x.is_contiguous() && begins_at.is_multiple_of(16) {
+        true => Ok(x.clone()),
+        false => values::copy(x),
+    }
+}
+
+/// How the kernels spread the rows of `x` over threads.
+fn tile(x: &Tensor) -> ValueResult<RowTile> {
+    let dtype = match x.dtype() {
+        DType::BF16 => Dtype::Bf16,
+        _ => Dtype::F32, // f64 was refused with the operands
+    };
+    RowTile::new(dtype, x.extent(-1)?).ok_or_else(|| Error::Argument {
+        op: "unit_rows",
+        problem: format!("{x:?} has rows that are no whole vectors of 16 bytes; pad them"),
+    })
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let gpu = match std::env::args().nth(1).as_deref() {
+        Some("cuda") => Device::cuda(0)?,
+        _ => Device::emulator(0)?,
+    };
+    check(&gpu)?;
+    Ok(())
+}
+
+fn check(gpu: &Device) -> Result<()> {
+    // The mathematics, by finite differences in f64, where there is f64.
+    let cpu = Device::cpu();
+    let numbers: Vec<f64> = (0..77 * 64).map(|i| (f64::from(i) * 0.7).sin()).collect();
+    let exact = Tensor::from_slice(&cpu, &[77, 64], &numbers)?;
+    let few = values::copy(&exact.slice(0, 0..3)?)?;
+    let op = |x: &[Var]| Ok(vec![unit_rows(&x[0])?]);
+    gradcheck(op, &[few], Tolerance::default())?;
+    println!("on the CPU the gradient agrees with finite differences");
+
+    // The kernels, against the CPU.
+    let x = values::to_device(&values::cast(&exact, DType::F32)?, gpu)?;
+    let (y, _) = unit_rows_of(&x)?;
+    let (expected, _) = unit_rows_of(&exact)?;
+    let pairs = y
+        .to_vec::<f32>()?
+        .into_iter()
+        .zip(expected.to_vec::<f64>()?);
+    let worst = pairs
+        .map(|(y, exact)| (f64::from(y) - exact).abs())
+        .fold(0.0, f64::max);
+    println!("on {gpu} y is off by {worst:.1e} at most");
+
+    let case = |x: Tensor| Case {
+        name: "unit_rows",
+        function: Box::new(op),
+        inputs: vec![x],
+        weights: &[],
+    };
+    compare(&case(x), &case(exact), Closeness::Elements(1e-6))?;
+    println!("and it and its gradient agree with the CPU's in f64");
+    Ok(())
+}
+
+#[test]
+fn kernels_and_gradients_agree_with_the_cpu() {
+    match Device::emulator_is_built() {
+        true => check(&Device::emulator(0).unwrap()).unwrap(),
+        false => eprintln!("no emulator: the kernels are not run"),
+    }
+}
