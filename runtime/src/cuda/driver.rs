@@ -348,7 +348,7 @@ mod tests {
     fn failures_to_start_have_a_way_out() {
         for (code, way) in WAYS_OUT {
             assert_eq!(way_out(Library::Driver, *code), *way);
-            assert!(way_out(Library::Emulator, *code).contains("MESHGRAD_EMULATOR_*"));
+            assert!(way_out(Library::Emulator, *code).contains("that variable"));
             let same = WAYS_OUT.iter().filter(|(_, other)| other == way);
             assert_eq!(same.count(), 1, "{code:?}");
         }
