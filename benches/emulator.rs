@@ -32,6 +32,9 @@ struct Cli {
     /// How often the contestants take turns.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// Only those whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
 }
 
 /// Instructions that are repeated in a loop, and how often in each turn of it.
@@ -103,7 +106,7 @@ struct Workload {
     kernel: std::sync::Arc<Kernel>,
     extents: Extents,
     parameters: Vec<u8>,
-    /// Lane-instructions of one launch.
+    /// Lane-instructions of one launch, once they are counted.
     work: f64,
     /// G lane-instructions a second, with sanitizers and without.
     rates: [Vec<f64>; 2],
@@ -129,7 +132,7 @@ impl Workload {
             anyhow::Ok(at)
         };
         let parameters = make(&mut operand)?;
-        let mut workload = Workload {
+        Ok(Workload {
             name: name.to_owned(),
             space,
             kernel,
@@ -137,9 +140,7 @@ impl Workload {
             parameters,
             work: 0.0,
             rates: Default::default(),
-        };
-        workload.work = workload.lane_instructions()?;
-        Ok(workload)
+        })
     }
 
     fn of(
@@ -167,12 +168,13 @@ impl Workload {
         counters.with_context(|| self.name.clone())
     }
 
-    fn lane_instructions(&self) -> anyhow::Result<f64> {
+    fn count(&mut self) -> anyhow::Result<()> {
         let counters = self.launch(&Emulation {
             counters: true,
             ..Emulation::default()
         })?;
-        Ok(counters.total.lanes as f64)
+        self.work = counters.total.lanes as f64;
+        Ok(())
     }
 
     fn turn(&mut self) -> anyhow::Result<()> {
@@ -298,6 +300,8 @@ fn main() -> anyhow::Result<()> {
     }
     let mut workloads = loops(iterations)?;
     workloads.extend(kernels(size)?);
+    workloads.retain(|workload| workload.name.contains(&cli.only));
+    workloads.iter_mut().try_for_each(Workload::count)?;
     for _ in 0..cli.rounds {
         workloads.iter_mut().try_for_each(Workload::turn)?;
     }

@@ -3,6 +3,7 @@
 
 use super::check::{ALWAYS, Touch};
 use super::cta::Cta;
+use super::home::Addresses;
 use super::registers::{LANES, lanes_of};
 use super::step::truth;
 use super::warp::Warp;
@@ -65,12 +66,10 @@ impl Copies {
         }
     }
 
-    /// Takes out the copies of `lane` up to a group.
-    pub(crate) fn take(&mut self, lane: usize, group: u32) -> Vec<Copy> {
-        let due = |copy: &Copy| copy.lane == lane && copy.group <= group;
-        let taken = self.pending.iter().copied().filter(due).collect();
-        self.pending.retain(|copy| !due(copy));
-        taken
+    /// Takes out the copies of each lane up to its group.
+    pub(crate) fn take(&mut self, groups: &[u32; 32]) -> Vec<Copy> {
+        let due = |copy: &mut Copy| copy.group <= groups[copy.lane];
+        self.pending.extract_if(.., due).collect()
     }
 }
 
@@ -119,13 +118,12 @@ impl Cta<'_> {
             });
         }
         if !self.counts.is_empty() {
-            self.count_copies(warp, &copies, true)?;
-            self.count_copies(warp, &copies, false)?;
+            for batch in batches(&copies) {
+                self.count_copies(warp, &batch)?;
+            }
         }
         match self.grid.options.asynchronous {
-            Asynchronous::Eager => copies
-                .into_iter()
-                .try_for_each(|copy| self.carry_out(warp, copy)),
+            Asynchronous::Eager => self.carry_out(warp, &copies),
             Asynchronous::Lazy | Asynchronous::Random { .. } => {
                 warp.copies.pending.extend(copies);
                 Ok(())
@@ -133,31 +131,17 @@ impl Cta<'_> {
         }
     }
 
-    /// Counts the reads or the writes of copies that are started together, as one access of the
-    /// warp for each size that there is.
-    fn count_copies(
-        &mut self,
-        warp: &Warp,
-        copies: &[Copy],
-        reads: bool,
-    ) -> Result<(), Box<Fault>> {
-        let mut rest: Vec<&Copy> = copies.iter().collect();
-        while let Some(first) = rest.first() {
-            let touch = first.touch(reads);
-            let (same, others): (Vec<&Copy>, Vec<&Copy>) = rest
-                .iter()
-                .partition(|copy| copy.touch(reads).bytes == touch.bytes);
-            rest = others;
-            let (mut lanes, mut addresses) = (0, [0; LANES]);
-            for copy in same {
-                lanes |= 1 << copy.lane;
-                addresses[copy.lane] = if reads { copy.from } else { copy.to };
-            }
-            let space = if reads { Space::Global } else { Space::Shared };
-            while lanes != 0 && touch.bytes > 0 {
-                let spot = self.locate(warp, space, &addresses, lanes, touch.bytes)?;
+    /// Counts the reads and the writes of copies, as accesses of the warp.
+    fn count_copies(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
+        for (reads, space, addresses) in [
+            (true, Space::Global, &batch.from),
+            (false, Space::Shared, &batch.to),
+        ] {
+            let (touch, mut rest) = (batch.first.touch(reads), batch.lanes);
+            while rest != 0 && touch.bytes > 0 {
+                let spot = self.locate(warp, space, addresses, rest, touch.bytes)?;
                 self.count_access(&spot, touch);
-                lanes &= !spot.lanes;
+                rest &= !spot.lanes;
             }
         }
         Ok(())
@@ -169,15 +153,17 @@ impl Cta<'_> {
         left: Option<u32>,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
+        let done: [u32; LANES] = std::array::from_fn(|lane| match mask >> lane & 1 {
+            0 => 0,
+            _ => warp.copies.complete(lane, left),
+        });
+        let due = warp.copies.take(&done);
+        self.carry_out(warp, &due)?;
         for lane in lanes_of(mask) {
-            let group = warp.copies.complete(lane, left);
-            for copy in warp.copies.take(lane, group) {
-                self.carry_out(warp, copy)?;
-            }
             if left.is_none() {
                 warp.copies.commit(lane);
             }
-            warp.knowledge.wait_for_copies(lane, group);
+            warp.knowledge.wait_for_copies(lane, done[lane]);
         }
         Ok(())
     }
@@ -194,44 +180,111 @@ impl Cta<'_> {
         {
             let at = self.copy_chance.below(left) as usize;
             let copy = warp.copies.pending.swap_remove(at);
-            self.carry_out(warp, copy)?;
+            self.carry_out(warp, &[copy])?;
         }
         Ok(())
     }
 
     /// Copies from global to shared memory, as an agent of its own.
-    pub(super) fn carry_out(&mut self, warp: &Warp, copy: Copy) -> Result<(), Box<Fault>> {
-        let pc = std::mem::replace(&mut self.pc, copy.pc);
-        let result = self.carry_out_now(warp, copy);
-        self.pc = pc;
-        result
-    }
-
-    fn carry_out_now(&mut self, warp: &Warp, copy: Copy) -> Result<(), Box<Fault>> {
-        let lane = 1 << copy.lane;
-        let mut bytes = [0u8; 16];
-        if copy.source_bytes > 0 {
-            let reading = copy.touch(true);
-            let from = [copy.from; LANES];
-            let spot = self.locate(warp, Space::Global, &from, lane, reading.bytes)?;
-            self.check(warp, &spot, reading, ALWAYS)?;
-            let at = spot.offsets[copy.lane] as usize;
-            let data = self.data(spot.home);
-            data.read(at, &mut bytes[..copy.source_bytes]);
+    pub(super) fn carry_out(&mut self, warp: &Warp, copies: &[Copy]) -> Result<(), Box<Fault>> {
+        for batch in batches(copies) {
+            let pc = std::mem::replace(&mut self.pc, batch.first.pc);
+            let result = self.carry_out_batch(warp, &batch);
+            self.pc = pc;
+            result?;
         }
-        let writing = copy.touch(false);
-        let to = [copy.to; LANES];
-        let spot = self.locate(warp, Space::Shared, &to, lane, writing.bytes)?;
-        self.check(warp, &spot, writing, ALWAYS)?;
-        let at = spot.offsets[copy.lane] as usize;
-        self.shared.data.write(at, &bytes[..copy.bytes]);
         Ok(())
     }
+
+    fn carry_out_batch(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
+        let mut bytes = [[0u8; 16]; LANES];
+        let (reading, mut rest) = (batch.first.touch(true), batch.lanes);
+        while rest != 0 && reading.bytes > 0 {
+            let spot = self.locate(warp, Space::Global, &batch.from, rest, reading.bytes)?;
+            self.check(warp, &spot, reading, ALWAYS)?;
+            let data = self.data(spot.home);
+            for lane in lanes_of(spot.lanes) {
+                let at = spot.offsets[lane] as usize;
+                data.read(at, &mut bytes[lane][..reading.bytes]);
+            }
+            rest &= !spot.lanes;
+        }
+        let writing = batch.first.touch(false);
+        let spot = self.locate(warp, Space::Shared, &batch.to, batch.lanes, writing.bytes)?;
+        self.check(warp, &spot, writing, ALWAYS)?;
+        for lane in lanes_of(batch.lanes) {
+            let at = spot.offsets[lane] as usize;
+            self.shared.data.write(at, &bytes[lane][..writing.bytes]);
+        }
+        Ok(())
+    }
+}
+
+/// Copies of several lanes that are alike, at most one of each.
+struct Batch {
+    first: Copy,
+    lanes: u32,
+    from: Addresses,
+    to: Addresses,
+}
+
+/// Copies as batches. Those of one lane keep their order.
+fn batches(copies: &[Copy]) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::with_capacity(1);
+    for copy in copies {
+        let lane = 1 << copy.lane;
+        let alike = |batch: &Batch| {
+            let kind = |it: &Copy| (it.pc, it.group, it.bytes, it.source_bytes);
+            kind(&batch.first) == kind(copy) && batch.lanes & lane == 0
+        };
+        // Only the last one that has the lane, or comes after that, keeps the order.
+        let since = batches.iter().rposition(|batch| batch.lanes & lane != 0);
+        let open = &mut batches[since.map_or(0, |at| at + 1)..];
+        if let Some(batch) = open.iter_mut().find(|batch| alike(batch)) {
+            batch.lanes |= lane;
+            batch.from[copy.lane] = copy.from;
+            batch.to[copy.lane] = copy.to;
+            continue;
+        }
+        let (mut from, mut to) = ([0; LANES], [0; LANES]);
+        (from[copy.lane], to[copy.lane]) = (copy.from, copy.to);
+        batches.push(Batch {
+            first: *copy,
+            lanes: lane,
+            from,
+            to,
+        });
+    }
+    batches
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of_lane(lane: usize, group: u32) -> [u32; LANES] {
+        let mut groups = [0; LANES];
+        groups[lane] = group;
+        groups
+    }
+
+    #[test]
+    fn batches_hold_each_lane_once_and_keep_its_order() {
+        let copy = |lane, pc| Copy {
+            lane,
+            to: 16 * lane as u64,
+            from: u64::from(pc),
+            bytes: 16,
+            source_bytes: 16,
+            group: 1,
+            pc,
+        };
+        let copies = [copy(0, 1), copy(1, 1), copy(0, 2), copy(1, 2), copy(0, 1)];
+        let batches = batches(&copies);
+        let told: Vec<(u32, u32)> = batches.iter().map(|it| (it.first.pc, it.lanes)).collect();
+        assert_eq!(told, [(1, 0b11), (2, 0b11), (1, 0b1)]);
+        assert_eq!((batches[1].to[1], batches[1].from[1]), (16, 2));
+    }
 
     #[test]
     fn groups_complete_in_order() {
@@ -251,9 +304,10 @@ mod tests {
             copies.commit(4);
         }
         assert_eq!(copies.complete(4, Some(1)), 2);
-        assert_eq!(copies.take(4, 2).len(), 2);
-        assert_eq!(copies.take(5, 9).len(), 0);
+        assert_eq!(copies.take(&of_lane(4, 2)).len(), 2);
+        assert_eq!(copies.take(&of_lane(5, 9)).len(), 0);
         assert_eq!(copies.complete(4, Some(5)), 0);
-        assert_eq!(copies.take(4, copies.complete(4, None)).len(), 1);
+        let all = copies.complete(4, None);
+        assert_eq!(copies.take(&of_lane(4, all)).len(), 1);
     }
 }

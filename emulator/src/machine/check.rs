@@ -3,7 +3,7 @@
 
 use super::cta::Cta;
 use super::home::{Addresses, Home, Region, Spot};
-use super::lanes::{each_bit, vectorised};
+use super::lanes::{each_bit, each_lane, vectorised};
 use super::order::{Knowledge, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
@@ -87,23 +87,31 @@ impl Cta<'_> {
             ref offsets,
         } = *spot;
         let (low, size) = (align as u64 - 1, self.size(home));
-        let first = self.thread_start(home, warp.index, 0);
-        let stride = self.thread_start(home, warp.index, 1) - first;
+        let in_thread = |lane: usize| {
+            let start = self.thread_start(home, warp.index, lane);
+            offsets[lane].wrapping_sub(start)
+        };
+        let own;
+        let places = match home {
+            Home::Local => {
+                own = each_lane(in_thread);
+                &own
+            }
+            _ => offsets,
+        };
+        let last = (size as u64).checked_sub(bytes as u64);
+        let end = last.map_or(0, |last| last + 1);
         let wrong = lanes
-            & vectorised(|| {
-                each_bit(|lane| {
-                    let at = offsets[lane].wrapping_sub(first + stride * lane as u64);
-                    let outside = at > (size as u64).wrapping_sub(bytes as u64) || size < bytes;
-                    outside || offsets[lane] & low != 0
-                })
-            });
+            & vectorised(
+                #[inline(always)]
+                move || each_bit(|lane| (places[lane] >= end) | (places[lane] & low != 0)),
+            );
         if wrong == 0 {
             return Ok(());
         }
         let lane = wrong.trailing_zeros() as usize;
         let place = self.place(home, warp.index, lane, offsets[lane]);
-        let at = offsets[lane].wrapping_sub(first + stride * lane as u64);
-        let inside = size >= bytes && at <= (size - bytes) as u64;
+        let inside = in_thread(lane) < end;
         let (kind, message) = match inside {
             true => (
                 Kind::Misaligned,

@@ -43,6 +43,7 @@ pub(super) struct Region<'r> {
 
 impl Cta<'_> {
     /// Whose memory the first of `lanes` accesses, and where all lanes do that access the same.
+    #[inline(always)]
     pub(super) fn locate(
         &mut self,
         warp: &Warp,

@@ -468,11 +468,9 @@ impl Cta<'_> {
     ) -> Result<Flow, Box<Fault>> {
         self.progress();
         // Copies that nobody waits for still happen.
-        for lane in lanes_of(mask) {
-            for copy in warp.copies.take(lane, u32::MAX) {
-                self.carry_out(warp, copy)?;
-            }
-        }
+        let ending = std::array::from_fn(|lane| if mask >> lane & 1 != 0 { u32::MAX } else { 0 });
+        let due = warp.copies.take(&ending);
+        self.carry_out(warp, &due)?;
         let all = warp.fragments[fragment].mask;
         warp.fragments[fragment].pc += u32::from(mask != all);
         warp.exit(fragment, mask);

@@ -18,6 +18,9 @@ pub(crate) struct Mark(pub(super) u64);
 const LANE: u32 = 21;
 
 impl Mark {
+    /// No access at all: no launch has its stamp.
+    pub(super) const NONE: Mark = Mark(0);
+
     /// A mark that touches no byte yet.
     pub(crate) fn new(stamp: u32, cta: u32, agent: u8, lane: u8, clock: u32, atomic: bool) -> Mark {
         Mark(

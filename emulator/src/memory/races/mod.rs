@@ -15,6 +15,7 @@
 mod mark;
 mod record;
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
 
@@ -22,6 +23,8 @@ use bytemuck::{Zeroable, zeroed_slice_box};
 
 pub(crate) use mark::{LAST_CLOCK, LAST_STAMP, Mark};
 use record::Record;
+
+use crate::machine::lanes::vectorised;
 
 /// Bytes a granule.
 pub(crate) const GRANULE: usize = 4;
@@ -43,7 +46,7 @@ pub(crate) struct Earlier {
 impl Earlier {
     /// No access at all: no launch has its stamp.
     const NOTHING: Earlier = Earlier {
-        mark: Mark(0),
+        mark: Mark::NONE,
         wrote: false,
         pc: None,
     };
@@ -113,18 +116,83 @@ pub(crate) struct Reach<'r> {
     pub(crate) bytes: usize,
 }
 
+/// Granules side by side that one lane accesses in the same way.
+#[derive(Clone, Copy)]
+struct Piece {
+    first: usize,
+    count: usize,
+    /// Its access of each of them.
+    me: Mark,
+}
+
+impl Piece {
+    fn granules(self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+}
+
 impl Reach<'_> {
-    /// Calls `f` with the lane, the granule and the bits of its bytes that are touched.
+    /// Calls `f` with each piece, `me` being the access but for lane and bytes.
     #[inline(always)]
-    fn for_granules(&self, mut f: impl FnMut(u32, usize, u32)) {
+    fn for_pieces(&self, me: Mark, mut f: impl FnMut(u32, Piece)) {
         let mut rest = self.lanes;
         while rest != 0 {
             let lane = rest.trailing_zeros();
-            let offset = self.offsets[lane as usize & 31] as usize;
-            for_granules(offset, self.bytes, |at, bytes| f(lane, at, bytes));
             rest &= rest - 1;
+            let (offset, me) = (self.offsets[lane as usize & 31] as usize, me.by_lane(lane));
+            if (offset | self.bytes).is_multiple_of(GRANULE) {
+                let piece = Piece {
+                    first: offset / GRANULE,
+                    count: self.bytes / GRANULE,
+                    me: me.of_bytes(0xf),
+                };
+                f(lane, piece);
+                continue;
+            }
+            for_granules(offset, self.bytes, |first, bytes| {
+                let me = me.of_bytes(bytes);
+                f(
+                    lane,
+                    Piece {
+                        first,
+                        count: 1,
+                        me,
+                    },
+                );
+            });
         }
     }
+
+    /// The same without lanes whose bytes a later lane accesses too, as far as a few comparisons
+    /// find them. Of lanes that read the same bytes, one is remembered anyway.
+    #[inline(always)]
+    fn without_repeats(self) -> Self {
+        let repeats = vectorised(
+            #[inline(always)]
+            || {
+                repeats::<1>(&self)
+                    | repeats::<2>(&self)
+                    | repeats::<4>(&self)
+                    | repeats::<8>(&self)
+                    | repeats::<16>(&self)
+            },
+        );
+        Reach {
+            lanes: self.lanes & !repeats,
+            ..self
+        }
+    }
+}
+
+/// Lanes whose bytes the lane so far behind them accesses too.
+#[inline(always)]
+fn repeats<const DISTANCE: usize>(reach: &Reach<'_>) -> u32 {
+    let (these, those) = (&reach.offsets[..32 - DISTANCE], &reach.offsets[DISTANCE..]);
+    let mut same = 0;
+    for (lane, (this, that)) in these.iter().zip(those).enumerate() {
+        same |= u32::from(this == that) << lane;
+    }
+    same & reach.lanes >> DISTANCE
 }
 
 /// The accesses of a line by whole warps.
@@ -174,23 +242,55 @@ impl RaceShadow {
         me: Mark,
         reach: Reach<'_>,
     ) -> Option<(u32, Earlier)> {
-        reach.for_granules(|lane, at, bytes| {
-            self.note_part(me, at);
-            let me = me.by_lane(lane).of_bytes(bytes);
-            self.granules[at].leave_read(me, by.pc);
-        });
-        by.fence();
-        let mut found = None;
-        reach.for_granules(|lane, at, bytes| {
-            let me = me.by_lane(lane).of_bytes(bytes);
-            let whole = self.lines[at / LINE].record.written().in_line(at);
-            for earlier in [self.granules[at].written(), whole] {
-                if found.is_none() && by.races(&earlier, me) {
-                    found = Some((lane, earlier));
-                }
+        let reach = reach.without_repeats();
+        let leave = |piece: Piece| {
+            self.note_parts(piece);
+            for record in &self.granules[piece.granules()] {
+                record.leave_read(piece.me, by.pc);
             }
-        });
+        };
+        let mut found = None;
+        let mut look = |lane, piece: Piece| {
+            let race = self.race_with_write(by, piece);
+            found = found.or(race.map(|earlier| (lane, earlier)));
+        };
+        if by.contended {
+            reach.for_pieces(me, |_, piece| leave(piece));
+            by.fence();
+            reach.for_pieces(me, look);
+        } else {
+            reach.for_pieces(me, |lane, piece| {
+                leave(piece);
+                look(lane, piece);
+            });
+        }
         found
+    }
+
+    /// The write that a piece that is read races with.
+    #[inline(always)]
+    fn race_with_write(&self, by: &Visitor<'_, impl Order>, piece: Piece) -> Option<Earlier> {
+        let written = self.lines[piece.first / LINE].record.written();
+        if written.mark.stamp() == piece.me.stamp() {
+            let each = piece.granules().map(|at| written.in_line(at));
+            let race = each.into_iter().find(|it| by.races(it, piece.me));
+            if race.is_some() {
+                return race;
+            }
+        }
+        // Neighbours were mostly written together.
+        let mut ordered = Mark::NONE;
+        for record in &self.granules[piece.granules()] {
+            let written = record.written();
+            if written.mark == ordered {
+                continue;
+            }
+            if by.races(&written, piece.me) {
+                return Some(written);
+            }
+            ordered = written.mark;
+        }
+        None
     }
 
     /// Notes writes by single lanes; the lane and the race of one, if there is any. A write that
@@ -208,21 +308,26 @@ impl RaceShadow {
                 found = Some((lane, earlier));
             }
         };
-        reach.for_granules(|lane, at, bytes| {
-            self.note_part(me, at);
-            let me = me.by_lane(lane).of_bytes(bytes);
-            look(lane, me, self.granules[at].leave_write(me, by));
+        reach.for_pieces(me, |lane, piece| {
+            self.note_parts(piece);
+            for record in &self.granules[piece.granules()] {
+                look(lane, piece.me, record.leave_write(piece.me, by));
+            }
         });
         by.fence();
-        reach.for_granules(|lane, at, bytes| {
-            let me = me.by_lane(lane).of_bytes(bytes);
-            let whole = &self.lines[at / LINE].record;
-            look(lane, me, whole.written().in_line(at));
-            for earlier in self.granules[at].reads() {
-                look(lane, me, earlier);
+        reach.for_pieces(me, |lane, piece| {
+            for record in &self.granules[piece.granules()] {
+                for earlier in record.reads() {
+                    look(lane, piece.me, earlier);
+                }
             }
-            for earlier in whole.reads() {
-                look(lane, me, earlier.in_line(at));
+            let whole = &self.lines[piece.first / LINE].record;
+            let [read, other] = whole.reads();
+            for earlier in [whole.written(), read, other] {
+                if earlier.mark.stamp() == piece.me.stamp() {
+                    let each = piece.granules().map(|at| earlier.in_line(at));
+                    each.for_each(|earlier| look(lane, piece.me, earlier));
+                }
             }
         });
         found
@@ -294,12 +399,14 @@ impl RaceShadow {
         None
     }
 
-    /// A granule gets a mark of its own.
+    /// Granules get marks of their own. No access reaches over the end of a line: none is longer
+    /// than what its address is a multiple of.
     #[inline(always)]
-    fn note_part(&self, me: Mark, at: usize) {
-        let line = &self.lines[at / LINE];
-        if !line.has_parts(me) {
-            line.parts.store(me.stamp() as u32, Relaxed);
+    fn note_parts(&self, piece: Piece) {
+        debug_assert_eq!(piece.first / LINE, (piece.first + piece.count - 1) / LINE);
+        let line = &self.lines[piece.first / LINE];
+        if !line.has_parts(piece.me) {
+            line.parts.store(piece.me.stamp() as u32, Relaxed);
         }
     }
 }
@@ -324,7 +431,7 @@ impl Run {
     }
 
     #[inline(always)]
-    fn lines(self) -> std::ops::Range<usize> {
+    fn lines(self) -> Range<usize> {
         self.line..self.line + self.granules
     }
 
