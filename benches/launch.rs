@@ -82,6 +82,7 @@ fn nothing(x: &Tensor) -> ValueResult<Tensor> {
 /// The same kernel, launched by others.
 struct Peers {
     stream: Arc<CudaStream>,
+    module: sys::CUmodule,
     bare: sys::CUfunction,
     safe: CudaFunction,
 }
@@ -98,6 +99,7 @@ impl Peers {
         let bare = unsafe { result::module::get_function(module, c"nothing".to_owned()) }?;
         Ok(Peers {
             stream: context.default_stream(),
+            module,
             bare,
             safe: safe.load_function("nothing")?,
         })
@@ -145,6 +147,14 @@ impl Peers {
         // SAFETY: these are its parameters; it accesses nothing.
         unsafe { launch.launch(extents) }?;
         Ok(())
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        // SAFETY: nothing is launched from it any more. An error would say that the driver has
+        // ended, and the module with it.
+        let _ = unsafe { result::module::unload(self.module) };
     }
 }
 
