@@ -117,10 +117,8 @@ impl Cta<'_> {
                 pc: self.pc,
             });
         }
-        if !self.counts.is_empty() {
-            for batch in batches(&copies) {
-                self.count_copies(warp, &batch)?;
-            }
+        for batch in batches(&copies) {
+            self.check_copies(warp, &batch)?;
         }
         match self.grid.options.asynchronous {
             Asynchronous::Eager => self.carry_out(warp, &copies),
@@ -131,8 +129,10 @@ impl Cta<'_> {
         }
     }
 
-    /// Counts the reads and the writes of copies, as accesses of the warp.
-    fn count_copies(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
+    /// Checks and counts the reads and the writes of copies when they are started, whenever they
+    /// happen: until it is waited for, a copy may happen at any time, so whoever touches the same
+    /// bytes meanwhile races with it.
+    fn check_copies(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
         for (reads, space, addresses) in [
             (true, Space::Global, &batch.from),
             (false, Space::Shared, &batch.to),
@@ -141,6 +141,7 @@ impl Cta<'_> {
             while rest != 0 && touch.bytes > 0 {
                 let spot = self.locate(warp, space, addresses, rest, touch.bytes)?;
                 self.count_access(&spot, touch);
+                self.check(warp, &spot, touch, ALWAYS)?;
                 rest &= !spot.lanes;
             }
         }
@@ -185,36 +186,25 @@ impl Cta<'_> {
         Ok(())
     }
 
-    /// Copies from global to shared memory, as an agent of its own.
+    /// Copies from global to shared memory.
     pub(super) fn carry_out(&mut self, warp: &Warp, copies: &[Copy]) -> Result<(), Box<Fault>> {
         for batch in batches(copies) {
-            let pc = std::mem::replace(&mut self.pc, batch.first.pc);
-            let result = self.carry_out_batch(warp, &batch);
-            self.pc = pc;
-            result?;
-        }
-        Ok(())
-    }
-
-    fn carry_out_batch(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
-        let mut bytes = [[0u8; 16]; LANES];
-        let (reading, mut rest) = (batch.first.touch(true), batch.lanes);
-        while rest != 0 && reading.bytes > 0 {
-            let spot = self.locate(warp, Space::Global, &batch.from, rest, reading.bytes)?;
-            self.check(warp, &spot, reading, ALWAYS)?;
-            let data = self.data(spot.home);
-            for lane in lanes_of(spot.lanes) {
-                let at = spot.offsets[lane] as usize;
-                data.read(at, &mut bytes[lane][..reading.bytes]);
+            let (reads, writes) = (batch.first.source_bytes, batch.first.bytes);
+            let mut bytes = [[0u8; 16]; LANES];
+            let mut rest = if reads > 0 { batch.lanes } else { 0 };
+            while rest != 0 {
+                let spot = self.locate(warp, Space::Global, &batch.from, rest, reads)?;
+                let data = self.data(spot.home);
+                for lane in lanes_of(spot.lanes) {
+                    data.read(spot.offsets[lane] as usize, &mut bytes[lane][..reads]);
+                }
+                rest &= !spot.lanes;
             }
-            rest &= !spot.lanes;
-        }
-        let writing = batch.first.touch(false);
-        let spot = self.locate(warp, Space::Shared, &batch.to, batch.lanes, writing.bytes)?;
-        self.check(warp, &spot, writing, ALWAYS)?;
-        for lane in lanes_of(batch.lanes) {
-            let at = spot.offsets[lane] as usize;
-            self.shared.data.write(at, &bytes[lane][..writing.bytes]);
+            let spot = self.locate(warp, Space::Shared, &batch.to, batch.lanes, writes)?;
+            for lane in lanes_of(batch.lanes) {
+                let at = spot.offsets[lane] as usize;
+                self.shared.data.write(at, &bytes[lane][..writes]);
+            }
         }
         Ok(())
     }
