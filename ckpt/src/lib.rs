@@ -2,6 +2,7 @@
 //!
 //! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
 //! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
+//! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
 //! - [`Staging`], [`discover`], [`keep_last`]: a folder that is there completely or not at all,
 //!   whenever the process or the machine stops.
 //!
@@ -32,6 +33,7 @@ mod error;
 mod file_writer;
 mod folder;
 mod folder_writer;
+pub mod graph;
 mod header;
 mod header_json;
 mod hidden;

@@ -1,0 +1,140 @@
+//! Demands: which elements of an expression are wanted, and where each goes.
+
+use super::pull::MOST_PIECES;
+
+/// A strided box of an expression's coordinates. Element `start + sum(i * step)`, each step along
+/// its dim, goes to `destination + sum(i * stride)`.
+#[derive(Clone, Debug)]
+pub(super) struct Demand {
+    pub(super) destination: u64,
+    /// The first coordinate, by dim.
+    pub(super) start: Vec<u64>,
+    pub(super) loops: Vec<Wanted>,
+}
+
+/// A loop of a demand. A dim may have several, nested.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) count: u64,
+    pub(super) dim: usize,
+    /// From one to the next along the dim.
+    pub(super) step: u64,
+    /// From one to the next in the destination.
+    pub(super) stride: u64,
+}
+
+impl Wanted {
+    /// From the first to the last along the dim.
+    pub(super) fn reach(&self) -> u64 {
+        (self.count - 1) * self.step
+    }
+}
+
+/// From the first to the last of nested loops along their dim.
+pub(super) fn span(loops: &[Wanted]) -> u64 {
+    loops.iter().map(Wanted::reach).sum()
+}
+
+impl Demand {
+    /// The same with the coordinate of a dim, and the loops along it, seen by the operand.
+    pub(super) fn map_dim(mut self, dim: usize, start: u64, step: u64) -> Demand {
+        self.start[dim] = start;
+        for wanted in self.loops.iter_mut().filter(|it| it.dim == dim) {
+            wanted.step *= step;
+        }
+        self
+    }
+
+    /// The same with another number for each loop's dim.
+    pub(super) fn renumber(mut self, dim: impl Fn(usize) -> usize) -> Demand {
+        for wanted in &mut self.loops {
+            wanted.dim = dim(wanted.dim);
+        }
+        self
+    }
+
+    /// Without a dim in which a single coordinate is wanted.
+    pub(super) fn without_dim(mut self, dim: usize) -> Demand {
+        self.start.remove(dim);
+        self.loops.retain(|it| it.dim != dim);
+        self.renumber(|it| it - usize::from(it > dim))
+    }
+
+    /// The parts of it whose coordinate in `dim` lies in `low..high`.
+    pub(super) fn clip(&self, dim: usize, low: u64, high: u64) -> Vec<Demand> {
+        let (mut along, others): (Vec<Wanted>, Vec<Wanted>) =
+            self.loops.iter().partition(|it| it.dim == dim);
+        along.sort_by_key(|it| std::cmp::Reverse(it.step));
+        let mut clip = Clip {
+            demand: self,
+            dim,
+            low,
+            high,
+            others,
+            parts: Vec::new(),
+        };
+        clip.cut(self.destination, self.start[dim], &along, &[]);
+        clip.parts
+    }
+}
+
+struct Clip<'d> {
+    demand: &'d Demand,
+    dim: usize,
+    low: u64,
+    high: u64,
+    /// Loops along other dims.
+    others: Vec<Wanted>,
+    parts: Vec<Demand>,
+}
+
+impl Clip<'_> {
+    /// Adds what lies inside of the loops in `open`, outermost first, and in `inside`, none of
+    /// whose turns reaches out.
+    fn cut(&mut self, destination: u64, start: u64, open: &[Wanted], inside: &[Wanted]) {
+        let last = start + span(open) + span(inside);
+        if last < self.low || start >= self.high || self.parts.len() > MOST_PIECES {
+            return;
+        }
+        if start >= self.low && last < self.high {
+            let mut part = self.demand.clone();
+            part.destination = destination;
+            part.start[self.dim] = start;
+            part.loops = [&self.others, open, inside].concat();
+            self.parts.push(part);
+            return;
+        }
+        // Neither all inside nor all outside: some loop is left, or the first and last would agree.
+        let [outer, inner @ ..] = open else {
+            return;
+        };
+        let reach = span(inner) + span(inside);
+        let (touching, whole) = (
+            self.turns(start, outer, 0, reach),
+            self.turns(start, outer, reach, 0),
+        );
+        for turn in touching.clone().filter(|turn| !whole.contains(turn)) {
+            let (to, from) = (turn * outer.stride, turn * outer.step);
+            self.cut(destination + to, start + from, inner, inside);
+        }
+        if !whole.is_empty() {
+            let kept = Wanted {
+                count: whole.end - whole.start,
+                ..*outer
+            };
+            let (to, from) = (whole.start * outer.stride, whole.start * outer.step);
+            let inside = [inside, &[kept]].concat();
+            self.cut(destination + to, start + from, inner, &inside);
+        }
+    }
+
+    /// The turns of a loop that begin at `low - before` or later, and end, `after` their beginning,
+    /// before `high`.
+    fn turns(&self, start: u64, outer: &Wanted, after: u64, before: u64) -> std::ops::Range<u64> {
+        let first = self.low.saturating_sub(before).saturating_sub(start);
+        let first = first.div_ceil(outer.step).min(outer.count);
+        let room = self.high.checked_sub(start + after + 1);
+        let end = room.map_or(0, |room| (room / outer.step + 1).min(outer.count));
+        first..end.max(first)
+    }
+}

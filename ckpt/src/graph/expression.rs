@@ -1,0 +1,357 @@
+//! Expressions, with their shapes and dtypes checked when they are made.
+
+use super::GraphError;
+use crate::Dtype;
+
+/// An expression of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Expr(u32);
+
+/// A tensor at a leaf of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceId(u32);
+
+/// Expressions over tensors that are read.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    nodes: Vec<Node>,
+    names: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) op: Op,
+    pub(super) shape: Vec<u64>,
+    dtype: Dtype,
+}
+
+/// Where the elements of an expression come from.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Source(SourceId),
+    /// Dim `i` of the result is dim `dims[i]` of the operand.
+    Permute {
+        of: Expr,
+        dims: Vec<usize>,
+    },
+    Slice {
+        of: Expr,
+        dim: usize,
+        start: u64,
+        step: u64,
+    },
+    /// One coordinate of a dim that the result does not have.
+    Select {
+        of: Expr,
+        dim: usize,
+        index: u64,
+    },
+    Concat {
+        of: Vec<Expr>,
+        dim: usize,
+    },
+    Stack {
+        of: Vec<Expr>,
+        dim: usize,
+    },
+    /// Dim `dim` of the operand becomes two, the second of `columns` elements.
+    Unflatten {
+        of: Expr,
+        dim: usize,
+        columns: u64,
+    },
+    /// Dims `dim` and `dim + 1` of the operand become one; the second has `columns` elements.
+    Flatten {
+        of: Expr,
+        dim: usize,
+        columns: u64,
+    },
+}
+
+impl Op {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Op::Source(_) => "source",
+            Op::Permute { .. } => "permute",
+            Op::Slice { .. } => "slice",
+            Op::Select { .. } => "select",
+            Op::Concat { .. } => "concat",
+            Op::Stack { .. } => "stack",
+            Op::Unflatten { .. } => "unflatten",
+            Op::Flatten { .. } => "flatten",
+        }
+    }
+}
+
+impl Graph {
+    /// A graph without expressions.
+    pub fn new() -> Graph {
+        Graph::default()
+    }
+
+    /// A tensor that is read, row-major.
+    ///
+    /// # Errors
+    /// [`GraphError::TooLarge`].
+    pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr, GraphError> {
+        let id = SourceId(self.names.len() as u32);
+        let made = self.add("source", Op::Source(id), shape.to_vec(), dtype)?;
+        self.names.push(name.to_owned());
+        Ok(made)
+    }
+
+    /// The operand with its dims in another order: dim `i` of the result is dim `dims[i]`.
+    ///
+    /// # Errors
+    /// [`GraphError::NoPermutation`].
+    pub fn permute(&mut self, of: Expr, dims: &[usize]) -> Result<Expr, GraphError> {
+        let shape = self.shape(of);
+        let mut sorted = dims.to_vec();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(0..shape.len()) {
+            return Err(GraphError::NoPermutation {
+                dims: dims.to_vec(),
+                shape: shape.to_vec(),
+            });
+        }
+        let permuted = dims.iter().map(|dim| shape[*dim]).collect();
+        let dims = dims.to_vec();
+        self.add(
+            "permute",
+            Op::Permute { of, dims },
+            permuted,
+            self.dtype(of),
+        )
+    }
+
+    /// Two dims exchanged.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`].
+    pub fn transpose(&mut self, of: Expr, a: usize, b: usize) -> Result<Expr, GraphError> {
+        for dim in [a, b] {
+            self.extent("transpose", of, dim)?;
+        }
+        let mut dims: Vec<usize> = (0..self.shape(of).len()).collect();
+        dims.swap(a, b);
+        self.permute(of, &dims)
+    }
+
+    /// `count` elements of a dim from `start` on, `step` apart.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`], [`GraphError::OutsideSlice`].
+    pub fn slice(
+        &mut self,
+        of: Expr,
+        dim: usize,
+        (start, count, step): (u64, u64, u64),
+    ) -> Result<Expr, GraphError> {
+        let extent = self.extent("slice", of, dim)?;
+        let reach = count.saturating_sub(1).checked_mul(step);
+        let last = reach
+            .and_then(|reach| reach.checked_add(start))
+            .and_then(|last| last.checked_add(count.min(1)));
+        if step == 0 || last.is_none_or(|last| last > extent) {
+            return Err(GraphError::OutsideSlice {
+                dim,
+                extent,
+                start,
+                count,
+                step,
+            });
+        }
+        let mut shape = self.shape(of).to_vec();
+        shape[dim] = count;
+        let op = Op::Slice {
+            of,
+            dim,
+            start,
+            step,
+        };
+        self.add("slice", op, shape, self.dtype(of))
+    }
+
+    /// One index of a dim, which the result does not have.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`], [`GraphError::OutsideSlice`].
+    pub fn select(&mut self, of: Expr, dim: usize, index: u64) -> Result<Expr, GraphError> {
+        let extent = self.extent("select", of, dim)?;
+        if index >= extent {
+            return Err(GraphError::OutsideSlice {
+                dim,
+                extent,
+                start: index,
+                count: 1,
+                step: 1,
+            });
+        }
+        let mut shape = self.shape(of).to_vec();
+        shape.remove(dim);
+        self.add(
+            "select",
+            Op::Select { of, dim, index },
+            shape,
+            self.dtype(of),
+        )
+    }
+
+    /// Operands one behind the other along a dim.
+    ///
+    /// # Errors
+    /// [`GraphError::NoOperands`], [`GraphError::NoSuchDim`], [`GraphError::Shapes`],
+    /// [`GraphError::Dtypes`].
+    pub fn concat(&mut self, of: &[Expr], dim: usize) -> Result<Expr, GraphError> {
+        let first = self.first_of("concat", of)?;
+        self.extent("concat", first, dim)?;
+        self.check_alike("concat", of, dim, Some(dim))?;
+        let mut shape = self.shape(first).to_vec();
+        let mut extents = of.iter().map(|it| self.shape(*it)[dim]);
+        let total = extents.try_fold(0u64, |sum, extent| sum.checked_add(extent));
+        // More than fits is refused with the shape as far as it can be written.
+        shape[dim] = total.unwrap_or(u64::MAX);
+        let of = of.to_vec();
+        self.add("concat", Op::Concat { of, dim }, shape, self.dtype(first))
+    }
+
+    /// Operands of one shape as the indices of a new dim.
+    ///
+    /// # Errors
+    /// [`GraphError::NoOperands`], [`GraphError::NoSuchDim`], [`GraphError::Shapes`],
+    /// [`GraphError::Dtypes`].
+    pub fn stack(&mut self, of: &[Expr], dim: usize) -> Result<Expr, GraphError> {
+        let first = self.first_of("stack", of)?;
+        let mut shape = self.shape(first).to_vec();
+        if dim > shape.len() {
+            let op = "stack";
+            return Err(GraphError::NoSuchDim { op, dim, shape });
+        }
+        self.check_alike("stack", of, dim, None)?;
+        shape.insert(dim, of.len() as u64);
+        let of = of.to_vec();
+        self.add("stack", Op::Stack { of, dim }, shape, self.dtype(first))
+    }
+
+    /// A dim as `rows` rows: two dims in its place.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`], [`GraphError::Rows`].
+    pub fn unflatten(&mut self, of: Expr, dim: usize, rows: u64) -> Result<Expr, GraphError> {
+        let extent = self.extent("unflatten", of, dim)?;
+        if rows == 0 || extent % rows != 0 {
+            return Err(GraphError::Rows { dim, extent, rows });
+        }
+        let columns = extent / rows;
+        let mut shape = self.shape(of).to_vec();
+        shape.splice(dim..=dim, [rows, columns]);
+        let op = Op::Unflatten { of, dim, columns };
+        self.add("unflatten", op, shape, self.dtype(of))
+    }
+
+    /// Dims `dim` and `dim + 1` as one.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`].
+    pub fn flatten(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
+        let columns = self.extent("flatten", of, dim + 1)?;
+        let mut shape = self.shape(of).to_vec();
+        shape.remove(dim + 1);
+        shape[dim] = shape[dim].saturating_mul(columns);
+        let op = Op::Flatten { of, dim, columns };
+        self.add("flatten", op, shape, self.dtype(of))
+    }
+
+    /// A dim of one element more, before dim `dim`.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`].
+    pub fn unsqueeze(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
+        self.stack(&[of], dim)
+    }
+
+    /// Its extents.
+    pub fn shape(&self, of: Expr) -> &[u64] {
+        &self.node(of).shape
+    }
+
+    /// Its dtype.
+    pub fn dtype(&self, of: Expr) -> Dtype {
+        self.node(of).dtype
+    }
+
+    /// The name of a tensor that is read.
+    pub fn name(&self, source: SourceId) -> &str {
+        &self.names[source.0 as usize]
+    }
+
+    pub(super) fn node(&self, of: Expr) -> &Node {
+        &self.nodes[of.0 as usize]
+    }
+
+    fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64, GraphError> {
+        let shape = self.shape(of);
+        shape
+            .get(dim)
+            .copied()
+            .ok_or_else(|| GraphError::NoSuchDim {
+                op,
+                dim,
+                shape: shape.to_vec(),
+            })
+    }
+
+    fn first_of(&self, op: &'static str, of: &[Expr]) -> Result<Expr, GraphError> {
+        of.first().copied().ok_or(GraphError::NoOperands { op })
+    }
+
+    /// That all operands have one dtype, and one shape but for the extent of `but`.
+    fn check_alike(
+        &self,
+        op: &'static str,
+        of: &[Expr],
+        dim: usize,
+        but: Option<usize>,
+    ) -> Result<(), GraphError> {
+        let first = of[0];
+        for (at, other) in of.iter().enumerate() {
+            let (a, b) = (self.shape(first), self.shape(*other));
+            let differs = |(dim, (a, b)): (usize, (&u64, &u64))| a != b && Some(dim) != but;
+            if a.len() != b.len() || a.iter().zip(b).enumerate().any(differs) {
+                return Err(GraphError::Shapes {
+                    op,
+                    dim,
+                    first: a.to_vec(),
+                    at,
+                    other: b.to_vec(),
+                });
+            }
+            let (first, other) = (self.dtype(first), self.dtype(*other));
+            if first != other {
+                return Err(GraphError::Dtypes {
+                    op,
+                    first,
+                    at,
+                    other,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        name: &'static str,
+        op: Op,
+        shape: Vec<u64>,
+        dtype: Dtype,
+    ) -> Result<Expr, GraphError> {
+        let product = |a: u64, b: &u64| a.checked_mul((*b).max(1));
+        let elements = shape.iter().try_fold(1, product);
+        if elements.is_none_or(|elements| elements > i64::MAX as u64) {
+            return Err(GraphError::TooLarge { op: name, shape });
+        }
+        self.nodes.push(Node { op, shape, dtype });
+        Ok(Expr(self.nodes.len() as u32 - 1))
+    }
+}

@@ -1,0 +1,36 @@
+//! Tensors made of tensors: permuted, cut, joined and reshaped, as expressions.
+//!
+//! Every operation here only says where an element comes from. Such maps compose, so a part of any
+//! expression becomes a list of strided copies from the tensors at its leaves to their final place,
+//! without anything in between ([`Graph::pull`]): a rank reads the bytes that it keeps.
+//!
+//! ```
+//! use meshgrad_ckpt::Dtype;
+//! use meshgrad_ckpt::graph::Graph;
+//!
+//! // The query, key and value projections of a layer as one matrix.
+//! let mut graph = Graph::new();
+//! let q = graph.source("q_proj", Dtype::BF16, &[4096, 2048])?;
+//! let k = graph.source("k_proj", Dtype::BF16, &[512, 2048])?;
+//! let v = graph.source("v_proj", Dtype::BF16, &[512, 2048])?;
+//! let qkv = graph.concat(&[q, k, v], 0)?;
+//! assert_eq!(graph.shape(qkv), [5120, 2048]);
+//!
+//! // What a rank keeps of it that holds the last 640 rows: a part of k and all of v.
+//! let pieces = graph.pull(qkv, &[4480..5120, 0..2048])?;
+//! let reads: Vec<_> = pieces.iter().map(|it| (graph.name(it.source), it.elements())).collect();
+//! assert_eq!(reads, [("k_proj", 128 * 2048), ("v_proj", 512 * 2048)]);
+//! # Ok::<(), meshgrad_ckpt::graph::GraphError>(())
+//! ```
+
+mod demand;
+mod error;
+mod expression;
+mod piece;
+mod pull;
+#[cfg(test)]
+mod tests;
+
+pub use error::GraphError;
+pub use expression::{Expr, Graph, SourceId};
+pub use piece::{Loop, Piece};

@@ -1,0 +1,74 @@
+//! Strided copies: what is left of an expression when it is pulled.
+
+use super::SourceId;
+
+/// A loop of a copy: so many elements, and how far apart they are on both sides, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Loop {
+    /// How often.
+    pub count: u64,
+    /// From one element to the next in the source.
+    pub source_stride: u64,
+    /// From one element to the next in the destination.
+    pub destination_stride: u64,
+}
+
+/// A copy of some elements of one source to their place. Offsets and strides count elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The tensor that is read.
+    pub source: SourceId,
+    /// The first element that is read.
+    pub source_offset: u64,
+    /// Where it goes.
+    pub destination_offset: u64,
+    /// The loops around it, the one that moves least in the source first. None for one element.
+    pub loops: Vec<Loop>,
+}
+
+impl Piece {
+    /// A piece whose loops are in order, and as few as say the same.
+    pub(super) fn new(
+        source: SourceId,
+        source_offset: u64,
+        destination_offset: u64,
+        mut loops: Vec<Loop>,
+    ) -> Piece {
+        loops.retain(|it| it.count != 1);
+        loops.sort_by_key(|it| (it.source_stride, it.destination_stride));
+        let mut joined: Vec<Loop> = Vec::with_capacity(loops.len());
+        for next in loops {
+            match joined.last_mut() {
+                Some(last) if last.is_continued_by(&next) => last.count *= next.count,
+                _ => joined.push(next),
+            }
+        }
+        Piece {
+            source,
+            source_offset,
+            destination_offset,
+            loops: joined,
+        }
+    }
+
+    /// How many elements it copies.
+    pub fn elements(&self) -> u64 {
+        self.loops.iter().map(|it| it.count).product()
+    }
+
+    /// How many elements lie side by side in the source and in the destination.
+    pub fn run(&self) -> u64 {
+        match self.loops.first() {
+            Some(first) if (first.source_stride, first.destination_stride) == (1, 1) => first.count,
+            _ => 1,
+        }
+    }
+}
+
+impl Loop {
+    /// Whether `outer` around this is one longer loop.
+    fn is_continued_by(&self, outer: &Loop) -> bool {
+        outer.source_stride == self.source_stride * self.count
+            && outer.destination_stride == self.destination_stride * self.count
+    }
+}

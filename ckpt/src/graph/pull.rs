@@ -1,0 +1,263 @@
+//! Pulling: what to copy for a region of an expression. A demand on an expression becomes demands
+//! on its operands, until it comes to the tensors that are read.
+
+use std::ops::Range;
+
+use super::demand::{Demand, Wanted, span};
+use super::expression::Op;
+use super::{Expr, Graph, GraphError, Loop, Piece};
+
+/// The most copies for a region.
+pub(super) const MOST_PIECES: usize = 1 << 16;
+
+impl Graph {
+    /// The copies that make a region of an expression, row-major and dense: each element of the
+    /// destination is the destination of exactly one copy. A range for each dim.
+    ///
+    /// # Errors
+    /// [`GraphError::Region`] for a region outside; [`GraphError::Fragmented`] for one that would
+    /// take more than 65,536 copies.
+    pub fn pull(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<Piece>, GraphError> {
+        let shape = self.shape(of);
+        let inside =
+            |(range, extent): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *extent;
+        if region.len() != shape.len() || !region.iter().zip(shape).all(inside) {
+            return Err(GraphError::Region {
+                region: region.to_vec(),
+                shape: shape.to_vec(),
+            });
+        }
+        let mut pull = Pull {
+            graph: self,
+            of,
+            pieces: Vec::new(),
+        };
+        if region.iter().all(|range| !range.is_empty()) {
+            pull.pull(of, whole(region))?;
+        }
+        Ok(pull.pieces)
+    }
+}
+
+/// The demand for a region as it lies.
+fn whole(region: &[Range<u64>]) -> Demand {
+    let mut loops = Vec::with_capacity(region.len());
+    let mut stride = 1;
+    for (dim, range) in region.iter().enumerate().rev() {
+        let count = range.end - range.start;
+        if count > 1 {
+            loops.push(Wanted {
+                count,
+                dim,
+                step: 1,
+                stride,
+            });
+        }
+        stride *= count;
+    }
+    Demand {
+        destination: 0,
+        start: region.iter().map(|range| range.start).collect(),
+        loops,
+    }
+}
+
+struct Pull<'g> {
+    graph: &'g Graph,
+    /// What was asked for.
+    of: Expr,
+    pieces: Vec<Piece>,
+}
+
+impl Pull<'_> {
+    fn pull(&mut self, of: Expr, demand: Demand) -> Result<(), GraphError> {
+        let graph = self.graph;
+        let node = graph.node(of);
+        match &node.op {
+            Op::Source(source) => {
+                let piece = read(*source, &node.shape, &demand);
+                self.pieces.push(piece);
+                Ok(())
+            }
+            Op::Permute { of, dims } => {
+                let mut permuted = demand.clone().renumber(|dim| dims[dim]);
+                for (dim, start) in dims.iter().zip(&demand.start) {
+                    permuted.start[*dim] = *start;
+                }
+                self.pull(*of, permuted)
+            }
+            Op::Slice {
+                of,
+                dim,
+                start,
+                step,
+            } => {
+                let start = start + step * demand.start[*dim];
+                self.pull(*of, demand.map_dim(*dim, start, *step))
+            }
+            Op::Select { of, dim, index } => {
+                let mut demand = demand.renumber(|it| it + usize::from(it >= *dim));
+                demand.start.insert(*dim, *index);
+                self.pull(*of, demand)
+            }
+            Op::Concat { of, dim } => {
+                let mut low = 0;
+                for operand in of {
+                    let high = low + graph.shape(*operand)[*dim];
+                    for part in self.clip(&demand, *dim, low..high, node.op.name())? {
+                        let start = part.start[*dim] - low;
+                        self.pull(*operand, part.map_dim(*dim, start, 1))?;
+                    }
+                    low = high;
+                }
+                Ok(())
+            }
+            Op::Stack { of, dim } => {
+                for (index, operand) in (0..).zip(of) {
+                    for part in self.clip(&demand, *dim, index..index + 1, node.op.name())? {
+                        self.pull(*operand, part.without_dim(*dim))?;
+                    }
+                }
+                Ok(())
+            }
+            Op::Unflatten { of, dim, columns } => {
+                let start = demand.start[*dim] * columns + demand.start[dim + 1];
+                let mut demand = demand.map_dim(*dim, start, *columns);
+                demand.start.remove(dim + 1);
+                self.pull(*of, demand.renumber(|it| it - usize::from(it > *dim)))
+            }
+            Op::Flatten { of, dim, columns } => {
+                for part in self.rows(demand, *dim, *columns)? {
+                    self.pull(*of, part)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn clip(
+        &self,
+        demand: &Demand,
+        dim: usize,
+        range: Range<u64>,
+        op: &'static str,
+    ) -> Result<Vec<Demand>, GraphError> {
+        let parts = demand.clip(dim, range.start, range.end);
+        self.check_count(parts.len(), op)?;
+        Ok(parts)
+    }
+
+    /// A demand on a flattened dim as demands on its rows and columns.
+    fn rows(&self, demand: Demand, dim: usize, columns: u64) -> Result<Vec<Demand>, GraphError> {
+        let (mut todo, mut done) = (vec![demand], Vec::new());
+        while let Some(demand) = todo.pop() {
+            match in_rows(&demand, dim, columns) {
+                Some(part) => done.push(part),
+                None => todo.extend(at_row_ends(demand, dim, columns)),
+            }
+            self.check_count(done.len() + todo.len(), "flatten")?;
+        }
+        Ok(done)
+    }
+
+    fn check_count(&self, more: usize, op: &'static str) -> Result<(), GraphError> {
+        match self.pieces.len() + more <= MOST_PIECES {
+            true => Ok(()),
+            false => Err(GraphError::Fragmented {
+                shape: self.graph.shape(self.of).to_vec(),
+                limit: MOST_PIECES,
+                op,
+            }),
+        }
+    }
+}
+
+/// A demand on a tensor that is read.
+fn read(source: super::SourceId, shape: &[u64], demand: &Demand) -> Piece {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim];
+    }
+    let terms = demand.start.iter().zip(&strides);
+    let offset = terms.map(|(start, stride)| start * stride).sum();
+    let loops = demand.loops.iter().map(|wanted| Loop {
+        count: wanted.count,
+        source_stride: wanted.step * strides[wanted.dim],
+        destination_stride: wanted.stride,
+    });
+    Piece::new(source, offset, demand.destination, loops.collect())
+}
+
+/// The demand as one on rows and columns, if its loops stay within rows or go from row to row.
+fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
+    let along = |wanted: &&Wanted| wanted.dim == dim && !wanted.step.is_multiple_of(columns);
+    let within: Vec<Wanted> = demand.loops.iter().filter(along).copied().collect();
+    let start = demand.start[dim];
+    if start % columns + span(&within) >= columns {
+        return None;
+    }
+    let mut part = demand.clone();
+    part.start
+        .splice(dim..=dim, [start / columns, start % columns]);
+    for wanted in &mut part.loops {
+        match wanted.dim == dim {
+            true if wanted.step % columns == 0 => wanted.step /= columns,
+            true => wanted.dim += 1,
+            false => wanted.dim += usize::from(wanted.dim > dim),
+        }
+    }
+    Some(part)
+}
+
+/// The demand in parts, cut where its longest loop within rows leaves a row: the end of a first
+/// row, whole rows, the beginning of a last one. A loop whose rows differ is taken apart.
+fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
+    let within = |wanted: &Wanted| wanted.dim == dim && !wanted.step.is_multiple_of(columns);
+    let inner = demand.loops.iter().copied().enumerate();
+    let inner = inner.filter(|(_, it)| within(it));
+    let Some((longest, wanted)) = inner.max_by_key(|(_, it)| it.step) else {
+        return Vec::new();
+    };
+    let alone = demand.loops.iter().filter(|it| within(it)).count() == 1;
+    let part = |first: u64, instead: &[Wanted]| {
+        let mut part = demand.clone();
+        part.destination += first * wanted.stride;
+        part.start[dim] += first * wanted.step;
+        part.loops
+            .splice(longest..=longest, instead.iter().copied());
+        part
+    };
+    if !columns.is_multiple_of(wanted.step) || !alone {
+        let turns = (0..wanted.count).take(MOST_PIECES + 1); // more is refused anyway
+        return turns.map(|turn| part(turn, &[])).collect();
+    }
+
+    let turns = |count: u64| Wanted { count, ..wanted };
+    let a_row = columns / wanted.step;
+    let phase = demand.start[dim] % columns;
+    let in_first = (columns - phase).div_ceil(wanted.step);
+    let head = if in_first == a_row {
+        0
+    } else {
+        in_first.min(wanted.count)
+    };
+    let rows = (wanted.count - head) / a_row;
+    let tail = wanted.count - head - rows * a_row;
+    let over_rows = Wanted {
+        count: rows,
+        dim,
+        step: columns,
+        stride: a_row * wanted.stride,
+    };
+    let mut parts = Vec::with_capacity(3);
+    if head > 0 {
+        parts.push(part(0, &[turns(head)]));
+    }
+    if rows > 0 {
+        parts.push(part(head, &[over_rows, turns(a_row)]));
+    }
+    if tail > 0 {
+        parts.push(part(head + rows * a_row, &[turns(tail)]));
+    }
+    parts
+}

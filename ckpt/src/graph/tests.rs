@@ -1,0 +1,383 @@
+//! Random expressions against their evaluation element by element, and what they refuse.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use super::expression::Op;
+use super::*;
+use crate::Dtype;
+
+/// A dense tensor of numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct Dense {
+    shape: Vec<u64>,
+    elements: Vec<u64>,
+}
+
+impl Dense {
+    /// Of what `f` says of each coordinate.
+    fn of(shape: &[u64], mut f: impl FnMut(&[u64]) -> u64) -> Dense {
+        let mut at = vec![0; shape.len()];
+        let count: u64 = shape.iter().product();
+        let elements = (0..count).map(|_| {
+            let element = f(&at);
+            for dim in (0..shape.len()).rev() {
+                at[dim] += 1;
+                if at[dim] < shape[dim] {
+                    break;
+                }
+                at[dim] = 0;
+            }
+            element
+        });
+        let elements = elements.collect();
+        Dense {
+            shape: shape.to_vec(),
+            elements,
+        }
+    }
+
+    fn at(&self, at: &[u64]) -> u64 {
+        let index = at
+            .iter()
+            .zip(&self.shape)
+            .fold(0, |index, (at, extent)| index * extent + at);
+        self.elements[index as usize]
+    }
+}
+
+/// What an expression is, computed the plain way. Elements of sources are numbered through.
+struct Evaluation<'g> {
+    graph: &'g Graph,
+    sources: HashMap<SourceId, Dense>,
+    next: u64,
+}
+
+impl Evaluation<'_> {
+    fn new(graph: &Graph) -> Evaluation<'_> {
+        Evaluation {
+            graph,
+            sources: HashMap::new(),
+            next: 0,
+        }
+    }
+
+    fn of(&mut self, expr: Expr) -> Dense {
+        let graph = self.graph;
+        let shape = graph.shape(expr).to_vec();
+        match &graph.node(expr).op {
+            Op::Source(id) => {
+                let made = Dense::of(&shape, |_| {
+                    self.next += 1;
+                    self.next
+                });
+                self.sources.entry(*id).or_insert(made).clone()
+            }
+            Op::Permute { of, dims } => {
+                let of = self.of(*of);
+                Dense::of(&shape, |at| {
+                    let mut from = vec![0; at.len()];
+                    dims.iter().zip(at).for_each(|(dim, at)| from[*dim] = *at);
+                    of.at(&from)
+                })
+            }
+            Op::Slice {
+                of,
+                dim,
+                start,
+                step,
+            } => {
+                let of = self.of(*of);
+                Dense::of(&shape, |at| {
+                    let mut from = at.to_vec();
+                    from[*dim] = start + step * at[*dim];
+                    of.at(&from)
+                })
+            }
+            Op::Select { of, dim, index } => {
+                let of = self.of(*of);
+                Dense::of(&shape, |at| {
+                    let mut from = at.to_vec();
+                    from.insert(*dim, *index);
+                    of.at(&from)
+                })
+            }
+            Op::Concat { of, dim } => {
+                let of: Vec<Dense> = of.iter().map(|it| self.of(*it)).collect();
+                Dense::of(&shape, |at| {
+                    let (mut from, mut which) = (at.to_vec(), 0);
+                    while from[*dim] >= of[which].shape[*dim] {
+                        from[*dim] -= of[which].shape[*dim];
+                        which += 1;
+                    }
+                    of[which].at(&from)
+                })
+            }
+            Op::Stack { of, dim } => {
+                let of: Vec<Dense> = of.iter().map(|it| self.of(*it)).collect();
+                Dense::of(&shape, |at| {
+                    let mut from = at.to_vec();
+                    let which = from.remove(*dim);
+                    of[which as usize].at(&from)
+                })
+            }
+            Op::Unflatten { of, .. } | Op::Flatten { of, .. } => Dense {
+                shape,
+                elements: self.of(*of).elements,
+            },
+        }
+    }
+}
+
+/// Draws from a seed: what proptest shrinks is the seed and the depth.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % bound
+    }
+
+    fn dim(&mut self, shape: &[u64]) -> usize {
+        self.below(shape.len() as u64) as usize
+    }
+}
+
+/// A random expression of a shape, of so many operations one above the other at most.
+fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> Expr {
+    if depth == 0 || shape.is_empty() {
+        return graph.source("leaf", Dtype::F32, shape).unwrap();
+    }
+    let (dim, rank, depth) = (draw.dim(shape), shape.len(), depth - 1);
+    let with = |at: Range<usize>, new: &[u64]| {
+        let mut other = shape.to_vec();
+        other.splice(at, new.iter().copied());
+        other
+    };
+    match draw.below(8) {
+        0 => {
+            let mut dims: Vec<usize> = (0..rank).collect();
+            (1..rank).for_each(|at| dims.swap(at, draw.below(at as u64 + 1) as usize));
+            let mut of = vec![0; rank];
+            dims.iter()
+                .zip(shape)
+                .for_each(|(dim, extent)| of[*dim] = *extent);
+            let of = expression(graph, draw, &of, depth);
+            graph.permute(of, &dims).unwrap()
+        }
+        1 => {
+            let (start, step) = (draw.below(3), 1 + draw.below(3));
+            let extent = start + (shape[dim] - 1) * step + 1 + draw.below(3);
+            let of = expression(graph, draw, &with(dim..dim + 1, &[extent]), depth);
+            graph.slice(of, dim, (start, shape[dim], step)).unwrap()
+        }
+        2 if shape[dim] > 1 => {
+            let first = 1 + draw.below(shape[dim] - 1);
+            let parts = [first, shape[dim] - first];
+            let of =
+                parts.map(|extent| expression(graph, draw, &with(dim..dim + 1, &[extent]), depth));
+            graph.concat(&of, dim).unwrap()
+        }
+        3 if shape[dim] <= 4 => {
+            let one = with(dim..dim + 1, &[]);
+            let of: Vec<Expr> = (0..shape[dim])
+                .map(|_| expression(graph, draw, &one, depth))
+                .collect();
+            graph.stack(&of, dim).unwrap()
+        }
+        4 if dim + 1 < rank => {
+            let extent = shape[dim] * shape[dim + 1];
+            let of = expression(graph, draw, &with(dim..dim + 2, &[extent]), depth);
+            graph.unflatten(of, dim, shape[dim]).unwrap()
+        }
+        5 => {
+            let divisors: Vec<u64> = (1..=shape[dim])
+                .filter(|it| shape[dim].is_multiple_of(*it))
+                .collect();
+            let rows = divisors[draw.below(divisors.len() as u64) as usize];
+            let of = with(dim..dim + 1, &[rows, shape[dim] / rows]);
+            let of = expression(graph, draw, &of, depth);
+            graph.flatten(of, dim).unwrap()
+        }
+        6 => {
+            let extent = 1 + draw.below(3);
+            let of = expression(graph, draw, &with(dim..dim, &[extent]), depth);
+            graph.select(of, dim, draw.below(extent)).unwrap()
+        }
+        _ => expression(graph, draw, shape, depth),
+    }
+}
+
+/// Carries pieces out; every element of the destination is written once.
+fn carry_out(pieces: &[Piece], sources: &HashMap<SourceId, Dense>, count: u64) -> Vec<u64> {
+    let mut out = vec![0; count as usize];
+    for piece in pieces {
+        let source = &sources[&piece.source].elements;
+        for turn in 0..piece.elements() {
+            let (mut rest, mut from, mut to) =
+                (turn, piece.source_offset, piece.destination_offset);
+            for it in &piece.loops {
+                from += rest % it.count * it.source_stride;
+                to += rest % it.count * it.destination_stride;
+                rest /= it.count;
+            }
+            assert_eq!(out[to as usize], 0, "written twice: {piece:?}");
+            out[to as usize] = source[from as usize];
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Copies of a region give what evaluating everything and cutting the region out gives.
+    #[test]
+    fn pulled_is_evaluated(
+        seed in any::<u64>(),
+        depth in 1..9u32,
+        shape in proptest::collection::vec(1..9u64, 1..4),
+    ) {
+        let (mut graph, mut draw) = (Graph::new(), Draw(seed));
+        let expr = expression(&mut graph, &mut draw, &shape, depth);
+        prop_assert_eq!(graph.shape(expr), &shape);
+        let region: Vec<Range<u64>> = shape
+            .iter()
+            .map(|extent| {
+                let start = draw.below(*extent);
+                start..start + 1 + draw.below(extent - start)
+            })
+            .collect();
+
+        let mut evaluation = Evaluation::new(&graph);
+        let all = evaluation.of(expr);
+        let extents: Vec<u64> = region.iter().map(|range| range.end - range.start).collect();
+        let expected = Dense::of(&extents, |at| {
+            let at: Vec<u64> = at.iter().zip(&region).map(|(at, range)| at + range.start).collect();
+            all.at(&at)
+        });
+        let pieces = graph.pull(expr, &region).unwrap();
+        let count = expected.elements.len() as u64;
+        let found = carry_out(&pieces, &evaluation.sources, count);
+        prop_assert_eq!(found, expected.elements);
+        prop_assert_eq!(pieces.iter().map(Piece::elements).sum::<u64>(), count);
+    }
+}
+
+/// The experts of a layer, fused as a training run wants them: rank 0 of 8 expert x 2 tensor
+/// parallel ranks reads one sixteenth, in whole rows.
+#[test]
+fn a_rank_reads_what_it_keeps() {
+    let (experts, features, hidden) = (128, 768, 2048);
+    let mut graph = Graph::new();
+    let gates_and_ups: Vec<Expr> = (0..experts)
+        .map(|_| {
+            let half = |graph: &mut Graph| {
+                let one = graph
+                    .source("proj", Dtype::BF16, &[features, hidden])
+                    .unwrap();
+                graph.unsqueeze(one, 0).unwrap()
+            };
+            let both = [half(&mut graph), half(&mut graph)];
+            graph.concat(&both, 0).unwrap()
+        })
+        .collect();
+    // [experts, 2, features, hidden]: a rank keeps half of the features of gate and up alike.
+    let fused = graph.stack(&gates_and_ups, 0).unwrap();
+    let region = [0..experts / 8, 0..2, 0..features / 2, 0..hidden];
+    let pieces = graph.pull(fused, &region).unwrap();
+    assert_eq!(pieces.len() as u64, experts / 8 * 2);
+    let read: u64 = pieces.iter().map(Piece::elements).sum();
+    assert_eq!(read * 16, experts * 2 * features * hidden);
+    assert!(pieces.iter().all(|it| it.run() == features / 2 * hidden));
+}
+
+/// What is copied as it lies is one run, however it was cut and joined.
+#[test]
+fn pieces_join_into_runs() {
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::F32, &[6, 4]).unwrap();
+    let cut = [0, 3].map(|start| graph.slice(x, 0, (start, 3, 1)).unwrap());
+    let joined = graph.concat(&cut, 0).unwrap();
+    let flat = graph.flatten(joined, 0).unwrap();
+    let rows = graph.unflatten(flat, 0, 2).unwrap();
+    let pieces = graph.pull(rows, &[0..2, 0..12]).unwrap();
+    assert!(pieces.iter().all(|it| it.run() == it.elements()));
+    assert_eq!(pieces.len(), 2);
+
+    let turned = graph.transpose(x, 0, 1).unwrap();
+    let [piece] = &graph.pull(turned, &[0..4, 0..6]).unwrap()[..] else {
+        panic!("one copy");
+    };
+    assert_eq!((piece.elements(), piece.run()), (24, 1));
+    assert_eq!(graph.pull(x, &[2..2, 0..4]), Ok(Vec::new()));
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::F32, &[6, 4]).unwrap();
+    let y = graph.source("y", Dtype::F32, &[6, 5]).unwrap();
+    let z = graph.source("z", Dtype::BF16, &[6, 4]).unwrap();
+    let errors = [
+        graph.permute(x, &[0, 0]).unwrap_err(),
+        graph.slice(x, 2, (0, 1, 1)).unwrap_err(),
+        graph.slice(x, 1, (1, 2, 3)).unwrap_err(),
+        graph.slice(x, 1, (0, 2, 0)).unwrap_err(),
+        graph.slice(x, 0, (u64::MAX, 2, u64::MAX)).unwrap_err(),
+        graph.concat(&[x, y], 0).unwrap_err(),
+        graph.stack(&[x, z], 1).unwrap_err(),
+        graph.concat(&[], 0).unwrap_err(),
+        graph.unflatten(x, 0, 4).unwrap_err(),
+        graph.flatten(x, 1).unwrap_err(),
+        graph.select(x, 1, 4).unwrap_err(),
+        graph
+            .source("huge", Dtype::F32, &[1 << 40, 1 << 40])
+            .unwrap_err(),
+        graph.pull(x, &[0..7, 0..4]).unwrap_err(),
+    ];
+    let words: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        words,
+        [
+            "permute: [0, 0] is no order of the dims of shape [6, 4]: name each once",
+            "slice: dim 2 of a tensor of shape [6, 4], which has 2",
+            "slice: 2 elements from 1 on, every 3 of dim 1, which has 4: a step is at least 1 and \
+             the last element must be inside",
+            "slice: 2 elements from 0 on, every 0 of dim 1, which has 4: a step is at least 1 and \
+             the last element must be inside",
+            "slice: 2 elements from 18446744073709551615 on, every 18446744073709551615 of dim 0, \
+             which has 6: a step is at least 1 and the last element must be inside",
+            "concat along dim 0: operand 0 has shape [6, 4] and operand 1 has [6, 5]",
+            "stack: operand 0 is F32 and operand 1 is BF16: cast one of them",
+            "concat: there is no operand: join at least one",
+            "unflatten: dim 0 has 6 elements, which 4 rows do not divide",
+            "flatten: dim 2 of a tensor of shape [6, 4], which has 2",
+            "slice: 1 elements from 4 on, every 1 of dim 1, which has 4: a step is at least 1 and \
+             the last element must be inside",
+            "source: a tensor of shape [1099511627776, 1099511627776] has more elements than fit \
+             into 63 bits",
+            "[0..7, 0..4] is no region of shape [6, 4]: give a range inside each dim",
+        ]
+    );
+}
+
+/// Elements that lie apart in every way are refused, not copied one by one for ever.
+#[test]
+fn a_torn_layout_is_refused() {
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::F32, &[1 << 10, 1000]).unwrap();
+    let flat = graph.flatten(x, 0).unwrap();
+    let torn = graph.slice(flat, 0, (0, 1 << 17, 7)).unwrap();
+    let all = 0..1 << 17;
+    let error = graph.pull(torn, std::slice::from_ref(&all)).unwrap_err();
+    assert!(
+        matches!(error, GraphError::Fragmented { op: "flatten", .. }),
+        "{error}"
+    );
+}
