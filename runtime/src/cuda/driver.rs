@@ -119,8 +119,9 @@ fn emulator_candidates() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let beside = program.parent().unwrap_or(Path::new(""));
     let above = beside.parent().unwrap_or(Path::new(""));
-    // What is above may be older: cargo renews it only when the library itself is asked for.
-    [beside, &above.join("deps"), above]
+    // Cargo renews what is in `deps` whatever it builds, and the file beside a program or above an
+    // example only when the library itself is asked for.
+    [&beside.join("deps"), beside, &above.join("deps"), above]
         .map(|folder| folder.join(EMULATOR_FILE))
         .into()
 }
