@@ -13,14 +13,15 @@ use crate::assembler::{F32, Kernel, Pred, U32};
 
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits
 /// of the sum.
-const ROUND: f32 = 12_582_912.0;
+pub const ROUND: f32 = 12_582_912.0;
 
-/// ln 2 in two parts: the first has so few digits that its product with an exponent is exact.
-const LN_2_HIGH: f32 = 0.693_359_4;
-const LN_2_LOW: f32 = -2.121_944_4e-4;
+/// ln 2 in two parts; the first has so few digits that its product with an exponent is exact.
+pub const LN_2_HIGH: f32 = 0.693_359_4;
+/// The second part of ln 2.
+pub const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2, relative error below 2^-28.
-const EXP_TAIL: [f32; 5] = [
+pub const EXP_TAIL: [f32; 5] = [
     0.499_999_94,
     0.166_665_21,
     0.041_668_39,
@@ -29,7 +30,7 @@ const EXP_TAIL: [f32; 5] = [
 ];
 
 /// ln(1 + r) = r - r^2 / 2 + r^3 q(r) on sqrt(1/2) <= 1 + r < sqrt(2), relative error below 2^-27.
-const LN_TAIL: [f32; 8] = [
+pub const LN_TAIL: [f32; 8] = [
     0.333_333_3,
     -0.250_008_2,
     0.200_012_27,

@@ -9,40 +9,11 @@
 //! a value's result does not depend on its place in the vector, on the slice's length, or on
 //! threads.
 
+use meshgrad_kernels::elementary::{EXP_TAIL, LN_2_HIGH, LN_2_LOW, LN_TAIL, ROUND};
 use pulp::{Scalar, Simd};
-
-/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits
-/// of the sum.
-const ROUND: f32 = 12_582_912.0;
 
 /// Where e^x leaves the normal numbers: ln 2^-126, rounded towards 0.
 const LN_MIN_POSITIVE: f32 = -87.336_54;
-
-/// ln 2 in two parts: the first has so few digits that its product with an exponent is exact.
-const LN_2_HIGH: f32 = 0.693_359_4;
-const LN_2_LOW: f32 = -2.121_944_4e-4;
-
-/// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2; q is a minimax fit, relative error of exp below
-/// 2^-28.
-const EXP_TAIL: [f32; 5] = [
-    0.499_999_94,
-    0.166_665_21,
-    0.041_668_39,
-    0.008_368_745,
-    0.001_381_453_9,
-];
-
-/// ln(1 + r) = r - r^2 / 2 + r^3 q(r) on sqrt(1/2) <= 1 + r < sqrt(2); relative error below 2^-27.
-const LN_TAIL: [f32; 8] = [
-    0.333_333_3,
-    -0.250_008_2,
-    0.200_012_27,
-    -0.166_233_57,
-    0.142_017_57,
-    -0.131_601_83,
-    0.127_615_76,
-    -0.076_344_97,
-];
 
 /// e^x. Error at most 1.1 ulp over all of f32; 0 below -104, infinity above 88.73, subnormal
 /// results included.

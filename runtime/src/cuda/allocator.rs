@@ -150,12 +150,7 @@ impl Allocator {
             None => self.grow(pool, bytes)?,
         };
 
-        let node = *self.nodes.get(id);
-        self.pools
-            .entry(pool)
-            .or_default()
-            .list(small)
-            .remove(node.key(id));
+        self.unlist(id);
         self.cut(id, bytes);
 
         let node = self.nodes.get(id);
@@ -219,11 +214,7 @@ impl Allocator {
         let segments: Vec<u32> = self.nodes.iter().filter(free).map(|(id, _)| id).collect();
         for id in segments {
             let node = *self.nodes.get(id);
-            self.pools
-                .entry(node.pool)
-                .or_default()
-                .list(node.small)
-                .remove(node.key(id));
+            self.unlist(id);
             self.nodes.remove(id);
             self.segments.give_back(node.address, node.bytes);
             self.usage.reserved -= node.bytes;
@@ -302,12 +293,7 @@ impl Allocator {
             previous: None,
             next: None,
         });
-        let node = *self.nodes.get(id);
-        self.pools
-            .entry(pool)
-            .or_default()
-            .list(node.small)
-            .insert(node.key(id));
+        self.enlist(id);
         Ok(id)
     }
 
@@ -339,12 +325,7 @@ impl Allocator {
         let node = self.nodes.get(id);
         (node.bytes, node.next) = (bytes, Some(rest_id));
 
-        let rest = *self.nodes.get(rest_id);
-        self.pools
-            .entry(rest.pool)
-            .or_default()
-            .list(rest.small)
-            .insert(rest.key(rest_id));
+        self.enlist(rest_id);
     }
 
     /// Makes block `id` free and joins it with its free neighbours.
@@ -362,6 +343,10 @@ impl Allocator {
             self.join(left, id);
             id = left;
         }
+        self.enlist(id);
+    }
+
+    fn enlist(&mut self, id: u32) {
         let node = *self.nodes.get(id);
         self.pools
             .entry(node.pool)
