@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::TensorType;
 use crate::Dtype;
 
 /// Why an expression cannot be made, or not be pulled.
@@ -99,6 +100,43 @@ pub enum GraphError {
         op: &'static str,
         /// The shape.
         shape: Vec<u64>,
+    },
+
+    /// Two tensors of one name.
+    #[error(
+        "`{}` is {} {:?} in one place and {} {:?} in another: a name is one tensor",
+        name.escape_debug(), first.0, first.1, second.0, second.1
+    )]
+    Redefined {
+        /// The name.
+        name: String,
+        /// Dtype and shape at first.
+        first: TensorType,
+        /// Dtype and shape later.
+        second: TensorType,
+    },
+
+    /// A dtype that cannot be calculated with.
+    #[error(
+        "{op}: from {from} to {to}: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and \
+         F8_E8M0, and made of the first four"
+    )]
+    NotFloat {
+        /// The operation.
+        op: &'static str,
+        /// The operand's dtype.
+        from: Dtype,
+        /// The result's dtype.
+        to: Dtype,
+    },
+
+    /// Operands that a computation refuses.
+    #[error("{op}: {message}")]
+    Operands {
+        /// The computation.
+        op: &'static str,
+        /// What is wrong with them.
+        message: String,
     },
 
     /// A region that is no part of the expression.

@@ -1,6 +1,9 @@
 //! Expressions, with their shapes and dtypes checked when they are made.
 
-use super::GraphError;
+use std::collections::{BTreeMap, HashMap};
+
+use super::compute::Computation;
+use super::{GraphError, Leaf, Scalar, Step};
 use crate::Dtype;
 
 /// An expression of a [`Graph`].
@@ -11,11 +14,14 @@ pub struct Expr(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(u32);
 
-/// Expressions over tensors that are read.
+/// Expressions over tensors that are read. The same expression made twice is one.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
+    /// Finds an expression again; never walked.
+    known: HashMap<Op, Expr>,
     names: Vec<String>,
+    sources: BTreeMap<String, Expr>,
 }
 
 #[derive(Clone, Debug)]
@@ -26,9 +32,24 @@ pub(super) struct Node {
 }
 
 /// Where the elements of an expression come from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Op {
     Source(SourceId),
+    /// One element, everywhere.
+    Fill {
+        value: Scalar,
+        shape: Vec<u64>,
+    },
+    /// Each element on its own.
+    Each {
+        of: Expr,
+        step: Step,
+    },
+    /// A tensor that is computed as a whole, or by rows.
+    Computed {
+        of: Vec<Expr>,
+        how: Computation,
+    },
     /// Dim `i` of the result is dim `dims[i]` of the operand.
     Permute {
         of: Expr,
@@ -72,6 +93,9 @@ impl Op {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Op::Source(_) => "source",
+            Op::Fill { .. } => "fill",
+            Op::Each { step, .. } => step.name(),
+            Op::Computed { how, .. } => how.name(),
             Op::Permute { .. } => "permute",
             Op::Slice { .. } => "slice",
             Op::Select { .. } => "select",
@@ -92,12 +116,30 @@ impl Graph {
     /// A tensor that is read, row-major.
     ///
     /// # Errors
-    /// [`GraphError::TooLarge`].
+    /// [`GraphError::TooLarge`]; [`GraphError::Redefined`] for a name that is another tensor's.
     pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr, GraphError> {
+        if let Some(known) = self.sources.get(name) {
+            return match (self.dtype(*known), self.shape(*known)) == (dtype, shape) {
+                true => Ok(*known),
+                false => Err(GraphError::Redefined {
+                    name: name.to_owned(),
+                    first: (self.dtype(*known), self.shape(*known).to_vec()),
+                    second: (dtype, shape.to_vec()),
+                }),
+            };
+        }
         let id = SourceId(self.names.len() as u32);
-        let made = self.add("source", Op::Source(id), shape.to_vec(), dtype)?;
+        let made = self.add(Op::Source(id), shape.to_vec(), dtype)?;
         self.names.push(name.to_owned());
+        self.sources.insert(name.to_owned(), made);
         Ok(made)
+    }
+
+    /// The tensors that are read, by name.
+    pub fn sources(&self) -> impl ExactSizeIterator<Item = (&str, Expr)> {
+        self.sources
+            .iter()
+            .map(|(name, expr)| (name.as_str(), *expr))
     }
 
     /// The operand with its dims in another order: dim `i` of the result is dim `dims[i]`.
@@ -116,12 +158,7 @@ impl Graph {
         }
         let permuted = dims.iter().map(|dim| shape[*dim]).collect();
         let dims = dims.to_vec();
-        self.add(
-            "permute",
-            Op::Permute { of, dims },
-            permuted,
-            self.dtype(of),
-        )
+        self.add(Op::Permute { of, dims }, permuted, self.dtype(of))
     }
 
     /// Two dims exchanged.
@@ -169,7 +206,7 @@ impl Graph {
             start,
             step,
         };
-        self.add("slice", op, shape, self.dtype(of))
+        self.add(op, shape, self.dtype(of))
     }
 
     /// One index of a dim, which the result does not have.
@@ -189,12 +226,7 @@ impl Graph {
         }
         let mut shape = self.shape(of).to_vec();
         shape.remove(dim);
-        self.add(
-            "select",
-            Op::Select { of, dim, index },
-            shape,
-            self.dtype(of),
-        )
+        self.add(Op::Select { of, dim, index }, shape, self.dtype(of))
     }
 
     /// Operands one behind the other along a dim.
@@ -212,7 +244,7 @@ impl Graph {
         // More than fits is refused with the shape as far as it can be written.
         shape[dim] = total.unwrap_or(u64::MAX);
         let of = of.to_vec();
-        self.add("concat", Op::Concat { of, dim }, shape, self.dtype(first))
+        self.add(Op::Concat { of, dim }, shape, self.dtype(first))
     }
 
     /// Operands of one shape as the indices of a new dim.
@@ -230,7 +262,7 @@ impl Graph {
         self.check_alike("stack", of, dim, None)?;
         shape.insert(dim, of.len() as u64);
         let of = of.to_vec();
-        self.add("stack", Op::Stack { of, dim }, shape, self.dtype(first))
+        self.add(Op::Stack { of, dim }, shape, self.dtype(first))
     }
 
     /// A dim as `rows` rows: two dims in its place.
@@ -246,7 +278,7 @@ impl Graph {
         let mut shape = self.shape(of).to_vec();
         shape.splice(dim..=dim, [rows, columns]);
         let op = Op::Unflatten { of, dim, columns };
-        self.add("unflatten", op, shape, self.dtype(of))
+        self.add(op, shape, self.dtype(of))
     }
 
     /// Dims `dim` and `dim + 1` as one.
@@ -259,7 +291,7 @@ impl Graph {
         shape.remove(dim + 1);
         shape[dim] = shape[dim].saturating_mul(columns);
         let op = Op::Flatten { of, dim, columns };
-        self.add("flatten", op, shape, self.dtype(of))
+        self.add(op, shape, self.dtype(of))
     }
 
     /// A dim of one element more, before dim `dim`.
@@ -283,6 +315,15 @@ impl Graph {
     /// The name of a tensor that is read.
     pub fn name(&self, source: SourceId) -> &str {
         &self.names[source.0 as usize]
+    }
+
+    /// What messages call a leaf: a tensor's name, or the operation that makes it.
+    pub fn leaf_name(&self, leaf: Leaf) -> &str {
+        match leaf {
+            Leaf::Source(source) => self.name(source),
+            Leaf::Computed(expr) => self.node(expr).op.name(),
+            Leaf::Fill(_) => "fill",
+        }
     }
 
     pub(super) fn node(&self, of: Expr) -> &Node {
@@ -339,19 +380,24 @@ impl Graph {
         Ok(())
     }
 
-    fn add(
+    pub(super) fn add(
         &mut self,
-        name: &'static str,
         op: Op,
         shape: Vec<u64>,
         dtype: Dtype,
     ) -> Result<Expr, GraphError> {
+        if let Some(known) = self.known.get(&op) {
+            return Ok(*known);
+        }
         let product = |a: u64, b: &u64| a.checked_mul((*b).max(1));
         let elements = shape.iter().try_fold(1, product);
         if elements.is_none_or(|elements| elements > i64::MAX as u64) {
-            return Err(GraphError::TooLarge { op: name, shape });
+            let op = op.name();
+            return Err(GraphError::TooLarge { op, shape });
         }
+        let made = Expr(self.nodes.len() as u32);
+        self.known.insert(op.clone(), made);
         self.nodes.push(Node { op, shape, dtype });
-        Ok(Expr(self.nodes.len() as u32 - 1))
+        Ok(made)
     }
 }

@@ -1,6 +1,6 @@
 //! Tensors made of tensors: permuted, cut, joined and reshaped, as expressions.
 //!
-//! Every operation here only says where an element comes from. Such maps compose, so a part of any
+//! Nearly every operation here only says where an element comes from. Such maps compose, so a part of any
 //! expression becomes a list of strided copies from the tensors at its leaves to their final place,
 //! without anything in between ([`Graph::pull`]): a rank reads the bytes that it keeps.
 //!
@@ -18,19 +18,25 @@
 //!
 //! // What a rank keeps of it that holds the last 640 rows: a part of k and all of v.
 //! let pieces = graph.pull(qkv, &[4480..5120, 0..2048])?;
-//! let reads: Vec<_> = pieces.iter().map(|it| (graph.name(it.source), it.elements())).collect();
+//! let reads: Vec<_> = pieces.iter().map(|it| (graph.leaf_name(it.from), it.elements())).collect();
 //! assert_eq!(reads, [("k_proj", 128 * 2048), ("v_proj", 512 * 2048)]);
 //! # Ok::<(), meshgrad_ckpt::graph::GraphError>(())
 //! ```
 
+mod compute;
+mod computing;
 mod demand;
 mod error;
 mod expression;
+mod float8;
 mod piece;
 mod pull;
+mod scalar;
 #[cfg(test)]
 mod tests;
 
+pub use compute::{Computation, Compute, Operand, TensorType};
 pub use error::GraphError;
 pub use expression::{Expr, Graph, SourceId};
-pub use piece::{Loop, Piece};
+pub use piece::{Leaf, Loop, Piece};
+pub use scalar::{Real, Scalar, Step};

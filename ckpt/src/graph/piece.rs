@@ -1,6 +1,17 @@
 //! Strided copies: what is left of an expression when it is pulled.
 
-use super::SourceId;
+use super::{Expr, Scalar, SourceId, Step};
+
+/// Where the elements of a copy come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Leaf {
+    /// A tensor that is read.
+    Source(SourceId),
+    /// A tensor that is computed first, row-major.
+    Computed(Expr),
+    /// The same element everywhere: offsets and strides of the source say nothing.
+    Fill(Scalar),
+}
 
 /// A loop of a copy: so many elements, and how far apart they are on both sides, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,26 +24,29 @@ pub struct Loop {
     pub destination_stride: u64,
 }
 
-/// A copy of some elements of one source to their place. Offsets and strides count elements.
+/// A copy of some elements to their place. Offsets and strides count elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
-    /// The tensor that is read.
-    pub source: SourceId,
+    /// Where its elements come from.
+    pub from: Leaf,
     /// The first element that is read.
     pub source_offset: u64,
     /// Where it goes.
     pub destination_offset: u64,
     /// The loops around it, the one that moves least in the source first. None for one element.
     pub loops: Vec<Loop>,
+    /// What is done to each element on the way, in this order.
+    pub steps: Vec<Step>,
 }
 
 impl Piece {
     /// A piece whose loops are in order, and as few as say the same.
     pub(super) fn new(
-        source: SourceId,
+        from: Leaf,
         source_offset: u64,
         destination_offset: u64,
         mut loops: Vec<Loop>,
+        steps: Vec<Step>,
     ) -> Piece {
         loops.retain(|it| it.count != 1);
         loops.sort_by_key(|it| (it.source_stride, it.destination_stride));
@@ -44,10 +58,11 @@ impl Piece {
             }
         }
         Piece {
-            source,
+            from,
             source_offset,
             destination_offset,
             loops: joined,
+            steps,
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::demand::{Demand, Wanted, span};
 use super::expression::Op;
-use super::{Expr, Graph, GraphError, Loop, Piece};
+use super::{Expr, Graph, GraphError, Leaf, Loop, Piece, Step};
 
 /// The most copies for a region.
 pub(super) const MOST_PIECES: usize = 1 << 16;
@@ -30,6 +30,7 @@ impl Graph {
         let mut pull = Pull {
             graph: self,
             of,
+            steps: Vec::new(),
             pieces: Vec::new(),
         };
         if region.iter().all(|range| !range.is_empty()) {
@@ -66,6 +67,8 @@ struct Pull<'g> {
     graph: &'g Graph,
     /// What was asked for.
     of: Expr,
+    /// What is done to each element, the last step first.
+    steps: Vec<Step>,
     pieces: Vec<Piece>,
 }
 
@@ -75,9 +78,22 @@ impl Pull<'_> {
         let node = graph.node(of);
         match &node.op {
             Op::Source(source) => {
-                let piece = read(*source, &node.shape, &demand);
-                self.pieces.push(piece);
+                self.read(Leaf::Source(*source), &node.shape, &demand);
                 Ok(())
+            }
+            Op::Fill { value, .. } => {
+                self.read(Leaf::Fill(*value), &node.shape, &demand);
+                Ok(())
+            }
+            Op::Computed { .. } => {
+                self.read(Leaf::Computed(of), &node.shape, &demand);
+                Ok(())
+            }
+            Op::Each { of, step } => {
+                self.steps.push(*step);
+                let pulled = self.pull(*of, demand);
+                self.steps.pop();
+                pulled
             }
             Op::Permute { of, dims } => {
                 let mut permuted = demand.clone().renumber(|dim| dims[dim]);
@@ -135,6 +151,12 @@ impl Pull<'_> {
         }
     }
 
+    /// A demand on a tensor whose elements are there.
+    fn read(&mut self, leaf: Leaf, shape: &[u64], demand: &Demand) {
+        let steps = self.steps.iter().rev().copied().collect();
+        self.pieces.push(copy(leaf, shape, demand, steps));
+    }
+
     fn clip(
         &self,
         demand: &Demand,
@@ -172,8 +194,8 @@ impl Pull<'_> {
     }
 }
 
-/// A demand on a tensor that is read.
-fn read(source: super::SourceId, shape: &[u64], demand: &Demand) -> Piece {
+/// A demand on a row-major tensor as a copy.
+fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<Step>) -> Piece {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
         strides[dim - 1] = strides[dim] * shape[dim];
@@ -185,7 +207,7 @@ fn read(source: super::SourceId, shape: &[u64], demand: &Demand) -> Piece {
         source_stride: wanted.step * strides[wanted.dim],
         destination_stride: wanted.stride,
     });
-    Piece::new(source, offset, demand.destination, loops.collect())
+    Piece::new(leaf, offset, demand.destination, loops.collect(), steps)
 }
 
 /// The demand as one on rows and columns, if its loops stay within rows or go from row to row.

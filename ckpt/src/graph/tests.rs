@@ -48,32 +48,49 @@ impl Dense {
     }
 }
 
-/// What an expression is, computed the plain way. Elements of sources are numbered through.
+/// What an expression is, computed the plain way, as the bits of its elements. Sources and what is
+/// computed hold small numbers, counted through.
 struct Evaluation<'g> {
     graph: &'g Graph,
-    sources: HashMap<SourceId, Dense>,
-    next: u64,
+    leaves: HashMap<Leaf, Dense>,
+    next: u32,
 }
 
 impl Evaluation<'_> {
     fn new(graph: &Graph) -> Evaluation<'_> {
         Evaluation {
             graph,
-            sources: HashMap::new(),
+            leaves: HashMap::new(),
             next: 0,
         }
+    }
+
+    /// A tensor of new numbers, the same whenever it is asked for.
+    fn leaf(&mut self, leaf: Leaf, shape: &[u64]) -> Dense {
+        let next = &mut self.next;
+        let made = || {
+            Dense::of(shape, |_| {
+                *next += 1;
+                u64::from((*next as f32).to_bits())
+            })
+        };
+        self.leaves.entry(leaf).or_insert_with(made).clone()
     }
 
     fn of(&mut self, expr: Expr) -> Dense {
         let graph = self.graph;
         let shape = graph.shape(expr).to_vec();
         match &graph.node(expr).op {
-            Op::Source(id) => {
-                let made = Dense::of(&shape, |_| {
-                    self.next += 1;
-                    self.next
-                });
-                self.sources.entry(*id).or_insert(made).clone()
+            Op::Source(id) => self.leaf(Leaf::Source(*id), &shape),
+            Op::Computed { .. } => self.leaf(Leaf::Computed(expr), &shape),
+            Op::Fill { value, shape } => Dense::of(shape, |_| value.bits()),
+            Op::Each { of, step } => {
+                let (dtype, mut of) = (graph.dtype(*of), self.of(*of));
+                for element in &mut of.elements {
+                    let before = Scalar::from_bits(dtype, *element);
+                    *element = step.apply(before).unwrap().bits();
+                }
+                of
             }
             Op::Permute { of, dims } => {
                 let of = self.of(*of);
@@ -151,7 +168,7 @@ impl Draw {
 /// A random expression of a shape, of so many operations one above the other at most.
 fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> Expr {
     if depth == 0 || shape.is_empty() {
-        return graph.source("leaf", Dtype::F32, shape).unwrap();
+        return leaf(graph, draw, shape);
     }
     let (dim, rank, depth) = (draw.dim(shape), shape.len(), depth - 1);
     let with = |at: Range<usize>, new: &[u64]| {
@@ -159,7 +176,7 @@ fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> 
         other.splice(at, new.iter().copied());
         other
     };
-    match draw.below(8) {
+    match draw.below(11) {
         0 => {
             let mut dims: Vec<usize> = (0..rank).collect();
             (1..rank).for_each(|at| dims.swap(at, draw.below(at as u64 + 1) as usize));
@@ -209,15 +226,73 @@ fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> 
             let of = expression(graph, draw, &with(dim..dim, &[extent]), depth);
             graph.select(of, dim, draw.below(extent)).unwrap()
         }
+        7 => {
+            let of = expression(graph, draw, shape, depth);
+            graph.scale(of, 0.1).unwrap()
+        }
+        8 => {
+            let of = expression(graph, draw, shape, depth);
+            graph.add_number(of, -3.0).unwrap()
+        }
+        9 => {
+            let of = expression(graph, draw, shape, depth);
+            let narrow = graph.cast(of, Dtype::BF16).unwrap();
+            graph.cast(narrow, Dtype::F32).unwrap()
+        }
         _ => expression(graph, draw, shape, depth),
     }
 }
 
+/// A tensor that is read, one of those before once more, a constant, or something computed.
+fn leaf(graph: &mut Graph, draw: &mut Draw, shape: &[u64]) -> Expr {
+    match draw.below(8) {
+        0 => graph
+            .fill(Scalar::nearest(Dtype::F32, 0.5).unwrap(), shape)
+            .unwrap(),
+        1 => {
+            let of = graph.source(&format!("{shape:?}"), Dtype::F32, shape);
+            let of = of.unwrap();
+            graph.compute(&[of], &Computation::new(Opaque)).unwrap()
+        }
+        2 => graph
+            .source(&format!("{shape:?}"), Dtype::F32, shape)
+            .unwrap(),
+        _ => {
+            let name = format!("{}", graph.sources().len());
+            graph.source(&name, Dtype::F32, shape).unwrap()
+        }
+    }
+}
+
+/// Something computed of one tensor, of its type; what, is nobody's business here.
+#[derive(Debug)]
+struct Opaque;
+
+impl Compute for Opaque {
+    fn name(&self) -> &'static str {
+        "opaque"
+    }
+
+    fn result(&self, operands: &[TensorType]) -> Result<TensorType, String> {
+        match operands {
+            [one] => Ok(one.clone()),
+            _ => Err(format!("it takes 1 operand, not {}", operands.len())),
+        }
+    }
+
+    fn rows_of_operands(&self, rows: Range<u64>, _: &[TensorType]) -> Vec<Range<u64>> {
+        vec![rows]
+    }
+
+    fn compute(&self, _: Range<u64>, operands: &[Operand<'_>], out: &mut [u8]) {
+        out.copy_from_slice(operands[0].bytes);
+    }
+}
+
 /// Carries pieces out; every element of the destination is written once.
-fn carry_out(pieces: &[Piece], sources: &HashMap<SourceId, Dense>, count: u64) -> Vec<u64> {
-    let mut out = vec![0; count as usize];
+fn carry_out(pieces: &[Piece], leaves: &HashMap<Leaf, Dense>, count: u64) -> Vec<u64> {
+    let mut out = vec![None; count as usize];
     for piece in pieces {
-        let source = &sources[&piece.source].elements;
         for turn in 0..piece.elements() {
             let (mut rest, mut from, mut to) =
                 (turn, piece.source_offset, piece.destination_offset);
@@ -226,11 +301,16 @@ fn carry_out(pieces: &[Piece], sources: &HashMap<SourceId, Dense>, count: u64) -
                 to += rest % it.count * it.destination_stride;
                 rest /= it.count;
             }
-            assert_eq!(out[to as usize], 0, "written twice: {piece:?}");
-            out[to as usize] = source[from as usize];
+            assert_eq!(out[to as usize], None, "written twice: {piece:?}");
+            let element = match piece.from {
+                Leaf::Fill(value) => value,
+                leaf => Scalar::from_bits(Dtype::F32, leaves[&leaf].elements[from as usize]),
+            };
+            let step = |element, step: &Step| step.apply(element).unwrap();
+            out[to as usize] = Some(piece.steps.iter().fold(element, step).bits());
         }
     }
-    out
+    out.into_iter().map(Option::unwrap).collect()
 }
 
 proptest! {
@@ -263,7 +343,7 @@ proptest! {
         });
         let pieces = graph.pull(expr, &region).unwrap();
         let count = expected.elements.len() as u64;
-        let found = carry_out(&pieces, &evaluation.sources, count);
+        let found = carry_out(&pieces, &evaluation.leaves, count);
         prop_assert_eq!(found, expected.elements);
         prop_assert_eq!(pieces.iter().map(Piece::elements).sum::<u64>(), count);
     }
@@ -276,14 +356,12 @@ fn a_rank_reads_what_it_keeps() {
     let (experts, features, hidden) = (128, 768, 2048);
     let mut graph = Graph::new();
     let gates_and_ups: Vec<Expr> = (0..experts)
-        .map(|_| {
-            let half = |graph: &mut Graph| {
-                let one = graph
-                    .source("proj", Dtype::BF16, &[features, hidden])
-                    .unwrap();
-                graph.unsqueeze(one, 0).unwrap()
-            };
-            let both = [half(&mut graph), half(&mut graph)];
+        .map(|expert| {
+            let both = ["gate", "up"].map(|half| {
+                let name = format!("{half}.{expert}");
+                let one = graph.source(&name, Dtype::BF16, &[features, hidden]);
+                graph.unsqueeze(one.unwrap(), 0).unwrap()
+            });
             graph.concat(&both, 0).unwrap()
         })
         .collect();
@@ -324,6 +402,7 @@ fn what_does_not_fit_is_named() {
     let x = graph.source("x", Dtype::F32, &[6, 4]).unwrap();
     let y = graph.source("y", Dtype::F32, &[6, 5]).unwrap();
     let z = graph.source("z", Dtype::BF16, &[6, 4]).unwrap();
+    let whole = graph.source("whole", Dtype::I64, &[6]).unwrap();
     let errors = [
         graph.permute(x, &[0, 0]).unwrap_err(),
         graph.slice(x, 2, (0, 1, 1)).unwrap_err(),
@@ -340,6 +419,12 @@ fn what_does_not_fit_is_named() {
             .source("huge", Dtype::F32, &[1 << 40, 1 << 40])
             .unwrap_err(),
         graph.pull(x, &[0..7, 0..4]).unwrap_err(),
+        graph.source("x", Dtype::F32, &[24]).unwrap_err(),
+        graph.cast(whole, Dtype::F32).unwrap_err(),
+        graph.cast(x, Dtype::F8E4M3).unwrap_err(),
+        graph
+            .compute(&[x, y], &Computation::new(Opaque))
+            .unwrap_err(),
     ];
     let words: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -363,6 +448,12 @@ fn what_does_not_fit_is_named() {
             "source: a tensor of shape [1099511627776, 1099511627776] has more elements than fit \
              into 63 bits",
             "[0..7, 0..4] is no region of shape [6, 4]: give a range inside each dim",
+            "`x` is F32 [6, 4] in one place and F32 [24] in another: a name is one tensor",
+            "cast: from I64 to F32: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and \
+             F8_E8M0, and made of the first four",
+            "cast: from F32 to F8_E4M3: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 \
+             and F8_E8M0, and made of the first four",
+            "opaque: it takes 1 operand, not 2",
         ]
     );
 }
@@ -380,4 +471,20 @@ fn a_torn_layout_is_refused() {
         matches!(error, GraphError::Fragmented { op: "flatten", .. }),
         "{error}"
     );
+}
+
+/// What is the same is one expression, and a detour over a wider dtype is none.
+#[test]
+fn equal_expressions_are_one() {
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::BF16, &[6, 4]).unwrap();
+    assert_eq!(graph.source("x", Dtype::BF16, &[6, 4]), Ok(x));
+    assert_eq!(graph.transpose(x, 0, 1), graph.permute(x, &[1, 0]));
+    assert_ne!(graph.scale(x, 0.0), graph.scale(x, -0.0));
+
+    let wide = graph.cast(x, Dtype::F32).unwrap();
+    assert_eq!(graph.cast(wide, Dtype::BF16), Ok(x));
+    assert_ne!(graph.cast(wide, Dtype::F16), Ok(x));
+    let narrow = graph.cast(wide, Dtype::F16).unwrap();
+    assert_ne!(graph.cast(narrow, Dtype::F32), Ok(wide));
 }

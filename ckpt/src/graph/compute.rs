@@ -1,0 +1,84 @@
+//! Tensors that are computed: the only expressions that are more than a choice of elements.
+//!
+//! A computation says what it needs of its operands for some rows of its result, so that a large
+//! result is made a few rows at a time.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Dtype;
+
+/// A dtype and a shape.
+pub type TensorType = (Dtype, Vec<u64>);
+
+/// How a tensor is computed from others. Stateless: equal operands give equal bits.
+pub trait Compute: fmt::Debug + Send + Sync {
+    /// What messages call it.
+    fn name(&self) -> &'static str;
+
+    /// Dtype and shape of the result.
+    ///
+    /// # Errors
+    /// What is wrong with the operands, as the end of a sentence.
+    fn result(&self, operands: &[TensorType]) -> Result<TensorType, String>;
+
+    /// The indices along dim 0 of each operand that these rows, indices along dim 0, of the result
+    /// are made of. All of an operand when in doubt.
+    fn rows_of_operands(&self, rows: Range<u64>, operands: &[TensorType]) -> Vec<Range<u64>>;
+
+    /// Computes these rows of the result into `out` from those rows of the operands that
+    /// [`Compute::rows_of_operands`] asked for. All dense, row-major and little-endian.
+    fn compute(&self, rows: Range<u64>, operands: &[Operand<'_>], out: &mut [u8]);
+}
+
+/// Some rows of an operand.
+#[derive(Clone, Debug)]
+pub struct Operand<'a> {
+    /// Dtype and shape of the whole operand.
+    pub tensor: &'a TensorType,
+    /// Its rows that are here.
+    pub rows: Range<u64>,
+    /// Their bytes.
+    pub bytes: &'a [u8],
+}
+
+/// A [`Compute`] in a graph; equal to itself and its clones.
+#[derive(Clone)]
+pub struct Computation(Arc<dyn Compute>);
+
+impl Computation {
+    /// To be used in [`Graph::compute`](super::Graph::compute).
+    pub fn new(how: impl Compute + 'static) -> Computation {
+        Computation(Arc::new(how))
+    }
+}
+
+impl std::ops::Deref for Computation {
+    type Target = dyn Compute;
+
+    fn deref(&self) -> &(dyn Compute + 'static) {
+        &*self.0
+    }
+}
+
+impl PartialEq for Computation {
+    fn eq(&self, other: &Computation) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Computation {}
+
+impl Hash for Computation {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.0).cast::<()>().hash(state);
+    }
+}
+
+impl fmt::Debug for Computation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,99 @@
+//! Expressions whose elements are not those of their operands: constants, what is done to each
+//! element, and what is computed.
+
+use super::compute::{Computation, TensorType};
+use super::expression::Op;
+use super::scalar::widens;
+use super::{Expr, Graph, GraphError, Real, Scalar, Step};
+use crate::Dtype;
+
+impl Graph {
+    /// A tensor of one element everywhere.
+    ///
+    /// # Errors
+    /// [`GraphError::TooLarge`].
+    pub fn fill(&mut self, value: Scalar, shape: &[u64]) -> Result<Expr, GraphError> {
+        let shape = shape.to_vec();
+        let op = Op::Fill {
+            value,
+            shape: shape.clone(),
+        };
+        self.add(op, shape, value.dtype())
+    }
+
+    /// The same values in another float dtype, rounded to nearest even. To a wider one and back is
+    /// the operand itself.
+    ///
+    /// # Errors
+    /// [`GraphError::NotFloat`].
+    pub fn cast(&mut self, of: Expr, to: Dtype) -> Result<Expr, GraphError> {
+        let from = self.dtype(of);
+        if from == to {
+            return Ok(of);
+        }
+        if let Op::Each {
+            of: before,
+            step: Step::Cast(_),
+        } = self.node(of).op
+        {
+            if self.dtype(before) == to && widens(to, from) {
+                return Ok(before);
+            }
+        }
+        self.check_number("cast", from, to)?;
+        let step = Step::Cast(to);
+        self.add(Op::Each { of, step }, self.shape(of).to_vec(), to)
+    }
+
+    /// Each element times a number.
+    ///
+    /// # Errors
+    /// [`GraphError::NotFloat`].
+    pub fn scale(&mut self, of: Expr, by: f64) -> Result<Expr, GraphError> {
+        self.each("scale", of, Step::Scale(Real(by)))
+    }
+
+    /// Each element plus a number.
+    ///
+    /// # Errors
+    /// [`GraphError::NotFloat`].
+    pub fn add_number(&mut self, of: Expr, what: f64) -> Result<Expr, GraphError> {
+        self.each("add", of, Step::Add(Real(what)))
+    }
+
+    /// What is computed from whole tensors.
+    ///
+    /// # Errors
+    /// [`GraphError::Operands`].
+    pub fn compute(&mut self, of: &[Expr], how: &Computation) -> Result<Expr, GraphError> {
+        let operands: Vec<TensorType> = of.iter().map(|it| self.tensor_type(*it)).collect();
+        let (dtype, shape) = how
+            .result(&operands)
+            .map_err(|message| GraphError::Operands {
+                op: how.name(),
+                message,
+            })?;
+        let (of, how) = (of.to_vec(), how.clone());
+        self.add(Op::Computed { of, how }, shape, dtype)
+    }
+
+    /// Its dtype and shape.
+    pub fn tensor_type(&self, of: Expr) -> TensorType {
+        (self.dtype(of), self.shape(of).to_vec())
+    }
+
+    fn each(&mut self, op: &'static str, of: Expr, step: Step) -> Result<Expr, GraphError> {
+        let dtype = self.dtype(of);
+        self.check_number(op, dtype, dtype)?;
+        self.add(Op::Each { of, step }, self.shape(of).to_vec(), dtype)
+    }
+
+    /// That numbers of `from` have values and that of `to` can be made.
+    fn check_number(&self, op: &'static str, from: Dtype, to: Dtype) -> Result<(), GraphError> {
+        let readable = Scalar::from_bits(from, 0).value().is_some();
+        match readable && Scalar::nearest(to, 0.0).is_some() {
+            true => Ok(()),
+            false => Err(GraphError::NotFloat { op, from, to }),
+        }
+    }
+}
