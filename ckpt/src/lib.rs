@@ -39,6 +39,7 @@ mod header_json;
 mod hidden;
 mod index;
 mod manifest;
+pub mod mapping;
 mod names;
 mod published;
 mod staging;

@@ -8,17 +8,39 @@ use super::{Expr, Graph, GraphError, Real, Scalar, Step};
 use crate::Dtype;
 
 impl Graph {
-    /// A tensor of one element everywhere.
+    /// A tensor of one number everywhere, rounded to `dtype`.
     ///
     /// # Errors
-    /// [`GraphError::TooLarge`].
-    pub fn fill(&mut self, value: Scalar, shape: &[u64]) -> Result<Expr, GraphError> {
+    /// [`GraphError::NotFloat`], [`GraphError::TooLarge`].
+    pub fn fill(&mut self, dtype: Dtype, value: f64, shape: &[u64]) -> Result<Expr, GraphError> {
+        let value = Scalar::nearest(dtype, value).ok_or(GraphError::NotFloat {
+            op: "fill",
+            from: dtype,
+            to: dtype,
+        })?;
         let shape = shape.to_vec();
         let op = Op::Fill {
             value,
             shape: shape.clone(),
         };
-        self.add(op, shape, value.dtype())
+        self.add(op, shape, dtype)
+    }
+
+    /// The operand with a number behind it along a dim, up to an extent.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`], [`GraphError::Pad`], [`GraphError::NotFloat`].
+    pub fn pad(&mut self, of: Expr, dim: usize, to: u64, value: f64) -> Result<Expr, GraphError> {
+        let extent = self.extent("pad", of, dim)?;
+        if to == extent {
+            return Ok(of);
+        }
+        let mut shape = self.shape(of).to_vec();
+        shape[dim] = to
+            .checked_sub(extent)
+            .ok_or(GraphError::Pad { dim, extent, to })?;
+        let padding = self.fill(self.dtype(of), value, &shape)?;
+        self.concat(&[of, padding], dim)
     }
 
     /// The same values in another float dtype, rounded to nearest even. To a wider one and back is
@@ -35,10 +57,10 @@ impl Graph {
             of: before,
             step: Step::Cast(_),
         } = self.node(of).op
+            && self.dtype(before) == to
+            && widens(to, from)
         {
-            if self.dtype(before) == to && widens(to, from) {
-                return Ok(before);
-            }
+            return Ok(before);
         }
         self.check_number("cast", from, to)?;
         let step = Step::Cast(to);

@@ -93,6 +93,26 @@ pub enum GraphError {
         rows: u64,
     },
 
+    /// A dim that cannot be left out.
+    #[error("squeeze: dim {dim} has {extent} elements, not 1")]
+    Squeeze {
+        /// The dim.
+        dim: usize,
+        /// Its extent.
+        extent: u64,
+    },
+
+    /// An operand that is larger than what it should be padded to.
+    #[error("pad: dim {dim} has {extent} elements, more than the {to} to reach")]
+    Pad {
+        /// The dim.
+        dim: usize,
+        /// Its extent.
+        extent: u64,
+        /// The extent to reach.
+        to: u64,
+    },
+
     /// More elements than can be counted.
     #[error("{op}: a tensor of shape {shape:?} has more elements than fit into 63 bits")]
     TooLarge {

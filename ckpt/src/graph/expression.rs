@@ -1,6 +1,7 @@
 //! Expressions, with their shapes and dtypes checked when they are made.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::compute::Computation;
 use super::{GraphError, Leaf, Scalar, Step};
@@ -20,8 +21,10 @@ pub struct Graph {
     nodes: Vec<Node>,
     /// Finds an expression again; never walked.
     known: HashMap<Op, Expr>,
-    names: Vec<String>,
-    sources: BTreeMap<String, Expr>,
+    sources: BTreeMap<Arc<str>, Expr>,
+    /// Name and expression of each source.
+    names: Vec<Arc<str>>,
+    made_of: Vec<Expr>,
 }
 
 #[derive(Clone, Debug)]
@@ -130,16 +133,16 @@ impl Graph {
         }
         let id = SourceId(self.names.len() as u32);
         let made = self.add(Op::Source(id), shape.to_vec(), dtype)?;
-        self.names.push(name.to_owned());
-        self.sources.insert(name.to_owned(), made);
+        let name: Arc<str> = name.into();
+        self.names.push(name.clone());
+        self.made_of.push(made);
+        self.sources.insert(name, made);
         Ok(made)
     }
 
     /// The tensors that are read, by name.
     pub fn sources(&self) -> impl ExactSizeIterator<Item = (&str, Expr)> {
-        self.sources
-            .iter()
-            .map(|(name, expr)| (name.as_str(), *expr))
+        self.sources.iter().map(|(name, expr)| (&**name, *expr))
     }
 
     /// The operand with its dims in another order: dim `i` of the result is dim `dims[i]`.
@@ -302,6 +305,17 @@ impl Graph {
         self.stack(&[of], dim)
     }
 
+    /// The operand without a dim of one element.
+    ///
+    /// # Errors
+    /// [`GraphError::NoSuchDim`], [`GraphError::Squeeze`].
+    pub fn squeeze(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
+        match self.extent("squeeze", of, dim)? {
+            1 => self.select(of, dim, 0),
+            extent => Err(GraphError::Squeeze { dim, extent }),
+        }
+    }
+
     /// Its extents.
     pub fn shape(&self, of: Expr) -> &[u64] {
         &self.node(of).shape
@@ -317,6 +331,32 @@ impl Graph {
         &self.names[source.0 as usize]
     }
 
+    /// The dtype of a tensor that is read.
+    pub fn source_dtype(&self, source: SourceId) -> Dtype {
+        self.dtype(self.made_of[source.0 as usize])
+    }
+
+    /// The extents of a tensor that is read.
+    pub fn source_shape(&self, source: SourceId) -> &[u64] {
+        self.shape(self.made_of[source.0 as usize])
+    }
+
+    /// The tensor that is read, if an expression is that alone.
+    pub fn as_source(&self, of: Expr) -> Option<SourceId> {
+        match self.node(of).op {
+            Op::Source(source) => Some(source),
+            _ => None,
+        }
+    }
+
+    /// The operands of something computed; none of anything else.
+    pub fn operands(&self, of: Expr) -> &[Expr] {
+        match &self.node(of).op {
+            Op::Computed { of, .. } => of,
+            _ => &[],
+        }
+    }
+
     /// What messages call a leaf: a tensor's name, or the operation that makes it.
     pub fn leaf_name(&self, leaf: Leaf) -> &str {
         match leaf {
@@ -330,7 +370,7 @@ impl Graph {
         &self.nodes[of.0 as usize]
     }
 
-    fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64, GraphError> {
+    pub(super) fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64, GraphError> {
         let shape = self.shape(of);
         shape
             .get(dim)

@@ -39,4 +39,5 @@ pub use compute::{Computation, Compute, Operand, TensorType};
 pub use error::GraphError;
 pub use expression::{Expr, Graph, SourceId};
 pub use piece::{Leaf, Loop, Piece};
+pub(crate) use scalar::widens;
 pub use scalar::{Real, Scalar, Step};

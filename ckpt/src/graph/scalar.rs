@@ -100,7 +100,8 @@ pub enum Step {
 }
 
 impl Step {
-    pub(super) fn name(&self) -> &'static str {
+    /// What messages call it.
+    pub fn name(&self) -> &'static str {
         match self {
             Step::Cast(_) => "cast",
             Step::Scale(_) => "scale",
@@ -122,7 +123,7 @@ impl Step {
 }
 
 /// Whether every value of `from` is one of `to`.
-pub(super) fn widens(from: Dtype, to: Dtype) -> bool {
+pub(crate) fn widens(from: Dtype, to: Dtype) -> bool {
     use Dtype::{BF16, F8E4M3, F8E5M2, F16, F32, F64};
     match from {
         F32 => to == F64,

@@ -246,9 +246,7 @@ fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> 
 /// A tensor that is read, one of those before once more, a constant, or something computed.
 fn leaf(graph: &mut Graph, draw: &mut Draw, shape: &[u64]) -> Expr {
     match draw.below(8) {
-        0 => graph
-            .fill(Scalar::nearest(Dtype::F32, 0.5).unwrap(), shape)
-            .unwrap(),
+        0 => graph.fill(Dtype::F32, 0.5, shape).unwrap(),
         1 => {
             let of = graph.source(&format!("{shape:?}"), Dtype::F32, shape);
             let of = of.unwrap();
@@ -425,6 +423,9 @@ fn what_does_not_fit_is_named() {
         graph
             .compute(&[x, y], &Computation::new(Opaque))
             .unwrap_err(),
+        graph.squeeze(x, 1).unwrap_err(),
+        graph.pad(x, 0, 5, 0.0).unwrap_err(),
+        graph.fill(Dtype::I64, 0.0, &[2]).unwrap_err(),
     ];
     let words: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -454,6 +455,10 @@ fn what_does_not_fit_is_named() {
             "cast: from F32 to F8_E4M3: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 \
              and F8_E8M0, and made of the first four",
             "opaque: it takes 1 operand, not 2",
+            "squeeze: dim 1 has 4 elements, not 1",
+            "pad: dim 0 has 6 elements, more than the 5 to reach",
+            "fill: from I64 to I64: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and \
+             F8_E8M0, and made of the first four",
         ]
     );
 }

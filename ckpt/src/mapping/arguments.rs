@@ -1,0 +1,393 @@
+//! The operations of a map and their arguments.
+
+use std::str::FromStr;
+
+use super::error::MapProblem;
+use super::term::{Action, Call, Term};
+use crate::Dtype;
+use crate::graph::Real;
+
+/// What stands between the parentheses of an operation.
+#[derive(Default)]
+pub(super) struct Arguments {
+    /// In order. A term that is a name may be a number or a dtype as well: its text is kept.
+    pub(super) positional: Vec<(Term, Option<String>)>,
+    pub(super) named: Vec<(String, String)>,
+}
+
+/// How an operation is written.
+struct Usage {
+    name: &'static str,
+    usage: &'static str,
+    build: fn(&mut Reader) -> Result<Action, MapProblem>,
+}
+
+/// All operations, in the order in which the docs tell of them.
+const OPERATIONS: [Usage; 22] = [
+    Usage {
+        name: "concat",
+        usage: "concat(x, y, dim=0, shares=8:1:1) or concat(x.{e}, each=e)",
+        build: |args| {
+            let dim = args.dim()?;
+            let shares = args.named("shares", "parts such as 8:1:1", |text| list(text, ':'))?;
+            args.all_tensors();
+            Ok(Action::Concat { dim, shares })
+        },
+    },
+    Usage {
+        name: "stack",
+        usage: "stack(x, y, dim=0) or stack(x.{e}, each=e)",
+        build: |args| {
+            let dim = args.dim()?;
+            args.all_tensors();
+            Ok(Action::Stack { dim })
+        },
+    },
+    Usage {
+        name: "interleave",
+        usage: "interleave(x, y, dim=0)",
+        build: |args| {
+            let dim = args.dim()?;
+            args.all_tensors();
+            Ok(Action::Interleave { dim })
+        },
+    },
+    Usage {
+        name: "transpose",
+        usage: "transpose(x, 0, 1)",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Transpose(
+                args.number("a dim")?,
+                args.number("a dim")?,
+            ))
+        },
+    },
+    Usage {
+        name: "permute",
+        usage: "permute(x, 2, 0, 1)",
+        build: |args| {
+            args.tensors(1)?;
+            let mut dims = Vec::new();
+            while args.has_more() {
+                dims.push(args.number("a dim")?);
+            }
+            Ok(Action::Permute(dims))
+        },
+    },
+    Usage {
+        name: "slice",
+        usage: "slice(x, 0, 4096, dim=0, step=1), from the first to before the last",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Slice {
+                dim: args.dim()?,
+                start: args.number("the first index")?,
+                end: args.number("the index after the last")?,
+                step: args
+                    .named("step", "a number from 1 on", positive)?
+                    .unwrap_or(1),
+            })
+        },
+    },
+    Usage {
+        name: "select",
+        usage: "select(x, 3, dim=0)",
+        build: |args| {
+            args.tensors(1)?;
+            let (dim, index) = (args.dim()?, args.number("an index")?);
+            Ok(Action::Select { dim, index })
+        },
+    },
+    Usage {
+        name: "chunk",
+        usage: "chunk(x, 0, of=2, dim=0)",
+        build: |args| {
+            args.tensors(1)?;
+            let count = args.named("of", "a number from 1 on", positive)?;
+            Ok(Action::Chunk {
+                dim: args.dim()?,
+                index: args.number("which part, from 0")?,
+                count: count.ok_or_else(|| args.missing("of=, the number of parts"))?,
+            })
+        },
+    },
+    Usage {
+        name: "unflatten",
+        usage: "unflatten(x, 128, dim=0), so many rows",
+        build: |args| {
+            args.tensors(1)?;
+            let (dim, rows) = (args.dim()?, args.number("the number of rows")?);
+            Ok(Action::Unflatten { dim, rows })
+        },
+    },
+    Usage {
+        name: "flatten",
+        usage: "flatten(x, dim=0, rows=128): dims 0 and 1; rows only to go back",
+        build: |args| {
+            args.tensors(1)?;
+            let rows = args.named("rows", "a number from 1 on", positive)?;
+            Ok(Action::Flatten {
+                dim: args.dim()?,
+                rows,
+            })
+        },
+    },
+    Usage {
+        name: "unsqueeze",
+        usage: "unsqueeze(x, dim=0)",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Unsqueeze { dim: args.dim()? })
+        },
+    },
+    Usage {
+        name: "squeeze",
+        usage: "squeeze(x, dim=0)",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Squeeze { dim: args.dim()? })
+        },
+    },
+    Usage {
+        name: "pad",
+        usage: "pad(x, 152064, dim=0, value=0, from=151936); from only to go back",
+        build: |args| {
+            args.tensors(1)?;
+            let value = args.named("value", "a number", real)?;
+            Ok(Action::Pad {
+                dim: args.dim()?,
+                to: args.number("the extent to reach")?,
+                from: args.named("from", "a number", parsed)?,
+                value: value.unwrap_or(Real(0.0)),
+            })
+        },
+    },
+    Usage {
+        name: "fill",
+        usage: "fill(0, F32, shape=4x8)",
+        build: |args| {
+            let value = args.scalar("a number", real)?;
+            let dtype = args.scalar("a dtype", parsed)?;
+            let shape = args.named("shape", "extents such as 4x8", |text| list(text, 'x'))?;
+            Ok(Action::Fill {
+                value,
+                dtype,
+                shape: shape.ok_or_else(|| args.missing("shape="))?,
+            })
+        },
+    },
+    Usage {
+        name: "cast",
+        usage: "cast(x, BF16)",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Cast(args.scalar("a dtype", parsed)?))
+        },
+    },
+    Usage {
+        name: "scale",
+        usage: "scale(x, 0.5)",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Scale(args.scalar("a number", real)?))
+        },
+    },
+    Usage {
+        name: "add",
+        usage: "add(x, 1)",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Add(args.scalar("a number", real)?))
+        },
+    },
+    Usage {
+        name: "first",
+        usage: "first(x, y): x if it is there, else y",
+        build: |args| {
+            args.all_tensors();
+            Ok(Action::First { tied: false })
+        },
+    },
+    Usage {
+        name: "tied",
+        usage: "tied(x, y): as first, and those that are there must be equal",
+        build: |args| {
+            args.all_tensors();
+            Ok(Action::First { tied: true })
+        },
+    },
+    Usage {
+        name: "mean",
+        usage: "mean(x, y, z)",
+        build: |args| {
+            args.all_tensors();
+            Ok(Action::Mean)
+        },
+    },
+    Usage {
+        name: "lora",
+        usage: "lora(weight, a, b, scale=2): weight + scale * b @ a",
+        build: |args| {
+            args.tensors(3)?;
+            let scale = args.named("scale", "a number", real)?;
+            let scale = scale.ok_or_else(|| args.missing("scale="))?;
+            Ok(Action::Lora { scale })
+        },
+    },
+    Usage {
+        name: "dequant",
+        usage: "dequant(weight, scale, BF16, block=128x128)",
+        build: |args| {
+            args.tensors(2)?;
+            let block = args.named("block", "extents such as 128x128", |text| list(text, 'x'))?;
+            Ok(Action::Dequant {
+                dtype: args.scalar("a dtype", parsed)?,
+                block: block.ok_or_else(|| args.missing("block="))?,
+            })
+        },
+    },
+];
+
+/// The call of the operation of this name.
+pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapProblem> {
+    let Some(usage) = OPERATIONS.iter().find(|usage| usage.name == name) else {
+        let known: Vec<&str> = OPERATIONS.iter().map(|usage| usage.name).collect();
+        return Err(MapProblem::Operation {
+            name: name.to_owned(),
+            known: known.join(", "),
+        });
+    };
+    let mut reader = Reader {
+        usage,
+        positional: arguments.positional.into_iter().collect(),
+        named: arguments.named,
+        of: Vec::new(),
+    };
+    let each = reader.named("each", "the name of a capture", |text| Some(text.into()))?;
+    let action = (usage.build)(&mut reader)?;
+    reader.finish(each.is_some())?;
+    let of = reader.of;
+    Ok(Term::Call(Call { action, of, each }))
+}
+
+/// Reads the arguments of one operation, each once.
+struct Reader {
+    usage: &'static Usage,
+    positional: std::collections::VecDeque<(Term, Option<String>)>,
+    named: Vec<(String, String)>,
+    of: Vec<Term>,
+}
+
+impl Reader {
+    fn all_tensors(&mut self) {
+        self.of
+            .extend(self.positional.drain(..).map(|(term, _)| term));
+    }
+
+    fn tensors(&mut self, count: usize) -> Result<(), MapProblem> {
+        for _ in 0..count {
+            let tensor = self.positional.pop_front();
+            let (term, _) = tensor.ok_or_else(|| self.missing("a tensor"))?;
+            self.of.push(term);
+        }
+        Ok(())
+    }
+
+    fn has_more(&self) -> bool {
+        !self.positional.is_empty()
+    }
+
+    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T, MapProblem> {
+        self.scalar(what, parsed)
+    }
+
+    /// The next argument, as something that is no tensor.
+    fn scalar<T>(
+        &mut self,
+        what: &'static str,
+        read: fn(&str) -> Option<T>,
+    ) -> Result<T, MapProblem> {
+        let next = self.positional.pop_front();
+        let (_, text) = next.ok_or_else(|| self.missing(what))?;
+        let text = text.unwrap_or_else(|| "an operation".to_owned());
+        read(&text).ok_or(MapProblem::Value {
+            what: self.usage.name,
+            wanted: what,
+            found: text,
+        })
+    }
+
+    fn named<T>(
+        &mut self,
+        name: &'static str,
+        wanted: &'static str,
+        read: fn(&str) -> Option<T>,
+    ) -> Result<Option<T>, MapProblem> {
+        let Some(at) = self.named.iter().position(|(it, _)| it == name) else {
+            return Ok(None);
+        };
+        let (_, text) = self.named.remove(at);
+        match read(&text) {
+            Some(value) => Ok(Some(value)),
+            None => Err(MapProblem::Value {
+                what: name,
+                wanted,
+                found: text,
+            }),
+        }
+    }
+
+    fn dim(&mut self) -> Result<i64, MapProblem> {
+        Ok(self.named("dim", "a number", parsed)?.unwrap_or(0))
+    }
+
+    fn missing(&self, what: &'static str) -> MapProblem {
+        let Usage {
+            name: op, usage, ..
+        } = *self.usage;
+        MapProblem::Missing { op, what, usage }
+    }
+
+    /// That nothing is left, and that there is something to work on.
+    fn finish(&self, has_each: bool) -> Result<(), MapProblem> {
+        let left = self.named.iter().map(|(name, _)| format!("`{name}=`"));
+        let more = self
+            .positional
+            .iter()
+            .map(|_| "further argument".to_owned());
+        let joins = matches!(self.usage.name, "concat" | "stack" | "interleave" | "mean");
+        let each = (has_each && !(joins && self.of.len() == 1))
+            .then(|| "`each=` but over one tensor that it joins".to_owned());
+        if let Some(what) = left.chain(more).chain(each).next() {
+            let Usage {
+                name: op, usage, ..
+            } = *self.usage;
+            return Err(MapProblem::TooMany { op, what, usage });
+        }
+        match self.of.is_empty() && self.usage.name != "fill" {
+            true => Err(self.missing("a tensor")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+fn positive(text: &str) -> Option<u64> {
+    parsed(text).filter(|number| *number > 0)
+}
+
+fn real(text: &str) -> Option<Real> {
+    parsed(text).filter(|it: &f64| it.is_finite()).map(Real)
+}
+
+/// Numbers from 1 on.
+fn list(text: &str, separator: char) -> Option<Vec<u64>> {
+    text.split(separator).map(positive).collect()
+}
+
+/// `Dtype` is read by its name in a file: `BF16`.
+const _: fn(&str) -> Option<Dtype> = parsed;

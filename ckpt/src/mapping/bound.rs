@@ -1,0 +1,372 @@
+//! A map that fits: every tensor it makes as an expression of those that are read.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
+
+use super::bind::{Binding, Dtypes, Made, bind};
+use super::coverage::elements_read;
+use super::evaluate::Tensors;
+use super::report::{Problem, Report, Waivers};
+use super::{Mapping, TensorSpec};
+use crate::Dtype;
+use crate::graph::{Expr, Graph, GraphError, Leaf, Loop, Piece, SourceId, Step, widens};
+
+/// A map bound to tensors, or several on top of each other.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    stages: Vec<Stage>,
+    tensors: Tensors,
+    made: BTreeMap<String, Made>,
+    used: HashSet<Expr>,
+    ties: BTreeSet<(String, String)>,
+    report: Report,
+}
+
+/// One of several maps on top of each other.
+#[derive(Clone, Debug)]
+struct Stage {
+    mapping: Mapping,
+    made: Vec<TensorSpec>,
+}
+
+/// Why there is no way back.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotInvertible {
+    /// The equations cannot be solved for what was read.
+    #[error("the map has no way back: {0}")]
+    Unsolvable(Report),
+    /// A way there and back changes a tensor.
+    #[error(
+        "there and back, `{}` would not be what it was: {why}", name.escape_debug()
+    )]
+    Changed {
+        /// The tensor.
+        name: String,
+        /// What happens to it.
+        why: String,
+    },
+    /// A tensor lies in too many pieces to follow them.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+impl Mapping {
+    /// Puts the map together with the tensors `there` are. `wanted`: what to make, and as which
+    /// dtype and shape; everything that can be made when `None`.
+    ///
+    /// Float dtypes are converted to the wanted one; where that loses digits it is a problem.
+    ///
+    /// # Errors
+    /// All problems that `waivers` do not cover, at once.
+    pub fn bind(
+        &self,
+        there: &[TensorSpec],
+        wanted: Option<&[TensorSpec]>,
+        waivers: &Waivers,
+    ) -> Result<Bound, Report> {
+        let mut tensors = Tensors::default();
+        let mut unreadable = Vec::new();
+        for spec in there {
+            match tensors.graph.source(&spec.name, spec.dtype, &spec.shape) {
+                Ok(expr) => {
+                    tensors.named.insert(spec.name.clone(), expr);
+                }
+                Err(error) => unreadable.push(Problem::Unreadable {
+                    name: spec.name.clone(),
+                    error,
+                }),
+            }
+        }
+        let mut binding = bind(self, tensors, wanted, Dtypes::AsWanted);
+        binding.report.problems.extend(unreadable);
+        find_partly_used(&mut binding);
+        Bound::new(Vec::new(), self, binding, waivers)
+    }
+}
+
+/// Adds the sources of which only some elements are used.
+fn find_partly_used(binding: &mut Binding) {
+    let graph = &binding.tensors.graph;
+    let mut reads: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
+    let mut whole_ones = HashSet::new();
+    let mut seen = HashSet::new();
+    let mut open: Vec<Expr> = binding.made.values().map(|made| made.expr).collect();
+    while let Some(expr) = open.pop() {
+        if !seen.insert(expr) {
+            continue;
+        }
+        if let Some(source) = graph.as_source(expr) {
+            whole_ones.insert(source);
+            continue;
+        }
+        let Ok(pieces) = graph.pull(expr, &whole(graph, expr)) else {
+            continue; // Found again, and told, when it is pulled to be loaded.
+        };
+        for piece in pieces {
+            match piece.from {
+                Leaf::Source(source) => reads.entry(source).or_default().push(piece),
+                Leaf::Computed(expr) => open.extend(graph.operands(expr)),
+                Leaf::Fill(_) => {}
+            }
+        }
+    }
+    reads.retain(|source, _| !whole_ones.contains(source));
+    for (source, pieces) in reads {
+        let elements = graph.source_shape(source).iter().product();
+        match elements_read(&pieces, elements) {
+            Some(used) if used < elements => binding.report.problems.push(Problem::PartlyUsed {
+                name: graph.name(source).to_owned(),
+                used,
+                elements,
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// All of an expression.
+fn whole(graph: &Graph, expr: Expr) -> Vec<Range<u64>> {
+    graph.shape(expr).iter().map(|extent| 0..*extent).collect()
+}
+
+impl Bound {
+    fn new(
+        mut stages: Vec<Stage>,
+        mapping: &Mapping,
+        mut binding: Binding,
+        waivers: &Waivers,
+    ) -> Result<Bound, Report> {
+        binding.report.waive(waivers);
+        if !binding.report.is_clean() {
+            return Err(binding.report);
+        }
+        let graph = &binding.tensors.graph;
+        let made = binding.made.iter();
+        stages.push(Stage {
+            mapping: mapping.clone(),
+            made: made
+                .map(|(name, made)| spec(name, graph, made.expr))
+                .collect(),
+        });
+        Ok(Bound {
+            stages,
+            tensors: binding.tensors,
+            made: binding.made,
+            used: binding.used,
+            ties: binding.ties,
+            report: binding.report,
+        })
+    }
+
+    /// The expressions.
+    pub fn graph(&self) -> &Graph {
+        &self.tensors.graph
+    }
+
+    /// The tensors that are made, sorted by name.
+    pub fn made(&self) -> impl Iterator<Item = TensorSpec> {
+        self.made
+            .iter()
+            .map(|(name, made)| spec(name, &self.tensors.graph, made.expr))
+    }
+
+    /// The expression of a tensor that is made.
+    pub fn expr(&self, name: &str) -> Option<Expr> {
+        self.made.get(name).map(|made| made.expr)
+    }
+
+    /// The tensors that are read, sorted by name.
+    pub fn used(&self) -> impl Iterator<Item = TensorSpec> {
+        let named = self.tensors.named.iter();
+        let used = named.filter(|(_, expr)| self.used.contains(expr));
+        used.map(|(name, expr)| spec(name, &self.tensors.graph, *expr))
+    }
+
+    /// Pairs of tensors that are there and must be equal, the first of which is used.
+    pub fn ties(&self) -> &BTreeSet<(String, String)> {
+        &self.ties
+    }
+
+    /// What was waived, widened or not wanted.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Another map on top: what this one makes is what that one reads.
+    ///
+    /// # Errors
+    /// As [`Mapping::bind`].
+    pub fn then(
+        &self,
+        next: &Mapping,
+        wanted: Option<&[TensorSpec]>,
+        waivers: &Waivers,
+    ) -> Result<Bound, Report> {
+        let made = named(&self.tensors.graph, &self.made);
+        let mut binding = bind(next, made, wanted, Dtypes::AsWanted);
+        binding.used = self.used.clone();
+        binding.ties = self.ties.clone();
+        binding.tensors.named = self.tensors.named.clone();
+        Bound::new(self.stages.clone(), next, binding, waivers)
+    }
+
+    /// The way back: the tensors that were read, made of those that were made, in the dtypes that
+    /// these have.
+    ///
+    /// Proven, element by element, before it is returned: there and back changes nothing, in
+    /// either order. Tensors that were made of the same one must be equal on the way back; they
+    /// are [`Bound::ties`].
+    ///
+    /// # Errors
+    /// [`NotInvertible`].
+    pub fn inverse(&self) -> Result<Bound, NotInvertible> {
+        let read: Vec<TensorSpec> = self.used().collect();
+        let made: Vec<TensorSpec> = self.made().collect();
+        let way_back = self.way_back(read.clone());
+        let mut back = follow(&way_back, sources(&made)).map_err(NotInvertible::Unsolvable)?;
+
+        let there = named(&self.tensors.graph, &self.made);
+        let there_and_back = follow(&way_back, there).map_err(NotInvertible::Unsolvable)?;
+        for name in read.iter().map(|spec| &spec.name) {
+            let why = match there_and_back.origin(name)? {
+                Some(origin) if origin == *name => continue,
+                Some(origin) => format!("it would be `{}`", origin.escape_debug()),
+                None => "nothing of it is left".to_owned(),
+            };
+            let name = name.clone();
+            return Err(NotInvertible::Changed { name, why });
+        }
+        let there = named(&back.tensors.graph, &back.made);
+        let back_and_there = follow(&self.stages, there).map_err(NotInvertible::Unsolvable)?;
+        for name in made.into_iter().map(|spec| spec.name) {
+            match back_and_there.origin(&name)? {
+                Some(origin) if origin != name => {
+                    back.ties.insert((origin, name));
+                }
+                _ => {}
+            }
+        }
+        Ok(back)
+    }
+
+    /// The maps in the other order and direction, the last of which makes `read`.
+    fn way_back(&self, read: Vec<TensorSpec>) -> Vec<Stage> {
+        let before = self.stages.iter().map(|stage| stage.made.clone());
+        let made_before = std::iter::once(read).chain(before);
+        let stages = self.stages.iter().zip(made_before);
+        let mut back: Vec<Stage> = stages
+            .map(|(stage, made)| Stage {
+                mapping: stage.mapping.reversed(),
+                made,
+            })
+            .collect();
+        back.reverse();
+        back
+    }
+
+    /// The tensor that one that is made is, unchanged but for exact conversions; `None` when it is
+    /// not made.
+    fn origin(&self, name: &str) -> Result<Option<String>, NotInvertible> {
+        match self.made.get(name) {
+            Some(made) => origin(&self.tensors.graph, name, made.expr).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Binds maps one on top of the other, each to make what it made before, whatever the dtypes.
+fn follow(stages: &[Stage], tensors: Tensors) -> Result<Bound, Report> {
+    let mut bound: Option<Bound> = None;
+    for stage in stages {
+        let there = match &bound {
+            Some(bound) => named(&bound.tensors.graph, &bound.made),
+            None => tensors.clone(),
+        };
+        let mut binding = bind(&stage.mapping, there, Some(&stage.made), Dtypes::AsMade);
+        let mut before = Vec::new();
+        if let Some(bound) = bound {
+            binding.used = bound.used;
+            binding.ties.extend(bound.ties);
+            binding.tensors.named = bound.tensors.named;
+            before = bound.stages;
+        }
+        bound = Some(Bound::new(
+            before,
+            &stage.mapping,
+            binding,
+            &Waivers::none(),
+        )?);
+    }
+    match bound {
+        Some(bound) => Ok(bound),
+        None => Err(Report::default()), // a bound map has at least one stage
+    }
+}
+
+/// What is made, under its names.
+fn named(graph: &Graph, made: &BTreeMap<String, Made>) -> Tensors {
+    let named = made.iter().map(|(name, made)| (name.clone(), made.expr));
+    Tensors {
+        graph: graph.clone(),
+        named: named.collect(),
+    }
+}
+
+fn sources(specs: &[TensorSpec]) -> Tensors {
+    let mut tensors = Tensors::default();
+    for spec in specs {
+        // They were expressions of a graph before: none is too large.
+        if let Ok(expr) = tensors.graph.source(&spec.name, spec.dtype, &spec.shape) {
+            tensors.named.insert(spec.name.clone(), expr);
+        }
+    }
+    tensors
+}
+
+fn spec(name: &str, graph: &Graph, expr: Expr) -> TensorSpec {
+    TensorSpec::new(name, graph.dtype(expr), graph.shape(expr))
+}
+
+/// The first of these steps that may change a value.
+fn inexact(mut dtype: Dtype, steps: &[Step]) -> Option<&Step> {
+    steps.iter().find(|step| match step {
+        Step::Cast(to) => !widens(std::mem::replace(&mut dtype, *to), *to),
+        Step::Scale(_) | Step::Add(_) => true,
+    })
+}
+
+/// The tensor that an expression is, unchanged but for exact conversions.
+fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible> {
+    let changed = |why: String| NotInvertible::Changed {
+        name: name.to_owned(),
+        why,
+    };
+    let mut origin = None;
+    for piece in graph.pull(expr, &whole(graph, expr))? {
+        let Leaf::Source(source) = piece.from else {
+            let what = graph.leaf_name(piece.from);
+            return Err(changed(format!("elements of it would be made by {what}")));
+        };
+        if let Some(step) = inexact(graph.source_dtype(source), &piece.steps) {
+            return Err(changed(format!("{} changes its values", step.name())));
+        }
+        let moved = |it: &Loop| it.source_stride != it.destination_stride;
+        if piece.source_offset != piece.destination_offset || piece.loops.iter().any(moved) {
+            return Err(changed("its elements would be in other places".into()));
+        }
+        match origin {
+            Some(first) if first != source => {
+                let (a, b) = (graph.name(first), graph.name(source));
+                return Err(changed(format!(
+                    "it would be put together of `{a}` and `{b}`"
+                )));
+            }
+            _ => origin = Some(source),
+        }
+    }
+    match origin {
+        Some(source) => Ok(graph.name(source).to_owned()),
+        None => Ok(name.to_owned()), // no elements, no difference
+    }
+}

@@ -1,0 +1,142 @@
+//! How many elements of a tensor some copies read.
+
+use crate::graph::{Loop, Piece};
+
+/// Copies in more runs than this are counted in a map of bits instead.
+const MOST_RUNS: u64 = 1 << 20;
+
+/// The largest such map, in bits.
+const MOST_BITS: u64 = 1 << 27;
+
+/// How many of a tensor's elements these copies read; `None` when that would take too long to find
+/// out. Each element counts once, however often it is read.
+pub(super) fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
+    let runs: Vec<Runs> = pieces.iter().map(Runs::of).collect();
+    if runs.iter().any(|it| it.length == elements) {
+        return Some(elements);
+    }
+    let count = runs
+        .iter()
+        .try_fold(0u64, |sum, it| sum.checked_add(it.count()));
+    if count.is_some_and(|count| count <= MOST_RUNS) {
+        let mut intervals = Vec::new();
+        runs.iter()
+            .for_each(|it| it.each(|start| intervals.push((start, start + it.length))));
+        return Some(union(intervals));
+    }
+    let unit = runs.iter().fold(0, |unit, it| it.common_divisor(unit));
+    let bits = elements.div_ceil(unit);
+    if bits > MOST_BITS {
+        return None;
+    }
+    let mut read = vec![0u64; bits.div_ceil(64) as usize];
+    for it in &runs {
+        it.each(|start| {
+            for bit in start / unit..(start + it.length) / unit {
+                read[(bit / 64) as usize] |= 1 << (bit % 64);
+            }
+        });
+    }
+    let ones: u64 = read.iter().map(|word| u64::from(word.count_ones())).sum();
+    Some(ones * unit)
+}
+
+/// The elements that one copy reads: runs of one length, in nested loops.
+struct Runs {
+    start: u64,
+    length: u64,
+    loops: Vec<Loop>,
+}
+
+impl Runs {
+    fn of(piece: &Piece) -> Runs {
+        let mut runs = Runs {
+            start: piece.source_offset,
+            length: 1,
+            loops: Vec::new(),
+        };
+        // In the order of the source; what goes on where the run ends makes it longer.
+        let mut loops = piece.loops.clone();
+        loops.sort_by_key(|it| it.source_stride);
+        for it in loops {
+            match runs.loops.is_empty() && it.source_stride == runs.length {
+                true => runs.length *= it.count,
+                false => runs.loops.push(it),
+            }
+        }
+        runs
+    }
+
+    fn count(&self) -> u64 {
+        self.loops
+            .iter()
+            .fold(1, |count, it| count.saturating_mul(it.count))
+    }
+
+    /// Calls `f` with the first element of each run.
+    fn each(&self, mut f: impl FnMut(u64)) {
+        for turn in 0..self.count() {
+            let (mut rest, mut start) = (turn, self.start);
+            for it in &self.loops {
+                start += rest % it.count * it.source_stride;
+                rest /= it.count;
+            }
+            f(start);
+        }
+    }
+
+    fn common_divisor(&self, other: u64) -> u64 {
+        let strides = self.loops.iter().map(|it| it.source_stride);
+        strides
+            .chain([self.start, self.length])
+            .fold(other, greatest_common_divisor)
+    }
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    match b {
+        0 => a,
+        _ => greatest_common_divisor(b, a % b),
+    }
+}
+
+fn union(mut intervals: Vec<(u64, u64)>) -> u64 {
+    intervals.sort_unstable();
+    let (mut total, mut reached) = (0, 0);
+    for (start, end) in intervals {
+        total += end.max(reached) - start.max(reached);
+        reached = reached.max(end);
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Dtype;
+    use crate::graph::Graph;
+
+    /// By runs, by bits and by hand: every second row and the first columns of all.
+    #[test]
+    fn what_is_read_twice_counts_once() {
+        for (rows, columns) in [(6u64, 5u64), (4096, 1024)] {
+            let mut graph = Graph::new();
+            let x = graph.source("x", Dtype::U8, &[rows, columns]).unwrap();
+            let second = graph.slice(x, 0, (0, rows / 2, 2)).unwrap();
+            let turned = graph.transpose(x, 0, 1).unwrap();
+            let first = graph.slice(turned, 0, (0, 2, 1)).unwrap();
+
+            let mut pieces = graph.pull(second, &[0..rows / 2, 0..columns]).unwrap();
+            assert_eq!(
+                elements_read(&pieces, rows * columns),
+                Some(rows / 2 * columns)
+            );
+            pieces.extend(graph.pull(first, &[0..2, 0..rows]).unwrap());
+            let expected = rows / 2 * columns + rows / 2 * 2;
+            assert_eq!(elements_read(&pieces, rows * columns), Some(expected));
+
+            let many = vec![pieces; 600].concat();
+            assert_eq!(elements_read(&many, rows * columns), Some(expected));
+        }
+    }
+}

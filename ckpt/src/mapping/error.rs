@@ -1,0 +1,103 @@
+//! What is wrong with a map.
+
+use super::template::TemplateProblem;
+
+/// A map that cannot be read, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, column {column}: {problem}")]
+pub struct MapError {
+    /// The line, from 1.
+    pub line: usize,
+    /// The character in the line, from 1.
+    pub column: usize,
+    /// What is wrong.
+    pub problem: MapProblem,
+}
+
+/// What is wrong with a map.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapProblem {
+    /// Something else was expected.
+    #[error("{wanted} should be here, not {found}")]
+    Expected {
+        /// What should be here.
+        wanted: &'static str,
+        /// What is here.
+        found: String,
+    },
+    /// A quote without its partner in the line.
+    #[error("a quoted name must end in the line in which it begins")]
+    Quote,
+    /// A name that is no template.
+    #[error(transparent)]
+    Template(#[from] TemplateProblem),
+    /// An operation that there is not.
+    #[error("there is no operation `{name}`; there are {known}")]
+    Operation {
+        /// The name.
+        name: String,
+        /// All names.
+        known: String,
+    },
+    /// An argument that is not there.
+    #[error("{op} needs {what}: {usage}")]
+    Missing {
+        /// The operation.
+        op: &'static str,
+        /// What is missing.
+        what: &'static str,
+        /// How it is written.
+        usage: &'static str,
+    },
+    /// An argument too many.
+    #[error("{op} takes no {what}: {usage}")]
+    TooMany {
+        /// The operation.
+        op: &'static str,
+        /// What is too many.
+        what: String,
+        /// How it is written.
+        usage: &'static str,
+    },
+    /// An argument that is not what it should be.
+    #[error("{what} should be {wanted}, not `{}`", found.escape_debug())]
+    Value {
+        /// The argument.
+        what: &'static str,
+        /// What it should be.
+        wanted: &'static str,
+        /// What it is.
+        found: String,
+    },
+    /// A capture on one side only.
+    #[error(
+        "`{{{capture}}}` is on the {side} side only: name it on both, or say `each={capture}` in \
+         the operation that goes over it"
+    )]
+    OneSide {
+        /// The capture.
+        capture: String,
+        /// `left` or `right`.
+        side: &'static str,
+    },
+    /// No name of a side has all captures.
+    #[error(
+        "no name on the {side} side has all of {}: one of them must say which tensors there are",
+        listed(captures)
+    )]
+    Scattered {
+        /// `left` or `right`.
+        side: &'static str,
+        /// The captures of the rule.
+        captures: Vec<String>,
+    },
+    /// An operation goes over a capture that its operand does not have.
+    #[error("each={0}: the operand has no `{{{0}}}` that is a number or a choice")]
+    NothingToGoOver(String),
+}
+
+fn listed(captures: &[String]) -> String {
+    let braced: Vec<String> = captures.iter().map(|it| format!("`{{{it}}}`")).collect();
+    braced.join(", ")
+}

@@ -1,0 +1,148 @@
+//! Maps between names: which tensors of one layout are which of another.
+//!
+//! A map is a small text. Each rule is an equation between two sides, ours on the left, what is
+//! read on the right, of names with captures and operations on them:
+//!
+//! ```
+//! use meshgrad_ckpt::Dtype;
+//! use meshgrad_ckpt::mapping::{Mapping, TensorSpec, Waivers};
+//!
+//! let map = Mapping::parse("
+//!     embed.weight                = model.embed_tokens.weight
+//!     lm_head.weight              = tied(lm_head.weight, model.embed_tokens.weight)
+//!     [layers.{l}. = model.layers.{l}.]
+//!     attention.qkv.weight        = concat(self_attn.q_proj.weight, self_attn.k_proj.weight,
+//!                                          self_attn.v_proj.weight, shares=8:1:1)
+//!     experts.down                = stack(mlp.experts.{e}.down_proj.weight, each=e)
+//! ")?;
+//!
+//! let tensor = |name: &str, shape: &[u64]| TensorSpec::new(name, Dtype::BF16, shape);
+//! let there = [
+//!     tensor("model.embed_tokens.weight", &[1000, 64]),
+//!     tensor("model.layers.0.self_attn.q_proj.weight", &[128, 64]),
+//!     tensor("model.layers.0.self_attn.k_proj.weight", &[16, 64]),
+//!     tensor("model.layers.0.self_attn.v_proj.weight", &[16, 64]),
+//!     tensor("model.layers.0.mlp.experts.0.down_proj.weight", &[64, 32]),
+//!     tensor("model.layers.0.mlp.experts.1.down_proj.weight", &[64, 32]),
+//! ];
+//! let bound = map.bind(&there, None, &Waivers::none())?;
+//! let made: Vec<_> = bound.made().map(|it| (it.name, it.shape)).collect();
+//! assert_eq!(made[1], ("layers.0.attention.qkv.weight".into(), vec![160, 64]));
+//! assert_eq!(made[2], ("layers.0.experts.down".into(), vec![2, 64, 32]));
+//! assert_eq!(made.len(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! An equation can be solved for either side, so the way back is not written but derived, and
+//! proven before it is used: [`Bound::inverse`].
+
+mod arguments;
+mod bind;
+mod bound;
+mod computations;
+mod coverage;
+mod error;
+mod evaluate;
+mod parse;
+mod report;
+mod solve;
+mod template;
+mod term;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::str::FromStr;
+
+pub use bound::{Bound, NotInvertible};
+pub use error::{MapError, MapProblem};
+pub use report::{BadWaiver, Problem, ProblemKind, Report, Waivers};
+pub use template::{Captures, Kind, Template, TemplateProblem, Value};
+
+use crate::Dtype;
+use term::Term;
+
+/// Rules between two layouts of names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mapping {
+    rules: Vec<Rule>,
+}
+
+/// Two terms that are the same tensor.
+#[derive(Clone, Debug, PartialEq)]
+struct Rule {
+    left: Term,
+    right: Term,
+    line: usize,
+}
+
+/// A tensor by name, dtype and shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its extents, row-major.
+    pub shape: Vec<u64>,
+}
+
+impl TensorSpec {
+    /// A tensor of this name, dtype and shape.
+    pub fn new(name: &str, dtype: Dtype, shape: &[u64]) -> TensorSpec {
+        TensorSpec {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+        }
+    }
+}
+
+impl Mapping {
+    /// Reads a map.
+    ///
+    /// # Errors
+    /// [`MapError`] with line and column.
+    pub fn parse(map: &str) -> Result<Mapping, MapError> {
+        let rules = parse::rules(map)?;
+        Ok(Mapping { rules })
+    }
+
+    /// The map under which everything stays as it is.
+    pub fn identity() -> Mapping {
+        let name = Template::whole("name");
+        Mapping {
+            rules: vec![Rule {
+                left: Term::Name(name.clone()),
+                right: Term::Name(name),
+                line: 1,
+            }],
+        }
+    }
+
+    /// The same equations, with what is made and what is read exchanged. Whether they can be
+    /// solved that way shows when they are bound.
+    pub fn reversed(&self) -> Mapping {
+        let reversed = |rule: &Rule| Rule {
+            left: rule.right.clone(),
+            right: rule.left.clone(),
+            line: rule.line,
+        };
+        let rules = self.rules.iter().map(reversed).collect();
+        Mapping { rules }
+    }
+
+    /// The rules of both.
+    pub fn and(mut self, other: Mapping) -> Mapping {
+        self.rules.extend(other.rules);
+        self
+    }
+}
+
+impl FromStr for Mapping {
+    type Err = MapError;
+
+    fn from_str(map: &str) -> Result<Mapping, MapError> {
+        Mapping::parse(map)
+    }
+}

@@ -1,0 +1,504 @@
+//! Names with holes: `model.layers.{l}.mlp.experts.{e}.up_proj.weight`.
+//!
+//! A template matches a name in one way at most, and filled in with what it captured it is that
+//! name again. So it works in both directions, which a regular expression does not. What keeps it
+//! so is checked when it is made: after a capture comes something that cannot be part of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What the captures of a template stand for, by name; sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Captures(Vec<(Arc<str>, Value)>);
+
+impl Captures {
+    /// No captures.
+    pub fn new() -> Captures {
+        Captures::default()
+    }
+
+    /// What a capture stands for.
+    pub fn get(&self, capture: &str) -> Option<&Value> {
+        let at = self.place(capture).ok()?;
+        Some(&self.0[at].1)
+    }
+
+    /// The same with a capture that stands for something else than before.
+    pub fn with(mut self, capture: &Arc<str>, value: Value) -> Captures {
+        match self.place(capture) {
+            Ok(at) => self.0[at].1 = value,
+            Err(at) => self.0.insert(at, (capture.clone(), value)),
+        }
+        self
+    }
+
+    /// The captures with what they stand for.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.0.iter().map(|(capture, value)| (&**capture, value))
+    }
+
+    /// Without those that `keep` does not want.
+    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.0.retain(|(capture, _)| keep(capture));
+    }
+
+    fn place(&self, capture: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(name, _)| (**name).cmp(capture))
+    }
+}
+
+/// What one capture stands for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Value {
+    /// A decimal number without leading zeros.
+    Number(u64),
+    /// Other text.
+    Text(String),
+}
+
+impl Value {
+    fn write(&self, to: &mut String) {
+        match self {
+            Value::Number(number) => to.push_str(&number.to_string()),
+            Value::Text(text) => to.push_str(text),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+/// What a capture may stand for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `{l}`: a decimal number.
+    Number,
+    /// `{p:q|k|v}`: one of these.
+    Choice(Vec<String>),
+    /// `{name:word}`: anything without a dot.
+    Word,
+    /// `{rest:path}`: anything.
+    Path,
+}
+
+/// A name with captures in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    Capture { name: Arc<str>, kind: Kind },
+}
+
+/// Why a text is no template.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateProblem {
+    /// A brace without its partner.
+    #[error("`{{` and `}}` must come in pairs")]
+    Braces,
+    /// The name of a capture is empty or has other characters than letters, digits and `_`.
+    #[error("`{{{0}}}` is no capture: write `{{l}}`, `{{p:q|k|v}}`, `{{w:word}}` or `{{r:path}}`")]
+    Capture(String),
+    /// One choice begins another.
+    #[error("of the choices of `{{{capture}}}`, `{short}` begins `{long}`: a name could be either")]
+    Prefix {
+        /// The capture.
+        capture: String,
+        /// The shorter choice.
+        short: String,
+        /// The longer one.
+        long: String,
+    },
+    /// What follows a capture could be part of it.
+    #[error("after `{{{capture}}}` must come {wanted}, or the end: else a name has two readings")]
+    Follows {
+        /// The capture.
+        capture: String,
+        /// What may come.
+        wanted: &'static str,
+    },
+    /// A capture is there twice.
+    #[error("`{{{0}}}` is there twice; once is enough to know it")]
+    Twice(String),
+    /// A capture has two kinds in one rule.
+    #[error("`{{{0}}}` is of two kinds; say the kind once, or the same everywhere")]
+    TwoKinds(String),
+}
+
+impl Template {
+    /// Reads a template. Captures whose kind is not said here have the kind that `kinds` says, and
+    /// are numbers otherwise.
+    pub(super) fn parse(
+        text: &str,
+        kinds: &BTreeMap<String, Kind>,
+    ) -> Result<Template, TemplateProblem> {
+        let mut parts = Vec::new();
+        for (literal, capture) in pieces(text)? {
+            if !literal.is_empty() {
+                parts.push(Part::Literal(literal.to_owned()));
+            }
+            if let Some(capture) = capture {
+                let (name, kind) = read_capture(capture)?;
+                let kind = kind.or_else(|| kinds.get(name).cloned());
+                parts.push(Part::Capture {
+                    name: name.into(),
+                    kind: kind.unwrap_or(Kind::Number),
+                });
+            }
+        }
+        let template = Template { parts };
+        template.check()?;
+        Ok(template)
+    }
+
+    /// The template that every name matches.
+    pub(super) fn whole(capture: &str) -> Template {
+        Template {
+            parts: vec![Part::Capture {
+                name: capture.into(),
+                kind: Kind::Path,
+            }],
+        }
+    }
+
+    /// The kinds of captures that a text says.
+    pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateProblem> {
+        let mut kinds = Vec::new();
+        for capture in pieces(text)?.into_iter().filter_map(|(_, capture)| capture) {
+            if let (name, Some(kind)) = read_capture(capture)? {
+                kinds.push((name.to_owned(), kind));
+            }
+        }
+        Ok(kinds)
+    }
+
+    /// The names of its captures, in order.
+    pub fn captures(&self) -> impl Iterator<Item = &str> {
+        self.kinds_of_captures().map(|(name, _)| name)
+    }
+
+    /// The captures with their kinds.
+    pub(super) fn kinds_of_captures(&self) -> impl Iterator<Item = (&str, &Kind)> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Capture { name, kind } => Some((&**name, kind)),
+            Part::Literal(_) => None,
+        })
+    }
+
+    /// What a capture may be chosen from; `None` if it is no choice.
+    pub(super) fn choices(&self, capture: &str) -> Option<&[String]> {
+        self.kinds_of_captures()
+            .find_map(|(name, kind)| match kind {
+                Kind::Choice(choices) if name == capture => Some(&choices[..]),
+                _ => None,
+            })
+    }
+
+    /// What its captures stand for in `name`; `None` for another name.
+    pub fn matches(&self, name: &str) -> Option<Captures> {
+        let (mut rest, mut captures) = (name, Captures::new());
+        for (at, part) in self.parts.iter().enumerate() {
+            rest = match part {
+                Part::Literal(literal) => rest.strip_prefix(literal.as_str())?,
+                Part::Capture { name, kind } => {
+                    let suffix = &self.parts[at + 1..];
+                    let (value, rest) = kind.take(rest, suffix)?;
+                    captures = captures.with(name, value);
+                    rest
+                }
+            };
+        }
+        rest.is_empty().then_some(captures)
+    }
+
+    /// The name that these captures make; `Err` with the name of one that is missing.
+    pub fn fill(&self, captures: &Captures) -> Result<String, String> {
+        let mut name = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Literal(literal) => name.push_str(literal),
+                Part::Capture { name: capture, .. } => match captures.get(capture) {
+                    Some(value) => value.write(&mut name),
+                    None => return Err(capture.to_string()),
+                },
+            }
+        }
+        Ok(name)
+    }
+
+    /// How all names begin that match and agree with `captures`.
+    pub(super) fn prefix(&self, captures: &Captures) -> String {
+        let mut prefix = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Literal(literal) => prefix.push_str(literal),
+                Part::Capture { name, .. } => match captures.get(name) {
+                    Some(value) => value.write(&mut prefix),
+                    None => break,
+                },
+            }
+        }
+        prefix
+    }
+
+    fn check(&self) -> Result<(), TemplateProblem> {
+        let mut seen = Vec::new();
+        for (at, part) in self.parts.iter().enumerate() {
+            let Part::Capture { name, kind } = part else {
+                continue;
+            };
+            if seen.contains(&name) {
+                return Err(TemplateProblem::Twice(name.to_string()));
+            }
+            seen.push(name);
+            kind.check(name, &self.parts[at + 1..])?;
+        }
+        Ok(())
+    }
+}
+
+impl Kind {
+    /// Takes what it stands for off the front of `text`; `suffix` is what follows in the template.
+    fn take<'t>(&self, text: &'t str, suffix: &[Part]) -> Option<(Value, &'t str)> {
+        match self {
+            Kind::Number => {
+                let digits = text.find(|it: char| !it.is_ascii_digit());
+                let (number, rest) = text.split_at(digits.unwrap_or(text.len()));
+                let plain = number == "0" || !number.starts_with('0');
+                let number = number.parse().ok().filter(|_| plain)?;
+                Some((Value::Number(number), rest))
+            }
+            Kind::Choice(choices) => choices.iter().find_map(|choice| {
+                let rest = text.strip_prefix(choice.as_str())?;
+                Some((Value::Text(choice.clone()), rest))
+            }),
+            Kind::Word => {
+                let (word, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+                (!word.is_empty()).then(|| (Value::Text(word.to_owned()), rest))
+            }
+            Kind::Path => {
+                // Nothing but a literal follows: see `check`.
+                let after = match suffix {
+                    [Part::Literal(literal)] => literal.as_str(),
+                    _ => "",
+                };
+                let path = text.strip_suffix(after)?;
+                let rest = &text[path.len()..];
+                (!path.is_empty()).then(|| (Value::Text(path.to_owned()), rest))
+            }
+        }
+    }
+
+    /// That what follows cannot be part of it.
+    fn check(&self, capture: &str, suffix: &[Part]) -> Result<(), TemplateProblem> {
+        let follows = |wanted| TemplateProblem::Follows {
+            capture: capture.to_owned(),
+            wanted,
+        };
+        match (self, suffix) {
+            (Kind::Choice(choices), _) => check_choices(capture, choices),
+            (_, []) | (Kind::Path, [Part::Literal(_)]) => Ok(()),
+            (Kind::Number, [Part::Literal(next), ..]) if !begins_with_digit(next) => Ok(()),
+            (Kind::Word, [Part::Literal(next), ..]) if next.starts_with('.') => Ok(()),
+            (Kind::Number, _) => Err(follows("something that is no digit")),
+            (Kind::Word, _) => Err(follows("a dot")),
+            (Kind::Path, _) => Err(follows("text without captures")),
+        }
+    }
+}
+
+fn begins_with_digit(text: &str) -> bool {
+    text.starts_with(|it: char| it.is_ascii_digit())
+}
+
+fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateProblem> {
+    for (at, short) in choices.iter().enumerate() {
+        let others = choices.iter().enumerate().filter(|(other, _)| *other != at);
+        for (_, long) in others {
+            if long.starts_with(short.as_str()) {
+                return Err(TemplateProblem::Prefix {
+                    capture: capture.to_owned(),
+                    short: short.clone(),
+                    long: long.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A text cut into literals, each with the inside of the braces after it.
+fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateProblem> {
+    let (mut pieces, mut rest) = (Vec::new(), text);
+    while let Some(open) = rest.find(['{', '}']) {
+        let inside = rest[open..].strip_prefix('{');
+        let inside = inside.and_then(|inside| inside.split_once('}'));
+        let (inside, after) = inside.ok_or(TemplateProblem::Braces)?;
+        pieces.push((&rest[..open], Some(inside)));
+        rest = after;
+    }
+    pieces.push((rest, None));
+    Ok(pieces)
+}
+
+/// The inside of braces: a name, and the kind if it is said.
+fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateProblem> {
+    let bad = || TemplateProblem::Capture(inside.to_owned());
+    let (name, kind) = match inside.split_once(':') {
+        Some((name, kind)) => (name, Some(kind)),
+        None => (inside, None),
+    };
+    let plain = |it: char| it.is_ascii_alphanumeric() || it == '_';
+    if name.is_empty() || begins_with_digit(name) || !name.chars().all(plain) {
+        return Err(bad());
+    }
+    let kind = match kind {
+        None => None,
+        Some("word") => Some(Kind::Word),
+        Some("path") => Some(Kind::Path),
+        Some("number") => Some(Kind::Number),
+        Some(choices) => {
+            let choices: Vec<String> = choices.split('|').map(str::to_owned).collect();
+            if choices.len() < 2 || choices.iter().any(String::is_empty) {
+                return Err(bad());
+            }
+            Some(Kind::Choice(choices))
+        }
+    };
+    Ok((name, kind))
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in &self.parts {
+            match part {
+                Part::Literal(literal) => f.write_str(literal)?,
+                Part::Capture { name, .. } => write!(f, "{{{name}}}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn template(text: &str) -> Template {
+        Template::parse(text, &BTreeMap::new()).unwrap()
+    }
+
+    #[test]
+    fn a_name_is_taken_apart_in_one_way() {
+        let experts = template("layers.{l}.experts.{e}.{p:up|gate}_proj.weight");
+        let captures = experts.matches("layers.12.experts.0.gate_proj.weight");
+        let captures = captures.unwrap();
+        assert_eq!(captures.get("l"), Some(&Value::Number(12)));
+        assert_eq!(captures.get("p"), Some(&Value::Text("gate".into())));
+
+        for other in [
+            "layers.012.experts.0.gate_proj.weight",
+            "layers..experts.0.gate_proj.weight",
+            "layers.-1.experts.0.gate_proj.weight",
+            "layers.99999999999999999999.experts.0.gate_proj.weight",
+            "layers.1.experts.0.down_proj.weight",
+            "layers.1.experts.0.gate_proj.weight.extra",
+            "model.layers.1.experts.0.gate_proj.weight",
+        ] {
+            assert_eq!(experts.matches(other), None, "{other}");
+        }
+
+        let rest = template("model.{rest:path}.weight");
+        let captures = rest.matches("model.a.weight.b.weight").unwrap();
+        assert_eq!(
+            captures.get("rest"),
+            Some(&Value::Text("a.weight.b".into()))
+        );
+        assert_eq!(rest.matches("model..weight"), None);
+        let word = template("{w:word}.bias");
+        assert_eq!(word.matches("a.b.bias"), None);
+    }
+
+    #[test]
+    fn two_readings_are_refused() {
+        let refused = [
+            (
+                "{l}{m}",
+                "after `{l}` must come something that is no digit, or the end: else a name has two readings",
+            ),
+            (
+                "x{l}0",
+                "after `{l}` must come something that is no digit, or the end: else a name has two readings",
+            ),
+            (
+                "{w:word}_proj",
+                "after `{w}` must come a dot, or the end: else a name has two readings",
+            ),
+            (
+                "{r:path}.{l}",
+                "after `{r}` must come text without captures, or the end: else a name has two readings",
+            ),
+            (
+                "{p:q|qk}",
+                "of the choices of `{p}`, `q` begins `qk`: a name could be either",
+            ),
+            ("{l}.{l}", "`{l}` is there twice; once is enough to know it"),
+            ("{l", "`{` and `}` must come in pairs"),
+            ("l}", "`{` and `}` must come in pairs"),
+            (
+                "{}",
+                "`{}` is no capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+            ),
+            (
+                "{a b}",
+                "`{a b}` is no capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+            ),
+            (
+                "{p:q|}",
+                "`{p:q|}` is no capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+            ),
+        ];
+        for (text, message) in refused {
+            let problem = Template::parse(text, &BTreeMap::new()).unwrap_err();
+            assert_eq!(problem.to_string(), message);
+        }
+    }
+
+    proptest! {
+        /// Filled in and matched again, captures are what they were; matched and filled in again, a
+        /// name is what it was.
+        #[test]
+        fn filling_and_matching_are_inverse(
+            l in any::<u64>(),
+            p in prop::sample::select(vec!["q", "k", "v"]),
+            w in "[^.]{1,8}",
+            r in ".{1,12}",
+            name in "(a[0-9]{0,3}|x)[.](q|k|v|)_[.](b|[.]){1,2}.{0,6}z",
+        ) {
+            let template = template("a{l}.{p:q|k|v}_.{w:word}.{r:path}z");
+            let captures = Captures::new()
+                .with(&"l".into(), Value::Number(l))
+                .with(&"p".into(), Value::Text(p.into()))
+                .with(&"w".into(), Value::Text(w))
+                .with(&"r".into(), Value::Text(r));
+            let filled = template.fill(&captures).unwrap();
+            prop_assert_eq!(template.matches(&filled), Some(captures));
+            if let Some(captures) = template.matches(&name) {
+                prop_assert_eq!(template.fill(&captures), Ok(name));
+            }
+        }
+    }
+}

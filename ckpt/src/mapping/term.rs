@@ -1,0 +1,169 @@
+//! The two sides of a rule: names, and what is done to them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::template::Template;
+use crate::Dtype;
+use crate::graph::Real;
+
+/// A tensor that a rule speaks of.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Term {
+    Name(Template),
+    Call(Call),
+}
+
+/// An operation on tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Call {
+    pub(super) action: Action,
+    pub(super) of: Vec<Term>,
+    /// The capture over which the only operand is repeated.
+    pub(super) each: Option<Arc<str>>,
+}
+
+/// What is done. Dims below 0 count from the last.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    /// Shares: how the extent is split up, backwards.
+    Concat {
+        dim: i64,
+        shares: Option<Vec<u64>>,
+    },
+    Stack {
+        dim: i64,
+    },
+    /// Element by element in turns.
+    Interleave {
+        dim: i64,
+    },
+    Permute(Vec<usize>),
+    Transpose(i64, i64),
+    Slice {
+        dim: i64,
+        start: u64,
+        end: u64,
+        step: u64,
+    },
+    Select {
+        dim: i64,
+        index: u64,
+    },
+    /// One of so many equal parts.
+    Chunk {
+        dim: i64,
+        index: u64,
+        count: u64,
+    },
+    Unflatten {
+        dim: i64,
+        rows: u64,
+    },
+    /// Rows: how many there were, backwards.
+    Flatten {
+        dim: i64,
+        rows: Option<u64>,
+    },
+    Unsqueeze {
+        dim: i64,
+    },
+    Squeeze {
+        dim: i64,
+    },
+    /// To an extent, with a value. From: the extent that there was, backwards.
+    Pad {
+        dim: i64,
+        to: u64,
+        from: Option<u64>,
+        value: Real,
+    },
+    Fill {
+        value: Real,
+        dtype: Dtype,
+        shape: Vec<u64>,
+    },
+    Cast(Dtype),
+    Scale(Real),
+    Add(Real),
+    /// The first of them that there is; tied: those that are there must be equal.
+    First {
+        tied: bool,
+    },
+    Mean,
+    /// Weight plus scale times the product of two thin matrices.
+    Lora {
+        scale: Real,
+    },
+    /// Times a scale for each block.
+    Dequant {
+        block: Vec<u64>,
+        dtype: Dtype,
+    },
+}
+
+impl Action {
+    /// Its name in a map.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Action::Concat { .. } => "concat",
+            Action::Stack { .. } => "stack",
+            Action::Interleave { .. } => "interleave",
+            Action::Permute(_) => "permute",
+            Action::Transpose(..) => "transpose",
+            Action::Slice { .. } => "slice",
+            Action::Select { .. } => "select",
+            Action::Chunk { .. } => "chunk",
+            Action::Unflatten { .. } => "unflatten",
+            Action::Flatten { .. } => "flatten",
+            Action::Unsqueeze { .. } => "unsqueeze",
+            Action::Squeeze { .. } => "squeeze",
+            Action::Pad { .. } => "pad",
+            Action::Fill { .. } => "fill",
+            Action::Cast(_) => "cast",
+            Action::Scale(_) => "scale",
+            Action::Add(_) => "add",
+            Action::First { tied: false } => "first",
+            Action::First { tied: true } => "tied",
+            Action::Mean => "mean",
+            Action::Lora { .. } => "lora",
+            Action::Dequant { .. } => "dequant",
+        }
+    }
+}
+
+impl Term {
+    /// The names in it, each with the captures that operations around it go over.
+    pub(super) fn names(&self) -> Vec<(&Template, Vec<&str>)> {
+        let mut names = Vec::new();
+        self.collect(&mut Vec::new(), &mut names);
+        names
+    }
+
+    fn collect<'t>(
+        &'t self,
+        around: &mut Vec<&'t str>,
+        names: &mut Vec<(&'t Template, Vec<&'t str>)>,
+    ) {
+        match self {
+            Term::Name(template) => names.push((template, around.clone())),
+            Term::Call(call) => {
+                around.extend(call.each.as_deref());
+                call.of.iter().for_each(|of| of.collect(around, names));
+                if call.each.is_some() {
+                    around.pop();
+                }
+            }
+        }
+    }
+
+    /// The captures that no operation in it goes over.
+    pub(super) fn free_captures(&self) -> BTreeSet<&str> {
+        let names = self.names();
+        let free = names.iter().flat_map(|(template, around)| {
+            let captures = template.captures();
+            captures.filter(|capture| !around.contains(capture))
+        });
+        free.collect()
+    }
+}
