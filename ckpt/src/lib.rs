@@ -38,6 +38,7 @@ mod header;
 mod header_json;
 mod hidden;
 mod index;
+pub mod layout;
 mod manifest;
 pub mod mapping;
 mod names;

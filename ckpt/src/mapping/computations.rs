@@ -198,3 +198,133 @@ impl Compute for Dequant {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|it| it.to_le_bytes()).collect()
+    }
+
+    fn floats(bytes: &[u8]) -> Vec<f32> {
+        let float = |it: &[u8]| f32::from_le_bytes([it[0], it[1], it[2], it[3]]);
+        bytes.chunks_exact(4).map(float).collect()
+    }
+
+    /// The result, so many rows at a time, each from no more than the rows that it asks for.
+    fn result(how: &dyn Compute, operands: &[(TensorType, Vec<u8>)], at_a_time: u64) -> Vec<u8> {
+        let types: Vec<TensorType> = operands.iter().map(|(it, _)| it.clone()).collect();
+        let (dtype, shape) = how.result(&types).unwrap();
+        let row_bytes =
+            |(dtype, shape): &TensorType| product(&shape[1..]) as usize * dtype.bits() / 8;
+        let mut all = Vec::new();
+        for start in (0..shape[0]).step_by(at_a_time as usize) {
+            let rows = start..(start + at_a_time).min(shape[0]);
+            let needed = how.rows_of_operands(rows.clone(), &types);
+            let parts = operands.iter().zip(needed).map(|((tensor, bytes), rows)| {
+                let size = row_bytes(tensor);
+                let bytes = &bytes[rows.start as usize * size..rows.end as usize * size];
+                Operand {
+                    tensor,
+                    rows,
+                    bytes,
+                }
+            });
+            let parts: Vec<Operand<'_>> = parts.collect();
+            let size = row_bytes(&(dtype, shape.clone()));
+            let mut out = vec![0; (rows.end - rows.start) as usize * size];
+            how.compute(rows, &parts, &mut out);
+            all.extend(out);
+        }
+        all
+    }
+
+    fn check(how: &dyn Compute, operands: &[(TensorType, Vec<u8>)], expected: &[f32]) {
+        for at_a_time in [1, 2, 3, 100] {
+            assert_eq!(
+                floats(&result(how, operands, at_a_time)),
+                expected,
+                "{at_a_time}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_mean_is_the_mean() {
+        let tensor = |values: &[f32]| ((Dtype::F32, vec![3, 1]), bytes(values));
+        let operands = [tensor(&[1.0, 2.0, 3.0]), tensor(&[3.0, 5.0, -3.0])];
+        check(&Mean, &operands, &[2.0, 3.5, 0.0]);
+    }
+
+    /// weight + 2 b @ a by hand.
+    #[test]
+    fn a_low_rank_update_is_added() {
+        let weight = (
+            (Dtype::F32, vec![2, 3]),
+            bytes(&[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
+        );
+        let a = (
+            (Dtype::F32, vec![2, 3]),
+            bytes(&[1.0, 2.0, 3.0, 0.5, 0.5, 0.5]),
+        );
+        let b = ((Dtype::F32, vec![2, 2]), bytes(&[1.0, 0.0, 1.0, 2.0]));
+        let how = Lora { scale: 2.0 };
+        check(&how, &[weight, a, b], &[3.0, 5.0, 7.0, 4.0, 6.0, 8.0]);
+    }
+
+    /// Blocks of 2 x 3 over 5 x 4 elements, the last ones cut off: element (i, j) is 8-bit 1.0 or
+    /// -2.0 times the scale of block (i / 2, j / 3).
+    #[test]
+    fn blocks_are_scaled() {
+        let weight: Vec<u8> = (0..20)
+            .map(|at| if at % 2 == 0 { 0x38 } else { 0xc0 })
+            .collect();
+        let weight = ((Dtype::F8E4M3, vec![5, 4]), weight);
+        let scales = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0];
+        let operands = [weight, ((Dtype::F32, vec![3, 2]), bytes(&scales))];
+        let expected: Vec<f32> = (0..20)
+            .map(|at| {
+                let (i, j) = (at / 4, at % 4);
+                let value = if at % 2 == 0 { 1.0 } else { -2.0 };
+                value * scales[i / 2 * 2 + j / 3]
+            })
+            .collect();
+        let how = Dequant {
+            block: vec![2, 3],
+            dtype: Dtype::F32,
+        };
+        check(&how, &operands, &expected);
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_refused() {
+        let f32 = |shape: &[u64]| (Dtype::F32, shape.to_vec());
+        let dequant = |block: &[u64], dtype| Dequant {
+            block: block.to_vec(),
+            dtype,
+        };
+        let blocks = dequant(&[2, 2], Dtype::BF16);
+        let refused = [
+            Mean.result(&[f32(&[2]), f32(&[3])]),
+            Mean.result(&[(Dtype::I8, vec![2])]),
+            Mean.result(&[(Dtype::F8E4M3, vec![2])]),
+            Lora { scale: 1.0 }.result(&[f32(&[2, 3]), f32(&[4, 3]), f32(&[2, 5])]),
+            blocks.result(&[f32(&[4, 3]), f32(&[2, 1])]),
+            blocks.result(&[f32(&[4]), f32(&[2])]),
+            dequant(&[2], Dtype::I8).result(&[f32(&[4]), f32(&[2])]),
+        ];
+        assert_eq!(
+            refused.map(Result::unwrap_err),
+            [
+                "operands are F32 [2] and F32 [3]",
+                "an operand is I8, which is no float",
+                "the result would be F8_E4M3; F64, F32, F16 and BF16 can be made",
+                "weight [O, I], a [R, I] and b [O, R] do not fit: [2, 3], [4, 3], [2, 5]",
+                "weight [4, 3] in blocks of [2, 2] has scales [2, 2], not [2, 1]",
+                "weight [4] and block [2, 2] have other dims",
+                "the result would be I8; F64, F32, F16 and BF16 can be made",
+            ]
+        );
+    }
+}

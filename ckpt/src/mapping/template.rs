@@ -139,7 +139,7 @@ pub enum TemplateProblem {
 impl Template {
     /// Reads a template. Captures whose kind is not said here have the kind that `kinds` says, and
     /// are numbers otherwise.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         text: &str,
         kinds: &BTreeMap<String, Kind>,
     ) -> Result<Template, TemplateProblem> {

@@ -1,0 +1,396 @@
+//! How tensors are split over ranks: the region of each that a rank keeps.
+//!
+//! Written by hand, for tools and tests: `ep=8,tp=2` names the axes of a mesh, and places say along
+//! which dims they split the tensors whose names match:
+//!
+//! ```
+//! use meshgrad_ckpt::layout::Layout;
+//!
+//! let layout = Layout::parse("ep=8,tp=2", "
+//!     # experts by expert and by feature
+//!     model.layers.{l}.mlp.experts.gate_up_proj = ep:0 tp:1
+//!     model.layers.{l}.mlp.experts.down_proj    = ep:0 tp:2
+//!     {rest:path}.weight                        = tp:0
+//! ")?;
+//! assert_eq!(layout.ranks(), 16);
+//! let region = layout.region("model.layers.7.mlp.experts.down_proj", &[128, 2048, 768], 3)?;
+//! assert_eq!(region, [16..32, 0..2048, 384..768]);
+//! # Ok::<(), meshgrad_ckpt::layout::LayoutError>(())
+//! ```
+
+use std::ops::Range;
+
+use crate::mapping::{Template, TemplateProblem};
+
+/// Axes of ranks, and what they split.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Layout {
+    /// The first is the slowest: neighbours along the last axis are neighbouring ranks.
+    axes: Vec<Axis>,
+    /// The first that matches counts.
+    places: Vec<Place>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Axis {
+    name: String,
+    size: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Place {
+    names: Template,
+    /// Axis and dim. Of several on one dim, the first splits first.
+    splits: Vec<(usize, usize)>,
+}
+
+/// Why a text is no layout, or does not fit a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// Something else than axes and their sizes.
+    #[error(
+        "`{}` is no axis: write NAME=SIZE, several joined by commas, as in ep=8,tp=2",
+        .0.escape_debug()
+    )]
+    Axis(String),
+    /// Two axes of one name.
+    #[error("axis `{0}` is there twice")]
+    AxisTwice(String),
+    /// More ranks than fit into 32 bits.
+    #[error("the axes {0} have more than 2^32 ranks")]
+    TooMany(String),
+    /// A line that says no place.
+    #[error(
+        "line {line}: `{}` is no place: write TEMPLATE = AXIS:DIM .., as in {{r:path}}.weight = \
+         tp:0", text.escape_debug()
+    )]
+    Place {
+        /// The line, from 1.
+        line: usize,
+        /// What it says.
+        text: String,
+    },
+    /// A line whose name is no template.
+    #[error("line {line}: {problem}")]
+    Template {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: TemplateProblem,
+    },
+    /// A line that speaks of another axis.
+    #[error("line {line}: there is no axis `{}`; there are {axes}", axis.escape_debug())]
+    NoAxis {
+        /// The line, from 1.
+        line: usize,
+        /// The axis it names.
+        axis: String,
+        /// The axes of the layout.
+        axes: String,
+    },
+    /// An axis that splits a tensor twice.
+    #[error("line {line}: axis `{axis}` splits the same tensor twice")]
+    SplitTwice {
+        /// The line, from 1.
+        line: usize,
+        /// The axis.
+        axis: String,
+    },
+    /// A dim that a tensor does not have.
+    #[error(
+        "`{}` of shape {shape:?} has no dim {dim}, which axis `{axis}` should split",
+        name.escape_debug()
+    )]
+    NoDim {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// The axis.
+        axis: String,
+        /// The dim.
+        dim: usize,
+    },
+    /// A rank outside of the layout.
+    #[error("there is no rank {rank}: {axes} are {ranks} ranks, from 0")]
+    NoRank {
+        /// The rank.
+        rank: u64,
+        /// The axes of the layout.
+        axes: String,
+        /// How many ranks there are.
+        ranks: u64,
+    },
+}
+
+impl Layout {
+    /// One rank that has everything.
+    pub fn single() -> Layout {
+        Layout::default()
+    }
+
+    /// Reads axes, as in `ep=8,tp=2`, and places, a line each.
+    ///
+    /// # Errors
+    /// [`LayoutError`].
+    pub fn parse(axes: &str, places: &str) -> Result<Layout, LayoutError> {
+        let mut layout = Layout {
+            axes: read_axes(axes)?,
+            places: Vec::new(),
+        };
+        let lines = (1..).zip(places.lines());
+        for (line, text) in lines {
+            let text = text.split('#').next().unwrap_or_default().trim();
+            if !text.is_empty() {
+                let place = layout.read_place(line, text)?;
+                layout.places.push(place);
+            }
+        }
+        Ok(layout)
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u64 {
+        self.axes.iter().map(|axis| axis.size).product()
+    }
+
+    /// What a rank keeps of a tensor: a range for each dim, possibly empty. A dim of n elements is
+    /// split over k ranks into runs of ceil(n / k), as `torch.chunk` does and with it DTensor.
+    ///
+    /// # Errors
+    /// [`LayoutError::NoRank`], [`LayoutError::NoDim`].
+    pub fn region(
+        &self,
+        name: &str,
+        shape: &[u64],
+        rank: u64,
+    ) -> Result<Vec<Range<u64>>, LayoutError> {
+        let ranks = self.ranks();
+        if rank >= ranks {
+            let axes = self.to_string();
+            return Err(LayoutError::NoRank { rank, axes, ranks });
+        }
+        let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+        let place = self
+            .places
+            .iter()
+            .find(|it| it.names.matches(name).is_some());
+        for (axis, dim) in place.into_iter().flat_map(|place| &place.splits) {
+            let range = region.get_mut(*dim).ok_or_else(|| LayoutError::NoDim {
+                name: name.to_owned(),
+                shape: shape.to_vec(),
+                axis: self.axes[*axis].name.clone(),
+                dim: *dim,
+            })?;
+            *range = part(range, self.coordinate(rank, *axis), self.axes[*axis].size);
+        }
+        Ok(region)
+    }
+
+    /// Whether a rank is the first of those that keep the same of a tensor: the one that writes it.
+    pub fn is_first_holder(&self, name: &str, rank: u64) -> bool {
+        let place = self
+            .places
+            .iter()
+            .find(|it| it.names.matches(name).is_some());
+        let splits = |axis| place.is_some_and(|place| place.splits.iter().any(|it| it.0 == axis));
+        (0..self.axes.len()).all(|axis| splits(axis) || self.coordinate(rank, axis) == 0)
+    }
+
+    fn coordinate(&self, rank: u64, axis: usize) -> u64 {
+        let faster: u64 = self.axes[axis + 1..].iter().map(|it| it.size).product();
+        rank / faster % self.axes[axis].size
+    }
+
+    fn read_place(&self, line: usize, text: &str) -> Result<Place, LayoutError> {
+        let bad = || LayoutError::Place {
+            line,
+            text: text.to_owned(),
+        };
+        let (names, splits) = text.split_once('=').ok_or_else(bad)?;
+        let names = Template::parse(names.trim(), &Default::default())
+            .map_err(|problem| LayoutError::Template { line, problem })?;
+        let mut place = Place {
+            names,
+            splits: Vec::new(),
+        };
+        for split in splits.split_whitespace() {
+            let (axis, dim) = split.split_once(':').ok_or_else(bad)?;
+            let dim = dim.parse().map_err(|_| bad())?;
+            let known = self.axes.iter().position(|it| it.name == axis);
+            let known = known.ok_or_else(|| LayoutError::NoAxis {
+                line,
+                axis: axis.to_owned(),
+                axes: self.to_string(),
+            })?;
+            if place.splits.iter().any(|it| it.0 == known) {
+                let axis = axis.to_owned();
+                return Err(LayoutError::SplitTwice { line, axis });
+            }
+            place.splits.push((known, dim));
+        }
+        Ok(place)
+    }
+}
+
+impl std::fmt::Display for Layout {
+    /// The axes, as they are read.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let axes: Vec<String> = self
+            .axes
+            .iter()
+            .map(|axis| format!("{}={}", axis.name, axis.size))
+            .collect();
+        f.write_str(if axes.is_empty() { "no axes" } else { "" })?;
+        f.write_str(&axes.join(","))
+    }
+}
+
+fn read_axes(text: &str) -> Result<Vec<Axis>, LayoutError> {
+    let mut axes: Vec<Axis> = Vec::new();
+    for axis in text.split(',').filter(|_| !text.trim().is_empty()) {
+        let bad = || LayoutError::Axis(axis.to_owned());
+        let (name, size) = axis.trim().split_once('=').ok_or_else(bad)?;
+        let size = size.parse().ok().filter(|size| *size > 0).ok_or_else(bad)?;
+        let plain = |it: char| it.is_ascii_alphanumeric() || it == '_';
+        if name.is_empty() || !name.chars().all(plain) {
+            return Err(bad());
+        }
+        if axes.iter().any(|it| it.name == name) {
+            return Err(LayoutError::AxisTwice(name.to_owned()));
+        }
+        let name = name.to_owned();
+        axes.push(Axis { name, size });
+    }
+    let ranks = axes
+        .iter()
+        .try_fold(1u64, |product, axis| product.checked_mul(axis.size));
+    match ranks.filter(|ranks| *ranks <= 1 << 32) {
+        Some(_) => Ok(axes),
+        None => Err(LayoutError::TooMany(text.to_owned())),
+    }
+}
+
+/// The part of a range that the `index`-th of `count` ranks keeps.
+fn part(range: &Range<u64>, index: u64, count: u64) -> Range<u64> {
+    let length = range.end - range.start;
+    let each = length.div_ceil(count);
+    let cut = |index: u64| range.start + each.saturating_mul(index).min(length);
+    cut(index)..cut(index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Whatever the axes and however uneven the tensor, first holders together have every element
+    /// once.
+    #[test]
+    fn first_holders_tile_a_tensor() {
+        let places = [
+            "",
+            "w = a:0",
+            "w = b:1 a:1",
+            "w = c:0 a:1",
+            "w = c:1 b:1 a:0",
+        ];
+        for axes in ["a=1,b=1,c=1", "a=2,b=3,c=2", "c=4,b=1,a=3", "a=7,b=2,c=1"] {
+            for place in places {
+                let layout = Layout::parse(axes, place).unwrap();
+                let mut held: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+                for rank in (0..layout.ranks()).filter(|rank| layout.is_first_holder("w", *rank)) {
+                    let region = layout.region("w", &[5, 9], rank).unwrap();
+                    for row in region[0].clone() {
+                        for column in region[1].clone() {
+                            *held.entry((row, column)).or_default() += 1;
+                        }
+                    }
+                }
+                assert_eq!(held.len(), 45, "{axes} {place}");
+                assert!(held.values().all(|times| *times == 1), "{axes} {place}");
+            }
+        }
+    }
+
+    /// The sizes that `torch.chunk` gives, with nothing for the last ranks.
+    #[test]
+    fn uneven_dims_are_split_as_torch_does() {
+        let layout = Layout::parse("x=4", "w = x:0").unwrap();
+        let starts = |extent: u64| -> Vec<Range<u64>> {
+            let region = |rank| layout.region("w", &[extent], rank).unwrap().remove(0);
+            (0..4).map(region).collect()
+        };
+        assert_eq!(starts(8), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(starts(9), [0..3, 3..6, 6..9, 9..9]);
+        assert_eq!(starts(5), [0..2, 2..4, 4..5, 5..5]);
+        assert_eq!(starts(0), [0..0, 0..0, 0..0, 0..0]);
+    }
+
+    #[test]
+    fn layouts_that_cannot_be_read_say_why() {
+        let cases = [
+            (
+                "tp",
+                "",
+                "`tp` is no axis: write NAME=SIZE, several joined by commas, as in ep=8,tp=2",
+            ),
+            (
+                "tp=0",
+                "",
+                "`tp=0` is no axis: write NAME=SIZE, several joined by commas, as in ep=8,tp=2",
+            ),
+            ("tp=2,tp=4", "", "axis `tp` is there twice"),
+            (
+                "a=99999999999,b=99999999999",
+                "",
+                "the axes a=99999999999,b=99999999999 have more than 2^32 ranks",
+            ),
+            (
+                "tp=2",
+                "w",
+                "line 1: `w` is no place: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = tp:0",
+            ),
+            (
+                "tp=2",
+                "\nw = tp:x",
+                "line 2: `w = tp:x` is no place: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = tp:0",
+            ),
+            (
+                "tp=2",
+                "w = ep:0",
+                "line 1: there is no axis `ep`; there are tp=2",
+            ),
+            (
+                "",
+                "w = ep:0",
+                "line 1: there is no axis `ep`; there are no axes",
+            ),
+            (
+                "tp=2",
+                "w = tp:0 tp:1",
+                "line 1: axis `tp` splits the same tensor twice",
+            ),
+            (
+                "tp=2",
+                "w.{l = tp:0",
+                "line 1: `{` and `}` must come in pairs",
+            ),
+        ];
+        for (axes, places, message) in cases {
+            let error = Layout::parse(axes, places).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+        let layout = Layout::parse("tp=2", "w = tp:1").unwrap();
+        let errors = [layout.region("w", &[4], 0), layout.region("w", &[4, 4], 2)];
+        assert_eq!(
+            errors.map(|error| error.unwrap_err().to_string()),
+            [
+                "`w` of shape [4] has no dim 1, which axis `tp` should split",
+                "there is no rank 2: tp=2 are 2 ranks, from 0",
+            ]
+        );
+    }
+}
