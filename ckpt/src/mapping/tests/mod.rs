@@ -1,0 +1,49 @@
+//! Maps of real models and random ones, their way back, and what is told when they do not fit.
+
+mod messages;
+mod operations;
+mod qwen3;
+mod random;
+
+use super::*;
+use crate::graph::{Leaf, Piece};
+
+fn specs(tensors: &[(&str, &[u64])]) -> Vec<TensorSpec> {
+    let spec = |(name, shape): &(&str, &[u64])| TensorSpec::new(name, Dtype::F32, shape);
+    tensors.iter().map(spec).collect()
+}
+
+fn bind(map: &str, there: &[TensorSpec]) -> Bound {
+    let bound = Mapping::parse(map)
+        .unwrap()
+        .bind(there, None, &Waivers::none());
+    bound.unwrap_or_else(|report| panic!("{report}"))
+}
+
+/// `name shape <- where each element comes from`, for small tensors.
+fn elements(bound: &Bound, name: &str) -> Vec<String> {
+    let graph = bound.graph();
+    let expr = bound.expr(name).unwrap();
+    let whole: Vec<_> = graph.shape(expr).iter().map(|extent| 0..*extent).collect();
+    let mut elements = vec![String::new(); graph.shape(expr).iter().product::<u64>() as usize];
+    for piece in graph.pull(expr, &whole).unwrap() {
+        for turn in 0..piece.elements() {
+            let (from, to) = element(&piece, turn);
+            elements[to as usize] = match piece.from {
+                Leaf::Fill(value) => format!("{}", value.value().unwrap()),
+                leaf => format!("{}{from}", graph.leaf_name(leaf)),
+            };
+        }
+    }
+    elements
+}
+
+fn element(piece: &Piece, turn: u64) -> (u64, u64) {
+    let (mut rest, mut from, mut to) = (turn, piece.source_offset, piece.destination_offset);
+    for it in &piece.loops {
+        from += rest % it.count * it.source_stride;
+        to += rest % it.count * it.destination_stride;
+        rest /= it.count;
+    }
+    (from, to)
+}

@@ -1,0 +1,43 @@
+//! Each operation of a map, by what its result is made of.
+
+use super::{elements, specs};
+use crate::mapping::{Mapping, Waivers};
+
+/// Each operation, by what its result is made of.
+#[test]
+fn operations_do_what_they_say() {
+    let there = specs(&[("a", &[4]), ("b", &[4]), ("m", &[2, 3])]);
+    let all = "{rest:path} = {rest:path}\n";
+    let cases = [
+        ("concat(a, b)", "a0 a1 a2 a3 b0 b1 b2 b3"),
+        ("stack(a, b)", "a0 a1 a2 a3 b0 b1 b2 b3"),
+        ("stack(a, b, dim=-1)", "a0 b0 a1 b1 a2 b2 a3 b3"),
+        ("interleave(a, b)", "a0 b0 a1 b1 a2 b2 a3 b3"),
+        ("concat({c:b|a}, each=c)", "b0 b1 b2 b3 a0 a1 a2 a3"),
+        ("transpose(m, 0, 1)", "m0 m3 m1 m4 m2 m5"),
+        ("transpose(m, -1, -2)", "m0 m3 m1 m4 m2 m5"),
+        ("permute(m, 1, 0)", "m0 m3 m1 m4 m2 m5"),
+        ("slice(a, 1, 4, step=2)", "a1 a3"),
+        ("slice(m, 1, 3, dim=1)", "m1 m2 m4 m5"),
+        ("select(m, 1)", "m3 m4 m5"),
+        ("select(m, 1, dim=-1)", "m1 m4"),
+        ("chunk(a, 1, of=2)", "a2 a3"),
+        ("flatten(m)", "m0 m1 m2 m3 m4 m5"),
+        ("transpose(unflatten(a, 2), 0, 1)", "a0 a2 a1 a3"),
+        ("squeeze(unsqueeze(a, dim=1), dim=1)", "a0 a1 a2 a3"),
+        ("pad(a, 6, value=0.5)", "a0 a1 a2 a3 0.5 0.5"),
+        ("fill(2, F32, shape=1x3)", "2 2 2"),
+        ("first(c, b)", "b0 b1 b2 b3"),
+        ("first(a, b)", "a0 a1 a2 a3"),
+        ("mean(a, b)", "mean0 mean1 mean2 mean3"),
+        ("cast(scale(add(a, 1), 2), BF16)", "a0 a1 a2 a3"),
+    ];
+    for (operation, expected) in cases {
+        let map = format!("{all}made = {operation}");
+        let waivers = Waivers::none().and("unexpected").unwrap();
+        let waivers = waivers.and("partly-used").unwrap();
+        let bound = Mapping::parse(&map).unwrap().bind(&there, None, &waivers);
+        let bound = bound.unwrap_or_else(|report| panic!("{operation}: {report}"));
+        assert_eq!(elements(&bound, "made").join(" "), expected, "{operation}");
+    }
+}

@@ -1,0 +1,173 @@
+//! A real model: Qwen3-MoE as Hugging Face stores it, and as it is trained.
+
+use super::{bind, specs};
+use crate::Dtype;
+use crate::mapping::{Mapping, TensorSpec, Waivers};
+
+/// The names of Hugging Face's Qwen3-MoE, per expert, to one tensor for all experts, with query, key
+/// and value in one.
+const QWEN3_MOE: &str = "
+model.embed_tokens.weight = model.embed_tokens.weight
+model.norm.weight = model.norm.weight
+lm_head.weight = tied(lm_head.weight, model.embed_tokens.weight)
+
+[model.layers.{l}. = model.layers.{l}.]
+{n:input|post_attention}_layernorm.weight = {n}_layernorm.weight
+self_attn.{n:q|k}_norm.weight = self_attn.{n}_norm.weight
+self_attn.qkv_proj.weight = concat(self_attn.{p:q|k|v}_proj.weight, each=p, shares=4:1:1)
+self_attn.o_proj.weight = self_attn.o_proj.weight
+mlp.gate.weight = mlp.gate.weight
+mlp.experts.gate_up_proj = stack(
+    concat(mlp.experts.{e}.{h:gate|up}_proj.weight, each=h, shares=1:1), each=e)
+mlp.experts.down_proj = stack(mlp.experts.{e}.down_proj.weight, each=e)
+";
+
+fn qwen3_moe(layers: u64, experts: u64, tied: bool) -> Vec<TensorSpec> {
+    let (hidden, features, vocabulary) = (8, 6, 20);
+    let mut tensors = specs(&[
+        ("model.embed_tokens.weight", &[vocabulary, hidden]),
+        ("model.norm.weight", &[hidden]),
+    ]);
+    let mut add = |name: String, shape: &[u64]| {
+        tensors.push(TensorSpec::new(&name, Dtype::BF16, shape));
+    };
+    for l in 0..layers {
+        let layer = format!("model.layers.{l}");
+        for norm in ["input", "post_attention"] {
+            add(format!("{layer}.{norm}_layernorm.weight"), &[hidden]);
+        }
+        for (name, shape) in [
+            ("q_norm", &[4][..]),
+            ("k_norm", &[4]),
+            ("q_proj", &[16, hidden]),
+            ("k_proj", &[4, hidden]),
+            ("v_proj", &[4, hidden]),
+            ("o_proj", &[hidden, 16]),
+        ] {
+            add(format!("{layer}.self_attn.{name}.weight"), shape);
+        }
+        add(format!("{layer}.mlp.gate.weight"), &[experts, hidden]);
+        for e in 0..experts {
+            for (name, shape) in [
+                ("gate", [features, hidden]),
+                ("up", [features, hidden]),
+                ("down", [hidden, features]),
+            ] {
+                add(
+                    format!("{layer}.mlp.experts.{e}.{name}_proj.weight"),
+                    &shape,
+                );
+            }
+        }
+    }
+    if !tied {
+        add("lm_head.weight".into(), &[vocabulary, hidden]);
+    }
+    tensors
+}
+
+#[test]
+fn a_mixture_of_experts_there_and_back() {
+    for tied in [false, true] {
+        let there = qwen3_moe(3, 12, tied);
+        let bound = bind(QWEN3_MOE, &there);
+        let made: Vec<TensorSpec> = bound.made().collect();
+        assert_eq!(made.len(), 3 + 3 * 9);
+        let experts = "model.layers.2.mlp.experts.gate_up_proj";
+        let experts = made.iter().find(|it| it.name == experts).unwrap();
+        assert_eq!(experts.shape, [12, 12, 8]);
+
+        let back = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
+        let mut expected = there.clone();
+        expected.sort_by(|a, b| a.name.cmp(&b.name));
+        assert_eq!(back.made().collect::<Vec<_>>(), expected);
+        let ties: Vec<_> = back.ties().iter().collect();
+        match tied {
+            true => assert_eq!(ties.len(), 1, "{ties:?}"),
+            false => assert!(ties.is_empty(), "{ties:?}"),
+        }
+    }
+}
+
+/// A stage of a pipeline that wants layer 1 reads the tensors of layer 1.
+#[test]
+fn what_is_wanted_decides_what_is_read() {
+    let there = qwen3_moe(3, 2, true);
+    let whole = bind(QWEN3_MOE, &there);
+    let wanted: Vec<TensorSpec> = whole.made().filter(|it| it.name.contains(".1.")).collect();
+    let mapping = Mapping::parse(QWEN3_MOE).unwrap();
+    let stage = mapping
+        .bind(&there, Some(&wanted), &Waivers::none())
+        .unwrap();
+    assert_eq!(stage.made().collect::<Vec<_>>(), wanted);
+    assert!(
+        stage
+            .used()
+            .all(|it| it.name.starts_with("model.layers.1."))
+    );
+    assert_eq!(stage.used().count(), 8 + 1 + 2 * 3);
+    assert_eq!(stage.report().unwanted, there.len() - stage.used().count());
+}
+
+#[test]
+fn everything_that_does_not_fit_is_told_at_once() {
+    let mut there = qwen3_moe(2, 3, false);
+    there.retain(|it| !it.name.contains("layers.1.mlp.experts.1.up"));
+    there.push(TensorSpec::new("extra", Dtype::F32, &[2]));
+    let mapping = Mapping::parse(QWEN3_MOE).unwrap();
+    let whole = bind(QWEN3_MOE, &qwen3_moe(2, 3, false));
+    let mut wanted: Vec<TensorSpec> = whole.made().collect();
+    wanted[0].shape = vec![20, 9];
+    wanted[1].dtype = Dtype::F16;
+    wanted.push(TensorSpec::new("nobody", Dtype::F32, &[1]));
+
+    let report = mapping
+        .bind(&there, Some(&wanted), &Waivers::none())
+        .unwrap_err();
+    let expected = "5 problems
+  mismatched: `lm_head.weight` is wanted as BF16 [20, 9], and line 4 of the map makes BF16 [20, 8]
+  missing: `model.layers.1.mlp.experts.1.up_proj.weight`, needed by line 12 of the map
+  narrowed: `model.embed_tokens.weight` from F32 to F16 loses digits
+  unexpected: `extra` is there, and no rule uses it
+  unmade: `nobody` is wanted, and no rule makes it of what is there";
+    assert_eq!(report.to_string(), expected);
+
+    let waivers = ["unexpected:extra", "unmade:nob{r:path}", "narrowed"];
+    let waivers = waivers
+        .iter()
+        .try_fold(Waivers::none(), |all, it| all.and(it))
+        .unwrap();
+    let report = mapping.bind(&there, Some(&wanted), &waivers).unwrap_err();
+    assert_eq!((report.problems.len(), report.waived.len()), (2, 3));
+    assert!(Waivers::none().and("missing:x").is_err());
+}
+
+/// One map on top of another, with a way back through both.
+#[test]
+fn maps_compose() {
+    let there = qwen3_moe(2, 3, false);
+    let fused = bind(QWEN3_MOE, &there);
+    let scoped = "
+        inner.{rest:path} = {rest:path}
+        q.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 0, 16)
+        kv.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 16, 24)";
+    let both = fused.then(&Mapping::parse(scoped).unwrap(), None, &Waivers::none());
+    let both = both.unwrap();
+    let q = both
+        .graph()
+        .pull(both.expr("q.1").unwrap(), &[0..16, 0..8])
+        .unwrap();
+    let [q] = &q[..] else { panic!("{q:?}") };
+    assert_eq!(
+        both.graph().leaf_name(q.from),
+        "model.layers.1.self_attn.q_proj.weight"
+    );
+
+    let cut = "concat(q.{l}, kv.{l}, shares=2:1) = model.layers.{l}.self_attn.qkv_proj.weight
+               inner.{rest:path} = {rest:path}";
+    let both = fused.then(&Mapping::parse(cut).unwrap(), None, &Waivers::none());
+    let back = both.unwrap().inverse().unwrap();
+    let mut expected = there.clone();
+    expected.sort_by(|a, b| a.name.cmp(&b.name));
+    assert_eq!(back.made().collect::<Vec<_>>(), expected);
+}

@@ -1,0 +1,99 @@
+//! The way back of random maps.
+
+use super::{bind, elements};
+use crate::Dtype;
+use crate::mapping::TensorSpec;
+
+/// Draws from a seed.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// A random term that can be solved for its names, of a shape; the names are added to `there`.
+fn term(draw: &mut Draw, shape: &[u64], depth: u32, there: &mut Vec<TensorSpec>) -> String {
+    let rank = shape.len();
+    let dim = draw.below(rank as u64) as usize;
+    let with = |extents: &[u64]| {
+        let mut other = shape.to_vec();
+        other.splice(dim..=dim, extents.iter().copied());
+        other
+    };
+    if depth == 0 {
+        let name = format!("t{}", there.len());
+        there.push(TensorSpec::new(&name, Dtype::F32, shape));
+        return name;
+    }
+    let mut next = |draw: &mut Draw, shape: &[u64]| term(draw, shape, depth - 1, there);
+    match draw.below(7) {
+        0 if shape[dim] > 1 => {
+            let first = 1 + draw.below(shape[dim] - 1);
+            let second = shape[dim] - first;
+            let (a, b) = (next(draw, &with(&[first])), next(draw, &with(&[second])));
+            format!("concat({a}, {b}, dim={dim}, shares={first}:{second})")
+        }
+        1 if rank > 1 && shape[dim] < 4 => {
+            let parts: Vec<String> = (0..shape[dim]).map(|_| next(draw, &with(&[]))).collect();
+            format!("stack({}, dim={dim})", parts.join(", "))
+        }
+        2 if shape[dim].is_multiple_of(2) => {
+            let half = with(&[shape[dim] / 2]);
+            let (a, b) = (next(draw, &half), next(draw, &half));
+            format!("interleave({a}, {b}, dim={dim})")
+        }
+        3 if rank > 1 => {
+            let mut turned = shape.to_vec();
+            turned.swap(0, rank - 1);
+            format!("transpose({}, 0, -1)", next(draw, &turned))
+        }
+        4 if shape[dim].is_multiple_of(3) => {
+            let rows = next(draw, &with(&[3, shape[dim] / 3]));
+            format!("flatten({rows}, dim={dim}, rows=3)")
+        }
+        5 if dim + 1 < rank => {
+            let mut joined = shape.to_vec();
+            joined.splice(dim..dim + 2, [shape[dim] * shape[dim + 1]]);
+            format!(
+                "unflatten({}, {}, dim={dim})",
+                next(draw, &joined),
+                shape[dim]
+            )
+        }
+        6 => format!(
+            "squeeze({}, dim={dim})",
+            next(draw, &with(&[1, shape[dim]]))
+        ),
+        _ => next(draw, shape),
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1000))]
+
+    /// The way back of a random map takes each element where it came from.
+    #[test]
+    fn there_and_back_is_the_same(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
+        let (mut draw, mut there) = (Draw(seed), Vec::new());
+        let shape: Vec<u64> = (0..1 + draw.below(3)).map(|_| 1 + draw.below(6)).collect();
+        let term = term(&mut draw, &shape, depth, &mut there);
+        let bound = bind(&format!("x = {term}"), &there);
+        let back = bound.inverse().unwrap_or_else(|why| panic!("{term}: {why}"));
+
+        let forth = elements(&bound, "x");
+        for spec in back.made() {
+            for (at, place) in elements(&back, &spec.name).iter().enumerate() {
+                let place: usize = place.strip_prefix('x').unwrap().parse().unwrap();
+                proptest::prop_assert_eq!(&forth[place], &format!("{}{at}", spec.name));
+            }
+        }
+        let forth_again = back.inverse().unwrap();
+        proptest::prop_assert_eq!(elements(&forth_again, "x"), forth);
+    }
+}
