@@ -58,3 +58,8 @@ pub use names::NameProblem;
 pub use published::{Published, Survey, discover, keep_last, step_name, survey, sweep};
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/checkpoint.md")]
+struct Guide;
