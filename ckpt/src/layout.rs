@@ -7,7 +7,7 @@
 //! use meshgrad_ckpt::layout::Layout;
 //!
 //! let layout = Layout::parse("ep=8,tp=2", "
-//!     # experts by expert and by feature
+//!     ## experts by expert and by feature
 //!     model.layers.{l}.mlp.experts.gate_up_proj = ep:0 tp:1
 //!     model.layers.{l}.mlp.experts.down_proj    = ep:0 tp:2
 //!     {rest:path}.weight                        = tp:0
