@@ -159,6 +159,7 @@ impl Cta<'_> {
             }
         }
         let region = self.region(home);
+        let _locked = self.lock(home, || (0..WORDS).map(|index| at + index * LINE));
         if let Some(races) = region.races.filter(|_| self.grid.options.sanitize) {
             let touch = Touch::new(WORDS * 4, false, true, self.pc);
             let mark = mark_of(warp, region.stamp, touch);

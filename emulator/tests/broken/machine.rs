@@ -64,9 +64,6 @@ impl Machine {
         let mut context = ptr::null_mut();
         // SAFETY: the out-pointer is to a local.
         unsafe {
-            // One host thread: of two that write one value at the same moment, each may see the
-            // other's mark before its bytes, and accuse it.
-            std::env::set_var("MESHGRAD_EMULATOR_THREADS", "1");
             check("cuInit", cuInit(0));
             check("cuCtxCreate", cuCtxCreate_v2(&mut context, 0, 0));
         }
