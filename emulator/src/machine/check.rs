@@ -3,13 +3,14 @@
 
 use super::cta::Cta;
 use super::home::{Addresses, Home, Region, Spot};
-use super::lanes::{each_bit, each_lane, vectorised};
+use super::lanes::{each_bit, each_lane};
 use super::order::{Knowledge, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
 use crate::memory::races::{Earlier, Locked, Mark, Reach, Visitor};
 use crate::memory::{Block, Place};
 use crate::report::{Fault, Kind};
+use crate::vectors::vectorised;
 
 /// An access as the checks see it.
 #[derive(Clone, Copy)]

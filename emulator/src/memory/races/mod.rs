@@ -26,7 +26,7 @@ pub(crate) use locks::{LineLocks, Locked};
 pub(crate) use mark::{LAST_CLOCK, LAST_STAMP, Mark};
 use record::Record;
 
-use crate::machine::lanes::vectorised;
+use crate::vectors::vectorised;
 
 /// Bytes a granule.
 pub(crate) const GRANULE: usize = 4;
