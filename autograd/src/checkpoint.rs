@@ -3,12 +3,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use meshgrad_runtime::Tensor;
+use meshgrad_runtime::{DType, Tensor};
 
 #[cfg(doc)]
 use crate::Error;
 use crate::sweep::{Phase, Slots, Sweep, Walk};
-use crate::tape::{Backward, Dep, is_recording, output, record_nested, suspended};
+use crate::tape::{Backward, Dep, in_dtypes, is_recording, output, record_nested, suspended};
 use crate::var::{Node, Place};
 use crate::{Result, Saved, Tape, Var};
 
@@ -35,6 +35,7 @@ pub fn checkpoint<const N: usize, const M: usize>(
 
     let nested = Nested {
         kept: inputs.map(Var::save),
+        dtypes: outputs.each_ref().map(Tensor::dtype),
         block,
         walked: Mutex::new(None),
     };
@@ -45,8 +46,10 @@ pub fn checkpoint<const N: usize, const M: usize>(
 }
 
 /// What a checkpoint's record holds.
-struct Nested<F, const N: usize> {
+struct Nested<F, const N: usize, const M: usize> {
     kept: [Saved; N],
+    /// Of its outputs.
+    dtypes: [DType; M],
     block: F,
     /// After the inputs' phase: what the weights' phase goes on from.
     walked: Mutex<Option<Walked>>,
@@ -58,7 +61,7 @@ struct Walked {
     gradients: Vec<Option<Tensor>>,
 }
 
-impl<F, const N: usize, const M: usize> Nested<F, N>
+impl<F, const N: usize, const M: usize> Nested<F, N, M>
 where
     F: Fn([Var; N]) -> Result<[Var; M]>,
 {
@@ -119,7 +122,8 @@ where
             Node::At(_) => dy.clone().map(|dy| (output.clone(), dy)),
             _ => None,
         };
-        let roots: Vec<(Var, Tensor)> = outputs.iter().zip(dys).filter_map(tracked).collect();
+        let dys = in_dtypes(dys, &self.dtypes)?;
+        let roots: Vec<(Var, Tensor)> = outputs.iter().zip(&dys).filter_map(tracked).collect();
         if roots.is_empty() {
             return Ok(None);
         }

@@ -277,6 +277,47 @@ mod tests {
         }
     }
 
+    /// `case` with its op in the middle of others, all of its inputs `weights` or none.
+    fn chained(case: Case, weights: &'static [usize]) -> Case {
+        let function = move |vars: &[Var]| {
+            let same = |x: &Var| crate::ops::affine(x, 1.0, 0.0);
+            let before: Result<Vec<Var>> = vars.iter().map(same).collect();
+            (case.function)(&before?)?.iter().map(same).collect()
+        };
+        Case {
+            function: Box::new(function),
+            inputs: case.inputs,
+            weights,
+            name: case.name,
+        }
+    }
+
+    /// Inputs of any op may be what the tape got as an input, a parameter, or made from either:
+    /// gradients of what depends on parameters alone are f32, those of other values bf16.
+    #[test]
+    fn every_op_takes_bf16_from_anywhere() {
+        const ALL: &[usize] = &[0, 1, 2, 3];
+
+        let as_weights = |weights| move |case: Case| Case { weights, ..case };
+        let places: [(&str, &dyn Fn(Case) -> Case); 4] = [
+            ("inputs", &as_weights(&[])),
+            ("parameters", &as_weights(ALL)),
+            ("made from inputs", &|case| chained(case, &[])),
+            ("made from parameters", &|case| chained(case, ALL)),
+        ];
+        let mut wrong = Vec::new();
+        for (words, place) in places {
+            let narrow = cases::all(&Device::cpu(), DType::BF16).unwrap();
+            for (case, exact) in narrow.into_iter().zip(cases::exact(DType::BF16).unwrap()) {
+                let (case, exact) = (place(case), place(exact));
+                if let Err(error) = compare(&case, &exact, BF16) {
+                    wrong.push(format!("{} of {words}: {error}", case.name));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
     /// A case of 3 x whose value is `value` times that and whose gradient `gradient` times.
     fn scaled(value: f64, gradient: f64) -> Case {
         let function = move |x: &[Var]| {

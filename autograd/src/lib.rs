@@ -49,7 +49,7 @@ pub use grads::Grads;
 pub use param::{Init, Module, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
 pub use sweep::{Later, Slot};
-pub use tape::{Tape, Track, tracked_many};
+pub use tape::{Tape, Track, tracked_many, tracked_many_linear};
 pub use var::Var;
 
 /// Compiles and runs the examples of the guide.

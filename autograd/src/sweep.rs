@@ -118,6 +118,7 @@ impl Slot<'_> {
     }
 
     fn accumulate_due(self, op: impl FnOnce(&mut Accumulator) -> Result<()>) -> Result<()> {
+        let dtype = self.to.dtype.accumulator();
         let mut state = self.sweep.state.borrow_mut();
         match &self.to.node {
             Node::Constant => Ok(()),
@@ -125,9 +126,17 @@ impl Slot<'_> {
                 Some(sum) => sum.viewed(&self.to.shape, op),
                 None => Ok(()),
             },
+            Node::At(place) if self.dep() == Dep::Input && self.to.dtype != dtype => {
+                // Ops accumulate in no narrower dtype; the sum goes on in the activation's own.
+                let mut sum = Accumulator::new(self.sweep.device, self.to.shape, dtype)?;
+                op(&mut sum)?;
+                let gradient = ops::cast(sum.total()?, self.to.dtype)?;
+                drop(state);
+                self.add_to_slot(*place, gradient)
+            }
             Node::At(place) => {
                 let slot = &mut state.slots[place.slot as usize];
-                let mut sum = self.buffer(slot.take())?;
+                let mut sum = self.buffer(slot.take(), dtype)?;
                 op(&mut sum)?;
                 *slot = Some(sum.total()?.clone());
                 Ok(())
@@ -135,13 +144,8 @@ impl Slot<'_> {
         }
     }
 
-    /// A buffer that holds what the slot held. Gradients of what depends on weights alone are
-    /// summed in f32.
-    fn buffer(&self, held: Option<Tensor>) -> Result<Accumulator> {
-        let dtype = match self.dep() {
-            Dep::Weight => self.to.dtype.accumulator(),
-            _ => self.to.dtype,
-        };
+    /// A buffer of `dtype` that holds what the slot held.
+    fn buffer(&self, held: Option<Tensor>, dtype: DType) -> Result<Accumulator> {
         match held {
             Some(held) if held.kind() == Kind::Gradient => {
                 let mut sum = Accumulator::over(held)?;

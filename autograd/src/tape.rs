@@ -1,11 +1,12 @@
 //! Recording: a thread has at most one tape that grows; an op that is tracked adds one record.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meshgrad_runtime::{DType, Shape, Tensor};
+use meshgrad_runtime::{DType, Shape, Tensor, ops};
 
 use crate::sweep::{Slot, Slots, Sweep};
 use crate::var::{Node, Place};
@@ -325,6 +326,8 @@ pub trait Track: Sized {
     /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result,
     /// and a [`Slot`] for each input to put that input's gradient into.
     ///
+    /// That gradient is of this tensor's dtype, whatever it was summed in.
+    ///
     /// `backward` is called once by [`Tape::backward`](crate::Tape::backward); by a split backward
     /// once for inputs and, if a weight was waiting, once more for weights. It captures what it
     /// needs through [`Var::save`].
@@ -332,6 +335,18 @@ pub trait Track: Sized {
     /// # Errors
     /// [`Error::OtherTape`] when an input belongs to another tape.
     fn tracked<const N: usize>(
+        self,
+        inputs: [&Var; N],
+        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
+    ) -> Result<Var>;
+
+    /// As [`Track::tracked`], for an op that is linear: its backward keeps nothing that the gradient
+    /// would have to agree with in dtype. The gradient of what depends on parameters alone comes as
+    /// it was summed, f32 for bf16, and reaches the parameters without being rounded.
+    ///
+    /// # Errors
+    /// As [`Track::tracked`].
+    fn tracked_linear<const N: usize>(
         self,
         inputs: [&Var; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
@@ -346,6 +361,17 @@ pub trait Track: Sized {
 
 impl Track for Tensor {
     fn tracked<const N: usize>(
+        self,
+        inputs: [&Var; N],
+        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
+    ) -> Result<Var> {
+        let dtype = self.dtype();
+        self.tracked_linear(inputs, move |dy, slots| {
+            backward(in_dtype(dy, dtype)?.as_ref(), slots)
+        })
+    }
+
+    fn tracked_linear<const N: usize>(
         self,
         inputs: [&Var; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
@@ -367,14 +393,47 @@ impl Track for Tensor {
     }
 }
 
+/// The gradient of a value of `dtype`. One that depends on weights alone is summed in its
+/// accumulator's dtype.
+fn in_dtype(dy: &Tensor, dtype: DType) -> Result<Cow<'_, Tensor>> {
+    Ok(match dy.dtype() == dtype {
+        true => Cow::Borrowed(dy),
+        false => Cow::Owned(ops::cast(dy, dtype)?),
+    })
+}
+
+/// As [`in_dtype`] for each of several values.
+pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<Option<Tensor>>> {
+    let each = dys.iter().zip(dtypes).map(|(dy, dtype)| match dy {
+        Some(dy) => Ok(Some(in_dtype(dy, *dtype)?.into_owned())),
+        None => Ok(None),
+    });
+    each.collect()
+}
+
 /// The results of an op with several of them, or with a number of inputs known only at run time.
 ///
-/// `backward` gets the gradient of each result, `None` for those that nothing used, and a [`Slot`]
-/// for each input.
+/// `backward` gets the gradient of each result, of its dtype, `None` for those that nothing used,
+/// and a [`Slot`] for each input.
 ///
 /// # Errors
 /// [`Error::OtherTape`] when an input belongs to another tape.
 pub fn tracked_many(
+    outputs: Vec<Tensor>,
+    inputs: &[&Var],
+    backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
+) -> Result<Vec<Var>> {
+    let dtypes: Vec<DType> = outputs.iter().map(Tensor::dtype).collect();
+    tracked_many_linear(outputs, inputs, move |dys, slots| {
+        backward(&in_dtypes(dys, &dtypes)?, slots)
+    })
+}
+
+/// As [`tracked_many`], for an op that is linear (see [`Track::tracked_linear`]).
+///
+/// # Errors
+/// As [`tracked_many`].
+pub fn tracked_many_linear(
     outputs: Vec<Tensor>,
     inputs: &[&Var],
     backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,

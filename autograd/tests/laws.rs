@@ -524,6 +524,49 @@ fn compute_copies_share_the_parameters_gradient() {
     assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
 }
 
+/// A checkpoint between values that depend on a bf16 parameter alone, whose gradients are summed in
+/// f32, changes nothing.
+#[test]
+fn checkpoints_take_what_is_made_from_bf16_parameters() {
+    let device = Device::cpu();
+    let spec = Spec {
+        shape: Shape::new(&[4, 8]).unwrap(),
+        dtype: DType::BF16,
+        init: Init::Normal { std: 1.0 },
+        optional: false,
+    };
+    let param = Param::with_spec("w", spec);
+    param.materialize(&device, 1).unwrap();
+    let x = values::cast(&numbers(&device, &[4, 8], 1), DType::BF16).unwrap();
+
+    let block = |[x, w]: [Var; 2]| Ok([ops::silu(&ops::linear(&x, &w)?)?]);
+    let gradient = |recomputed: bool| {
+        let (y, tape) = Tape::record(|| {
+            let inputs = [
+                Var::constant(x.clone()),
+                ops::affine(&param.var()?, 2.0, 0.5)?,
+            ];
+            let [y] = match recomputed {
+                true => checkpoint(inputs.each_ref(), block)?,
+                false => block(inputs)?,
+            };
+            ops::affine(&y, 3.0, 0.0)
+        })
+        .unwrap();
+        let dy = values::full(&device, y.shape(), DType::BF16, 0.25).unwrap();
+        let mut grads = Grads::new(std::slice::from_ref(&param)).unwrap();
+        tape.backward(&[(&y, dy)], &mut grads).unwrap();
+        grads.get(&param).unwrap().to_vec::<f32>().unwrap()
+    };
+    for (whole, recomputed) in gradient(false).iter().zip(gradient(true)) {
+        // The weight is an input of the checkpoint, and its gradient there bf16.
+        assert!(
+            (whole - recomputed).abs() <= whole.abs() / 128.0,
+            "{whole} {recomputed}"
+        );
+    }
+}
+
 #[test]
 fn saving_needs_no_tape() {
     let x = numbers(&Device::cpu(), &[3], 1);

@@ -9,6 +9,7 @@ mod options;
 pub mod program;
 mod ptx;
 mod report;
+mod vectors;
 
 pub use machine::counters::{Counters, Counts};
 pub use numerics::Approximation;

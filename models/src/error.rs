@@ -46,7 +46,11 @@ pub enum Error {
     },
 
     /// A folder whose tensors are not the model's.
-    #[error("{}: the tensors are not those of this configuration{}", folder.display(), report(missing, unexpected, wrong))]
+    #[error(
+        "{}: the tensors are not those of this configuration{}",
+        folder.display(),
+        report(missing, unexpected, wrong)
+    )]
     Tensors {
         /// The folder.
         folder: PathBuf,

@@ -91,7 +91,8 @@ pub enum Error {
 
     /// A shape that does not broadcast to another.
     #[error(
-        "broadcast: shape {from} does not broadcast to {to:?}: a dim must be equal or 1, counted from the last"
+        "broadcast: shape {from} does not broadcast to {to:?}: a dim must be equal or 1, counted \
+         from the last"
     )]
     Broadcast {
         /// The shape there is.
@@ -101,7 +102,11 @@ pub enum Error {
     },
 
     /// A shape with another number of elements.
-    #[error("reshape: shape {from} has {} elements but {to} has {}", from.elements(), to.elements())]
+    #[error(
+        "reshape: shape {from} has {} elements but {to} has {}",
+        from.elements(),
+        to.elements()
+    )]
     Reshape {
         /// The shape there is.
         from: Shape,
@@ -215,7 +220,8 @@ pub enum Error {
 
     /// A write to a tensor that must not change.
     #[error(
-        "{op}: the tensor is a value that others may share; only parameters, gradients, optimizer state and caches change"
+        "{op}: the tensor is a value that others may share; only parameters, gradients, optimizer \
+         state and caches change"
     )]
     Immutable {
         /// The op that wanted to write.

@@ -18,7 +18,7 @@ use crate::{Result, Track, Var};
 pub fn dropout(x: &Var, draw: impl Into<Draw>, probability: f64) -> Result<Var> {
     let draw = draw.into();
     let y = ops::dropout(x.value(), draw.clone(), probability)?;
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::dropout_grad(dy, draw.clone(), probability)?))
     })
 }

@@ -92,7 +92,7 @@ pub fn neg(x: &Var) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::affine`].
 pub fn affine(x: &Var, scale: f64, shift: f64) -> Result<Var> {
     let y = ops::affine(x.value(), scale, shift)?;
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::affine(dy, scale, 0.0)?))
     })
 }
@@ -122,7 +122,7 @@ pub fn clamp(x: &Var, low: f64, high: f64) -> Result<Var> {
 pub fn add(a: &Var, b: &Var) -> Result<Var> {
     let y = ops::add(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
-    y.tracked([a, b], move |dy, [da, db]| {
+    y.tracked_linear([a, b], move |dy, [da, db]| {
         add_summed(da, a_shape, || Ok(dy.clone()))?;
         add_summed(db, b_shape, || Ok(dy.clone()))
     })
@@ -138,7 +138,7 @@ pub fn add(a: &Var, b: &Var) -> Result<Var> {
 pub fn sub(a: &Var, b: &Var) -> Result<Var> {
     let y = ops::sub(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
-    y.tracked([a, b], move |dy, [da, db]| {
+    y.tracked_linear([a, b], move |dy, [da, db]| {
         add_summed(da, a_shape, || Ok(dy.clone()))?;
         add_summed(db, b_shape, || Ok(ops::neg(dy)?))
     })
@@ -244,7 +244,7 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
 pub fn select(condition: &Tensor, a: &Var, b: &Var) -> Result<Var> {
     let y = ops::select(condition, a.value(), b.value())?;
     let (a_shape, b_shape, kept) = (*a.shape(), *b.shape(), condition.save());
-    y.tracked([a, b], move |dy, [da, db]| {
+    y.tracked_linear([a, b], move |dy, [da, db]| {
         let zero = ops::full(dy.device(), &[], dy.dtype(), 0.0)?;
         let condition = kept.get()?;
         add_summed(da, a_shape, || Ok(ops::select(&condition, dy, &zero)?))?;

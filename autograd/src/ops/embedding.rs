@@ -14,7 +14,7 @@ use crate::{Result, Save, Track, Var};
 pub fn embedding(table: &Var, ids: &Tensor) -> Result<Var> {
     let y = ops::embedding(table.value(), ids)?;
     let kept_ids = ids.save();
-    y.tracked([table], move |dy, [dtable]| {
+    y.tracked_linear([table], move |dy, [dtable]| {
         dtable.accumulate(|dtable| Ok(ops::embedding_grad_into(dy, &kept_ids.get()?, dtable)?))
     })
 }

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Track, Var, tracked_many};
+use crate::{Result, Save, Track, Var, tracked_many_linear};
 
 /// The values one after the other along dim `dim`. Each gets its part of the gradient, a view.
 ///
@@ -14,7 +14,7 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     let sizes: Result<Vec<usize>> = values.iter().map(|x| Ok(x.extent(dim)?)).collect();
     let sizes = sizes?;
 
-    let mut vars = tracked_many(vec![y], parts, move |dys, slots| {
+    let mut vars = tracked_many_linear(vec![y], parts, move |dys, slots| {
         let Some(dy) = &dys[0] else {
             return Ok(());
         };
@@ -35,7 +35,7 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
 pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
     let parts = ops::split(x.value(), sizes, dim)?;
     let shapes: Vec<_> = parts.iter().map(|part| *part.shape()).collect();
-    tracked_many(parts, &[x], move |dys, slots| {
+    tracked_many_linear(parts, &[x], move |dys, slots| {
         let gradient = || {
             let Some(some) = dys.iter().flatten().next() else {
                 return Err(crate::Error::NotTracked { shape: shapes[0] });
@@ -61,7 +61,7 @@ pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
 pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
     let y = ops::index_select(x.value(), dim, ids)?;
     let (extent, kept_ids) = (x.value().extent(dim)?, ids.save());
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::index_select_grad(dy, dim, &kept_ids.get()?, extent)?))
     })
 }
@@ -77,7 +77,7 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
 pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
     let y = ops::gather(x.value(), dim, index)?;
     let (shape, kept_index) = (*x.shape(), index.save());
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::scatter_add(&shape, dim, &kept_index.get()?, dy)?))
     })
 }
@@ -94,7 +94,7 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
 pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Var) -> Result<Var> {
     let y = ops::scatter_add(shape, dim, index, src.value())?;
     let kept_index = index.save();
-    y.tracked([src], move |dy, [dsrc]| {
+    y.tracked_linear([src], move |dy, [dsrc]| {
         dsrc.add(|| Ok(ops::gather(dy, dim, &kept_index.get()?)?))
     })
 }

@@ -48,7 +48,7 @@ pub fn router_top_k(
 pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
     let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
     let kept_place = order.place.save();
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::permute_tokens_grad(dy, &kept_place.get()?)?))
     })
 }

@@ -14,7 +14,7 @@ use crate::{Result, Save, Track, Var};
 pub fn sum(x: &Var, dims: &[isize]) -> Result<Var> {
     let y = ops::sum(x.value(), dims)?;
     let spread = Spread::new(x.value(), dims)?;
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::contiguous(&spread.over(dy)?)?))
     })
 }
@@ -30,7 +30,7 @@ pub fn mean(x: &Var, dims: &[isize]) -> Result<Var> {
     let y = ops::mean(x.value(), dims)?;
     let spread = Spread::new(x.value(), dims)?;
     let count = x.shape().elements() / y.elements().max(1);
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::affine(&spread.over(dy)?, 1.0 / count as f64, 0.0)?))
     })
 }

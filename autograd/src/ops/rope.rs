@@ -17,7 +17,7 @@ use crate::{Result, Save, Track, Var};
 pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var> {
     let y = ops::rope(x.value(), cos, sin, style)?;
     let (cos, sin) = (cos.save(), sin.save());
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::rope_grad(dy, &cos.get()?, &sin.get()?, style)?))
     })
 }

@@ -20,7 +20,7 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
     }
     let from = x.dtype();
     let y = ops::cast(x.value(), dtype)?;
-    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
 }
 
 /// The same elements in the same row-major order under other extents. A parameter stays that
@@ -35,7 +35,7 @@ pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
         // Its gradient has the same elements in the same order.
         return Ok(Var::new(y, x.node().clone()));
     }
-    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::reshape(dy, &from)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::reshape(dy, &from)?)))
 }
 
 /// Dims `a` and `b` exchanged, counted from the back when negative. A view.
@@ -44,7 +44,7 @@ pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
 /// As [`meshgrad_runtime::Tensor::transpose`].
 pub fn transpose(x: &Var, a: isize, b: isize) -> Result<Var> {
     let y = x.value().transpose(a, b)?;
-    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.transpose(a, b)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.transpose(a, b)?)))
 }
 
 /// Dims in the order `order`. A view.
@@ -57,7 +57,7 @@ pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
     for (to, &from) in order.iter().enumerate() {
         back[from] = to;
     }
-    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.permute(&back)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.permute(&back)?)))
 }
 
 /// Repeated to `shape`. A view; its gradient is the sum over what was repeated.
@@ -67,7 +67,7 @@ pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
 pub fn broadcast_to(x: &Var, shape: &[usize]) -> Result<Var> {
     let from = *x.shape();
     let y = x.value().broadcast_to(shape)?;
-    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::sum_to(dy, &from)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::sum_to(dy, &from)?)))
 }
 
 /// The part of dim `dim` in `range`. A view; its gradient is zero elsewhere.
@@ -78,7 +78,7 @@ pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
     let from = *x.shape();
     let y = x.value().slice(dim, range.clone())?;
     let dim = x.value().dim("slice", dim)?;
-    y.tracked([x], move |dy, [dx]| {
+    y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| Ok(ops::slice_grad(dy, &from, dim, range.clone())?))
     })
 }
@@ -89,7 +89,7 @@ pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::contiguous`].
 pub fn contiguous(x: &Var) -> Result<Var> {
     let y = ops::contiguous(x.value())?;
-    y.tracked([x], move |dy, [dx]| dx.add(|| Ok(dy.clone())))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.clone())))
 }
 
 /// The last dim as two: [.., n c] to [.., n, c].

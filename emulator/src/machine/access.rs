@@ -50,7 +50,7 @@ impl Cta<'_> {
         while rest != 0 {
             let spot = self.locate(warp, access.space, &addresses, rest, touch.bytes)?;
             self.count_access(&spot, touch);
-            self.check(warp, &spot, touch, &|data, lane, earlier| {
+            let _locked = self.check(warp, &spot, touch, &|data, lane, earlier| {
                 !access.store || changes(data, &spot.offsets, lane, access, warp, earlier)
             })?;
             let strength = (access.strength, access.scope);

@@ -41,7 +41,7 @@ impl Cta<'_> {
         while rest != 0 {
             let spot = self.locate(warp, atomic.space, &addresses, rest, touch.bytes)?;
             self.count_access(&spot, touch);
-            self.check(warp, &spot, touch, ALWAYS)?;
+            let _locked = self.check(warp, &spot, touch, ALWAYS)?;
             let strength = (atomic.strength, atomic.scope);
             self.order_access(warp, strength, touch, &spot, &addresses);
             let Spot {

@@ -3,13 +3,14 @@
 
 use super::cta::Cta;
 use super::home::{Addresses, Home, Region, Spot};
-use super::lanes::{each_bit, each_lane, vectorised};
+use super::lanes::{each_bit, each_lane};
 use super::order::{Knowledge, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
-use crate::memory::races::{Earlier, Mark, Reach, Visitor};
+use crate::memory::races::{Earlier, Locked, Mark, Reach, Visitor};
 use crate::memory::{Block, Place};
 use crate::report::{Fault, Kind};
+use crate::vectors::vectorised;
 
 /// An access as the checks see it.
 #[derive(Clone, Copy)]
@@ -47,15 +48,16 @@ pub(super) type Changes<'c> = &'c dyn Fn(&Block, usize, &Earlier) -> bool;
 /// Of accesses that need not say.
 pub(super) const ALWAYS: Changes<'_> = &|_, _, _| true;
 
-impl Cta<'_> {
-    /// Bounds, alignment, initialisation and races of an access.
+impl<'g> Cta<'g> {
+    /// Bounds, alignment, initialisation and races of an access. Who writes holds what comes back
+    /// until the bytes are stored.
     pub(super) fn check(
         &self,
         warp: &Warp,
         spot: &Spot,
         touch: Touch,
         changes: Changes<'_>,
-    ) -> Result<(), Box<Fault>> {
+    ) -> Result<Option<Locked<'g>>, Box<Fault>> {
         self.check_place(warp, spot, touch)?;
         if touch.writes {
             self.check_writable(warp, spot, touch.bytes)?;
@@ -73,9 +75,30 @@ impl Cta<'_> {
                 true
             });
         }
-        match sanitize {
-            true => self.check_races(warp, spot, &region, touch, changes),
-            false => Ok(()),
+        let offsets = || lanes_of(spot.lanes).map(|lane| spot.offsets[lane] as usize);
+        let locked = match touch.writes {
+            true => self.lock(spot.home, offsets),
+            false => None,
+        };
+        if sanitize {
+            self.check_races(warp, spot, &region, touch, changes)?;
+        }
+        Ok(locked)
+    }
+
+    /// Keeps other host threads from writing the lines of these bytes, if they might and it
+    /// matters.
+    #[inline(always)]
+    pub(super) fn lock<I: Iterator<Item = usize>>(
+        &self,
+        home: Home,
+        offsets: impl FnOnce() -> I,
+    ) -> Option<Locked<'g>> {
+        match home {
+            Home::Global(index) if self.grid.contended && self.grid.options.sanitize => {
+                Some(self.grid.space.locks().lock(index, offsets()))
+            }
+            _ => None,
         }
     }
 

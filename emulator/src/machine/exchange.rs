@@ -1,12 +1,13 @@
 //! What lanes of a warp tell each other: shuffles, votes, matches, reductions.
 
 use super::cta::Cta;
-use super::lanes::{each_bit, each_lane, vectorised, widened};
+use super::lanes::{each_bit, each_lane, widened};
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::{Flow, truth};
 use super::warp::Warp;
 use crate::program::op::{Shuffle, ShuffleMode, Vote, VoteKind};
 use crate::report::{Fault, Kind};
+use crate::vectors::vectorised;
 
 impl Cta<'_> {
     /// The lanes that execute an instruction together: all that give the same mask. `None` while
@@ -23,13 +24,17 @@ impl Cta<'_> {
         while rest != 0 {
             let first = rest.trailing_zeros() as usize & 31;
             // Lanes that have ended need not come.
-            let members = named[first] & warp.live();
-            let group = rest & vectorised(|| each_bit(|lane| named[lane] == named[first]));
+            let all = named[first];
+            let members = all & warp.live();
+            let same = vectorised(
+                #[inline(always)]
+                move || each_bit(|lane| named[lane] == all),
+            );
+            let group = rest & same;
             let strangers = group & !members;
             if strangers != 0 {
                 let lane = strangers.trailing_zeros() as usize;
-                let members = named[first];
-                let message = format!("the lane is not in the mask {members:#010x} that it gives");
+                let message = format!("the lane is not in the mask {all:#010x} that it gives");
                 return Err(Fault::new(Kind::DivergentInstruction, lane, message));
             }
             if members != group {

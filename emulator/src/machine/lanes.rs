@@ -26,23 +26,6 @@ pub(crate) struct Compute {
 /// Compares two sources: a bit a lane.
 pub(crate) type Compare = fn(&Registers, [Slot; 2]) -> u32;
 
-/// Runs `f` compiled for the widest vectors of this machine.
-#[inline(always)]
-pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    struct Body<F>(F);
-
-    impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Body<F> {
-        type Output = R;
-
-        #[inline(always)]
-        fn call(self) -> R {
-            (self.0)()
-        }
-    }
-
-    pulp::Arch::new().dispatch(Body(f))
-}
-
 /// A value for each lane.
 #[inline(always)]
 pub(crate) fn each_lane<T: Copy + Default>(mut f: impl FnMut(usize) -> T) -> [T; LANES] {
@@ -88,7 +71,7 @@ macro_rules! lanes {
             use $crate::machine::registers::Lane;
 
             // The result is written in here too, straight from vector registers.
-            $crate::machine::lanes::vectorised(
+            $crate::vectors::vectorised(
                 #[inline(always)]
                 || {
                     let mut sources = operands.sources.iter();
@@ -128,7 +111,7 @@ macro_rules! compare {
                 <$T as Lane>::get(registers, a),
                 <$U as Lane>::get(registers, b),
             );
-            $crate::machine::lanes::vectorised(
+            $crate::vectors::vectorised(
                 #[inline(always)]
                 || {
                     $crate::machine::lanes::each_bit(

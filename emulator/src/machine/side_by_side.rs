@@ -2,10 +2,13 @@
 //! the beginning of a line of 128 bytes on. Whatever is unusual or wrong is left to
 //! [`super::access`], which tells it in full.
 
+use std::num::Wrapping;
+use std::ops::{Add, BitOr, BitXor};
+
 use super::check::{Touch, mark_of, race};
 use super::cta::Cta;
 use super::home::Home;
-use super::lanes::{each_lane, vectorised};
+use super::lanes::each_lane;
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
 use super::windows;
@@ -13,6 +16,7 @@ use crate::memory::Place;
 use crate::memory::races::Run;
 use crate::program::op::{Access, Address, Space};
 use crate::report::Fault;
+use crate::vectors::vectorised;
 
 /// Bytes that a warp moves when each lane moves a word.
 const LINE: usize = 128;
@@ -159,6 +163,7 @@ impl Cta<'_> {
             }
         }
         let region = self.region(home);
+        let _locked = self.lock(home, || (0..WORDS).map(|index| at + index * LINE));
         if let Some(races) = region.races.filter(|_| self.grid.options.sanitize) {
             let touch = Touch::new(WORDS * 4, false, true, self.pc);
             let mark = mark_of(warp, region.stamp, touch);
@@ -189,37 +194,40 @@ impl Cta<'_> {
 /// The first lane's address, if the lanes follow each other by `WORDS` words.
 #[inline(always)]
 fn start<const WORDS: usize>(warp: &Warp, address: &Address) -> Option<u64> {
-    if warp.registers.defined(address.base) != ALL {
+    let (registers, base, offset) = (&warp.registers, address.base, address.offset);
+    if registers.defined(base) != ALL {
         return None;
     }
     match address.wide {
         true => {
-            let base = warp.registers.wide(address.base);
-            let odd = vectorised(
-                #[inline(always)]
-                || {
-                    let mut odd = 0;
-                    for (lane, at) in base.iter().enumerate() {
-                        odd |= at ^ base[0].wrapping_add((lane * WORDS * 4) as u64);
-                    }
-                    odd
-                },
-            );
-            (odd == 0).then(|| base[0].wrapping_add_signed(address.offset))
+            let first = first_in_row::<WORDS, _>(registers.wide(base))?;
+            Some(first.wrapping_add_signed(offset))
         }
         false => {
-            let base = warp.registers.narrow(address.base);
-            let odd = vectorised(
-                #[inline(always)]
-                || {
-                    let mut odd = 0;
-                    for (lane, at) in base.iter().enumerate() {
-                        odd |= at ^ base[0].wrapping_add((lane * WORDS * 4) as u32);
-                    }
-                    odd
-                },
-            );
-            (odd == 0).then(|| u64::from(base[0].wrapping_add(address.offset as u32)))
+            let first = first_in_row::<WORDS, _>(registers.narrow(base))?;
+            Some(u64::from(first.wrapping_add(offset as u32)))
         }
     }
+}
+
+/// The first of addresses that follow each other by `WORDS` words.
+#[inline(always)]
+fn first_in_row<const WORDS: usize, A>(addresses: &[A; LANES]) -> Option<A>
+where
+    A: Copy + Default + PartialEq + From<u16> + BitXor<Output = A> + BitOr<Output = A>,
+    Wrapping<A>: Add<Output = Wrapping<A>>,
+{
+    let first = addresses[0];
+    let odd = vectorised(
+        #[inline(always)]
+        move || {
+            let mut odd = A::default();
+            for (lane, at) in addresses.iter().enumerate() {
+                let step = A::from((lane * WORDS * 4) as u16);
+                odd = odd | (*at ^ (Wrapping(first) + Wrapping(step)).0);
+            }
+            odd
+        },
+    );
+    (odd == A::default()).then_some(first)
 }

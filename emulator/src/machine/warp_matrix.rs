@@ -105,7 +105,7 @@ impl Cta<'_> {
         while rest != 0 {
             let spot = self.locate(warp, moved.space, addresses, rest, bytes)?;
             self.count_access(&spot, touch);
-            self.check(warp, &spot, touch, &|data, lane, _| {
+            let _locked = self.check(warp, &spot, touch, &|data, lane, _| {
                 let mut now = [0; 4];
                 data.read(spot.offsets[lane] as usize, &mut now[..bytes]);
                 now[..bytes] != elements[lane].to_le_bytes()[..bytes]

@@ -42,9 +42,12 @@ macro_rules! accessors {
             pub(crate) fn $at(&self, offset: usize) -> &$atomic {
                 const BYTES: usize = size_of::<$int>();
                 let inside = offset.checked_add(BYTES).is_some_and(|end| end <= self.layout.size());
-                assert!(inside && offset.is_multiple_of(BYTES), "offset {offset} is outside or misaligned");
-                // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever accessed atomically, and
-                // lives as long as `self`.
+                assert!(
+                    inside && offset.is_multiple_of(BYTES),
+                    "offset {offset} is outside or misaligned"
+                );
+                // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever
+                // accessed atomically, and lives as long as `self`.
                 unsafe { <$atomic>::from_ptr(self.start.as_ptr().add(offset).cast()) }
             }
         )+

@@ -51,6 +51,7 @@ pub enum MemoryError {
 pub struct AddressSpace {
     allocations: RwLock<Allocations>,
     stamp: AtomicU32,
+    locks: races::LineLocks,
 }
 
 /// So many freed allocations are known by name.
@@ -230,6 +231,11 @@ impl AddressSpace {
             }
         }
         stamp
+    }
+
+    /// Of the lines that a launch writes.
+    pub(crate) fn locks(&self) -> &races::LineLocks {
+        &self.locks
     }
 
     fn range(&self, address: u64, bytes: usize) -> Result<(Arc<Allocation>, usize), MemoryError> {

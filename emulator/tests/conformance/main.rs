@@ -11,6 +11,8 @@ mod atomics;
 mod control;
 mod conversions;
 mod data;
+#[path = "../driver/mod.rs"]
+mod driver;
 mod elementwise;
 mod gpu;
 mod halves;

@@ -40,7 +40,10 @@ macro_rules! unary_ops {
                 Ok(y.finish())
             }
 
-            #[doc = concat!("The gradient of [`", stringify!($name), "`] with respect to its operand, from `", stringify!($kept), "`.")]
+            #[doc = concat!(
+                "The gradient of [`", stringify!($name), "`] with respect to its operand, from `",
+                stringify!($kept), "`."
+            )]
             ///
             /// # Shapes
             /// Both operands of one shape and float dtype; returns the same.

@@ -12,6 +12,7 @@
 //! Marks are stamped, so that those of an earlier launch, or of an earlier CTA in shared memory,
 //! count for nothing and need not be erased.
 
+mod locks;
 mod mark;
 mod record;
 
@@ -21,10 +22,11 @@ use std::sync::atomic::{AtomicU32, fence};
 
 use bytemuck::{Zeroable, zeroed_slice_box};
 
+pub(crate) use locks::{LineLocks, Locked};
 pub(crate) use mark::{LAST_CLOCK, LAST_STAMP, Mark};
 use record::Record;
 
-use crate::machine::lanes::vectorised;
+use crate::vectors::vectorised;
 
 /// Bytes a granule.
 pub(crate) const GRANULE: usize = 4;
@@ -295,6 +297,7 @@ impl RaceShadow {
 
     /// Notes writes by single lanes; the lane and the race of one, if there is any. A write that
     /// changes nothing, as `changes` says of a lane and what it conflicts with, races with nobody.
+    /// Where others may write too, the lines are locked until the bytes are stored.
     pub(crate) fn write(
         &self,
         by: &Visitor<'_, impl Order>,
@@ -311,7 +314,7 @@ impl RaceShadow {
         reach.for_pieces(me, |lane, piece| {
             self.note_parts(piece);
             for record in &self.granules[piece.granules()] {
-                look(lane, piece.me, record.leave_write(piece.me, by));
+                look(lane, piece.me, record.leave_write(piece.me, by.pc));
             }
         });
         by.fence();
@@ -376,7 +379,7 @@ impl RaceShadow {
         let lines = &self.lines[run.lines()];
         let mut written = [Earlier::NOTHING; 4];
         for (index, line) in lines.iter().enumerate() {
-            written[index] = line.record.leave_write(run.mark(me, index), by);
+            written[index] = line.record.leave_write(run.mark(me, index), by.pc);
         }
         by.fence();
         for (index, line) in lines.iter().enumerate() {

@@ -1,12 +1,12 @@
 //! The last accesses of one place.
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use bytemuck::Zeroable;
 
+use super::Earlier;
 use super::mark::Mark;
-use super::{Earlier, Visitor};
 
 /// The last write of a place, its last read, and the last read by somebody else than that.
 #[derive(Zeroable)]
@@ -40,25 +40,13 @@ impl Record {
         self.read_pc.store(pc, Relaxed);
     }
 
-    /// Leaves the mark of a write; that which was there.
+    /// Leaves the mark of a write; that which was there. No two threads do so at a time.
     #[inline(always)]
-    pub(super) fn leave_write<O>(&self, me: Mark, by: &Visitor<'_, O>) -> Earlier {
-        let mark = match by.contended {
-            // In one step, or neither of two writers would see the other.
-            true => self.write.swap(me.0, SeqCst),
-            false => {
-                let before = self.write.load(Relaxed);
-                self.write.store(me.0, Relaxed);
-                before
-            }
-        };
-        let pc = self.write_pc.load(Relaxed);
-        self.write_pc.store(by.pc, Relaxed);
-        Earlier {
-            mark: Mark(mark),
-            wrote: true,
-            pc: Some(pc),
-        }
+    pub(super) fn leave_write(&self, me: Mark, pc: u32) -> Earlier {
+        let before = self.written();
+        self.write.store(me.0, Relaxed);
+        self.write_pc.store(pc, Relaxed);
+        before
     }
 
     /// The last write.

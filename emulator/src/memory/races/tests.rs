@@ -1,8 +1,12 @@
 //! What the race detector finds, and that lines tell what granules tell.
 
+use std::sync::Barrier;
+use std::thread;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::memory::Block;
 
 /// Everything of other warps with a smaller clock came before.
 struct After(u32);
@@ -92,6 +96,59 @@ fn earlier_launches_and_equal_values_are_forgiven() {
     let reach = one_lane(&offsets, 4);
     let same = shadow.write(&at(&order, 5), by(1, 1), reach, |_, _| false);
     assert_eq!(same, None);
+}
+
+/// Nobody who writes the value that all write is accused, at whichever moment the others do, and
+/// whether as a line or lane by lane; of two that write different values, one is.
+#[test]
+fn only_who_changes_something_is_accused_of_what_others_write_meanwhile() {
+    const WARPS: u8 = 4;
+
+    let (shadow, block, locks) = (
+        RaceShadow::new(128),
+        Block::new(128).unwrap(),
+        LineLocks::default(),
+    );
+    let start = Barrier::new(usize::from(WARPS));
+    // How many are accused in each epoch.
+    let accused = [const { AtomicU32::new(0) }; 1000];
+    let write = |warp: u8, epoch: u32, value: u32| {
+        let changes = || block.load_u32(0) != value;
+        let order = After(epoch);
+        let visitor = Visitor {
+            contended: true,
+            ..at(&order, 7)
+        };
+        let _locked = locks.lock(3, [0].into_iter());
+        let found = match warp.is_multiple_of(2) {
+            true => {
+                let reach = one_lane(&[0; 32], 4);
+                shadow.write(&visitor, by(warp, epoch), reach, |_, _| changes())
+            }
+            false => shadow.write_lines(&visitor, by(warp, epoch), Run::new(0, 1), |_| changes()),
+        };
+        block.store_u32(0, value);
+        accused[epoch as usize].fetch_add(u32::from(found.is_some()), Relaxed);
+    };
+    let value = |warp, epoch| match epoch % 2 {
+        0 => epoch * 8,
+        _ => epoch * 8 + u32::from(warp),
+    };
+    thread::scope(|scope| {
+        for warp in 0..WARPS {
+            let (start, value, write) = (&start, &value, &write);
+            scope.spawn(move || {
+                for epoch in 1..1000 {
+                    start.wait();
+                    write(warp, epoch, value(warp, epoch));
+                }
+            });
+        }
+    });
+    for (epoch, accused) in accused.iter().enumerate().skip(1) {
+        let expected = epoch as u32 % 2 * (u32::from(WARPS) - 1);
+        assert_eq!(accused.load(Relaxed), expected, "in epoch {epoch}");
+    }
 }
 
 /// An access by a whole warp, side by side from byte 0 on.

@@ -1,0 +1,88 @@
+//! cudarc's numbered examples and its safe layer, unmodified, on the emulator.
+
+#![cfg(target_os = "linux")]
+
+#[path = "../emulated/mod.rs"]
+mod emulated;
+mod errors;
+mod examples;
+mod launches;
+mod memory;
+mod streams;
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+
+pub(crate) fn context(device: usize) -> Arc<CudaContext> {
+    open();
+    CudaContext::new(device).expect("the emulator has two devices")
+}
+
+/// A context of its own, for a test that leaves it unusable.
+pub(crate) fn own_context() -> Arc<CudaContext> {
+    open();
+    CudaContext::new_non_primary(0, 0).expect("contexts can be created")
+}
+
+pub(crate) fn open() -> &'static libloading::os::unix::Library {
+    emulated::driver(&[
+        ("MESHGRAD_EMULATOR_DEVICES", "h200,a100"),
+        ("MESHGRAD_EMULATOR_MEMORY", "64MiB"),
+        ("MESHGRAD_EMULATOR_QUIET", "1"),
+    ])
+}
+
+/// y[i] = scale * x[i]^2 for i < n, with `scale` in memory.
+pub(crate) const SQUARE: &str = "
+    .version 7.0
+    .target sm_80
+    .address_size 64
+    .global .align 4 .f32 scale = 0f3F800000;
+    .visible .entry square(.param .u64 y, .param .u64 x, .param .s32 n)
+    {
+        .reg .pred %past;
+        .reg .u32 %i, %n, %cta, %size, %thread;
+        .reg .u64 %x, %y, %at;
+        .reg .f32 %value, %scale;
+        ld.param.u64 %y, [y];
+        ld.param.u64 %x, [x];
+        ld.param.u32 %n, [n];
+        mov.u32 %cta, %ctaid.x;
+        mov.u32 %size, %ntid.x;
+        mov.u32 %thread, %tid.x;
+        mad.lo.u32 %i, %cta, %size, %thread;
+        setp.ge.s32 %past, %i, %n;
+        @%past bra DONE;
+        cvta.to.global.u64 %x, %x;
+        cvta.to.global.u64 %y, %y;
+        mul.wide.u32 %at, %i, 4;
+        add.u64 %x, %x, %at;
+        add.u64 %y, %y, %at;
+        ld.global.f32 %value, [%x];
+        mul.f32 %value, %value, %value;
+        ld.global.f32 %scale, [scale];
+        mul.f32 %value, %value, %scale;
+        st.global.f32 [%y], %value;
+    DONE:
+        ret;
+    }";
+
+pub(crate) fn square(x: f32) -> f32 {
+    x * x
+}
+
+/// What the emulator says of the latest error.
+pub(crate) fn report() -> String {
+    type Last = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+    let mut words = vec![0_u8; 4096];
+    // SAFETY: this is its type, and so much room there is.
+    let length = unsafe {
+        let last = open()
+            .get::<Last>(b"meshgrad_emulator_last_report")
+            .unwrap();
+        last(words.as_mut_ptr().cast(), words.len())
+    };
+    String::from_utf8_lossy(&words[..length.min(4095)]).into_owned()
+}

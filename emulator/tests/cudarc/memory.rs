@@ -1,0 +1,104 @@
+//! Devices and their memory, the host's that they share, and copies of rows.
+
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, DriverError, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::Ptx;
+
+use crate::{SQUARE, context, report};
+
+#[test]
+fn devices_are_those_of_the_environment() -> Result<(), DriverError> {
+    let (h200, a100) = (context(0), context(1));
+    assert_eq!(CudaContext::device_count()?, 2);
+    assert!(h200.name()?.contains("H200") && a100.name()?.contains("A100"));
+    assert_eq!(
+        (h200.compute_capability()?, a100.compute_capability()?),
+        ((9, 0), (8, 0))
+    );
+    assert_eq!(h200.total_mem()?, 64 << 20);
+    assert_ne!(h200.uuid()?.bytes, a100.uuid()?.bytes);
+    assert!(h200.has_async_alloc());
+    let error = CudaContext::new(2).unwrap_err();
+    assert_eq!(error.0, CUresult::CUDA_ERROR_INVALID_DEVICE);
+    Ok(())
+}
+
+#[test]
+fn memory_runs_out() -> Result<(), DriverError> {
+    let context = context(1);
+    let stream = context.default_stream();
+    let (_, total) = context.mem_get_info()?;
+    let error = stream.alloc_zeros::<u8>(total + 1).unwrap_err();
+    assert_eq!(error.0, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    assert!(report().contains("bytes asked for"), "{}", report());
+    Ok(())
+}
+
+#[test]
+fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
+    let context = context(0);
+    let stream = context.default_stream();
+    // SAFETY: it is written before it is read.
+    let mut pinned = unsafe { context.alloc_pinned::<u32>(4) }?;
+    pinned.as_mut_slice()?.copy_from_slice(&[1, 2, 3, 4]);
+    let mut numbers = stream.alloc_zeros::<u32>(4)?;
+    stream.memcpy_htod(&pinned, &mut numbers)?;
+    assert_eq!(stream.clone_dtoh(&numbers)?, [1, 2, 3, 4]);
+    // What the host wrote is known to be written where a kernel reads it.
+    let kernel = context
+        .load_module(Ptx::from_src(SQUARE))?
+        .load_function("square")?;
+    let mut squares = stream.alloc_zeros::<f32>(4)?;
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&mut squares).arg(&numbers).arg(&4_i32);
+    // SAFETY: the arguments are those of the kernel, which takes any bits.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }?;
+    stream.synchronize()?;
+    stream.memset_zeros(&mut numbers)?;
+    stream.memcpy_dtoh(&numbers, &mut pinned)?;
+    // cudarc itself waits only once its context has a second stream.
+    stream.synchronize()?;
+    assert_eq!(pinned.as_slice()?, [0; 4]);
+
+    // SAFETY: it is written before it is read.
+    let mut managed = unsafe { context.alloc_unified::<u32>(4, true) }?;
+    managed.as_mut_slice()?.copy_from_slice(&[5, 6, 7, 8]);
+    stream.memcpy_dtod(&managed, &mut numbers)?;
+    assert_eq!(stream.clone_dtoh(&numbers)?, [5, 6, 7, 8]);
+    Ok(())
+}
+
+#[test]
+fn copies_of_rows_have_pitches() -> Result<(), DriverError> {
+    let context = context(0);
+    let stream = context.default_stream();
+    let device = stream.alloc_zeros::<u8>(16)?;
+    let host: [u8; 6] = [1, 2, 3, 4, 5, 6];
+    let mut copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        srcHost: host.as_ptr().cast(),
+        srcDevice: 0,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: 3,
+        dstXInBytes: 1,
+        dstY: 1,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: cudarc::driver::DevicePtr::device_ptr(&device, &stream).0,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: 5,
+        WidthInBytes: 2,
+        Height: 2,
+    };
+    // SAFETY: both ends hold the rows.
+    unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result()?;
+    let back = stream.clone_dtoh(&device)?;
+    assert_eq!(back, [0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 4, 5, 0, 0, 0]);
+    copy.dstPitch = 1;
+    // SAFETY: it is refused.
+    let refused = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) };
+    assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}

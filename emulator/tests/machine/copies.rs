@@ -1,0 +1,80 @@
+//! Asynchronous copies: when they happen, and how they are counted.
+
+use std::collections::BTreeSet;
+
+use meshgrad_emulator::{Asynchronous, Options};
+
+use crate::{kernel, run};
+
+/// With random order a copy lands anywhere between its start and the wait for it.
+#[test]
+fn random_copies_land_between_instructions() {
+    let text = kernel(
+        ".shared .align 16 .b8 tile[16];
+        mov.u32 %r1, tile;
+        mov.u32 %r2, 0;
+        st.shared.u32 [%r1], %r2;
+        cp.async.ca.shared.global [%r1], [%rd1], 16;
+        mov.u32 %r3, 0;
+    LOOP:
+        ld.volatile.shared.u32 %r4, [%r1];
+        add.u32 %r2, %r2, %r4;
+        add.u32 %r3, %r3, 1;
+        setp.lt.u32 %p0, %r3, 50;
+        @%p0 bra LOOP;
+        cp.async.wait_all;
+        ld.shared.u32 %r5, [%r1];
+        st.global.u32 [%rd0], %r2;
+        st.global.u32 [%rd0+4], %r5;",
+    );
+    let seen = |asynchronous| {
+        let options = Options {
+            asynchronous,
+            sanitize: false,
+            ..Options::default()
+        };
+        let run = run(&text, (1, 1), 2, &[1, 2, 3, 4], &options).unwrap();
+        assert_eq!(run.out[1], 1);
+        run.out[0]
+    };
+    assert_eq!(seen(Asynchronous::Eager), 50);
+    assert_eq!(seen(Asynchronous::Lazy), 0);
+    let between = (0..8).map(|seed| seen(Asynchronous::Random { seed }));
+    let between: BTreeSet<u32> = between.collect();
+    assert!(between.len() > 3 && between.iter().any(|seen| (1..50).contains(seen)));
+}
+
+/// A warp that copies 512 bytes in order takes 16 sectors and 4 passes; copies to one bank
+/// conflict.
+#[test]
+fn copies_are_counted_as_one_access_of_the_warp() {
+    for (stride, passes) in [(16, 4), (128, 32)] {
+        let text = kernel(&format!(
+            ".shared .align 16 .b8 tile[4096];
+            mov.u32 %r1, tile;
+            mad.lo.u32 %r1, %r0, {stride}, %r1;
+            mad.wide.u32 %rd1, %r0, 16, %rd1;
+            cp.async.ca.shared.global [%r1], [%rd1], 16;
+            cp.async.wait_all;"
+        ));
+        let options = Options {
+            counters: true,
+            ..Options::default()
+        };
+        for asynchronous in [Asynchronous::Eager, Asynchronous::Lazy] {
+            let options = Options {
+                asynchronous,
+                ..options.clone()
+            };
+            let total = run(&text, (1, 32), 1, &[0; 128], &options)
+                .unwrap()
+                .counters
+                .total;
+            assert_eq!(
+                (total.sectors, total.ideal_sectors, total.bytes_read),
+                (16, 16, 512)
+            );
+            assert_eq!((total.passes, total.ideal_passes), (passes, 4));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Mistakes are found, and told in full.
+
+use meshgrad_emulator::memory::AddressSpace;
+use meshgrad_emulator::program::Module;
+use meshgrad_emulator::{Kind, Options};
+
+use crate::{OWN_ELEMENT, finding, kernel, run};
+
+/// The same without its barrier.
+#[test]
+fn a_missing_barrier_is_a_race() {
+    let text = kernel(
+        ".shared .align 4 .b8 cell[4];
+        mov.u32 %r1, cell;
+        setp.eq.u32 %p0, %r0, 0;
+        @%p0 st.shared.u32 [%r1], 7;
+        ld.shared.u32 %r2, [cell];",
+    );
+    let found = finding(run(&text, (1, 64), 4, &[0], &Options::default()));
+    let race_or_hole = [Kind::SharedRace, Kind::UninitialisedShared];
+    assert!(race_or_hole.contains(&found.kind), "{found}");
+    assert_eq!(found.site.text, "ld.shared.u32 %r2, [cell];");
+    let (other, site, wrote) = found.other.clone().expect("the other access");
+    assert!(wrote && other.thread == [0, 0, 0], "{found}");
+    assert!(site.unwrap().text.starts_with("@%p0 st.shared"), "{found}");
+}
+
+/// All that a report says, with the lines of the program that wrote the kernel.
+#[test]
+fn a_report_names_both_accesses_and_where_they_were_written() {
+    let text = kernel(
+        ".shared .align 4 .b8 cell[128];
+        mov.u32 %r1, cell;
+        and.b32 %r2, %r0, 31;
+        shl.b32 %r2, %r2, 2;
+        add.u32 %r1, %r1, %r2;
+        .loc 1 41 0
+        st.shared.u32 [%r1], %r0;
+        .loc 1 43 0
+        ld.shared.u32 %r3, [%r1];",
+    );
+    let text = text.replace(".visible", ".file 1 \"kernels/row.rs\"\n.visible");
+    let found = finding(run(&text, (2, 64), 4, &[0], &Options::default()));
+    let words = found.to_string();
+    let expected =
+        "shared-race in kernel `k`: 4 bytes at byte 0 of shared memory are written without waiting
+    at  ptx line 20: st.shared.u32 [%r1], %r0;
+        written at kernels/row.rs:41
+    by  thread (32,0,0) of CTA (0,0,0), warp 1 lane 0
+    written before by thread (0,0,0) of CTA (0,0,0), warp 0 lane 0
+        at ptx line 20: st.shared.u32 [%r1], %r0;
+        written at kernels/row.rs:41";
+    assert_eq!(words, expected);
+}
+
+#[test]
+fn findings_name_the_thread_and_the_allocation() {
+    let body = format!("{OWN_ELEMENT}\nld.global.u32 %r4, [%rd3+8];");
+    let found = finding(run(
+        &kernel(&body),
+        (1, 32),
+        4,
+        &[0; 32],
+        &Options::default(),
+    ));
+    assert_eq!(found.kind, Kind::OutOfBounds);
+    assert_eq!(found.thread.thread, [30, 0, 0]);
+    assert!(
+        found.message.contains("allocation #2 (128 bytes"),
+        "{found}"
+    );
+
+    let found = finding(run(
+        &kernel("add.u32 %r2, %r9, 1;"),
+        (1, 32),
+        4,
+        &[0],
+        &Options::default(),
+    ));
+    assert_eq!(found.kind, Kind::UninitialisedRegister);
+}
+
+#[test]
+fn what_is_not_known_is_refused_with_its_line() {
+    let space = AddressSpace::new();
+    let text = kernel("add.s32.fast %r1, %r0, 1;");
+    let error = Module::load(&text, &space, 0, &Options::default())
+        .err()
+        .expect("an error");
+    assert!(error.to_string().contains("`.fast`"), "{error}");
+    assert!(
+        error.to_string().contains("add.s32.fast %r1, %r0, 1;"),
+        "{error}"
+    );
+}
