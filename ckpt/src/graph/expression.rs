@@ -280,6 +280,15 @@ impl Graph {
         self.node(of).dtype
     }
 
+    /// The tensors that are read.
+    pub fn sources(&self) -> impl Iterator<Item = (&str, Expr)> {
+        let numbered = self.nodes.iter().zip(0..);
+        numbered.filter_map(|(node, at)| match &node.op {
+            Op::Source(source) => Some((self.name(*source), Expr(at))),
+            _ => None,
+        })
+    }
+
     /// The name of a tensor that is read.
     pub fn name(&self, source: SourceId) -> &str {
         &self.names[source.0 as usize]
