@@ -7,6 +7,7 @@ use crate::Dtype;
 use crate::header::Violation;
 use crate::manifest::Flaw;
 use crate::names::{Listed, NameProblem};
+use crate::source::FileChange;
 
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -297,6 +298,63 @@ pub enum Error {
         /// What is wrong with it.
         flaw: Flaw,
     },
+
+    /// Bytes of a file could not be read.
+    #[error(
+        "cannot read {len} bytes from byte {offset} of {} on{}: {source}",
+        path.display(), tensor_text(.tensor)
+    )]
+    ReadAt {
+        /// The file.
+        path: PathBuf,
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        len: usize,
+        /// The tensor they belong to, or the first of several.
+        tensor: Option<String>,
+        /// The system's answer.
+        source: io::Error,
+    },
+
+    /// A file is no longer what it was when it was opened.
+    #[error(
+        "{} was changed while it was read, found at byte {offset}{}: {change}; read it again when \
+         nobody writes to it", path.display(), tensor_text(.tensor)
+    )]
+    FileChanged {
+        /// The file.
+        path: PathBuf,
+        /// The first byte of the read that found it.
+        offset: u64,
+        /// The tensor that was being read, or the first of several.
+        tensor: Option<String>,
+        /// What happened to it.
+        change: FileChange,
+    },
+
+    /// A plan was to be carried out with the files of another folder.
+    #[error("the plan reads {planned}, the sources are {given}: plan for the folder that is read")]
+    OtherSources {
+        /// The files of the plan.
+        planned: String,
+        /// The files given.
+        given: String,
+    },
+
+    /// A sink gave memory of another size than a target has.
+    #[error(
+        "target `{}` has {wanted} bytes and was given memory for {given}: the plan's targets tell \
+         their sizes", target.escape_debug()
+    )]
+    TargetSize {
+        /// The target.
+        target: String,
+        /// Its bytes.
+        wanted: u64,
+        /// Bytes given.
+        given: u64,
+    },
 }
 
 impl Error {
@@ -307,6 +365,14 @@ impl Error {
             path: path.to_owned(),
             source,
         }
+    }
+
+    /// The same, of a read for this tensor.
+    pub(crate) fn while_reading(mut self, name: &str) -> Error {
+        if let Error::ReadAt { tensor, .. } | Error::FileChanged { tensor, .. } = &mut self {
+            tensor.get_or_insert_with(|| name.to_owned());
+        }
+        self
     }
 
     /// Wraps an error of the system while `wanted` bytes were being written: a full disk gets its
@@ -327,6 +393,11 @@ fn available_text(available: &Option<u64>) -> String {
     available
         .map(|bytes| format!(", {bytes} available"))
         .unwrap_or_default()
+}
+
+fn tensor_text(tensor: &Option<String>) -> String {
+    let quoted = |name: &String| format!(" (tensor `{}`)", name.escape_debug());
+    tensor.as_ref().map(quoted).unwrap_or_default()
 }
 
 fn nearest_text(nearest: &Option<String>) -> String {

@@ -3,6 +3,8 @@
 //! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
 //! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
 //! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
+//! - [`plan`]: what is read for them, in what portions and with how much memory, before it is read.
+//! - [`source`] and [`exec`]: the files, and reading them straight to where the bytes belong.
 //! - [`Staging`], [`discover`], [`keep_last`]: a folder that is there completely or not at all,
 //!   whenever the process or the machine stops.
 //!
@@ -30,6 +32,7 @@
 mod disk;
 mod dtype;
 mod error;
+pub mod exec;
 mod file_writer;
 mod folder;
 mod folder_writer;
@@ -42,7 +45,9 @@ pub mod layout;
 mod manifest;
 pub mod mapping;
 mod names;
+pub mod plan;
 mod published;
+pub mod source;
 mod staging;
 mod tensor_file;
 

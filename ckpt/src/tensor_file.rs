@@ -94,6 +94,11 @@ impl TensorFile {
         &self.path
     }
 
+    /// The open file.
+    pub(crate) fn handle(&self) -> &File {
+        &self.file
+    }
+
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors

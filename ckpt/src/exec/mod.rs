@@ -1,0 +1,232 @@
+//! Carrying out a [plan](crate::plan): files in, targets out, with the memory that was planned.
+//!
+//! ```text
+//!            queue (chunks in the order of the files)
+//!              |            |
+//!           thread        thread         each owns one window
+//!              | read_at    | read_at    a chunk that is one long run is read to its place
+//!           window          |
+//!              | scatter    |
+//!           target        target         memory that the sink gives and takes back complete
+//! ```
+//!
+//! - Bytes land once, at their final place: the memory of the tensors themselves on the CPU, of a
+//!   staging buffer for a device. It is the [`Sink`] that knows.
+//! - A target is complete when all its bytes are there, which its thread counts; the sink gets it
+//!   back at that moment. A target that is not complete is never handed over.
+//! - The first error stops all threads; it is the result.
+//! - **Memory.** The windows are all there is beside plan and targets. Where targets leave
+//!   ([`Targets::Leave`](crate::plan::Targets)), chunks that would open more of them than planned
+//!   wait. They wait in the order of the files, so whoever waits is waited for by nobody that could
+//!   still let it go on: there is no deadlock, as long as the most that is open in that order fits,
+//!   which the plan has made sure of.
+
+mod convert;
+mod queue;
+mod scatter;
+mod shared;
+mod sink;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+pub use sink::{Sink, Slices};
+
+use crate::Error;
+use crate::plan::{ByteLoop, Chunk, LoadPlan, Part};
+use crate::source::{Aligned, FileChange, Source, Sources};
+use queue::Queue;
+use shared::Shared;
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that targets got.
+    pub written_bytes: u64,
+}
+
+/// Carries a plan out: gets memory for each target from `sink`, fills it, gives it back. Calls
+/// `progress` with the bytes read so far, of [`LoadPlan::read_bytes`], after each chunk and from
+/// any thread.
+///
+/// # Errors
+/// What the sink gives; [`Error::OtherSources`] for sources that are not those of the plan's
+/// folder; [`Error::FileChanged`] and [`Error::ReadAt`] with the tensor; [`Error::TargetSize`]. No
+/// target has been completed with bytes that an error concerns.
+pub fn execute<S: Sink>(
+    plan: &LoadPlan,
+    sources: &Sources,
+    sink: &S,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Stats, S::Error> {
+    check(plan, sources)?;
+    let execution = Execution {
+        plan,
+        sources,
+        targets: Shared::new(plan.targets(), sink)?,
+        queue: Queue::new(plan.chunks(), plan.memory().targets),
+        progress,
+        read: AtomicU64::new(0),
+        written: AtomicU64::new(0),
+        failure: Mutex::new(None),
+    };
+
+    let threads = plan.threads().min(plan.chunks().len());
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| execution.work());
+        }
+        execution.work();
+    });
+
+    let failure = execution.failure.into_inner();
+    match failure.unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(Stats {
+            read_bytes: execution.read.into_inner(),
+            written_bytes: execution.written.into_inner(),
+        }),
+    }
+}
+
+/// That the sources are the files of the plan, and as long as then.
+fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
+    let name = |source: &dyn Source| {
+        let name = source.path().file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    let given: Vec<String> = (0..sources.count())
+        .map(|file| name(sources.get(file)))
+        .collect();
+    if !plan.files().iter().map(|file| &file.name).eq(&given) {
+        let planned: Vec<&str> = plan.files().iter().map(|file| &*file.name).collect();
+        return Err(Error::OtherSources {
+            planned: planned.join(", "),
+            given: given.join(", "),
+        });
+    }
+
+    for (number, file) in plan.files().iter().enumerate() {
+        let source = sources.get(number);
+        let is_read = plan
+            .chunks()
+            .iter()
+            .any(|chunk| chunk.file as usize == number);
+        if is_read && source.byte_len() != file.bytes {
+            return Err(Error::FileChanged {
+                path: source.path().to_owned(),
+                offset: 0,
+                tensor: None,
+                change: FileChange::Length {
+                    was: file.bytes,
+                    is: source.byte_len(),
+                },
+            });
+        }
+    }
+    Ok(())
+}
+
+struct Execution<'e, S: Sink> {
+    plan: &'e LoadPlan,
+    sources: &'e Sources,
+    targets: Shared<'e, S>,
+    queue: Queue<'e>,
+    progress: &'e (dyn Fn(u64) + Sync),
+    read: AtomicU64,
+    written: AtomicU64,
+    failure: Mutex<Option<S::Error>>,
+}
+
+/// What a thread keeps from chunk to chunk.
+struct Workspace {
+    window: Aligned,
+    loops: Vec<ByteLoop>,
+}
+
+impl<S: Sink> Execution<'_, S> {
+    /// What a thread does: chunks, until there are none or one failed.
+    fn work(&self) {
+        // Nobody waits for a thread that has ended, whatever ended it.
+        let _leaving = self.queue.stop_when_dropped();
+        let mut workspace = Workspace {
+            window: Aligned::new(self.plan.window_bytes()),
+            loops: Vec::new(),
+        };
+        while let Some(chunk) = self.queue.next() {
+            if let Err(error) = self.carry_out(chunk, &mut workspace) {
+                let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                failure.get_or_insert(error);
+                return;
+            }
+        }
+    }
+
+    fn carry_out(&self, chunk: &Chunk, workspace: &mut Workspace) -> Result<(), S::Error> {
+        match chunk.straight {
+            Some(to) => self.read_to_place(chunk, to)?,
+            None => self.read_and_scatter(chunk, workspace)?,
+        }
+        let bytes = chunk.read.end - chunk.read.start;
+        let before = self.read.fetch_add(bytes, Ordering::Relaxed);
+        (self.progress)(before + bytes);
+        Ok(())
+    }
+
+    fn read_to_place(&self, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
+        let bytes = chunk.read.end - chunk.read.start;
+        for copy in self.plan.copies_of(chunk) {
+            let target = copy.target as usize;
+            let place = self.targets.place(target)?;
+            self.read(chunk, place.bytes(to..to + bytes))?;
+            self.count(target, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn read_and_scatter(&self, chunk: &Chunk, workspace: &mut Workspace) -> Result<(), S::Error> {
+        let Workspace { window, loops } = workspace;
+        let window = &mut window.bytes()[..(chunk.read.end - chunk.read.start) as usize];
+        self.read(chunk, window)?;
+        for copy in self.plan.copies_of(chunk) {
+            let target = copy.target as usize;
+            let place = self.targets.place(target)?;
+            let conversion = self.plan.conversion(copy);
+            let mut bytes = 0;
+            copy.clip(&chunk.own, loops, |part| {
+                let from = part.from - chunk.read.start;
+                let moved = Part { from, ..part };
+                match conversion {
+                    None => scatter::scatter(window, moved, place),
+                    Some(how) => scatter::scatter_converted(window, moved, place, how),
+                }
+                bytes += part.filled_bytes();
+            });
+            self.count(target, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, chunk: &Chunk, data: &mut [u8]) -> Result<(), Error> {
+        let source = self.sources.get(chunk.file as usize);
+        let read = source.read_at(chunk.read.start, data);
+        read.map_err(|error| match self.plan.copies_of(chunk).next() {
+            Some(copy) => error.while_reading(self.plan.tensor(copy)),
+            None => error,
+        })
+    }
+
+    /// Counts bytes of a target that are there; the last ones complete it.
+    fn count(&self, target: usize, bytes: u64) -> Result<(), S::Error> {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+        if self.targets.count(target, bytes)? {
+            self.queue.close(self.plan.targets()[target].bytes);
+        }
+        Ok(())
+    }
+}

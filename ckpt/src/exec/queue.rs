@@ -1,0 +1,72 @@
+//! Who carries out which chunk when.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::plan::Chunk;
+
+/// Gives chunks out in order, each once, and none that would open more than the limit.
+pub(super) struct Queue<'p> {
+    chunks: &'p [Chunk],
+    limit: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    next: usize,
+    /// Bytes of targets that are begun and not complete.
+    open: u64,
+    stopped: bool,
+}
+
+impl<'p> Queue<'p> {
+    pub(super) fn new(chunks: &'p [Chunk], limit: u64) -> Queue<'p> {
+        Queue {
+            chunks,
+            limit,
+            state: Mutex::new(State {
+                next: 0,
+                open: 0,
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The next chunk, when there is room for what it opens. None at the end, or once stopped.
+    pub(super) fn next(&self) -> Option<&'p Chunk> {
+        let mut state = self.lock();
+        loop {
+            let chunk = self.chunks.get(state.next).filter(|_| !state.stopped)?;
+            if state.open + chunk.opening <= self.limit {
+                state.open += chunk.opening;
+                state.next += 1;
+                return Some(chunk);
+            }
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A target of so many bytes has left.
+    pub(super) fn close(&self, bytes: u64) {
+        self.lock().open -= bytes;
+        self.changed.notify_all();
+    }
+
+    /// Stops everything when a thread ends: without chunks left there is nothing to stop.
+    pub(super) fn stop_when_dropped(&self) -> impl Drop {
+        struct Leaving<'q, 'p>(&'q Queue<'p>);
+        impl Drop for Leaving<'_, '_> {
+            fn drop(&mut self) {
+                self.0.lock().stopped = true;
+                self.0.changed.notify_all();
+            }
+        }
+        Leaving(self)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,126 @@
+//! Memory of targets that several threads fill at the same time: the one unsafe file here.
+//!
+//! Why they do not disturb each other. A byte of a target belongs to exactly one element of one
+//! copy: that is the law of [`Graph::pull`](crate::graph::Graph::pull), and plans are made of what
+//! it gives only. An element of a copy begins in exactly one chunk, since the chunks cut the extents
+//! without overlap ([`Copy::clip`](crate::plan)), and a chunk is given to one thread once. So no byte
+//! is written by two threads, and none is read before its target is complete; the count of missing
+//! bytes reaches zero after the last write and before the sink gets the memory.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::Sink;
+use crate::Error;
+use crate::plan::Target;
+
+/// The targets of an execution.
+pub(super) struct Shared<'e, S: Sink> {
+    sink: &'e S,
+    targets: &'e [Target],
+    slots: Vec<Slot<S::Buffer>>,
+}
+
+struct Slot<B> {
+    /// Into `buffer`, once there is one.
+    place: OnceLock<Place>,
+    /// Not touched while `place` is in use: from its making to its completion.
+    buffer: Mutex<Option<B>>,
+    missing: AtomicU64,
+}
+
+/// The memory of a target while it is filled.
+#[derive(Debug)]
+pub(super) struct Place {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: what is behind the pointer is owned by the slot and may be sent (`Sink::Buffer: Send`).
+unsafe impl Send for Place {}
+// SAFETY: through a shared place different threads touch different bytes only, see above.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// These bytes. Each is asked for once, by the thread whose chunk has its element.
+    #[expect(clippy::mut_from_ref, reason = "no two calls are for the same bytes")]
+    pub(super) fn bytes(&self, range: Range<u64>) -> &mut [u8] {
+        let (start, end) = (range.start as usize, range.end as usize);
+        assert!(
+            start <= end && end <= self.len,
+            "a plan writes inside of its targets"
+        );
+        // SAFETY: inside of the buffer, which is alive and not touched otherwise until the target is
+        // complete, which it is not before these bytes are counted. No other reference to them is
+        // made: see the head of this file.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
+    }
+}
+
+impl<'e, S: Sink> Shared<'e, S> {
+    /// Completes the targets that have no bytes.
+    pub(super) fn new(targets: &'e [Target], sink: &'e S) -> Result<Shared<'e, S>, S::Error> {
+        for target in targets.iter().filter(|target| target.bytes == 0) {
+            let mut buffer = sink.buffer(target)?;
+            check(target, buffer.as_mut())?;
+            sink.complete(target, buffer)?;
+        }
+        let slots = targets.iter().map(|target| Slot {
+            place: OnceLock::new(),
+            buffer: Mutex::new(None),
+            missing: AtomicU64::new(target.bytes),
+        });
+        Ok(Shared {
+            sink,
+            targets,
+            slots: slots.collect(),
+        })
+    }
+
+    /// The memory of a target, asked of the sink for the first one who needs it.
+    pub(super) fn place(&self, target: usize) -> Result<&Place, S::Error> {
+        let slot = &self.slots[target];
+        if let Some(place) = slot.place.get() {
+            return Ok(place);
+        }
+        let mut buffer = slot.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have been first; its buffer must not be touched any more.
+        if let Some(place) = slot.place.get() {
+            return Ok(place);
+        }
+        let buffer = buffer.insert(self.sink.buffer(&self.targets[target])?);
+        let bytes = buffer.as_mut();
+        check(&self.targets[target], bytes)?;
+        Ok(slot.place.get_or_init(|| Place {
+            start: bytes.as_mut_ptr(),
+            len: bytes.len(),
+        }))
+    }
+
+    /// Counts bytes that are there. Gives the target back, and says so, if these were the last.
+    pub(super) fn count(&self, target: usize, bytes: u64) -> Result<bool, S::Error> {
+        let slot = &self.slots[target];
+        // Release: our writes come before; acquire: all others' writes come before the completion.
+        let before = slot.missing.fetch_sub(bytes, Ordering::AcqRel);
+        if bytes == 0 || before != bytes {
+            return Ok(false);
+        }
+        let mut buffer = slot.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(buffer) = buffer.take() {
+            self.sink.complete(&self.targets[target], buffer)?;
+        }
+        Ok(true)
+    }
+}
+
+fn check(target: &Target, buffer: &[u8]) -> Result<(), Error> {
+    match buffer.len() as u64 == target.bytes {
+        true => Ok(()),
+        false => Err(Error::TargetSize {
+            target: target.name.clone(),
+            wanted: target.bytes,
+            given: buffer.len() as u64,
+        }),
+    }
+}

@@ -1,0 +1,66 @@
+//! Where targets go.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::Error;
+use crate::plan::Target;
+
+/// Gives the memory of targets and takes it back when they are complete. Called from any thread.
+pub trait Sink: Sync {
+    /// The memory of one target.
+    type Buffer: AsMut<[u8]> + Send;
+
+    /// What can go wrong.
+    type Error: From<Error> + Send;
+
+    /// The memory for a target, [`Target::bytes`] of them: called once for each, before its first
+    /// byte is there. All of it is overwritten.
+    ///
+    /// # Errors
+    /// Ends the execution.
+    fn buffer(&self, target: &Target) -> Result<Self::Buffer, Self::Error>;
+
+    /// Takes the memory of a target back, all of whose bytes are there: row-major, little-endian.
+    ///
+    /// # Errors
+    /// Ends the execution.
+    fn complete(&self, target: &Target, buffer: Self::Buffer) -> Result<(), Self::Error>;
+}
+
+/// The simplest sink: a slice for each want, in the order of the wants, such as the memory of
+/// tensors or parts of one arena.
+#[derive(Debug)]
+pub struct Slices<'a> {
+    slices: Vec<Mutex<Option<&'a mut [u8]>>>,
+}
+
+impl<'a> Slices<'a> {
+    /// These slices.
+    pub fn new(slices: impl IntoIterator<Item = &'a mut [u8]>) -> Slices<'a> {
+        let slices = slices.into_iter().map(|slice| Mutex::new(Some(slice)));
+        Slices {
+            slices: slices.collect(),
+        }
+    }
+}
+
+impl<'a> Sink for Slices<'a> {
+    type Buffer = &'a mut [u8];
+    type Error = Error;
+
+    fn buffer(&self, target: &Target) -> Result<&'a mut [u8], Error> {
+        let slice = self.slices.get(target.want).and_then(|slice| {
+            let mut slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
+            slice.take()
+        });
+        slice.ok_or_else(|| Error::TargetSize {
+            target: target.name.clone(),
+            wanted: target.bytes,
+            given: 0,
+        })
+    }
+
+    fn complete(&self, _: &Target, _: &'a mut [u8]) -> Result<(), Error> {
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! Plans carried out against the plain evaluation of the same expressions.
+
+mod steps;
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::graph::Graph;
+use crate::plan::{Catalog, Options, Target, Targets, Want};
+use crate::source::{Backend, Choice};
+use crate::{Dtype, Folder};
+use world::World;
+
+/// Makes memory when asked and keeps what is complete; knows how much of it was open at once.
+#[derive(Default)]
+struct Collect {
+    open: AtomicU64,
+    most_open: AtomicU64,
+    done: Mutex<BTreeMap<String, Vec<u8>>>,
+}
+
+impl Sink for Collect {
+    type Buffer = Vec<u8>;
+    type Error = Error;
+
+    fn buffer(&self, target: &Target) -> Result<Vec<u8>, Error> {
+        let open = self.open.fetch_add(target.bytes, Ordering::SeqCst) + target.bytes;
+        self.most_open.fetch_max(open, Ordering::SeqCst);
+        Ok(vec![0xaa; target.bytes as usize])
+    }
+
+    fn complete(&self, target: &Target, buffer: Vec<u8>) -> Result<(), Error> {
+        self.open.fetch_sub(target.bytes, Ordering::SeqCst);
+        let before = self
+            .done
+            .lock()
+            .unwrap()
+            .insert(target.name.clone(), buffer);
+        assert!(before.is_none(), "`{}` completed twice", target.name);
+        Ok(())
+    }
+}
+
+fn options() -> impl Strategy<Value = Options> {
+    let sizes = (
+        prop::sample::select(vec![0, 1, 16, 1000, 256 << 10]),
+        prop::sample::select(vec![1, 7, 16, 100, 4096, 8 << 20]),
+        prop::sample::select(vec![1, 8, 64, 1 << 20]),
+    );
+    let leave = any::<bool>();
+    (sizes, any::<bool>(), 1..5usize, leave).prop_map(
+        |((gap, window, straight), direct, threads, leave)| {
+            let (alignment, straight) = match direct {
+                true => (4096, u64::MAX),
+                false => (1, straight),
+            };
+            let targets = if leave { Targets::Leave } else { Targets::Stay };
+            Options {
+                gap,
+                window,
+                straight,
+                alignment,
+                threads,
+                targets,
+                budget: None,
+            }
+        },
+    )
+}
+
+fn backend() -> impl Strategy<Value = Choice> {
+    let backends = [Backend::Pread, Backend::Direct, Backend::Mapped];
+    prop::sample::select(backends.map(Choice::Only).to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    /// Whatever is wanted of whatever graph, in whatever portions it is read, by any backend and
+    /// any number of threads: the targets are what evaluating everything and cutting the regions
+    /// out gives, each is completed once, and no more is open than planned.
+    #[test]
+    fn executed_is_evaluated(
+        seed in any::<u64>(),
+        wants in 1..5usize,
+        depth in 0..7u32,
+        options in options(),
+        choice in backend(),
+    ) {
+        let mut world = World::new(seed);
+        for _ in 0..wants {
+            world.want(depth);
+        }
+        let folder = world.write();
+        let folder = Folder::open(folder.path()).unwrap();
+        let (catalog, wants) = (Catalog::of(&folder), &world.wants);
+        let plan = LoadPlan::new(&world.graph, &catalog, wants, &options).unwrap();
+
+        let (sink, seen) = (Collect::default(), AtomicU64::new(0));
+        let sources = Sources::of(&folder, choice).unwrap();
+        let progress = |read| {
+            seen.fetch_max(read, Ordering::SeqCst);
+        };
+        let stats = execute(&plan, &sources, &sink, &progress).unwrap();
+        prop_assert_eq!(sink.done.into_inner().unwrap(), world.expected());
+        prop_assert_eq!(stats.written_bytes, plan.needed_bytes());
+        prop_assert_eq!(stats.read_bytes, plan.read_bytes());
+        prop_assert_eq!(seen.into_inner(), plan.read_bytes());
+        prop_assert!(sink.most_open.into_inner() <= plan.memory().targets);
+    }
+}
+
+/// A file of one tensor of 4 MiB, and a plan for all of it by small windows.
+fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = crate::FileWriter::new();
+    file.add("x", Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
+    let path = folder.path().join("model.safetensors");
+    file.save::<Error>(path, |tensor, data| {
+        data.append(&vec![7; tensor.byte_len()])
+    })
+    .unwrap();
+    let opened = Folder::open(folder.path()).unwrap();
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
+    let turned = graph.transpose(x, 0, 1).unwrap();
+    let wants = [
+        Want::all("x", &graph, x),
+        Want::all("turned", &graph, turned),
+    ];
+    let options = Options {
+        window: 64 << 10,
+        ..Options::default()
+    };
+    let plan = LoadPlan::new(&graph, &Catalog::of(&opened), &wants, &options).unwrap();
+    (folder, opened, plan)
+}
+
+/// A file cut while it is read, at any time and by any backend: an error that names file and
+/// tensor, and no target.
+#[test]
+fn a_file_cut_under_us_is_an_error() {
+    for backend in [Backend::Pread, Backend::Direct, Backend::Mapped] {
+        for round in 0..10 {
+            let (_folder, folder, plan) = large();
+            let path = folder.files()[0].path().to_owned();
+            let sources = Sources::of(&folder, Choice::Only(backend)).unwrap();
+            let sink = Collect::default();
+            let cut = |read: u64| {
+                if read >= round << 18 {
+                    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+                    file.set_len(1 << 20).unwrap();
+                }
+            };
+            let error = execute(&plan, &sources, &sink, &cut).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                matches!(error, Error::FileChanged { .. }),
+                "{backend}: {text}"
+            );
+            assert!(
+                text.contains("model.safetensors") && text.contains("`x`"),
+                "{text}"
+            );
+            assert!(sink.done.into_inner().unwrap().is_empty());
+        }
+    }
+}
+
+/// The first error ends everything, whoever has it.
+#[test]
+fn errors_of_the_sink_end_the_execution() {
+    struct Refuses;
+
+    impl Sink for Refuses {
+        type Buffer = Vec<u8>;
+        type Error = Error;
+
+        fn buffer(&self, target: &Target) -> Result<Vec<u8>, Error> {
+            Ok(vec![0; target.bytes as usize])
+        }
+
+        fn complete(&self, target: &Target, _: Vec<u8>) -> Result<(), Error> {
+            Err(Error::DuplicateTensor {
+                name: target.name.clone(),
+            })
+        }
+    }
+
+    let (_folder, folder, plan) = large();
+    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let error = execute(&plan, &sources, &Refuses, &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::DuplicateTensor { .. }), "{error}");
+}
+
+#[test]
+fn memory_of_another_size_is_refused() {
+    let (_folder, folder, plan) = large();
+    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let (mut right, mut wrong) = (vec![0; 4 << 20], vec![0; 5]);
+    let sink = Slices::new([&mut right[..], &mut wrong[..]]);
+    let error = execute(&plan, &sources, &sink, &|_| {}).unwrap_err();
+    assert!(
+        error.to_string().contains("`turned` has 4194304 bytes"),
+        "{error}"
+    );
+
+    let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
+    assert!(
+        matches!(error, Error::TargetSize { given: 0, .. }),
+        "{error}"
+    );
+}
+
+/// A plan is for one folder, as it was.
+#[test]
+fn sources_of_another_folder_are_refused() {
+    let (place, folder, plan) = large();
+    let sources = Sources::new([]);
+    let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::OtherSources { .. }), "{error}");
+
+    let path = folder.files()[0].path();
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(path)
+        .and_then(|mut file| std::io::Write::write_all(&mut file, b"x"))
+        .unwrap();
+    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::FileChanged { .. }), "{error}");
+    drop(place);
+}

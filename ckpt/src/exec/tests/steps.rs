@@ -1,0 +1,86 @@
+//! Elements that change on the way.
+
+use crate::exec::{Slices, execute};
+use crate::graph::{Graph, Scalar, Step};
+use crate::plan::{Catalog, LoadPlan, Options, Want};
+use crate::source::{Choice, Sources};
+use crate::{Dtype, Error, FileWriter, Folder};
+
+const SHAPE: [u64; 2] = [7, 33];
+
+/// A tensor of counted bits, cast and scaled as it lies and transposed, in windows that cut it
+/// anywhere: each element is what its steps make of it.
+#[test]
+fn steps_are_done_to_each_element() {
+    let from = [
+        Dtype::BF16,
+        Dtype::F16,
+        Dtype::F32,
+        Dtype::F64,
+        Dtype::F8E4M3,
+    ];
+    let to = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
+    for (from, to) in from.into_iter().flat_map(|from| to.map(|to| (from, to))) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = FileWriter::new();
+        file.add("x", from, &SHAPE.map(|it| it as usize)).unwrap();
+        let bits = |at: u64| 0x3801_4001_3f81_4b05_u64.rotate_left(at as u32 * 5);
+        let data: Vec<u8> = (0..SHAPE[0] * SHAPE[1])
+            .flat_map(|at| bits(at).to_le_bytes()[..from.bits() / 8].to_vec())
+            .collect();
+        let path = folder.path().join("model.safetensors");
+        file.save::<Error>(path, |_, sink| sink.append(&data))
+            .unwrap();
+
+        let mut graph = Graph::new();
+        let x = graph.source("x", from, &SHAPE).unwrap();
+        let cast = graph.cast(x, to).unwrap();
+        let scaled = graph.scale(cast, 0.7).unwrap();
+        let turned = graph.transpose(scaled, 0, 1).unwrap();
+        let wants = [
+            Want::all("plain", &graph, scaled),
+            Want::new("turned", turned, [3..30, 2..7]),
+        ];
+        let steps = [Step::Cast(to), Step::Scale(crate::graph::Real(0.7))];
+        let expected = |row: u64, column: u64| {
+            let element = Scalar::from_bits(from, bits(row * SHAPE[1] + column));
+            let done = steps
+                .iter()
+                .fold(element, |it, step| step.apply(it).unwrap());
+            done.value().unwrap()
+        };
+
+        for window in [1, 16, 100, 1 << 20] {
+            let folder = Folder::open(folder.path()).unwrap();
+            let options = Options {
+                window,
+                straight: 1,
+                ..Options::default()
+            };
+            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+            let mut memory = [0, 1].map(|at| vec![0; plan.targets()[at].bytes as usize]);
+            let sources = Sources::of(&folder, Choice::Auto).unwrap();
+            let slices = Slices::new(memory.iter_mut().map(|it| &mut it[..]));
+            execute(&plan, &sources, &slices, &|_| {}).unwrap();
+
+            let [plain, turned] = &memory;
+            let found = |memory: &[u8], at: u64| {
+                let (size, mut bits) = (to.bits() / 8, [0; 8]);
+                bits[..size].copy_from_slice(&memory[at as usize * size..][..size]);
+                Scalar::from_bits(to, u64::from_le_bytes(bits))
+                    .value()
+                    .unwrap()
+            };
+            let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+            for (row, column) in (0..7).flat_map(|row| (0..33).map(move |column| (row, column))) {
+                let wanted = expected(row, column);
+                let here = found(plain, row * 33 + column);
+                assert!(same(here, wanted), "{from} {to} {window}: {here} {wanted}");
+                if (2..7).contains(&row) && (3..30).contains(&column) {
+                    let here = found(turned, (column - 3) * 5 + row - 2);
+                    assert!(same(here, wanted), "{from} {to} {window}: {here} {wanted}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Which bytes of the files are read, and in what portions.
+//!
+//! Copies become ranges of bytes by file. Ranges that are close become one extent: to read a gap is
+//! cheaper than to ask once more. Extents are cut into chunks of a window's size. A long run that
+//! lies in the file as it does in its target is no part of an extent: it is read to its place.
+
+use std::ops::Range;
+
+use super::catalog::CatalogFile;
+use super::copy::Copy;
+
+/// The most ranges that copies become; with more, the gap is raised until they are fewer.
+const MOST_RANGES: u64 = 1 << 20;
+
+/// A portion of a file, read at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) file: u32,
+    /// The bytes that are read.
+    pub(crate) read: Range<u64>,
+    /// Elements that begin here are this chunk's to copy.
+    pub(crate) own: Range<u64>,
+    /// Where the bytes go when they are read to their place: the offset in the copy's target.
+    pub(crate) straight: Option<u64>,
+    /// The copies that need it: a range of `touched`.
+    pub(crate) touched: Range<u32>,
+    /// Bytes of the targets that no chunk before this one needs.
+    pub(crate) opening: u64,
+}
+
+/// All chunks in the order of files and bytes, and the copies that they name.
+pub(super) struct Cut {
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) touched: Vec<u32>,
+}
+
+/// How to cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// Ranges at most this far apart are read together.
+    pub(super) gap: u64,
+    /// Bytes of a chunk.
+    pub(super) window: u64,
+    /// Runs of this many bytes are read to their place.
+    pub(super) straight: u64,
+    /// Reads begin and end at multiples of it, or at the end of the file.
+    pub(super) alignment: u64,
+}
+
+/// Bytes that a copy needs.
+#[derive(Clone, Debug)]
+struct Needed {
+    file: u32,
+    bytes: Range<u64>,
+    copy: u32,
+    /// Where the first byte goes, if the range is a run that can be read to its place.
+    straight: Option<u64>,
+}
+
+pub(super) fn cut(copies: &[Copy], files: &[CatalogFile], rules: &Rules) -> Cut {
+    let mut needed = needed(copies, rules);
+    needed.sort_unstable_by_key(|it| (it.file, it.bytes.start, it.bytes.end, it.copy));
+    not_shared(&mut needed);
+
+    let mut cutting = Cutting {
+        rules,
+        files,
+        tear: tear(copies, rules),
+        chunks: Vec::new(),
+        users: Vec::new(),
+    };
+    let mut last_chunk = vec![0; copies.len()];
+    let mut rest = &needed[..];
+    while let [first, ..] = rest {
+        let (together, end) = extent(rest, rules.gap);
+        let (here, later) = rest.split_at(together);
+        cutting.add(here, first.file, first.bytes.start..end, &mut last_chunk);
+        rest = later;
+    }
+    cutting.finish()
+}
+
+/// The ranges of all copies.
+fn needed(copies: &[Copy], rules: &Rules) -> Vec<Needed> {
+    let mut gap = rules.gap;
+    let count = |gap: u64| {
+        let counts = copies.iter().map(|copy| copy.range_count(gap));
+        counts.fold(0, u64::saturating_add)
+    };
+    while count(gap) > MOST_RANGES + copies.len() as u64 {
+        gap = gap.saturating_mul(2).max(1);
+    }
+
+    let mut needed = Vec::with_capacity(copies.len());
+    for (copy, number) in copies.iter().zip(0..) {
+        let is_straight = copy.conversion.is_none()
+            && copy.run() >= rules.straight
+            && copy.run_count() <= MOST_RANGES;
+        let add = |bytes: Range<u64>, to: u64| {
+            needed.push(Needed {
+                file: copy.file,
+                bytes,
+                copy: number,
+                straight: is_straight.then_some(to),
+            });
+        };
+        match is_straight {
+            true => copy.runs(add),
+            false => copy.ranges(gap, add),
+        }
+    }
+    needed
+}
+
+/// What several copies need is read once, aside.
+fn not_shared(needed: &mut [Needed]) {
+    let mut furthest = 0;
+    for at in 1..needed.len() {
+        let (before, here) = (&needed[furthest], &needed[at]);
+        if before.file == here.file && before.bytes.end > here.bytes.start {
+            needed[furthest].straight = None;
+            needed[at].straight = None;
+        }
+        let (before, here) = (&needed[furthest], &needed[at]);
+        if (here.file, here.bytes.end) > (before.file, before.bytes.end) {
+            furthest = at;
+        }
+    }
+}
+
+/// How many of the ranges, sorted, are read together, and where they end.
+fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
+    let first = &needed[0];
+    let (mut end, mut count) = (first.bytes.end, 1);
+    if first.straight.is_some() {
+        return (count, end);
+    }
+    for next in &needed[1..] {
+        let far = next.file != first.file || next.bytes.start > end.saturating_add(gap);
+        if far || next.straight.is_some() {
+            break;
+        }
+        end = end.max(next.bytes.end);
+        count += 1;
+    }
+    (count, end)
+}
+
+/// How many bytes of an element can lie behind the end of the chunk in which it begins: none where
+/// elements lie at multiples of their size, as writers put them, and so do the cuts.
+fn tear(copies: &[Copy], rules: &Rules) -> u64 {
+    let torn = |copy: &&Copy| {
+        let element = u64::from(copy.element);
+        copy.from % element != 0 || rules.window < LARGEST_ELEMENT
+    };
+    let elements = copies.iter().filter(torn).map(|copy| copy.element);
+    u64::from(elements.max().unwrap_or(1)) - 1
+}
+
+/// Cuts of large enough windows are at multiples of it.
+const LARGEST_ELEMENT: u64 = 16;
+
+struct Cutting<'a> {
+    rules: &'a Rules,
+    files: &'a [CatalogFile],
+    tear: u64,
+    chunks: Vec<Chunk>,
+    /// A chunk and a copy that needs it.
+    users: Vec<(u32, u32)>,
+}
+
+impl Cutting<'_> {
+    /// Adds the chunks of an extent.
+    fn add(&mut self, needed: &[Needed], file: u32, extent: Range<u64>, last_chunk: &mut [u32]) {
+        let first_chunk = self.chunks.len();
+        let straight = needed[0].straight;
+        let mut start = extent.start;
+        while start < extent.end {
+            let end = self.cut_after(start).min(extent.end);
+            let own = start..end;
+            self.chunks.push(Chunk {
+                file,
+                read: match straight {
+                    Some(_) => own.clone(),
+                    None => self.around(file, &own, extent.end),
+                },
+                own,
+                straight: straight.map(|to| to + (start - extent.start)),
+                touched: 0..0,
+                opening: 0,
+            });
+            start = end;
+        }
+
+        for it in needed {
+            let new = &self.chunks[first_chunk..];
+            let from = first_chunk + new.partition_point(|chunk| chunk.own.end <= it.bytes.start);
+            let to = first_chunk + new.partition_point(|chunk| chunk.own.start < it.bytes.end);
+            // Another range of the same copy may have named the first of them.
+            let named = last_chunk[it.copy as usize] as usize;
+            self.users
+                .extend((from.max(named)..to).map(|chunk| (chunk as u32, it.copy)));
+            last_chunk[it.copy as usize] = to as u32;
+        }
+    }
+
+    /// Where the chunk that begins at `start` ends at the latest.
+    fn cut_after(&self, start: u64) -> u64 {
+        let grain = match self.rules.window {
+            LARGEST_ELEMENT.. => self.rules.alignment.max(LARGEST_ELEMENT),
+            _ => 1,
+        };
+        let end = start.saturating_add(self.rules.window);
+        (end - end % grain).max(start + 1)
+    }
+
+    /// What is read for a chunk.
+    fn around(&self, file: u32, own: &Range<u64>, end_of_extent: u64) -> Range<u64> {
+        let alignment = self.rules.alignment;
+        let end = (own.end + self.tear).min(end_of_extent);
+        let end = end.next_multiple_of(alignment);
+        let start = own.start - own.start % alignment;
+        start..end.min(self.files[file as usize].bytes)
+    }
+
+    fn finish(mut self) -> Cut {
+        self.users.sort_unstable();
+        let mut begin = 0;
+        for users in self.users.chunk_by(|a, b| a.0 == b.0) {
+            let end = begin + users.len() as u32;
+            self.chunks[users[0].0 as usize].touched = begin..end;
+            begin = end;
+        }
+        Cut {
+            chunks: self.chunks,
+            touched: self.users.into_iter().map(|(_, copy)| copy).collect(),
+        }
+    }
+}

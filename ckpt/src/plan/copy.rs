@@ -1,0 +1,311 @@
+//! Copies in bytes: what a piece of a graph is once the file of its source is known.
+//!
+//! A copy stays as compact as the piece: a column of a matrix is two numbers and a loop, however
+//! many rows there are. What part of it lies in some bytes of the file is worked out when it is
+//! asked for ([`Copy::clip`]).
+
+use std::ops::Range;
+
+/// Elements of a file and their places in a target. Offsets and strides count bytes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Copy {
+    pub(crate) file: u32,
+    /// The first byte in the file.
+    pub(crate) from: u64,
+    pub(crate) target: u32,
+    /// The first byte in the target.
+    pub(crate) to: u64,
+    /// Bytes of an element: what is never cut.
+    pub(crate) element: u32,
+    /// Bytes of an element in the target.
+    pub(crate) to_element: u32,
+    /// The loops around an element, the one that moves least in the file first.
+    pub(crate) loops: Vec<ByteLoop>,
+    /// What is done to each element on the way: an index into the conversions of the plan.
+    pub(crate) conversion: Option<u32>,
+    /// Which tensor it reads: an index into the names of the plan.
+    pub(crate) tensor: u32,
+}
+
+/// A loop of a copy, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ByteLoop {
+    pub(crate) count: u64,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+}
+
+impl ByteLoop {
+    /// From the first turn to the last in the file.
+    fn reach(&self) -> u64 {
+        (self.count - 1) * self.from
+    }
+}
+
+/// A part of a copy, all of whose elements are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) element: u32,
+    pub(crate) to_element: u32,
+    pub(crate) loops: &'a [ByteLoop],
+}
+
+impl Part<'_> {
+    /// How many bytes of the target it fills.
+    pub(crate) fn filled_bytes(&self) -> u64 {
+        self.elements() * u64::from(self.to_element)
+    }
+
+    fn elements(&self) -> u64 {
+        self.loops.iter().map(|it| it.count).product()
+    }
+}
+
+impl Copy {
+    /// How many bytes of the file it needs.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.whole().elements() * u64::from(self.element)
+    }
+
+    pub(crate) fn whole(&self) -> Part<'_> {
+        Part {
+            from: self.from,
+            to: self.to,
+            element: self.element,
+            to_element: self.to_element,
+            loops: &self.loops,
+        }
+    }
+
+    /// Bytes that lie side by side in the file and in the target.
+    pub(super) fn run(&self) -> u64 {
+        self.innermost().0
+    }
+
+    /// How many runs it has.
+    pub(super) fn run_count(&self) -> u64 {
+        self.bytes() / self.run()
+    }
+
+    /// Its runs, each with its place in the target.
+    pub(super) fn runs(&self, mut add: impl FnMut(Range<u64>, u64)) {
+        let (run, joined) = self.innermost();
+        ranges(&self.loops[joined..], self.from, self.to, run, &mut add);
+    }
+
+    /// The bytes of a run, and how many loops it takes.
+    fn innermost(&self) -> (u64, usize) {
+        let element = u64::from(self.element);
+        match self.loops.first() {
+            Some(it) if (it.from, it.to) == (element, u64::from(self.to_element)) => {
+                (it.count * element, 1)
+            }
+            _ => (element, 0),
+        }
+    }
+
+    /// The bytes of the file that it needs, as ranges in order, those at most `gap` apart being
+    /// one, each with the place in the target of its first byte.
+    pub(super) fn ranges(&self, gap: u64, mut add: impl FnMut(Range<u64>, u64)) {
+        let (width, joined) = self.width(gap);
+        ranges(&self.loops[joined..], self.from, self.to, width, &mut add);
+    }
+
+    /// How many ranges [`Copy::ranges`] finds.
+    pub(super) fn range_count(&self, gap: u64) -> u64 {
+        let (_, joined) = self.width(gap);
+        let turns = self.loops[joined..].iter().map(|it| it.count);
+        turns.fold(1, u64::saturating_mul)
+    }
+
+    /// Bytes from the first to the last element of the innermost loops whose turns are at most
+    /// `gap` apart, and how many loops these are.
+    fn width(&self, gap: u64) -> (u64, usize) {
+        let mut width = u64::from(self.element);
+        for (joined, it) in self.loops.iter().enumerate() {
+            if it.from > width + gap {
+                return (width, joined);
+            }
+            width += it.reach();
+        }
+        (width, self.loops.len())
+    }
+
+    /// The parts whose elements begin in `range` of the file. Cutting a file into ranges so gives
+    /// each element to exactly one of them.
+    pub(crate) fn clip(
+        &self,
+        range: &Range<u64>,
+        scratch: &mut Vec<ByteLoop>,
+        mut found: impl FnMut(Part<'_>),
+    ) {
+        let reach = self.loops.iter().map(ByteLoop::reach).sum();
+        let mut clip = Clip {
+            copy: self,
+            range,
+            scratch,
+            found: &mut found,
+        };
+        clip.cut(self.from, self.to, self.loops.len(), reach);
+    }
+}
+
+fn ranges(
+    outer: &[ByteLoop],
+    from: u64,
+    to: u64,
+    width: u64,
+    add: &mut impl FnMut(Range<u64>, u64),
+) {
+    match outer {
+        [] => add(from..from + width, to),
+        [inner @ .., it] => {
+            for turn in 0..it.count {
+                let (from, to) = (from + turn * it.from, to + turn * it.to);
+                ranges(inner, from, to, width, add);
+            }
+        }
+    }
+}
+
+struct Clip<'a, F> {
+    copy: &'a Copy,
+    range: &'a Range<u64>,
+    scratch: &'a mut Vec<ByteLoop>,
+    found: &'a mut F,
+}
+
+impl<F: FnMut(Part<'_>)> Clip<'_, F> {
+    /// Finds parts of the innermost `open` loops, which reach so far, from a first element on.
+    fn cut(&mut self, from: u64, to: u64, open: usize, reach: u64) {
+        let Range { start, end } = *self.range;
+        if from >= end || from + reach < start {
+            return;
+        }
+        let copy = self.copy;
+        let loops = &copy.loops[..open];
+        if from >= start && from + reach < end {
+            return self.give(from, to, loops);
+        }
+        // Neither all inside nor all outside: a loop is left.
+        let [inner @ .., outer] = loops else {
+            return;
+        };
+        let inner_reach = reach - outer.reach();
+        let touching = turns(from, outer, inner_reach, 0, self.range);
+        let whole = turns(from, outer, 0, inner_reach, self.range);
+        let whole = match whole.is_empty() {
+            true => touching.end..touching.end,
+            false => whole,
+        };
+        for turn in (touching.start..whole.start).chain(whole.end..touching.end) {
+            let (from, to) = (from + turn * outer.from, to + turn * outer.to);
+            self.cut(from, to, open - 1, inner_reach);
+        }
+        if !whole.is_empty() {
+            let mut scratch = std::mem::take(self.scratch);
+            scratch.clear();
+            scratch.extend_from_slice(inner);
+            scratch.push(ByteLoop {
+                count: whole.end - whole.start,
+                ..*outer
+            });
+            let (from, to) = (from + whole.start * outer.from, to + whole.start * outer.to);
+            self.give(from, to, &scratch);
+            *self.scratch = scratch;
+        }
+    }
+
+    fn give(&mut self, from: u64, to: u64, loops: &[ByteLoop]) {
+        (self.found)(Part {
+            from,
+            to,
+            element: self.copy.element,
+            to_element: self.copy.to_element,
+            loops,
+        });
+    }
+}
+
+/// The turns of a loop that begin `before` the range or later, and end, `after` their beginning,
+/// inside it.
+fn turns(from: u64, outer: &ByteLoop, before: u64, after: u64, range: &Range<u64>) -> Range<u64> {
+    let first = range.start.saturating_sub(before).saturating_sub(from);
+    let first = first.div_ceil(outer.from).min(outer.count);
+    let room = range.end.checked_sub(from + after + 1);
+    let end = room.map_or(0, |room| (room / outer.from + 1).min(outer.count));
+    first..end.max(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn elements(part: Part<'_>, all: &mut Vec<(u64, u64)>) {
+        let turns: u64 = part.loops.iter().map(|it| it.count).product();
+        for mut turn in 0..turns {
+            let (mut from, mut to) = (part.from, part.to);
+            for it in part.loops {
+                from += turn % it.count * it.from;
+                to += turn % it.count * it.to;
+                turn /= it.count;
+            }
+            all.push((from, to));
+        }
+    }
+
+    proptest! {
+        /// Cutting the file anywhere neither loses nor doubles an element, and each is found where
+        /// it begins; ranges hold all elements, in order, and as many as announced.
+        #[test]
+        fn clipped_is_whole(
+            from in 0..50u64,
+            element in 1..5u32,
+            shape in proptest::collection::vec((1..6u64, 0..7u64, 0..200u64), 0..4),
+            mut cuts in proptest::collection::vec(0..600u64, 0..6),
+            gap in 0..40u64,
+        ) {
+            let mut stride = u64::from(element);
+            let loops = shape.iter().map(|(count, pad, to)| {
+                let it = ByteLoop { count: *count, from: stride + pad, to: *to };
+                stride = it.from * it.count;
+                it
+            });
+            let loops = loops.collect();
+            let (to_element, conversion) = (element, None);
+            let copy = Copy {
+                file: 0, from, target: 0, to: 3, element, to_element, loops, conversion, tensor: 0,
+            };
+            let mut all = Vec::new();
+            elements(copy.whole(), &mut all);
+            all.sort_unstable();
+
+            cuts.extend([0, u64::MAX]);
+            cuts.sort_unstable();
+            let (mut found, mut scratch) = (Vec::new(), Vec::new());
+            for cut in cuts.windows(2) {
+                let range = cut[0]..cut[1];
+                let mut here = Vec::new();
+                copy.clip(&range, &mut scratch, |part| elements(part, &mut here));
+                prop_assert!(here.iter().all(|(from, _)| range.contains(from)));
+                found.extend(here);
+            }
+            found.sort_unstable();
+            prop_assert_eq!(&found, &all);
+
+            let mut ranges = Vec::new();
+            copy.ranges(gap, |range, _| ranges.push(range));
+            prop_assert_eq!(ranges.len() as u64, copy.range_count(gap));
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end + gap < pair[1].start));
+            let held = |from: &u64| {
+                let end = from + u64::from(element);
+                ranges.iter().any(|range| range.start <= *from && end <= range.end)
+            };
+            prop_assert!(all.iter().all(|(from, _)| held(from)));
+        }
+    }
+}

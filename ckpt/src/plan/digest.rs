@@ -1,0 +1,93 @@
+//! A number that stands for a plan.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::LoadPlan;
+
+/// What a plan does, as 128 bits: xxh3 over all of it, in an order that depends on nothing but the
+/// names and places of things. Tells plans apart that differ by mistake, not by malice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(pub(super) u128);
+
+impl Digest {
+    /// Its bytes, the most significant first.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Changes with the encoding below.
+const VERSION: u64 = 1;
+
+pub(super) fn of(plan: &LoadPlan) -> Digest {
+    let mut to = Encoder(Xxh3::new());
+    to.number(VERSION);
+
+    to.number(plan.targets.len() as u64);
+    for target in &plan.targets {
+        to.text(&target.name);
+        to.text(target.dtype.name());
+        to.numbers(target.shape.iter().copied());
+    }
+    to.number(plan.files.len() as u64);
+    for file in &plan.files {
+        to.text(&file.name);
+        to.number(file.bytes);
+    }
+    to.number(plan.copies.len() as u64);
+    for copy in &plan.copies {
+        let [file, target, element] = [copy.file, copy.target, copy.element].map(u64::from);
+        to.numbers([file, copy.from, target, copy.to, element]);
+        to.numbers(copy.loops.iter().flat_map(|it| [it.count, it.from, it.to]));
+        to.numbers(copy.conversion.map(u64::from));
+    }
+    to.number(plan.conversions.len() as u64);
+    for conversion in &plan.conversions {
+        to.text(conversion.from.name());
+        to.text(&format!("{:?}", conversion.steps));
+    }
+    to.number(plan.chunks.len() as u64);
+    for chunk in &plan.chunks {
+        to.numbers([u64::from(chunk.file), chunk.own.start, chunk.own.end]);
+        to.numbers([chunk.read.start, chunk.read.end]);
+        to.numbers(chunk.straight);
+    }
+    Digest(to.0.digest128())
+}
+
+/// Every value after its length, so that no two plans have one encoding.
+struct Encoder(Xxh3);
+
+impl Encoder {
+    fn number(&mut self, number: u64) {
+        self.0.update(&number.to_le_bytes());
+    }
+
+    fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        let mut count = 0;
+        for number in numbers {
+            self.number(number);
+            count += 1;
+        }
+        self.number(count);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.0.update(text.as_bytes());
+        self.number(text.len() as u64);
+    }
+}

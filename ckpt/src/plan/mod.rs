@@ -1,0 +1,411 @@
+//! Load plans: what is read, where it goes and what it costs, before a byte of data is touched.
+//!
+//! A plan takes regions of a [graph](crate::graph)'s expressions ([`Want`]) and the headers of the
+//! files ([`Catalog`]), and works out
+//!
+//! 1. the **copies**: strided loops from bytes of a file to bytes of a target. They stay loops;
+//!    a million rows of a column shard are three numbers;
+//! 2. the **chunks**: the ranges of the files that copies need, close ones joined (to read a gap is
+//!    cheaper than another request), cut into windows, in the order of the files. What several
+//!    targets need is in one chunk and read once;
+//! 3. the **bound**: the memory that carrying it out takes, all of it, and whether a budget allows
+//!    it. Execution keeps to it by construction, not by hope.
+//!
+//! Plans are pure: no clock, no addresses, no order of hash maps. The same wants give the same plan
+//! on every run and every rank, in whatever order the graph was made, and [`LoadPlan::digest`] is
+//! the proof that ranks exchange before they read.
+//!
+//! # One sixteenth of the experts
+//!
+//! Each expert's projections are tensors of their own in the file. Training wants them stacked, and
+//! rank 0 of 4 expert-parallel x 4 tensor-parallel ranks wants a quarter of the experts and a quarter
+//! of each one's features. It reads one sixteenth of the bytes:
+//!
+//! ```
+//! use meshgrad_ckpt::graph::Graph;
+//! use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Want};
+//! use meshgrad_ckpt::source::{Choice, Sources};
+//! use meshgrad_ckpt::exec::{Slices, execute};
+//! use meshgrad_ckpt::{Dtype, FileWriter, Folder};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let mut file = FileWriter::new();
+//! let (experts, features, hidden) = (8, 16, 32);
+//! # for expert in 0..experts {
+//! #     file.add(&format!("experts.{expert}.up"), Dtype::BF16, &[features, hidden])?;
+//! # }
+//! # file.save(folder.path().join("model.safetensors"), |tensor, data| {
+//! #     data.append(&vec![tensor.name.as_bytes()[8]; tensor.byte_len()])
+//! # })?;
+//! let mut graph = Graph::new();
+//! let shape = [features as u64, hidden as u64];
+//! let mut ups = Vec::new();
+//! for expert in 0..experts {
+//!     ups.push(graph.source(&format!("experts.{expert}.up"), Dtype::BF16, &shape)?);
+//! }
+//! let stacked = graph.stack(&ups, 0)?; // [experts, features, hidden]
+//!
+//! let want = Want::new("up", stacked, [0..2, 0..4, 0..32]);
+//! let folder = Folder::open(folder.path())?;
+//! let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &Options::default())?;
+//! let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
+//! assert_eq!(plan.needed_bytes() * 16, all as u64);
+//!
+//! // Nothing has been read so far. Now the bytes go to their place.
+//! let mut up = vec![0; plan.targets()[0].bytes as usize];
+//! let sources = Sources::of(&folder, Choice::Auto)?;
+//! execute(&plan, &sources, &Slices::new([&mut up[..]]), &|_read| {})?;
+//! assert!(up[..256].iter().all(|byte| *byte == b'0') && up[256..].iter().all(|byte| *byte == b'1'));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What this example reads is small and lies together, so the plan reads the gaps too
+//! ([`Options::gap`], [`LoadPlan::amplification`]); of experts of a real size it reads just its rows.
+
+mod catalog;
+mod chunk;
+mod copy;
+mod digest;
+mod error;
+mod gather;
+mod options;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub use catalog::Catalog;
+pub(crate) use catalog::CatalogFile;
+pub(crate) use chunk::Chunk;
+pub(crate) use copy::{ByteLoop, Copy, Part};
+pub use digest::Digest;
+pub use error::PlanError;
+pub(crate) use gather::Conversion;
+pub use options::{LOCAL_GAP, Options, REMOTE_GAP, Targets};
+
+use crate::Dtype;
+use crate::graph::{Expr, Graph};
+use crate::source::Aligned;
+use chunk::{Cut, Rules};
+
+/// A region of an expression, under a name.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// What it is called: unique in a plan.
+    pub target: String,
+    /// What it is a part of.
+    pub expr: Expr,
+    /// Which part: a range for each dim.
+    pub region: Vec<Range<u64>>,
+}
+
+impl Want {
+    /// A region under a name.
+    pub fn new(
+        target: impl Into<String>,
+        expr: Expr,
+        region: impl IntoIterator<Item = Range<u64>>,
+    ) -> Want {
+        Want {
+            target: target.into(),
+            expr,
+            region: region.into_iter().collect(),
+        }
+    }
+
+    /// All of an expression.
+    pub fn all(target: impl Into<String>, graph: &Graph, expr: Expr) -> Want {
+        let region = graph.shape(expr).iter().map(|extent| 0..*extent);
+        Want::new(target, expr, region)
+    }
+}
+
+/// A dense row-major tensor that a plan fills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// What it is called.
+    pub name: String,
+    /// Which of the wants it is.
+    pub want: usize,
+    /// Its dtype.
+    pub dtype: Dtype,
+    /// Its extents: those of the region.
+    pub shape: Vec<u64>,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// The memory that carrying a plan out takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Targets: all of them, or those begun and not complete, as [`Options::targets`] says.
+    pub targets: u64,
+    /// Windows of all threads.
+    pub windows: u64,
+    /// The plan itself.
+    pub plan: u64,
+}
+
+impl Memory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.targets + self.windows + self.plan
+    }
+}
+
+/// What is read, where it goes and what it costs.
+#[derive(Clone, Debug)]
+pub struct LoadPlan {
+    targets: Vec<Target>,
+    files: Vec<CatalogFile>,
+    tensors: Vec<String>,
+    copies: Vec<Copy>,
+    conversions: Vec<Conversion>,
+    chunks: Vec<Chunk>,
+    touched: Vec<u32>,
+    memory: Memory,
+    threads: usize,
+    digest: Digest,
+}
+
+impl LoadPlan {
+    /// Plans without reading any data.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        wants: &[Want],
+        options: &Options,
+    ) -> Result<LoadPlan, PlanError> {
+        let gathered = gather::gather(graph, catalog, wants)?;
+        let mut plan = LoadPlan {
+            targets: gathered.targets,
+            files: catalog.files.clone(),
+            tensors: gathered.tensors,
+            copies: gathered.copies,
+            conversions: gathered.conversions,
+            chunks: Vec::new(),
+            touched: Vec::new(),
+            memory: Memory {
+                targets: 0,
+                windows: 0,
+                plan: 0,
+            },
+            threads: options.threads.max(1),
+            digest: Digest(0),
+        };
+
+        let mut window = options.window.max(options.alignment).max(1);
+        while let Err(infeasible) = plan.cut(window, options) {
+            if window <= Options::LEAST_WINDOW {
+                return Err(infeasible);
+            }
+            window = (window / 2).max(Options::LEAST_WINDOW);
+        }
+        plan.digest = digest::of(&plan);
+        Ok(plan)
+    }
+
+    /// Cuts chunks for windows of this size; an error if that takes more memory than there is.
+    fn cut(&mut self, window: u64, options: &Options) -> Result<(), PlanError> {
+        let rules = Rules {
+            gap: options.gap.min(window),
+            window,
+            straight: options.straight.max(1),
+            alignment: options.alignment.max(1),
+        };
+        let Cut { chunks, touched } = chunk::cut(&self.copies, &self.files, &rules);
+        (self.chunks, self.touched) = (chunks, touched);
+
+        let at_once = self.open_targets();
+        let (least, most) = match options.targets {
+            Targets::Leave => (at_once.start, at_once.end),
+            Targets::Stay => {
+                let all = self.targets.iter().map(|target| target.bytes).sum();
+                (all, all)
+            }
+        };
+        let windows = Aligned::footprint(self.window_bytes()) as u64 * self.threads as u64;
+        let plan = self.own_bytes();
+        let have = options.budget.unwrap_or(u64::MAX);
+        let need = least + windows + plan;
+        if need > have {
+            return Err(PlanError::Infeasible {
+                need,
+                have,
+                targets: least,
+            });
+        }
+        let targets = most.min(have - windows - plan);
+        self.memory = Memory {
+            targets,
+            windows,
+            plan,
+        };
+        Ok(())
+    }
+
+    /// Writes into the chunks how much each opens. Returns how many bytes of targets are open at
+    /// once: at least, when chunks are carried out one by one in order; at most, when each thread
+    /// has one of those that follow each other, and none has to wait for another.
+    fn open_targets(&mut self) -> Range<u64> {
+        let mut last_chunk = vec![0; self.targets.len()];
+        for (chunk, number) in self.chunks.iter().zip(1usize..) {
+            for target in self.targets_of(chunk) {
+                last_chunk[target] = number;
+            }
+        }
+        let mut is_open = vec![false; self.targets.len()];
+        // Of each chunk: what is open before it.
+        let mut open_before = Vec::with_capacity(self.chunks.len());
+        let mut open = 0;
+        for number in 1..=self.chunks.len() {
+            let (mut opening, mut closing) = (0, 0);
+            for target in self.targets_of(&self.chunks[number - 1]) {
+                let bytes = self.targets[target].bytes;
+                if !std::mem::replace(&mut is_open[target], true) {
+                    opening += bytes;
+                }
+                if last_chunk[target] == number {
+                    last_chunk[target] = 0;
+                    closing += bytes;
+                }
+            }
+            self.chunks[number - 1].opening = opening;
+            open_before.push(open);
+            open = open + opening - closing;
+        }
+
+        let at_once = |threads: usize| {
+            let following = (0..self.chunks.len()).map(|first| {
+                let chunks = self.chunks[first..].iter().take(threads);
+                open_before[first] + chunks.map(|chunk| chunk.opening).sum::<u64>()
+            });
+            following.max().unwrap_or(0)
+        };
+        at_once(1)..at_once(self.threads)
+    }
+
+    fn targets_of(&self, chunk: &Chunk) -> impl Iterator<Item = usize> {
+        self.copies_of(chunk).map(|copy| copy.target as usize)
+    }
+
+    fn own_bytes(&self) -> u64 {
+        fn of<T>(items: &[T]) -> usize {
+            size_of_val(items)
+        }
+        let loops = self.copies.iter().map(|copy| of(&copy.loops));
+        let names = self.tensors.iter().map(String::len);
+        let targets = self.targets.iter();
+        let targets = targets.map(|target| target.name.len() + of(&target.shape));
+        let files = self.files.iter().map(|file| file.name.len());
+        let inside: usize = loops.chain(names).chain(targets).chain(files).sum();
+        let flat = of(&self.copies) + of(&self.chunks) + of(&self.touched);
+        let named = of(&self.tensors) + of(&self.targets) + of(&self.files);
+        (inside + flat + named) as u64
+    }
+
+    /// What it fills, sorted by name.
+    pub fn targets(&self) -> &[Target] {
+        &self.targets
+    }
+
+    /// Bytes that targets get out of files.
+    pub fn needed_bytes(&self) -> u64 {
+        self.copies.iter().map(Copy::bytes).sum()
+    }
+
+    /// Bytes that are read.
+    pub fn read_bytes(&self) -> u64 {
+        self.chunks
+            .iter()
+            .map(|chunk| chunk.read.end - chunk.read.start)
+            .sum()
+    }
+
+    /// Bytes read for one needed. More than 1 where gaps are read; less where targets share what is
+    /// read once; 1 where nothing is needed.
+    pub fn amplification(&self) -> f64 {
+        match self.needed_bytes() {
+            0 => 1.0,
+            needed => self.read_bytes() as f64 / needed as f64,
+        }
+    }
+
+    /// How many reads there are, and in how many stretches of the files they lie.
+    pub fn reads(&self) -> Reads {
+        let adjoins =
+            |pair: &[Chunk]| pair[0].file == pair[1].file && pair[0].own.end == pair[1].own.start;
+        let joints = self.chunks.windows(2).filter(|pair| adjoins(pair)).count();
+        let mut files: Vec<u32> = self.chunks.iter().map(|chunk| chunk.file).collect();
+        files.dedup();
+        Reads {
+            reads: self.chunks.len(),
+            extents: self.chunks.len() - joints,
+            files: files.len(),
+        }
+    }
+
+    /// The memory that carrying it out takes.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// How long the reads take at so many bytes a second.
+    pub fn seconds_at(&self, bytes_per_second: f64) -> f64 {
+        self.read_bytes() as f64 / bytes_per_second
+    }
+
+    /// What the plan does, as a number: two ranks or two runs with equal digests do the same.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    pub(crate) fn files(&self) -> &[CatalogFile] {
+        &self.files
+    }
+
+    pub(crate) fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The name of the tensor that a copy reads.
+    pub(crate) fn tensor(&self, copy: &Copy) -> &str {
+        &self.tensors[copy.tensor as usize]
+    }
+
+    /// What is done to each element of a copy.
+    pub(crate) fn conversion(&self, copy: &Copy) -> Option<&Conversion> {
+        copy.conversion.map(|at| &self.conversions[at as usize])
+    }
+
+    /// The copies that need bytes of a chunk.
+    pub(crate) fn copies_of(&self, chunk: &Chunk) -> impl Iterator<Item = &Copy> {
+        let touched = &self.touched[chunk.touched.start as usize..chunk.touched.end as usize];
+        touched.iter().map(|copy| &self.copies[*copy as usize])
+    }
+
+    /// Bytes of the window that a thread needs.
+    pub(crate) fn window_bytes(&self) -> usize {
+        let windowed = self.chunks.iter().filter(|chunk| chunk.straight.is_none());
+        let bytes = windowed.map(|chunk| chunk.read.end - chunk.read.start);
+        bytes.max().unwrap_or(0) as usize
+    }
+}
+
+/// How often a plan reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reads {
+    /// Requests.
+    pub reads: usize,
+    /// Stretches of files without a gap.
+    pub extents: usize,
+    /// Files.
+    pub files: usize,
+}

@@ -1,0 +1,33 @@
+//! Memory whose address suits direct reads.
+
+/// Of addresses, offsets and lengths of direct reads: a page, which every block size divides.
+pub(crate) const ALIGNMENT: usize = 4096;
+
+/// Bytes that begin at a multiple of [`ALIGNMENT`].
+#[derive(Debug, Default)]
+pub(crate) struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    /// Zeros.
+    pub(crate) fn new(len: usize) -> Aligned {
+        let memory = vec![0; Aligned::footprint(len)];
+        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        Aligned { memory, start, len }
+    }
+
+    /// Bytes that so many aligned ones take.
+    pub(crate) fn footprint(len: usize) -> usize {
+        match len {
+            0 => 0,
+            _ => len + ALIGNMENT,
+        }
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.len]
+    }
+}

@@ -1,0 +1,209 @@
+//! Sources: the files that data is read from, whatever the way.
+//!
+//! A [`Source`] is one open file that gives exactly the bytes asked for, or an error. Three
+//! backends:
+//!
+//! - [`Backend::Pread`]: plain positioned reads through the page cache. Right nearly always.
+//! - [`Backend::Direct`]: `O_DIRECT`, past the page cache. For files far larger than the memory,
+//!   read once: nothing useful is pushed out of the cache, and the speed is the disk's.
+//! - [`Backend::Mapped`]: a memory map, for files that are in the page cache already. Bytes are
+//!   copied out of it here and never borrowed, since a file may change under a map.
+//!
+//! **A file that changes is an error.** What was opened is remembered (length, time of
+//! modification, whether it still has a name), and compared after each read, before anybody uses
+//! the bytes. A file cut short, written in place or replaced gives [`Error::FileChanged`], never a
+//! mixture of old and new and never a signal. A change within the resolution of the file system's
+//! clock that leaves the length alone can pass; checksums tell that.
+//!
+//! **Which backend.** [`Choice::Auto`] is `Pread`: on warm files it is as fast as a map and needs
+//! no page tables, and on network file systems a map's page faults are several times slower. The
+//! other two are for who has measured. A backend that a file system refuses is replaced by `Pread`,
+//! and [`Opened::refused`] says why.
+
+mod aligned;
+mod direct;
+mod file_system;
+mod mapped;
+mod open_file;
+mod pread;
+#[cfg(target_os = "linux")]
+mod sigbus;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+pub(crate) use aligned::{ALIGNMENT, Aligned};
+pub use open_file::FileChange;
+
+use crate::{Error, Folder};
+use direct::Direct;
+use mapped::Mapped;
+use open_file::OpenFile;
+use pread::Pread;
+
+/// An open file that data is read from.
+pub trait Source: fmt::Debug + Send + Sync {
+    /// Where the file is.
+    fn path(&self) -> &Path;
+
+    /// Its length when it was opened, in bytes.
+    fn byte_len(&self) -> u64;
+
+    /// Fills `data` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::FileChanged`] when the file ends before, or is not what it was when it was opened;
+    /// [`Error::ReadAt`] when the system refuses. What `data` holds then has no meaning.
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error>;
+}
+
+/// A way of reading a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Backend {
+    /// Positioned reads through the page cache.
+    Pread,
+    /// Reads past the page cache, of whole blocks.
+    Direct,
+    /// Copies out of a memory map.
+    Mapped,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backend::Pread => "pread",
+            Backend::Direct => "O_DIRECT",
+            Backend::Mapped => "mmap",
+        })
+    }
+}
+
+/// The backend that a user asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// What is right nearly always: [`Backend::Pread`].
+    #[default]
+    Auto,
+    /// This one, where the file system has it.
+    Only(Backend),
+}
+
+/// An open source, and why it is not of the backend that was asked for.
+#[derive(Debug)]
+pub struct Opened {
+    /// The source.
+    pub source: Box<dyn Source>,
+    /// How it reads.
+    pub backend: Backend,
+    /// Why not in the way that was asked for.
+    pub refused: Option<String>,
+}
+
+/// Opens a file.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::NotAFile`].
+pub fn open(path: impl AsRef<Path>, choice: Choice) -> Result<Opened, Error> {
+    let path = path.as_ref().to_owned();
+    // Before opening: to open a pipe blocks.
+    let metadata = std::fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
+    if !metadata.is_file() {
+        return Err(Error::NotAFile { path });
+    }
+    let file = File::open(&path).map_err(|error| Error::io("open", &path, error))?;
+    open_again(path, file, choice)
+}
+
+/// A source for a file that is open.
+fn open_again(path: PathBuf, file: File, choice: Choice) -> Result<Opened, Error> {
+    let file = OpenFile::new(path, file)?;
+    let asked = match choice {
+        Choice::Auto => Backend::Pread,
+        Choice::Only(backend) => backend,
+    };
+
+    let made: Result<Box<dyn Source>, Refused> = match asked {
+        Backend::Pread => Ok(Box::new(Pread(file))),
+        Backend::Direct => Direct::new(file).map(|it| Box::new(it) as Box<dyn Source>),
+        Backend::Mapped => Mapped::new(file).map(|it| Box::new(it) as Box<dyn Source>),
+    };
+    Ok(match made {
+        Ok(source) => Opened {
+            source,
+            backend: asked,
+            refused: None,
+        },
+        Err(Refused::Unfit { file, reason }) => Opened {
+            source: Box::new(Pread(file)),
+            backend: Backend::Pread,
+            refused: Some(reason),
+        },
+        Err(Refused::Failed(error)) => return Err(error),
+    })
+}
+
+/// Why a backend does not take a file.
+enum Refused {
+    /// Another one can have it.
+    Unfit { file: OpenFile, reason: String },
+    /// Nobody can.
+    Failed(Error),
+}
+
+/// The open files of a folder, in the folder's order.
+#[derive(Debug)]
+pub struct Sources {
+    files: Vec<Opened>,
+    remote: Option<&'static str>,
+}
+
+impl Sources {
+    /// The files that the folder has open: the same ones whose headers it has checked, even if
+    /// others have their names by now.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::FileChanged`] where a file has to be opened once more and is
+    /// another.
+    pub fn of(folder: &Folder, choice: Choice) -> Result<Sources, Error> {
+        let mut files = Vec::with_capacity(folder.files().len());
+        let mut remote = None;
+        for file in folder.files() {
+            let path = file.path().to_owned();
+            let handle = file.handle().try_clone();
+            let handle = handle.map_err(|error| Error::io("open", &path, error))?;
+            remote = remote.or(file_system::remote(&handle));
+            files.push(open_again(path, handle, choice)?);
+        }
+        Ok(Sources { files, remote })
+    }
+
+    /// Sources of any origin.
+    pub fn new(sources: impl IntoIterator<Item = Opened>) -> Sources {
+        let files = sources.into_iter().collect();
+        let remote = None;
+        Sources { files, remote }
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The files with the way in which each is read.
+    pub fn files(&self) -> &[Opened] {
+        &self.files
+    }
+
+    /// The name of the network file system that a file is on: reads are far apart in time there,
+    /// so fewer and larger ones pay ([`REMOTE_GAP`](crate::plan::REMOTE_GAP)).
+    pub fn remote(&self) -> Option<&'static str> {
+        self.remote
+    }
+
+    pub(crate) fn get(&self, file: usize) -> &dyn Source {
+        &*self.files[file].source
+    }
+}
