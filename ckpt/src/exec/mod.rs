@@ -39,6 +39,7 @@ use crate::Error;
 use crate::plan::{ByteLoop, Chunk, LoadPlan, Part};
 use crate::source::{Aligned, FileChange, Source, Sources};
 use queue::Queue;
+use scatter::Place;
 use shared::Shared;
 
 /// What was done.
@@ -182,7 +183,7 @@ impl<S: Sink> Execution<'_, S> {
         let bytes = chunk.read.end - chunk.read.start;
         for copy in self.plan.copies_of(chunk) {
             let target = copy.target as usize;
-            let place = self.targets.place(target)?;
+            let mut place = self.targets.place(target)?;
             self.read(chunk, place.bytes(to..to + bytes))?;
             self.count(target, bytes)?;
         }

@@ -8,13 +8,24 @@
 use crate::plan::{ByteLoop, Conversion, Part};
 
 use super::convert::convert;
-use super::shared::Place;
+
+/// The memory of a target.
+pub(super) trait Place {
+    /// These bytes, to be written.
+    fn bytes(&mut self, range: std::ops::Range<u64>) -> &mut [u8];
+}
+
+impl Place for &mut [u8] {
+    fn bytes(&mut self, range: std::ops::Range<u64>) -> &mut [u8] {
+        &mut self[range.start as usize..range.end as usize]
+    }
+}
 
 /// Rows and columns of a tile.
 const TILE: usize = 32;
 
 /// Copies the elements of a part, whose `from` counts from the beginning of `window`.
-pub(super) fn scatter(window: &[u8], part: Part<'_>, place: &Place) {
+pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Place) {
     let element = u64::from(part.element);
     let (run, outer) = match part.loops {
         [run, outer @ ..] if (run.from, run.to) == (element, element) => {
@@ -22,7 +33,10 @@ pub(super) fn scatter(window: &[u8], part: Part<'_>, place: &Place) {
         }
         outer => (element, outer),
     };
-    let scatter = Scatter { window, place };
+    let mut scatter = Scatter {
+        window,
+        place: &mut place,
+    };
     match run {
         1 => scatter.elements::<1>(part, outer),
         2 => scatter.elements::<2>(part, outer),
@@ -31,14 +45,19 @@ pub(super) fn scatter(window: &[u8], part: Part<'_>, place: &Place) {
         16 => scatter.elements::<16>(part, outer),
         _ => each(outer, part.from, part.to, &mut |from, to| {
             let bytes = &window[from as usize..][..run as usize];
-            place.bytes(to..to + run).copy_from_slice(bytes);
+            scatter.place.bytes(to..to + run).copy_from_slice(bytes);
         }),
     }
 }
 
 /// The same with something done to each element: by the run, since arithmetic takes longer than any
 /// order of it.
-pub(super) fn scatter_converted(window: &[u8], part: Part<'_>, place: &Place, how: &Conversion) {
+pub(super) fn scatter_converted(
+    window: &[u8],
+    part: Part<'_>,
+    mut place: impl Place,
+    how: &Conversion,
+) {
     let (element, to_element) = (u64::from(part.element), u64::from(part.to_element));
     let (count, outer) = match part.loops {
         [run, outer @ ..] if (run.from, run.to) == (element, to_element) => (run.count, outer),
@@ -62,15 +81,15 @@ fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMut(u64, u64)
     }
 }
 
-struct Scatter<'a> {
+struct Scatter<'a, P> {
     window: &'a [u8],
-    place: &'a Place,
+    place: &'a mut P,
 }
 
-impl Scatter<'_> {
+impl<P: Place> Scatter<'_, P> {
     /// Elements of `N` bytes. The loop that moves least in the window and the one that moves least
     /// in the target are the sides of the tiles; one loop alone is a tile of one row.
-    fn elements<const N: usize>(&self, part: Part<'_>, loops: &[ByteLoop]) {
+    fn elements<const N: usize>(&mut self, part: Part<'_>, loops: &[ByteLoop]) {
         const ONCE: ByteLoop = ByteLoop {
             count: 1,
             from: 0,
@@ -94,7 +113,7 @@ impl Scatter<'_> {
     }
 
     /// Elements of two loops, by tiles. `columns` is the loop along the target.
-    fn matrix<const N: usize>(&self, from: usize, to: u64, rows: ByteLoop, columns: ByteLoop) {
+    fn matrix<const N: usize>(&mut self, from: usize, to: u64, rows: ByteLoop, columns: ByteLoop) {
         let mut tile = [[[0; N]; TILE]; TILE];
         for row in (0..rows.count).step_by(TILE) {
             let height = (rows.count - row).min(TILE as u64) as usize;
@@ -136,7 +155,7 @@ impl Scatter<'_> {
 
     /// Writes a tile to the target.
     fn put<const N: usize>(
-        &self,
+        &mut self,
         tile: &[[[u8; N]; TILE]; TILE],
         to: u64,
         (row_stride, height): (u64, usize),

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::Sink;
+use super::{Sink, scatter};
 use crate::Error;
 use crate::plan::Target;
 
@@ -42,10 +42,9 @@ unsafe impl Send for Place {}
 // SAFETY: through a shared place different threads touch different bytes only, see above.
 unsafe impl Sync for Place {}
 
-impl Place {
-    /// These bytes. Each is asked for once, by the thread whose chunk has its element.
-    #[expect(clippy::mut_from_ref, reason = "no two calls are for the same bytes")]
-    pub(super) fn bytes(&self, range: Range<u64>) -> &mut [u8] {
+impl scatter::Place for &Place {
+    /// Each byte is asked for once, by the thread whose chunk has its element.
+    fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
         let (start, end) = (range.start as usize, range.end as usize);
         assert!(
             start <= end && end <= self.len,
