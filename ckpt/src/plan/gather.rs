@@ -8,10 +8,12 @@ use crate::Dtype;
 use crate::graph::{Graph, Piece, SourceId};
 use crate::plan::catalog::Entry;
 
-/// Targets sorted by name, the tensors they are made of sorted by name, and all copies sorted by
-/// file and place: the same in whatever order things were wanted.
+/// Targets in the order of the wants; the rest is the same in whatever order things were wanted:
+/// the tensors that targets are made of sorted by name, the copies by file, place and target name.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
+    /// The targets, sorted by name.
+    pub(super) by_name: Vec<u32>,
     pub(super) tensors: Vec<String>,
     pub(super) copies: Vec<Copy>,
 }
@@ -21,43 +23,49 @@ pub(super) fn gather(
     catalog: &Catalog<'_>,
     wants: &[Want],
 ) -> Result<Gathered, PlanError> {
-    let mut order: Vec<usize> = (0..wants.len()).collect();
-    order.sort_by_key(|want| &wants[*want].target);
-    if let Some(pair) = (order.windows(2)).find(|it| wants[it[0]].target == wants[it[1]].target) {
+    let mut by_name: Vec<u32> = (0..wants.len() as u32).collect();
+    let name = |want: u32| &wants[want as usize].target;
+    by_name.sort_by_key(|want| name(*want));
+    if let Some(pair) = by_name.windows(2).find(|it| name(it[0]) == name(it[1])) {
         return Err(PlanError::DuplicateTarget {
-            target: wants[pair[0]].target.clone(),
+            target: name(pair[0]).clone(),
         });
     }
 
     let mut targets = Vec::with_capacity(wants.len());
     let mut pieces = Vec::with_capacity(wants.len());
-    for want in order {
-        let (target, found) = pull(graph, &wants[want], want)?;
+    for (index, want) in wants.iter().enumerate() {
+        let (target, found) = pull(graph, want, index)?;
         targets.push(target);
         pieces.push(found);
     }
 
     let placed = place(graph, catalog, pieces.iter().flatten())?;
     let mut copies = Vec::with_capacity(pieces.iter().map(Vec::len).sum());
-    for ((pieces, target), number) in pieces.iter().zip(&targets).zip(0..) {
-        for piece in pieces {
+    for (rank, index) in (0..).zip(&by_name) {
+        let target = &targets[*index as usize];
+        for piece in &pieces[*index as usize] {
             let name = graph.name(piece.source);
             // Every name was found just now.
             let Some(tensor) = placed.get(name) else {
                 continue;
             };
-            copies.push(copy(piece, tensor, target, number, name)?);
+            copies.push(copy(piece, tensor, target, rank, name)?);
         }
     }
     copies.sort_unstable();
+    for copy in &mut copies {
+        copy.target = by_name[copy.target as usize];
+    }
     Ok(Gathered {
         targets,
+        by_name,
         tensors: placed.keys().map(|name| (*name).to_owned()).collect(),
         copies,
     })
 }
 
-fn pull(graph: &Graph, want: &Want, number: usize) -> Result<(Target, Vec<Piece>), PlanError> {
+fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>), PlanError> {
     let pieces = graph.pull(want.expr, &want.region);
     let pieces = pieces.map_err(|error| PlanError::Graph {
         target: want.target.clone(),
@@ -78,7 +86,7 @@ fn pull(graph: &Graph, want: &Want, number: usize) -> Result<(Target, Vec<Piece>
     }
     let target = Target {
         name: want.target.clone(),
-        want: number,
+        index,
         dtype,
         shape,
         bytes: bits / 8,
@@ -132,12 +140,12 @@ fn place<'g, 'f>(
     Ok(placed)
 }
 
-/// A piece in bytes. Elements smaller than a byte move as bytes, if they fill them.
+/// A piece in bytes, of the target of this rank. Elements smaller than a byte move as bytes, if they fill them.
 fn copy(
     piece: &Piece,
     tensor: &Placed<'_>,
     target: &Target,
-    number: u32,
+    rank: u32,
     name: &str,
 ) -> Result<Copy, PlanError> {
     let dtype = tensor.entry.tensor.dtype;
@@ -172,7 +180,7 @@ fn copy(
     Ok(Copy {
         file: tensor.entry.file,
         from,
-        target: number,
+        target: rank,
         to,
         element: element as u32,
         loops,
