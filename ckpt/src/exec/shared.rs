@@ -2,10 +2,10 @@
 //!
 //! Why they do not disturb each other. A byte of a target belongs to exactly one element of one
 //! copy: that is the law of [`Graph::pull`](crate::graph::Graph::pull), and plans are made of what
-//! it gives only. An element of a copy begins in exactly one chunk, since the chunks cut the extents
-//! without overlap ([`Copy::clip`](crate::plan)), and a chunk is given to one thread once. So no byte
-//! is written by two threads, and none is read before its target is complete; the count of missing
-//! bytes reaches zero after the last write and before the sink gets the memory.
+//! it gives only. An element of a copy begins in exactly one chunk, since chunks cut the extents
+//! without overlap, and a chunk is given to one thread once. So no byte is written by two threads,
+//! and none is read before its target is complete; the count of missing bytes reaches zero after
+//! the last write and before the sink gets the memory.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,9 +50,9 @@ impl scatter::Place for &Place {
             start <= end && end <= self.len,
             "a plan writes inside of its targets"
         );
-        // SAFETY: inside of the buffer, which is alive and not touched otherwise until the target is
-        // complete, which it is not before these bytes are counted. No other reference to them is
-        // made: see the head of this file.
+        // SAFETY: inside of the buffer, which is alive and not touched otherwise until the target
+        // is complete, which it is not before these bytes are counted. No other reference to them
+        // is made: see the head of this file.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
     }
 }

@@ -49,7 +49,7 @@ impl<'a> Sink for Slices<'a> {
     type Error = Error;
 
     fn buffer(&self, target: &Target) -> Result<&'a mut [u8], Error> {
-        let slice = self.slices.get(target.want).and_then(|slice| {
+        let slice = self.slices.get(target.index).and_then(|slice| {
             let mut slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
             slice.take()
         });

@@ -151,7 +151,7 @@ fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
 fn tear(copies: &[Copy], rules: &Rules) -> u64 {
     let torn = |copy: &&Copy| {
         let element = u64::from(copy.element);
-        copy.from % element != 0 || rules.window < LARGEST_ELEMENT
+        !copy.from.is_multiple_of(element) || rules.window < LARGEST_ELEMENT
     };
     let elements = copies.iter().filter(torn).map(|copy| copy.element);
     u64::from(elements.max().unwrap_or(1)) - 1

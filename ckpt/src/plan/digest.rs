@@ -33,12 +33,16 @@ impl fmt::Debug for Digest {
 /// Changes with the encoding below.
 const VERSION: u64 = 1;
 
-pub(super) fn of(plan: &LoadPlan) -> Digest {
+/// Targets are numbered as they are sorted by name.
+pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
     let mut to = Encoder(Xxh3::new());
     to.number(VERSION);
 
-    to.number(plan.targets.len() as u64);
-    for target in &plan.targets {
+    let mut ranks = vec![0; by_name.len()];
+    to.number(by_name.len() as u64);
+    for (rank, index) in (0..).zip(by_name) {
+        ranks[*index as usize] = rank;
+        let target = &plan.targets[*index as usize];
         to.text(&target.name);
         to.text(target.dtype.name());
         to.numbers(target.shape.iter().copied());
@@ -50,7 +54,8 @@ pub(super) fn of(plan: &LoadPlan) -> Digest {
     }
     to.number(plan.copies.len() as u64);
     for copy in &plan.copies {
-        let [file, target, element] = [copy.file, copy.target, copy.element].map(u64::from);
+        let [file, element] = [copy.file, copy.element].map(u64::from);
+        let target = ranks[copy.target as usize];
         to.numbers([file, copy.from, target, copy.to, element]);
         to.numbers(copy.loops.iter().flat_map(|it| [it.count, it.from, it.to]));
         to.numbers(copy.conversion.map(u64::from));
@@ -69,7 +74,7 @@ pub(super) fn of(plan: &LoadPlan) -> Digest {
     Digest(to.0.digest128())
 }
 
-/// Every value after its length, so that no two plans have one encoding.
+/// Every value before its length, so that no two plans have one encoding.
 struct Encoder(Xxh3);
 
 impl Encoder {

@@ -25,7 +25,7 @@ pub enum PlanError {
     },
 
     /// A target of more bytes than can be counted.
-    #[error("target `{}` of shape {shape:?} has more bits than 64 bits count", target.escape_debug())]
+    #[error("target `{}` of shape {shape:?} has more than 2^64 bits", target.escape_debug())]
     TooLarge {
         /// The target.
         target: String,

@@ -8,10 +8,12 @@ use crate::Dtype;
 use crate::graph::{Graph, Leaf, Piece, SourceId, Step};
 use crate::plan::catalog::Entry;
 
-/// Targets sorted by name, the tensors they are made of sorted by name, and all copies sorted by
-/// file and place: the same in whatever order things were wanted.
+/// Targets in the order of the wants; the rest is the same in whatever order things were wanted:
+/// the tensors that targets are made of sorted by name, the copies by file, place and target name.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
+    /// The targets, sorted by name.
+    pub(super) by_name: Vec<u32>,
     pub(super) tensors: Vec<String>,
     pub(super) copies: Vec<Copy>,
     pub(super) conversions: Vec<Conversion>,
@@ -30,18 +32,19 @@ pub(super) fn gather(
     catalog: &Catalog<'_>,
     wants: &[Want],
 ) -> Result<Gathered, PlanError> {
-    let mut order: Vec<usize> = (0..wants.len()).collect();
-    order.sort_by_key(|want| &wants[*want].target);
-    if let Some(pair) = (order.windows(2)).find(|it| wants[it[0]].target == wants[it[1]].target) {
+    let mut by_name: Vec<u32> = (0..wants.len() as u32).collect();
+    let name = |want: u32| &wants[want as usize].target;
+    by_name.sort_by_key(|want| name(*want));
+    if let Some(pair) = by_name.windows(2).find(|it| name(it[0]) == name(it[1])) {
         return Err(PlanError::DuplicateTarget {
-            target: wants[pair[0]].target.clone(),
+            target: name(pair[0]).clone(),
         });
     }
 
     let mut targets = Vec::with_capacity(wants.len());
     let mut pieces = Vec::with_capacity(wants.len());
-    for want in order {
-        let (target, found) = pull(graph, &wants[want], want)?;
+    for (index, want) in wants.iter().enumerate() {
+        let (target, found) = pull(graph, want, index)?;
         targets.push(target);
         pieces.push(found);
     }
@@ -49,8 +52,9 @@ pub(super) fn gather(
     let mut conversions = Vec::new();
     let placed = place(graph, catalog, pieces.iter().flatten())?;
     let mut copies = Vec::with_capacity(pieces.iter().map(Vec::len).sum());
-    for ((pieces, target), number) in pieces.iter().zip(&targets).zip(0..) {
-        for piece in pieces {
+    for (rank, index) in (0..).zip(&by_name) {
+        let target = &targets[*index as usize];
+        for piece in &pieces[*index as usize] {
             let Leaf::Source(source) = piece.from else {
                 continue;
             };
@@ -59,21 +63,25 @@ pub(super) fn gather(
             let Some(tensor) = placed.get(name) else {
                 continue;
             };
-            let mut copy = copy(piece, tensor, target, number, name)?;
+            let mut copy = copy(piece, tensor, target, rank, name)?;
             copy.conversion = conversion(&mut conversions, tensor.entry.tensor.dtype, &piece.steps);
             copies.push(copy);
         }
     }
     copies.sort_unstable();
+    for copy in &mut copies {
+        copy.target = by_name[copy.target as usize];
+    }
     Ok(Gathered {
         targets,
+        by_name,
         tensors: placed.keys().map(|name| (*name).to_owned()).collect(),
         copies,
         conversions,
     })
 }
 
-fn pull(graph: &Graph, want: &Want, number: usize) -> Result<(Target, Vec<Piece>), PlanError> {
+fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>), PlanError> {
     let pieces = graph.pull(want.expr, &want.region);
     let pieces = pieces.map_err(|error| PlanError::Graph {
         target: want.target.clone(),
@@ -94,7 +102,7 @@ fn pull(graph: &Graph, want: &Want, number: usize) -> Result<(Target, Vec<Piece>
     }
     let target = Target {
         name: want.target.clone(),
-        want: number,
+        index,
         dtype,
         shape,
         bytes: bits / 8,
@@ -169,13 +177,13 @@ fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[Step]) -> Optio
     Some(at as u32)
 }
 
-/// A piece in bytes, as yet without conversion. Elements smaller than a byte move as bytes, if they
+/// A piece in bytes, of the target of this rank, as yet without conversion. Elements smaller than a byte move as bytes, if they
 /// fill them.
 fn copy(
     piece: &Piece,
     tensor: &Placed<'_>,
     target: &Target,
-    number: u32,
+    rank: u32,
     name: &str,
 ) -> Result<Copy, PlanError> {
     let dtype = tensor.entry.tensor.dtype;
@@ -210,7 +218,7 @@ fn copy(
     Ok(Copy {
         file: tensor.entry.file,
         from,
-        target: number,
+        target: rank,
         to,
         element: bits.div_ceil(8) as u32,
         to_element: to_bits.div_ceil(8) as u32,

@@ -15,7 +15,10 @@ impl Aligned {
     /// Zeros.
     pub(crate) fn new(len: usize) -> Aligned {
         let memory = vec![0; Aligned::footprint(len)];
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        let start = match len {
+            0 => 0,
+            _ => memory.as_ptr().align_offset(ALIGNMENT),
+        };
         Aligned { memory, start, len }
     }
 

@@ -1,8 +1,9 @@
 //! Reads past the page cache.
 //!
 //! The system demands that address, offset and length of a direct read are multiples of the disk's
-//! blocks. Reads that are (the windows of a plan for direct reading) go straight to their place; for
-//! others, and for the last bytes of a file, whole blocks are read aside and the bytes wanted copied.
+//! blocks. Reads that are (the windows of a plan for direct reading) go straight to their place;
+//! for others, and for the last bytes of a file, whole blocks are read aside and what is wanted of
+//! them is copied.
 
 use std::fs::File;
 use std::io;

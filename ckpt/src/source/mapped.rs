@@ -1,15 +1,15 @@
 //! Copies out of a memory map.
 //!
-//! A map of a file shows whatever the file is at that moment, and an access behind its end kills the
-//! process with SIGBUS. So nothing here is borrowed from the map. A read
+//! A map of a file shows whatever the file is at that moment, and an access behind its end kills
+//! the process with SIGBUS. So nothing here is borrowed from the map. A read
 //!
 //! 1. lets the system bring the pages in (`MADV_POPULATE_READ`): bytes that are not there any more
 //!    are an error here, not a signal;
 //! 2. copies them out;
 //! 3. asks the [guard](super::sigbus) whether the file was cut between the two;
-//! 4. compares the file with what it was when it was opened;
-//! 5. gives the pages back, so that a pass over a large file does not fill the memory of the process
-//!    (they stay in the page cache).
+//! 4. gives the pages back, so that a pass over a large file does not fill the memory of the
+//!    process (they stay in the page cache);
+//! 5. compares the file with what it was when it was opened.
 
 use std::path::Path;
 
@@ -105,9 +105,7 @@ mod linux {
             }
             // SAFETY: the map is of a file and never written to, so that the pages come back as the
             // file has them when somebody else reads them.
-            let given_back =
-                unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
-            given_back
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
         }
     }
 

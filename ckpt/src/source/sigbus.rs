@@ -2,10 +2,11 @@
 //! of the end of the process.
 //!
 //! An access to a mapped page behind the end of its file raises SIGBUS. The handler here looks the
-//! address up in a table of guarded maps. If it is in one, it puts an anonymous page there, marks the
-//! map and returns: the access is repeated and finds zeros. Whoever copied asks for the mark before
-//! using them. Any other SIGBUS goes to the handler that was installed before, or has its default
-//! effect. The handler uses atomics and two system calls only, so that it may interrupt anything.
+//! address up in a table of guarded maps. If it is in one, it puts an anonymous page there, marks
+//! the map and returns: the access is repeated and finds zeros. Whoever copied asks for the mark
+//! before using them. Any other SIGBUS goes to the handler that was installed before, or has its
+//! default effect. The handler uses atomics and system calls only, so that it may interrupt
+//! anything.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -194,5 +195,66 @@ fn pass_on(
             let handler = unsafe { mem::transmute::<usize, Plain>(handler) };
             handler(signal);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use memmap2::Mmap;
+
+    use super::*;
+
+    /// A map of a file that has lost all its bytes.
+    fn lost() -> Mmap {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 16).unwrap();
+        // SAFETY: only read through raw pointers.
+        let map = unsafe { Mmap::map(&file).unwrap() };
+        file.set_len(0).unwrap();
+        map
+    }
+
+    fn first_byte(map: &Mmap) -> u8 {
+        // SAFETY: inside of the map.
+        unsafe { map.as_ptr().read_volatile() }
+    }
+
+    #[test]
+    fn a_lost_page_is_zeros_and_a_mark() {
+        let (map, other) = (lost(), lost());
+        let guard = Guard::over(map.as_ptr().addr(), map.len()).unwrap();
+        let untouched = Guard::over(other.as_ptr().addr(), other.len()).unwrap();
+        assert!(!guard.was_hit());
+        assert_eq!(first_byte(&map), 0);
+        assert!(guard.was_hit() && !untouched.was_hit());
+
+        let slot = guard.slot;
+        drop(guard);
+        assert!(!SLOTS[slot].holds(map.as_ptr().addr()));
+    }
+
+    /// A fault in a map that nobody guards ends the process as ever. Seen from outside: the test
+    /// runs itself.
+    #[test]
+    fn other_faults_are_what_they_were() {
+        const INSIDE: &str = "MESHGRAD_TEST_FAULT";
+        if env::var_os(INSIDE).is_some() {
+            let (map, other) = (lost(), lost());
+            let _guard = Guard::over(map.as_ptr().addr(), map.len()).unwrap();
+            assert_eq!(first_byte(&map), 0);
+            first_byte(&other);
+            return;
+        }
+        let name = "source::sigbus::tests::other_faults_are_what_they_were";
+        let ended = Command::new(env::current_exe().unwrap())
+            .args([name, "--exact", "--test-threads=1"])
+            .env(INSIDE, "1")
+            .output()
+            .unwrap();
+        assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{ended:?}");
     }
 }

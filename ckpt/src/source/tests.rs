@@ -1,1 +1,209 @@
+//! Every backend gives the bytes of the file as it was opened, or an error.
 
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+const BACKENDS: [Backend; 3] = [Backend::Pread, Backend::Direct, Backend::Mapped];
+
+fn content(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 253) as u8).collect()
+}
+
+fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+fn open_with(path: &Path, backend: Backend) -> Box<dyn Source> {
+    let opened = open(path, Choice::Only(backend)).unwrap();
+    assert!(opened.backend == backend || opened.refused.is_some());
+    opened.source
+}
+
+fn change(result: Result<(), Error>) -> FileChange {
+    match result {
+        Err(Error::FileChanged { change, .. }) => change,
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Any bytes of a file, aligned or not, up to its last one, and not one more.
+    #[test]
+    fn bytes_are_those_of_the_file(
+        len in prop::sample::select(vec![0usize, 1, 4095, 4096, 4097, 1 << 20, (2 << 20) + 77]),
+        parts in proptest::collection::vec((any::<u32>(), any::<u32>(), 0..3usize), 1..8),
+    ) {
+        let bytes = content(len);
+        let (_folder, path) = file(&bytes);
+        for backend in BACKENDS {
+            let source = open_with(&path, backend);
+            prop_assert_eq!(source.byte_len(), len as u64);
+            for (start, count, misaligned) in &parts {
+                let start = *start as usize % (len + 1);
+                let count = *count as usize % (len - start + 1);
+                let mut memory = vec![0; count + misaligned];
+                let data = &mut memory[*misaligned..];
+                source.read_at(start as u64, data).unwrap();
+                prop_assert!(data == &bytes[start..start + count], "{} {}", backend, start);
+            }
+            let mut whole = Aligned::new(len);
+            source.read_at(0, whole.bytes()).unwrap();
+            prop_assert!(whole.bytes() == &bytes[..]);
+            let beyond = source.read_at(1, &mut vec![0; len]);
+            prop_assert!(beyond.is_err() || len == 0, "{}", backend);
+        }
+    }
+}
+
+/// A file cut at any moment of a read: the right bytes or an error, a hundred times, and the
+/// process lives. Afterwards it is an error for ever.
+#[test]
+fn a_file_cut_during_a_read_is_an_error() {
+    const LEN: usize = 1 << 20;
+    let bytes = content(LEN);
+    for backend in BACKENDS {
+        for round in 0..100 {
+            let (_folder, path) = file(&bytes);
+            let source = open_with(&path, backend);
+            let begun = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !begun.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                    (0..round * 50).for_each(|_| std::hint::spin_loop());
+                    let file = OpenOptions::new().write(true).open(&path).unwrap();
+                    file.set_len(round * 5000).unwrap();
+                });
+                let mut data = vec![0; LEN];
+                begun.store(true, Ordering::Release);
+                loop {
+                    match source.read_at(0, &mut data) {
+                        Ok(()) => assert!(data == bytes, "{backend}: a mixture"),
+                        failed => {
+                            let is = round * 5000;
+                            let was = LEN as u64;
+                            assert_eq!(change(failed), FileChange::Length { was, is });
+                            break;
+                        }
+                    }
+                }
+            });
+            let still = source.read_at(0, &mut [0; 16]);
+            assert!(matches!(change(still), FileChange::Length { .. }));
+        }
+    }
+}
+
+/// Another file under the name, or none: an error, a hundred times, while reading.
+#[test]
+fn a_file_replaced_during_a_read_is_an_error() {
+    let bytes = content(1 << 16);
+    for backend in BACKENDS {
+        for round in 0..100 {
+            let (folder, path) = file(&bytes);
+            let other = folder.path().join("other");
+            fs::write(&other, &bytes).unwrap();
+            let source = open_with(&path, backend);
+            thread::scope(|scope| {
+                scope.spawn(|| match round % 2 {
+                    0 => fs::rename(&other, &path).unwrap(),
+                    _ => fs::remove_file(&path).unwrap(),
+                });
+                let mut data = vec![0; 1 << 16];
+                loop {
+                    match source.read_at(0, &mut data) {
+                        Ok(()) => assert!(data == bytes, "{backend}"),
+                        failed => break assert_eq!(change(failed), FileChange::Replaced),
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Written in place, a file of the same length is another one.
+#[test]
+fn a_file_written_in_place_is_an_error() {
+    for backend in BACKENDS {
+        let (_folder, path) = file(&content(10_000));
+        let source = open_with(&path, backend);
+        fs::write(&path, vec![0; 10_000]).unwrap();
+        // Whatever the resolution of the file system's clock.
+        let later = SystemTime::now() + Duration::from_secs(60);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_modified(later).unwrap();
+        let error = source.read_at(4096, &mut [0; 100]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{} was changed while it was read, found at byte 4096: it was written to; read it \
+                 again when nobody writes to it",
+                path.display()
+            )
+        );
+    }
+}
+
+/// A file that took the place of the one whose header was read is not taken for it.
+#[test]
+fn sources_are_the_files_that_the_folder_has_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let write = |byte: u8| {
+        let mut file = crate::FileWriter::new();
+        file.add("x", crate::Dtype::U8, &[5000]).unwrap();
+        file.save::<Error>(&path, |_, data| data.append(&[byte; 5000]))
+            .unwrap();
+    };
+    for backend in BACKENDS {
+        write(1);
+        let opened = Folder::open(folder.path()).unwrap();
+        let range = opened.get("x").unwrap().range.clone();
+        write(2);
+        let sources = Sources::of(&opened, Choice::Only(backend));
+        if backend == Backend::Direct {
+            assert_eq!(change(sources.map(drop)), FileChange::Replaced);
+            continue;
+        }
+        let mut data = vec![0; 5000];
+        sources
+            .unwrap()
+            .get(0)
+            .read_at(range.start, &mut data)
+            .unwrap();
+        assert!(data.iter().all(|byte| *byte == 1), "{backend}");
+    }
+}
+
+/// What a file system does not offer is replaced by what it does, and said.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_refused_backend_is_replaced() {
+    let opened = open("/proc/cpuinfo", Choice::Only(Backend::Direct)).unwrap();
+    assert_eq!(opened.backend, Backend::Pread);
+    let reason = opened.refused.unwrap();
+    assert!(
+        reason.starts_with("the file system does not read directly: "),
+        "{reason}"
+    );
+    let opened = open("/proc/cpuinfo", Choice::Auto).unwrap();
+    assert_eq!((opened.backend, opened.refused), (Backend::Pread, None));
+
+    let folder = tempfile::tempdir().unwrap();
+    let error = open(folder.path(), Choice::Auto).unwrap_err();
+    assert!(matches!(error, Error::NotAFile { .. }), "{error}");
+}

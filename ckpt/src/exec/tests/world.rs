@@ -8,13 +8,16 @@ use crate::Dtype;
 use crate::graph::{Expr, Graph};
 use crate::plan::Want;
 
-/// An expression and its elements: which element of which tensor each is.
+/// An expression and its elements.
 #[derive(Clone)]
 struct Value {
     expr: Expr,
     shape: Vec<u64>,
-    elements: Vec<(usize, u64)>,
+    elements: Vec<Element>,
 }
+
+/// Which element of which tensor.
+type Element = (usize, u64);
 
 struct Tensor {
     name: String,
@@ -28,7 +31,7 @@ pub(super) struct World {
     pub(super) wants: Vec<Want>,
     tensors: Vec<Tensor>,
     /// Of each want: the dtype and the elements of its region.
-    meant: Vec<(Dtype, Vec<(usize, u64)>)>,
+    meant: Vec<(Dtype, Vec<Element>)>,
     /// What was wanted, to be wanted again.
     wanted: Vec<(Dtype, Value)>,
     seed: u64,
@@ -48,13 +51,13 @@ fn coordinates(shape: &[u64]) -> Vec<Vec<u64>> {
 }
 
 impl Value {
-    fn at(&self, at: &[u64]) -> (usize, u64) {
+    fn at(&self, at: &[u64]) -> Element {
         let digits = at.iter().zip(&self.shape);
         let index = digits.fold(0, |index, (at, extent)| index * extent + at);
         self.elements[index as usize]
     }
 
-    fn new(expr: Expr, shape: &[u64], element: impl Fn(&[u64]) -> (usize, u64)) -> Value {
+    fn new(expr: Expr, shape: &[u64], element: impl Fn(&[u64]) -> Element) -> Value {
         Value {
             expr,
             shape: shape.to_vec(),
@@ -277,7 +280,7 @@ impl World {
     /// What the targets must be.
     pub(super) fn expected(&self) -> BTreeMap<String, Vec<u8>> {
         let wants = self.wants.iter().zip(&self.meant);
-        let bytes = |(want, (dtype, elements)): (&Want, &(Dtype, Vec<(usize, u64)>))| {
+        let bytes = |(want, (dtype, elements)): (&Want, &(Dtype, Vec<Element>))| {
             let size = dtype.bits() / 8;
             let bytes = elements.iter().flat_map(|(tensor, at)| {
                 &self.tensors[*tensor].bytes[*at as usize * size..][..size]

@@ -1,0 +1,149 @@
+//! The memory law: carrying out a plan allocates what the plan says, and the peak is seen by an
+//! allocator that counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meshgrad_ckpt::exec::{Sink, Slices, execute};
+use meshgrad_ckpt::graph::Graph;
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Target, Targets, Want};
+use meshgrad_ckpt::source::{Backend, Choice, Sources};
+use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder};
+
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: all is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
+        PEAK.fetch_max(now, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The most that was allocated beside what is there already.
+fn peak(work: impl FnOnce()) -> usize {
+    let before = NOW.load(Ordering::SeqCst);
+    PEAK.store(before, Ordering::SeqCst);
+    work();
+    PEAK.load(Ordering::SeqCst) - before
+}
+
+/// Takes every target away at once.
+struct Gone;
+
+impl Sink for Gone {
+    type Buffer = Vec<u8>;
+    type Error = Error;
+
+    fn buffer(&self, target: &Target) -> Result<Vec<u8>, Error> {
+        Ok(vec![0; target.bytes as usize])
+    }
+
+    fn complete(&self, _: &Target, _: Vec<u8>) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// 32 matrices of 1 MiB, wanted as they are, transposed, and in pairs side by side.
+fn graph() -> (Graph, Vec<Want>) {
+    let (mut graph, mut wants) = (Graph::new(), Vec::new());
+    for pair in 0..16 {
+        let pair = [2 * pair, 2 * pair + 1].map(|number| {
+            let name = format!("w.{number:02}");
+            let one = graph.source(&name, Dtype::F32, &[512, 512]).unwrap();
+            wants.push(Want::all(&name, &graph, one));
+            let turned = graph.transpose(one, 0, 1).unwrap();
+            wants.push(Want::all(format!("{name}.turned"), &graph, turned));
+            one
+        });
+        let beside = graph.concat(&pair, 1).unwrap();
+        wants.push(Want::all(format!("beside.{}", wants.len()), &graph, beside));
+    }
+    (graph, wants)
+}
+
+/// What threads, names of errors and the like may take beside.
+const REST: usize = 256 << 10;
+
+// One test: the allocator counts for the whole process.
+#[test]
+fn the_peak_is_the_one_planned() {
+    let place = tempfile::tempdir().unwrap();
+    let mut file = FileWriter::new();
+    for number in 0..32 {
+        file.add(&format!("w.{number:02}"), Dtype::F32, &[512, 512])
+            .unwrap();
+    }
+    let zeros = vec![0; 1 << 20];
+    let path = place.path().join("model.safetensors");
+    file.save::<Error>(path, |_, data| data.append(&zeros))
+        .unwrap();
+    drop(zeros);
+
+    let folder = Folder::open(place.path()).unwrap();
+    let (graph, wants) = graph();
+    for backend in [Backend::Pread, Backend::Direct, Backend::Mapped] {
+        for threads in [1, 4] {
+            let options = Options {
+                window: 300_000,
+                threads,
+                ..match backend {
+                    Backend::Direct => Options::direct(),
+                    _ => Options::default(),
+                }
+            };
+            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+            let bytes = plan.targets().iter().map(|target| target.bytes as usize);
+            let mut targets: Vec<Vec<u8>> = bytes.map(|bytes| vec![0; bytes]).collect();
+            let sources = Sources::of(&folder, Choice::Only(backend)).unwrap();
+
+            // In memory that is there: nothing but the windows.
+            let peak_beside = peak(|| {
+                let slices = Slices::new(targets.iter_mut().map(|target| &mut target[..]));
+                execute(&plan, &sources, &slices, &|_| {}).unwrap();
+            });
+            let windows = plan.memory().windows as usize;
+            assert!(
+                peak_beside <= windows + REST,
+                "{backend} {threads}: {peak_beside}"
+            );
+            drop(targets);
+
+            // In memory that is made and leaves: the windows and what is open.
+            let options = Options {
+                targets: Targets::Leave,
+                ..options
+            };
+            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+            let memory = plan.memory();
+            assert!(memory.targets < 20 << 20, "{memory:?}");
+            let peak_in_all = peak(|| {
+                execute(&plan, &sources, &Gone, &|_| {}).unwrap();
+            });
+            let planned = (memory.windows + memory.targets) as usize;
+            assert!(
+                peak_in_all <= planned + REST,
+                "{backend} {threads}: {peak_in_all}"
+            );
+            assert!(peak_in_all >= memory.windows as usize);
+
+            // The plan itself is what it says it is.
+            let copied = peak(|| drop(plan.clone()));
+            assert!(copied as u64 <= memory.plan + 1024, "{copied} {memory:?}");
+        }
+    }
+}
