@@ -22,6 +22,7 @@
 //!   which the plan has made sure of.
 
 mod convert;
+mod memory;
 mod queue;
 mod scatter;
 mod shared;
@@ -33,10 +34,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+pub use memory::{MemoryError, gather, rows_at_a_time};
 pub use sink::{Sink, Slices};
 
 use crate::Error;
-use crate::plan::{ByteLoop, Chunk, LoadPlan, Part};
+use crate::graph::Operand;
+use crate::plan::{ByteLoop, Chunk, Computed, LoadPlan, Making, Part};
 use crate::source::{Aligned, FileChange, Source, Sources};
 use queue::Queue;
 use scatter::Place;
@@ -69,7 +72,7 @@ pub fn execute<S: Sink>(
     let execution = Execution {
         plan,
         sources,
-        targets: Shared::new(plan.targets(), sink)?,
+        targets: Shared::new(plan, sink)?,
         queue: Queue::new(plan.chunks(), plan.memory().targets),
         progress,
         read: AtomicU64::new(0),
@@ -173,10 +176,13 @@ impl<S: Sink> Execution<'_, S> {
             Some(to) => self.read_to_place(chunk, to)?,
             None => self.read_and_scatter(chunk, workspace)?,
         }
-        let bytes = chunk.read.end - chunk.read.start;
+        Ok(())
+    }
+
+    /// Tells how much has been read.
+    fn advance(&self, bytes: u64) {
         let before = self.read.fetch_add(bytes, Ordering::Relaxed);
         (self.progress)(before + bytes);
-        Ok(())
     }
 
     fn read_to_place(&self, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
@@ -193,7 +199,10 @@ impl<S: Sink> Execution<'_, S> {
     fn read_and_scatter(&self, chunk: &Chunk, workspace: &mut Workspace) -> Result<(), S::Error> {
         let Workspace { window, loops } = workspace;
         let window = &mut window.bytes()[..(chunk.read.end - chunk.read.start) as usize];
-        self.read(chunk, window)?;
+        match self.plan.making(chunk) {
+            Some((computed, making)) => self.make(computed, making, window)?,
+            None => self.read(chunk, window)?,
+        }
         for copy in self.plan.copies_of(chunk) {
             let target = copy.target as usize;
             let place = self.targets.place(target)?;
@@ -219,7 +228,28 @@ impl<S: Sink> Execution<'_, S> {
         read.map_err(|error| match self.plan.copies_of(chunk).next() {
             Some(copy) => error.while_reading(self.plan.tensor(copy)),
             None => error,
-        })
+        })?;
+        self.advance(data.len() as u64);
+        Ok(())
+    }
+
+    /// Computes some rows: loads those of the operands that they are made of, then makes them.
+    fn make(&self, computed: &Computed, making: &Making, out: &mut [u8]) -> Result<(), Error> {
+        let targets = making.plan.targets().iter();
+        let mut loaded: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
+        let slices = Slices::new(loaded.iter_mut().map(|it| &mut it[..]));
+        let stats = execute(&making.plan, self.sources, &slices, &|_| {})?;
+
+        let parts = loaded.iter().zip(&computed.types).zip(&making.operand_rows);
+        let operands = parts.map(|((bytes, tensor), rows)| Operand {
+            tensor,
+            rows: rows.clone(),
+            bytes,
+        });
+        let operands: Vec<Operand<'_>> = operands.collect();
+        computed.how.compute(making.rows.clone(), &operands, out);
+        self.advance(stats.read_bytes);
+        Ok(())
     }
 
     /// Counts bytes of a target that are there; the last ones complete it.

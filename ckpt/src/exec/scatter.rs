@@ -69,6 +69,13 @@ pub(super) fn scatter_converted(
     });
 }
 
+/// Writes one element to many places, the first of which begins at `to`.
+pub(super) fn fill(loops: &[ByteLoop], to: u64, element: &[u8], place: &mut [u8]) {
+    each(loops, 0, to, &mut |_, to| {
+        place[to as usize..][..element.len()].copy_from_slice(element);
+    });
+}
+
 /// Calls for each turn of nested loops, the first one innermost.
 fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMut(u64, u64)) {
     match loops {

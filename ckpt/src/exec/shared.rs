@@ -13,12 +13,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::{Sink, scatter};
 use crate::Error;
-use crate::plan::Target;
+use crate::plan::{Fill, LoadPlan, Target};
 
 /// The targets of an execution.
 pub(super) struct Shared<'e, S: Sink> {
     sink: &'e S,
     targets: &'e [Target],
+    fills: &'e [Fill],
     slots: Vec<Slot<S::Buffer>>,
 }
 
@@ -58,23 +59,30 @@ impl scatter::Place for &Place {
 }
 
 impl<'e, S: Sink> Shared<'e, S> {
-    /// Completes the targets that have no bytes.
-    pub(super) fn new(targets: &'e [Target], sink: &'e S) -> Result<Shared<'e, S>, S::Error> {
-        for target in targets.iter().filter(|target| target.bytes == 0) {
-            let mut buffer = sink.buffer(target)?;
-            check(target, buffer.as_mut())?;
-            sink.complete(target, buffer)?;
+    /// Completes the targets that need nothing: those without bytes and those that are filled.
+    pub(super) fn new(plan: &'e LoadPlan, sink: &'e S) -> Result<Shared<'e, S>, S::Error> {
+        let (targets, fills) = (plan.targets(), plan.fills());
+        let mut missing: Vec<u64> = targets.iter().map(|target| target.bytes).collect();
+        for fill in fills {
+            missing[fill.target as usize] -= fill.bytes();
         }
-        let slots = targets.iter().map(|target| Slot {
+        let slots = missing.iter().map(|missing| Slot {
             place: OnceLock::new(),
             buffer: Mutex::new(None),
-            missing: AtomicU64::new(target.bytes),
+            missing: AtomicU64::new(*missing),
         });
-        Ok(Shared {
+        let shared = Shared {
             sink,
             targets,
+            fills,
             slots: slots.collect(),
-        })
+        };
+        let needs_nothing = (0..targets.len()).filter(|target| missing[*target] == 0);
+        for target in needs_nothing {
+            shared.place(target)?;
+            shared.complete(target)?;
+        }
+        Ok(shared)
     }
 
     /// The memory of a target, asked of the sink for the first one who needs it.
@@ -91,6 +99,8 @@ impl<'e, S: Sink> Shared<'e, S> {
         let buffer = buffer.insert(self.sink.buffer(&self.targets[target])?);
         let bytes = buffer.as_mut();
         check(&self.targets[target], bytes)?;
+        let fills = self.fills.iter().filter(|it| it.target as usize == target);
+        fills.for_each(|it| scatter::fill(&it.loops, it.to, &it.element, bytes));
         Ok(slot.place.get_or_init(|| Place {
             start: bytes.as_mut_ptr(),
             len: bytes.len(),
@@ -105,11 +115,17 @@ impl<'e, S: Sink> Shared<'e, S> {
         if bytes == 0 || before != bytes {
             return Ok(false);
         }
-        let mut buffer = slot.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(buffer) = buffer.take() {
-            self.sink.complete(&self.targets[target], buffer)?;
-        }
+        self.complete(target)?;
         Ok(true)
+    }
+
+    fn complete(&self, target: usize) -> Result<(), S::Error> {
+        let buffer = &self.slots[target].buffer;
+        let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        match buffer.take() {
+            Some(buffer) => self.sink.complete(&self.targets[target], buffer),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Plans carried out against the plain evaluation of the same expressions.
 
+mod computed;
 mod steps;
 mod world;
 

@@ -349,11 +349,11 @@ impl Graph {
         }
     }
 
-    /// The operands of something computed; none of anything else.
-    pub fn operands(&self, of: Expr) -> &[Expr] {
+    /// What something computed is computed of, and how; `None` for anything else.
+    pub fn computation(&self, of: Expr) -> Option<(&[Expr], &Computation)> {
         match &self.node(of).op {
-            Op::Computed { of, .. } => of,
-            _ => &[],
+            Op::Computed { of, how } => Some((of, how)),
+            _ => None,
         }
     }
 

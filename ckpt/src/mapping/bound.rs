@@ -106,7 +106,10 @@ fn find_partly_used(binding: &mut Binding) {
         for piece in pieces {
             match piece.from {
                 Leaf::Source(source) => reads.entry(source).or_default().push(piece),
-                Leaf::Computed(expr) => open.extend(graph.operands(expr)),
+                Leaf::Computed(expr) => {
+                    let operands = graph.computation(expr);
+                    open.extend(operands.iter().flat_map(|(of, _)| *of));
+                }
                 Leaf::Fill(_) => {}
             }
         }

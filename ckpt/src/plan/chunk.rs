@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 
-use super::catalog::CatalogFile;
 use super::copy::Copy;
 
 /// The most ranges that copies become; with more, the gap is raised until they are fewer.
@@ -43,8 +42,15 @@ pub(super) struct Rules {
     pub(super) window: u64,
     /// Runs of this many bytes are read to their place.
     pub(super) straight: u64,
-    /// Reads begin and end at multiples of it, or at the end of the file.
+}
+
+/// A file, or a tensor that is computed when it is needed, as if it were one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) bytes: u64,
+    /// Reads begin and end at multiples of it, or at the end.
     pub(super) alignment: u64,
+    pub(super) is_computed: bool,
 }
 
 /// Bytes that a copy needs.
@@ -57,8 +63,8 @@ struct Needed {
     straight: Option<u64>,
 }
 
-pub(super) fn cut(copies: &[Copy], files: &[CatalogFile], rules: &Rules) -> Cut {
-    let mut needed = needed(copies, rules);
+pub(super) fn cut(copies: &[Copy], files: &[Origin], rules: &Rules) -> Cut {
+    let mut needed = needed(copies, files, rules);
     needed.sort_unstable_by_key(|it| (it.file, it.bytes.start, it.bytes.end, it.copy));
     not_shared(&mut needed);
 
@@ -81,7 +87,7 @@ pub(super) fn cut(copies: &[Copy], files: &[CatalogFile], rules: &Rules) -> Cut 
 }
 
 /// The ranges of all copies.
-fn needed(copies: &[Copy], rules: &Rules) -> Vec<Needed> {
+fn needed(copies: &[Copy], files: &[Origin], rules: &Rules) -> Vec<Needed> {
     let mut gap = rules.gap;
     let count = |gap: u64| {
         let counts = copies.iter().map(|copy| copy.range_count(gap));
@@ -94,6 +100,7 @@ fn needed(copies: &[Copy], rules: &Rules) -> Vec<Needed> {
     let mut needed = Vec::with_capacity(copies.len());
     for (copy, number) in copies.iter().zip(0..) {
         let is_straight = copy.conversion.is_none()
+            && !files[copy.file as usize].is_computed
             && copy.run() >= rules.straight
             && copy.run_count() <= MOST_RANGES;
         let add = |bytes: Range<u64>, to: u64| {
@@ -162,7 +169,7 @@ const LARGEST_ELEMENT: u64 = 16;
 
 struct Cutting<'a> {
     rules: &'a Rules,
-    files: &'a [CatalogFile],
+    files: &'a [Origin],
     tear: u64,
     chunks: Vec<Chunk>,
     /// A chunk and a copy that needs it.
@@ -176,7 +183,7 @@ impl Cutting<'_> {
         let straight = needed[0].straight;
         let mut start = extent.start;
         while start < extent.end {
-            let end = self.cut_after(start).min(extent.end);
+            let end = self.cut_after(file, start).min(extent.end);
             let own = start..end;
             self.chunks.push(Chunk {
                 file,
@@ -205,22 +212,25 @@ impl Cutting<'_> {
     }
 
     /// Where the chunk that begins at `start` ends at the latest.
-    fn cut_after(&self, start: u64) -> u64 {
+    fn cut_after(&self, file: u32, start: u64) -> u64 {
+        let Origin { alignment, .. } = self.files[file as usize];
         let grain = match self.rules.window {
-            LARGEST_ELEMENT.. => self.rules.alignment.max(LARGEST_ELEMENT),
-            _ => 1,
+            LARGEST_ELEMENT.. => alignment.max(LARGEST_ELEMENT),
+            _ => alignment,
         };
-        let end = start.saturating_add(self.rules.window);
+        let end = start.saturating_add(self.rules.window.max(grain));
         (end - end % grain).max(start + 1)
     }
 
     /// What is read for a chunk.
     fn around(&self, file: u32, own: &Range<u64>, end_of_extent: u64) -> Range<u64> {
-        let alignment = self.rules.alignment;
+        let Origin {
+            alignment, bytes, ..
+        } = self.files[file as usize];
         let end = (own.end + self.tear).min(end_of_extent);
         let end = end.next_multiple_of(alignment);
         let start = own.start - own.start % alignment;
-        start..end.min(self.files[file as usize].bytes)
+        start..end.min(bytes)
     }
 
     fn finish(mut self) -> Cut {

@@ -65,6 +65,18 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
         to.text(conversion.from.name());
         to.text(&format!("{:?}", conversion.steps));
     }
+    to.number(plan.fills.len() as u64);
+    for fill in &plan.fills {
+        to.numbers([ranks[fill.target as usize], fill.to]);
+        to.numbers(fill.element.iter().map(|byte| u64::from(*byte)));
+        to.numbers(fill.loops.iter().flat_map(|it| [it.count, it.to]));
+    }
+    to.number(plan.makings.len() as u64);
+    for making in &plan.makings {
+        to.text(plan.computed[making.computed].how.name());
+        to.numbers([making.rows.start, making.rows.end]);
+        to.0.update(&making.plan.digest.to_bytes());
+    }
     to.number(plan.chunks.len() as u64);
     for chunk in &plan.chunks {
         to.numbers([u64::from(chunk.file), chunk.own.start, chunk.own.end]);

@@ -65,29 +65,34 @@
 
 mod catalog;
 mod chunk;
+mod computed;
 mod copy;
 mod digest;
 mod error;
+mod fill;
 mod gather;
 mod options;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 pub use catalog::Catalog;
 pub(crate) use catalog::CatalogFile;
 pub(crate) use chunk::Chunk;
+pub(crate) use computed::{Computed, Making};
 pub(crate) use copy::{ByteLoop, Copy, Part};
 pub use digest::Digest;
 pub use error::PlanError;
-pub(crate) use gather::Conversion;
+pub(crate) use fill::Fill;
+pub(crate) use gather::{Conversion, piece_in_bytes};
 pub use options::{LOCAL_GAP, Options, REMOTE_GAP, Targets};
 
 use crate::Dtype;
 use crate::graph::{Expr, Graph};
 use crate::source::Aligned;
-use chunk::{Cut, Rules};
+use chunk::{Cut, Origin, Rules};
 
 /// A region of an expression, under a name.
 #[derive(Clone, Debug)]
@@ -162,6 +167,10 @@ pub struct LoadPlan {
     tensors: Vec<String>,
     copies: Vec<Copy>,
     conversions: Vec<Conversion>,
+    fills: Vec<Fill>,
+    computed: Vec<Computed>,
+    /// How the chunks of what is computed are made: those after the chunks of files, in order.
+    makings: Vec<Making>,
     chunks: Vec<Chunk>,
     touched: Vec<u32>,
     memory: Memory,
@@ -187,6 +196,9 @@ impl LoadPlan {
             tensors: gathered.tensors,
             copies: gathered.copies,
             conversions: gathered.conversions,
+            fills: gathered.fills,
+            computed: gathered.computed,
+            makings: Vec::new(),
             chunks: Vec::new(),
             touched: Vec::new(),
             memory: Memory {
@@ -199,8 +211,9 @@ impl LoadPlan {
         };
 
         let mut window = options.window.max(options.alignment).max(1);
-        while let Err(infeasible) = plan.cut(window, options) {
-            if window <= Options::LEAST_WINDOW {
+        while let Err(infeasible) = plan.cut(window, graph, catalog, options) {
+            let is_too_much = matches!(infeasible, PlanError::Infeasible { .. });
+            if !is_too_much || window <= Options::LEAST_WINDOW {
                 return Err(infeasible);
             }
             window = (window / 2).max(Options::LEAST_WINDOW);
@@ -210,15 +223,35 @@ impl LoadPlan {
     }
 
     /// Cuts chunks for windows of this size; an error if that takes more memory than there is.
-    fn cut(&mut self, window: u64, options: &Options) -> Result<(), PlanError> {
+    fn cut(
+        &mut self,
+        window: u64,
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        options: &Options,
+    ) -> Result<(), PlanError> {
         let rules = Rules {
             gap: options.gap.min(window),
             window,
             straight: options.straight.max(1),
-            alignment: options.alignment.max(1),
         };
-        let Cut { chunks, touched } = chunk::cut(&self.copies, &self.files, &rules);
+        let files = self.files.iter().map(|file| Origin {
+            bytes: file.bytes,
+            alignment: options.alignment.max(1),
+            is_computed: false,
+        });
+        let computed = self.computed.iter().map(Computed::origin);
+        let origins: Vec<Origin> = files.chain(computed).collect();
+        let Cut { chunks, touched } = chunk::cut(&self.copies, &origins, &rules);
         (self.chunks, self.touched) = (chunks, touched);
+        self.make(
+            graph,
+            catalog,
+            &Options {
+                window,
+                ..options.clone()
+            },
+        )?;
 
         let at_once = self.open_targets();
         let (least, most) = match options.targets {
@@ -228,7 +261,9 @@ impl LoadPlan {
                 (all, all)
             }
         };
-        let windows = Aligned::footprint(self.window_bytes()) as u64 * self.threads as u64;
+        let makings = self.makings.iter().map(|it| it.plan.memory.total());
+        let a_thread = Aligned::footprint(self.window_bytes()) as u64 + makings.max().unwrap_or(0);
+        let windows = a_thread * self.threads as u64;
         let plan = self.own_bytes();
         let have = options.budget.unwrap_or(u64::MAX);
         let need = least + windows + plan;
@@ -245,6 +280,23 @@ impl LoadPlan {
             windows,
             plan,
         };
+        Ok(())
+    }
+
+    /// Plans how the chunks of what is computed are made.
+    fn make(
+        &mut self,
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        options: &Options,
+    ) -> Result<(), PlanError> {
+        let chunks = self.chunks.iter();
+        let makings = chunks.filter_map(|chunk| {
+            let number = (chunk.file as usize).checked_sub(self.files.len())?;
+            let computed = &self.computed[number];
+            Some(computed.making(number, chunk, graph, catalog, options))
+        });
+        self.makings = makings.collect::<Result<_, _>>()?;
         Ok(())
     }
 
@@ -303,9 +355,10 @@ impl LoadPlan {
         let targets = targets.map(|target| target.name.len() + of(&target.shape));
         let files = self.files.iter().map(|file| file.name.len());
         let inside: usize = loops.chain(names).chain(targets).chain(files).sum();
-        let flat = of(&self.copies) + of(&self.chunks) + of(&self.touched);
+        let flat = of(&self.copies) + of(&self.chunks) + of(&self.touched) + of(&self.fills);
+        let inner: u64 = self.makings.iter().map(|it| it.plan.own_bytes()).sum();
         let named = of(&self.tensors) + of(&self.targets) + of(&self.files);
-        (inside + flat + named) as u64
+        (inside + flat + named) as u64 + inner
     }
 
     /// What it fills, in the order of the wants.
@@ -313,17 +366,25 @@ impl LoadPlan {
         &self.targets
     }
 
-    /// Bytes that targets get out of files.
+    /// Bytes of files that targets are made of.
     pub fn needed_bytes(&self) -> u64 {
-        self.copies.iter().map(Copy::bytes).sum()
+        let is_read = |copy: &&Copy| (copy.file as usize) < self.files.len();
+        let copies = self.copies.iter().filter(is_read);
+        let makings = self.makings.iter().map(|it| it.plan.needed_bytes());
+        copies.map(Copy::bytes).chain(makings).sum()
     }
 
     /// Bytes that are read.
     pub fn read_bytes(&self) -> u64 {
-        self.chunks
-            .iter()
-            .map(|chunk| chunk.read.end - chunk.read.start)
-            .sum()
+        let chunks = self.read_chunks().iter();
+        let bytes = chunks.map(|chunk| chunk.read.end - chunk.read.start);
+        let makings = self.makings.iter().map(|it| it.plan.read_bytes());
+        bytes.chain(makings).sum()
+    }
+
+    /// The chunks that are read from files.
+    fn read_chunks(&self) -> &[Chunk] {
+        &self.chunks[..self.chunks.len() - self.makings.len()]
     }
 
     /// Bytes read for one needed. More than 1 where gaps are read; less where targets share what is
@@ -339,14 +400,28 @@ impl LoadPlan {
     pub fn reads(&self) -> Reads {
         let adjoins =
             |pair: &[Chunk]| pair[0].file == pair[1].file && pair[0].own.end == pair[1].own.start;
-        let joints = self.chunks.windows(2).filter(|pair| adjoins(pair)).count();
-        let mut files: Vec<u32> = self.chunks.iter().map(|chunk| chunk.file).collect();
-        files.dedup();
+        let chunks = self.read_chunks();
+        let joints = chunks.windows(2).filter(|pair| adjoins(pair)).count();
+        let mut files: BTreeSet<u32> = chunks.iter().map(|chunk| chunk.file).collect();
+        let mut reads = chunks.len();
+        let mut extents = chunks.len() - joints;
+        for making in &self.makings {
+            let inner = making.plan.reads();
+            (reads, extents) = (reads + inner.reads, extents + inner.extents);
+            files.extend(making.plan.files_read());
+        }
         Reads {
-            reads: self.chunks.len(),
-            extents: self.chunks.len() - joints,
+            reads,
+            extents,
             files: files.len(),
         }
+    }
+
+    /// The files that are read, once or more often each.
+    fn files_read(&self) -> Vec<u32> {
+        let own = self.read_chunks().iter().map(|chunk| chunk.file);
+        let inner = self.makings.iter().flat_map(|it| it.plan.files_read());
+        own.chain(inner).collect()
     }
 
     /// The memory that carrying it out takes.
@@ -379,6 +454,21 @@ impl LoadPlan {
     /// The name of the tensor that a copy reads.
     pub(crate) fn tensor(&self, copy: &Copy) -> &str {
         &self.tensors[copy.tensor as usize]
+    }
+
+    /// How a chunk is made, if it is not read.
+    pub(crate) fn making(&self, chunk: &Chunk) -> Option<(&Computed, &Making)> {
+        (chunk.file as usize).checked_sub(self.files.len())?;
+        let first = self.chunks.len() - self.makings.len();
+        let number = self.chunks[first..]
+            .partition_point(|it| (it.file, it.own.start) < (chunk.file, chunk.own.start));
+        let making = self.makings.get(number)?;
+        Some((&self.computed[making.computed], making))
+    }
+
+    /// Elements that come from nowhere.
+    pub(crate) fn fills(&self) -> &[Fill] {
+        &self.fills
     }
 
     /// What is done to each element of a copy.

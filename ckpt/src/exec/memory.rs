@@ -1,0 +1,224 @@
+//! Regions of expressions made of tensors in memory: how a checkpoint is written.
+
+use std::ops::Range;
+
+use super::scatter;
+use crate::Dtype;
+use crate::graph::{Expr, Graph, GraphError, Leaf, Piece, Step};
+use crate::plan::{Conversion, Part, piece_in_bytes};
+
+/// Why a region cannot be made of what is in memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The region cannot be pulled.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A tensor that is not in memory, or something that would have to be computed first.
+    #[error("`{}` is not in memory", .0.escape_debug())]
+    Absent(String),
+    /// Memory of another size than the tensor in it.
+    #[error("`{}` has {wanted} bytes, its memory {found}", name.escape_debug())]
+    Size {
+        /// The tensor.
+        name: String,
+        /// Bytes that it has.
+        wanted: u64,
+        /// Bytes that are there.
+        found: u64,
+    },
+    /// Elements smaller than a byte would have to be taken out of their bytes.
+    #[error("elements of `{}` would have to be taken out of their bytes", .0.escape_debug())]
+    PartOfAByte(String),
+}
+
+/// Makes a region of an expression, row-major and dense, of the tensors that `memory` knows by name.
+///
+/// # Errors
+/// [`MemoryError`]; one for `out` if its size is not that of the region.
+pub fn gather<'m>(
+    graph: &Graph,
+    expr: Expr,
+    region: &[Range<u64>],
+    memory: &dyn Fn(&str) -> Option<&'m [u8]>,
+    out: &mut [u8],
+) -> Result<(), MemoryError> {
+    let elements: u64 = region.iter().map(|it| it.end - it.start).product();
+    let wanted = bytes_of(elements, graph.dtype(expr));
+    if out.len() as u64 != wanted {
+        return Err(MemoryError::Size {
+            name: "the region".into(),
+            wanted,
+            found: out.len() as u64,
+        });
+    }
+    for piece in graph.pull(expr, region)? {
+        put(graph, &piece, graph.dtype(expr), memory, out)?;
+    }
+    Ok(())
+}
+
+fn put<'m>(
+    graph: &Graph,
+    piece: &Piece,
+    dtype: Dtype,
+    memory: &dyn Fn(&str) -> Option<&'m [u8]>,
+    out: &mut [u8],
+) -> Result<(), MemoryError> {
+    let name = || graph.leaf_name(piece.from).to_owned();
+    let (from, bytes) = match piece.from {
+        Leaf::Computed(_) => return Err(MemoryError::Absent(name())),
+        Leaf::Fill(value) => {
+            let step = |element, step: &Step| step.apply(element);
+            let value = piece.steps.iter().try_fold(value, step).unwrap_or(value);
+            let bits = value.bits().to_le_bytes();
+            let parts = piece_in_bytes(piece, dtype, dtype);
+            let (_, to, loops) = parts.ok_or_else(|| MemoryError::PartOfAByte(name()))?;
+            scatter::fill(&loops, to, &bits[..dtype.bits() / 8], out);
+            return Ok(());
+        }
+        Leaf::Source(source) => {
+            let bytes = memory(graph.name(source)).ok_or_else(|| MemoryError::Absent(name()))?;
+            let from = graph.source_dtype(source);
+            let wanted = bytes_of(graph.source_shape(source).iter().product(), from);
+            if bytes.len() as u64 != wanted {
+                return Err(MemoryError::Size {
+                    name: name(),
+                    wanted,
+                    found: bytes.len() as u64,
+                });
+            }
+            (from, bytes)
+        }
+    };
+    let parts = piece_in_bytes(piece, from, dtype);
+    let (start, to, loops) = parts.ok_or_else(|| MemoryError::PartOfAByte(name()))?;
+    let part = Part {
+        from: start,
+        to,
+        element: from.bits().div_ceil(8) as u32,
+        to_element: dtype.bits().div_ceil(8) as u32,
+        loops: &loops,
+    };
+    if piece.steps.is_empty() {
+        scatter::scatter(bytes, part, out);
+    } else {
+        let steps = piece.steps.clone();
+        scatter::scatter_converted(bytes, part, out, &Conversion { from, steps });
+    }
+    Ok(())
+}
+
+fn bytes_of(elements: u64, dtype: Dtype) -> u64 {
+    (elements * dtype.bits() as u64).div_ceil(8)
+}
+
+/// A tensor as regions of whole rows along dim 0, in order, each of at most `bytes` or one row.
+pub fn rows_at_a_time(
+    shape: &[u64],
+    dtype: Dtype,
+    bytes: u64,
+) -> impl Iterator<Item = Vec<Range<u64>>> {
+    let whole: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+    let rows = shape.first().copied().unwrap_or(1);
+    let row = bytes_of(shape.iter().skip(1).product(), dtype).max(1);
+    let at_a_time = match dtype.bits() < 8 {
+        true => rows.max(1), // rows may end inside of bytes
+        false => (bytes / row).clamp(1, rows.max(1)),
+    };
+    (0..rows).step_by(at_a_time as usize).map(move |start| {
+        let mut region = whole.clone();
+        if let Some(first) = region.first_mut() {
+            *first = start..(start + at_a_time).min(rows);
+        }
+        region
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{Mapping, TensorSpec, Waivers};
+
+    /// A map solved backwards on memory, a few rows at a time, and forwards again: the same bytes.
+    #[test]
+    fn what_is_made_backwards_is_what_there_was() {
+        let map = "
+            x = transpose(concat(a, b, shares=2:1), 0, 1)
+            y = interleave(unflatten(c, 3), d)";
+        let there = [
+            TensorSpec::new("a", Dtype::F32, &[40, 5]),
+            TensorSpec::new("b", Dtype::F32, &[20, 5]),
+            TensorSpec::new("c", Dtype::U8, &[12]),
+            TensorSpec::new("d", Dtype::U8, &[3, 4]),
+        ];
+        let forth = Mapping::parse(map)
+            .unwrap()
+            .bind(&there, None, &Waivers::none());
+        let forth = forth.unwrap_or_else(|report| panic!("{report}"));
+        let bytes = |spec: &TensorSpec| -> Vec<u8> {
+            let count = bytes_of(spec.shape.iter().product(), spec.dtype);
+            (0..count)
+                .map(|at| (at * 31 + spec.shape[0]) as u8)
+                .collect()
+        };
+        let before: Vec<(String, Vec<u8>)> = there
+            .iter()
+            .map(|spec| (spec.name.clone(), bytes(spec)))
+            .collect();
+
+        let make = |bound: &crate::mapping::Bound, from: &[(String, Vec<u8>)], at_a_time| {
+            let memory = |name: &str| {
+                let found = from.iter().find(|(it, _)| it == name);
+                found.map(|(_, bytes)| &bytes[..])
+            };
+            let made = bound.made().map(|spec| {
+                let expr = bound.expr(&spec.name).unwrap();
+                let mut all = Vec::new();
+                for region in rows_at_a_time(&spec.shape, spec.dtype, at_a_time) {
+                    let elements = region.iter().map(|it| it.end - it.start).product();
+                    let mut out = vec![0; bytes_of(elements, spec.dtype) as usize];
+                    gather(bound.graph(), expr, &region, &memory, &mut out).unwrap();
+                    all.extend(out);
+                }
+                (spec.name, all)
+            });
+            made.collect::<Vec<_>>()
+        };
+        let made = make(&forth, &before, 100);
+        for at_a_time in [1, 50, 1 << 20] {
+            let back = forth.inverse().unwrap();
+            assert_eq!(make(&back, &made, at_a_time), before);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let mut graph = Graph::new();
+        let x = graph.source("x", Dtype::F32, &[2, 3]).unwrap();
+        let mean = Mapping::parse("m = mean(x, y)").unwrap();
+        let specs = ["x", "y"].map(|name| TensorSpec::new(name, Dtype::F32, &[2, 3]));
+        let mean = mean.bind(&specs, None, &Waivers::none()).unwrap();
+        let whole = [0..2, 0..3];
+        let nothing = |_: &str| None;
+        let little = |_: &str| Some(&[0u8; 4][..]);
+        let make = |graph, expr, memory: &dyn Fn(&str) -> Option<&'static [u8]>, size| {
+            let made = gather(graph, expr, &whole, memory, &mut vec![0; size]);
+            made.unwrap_err().to_string()
+        };
+        let m = mean.expr("m").unwrap();
+        assert_eq!(make(&graph, x, &nothing, 24), "`x` is not in memory");
+        assert_eq!(
+            make(&graph, x, &little, 24),
+            "`x` has 24 bytes, its memory 4"
+        );
+        assert_eq!(
+            make(&graph, x, &little, 23),
+            "`the region` has 24 bytes, its memory 23"
+        );
+        assert_eq!(
+            make(mean.graph(), m, &nothing, 24),
+            "`mean` is not in memory"
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! Targets of which some elements are computed and some come from nowhere.
+
+use std::collections::BTreeMap;
+
+use super::Collect;
+use crate::exec::execute;
+use crate::mapping::{Mapping, TensorSpec, Waivers};
+use crate::plan::{Catalog, LoadPlan, Options, Want};
+use crate::source::{Choice, Sources};
+use crate::{Dtype, Error, FileWriter, Folder};
+
+const ROWS: u64 = 12;
+const COLUMNS: u64 = 7;
+
+/// Small whole numbers, so that nothing here is rounded.
+fn element(name: &str, at: u64) -> f64 {
+    let seed = u64::from(name.as_bytes()[0]);
+    ((at * 7 + seed) % 11) as f64 - 5.0
+}
+
+fn write(folder: &std::path::Path, tensors: &[(&str, [usize; 2])]) {
+    let mut file = FileWriter::new();
+    for (name, shape) in tensors {
+        file.add(name, Dtype::F32, shape).unwrap();
+    }
+    file.save::<Error>(folder.join("model.safetensors"), |tensor, sink| {
+        let elements = 0..tensor.byte_len() as u64 / 4;
+        let bytes = elements.flat_map(|at| (element(&tensor.name, at) as f32).to_le_bytes());
+        sink.append(&bytes.collect::<Vec<u8>>())
+    })
+    .unwrap();
+}
+
+fn at(name: &str, columns: u64, row: u64, column: u64) -> f64 {
+    element(name, row * columns + column)
+}
+
+/// lora(w, a, b, scale=2), of rank 2.
+fn merged(row: u64, column: u64) -> f64 {
+    let update = |r| at("b", 2, row, r) * at("a", COLUMNS, r, column);
+    at("w", COLUMNS, row, column) + 2.0 * (update(0) + update(1))
+}
+
+/// dequant(w, s, F32, block=5x3).
+fn scaled(row: u64, column: u64) -> f64 {
+    at("w", COLUMNS, row, column) * at("s", 3, row / 5, column / 3)
+}
+
+/// Computed of files, computed of what is computed, transposed, cut, joined and padded: in any
+/// windows and by any number of threads what evaluating by hand gives.
+#[test]
+fn what_is_computed_is_a_tensor_like_others() {
+    let place = tempfile::tempdir().unwrap();
+    let tensors = [
+        ("a", [2, COLUMNS as usize]),
+        ("b", [ROWS as usize, 2]),
+        ("s", [3, 3]),
+        ("w", [ROWS as usize, COLUMNS as usize]),
+    ];
+    write(place.path(), &tensors);
+    let map = Mapping::parse(
+        "merged = lora(w, a, b, scale=2)
+         turned = pad(transpose(lora(w, a, b, scale=2), 0, 1), 9, value=0.5)
+         rows   = concat(slice(dequant(w, s, F32, block=5x3), 3, 8), w)
+         mean   = mean(lora(w, a, b, scale=2), dequant(w, s, F32, block=5x3))
+         fill   = fill(3, F32, shape=2x2)",
+    )
+    .unwrap();
+    let there = tensors
+        .map(|(name, shape)| TensorSpec::new(name, Dtype::F32, &shape.map(|extent| extent as u64)));
+    let bound = map.bind(&there, None, &Waivers::none());
+    let bound = bound.unwrap_or_else(|report| panic!("{report}"));
+    let expected = |name: &str, row: u64, column: u64| match name {
+        "merged" => merged(row, column),
+        "turned" if row < COLUMNS => merged(column, row),
+        "turned" => 0.5,
+        "rows" if row < 5 => scaled(row + 3, column),
+        "rows" => at("w", COLUMNS, row - 5, column),
+        "mean" => (merged(row, column) + scaled(row, column)) / 2.0,
+        _ => 3.0,
+    };
+
+    let folder = Folder::open(place.path()).unwrap();
+    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let mut digests = BTreeMap::new();
+    for (window, threads) in [
+        (1, 1),
+        (16, 3),
+        (60, 2),
+        (100, 4),
+        (1 << 20, 1),
+        (1 << 20, 4),
+    ] {
+        for part in [false, true] {
+            let wants = bound.made().map(|spec| {
+                let from = u64::from(part && spec.shape[0] > 2);
+                let region = [from..spec.shape[0], from..spec.shape[1]];
+                Want::new(spec.name.clone(), bound.expr(&spec.name).unwrap(), region)
+            });
+            let wants: Vec<Want> = wants.collect();
+            let options = Options {
+                window,
+                threads,
+                ..Options::default()
+            };
+            let catalog = Catalog::of(&folder);
+            let plan = LoadPlan::new(bound.graph(), &catalog, &wants, &options).unwrap();
+            let digest = digests.entry((window, part)).or_insert(plan.digest());
+            assert_eq!(*digest, plan.digest());
+
+            let sink = Collect::default();
+            let stats = execute(&plan, &sources, &sink, &|_| {}).unwrap();
+            assert_eq!(stats.read_bytes, plan.read_bytes());
+            let done = sink.done.into_inner().unwrap();
+            for want in &wants {
+                let (rows, columns) = (want.region[0].clone(), want.region[1].clone());
+                let mut elements = done[&want.target].as_chunks::<4>().0.iter();
+                for (row, column) in rows.flat_map(|row| columns.clone().map(move |it| (row, it))) {
+                    let found = f32::from_le_bytes(*elements.next().unwrap());
+                    let wanted = expected(&want.target, row, column);
+                    assert_eq!(f64::from(found), wanted, "{} {row} {column}", want.target);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Tensors that are computed on the way: to a plan they are files whose bytes are made when they are
+//! asked for, whole rows at a time.
+//!
+//! What the operands of some rows take to be loaded is a plan of its own, made together with the
+//! one that needs it. So bytes and memory are known beforehand here too, and something computed of
+//! something computed is nothing special.
+
+use std::ops::Range;
+
+use super::chunk::{Chunk, Origin};
+use super::{Catalog, LoadPlan, Options, PlanError, Targets, Want};
+use crate::graph::{Computation, Expr, Graph, TensorType};
+
+/// A tensor that copies are made from once it is computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Computed {
+    pub(crate) how: Computation,
+    /// Dtypes and shapes of the operands.
+    pub(crate) types: Vec<TensorType>,
+    operands: Vec<Expr>,
+    row_bytes: u64,
+    bytes: u64,
+}
+
+/// The making of one chunk of something computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Making {
+    /// Which tensor: an index into those computed.
+    pub(crate) computed: usize,
+    pub(crate) rows: Range<u64>,
+    /// The rows of each operand that are loaded.
+    pub(crate) operand_rows: Vec<Range<u64>>,
+    /// Loads them: a target for each operand.
+    pub(crate) plan: LoadPlan,
+}
+
+impl Computed {
+    /// An expression that is [`Leaf::Computed`](crate::graph::Leaf::Computed).
+    pub(super) fn new(graph: &Graph, expr: Expr) -> Option<Computed> {
+        let (operands, how) = graph.computation(expr)?;
+        let (dtype, shape) = graph.tensor_type(expr);
+        let element = dtype.bits() as u64 / 8; // floats are whole bytes
+        let row: u64 = shape.iter().skip(1).product();
+        let rows = shape.first().copied().unwrap_or(1);
+        Some(Computed {
+            how: how.clone(),
+            types: operands.iter().map(|it| graph.tensor_type(*it)).collect(),
+            operands: operands.to_vec(),
+            row_bytes: (row * element).max(1),
+            bytes: rows * row * element,
+        })
+    }
+
+    pub(super) fn origin(&self) -> Origin {
+        Origin {
+            bytes: self.bytes,
+            alignment: self.row_bytes,
+            is_computed: true,
+        }
+    }
+
+    /// How a chunk of it is made, by one thread.
+    pub(super) fn making(
+        &self,
+        number: usize,
+        chunk: &Chunk,
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        options: &Options,
+    ) -> Result<Making, PlanError> {
+        let rows = chunk.read.start / self.row_bytes..chunk.read.end / self.row_bytes;
+        let operand_rows = self.how.rows_of_operands(rows.clone(), &self.types);
+        let wants = self.operands.iter().zip(&self.types).zip(&operand_rows);
+        let wants = wants.zip(0..).map(|(((expr, (_, shape)), rows), number)| {
+            let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+            if let Some(first) = region.first_mut() {
+                *first = rows.clone();
+            }
+            Want::new(format!("{} {number}", self.how.name()), *expr, region)
+        });
+        let wants: Vec<Want> = wants.collect();
+        let options = Options {
+            threads: 1,
+            targets: Targets::Stay,
+            budget: None,
+            ..options.clone()
+        };
+        Ok(Making {
+            computed: number,
+            rows,
+            operand_rows,
+            plan: LoadPlan::new(graph, catalog, &wants, &options)?,
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! Elements of targets that come from nowhere: padding, constants.
+
+use super::Target;
+use super::copy::ByteLoop;
+use crate::graph::{Piece, Scalar, Step};
+
+/// One element, written to many places of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fill {
+    pub(crate) target: u32,
+    /// The first byte in the target.
+    pub(crate) to: u64,
+    /// The bytes of the element.
+    pub(crate) element: Vec<u8>,
+    /// The loops around it; nothing moves in any file.
+    pub(crate) loops: Vec<ByteLoop>,
+}
+
+impl Fill {
+    pub(super) fn new(piece: &Piece, value: Scalar, target: &Target, index: u32) -> Fill {
+        let step = |element: Scalar, step: &Step| step.apply(element);
+        let value = piece.steps.iter().try_fold(value, step).unwrap_or(value);
+        // What can be filled in is a float of whole bytes.
+        let size = target.dtype.bits() as u64 / 8;
+        let loops = piece.loops.iter().map(|it| ByteLoop {
+            count: it.count,
+            from: 0,
+            to: it.destination_stride * size,
+        });
+        Fill {
+            target: index,
+            to: piece.destination_offset * size,
+            element: value.bits().to_le_bytes()[..size as usize].to_vec(),
+            loops: loops.collect(),
+        }
+    }
+
+    /// How many bytes it writes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let turns = self.loops.iter().map(|it| it.count);
+        turns.product::<u64>() * self.element.len() as u64
+    }
+}
