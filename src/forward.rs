@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use meshgrad::autograd::{Grads, Module, Tape};
+use meshgrad::autograd::{Grads, Module, Param, Tape};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
 use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Qwen3, hf};
 use meshgrad::runtime::{DType, Device, Tensor, ops as values};
@@ -108,12 +108,13 @@ fn loss(
         let mut grads = Grads::new(&params)?;
         let seed = values::reciprocal(&loss.weight)?;
         tape.backward(&[(&loss.total, seed)], &mut grads)?;
-        for param in &params {
-            let gradient = grads.get(param)?.to_vec::<f32>()?;
-            for part in hf::parts(param, loaded.experts) {
-                let name = format!("grad.{}", part.name);
-                outputs.push((name, part.shape, gradient[part.elements].to_vec()));
-            }
+        let mut of = |param: &Param| Ok((param.clone(), grads.get(param)?));
+        let gradients: Vec<(Param, Tensor)> =
+            params.iter().map(&mut of).collect::<anyhow::Result<_>>()?;
+        for (tensor, bytes) in hf::tensors_of(&gradients, loaded.experts)? {
+            let shape = tensor.shape.iter().map(|extent| *extent as usize).collect();
+            let elements = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+            outputs.push((format!("grad.{}", tensor.name), shape, elements.collect()));
         }
     }
     Ok(outputs)

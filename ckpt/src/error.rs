@@ -355,6 +355,21 @@ pub enum Error {
         /// Bytes given.
         given: u64,
     },
+
+    /// Two tensors that a map says are one differ.
+    #[error(
+        "`{}` and `{}` of {} should be equal, as the map ties them, and differ: remove the one that \
+         is not meant, or change the map",
+        first.escape_debug(), second.escape_debug(), folder.display()
+    )]
+    NotTied {
+        /// The folder.
+        folder: PathBuf,
+        /// The tensor that would be used.
+        first: String,
+        /// The other one.
+        second: String,
+    },
 }
 
 impl Error {

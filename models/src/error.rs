@@ -2,6 +2,11 @@
 
 use std::path::PathBuf;
 
+use meshgrad_ckpt::exec::MemoryError;
+use meshgrad_ckpt::mapping::{BadWaiver, MapError, Report};
+use meshgrad_ckpt::plan::PlanError;
+use meshgrad_runtime::DType;
+
 use crate::config::ConfigError;
 
 /// The result of everything in this crate that can fail.
@@ -46,21 +51,43 @@ pub enum Error {
     },
 
     /// A folder whose tensors are not the model's.
-    #[error(
-        "{}: the tensors are not those of this configuration{}",
-        folder.display(),
-        report(missing, unexpected, wrong)
-    )]
+    #[error("{}: the tensors are not those of this configuration: {report}", folder.display())]
     Tensors {
         /// The folder.
         folder: PathBuf,
-        /// Tensors that the model needs and the folder does not have.
-        missing: Vec<String>,
-        /// Tensors that the folder has and the model does not know.
-        unexpected: Vec<String>,
-        /// Tensors of another shape or dtype than the model's: which, and how.
-        wrong: Vec<String>,
+        /// What is missing, unexpected or different.
+        report: Report,
     },
+
+    /// Tensors that cannot be written under the names of Hugging Face.
+    #[error("these tensors cannot be written under the names of Hugging Face: {report}")]
+    Unwritable {
+        /// Why not.
+        report: Report,
+    },
+
+    /// A dtype that is not written to files.
+    #[error("a tensor of {dtype:?} is not stored: parameters are f32 or bf16")]
+    NotStored {
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// A map between parameters and tensors of a folder cannot be read.
+    #[error(transparent)]
+    Map(#[from] MapError),
+
+    /// A waiver cannot be read.
+    #[error(transparent)]
+    Waiver(#[from] BadWaiver),
+
+    /// Tensors of a folder cannot be loaded as planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+
+    /// Tensors in memory cannot be written.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
 
     /// A sequence that does not fit into a cache.
     #[error(
@@ -74,12 +101,4 @@ pub enum Error {
         /// Tokens given.
         given: usize,
     },
-}
-
-fn report(missing: &[String], unexpected: &[String], wrong: &[String]) -> String {
-    let part = |title: &str, names: &[String]| match names {
-        [] => String::new(),
-        _ => format!("\n  {title}: {}", names.join(", ")),
-    };
-    part("missing", missing) + &part("unexpected", unexpected) + &part("of another shape", wrong)
 }

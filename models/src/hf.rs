@@ -2,22 +2,30 @@
 //! transformers uses.
 //!
 //! A parameter here may be several tensors there: gate and up are one matrix, and so are all
-//! experts of a layer. Each of those tensors is a run of the parameter's elements, so that a
-//! mapping is a list of [`Part`]s.
+//! experts of a layer. A [map](map()) says how; reading follows it in one direction, writing in the
+//! other.
 
-mod names;
+mod map;
+mod memory;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
-use meshgrad_ckpt::{Dtype, Folder, FolderWriter, Staging, TensorInfo};
-use meshgrad_runtime::{DType, Device, Element, Kind, Tensor};
+use meshgrad_ckpt::exec::{Slices, check_ties, execute, gather, rows_at_a_time};
+use meshgrad_ckpt::mapping::{Bound, TensorSpec, Waivers};
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options};
+use meshgrad_ckpt::source::{Choice, Sources};
+use meshgrad_ckpt::{Folder, FolderWriter, Staging, TensorInfo};
+use meshgrad_runtime::{Device, Kind, Tensor};
 
-pub use names::{Experts, Part, parts};
+pub use map::{Experts, map};
+use memory::{Held, Lent, dtype_of};
 
 use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
+
+/// Bytes of a tensor that are gathered at a time to be written.
+const AT_A_TIME: u64 = 8 << 20;
 
 /// A model from a folder, and how that folder stores experts.
 pub struct Loaded {
@@ -58,76 +66,17 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
 /// As [`load`].
 pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
     let folder = Folder::open(dir)?;
-    let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-    let params = model.params();
-    check(
-        &params,
-        &folder,
-        experts,
-        model.config().tie_word_embeddings,
-    )?;
-    for param in params {
-        let value = Tensor::zeros(device, param.shape(), param.spec().dtype, Kind::Parameter)?;
-        for part in parts(&param, experts) {
-            read_part(&folder, &part, &value)?;
-        }
-        param.set(&value)?;
+    let mut tensors = Vec::new();
+    for param in model.params() {
+        let dtype = param.spec().dtype;
+        let value = Tensor::zeros(device, param.shape(), dtype, Kind::Parameter)?;
+        tensors.push((param, value));
+    }
+    let experts = read(&tensors, &folder, model.config().tie_word_embeddings)?;
+    for (param, value) in &tensors {
+        param.set(value)?;
     }
     Ok(experts)
-}
-
-/// Compares what the parameters need with what the folder has.
-fn check(params: &[Param], folder: &Folder, experts: Experts, tied: bool) -> Result<()> {
-    let (mut missing, mut wrong) = (Vec::new(), Vec::new());
-    let mut unexpected: BTreeSet<String> =
-        folder.tensors().map(|tensor| tensor.name.clone()).collect();
-    for part in params.iter().flat_map(|param| parts(param, experts)) {
-        unexpected.remove(&part.name);
-        match folder.get(&part.name) {
-            None => missing.push(part.name),
-            Some(found) if found.shape != part.shape || float(found.dtype).is_none() => {
-                let (dtype, shape) = (found.dtype.name(), &found.shape);
-                wrong.push(format!(
-                    "{} (is {dtype}{shape:?}, not a float{:?})",
-                    part.name, part.shape
-                ));
-            }
-            Some(_) => {}
-        }
-    }
-    if tied {
-        check_tied(folder, &mut unexpected, &mut wrong)?;
-    }
-
-    if missing.is_empty() && unexpected.is_empty() && wrong.is_empty() {
-        return Ok(());
-    }
-    let folder = folder.path().to_owned();
-    Err(Error::Tensors {
-        folder,
-        missing,
-        unexpected: unexpected.into_iter().collect(),
-        wrong,
-    })
-}
-
-/// Some folders store tied embeddings twice. That is right as long as both are the same.
-fn check_tied(
-    folder: &Folder,
-    unexpected: &mut BTreeSet<String>,
-    wrong: &mut Vec<String>,
-) -> Result<()> {
-    const HEAD: &str = "lm_head.weight";
-    const EMBEDDING: &str = "model.embed_tokens.weight";
-    if unexpected.remove(HEAD)
-        && folder.get(EMBEDDING).is_some()
-        && folder.read(HEAD)? != folder.read(EMBEDDING)?
-    {
-        wrong.push(format!(
-            "{HEAD} (differs from {EMBEDDING}, but the configuration ties them)"
-        ));
-    }
-    Ok(())
 }
 
 /// Reads back what [`write_tensors`] wrote to the folder `dir`, into tensors that may change.
@@ -135,50 +84,54 @@ fn check_tied(
 /// # Errors
 /// As [`load`].
 pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
-    let folder = Folder::open(dir)?;
+    read(tensors, &Folder::open(dir)?, false)?;
+    Ok(())
+}
+
+/// Reads tensors, named and shaped as their parameters: each byte once, straight to its place.
+fn read(tensors: &[(Param, Tensor)], folder: &Folder, tied: bool) -> Result<Experts> {
     let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-    let params: Vec<Param> = tensors.iter().map(|(param, _)| param.clone()).collect();
-    check(&params, &folder, experts, false)?;
-    for (param, tensor) in tensors {
-        for part in parts(param, experts) {
-            read_part(&folder, &part, tensor)?;
+    let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
+    let wanted = specs(tensors)?;
+    let waivers = Waivers::none().and("narrowed")?;
+    let bound = map(experts, tied)?.bind(&there, Some(&wanted), &waivers);
+    let bound = bound.map_err(|report| Error::Tensors {
+        folder: folder.path().to_owned(),
+        report,
+    })?;
+    check_ties(&bound, folder)?;
+
+    let wants = bound.wants();
+    let plan = LoadPlan::new(
+        bound.graph(),
+        &Catalog::of(folder),
+        &wants,
+        &Options::default(),
+    )?;
+    let mut places = Vec::new();
+    for want in &wants {
+        let tensor = tensors
+            .iter()
+            .find(|(param, _)| param.name() == want.target);
+        if let Some((_, tensor)) = tensor {
+            places.push(Lent::of(tensor)?);
         }
     }
-    Ok(())
+    let slices = Slices::new(places.iter_mut().map(Lent::bytes));
+    execute(&plan, &Sources::of(folder, Choice::Auto)?, &slices, &|_| {})?;
+    Ok(experts)
 }
 
-/// Reads one tensor of the folder into its run of `value`.
-fn read_part(folder: &Folder, part: &Part, value: &Tensor) -> Result<()> {
-    let Some(info) = folder.get(&part.name) else {
-        return Ok(());
+fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
+    let spec = |(param, tensor): &(Param, Tensor)| {
+        let shape: Vec<u64> = param.shape().iter().map(|extent| *extent as u64).collect();
+        Ok(TensorSpec::new(
+            param.name(),
+            dtype_of(tensor.dtype())?,
+            &shape,
+        ))
     };
-    let bytes = folder.read(&part.name)?;
-    match float(info.dtype) {
-        Some(DType::F64) => convert::<f64>(&bytes, part, value),
-        Some(DType::BF16) => convert::<half::bf16>(&bytes, part, value),
-        Some(DType::F16) => convert::<half::f16>(&bytes, part, value),
-        _ => convert::<f32>(&bytes, part, value),
-    }
-}
-
-fn convert<T: Element>(bytes: &[u8], part: &Part, value: &Tensor) -> Result<()> {
-    let mut values = value.write::<f32>("load")?;
-    let values = &mut values[part.elements.clone()];
-    for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
-        // Files are little endian, and so are all machines this runs on.
-        *value = bytemuck::pod_read_unaligned::<T>(bytes).to_f64() as f32;
-    }
-    Ok(())
-}
-
-fn float(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F64 => Some(DType::F64),
-        Dtype::F32 => Some(DType::F32),
-        Dtype::BF16 => Some(DType::BF16),
-        Dtype::F16 => Some(DType::F16),
-        _ => None,
-    }
+    tensors.iter().map(spec).collect()
 }
 
 /// Writes `model` as a Hugging Face folder that transformers reads as it is: config.json and the
@@ -216,8 +169,8 @@ fn inside(folder: &str, file: &str) -> String {
     }
 }
 
-/// Writes one f32 tensor for each [`Part`] of each parameter: its value, its gradient, or what an
-/// optimizer keeps of it.
+/// Writes tensors that are named and shaped as their parameters, values, gradients or what an
+/// optimizer keeps, under the names of Hugging Face.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when something cannot be written.
@@ -227,22 +180,63 @@ pub fn write_tensors(
     staging: &mut Staging,
     folder: &str,
 ) -> Result<()> {
+    let bound = to_write(tensors, experts)?;
     let mut writer = FolderWriter::new();
-    let mut runs = std::collections::HashMap::new();
-    for (param, tensor) in tensors {
-        for part in parts(param, experts) {
-            writer.add(&part.name, Dtype::F32, &part.shape)?;
-            runs.insert(part.name.clone(), (tensor.clone(), part.elements));
-        }
+    for spec in bound.made() {
+        let shape: Vec<usize> = spec.shape.iter().map(|extent| *extent as usize).collect();
+        writer.add(&spec.name, spec.dtype, &shape)?;
     }
-    writer.write(staging, folder, |info: &TensorInfo, sink| {
-        if let Some((tensor, run)) = runs.get(&info.name) {
-            let elements = tensor.read::<f32>()?;
-            let start = tensor.layout().offset();
-            sink.append(bytemuck::cast_slice(
-                &elements[start + run.start..start + run.end],
-            ))?;
-        }
-        Ok::<(), Error>(())
+    writer.write(staging, folder, |tensor: &TensorInfo, sink| {
+        let spec = TensorSpec::from(tensor);
+        make(&bound, &spec, tensors, |bytes| Ok(sink.append(bytes)?))
     })
+}
+
+/// The bytes of each Hugging Face tensor that these tensors are, named and shaped as their
+/// parameters.
+///
+/// # Errors
+/// As [`write_tensors`].
+pub fn tensors_of(
+    tensors: &[(Param, Tensor)],
+    experts: Experts,
+) -> Result<Vec<(TensorSpec, Vec<u8>)>> {
+    let bound = to_write(tensors, experts)?;
+    let made = bound.made().map(|spec| {
+        let mut all = Vec::new();
+        make(&bound, &spec, tensors, |bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok((spec, all))
+    });
+    made.collect()
+}
+
+fn to_write(tensors: &[(Param, Tensor)], experts: Experts) -> Result<Bound> {
+    let map = map(experts, false)?.reversed();
+    let bound = map.bind(&specs(tensors)?, None, &Waivers::none());
+    bound.map_err(|report| Error::Unwritable { report })
+}
+
+/// Makes one tensor, a few rows at a time.
+fn make(
+    bound: &Bound,
+    spec: &TensorSpec,
+    tensors: &[(Param, Tensor)],
+    mut give: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let Some(expr) = bound.expr(&spec.name) else {
+        return Ok(());
+    };
+    let held = Held::of(bound.graph(), expr, tensors)?;
+    let memory = |name: &str| held.bytes(name);
+    let mut bytes = Vec::new();
+    for region in rows_at_a_time(&spec.shape, spec.dtype, AT_A_TIME) {
+        let elements: u64 = region.iter().map(|it| it.end - it.start).product();
+        bytes.resize(elements as usize * spec.dtype.bits() / 8, 0);
+        gather(bound.graph(), expr, &region, &memory, &mut bytes)?;
+        give(&bytes)?;
+    }
+    Ok(())
 }

@@ -29,6 +29,7 @@ mod shared;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod ties;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -36,6 +37,7 @@ use std::thread;
 
 pub use memory::{MemoryError, gather, rows_at_a_time};
 pub use sink::{Sink, Slices};
+pub use ties::check_ties;
 
 use crate::Error;
 use crate::graph::Operand;

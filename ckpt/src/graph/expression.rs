@@ -1,6 +1,6 @@
 //! Expressions, with their shapes and dtypes checked when they are made.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::compute::Computation;
@@ -355,6 +355,30 @@ impl Graph {
             Op::Computed { of, how } => Some((of, how)),
             _ => None,
         }
+    }
+
+    /// The names of the tensors that an expression is made of.
+    pub fn sources_of(&self, of: Expr) -> BTreeSet<&str> {
+        let (mut names, mut seen, mut open) = (BTreeSet::new(), HashSet::new(), vec![of]);
+        while let Some(expr) = open.pop() {
+            if !seen.insert(expr) {
+                continue;
+            }
+            match &self.node(expr).op {
+                Op::Source(source) => drop(names.insert(self.name(*source))),
+                Op::Fill { .. } => {}
+                Op::Each { of, .. }
+                | Op::Permute { of, .. }
+                | Op::Slice { of, .. }
+                | Op::Select { of, .. }
+                | Op::Unflatten { of, .. }
+                | Op::Flatten { of, .. } => open.push(*of),
+                Op::Concat { of, .. } | Op::Stack { of, .. } | Op::Computed { of, .. } => {
+                    open.extend(of);
+                }
+            }
+        }
+        names
     }
 
     /// What messages call a leaf: a tensor's name, or the operation that makes it.

@@ -10,6 +10,7 @@ use super::report::{Problem, Report, Waivers};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
 use crate::graph::{Expr, Graph, GraphError, Leaf, Loop, Piece, SourceId, Step, widens};
+use crate::plan::Want;
 
 /// A map bound to tensors, or several on top of each other.
 #[derive(Clone, Debug)]
@@ -172,6 +173,13 @@ impl Bound {
         self.made
             .iter()
             .map(|(name, made)| spec(name, &self.tensors.graph, made.expr))
+    }
+
+    /// All that is made, whole, to be planned.
+    pub fn wants(&self) -> Vec<Want> {
+        let made = self.made.iter();
+        let all = made.map(|(name, made)| Want::all(name, &self.tensors.graph, made.expr));
+        all.collect()
     }
 
     /// The expression of a tensor that is made.

@@ -59,7 +59,7 @@ pub use error::{MapError, MapProblem};
 pub use report::{BadWaiver, Problem, ProblemKind, Report, Waivers};
 pub use template::{Captures, Kind, Template, TemplateProblem, Value};
 
-use crate::Dtype;
+use crate::{Dtype, TensorInfo};
 use term::Term;
 
 /// Rules between two layouts of names.
@@ -85,6 +85,16 @@ pub struct TensorSpec {
     pub dtype: Dtype,
     /// Its extents, row-major.
     pub shape: Vec<u64>,
+}
+
+impl From<&TensorInfo> for TensorSpec {
+    fn from(tensor: &TensorInfo) -> TensorSpec {
+        TensorSpec {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.iter().map(|extent| *extent as u64).collect(),
+        }
+    }
 }
 
 impl TensorSpec {
