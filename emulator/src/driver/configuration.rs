@@ -8,7 +8,7 @@ use super::device::Model;
 const DEVICES: &str = "MESHGRAD_EMULATOR_DEVICES";
 /// `MESHGRAD_EMULATOR_MEMORY`: bytes of memory of each device (`256MiB`).
 const MEMORY: &str = "MESHGRAD_EMULATOR_MEMORY";
-/// `MESHGRAD_EMULATOR_VERSION`: the CUDA version that the driver says it speaks (`12.9`).
+/// `MESHGRAD_EMULATOR_VERSION`: the CUDA version that the driver says it speaks (`13.0`).
 const VERSION: &str = "MESHGRAD_EMULATOR_VERSION";
 /// `MESHGRAD_EMULATOR_STREAMS`: `ordered` or `random:SEED`.
 const STREAMS: &str = "MESHGRAD_EMULATOR_STREAMS";
@@ -64,7 +64,8 @@ impl Default for Configuration {
         Configuration {
             devices: vec![Model::H200],
             memory: None,
-            version: 12090,
+            // The first that loads PTX 9.0.
+            version: 13000,
             streams: StreamOrder::Ordered,
             leaks: Leaks::Report,
             quiet: false,
@@ -98,7 +99,7 @@ impl Configuration {
                 .parse(parse_devices, default.devices)?,
             memory: variable(MEMORY, "bytes such as 1048576, 512KiB, 256MiB or 4GiB")
                 .parse(|text| parse_bytes(text).map(Some), default.memory)?,
-            version: variable(VERSION, "a CUDA version such as 12.9")
+            version: variable(VERSION, "a CUDA version such as 13.0")
                 .parse(parse_version, default.version)?,
             streams: variable(STREAMS, "ordered, or random:SEED with a number as seed")
                 .parse(parse_streams, default.streams)?,

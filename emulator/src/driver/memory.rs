@@ -21,8 +21,6 @@ pub(crate) struct Ledger {
     pub(crate) owners: BTreeMap<u64, Owner>,
     /// Bytes of devices that belong to no pool.
     plain: BTreeMap<u32, usize>,
-    /// Pageable memory that the host registered as page-locked, by first address.
-    pub(crate) registered: BTreeMap<u64, usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,6 +42,8 @@ pub(crate) enum Kind {
     Pool(PoolHandle),
     /// `cuMemHostAlloc`.
     Pinned,
+    /// `cuMemHostRegister`.
+    Registered,
     /// `cuMemAllocManaged`.
     Managed,
     /// A node of a graph; live between a launch and its being freed.
@@ -54,13 +54,13 @@ impl Kind {
     fn place(self, device: u32) -> Place {
         match self {
             Kind::Device | Kind::Pool(_) | Kind::Graph { .. } => Place::Device(device),
-            Kind::Pinned => Place::Pinned,
+            Kind::Pinned | Kind::Registered => Place::Pinned,
             Kind::Managed => Place::Managed(device),
         }
     }
 
     fn takes_plain_memory(self) -> bool {
-        !matches!(self, Kind::Pinned | Kind::Pool(_))
+        !matches!(self, Kind::Pinned | Kind::Registered | Kind::Pool(_))
     }
 }
 
@@ -122,8 +122,8 @@ impl Driver {
         state.refuse_while_capturing("cuMemFree")?;
         match state.owner(address)?.kind {
             Kind::Graph { .. } => state.free_in_graph(address),
-            Kind::Pinned => Err(Code::InvalidValue.because(format!(
-                "{address:#x} is page-locked memory of the host: cuMemFreeHost frees it"
+            Kind::Pinned | Kind::Registered => Err(Code::InvalidValue.because(format!(
+                "{address:#x} is page-locked memory of the host, not of a device"
             ))),
             Kind::Pool(_) => state.free_now(address),
             Kind::Device | Kind::Managed => {
@@ -172,7 +172,7 @@ impl Driver {
                 state.ledger.doom(address);
             }
             Kind::Graph { .. } => state.free_in_graph(address)?,
-            Kind::Device | Kind::Pinned | Kind::Managed => {
+            Kind::Device | Kind::Pinned | Kind::Registered | Kind::Managed => {
                 let words = format!("{address:#x} is not from cuMemAllocAsync");
                 return Err(Code::InvalidValue.because(words));
             }
@@ -299,6 +299,25 @@ impl State {
                 Err(Code::OutOfMemory.because(error.to_string()))
             }
         }
+    }
+
+    /// Notes that memory which takes none of a device's belongs to `context`.
+    pub(crate) fn own(
+        &mut self,
+        context: ContextHandle,
+        address: u64,
+        bytes: usize,
+        kind: Kind,
+    ) -> Result<()> {
+        let owner = Owner {
+            context,
+            device: self.contexts.get(context)?.device,
+            bytes,
+            kind,
+            doomed: false,
+        };
+        self.ledger.owners.insert(address, owner);
+        Ok(())
     }
 
     /// An error unless the device has `bytes` more.

@@ -1,11 +1,12 @@
 //! What is known of pointers: whose memory they point to, and which of the host's own memory was
 //! registered as page-locked.
 
-use crate::memory::Place;
+use crate::memory::{HOST_ALIGNMENT, Place};
 
+use super::Driver;
 use super::error::{Code, Result};
+use super::ffi::host::HostRange;
 use super::memory::Kind;
-use super::{Driver, State};
 
 /// What `cuPointerGetAttribute` may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,46 +16,50 @@ pub(crate) enum PointerFact {
 }
 
 impl Driver {
-    /// `cuMemHostRegister`.
-    pub(crate) fn register(&self, address: u64, bytes: usize, flags: u32) -> Result<()> {
+    /// `cuMemHostRegister`: kernels reach the memory at its own address.
+    pub(crate) fn register(&self, range: HostRange, flags: u32) -> Result<()> {
+        let (address, bytes) = (range.address(), range.bytes());
+        let end = address.checked_add(bytes as u64);
+        if address == 0 || bytes == 0 || end.is_none() || flags & !0xf != 0 {
+            let words = format!("{bytes} bytes at {address:#x} with flags {flags:#x}");
+            return Err(Code::InvalidValue.because(words));
+        }
+        let Some(block) = range.block() else {
+            let words = format!(
+                "registered memory begins at a multiple of {HOST_ALIGNMENT} bytes here, and \
+                 {address:#x} is none"
+            );
+            return Err(Code::NotSupported.because(words));
+        };
         self.with(|state| {
-            state.current()?;
-            if address == 0 || bytes == 0 || flags & !0xf != 0 {
-                let words = format!("{bytes} bytes at {address:#x} with flags {flags:#x}");
-                return Err(Code::InvalidValue.because(words));
-            }
-            let end = address.saturating_add(bytes as u64);
-            let below = state.ledger.registered.range(..end).next_back();
-            let overlaps = below.is_some_and(|(start, bytes)| start + *bytes as u64 > address);
-            if overlaps || state.space.find(address).is_some() {
+            let context = state.current()?;
+            if !state.space.register(block) {
                 let words = format!("{address:#x} is page-locked already");
                 return Err(Code::HostMemoryAlreadyRegistered.because(words));
             }
-            state.ledger.registered.insert(address, bytes);
-            Ok(())
+            state.own(context, address, bytes, Kind::Registered)
         })
     }
 
-    /// `cuMemHostUnregister`.
+    /// `cuMemHostUnregister`: waits for what runs.
     pub(crate) fn unregister(&self, address: u64) -> Result<()> {
-        self.with(|state| {
-            state.current()?;
-            let known = state.ledger.registered.remove(&address);
-            known.map(drop).ok_or_else(|| {
-                let words = format!("{address:#x} is not the start of registered memory");
-                Code::HostMemoryNotRegistered.because(words)
-            })
-        })
+        let mut state = self.lock();
+        let context = state.current()?;
+        let owner = state.ledger.owners.get(&address);
+        if owner.is_none_or(|it| it.kind != Kind::Registered) {
+            let words = format!("{address:#x} is not the start of registered memory");
+            return Err(Code::HostMemoryNotRegistered.because(words));
+        }
+        state.refuse_while_capturing("cuMemHostUnregister")?;
+        let mut state = self.wait(state, |state| state.schedule.is_idle(context));
+        state.healthy(context)?;
+        state.free_now(address)
     }
 
     /// `cuMemHostGetDevicePointer`: the same address, as addressing is unified.
     pub(crate) fn device_address(&self, address: u64) -> Result<u64> {
         self.with(|state| {
             state.current()?;
-            if state.is_registered(address, 1) {
-                let words = "kernels cannot reach registered memory here; use cuMemHostAlloc";
-                return Err(Code::NotSupported.because(words));
-            }
             match state.space.find(address).map(|it| it.place) {
                 Some(Place::Pinned | Place::Managed(_)) => Ok(address),
                 _ => {
@@ -121,16 +126,6 @@ impl Driver {
                     return Err(Code::InvalidValue.because(words));
                 }
             })
-        })
-    }
-}
-
-impl State {
-    /// Whether registered memory of the host holds these bytes.
-    pub(crate) fn is_registered(&self, address: u64, bytes: usize) -> bool {
-        let below = self.ledger.registered.range(..=address).next_back();
-        below.is_some_and(|(start, length)| {
-            address.saturating_add(bytes as u64) <= start + *length as u64
         })
     }
 }

@@ -43,7 +43,7 @@ impl Driver {
         let waits = !is_captured && moment.waits_for(&state, &to, &from);
         let from = match from {
             // The driver takes pageable memory when it is asked to, not when the copy runs.
-            Side::Host(range) if !is_captured && !state.is_pinned(range) => {
+            Side::Host(range) if !is_captured => {
                 let mut bytes = vec![0; from_bytes];
                 range.read(0, &mut bytes);
                 Side::Staged(bytes.into())
@@ -108,7 +108,7 @@ impl Moment {
         match self {
             Moment::Now => is_host(to) || is_host(from),
             // Pageable memory must be written when the call returns.
-            Moment::InStream(_) => matches!(to, Side::Host(range) if !state.is_pinned(*range)),
+            Moment::InStream(_) => matches!(to, Side::Host(_)),
         }
     }
 }
@@ -141,10 +141,6 @@ impl State {
                 Ok(Side::Host(range))
             }
         }
-    }
-
-    fn is_pinned(&self, range: HostRange) -> bool {
-        self.is_registered(range.address(), range.bytes())
     }
 
     fn is_pinned_allocation(&self, address: u64) -> bool {

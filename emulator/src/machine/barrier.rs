@@ -65,6 +65,11 @@ impl CtaBarrier {
         }
     }
 
+    /// Whether anybody ever came.
+    pub(super) fn is_used(&self) -> bool {
+        self.arrived > 0 || self.passes > 0
+    }
+
     fn pass(&mut self) {
         self.results[(self.passes % 2) as usize] = self.votes;
         self.votes = NO_VOTES;

@@ -99,7 +99,7 @@ impl<'g> Cta<'g> {
             shared_stamp: 0,
             local: Own::new(local_stride * grid.threads().next_multiple_of(32) as usize)?,
             local_stride,
-            barriers: Vec::new(),
+            barriers: (0..16).map(|_| CtaBarrier::default()).collect(),
             published: HashMap::new(),
             counts,
             random: Random::new(0),
@@ -123,7 +123,9 @@ impl<'g> Cta<'g> {
             self.shared_stamp = 0;
         }
         self.shared_stamp += 1;
-        self.barriers = (0..16).map(|_| CtaBarrier::default()).collect();
+        for barrier in self.barriers.iter_mut().filter(|it| it.is_used()) {
+            *barrier = CtaBarrier::default();
+        }
         self.published.clear();
         let options = self.grid.options;
         self.random = Random::new(options.shuffle.unwrap_or(0) ^ index << 20);
@@ -141,8 +143,7 @@ impl<'g> Cta<'g> {
             if let Some(old) = warps.get_mut(at) {
                 warp.registers = std::mem::take(&mut old.registers);
             }
-            warp.registers.reset(&self.start);
-            self.set_specials(&mut warp);
+            self.start_registers_of(&mut warp);
             match warps.get_mut(at) {
                 Some(old) => *old = warp,
                 None => warps.push(warp),
@@ -173,17 +174,35 @@ impl<'g> Cta<'g> {
         self.circle.is_closed() || self.idle() > self.grid.options.patience
     }
 
+    /// Registers as a thread finds them, where the warp's may be those of a CTA before.
+    fn start_registers_of(&self, warp: &mut Warp) {
+        let registers = &mut warp.registers;
+        let used = registers.planes() == self.start.planes();
+        match used && self.grid.options.sanitize {
+            // What counts as never written is not read, and constants are not written.
+            true => {
+                registers.forget(&self.start);
+                for (slot, constant, wide) in &self.grid.kernel.constants {
+                    if let Constant::Frame { offset, .. } = constant {
+                        registers.broadcast(*slot, u64::from(*offset), *wide);
+                    }
+                }
+            }
+            false => registers.reset(&self.start),
+        }
+        self.set_specials(warp);
+    }
+
     fn set_specials(&self, warp: &mut Warp) {
         let id = self.grid.cta_id(self.index);
-        let first = warp.index as u64 * 32;
+        let threads = self.grid.thread_ids(warp.index);
         for (special, slot) in &self.grid.kernel.specials {
             if special.is_wide() {
                 warp.registers.broadcast(*slot, self.grid.number, true);
                 continue;
             }
             let value: [u32; 32] = std::array::from_fn(|lane| {
-                let thread = self.grid.thread_id(first + lane as u64);
-                self.special(*special, id, thread, warp.index as u32, lane as u32)
+                self.special(*special, id, threads[lane], warp.index as u32, lane as u32)
             });
             warp.registers.set_narrow(*slot, u32::MAX, &value);
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::order::Published;
+use super::registers::LANES;
 use crate::memory::{AddressSpace, Allocation, Block, ByteSet};
 use crate::options::Options;
 use crate::program::Kernel;
@@ -52,6 +53,11 @@ impl Grid<'_> {
         unravel(index, self.block)
     }
 
+    /// The threads of a warp, lane by lane.
+    pub(crate) fn thread_ids(&self, warp: usize) -> [[u32; 3]; LANES] {
+        unravel_row((warp * LANES) as u64, self.block)
+    }
+
     /// The allocation that holds `address`, live or freed, trying that at `hint` first.
     #[inline(always)]
     pub(crate) fn find(&self, address: u64, hint: usize) -> Option<usize> {
@@ -76,4 +82,37 @@ fn unravel(index: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
         (index / x % y) as u32,
         (index / (x * y)) as u32,
     ]
+}
+
+/// As [`unravel`], of `first` and those that follow it.
+fn unravel_row(first: u64, extents: [u32; 3]) -> [[u32; 3]; LANES] {
+    let mut next = unravel(first, extents);
+    std::array::from_fn(|_| {
+        let this = next;
+        next[0] += 1;
+        for dim in 0..2 {
+            if next[dim] >= extents[dim] {
+                next[dim] = 0;
+                next[dim + 1] += 1;
+            }
+        }
+        this
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_unravelled_as_each_of_it() {
+        for extents in [[1, 1, 1], [48, 1, 1], [3, 5, 7], [1, 40, 2], [64, 2, 1]] {
+            for first in [0, 32, 64] {
+                let row = unravel_row(first, extents);
+                let each: [_; LANES] =
+                    std::array::from_fn(|lane| unravel(first + lane as u64, extents));
+                assert_eq!(row, each, "{extents:?} from {first} on");
+            }
+        }
+    }
 }

@@ -49,6 +49,11 @@ impl Registers {
     /// Becomes a copy of `other` without giving its memory back.
     pub(crate) fn reset(&mut self, other: &Registers) {
         self.planes.clone_from(&other.planes);
+        self.forget(other);
+    }
+
+    /// Counts as written what is so in `other`, and nothing else. What registers hold stays.
+    pub(crate) fn forget(&mut self, other: &Registers) {
         self.defined.clone_from(&other.defined);
         self.predicates.clone_from(&other.predicates);
         self.predicates_defined
@@ -112,6 +117,11 @@ impl Registers {
     #[inline(always)]
     pub(crate) fn pairs(&self, slot: Slot) -> &[u64; LANES / 2] {
         cast_ref(&self.planes[slot as usize])
+    }
+
+    /// How many planes there are.
+    pub(crate) fn planes(&self) -> usize {
+        self.planes.len()
     }
 
     /// The same bits in every lane.
@@ -291,6 +301,22 @@ mod tests {
             (registers.predicate(0), registers.predicate_defined(0)),
             (0b10, 0b11)
         );
+    }
+
+    #[test]
+    fn what_is_forgotten_counts_as_never_written() {
+        let mut start = Registers::new(2, 1);
+        start.broadcast(0, 9, false);
+        let mut registers = start.clone();
+        registers.set_narrow(1, ALL, &[5; LANES]);
+        registers.set_predicate(0, ALL, ALL);
+        registers.forget(&start);
+        assert_eq!((registers.defined(0), registers.defined(1)), (ALL, 0));
+        assert_eq!(registers.predicate_defined(0), 0);
+        assert_eq!(registers.narrow(0), &[9; LANES]);
+
+        registers.reset(&start);
+        assert_eq!(registers.narrow(1), &[0; LANES]);
     }
 
     #[test]

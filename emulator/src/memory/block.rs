@@ -11,10 +11,15 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Rel
 /// Blocks start at multiples of this, as `cuMemAlloc` promises at least 256.
 pub(crate) const ALIGNMENT: usize = 512;
 
-/// Zeroed host memory of a fixed size, aligned to [`ALIGNMENT`].
+/// What memory of the host's program must be aligned to: the widest access of a lane.
+pub(crate) const HOST_ALIGNMENT: usize = 16;
+
+/// Host memory of a fixed size: its own, zeroed at first and aligned to [`ALIGNMENT`], or that of
+/// the host's program, aligned to [`HOST_ALIGNMENT`].
 pub(crate) struct Block {
     start: NonNull<u8>,
     layout: Layout,
+    is_own: bool,
 }
 
 // SAFETY: a block is plain memory; all access to it is atomic.
@@ -60,7 +65,29 @@ impl Block {
         let layout = Layout::from_size_align(bytes.next_multiple_of(8).max(8), ALIGNMENT).ok()?;
         // SAFETY: the size is at least 8.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Block { start, layout })
+        Some(Block {
+            start,
+            layout,
+            is_own: true,
+        })
+    }
+
+    /// Memory of the host's program; `None` when it is too long or not aligned.
+    ///
+    /// # Safety
+    /// The memory must be there until the block is dropped.
+    pub(crate) unsafe fn of_host(start: NonNull<u8>, bytes: usize) -> Option<Block> {
+        let layout = Layout::from_size_align(bytes, HOST_ALIGNMENT).ok()?;
+        start.cast::<u128>().is_aligned().then_some(Block {
+            start,
+            layout,
+            is_own: false,
+        })
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.size()
     }
 
     /// Where the block lies in the host's memory.
@@ -170,8 +197,10 @@ fn to_next_word(offset: usize) -> usize {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and freed only here.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        if self.is_own {
+            // SAFETY: allocated in `new` with this layout, and freed only here.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 pub(crate) use allocation::Allocation;
 pub use allocation::{AllocationInfo, Place};
-pub(crate) use block::{ALIGNMENT, Block};
+pub(crate) use block::{ALIGNMENT, Block, HOST_ALIGNMENT};
 pub(crate) use bytes::ByteSet;
 
 /// Where device memory starts: beyond what a host's own pointers look like.
@@ -95,6 +95,29 @@ impl AddressSpace {
         };
         state.insert(Allocation::new(info, data));
         Ok(base)
+    }
+
+    /// Makes memory of the host's program page-locked memory at its own address, all of which
+    /// counts as written; whether it overlaps with none that is known.
+    pub(crate) fn register(&self, data: Block) -> bool {
+        let (base, bytes) = (data.host_address(), data.bytes());
+        let mut state = self.write_lock();
+        let below = state.position(base + bytes as u64 - 1);
+        let below = below.map(|at| &state.by_address[at]);
+        if below.is_some_and(|it| it.end() > base) {
+            return false;
+        }
+        state.count += 1;
+        let info = AllocationInfo {
+            base,
+            bytes,
+            place: Place::Pinned,
+            number: state.count,
+        };
+        let allocation = Allocation::new(info, data);
+        allocation.initialised().set(0, bytes);
+        state.insert(allocation);
+        true
     }
 
     /// Gives memory back. Its addresses stay known as freed.

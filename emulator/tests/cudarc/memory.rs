@@ -1,10 +1,12 @@
 //! Devices and their memory, the host's that they share, and copies of rows.
 
+use std::ffi::c_void;
+
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DriverError, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
-use crate::{SQUARE, context, report};
+use crate::{SQUARE, context, own_context, report};
 
 #[test]
 fn devices_are_those_of_the_environment() -> Result<(), DriverError> {
@@ -67,6 +69,57 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
     assert_eq!(stream.clone_dtoh(&numbers)?, [5, 6, 7, 8]);
     Ok(())
 }
+
+#[test]
+fn registered_memory_is_reached_by_kernels_too() -> Result<(), DriverError> {
+    let context = own_context();
+    let stream = context.default_stream();
+    let kernel = context
+        .load_module(Ptx::from_src(SQUARE))?
+        .load_function("square")?;
+    let mut numbers = [Aligned([1.0_f32, 2.0, 3.0, 4.0]), Aligned([0.0; 4])];
+    let start: *mut c_void = (&raw mut numbers).cast();
+    let bytes = size_of_val(&numbers);
+    // SAFETY: the memory is there until it is unregistered below.
+    let register = |at: usize, bytes: usize| unsafe {
+        sys::cuMemHostRegister_v2(start.wrapping_byte_add(at), bytes, 0)
+    };
+    assert_eq!(register(4, 8), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    register(0, bytes).result()?;
+    for (at, bytes) in [(0, 4), (16, 4), (0, bytes)] {
+        let again = register(at, bytes);
+        assert_eq!(again, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    }
+
+    let mut x = 0;
+    // SAFETY: `x` takes the result.
+    unsafe { sys::cuMemHostGetDevicePointer_v2(&mut x, start, 0) }.result()?;
+    let y = x + 16;
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&y).arg(&x).arg(&4_i32);
+    // SAFETY: the arguments are those of the kernel.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }?;
+    stream.synchronize()?;
+    // SAFETY: it is what `start` points to, and the kernel has ended.
+    let written = unsafe { start.cast::<[f32; 8]>().read_volatile() };
+    assert_eq!(written, [1.0, 2.0, 3.0, 4.0, 1.0, 4.0, 9.0, 16.0]);
+
+    // SAFETY: nothing uses it any more.
+    let unregister = || unsafe { sys::cuMemHostUnregister(start) };
+    unregister().result()?;
+    let none = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    assert_eq!(unregister(), none);
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&y).arg(&x).arg(&4_i32);
+    // SAFETY: the emulator catches what is wrong with it.
+    let error = unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.unwrap_err();
+    assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    Ok(())
+}
+
+/// Numbers that begin where registered memory may.
+#[repr(C, align(16))]
+struct Aligned([f32; 4]);
 
 #[test]
 fn copies_of_rows_have_pitches() -> Result<(), DriverError> {

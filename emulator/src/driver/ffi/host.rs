@@ -2,6 +2,9 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use crate::memory::Block;
 
 thread_local! {
     static CALLING: Cell<bool> = const { Cell::new(false) };
@@ -45,6 +48,14 @@ impl HostRange {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// As memory that kernels access too; `None` when it is null, or not aligned for that. Must be
+    /// dropped before the memory goes, as the driver API asks of who registers memory.
+    pub(crate) fn block(&self) -> Option<Block> {
+        let start = NonNull::new(self.start)?;
+        // SAFETY: the caller of the driver API keeps the memory until it is unregistered.
+        unsafe { Block::of_host(start, self.bytes) }
     }
 
     /// Copies out from `offset` on.

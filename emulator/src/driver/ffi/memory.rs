@@ -68,7 +68,7 @@ exports! {
     }
 
     fn cuMemHostRegister_v2(pointer: Pointer, bytes: usize, flags: u32) {
-        driver()?.register(pointer.address(), bytes, flags)
+        driver()?.register(pointer.range(bytes), flags)
     }
 
     fn cuMemHostUnregister(pointer: Pointer) {
