@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod beneath;
 mod disk;
 mod dtype;
 mod error;
@@ -38,11 +39,14 @@ mod header;
 mod header_json;
 mod hidden;
 mod index;
+mod index_json;
+mod json;
 mod manifest;
 mod names;
 mod published;
 mod staging;
 mod tensor_file;
+mod violation;
 
 pub use disk::{OutputFile, available_bytes, replace_file};
 pub use dtype::{Dtype, UnknownDtype};
@@ -50,9 +54,12 @@ pub use error::{Error, Result};
 pub use file_writer::{FileWriter, TensorSink};
 pub use folder::{Folder, SizeMismatch};
 pub use folder_writer::FolderWriter;
-pub use header::{MAX_DIMS, MAX_HEADER_BYTES, Violation};
+pub use header::{Header, MAX_DIMS, MAX_HEADER_BYTES};
+pub use index::{IndexFlaw, MAX_TENSORS};
+pub use json::MAX_DEPTH;
 pub use manifest::Flaw;
 pub use names::NameProblem;
 pub use published::{Published, Survey, discover, keep_last, step_name, survey, sweep};
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
+pub use violation::Violation;
