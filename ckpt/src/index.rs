@@ -125,9 +125,11 @@ impl<'json> Index<'json> {
 }
 
 fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexFlaw> {
-    let equal = sorted.windows(2).filter(|pair| pair[0].0 == pair[1].0);
-    let mut names: Vec<String> = equal.map(|pair| pair[0].0.to_string()).collect();
-    names.dedup();
+    let groups = sorted.chunk_by(|(a, _), (b, _)| a == b);
+    let names: Vec<String> = groups
+        .filter(|group| group.len() > 1)
+        .map(|group| group[0].0.to_string())
+        .collect();
 
     if names.is_empty() {
         Ok(())

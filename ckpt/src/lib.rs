@@ -46,6 +46,8 @@ mod names;
 mod published;
 mod staging;
 mod tensor_file;
+#[doc(hidden)]
+pub mod untrusted;
 mod violation;
 
 pub use disk::{OutputFile, available_bytes, replace_file};
