@@ -55,34 +55,38 @@ impl Folder {
         let beneath = Beneath::new(&path)?;
 
         let single = beneath.open(SINGLE_FILE)?;
-        let Some(index_file) = beneath.open(INDEX_FILE)? else {
-            let single = single.ok_or_else(|| Error::NoModel {
-                folder: path.clone(),
-            })?;
-            let file = TensorFile::of(beneath.path_of(SINGLE_FILE), single)?;
-            return Ok(Folder {
-                path,
-                places: (0..file.tensors().len()).map(|at| (0, at)).collect(),
-                files: vec![file],
-                declared_bytes: None,
-            });
-        };
+        match (single, beneath.open(INDEX_FILE)?) {
+            (None, None) => Err(Error::NoModel { folder: path }),
+            (Some(file), None) => Folder::of_file(path, &beneath, file),
+            (single, Some(index)) => Folder::of_index(path, &beneath, &index, single.is_some()),
+        }
+    }
 
+    fn of_file(path: PathBuf, beneath: &Beneath, file: File) -> Result<Folder> {
+        let file = TensorFile::of(beneath.path_of(SINGLE_FILE), file)?;
+        Ok(Folder {
+            path,
+            places: (0..file.tensors().len()).map(|at| (0, at)).collect(),
+            files: vec![file],
+            declared_bytes: None,
+        })
+    }
+
+    fn of_index(path: PathBuf, beneath: &Beneath, file: &File, has_single: bool) -> Result<Folder> {
         let index_path = beneath.path_of(INDEX_FILE);
-        let json = read_index(&index_path, &index_file)?;
+        let json = read_index(&index_path, file)?;
         let index = Index::parse(&json).map_err(|flaw| Error::Index {
             path: index_path.clone(),
             flaw,
         })?;
-        if single.is_some() && !index.files.iter().any(|file| file == SINGLE_FILE) {
+        if has_single && !index.files.iter().any(|file| file == SINGLE_FILE) {
             return Err(Error::TwoModels { folder: path });
         }
 
-        let files = open_shards(&beneath, &index_path, &index)?;
         Ok(Folder {
             path,
+            files: open_shards(beneath, &index_path, &index)?,
             places: places(&index),
-            files,
             declared_bytes: index.total_size,
         })
     }

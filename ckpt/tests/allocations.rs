@@ -55,8 +55,11 @@ fn cost(work: impl FnOnce()) -> (usize, usize) {
     (LARGEST.get(), PEAK.get() as usize)
 }
 
-/// Everything that reads bytes of strangers, and whether it accepts them.
-const ENTRY_POINTS: [(&str, fn(&[u8]) -> bool); 4] = [
+/// Tells whether bytes are accepted.
+type Read = fn(&[u8]) -> bool;
+
+/// Everything that reads bytes of strangers.
+const ENTRY_POINTS: [(&str, Read); 4] = [
     ("header", |json| {
         let start = [&(json.len() as u64).to_le_bytes(), json].concat();
         Header::parse(&start, start.len() as u64).is_ok()

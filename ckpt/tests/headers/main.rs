@@ -74,6 +74,7 @@ fn every_difference_has_a_probe() {
 
 /// A file on a disk gets the verdict that its bytes get.
 #[test]
+#[cfg_attr(miri, ignore = "it needs files")]
 fn files_are_read_as_their_bytes_are() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.safetensors");
