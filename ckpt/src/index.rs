@@ -102,9 +102,10 @@ impl<'json> Index<'json> {
         let raw = index_json::read(text, limit)?;
 
         // Numbers were given to the files as they came.
-        let mut place = vec![0; raw.files.len()];
-        let mut files = Vec::with_capacity(raw.files.len());
-        for (at, (file, number)) in raw.files.into_iter().enumerate() {
+        let numbers = raw.files.numbers;
+        let mut place = vec![0; numbers.len()];
+        let mut files = Vec::with_capacity(numbers.len());
+        for (at, (file, number)) in numbers.into_iter().enumerate() {
             place[number] = at;
             files.push(file);
         }

@@ -16,10 +16,34 @@ use crate::names::{check_file_name, check_tensor_name};
 #[derive(Default)]
 pub(crate) struct RawIndex<'json> {
     pub(crate) total_size: Option<u64>,
-    /// Each file with its number, in the order of first use.
-    pub(crate) files: BTreeMap<Cow<'json, str>, usize>,
+    pub(crate) files: Files<'json>,
     /// Each tensor with its file's number.
     pub(crate) file_of: Vec<(Cow<'json, str>, usize)>,
+}
+
+/// Files with their numbers, which are given in the order of first use.
+#[derive(Default)]
+pub(crate) struct Files<'json> {
+    pub(crate) numbers: BTreeMap<Cow<'json, str>, usize>,
+    /// Tensors of one file mostly follow each other.
+    previous: Option<(Cow<'json, str>, usize)>,
+}
+
+impl<'json> Files<'json> {
+    fn number(&mut self, file: Cow<'json, str>) -> Result<usize, IndexFlaw> {
+        if let Some((_, number)) = self.previous.as_ref().filter(|(name, _)| *name == file) {
+            return Ok(*number);
+        }
+        if let Err(problem) = check_file_name(&file) {
+            let name = file.into_owned();
+            return Err(IndexFlaw::FileName { name, problem });
+        }
+
+        let next = self.numbers.len();
+        let number = *self.numbers.entry(file.clone()).or_insert(next);
+        self.previous = Some((file, number));
+        Ok(number)
+    }
 }
 
 /// Reads an index of at most `limit` tensors.
@@ -126,8 +150,6 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawIndex<'de>, A::Error> {
         let reader = self.0;
         let mut index = RawIndex::default();
-        // Tensors of one file mostly follow each other.
-        let mut previous: Option<(Cow<'de, str>, usize)> = None;
 
         while let Some(name) = map.next_key_seed(Text)? {
             let file = map.next_value_seed(Text)?;
@@ -141,19 +163,8 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
                 return Err(reader.refuse(IndexFlaw::TensorName { name, problem }));
             }
 
-            let number = match &previous {
-                Some((same, number)) if *same == file => *number,
-                _ => {
-                    if let Err(problem) = check_file_name(&file) {
-                        let name = file.into_owned();
-                        return Err(reader.refuse(IndexFlaw::FileName { name, problem }));
-                    }
-                    let next = index.files.len();
-                    let number = *index.files.entry(file.clone()).or_insert(next);
-                    previous = Some((file, number));
-                    number
-                }
-            };
+            let number = index.files.number(file);
+            let number = number.map_err(|flaw| reader.refuse(flaw))?;
             index.file_of.push((name, number));
         }
         Ok(index)

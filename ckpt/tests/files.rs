@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use meshgrad_ckpt::{Error, TensorFile};
+use meshgrad_ckpt::{Error, Folder, TensorFile};
 
 /// A file of two tensors of four bytes, 0 to 7.
 fn two_tensors(path: &Path) {
@@ -23,20 +23,23 @@ fn two_tensors(path: &Path) {
 #[cfg(target_os = "linux")]
 fn only_regular_files_are_opened() {
     let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("pipe");
+    let pipe = folder.path().join("model.safetensors");
     let mode = rustix::fs::Mode::from(0o600);
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
 
     let socket = folder.path().join("socket");
     let _listening = UnixListener::bind(&socket).unwrap();
     let link = folder.path().join("link");
-    symlink("pipe", &link).unwrap();
+    symlink(&pipe, &link).unwrap();
 
     let device = Path::new("/dev/null");
     for path in [folder.path(), &pipe, &socket, &link, device] {
         let error = TensorFile::open(path).unwrap_err();
         assert!(matches!(error, Error::NotAFile { .. }), "{error}");
     }
+
+    let error = Folder::open(folder.path()).unwrap_err();
+    assert!(matches!(error, Error::NotAFile { .. }), "{error}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use crate::{Expected, INDEX, Probe, write_shard};
@@ -175,6 +176,14 @@ fn folders() -> Vec<Probe> {
             |folder| {
                 fs::remove_file(folder.join(INDEX)).unwrap();
                 fs::create_dir(folder.join(INDEX)).unwrap();
+            },
+            Err("NotAFile"),
+        ),
+        replace(
+            "a socket for a file",
+            |folder| {
+                fs::remove_file(folder.join("y")).unwrap();
+                UnixListener::bind(folder.join("y")).unwrap();
             },
             Err("NotAFile"),
         ),
