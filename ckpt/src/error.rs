@@ -3,11 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::Dtype;
-use crate::header::Violation;
 use crate::manifest::Flaw;
 use crate::names::{Listed, NameProblem};
 use crate::source::FileChange;
+use crate::{Dtype, IndexFlaw, Violation};
 
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -199,33 +198,25 @@ pub enum Error {
         folder: PathBuf,
     },
 
-    /// An index is not JSON of the expected form.
-    #[error("{} is not an index of safetensors files: {message}", path.display())]
+    /// A file is no index of safetensors files.
+    #[error("{} is not an index of safetensors files: {flaw}", path.display())]
     Index {
-        /// The index.
+        /// The file.
         path: PathBuf,
-        /// What is wrong, with line and column.
-        message: String,
+        /// What is wrong with it.
+        flaw: IndexFlaw,
     },
 
-    /// An index names tensors more than once.
-    #[error("{} names tensors more than once: {}", path.display(), Listed(names))]
-    DuplicateInIndex {
-        /// The index.
-        path: PathBuf,
-        /// The tensors.
-        names: Vec<String>,
-    },
-
-    /// A file of a folder is a link to another place.
+    /// A file of a folder is a link.
     #[error(
-        "{} leads out of its folder, to {}; copy the file to where the link is, or open the folder \
-         that has it", path.display(), target.display()
+        "{} is a link, to {target:?}; links are followed only from a snapshot of the Hugging Face \
+         cache into its blobs: copy the file to where the link is, or open the folder that has it",
+        path.display()
     )]
-    LinkOutside {
+    Link {
         /// The link.
         path: PathBuf,
-        /// Where it leads.
+        /// Its text.
         target: PathBuf,
     },
 

@@ -1,26 +1,30 @@
 //! Reading a Hugging Face folder: one file, or several and an index.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
-use crate::index::{INDEX_FILE, Index, SINGLE_FILE};
+use crate::beneath::Beneath;
+use crate::index::{INDEX_FILE, Index, IndexFlaw, MAX_INDEX_BYTES, SINGLE_FILE};
 use crate::tensor_file::no_tensor;
 use crate::{Error, Result, TensorFile, TensorInfo};
 
 /// The tensors of a folder, whatever files they are in.
 ///
 /// Index and files agree: each tensor is in the file that the index names and in no other, and
-/// nothing is in a file that the index does not name. Links may not lead out of the folder, except
-/// from a snapshot of the Hugging Face cache (`<repo>/snapshots/<revision>`) to `<repo>/blobs`.
+/// nothing is in a file that the index does not name. Links are refused, except from a snapshot of
+/// the Hugging Face cache (`<repo>/snapshots/<revision>`) to a file of `<repo>/blobs`.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     files: Vec<TensorFile>,
-    /// File and place in that file of each tensor.
-    places: BTreeMap<String, (usize, usize)>,
+    /// Of each tensor its file and its place in that file, sorted by name.
+    places: Vec<Place>,
     declared_bytes: Option<u64>,
 }
+
+/// The place of a file in a folder, and of a tensor in that file.
+type Place = (usize, usize);
 
 /// The index of a folder tells another size than its tensors have.
 ///
@@ -45,43 +49,46 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::NoModel`], [`Error::TwoModels`]; what is wrong with the index or between index and
-    /// files, with all names; [`Error::LinkOutside`]; what [`TensorFile::open`] gives.
+    /// files, with all names; [`Error::Link`]; what [`TensorFile::open`] gives.
     pub fn open(path: impl AsRef<Path>) -> Result<Folder> {
         let path = path.as_ref().to_owned();
-        let roots = Roots::of(&path)?;
+        let beneath = Beneath::new(&path)?;
 
-        let single = roots.resolve(&path.join(SINGLE_FILE))?;
-        let index = roots.resolve(&path.join(INDEX_FILE))?;
-
-        match (single, index) {
-            (Some(single), None) => Ok(Folder::new(path, vec![TensorFile::open(single)?], None)),
+        let single = beneath.open(SINGLE_FILE)?;
+        match (single, beneath.open(INDEX_FILE)?) {
             (None, None) => Err(Error::NoModel { folder: path }),
-            (single, Some(index)) => {
-                let index = Index::read(&index)?;
-                let named = index.file_of.values().any(|file| file == SINGLE_FILE);
-                if single.is_some() && !named {
-                    return Err(Error::TwoModels { folder: path });
-                }
-
-                let files = open_shards(&path, &roots, &index)?;
-                Ok(Folder::new(path, files, index.total_size))
-            }
+            (Some(file), None) => Folder::of_file(path, &beneath, file),
+            (single, Some(index)) => Folder::of_index(path, &beneath, &index, single.is_some()),
         }
     }
 
-    fn new(path: PathBuf, files: Vec<TensorFile>, declared_bytes: Option<u64>) -> Folder {
-        let mut places = BTreeMap::new();
-        for (file_at, file) in files.iter().enumerate() {
-            for (at, tensor) in file.tensors().iter().enumerate() {
-                places.insert(tensor.name.clone(), (file_at, at));
-            }
-        }
-        Folder {
+    fn of_file(path: PathBuf, beneath: &Beneath, file: File) -> Result<Folder> {
+        let file = TensorFile::of(beneath.path_of(SINGLE_FILE), file)?;
+        Ok(Folder {
             path,
-            files,
-            places,
-            declared_bytes,
+            places: (0..file.tensors().len()).map(|at| (0, at)).collect(),
+            files: vec![file],
+            declared_bytes: None,
+        })
+    }
+
+    fn of_index(path: PathBuf, beneath: &Beneath, file: &File, has_single: bool) -> Result<Folder> {
+        let index_path = beneath.path_of(INDEX_FILE);
+        let json = read_index(&index_path, file)?;
+        let index = Index::parse(&json).map_err(|flaw| Error::Index {
+            path: index_path.clone(),
+            flaw,
+        })?;
+        if has_single && !index.files.iter().any(|file| file == SINGLE_FILE) {
+            return Err(Error::TwoModels { folder: path });
         }
+
+        Ok(Folder {
+            path,
+            files: open_shards(beneath, &index_path, &index)?,
+            places: places(&index),
+            declared_bytes: index.total_size,
+        })
     }
 
     /// Where the folder is.
@@ -96,15 +103,12 @@ impl Folder {
 
     /// All tensors, sorted by name. Ranges are those of the file that [`Folder::file_of`] gives.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
-        self.places
-            .values()
-            .map(|&(file, at)| &self.files[file].tensors()[at])
+        self.places.iter().map(|&place| self.tensor(place))
     }
 
     /// The tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        let &(file, at) = self.places.get(name)?;
-        Some(&self.files[file].tensors()[at])
+        self.place(name).map(|place| self.tensor(place))
     }
 
     /// The file that holds this tensor.
@@ -112,14 +116,23 @@ impl Folder {
     /// # Errors
     /// [`Error::NoTensor`].
     pub fn file_of(&self, name: &str) -> Result<&TensorFile> {
-        match self.places.get(name) {
-            Some(&(file, _)) => Ok(&self.files[file]),
-            None => Err(no_tensor(
-                &self.path,
-                name,
-                self.places.keys().map(String::as_str),
-            )),
+        match self.place(name) {
+            Some((file, _)) => Ok(&self.files[file]),
+            None => {
+                let names = self.tensors().map(|tensor| tensor.name.as_str());
+                Err(no_tensor(&self.path, name, names))
+            }
         }
+    }
+
+    fn place(&self, name: &str) -> Option<Place> {
+        let by_name = |&place: &Place| self.tensor(place).name.as_str().cmp(name);
+        let at = self.places.binary_search_by(by_name).ok()?;
+        Some(self.places[at])
+    }
+
+    fn tensor(&self, (file, at): Place) -> &TensorInfo {
+        &self.files[file].tensors()[at]
     }
 
     /// Reads a whole tensor.
@@ -158,111 +171,87 @@ impl Folder {
     }
 }
 
-/// Opens all files that the index names and checks that they and the index agree.
-fn open_shards(folder: &Path, roots: &Roots, index: &Index) -> Result<Vec<TensorFile>> {
-    let index_path = folder.join(INDEX_FILE);
-    let names: BTreeSet<&str> = index.file_of.values().map(String::as_str).collect();
+fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
+    let error = |error| Error::io("read", path, error);
 
-    let mut resolved = Vec::new();
+    let bytes = file.metadata().map_err(error)?.len();
+    if bytes > MAX_INDEX_BYTES {
+        return Err(Error::Index {
+            path: path.to_owned(),
+            flaw: IndexFlaw::TooLarge { bytes },
+        });
+    }
+    let mut json = vec![0; bytes as usize];
+    file.read_exact_at(&mut json, 0).map_err(error)?;
+    Ok(json)
+}
+
+/// Opens all files that the index names and checks that they and the index agree.
+fn open_shards(beneath: &Beneath, index_path: &Path, index: &Index) -> Result<Vec<TensorFile>> {
+    let mut opened = Vec::new();
     let mut missing = Vec::new();
-    for name in names {
-        match roots.resolve(&folder.join(name))? {
-            Some(path) => resolved.push((name, path)),
-            None => missing.push(name.to_owned()),
+    for name in &index.files {
+        match beneath.open(name)? {
+            Some(file) => opened.push((beneath.path_of(name), file)),
+            None => missing.push(name.to_string()),
         }
     }
     if !missing.is_empty() {
         return Err(Error::MissingShards {
-            index: index_path,
+            index: index_path.to_owned(),
             files: missing,
         });
     }
 
-    let mut files = Vec::new();
-    for (name, path) in resolved {
-        let file = TensorFile::open(path)?;
-        check_shard(&index_path, index, name, &file)?;
+    let mut placed = vec![Vec::new(); index.files.len()];
+    for (tensor, file) in &index.file_of {
+        placed[*file].push(tensor.as_ref());
+    }
+
+    let mut files = Vec::with_capacity(opened.len());
+    for ((path, file), placed) in opened.into_iter().zip(placed) {
+        let file = TensorFile::of(path, file)?;
+        check_shard(index_path, &placed, &file)?;
         files.push(file);
     }
     Ok(files)
 }
 
-fn check_shard(index_path: &Path, index: &Index, name: &str, file: &TensorFile) -> Result<()> {
-    let placed_here = index.file_of.iter().filter(|(_, file)| *file == name);
-    let absent: Vec<String> = placed_here
-        .map(|(tensor, _)| tensor)
-        .filter(|tensor| file.get(tensor).is_none())
-        .cloned()
-        .collect();
-
-    let (index_path, shard) = (index_path.to_owned(), file.path().to_owned());
-    if !absent.is_empty() {
-        return Err(Error::NotInShard {
-            index: index_path,
-            shard,
-            names: absent,
-        });
+/// A file holds exactly the tensors that are placed in it; both are sorted by name.
+fn check_shard(index_path: &Path, placed: &[&str], file: &TensorFile) -> Result<()> {
+    let found = file.tensors().iter().map(|tensor| tensor.name.as_str());
+    if found.clone().eq(placed.iter().copied()) {
+        return Ok(());
     }
 
-    let unexpected: Vec<String> = file
-        .tensors()
-        .iter()
-        .filter(|tensor| {
-            index
-                .file_of
-                .get(&tensor.name)
-                .is_none_or(|file| file != name)
-        })
-        .map(|tensor| tensor.name.clone())
-        .collect();
-    if !unexpected.is_empty() {
-        return Err(Error::NotInIndex {
-            index: index_path,
+    let absent = placed.iter().filter(|name| file.get(name).is_none());
+    let absent: Vec<String> = absent.map(|name| (*name).to_owned()).collect();
+    let unexpected = found.filter(|name| placed.binary_search(name).is_err());
+    let unexpected: Vec<String> = unexpected.map(str::to_owned).collect();
+
+    let (index, shard) = (index_path.to_owned(), file.path().to_owned());
+    if absent.is_empty() {
+        Err(Error::NotInIndex {
+            index,
             shard,
             names: unexpected,
-        });
+        })
+    } else {
+        Err(Error::NotInShard {
+            index,
+            shard,
+            names: absent,
+        })
     }
-    Ok(())
 }
 
-/// The folders that links may lead to, without links themselves.
-struct Roots(Vec<PathBuf>);
-
-impl Roots {
-    fn of(folder: &Path) -> Result<Roots> {
-        let real = fs::canonicalize(folder).map_err(|error| Error::io("open", folder, error))?;
-        let mut roots = vec![real.clone()];
-
-        // The cache of huggingface_hub: a snapshot holds links to files named by digest.
-        let snapshots = real.parent().filter(|parent| parent.ends_with("snapshots"));
-        if let Some(repository) = snapshots.and_then(Path::parent) {
-            roots.push(repository.join("blobs"));
-        }
-        Ok(Roots(roots))
-    }
-
-    /// The file a path leads to; `None` if there is none.
-    fn resolve(&self, path: &Path) -> Result<Option<PathBuf>> {
-        let target = match fs::canonicalize(path) {
-            Ok(target) => target,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io("open", path, error)),
-        };
-
-        if !self.0.iter().any(|root| target.starts_with(root)) {
-            return Err(Error::LinkOutside {
-                path: path.to_owned(),
-                target,
-            });
-        }
-        if !target.is_file() {
-            return Err(Error::NotAFile {
-                path: path.to_owned(),
-            });
-        }
-
-        // A path that is no link keeps the form the user gave it.
-        let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
-        Ok(Some(if is_link { target } else { path.to_owned() }))
-    }
+/// Where each tensor is, sorted by name; the files hold what the index says.
+fn places(index: &Index) -> Vec<Place> {
+    let mut next = vec![0; index.files.len()];
+    let place = |&(_, file): &(_, usize)| {
+        let at = next[file];
+        next[file] += 1;
+        (file, at)
+    };
+    index.file_of.iter().map(place).collect()
 }

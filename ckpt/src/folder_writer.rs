@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::file_writer::Planned;
-use crate::index::{INDEX_FILE, Index, SINGLE_FILE};
+use crate::index::{self, INDEX_FILE, SINGLE_FILE};
 use crate::{Dtype, Error, FileWriter, Result, Staging, TensorInfo, TensorSink};
 
 /// What `transformers` writes too, unless told otherwise: 5 GB.
@@ -82,11 +82,8 @@ impl FolderWriter {
         }
 
         if shards > 1 {
-            let index = Index {
-                total_size: Some(total_size),
-                file_of,
-            };
-            staging.write(&below(folder, INDEX_FILE), index.to_json().as_bytes())?;
+            let index = index::to_json(total_size, &file_of);
+            staging.write(&below(folder, INDEX_FILE), index.as_bytes())?;
         }
         Ok(())
     }

@@ -1,16 +1,18 @@
 //! The header of a safetensors file: `u64 LE N | N bytes of JSON | data`.
 //!
-//! [`parse`] accepts a subset of what the reference crate accepts: not duplicate names, not names
-//! that could lead out of a folder, nothing before the first `{`. Every byte of the data belongs to
-//! exactly one tensor, so a file has one meaning and no room for a second format.
+//! [`Header::parse`] accepts a subset of what the reference crate accepts: not duplicate names, not
+//! names that could lead out of a folder, nothing before the first `{`, no absurd nesting. Every
+//! byte of the data belongs to exactly one tensor, so a file has one meaning and no room for a
+//! second format.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::dtype::BadSize;
-use crate::header_json::{RawHeader, RawTensor};
-use crate::names::{METADATA_KEY, NameProblem, check_tensor_name};
-use crate::{Dtype, TensorInfo};
+use crate::header_json;
+use crate::names::check_tensor_name;
+use crate::{Dtype, TensorInfo, Violation};
 
 /// Bytes before the JSON.
 pub(crate) const PREFIX: usize = 8;
@@ -21,220 +23,92 @@ pub const MAX_HEADER_BYTES: usize = 100_000_000;
 /// More dims than any tensor has; keeps a hostile header from costing memory in every reader.
 pub const MAX_DIMS: usize = 64;
 
-/// A rule of the safetensors format that a file breaks.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Violation {
-    /// Fewer than the 8 bytes of the header's length.
-    #[error("it has {file_len} bytes, a header's length alone takes 8; it is cut short or empty")]
-    TooShort {
-        /// Bytes of the file.
-        file_len: u64,
-    },
-    /// The header's length was written with its bytes reversed.
-    #[error(
-        "its header's length is {header_len}, but {swapped} with the bytes reversed; it was \
-         written on a big-endian machine, where it must be converted"
-    )]
-    BigEndian {
-        /// The length as it stands.
-        header_len: u64,
-        /// The length that was probably meant.
-        swapped: u64,
-    },
-    /// The header is larger than the format allows.
-    #[error(
-        "its header's length is {header_len} bytes, the format allows {MAX_HEADER_BYTES}; it is \
-         damaged or not a safetensors file"
-    )]
-    HeaderTooLarge {
-        /// The header's length.
-        header_len: u64,
-    },
-    /// The header does not fit the file.
-    #[error(
-        "its header's length is {header_len} bytes but only {available} follow; it is cut short or \
-         not a safetensors file"
-    )]
-    HeaderBeyondFile {
-        /// The header's length.
-        header_len: u64,
-        /// Bytes after the length field.
-        available: u64,
-    },
-    /// The header does not begin with `{`.
-    #[error("its header begins with {} instead of `{{`", first_text(.first))]
-    NotAnObject {
-        /// The first byte, if there is one.
-        first: Option<u8>,
-    },
-    /// The header is not UTF-8.
-    #[error("its header is not UTF-8 from byte {at} on")]
-    NotUtf8 {
-        /// The first bad byte, counted from the header's start.
-        at: usize,
-    },
-    /// The header is not JSON of the expected form.
-    #[error("its header cannot be read: {message}")]
-    Json {
-        /// What is wrong, with line and column.
-        message: String,
-    },
-    /// The header has two `__metadata__`, or one with a key twice.
-    #[error("its metadata has `{}` twice", key.escape_debug())]
-    DuplicateMetadata {
-        /// The key.
-        key: String,
-    },
-    /// Two tensors have one name.
-    #[error("two tensors are called `{}`", name.escape_debug())]
-    DuplicateTensor {
-        /// The name.
-        name: String,
-    },
-    /// A name that no tensor may have.
-    #[error("a tensor is called `{}`: {problem}", name.escape_debug())]
-    TensorName {
-        /// The name.
-        name: String,
-        /// What is wrong with it.
-        problem: NameProblem,
-    },
-    /// A dtype that the format does not have.
-    #[error("tensor `{}` has the unknown dtype `{}`", name.escape_debug(), dtype.escape_debug())]
-    UnknownDtype {
-        /// The tensor.
-        name: String,
-        /// The dtype's name.
-        dtype: String,
-    },
-    /// Too many dims.
-    #[error("tensor `{}` has {dims} dims, {MAX_DIMS} are allowed", name.escape_debug())]
-    TooManyDims {
-        /// The tensor.
-        name: String,
-        /// How many dims.
-        dims: usize,
-    },
-    /// The size in bytes does not fit 64 bits.
-    #[error(
-        "tensor `{}` of {dtype} {shape:?} has more bytes than 64 bits count",
-        name.escape_debug()
-    )]
-    Overflow {
-        /// The tensor.
-        name: String,
-        /// Its dtype.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
-    /// The elements do not fill whole bytes.
-    #[error(
-        "tensor `{}` of {dtype} {shape:?} has {bits} bits, no whole number of bytes",
-        name.escape_debug()
-    )]
-    PartOfAByte {
-        /// The tensor.
-        name: String,
-        /// Its dtype.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// Bits of all elements.
-        bits: usize,
-    },
-    /// The offsets run backwards.
-    #[error("tensor `{}` begins at {begin} and ends before, at {end}", name.escape_debug())]
-    Backwards {
-        /// The tensor.
-        name: String,
-        /// First byte, counted from the data's start.
-        begin: u64,
-        /// Byte after the last.
-        end: u64,
-    },
-    /// Dtype and shape need another number of bytes than the offsets span.
-    #[error(
-        "tensor `{}` of {dtype} {shape:?} has {wanted} bytes but its offsets span {spanned}",
-        name.escape_debug()
-    )]
-    WrongSize {
-        /// The tensor.
-        name: String,
-        /// Its dtype.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// Bytes by dtype and shape.
-        wanted: usize,
-        /// Bytes by the offsets.
-        spanned: u64,
-    },
-    /// A tensor ends after the file.
-    #[error(
-        "tensor `{}` ends at byte {end} of the data, of which there are {data_len}; the file is \
-         cut short", name.escape_debug()
-    )]
-    BeyondFile {
-        /// The tensor.
-        name: String,
-        /// Byte after the tensor's last, counted from the data's start.
-        end: u64,
-        /// Bytes of data in the file.
-        data_len: u64,
-    },
-    /// Bytes before a tensor belong to none.
-    #[error(
-        "bytes {begin}..{end} of the data, before tensor `{}`, belong to no tensor",
-        name.escape_debug()
-    )]
-    Hole {
-        /// The tensor after the hole.
-        name: String,
-        /// First byte of the hole, counted from the data's start.
-        begin: u64,
-        /// Byte after the hole.
-        end: u64,
-    },
-    /// Two tensors share bytes.
-    #[error(
-        "tensor `{}` begins at byte {begin} of the data, before `{}` ends at {previous_end}",
-        name.escape_debug(), previous.escape_debug()
-    )]
-    Overlap {
-        /// The tensor that begins too early.
-        name: String,
-        /// Its first byte, counted from the data's start.
-        begin: u64,
-        /// The tensor before it.
-        previous: String,
-        /// Byte after the last of the tensor before it.
-        previous_end: u64,
-    },
-    /// Bytes after the last tensor.
-    #[error("{extra} bytes follow its last tensor, which ends at byte {end} of the data")]
-    TrailingBytes {
-        /// Byte after the last tensor, counted from the data's start.
-        end: u64,
-        /// Bytes after it.
-        extra: u64,
-    },
-}
-
-fn first_text(first: &Option<u8>) -> String {
-    match first {
-        Some(byte) => format!("`{}`", byte.escape_ascii()),
-        None => "nothing".to_owned(),
-    }
-}
-
-/// What a header says, checked.
+/// What a header says, checked completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
-    /// The tensors by name; ranges are in bytes of the file.
-    pub(crate) tensors: Vec<TensorInfo>,
-    pub(crate) metadata: BTreeMap<String, String>,
+pub struct Header {
+    tensors: Vec<TensorInfo>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Header {
+    /// Reads the first bytes of a file of `file_len` bytes: the header's length, the header, and
+    /// perhaps data, which is not looked at.
+    ///
+    /// For files that are not on a disk; for those that are, see [`crate::TensorFile`].
+    ///
+    /// ```
+    /// use meshgrad_ckpt::{Dtype, Header};
+    ///
+    /// let json = br#"{"w":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]}}"#;
+    /// let start = [&(json.len() as u64).to_le_bytes(), &json[..]].concat();
+    ///
+    /// let header = Header::parse(&start, start.len() as u64 + 6)?;
+    /// assert_eq!(header.get("w").map(|w| w.dtype), Some(Dtype::BF16));
+    /// # Ok::<(), meshgrad_ckpt::Violation>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The rule of the format that the header breaks.
+    pub fn parse(start: &[u8], file_len: u64) -> Result<Header, Violation> {
+        let Some((prefix, rest)) = start.split_first_chunk() else {
+            let given = start.len() as u64;
+            return Err(Violation::TooShort {
+                file_len: file_len.min(given),
+            });
+        };
+
+        let header_len = header_len(*prefix, file_len)?;
+        match rest.get(..header_len) {
+            Some(json) => Header::from_json(json, file_len),
+            None => Err(Violation::HeaderBeyondFile {
+                header_len: header_len as u64,
+                available: rest.len() as u64,
+            }),
+        }
+    }
+
+    /// Reads the JSON; `file_len` is in bytes and includes prefix and header.
+    pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header, Violation> {
+        if json.first() != Some(&b'{') {
+            return Err(Violation::NotAnObject {
+                first: json.first().copied(),
+            });
+        }
+        let text = std::str::from_utf8(json).map_err(|error| Violation::NotUtf8 {
+            at: error.valid_up_to(),
+        })?;
+
+        let data_start = (PREFIX + json.len()) as u64;
+        let data_len = file_len.saturating_sub(data_start);
+        let (mut tensors, metadata) = header_json::read(text, data_len)?;
+
+        check_names(&mut tensors)?;
+        check_coverage(&tensors, data_len)?;
+
+        for tensor in &mut tensors {
+            tensor.range = data_start + tensor.range.start..data_start + tensor.range.end;
+        }
+        Ok(Header { tensors, metadata })
+    }
+
+    /// All tensors, sorted by name; ranges are in bytes of the file.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The strings that the writer put into the header, by key.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        let at = self
+            .tensors
+            .binary_search_by(|tensor| tensor.name.as_str().cmp(name))
+            .ok()?;
+        Some(&self.tensors[at])
+    }
 }
 
 /// Checks the first eight bytes of a file and returns the length of its header.
@@ -263,76 +137,40 @@ pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, V
     Ok(header_len as usize)
 }
 
-/// Reads and checks a header; `file_len` is in bytes and includes prefix and header.
-pub(crate) fn parse(json: &[u8], file_len: u64) -> Result<Header, Violation> {
-    if json.first() != Some(&b'{') {
-        return Err(Violation::NotAnObject {
-            first: json.first().copied(),
-        });
-    }
-    let text = std::str::from_utf8(json).map_err(|error| Violation::NotUtf8 {
-        at: error.valid_up_to(),
-    })?;
-
-    let raw: RawHeader = serde_json::from_str(text).map_err(|error| Violation::Json {
-        message: error.to_string(),
-    })?;
-
-    let metadata = check_metadata(raw.metadata)?;
-    let data_start = (PREFIX + json.len()) as u64;
-    let data_len = file_len.saturating_sub(data_start);
-
-    let mut tensors = Vec::with_capacity(raw.tensors.len());
-    for (name, tensor) in raw.tensors {
-        tensors.push(check_tensor(name, tensor, data_len)?);
-    }
-
-    check_names(&mut tensors)?;
-    check_coverage(&tensors, data_len)?;
-
-    for tensor in &mut tensors {
-        tensor.range = data_start + tensor.range.start..data_start + tensor.range.end;
-    }
-    Ok(Header { tensors, metadata })
-}
-
-fn check_metadata(raw: Vec<Vec<(String, String)>>) -> Result<BTreeMap<String, String>, Violation> {
-    if raw.len() > 1 {
-        return Err(Violation::DuplicateMetadata {
-            key: METADATA_KEY.to_owned(),
-        });
-    }
-
-    let mut metadata = BTreeMap::new();
-    for (key, value) in raw.into_iter().flatten() {
-        if metadata.contains_key(&key) {
-            return Err(Violation::DuplicateMetadata { key });
-        }
-        metadata.insert(key, value);
-    }
-    Ok(metadata)
+/// What the header says of one tensor, as it stands.
+pub(crate) struct Entry<'json> {
+    pub(crate) dtype: Cow<'json, str>,
+    /// At most the first [`MAX_DIMS`] extents.
+    pub(crate) shape: Vec<usize>,
+    /// How many extents there are.
+    pub(crate) dims: usize,
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
 }
 
 /// Checks what one entry says of itself; its range stays relative to the data.
-fn check_tensor(name: String, raw: RawTensor, data_len: u64) -> Result<TensorInfo, Violation> {
+pub(crate) fn check_entry(
+    name: String,
+    entry: Entry<'_>,
+    data_len: u64,
+) -> Result<TensorInfo, Violation> {
     if let Err(problem) = check_tensor_name(&name) {
         return Err(Violation::TensorName { name, problem });
     }
 
-    let RawTensor {
+    let Entry {
         dtype,
         shape,
+        dims,
         begin,
         end,
-    } = raw;
+    } = entry;
     let Ok(dtype) = dtype.parse::<Dtype>() else {
+        let dtype = dtype.into_owned();
         return Err(Violation::UnknownDtype { name, dtype });
     };
-    if shape.len() > MAX_DIMS {
-        return Err(Violation::TooManyDims {
-            name,
-            dims: shape.len(),
-        });
+    if dims > MAX_DIMS {
+        return Err(Violation::TooManyDims { name, dims });
     }
 
     let wanted = match dtype.byte_len(&shape) {

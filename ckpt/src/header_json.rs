@@ -1,103 +1,142 @@
-//! The JSON of a header, as it stands: duplicates kept, nothing checked but its form.
+//! The JSON of a header, read in one pass that checks each entry as it comes.
 //!
-//! A map type would keep the last of two equal keys without a word; so entries go into lists.
+//! Entries go into a list: a map type would keep the last of two equal keys without a word.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use crate::header::{Entry, MAX_DIMS, check_entry};
+use crate::json::{MAX_DEPTH, Skip, Text};
 use crate::names::METADATA_KEY;
+use crate::{TensorInfo, Violation};
 
-/// All entries of a header in the order of the file.
-pub(crate) struct RawHeader {
-    /// One element for each `__metadata__`.
-    pub(crate) metadata: Vec<Vec<(String, String)>>,
-    pub(crate) tensors: Vec<(String, RawTensor)>,
+/// The tensors in the order of the file, equal names kept, and the metadata.
+pub(crate) type Entries = (Vec<TensorInfo>, BTreeMap<String, String>);
+
+/// Reads a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
+pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, Violation> {
+    let reader = Reader {
+        data_len,
+        broken: Cell::new(None),
+        too_deep: Cell::new(false),
+    };
+
+    let mut json = serde_json::Deserializer::from_str(text);
+    let read = json
+        .deserialize_map(HeaderVisitor(&reader))
+        .and_then(|entries| json.end().map(|()| entries));
+
+    read.map_err(|error| {
+        reader.broken.take().unwrap_or_else(|| Violation::Json {
+            message: error.to_string(),
+        })
+    })
 }
 
-/// A tensor's entry; unknown fields are read over, as the reference does.
-pub(crate) struct RawTensor {
-    pub(crate) dtype: String,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) begin: u64,
-    pub(crate) end: u64,
+/// What all visitors know.
+struct Reader {
+    data_len: u64,
+    /// The rule that made the reading stop; serde's own errors are text.
+    broken: Cell<Option<Violation>>,
+    too_deep: Cell<bool>,
 }
 
-impl<'de> Deserialize<'de> for RawHeader {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawHeader, D::Error> {
-        deserializer.deserialize_map(HeaderVisitor)
+impl Reader {
+    fn refuse<E: Error>(&self, violation: Violation) -> E {
+        self.broken.set(Some(violation));
+        E::custom("refused")
     }
 }
 
-struct HeaderVisitor;
+struct HeaderVisitor<'a>(&'a Reader);
 
-impl<'de> Visitor<'de> for HeaderVisitor {
-    type Value = RawHeader;
+impl<'de> Visitor<'de> for HeaderVisitor<'_> {
+    type Value = Entries;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-        let mut header = RawHeader {
-            metadata: Vec::new(),
-            tensors: Vec::new(),
-        };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+        let mut tensors = Vec::new();
+        let mut metadata = None;
 
         while let Some(key) = map.next_key::<String>()? {
-            let named = |error: A::Error| {
-                A::Error::custom(format_args!("`{}`: {error}", key.escape_debug()))
-            };
-
             if key == METADATA_KEY {
-                let pairs: Option<Pairs<String>> = map.next_value().map_err(named)?;
-                header
-                    .metadata
-                    .push(pairs.map(|pairs| pairs.0).unwrap_or_default());
-            } else {
-                let tensor = map.next_value().map_err(named)?;
-                header.tensors.push((key, tensor));
+                let pairs = map.next_value_seed(Metadata(self.0));
+                let pairs = pairs.map_err(|error| named(&key, error))?;
+                if metadata.replace(pairs).is_some() {
+                    return Err(self.0.refuse(Violation::DuplicateMetadata { key }));
+                }
+                continue;
+            }
+
+            match map.next_value_seed(EntryVisitor(self.0)) {
+                Ok(entry) => {
+                    let tensor = check_entry(key, entry, self.0.data_len);
+                    tensors.push(tensor.map_err(|violation| self.0.refuse(violation))?);
+                }
+                Err(_) if self.0.too_deep.get() => {
+                    return Err(self.0.refuse(Violation::TooDeep { name: key }));
+                }
+                Err(error) => return Err(named(&key, error)),
             }
         }
-        Ok(header)
+        Ok((tensors, metadata.unwrap_or_default()))
     }
 }
 
-impl<'de> Deserialize<'de> for RawTensor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawTensor, D::Error> {
-        deserializer.deserialize_map(TensorVisitor)
+/// The error with the name of the entry it is in.
+fn named<E: Error>(key: &str, error: E) -> E {
+    E::custom(format_args!("`{}`: {error}", key.escape_debug()))
+}
+
+/// A tensor's entry; unknown fields are read over, as the reference does.
+struct EntryVisitor<'a>(&'a Reader);
+
+impl<'de> DeserializeSeed<'de> for EntryVisitor<'_> {
+    type Value = Entry<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Entry<'de>, D::Error> {
+        deserializer.deserialize_map(self)
     }
 }
 
-struct TensorVisitor;
-
-impl<'de> Visitor<'de> for TensorVisitor {
-    type Value = RawTensor;
+impl<'de> Visitor<'de> for EntryVisitor<'_> {
+    type Value = Entry<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with `dtype`, `shape` and `data_offsets`")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawTensor, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry<'de>, A::Error> {
         let mut dtype = None;
         let mut shape = None;
         let mut offsets = None;
+        let skip = Skip {
+            room: MAX_DEPTH - 2,
+            too_deep: &self.0.too_deep,
+        };
 
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "dtype" => set_once(&mut dtype, map.next_value()?, "dtype")?,
-                "shape" => set_once(&mut shape, map.next_value()?, "shape")?,
+        while let Some(key) = map.next_key_seed(Text)? {
+            match key.as_ref() {
+                "dtype" => set_once(&mut dtype, map.next_value_seed(Text)?, "dtype")?,
+                "shape" => set_once(&mut shape, map.next_value_seed(Shape)?, "shape")?,
                 "data_offsets" => set_once(&mut offsets, map.next_value()?, "data_offsets")?,
-                _ => {
-                    map.next_value::<Skipped>()?;
-                }
+                _ => map.next_value_seed(skip)?,
             }
         }
 
-        let (begin, end) = offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
-        Ok(RawTensor {
-            dtype: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
-            shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
+        let missing = A::Error::missing_field;
+        let (shape, dims) = shape.ok_or_else(|| missing("shape"))?;
+        let (begin, end) = offsets.ok_or_else(|| missing("data_offsets"))?;
+        Ok(Entry {
+            dtype: dtype.ok_or_else(|| missing("dtype"))?,
+            shape,
+            dims,
             begin,
             end,
         })
@@ -111,83 +150,71 @@ fn set_once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) ->
     }
 }
 
-/// The pairs of an object in order, equal keys kept.
-pub(crate) struct Pairs<T>(pub(crate) Vec<(String, T)>);
+/// The extents, of which the first [`MAX_DIMS`] are kept, and how many there are.
+struct Shape;
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs<T>, D::Error> {
-        struct PairsVisitor<T>(std::marker::PhantomData<T>);
+impl<'de> DeserializeSeed<'de> for Shape {
+    type Value = (Vec<usize>, usize);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
-            type Value = Pairs<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of strings")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<T>, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Pairs(pairs))
-            }
-        }
-
-        deserializer.deserialize_map(PairsVisitor(std::marker::PhantomData))
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
     }
 }
 
-/// Any value, checked and forgotten.
-///
-/// Not serde's `IgnoredAny`: that one accepts nesting, numbers and escapes that the reference,
-/// which keeps the value for a moment, refuses.
-pub(crate) struct Skipped;
-
-impl<'de> Deserialize<'de> for Skipped {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Skipped, D::Error> {
-        deserializer.deserialize_any(Skipped)
-    }
-}
-
-impl<'de> Visitor<'de> for Skipped {
-    type Value = Skipped;
+impl<'de> Visitor<'de> for Shape {
+    type Value = (Vec<usize>, usize);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
+        f.write_str("an array of extents")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Skipped, E> {
-        Ok(Skipped)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut shape = Vec::new();
+        let mut dims = 0;
+        while let Some(extent) = seq.next_element()? {
+            if dims < MAX_DIMS {
+                shape.push(extent);
+            }
+            dims += 1;
+        }
+        Ok((shape, dims))
+    }
+}
+
+/// The strings of `__metadata__`; `null` is none.
+struct Metadata<'a>(&'a Reader);
+
+impl<'de> DeserializeSeed<'de> for Metadata<'_> {
+    type Value = BTreeMap<String, String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Metadata<'_> {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of strings")
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Skipped, E> {
-        Ok(Skipped)
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
     }
 
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Skipped, E> {
-        Ok(Skipped)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
     }
 
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Skipped, E> {
-        Ok(Skipped)
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Skipped, E> {
-        Ok(Skipped)
-    }
-
-    fn visit_str<E: Error>(self, _: &str) -> Result<Skipped, E> {
-        Ok(Skipped)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Skipped, A::Error> {
-        while seq.next_element::<Skipped>()?.is_some() {}
-        Ok(Skipped)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Skipped, A::Error> {
-        while map.next_entry::<String, Skipped>()?.is_some() {}
-        Ok(Skipped)
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut pairs = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry::<String, String>()? {
+            if pairs.contains_key(&key) {
+                return Err(self.0.refuse(Violation::DuplicateMetadata { key }));
+            }
+            pairs.insert(key, value);
+        }
+        Ok(pairs)
     }
 }

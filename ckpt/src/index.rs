@@ -2,216 +2,214 @@
 //!
 //! It says in which file each tensor is. File names in it come from strangers: they must be plain.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::fs;
-use std::path::Path;
-
-use serde::Deserialize;
-use serde_json::Number;
 
 use crate::header::MAX_HEADER_BYTES;
-use crate::header_json::Pairs;
-use crate::names::{check_file_name, check_tensor_name};
-use crate::{Error, Result};
+use crate::index_json;
+use crate::json::MAX_DEPTH;
+use crate::names::{Listed, NameProblem};
 
 /// The names of the files of a folder.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
-/// What an index says, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Index {
-    /// Bytes of all tensors, where the index tells.
-    pub(crate) total_size: Option<u64>,
-    /// The file of each tensor.
-    pub(crate) file_of: BTreeMap<String, String>,
+/// As many tensors as a model may have; keeps a hostile index from costing memory.
+///
+/// A single file needs no such limit: its header has no room for as many.
+pub const MAX_TENSORS: usize = 10_000_000;
+const _: () = assert!(MAX_HEADER_BYTES / SMALLEST_ENTRY.len() < MAX_TENSORS);
+const SMALLEST_ENTRY: &str = r#""w":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"#;
+
+/// The largest index that is read, in bytes: as large as the largest header.
+pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES as u64;
+
+/// Why a file is no index of safetensors files.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexFlaw {
+    /// It is larger than any index.
+    #[error("it has {bytes} bytes, at most {MAX_INDEX_BYTES} are read")]
+    TooLarge {
+        /// Its size.
+        bytes: u64,
+    },
+    /// It is not UTF-8.
+    #[error("it is not UTF-8 from byte {at} on")]
+    NotUtf8 {
+        /// The first bad byte.
+        at: usize,
+    },
+    /// It is not JSON of the expected form.
+    #[error("{message}")]
+    Json {
+        /// What is wrong, with line and column.
+        message: String,
+    },
+    /// A value is nested too deeply, in a field that readers skip.
+    #[error("it has values nested more than {MAX_DEPTH} deep")]
+    TooDeep,
+    /// It names more tensors than any model has.
+    #[error("it names more than {limit} tensors")]
+    TooManyTensors {
+        /// As many as it may name.
+        limit: usize,
+    },
+    /// It names tensors more than once.
+    #[error("it names tensors more than once: {}", Listed(names))]
+    DuplicateTensors {
+        /// The tensors, sorted.
+        names: Vec<String>,
+    },
+    /// A name that no tensor may have.
+    #[error("a tensor is called `{}`: {problem}", name.escape_debug())]
+    TensorName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: NameProblem,
+    },
+    /// A name that no file of the folder may have.
+    #[error("a file is called `{}`: {problem}", name.escape_debug())]
+    FileName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: NameProblem,
+    },
 }
 
-impl Index {
-    /// Reads an index; `path` is a regular file.
-    pub(crate) fn read(path: &Path) -> Result<Index> {
-        let not_an_index = |message| Error::Index {
-            path: path.to_owned(),
-            message,
-        };
+/// What an index says, checked as far as it can be without the files.
+#[derive(Debug)]
+pub(crate) struct Index<'json> {
+    /// Bytes of all tensors, where the index tells.
+    pub(crate) total_size: Option<u64>,
+    /// The names of the files, sorted.
+    pub(crate) files: Vec<Cow<'json, str>>,
+    /// Each tensor with its place in `files`, sorted by name.
+    pub(crate) file_of: Vec<(Cow<'json, str>, usize)>,
+}
 
-        let bytes = fs::metadata(path)
-            .map_err(|error| Error::io("read", path, error))?
-            .len();
-        if bytes > MAX_HEADER_BYTES as u64 {
-            let message = format!("it has {bytes} bytes, at most {MAX_HEADER_BYTES} are read");
-            return Err(not_an_index(message));
+impl<'json> Index<'json> {
+    pub(crate) fn parse(json: &'json [u8]) -> Result<Index<'json>, IndexFlaw> {
+        Index::parse_limited(json, MAX_TENSORS)
+    }
+
+    fn parse_limited(json: &'json [u8], limit: usize) -> Result<Index<'json>, IndexFlaw> {
+        let text = std::str::from_utf8(json).map_err(|error| IndexFlaw::NotUtf8 {
+            at: error.valid_up_to(),
+        })?;
+        let raw = index_json::read(text, limit)?;
+
+        // Numbers were given to the files as they came.
+        let numbers = raw.files.numbers;
+        let mut place = vec![0; numbers.len()];
+        let mut files = Vec::with_capacity(numbers.len());
+        for (at, (file, number)) in numbers.into_iter().enumerate() {
+            place[number] = at;
+            files.push(file);
         }
 
-        let json = fs::read(path).map_err(|error| Error::io("read", path, error))?;
-        let raw: RawIndex =
-            serde_json::from_slice(&json).map_err(|error| not_an_index(error.to_string()))?;
-
-        let mut file_of = BTreeMap::new();
-        let mut duplicates = Vec::new();
-        let total_size = raw.total_size();
-        for (tensor, file) in raw.weight_map.0 {
-            check_entry(path, &tensor, &file)?;
-            match file_of.entry(tensor) {
-                Entry::Vacant(free) => {
-                    free.insert(file);
-                }
-                Entry::Occupied(taken) => duplicates.push(taken.key().clone()),
-            }
+        let mut file_of = raw.file_of;
+        for (_, file) in &mut file_of {
+            *file = place[*file];
         }
+        file_of.sort_by(|(a, _), (b, _)| a.cmp(b));
+        check_duplicates(&file_of)?;
 
-        if !duplicates.is_empty() {
-            return Err(Error::DuplicateInIndex {
-                path: path.to_owned(),
-                names: duplicates,
-            });
-        }
         Ok(Index {
-            total_size,
+            total_size: raw.total_size,
+            files,
             file_of,
         })
     }
+}
 
-    /// The index as Hugging Face writes it: sorted, indented by two spaces.
-    pub(crate) fn to_json(&self) -> String {
-        let json = serde_json::json!({
-            "metadata": { "total_size": self.total_size },
-            "weight_map": &self.file_of,
-        });
-        format!("{json:#}\n")
+fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexFlaw> {
+    let groups = sorted.chunk_by(|(a, _), (b, _)| a == b);
+    let names: Vec<String> = groups
+        .filter(|group| group.len() > 1)
+        .map(|group| group[0].0.to_string())
+        .collect();
+
+    if names.is_empty() {
+        Ok(())
+    } else {
+        Err(IndexFlaw::DuplicateTensors { names })
     }
 }
 
-fn check_entry(path: &Path, tensor: &str, file: &str) -> Result<()> {
-    if let Err(problem) = check_tensor_name(tensor) {
-        return Err(Error::TensorName {
-            name: tensor.to_owned(),
-            problem,
-        });
-    }
-    check_file_name(file).map_err(|problem| Error::FileName {
-        folder: crate::disk::folder_of(path).to_owned(),
-        name: file.to_owned(),
-        problem,
-    })
-}
-
-/// An index as it stands, duplicates kept. Other fields than these are read over.
-#[derive(Deserialize)]
-struct RawIndex {
-    metadata: Option<RawMetadata>,
-    weight_map: Pairs<String>,
-}
-
-#[derive(Deserialize)]
-struct RawMetadata {
-    total_size: Option<Number>,
-}
-
-impl RawIndex {
-    /// Some writers made it a float; one that is no whole number says nothing.
-    fn total_size(&self) -> Option<u64> {
-        let number = self.metadata.as_ref()?.total_size.as_ref()?;
-
-        number.as_u64().or_else(|| {
-            let value = number.as_f64()?;
-            (value.fract() == 0.0 && value >= 0.0).then_some(value as u64)
-        })
-    }
+/// An index as Hugging Face writes it: sorted, indented by two spaces.
+pub(crate) fn to_json(total_size: u64, file_of: &BTreeMap<String, String>) -> String {
+    let json = serde_json::json!({
+        "metadata": { "total_size": total_size },
+        "weight_map": file_of,
+    });
+    format!("{json:#}\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Result<Index> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(INDEX_FILE);
-        fs::write(&path, json).unwrap();
-        Index::read(&path)
-    }
-
     #[test]
     fn what_is_written_is_read() {
         let file_of = [("b", "x.safetensors"), ("a", "y.safetensors")]
             .map(|(tensor, file)| (tensor.to_owned(), file.to_owned()));
-        let index = Index {
-            total_size: Some(12),
-            file_of: file_of.into_iter().collect(),
-        };
 
-        let json = index.to_json();
+        let json = to_json(12, &file_of.into_iter().collect());
         assert!(
             json.starts_with("{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n"),
             "{json}"
         );
-        assert_eq!(read(&json).unwrap(), index);
+
+        let index = Index::parse(json.as_bytes()).unwrap();
+        assert_eq!(index.total_size, Some(12));
+        assert_eq!(index.files, ["x.safetensors", "y.safetensors"]);
+        assert_eq!(index.file_of, [("a".into(), 1), ("b".into(), 0)]);
+    }
+
+    /// Files are sorted although they are numbered as they come.
+    #[test]
+    fn files_are_sorted_and_each_is_there_once() {
+        let json = br#"{"weight_map": {"d": "z", "c": "x", "b": "y", "a": "\u0078", "e": "z"}}"#;
+        let index = Index::parse(json).unwrap();
+
+        assert_eq!(index.files, ["x", "y", "z"]);
+        let files: Vec<usize> = index.file_of.iter().map(|(_, file)| *file).collect();
+        assert_eq!(files, [0, 1, 0, 2, 2]);
+    }
+
+    #[test]
+    fn the_number_of_tensors_is_limited() {
+        let json = br#"{"weight_map": {"a": "x", "b": "x", "c": "x"}}"#;
+        assert!(Index::parse_limited(json, 3).is_ok());
+        assert_eq!(
+            Index::parse_limited(json, 2).unwrap_err(),
+            IndexFlaw::TooManyTensors { limit: 2 }
+        );
     }
 
     #[test]
     fn sizes_may_be_floats_or_missing() {
-        let of = |metadata: &str| {
-            read(&format!(
-                "{{{metadata}\"weight_map\": {{}}, \"extra\": [1]}}"
-            ))
-            .unwrap()
-            .total_size
-        };
-        assert_eq!(
-            of("\"metadata\": {\"total_size\": 16060522496.0},"),
-            Some(16_060_522_496)
-        );
-        assert_eq!(of("\"metadata\": {\"total_size\": 0.5},"), None);
-        assert_eq!(of("\"metadata\": {\"x\": 1},"), None);
-        assert_eq!(of("\"metadata\": null,"), None);
-        assert_eq!(of(""), None);
-    }
-
-    #[test]
-    fn names_that_lead_elsewhere_are_refused() {
-        let names = [
-            "",
-            "..",
-            ".",
-            "../x",
-            "/etc/passwd",
-            "a/b",
-            "a\\\\b",
-            "a\\u0000b",
-            "x/../../y",
-            "x/",
+        let cases = [
+            (r#""metadata": {"total_size": 7},"#, Some(7)),
+            (
+                r#""metadata": {"total_size": 16060522496.0},"#,
+                Some(16_060_522_496),
+            ),
+            (r#""metadata": {"total_size": 0.5},"#, None),
+            (r#""metadata": {"total_size": -1},"#, None),
+            (r#""metadata": {"total_size": 1e300},"#, None),
+            (r#""metadata": {"total_size": null},"#, None),
+            (r#""metadata": {"x": 1},"#, None),
+            (r#""metadata": null,"#, None),
+            ("", None),
         ];
-        for name in names {
-            let error = read(&format!("{{\"weight_map\": {{\"w\": \"{name}\"}}}}")).unwrap_err();
-            assert!(matches!(error, Error::FileName { .. }), "{name}: {error}");
-        }
-
-        let error = read("{\"weight_map\": {\"../w\": \"x\"}}").unwrap_err();
-        assert!(matches!(error, Error::TensorName { .. }), "{error}");
-    }
-
-    #[test]
-    fn duplicates_and_other_forms_are_refused() {
-        let error =
-            read("{\"weight_map\": {\"w\": \"x\", \"v\": \"x\", \"w\": \"y\"}}").unwrap_err();
-        assert!(
-            matches!(&error, Error::DuplicateInIndex { names, .. } if names == &["w"]),
-            "{error}"
-        );
-
-        for json in [
-            "",
-            "null",
-            "{}",
-            "{\"weight_map\": null}",
-            "{\"weight_map\": {\"w\": 1}}",
-            "{\"weight_map\": {}, \"weight_map\": {}}",
-            "{\"weight_map\": {}} x",
-            "\u{feff}{\"weight_map\": {}}",
-        ] {
-            let error = read(json).unwrap_err();
-            assert!(matches!(error, Error::Index { .. }), "{json}: {error}");
+        for (metadata, expected) in cases {
+            let json = format!(r#"{{{metadata}"weight_map": {{}}, "extra": [1]}}"#);
+            let index = Index::parse(json.as_bytes()).unwrap();
+            assert_eq!(index.total_size, expected, "{metadata}");
         }
     }
 }

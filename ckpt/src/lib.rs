@@ -29,6 +29,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod beneath;
 mod disk;
 mod dtype;
 mod error;
@@ -41,6 +42,8 @@ mod header;
 mod header_json;
 mod hidden;
 mod index;
+mod index_json;
+mod json;
 pub mod layout;
 mod manifest;
 pub mod mapping;
@@ -50,6 +53,9 @@ mod published;
 pub mod source;
 mod staging;
 mod tensor_file;
+#[doc(hidden)]
+pub mod untrusted;
+mod violation;
 
 pub use disk::{OutputFile, available_bytes, replace_file};
 pub use dtype::{Dtype, UnknownDtype};
@@ -57,12 +63,15 @@ pub use error::{Error, Result};
 pub use file_writer::{FileWriter, TensorSink};
 pub use folder::{Folder, SizeMismatch};
 pub use folder_writer::FolderWriter;
-pub use header::{MAX_DIMS, MAX_HEADER_BYTES, Violation};
+pub use header::{Header, MAX_DIMS, MAX_HEADER_BYTES};
+pub use index::{IndexFlaw, MAX_TENSORS};
+pub use json::MAX_DEPTH;
 pub use manifest::Flaw;
 pub use names::NameProblem;
 pub use published::{Published, Survey, discover, keep_last, step_name, survey, sweep};
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
+pub use violation::Violation;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

@@ -10,6 +10,9 @@ use std::path::{Component, Path};
 /// The header's key for metadata; no tensor can have this name.
 pub(crate) const METADATA_KEY: &str = "__metadata__";
 
+/// The longest name of a file, in bytes, on all file systems that matter.
+const MAX_FILE_NAME: usize = 255;
+
 /// What is wrong with the name of a tensor or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -29,6 +32,12 @@ pub enum NameProblem {
     /// A file name that must be plain has a separator, is absolute or is `.`.
     #[error("it leads to another folder")]
     NotPlain,
+    /// A file name holds a control character.
+    #[error("it holds a control character")]
+    Control,
+    /// A file name is longer than file systems allow.
+    #[error("it has more than {MAX_FILE_NAME} bytes")]
+    TooLong,
     /// A file name that this crate uses itself.
     #[error("this name is used by the checkpoint itself")]
     Taken,
@@ -42,7 +51,8 @@ pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameProblem> {
     if name.contains('\0') {
         return Err(NameProblem::Nul);
     }
-    if name.split(['/', '\\']).any(|part| part == "..") {
+    // Two dots in a row are rare; looking at each part takes longer.
+    if name.contains("..") && name.split(['/', '\\']).any(|part| part == "..") {
         return Err(NameProblem::ParentFolder);
     }
     if name == METADATA_KEY {
@@ -69,12 +79,19 @@ pub(crate) fn check_relative_path(path: &str) -> Result<(), NameProblem> {
     if path.contains('\0') {
         return Err(NameProblem::Nul);
     }
+    // It would reach a terminal in messages and listings.
+    if path.contains(char::is_control) {
+        return Err(NameProblem::Control);
+    }
     // A separator on other systems; nobody needs it in a name.
     if path.contains('\\') {
         return Err(NameProblem::NotPlain);
     }
 
     for part in path.split('/') {
+        if part.len() > MAX_FILE_NAME {
+            return Err(NameProblem::TooLong);
+        }
         match Path::new(part).components().next() {
             Some(Component::Normal(_)) => {}
             Some(Component::ParentDir) => return Err(NameProblem::ParentFolder),

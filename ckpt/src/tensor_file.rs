@@ -4,14 +4,15 @@
 //! a network file system serves page faults slowly.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::header::{self, PREFIX, Violation};
-use crate::{Dtype, Error, Result};
+use crate::beneath::open_file;
+use crate::header::{PREFIX, header_len};
+use crate::{Dtype, Error, Header, Result, Violation};
 
 /// A tensor of a safetensors file: everything but its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +40,7 @@ impl TensorInfo {
 pub struct TensorFile {
     path: PathBuf,
     file: File,
-    tensors: Vec<TensorInfo>,
-    metadata: BTreeMap<String, String>,
+    header: Header,
 }
 
 impl TensorFile {
@@ -49,15 +49,12 @@ impl TensorFile {
     /// # Errors
     /// [`Error::Malformed`] names the rule of the format that the file breaks.
     pub fn open(path: impl AsRef<Path>) -> Result<TensorFile> {
-        let path = path.as_ref().to_owned();
+        let path = path.as_ref();
+        TensorFile::of(path.to_owned(), open_file(path)?)
+    }
 
-        // Before opening: to open a pipe blocks.
-        let metadata = fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
-        if !metadata.is_file() {
-            return Err(Error::NotAFile { path });
-        }
-
-        let file = File::open(&path).map_err(|error| Error::io("open", &path, error))?;
+    /// Checks the header of an open regular file.
+    pub(crate) fn of(path: PathBuf, file: File) -> Result<TensorFile> {
         let file_len = file
             .metadata()
             .map_err(|error| Error::io("open", &path, error))?
@@ -75,18 +72,13 @@ impl TensorFile {
         let read_error = |error| Error::io("read", &path, error);
         file.read_exact_at(&mut prefix, 0).map_err(read_error)?;
 
-        let header_len = header::header_len(prefix, file_len).map_err(malformed)?;
+        let header_len = header_len(prefix, file_len).map_err(malformed)?;
         let mut json = vec![0; header_len];
         file.read_exact_at(&mut json, PREFIX as u64)
             .map_err(read_error)?;
 
-        let header = header::parse(&json, file_len).map_err(malformed)?;
-        Ok(TensorFile {
-            path,
-            file,
-            tensors: header.tensors,
-            metadata: header.metadata,
-        })
+        let header = Header::from_json(&json, file_len).map_err(malformed)?;
+        Ok(TensorFile { path, file, header })
     }
 
     /// Where the file is.
@@ -99,23 +91,24 @@ impl TensorFile {
         &self.file
     }
 
+    /// What its header says.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> &[TensorInfo] {
-        &self.tensors
+        self.header.tensors()
     }
 
     /// The strings that the writer put into the header, by key.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
+        self.header.metadata()
     }
 
     /// The tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        let at = self
-            .tensors
-            .binary_search_by(|tensor| tensor.name.as_str().cmp(name))
-            .ok()?;
-        Some(&self.tensors[at])
+        self.header.get(name)
     }
 
     /// Reads a whole tensor.
@@ -168,7 +161,7 @@ impl TensorFile {
 
     fn find(&self, name: &str) -> Result<&TensorInfo> {
         self.get(name).ok_or_else(|| {
-            let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
+            let names = self.tensors().iter().map(|tensor| tensor.name.as_str());
             no_tensor(&self.path, name, names)
         })
     }

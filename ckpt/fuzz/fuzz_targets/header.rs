@@ -1,0 +1,32 @@
+//! Any header over a little data: nothing panics, and what we read the reference reads too, with
+//! the same tensors.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use meshgrad_ckpt::Header;
+use safetensors::SafeTensors;
+
+fuzz_target!(|input: &[u8]| {
+    // The first byte tells how much data there is; a length before the header would hardly be hit.
+    let Some((&data_len, json)) = input.split_first() else {
+        return;
+    };
+    let len = (json.len() as u64).to_le_bytes();
+    let file = [&len, json, &vec![0; data_len.into()]].concat();
+
+    if let Ok(header) = Header::parse(&file, file.len() as u64) {
+        let theirs = SafeTensors::deserialize(&file).expect("the reference reads it");
+        assert_eq!(theirs.len(), header.tensors().len());
+
+        for tensor in header.tensors() {
+            let view = theirs.tensor(&tensor.name).expect("the reference has it");
+            assert_eq!(view.dtype().to_string(), tensor.dtype.name());
+            assert_eq!(view.shape(), tensor.shape);
+            assert_eq!(view.data().len(), tensor.byte_len());
+        }
+    }
+
+    // As it comes, its length included.
+    let _ = Header::parse(input, u64::MAX);
+});

@@ -1,0 +1,9 @@
+//! Any index: nothing panics.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    meshgrad_ckpt::untrusted::is_index(input);
+});

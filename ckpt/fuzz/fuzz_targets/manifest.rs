@@ -1,0 +1,9 @@
+//! Any manifest: nothing panics.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    meshgrad_ckpt::untrusted::is_manifest(input);
+});

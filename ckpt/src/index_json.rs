@@ -1,0 +1,223 @@
+//! The JSON of an index, read in one pass that checks names as they come.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use serde_json::Number;
+
+use crate::index::IndexFlaw;
+use crate::json::{MAX_DEPTH, Skip, Text};
+use crate::names::{check_file_name, check_tensor_name};
+
+/// An index as it stands, equal names kept.
+#[derive(Default)]
+pub(crate) struct RawIndex<'json> {
+    pub(crate) total_size: Option<u64>,
+    pub(crate) files: Files<'json>,
+    /// Each tensor with its file's number.
+    pub(crate) file_of: Vec<(Cow<'json, str>, usize)>,
+}
+
+/// Files with their numbers, which are given in the order of first use.
+#[derive(Default)]
+pub(crate) struct Files<'json> {
+    pub(crate) numbers: BTreeMap<Cow<'json, str>, usize>,
+    /// Tensors of one file mostly follow each other.
+    previous: Option<(Cow<'json, str>, usize)>,
+}
+
+impl<'json> Files<'json> {
+    fn number(&mut self, file: Cow<'json, str>) -> Result<usize, IndexFlaw> {
+        if let Some((_, number)) = self.previous.as_ref().filter(|(name, _)| *name == file) {
+            return Ok(*number);
+        }
+        if let Err(problem) = check_file_name(&file) {
+            let name = file.into_owned();
+            return Err(IndexFlaw::FileName { name, problem });
+        }
+
+        let next = self.numbers.len();
+        let number = *self.numbers.entry(file.clone()).or_insert(next);
+        self.previous = Some((file, number));
+        Ok(number)
+    }
+}
+
+/// Reads an index of at most `limit` tensors.
+pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexFlaw> {
+    let reader = Reader {
+        limit,
+        broken: Cell::new(None),
+        too_deep: Cell::new(false),
+    };
+
+    let mut json = serde_json::Deserializer::from_str(text);
+    let read = json
+        .deserialize_map(IndexVisitor(&reader))
+        .and_then(|index| json.end().map(|()| index));
+
+    read.map_err(|error| match reader.broken.take() {
+        Some(flaw) => flaw,
+        None if reader.too_deep.get() => IndexFlaw::TooDeep,
+        None => IndexFlaw::Json {
+            message: error.to_string(),
+        },
+    })
+}
+
+/// What all visitors know.
+struct Reader {
+    limit: usize,
+    /// The flaw that made the reading stop; serde's own errors are text.
+    broken: Cell<Option<IndexFlaw>>,
+    too_deep: Cell<bool>,
+}
+
+impl Reader {
+    fn refuse<E: Error>(&self, flaw: IndexFlaw) -> E {
+        self.broken.set(Some(flaw));
+        E::custom("refused")
+    }
+
+    /// Reads over a value inside of `depth` objects.
+    fn skip(&self, depth: usize) -> Skip<'_> {
+        Skip {
+            room: MAX_DEPTH - depth,
+            too_deep: &self.too_deep,
+        }
+    }
+}
+
+struct IndexVisitor<'a>(&'a Reader);
+
+impl<'de> Visitor<'de> for IndexVisitor<'_> {
+    type Value = RawIndex<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `weight_map`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawIndex<'de>, A::Error> {
+        let mut index = None;
+        let mut total_size = None;
+
+        while let Some(key) = map.next_key_seed(Text)? {
+            match key.as_ref() {
+                "weight_map" => {
+                    let read = map.next_value_seed(WeightMap(self.0))?;
+                    if index.replace(read).is_some() {
+                        return Err(A::Error::duplicate_field("weight_map"));
+                    }
+                }
+                "metadata" => {
+                    let read = map.next_value_seed(Metadata(self.0))?;
+                    if total_size.replace(read).is_some() {
+                        return Err(A::Error::duplicate_field("metadata"));
+                    }
+                }
+                _ => map.next_value_seed(self.0.skip(1))?,
+            }
+        }
+
+        let index: RawIndex<'de> = index.ok_or_else(|| A::Error::missing_field("weight_map"))?;
+        Ok(RawIndex {
+            total_size: total_size.flatten(),
+            ..index
+        })
+    }
+}
+
+struct WeightMap<'a>(&'a Reader);
+
+impl<'de> DeserializeSeed<'de> for WeightMap<'_> {
+    type Value = RawIndex<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for WeightMap<'_> {
+    type Value = RawIndex<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object that gives each tensor's file")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawIndex<'de>, A::Error> {
+        let reader = self.0;
+        let mut index = RawIndex::default();
+
+        while let Some(name) = map.next_key_seed(Text)? {
+            let file = map.next_value_seed(Text)?;
+
+            if index.file_of.len() == reader.limit {
+                let limit = reader.limit;
+                return Err(reader.refuse(IndexFlaw::TooManyTensors { limit }));
+            }
+            if let Err(problem) = check_tensor_name(&name) {
+                let name = name.into_owned();
+                return Err(reader.refuse(IndexFlaw::TensorName { name, problem }));
+            }
+
+            let number = index.files.number(file);
+            let number = number.map_err(|flaw| reader.refuse(flaw))?;
+            index.file_of.push((name, number));
+        }
+        Ok(index)
+    }
+}
+
+/// The index's own `total_size`, as far as it is a number of bytes; `null` is none.
+struct Metadata<'a>(&'a Reader);
+
+impl<'de> DeserializeSeed<'de> for Metadata<'_> {
+    type Value = Option<u64>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Metadata<'_> {
+    type Value = Option<u64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `total_size`")
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut total_size = None;
+        while let Some(key) = map.next_key_seed(Text)? {
+            if key == "total_size" {
+                let number: Option<Number> = map.next_value()?;
+                if total_size.replace(number).is_some() {
+                    return Err(A::Error::duplicate_field("total_size"));
+                }
+            } else {
+                map.next_value_seed(self.0.skip(2))?;
+            }
+        }
+        Ok(total_size.flatten().and_then(|number| bytes(&number)))
+    }
+}
+
+/// Some writers made it a float; one that is no whole number says nothing.
+fn bytes(number: &Number) -> Option<u64> {
+    number.as_u64().or_else(|| {
+        let value = number.as_f64()?;
+        let whole = value.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&value);
+        whole.then_some(value as u64)
+    })
+}

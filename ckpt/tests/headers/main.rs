@@ -1,0 +1,172 @@
+//! Headers of all kinds, read by us and by the reference crate.
+//!
+//! What we read the reference reads too, with the same content; what we refuse and it reads is
+//! exactly what [`reference::STRICTER`] lists.
+
+mod corpus;
+mod mutants;
+mod reference;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use meshgrad_ckpt::{Error, Header, TensorFile};
+
+use crate::corpus::corpus;
+use crate::reference::{STRICTER, Verdict, verdict};
+
+/// A file and the verdict it must get.
+#[derive(Clone)]
+pub(crate) struct Probe {
+    what: String,
+    bytes: Vec<u8>,
+    expected: Expected,
+}
+
+/// What must become of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// It is read, by the reference too, with the same content.
+    Read,
+    /// It breaks this rule; the reference refuses it too.
+    Refused(&'static str),
+    /// It breaks this rule; the reference reads it.
+    Stricter(&'static str),
+}
+
+pub(crate) fn file_of(header: &[u8], data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header, data].concat()
+}
+
+#[test]
+fn every_header_gets_its_verdict() {
+    let corpus = corpus();
+    let mut wrong = Vec::new();
+
+    for probe in &corpus {
+        let expected = match probe.expected {
+            Expected::Read => Verdict::Read,
+            Expected::Refused(rule) => Verdict::Refused(rule.to_owned()),
+            Expected::Stricter(rule) => Verdict::Stricter(rule.to_owned()),
+        };
+        let found = verdict(&probe.bytes);
+        if found != expected {
+            wrong.push(format!("{}: {expected:?}, found {found:?}", probe.what));
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(corpus.len() > 200, "{}", corpus.len());
+}
+
+/// The list of differences has nothing that no file shows.
+#[test]
+fn every_difference_has_a_probe() {
+    let found: BTreeSet<&str> = corpus()
+        .iter()
+        .filter_map(|probe| match probe.expected {
+            Expected::Stricter(rule) => Some(rule),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, BTreeSet::from(STRICTER));
+}
+
+/// A file on a disk gets the verdict that its bytes get.
+#[test]
+#[cfg_attr(miri, ignore = "it needs files")]
+fn files_are_read_as_their_bytes_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+
+    for probe in corpus() {
+        fs::write(&path, &probe.bytes).unwrap();
+        let bytes = Header::parse(&probe.bytes, probe.bytes.len() as u64);
+
+        match TensorFile::open(&path) {
+            Ok(file) => assert_eq!(Ok(file.header().clone()), bytes, "{}", probe.what),
+            Err(Error::Malformed {
+                path: named,
+                violation,
+            }) => {
+                assert_eq!(named, path);
+                assert_eq!(bytes, Err(violation), "{}", probe.what);
+            }
+            Err(other) => panic!("{}: {other}", probe.what),
+        }
+    }
+}
+
+/// The header of a file of any size, from its first bytes alone.
+#[test]
+fn headers_are_read_without_their_data() {
+    let json = br#"{"w":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}"#;
+    let start = file_of(json, b"and some data");
+    let data_start = 8 + json.len() as u64;
+
+    let header = Header::parse(&start, data_start + (4 << 40)).unwrap();
+    assert_eq!(
+        header.get("w").unwrap().range,
+        data_start..data_start + (4 << 40)
+    );
+    assert!(Header::parse(&start, start.len() as u64).is_err());
+    assert!(Header::parse(&start[..80], data_start + (4 << 40)).is_err());
+}
+
+/// Nothing that a file can hold reaches a terminal as it stands.
+#[test]
+fn messages_have_no_control_characters() {
+    for probe in corpus() {
+        if let Err(violation) = Header::parse(&probe.bytes, probe.bytes.len() as u64) {
+            let text = violation.to_string();
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
+    }
+
+    let name = r"\u001b[2J\u009b\u202e";
+    let json = format!(r#"{{"{name}":{{"dtype":"{name}","shape":[],"data_offsets":[0,1]}}}}"#);
+    let text = Header::parse(&file_of(json.as_bytes(), b"x"), 1 << 20)
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains(r"\u{1b}[2J\u{9b}\u{202e}"), "{text:?}");
+}
+
+#[test]
+fn messages_name_the_tensor_and_the_place() {
+    let text = |shape, offsets| {
+        let entry = format!(r#"{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}"#);
+        let header = format!(r#"{{"layer.w":{entry}}}"#);
+        Header::parse(&file_of(header.as_bytes(), b""), 1 << 20)
+            .unwrap_err()
+            .to_string()
+    };
+
+    assert_eq!(
+        text("[2,3]", "[0,20]"),
+        "tensor `layer.w` of F32 [2, 3] has 24 bytes but its offsets span 20"
+    );
+    let text = text("[1.5]", "[0,1]");
+    assert!(text.contains("`layer.w`"), "{text}");
+    assert!(text.contains("line 1 column"), "{text}");
+}
+
+/// Cut anywhere, or grown by a byte, a file is refused.
+#[test]
+fn every_truncation_is_found() {
+    let header = concat!(
+        r#"{"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"#,
+        r#""v":{"dtype":"I64","shape":[1],"data_offsets":[16,24]}}"#
+    );
+    let whole = file_of(header.as_bytes(), &[7; 24]);
+    assert_eq!(verdict(&whole), Verdict::Read);
+
+    for len in 0..whole.len() {
+        let found = verdict(&whole[..len]);
+        assert!(matches!(found, Verdict::Refused(_)), "{len}: {found:?}");
+    }
+    let grown = [&whole[..], b"\0"].concat();
+    assert_eq!(
+        verdict(&grown),
+        Verdict::Refused("TrailingBytes".to_owned())
+    );
+}

@@ -1,0 +1,115 @@
+//! The reference crate beside ours: one verdict on a file.
+
+use meshgrad_ckpt::{Header, Violation};
+use safetensors::SafeTensors;
+
+/// What the two make of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Both read it, with the same content.
+    Read,
+    /// Both refuse it; ours for this rule.
+    Refused(String),
+    /// Only we refuse it, for this rule.
+    Stricter(String),
+}
+
+/// Where we are stricter. The format's description demands the first byte and forbids equal keys;
+/// an array for an object is an accident of the reference; the rest keeps a header from being a
+/// trap for other programs.
+pub(crate) const STRICTER: [&str; 10] = [
+    "DuplicateMetadata",
+    "DuplicateTensor",
+    "Json: dtype as an object",
+    "Json: entry as an array",
+    "NotAnObject",
+    "TensorName Empty",
+    "TensorName Nul",
+    "TensorName ParentFolder",
+    "TooDeep",
+    "TooManyDims",
+];
+
+/// The verdict on a file; panics when we read what the reference does not, or read it otherwise.
+pub(crate) fn verdict(bytes: &[u8]) -> Verdict {
+    let theirs = SafeTensors::deserialize(bytes);
+
+    match (Header::parse(bytes, bytes.len() as u64), theirs) {
+        (Ok(header), Ok(theirs)) => {
+            assert_same(&header, &theirs, bytes);
+            Verdict::Read
+        }
+        (Ok(header), Err(error)) => {
+            panic!("the reference refuses what we read: {error}: {header:?}")
+        }
+        (Err(violation), Err(_)) => Verdict::Refused(rule(&violation)),
+        (Err(violation), Ok(theirs)) => match entries(bytes) > theirs.len() {
+            // The reference looks only at the last entry of a name, we at each.
+            true => Verdict::Stricter("DuplicateTensor".to_owned()),
+            false => Verdict::Stricter(difference(&violation)),
+        },
+    }
+}
+
+fn assert_same(header: &Header, theirs: &SafeTensors<'_>, bytes: &[u8]) {
+    assert_eq!(theirs.len(), header.tensors().len());
+    for tensor in header.tensors() {
+        let view = theirs.tensor(&tensor.name).unwrap();
+        let data = &bytes[tensor.range.start as usize..tensor.range.end as usize];
+
+        assert_eq!(view.dtype().to_string(), tensor.dtype.name());
+        assert_eq!(view.shape(), tensor.shape);
+        assert_eq!(view.data(), data);
+    }
+
+    let (_, metadata) = SafeTensors::read_metadata(bytes).unwrap();
+    let theirs = metadata.metadata().clone().unwrap_or_default();
+    assert_eq!(header.metadata(), &theirs.into_iter().collect());
+}
+
+/// How many entries a header has, equal names counted.
+fn entries(bytes: &[u8]) -> usize {
+    struct Count;
+
+    impl<'de> serde::de::Visitor<'de> for Count {
+        type Value = usize;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
+            let mut count = 0;
+            while let Some((key, _)) = map.next_entry::<String, serde::de::IgnoredAny>()? {
+                count += usize::from(key != "__metadata__");
+            }
+            Ok(count)
+        }
+    }
+
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut json = serde_json::Deserializer::from_slice(&bytes[8..8 + len]);
+    serde::Deserializer::deserialize_map(&mut json, Count).unwrap()
+}
+
+/// The name of a rule, as the tables give it.
+fn rule(violation: &Violation) -> String {
+    if let Violation::TensorName { problem, .. } = violation {
+        return format!("TensorName {problem:?}");
+    }
+    let debug = format!("{violation:?}");
+    debug.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// The name of a difference: JSON that only the reference understands has two forms.
+fn difference(violation: &Violation) -> String {
+    match violation {
+        Violation::Json { message } if message.contains("sequence, expected an object with") => {
+            "Json: entry as an array".to_owned()
+        }
+        Violation::Json { message } if message.contains("map, expected a string") => {
+            "Json: dtype as an object".to_owned()
+        }
+        other => rule(other),
+    }
+}

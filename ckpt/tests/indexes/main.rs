@@ -1,0 +1,86 @@
+//! Indexes of all kinds: of a folder in which `x` holds the tensors `a` and `b`, and `y` holds `c`.
+
+mod corpus;
+mod links;
+
+use std::fs;
+use std::path::Path;
+
+use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder, IndexFlaw};
+
+use crate::corpus::corpus;
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// An index, or a folder with one, and what must become of it.
+pub(crate) struct Probe {
+    what: String,
+    index: Vec<u8>,
+    /// Changes the folder before it is opened.
+    prepare: fn(&Path),
+    expected: Expected,
+}
+
+/// The tensors that are read, each of one letter, or the rule that is broken.
+pub(crate) type Expected = Result<&'static str, &'static str>;
+
+pub(crate) fn write_shard(path: &Path, names: &[&str]) {
+    let mut writer = FileWriter::new();
+    for name in names {
+        writer.add(name, Dtype::F32, &[2]).unwrap();
+    }
+    let data = |name: &str| name.bytes().cycle().take(8).collect::<Vec<u8>>();
+    writer
+        .save(path, |tensor, out| out.append(&data(&tensor.name)))
+        .unwrap();
+}
+
+fn rule(error: &Error) -> String {
+    let name = |debug: String| debug.split(' ').next().unwrap_or_default().to_owned();
+    match error {
+        Error::Index { flaw, .. } => match flaw {
+            IndexFlaw::TensorName { problem, .. } => format!("TensorName {problem:?}"),
+            IndexFlaw::FileName { problem, .. } => format!("FileName {problem:?}"),
+            flaw => name(format!("{flaw:?}")),
+        },
+        error => name(format!("{error:?}")),
+    }
+}
+
+#[test]
+fn every_index_gets_its_verdict() {
+    let corpus = corpus();
+    let mut wrong = Vec::new();
+
+    for probe in &corpus {
+        let parent = tempfile::tempdir().unwrap();
+        write_shard(&parent.path().join("secret"), &["a", "b"]);
+        let folder = parent.path().join("model");
+        fs::create_dir(&folder).unwrap();
+        write_shard(&folder.join("x"), &["a", "b"]);
+        write_shard(&folder.join("y"), &["c"]);
+        fs::write(folder.join(INDEX), &probe.index).unwrap();
+        (probe.prepare)(&folder);
+
+        let opened = Folder::open(&folder);
+        if let Err(error) = &opened {
+            let text = error.to_string();
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
+
+        let found = match &opened {
+            Ok(opened) => Ok(opened
+                .tensors()
+                .map(|tensor| tensor.name.as_str())
+                .collect()),
+            Err(error) => Err(rule(error)),
+        };
+        let expected = probe.expected.map(str::to_owned).map_err(str::to_owned);
+        if found != expected {
+            wrong.push(format!("{}: {expected:?}, found {found:?}", probe.what));
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(corpus.len() > 60, "{}", corpus.len());
+}
