@@ -1,0 +1,8 @@
+//! The values of tensors: decoded, summed up, compared, always in pieces of bounded size.
+
+mod decode;
+mod moments;
+mod segments;
+
+pub(super) use moments::{Moments, float_text, moments};
+pub(super) use segments::Work;
