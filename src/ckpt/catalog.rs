@@ -38,7 +38,7 @@ pub(crate) enum Kind {
     File,
     /// `model.safetensors`, or an index with its files.
     Model,
-    /// Safetensors files that no index ties together.
+    /// Files or folders that no index ties together.
     Files,
     Checkpoint(Published),
 }
@@ -59,7 +59,7 @@ impl Kind {
         match self {
             Kind::File => "a safetensors file".to_owned(),
             Kind::Model => "a Hugging Face folder".to_owned(),
-            Kind::Files => "a folder of safetensors files without an index".to_owned(),
+            Kind::Files => "safetensors that no index ties together".to_owned(),
             Kind::Checkpoint(published) => match published.step() {
                 Some(step) => format!("a checkpoint, of step {step}, sealed by its manifest"),
                 None => "a checkpoint, sealed by its manifest".to_owned(),
@@ -224,15 +224,17 @@ impl Catalog {
 
     /// Adds the tensors of a folder, "" for the path itself; whether it is a Hugging Face folder.
     fn add_folder(&mut self, name: &str) -> anyhow::Result<bool> {
-        let folder = self.path.join(name);
+        let folder = below(&self.path, name);
         let files = safetensors_in(&folder)?;
         match Folder::open(&folder) {
             Ok(model) => {
-                let named = |file: &&String| !is_file_of(&model, &folder.join(file));
-                for file in files.iter().filter(named) {
+                let is_other = |file: &&String| !is_file_of(&model, &folder.join(file));
+                let others: Vec<&str> = files.iter().filter(is_other).map(String::as_str).collect();
+                if !others.is_empty() {
                     self.warnings.push(format!(
-                        "{} is no file of the model beside it; inspect it by its own path",
-                        shown(&folder.join(file))
+                        "{} holds files that are not of its model: {}; give them by their own paths",
+                        shown(&folder),
+                        others.join(", ")
                     ));
                 }
                 let store = Store::Folder(model);
@@ -258,7 +260,7 @@ impl Catalog {
 
     /// Adds the folders that lie directly in a folder and have safetensors.
     fn add_folders_below(&mut self, name: &str) -> anyhow::Result<()> {
-        let folder = self.path.join(name);
+        let folder = below(&self.path, name);
         if !folder.is_dir() {
             return Ok(());
         }
@@ -291,14 +293,16 @@ impl Catalog {
         Ok(entries.into_iter().filter(selected).collect())
     }
 
-    fn no_match(&self, glob: &str, entries: &[Entry]) -> String {
+    /// The message for a pattern that names nothing.
+    pub(crate) fn no_match(&self, glob: &str, entries: &[Entry]) -> String {
         const SHOWN: usize = 3;
 
         // One of each pattern: else all three would be the same with other numbers.
         let folded = fold(entries.iter().map(|entry| (entry.name.as_str(), ())));
         let firsts = folded.iter().filter_map(|f| f.members.first());
         let mut nearest: Vec<&str> = firsts.map(|&at| entries[at].name.as_str()).collect();
-        nearest.sort_by_key(|name| strsim::levenshtein(glob, name));
+        let wanted: Vec<char> = glob.chars().filter(|c| !"*?[]".contains(*c)).collect();
+        nearest.sort_by_cached_key(|name| edits_within(&wanted, name));
         nearest.truncate(SHOWN);
 
         let count = entries.len();
@@ -325,6 +329,31 @@ impl Part {
         let store = Store::File(TensorFile::open(path)?);
         let name = name.to_owned();
         Ok(Part { name, store })
+    }
+}
+
+/// How many edits make `wanted` a part of `name` (Sellers 1980).
+fn edits_within(wanted: &[char], name: &str) -> usize {
+    // Edits that make the first characters of `wanted` the end of what was read of `name`.
+    let mut edits: Vec<usize> = (0..=wanted.len()).collect();
+    let mut fewest = wanted.len();
+    for character in name.chars() {
+        let mut diagonal = 0;
+        for (at, other) in wanted.iter().enumerate() {
+            let replaced = diagonal + usize::from(*other != character);
+            diagonal = edits[at + 1];
+            edits[at + 1] = replaced.min(diagonal + 1).min(edits[at] + 1);
+        }
+        fewest = fewest.min(edits[wanted.len()]);
+    }
+    fewest
+}
+
+/// A folder below another one, or with an empty name that one.
+fn below(folder: &Path, name: &str) -> PathBuf {
+    match name {
+        "" => folder.to_owned(),
+        name => folder.join(name),
     }
 }
 
@@ -361,4 +390,20 @@ fn names_in(folder: &Path) -> anyhow::Result<Vec<String>> {
 /// A path as it can be shown.
 pub(crate) fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_counted_wherever_they_are_fewest() {
+        let edits = |wanted: &str, name| edits_within(&wanted.chars().collect::<Vec<_>>(), name);
+        assert_eq!(edits("norm", "model.norm.weight"), 0);
+        assert_eq!(edits("nrom", "model.norm.weight"), 2);
+        assert_eq!(edits("q_prj", "layers.0.q_proj.weight"), 1);
+        assert_eq!(edits("xyz", "abc"), 3);
+        assert_eq!(edits("", "abc"), 0);
+        assert_eq!(edits("abc", ""), 3);
+    }
 }

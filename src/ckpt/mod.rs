@@ -3,11 +3,13 @@
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
 mod catalog;
+mod diff;
 mod fold;
 mod inspect;
 mod size;
 mod table;
 mod values;
+mod verify;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -26,6 +28,10 @@ pub(crate) struct CkptArguments {
 enum CkptCommand {
     /// Show what a file, a folder or a run holds: tensors, dtypes, parameters, bytes.
     Inspect(inspect::InspectArguments),
+    /// Compare two: names, dtypes and shapes, and with --values every element.
+    Diff(diff::DiffArguments),
+    /// Check that a checkpoint, or every one of a run, is whole.
+    Verify(verify::VerifyArguments),
 }
 
 /// What a subcommand answers: all its output, and its exit code.
@@ -50,6 +56,8 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
     // Where 1 is an answer, as for `diff`, trouble is 2.
     let (answer, trouble) = match &arguments.command {
         CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
+        CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
+        CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
     };
     match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
         Ok(((), code)) => ExitCode::from(code),

@@ -36,7 +36,7 @@ impl Report {
     fn facts(&self) -> String {
         let counts = format!(
             "{} in {}",
-            counted(self.total.tensors, "tensor"),
+            size::grouped(self.total.tensors),
             counted(self.files.len() as u64, "file")
         );
         let parameters = match self.parameters {

@@ -3,8 +3,8 @@
 //! Where segments and blocks begin depends on the tensors only, not on threads and budget: so do
 //! the bits of every sum.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -78,43 +78,62 @@ impl Work {
         W: FnMut(Segment, &ProgressBar) -> anyhow::Result<R>,
     {
         let segments = segments(elements);
-        let next = AtomicUsize::new(0);
-        let failed = AtomicBool::new(false);
-        let done = Mutex::new(Vec::with_capacity(segments.len()));
-        let progress = progress_bar(bytes);
-
-        let work = || {
-            let mut worker = worker();
-            while !failed.load(Ordering::Relaxed) {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(segment) = segments.get(at) else {
-                    break;
-                };
-                let result = worker(*segment, &progress);
-                failed.fetch_or(result.is_err(), Ordering::Relaxed);
-                // Nobody panics while he holds the lock.
-                let mut done = done.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                done.push((at, result));
-            }
+        let worker = || {
+            let (mut worker, segments) = (worker(), &segments);
+            move |at: usize, progress: &ProgressBar| worker(segments[at], progress)
         };
-        std::thread::scope(|scope| {
-            for _ in 1..self.threads.min(segments.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        progress.finish_and_clear();
+        let done = in_turn(self.threads, segments.len(), bytes, worker);
 
-        let mut done = done
-            .into_inner()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        done.sort_unstable_by_key(|(at, _)| *at);
         let mut merged: Vec<R> = elements.iter().map(|_| R::default()).collect();
-        for (at, result) in done {
-            merge(&mut merged[segments[at].tensor], &result?);
+        for (segment, result) in segments.iter().zip(done) {
+            merge(&mut merged[segment.tensor], &result?);
         }
         Ok(merged)
     }
+}
+
+/// Calls `worker` on every thread, and what it returns for each of `count` pieces of work, which
+/// threads take in turn. Returns the results in order; after an error only up to that.
+pub(crate) fn in_turn<R: Send, W>(
+    threads: usize,
+    count: usize,
+    bytes: u64,
+    worker: impl Fn() -> W + Sync,
+) -> Vec<anyhow::Result<R>>
+where
+    W: FnMut(usize, &ProgressBar) -> anyhow::Result<R>,
+{
+    let next = AtomicUsize::new(0);
+    let failed = AtomicBool::new(false);
+    let done = Mutex::new(Vec::with_capacity(count));
+    let progress = progress_bar(bytes);
+
+    let work = || {
+        let mut worker = worker();
+        while !failed.load(Ordering::Relaxed) {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            if at >= count {
+                break;
+            }
+            let result = worker(at, &progress);
+            failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            // Nobody panics while holding the lock.
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.push((at, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    progress.finish_and_clear();
+
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // What was taken earlier was finished too: no result is missing before an error.
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 fn segments(elements: &[u64]) -> Vec<Segment> {
@@ -130,7 +149,7 @@ fn segments(elements: &[u64]) -> Vec<Segment> {
 }
 
 /// A line that updates itself, on a terminal only.
-pub(crate) fn progress_bar(bytes: u64) -> ProgressBar {
+fn progress_bar(bytes: u64) -> ProgressBar {
     let progress = ProgressBar::new(bytes);
     let template = "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, \
                     {eta} left";
