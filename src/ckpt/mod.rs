@@ -5,7 +5,9 @@
 mod catalog;
 mod diff;
 mod fold;
+mod gc;
 mod inspect;
+mod leftovers;
 mod size;
 mod table;
 mod values;
@@ -32,6 +34,8 @@ enum CkptCommand {
     Diff(diff::DiffArguments),
     /// Check that a checkpoint, or every one of a run, is whole.
     Verify(verify::VerifyArguments),
+    /// Remove old checkpoints of a run and what interrupted saves left.
+    Gc(gc::GcArguments),
 }
 
 /// What a subcommand answers: all its output, and its exit code.
@@ -58,6 +62,7 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
         CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
+        CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
     };
     match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
         Ok(((), code)) => ExitCode::from(code),
