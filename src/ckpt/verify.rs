@@ -196,13 +196,14 @@ impl Verdict {
     }
 
     fn of_error(error: &Error) -> Verdict {
-        let path = match error {
-            Error::Incomplete { path, .. } | Error::Io { path, .. } => path.as_path(),
-            _ => Path::new(""),
+        let (path, sealed) = match error {
+            Error::Incomplete { path, flaw } => (path.as_path(), *flaw != Flaw::NoManifest),
+            Error::Io { path, .. } => (path.as_path(), true),
+            _ => (Path::new(""), true),
         };
         Verdict {
             path: path.to_string_lossy().into_owned(),
-            sealed: true,
+            sealed,
             status: Status::of(error),
             files: 0,
             bytes: 0,

@@ -225,3 +225,53 @@ impl Serialize for Value {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_have_five_digits() {
+        for (value, wanted) in [
+            (0.0, "0"),
+            (-0.0, "0"),
+            (1.0, "1.0000"),
+            (-123.456, "-123.46"),
+            (99_999.0, "99999"),
+            (1e6, "1.0000e6"),
+            (0.000_123_456, "0.00012346"),
+            (0.000_012_345_6, "1.2346e-5"),
+            (f64::MAX, "1.7977e308"),
+            (f64::INFINITY, "inf"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(float_text(value), wanted);
+        }
+    }
+
+    /// Parts that are merged are like the whole, however it was cut.
+    #[test]
+    fn merging_is_adding() {
+        let values: Vec<f64> = (0..100).map(|at| f64::from(at * at % 17) - 5.0).collect();
+        let of = |values: &[f64]| {
+            let mut moments = Moments::default();
+            moments.add_floats(&mut values.to_vec());
+            moments
+        };
+        let whole = of(&values);
+        for cut in 0..=values.len() {
+            let mut merged = of(&values[..cut]);
+            merged.merge(&of(&values[cut..]));
+            let near = |a: Option<f64>, b: Option<f64>| {
+                a.zip(b)
+                    .is_some_and(|(a, b)| (a - b).abs() < 1e-14 * b.abs().max(1.0))
+            };
+            assert!(
+                near(merged.mean, whole.mean) && near(merged.std, whole.std),
+                "{cut}"
+            );
+            assert_eq!((merged.min, merged.max), (whole.min, whole.max));
+            assert_eq!(merged.zeros, whole.zeros);
+        }
+    }
+}
