@@ -6,6 +6,8 @@ use std::path::Path;
 use crate::models;
 use crate::{Workplace, shown};
 
+type Damage = fn(&Path);
+
 /// Changes one byte of a file.
 fn flip(path: &Path, at: usize) {
     let mut bytes = fs::read(path).unwrap();
@@ -84,7 +86,7 @@ fn every_flipped_byte_is_found() {
 #[test]
 fn damage_of_other_folders_is_found_where_it_can_be() {
     let place = Workplace::new();
-    let damages: [(&str, &str, fn(&Path)); 4] = [
+    let damages: [(&str, &str, Damage); 4] = [
         ("truncated", "model-00001-of-00004.safetensors", truncate),
         ("header", "model-00001-of-00004.safetensors", |file| {
             flip(file, 8)

@@ -105,19 +105,20 @@ impl ValuesReport {
     }
 
     fn rows(&self) -> Vec<Folded> {
-        let reports = self.differing.iter().enumerate();
         if self.differing.len() <= FEW {
-            let alone = reports.map(|(at, report)| Folded {
-                pattern: report.name.clone(),
-                members: vec![at],
-            });
+            let alone = self
+                .differing
+                .iter()
+                .enumerate()
+                .map(|(at, report)| Folded {
+                    pattern: report.name.clone(),
+                    members: vec![at],
+                });
             return alone.collect();
         }
-        fold(reports.map(|(_, report)| {
-            (
-                report.name.as_str(),
-                (report.a_dtype, report.b_dtype, &report.shape),
-            )
+        fold(self.differing.iter().map(|report| {
+            let form = (report.a_dtype, report.b_dtype, &report.shape);
+            (report.name.as_str(), form)
         }))
     }
 

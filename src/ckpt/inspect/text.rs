@@ -114,15 +114,15 @@ impl Report {
     }
 
     fn rows(&self, one_by_one: bool) -> Vec<Folded> {
-        let names = self.tensors.iter().enumerate();
         if one_by_one {
-            let alone = names.map(|(at, tensor)| Folded {
+            let alone = self.tensors.iter().enumerate().map(|(at, tensor)| Folded {
                 pattern: tensor.name.clone(),
                 members: vec![at],
             });
             return alone.collect();
         }
-        fold(names.map(|(_, tensor)| (tensor.name.as_str(), (tensor.dtype, &tensor.shape))))
+        let tensors = self.tensors.iter();
+        fold(tensors.map(|tensor| (tensor.name.as_str(), (tensor.dtype, &tensor.shape))))
     }
 
     /// The tensors that training would stumble over.

@@ -1,6 +1,6 @@
 //! Elements of every dtype that is a number of whole bytes, as f64 or as i128: both exactly.
 
-use half::{bf16, f16};
+use half::f16;
 use meshgrad::ckpt::Dtype;
 
 /// Elements of one tensor that are decoded at a time.
@@ -9,14 +9,14 @@ pub(crate) const BLOCK: usize = 4096;
 /// Turns bytes of one dtype into numbers.
 pub(crate) enum Decoder {
     Floats(Floats),
-    Integers(fn(&[u8]) -> i128, usize),
+    Integers(fn(&[u8], &mut Vec<i128>)),
 }
 
 /// Turns bytes of a float dtype into f64.
 pub(crate) enum Floats {
     /// Of one byte: all values.
     Table(Box<[f64; 256]>),
-    Wide(fn(&[u8]) -> f64, usize),
+    Wide(fn(&[u8], &mut Vec<f64>)),
 }
 
 impl Decoder {
@@ -26,14 +26,13 @@ impl Decoder {
             let values = std::array::from_fn(|bits| format.value(bits as u8));
             Decoder::Floats(Floats::Table(Box::new(values)))
         };
-        let wide = |decode| Decoder::Floats(Floats::Wide(decode, dtype.bits() / 8));
-        let integers = |decode| Decoder::Integers(decode, dtype.bits() / 8);
+        let wide = |decode| Decoder::Floats(Floats::Wide(decode));
 
         Some(match dtype {
-            Dtype::F64 => wide(|b| f64::from_le_bytes(array(b))),
-            Dtype::F32 => wide(|b| f32::from_le_bytes(array(b)).into()),
-            Dtype::F16 => wide(|b| f16::from_le_bytes(array(b)).into()),
-            Dtype::BF16 => wide(|b| bf16::from_le_bytes(array(b)).into()),
+            Dtype::F64 => wide(|b, out| each(b, out, f64::from_le_bytes)),
+            Dtype::F32 => wide(|b, out| each(b, out, |b| f32::from_le_bytes(b).into())),
+            Dtype::F16 => wide(|b, out| each(b, out, |b| f16::from_le_bytes(b).into())),
+            Dtype::BF16 => wide(|b, out| each(b, out, |b| upper_half(b).into())),
             Dtype::F8E4M3 => table(SmallFloat::E4M3),
             Dtype::F8E5M2 => table(SmallFloat::E5M2),
             Dtype::F8E4M3Fnuz => table(SmallFloat::E4M3_FNUZ),
@@ -44,14 +43,28 @@ impl Decoder {
                     exponent => 2f64.powi(exponent as i32 - 127),
                 },
             )))),
-            Dtype::Bool | Dtype::U8 => integers(|b| b[0].into()),
-            Dtype::I8 => integers(|b| i8::from_le_bytes(array(b)).into()),
-            Dtype::I16 => integers(|b| i16::from_le_bytes(array(b)).into()),
-            Dtype::U16 => integers(|b| u16::from_le_bytes(array(b)).into()),
-            Dtype::I32 => integers(|b| i32::from_le_bytes(array(b)).into()),
-            Dtype::U32 => integers(|b| u32::from_le_bytes(array(b)).into()),
-            Dtype::I64 => integers(|b| i64::from_le_bytes(array(b)).into()),
-            Dtype::U64 => integers(|b| u64::from_le_bytes(array(b)).into()),
+            Dtype::Bool | Dtype::U8 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u8::from_le_bytes(b).into()))
+            }
+            Dtype::I8 => Decoder::Integers(|b, out| each(b, out, |b| i8::from_le_bytes(b).into())),
+            Dtype::I16 => {
+                Decoder::Integers(|b, out| each(b, out, |b| i16::from_le_bytes(b).into()))
+            }
+            Dtype::U16 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u16::from_le_bytes(b).into()))
+            }
+            Dtype::I32 => {
+                Decoder::Integers(|b, out| each(b, out, |b| i32::from_le_bytes(b).into()))
+            }
+            Dtype::U32 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u32::from_le_bytes(b).into()))
+            }
+            Dtype::I64 => {
+                Decoder::Integers(|b, out| each(b, out, |b| i64::from_le_bytes(b).into()))
+            }
+            Dtype::U64 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u64::from_le_bytes(b).into()))
+            }
             _ => return None,
         })
     }
@@ -63,11 +76,11 @@ impl Decoder {
             Decoder::Floats(Floats::Table(table)) => {
                 out.extend(bytes.iter().map(|&byte| table[usize::from(byte)]));
             }
-            Decoder::Floats(Floats::Wide(decode, size)) => {
-                out.extend(bytes.chunks_exact(*size).map(decode));
-            }
-            Decoder::Integers(decode, size) => {
-                out.extend(bytes.chunks_exact(*size).map(|b| decode(b) as f64));
+            Decoder::Floats(Floats::Wide(decode)) => decode(bytes, out),
+            Decoder::Integers(_) => {
+                let mut integers = Vec::new();
+                self.integers(bytes, &mut integers);
+                out.extend(integers.into_iter().map(|value| value as f64));
             }
         }
     }
@@ -77,17 +90,23 @@ impl Decoder {
         out.clear();
         match self {
             Decoder::Floats(_) => false,
-            Decoder::Integers(decode, size) => {
-                out.extend(bytes.chunks_exact(*size).map(decode));
+            Decoder::Integers(decode) => {
+                decode(bytes, out);
                 true
             }
         }
     }
 }
 
-/// The first `N` bytes; callers give exactly that many.
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    std::array::from_fn(|at| bytes[at])
+/// Decodes element after element: a loop of its own for each dtype.
+fn each<const N: usize, T>(bytes: &[u8], out: &mut Vec<T>, decode: impl Fn([u8; N]) -> T) {
+    let (elements, _) = bytes.as_chunks::<N>();
+    out.extend(elements.iter().map(|element| decode(*element)));
+}
+
+/// A bfloat16 is the upper half of an f32.
+fn upper_half(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// An 8-bit float: a sign, exponent bits, mantissa bits (OCP 8-bit floating point specification

@@ -45,16 +45,19 @@ struct Sum {
 
 impl Sum {
     fn of(values: &[f64]) -> Sum {
-        let count = values.len() as f64;
         if values.is_empty() {
             return Sum::default();
         }
-        // Divided first: the sum of the greatest f64 is infinite.
-        let mean = values.iter().map(|value| value / count).sum::<f64>();
+        let count = values.len() as f64;
+        let mean = match sum(values, |value| value) / count {
+            mean if mean.is_finite() => mean,
+            // The sum is more than the greatest f64.
+            _ => sum(values, |value| value / count),
+        };
         Sum {
             count: values.len() as u64,
             mean,
-            squares: values.iter().map(|value| (value - mean).powi(2)).sum(),
+            squares: sum(values, |value| (value - mean) * (value - mean)),
         }
     }
 
@@ -71,18 +74,56 @@ impl Sum {
     }
 }
 
+/// Parts that grow side by side, so that one addition need not wait for another.
+const LANES: usize = 8;
+
+fn sum(values: &[f64], term: impl Fn(f64) -> f64) -> f64 {
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += term(*value);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|value| term(*value)).sum::<f64>()
+}
+
+/// The least and the greatest of finite numbers.
+fn range(values: &[f64]) -> Option<(f64, f64)> {
+    let first = *values.first()?;
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let (mut least, mut greatest) = ([first; LANES], [first; LANES]);
+    for chunk in chunks {
+        for (at, &value) in chunk.iter().enumerate() {
+            least[at] = if value < least[at] { value } else { least[at] };
+            greatest[at] = if value > greatest[at] {
+                value
+            } else {
+                greatest[at]
+            };
+        }
+    }
+    let all = |lanes: [f64; LANES]| lanes.into_iter().chain(rest.iter().copied());
+    Some((
+        all(least).reduce(f64::min)?,
+        all(greatest).reduce(f64::max)?,
+    ))
+}
+
 impl Moments {
     fn add_floats(&mut self, values: &mut Vec<f64>) {
-        for value in values.iter() {
-            self.zeros += u64::from(*value == 0.0);
-            self.nan += u64::from(value.is_nan());
-            self.infinite += u64::from(value.is_infinite());
+        self.zeros += values.iter().filter(|value| **value == 0.0).count() as u64;
+        let finite = values.iter().filter(|value| value.is_finite()).count();
+        if finite < values.len() {
+            let nan = values.iter().filter(|value| value.is_nan()).count();
+            self.nan += nan as u64;
+            self.infinite += (values.len() - finite - nan) as u64;
+            values.retain(|value| value.is_finite());
         }
-        values.retain(|value| value.is_finite());
 
-        let min = values.iter().copied().reduce(f64::min);
-        let max = values.iter().copied().reduce(f64::max);
-        self.add_range(min.map(Value::Float), max.map(Value::Float));
+        if let Some((least, greatest)) = range(values) {
+            self.add_range(Some(Value::Float(least)), Some(Value::Float(greatest)));
+        }
         self.add_sum(Sum::of(values));
     }
 
