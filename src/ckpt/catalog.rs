@@ -232,7 +232,7 @@ impl Catalog {
                 let others: Vec<&str> = files.iter().filter(is_other).map(String::as_str).collect();
                 if !others.is_empty() {
                     self.warnings.push(format!(
-                        "{} holds files that are not of its model: {}; give them by their own paths",
+                        "{} holds files that are not of its model: {}; give their own paths",
                         shown(&folder),
                         others.join(", ")
                     ));

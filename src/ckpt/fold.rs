@@ -212,19 +212,51 @@ mod tests {
         assert_eq!(patterns(&names), wanted);
     }
 
-    /// Each name is under exactly one pattern, and under it if the pattern is expanded.
-    #[test]
-    fn every_name_is_a_member_once() {
-        let scattered = (0..200u64).map(|at| format!("a.{}/b.{}.c", at * at % 7, at * 31 % 13));
-        let mut names: Vec<String> = scattered.collect();
-        names.sort();
-        names.dedup();
+    /// What a shell makes of a pattern with braces.
+    fn expand(pattern: &str) -> Vec<String> {
+        let Some((before, rest)) = pattern.split_once('{') else {
+            return vec![pattern.to_owned()];
+        };
+        let (inside, after) = rest.split_once('}').unwrap();
+        let numbers = inside.split(',').flat_map(|run| {
+            let ends: Vec<u64> = run.split("..").map(|end| end.parse().unwrap()).collect();
+            let step = ends.get(2).copied().unwrap_or(1) as usize;
+            let (first, last) = (ends[0], *ends.get(1).unwrap_or(&ends[0]));
+            (first..=last).step_by(step)
+        });
+        let expanded = |number| expand(after).into_iter().map(move |rest| (number, rest));
+        let all = numbers.flat_map(expanded);
+        all.map(|(number, rest)| format!("{before}{number}{rest}"))
+            .collect()
+    }
 
-        let folded = fold(names.iter().map(|name| (name.as_str(), name.len() % 2)));
-        let mut members: Vec<usize> = folded.iter().flat_map(|f| f.members.clone()).collect();
-        members.sort_unstable();
-        assert_eq!(members, (0..names.len()).collect::<Vec<_>>());
-        assert!(folded.len() < names.len());
+    /// Each name is under exactly one pattern, and a pattern expands to its members and to nothing
+    /// else, however odd the set of names is.
+    #[test]
+    fn patterns_expand_to_their_members() {
+        for modulus in 1..40u64 {
+            let scattered = (0..150).map(|at| {
+                let (a, b, c) = (at * at % modulus, at * 31 % 13, at % 3);
+                format!("a.{a}/b.{b}.c.{c}")
+            });
+            let mut names: Vec<String> = scattered.collect();
+            names.sort();
+            names.dedup();
+
+            let folded = fold(names.iter().map(|name| (name.as_str(), name.len() % 2)));
+            let mut seen = vec![false; names.len()];
+            for Folded { pattern, members } in folded {
+                let mut expanded = expand(&pattern);
+                expanded.sort();
+                let named: Vec<&String> = members.iter().map(|&at| &names[at]).collect();
+                assert_eq!(expanded.iter().collect::<Vec<_>>(), named, "{pattern}");
+                for at in members {
+                    assert!(!seen[at], "{} is under two patterns", names[at]);
+                    seen[at] = true;
+                }
+            }
+            assert!(seen.into_iter().all(|seen| seen));
+        }
     }
 
     #[test]

@@ -29,8 +29,8 @@ impl FromStr for ByteSize {
         let found = UNITS.iter().find(|(name, _)| *name == unit.trim_start());
         let (false, Some((_, scale))) = (number.is_empty(), found) else {
             return Err(format!(
-                "`{text}` is not a size: a whole number and B, KiB, MiB, GiB, TiB, kB, MB, GB or TB, \
-                 as in 512MiB"
+                "`{text}` is not a size: a whole number and B, KiB, MiB, GiB, TiB, kB, MB, GB or \
+                 TB, as in 512MiB"
             ));
         };
 

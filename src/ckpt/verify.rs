@@ -33,7 +33,6 @@ struct Report {
     deep: bool,
     status: Status,
     checked: Vec<Verdict>,
-    #[serde(skip)]
     warnings: Vec<String>,
 }
 

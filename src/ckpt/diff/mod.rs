@@ -58,6 +58,7 @@ struct SideReport {
     description: String,
     tensors: u64,
     bytes: u64,
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -156,8 +157,8 @@ fn select<'a>(
 }
 
 impl Report {
-    /// Sorts the tensors by whether both sides have them, and in the same form; returns the pairs of
-    /// one shape.
+    /// Sorts the tensors by whether both sides have them, and in the same form; returns the pairs
+    /// of one shape.
     fn match_names<'a>(&mut self, a: Vec<Entry<'a>>, b: Vec<Entry<'a>>) -> Vec<Pair<'a>> {
         let mut of_name: BTreeMap<String, Entry> = a
             .iter()
@@ -242,6 +243,7 @@ impl SideReport {
             description: catalog.kind.describe(),
             tensors: entries.len() as u64,
             bytes: entries.iter().map(Entry::bytes).sum(),
+            warnings: catalog.warnings.clone(),
         }
     }
 }

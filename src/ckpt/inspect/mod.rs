@@ -113,8 +113,9 @@ impl Total {
         let mut total = Total::default();
         for entry in entries {
             total.tensors += 1;
-            total.elements += entry.elements();
-            total.bytes += entry.bytes();
+            // Files may claim any size: those of a few bytes with holes too.
+            total.elements = total.elements.saturating_add(entry.elements());
+            total.bytes = total.bytes.saturating_add(entry.bytes());
         }
         total
     }

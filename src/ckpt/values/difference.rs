@@ -138,7 +138,8 @@ pub(crate) fn comparable(a: Dtype, b: Dtype) -> bool {
 
 /// Compares pairs of tensors of one shape and of comparable dtypes, element by element.
 ///
-/// Of elements that are not decoded, less than a byte or complex, the bytes are compared and counted.
+/// Of elements that are not decoded, less than a byte or complex, the bytes are compared and
+/// counted.
 pub(crate) fn differences(pairs: &[(Entry, Entry)], work: Work) -> anyhow::Result<Vec<Difference>> {
     let comparisons: Vec<Comparison> = pairs.iter().map(|(a, b)| Comparison::new(a, b)).collect();
     let elements: Vec<u64> = comparisons
@@ -308,7 +309,7 @@ impl<'a> Comparison<'a> {
 }
 
 impl Difference {
-    /// Counts a byte of which nothing is known but that it differs, and to which element it belongs.
+    /// Counts a byte of which nothing is known but that it differs, and whose element it is.
     fn add_undecoded(&mut self, at: u64) {
         self.differing += 1;
         self.first = self.first.into_iter().chain([at]).min();
