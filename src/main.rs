@@ -1,6 +1,7 @@
 //! The program: a command line over the facade. Whoever wants another loop writes another main.
 
 mod check;
+mod ckpt;
 mod forward;
 
 use std::io::{IsTerminal, Write};
@@ -41,6 +42,8 @@ enum Command {
     Sample(SampleArguments),
     /// Compute logits, loss and gradients of a Hugging Face folder: the parity tool.
     Forward(forward::ForwardArguments),
+    /// Look at checkpoints, and at safetensors files and folders of any origin.
+    Ckpt(ckpt::CkptArguments),
     /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),
 }
@@ -137,7 +140,7 @@ fn main() -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|device| device.run(|| dispatch(&arguments.command, &device)));
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", message(&error));
             ExitCode::FAILURE
@@ -158,17 +161,20 @@ fn message(error: &anyhow::Error) -> String {
     message
 }
 
-fn dispatch(command: &Command, device: &Device) -> anyhow::Result<()> {
+fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => train(arguments, device),
         Command::Sample(arguments) => sample(arguments, device),
         Command::Forward(arguments) => forward::forward(arguments, device),
+        // Some of its exit codes are answers.
+        Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
         Command::Check(arguments) => match arguments.device {
             DeviceName::Cpu => check::check(device),
             DeviceName::Cuda(ordinal) => check::check(&Device::cuda(ordinal)?),
             DeviceName::Emulator(ordinal) => check::check(&Device::emulator(ordinal)?),
         },
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {

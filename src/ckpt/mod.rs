@@ -1,0 +1,98 @@
+//! `meshgrad ckpt`: looking at checkpoints, and at safetensors of any origin.
+//!
+//! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
+
+mod catalog;
+mod diff;
+mod fold;
+mod gc;
+mod inspect;
+mod leftovers;
+mod size;
+mod table;
+mod values;
+mod verify;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use glob::Pattern;
+use serde::Serialize;
+
+#[derive(clap::Args)]
+pub(crate) struct CkptArguments {
+    #[command(subcommand)]
+    command: CkptCommand,
+}
+
+#[derive(Subcommand)]
+enum CkptCommand {
+    /// Show what a file, a folder or a run holds: tensors, dtypes, parameters, bytes.
+    Inspect(inspect::InspectArguments),
+    /// Compare two: names, dtypes and shapes, and with --values every element.
+    Diff(diff::DiffArguments),
+    /// Check that a checkpoint, or every one of a run, is whole.
+    Verify(verify::VerifyArguments),
+    /// Remove old checkpoints of a run and what interrupted saves left.
+    Gc(gc::GcArguments),
+}
+
+/// What a subcommand answers: all its output, and its exit code.
+struct Answer {
+    text: String,
+    code: u8,
+}
+
+impl Answer {
+    fn success(text: String) -> Answer {
+        Answer { text, code: 0 }
+    }
+
+    fn json(value: &impl Serialize, code: u8) -> anyhow::Result<Answer> {
+        let text = serde_json::to_string_pretty(value)? + "\n";
+        Ok(Answer { text, code })
+    }
+}
+
+/// Runs a subcommand with at most `threads` threads.
+pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
+    // Where 1 is an answer, as for `diff`, trouble is 2.
+    let (answer, trouble) = match &arguments.command {
+        CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
+        CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
+        CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
+        CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
+    };
+    match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
+        Ok(((), code)) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {}", table::printable(&crate::message(&error)));
+            ExitCode::from(trouble)
+        }
+    }
+}
+
+/// A reader who has gone away, such as `head`, is no error.
+fn write(text: &str) -> anyhow::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow::Error::from(error).context("cannot write the output"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("warning: {}", table::printable(warning));
+    }
+}
+
+/// A pattern of names given on the command line.
+fn parse_glob(text: &str) -> Result<Pattern, String> {
+    Pattern::new(text).map_err(|error| {
+        let (at, why) = (error.pos, error.msg);
+        format!("`{text}` is not a pattern: {why}, at {at}; `*` is any text, `?` any character")
+    })
+}

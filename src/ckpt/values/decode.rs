@@ -1,0 +1,249 @@
+//! Elements of every dtype that is a number of whole bytes, as f64 or as i128: both exactly.
+
+use half::f16;
+use meshgrad::ckpt::Dtype;
+
+/// Elements of one tensor that are decoded at a time.
+pub(crate) const BLOCK: usize = 4096;
+
+/// Turns bytes of one dtype into numbers.
+pub(crate) enum Decoder {
+    Floats(Floats),
+    Integers(fn(&[u8], &mut Vec<i128>)),
+}
+
+/// Turns bytes of a float dtype into f64.
+pub(crate) enum Floats {
+    /// Of one byte: all values.
+    Table(Box<[f64; 256]>),
+    Wide(fn(&[u8], &mut Vec<f64>)),
+}
+
+impl Decoder {
+    /// `None` for complex numbers and for elements of less than a byte.
+    pub(crate) fn new(dtype: Dtype) -> Option<Decoder> {
+        let table = |format: SmallFloat| {
+            let values = std::array::from_fn(|bits| format.value(bits as u8));
+            Decoder::Floats(Floats::Table(Box::new(values)))
+        };
+        let wide = |decode| Decoder::Floats(Floats::Wide(decode));
+
+        Some(match dtype {
+            Dtype::F64 => wide(|b, out| each(b, out, f64::from_le_bytes)),
+            Dtype::F32 => wide(|b, out| each(b, out, |b| f32::from_le_bytes(b).into())),
+            Dtype::F16 => wide(|b, out| each(b, out, |b| f16::from_le_bytes(b).into())),
+            Dtype::BF16 => wide(|b, out| each(b, out, |b| upper_half(b).into())),
+            Dtype::F8E4M3 => table(SmallFloat::E4M3),
+            Dtype::F8E5M2 => table(SmallFloat::E5M2),
+            Dtype::F8E4M3Fnuz => table(SmallFloat::E4M3_FNUZ),
+            Dtype::F8E5M2Fnuz => table(SmallFloat::E5M2_FNUZ),
+            Dtype::F8E8M0 => Decoder::Floats(Floats::Table(Box::new(std::array::from_fn(
+                |bits| match bits {
+                    255 => f64::NAN,
+                    exponent => 2f64.powi(exponent as i32 - 127),
+                },
+            )))),
+            Dtype::Bool | Dtype::U8 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u8::from_le_bytes(b).into()))
+            }
+            Dtype::I8 => Decoder::Integers(|b, out| each(b, out, |b| i8::from_le_bytes(b).into())),
+            Dtype::I16 => {
+                Decoder::Integers(|b, out| each(b, out, |b| i16::from_le_bytes(b).into()))
+            }
+            Dtype::U16 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u16::from_le_bytes(b).into()))
+            }
+            Dtype::I32 => {
+                Decoder::Integers(|b, out| each(b, out, |b| i32::from_le_bytes(b).into()))
+            }
+            Dtype::U32 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u32::from_le_bytes(b).into()))
+            }
+            Dtype::I64 => {
+                Decoder::Integers(|b, out| each(b, out, |b| i64::from_le_bytes(b).into()))
+            }
+            Dtype::U64 => {
+                Decoder::Integers(|b, out| each(b, out, |b| u64::from_le_bytes(b).into()))
+            }
+            _ => return None,
+        })
+    }
+
+    /// Decodes into `out`, integers rounded to the nearest f64.
+    pub(crate) fn floats(&self, bytes: &[u8], out: &mut Vec<f64>) {
+        out.clear();
+        match self {
+            Decoder::Floats(Floats::Table(table)) => {
+                out.extend(bytes.iter().map(|&byte| table[usize::from(byte)]));
+            }
+            Decoder::Floats(Floats::Wide(decode)) => decode(bytes, out),
+            Decoder::Integers(_) => {
+                let mut integers = Vec::new();
+                self.integers(bytes, &mut integers);
+                out.extend(integers.into_iter().map(|value| value as f64));
+            }
+        }
+    }
+
+    /// Decodes integers into `out`; `false` for floats.
+    pub(crate) fn integers(&self, bytes: &[u8], out: &mut Vec<i128>) -> bool {
+        out.clear();
+        match self {
+            Decoder::Floats(_) => false,
+            Decoder::Integers(decode) => {
+                decode(bytes, out);
+                true
+            }
+        }
+    }
+}
+
+/// Decodes element after element: a loop of its own for each dtype.
+fn each<const N: usize, T>(bytes: &[u8], out: &mut Vec<T>, decode: impl Fn([u8; N]) -> T) {
+    let (elements, _) = bytes.as_chunks::<N>();
+    out.extend(elements.iter().map(|element| decode(*element)));
+}
+
+/// A bfloat16 is the upper half of an f32.
+fn upper_half(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+}
+
+/// An 8-bit float: a sign, exponent bits, mantissa bits (OCP 8-bit floating point specification
+/// 1.0; the FNUZ kinds as in Graphcore's and AMD's proposal, arXiv 2206.02915).
+struct SmallFloat {
+    mantissa_bits: i32,
+    bias: i32,
+    specials: Specials,
+}
+
+enum Specials {
+    /// Exponent all ones: infinity and NaN.
+    Ieee,
+    /// NaN only where all bits but the sign are ones; no infinity.
+    AllOnes,
+    /// NaN in the place of negative zero; no infinity.
+    NegativeZero,
+}
+
+impl SmallFloat {
+    const E4M3: SmallFloat = SmallFloat::new(3, 7, Specials::AllOnes);
+    const E5M2: SmallFloat = SmallFloat::new(2, 15, Specials::Ieee);
+    const E4M3_FNUZ: SmallFloat = SmallFloat::new(3, 8, Specials::NegativeZero);
+    const E5M2_FNUZ: SmallFloat = SmallFloat::new(2, 16, Specials::NegativeZero);
+
+    const fn new(mantissa_bits: i32, bias: i32, specials: Specials) -> SmallFloat {
+        SmallFloat {
+            mantissa_bits,
+            bias,
+            specials,
+        }
+    }
+
+    fn value(&self, bits: u8) -> f64 {
+        let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
+        let magnitude = i32::from(bits & 0x7f);
+        let exponent = magnitude >> self.mantissa_bits;
+        let mantissa = magnitude & ((1 << self.mantissa_bits) - 1);
+
+        match self.specials {
+            Specials::NegativeZero if bits == 0x80 => return f64::NAN,
+            Specials::AllOnes if magnitude == 0x7f => return f64::NAN,
+            Specials::Ieee if magnitude >> self.mantissa_bits == 0x1f => {
+                return if mantissa == 0 {
+                    sign * f64::INFINITY
+                } else {
+                    f64::NAN
+                };
+            }
+            _ => {}
+        }
+
+        let (significand, exponent) = match exponent {
+            0 => (mantissa, 1),
+            exponent => (mantissa + (1 << self.mantissa_bits), exponent),
+        };
+        sign * f64::from(significand) * 2f64.powi(exponent - self.bias - self.mantissa_bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(dtype: Dtype, bits: u8) -> f64 {
+        let mut out = Vec::new();
+        Decoder::new(dtype).unwrap().floats(&[bits], &mut out);
+        out[0]
+    }
+
+    /// The tables 1 and 2 of the OCP specification.
+    #[test]
+    fn eight_bit_floats_have_their_published_extremes() {
+        let e4m3 = |bits| value(Dtype::F8E4M3, bits);
+        assert_eq!(
+            [0x7e, 0x08, 0x07, 0x01].map(e4m3),
+            [448.0, 0.015625, 0.013671875, 0.001953125]
+        );
+        assert_eq!(e4m3(0xfe), -448.0);
+        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+        assert!(e4m3(0x80) == 0.0 && e4m3(0x80).is_sign_negative());
+
+        let e5m2 = |bits| value(Dtype::F8E5M2, bits);
+        assert_eq!(
+            [0x7b, 0x7c, 0xfc].map(e5m2),
+            [57344.0, f64::INFINITY, f64::NEG_INFINITY]
+        );
+        assert!(e5m2(0x7d).is_nan() && e5m2(0xff).is_nan());
+
+        assert_eq!(value(Dtype::F8E4M3Fnuz, 0x7f), 240.0);
+        assert_eq!(value(Dtype::F8E5M2Fnuz, 0x7f), 57344.0);
+        assert!(value(Dtype::F8E4M3Fnuz, 0x80).is_nan());
+        assert_eq!(value(Dtype::F8E8M0, 127), 1.0);
+        assert!(value(Dtype::F8E8M0, 255).is_nan());
+    }
+
+    /// E5M2 is the upper half of an IEEE half precision float.
+    #[test]
+    fn e5m2_is_half_of_a_half() {
+        for bits in 0..=255u8 {
+            let (ours, half) = (
+                value(Dtype::F8E5M2, bits),
+                f16::from_le_bytes([0, bits]).to_f64(),
+            );
+            assert!(
+                ours == half || ours.is_nan() && half.is_nan(),
+                "{bits}: {ours} {half}"
+            );
+        }
+    }
+
+    #[test]
+    fn integers_of_64_bits_are_exact() {
+        let mut out = Vec::new();
+        let bytes = [i64::MIN, i64::MAX].map(i64::to_le_bytes).concat();
+        assert!(Decoder::new(Dtype::I64).unwrap().integers(&bytes, &mut out));
+        assert_eq!(out, [i64::MIN.into(), i64::MAX.into()]);
+        assert!(
+            Decoder::new(Dtype::U64)
+                .unwrap()
+                .integers(&[255; 8], &mut out)
+        );
+        assert_eq!(out, [u64::MAX.into()]);
+        assert!(
+            !Decoder::new(Dtype::F32)
+                .unwrap()
+                .integers(&[0; 4], &mut out)
+        );
+    }
+
+    #[test]
+    fn every_dtype_of_whole_bytes_but_complex_is_decoded() {
+        let undecoded = Dtype::all().filter(|&dtype| Decoder::new(dtype).is_none());
+        let undecoded: Vec<Dtype> = undecoded.collect();
+        assert_eq!(
+            undecoded,
+            [Dtype::F4, Dtype::F6E2M3, Dtype::F6E3M2, Dtype::C64]
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! `meshgrad ckpt verify`: whether a checkpoint is whole.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use meshgrad::ckpt::{Error, Flaw, Published, survey};
+use serde::Serialize;
+
+use super::catalog::{Catalog, shown};
+use super::size::{self, counted};
+use super::table::Side::{Left, Right};
+use super::table::{Table, printable};
+use super::values::in_turn;
+use super::{Answer, warn};
+
+#[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 all is right, 1 damage was found, 2 trouble.")]
+pub(super) struct VerifyArguments {
+    /// A checkpoint, or a run: all its checkpoints. Of other folders and files, which have no
+    /// manifest, headers and index are checked.
+    path: PathBuf,
+    /// Read all data and compare its digests with the manifest's.
+    #[arg(long)]
+    deep: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    path: String,
+    deep: bool,
+    status: Status,
+    checked: Vec<Verdict>,
+    warnings: Vec<String>,
+}
+
+/// What became of one checkpoint, folder or file.
+#[derive(Serialize)]
+struct Verdict {
+    path: String,
+    /// Whether it has a manifest, whose digests tell damage of the data.
+    sealed: bool,
+    status: Status,
+    files: u64,
+    bytes: u64,
+    problem: Option<String>,
+}
+
+/// From the best to the worst.
+#[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    Unreadable,
+    Damaged,
+}
+
+impl Status {
+    fn code(self) -> u8 {
+        match self {
+            Status::Ok => 0,
+            Status::Damaged => 1,
+            Status::Unreadable => 2,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Status::Ok => "ok",
+            Status::Damaged => "DAMAGED",
+            Status::Unreadable => "UNREADABLE",
+        }
+    }
+
+    /// What cannot be read, or not by this version, says nothing about the data.
+    fn of(error: &Error) -> Status {
+        match error {
+            Error::Io { .. }
+            | Error::NotAFile { .. }
+            | Error::Incomplete {
+                flaw: Flaw::NewerVersion { .. },
+                ..
+            } => Status::Unreadable,
+            _ => Status::Damaged,
+        }
+    }
+}
+
+pub(super) fn verify(arguments: &VerifyArguments, threads: usize) -> anyhow::Result<Answer> {
+    let path = &arguments.path;
+    let mut report = Report {
+        path: path.to_string_lossy().into_owned(),
+        deep: arguments.deep,
+        status: Status::Ok,
+        checked: Vec::new(),
+        warnings: Vec::new(),
+    };
+    let mut sealed = Vec::new();
+    match find(path)? {
+        Found::Checkpoints(complete, incomplete) => {
+            sealed = complete;
+            report.checked.extend(incomplete);
+        }
+        Found::Unsealed => report.check_unsealed(path)?,
+    }
+
+    let checked = if arguments.deep {
+        check_digests(&sealed, threads)
+    } else {
+        sealed.iter().map(Verdict::of_published).collect()
+    };
+    report.checked.extend(checked);
+    report.checked.sort_by(|a, b| a.path.cmp(&b.path));
+    let worst = report.checked.iter().map(|verdict| verdict.status).max();
+    report.status = worst.unwrap_or(Status::Ok);
+
+    let code = report.status.code();
+    if arguments.json {
+        return Answer::json(&report, code);
+    }
+    warn(&report.warnings);
+    let text = report.text();
+    Ok(Answer { text, code })
+}
+
+/// What there is to verify.
+enum Found {
+    /// Complete ones, whose sizes are right, and what is wrong with the others.
+    Checkpoints(Vec<Published>, Vec<Verdict>),
+    Unsealed,
+}
+
+fn find(path: &Path) -> anyhow::Result<Found> {
+    let metadata = path
+        .metadata()
+        .with_context(|| format!("cannot open {}", shown(path)))?;
+    if !metadata.is_dir() {
+        return Ok(Found::Unsealed);
+    }
+
+    match Published::open(path) {
+        Ok(published) => return Ok(Found::Checkpoints(vec![published], Vec::new())),
+        Err(Error::Incomplete {
+            flaw: Flaw::NoManifest,
+            ..
+        }) => {}
+        Err(error @ Error::Incomplete { .. }) => {
+            return Ok(Found::Checkpoints(
+                Vec::new(),
+                vec![Verdict::of_error(&error)],
+            ));
+        }
+        Err(error) => return Err(error.into()),
+    }
+
+    let survey = survey(path)?;
+    if survey.complete.is_empty() && survey.incomplete.is_empty() {
+        return Ok(Found::Unsealed);
+    }
+    let incomplete = survey.incomplete.iter().map(Verdict::of_error).collect();
+    Ok(Found::Checkpoints(survey.complete, incomplete))
+}
+
+/// Reads all files of checkpoints.
+fn check_digests(sealed: &[Published], threads: usize) -> Vec<Verdict> {
+    let bytes = |published: &Published| published.files().map(|(_, bytes)| bytes).sum::<u64>();
+    let all = sealed.iter().map(bytes).sum();
+    let worker = || {
+        |at: usize, progress: &indicatif::ProgressBar| {
+            let mut verdict = Verdict::of_published(&sealed[at]);
+            if let Err(error) = sealed[at].verify() {
+                verdict.status = Status::of(&error);
+                verdict.problem = Some(problem(&error));
+            }
+            progress.inc(bytes(&sealed[at]));
+            Ok(verdict)
+        }
+    };
+    let verdicts = in_turn(threads, sealed.len(), all, worker);
+    verdicts.into_iter().flatten().collect()
+}
+
+impl Verdict {
+    fn of_published(published: &Published) -> Verdict {
+        Verdict {
+            path: published.path().to_string_lossy().into_owned(),
+            sealed: true,
+            status: Status::Ok,
+            files: published.files().len() as u64,
+            bytes: published.files().map(|(_, bytes)| bytes).sum(),
+            problem: None,
+        }
+    }
+
+    fn of_error(error: &Error) -> Verdict {
+        let (path, sealed) = match error {
+            Error::Incomplete { path, flaw } => (path.as_path(), *flaw != Flaw::NoManifest),
+            Error::Io { path, .. } => (path.as_path(), true),
+            _ => (Path::new(""), true),
+        };
+        Verdict {
+            path: path.to_string_lossy().into_owned(),
+            sealed,
+            status: Status::of(error),
+            files: 0,
+            bytes: 0,
+            problem: Some(problem(error)),
+        }
+    }
+}
+
+/// What is wrong, without the path that stands beside it.
+fn problem(error: &Error) -> String {
+    match error {
+        Error::Incomplete { flaw, .. } => flaw.to_string(),
+        other => other.to_string(),
+    }
+}
+
+impl Report {
+    /// Headers and indexes; a file that is none of safetensors is trouble, a broken one is damage.
+    fn check_unsealed(&mut self, path: &Path) -> anyhow::Result<()> {
+        let mut verdict = Verdict {
+            path: path.to_string_lossy().into_owned(),
+            sealed: false,
+            status: Status::Ok,
+            files: 0,
+            bytes: 0,
+            problem: None,
+        };
+        match Catalog::open(path) {
+            Ok(catalog) => {
+                verdict.files = catalog.files().count() as u64;
+                verdict.bytes = catalog.entries().iter().map(|entry| entry.bytes()).sum();
+                self.warnings = catalog.warnings;
+            }
+            Err(error) => match error.downcast_ref::<Error>() {
+                Some(broken) if Status::of(broken) == Status::Damaged => {
+                    verdict.status = Status::Damaged;
+                    verdict.problem = Some(problem(broken));
+                }
+                _ => return Err(error),
+            },
+        }
+        self.checked.push(verdict);
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new([Left, Left, Right, Right, Left]);
+        for verdict in &self.checked {
+            let [files, bytes] = match verdict.files {
+                0 => [String::new(), String::new()],
+                files => [counted(files, "file"), size::bytes(verdict.bytes)],
+            };
+            let problem = verdict.problem.as_deref().map(printable);
+            table.row([
+                printable(&verdict.path),
+                verdict.status.word().to_owned(),
+                files,
+                bytes,
+                problem.unwrap_or_default(),
+            ]);
+        }
+        format!("{table}\n{}\n", self.summary())
+    }
+
+    fn summary(&self) -> String {
+        let bad = self
+            .checked
+            .iter()
+            .filter(|verdict| verdict.status != Status::Ok);
+        let (bad, all) = (bad.count(), self.checked.len());
+        if bad > 0 {
+            return format!("{bad} of {all} not right");
+        }
+        if self.checked.iter().any(|verdict| !verdict.sealed) {
+            return "headers and index are right; there is no manifest, so no digest tells \
+                    whether the data is"
+                .to_owned();
+        }
+        let checkpoints = counted(all as u64, "checkpoint");
+        match self.deep {
+            true => format!("{checkpoints}: seals, sizes and digests are right"),
+            false => format!("{checkpoints}: seals and sizes are right; --deep reads the data too"),
+        }
+    }
+}

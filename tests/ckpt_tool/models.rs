@@ -1,0 +1,143 @@
+//! Small models in files, folders and checkpoints.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use half::{bf16, f16};
+use meshgrad::ckpt::{Dtype, Error, FileWriter, FolderWriter, Staging, TensorSink, step_name};
+
+pub(crate) type Model = BTreeMap<String, Tensor>;
+
+#[derive(Clone)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A tensor of numbers that look like weights and are always the same.
+pub(crate) fn tensor(dtype: Dtype, shape: &[usize], seed: u64) -> Tensor {
+    let elements = shape.iter().product::<usize>();
+    let bytes = (0..elements as u64).flat_map(|at| encode(dtype, number(seed, at)));
+    Tensor {
+        dtype,
+        shape: shape.to_vec(),
+        bytes: bytes.collect(),
+    }
+}
+
+pub(crate) fn tensor_of(dtype: Dtype, values: &[f64]) -> Tensor {
+    Tensor {
+        dtype,
+        shape: vec![values.len()],
+        bytes: values.iter().flat_map(|v| encode(dtype, *v)).collect(),
+    }
+}
+
+/// A multiple of 2^-12 between -2 and 2.
+fn number(seed: u64, at: u64) -> f64 {
+    let mixed = (seed << 32 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> 50) as f64 - 8192.0) / 4096.0
+}
+
+fn encode(dtype: Dtype, value: f64) -> Vec<u8> {
+    match dtype {
+        Dtype::F64 => value.to_le_bytes().to_vec(),
+        Dtype::F32 => (value as f32).to_le_bytes().to_vec(),
+        Dtype::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+        Dtype::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+        // The upper byte of a half is a float of this kind.
+        Dtype::F8E5M2 => vec![f16::from_f64(value).to_le_bytes()[1]],
+        Dtype::I64 => ((value * 4096.0) as i64).to_le_bytes().to_vec(),
+        Dtype::I32 => ((value * 4096.0) as i32).to_le_bytes().to_vec(),
+        Dtype::U8 => vec![(value * 64.0 + 128.0) as u8],
+        Dtype::Bool => vec![u8::from(value > 0.0)],
+        other => panic!("no test makes {other}"),
+    }
+}
+
+/// A mixture of experts: three layers of four experts, of which the first is dense.
+pub(crate) fn mixture() -> Model {
+    let mut model = Model::new();
+    let mut add = |name: String, dtype, shape: &[usize]| {
+        let seed = model.len() as u64;
+        model.insert(name, tensor(dtype, shape, seed));
+    };
+    add("lm_head.weight".into(), Dtype::BF16, &[48, 8]);
+    add("model.embed_tokens.weight".into(), Dtype::BF16, &[48, 8]);
+    add("model.norm.weight".into(), Dtype::F32, &[8]);
+    for layer in 0..3 {
+        let prefix = format!("model.layers.{layer}");
+        add(format!("{prefix}.input_layernorm.weight"), Dtype::F32, &[8]);
+        add(
+            format!("{prefix}.self_attn.q_proj.weight"),
+            Dtype::BF16,
+            &[16, 8],
+        );
+        if layer == 0 {
+            add(
+                format!("{prefix}.mlp.down_proj.weight"),
+                Dtype::BF16,
+                &[8, 12],
+            );
+            continue;
+        }
+        for expert in 0..4 {
+            let name = format!("{prefix}.mlp.experts.{expert}.down_proj.weight");
+            add(name, Dtype::BF16, &[8, 4]);
+        }
+    }
+    model
+}
+
+/// One file.
+pub(crate) fn file(path: &Path, model: &Model) {
+    let mut writer = FileWriter::new();
+    writer.set_metadata("format", "pt");
+    for (name, tensor) in model {
+        writer.add(name, tensor.dtype, &tensor.shape).unwrap();
+    }
+    writer
+        .save::<Error>(path, |info, data| data.append(&model[&info.name].bytes))
+        .unwrap();
+}
+
+/// A Hugging Face folder with one file.
+pub(crate) fn folder(path: &Path, model: &Model) {
+    fs::create_dir_all(path).unwrap();
+    file(&path.join("model.safetensors"), model);
+}
+
+/// A Hugging Face folder with several files and an index.
+pub(crate) fn shards(path: &Path, model: &Model) {
+    let parent = path.parent().unwrap();
+    let mut staging = Staging::new(parent, path.file_name().unwrap().to_str().unwrap()).unwrap();
+    write(&mut staging, "", model, 1000);
+    staging.commit().unwrap();
+    fs::remove_file(path.join("manifest.json")).unwrap();
+}
+
+/// A checkpoint of a run, with a part of an optimizer's state.
+pub(crate) fn checkpoint(run: &Path, step: u64, model: &Model) {
+    fs::create_dir_all(run).unwrap();
+    let mut staging = Staging::new(run, &step_name(step)).unwrap();
+    write(&mut staging, "", model, u64::MAX);
+    let embedding = "model.embed_tokens.weight";
+    let mean = tensor(Dtype::F32, &model[embedding].shape, step);
+    let means = Model::from([(embedding.to_owned(), mean)]);
+    write(&mut staging, "trainer/mean", &means, u64::MAX);
+    staging.write("trainer/state.json", b"{}\n").unwrap();
+    staging.commit().unwrap();
+}
+
+fn write(staging: &mut Staging, folder: &str, model: &Model, max_shard_bytes: u64) {
+    let mut writer = FolderWriter::new().max_shard_bytes(max_shard_bytes);
+    for (name, tensor) in model {
+        writer.add(name, tensor.dtype, &tensor.shape).unwrap();
+    }
+    let data = |info: &meshgrad::ckpt::TensorInfo, data: &mut TensorSink<'_>| {
+        data.append(&model[&info.name].bytes)
+    };
+    writer.write::<Error>(staging, folder, data).unwrap();
+}
