@@ -43,6 +43,19 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
+    /// Memory that is borrowed for so long.
+    #[cfg(test)]
+    pub(super) fn of(bytes: &mut [u8], fill: impl FnOnce(&Place)) {
+        fill(&Place::new(bytes));
+    }
+
+    fn new(bytes: &mut [u8]) -> Place {
+        Place {
+            start: bytes.as_mut_ptr(),
+            len: bytes.len(),
+        }
+    }
+
     /// These bytes. Each is asked for once, by the thread whose chunk has its element.
     #[expect(clippy::mut_from_ref, reason = "no two calls are for the same bytes")]
     pub(super) fn bytes(&self, range: Range<u64>) -> &mut [u8] {
@@ -92,10 +105,7 @@ impl<'e, S: Sink> Shared<'e, S> {
         let buffer = buffer.insert(self.sink.buffer(&self.targets[target])?);
         let bytes = buffer.as_mut();
         check(&self.targets[target], bytes)?;
-        Ok(slot.place.get_or_init(|| Place {
-            start: bytes.as_mut_ptr(),
-            len: bytes.len(),
-        }))
+        Ok(slot.place.get_or_init(|| Place::new(bytes)))
     }
 
     /// Counts bytes that are there. Gives the target back, and says so, if these were the last.

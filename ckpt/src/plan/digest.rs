@@ -33,9 +33,9 @@ impl fmt::Debug for Digest {
 /// Changes with the encoding below.
 const VERSION: u64 = 1;
 
-/// Targets are numbered as they are sorted by name.
+/// Targets are numbered in the order that depends on their names only.
 pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
-    let mut to = Encoder(Xxh3::new());
+    let mut to = Encoder::default();
     to.number(VERSION);
 
     let mut ranks = vec![0; by_name.len()];
@@ -65,15 +65,33 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
         to.numbers([chunk.read.start, chunk.read.end]);
         to.numbers(chunk.straight);
     }
-    Digest(to.0.digest128())
+    to.flush();
+    Digest(to.hash.digest128())
 }
 
 /// Every value before its length, so that no two plans have one encoding.
-struct Encoder(Xxh3);
+#[derive(Default)]
+struct Encoder {
+    hash: Xxh3,
+    /// Not hashed yet: hashing a few bytes at a time is slow.
+    pending: Vec<u8>,
+}
 
 impl Encoder {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        if self.pending.len() > 1 << 14 {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.hash.update(&self.pending);
+        self.pending.clear();
+    }
+
     fn number(&mut self, number: u64) {
-        self.0.update(&number.to_le_bytes());
+        self.bytes(&number.to_le_bytes());
     }
 
     fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
@@ -86,7 +104,7 @@ impl Encoder {
     }
 
     fn text(&mut self, text: &str) {
-        self.0.update(text.as_bytes());
+        self.bytes(text.as_bytes());
         self.number(text.len() as u64);
     }
 }

@@ -2,18 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::copy::{ByteLoop, Copy};
 use super::{Catalog, PlanError, Target, Want};
 use crate::Dtype;
-use crate::graph::{Graph, Piece, SourceId};
+use crate::graph::{Expr, Graph, Piece, SourceId};
 use crate::plan::catalog::Entry;
 
-/// Targets in the order of the wants; the rest is the same in whatever order things were wanted:
-/// the tensors that targets are made of sorted by name, the copies by file, place and target name.
+/// Targets in the order of the wants, and the copies in an order that does not depend on it: by
+/// file, place and target.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
-    /// The targets, sorted by name.
+    /// The targets in an order that depends on their names only.
     pub(super) by_name: Vec<u32>,
+    /// The tensors that they are made of.
     pub(super) tensors: Vec<String>,
     pub(super) copies: Vec<Copy>,
 }
@@ -23,15 +26,7 @@ pub(super) fn gather(
     catalog: &Catalog<'_>,
     wants: &[Want],
 ) -> Result<Gathered, PlanError> {
-    let mut by_name: Vec<u32> = (0..wants.len() as u32).collect();
-    let name = |want: u32| &wants[want as usize].target;
-    by_name.sort_by_key(|want| name(*want));
-    if let Some(pair) = by_name.windows(2).find(|it| name(it[0]) == name(it[1])) {
-        return Err(PlanError::DuplicateTarget {
-            target: name(pair[0]).clone(),
-        });
-    }
-
+    let by_name = by_name(wants)?;
     let mut targets = Vec::with_capacity(wants.len());
     let mut pieces = Vec::with_capacity(wants.len());
     for (index, want) in wants.iter().enumerate() {
@@ -40,17 +35,16 @@ pub(super) fn gather(
         pieces.push(found);
     }
 
-    let placed = place(graph, catalog, pieces.iter().flatten())?;
+    let tensors = find(graph, catalog, pieces.iter().flatten())?;
     let mut copies = Vec::with_capacity(pieces.iter().map(Vec::len).sum());
     for (rank, index) in (0..).zip(&by_name) {
         let target = &targets[*index as usize];
         for piece in &pieces[*index as usize] {
-            let name = graph.name(piece.source);
-            // Every name was found just now.
-            let Some(tensor) = placed.get(name) else {
-                continue;
-            };
-            copies.push(copy(piece, tensor, target, rank, name)?);
+            // Every source was found just now.
+            if let Ok(at) = tensors.binary_search_by_key(&piece.source, |it| it.0) {
+                let tensor = (at as u32, tensors[at].1);
+                copies.push(copy(piece, tensor, (rank, target))?);
+            }
         }
     }
     copies.sort_unstable();
@@ -60,9 +54,26 @@ pub(super) fn gather(
     Ok(Gathered {
         targets,
         by_name,
-        tensors: placed.keys().map(|name| (*name).to_owned()).collect(),
+        tensors: tensors.iter().map(|it| it.1.tensor.name.clone()).collect(),
         copies,
     })
+}
+
+/// An order of the wants that depends on their names only: by hash, as long names that begin alike
+/// are slow to compare.
+fn by_name(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
+    let hashed = wants.iter().zip(0..).map(|(want, index)| {
+        let name = want.target.as_str();
+        (xxh3_64(name.as_bytes()), name, index)
+    });
+    let mut hashed: Vec<(u64, &str, u32)> = hashed.collect();
+    hashed.sort_unstable();
+    match hashed.windows(2).find(|pair| pair[0].1 == pair[1].1) {
+        Some(pair) => Err(PlanError::DuplicateTarget {
+            target: pair[0].1.to_owned(),
+        }),
+        None => Ok(hashed.into_iter().map(|(_, _, index)| index).collect()),
+    }
 }
 
 fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>), PlanError> {
@@ -94,61 +105,66 @@ fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>)
     Ok((target, pieces))
 }
 
-/// A tensor of a file.
-struct Placed<'f> {
-    number: u32,
-    entry: Entry<'f>,
-}
-
-/// Finds the tensors of all pieces and checks that they are what the graph takes them for.
-fn place<'g, 'f>(
+/// Finds the tensors of all pieces, by source, and checks that they are what the graph takes them
+/// for.
+fn find<'g, 'f>(
     graph: &'g Graph,
     catalog: &Catalog<'f>,
     pieces: impl Iterator<Item = &'g Piece>,
-) -> Result<BTreeMap<&'g str, Placed<'f>>, PlanError> {
-    let used: BTreeSet<SourceId> = pieces.map(|piece| piece.source).collect();
-    let names: BTreeSet<&str> = used.into_iter().map(|source| graph.name(source)).collect();
+) -> Result<Vec<(SourceId, Entry<'f>)>, PlanError> {
+    let mut sources: Vec<SourceId> = pieces.map(|piece| piece.source).collect();
+    sources.sort_unstable();
+    sources.dedup();
 
-    let (mut placed, mut missing) = (BTreeMap::new(), Vec::new());
-    for name in names {
-        let number = placed.len() as u32;
-        match catalog.get(name) {
-            Some(entry) => drop(placed.insert(name, Placed { number, entry })),
-            None => missing.push(name.to_owned()),
+    let (mut found, mut missing) = (Vec::with_capacity(sources.len()), BTreeSet::new());
+    for source in sources {
+        match catalog.get(graph.name(source)) {
+            Some(entry) => found.push((source, entry)),
+            None => drop(missing.insert(graph.name(source).to_owned())),
         }
     }
     if !missing.is_empty() {
-        return Err(PlanError::Missing { names: missing });
+        let names = missing.into_iter().collect();
+        return Err(PlanError::Missing { names });
     }
 
-    for (name, expr) in graph.sources() {
-        let Some(Placed { entry, .. }) = placed.get(name) else {
-            continue;
-        };
-        let (tensor, dtype, shape) = (entry.tensor, graph.dtype(expr), graph.shape(expr));
-        let found = || tensor.shape.iter().map(|extent| *extent as u64);
-        if tensor.dtype != dtype || !found().eq(shape.iter().copied()) {
-            return Err(PlanError::Differs {
-                name: name.to_owned(),
-                dtype,
-                shape: shape.to_vec(),
-                found_dtype: tensor.dtype,
-                found: found().collect(),
-            });
-        }
+    let differing = differing(graph, catalog);
+    let used = found.iter().map(|(_, entry)| entry.tensor.name.as_str());
+    match used.filter_map(|name| differing.get(name)).next() {
+        Some(differs) => Err(differs.clone()),
+        None => Ok(found),
     }
-    Ok(placed)
 }
 
-/// A piece in bytes, of the target of this rank. Elements smaller than a byte move as bytes, if they fill them.
+/// The sources that are not what the graph takes them for, used or not.
+fn differing<'g>(graph: &'g Graph, catalog: &Catalog<'_>) -> BTreeMap<&'g str, PlanError> {
+    let differs = |(name, expr): (&'g str, Expr)| {
+        let (dtype, shape) = (graph.dtype(expr), graph.shape(expr));
+        let tensor = catalog.get(name)?.tensor;
+        let found = || tensor.shape.iter().map(|extent| *extent as u64);
+        if tensor.dtype == dtype && found().eq(shape.iter().copied()) {
+            return None;
+        }
+        let error = PlanError::Differs {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            found_dtype: tensor.dtype,
+            found: found().collect(),
+        };
+        Some((name, error))
+    };
+    graph.sources().filter_map(differs).collect()
+}
+
+/// A piece in bytes: of a numbered tensor, for the target of this rank. Elements smaller than a byte
+/// move as bytes, if they fill them.
 fn copy(
     piece: &Piece,
-    tensor: &Placed<'_>,
-    target: &Target,
-    rank: u32,
-    name: &str,
+    (number, entry): (u32, Entry<'_>),
+    (rank, target): (u32, &Target),
 ) -> Result<Copy, PlanError> {
-    let dtype = tensor.entry.tensor.dtype;
+    let dtype = entry.tensor.dtype;
     let bits = dtype.bits() as u64;
     let element = bits.div_ceil(8);
     let mut whole = true;
@@ -157,7 +173,7 @@ fn copy(
         elements * bits / 8
     };
 
-    let from = tensor.entry.tensor.range.start + bytes(piece.source_offset);
+    let from = entry.tensor.range.start + bytes(piece.source_offset);
     let to = bytes(piece.destination_offset);
     let mut loops = Vec::with_capacity(piece.loops.len());
     let mut outer = &piece.loops[..];
@@ -175,16 +191,16 @@ fn copy(
         to: bytes(it.destination_stride),
     }));
     if !whole {
-        return Err(part_of_a_byte(&target.name, name, dtype));
+        return Err(part_of_a_byte(&target.name, &entry.tensor.name, dtype));
     }
     Ok(Copy {
-        file: tensor.entry.file,
+        file: entry.file,
         from,
         target: rank,
         to,
         element: element as u32,
         loops,
-        tensor: tensor.number,
+        tensor: number,
     })
 }
 
