@@ -16,6 +16,7 @@ pub struct SourceId(u32);
 pub struct Graph {
     nodes: Vec<Node>,
     names: Vec<String>,
+    leaves: Vec<Expr>,
 }
 
 #[derive(Clone, Debug)]
@@ -97,6 +98,7 @@ impl Graph {
         let id = SourceId(self.names.len() as u32);
         let made = self.add("source", Op::Source(id), shape.to_vec(), dtype)?;
         self.names.push(name.to_owned());
+        self.leaves.push(made);
         Ok(made)
     }
 
@@ -280,13 +282,9 @@ impl Graph {
         self.node(of).dtype
     }
 
-    /// The tensors that are read.
-    pub fn sources(&self) -> impl Iterator<Item = (&str, Expr)> {
-        let numbered = self.nodes.iter().zip(0..);
-        numbered.filter_map(|(node, at)| match &node.op {
-            Op::Source(source) => Some((self.name(*source), Expr(at))),
-            _ => None,
-        })
+    /// A tensor that is read, as an expression.
+    pub fn expr(&self, source: SourceId) -> Expr {
+        self.leaves[source.0 as usize]
     }
 
     /// The name of a tensor that is read.

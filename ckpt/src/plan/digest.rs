@@ -33,20 +33,24 @@ impl fmt::Debug for Digest {
 /// Changes with the encoding below.
 const VERSION: u64 = 1;
 
-/// Targets are numbered in the order that depends on their names only.
-pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
+/// Targets are numbered by ranks that depend on their names only.
+pub(super) fn of(plan: &LoadPlan, ranks: &[u32]) -> Digest {
     let mut to = Encoder::default();
     to.number(VERSION);
 
-    let mut ranks = vec![0; by_name.len()];
-    to.number(by_name.len() as u64);
-    for (rank, index) in (0..).zip(by_name) {
-        ranks[*index as usize] = rank;
-        let target = &plan.targets[*index as usize];
-        to.text(&target.name);
-        to.text(target.dtype.name());
-        to.numbers(target.shape.iter().copied());
+    // Hashed where they lie, put into order as hashes.
+    let (mut targets, mut one) = (vec![0; ranks.len()], Encoder::default());
+    for (target, rank) in plan.targets.iter().zip(ranks) {
+        one.text(&target.name);
+        one.text(target.dtype.name());
+        one.numbers(target.shape.iter().copied());
+        targets[*rank as usize] = one.finish();
     }
+    to.number(targets.len() as u64);
+    targets
+        .iter()
+        .for_each(|hash| to.bytes(&hash.to_le_bytes()));
+
     to.number(plan.files.len() as u64);
     for file in &plan.files {
         to.text(&file.name);
@@ -55,7 +59,7 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
     to.number(plan.copies.len() as u64);
     for copy in &plan.copies {
         let [file, element] = [copy.file, copy.element].map(u64::from);
-        let target = ranks[copy.target as usize];
+        let target = ranks[copy.target as usize].into();
         to.numbers([file, copy.from, target, copy.to, element]);
         to.numbers(copy.loops.iter().flat_map(|it| [it.count, it.from, it.to]));
     }
@@ -65,8 +69,7 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
         to.numbers([chunk.read.start, chunk.read.end]);
         to.numbers(chunk.straight);
     }
-    to.flush();
-    Digest(to.hash.digest128())
+    Digest(to.finish())
 }
 
 /// Every value before its length, so that no two plans have one encoding.
@@ -88,6 +91,14 @@ impl Encoder {
     fn flush(&mut self) {
         self.hash.update(&self.pending);
         self.pending.clear();
+    }
+
+    /// The hash of what came since the last one.
+    fn finish(&mut self) -> u128 {
+        self.flush();
+        let hash = self.hash.digest128();
+        self.hash.reset();
+        hash
     }
 
     fn number(&mut self, number: u64) {

@@ -1,6 +1,6 @@
 //! From what is wanted to copies in bytes: pull each region, find its tensors, check them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -14,8 +14,8 @@ use crate::plan::catalog::Entry;
 /// file, place and target.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
-    /// The targets in an order that depends on their names only.
-    pub(super) by_name: Vec<u32>,
+    /// The rank of each target in an order that depends on names only.
+    pub(super) ranks: Vec<u32>,
     /// The tensors that they are made of.
     pub(super) tensors: Vec<String>,
     pub(super) copies: Vec<Copy>,
@@ -26,54 +26,52 @@ pub(super) fn gather(
     catalog: &Catalog<'_>,
     wants: &[Want],
 ) -> Result<Gathered, PlanError> {
-    let by_name = by_name(wants)?;
+    let ranks = ranks(wants)?;
+    let mut tensors = Tensors::new(graph, catalog);
     let mut targets = Vec::with_capacity(wants.len());
-    let mut pieces = Vec::with_capacity(wants.len());
-    for (index, want) in wants.iter().enumerate() {
-        let (target, found) = pull(graph, want, index)?;
-        targets.push(target);
-        pieces.push(found);
-    }
-
-    let tensors = find(graph, catalog, pieces.iter().flatten())?;
-    let mut copies = Vec::with_capacity(pieces.iter().map(Vec::len).sum());
-    for (rank, index) in (0..).zip(&by_name) {
-        let target = &targets[*index as usize];
-        for piece in &pieces[*index as usize] {
-            // Every source was found just now.
-            if let Ok(at) = tensors.binary_search_by_key(&piece.source, |it| it.0) {
-                let tensor = (at as u32, tensors[at].1);
-                copies.push(copy(piece, tensor, (rank, target))?);
+    let mut copies = Vec::with_capacity(wants.len());
+    for ((want, index), rank) in wants.iter().zip(0..).zip(&ranks) {
+        let (target, pieces) = pull(graph, want, index)?;
+        for piece in &pieces {
+            if let Some(tensor) = tensors.find(piece.source)? {
+                copies.push((*rank, copy(piece, tensor, &target)?));
             }
         }
+        targets.push(target);
     }
-    copies.sort_unstable();
-    for copy in &mut copies {
-        copy.target = by_name[copy.target as usize];
-    }
+    let tensors = tensors.finish()?;
+
+    copies.sort_unstable_by(|(rank, a), (other, b)| {
+        let places = (a.file, a.from, rank).cmp(&(b.file, b.from, other));
+        places.then_with(|| a.cmp(b))
+    });
     Ok(Gathered {
         targets,
-        by_name,
-        tensors: tensors.iter().map(|it| it.1.tensor.name.clone()).collect(),
-        copies,
+        ranks,
+        tensors,
+        copies: copies.into_iter().map(|(_, copy)| copy).collect(),
     })
 }
 
-/// An order of the wants that depends on their names only: by hash, as long names that begin alike
-/// are slow to compare.
-fn by_name(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
-    let hashed = wants.iter().zip(0..).map(|(want, index)| {
-        let name = want.target.as_str();
-        (xxh3_64(name.as_bytes()), name, index)
-    });
-    let mut hashed: Vec<(u64, &str, u32)> = hashed.collect();
-    hashed.sort_unstable();
-    match hashed.windows(2).find(|pair| pair[0].1 == pair[1].1) {
-        Some(pair) => Err(PlanError::DuplicateTarget {
-            target: pair[0].1.to_owned(),
-        }),
-        None => Ok(hashed.into_iter().map(|(_, _, index)| index).collect()),
+/// The ranks of the wants in an order that depends on their names only: by hash, as long names that
+/// begin alike are slow to compare.
+fn ranks(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
+    let hash = |want: &Want| xxh3_64(want.target.as_bytes());
+    let mut hashed: Vec<(u64, u32)> = wants.iter().map(hash).zip(0..).collect();
+    let name = |index: u32| wants[index as usize].target.as_str();
+    hashed.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
+
+    let same = |a: (u64, u32), b: (u64, u32)| a.0 == b.0 && name(a.1) == name(b.1);
+    if let Some(pair) = hashed.windows(2).find(|pair| same(pair[0], pair[1])) {
+        return Err(PlanError::DuplicateTarget {
+            target: name(pair[0].1).to_owned(),
+        });
     }
+    let mut ranks = vec![0; wants.len()];
+    for ((_, index), rank) in hashed.into_iter().zip(0..) {
+        ranks[index as usize] = rank;
+    }
+    Ok(ranks)
 }
 
 fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>), PlanError> {
@@ -105,64 +103,80 @@ fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>)
     Ok((target, pieces))
 }
 
-/// Finds the tensors of all pieces, by source, and checks that they are what the graph takes them
-/// for.
-fn find<'g, 'f>(
-    graph: &'g Graph,
-    catalog: &Catalog<'f>,
-    pieces: impl Iterator<Item = &'g Piece>,
-) -> Result<Vec<(SourceId, Entry<'f>)>, PlanError> {
-    let mut sources: Vec<SourceId> = pieces.map(|piece| piece.source).collect();
-    sources.sort_unstable();
-    sources.dedup();
+/// The tensors of the pieces, found and checked as they come.
+struct Tensors<'a, 'f> {
+    graph: &'a Graph,
+    catalog: &'a Catalog<'f>,
+    /// By source; `None` for one that is in no file. Looked up only, never walked.
+    known: HashMap<SourceId, Option<(u32, Entry<'f>)>>,
+    names: Vec<String>,
+    missing: BTreeSet<String>,
+}
 
-    let (mut found, mut missing) = (Vec::with_capacity(sources.len()), BTreeSet::new());
-    for source in sources {
-        match catalog.get(graph.name(source)) {
-            Some(entry) => found.push((source, entry)),
-            None => drop(missing.insert(graph.name(source).to_owned())),
+impl<'a, 'f> Tensors<'a, 'f> {
+    fn new(graph: &'a Graph, catalog: &'a Catalog<'f>) -> Tensors<'a, 'f> {
+        Tensors {
+            graph,
+            catalog,
+            known: HashMap::new(),
+            names: Vec::new(),
+            missing: BTreeSet::new(),
         }
     }
-    if !missing.is_empty() {
-        let names = missing.into_iter().collect();
-        return Err(PlanError::Missing { names });
+
+    /// A tensor with its number; `None` if it is missing, for [`Tensors::finish`] to tell.
+    fn find(&mut self, source: SourceId) -> Result<Option<(u32, Entry<'f>)>, PlanError> {
+        if let Some(known) = self.known.get(&source) {
+            return Ok(*known);
+        }
+        let name = self.graph.name(source);
+        let found = self.catalog.get(name);
+        let numbered = found.map(|entry| (self.names.len() as u32, entry));
+        match found {
+            Some(entry) => {
+                check(self.graph, self.graph.expr(source), entry)?;
+                self.names.push(name.to_owned());
+            }
+            None => drop(self.missing.insert(name.to_owned())),
+        }
+        self.known.insert(source, numbered);
+        Ok(numbered)
     }
 
-    let differing = differing(graph, catalog);
-    let used = found.iter().map(|(_, entry)| entry.tensor.name.as_str());
-    match used.filter_map(|name| differing.get(name)).next() {
-        Some(differs) => Err(differs.clone()),
-        None => Ok(found),
+    /// Their names, by number.
+    fn finish(self) -> Result<Vec<String>, PlanError> {
+        match self.missing.is_empty() {
+            true => Ok(self.names),
+            false => Err(PlanError::Missing {
+                names: self.missing.into_iter().collect(),
+            }),
+        }
     }
 }
 
-/// The sources that are not what the graph takes them for, used or not.
-fn differing<'g>(graph: &'g Graph, catalog: &Catalog<'_>) -> BTreeMap<&'g str, PlanError> {
-    let differs = |(name, expr): (&'g str, Expr)| {
-        let (dtype, shape) = (graph.dtype(expr), graph.shape(expr));
-        let tensor = catalog.get(name)?.tensor;
-        let found = || tensor.shape.iter().map(|extent| *extent as u64);
-        if tensor.dtype == dtype && found().eq(shape.iter().copied()) {
-            return None;
-        }
-        let error = PlanError::Differs {
-            name: name.to_owned(),
-            dtype,
-            shape: shape.to_vec(),
-            found_dtype: tensor.dtype,
-            found: found().collect(),
-        };
-        Some((name, error))
-    };
-    graph.sources().filter_map(differs).collect()
+/// That a tensor is what the graph takes it for.
+fn check(graph: &Graph, expr: Expr, entry: Entry<'_>) -> Result<(), PlanError> {
+    let (dtype, shape) = (graph.dtype(expr), graph.shape(expr));
+    let tensor = entry.tensor;
+    let found = || tensor.shape.iter().map(|extent| *extent as u64);
+    if tensor.dtype == dtype && found().eq(shape.iter().copied()) {
+        return Ok(());
+    }
+    Err(PlanError::Differs {
+        name: tensor.name.clone(),
+        dtype,
+        shape: shape.to_vec(),
+        found_dtype: tensor.dtype,
+        found: found().collect(),
+    })
 }
 
-/// A piece in bytes: of a numbered tensor, for the target of this rank. Elements smaller than a byte
-/// move as bytes, if they fill them.
+/// A piece of a numbered tensor in bytes. Elements smaller than a byte move as bytes, if they fill
+/// them.
 fn copy(
     piece: &Piece,
     (number, entry): (u32, Entry<'_>),
-    (rank, target): (u32, &Target),
+    target: &Target,
 ) -> Result<Copy, PlanError> {
     let dtype = entry.tensor.dtype;
     let bits = dtype.bits() as u64;
@@ -196,7 +210,7 @@ fn copy(
     Ok(Copy {
         file: entry.file,
         from,
-        target: rank,
+        target: target.index as u32,
         to,
         element: element as u32,
         loops,
