@@ -43,6 +43,15 @@ unsafe impl Send for Place {}
 // SAFETY: through a shared place different threads touch different bytes only, see above.
 unsafe impl Sync for Place {}
 
+impl Place {
+    fn new(bytes: &mut [u8]) -> Place {
+        Place {
+            start: bytes.as_mut_ptr(),
+            len: bytes.len(),
+        }
+    }
+}
+
 impl scatter::Place for &Place {
     /// Each byte is asked for once, by the thread whose chunk has its element.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
@@ -101,10 +110,7 @@ impl<'e, S: Sink> Shared<'e, S> {
         check(&self.targets[target], bytes)?;
         let fills = self.fills.iter().filter(|it| it.target as usize == target);
         fills.for_each(|it| scatter::fill(&it.loops, it.to, &it.element, bytes));
-        Ok(slot.place.get_or_init(|| Place {
-            start: bytes.as_mut_ptr(),
-            len: bytes.len(),
-        }))
+        Ok(slot.place.get_or_init(|| Place::new(bytes)))
     }
 
     /// Counts bytes that are there. Gives the target back, and says so, if these were the last.

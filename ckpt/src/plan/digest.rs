@@ -33,20 +33,24 @@ impl fmt::Debug for Digest {
 /// Changes with the encoding below.
 const VERSION: u64 = 1;
 
-/// Targets are numbered as they are sorted by name.
-pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
-    let mut to = Encoder(Xxh3::new());
+/// Targets are numbered by ranks that depend on their names only.
+pub(super) fn of(plan: &LoadPlan, ranks: &[u32]) -> Digest {
+    let mut to = Encoder::default();
     to.number(VERSION);
 
-    let mut ranks = vec![0; by_name.len()];
-    to.number(by_name.len() as u64);
-    for (rank, index) in (0..).zip(by_name) {
-        ranks[*index as usize] = rank;
-        let target = &plan.targets[*index as usize];
-        to.text(&target.name);
-        to.text(target.dtype.name());
-        to.numbers(target.shape.iter().copied());
+    // Hashed where they lie, put into order as hashes.
+    let (mut targets, mut one) = (vec![0; ranks.len()], Encoder::default());
+    for (target, rank) in plan.targets.iter().zip(ranks) {
+        one.text(&target.name);
+        one.text(target.dtype.name());
+        one.numbers(target.shape.iter().copied());
+        targets[*rank as usize] = one.finish();
     }
+    to.number(targets.len() as u64);
+    targets
+        .iter()
+        .for_each(|hash| to.bytes(&hash.to_le_bytes()));
+
     to.number(plan.files.len() as u64);
     for file in &plan.files {
         to.text(&file.name);
@@ -55,7 +59,7 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
     to.number(plan.copies.len() as u64);
     for copy in &plan.copies {
         let [file, element] = [copy.file, copy.element].map(u64::from);
-        let target = ranks[copy.target as usize];
+        let target = ranks[copy.target as usize].into();
         to.numbers([file, copy.from, target, copy.to, element]);
         to.numbers(copy.loops.iter().flat_map(|it| [it.count, it.from, it.to]));
         to.numbers(copy.conversion.map(u64::from));
@@ -67,7 +71,7 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
     }
     to.number(plan.fills.len() as u64);
     for fill in &plan.fills {
-        to.numbers([ranks[fill.target as usize], fill.to]);
+        to.numbers([ranks[fill.target as usize].into(), fill.to]);
         to.numbers(fill.element.iter().map(|byte| u64::from(*byte)));
         to.numbers(fill.loops.iter().flat_map(|it| [it.count, it.to]));
     }
@@ -75,7 +79,7 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
     for making in &plan.makings {
         to.text(plan.computed[making.computed].how.name());
         to.numbers([making.rows.start, making.rows.end]);
-        to.0.update(&making.plan.digest.to_bytes());
+        to.bytes(&making.plan.digest.to_bytes());
     }
     to.number(plan.chunks.len() as u64);
     for chunk in &plan.chunks {
@@ -83,15 +87,40 @@ pub(super) fn of(plan: &LoadPlan, by_name: &[u32]) -> Digest {
         to.numbers([chunk.read.start, chunk.read.end]);
         to.numbers(chunk.straight);
     }
-    Digest(to.0.digest128())
+    Digest(to.finish())
 }
 
 /// Every value before its length, so that no two plans have one encoding.
-struct Encoder(Xxh3);
+#[derive(Default)]
+struct Encoder {
+    hash: Xxh3,
+    /// Not hashed yet: hashing a few bytes at a time is slow.
+    pending: Vec<u8>,
+}
 
 impl Encoder {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        if self.pending.len() > 1 << 14 {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.hash.update(&self.pending);
+        self.pending.clear();
+    }
+
+    /// The hash of what came since the last one.
+    fn finish(&mut self) -> u128 {
+        self.flush();
+        let hash = self.hash.digest128();
+        self.hash.reset();
+        hash
+    }
+
     fn number(&mut self, number: u64) {
-        self.0.update(&number.to_le_bytes());
+        self.bytes(&number.to_le_bytes());
     }
 
     fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
@@ -104,7 +133,7 @@ impl Encoder {
     }
 
     fn text(&mut self, text: &str) {
-        self.0.update(text.as_bytes());
+        self.bytes(text.as_bytes());
         self.number(text.len() as u64);
     }
 }

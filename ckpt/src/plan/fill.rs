@@ -17,7 +17,7 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    pub(super) fn new(piece: &Piece, value: Scalar, target: &Target, index: u32) -> Fill {
+    pub(super) fn new(piece: &Piece, value: Scalar, target: &Target) -> Fill {
         let step = |element: Scalar, step: &Step| step.apply(element);
         let value = piece.steps.iter().try_fold(value, step).unwrap_or(value);
         // What can be filled in is a float of whole bytes.
@@ -28,7 +28,7 @@ impl Fill {
             to: it.destination_stride * size,
         });
         Fill {
-            target: index,
+            target: target.index as u32,
             to: piece.destination_offset * size,
             element: value.bits().to_le_bytes()[..size as usize].to_vec(),
             loops: loops.collect(),

@@ -1,6 +1,8 @@
 //! From what is wanted to copies in bytes: pull each region, find its tensors, check them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::computed::Computed;
 use super::copy::{ByteLoop, Copy};
@@ -10,12 +12,13 @@ use crate::Dtype;
 use crate::graph::{Expr, Graph, Leaf, Piece, SourceId, Step};
 use crate::plan::catalog::Entry;
 
-/// Targets in the order of the wants; the rest is the same in whatever order things were wanted:
-/// the tensors that targets are made of sorted by name, the copies by file, place and target name.
+/// Targets in the order of the wants, and the copies in an order that does not depend on it: by
+/// file, place and target.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
-    /// The targets, sorted by name.
-    pub(super) by_name: Vec<u32>,
+    /// The rank of each target in an order that depends on names only.
+    pub(super) ranks: Vec<u32>,
+    /// The tensors that they are made of.
     pub(super) tensors: Vec<String>,
     pub(super) copies: Vec<Copy>,
     pub(super) conversions: Vec<Conversion>,
@@ -37,68 +40,64 @@ pub(super) fn gather(
     catalog: &Catalog<'_>,
     wants: &[Want],
 ) -> Result<Gathered, PlanError> {
-    let mut by_name: Vec<u32> = (0..wants.len() as u32).collect();
-    let name = |want: u32| &wants[want as usize].target;
-    by_name.sort_by_key(|want| name(*want));
-    if let Some(pair) = by_name.windows(2).find(|it| name(it[0]) == name(it[1])) {
-        return Err(PlanError::DuplicateTarget {
-            target: name(pair[0]).clone(),
-        });
-    }
+    let ranks = ranks(wants)?;
+    let mut order: Vec<u32> = (0..wants.len() as u32).collect();
+    order.sort_unstable_by_key(|index| ranks[*index as usize]);
 
+    let mut leaves = Leaves::new(graph, catalog);
     let mut targets = Vec::with_capacity(wants.len());
-    let mut pieces = Vec::with_capacity(wants.len());
-    for (index, want) in wants.iter().enumerate() {
-        let (target, found) = pull(graph, want, index)?;
-        targets.push(target);
-        pieces.push(found);
-    }
-
-    let mut conversions = Vec::new();
-    let placed = place(graph, catalog, pieces.iter().flatten())?;
-    let mut computed = AllComputed {
-        files: catalog.files.len(),
-        tensors: placed.len(),
-        numbers: BTreeMap::new(),
-        all: Vec::new(),
-    };
+    let (mut copies, mut conversions) = (Vec::with_capacity(wants.len()), Vec::new());
     let mut fills = Vec::new();
-    let mut copies = Vec::with_capacity(pieces.iter().map(Vec::len).sum());
-    for (rank, index) in (0..).zip(&by_name) {
-        let target = &targets[*index as usize];
-        for piece in &pieces[*index as usize] {
-            let from = match piece.from {
-                Leaf::Source(source) => placed.get(graph.name(source)).copied(),
-                Leaf::Computed(expr) => computed.place(graph, expr),
-                Leaf::Fill(value) => {
-                    fills.push(Fill::new(piece, value, target, *index));
-                    continue;
-                }
-            };
-            // Every name was found just now, and what is computed can be.
-            let Some(from) = from else {
-                continue;
-            };
-            let mut copy = copy(piece, &from, target, rank, graph.leaf_name(piece.from))?;
-            copy.conversion = conversion(&mut conversions, from.dtype, &piece.steps);
-            copies.push(copy);
+    for (index, rank) in order.into_iter().zip(0u32..) {
+        let (target, pieces) = pull(graph, &wants[index as usize], index as usize)?;
+        for piece in &pieces {
+            if let Leaf::Fill(value) = piece.from {
+                fills.push(Fill::new(piece, value, &target));
+            } else if let Some(tensor) = leaves.find(piece.from)? {
+                let mut copy = copy(graph, piece, tensor, &target)?;
+                copy.conversion = conversion(&mut conversions, tensor.dtype, &piece.steps);
+                copies.push((rank, copy));
+            }
         }
+        targets.push(target);
     }
-    copies.sort_unstable();
-    for copy in &mut copies {
-        copy.target = by_name[copy.target as usize];
-    }
-    let read = placed.keys().map(|name| (*name).to_owned());
-    let made = computed.all.iter().map(|it| it.how.name().to_owned());
+    targets.sort_unstable_by_key(|target| target.index);
+    let (tensors, computed) = leaves.finish()?;
+
+    copies.sort_unstable_by(|(rank, a), (other, b)| {
+        let places = (a.file, a.from, rank).cmp(&(b.file, b.from, other));
+        places.then_with(|| a.cmp(b))
+    });
     Ok(Gathered {
         targets,
-        by_name,
-        tensors: read.chain(made).collect(),
-        copies,
+        ranks,
+        tensors,
+        copies: copies.into_iter().map(|(_, copy)| copy).collect(),
         conversions,
         fills,
-        computed: computed.all,
+        computed,
     })
+}
+
+/// The ranks of the wants in an order that depends on their names only: by hash, as long names that
+/// begin alike are slow to compare.
+fn ranks(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
+    let hash = |want: &Want| xxh3_64(want.target.as_bytes());
+    let mut hashed: Vec<(u64, u32)> = wants.iter().map(hash).zip(0..).collect();
+    let name = |index: u32| wants[index as usize].target.as_str();
+    hashed.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
+
+    let same = |a: (u64, u32), b: (u64, u32)| a.0 == b.0 && name(a.1) == name(b.1);
+    if let Some(pair) = hashed.windows(2).find(|pair| same(pair[0], pair[1])) {
+        return Err(PlanError::DuplicateTarget {
+            target: name(pair[0].1).to_owned(),
+        });
+    }
+    let mut ranks = vec![0; wants.len()];
+    for ((_, index), rank) in hashed.into_iter().zip(0..) {
+        ranks[index as usize] = rank;
+    }
+    Ok(ranks)
 }
 
 fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>), PlanError> {
@@ -141,90 +140,111 @@ struct Placed {
     dtype: Dtype,
 }
 
-/// What is computed, each once.
-struct AllComputed {
-    /// How many files there are besides.
-    files: usize,
-    /// How many tensors are read from them.
-    tensors: usize,
-    numbers: BTreeMap<Expr, usize>,
-    all: Vec<Computed>,
+/// What pieces are made of, found and checked as it comes.
+struct Leaves<'a, 'f> {
+    graph: &'a Graph,
+    catalog: &'a Catalog<'f>,
+    /// `None` for what is in no file. Looked up only, never walked.
+    read: HashMap<SourceId, Option<Placed>>,
+    made: HashMap<Expr, Placed>,
+    names: Vec<String>,
+    computed: Vec<Computed>,
+    missing: BTreeSet<String>,
 }
 
-impl AllComputed {
-    fn place(&mut self, graph: &Graph, expr: Expr) -> Option<Placed> {
-        let number = match self.numbers.get(&expr) {
-            Some(number) => *number,
+impl<'a, 'f> Leaves<'a, 'f> {
+    fn new(graph: &'a Graph, catalog: &'a Catalog<'f>) -> Leaves<'a, 'f> {
+        Leaves {
+            graph,
+            catalog,
+            read: HashMap::new(),
+            made: HashMap::new(),
+            names: Vec::new(),
+            computed: Vec::new(),
+            missing: BTreeSet::new(),
+        }
+    }
+
+    /// Where a leaf's bytes are; `None` if it is missing, for [`Leaves::finish`] to tell.
+    fn find(&mut self, leaf: Leaf) -> Result<Option<Placed>, PlanError> {
+        match leaf {
+            Leaf::Source(source) => self.find_source(source),
+            Leaf::Computed(expr) => Ok(self.find_computed(expr)),
+            Leaf::Fill(_) => Ok(None),
+        }
+    }
+
+    fn find_source(&mut self, source: SourceId) -> Result<Option<Placed>, PlanError> {
+        if let Some(known) = self.read.get(&source) {
+            return Ok(*known);
+        }
+        let name = self.graph.name(source);
+        let placed = match self.catalog.get(name) {
+            Some(entry) => {
+                check(self.graph, source, entry)?;
+                Some(Placed {
+                    number: self.number(name),
+                    file: entry.file,
+                    start: entry.tensor.range.start,
+                    dtype: entry.tensor.dtype,
+                })
+            }
             None => {
-                self.all.push(Computed::new(graph, expr)?);
-                self.numbers.insert(expr, self.all.len() - 1);
-                self.all.len() - 1
+                self.missing.insert(name.to_owned());
+                None
             }
         };
-        Some(Placed {
-            number: (self.tensors + number) as u32,
-            file: (self.files + number) as u32,
-            start: 0,
-            dtype: graph.dtype(expr),
-        })
+        self.read.insert(source, placed);
+        Ok(placed)
     }
-}
 
-/// Finds the tensors of all pieces and checks that they are what the graph takes them for.
-fn place<'g>(
-    graph: &'g Graph,
-    catalog: &Catalog<'_>,
-    pieces: impl Iterator<Item = &'g Piece>,
-) -> Result<BTreeMap<&'g str, Placed>, PlanError> {
-    let sources = pieces.filter_map(|piece| match piece.from {
-        Leaf::Source(source) => Some(source),
-        Leaf::Computed(_) | Leaf::Fill(_) => None,
-    });
-    let used: BTreeSet<SourceId> = sources.collect();
-    let names: BTreeSet<&str> = used.into_iter().map(|source| graph.name(source)).collect();
-
-    let (mut found, mut missing) = (BTreeMap::new(), Vec::new());
-    for name in names {
-        match catalog.get(name) {
-            Some(entry) => drop(found.insert(name, entry)),
-            None => missing.push(name.to_owned()),
+    fn find_computed(&mut self, expr: Expr) -> Option<Placed> {
+        if let Some(known) = self.made.get(&expr) {
+            return Some(*known);
         }
-    }
-    if !missing.is_empty() {
-        return Err(PlanError::Missing { names: missing });
-    }
-
-    for (name, expr) in graph.sources() {
-        if let Some(entry) = found.get(name) {
-            check(graph, name, expr, entry)?;
-        }
-    }
-    let placed = found.into_iter().zip(0..).map(|((name, entry), number)| {
+        let computed = Computed::new(self.graph, expr)?;
         let placed = Placed {
-            number,
-            file: entry.file,
-            start: entry.tensor.range.start,
-            dtype: entry.tensor.dtype,
+            number: self.number(computed.how.name()),
+            file: (self.catalog.files.len() + self.computed.len()) as u32,
+            start: 0,
+            dtype: self.graph.dtype(expr),
         };
-        (name, placed)
-    });
-    Ok(placed.collect())
+        self.computed.push(computed);
+        self.made.insert(expr, placed);
+        Some(placed)
+    }
+
+    fn number(&mut self, name: &str) -> u32 {
+        self.names.push(name.to_owned());
+        self.names.len() as u32 - 1
+    }
+
+    /// Their names, by number, and what is computed.
+    fn finish(self) -> Result<(Vec<String>, Vec<Computed>), PlanError> {
+        match self.missing.is_empty() {
+            true => Ok((self.names, self.computed)),
+            false => Err(PlanError::Missing {
+                names: self.missing.into_iter().collect(),
+            }),
+        }
+    }
 }
 
-/// That a tensor of a file is what the graph takes it for.
-fn check(graph: &Graph, name: &str, expr: Expr, entry: &Entry<'_>) -> Result<(), PlanError> {
-    let (tensor, dtype, shape) = (entry.tensor, graph.dtype(expr), graph.shape(expr));
+/// That a tensor is what the graph takes it for.
+fn check(graph: &Graph, source: SourceId, entry: Entry<'_>) -> Result<(), PlanError> {
+    let (dtype, shape) = (graph.source_dtype(source), graph.source_shape(source));
+    let tensor = entry.tensor;
     let found = || tensor.shape.iter().map(|extent| *extent as u64);
-    match tensor.dtype == dtype && found().eq(shape.iter().copied()) {
-        true => Ok(()),
-        false => Err(PlanError::Differs {
-            name: name.to_owned(),
-            dtype,
-            shape: shape.to_vec(),
-            found_dtype: tensor.dtype,
-            found: found().collect(),
-        }),
+    if tensor.dtype == dtype && found().eq(shape.iter().copied()) {
+        return Ok(());
     }
+    Err(PlanError::Differs {
+        name: tensor.name.clone(),
+        dtype,
+        shape: shape.to_vec(),
+        found_dtype: tensor.dtype,
+        found: found().collect(),
+    })
 }
 
 /// The number of a conversion; `None` for none.
@@ -244,21 +264,17 @@ fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[Step]) -> Optio
     Some(at as u32)
 }
 
-/// A piece in bytes, of the target of this rank, as yet without conversion.
-fn copy(
-    piece: &Piece,
-    tensor: &Placed,
-    target: &Target,
-    rank: u32,
-    name: &str,
-) -> Result<Copy, PlanError> {
+/// A piece in bytes, as yet without conversion.
+fn copy(graph: &Graph, piece: &Piece, tensor: Placed, target: &Target) -> Result<Copy, PlanError> {
     let bytes = piece_in_bytes(piece, tensor.dtype, target.dtype);
-    let (from, to, loops) =
-        bytes.ok_or_else(|| part_of_a_byte(&target.name, name, tensor.dtype))?;
+    let (from, to, loops) = bytes.ok_or_else(|| {
+        let name = graph.leaf_name(piece.from);
+        part_of_a_byte(&target.name, name, tensor.dtype)
+    })?;
     Ok(Copy {
         file: tensor.file,
         from: tensor.start + from,
-        target: rank,
+        target: target.index as u32,
         to,
         element: tensor.dtype.bits().div_ceil(8) as u32,
         to_element: target.dtype.bits().div_ceil(8) as u32,

@@ -218,7 +218,7 @@ impl LoadPlan {
             }
             window = (window / 2).max(Options::LEAST_WINDOW);
         }
-        plan.digest = digest::of(&plan, &gathered.by_name);
+        plan.digest = digest::of(&plan, &gathered.ranks);
         Ok(plan)
     }
 
