@@ -27,12 +27,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocks;
+mod committed;
+mod discover;
 mod disk;
+mod draws;
 mod dtype;
 mod error;
 mod file_writer;
+mod flaw;
 mod folder;
 mod folder_writer;
+mod gc;
 pub mod graph;
 mod header;
 mod header_json;
@@ -40,19 +46,38 @@ mod hidden;
 mod index;
 mod manifest;
 mod names;
-mod published;
+mod output_file;
+mod receipt;
+mod seal;
+mod shared_file;
 mod staging;
 mod tensor_file;
+mod tiling;
+mod verify;
+pub mod vfs;
+mod writer;
 
-pub use disk::{OutputFile, available_bytes, replace_file};
+pub use blocks::{Block, Digest, MAX_BLOCK_BYTES};
+pub use committed::Committed;
+pub use discover::{Newest, Survey, discover, newest, newest_in, step_name, survey, survey_in};
+pub use disk::available_bytes;
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Error, Result};
 pub use file_writer::{FileWriter, TensorSink};
+pub use flaw::Flaw;
 pub use folder::{Folder, SizeMismatch};
 pub use folder_writer::FolderWriter;
+pub use gc::{keep_last, keep_last_in, sweep, sweep_in};
 pub use header::{MAX_DIMS, MAX_HEADER_BYTES, Violation};
-pub use manifest::Flaw;
+pub use manifest::About;
 pub use names::NameProblem;
-pub use published::{Published, Survey, discover, keep_last, step_name, survey, sweep};
+pub use output_file::{OutputFile, replace_file, replace_file_in};
+pub use receipt::{Receipt, ReceiptProblem};
+pub use shared_file::SharedFile;
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
+pub use tiling::Untiled;
+pub use writer::Writer;
+
+/// The former name of [`Committed`].
+pub type Published = Committed;
