@@ -29,6 +29,7 @@
 
 mod blocks;
 mod committed;
+pub mod crash;
 mod discover;
 mod disk;
 mod draws;

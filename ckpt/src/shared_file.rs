@@ -194,8 +194,15 @@ mod tests {
         let blocks = file.finish().unwrap();
         // 4000, 4000 and 2000 of each, fewer where one began when the one before it had ended.
         assert!((10..=12).contains(&blocks.len()), "{blocks:?}");
-        assert!(blocks.windows(2).all(|pair| pair[0].end() == pair[1].offset));
-        assert_eq!((blocks[0].offset, blocks[blocks.len() - 1].end()), (0, 40_000));
+        assert!(
+            blocks
+                .windows(2)
+                .all(|pair| pair[0].end() == pair[1].offset)
+        );
+        assert_eq!(
+            (blocks[0].offset, blocks[blocks.len() - 1].end()),
+            (0, 40_000)
+        );
         for block in blocks {
             let part = &bytes[block.offset as usize..block.end() as usize];
             assert_eq!(block.xxh3, Digest::of(part));

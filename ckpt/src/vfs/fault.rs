@@ -13,10 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Lock, Metadata, Vfs, VfsFile};
 
 /// The kinds of operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(missing_docs)] // named as the operations are
 pub enum Op {
     CreateNew,
@@ -45,11 +47,6 @@ impl Op {
             self,
             Op::Open | Op::OpenToWrite | Op::List | Op::Metadata | Op::Lock | Op::Size | Op::Read
         )
-    }
-
-    /// Its name in texts: as the variant's.
-    pub fn name(self) -> String {
-        format!("{self:?}")
     }
 }
 
