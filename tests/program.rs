@@ -103,7 +103,7 @@ impl Place {
 
 /// Every file of a checkpoint, by path and content.
 fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
-    let published = meshgrad::ckpt::Published::open(checkpoint).unwrap();
+    let published = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
     published.verify().unwrap();
     let files = published.files().map(|(path, _)| path.to_owned());
     files

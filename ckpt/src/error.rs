@@ -3,9 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::manifest::Flaw;
+use crate::flaw::Flaw;
 use crate::names::{Listed, NameProblem};
+use crate::receipt::ReceiptProblem;
 use crate::source::FileChange;
+use crate::tiling::Untiled;
 use crate::{Dtype, IndexFlaw, Violation};
 
 /// A `Result` whose error is this crate's [`Error`].
@@ -360,6 +362,103 @@ pub enum Error {
         first: String,
         /// The other one.
         second: String,
+    },
+
+    /// A folder is not one that a checkpoint is staged in.
+    #[error(
+        "nothing is staged in {}; give the folder that the coordinator's `Staging::folder` names, \
+         while it is being written", path.display()
+    )]
+    NotStaged {
+        /// The folder.
+        path: PathBuf,
+    },
+
+    /// Bytes outside of a file that has its size.
+    #[error(
+        "bytes {offset}..{offset}+{len} of {} were to be written, but it was created with \
+         {available} bytes", path.display()
+    )]
+    OutsideFile {
+        /// The file.
+        path: PathBuf,
+        /// First byte.
+        offset: u64,
+        /// Bytes that were to be written.
+        len: usize,
+        /// Bytes of the file.
+        available: u64,
+    },
+
+    /// A write came after the writer had given its receipt.
+    #[error("{} was written to after its writer had finished", path.display())]
+    Finished {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// A reserved file was not written with the size it was reserved with.
+    #[error("{given} bytes were written to {}, which was reserved with {wanted}", path.display())]
+    WrongLength {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were reserved.
+        wanted: u64,
+        /// Bytes that were written.
+        given: u64,
+    },
+
+    /// What many writers wrote is not a whole file.
+    #[error("{} is not whole: {problem}", path.display())]
+    Untiled {
+        /// The file.
+        path: PathBuf,
+        /// Which bytes, and who wrote them.
+        problem: Untiled,
+    },
+
+    /// Writers that were expected have given no receipt.
+    #[error(
+        "{} cannot be sealed: no receipt came from {}; they failed or are not done",
+        path.display(), Listed(writers)
+    )]
+    MissingWriters {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Their names.
+        writers: Vec<String>,
+    },
+
+    /// A writer's receipt cannot be.
+    #[error("the receipt of `{writer}` for {} is wrong: {problem}", path.display())]
+    BadReceipt {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The writer's name.
+        writer: String,
+        /// What is wrong.
+        problem: ReceiptProblem,
+    },
+
+    /// A manifest would be too large to be read again.
+    #[error(
+        "{} would have {bytes} bytes; write fewer files, or larger contiguous parts of them",
+        path.display()
+    )]
+    ManifestTooLarge {
+        /// The manifest.
+        path: PathBuf,
+        /// Bytes it would have.
+        bytes: u64,
+    },
+
+    /// A save in the background panicked.
+    #[error("saving {} in the background panicked: {message}", path.display())]
+    Panicked {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What the panic said.
+        message: String,
     },
 }
 

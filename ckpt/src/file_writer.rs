@@ -8,9 +8,10 @@ use std::path::Path;
 
 use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
 
-use crate::disk::{self, OutputFile};
+use crate::disk;
 use crate::header::{MAX_DIMS, MAX_HEADER_BYTES, PREFIX};
 use crate::names::{METADATA_KEY, check_tensor_name};
+use crate::output_file::{OutputFile, replace_file};
 use crate::{Dtype, Error, Result, TensorInfo};
 
 /// Offsets in a file are signed; the header needs a little room too.
@@ -180,8 +181,8 @@ impl FileWriter {
         data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let path = path.as_ref();
-        disk::check_space(path, self.file_len()?)?;
-        disk::replace_file(path, |file| self.write_to(file, data))
+        disk::check_space(path, self.file_len()?, disk::available_bytes(path))?;
+        replace_file(path, |file| self.write_to(file, data))
     }
 
     /// Writes the file's content, as [`FileWriter::save`] does, to the end of `file`.

@@ -73,6 +73,9 @@ impl FolderWriter {
         let files = self.into_files()?;
         let total_size = files.iter().map(|(_, file, _)| file.data_len()).sum();
         staging.check_space(total_size)?;
+        for (name, file, _) in &files {
+            staging.reserve(&below(folder, name), file.file_len()?)?;
+        }
 
         let mut file_of = BTreeMap::new();
         let shards = files.len();

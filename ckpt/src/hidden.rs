@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::disk;
+use crate::vfs::Vfs;
 
 /// What a hidden folder is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,9 +41,9 @@ impl Kind {
 }
 
 /// A new hidden name beside `target`.
-pub(crate) fn path(target: &Path, kind: Kind) -> PathBuf {
+pub(crate) fn path(vfs: &dyn Vfs, target: &Path, kind: Kind) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}{}{}", kind.mark(), disk::unique_suffix()))
+    target.with_file_name(format!(".{name}{}{:016x}", kind.mark(), vfs.unique()))
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn only_our_own_names_are_recognised() {
         for kind in [Kind::Staging, Kind::Trash] {
-            let made = path(Path::new("runs/step-000123"), kind);
+            let made = path(&crate::vfs::RealFs, Path::new("runs/step-000123"), kind);
             assert_eq!(made.parent(), Some(Path::new("runs")));
             assert_eq!(
                 Kind::of(made.file_name().unwrap().to_str().unwrap()),

@@ -30,13 +30,20 @@
 //! ```
 
 mod beneath;
+mod blocks;
+mod committed;
+pub mod crash;
+mod discover;
 mod disk;
+mod draws;
 mod dtype;
 mod error;
 pub mod exec;
 mod file_writer;
+mod flaw;
 mod folder;
 mod folder_writer;
+mod gc;
 pub mod graph;
 mod header;
 mod header_json;
@@ -48,30 +55,46 @@ pub mod layout;
 mod manifest;
 pub mod mapping;
 mod names;
+mod output_file;
 pub mod plan;
-mod published;
+mod receipt;
+mod seal;
+mod shared_file;
 pub mod source;
 mod staging;
 mod tensor_file;
+mod tiling;
 #[doc(hidden)]
 pub mod untrusted;
+mod verify;
+pub mod vfs;
 mod violation;
+mod writer;
 
-pub use disk::{OutputFile, available_bytes, replace_file};
+pub use blocks::{Block, Digest, MAX_BLOCK_BYTES};
+pub use committed::Committed;
+pub use discover::{Newest, Survey, discover, newest, newest_in, step_name, survey, survey_in};
+pub use disk::available_bytes;
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Error, Result};
 pub use file_writer::{FileWriter, TensorSink};
+pub use flaw::Flaw;
 pub use folder::{Folder, SizeMismatch};
 pub use folder_writer::FolderWriter;
+pub use gc::{keep_last, keep_last_in, sweep, sweep_in};
 pub use header::{Header, MAX_DIMS, MAX_HEADER_BYTES};
 pub use index::{IndexFlaw, MAX_TENSORS};
 pub use json::MAX_DEPTH;
-pub use manifest::Flaw;
+pub use manifest::About;
 pub use names::NameProblem;
-pub use published::{Published, Survey, discover, keep_last, step_name, survey, sweep};
+pub use output_file::{OutputFile, replace_file, replace_file_in};
+pub use receipt::{Receipt, ReceiptProblem};
+pub use shared_file::SharedFile;
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
+pub use tiling::Untiled;
 pub use violation::Violation;
+pub use writer::Writer;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

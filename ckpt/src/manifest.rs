@@ -1,97 +1,73 @@
 //! The manifest: the last file of a checkpoint, which says that it is complete.
 //!
-//! It lists every other file with its size and digest and carries a digest of that list, so that
-//! its own damage shows too. The digests tell damage, not forgery.
+//! ```text
+//! {
+//!   "format": "meshgrad-checkpoint",
+//!   "version": 2,
+//!   "about": {"step":123},
+//!   "files": [
+//!     {"path":"config.json","bytes":2,"blocks":[[2,"96a0a8b0f1f5ff4d"]]},
+//!     {"path":"model.safetensors","bytes":20000000,"blocks":[[16777216,"..."],[3222784,"..."]]}
+//!   ],
+//!   "seal": "5c1e6f4a0b7d9e32"
+//! }
+//! ```
+//!
+//! It lists every other file with its size and the digests of its blocks, which follow each other
+//! from the file's start. The seal is the digest of all bytes above its line: of the text, not of
+//! what it means, so that no other writing of the same manifest passes. Digests tell damage, not
+//! forgery.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, Read};
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use serde_json::Value;
 
-use crate::disk::Content;
-use crate::names::{Listed, check_relative_path};
-use crate::{Error, Result};
+use crate::blocks::{Block, Content, Digest, MAX_BLOCK_BYTES};
+use crate::flaw::Flaw;
+use crate::names::check_relative_path;
 
 /// The name of the manifest in its folder.
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 
-const FORMAT: &str = "meshgrad-checkpoint";
-const VERSION: u32 = 1;
-
 /// A manifest of more files than anybody has is damaged.
-const MAX_MANIFEST_BYTES: u64 = 100_000_000;
+pub(crate) const MAX_MANIFEST_BYTES: u64 = 100_000_000;
 
-/// Why a folder is no complete checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Flaw {
-    /// There is no manifest: the folder was not published by this program, or not completely.
-    #[error("it has no manifest.json")]
-    NoManifest,
-    /// The manifest is not JSON of the expected form.
-    #[error("its manifest.json cannot be read: {message}")]
-    BadManifest {
-        /// What is wrong.
-        message: String,
-    },
-    /// The manifest was made by a newer program.
-    #[error("its manifest.json has version {found}, this program reads {VERSION}; use a newer one")]
-    NewerVersion {
-        /// The manifest's version.
-        found: u32,
-    },
-    /// The manifest's list does not have the manifest's digest.
-    #[error("its manifest.json was changed: its list has digest {found}, its seal is {sealed}")]
-    BrokenSeal {
-        /// The digest in the manifest.
-        sealed: String,
-        /// The digest of the list.
-        found: String,
-    },
-    /// Files are not there.
-    #[error("files are missing: {}", Listed(files))]
-    MissingFiles {
-        /// Their paths below the folder.
-        files: Vec<String>,
-    },
-    /// A file has another size.
-    #[error("{file} has {found} bytes, its manifest says {wanted}")]
-    WrongSize {
-        /// Its path below the folder.
-        file: String,
-        /// Bytes it should have.
-        wanted: u64,
-        /// Bytes it has.
-        found: u64,
-    },
-    /// A file has the right size and other content.
-    #[error("{file} is damaged: its digest is {found}, its manifest says {wanted}")]
-    WrongDigest {
-        /// Its path below the folder.
-        file: String,
-        /// The digest it should have.
-        wanted: String,
-        /// The digest it has.
-        found: String,
-    },
-}
+const FORMAT: &str = "meshgrad-checkpoint";
+pub(crate) const VERSION: u32 = 2;
+
+const SEAL_BEGIN: &str = "  \"seal\": \"";
+const SEAL_END: &str = "\"\n}\n";
+const DIGITS: usize = 16;
+
+/// What a checkpoint says about itself: step, mesh, waivers and whatever else its writer wants to
+/// find again.
+pub type About = BTreeMap<String, Value>;
 
 /// The files of a checkpoint, by path below its folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
+    pub(crate) about: About,
     pub(crate) files: BTreeMap<String, Content>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ManifestJson {
+#[derive(Deserialize)]
+struct HeadJson {
     format: String,
     version: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ManifestJson {
+    #[serde(rename = "format")]
+    _format: String,
+    #[serde(rename = "version")]
+    _version: u32,
+    about: About,
     files: Vec<FileJson>,
-    seal: String,
+    #[serde(rename = "seal")]
+    _seal: Digest,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -99,200 +75,224 @@ struct ManifestJson {
 struct FileJson {
     path: String,
     bytes: u64,
-    xxh3: String,
+    blocks: Vec<(u64, Digest)>,
+}
+
+impl FileJson {
+    fn new(path: &str, content: &Content) -> FileJson {
+        let blocks = content.blocks.iter();
+        FileJson {
+            path: path.to_owned(),
+            bytes: content.bytes,
+            blocks: blocks.map(|block| (block.bytes, block.xxh3)).collect(),
+        }
+    }
+
+    /// Gives the blocks their offsets; an error says why they are not the file.
+    fn content(&self) -> Result<Content, String> {
+        let mut blocks = Vec::with_capacity(self.blocks.len());
+        let mut offset = 0u64;
+        for &(bytes, xxh3) in &self.blocks {
+            if !(1..=MAX_BLOCK_BYTES).contains(&bytes) {
+                return Err(format!("a block has {bytes} bytes"));
+            }
+            blocks.push(Block {
+                offset,
+                bytes,
+                xxh3,
+            });
+            offset = offset.saturating_add(bytes);
+        }
+
+        if offset != self.bytes {
+            return Err(format!("{} bytes but {offset} in blocks", self.bytes));
+        }
+        Ok(Content {
+            bytes: self.bytes,
+            blocks,
+        })
+    }
 }
 
 impl Manifest {
-    pub(crate) fn to_json(&self) -> String {
-        let files = self.files.iter().map(|(path, content)| FileJson {
-            path: path.clone(),
-            bytes: content.bytes,
-            xxh3: hex(content.xxh3),
-        });
-        let json = serde_json::json!(ManifestJson {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            files: files.collect(),
-            seal: hex(self.seal()),
-        });
-        format!("{json:#}\n")
+    /// # Errors
+    /// None in practice: numbers and strings always have a JSON form.
+    pub(crate) fn to_json(&self) -> serde_json::Result<String> {
+        let about = serde_json::to_string(&self.about)?;
+        let mut json = format!(
+            "{{\n  \"format\": \"{FORMAT}\",\n  \"version\": {VERSION},\n  \"about\": {about},\n  \
+             \"files\": ["
+        );
+        let mut separator = "\n";
+        for (path, content) in &self.files {
+            json += separator;
+            json += "    ";
+            json += &serde_json::to_string(&FileJson::new(path, content))?;
+            separator = ",\n";
+        }
+        json += "\n  ],\n";
+
+        let seal = Digest::of(json.as_bytes());
+        Ok(format!("{json}{SEAL_BEGIN}{seal}{SEAL_END}"))
     }
 
-    pub(crate) fn from_json(json: &[u8]) -> std::result::Result<Manifest, Flaw> {
+    pub(crate) fn from_json(json: &[u8]) -> Result<Manifest, Flaw> {
         let bad = |message: String| Flaw::BadManifest { message };
+        let not_json = |error: serde_json::Error| bad(error.to_string());
+        check_seal(json)?;
 
-        let raw: ManifestJson =
-            serde_json::from_slice(json).map_err(|error| bad(error.to_string()))?;
-        if raw.format != FORMAT {
-            return Err(bad(format!(
-                "its format is {:?}, not {FORMAT:?}",
-                raw.format
-            )));
+        let head: HeadJson = serde_json::from_slice(json).map_err(not_json)?;
+        if head.format != FORMAT {
+            let message = format!("its format is {:?}, not {FORMAT:?}", head.format);
+            return Err(bad(message));
         }
-        if raw.version != VERSION {
-            return Err(Flaw::NewerVersion { found: raw.version });
+        match head.version {
+            VERSION => {}
+            0..VERSION => return Err(bad(format!("its version is {}", head.version))),
+            found => return Err(Flaw::NewerVersion { found }),
         }
 
+        let raw: ManifestJson = serde_json::from_slice(json).map_err(not_json)?;
         let mut files = BTreeMap::new();
         for file in raw.files {
-            if let Err(problem) = check_relative_path(&file.path) {
-                return Err(bad(format!("it lists {:?}: {problem}", file.path)));
-            }
-            let Some(xxh3) = parse_hex(&file.xxh3) else {
-                return Err(bad(format!("{:?} is not 16 hexadecimal digits", file.xxh3)));
-            };
-            let content = Content {
-                bytes: file.bytes,
-                xxh3,
-            };
-            if files.insert(file.path.clone(), content).is_some() {
-                return Err(bad(format!("it lists {:?} twice", file.path)));
+            let path = &file.path;
+            let listed = |problem: String| bad(format!("it lists {path:?}: {problem}"));
+
+            check_relative_path(path).map_err(|problem| listed(problem.to_string()))?;
+            let content = file.content().map_err(listed)?;
+            if files.insert(path.clone(), content).is_some() {
+                return Err(listed("twice".to_owned()));
             }
         }
+        let about = raw.about;
+        Ok(Manifest { about, files })
+    }
+}
 
-        let manifest = Manifest { files };
-        let found = hex(manifest.seal());
-        if raw.seal != found {
-            return Err(Flaw::BrokenSeal {
-                sealed: raw.seal,
-                found,
-            });
+/// Finds any change before anything of it is believed.
+fn check_seal(json: &[u8]) -> Result<(), Flaw> {
+    let cut = || Flaw::BadManifest {
+        message: "it does not end with its seal; it was cut off, changed, or made by another \
+                  program"
+            .to_owned(),
+    };
+    let line = SEAL_BEGIN.len() + DIGITS + SEAL_END.len();
+    let (above, line) = json.split_at(json.len().checked_sub(line).ok_or_else(cut)?);
+
+    let sealed = line
+        .strip_prefix(SEAL_BEGIN.as_bytes())
+        .and_then(|rest| rest.strip_suffix(SEAL_END.as_bytes()))
+        .and_then(|digits| Digest::parse(str::from_utf8(digits).ok()?))
+        .ok_or_else(cut)?;
+    let found = Digest::of(above);
+    if found != sealed {
+        return Err(Flaw::BrokenSeal {
+            sealed: sealed.to_string(),
+            found: found.to_string(),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> Manifest {
+        let block = |offset, bytes| Block {
+            offset,
+            bytes,
+            xxh3: Digest(offset + 7),
+        };
+        let content = |blocks: Vec<Block>| Content {
+            bytes: blocks.iter().map(|block| block.bytes).sum(),
+            blocks,
+        };
+        let about = [
+            ("loss", 0.123_456_789_012_345_67.into()),
+            ("step", 3.into()),
+        ];
+        Manifest {
+            about: about.map(|(key, value)| (key.to_owned(), value)).into(),
+            files: BTreeMap::from([
+                (
+                    "a/\u{fc}\".bin".to_owned(),
+                    content(vec![block(0, 5), block(5, 1)]),
+                ),
+                ("empty".to_owned(), content(vec![])),
+            ]),
         }
-        Ok(manifest)
     }
 
-    /// The digest of the list itself.
-    fn seal(&self) -> u64 {
-        let mut hash = Xxh3::new();
-        for (path, content) in &self.files {
-            hash.update(path.as_bytes());
-            // No path has a NUL: entries cannot run into each other.
-            hash.update(&[0]);
-            hash.update(&content.bytes.to_le_bytes());
-            hash.update(&content.xxh3.to_le_bytes());
-        }
-        hash.digest()
+    /// The text above the seal with another seal: what a careful forger would write.
+    fn resealed(json: &str) -> String {
+        let above = json.split_once(SEAL_BEGIN).unwrap().0;
+        format!(
+            "{above}{SEAL_BEGIN}{}{SEAL_END}",
+            Digest::of(above.as_bytes())
+        )
     }
 
-    /// Reads the manifest of a folder and checks that all files are there with their sizes.
-    pub(crate) fn open(folder: &Path) -> Result<Manifest> {
-        let incomplete = |flaw| Error::Incomplete {
-            path: folder.to_owned(),
-            flaw,
+    #[test]
+    fn json_gives_the_manifest_back() {
+        let empty = Manifest {
+            about: About::new(),
+            files: BTreeMap::new(),
         };
-        let path = folder.join(MANIFEST_FILE);
-
-        let bytes = match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => metadata.len(),
-            Ok(_) => return Err(incomplete(Flaw::NoManifest)),
-            Err(error) if is_absent(&error) => return Err(incomplete(Flaw::NoManifest)),
-            Err(error) => return Err(Error::io("read", &path, error)),
-        };
-        if bytes > MAX_MANIFEST_BYTES {
-            let message = format!("it has {bytes} bytes, at most {MAX_MANIFEST_BYTES} are read");
-            return Err(incomplete(Flaw::BadManifest { message }));
+        for manifest in [small(), empty] {
+            let json = manifest.to_json().unwrap();
+            assert_eq!(Manifest::from_json(json.as_bytes()).unwrap(), manifest);
         }
-
-        let json = fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
-        let manifest = Manifest::from_json(&json).map_err(incomplete)?;
-        manifest.check_sizes(folder)?;
-        Ok(manifest)
     }
 
-    fn check_sizes(&self, folder: &Path) -> Result<()> {
-        let incomplete = |flaw| Error::Incomplete {
-            path: folder.to_owned(),
-            flaw,
-        };
-        let mut missing = Vec::new();
+    /// Every bit counts, also in white space.
+    #[test]
+    fn every_flip_and_every_cut_is_found() {
+        let json = small().to_json().unwrap().into_bytes();
+        for at in 0..json.len() {
+            assert!(Manifest::from_json(&json[..at]).is_err(), "cut to {at}");
+            for bit in 0..8 {
+                let mut flipped = json.clone();
+                flipped[at] ^= 1 << bit;
+                assert!(
+                    Manifest::from_json(&flipped).is_err(),
+                    "bit {bit} of byte {at}"
+                );
+            }
+        }
+        assert!(Manifest::from_json(&[json.as_slice(), b"\n"].concat()).is_err());
+    }
 
-        for (file, content) in &self.files {
-            let path = folder.join(file);
-            match fs::metadata(&path) {
-                Ok(metadata) if !metadata.is_file() => missing.push(file.clone()),
-                Ok(metadata) if metadata.len() != content.bytes => {
-                    return Err(incomplete(Flaw::WrongSize {
-                        file: file.clone(),
-                        wanted: content.bytes,
-                        found: metadata.len(),
-                    }));
+    #[test]
+    fn a_sealed_manifest_must_still_make_sense() {
+        let json = small().to_json().unwrap();
+        for (from, to, message) in [
+            ("\"empty\"", "\"../x\"", "a part of it is `..`"),
+            ("\"empty\"", "\"/etc/passwd\"", "leads to another folder"),
+            ("\"empty\"", "\"a/\u{fc}\\\".bin\"", "twice"),
+            ("[5,", "[4,", "6 bytes but 5 in blocks"),
+            ("[5,", "[0,", "a block has 0 bytes"),
+            ("[5,", "[99999999,", "a block has 99999999 bytes"),
+            ("\"version\": 2", "\"version\": 2.0", "floating point"),
+            ("\"version\": 2", "\"version\": 1", "its version is 1"),
+            (
+                "\"version\": 2",
+                "\"version\": 2, \"more\": 2",
+                "unknown field",
+            ),
+            ("meshgrad-checkpoint", "other", "its format is \"other\""),
+        ] {
+            let changed = resealed(&json.replace(from, to));
+            match Manifest::from_json(changed.as_bytes()) {
+                Err(Flaw::BadManifest { message: found }) => {
+                    assert!(found.contains(message), "{to}: {found}");
                 }
-                Ok(_) => {}
-                Err(error) if is_absent(&error) => missing.push(file.clone()),
-                Err(error) => return Err(Error::io("read", &path, error)),
+                other => panic!("{to}: {other:?}"),
             }
         }
 
-        if missing.is_empty() {
-            Ok(())
-        } else {
-            Err(incomplete(Flaw::MissingFiles { files: missing }))
-        }
+        let newer = resealed(&json.replace("\"version\": 2", "\"version\": 3"));
+        let flaw = Manifest::from_json(newer.as_bytes()).unwrap_err();
+        assert_eq!(flaw, Flaw::NewerVersion { found: 3 });
     }
-
-    /// Reads all files and compares their digests.
-    pub(crate) fn verify(&self, folder: &Path) -> Result<()> {
-        self.check_sizes(folder)?;
-
-        for (file, content) in &self.files {
-            let found = digest(&folder.join(file))?;
-            if found.xxh3 != content.xxh3 {
-                let flaw = Flaw::WrongDigest {
-                    file: file.clone(),
-                    wanted: hex(content.xxh3),
-                    found: hex(found.xxh3),
-                };
-                return Err(Error::Incomplete {
-                    path: folder.to_owned(),
-                    flaw,
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Size and digest of a file, read once.
-pub(crate) fn digest(path: &Path) -> Result<Content> {
-    const WINDOW: usize = 1 << 20;
-
-    let read_error = |error| Error::io("read", path, error);
-    let mut file = fs::File::open(path).map_err(read_error)?;
-    let mut window = vec![0; WINDOW];
-    let mut hash = Xxh3::new();
-    let mut bytes = 0;
-
-    loop {
-        match file.read(&mut window) {
-            Ok(0) => {
-                return Ok(Content {
-                    bytes,
-                    xxh3: hash.digest(),
-                });
-            }
-            Ok(read) => {
-                hash.update(&window[..read]);
-                bytes += read as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(read_error(error)),
-        }
-    }
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-    )
-}
-
-fn hex(digest: u64) -> String {
-    format!("{digest:016x}")
-}
-
-fn parse_hex(text: &str) -> Option<u64> {
-    let digest = u64::from_str_radix(text, 16).ok()?;
-    // Exactly as it is written: no sign, no capitals, no missing zeros.
-    (hex(digest) == text).then_some(digest)
 }

@@ -2,37 +2,66 @@
 //!
 //! ```text
 //! stage    mkdir  .step-000123.tmp-<unique>/      locked while its process lives
-//! write    each file: write, hash, fsync
-//! seal     manifest.json, fsync; fsync the folders
-//! publish  rename to step-000123; fsync the parent
+//!          create and allocate files of known size: no space is found out now
+//! write    each file: write, digest, sync         by this process and by others (Writer)
+//! seal     receipts tile every shared file; manifest.json, sync; sync the folders
+//! publish  rename to step-000123, never over anything; sync the parent
 //! ```
 //!
 //! A kill before the rename leaves a hidden folder that [`sweep`](crate::sweep) removes; a kill
-//! after it leaves the new checkpoint.
+//! after it leaves the new checkpoint. An error of a sync is final: the system has dropped the
+//! pages, so the file is lost and the save with it.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::disk::{self, Content, OutputFile};
+use serde_json::Value;
+
+use crate::blocks::{Content, MAX_BLOCK_BYTES};
+use crate::discover::step_of;
+use crate::disk;
+use crate::flaw::Flaw;
 use crate::hidden::{self, Kind};
-use crate::manifest::{self, Flaw, MANIFEST_FILE, Manifest};
+use crate::manifest::{About, MANIFEST_FILE};
 use crate::names::{NameProblem, check_file_name, check_relative_path};
-use crate::{Error, Published, Result};
+use crate::output_file::{self, OutputFile};
+use crate::receipt::ReceiptProblem;
+use crate::seal::Seal;
+use crate::vfs::{self, FileKind, Lock, RealFs, Vfs, VfsFile};
+use crate::{Committed, Error, Receipt, Result, SharedFile, Writer};
+
+/// The name of the writer that is the staging itself.
+const COORDINATOR: &str = "coordinator";
 
 /// A checkpoint that is being written, in a hidden folder beside its place.
 ///
 /// Dropped without [`Staging::commit`], the folder is removed.
 #[derive(Debug)]
 pub struct Staging {
+    vfs: Arc<dyn Vfs>,
     target: PathBuf,
     folder: PathBuf,
+    block_bytes: u64,
+    about: About,
     written: BTreeMap<String, Content>,
-    published: bool,
+    reserved: BTreeMap<String, Reserved>,
+    /// Sizes of the files that are written in parts.
+    shared: BTreeMap<String, u64>,
+    own: Option<Writer>,
+    expected: BTreeSet<String>,
+    receipts: BTreeMap<String, Receipt>,
+    is_published: bool,
     /// Tells other processes that this folder is alive; the system lets go of it when we die.
-    _lock: Option<File>,
+    _lock: Option<Lock>,
+}
+
+/// A file that has its space and not its content.
+#[derive(Debug)]
+struct Reserved {
+    file: Box<dyn VfsFile>,
+    bytes: u64,
 }
 
 impl Staging {
@@ -43,6 +72,14 @@ impl Staging {
     /// ([`step_name`](crate::step_name)) that is not complete: then the commit replaces it.
     /// [`Error::FileName`] when `name` is no plain name; [`Error::Io`].
     pub fn new(parent: impl AsRef<Path>, name: &str) -> Result<Staging> {
+        Staging::new_in(Arc::new(RealFs), parent, name)
+    }
+
+    /// [`Staging::new`] in any file system.
+    ///
+    /// # Errors
+    /// As [`Staging::new`].
+    pub fn new_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>, name: &str) -> Result<Staging> {
         let parent = parent.as_ref();
         let refuse = |problem| Error::FileName {
             folder: parent.to_owned(),
@@ -55,16 +92,30 @@ impl Staging {
         }
 
         let target = parent.join(name);
-        check_free(&target)?;
+        is_free(&vfs, &target)?;
 
-        let (folder, lock) = make_locked(&target)?;
+        let (folder, lock) = make_locked(&*vfs, &target)?;
         Ok(Staging {
+            vfs,
             target,
             folder,
+            block_bytes: MAX_BLOCK_BYTES,
+            about: About::new(),
             written: BTreeMap::new(),
-            published: false,
+            reserved: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            own: None,
+            expected: BTreeSet::new(),
+            receipts: BTreeMap::new(),
+            is_published: false,
             _lock: lock,
         })
+    }
+
+    /// Digests blocks of at most so many bytes, at least 1 and at most [`MAX_BLOCK_BYTES`].
+    pub fn block_bytes(mut self, bytes: u64) -> Staging {
+        self.block_bytes = bytes.clamp(1, MAX_BLOCK_BYTES);
+        self
     }
 
     /// The hidden folder. Files that are put there by other means are published with the rest.
@@ -72,13 +123,30 @@ impl Staging {
         &self.folder
     }
 
-    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` left. Call it with
-    /// the size of all that will be written, before the work begins.
+    /// Puts a value into the manifest; the last value of a key counts.
+    pub fn set_about(&mut self, key: &str, value: impl Into<Value>) {
+        self.about.insert(key.to_owned(), value.into());
+    }
+
+    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` and a twentieth
+    /// left. Call it with the size of all that will be written, before the work begins.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
     pub fn check_space(&self, bytes: u64) -> Result<()> {
-        disk::check_space(&self.folder, bytes)
+        disk::check_space(&self.folder, bytes, self.vfs.space(&self.folder))
+    }
+
+    /// Takes the space of a file that [`Staging::write_with`] will write: a full disk is found
+    /// before the first byte.
+    ///
+    /// # Errors
+    /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
+    pub fn reserve(&mut self, path: &str, bytes: u64) -> Result<()> {
+        let file = self.allocate(path, bytes)?;
+        let reserved = Reserved { file, bytes };
+        self.reserved.insert(path.to_owned(), reserved);
+        Ok(())
     }
 
     /// Writes and syncs a file; `path` is below the folder, its parts joined by `/`.
@@ -93,28 +161,99 @@ impl Staging {
     ///
     /// # Errors
     /// What `fill` gives; [`Error::FileName`] for a path that leaves the folder;
-    /// [`Error::Exists`] for one that was written before; [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Exists`] for one that was written before; [`Error::WrongLength`] when the file was
+    /// reserved with another size; [`Error::NoSpace`], [`Error::Io`].
     pub fn write_with<E: From<Error>>(
         &mut self,
         path: &str,
         fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        self.check_path(path)?;
-
-        let full = self.folder.join(path);
-        let folder = disk::folder_of(&full);
-        fs::create_dir_all(folder).map_err(|error| Error::write(folder, 0, error))?;
-
-        let content = disk::write_new(&full, fill)?;
+        let full = self.full_path(path)?;
+        let content = match self.reserved.remove(path) {
+            Some(Reserved { file, bytes }) => {
+                let file = OutputFile::new(full.clone(), file, self.block_bytes);
+                let content = output_file::fill_and_finish(&*self.vfs, file, fill)?;
+                check_length(&full, bytes, content.bytes).inspect_err(|_| {
+                    let _ = self.vfs.unlink(&full);
+                })?;
+                content
+            }
+            None => {
+                self.make_folder_of(path)?;
+                output_file::write_new(&*self.vfs, &full, self.block_bytes, fill)?
+            }
+        };
         self.written.insert(path.to_owned(), content);
         Ok(())
     }
 
-    fn check_path(&self, path: &str) -> Result<()> {
+    /// Creates a file of `bytes` bytes that this process and others ([`Writer::join`]) write in
+    /// parts, in any order and at once. The answer is this process's way to it.
+    ///
+    /// # Errors
+    /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
+    pub fn create(&mut self, path: &str, bytes: u64) -> Result<SharedFile> {
+        let file = self.allocate(path, bytes)?;
+        self.shared.insert(path.to_owned(), bytes);
+
+        let (vfs, folder, block_bytes) = (&self.vfs, &self.folder, self.block_bytes);
+        let own = self.own.get_or_insert_with(|| {
+            Writer::new(Arc::clone(vfs), folder.clone(), COORDINATOR, block_bytes)
+        });
+        Ok(own.add(path, file, bytes))
+    }
+
+    /// Says who will write: the commit fails if one of them gives no receipt.
+    pub fn expect_writers<N: Into<String>>(&mut self, names: impl IntoIterator<Item = N>) {
+        self.expected.extend(names.into_iter().map(Into::into));
+    }
+
+    /// Takes a writer's receipt.
+    ///
+    /// # Errors
+    /// [`Error::BadReceipt`].
+    pub fn accept(&mut self, receipt: Receipt) -> Result<()> {
+        let checked = if self.receipts.contains_key(&receipt.writer) {
+            Err(ReceiptProblem::Twice)
+        } else {
+            receipt.check(&self.shared)
+        };
+        checked.map_err(|problem| Error::BadReceipt {
+            path: self.target.clone(),
+            writer: receipt.writer.clone(),
+            problem,
+        })?;
+        self.receipts.insert(receipt.writer.clone(), receipt);
+        Ok(())
+    }
+
+    fn allocate(&self, path: &str, bytes: u64) -> Result<Box<dyn VfsFile>> {
+        let full = self.full_path(path)?;
+        self.make_folder_of(path)?;
+        let file = output_file::create_new(&*self.vfs, &full)?;
+        match file.allocate(bytes) {
+            Ok(()) => Ok(file),
+            Err(error) => {
+                let _ = self.vfs.unlink(&full);
+                Err(Error::write(&full, bytes, error))
+            }
+        }
+    }
+
+    /// Makes the folders on the way to a file.
+    fn make_folder_of(&self, path: &str) -> Result<()> {
+        let Some(below) = Path::new(path).parent() else {
+            return Ok(());
+        };
+        vfs::make_dirs(&*self.vfs, &self.folder, below)
+            .map_err(|error| Error::write(&self.folder.join(below), 0, error))
+    }
+
+    fn full_path(&self, path: &str) -> Result<PathBuf> {
         let problem = match check_relative_path(path) {
             Err(problem) => problem,
             Ok(()) if path == MANIFEST_FILE => NameProblem::Taken,
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(self.folder.join(path)),
         };
         Err(Error::FileName {
             folder: self.folder.clone(),
@@ -126,15 +265,65 @@ impl Staging {
     /// Seals the checkpoint and gives it its name, all on disk when this returns.
     ///
     /// # Errors
-    /// [`Error::Exists`] when somebody else published this name meanwhile;
+    /// [`Error::MissingWriters`], [`Error::Untiled`] and [`Error::WrongLength`] when not all is
+    /// written; [`Error::Exists`] when somebody else published this name meanwhile;
     /// [`Error::ChangedWhileStaged`]; [`Error::NoSpace`], [`Error::Io`]. Nothing is published then,
     /// except that after a failed sync of the parent the checkpoint is there but a power cut may
     /// still undo it.
-    pub fn commit(mut self) -> Result<Published> {
-        self.seal()?;
+    pub fn commit(mut self) -> Result<Committed> {
+        let files = self.finish_files()?;
+        let seal = Seal {
+            vfs: &*self.vfs,
+            folder: &self.folder,
+            block_bytes: self.block_bytes,
+        };
+        seal.put(files, std::mem::take(&mut self.about))?;
+        self.publish()
+    }
+
+    /// All files and what they hold.
+    fn finish_files(&mut self) -> Result<BTreeMap<String, Content>> {
+        for (path, reserved) in &self.reserved {
+            check_length(&self.folder.join(path), reserved.bytes, 0)?;
+        }
+        if let Some(own) = self.own.take() {
+            self.accept(own.finish()?)?;
+        }
+
+        let is_missing = |name: &&String| !self.receipts.contains_key(*name);
+        let missing: Vec<String> = self.expected.iter().filter(is_missing).cloned().collect();
+        if !missing.is_empty() {
+            return Err(Error::MissingWriters {
+                path: self.target.clone(),
+                writers: missing,
+            });
+        }
+
+        let mut files = std::mem::take(&mut self.written);
+        for (path, &bytes) in &self.shared {
+            files.insert(path.clone(), self.tiled(path, bytes)?);
+        }
+        Ok(files)
+    }
+
+    fn tiled(&self, path: &str, bytes: u64) -> Result<Content> {
+        let mut parts = Vec::new();
+        for (writer, receipt) in &self.receipts {
+            let blocks = receipt.parts.get(path).into_iter().flatten();
+            parts.extend(blocks.map(|block| (writer.as_str(), *block)));
+        }
+        let blocks = crate::tiling::tile(bytes, parts).map_err(|problem| Error::Untiled {
+            path: self.folder.join(path),
+            problem,
+        })?;
+        Ok(Content { bytes, blocks })
+    }
+
+    fn publish(mut self) -> Result<Committed> {
         let replaced = self.move_incomplete_aside()?;
 
-        fs::rename(&self.folder, &self.target).map_err(|error| match error.kind() {
+        let renamed = self.vfs.rename_no_replace(&self.folder, &self.target);
+        renamed.map_err(|error| match error.kind() {
             io::ErrorKind::DirectoryNotEmpty
             | io::ErrorKind::AlreadyExists
             | io::ErrorKind::NotADirectory => Error::Exists {
@@ -142,72 +331,28 @@ impl Staging {
             },
             _ => Error::io("publish", &self.target, error),
         })?;
-        self.published = true;
-        disk::sync_folder(disk::folder_of(&self.target))?;
+        self.is_published = true;
+
+        let parent = disk::folder_of(&self.target);
+        self.vfs
+            .sync_dir(parent)
+            .map_err(|error| Error::io("sync", parent, error))?;
 
         if let Some(replaced) = replaced {
             // Left for the next sweep if it fails.
-            let _ = fs::remove_dir_all(replaced);
+            let _ = vfs::remove_all(&*self.vfs, &replaced);
         }
-        Published::open(&self.target)
-    }
-
-    /// Writes the manifest; everything below the folder is on disk then.
-    fn seal(&mut self) -> Result<()> {
-        let mut found = Found::default();
-        found.walk(&self.folder, "")?;
-
-        let mut files = BTreeMap::new();
-        for (path, bytes) in found.files {
-            let full = self.folder.join(&path);
-
-            let content = match self.written.get(&path) {
-                Some(content) if content.bytes == bytes => *content,
-                Some(content) => {
-                    let written = content.bytes;
-                    return Err(Error::ChangedWhileStaged {
-                        path: full,
-                        written,
-                        found: bytes,
-                    });
-                }
-                None => sync_and_digest(&full)?,
-            };
-            files.insert(path, content);
-        }
-
-        if let Some((path, content)) = self
-            .written
-            .iter()
-            .find(|(path, _)| !files.contains_key(*path))
-        {
-            let path = self.folder.join(path);
-            return Err(Error::ChangedWhileStaged {
-                path,
-                written: content.bytes,
-                found: 0,
-            });
-        }
-
-        // Folders after their files, the manifest after everything.
-        for folder in &found.folders {
-            disk::sync_folder(folder)?;
-        }
-        let json = Manifest { files }.to_json();
-        let path = self.folder.join(MANIFEST_FILE);
-        disk::write_new::<Error>(&path, |file| file.append(json.as_bytes()))?;
-        disk::sync_folder(&self.folder)
+        Committed::open_in(Arc::clone(&self.vfs), &self.target)
     }
 
     /// Frees the name if an incomplete checkpoint has it; returns where that is now.
     fn move_incomplete_aside(&self) -> Result<Option<PathBuf>> {
-        check_free(&self.target)?;
-        if fs::symlink_metadata(&self.target).is_err() {
+        if is_free(&self.vfs, &self.target)? == Free::Yes {
             return Ok(None);
         }
-
-        let trash = hidden::path(&self.target, Kind::Trash);
-        fs::rename(&self.target, &trash)
+        let trash = hidden::path(&*self.vfs, &self.target, Kind::Trash);
+        self.vfs
+            .rename_no_replace(&self.target, &trash)
             .map_err(|error| Error::io("move aside", &self.target, error))?;
         Ok(Some(trash))
     }
@@ -215,33 +360,49 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.published {
+        if !self.is_published {
             // Left for the next sweep if it fails.
-            let _ = fs::remove_dir_all(&self.folder);
+            let _ = vfs::remove_all(&*self.vfs, &self.folder);
         }
     }
 }
 
+fn check_length(path: &Path, wanted: u64, given: u64) -> Result<()> {
+    if wanted == given {
+        return Ok(());
+    }
+    Err(Error::WrongLength {
+        path: path.to_owned(),
+        wanted,
+        given,
+    })
+}
+
+#[derive(PartialEq)]
+enum Free {
+    Yes,
+    /// When the incomplete checkpoint of a step that has the name is moved aside.
+    Almost,
+}
+
 /// A name is free if nothing has it, or only an incomplete checkpoint of a step: what else lies
 /// there may be dear to somebody.
-fn check_free(target: &Path) -> Result<()> {
-    let metadata = match fs::symlink_metadata(target) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
+    let kind = match vfs.metadata(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Free::Yes),
         Err(error) => return Err(Error::io("open", target, error)),
-        Ok(metadata) => metadata,
+        Ok(metadata) => metadata.kind,
     };
 
-    let is_step = target
-        .file_name()
-        .and_then(|name| crate::published::step_of(name.to_str()?));
-    if metadata.is_dir() && is_step.is_some() {
-        match Manifest::open(target) {
+    let step = target.file_name().and_then(|name| step_of(name.to_str()?));
+    if kind == FileKind::Folder && step.is_some() {
+        match Committed::open_in(Arc::clone(vfs), target) {
             Ok(_)
             | Err(Error::Incomplete {
                 flaw: Flaw::NewerVersion { .. },
                 ..
             }) => {}
-            Err(Error::Incomplete { .. }) => return Ok(()),
+            Err(Error::Incomplete { .. }) => return Ok(Free::Almost),
             Err(error) => return Err(error),
         }
     }
@@ -251,77 +412,24 @@ fn check_free(target: &Path) -> Result<()> {
 }
 
 /// Makes the hidden folder and locks it.
-fn make_locked(target: &Path) -> Result<(PathBuf, Option<File>)> {
+fn make_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
     loop {
-        let folder = hidden::path(target, Kind::Staging);
-        fs::create_dir(&folder).map_err(|error| Error::write(&folder, 0, error))?;
+        let folder = hidden::path(vfs, target, Kind::Staging);
+        vfs.make_dir(&folder)
+            .map_err(|error| Error::write(&folder, 0, error))?;
 
-        let Ok(handle) = File::open(&folder) else {
-            // Swept by somebody between the two calls.
-            continue;
-        };
-        match handle.try_lock() {
-            Ok(()) if is_same(&handle, &folder) => return Ok((folder, Some(handle))),
-            Ok(()) | Err(fs::TryLockError::WouldBlock) => {}
-            // No locks on this file system: then no sweep can take one either.
-            Err(fs::TryLockError::Error(_)) => return Ok((folder, None)),
+        match vfs.lock(&folder) {
+            Ok(lock) => return Ok((folder, Some(lock))),
+            Err(error) => match error.kind() {
+                // A sweep came between the two calls.
+                io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => {}
+                // No locks on this file system: then no sweep can take one either.
+                io::ErrorKind::Unsupported => return Ok((folder, None)),
+                _ => {
+                    let _ = vfs.remove_dir(&folder);
+                    return Err(Error::io("lock", &folder, error));
+                }
+            },
         }
-    }
-}
-
-/// Whether the path still leads to the opened folder.
-fn is_same(handle: &File, folder: &Path) -> bool {
-    match (handle.metadata(), fs::metadata(folder)) {
-        (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
-        _ => false,
-    }
-}
-
-fn sync_and_digest(path: &Path) -> Result<Content> {
-    File::open(path)
-        .and_then(|file| file.sync_all())
-        .map_err(|error| Error::io("sync", path, error))?;
-    manifest::digest(path)
-}
-
-/// All files below a folder, with their sizes, and all folders, the deepest first.
-#[derive(Default)]
-struct Found {
-    files: BTreeMap<String, u64>,
-    folders: Vec<PathBuf>,
-}
-
-impl Found {
-    fn walk(&mut self, root: &Path, below: &str) -> Result<()> {
-        let folder = root.join(below);
-        let read_error = |error| Error::io("read", &folder, error);
-
-        for entry in fs::read_dir(&folder).map_err(read_error)? {
-            let entry = entry.map_err(read_error)?;
-            let full = entry.path();
-
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let path = if below.is_empty() {
-                name.into_owned()
-            } else {
-                format!("{below}/{name}")
-            };
-
-            let metadata = entry
-                .metadata()
-                .map_err(|error| Error::io("read", &full, error))?;
-            if metadata.is_dir() {
-                self.walk(root, &path)?;
-            } else if metadata.is_file() {
-                self.files.insert(path, metadata.len());
-            } else {
-                // A link would make the checkpoint depend on what it leads to.
-                return Err(Error::NotAFile { path: full });
-            }
-        }
-
-        self.folders.push(folder);
-        Ok(())
     }
 }

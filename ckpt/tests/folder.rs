@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder, FolderWriter, Published, Staging};
+use meshgrad_ckpt::{Committed, Dtype, Error, FileWriter, Folder, FolderWriter, Staging};
 
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -51,7 +51,7 @@ fn two_shards(folder: &Path) {
     );
 }
 
-fn publish(parent: &Path, name: &str, max_shard_bytes: u64) -> Published {
+fn publish(parent: &Path, name: &str, max_shard_bytes: u64) -> Committed {
     let mut staging = Staging::new(parent, name).unwrap();
     let mut model = FolderWriter::new().max_shard_bytes(max_shard_bytes);
     for (name, rows) in [
@@ -118,7 +118,7 @@ fn any_number_of_files_holds_the_same_tensors() {
         }
 
         for (path, _) in first.files() {
-            let read = |published: &Published| fs::read(published.path().join(path)).unwrap();
+            let read = |published: &Committed| fs::read(published.path().join(path)).unwrap();
             assert_eq!(read(&first), read(&second), "{path}");
         }
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use glob::Pattern;
-use meshgrad::ckpt::{Error, Flaw, Folder, Published, Survey, TensorFile, TensorInfo, survey};
+use meshgrad::ckpt::{Committed, Error, Flaw, Folder, Survey, TensorFile, TensorInfo, survey};
 
 use super::fold::{fold, natural_order};
 use super::table::printable;
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     Model,
     /// Files or folders that no index ties together.
     Files,
-    Checkpoint(Published),
+    Checkpoint(Committed),
 }
 
 impl Kind {
@@ -144,7 +144,7 @@ impl Catalog {
             return Ok(Catalog::new(path, Kind::File, vec![Part::file("", path)?]));
         }
 
-        let warning = match Published::open(path) {
+        let warning = match Committed::open(path) {
             Ok(published) => return Catalog::of_published(published),
             Err(Error::Incomplete {
                 flaw: Flaw::NoManifest,
@@ -159,7 +159,7 @@ impl Catalog {
     }
 
     /// A sealed folder: every folder below it that has safetensors is a part.
-    pub(crate) fn of_published(published: Published) -> anyhow::Result<Catalog> {
+    pub(crate) fn of_published(published: Committed) -> anyhow::Result<Catalog> {
         let path = published.path().to_owned();
         let files = published.files().map(|(file, _)| Path::new(file));
         let folders: BTreeSet<PathBuf> = files

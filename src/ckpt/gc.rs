@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use meshgrad::ckpt::{Published, keep_last, survey, sweep};
+use meshgrad::ckpt::{Committed, keep_last, survey, sweep};
 use serde::Serialize;
 
 use super::Answer;
@@ -80,7 +80,7 @@ pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
 /// What is to be removed, and what stays.
 fn plan(run: &Path, arguments: &GcArguments) -> anyhow::Result<Report> {
     ensure!(
-        Published::open(run).is_err(),
+        Committed::open(run).is_err(),
         "{} is a checkpoint; give the run that it is in",
         shown(run)
     );

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use meshgrad::ckpt::{Error, Flaw, Published, survey};
+use meshgrad::ckpt::{Committed, Error, Flaw, survey};
 use serde::Serialize;
 
 use super::catalog::{Catalog, shown};
@@ -128,7 +128,7 @@ pub(super) fn verify(arguments: &VerifyArguments, threads: usize) -> anyhow::Res
 /// What there is to verify.
 enum Found {
     /// Complete ones, whose sizes are right, and what is wrong with the others.
-    Checkpoints(Vec<Published>, Vec<Verdict>),
+    Checkpoints(Vec<Committed>, Vec<Verdict>),
     Unsealed,
 }
 
@@ -140,7 +140,7 @@ fn find(path: &Path) -> anyhow::Result<Found> {
         return Ok(Found::Unsealed);
     }
 
-    match Published::open(path) {
+    match Committed::open(path) {
         Ok(published) => return Ok(Found::Checkpoints(vec![published], Vec::new())),
         Err(Error::Incomplete {
             flaw: Flaw::NoManifest,
@@ -164,8 +164,8 @@ fn find(path: &Path) -> anyhow::Result<Found> {
 }
 
 /// Reads all files of checkpoints.
-fn check_digests(sealed: &[Published], threads: usize) -> Vec<Verdict> {
-    let bytes = |published: &Published| published.files().map(|(_, bytes)| bytes).sum::<u64>();
+fn check_digests(sealed: &[Committed], threads: usize) -> Vec<Verdict> {
+    let bytes = |published: &Committed| published.files().map(|(_, bytes)| bytes).sum::<u64>();
     let all = sealed.iter().map(bytes).sum();
     let worker = || {
         |at: usize, progress: &indicatif::ProgressBar| {
@@ -183,7 +183,7 @@ fn check_digests(sealed: &[Published], threads: usize) -> Vec<Verdict> {
 }
 
 impl Verdict {
-    fn of_published(published: &Published) -> Verdict {
+    fn of_published(published: &Committed) -> Verdict {
         Verdict {
             path: published.path().to_string_lossy().into_owned(),
             sealed: true,

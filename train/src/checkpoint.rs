@@ -13,7 +13,7 @@
 use std::path::{Path, PathBuf};
 
 use meshgrad_autograd::{Init, Param};
-use meshgrad_ckpt::{Published, Staging, discover, step_name};
+use meshgrad_ckpt::{Committed, Staging, discover, step_name};
 use meshgrad_models::Qwen3;
 use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::{Device, Tensor};
@@ -80,7 +80,7 @@ pub fn save(
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn newest(run: &Path) -> Result<Option<Published>> {
+pub fn newest(run: &Path) -> Result<Option<Committed>> {
     Ok(discover(run)?.pop())
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use meshgrad_ckpt::Published;
+use meshgrad_ckpt::Committed;
 use meshgrad_runtime::Device;
 use meshgrad_train::config::Config;
 use meshgrad_train::metrics::{self, Record};
@@ -65,7 +65,7 @@ fn records(run: &Path) -> Vec<Record> {
 
 /// Every file of a checkpoint, by path and content.
 fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
-    let published = Published::open(checkpoint).unwrap();
+    let published = Committed::open(checkpoint).unwrap();
     let files = published.files().map(|(path, _)| path.to_owned());
     let read = |path: String| (path.clone(), std::fs::read(checkpoint.join(path)).unwrap());
     files.map(read).collect()

@@ -1,6 +1,6 @@
 //! Expressions, with their shapes and dtypes checked when they are made.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::compute::Computation;
@@ -21,7 +21,8 @@ pub struct Graph {
     nodes: Vec<Node>,
     /// Finds an expression again; never walked.
     known: HashMap<Op, Expr>,
-    sources: BTreeMap<Arc<str>, Expr>,
+    /// Finds a source by its name; never walked.
+    sources: HashMap<Arc<str>, Expr>,
     /// Name and expression of each source.
     names: Vec<Arc<str>>,
     made_of: Vec<Expr>,
@@ -140,9 +141,10 @@ impl Graph {
         Ok(made)
     }
 
-    /// The tensors that are read, by name.
+    /// The tensors that are read, in the order in which they were named.
     pub fn sources(&self) -> impl ExactSizeIterator<Item = (&str, Expr)> {
-        self.sources.iter().map(|(name, expr)| (&**name, *expr))
+        let sources = self.names.iter().zip(&self.made_of);
+        sources.map(|(name, expr)| (&**name, *expr))
     }
 
     /// The operand with its dims in another order: dim `i` of the result is dim `dims[i]`.

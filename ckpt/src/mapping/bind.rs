@@ -1,6 +1,7 @@
 //! A map, the tensors there are and the tensors that are wanted, put together.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::evaluate::{Evaluated, Tensors, dim_of};
@@ -22,7 +23,7 @@ pub(super) struct Made {
 /// What binding comes to.
 pub(super) struct Binding {
     pub(super) tensors: Tensors,
-    pub(super) made: BTreeMap<String, Made>,
+    pub(super) made: HashMap<Arc<str>, Made>,
     /// Tensors that were used, of those there are.
     pub(super) used: HashSet<Expr>,
     pub(super) ties: BTreeSet<(String, String)>,
@@ -46,12 +47,13 @@ pub(super) fn bind(
     dtypes: Dtypes,
 ) -> Binding {
     let mut binder = Binder {
-        wanted: wanted.map(wanted_tensors),
+        // A wanted tensor too large to exist is found out when nothing makes it.
+        wanted: wanted.map(|specs| Tensors::of(specs).0),
         dtypes,
         failed: BTreeSet::new(),
         binding: Binding {
             tensors,
-            made: BTreeMap::new(),
+            made: HashMap::new(),
             used: HashSet::new(),
             ties: BTreeSet::new(),
             report: Report::default(),
@@ -65,18 +67,6 @@ pub(super) fn bind(
     }
     binder.left_over(mapping);
     binder.binding
-}
-
-/// The wanted tensors, as if they were there.
-fn wanted_tensors(specs: &[TensorSpec]) -> Tensors {
-    let mut tensors = Tensors::default();
-    for spec in specs {
-        // One that is too large to exist has no type here and is found out when it is compared.
-        if let Ok(expr) = tensors.graph.source(&spec.name, spec.dtype, &spec.shape) {
-            tensors.named.insert(spec.name.clone(), expr);
-        }
-    }
-    tensors
 }
 
 struct Binder {
@@ -137,7 +127,10 @@ impl Binder {
         let is_catch_all = rule.is_catch_all();
         let taken = |name: &str| match &self.wanted {
             Some(_) => self.binding.made.contains_key(name),
-            None => self.binding.used.contains(&tensors.named[name]),
+            None => {
+                let expr = tensors.named.get(name);
+                expr.is_some_and(|expr| self.binding.used.contains(&expr))
+            }
         };
         let names = side.names();
         let says_all = |template: &Template| {
@@ -280,46 +273,47 @@ impl Binder {
             report,
             ..
         } = &mut self.binding;
-        if let Some(Made { line: before, .. }) = made.get(&name) {
-            let before = *before;
-            report.add(Problem::MadeTwice { name, line, before });
-            return;
+        let mut expr = value;
+        if let Some(wanted) = &self.wanted {
+            let Some(spec) = wanted.named.get(&name) else {
+                report.unwanted += 1;
+                return;
+            };
+            let before = tensors.graph.tensor_type(value);
+            let mut wanted = wanted.graph.tensor_type(spec);
+            if self.dtypes == Dtypes::AsMade {
+                wanted.0 = before.0;
+            }
+            let cast = match before.1 == wanted.1 {
+                true => tensors.graph.cast(value, wanted.0).ok(),
+                false => None,
+            };
+            let Some(cast) = cast else {
+                self.failed.insert(name.clone());
+                report.add(Problem::Mismatched {
+                    name,
+                    made: before,
+                    wanted,
+                    line,
+                });
+                return;
+            };
+            expr = cast;
+            let (from, to) = (before.0, wanted.0);
+            if widens(from, to) {
+                report.widened += 1;
+            } else if from != to {
+                let name = name.clone();
+                report.add(Problem::Narrowed { name, from, to });
+            }
         }
-        let Some(wanted) = &self.wanted else {
-            made.insert(name, Made { expr: value, line });
-            return;
-        };
-        let Some(spec) = wanted.named.get(&name) else {
-            report.unwanted += 1;
-            return;
-        };
-        let before = tensors.graph.tensor_type(value);
-        let mut wanted = wanted.graph.tensor_type(*spec);
-        if self.dtypes == Dtypes::AsMade {
-            wanted.0 = before.0;
+        match made.entry(name.as_str().into()) {
+            Entry::Vacant(free) => drop(free.insert(Made { expr, line })),
+            Entry::Occupied(taken) => {
+                let before = taken.get().line;
+                report.add(Problem::MadeTwice { name, line, before });
+            }
         }
-        let cast = match before.1 == wanted.1 {
-            true => tensors.graph.cast(value, wanted.0).ok(),
-            false => None,
-        };
-        let Some(expr) = cast else {
-            self.failed.insert(name.clone());
-            report.add(Problem::Mismatched {
-                name,
-                made: before,
-                wanted,
-                line,
-            });
-            return;
-        };
-        let (from, to) = (before.0, wanted.0);
-        if widens(from, to) {
-            report.widened += 1;
-        } else if from != to {
-            let name = name.clone();
-            report.add(Problem::Narrowed { name, from, to });
-        }
-        made.insert(name, Made { expr, line });
     }
 
     /// What is wanted and not made, and what is there and not used.
@@ -332,9 +326,10 @@ impl Binder {
             ..
         } = &mut self.binding;
         if let Some(wanted) = &self.wanted {
-            for name in wanted.named.keys() {
-                if !made.contains_key(name) && !self.failed.contains(name) {
-                    report.add(Problem::Unmade { name: name.clone() });
+            for (name, _) in wanted.named.iter() {
+                if !made.contains_key(name) && !self.failed.contains(&**name) {
+                    let name = name.to_string();
+                    report.add(Problem::Unmade { name });
                 }
             }
         }
@@ -349,7 +344,9 @@ impl Binder {
         for (name, _) in unused {
             match self.wanted.is_some() && spoken_of(name) {
                 true => report.unwanted += 1,
-                false => report.add(Problem::Unexpected { name: name.clone() }),
+                false => report.add(Problem::Unexpected {
+                    name: name.to_string(),
+                }),
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::bind::{Binding, Dtypes, Made, bind};
 use super::coverage::elements_read;
@@ -17,7 +18,7 @@ use crate::plan::Want;
 pub struct Bound {
     stages: Vec<Stage>,
     tensors: Tensors,
-    made: BTreeMap<String, Made>,
+    made: BTreeMap<Arc<str>, Made>,
     used: HashSet<Expr>,
     ties: BTreeSet<(String, String)>,
     report: Report,
@@ -66,21 +67,11 @@ impl Mapping {
         wanted: Option<&[TensorSpec]>,
         waivers: &Waivers,
     ) -> Result<Bound, Report> {
-        let mut tensors = Tensors::default();
-        let mut unreadable = Vec::new();
-        for spec in there {
-            match tensors.graph.source(&spec.name, spec.dtype, &spec.shape) {
-                Ok(expr) => {
-                    tensors.named.insert(spec.name.clone(), expr);
-                }
-                Err(error) => unreadable.push(Problem::Unreadable {
-                    name: spec.name.clone(),
-                    error,
-                }),
-            }
-        }
+        let (tensors, unreadable) = Tensors::of(there);
         let mut binding = bind(self, tensors, wanted, Dtypes::AsWanted);
-        binding.report.problems.extend(unreadable);
+        for (name, error) in unreadable {
+            binding.report.add(Problem::Unreadable { name, error });
+        }
         find_partly_used(&mut binding);
         Bound::new(Vec::new(), self, binding, waivers)
     }
@@ -146,17 +137,17 @@ impl Bound {
             return Err(binding.report);
         }
         let graph = &binding.tensors.graph;
-        let made = binding.made.iter();
+        let mut made: Vec<(Arc<str>, Made)> = binding.made.into_iter().collect();
+        made.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let specs = made.iter().map(|(name, made)| spec(name, graph, made.expr));
         stages.push(Stage {
             mapping: mapping.clone(),
-            made: made
-                .map(|(name, made)| spec(name, graph, made.expr))
-                .collect(),
+            made: specs.collect(),
         });
         Ok(Bound {
             stages,
             tensors: binding.tensors,
-            made: binding.made,
+            made: made.into_iter().collect(),
             used: binding.used,
             ties: binding.ties,
             report: binding.report,
@@ -178,7 +169,7 @@ impl Bound {
     /// All that is made, whole, to be planned.
     pub fn wants(&self) -> Vec<Want> {
         let made = self.made.iter();
-        let all = made.map(|(name, made)| Want::all(name, &self.tensors.graph, made.expr));
+        let all = made.map(|(name, made)| Want::all(&**name, &self.tensors.graph, made.expr));
         all.collect()
     }
 
@@ -191,7 +182,7 @@ impl Bound {
     pub fn used(&self) -> impl Iterator<Item = TensorSpec> {
         let named = self.tensors.named.iter();
         let used = named.filter(|(_, expr)| self.used.contains(expr));
-        used.map(|(name, expr)| spec(name, &self.tensors.graph, *expr))
+        used.map(|(name, expr)| spec(name, &self.tensors.graph, expr))
     }
 
     /// Pairs of tensors that are there and must be equal, the first of which is used.
@@ -235,7 +226,8 @@ impl Bound {
         let read: Vec<TensorSpec> = self.used().collect();
         let made: Vec<TensorSpec> = self.made().collect();
         let way_back = self.way_back(read.clone());
-        let mut back = follow(&way_back, sources(&made)).map_err(NotInvertible::Unsolvable)?;
+        let mut back =
+            follow(&way_back, Tensors::of(&made).0).map_err(NotInvertible::Unsolvable)?;
 
         let there = named(&self.tensors.graph, &self.made);
         let there_and_back = follow(&way_back, there).map_err(NotInvertible::Unsolvable)?;
@@ -316,23 +308,12 @@ fn follow(stages: &[Stage], tensors: Tensors) -> Result<Bound, Report> {
 }
 
 /// What is made, under its names.
-fn named(graph: &Graph, made: &BTreeMap<String, Made>) -> Tensors {
+fn named(graph: &Graph, made: &BTreeMap<Arc<str>, Made>) -> Tensors {
     let named = made.iter().map(|(name, made)| (name.clone(), made.expr));
     Tensors {
         graph: graph.clone(),
         named: named.collect(),
     }
-}
-
-fn sources(specs: &[TensorSpec]) -> Tensors {
-    let mut tensors = Tensors::default();
-    for spec in specs {
-        // They were expressions of a graph before: none is too large.
-        if let Ok(expr) = tensors.graph.source(&spec.name, spec.dtype, &spec.shape) {
-            tensors.named.insert(spec.name.clone(), expr);
-        }
-    }
-    tensors
 }
 
 fn spec(name: &str, graph: &Graph, expr: Expr) -> TensorSpec {

@@ -1,10 +1,11 @@
 //! A side of a rule, made of the tensors there are.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Included, Unbounded};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::TensorSpec;
 use super::computations::{Dequant, Lora, Mean};
+use super::named::Named;
 use super::template::{Captures, Kind, Template, Value};
 use super::term::{Action, Call, Term};
 use crate::graph::{Computation, Expr, Graph, GraphError};
@@ -13,7 +14,7 @@ use crate::graph::{Computation, Expr, Graph, GraphError};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tensors {
     pub(super) graph: Graph,
-    pub(super) named: BTreeMap<String, Expr>,
+    pub(super) named: Named,
 }
 
 /// What evaluating a term comes to, beside its value.
@@ -32,6 +33,20 @@ pub(super) struct Evaluated {
 const MOST_GAPS: u64 = 1000;
 
 impl Tensors {
+    /// Tensors to be read; and those that are none, each with why not.
+    pub(super) fn of(specs: &[TensorSpec]) -> (Tensors, Vec<(String, GraphError)>) {
+        let (mut graph, mut named) = (Graph::new(), Vec::with_capacity(specs.len()));
+        let mut unreadable = Vec::new();
+        for spec in specs {
+            match graph.source(&spec.name, spec.dtype, &spec.shape) {
+                Ok(expr) => named.push((spec.name.as_str().into(), expr)),
+                Err(error) => unreadable.push((spec.name.clone(), error)),
+            }
+        }
+        let named = named.into_iter().collect();
+        (Tensors { graph, named }, unreadable)
+    }
+
     /// The names that a template matches and that agree with `captures`.
     pub(super) fn matching<'t>(
         &'t self,
@@ -39,19 +54,16 @@ impl Tensors {
         captures: &'t Captures,
     ) -> impl Iterator<Item = (&'t str, Captures)> {
         let prefix = template.prefix(captures);
-        let from = self
-            .named
-            .range::<str, _>((Included(prefix.as_str()), Unbounded))
-            .map(|(name, _)| name.as_str());
-        let begin = from.take_while(move |name| name.starts_with(&prefix));
-        begin.filter_map(move |name| {
-            let found = template.matches(name)?;
-            let agrees = |(capture, value): (&str, &Value)| {
-                captures.get(capture).is_none_or(|known| known == value)
-            };
-            let agree = found.iter().all(agrees);
-            agree.then_some((name, found))
-        })
+        self.named
+            .beginning_with(&prefix)
+            .filter_map(move |(name, _)| {
+                let found = template.matches(name)?;
+                let agrees = |(capture, value): (&str, &Value)| {
+                    captures.get(capture).is_none_or(|known| known == value)
+                };
+                let agree = found.iter().all(agrees);
+                agree.then_some((name, found))
+            })
     }
 
     /// The value of a term; `None` with the reason in `evaluated`.
@@ -66,8 +78,8 @@ impl Tensors {
                 let name = template.fill(captures).ok()?;
                 match self.named.get(&name) {
                     Some(value) => {
-                        evaluated.used.push(*value);
-                        Some(*value)
+                        evaluated.used.push(value);
+                        Some(value)
                     }
                     None => {
                         evaluated.missing.push(name);

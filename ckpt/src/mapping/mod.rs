@@ -43,6 +43,7 @@ mod computations;
 mod coverage;
 mod error;
 mod evaluate;
+mod named;
 mod parse;
 mod report;
 mod solve;

@@ -62,12 +62,12 @@ pub(super) fn of(plan: &LoadPlan, ranks: &[u32]) -> Digest {
         let target = ranks[copy.target as usize].into();
         to.numbers([file, copy.from, target, copy.to, element]);
         to.numbers(copy.loops.iter().flat_map(|it| [it.count, it.from, it.to]));
-        to.numbers(copy.conversion.map(u64::from));
-    }
-    to.number(plan.conversions.len() as u64);
-    for conversion in &plan.conversions {
-        to.text(conversion.from.name());
-        to.text(&format!("{:?}", conversion.steps));
+        let conversion = plan.conversion(copy);
+        to.number(conversion.is_some().into());
+        if let Some(conversion) = conversion {
+            to.text(conversion.from.name());
+            to.text(&format!("{:?}", conversion.steps));
+        }
     }
     to.number(plan.fills.len() as u64);
     for fill in &plan.fills {

@@ -41,40 +41,43 @@ pub(super) fn gather(
     wants: &[Want],
 ) -> Result<Gathered, PlanError> {
     let ranks = ranks(wants)?;
-    let mut order: Vec<u32> = (0..wants.len() as u32).collect();
-    order.sort_unstable_by_key(|index| ranks[*index as usize]);
-
     let mut leaves = Leaves::new(graph, catalog);
     let mut targets = Vec::with_capacity(wants.len());
     let (mut copies, mut conversions) = (Vec::with_capacity(wants.len()), Vec::new());
     let mut fills = Vec::new();
-    for (index, rank) in order.into_iter().zip(0u32..) {
-        let (target, pieces) = pull(graph, &wants[index as usize], index as usize)?;
-        for piece in &pieces {
+    for ((want, index), rank) in wants.iter().zip(0..).zip(&ranks) {
+        let (target, pieces) = pull(graph, want, index)?;
+        for (piece, at) in pieces.iter().zip(0..) {
             if let Leaf::Fill(value) = piece.from {
-                fills.push(Fill::new(piece, value, &target));
-            } else if let Some(tensor) = leaves.find(piece.from)? {
+                fills.push((*rank, Fill::new(piece, value, &target)));
+            } else if let Some(tensor) = leaves.find(piece.from, (*rank, at))? {
                 let mut copy = copy(graph, piece, tensor, &target)?;
                 copy.conversion = conversion(&mut conversions, tensor.dtype, &piece.steps);
-                copies.push((rank, copy));
+                copies.push((*rank, copy));
             }
         }
         targets.push(target);
     }
-    targets.sort_unstable_by_key(|target| target.index);
-    let (tensors, computed) = leaves.finish()?;
+    let (tensors, computed, places) = leaves.finish()?;
+    let files = catalog.files.len();
+    for (_, copy) in &mut copies {
+        if let Some(number) = (copy.file as usize).checked_sub(files) {
+            copy.file = (files + places[number]) as u32;
+        }
+    }
 
     copies.sort_unstable_by(|(rank, a), (other, b)| {
         let places = (a.file, a.from, rank).cmp(&(b.file, b.from, other));
         places.then_with(|| a.cmp(b))
     });
+    fills.sort_by_key(|(rank, fill)| (*rank, fill.to));
     Ok(Gathered {
         targets,
         ranks,
         tensors,
         copies: copies.into_iter().map(|(_, copy)| copy).collect(),
         conversions,
-        fills,
+        fills: fills.into_iter().map(|(_, fill)| fill).collect(),
         computed,
     })
 }
@@ -149,6 +152,8 @@ struct Leaves<'a, 'f> {
     made: HashMap<Expr, Placed>,
     names: Vec<String>,
     computed: Vec<Computed>,
+    /// Of each that is computed: the rank of the first target that needs it, and its piece.
+    needed_by: Vec<(u32, u32)>,
     missing: BTreeSet<String>,
 }
 
@@ -161,15 +166,16 @@ impl<'a, 'f> Leaves<'a, 'f> {
             made: HashMap::new(),
             names: Vec::new(),
             computed: Vec::new(),
+            needed_by: Vec::new(),
             missing: BTreeSet::new(),
         }
     }
 
     /// Where a leaf's bytes are; `None` if it is missing, for [`Leaves::finish`] to tell.
-    fn find(&mut self, leaf: Leaf) -> Result<Option<Placed>, PlanError> {
+    fn find(&mut self, leaf: Leaf, by: (u32, u32)) -> Result<Option<Placed>, PlanError> {
         match leaf {
             Leaf::Source(source) => self.find_source(source),
-            Leaf::Computed(expr) => Ok(self.find_computed(expr)),
+            Leaf::Computed(expr) => Ok(self.find_computed(expr, by)),
             Leaf::Fill(_) => Ok(None),
         }
     }
@@ -198,18 +204,22 @@ impl<'a, 'f> Leaves<'a, 'f> {
         Ok(placed)
     }
 
-    fn find_computed(&mut self, expr: Expr) -> Option<Placed> {
+    fn find_computed(&mut self, expr: Expr, by: (u32, u32)) -> Option<Placed> {
+        let files = self.catalog.files.len();
         if let Some(known) = self.made.get(&expr) {
+            let needed_by = &mut self.needed_by[known.file as usize - files];
+            *needed_by = by.min(*needed_by);
             return Some(*known);
         }
         let computed = Computed::new(self.graph, expr)?;
         let placed = Placed {
             number: self.number(computed.how.name()),
-            file: (self.catalog.files.len() + self.computed.len()) as u32,
+            file: (files + self.computed.len()) as u32,
             start: 0,
             dtype: self.graph.dtype(expr),
         };
         self.computed.push(computed);
+        self.needed_by.push(by);
         self.made.insert(expr, placed);
         Some(placed)
     }
@@ -219,14 +229,22 @@ impl<'a, 'f> Leaves<'a, 'f> {
         self.names.len() as u32 - 1
     }
 
-    /// Their names, by number, and what is computed.
-    fn finish(self) -> Result<(Vec<String>, Vec<Computed>), PlanError> {
-        match self.missing.is_empty() {
-            true => Ok((self.names, self.computed)),
-            false => Err(PlanError::Missing {
+    /// Their names, by number, what is computed, in an order that does not depend on that of the
+    /// wants, and the place in it of each.
+    fn finish(self) -> Result<(Vec<String>, Vec<Computed>, Vec<usize>), PlanError> {
+        if !self.missing.is_empty() {
+            return Err(PlanError::Missing {
                 names: self.missing.into_iter().collect(),
-            }),
+            });
         }
+        let mut order: Vec<usize> = (0..self.computed.len()).collect();
+        order.sort_by_key(|number| self.needed_by[*number]);
+        let mut places = vec![0; order.len()];
+        for (number, place) in order.iter().zip(0..) {
+            places[*number] = place;
+        }
+        let computed = order.iter().map(|number| self.computed[*number].clone());
+        Ok((self.names, computed.collect(), places))
     }
 }
 

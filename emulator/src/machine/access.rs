@@ -4,7 +4,7 @@ use super::check::Touch;
 use super::cta::Cta;
 use super::home::{Addresses, Home, Spot};
 use super::lanes::each_lane;
-use super::order::Published;
+use super::order::Committed;
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
 use crate::memory::Block;
@@ -109,7 +109,7 @@ impl Cta<'_> {
         places.sort_unstable();
         places.dedup();
         let by = &mut warp.knowledge;
-        let mut order = |published: &mut std::collections::HashMap<u64, Published>| {
+        let mut order = |published: &mut std::collections::HashMap<u64, Committed>| {
             for place in &places {
                 let published = published.entry(*place).or_default();
                 if touch.reads {

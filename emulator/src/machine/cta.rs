@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::barrier::CtaBarrier;
 use super::counters::Counts;
 use super::grid::Grid;
-use super::order::Published;
+use super::order::Committed;
 use super::random::Random;
 use super::registers::Registers;
 use super::waiting::Circle;
@@ -55,7 +55,7 @@ pub(crate) struct Cta<'g> {
     pub(crate) local_stride: usize,
     pub(crate) barriers: Vec<CtaBarrier>,
     /// What was published where in shared memory.
-    pub(crate) published: HashMap<u64, Published>,
+    pub(crate) published: HashMap<u64, Committed>,
     /// By instruction; empty unless counting.
     pub(crate) counts: Vec<Counts>,
     pub(crate) random: Random,

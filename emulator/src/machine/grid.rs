@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::order::Published;
+use super::order::Committed;
 use super::registers::LANES;
 use crate::memory::{AddressSpace, Allocation, Block, ByteSet};
 use crate::options::Options;
@@ -27,7 +27,7 @@ pub(crate) struct Grid<'l> {
     /// Tells the marks of this launch from others.
     pub(crate) stamp: u32,
     /// What was published where in global memory, by address.
-    pub(crate) published: Mutex<HashMap<u64, Published>>,
+    pub(crate) published: Mutex<HashMap<u64, Committed>>,
     /// Bytes read and written so far by allocation; only when counting.
     pub(crate) touched: Option<Vec<[ByteSet; 2]>>,
     pub(crate) multiprocessors: u32,

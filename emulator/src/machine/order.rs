@@ -190,14 +190,14 @@ fn reach(scope: Scope) -> usize {
 
 /// What was published at one place in memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Published {
+pub(crate) struct Committed {
     /// For the writer's CTA alone, and for all.
     what: [Option<(u32, Seen)>; 2],
     /// How often something was.
     version: u64,
 }
 
-impl Published {
+impl Committed {
     /// A write that others may find: at once when it releases, else as of the last fence.
     pub(crate) fn write(&mut self, by: &mut Knowledge, release: Option<Scope>) {
         if let Some(scope) = release {
@@ -281,7 +281,7 @@ mod tests {
     fn a_flag_between_ctas_needs_both_fences() {
         for (fence_before, fence_after) in [(true, true), (true, false), (false, true)] {
             let (mut a, mut b) = (Knowledge::new(0, 3), Knowledge::new(0, 7));
-            let mut flag = Published::default();
+            let mut flag = Committed::default();
             let data = mark(3, 0, 0, a.clock);
             if fence_before {
                 a.fence(Scope::Gpu);
@@ -301,7 +301,7 @@ mod tests {
     fn a_fence_reaches_as_far_as_its_scope() {
         for (reader, reached) in [(3, true), (7, false)] {
             let (mut a, mut b) = (Knowledge::new(0, 3), Knowledge::new(1, reader));
-            let mut flag = Published::default();
+            let mut flag = Committed::default();
             let data = mark(3, 0, 0, a.clock);
             a.fence(Scope::Cta);
             flag.write(&mut a, None);

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use glob::Pattern;
-use meshgrad::ckpt::{Dtype, Published};
+use meshgrad::ckpt::{Committed, Dtype};
 use serde::Serialize;
 
 use super::catalog::{Catalog, Entry, Kind, shown};
@@ -190,7 +190,7 @@ impl Report {
     }
 }
 
-fn checkpoints(complete: &[Published]) -> Vec<CheckpointReport> {
+fn checkpoints(complete: &[Committed]) -> Vec<CheckpointReport> {
     let reports = complete.iter().map(|published| CheckpointReport {
         name: published
             .path()

@@ -1,0 +1,185 @@
+//! Digests of files by block, so that damage has a place and many writers can share a file.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use xxhash_rust::xxh3::Xxh3;
+
+/// The most bytes that one digest covers: 16 MiB.
+pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
+
+/// xxh3 of 64 bits: tells damage, not forgery. Written as 16 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub u64);
+
+impl Digest {
+    /// The digest of bytes.
+    pub fn of(bytes: &[u8]) -> Digest {
+        Digest(xxhash_rust::xxh3::xxh3_64(bytes))
+    }
+
+    /// Exactly as it is displayed: no sign, no capitals, no missing zeros.
+    pub(crate) fn parse(text: &str) -> Option<Digest> {
+        let digest = Digest(u64::from_str_radix(text, 16).ok()?);
+        (digest.to_string() == text).then_some(digest)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Digest::parse(&text)
+            .ok_or_else(|| de::Error::custom(format!("{text:?} is not 16 hexadecimal digits")))
+    }
+}
+
+/// A contiguous part of a file and its digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// First byte, from the file's start.
+    pub offset: u64,
+    /// How many bytes; at most [`MAX_BLOCK_BYTES`].
+    pub bytes: u64,
+    /// Their digest.
+    pub xxh3: Digest,
+}
+
+impl Block {
+    /// The byte after the last; the largest number where that is none.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.bytes)
+    }
+}
+
+/// A file's bytes: the blocks follow each other from 0 to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Content {
+    pub(crate) bytes: u64,
+    pub(crate) blocks: Vec<Block>,
+}
+
+/// Digests bytes that follow each other, from any offset on.
+#[derive(Clone)]
+pub(crate) struct Run {
+    offset: u64,
+    bytes: u64,
+    limit: u64,
+    hash: Xxh3,
+}
+
+impl Run {
+    /// Begins at `offset`; blocks have `limit` bytes, the last one may have fewer.
+    pub(crate) fn new(offset: u64, limit: u64) -> Run {
+        Run {
+            offset,
+            bytes: 0,
+            limit,
+            hash: Xxh3::new(),
+        }
+    }
+
+    /// The byte after the last one so far.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+
+    /// Takes the next bytes; whole blocks go to `done`.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], done: &mut Vec<Block>) {
+        while !bytes.is_empty() {
+            let room = (self.limit - self.bytes).min(bytes.len() as u64) as usize;
+            let (now, later) = bytes.split_at(room);
+            self.hash.update(now);
+            self.bytes += room as u64;
+            bytes = later;
+
+            if self.bytes == self.limit {
+                self.flush(done);
+            }
+        }
+    }
+
+    /// Ends the block that is begun, if one is.
+    pub(crate) fn flush(&mut self, done: &mut Vec<Block>) {
+        if self.bytes > 0 {
+            done.push(Block {
+                offset: self.offset,
+                bytes: self.bytes,
+                xxh3: Digest(self.hash.digest()),
+            });
+            self.offset += self.bytes;
+            self.bytes = 0;
+            self.hash.reset();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks depend on the bytes, not on how they were cut when they came.
+    #[test]
+    fn blocks_are_those_of_the_bytes() {
+        let bytes: Vec<u8> = (0..1000u32).map(|at| (at * 7 + at / 251) as u8).collect();
+        for limit in [1, 64, 333, 1000, 5000] {
+            let expected: Vec<_> = bytes.chunks(limit).map(Digest::of).collect();
+
+            for piece in [1, 10, 333, 1000] {
+                let (mut run, mut blocks) = (Run::new(70, limit as u64), Vec::new());
+                for piece in bytes.chunks(piece) {
+                    run.feed(piece, &mut blocks);
+                }
+                assert_eq!(run.end(), 1070);
+                run.flush(&mut blocks);
+
+                let digests: Vec<_> = blocks.iter().map(|block| block.xxh3).collect();
+                assert_eq!(digests, expected);
+                assert!(
+                    blocks
+                        .windows(2)
+                        .all(|pair| pair[0].end() == pair[1].offset)
+                );
+                assert_eq!(
+                    (blocks[0].offset, blocks[blocks.len() - 1].end()),
+                    (70, 1070)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn digests_are_written_in_one_way() {
+        let digest = Digest(0xabc);
+        let json = serde_json::to_string(&digest).unwrap();
+        assert_eq!(json, "\"0000000000000abc\"");
+        assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), digest);
+
+        for other in [
+            "\"abc\"",
+            "\"0000000000000ABC\"",
+            "\"+000000000000abc\"",
+            "2748",
+        ] {
+            assert!(serde_json::from_str::<Digest>(other).is_err(), "{other}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A checkpoint that is known to be complete.
+//!
+//! [`Committed`] has three makers: a commit, a discovery, and [`Committed::open`], which checks one
+//! folder as a discovery does. So what takes a `Committed` cannot be given half a checkpoint.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::discover::step_of;
+use crate::flaw::Flaw;
+use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
+use crate::vfs::{self, FileKind, RealFs, Vfs};
+use crate::{Error, Result, verify};
+
+/// A complete checkpoint: sealed, every file there with its size.
+#[derive(Clone)]
+pub struct Committed {
+    vfs: Arc<dyn Vfs>,
+    path: PathBuf,
+    manifest: Manifest,
+}
+
+impl fmt::Debug for Committed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let files = self.manifest.files.len();
+        write!(f, "Committed({}, {files} files)", self.path.display())
+    }
+}
+
+/// Equal: the same folder with the same manifest.
+impl PartialEq for Committed {
+    fn eq(&self, other: &Committed) -> bool {
+        (&self.path, &self.manifest) == (&other.path, &other.manifest)
+    }
+}
+
+impl Eq for Committed {}
+
+impl Committed {
+    /// Opens a checkpoint of any name.
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] with what is wrong; [`Error::Io`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Committed> {
+        Committed::open_in(Arc::new(RealFs), path)
+    }
+
+    /// [`Committed::open`] in any file system.
+    ///
+    /// # Errors
+    /// As [`Committed::open`].
+    pub fn open_in(vfs: Arc<dyn Vfs>, path: impl AsRef<Path>) -> Result<Committed> {
+        let path = path.as_ref().to_owned();
+        let manifest = read_manifest(&*vfs, &path)?;
+        let committed = Committed {
+            vfs,
+            path,
+            manifest,
+        };
+
+        match committed.wrong_sizes()?.into_iter().next() {
+            None => Ok(committed),
+            Some(flaw) => Err(committed.incomplete(flaw)),
+        }
+    }
+
+    /// Where the folder is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The step that the folder is named for, if it is named so.
+    pub fn step(&self) -> Option<u64> {
+        step_of(self.path.file_name()?.to_str()?)
+    }
+
+    /// What the checkpoint says about itself.
+    pub fn about(&self) -> &About {
+        &self.manifest.about
+    }
+
+    /// The files with their sizes in bytes, by path below the folder; the manifest is not among
+    /// them.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
+        let files = self.manifest.files.iter();
+        files.map(|(path, content)| (path.as_str(), content.bytes))
+    }
+
+    /// Reads every file and compares its digests: finds any damage of the disk.
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] names the first damage; [`Error::Io`].
+    pub fn verify(&self) -> Result<()> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        match self.damage(threads, |_bytes| {})?.into_iter().next() {
+            None => Ok(()),
+            Some(flaw) => Err(self.incomplete(flaw)),
+        }
+    }
+
+    /// Reads every file and gives every damage, in the order of [`Committed::files`]. Takes a
+    /// window of 1 MiB a thread; `progress` is told of bytes that were read, by any thread.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a file cannot be read.
+    pub fn damage(&self, threads: usize, progress: impl Fn(u64) + Sync) -> Result<Vec<Flaw>> {
+        let mut flaws = self.wrong_sizes()?;
+        flaws.extend(self.wrong_digests(threads, &progress)?);
+        Ok(flaws)
+    }
+
+    /// Missing files and files of another size.
+    fn wrong_sizes(&self) -> Result<Vec<Flaw>> {
+        let (mut missing, mut flaws) = (Vec::new(), Vec::new());
+
+        for (file, wanted) in self.files() {
+            match file_size(&*self.vfs, &self.path.join(file))? {
+                None => missing.push(file.to_owned()),
+                Some(found) if found == wanted => {}
+                Some(found) => flaws.push(Flaw::WrongSize {
+                    file: file.to_owned(),
+                    wanted,
+                    found,
+                }),
+            }
+        }
+        if !missing.is_empty() {
+            flaws.insert(0, Flaw::MissingFiles { files: missing });
+        }
+        Ok(flaws)
+    }
+
+    /// Damage in files that have the right size.
+    fn wrong_digests(&self, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<Flaw>> {
+        let mut files = Vec::new();
+        for (file, content) in &self.manifest.files {
+            let path = self.path.join(file);
+            if file_size(&*self.vfs, &path)? == Some(content.bytes) {
+                files.push(verify::Listed {
+                    name: file,
+                    path,
+                    blocks: &content.blocks,
+                });
+            }
+        }
+        verify::wrong_blocks(&*self.vfs, &files, threads, progress)
+    }
+
+    fn incomplete(&self, flaw: Flaw) -> Error {
+        Error::Incomplete {
+            path: self.path.clone(),
+            flaw,
+        }
+    }
+}
+
+/// Reads and checks the manifest of a folder.
+fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
+    let incomplete = |flaw| Error::Incomplete {
+        path: folder.to_owned(),
+        flaw,
+    };
+    let path = folder.join(MANIFEST_FILE);
+
+    let bytes = file_size(vfs, &path)?.ok_or_else(|| incomplete(Flaw::NoManifest))?;
+    if bytes > MAX_MANIFEST_BYTES {
+        let message = format!("it has {bytes} bytes, at most {MAX_MANIFEST_BYTES} are read");
+        return Err(incomplete(Flaw::BadManifest { message }));
+    }
+
+    let mut json = vec![0; bytes as usize];
+    let read = vfs
+        .open(&path)
+        .and_then(|file| vfs::read_full_at(&*file, &mut json, 0))
+        .map_err(|error| Error::io("read", &path, error))?;
+    Manifest::from_json(&json[..read]).map_err(incomplete)
+}
+
+/// `None` when nothing of the name is there, or no file. A link is no file of a checkpoint: what it
+/// leads to may change.
+fn file_size(vfs: &dyn Vfs, path: &Path) -> Result<Option<u64>> {
+    match vfs.metadata(path) {
+        Ok(metadata) if metadata.kind == FileKind::File => Ok(Some(metadata.bytes)),
+        Ok(_) => Ok(None),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
+            _ => Err(Error::io("read", path, error)),
+        },
+    }
+}

@@ -1,0 +1,142 @@
+//! Finding checkpoints: which are there, which is the newest, why others cannot be used.
+//!
+//! There is no file that says which checkpoint is the latest: it could be ahead of what it names,
+//! or behind. The newest is the highest step whose folder is complete.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::vfs::{RealFs, Vfs};
+use crate::{Committed, Error, Result};
+
+/// The name of the checkpoint of a step: `step-000123`.
+pub fn step_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+/// The step of a name that [`step_name`] makes.
+pub(crate) fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (step_name(step) == name).then_some(step)
+}
+
+/// What there is in a folder of checkpoints.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// The complete checkpoints by ascending step.
+    pub complete: Vec<Committed>,
+    /// Why the other folders that are named for a step cannot be used, by ascending step. Worth a
+    /// warning: one of them may be newer than the last complete one.
+    pub incomplete: Vec<Error>,
+}
+
+/// The checkpoint to go on from.
+#[derive(Debug, Default)]
+pub struct Newest {
+    /// The complete checkpoint of the highest step.
+    pub committed: Option<Committed>,
+    /// Why each newer one was passed over, the newest first. Worth a loud warning.
+    pub skipped: Vec<Error>,
+}
+
+/// Looks at all folders in `parent` that are named for a step. Leftovers of interrupted saves and
+/// other names are passed over.
+///
+/// # Errors
+/// [`Error::Io`] when `parent` cannot be read.
+pub fn survey(parent: impl AsRef<Path>) -> Result<Survey> {
+    survey_in(Arc::new(RealFs), parent)
+}
+
+/// [`survey`] in any file system.
+///
+/// # Errors
+/// As [`survey`].
+pub fn survey_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Survey> {
+    let mut survey = Survey::default();
+    for step in steps_in(&*vfs, parent.as_ref())? {
+        let path = parent.as_ref().join(step_name(step));
+        match Committed::open_in(Arc::clone(&vfs), path) {
+            Ok(committed) => survey.complete.push(committed),
+            Err(error) => survey.incomplete.push(error),
+        }
+    }
+    Ok(survey)
+}
+
+/// The complete checkpoints of steps in `parent`, by ascending step.
+///
+/// # Errors
+/// [`Error::Io`] when `parent` cannot be read.
+pub fn discover(parent: impl AsRef<Path>) -> Result<Vec<Committed>> {
+    Ok(survey(parent)?.complete)
+}
+
+/// The newest complete checkpoint in `parent`, and why newer ones were passed over. Looks at no
+/// older ones.
+///
+/// # Errors
+/// [`Error::Io`] when `parent` cannot be read.
+pub fn newest(parent: impl AsRef<Path>) -> Result<Newest> {
+    newest_in(Arc::new(RealFs), parent)
+}
+
+/// [`newest`] in any file system.
+///
+/// # Errors
+/// As [`newest`].
+pub fn newest_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Newest> {
+    let mut newest = Newest::default();
+    for step in steps_in(&*vfs, parent.as_ref())?.into_iter().rev() {
+        let path = parent.as_ref().join(step_name(step));
+        match Committed::open_in(Arc::clone(&vfs), path) {
+            Ok(committed) => {
+                newest.committed = Some(committed);
+                break;
+            }
+            Err(error) => newest.skipped.push(error),
+        }
+    }
+    Ok(newest)
+}
+
+fn steps_in(vfs: &dyn Vfs, parent: &Path) -> Result<Vec<u64>> {
+    let names = names_in(vfs, parent)?;
+    let mut steps: Vec<u64> = names.iter().filter_map(|name| step_of(name)).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// The names in a folder, in order. No name of ours is other than UTF-8.
+pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
+    let names = vfs
+        .list(folder)
+        .map_err(|error| Error::io("read", folder, error))?;
+    let names = names.into_iter().filter_map(|name| name.into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_steps_are_one_to_one() {
+        for step in [0, 7, 999_999, 1_000_000, u64::MAX] {
+            assert_eq!(step_of(&step_name(step)), Some(step));
+        }
+        for name in [
+            "step-7",
+            "step-0000007",
+            "step-",
+            "step-+00007",
+            "step-00000x",
+            "x",
+            ".step-000007",
+        ] {
+            assert_eq!(step_of(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Random choices that a seed repeats, for drills: splitmix64 (Steele, Lea and Flood 2014).
+
+/// A sequence of numbers that depends on nothing but its seed.
+#[derive(Debug, Clone)]
+pub(crate) struct Draws(u64);
+
+impl Draws {
+    pub(crate) fn new(seed: u64) -> Draws {
+        Draws(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Below `bound`, which is small: the bias does not matter to a drill.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub(crate) fn shuffle<T>(&mut self, values: &mut [T]) {
+        for last in (1..values.len()).rev() {
+            values.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_splitmix64() {
+        // The first outputs of the reference implementation for seed 1234567.
+        let mut draws = Draws::new(1_234_567);
+        let first = [(); 3].map(|()| draws.next());
+        assert_eq!(
+            first,
+            [
+                6_457_827_717_110_365_317,
+                3_203_168_211_198_807_973,
+                9_817_491_932_198_370_423
+            ]
+        );
+    }
+
+    #[test]
+    fn a_shuffle_loses_nothing() {
+        let mut values: Vec<u32> = (0..50).collect();
+        Draws::new(3).shuffle(&mut values);
+        assert_ne!(values, (0..50).collect::<Vec<_>>());
+        values.sort_unstable();
+        assert_eq!(values, (0..50).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,287 @@
+//! A new file, written from its start to its end, digested on the way and synced at last.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::blocks::{Content, MAX_BLOCK_BYTES, Run};
+use crate::vfs::{self, Vfs, VfsFile};
+use crate::{Error, Result};
+
+/// Small pieces are gathered to writes of this size; larger ones are written as they come.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A new file that is being written. Digests what passes.
+pub struct OutputFile {
+    path: PathBuf,
+    file: Box<dyn VfsFile>,
+    /// What comes at `flushed`.
+    buffer: Vec<u8>,
+    flushed: u64,
+    run: Run,
+    blocks: Vec<crate::Block>,
+}
+
+impl fmt::Debug for OutputFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "OutputFile({}, {} bytes)",
+            self.path.display(),
+            self.len()
+        )
+    }
+}
+
+impl OutputFile {
+    /// A file that is open and empty, or allocated and not yet written.
+    pub(crate) fn new(path: PathBuf, file: Box<dyn VfsFile>, block_bytes: u64) -> OutputFile {
+        OutputFile {
+            path,
+            file,
+            buffer: Vec::new(),
+            flushed: 0,
+            run: Run::new(0, block_bytes),
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Where the file is for now.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes so far.
+    fn len(&self) -> u64 {
+        self.run.end()
+    }
+
+    /// Appends all of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when the disk is full, [`Error::Io`] otherwise.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.put(bytes)
+            .map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.buffer.len() + bytes.len() > BUFFER_BYTES {
+            self.put_buffer()?;
+        }
+        if bytes.len() > BUFFER_BYTES {
+            vfs::write_all_at(&*self.file, bytes, self.flushed)?;
+            self.flushed += bytes.len() as u64;
+        } else {
+            self.buffer.extend_from_slice(bytes);
+        }
+        self.run.feed(bytes, &mut self.blocks);
+        Ok(())
+    }
+
+    fn put_buffer(&mut self) -> io::Result<()> {
+        vfs::write_all_at(&*self.file, &self.buffer, self.flushed)?;
+        self.flushed += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Writes what is buffered and waits until the disk has it.
+    pub(crate) fn finish(mut self) -> Result<Content> {
+        let bytes = self.len();
+
+        // A failed sync is final: the system may have dropped the pages, a second one would lie.
+        let synced = self.put_buffer().and_then(|()| self.file.sync_data());
+        synced.map_err(|error| Error::write(&self.path, bytes, error))?;
+
+        self.run.flush(&mut self.blocks);
+        let blocks = self.blocks;
+        Ok(Content { bytes, blocks })
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.put(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.put_buffer()
+    }
+}
+
+/// Creates, fills and syncs a file that must not exist, and removes what there is of it when that
+/// fails.
+pub(crate) fn write_new<E: From<Error>>(
+    vfs: &dyn Vfs,
+    path: &Path,
+    block_bytes: u64,
+    fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
+) -> std::result::Result<Content, E> {
+    let file = OutputFile::new(path.to_owned(), create_new(vfs, path)?, block_bytes);
+    fill_and_finish(vfs, file, fill)
+}
+
+/// Creates a file that must not exist.
+pub(crate) fn create_new(vfs: &dyn Vfs, path: &Path) -> Result<Box<dyn VfsFile>> {
+    vfs.create_new(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Error::Exists {
+            path: path.to_owned(),
+        },
+        _ => Error::write(path, 0, error),
+    })
+}
+
+/// Fills and syncs a file, and removes what there is of it when that fails.
+pub(crate) fn fill_and_finish<E: From<Error>>(
+    vfs: &dyn Vfs,
+    mut file: OutputFile,
+    fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
+) -> std::result::Result<Content, E> {
+    let path = file.path.clone();
+    let written = match fill(&mut file) {
+        Ok(()) => file.finish().map_err(E::from),
+        Err(error) => Err(error),
+    };
+
+    if written.is_err() {
+        // The first error counts.
+        let _ = vfs.unlink(&path);
+    }
+    written
+}
+
+/// Writes a file beside its place, syncs it and renames it: `path` is the old file or the new one,
+/// whenever the process or the machine stops.
+///
+/// # Errors
+/// What `fill` gives; [`Error::NoSpace`] and [`Error::Io`] of the disk. The old file is untouched.
+pub fn replace_file<E: From<Error>>(
+    path: impl AsRef<Path>,
+    fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    replace_file_in(&vfs::RealFs, path, fill)
+}
+
+/// [`replace_file`] in any file system.
+///
+/// # Errors
+/// As [`replace_file`].
+pub fn replace_file_in<E: From<Error>>(
+    vfs: &dyn Vfs,
+    path: impl AsRef<Path>,
+    fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let path = path.as_ref();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = path.with_file_name(format!(".{name}.tmp-{:016x}", vfs.unique()));
+
+    write_new(vfs, &aside, MAX_BLOCK_BYTES, fill)?;
+
+    if let Err(error) = vfs.rename(&aside, path) {
+        let _ = vfs.unlink(&aside);
+        return Err(Error::io("replace", path, error).into());
+    }
+    let folder = crate::disk::folder_of(path);
+    vfs.sync_dir(folder)
+        .map_err(|error| Error::io("sync", folder, error).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Digest;
+    use crate::vfs::{Fault, FaultFs, Op, RealFs, Rule, SimFs, Survivors};
+
+    #[test]
+    fn full_disk_has_its_own_error() {
+        let full = Rule::new(Fault::Fail(io::ErrorKind::StorageFull)).op(Op::Write);
+        let fs = FaultFs::new(Arc::new(SimFs::new()), vec![full]);
+        let error = replace_file_in::<Error>(&fs, "/x", |file| {
+            file.append(b"small")?;
+            file.append(&vec![1; 2 * BUFFER_BYTES])
+        });
+
+        let error = error.unwrap_err();
+        let Error::NoSpace { wanted, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(*wanted, 2 * BUFFER_BYTES as u64);
+        assert!(
+            error.to_string().contains(": 2097152 bytes wanted"),
+            "{error}"
+        );
+        assert!(fs.list(Path::new("/")).unwrap().is_empty());
+    }
+
+    /// When the new content cannot be written, the old file stays and nothing else does.
+    #[test]
+    fn failed_replacement_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        replace_file::<Error>(&path, |file| file.append(b"old")).unwrap();
+
+        let failed = replace_file(&path, |file| {
+            file.append(b"half of the n")?;
+            Err(Error::NotAFile { path: "x".into() })
+        });
+
+        assert!(matches!(failed, Err(Error::NotAFile { .. })));
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+
+        replace_file::<Error>(&path, |file| file.append(b"new")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    /// A power cut at any moment leaves the old content or the new.
+    #[test]
+    fn a_replaced_file_is_old_or_new() {
+        let sim = SimFs::new();
+        let path = Path::new("/state.json");
+        replace_file_in::<Error>(&sim, path, |file| file.append(&[1; 2000])).unwrap();
+        sim.record();
+        replace_file_in::<Error>(&sim, path, |file| file.append(&[2; 3000])).unwrap();
+
+        let mut found = std::collections::BTreeSet::new();
+        for moment in sim.history() {
+            for survivors in Survivors::choose(moment.pending(), 40, 3) {
+                let left = moment.after_crash(survivors);
+                let file = left.open(path).unwrap();
+                let mut bytes = vec![0; file.size().unwrap() as usize];
+                file.read_at(&mut bytes, 0).unwrap();
+                assert!(bytes == [1; 2000] || bytes == [2; 3000], "{survivors}");
+                found.insert(bytes);
+            }
+        }
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn content_is_that_of_the_bytes_however_they_were_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..3 * BUFFER_BYTES)
+            .map(|at| (at * 7 + at / 251) as u8)
+            .collect();
+
+        for piece in [1 << 10, 4097, BUFFER_BYTES, 5 * BUFFER_BYTES] {
+            let path = folder.path().join(format!("{piece}"));
+            let content = write_new::<Error>(&RealFs, &path, 1 << 21, |file| {
+                bytes.chunks(piece).try_for_each(|chunk| file.append(chunk))
+            });
+
+            let content = content.unwrap();
+            assert_eq!(content.bytes, bytes.len() as u64);
+            let digests: Vec<_> = content.blocks.iter().map(|block| block.xxh3).collect();
+            assert_eq!(
+                digests,
+                [&bytes[..1 << 21], &bytes[1 << 21..]].map(Digest::of)
+            );
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+    }
+}

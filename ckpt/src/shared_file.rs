@@ -1,0 +1,249 @@
+//! A file that several threads and processes write, each its own parts.
+//!
+//! Nobody reads the parts again to digest them. A write begins a block, or grows the one that ends
+//! where it begins; so a writer that goes through its part from front to back makes few large
+//! blocks, however small its writes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::blocks::{Block, Run};
+use crate::vfs::{self, VfsFile};
+use crate::{Error, Result};
+
+/// Parts that grow at their ends; more of them at once are ended and begun again.
+const MAX_OPEN_RUNS: usize = 64;
+
+/// A file of known size that threads and processes write in parts. Clones are the same file.
+#[derive(Clone)]
+pub struct SharedFile(Arc<Shared>);
+
+struct Shared {
+    path: PathBuf,
+    file: Box<dyn VfsFile>,
+    bytes: u64,
+    block_bytes: u64,
+    /// Read while somebody writes.
+    is_finished: RwLock<bool>,
+    parts: Mutex<Parts>,
+}
+
+#[derive(Default)]
+struct Parts {
+    done: Vec<Block>,
+    /// By their end, where they may grow.
+    open: BTreeMap<u64, Run>,
+}
+
+impl fmt::Debug for SharedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, bytes) = (self.0.path.display(), self.0.bytes);
+        write!(f, "SharedFile({path}, {bytes} bytes)")
+    }
+}
+
+impl SharedFile {
+    pub(crate) fn new(
+        path: PathBuf,
+        file: Box<dyn VfsFile>,
+        bytes: u64,
+        block_bytes: u64,
+    ) -> SharedFile {
+        SharedFile(Arc::new(Shared {
+            path,
+            file,
+            bytes,
+            block_bytes,
+            is_finished: RwLock::new(false),
+            parts: Mutex::default(),
+        }))
+    }
+
+    /// Where the file is for now.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The size it was created with, in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Writes all of `bytes` at `offset`. Each byte of the file must be written exactly once, by
+    /// somebody. What follows the end of an earlier write grows its block.
+    ///
+    /// # Errors
+    /// [`Error::OutsideFile`]; [`Error::Finished`] after [`Writer::finish`]; [`Error::NoSpace`] and
+    /// [`Error::Io`] of the disk.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let shared = &*self.0;
+        let path = || shared.path.clone();
+        if offset.saturating_add(bytes.len() as u64) > shared.bytes {
+            return Err(Error::OutsideFile {
+                path: path(),
+                offset,
+                len: bytes.len(),
+                available: shared.bytes,
+            });
+        }
+        let is_finished = shared.is_finished.read();
+        if *is_finished.unwrap_or_else(PoisonError::into_inner) {
+            return Err(Error::Finished { path: path() });
+        }
+        shared.write(offset, bytes)
+    }
+
+    /// Syncs the file and gives its blocks, in order; refuses all writes from then on.
+    pub(crate) fn finish(&self) -> Result<Vec<Block>> {
+        self.0.finish()
+    }
+}
+
+impl Shared {
+    /// Digests without the lock: threads do not wait for each other.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        vfs::write_all_at(&*self.file, bytes, offset)
+            .map_err(|error| Error::write(&self.path, bytes.len() as u64, error))?;
+
+        let grown = self.parts().open.remove(&offset);
+        let mut run = grown.unwrap_or_else(|| Run::new(offset, self.block_bytes));
+        let mut done = Vec::new();
+        run.feed(bytes, &mut done);
+
+        let mut parts = self.parts();
+        parts.done.extend(done);
+        parts.keep_open(run);
+        Ok(())
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finish(&self) -> Result<Vec<Block>> {
+        let is_finished = self.is_finished.write();
+        *is_finished.unwrap_or_else(PoisonError::into_inner) = true;
+
+        self.file
+            .sync_data()
+            .map_err(|error| Error::write(&self.path, self.bytes, error))?;
+
+        let mut parts = self.parts();
+        while let Some((_, run)) = parts.open.pop_first() {
+            parts.end(run);
+        }
+        let mut blocks = std::mem::take(&mut parts.done);
+        blocks.sort_unstable();
+        Ok(blocks)
+    }
+}
+
+impl Parts {
+    fn keep_open(&mut self, run: Run) {
+        // Two with one end: bytes were written twice, which the seal will tell.
+        if let Some(other) = self.open.insert(run.end(), run) {
+            self.end(other);
+        }
+        if self.open.len() > MAX_OPEN_RUNS
+            && let Some((_, lowest)) = self.open.pop_first()
+        {
+            self.end(lowest);
+        }
+    }
+
+    fn end(&mut self, mut run: Run) {
+        run.flush(&mut self.done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::Digest;
+    use crate::vfs::{SimFs, Vfs};
+
+    fn shared(bytes: u64, block_bytes: u64) -> (SimFs, SharedFile) {
+        let sim = SimFs::new();
+        let file = sim.create_new(Path::new("/x")).unwrap();
+        file.allocate(bytes).unwrap();
+        (sim, SharedFile::new("/x".into(), file, bytes, block_bytes))
+    }
+
+    /// Four threads, each with its quarter in small pieces, at once.
+    #[test]
+    fn threads_share_a_file() {
+        let bytes: Vec<u8> = (0..40_000u32).map(|at| (at / 3) as u8).collect();
+        let (_, file) = shared(40_000, 4000);
+
+        std::thread::scope(|scope| {
+            for (at, quarter) in bytes.chunks(10_000).enumerate() {
+                let file = file.clone();
+                scope.spawn(move || {
+                    for (piece, part) in quarter.chunks(100).enumerate() {
+                        let offset = (at * 10_000 + piece * 100) as u64;
+                        file.write_at(offset, part).unwrap();
+                    }
+                });
+            }
+        });
+
+        let blocks = file.finish().unwrap();
+        // 4000, 4000 and 2000 of each, fewer where one began when the one before it had ended.
+        assert!((10..=12).contains(&blocks.len()), "{blocks:?}");
+        assert!(
+            blocks
+                .windows(2)
+                .all(|pair| pair[0].end() == pair[1].offset)
+        );
+        assert_eq!(
+            (blocks[0].offset, blocks[blocks.len() - 1].end()),
+            (0, 40_000)
+        );
+        for block in blocks {
+            let part = &bytes[block.offset as usize..block.end() as usize];
+            assert_eq!(block.xxh3, Digest::of(part));
+        }
+    }
+
+    /// Many growing parts at once: more blocks, the same bytes.
+    #[test]
+    fn scattered_writes_are_all_digested() {
+        let (_, file) = shared(20_000, 1000);
+        for round in 0..10 {
+            for row in 0..200 {
+                file.write_at(row * 100 + round * 10, &[round as u8; 10])
+                    .unwrap();
+            }
+        }
+        let blocks = file.finish().unwrap();
+        let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
+        assert_eq!(bytes, 20_000);
+        assert!(
+            blocks
+                .windows(2)
+                .all(|pair| pair[0].end() == pair[1].offset)
+        );
+    }
+
+    #[test]
+    fn writes_outside_and_after_the_end_are_refused() {
+        let (sim, file) = shared(10, 100);
+        file.write_at(0, &[1; 10]).unwrap();
+        for (offset, len) in [(10, 1), (0, 11), (u64::MAX, 2)] {
+            let error = file.write_at(offset, &vec![2; len]).unwrap_err();
+            assert!(matches!(error, Error::OutsideFile { .. }), "{error}");
+        }
+        file.finish().unwrap();
+        let error = file.write_at(0, &[3]).unwrap_err();
+        assert!(matches!(error, Error::Finished { .. }), "{error}");
+
+        let mut found = [0; 11];
+        let file = sim.open(Path::new("/x")).unwrap();
+        assert_eq!(vfs::read_full_at(&*file, &mut found, 0).unwrap(), 10);
+        assert_eq!(found[..10], [1; 10]);
+    }
+}

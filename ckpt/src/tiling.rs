@@ -1,0 +1,151 @@
+//! Parts that many writers wrote must cover a file exactly: each byte once.
+
+use std::ops::Range;
+
+use crate::blocks::Block;
+
+/// Why parts are not a whole file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Untiled {
+    /// Nobody wrote these bytes.
+    #[error(
+        "nobody wrote bytes {}..{} (before them: {}, after them: {})", range.start, range.end,
+        writer_text(.before), writer_text(.after)
+    )]
+    Gap {
+        /// The bytes.
+        range: Range<u64>,
+        /// Who wrote what lies before.
+        before: Option<String>,
+        /// Who wrote what lies after.
+        after: Option<String>,
+    },
+    /// Two parts have these bytes.
+    #[error(
+        "bytes {}..{} were written twice, by `{}` and by `{}`", range.start, range.end,
+        writers[0], writers[1]
+    )]
+    Overlap {
+        /// The bytes.
+        range: Range<u64>,
+        /// Who wrote them.
+        writers: [String; 2],
+    },
+}
+
+fn writer_text(writer: &Option<String>) -> String {
+    match writer {
+        Some(writer) => format!("`{writer}`"),
+        None => "nothing".to_owned(),
+    }
+}
+
+/// Puts parts into order and proves that they are bytes `0..len`.
+pub(crate) fn tile(len: u64, mut parts: Vec<(&str, Block)>) -> Result<Vec<Block>, Untiled> {
+    parts.sort_by_key(|&(writer, block)| (block.offset, block.bytes, writer));
+
+    let mut end = 0;
+    let mut last: Option<&str> = None;
+    for &(writer, block) in &parts {
+        if block.offset > end {
+            return Err(gap(end..block.offset, last, Some(writer)));
+        }
+        if block.offset < end {
+            let writers = [last.unwrap_or_default(), writer].map(str::to_owned);
+            let range = block.offset..end.min(block.end());
+            return Err(Untiled::Overlap { range, writers });
+        }
+        end = block.end();
+        last = Some(writer);
+    }
+
+    if end < len {
+        return Err(gap(end..len, last, None));
+    }
+    Ok(parts.into_iter().map(|(_, block)| block).collect())
+}
+
+fn gap(range: Range<u64>, before: Option<&str>, after: Option<&str>) -> Untiled {
+    Untiled::Gap {
+        range,
+        before: before.map(str::to_owned),
+        after: after.map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Digest;
+
+    fn block(range: Range<u64>) -> Block {
+        Block {
+            offset: range.start,
+            bytes: range.end - range.start,
+            xxh3: Digest(range.start),
+        }
+    }
+
+    #[test]
+    fn gaps_and_overlaps_name_bytes_and_writers() {
+        let error = |len, parts: &[(&'static str, Range<u64>)]| {
+            let parts = parts
+                .iter()
+                .map(|(writer, range)| (*writer, block(range.clone())));
+            tile(len, parts.collect()).unwrap_err().to_string()
+        };
+
+        assert_eq!(
+            error(9, &[("b", 5..9), ("a", 0..3)]),
+            "nobody wrote bytes 3..5 (before them: `a`, after them: `b`)"
+        );
+        assert_eq!(
+            error(9, &[("a", 0..3)]),
+            "nobody wrote bytes 3..9 (before them: `a`, after them: nothing)"
+        );
+        assert_eq!(
+            error(9, &[("a", 0..6), ("b", 4..9)]),
+            "bytes 4..6 were written twice, by `a` and by `b`"
+        );
+        assert_eq!(
+            error(9, &[("a", 0..9), ("a", 2..3)]),
+            "bytes 2..3 were written twice, by `a` and by `a`"
+        );
+        assert_eq!(tile(0, vec![]), Ok(vec![]));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        /// Parts of a file in any order are the file; without one of them, or with one twice, they
+        /// are not.
+        #[test]
+        fn exactly_the_tilings_pass(
+            sizes in prop::collection::vec(1..9u64, 1..20),
+            order in any::<u64>(),
+            pick in any::<prop::sample::Index>(),
+        ) {
+            let mut blocks = Vec::new();
+            let mut end = 0;
+            for size in sizes {
+                blocks.push(("w", block(end..end + size)));
+                end += size;
+            }
+            let sorted: Vec<Block> = blocks.iter().map(|(_, block)| *block).collect();
+            crate::draws::Draws::new(order).shuffle(&mut blocks);
+            prop_assert_eq!(tile(end, blocks.clone()), Ok(sorted));
+
+            let picked = pick.index(blocks.len());
+            let mut fewer = blocks.clone();
+            fewer.remove(picked);
+            let is_gap = matches!(tile(end, fewer), Err(Untiled::Gap { .. }));
+            prop_assert!(is_gap);
+            blocks.push(blocks[picked]);
+            let is_overlap = matches!(tile(end, blocks), Err(Untiled::Overlap { .. }));
+            prop_assert!(is_overlap);
+        }
+    }
+}

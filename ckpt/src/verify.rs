@@ -1,0 +1,145 @@
+//! Comparing files with the digests of their blocks: several threads, a small window each.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::blocks::{Block, Content, Digest, MAX_BLOCK_BYTES, Run};
+use crate::flaw::Flaw;
+use crate::vfs::{self, Vfs, VfsFile};
+use crate::{Error, Result};
+
+const WINDOW: usize = 1 << 20;
+
+/// A file and the blocks that it should have.
+pub(crate) struct Listed<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) path: PathBuf,
+    pub(crate) blocks: &'a [Block],
+}
+
+/// What a thread found at a place in the list.
+type Finding = (usize, Result<Flaw>);
+
+/// The blocks with other digests than they should have, in the order of the list.
+///
+/// # Errors
+/// [`Error::Io`] of the first file, in that order, that cannot be read.
+pub(crate) fn wrong_blocks(
+    vfs: &dyn Vfs,
+    files: &[Listed<'_>],
+    threads: usize,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Vec<Flaw>> {
+    let work: Vec<(&Listed<'_>, usize)> = files
+        .iter()
+        .flat_map(|file| (0..file.blocks.len()).map(move |block| (file, block)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let findings: Mutex<Vec<Finding>> = Mutex::default();
+
+    let look = || {
+        let mut reader = Reader::new(vfs);
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(file, block)) = work.get(at) else {
+                return;
+            };
+            let found = reader.check(file, block);
+            progress(file.blocks[block].bytes);
+
+            if let Some(found) = found.transpose() {
+                // No need to go on where reading fails; earlier blocks are already taken.
+                if found.is_err() {
+                    next.store(work.len(), Ordering::Relaxed);
+                }
+                let mut findings = findings.lock().unwrap_or_else(|lock| lock.into_inner());
+                findings.push((at, found));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(work.len()) {
+            scope.spawn(look);
+        }
+        look();
+    });
+
+    let mut findings = findings
+        .into_inner()
+        .unwrap_or_else(|lock| lock.into_inner());
+    findings.sort_by_key(|(at, _)| *at);
+    findings.into_iter().map(|(_, found)| found).collect()
+}
+
+/// Keeps the file of the last block open: the next is mostly of the same.
+struct Reader<'a> {
+    vfs: &'a dyn Vfs,
+    open: Option<(PathBuf, Box<dyn VfsFile>)>,
+    window: Vec<u8>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(vfs: &'a dyn Vfs) -> Reader<'a> {
+        Reader {
+            vfs,
+            open: None,
+            window: Vec::new(),
+        }
+    }
+
+    fn check(&mut self, file: &Listed<'_>, at: usize) -> Result<Option<Flaw>> {
+        let block = file.blocks[at];
+        let found = self
+            .digest(&file.path, block)
+            .map_err(|error| Error::io("read", &file.path, error))?;
+        if found == block.xxh3 {
+            return Ok(None);
+        }
+        Ok(Some(Flaw::WrongDigest {
+            file: file.name.to_owned(),
+            block: at,
+            range: block.offset..block.end(),
+            wanted: block.xxh3.to_string(),
+            found: found.to_string(),
+        }))
+    }
+
+    fn digest(&mut self, path: &Path, block: Block) -> std::io::Result<Digest> {
+        let file = match self.open.take() {
+            Some((of, file)) if of == path => file,
+            _ => self.vfs.open(path)?,
+        };
+        self.window.resize(WINDOW.min(MAX_BLOCK_BYTES as usize), 0);
+
+        let mut hash = Xxh3::new();
+        let mut offset = block.offset;
+        while offset < block.end() {
+            let len = (block.end() - offset).min(self.window.len() as u64) as usize;
+            let read = vfs::read_full_at(&*file, &mut self.window[..len], offset)?;
+            hash.update(&self.window[..read]);
+            offset += len as u64;
+        }
+        self.open = Some((path.to_owned(), file));
+        Ok(Digest(hash.digest()))
+    }
+}
+
+/// Size and digests of a file that somebody else wrote.
+pub(crate) fn content(file: &dyn VfsFile, block_bytes: u64) -> std::io::Result<Content> {
+    let mut window = vec![0; WINDOW];
+    let (mut run, mut blocks) = (Run::new(0, block_bytes), Vec::new());
+
+    loop {
+        let bytes = run.end();
+        match vfs::read_full_at(file, &mut window, bytes)? {
+            0 => {
+                run.flush(&mut blocks);
+                return Ok(Content { bytes, blocks });
+            }
+            read => run.feed(&window[..read], &mut blocks),
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! A file system whose operations fail when told to.
+//!
+//! A [`Rule`] chooses operations (by kind, by path, by count) and says what becomes of them; the
+//! first rule that matches holds. With [`Fault::Skip`] a protocol loses a step without being
+//! rewritten, which shows whether a test would notice.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Lock, Metadata, Vfs, VfsFile};
+
+/// The kinds of operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(missing_docs)] // named as the operations are
+pub enum Op {
+    CreateNew,
+    Open,
+    OpenToWrite,
+    MakeDir,
+    RemoveDir,
+    Unlink,
+    Rename,
+    RenameNoReplace,
+    SyncDir,
+    List,
+    Metadata,
+    Lock,
+    Size,
+    Read,
+    Write,
+    Allocate,
+    SyncData,
+}
+
+impl Op {
+    /// Whether it changes the disk or waits for it.
+    pub fn is_change(self) -> bool {
+        !matches!(
+            self,
+            Op::Open | Op::OpenToWrite | Op::List | Op::Metadata | Op::Lock | Op::Size | Op::Read
+        )
+    }
+}
+
+/// What becomes of an operation.
+#[derive(Clone)]
+pub enum Fault {
+    /// It is not done and gives an error of this kind. After a failed sync of a file, later syncs of
+    /// it succeed and do nothing, as on Linux.
+    Fail(io::ErrorKind),
+    /// A read or a write moves one byte; others are done in full.
+    Short,
+    /// It gives success and does nothing. Operations that give a value are done.
+    Skip,
+    /// It and all later ones fail: the process is gone.
+    Stop,
+    /// This is called first, then the operation is done.
+    Before(Arc<dyn Fn() + Send + Sync>),
+    /// The operation is done, then this is called.
+    After(Arc<dyn Fn() + Send + Sync>),
+}
+
+impl fmt::Debug for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Fail(kind) => write!(f, "Fail({kind:?})"),
+            Fault::Short => f.write_str("Short"),
+            Fault::Skip => f.write_str("Skip"),
+            Fault::Stop => f.write_str("Stop"),
+            Fault::Before(_) => f.write_str("Before"),
+            Fault::After(_) => f.write_str("After"),
+        }
+    }
+}
+
+/// Which operations a fault befalls: all, unless narrowed.
+#[derive(Debug)]
+pub struct Rule {
+    fault: Fault,
+    op: Option<Op>,
+    part_of_path: Option<String>,
+    counts: RangeInclusive<u64>,
+    seen: AtomicU64,
+}
+
+impl Rule {
+    /// Befalls every operation.
+    pub fn new(fault: Fault) -> Rule {
+        Rule {
+            fault,
+            op: None,
+            part_of_path: None,
+            counts: 0..=u64::MAX,
+            seen: AtomicU64::new(0),
+        }
+    }
+
+    /// Only operations of this kind.
+    pub fn op(mut self, op: Op) -> Rule {
+        self.op = Some(op);
+        self
+    }
+
+    /// Only operations on a path with this text in it; a rename has the path `to`.
+    pub fn path(mut self, part: &str) -> Rule {
+        self.part_of_path = Some(part.to_owned());
+        self
+    }
+
+    /// Only the `n`-th of the operations that match otherwise, from 0.
+    pub fn nth(mut self, n: u64) -> Rule {
+        self.counts = n..=n;
+        self
+    }
+
+    fn matches(&self, op: Op, path: &Path) -> bool {
+        let op_matches = self.op.is_none_or(|wanted| wanted == op);
+        let path = path.to_string_lossy();
+        let path_matches = self.part_of_path.as_ref().is_none_or(|p| path.contains(p));
+
+        op_matches
+            && path_matches
+            && self
+                .counts
+                .contains(&self.seen.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Another file system, with faults. Clones share rules and counts.
+#[derive(Debug, Clone)]
+pub struct FaultFs {
+    inner: Arc<dyn Vfs>,
+    faults: Arc<Faults>,
+}
+
+#[derive(Debug)]
+struct Faults {
+    rules: Vec<Rule>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    log: Vec<(Op, PathBuf)>,
+    stopped: bool,
+    /// Files of a failed sync: what they had in the cache is lost, though nothing says so.
+    lost: BTreeSet<PathBuf>,
+}
+
+/// What an operation has to do.
+enum Verdict {
+    Do,
+    DoOneByte,
+    Pretend,
+    DoThen(Arc<dyn Fn() + Send + Sync>),
+}
+
+impl FaultFs {
+    /// `inner` with faults.
+    pub fn new(inner: Arc<dyn Vfs>, rules: Vec<Rule>) -> FaultFs {
+        let state = Mutex::default();
+        FaultFs {
+            inner,
+            faults: Arc::new(Faults { rules, state }),
+        }
+    }
+
+    /// The operations so far, failed ones too; a rename has the path `to`.
+    pub fn log(&self) -> Vec<(Op, PathBuf)> {
+        self.faults.state().log.clone()
+    }
+
+    fn result<T>(
+        &self,
+        op: Op,
+        path: &Path,
+        run: impl FnOnce(&dyn Vfs) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let verdict = self.faults.meet(op, path)?;
+        let done = run(&*self.inner);
+        verdict.after();
+        done
+    }
+
+    fn unit(
+        &self,
+        op: Op,
+        path: &Path,
+        run: impl FnOnce(&dyn Vfs) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.faults.unit(op, path, || run(&*self.inner))
+    }
+
+    fn file(&self, path: &Path, file: Box<dyn VfsFile>) -> Box<dyn VfsFile> {
+        Box::new(FaultFile {
+            path: path.to_owned(),
+            file,
+            faults: Arc::clone(&self.faults),
+        })
+    }
+}
+
+impl Verdict {
+    fn after(self) {
+        if let Verdict::DoThen(call) = self {
+            call();
+        }
+    }
+}
+
+impl Faults {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn meet(&self, op: Op, path: &Path) -> io::Result<Verdict> {
+        let gone = || io::Error::other("the process is gone");
+        {
+            let mut state = self.state();
+            if state.stopped {
+                return Err(gone());
+            }
+            state.log.push((op, path.to_owned()));
+        }
+
+        match self.rules.iter().find(|rule| rule.matches(op, path)) {
+            None => Ok(Verdict::Do),
+            Some(rule) => match &rule.fault {
+                Fault::Fail(kind) => {
+                    if op == Op::SyncData {
+                        self.state().lost.insert(path.to_owned());
+                    }
+                    Err(io::Error::from(*kind))
+                }
+                Fault::Short => Ok(Verdict::DoOneByte),
+                Fault::Skip => Ok(Verdict::Pretend),
+                Fault::Stop => {
+                    self.state().stopped = true;
+                    Err(gone())
+                }
+                Fault::Before(call) => {
+                    call();
+                    Ok(Verdict::Do)
+                }
+                Fault::After(call) => Ok(Verdict::DoThen(Arc::clone(call))),
+            },
+        }
+    }
+
+    fn unit(&self, op: Op, path: &Path, run: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let verdict = self.meet(op, path)?;
+        let is_lost = op == Op::SyncData && self.state().lost.contains(path);
+        if is_lost || matches!(verdict, Verdict::Pretend) {
+            return Ok(());
+        }
+        let done = run();
+        verdict.after();
+        done
+    }
+
+    /// `len` or what is left of it.
+    fn transfer(
+        &self,
+        op: Op,
+        path: &Path,
+        len: usize,
+        run: impl FnOnce(usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let verdict = self.meet(op, path)?;
+        let done = match verdict {
+            Verdict::DoOneByte => run(len.min(1)),
+            Verdict::Pretend => Ok(len),
+            _ => run(len),
+        };
+        verdict.after();
+        done
+    }
+}
+
+impl Vfs for FaultFs {
+    fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        let file = self.result(Op::CreateNew, path, |fs| fs.create_new(path))?;
+        // Another file than the one that was lost.
+        self.faults.state().lost.remove(path);
+        Ok(self.file(path, file))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        let file = self.result(Op::Open, path, |fs| fs.open(path))?;
+        Ok(self.file(path, file))
+    }
+
+    fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        let file = self.result(Op::OpenToWrite, path, |fs| fs.open_to_write(path))?;
+        Ok(self.file(path, file))
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.unit(Op::MakeDir, path, |fs| fs.make_dir(path))
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.unit(Op::RemoveDir, path, |fs| fs.remove_dir(path))
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.unit(Op::Unlink, path, |fs| fs.unlink(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.unit(Op::Rename, to, |fs| fs.rename(from, to))
+    }
+
+    fn rename_no_replace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.unit(Op::RenameNoReplace, to, |fs| fs.rename_no_replace(from, to))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.unit(Op::SyncDir, path, |fs| fs.sync_dir(path))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        self.result(Op::List, path, |fs| fs.list(path))
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        self.result(Op::Metadata, path, |fs| fs.metadata(path))
+    }
+
+    fn space(&self, path: &Path) -> Option<u64> {
+        self.inner.space(path)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        self.result(Op::Lock, path, |fs| fs.lock(path))
+    }
+
+    fn unique(&self) -> u64 {
+        self.inner.unique()
+    }
+}
+
+#[derive(Debug)]
+struct FaultFile {
+    path: PathBuf,
+    file: Box<dyn VfsFile>,
+    faults: Arc<Faults>,
+}
+
+impl VfsFile for FaultFile {
+    fn size(&self) -> io::Result<u64> {
+        let verdict = self.faults.meet(Op::Size, &self.path)?;
+        let size = self.file.size();
+        verdict.after();
+        size
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = buffer.len();
+        self.faults.transfer(Op::Read, &self.path, len, |len| {
+            self.file.read_at(&mut buffer[..len], offset)
+        })
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        let len = bytes.len();
+        self.faults.transfer(Op::Write, &self.path, len, |len| {
+            self.file.write_at(&bytes[..len], offset)
+        })
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        let allocate = || self.file.allocate(len);
+        self.faults.unit(Op::Allocate, &self.path, allocate)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let sync = || self.file.sync_data();
+        self.faults.unit(Op::SyncData, &self.path, sync)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SimFs;
+    use super::*;
+
+    fn faulty(rule: Rule) -> (SimFs, FaultFs) {
+        let sim = SimFs::new();
+        let faulty = FaultFs::new(Arc::new(sim.clone()), vec![rule]);
+        (sim, faulty)
+    }
+
+    #[test]
+    fn only_the_chosen_operation_fails() {
+        let rule = Rule::new(Fault::Fail(io::ErrorKind::StorageFull));
+        let (_, fs) = faulty(rule.op(Op::Write).path("b").nth(1));
+        let [a, b] = ["/a", "/b"].map(|path| fs.create_new(Path::new(path)).unwrap());
+
+        assert_eq!(a.write_at(b"12", 0).unwrap(), 2);
+        assert_eq!(b.write_at(b"12", 0).unwrap(), 2);
+        assert_eq!(a.write_at(b"34", 2).unwrap(), 2);
+        let kind = b.write_at(b"34", 2).unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::StorageFull);
+        assert_eq!(b.write_at(b"34", 2).unwrap(), 2);
+        assert_eq!(fs.log().len(), 7);
+    }
+
+    /// A sync that succeeds after one that failed is a lie, on Linux as here.
+    #[test]
+    fn what_a_failed_sync_lost_stays_lost() {
+        let rule = Rule::new(Fault::Fail(io::ErrorKind::Other));
+        let (sim, fs) = faulty(rule.op(Op::SyncData).nth(0));
+        let file = fs.create_new(Path::new("/x")).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
+        file.write_at(b"data", 0).unwrap();
+
+        assert!(file.sync_data().is_err());
+        assert!(file.sync_data().is_ok());
+        let after = sim.after_crash(super::super::Survivors::None);
+        assert_eq!(after.metadata(Path::new("/x")).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn a_stopped_process_does_nothing_more() {
+        let (sim, fs) = faulty(Rule::new(Fault::Stop).op(Op::MakeDir).nth(1));
+        fs.make_dir(Path::new("/a")).unwrap();
+        assert!(fs.make_dir(Path::new("/b")).is_err());
+        assert!(fs.remove_dir(Path::new("/a")).is_err());
+        assert_eq!(sim.list(Path::new("/")).unwrap(), ["a"]);
+    }
+
+    #[test]
+    fn short_and_skipped_operations_look_successful() {
+        let (sim, fs) = faulty(Rule::new(Fault::Short));
+        let file = fs.create_new(Path::new("/x")).unwrap();
+        assert_eq!(file.write_at(b"abc", 0).unwrap(), 1);
+        assert_eq!(sim.metadata(Path::new("/x")).unwrap().bytes, 1);
+
+        let (sim, fs) = faulty(Rule::new(Fault::Skip).op(Op::MakeDir));
+        fs.make_dir(Path::new("/a")).unwrap();
+        assert!(sim.metadata(Path::new("/a")).is_err());
+    }
+}

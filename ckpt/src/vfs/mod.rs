@@ -1,0 +1,203 @@
+//! The few operations on files that the commit protocol needs, as a trait.
+//!
+//! A protocol that survives power cuts cannot be tested on a real disk: what a process wrote stays
+//! in the system's cache when the process is killed, so the states that a power cut leaves are
+//! never seen. So the protocol is written against [`Vfs`], and there are three of them:
+//!
+//! - [`RealFs`]: the operating system.
+//! - [`SimFs`]: in memory; knows for every file and folder what is on disk and what only cached,
+//!   and makes every state that a power cut may leave.
+//! - [`FaultFs`]: wraps another and fails, cuts short or leaves out chosen operations.
+//!
+//! The trait has no operation that the protocol does not use, and none does two things: what is not
+//! synced explicitly is not promised to be on disk.
+
+mod fault;
+mod real;
+mod sim;
+
+use std::any::Any;
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+pub use fault::{Fault, FaultFs, Op, Rule};
+pub use real::RealFs;
+pub use sim::{Moment, SimFs, Survivors};
+
+/// A file system. Paths are used as they are given; an error is the system's.
+pub trait Vfs: fmt::Debug + Send + Sync {
+    /// Creates a file that must not exist, for writing; its mode follows the umask.
+    fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
+
+    /// Opens a file for reading.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
+
+    /// Opens a file that exists for writing; its content stays.
+    fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
+
+    /// Makes a folder that must not exist.
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes an empty folder.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes a file or a link.
+    fn unlink(&self, path: &Path) -> io::Result<()>;
+
+    /// Renames a file over whatever file has the name `to`.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Renames a file or a folder with files in it; an error when something has the name `to`.
+    fn rename_no_replace(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Makes the names in a folder durable: what was created, renamed and removed there.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// The names in a folder, in any order.
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
+
+    /// What a path is; links are not followed.
+    fn metadata(&self, path: &Path) -> io::Result<Metadata>;
+
+    /// Bytes that may still be written to the file system of an existing path, if it tells.
+    fn space(&self, path: &Path) -> Option<u64>;
+
+    /// Locks a folder against other processes for as long as the answer lives. The kinds of the
+    /// error matter: `WouldBlock` when it is locked, `NotFound` when it is gone, `Unsupported` when
+    /// the file system has no locks.
+    fn lock(&self, path: &Path) -> io::Result<Lock>;
+
+    /// A number that no other call gives, in any process that uses the file system.
+    fn unique(&self) -> u64;
+}
+
+/// An open file. All offsets are explicit, so that threads can share it.
+pub trait VfsFile: fmt::Debug + Send + Sync {
+    /// Its size in bytes.
+    fn size(&self) -> io::Result<u64>;
+
+    /// Reads at most `buffer.len()` bytes; 0 at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes at most `bytes.len()` bytes.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Takes the space for `len` bytes now and makes the file at least that long.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+
+    /// Waits until the content and the size are on disk. After an error they may never get there,
+    /// whatever a second call says: the system has dropped the pages.
+    fn sync_data(&self) -> io::Result<()>;
+}
+
+/// What a path is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metadata {
+    /// Its kind.
+    pub kind: FileKind,
+    /// Bytes of a file.
+    pub bytes: u64,
+}
+
+/// The kinds of things that have a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A link, a pipe, a device.
+    Other,
+}
+
+/// Keeps a folder locked; dropping it lets go.
+pub struct Lock {
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Lock {
+    /// A lock that lasts as long as `held` does.
+    pub fn new(held: impl Any + Send + Sync) -> Lock {
+        Lock {
+            _held: Box::new(held),
+        }
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lock")
+    }
+}
+
+/// Writes all of `bytes`, however few the file takes at a time.
+pub(crate) fn write_all_at(file: &dyn VfsFile, bytes: &[u8], offset: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.write_at(&bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => done += written,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Fills the buffer as far as the file reaches; returns how far.
+pub(crate) fn read_full_at(
+    file: &dyn VfsFile,
+    buffer: &mut [u8],
+    offset: u64,
+) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Makes a folder below `root` and those on the way to it.
+pub(crate) fn make_dirs(vfs: &dyn Vfs, root: &Path, below: &Path) -> io::Result<()> {
+    let mut folder = root.to_owned();
+    for part in below.components() {
+        folder.push(part);
+        match vfs.make_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Removes a file, or a folder with all below it; no error when it is not there.
+pub(crate) fn remove_all(vfs: &dyn Vfs, path: &Path) -> io::Result<()> {
+    let absent_is_fine = |done: io::Result<()>| match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    };
+
+    match vfs.metadata(path) {
+        Ok(metadata) if metadata.kind == FileKind::Folder => {}
+        Ok(_) => return absent_is_fine(vfs.unlink(path)),
+        Err(error) => return absent_is_fine(Err(error)),
+    }
+    let mut names = match vfs.list(path) {
+        Ok(names) => names,
+        Err(error) => return absent_is_fine(Err(error)),
+    };
+
+    // In an order that does not depend on the system, so that a fault can be met again.
+    names.sort_unstable();
+    for name in names {
+        remove_all(vfs, &path.join(name))?;
+    }
+    absent_is_fine(vfs.remove_dir(path))
+}

@@ -1,0 +1,260 @@
+//! The file system of the operating system.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
+
+/// The operating system's files.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealFs;
+
+#[derive(Debug)]
+struct RealFile(File);
+
+fn boxed(file: File) -> Box<dyn VfsFile> {
+    Box::new(RealFile(file))
+}
+
+impl Vfs for RealFs {
+    fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).open(path).map(boxed)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        File::open(path).map(boxed)
+    }
+
+    fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        OpenOptions::new().write(true).open(path).map(boxed)
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn rename_no_replace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // A file system that cannot do this still replaces no folder that has files in it.
+            Err(Errno::INVAL | Errno::NOSYS) if from.is_dir() => fs::rename(from, to),
+            other => other.map_err(io::Error::from),
+        }
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        match File::open(path).and_then(|folder| folder.sync_all()) {
+            // A file system without this operation keeps names in another way.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+                ) =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(path)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect()
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        let metadata = fs::symlink_metadata(path)?;
+        let kind = match metadata.file_type() {
+            kind if kind.is_file() => FileKind::File,
+            kind if kind.is_dir() => FileKind::Folder,
+            _ => FileKind::Other,
+        };
+        let bytes = metadata.len();
+        Ok(Metadata { kind, bytes })
+    }
+
+    fn space(&self, path: &Path) -> Option<u64> {
+        let stat = rustix::fs::statvfs(path).ok()?;
+
+        // Some network file systems report a disk of no size at all.
+        if stat.f_blocks == 0 {
+            return None;
+        }
+        stat.f_bavail.checked_mul(stat.f_frsize)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        let handle = File::open(path)?;
+        match handle.try_lock() {
+            // Else it was removed, and perhaps made again, between the two calls.
+            Ok(()) if is_same(&handle, path) => Ok(Lock::new(handle)),
+            Ok(()) => Err(io::ErrorKind::NotFound.into()),
+            Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(_)) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn unique(&self) -> u64 {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+        let clock = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos() as u64;
+        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+
+        let mut hash = Xxh3::new();
+        for part in [clock, u64::from(process::id()), count] {
+            hash.update(&part.to_le_bytes());
+        }
+        hash.digest()
+    }
+}
+
+/// Whether the path still leads to the opened folder.
+fn is_same(handle: &File, folder: &Path) -> bool {
+    match (handle.metadata(), fs::metadata(folder)) {
+        (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+impl VfsFile for RealFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(&self.0, buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        FileExt::write_at(&self.0, bytes, offset)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        match take_space(&self.0, len) {
+            // Without the promise, but of the right size.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => self.0.set_len(len),
+            other => other,
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn take_space(file: &File, len: u64) -> io::Result<()> {
+    use rustix::fs::FallocateFlags;
+
+    // The system refuses to take nothing.
+    if len == 0 {
+        return Ok(());
+    }
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+            Err(Errno::INTR) => {}
+            other => return other.map_err(io::Error::from),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn take_space(_file: &File, _len: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+        fs::create_dir(&from).unwrap();
+
+        for make in [
+            (|path| fs::write(path, b"dear")) as fn(&Path) -> io::Result<()>,
+            |path| fs::create_dir(path),
+        ] {
+            make(&to).unwrap();
+            let error = RealFs.rename_no_replace(&from, &to).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            super::super::remove_all(&RealFs, &to).unwrap();
+        }
+        RealFs.rename_no_replace(&from, &to).unwrap();
+        assert!(to.is_dir() && !from.exists());
+    }
+
+    /// Another user of the machine may read a checkpoint: the mode is that of any new file.
+    #[test]
+    fn mode_follows_the_umask() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ours, plain] = ["ours", "plain"].map(|name| folder.path().join(name));
+        RealFs.create_new(&ours).unwrap();
+        fs::write(&plain, b"").unwrap();
+
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&ours), mode(&plain));
+    }
+
+    #[test]
+    fn space_that_is_not_there_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = RealFs.create_new(&folder.path().join("x")).unwrap();
+        file.allocate(0).unwrap();
+        file.allocate(5000).unwrap();
+        assert_eq!(file.size().unwrap(), 5000);
+
+        let available = RealFs.space(folder.path()).unwrap();
+        let error = file.allocate(available.saturating_mul(4)).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge
+            ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_lock_is_held_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = RealFs.lock(folder.path()).unwrap();
+        let kind = RealFs.lock(folder.path()).unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::WouldBlock);
+
+        drop(held);
+        RealFs.lock(folder.path()).unwrap();
+        let kind = RealFs.lock(&folder.path().join("none")).unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::NotFound);
+    }
+}

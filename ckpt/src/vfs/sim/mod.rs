@@ -1,0 +1,367 @@
+//! A file system in memory that knows what a power cut would leave of it.
+//!
+//! ```text
+//!              write_at, rename, unlink ...            sync_data, sync_dir
+//!   program ------------------------------> pending ------------------------> synced
+//!                                              |                                 |
+//!                    a power cut keeps any of these, torn by sectors      ... and all of these
+//! ```
+//!
+//! It promises what POSIX does and no more: content is on disk after `sync_data` of the file, a name
+//! after `sync_dir` of the folder that has it, a rename is one step, and what is not synced may reach
+//! the disk in part and in any order. File systems that promise more (ext4 puts renames in order)
+//! leave fewer states.
+
+mod crash;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use crash::Survivors;
+use tree::{FileChange, Ino, NameChange, Node, ROOT, Tree};
+
+use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
+
+/// The largest file it takes.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+
+/// A file system in memory, empty at first. Clones are the same file system. A file has at most
+/// 1 GiB.
+#[derive(Debug, Clone, Default)]
+pub struct SimFs {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    tree: Tree,
+    locked: BTreeSet<Ino>,
+    uniques: u64,
+    history: Option<Vec<Moment>>,
+}
+
+/// The state right after an operation that changed something.
+#[derive(Debug, Clone)]
+pub struct Moment {
+    /// The operation, in words.
+    pub operation: String,
+    tree: Tree,
+}
+
+impl Moment {
+    /// How many changes are not synced.
+    pub fn pending(&self) -> usize {
+        self.tree.pending()
+    }
+
+    /// What a power cut at this moment leaves.
+    pub fn after_crash(&self, survivors: Survivors) -> SimFs {
+        SimFs::of(self.tree.after_crash(survivors))
+    }
+}
+
+impl SimFs {
+    /// An empty file system; its root is `/`.
+    pub fn new() -> SimFs {
+        SimFs::default()
+    }
+
+    fn of(tree: Tree) -> SimFs {
+        let shared = Shared {
+            tree,
+            ..Shared::default()
+        };
+        SimFs {
+            shared: Arc::new(Mutex::new(shared)),
+        }
+    }
+
+    /// Keeps every state from now on, for [`SimFs::history`].
+    pub fn record(&self) {
+        self.lock_shared().history.get_or_insert_default();
+    }
+
+    /// The states since [`SimFs::record`].
+    pub fn history(&self) -> Vec<Moment> {
+        self.lock_shared().history.clone().unwrap_or_default()
+    }
+
+    /// How many states were recorded.
+    pub fn recorded(&self) -> usize {
+        self.lock_shared().history.as_ref().map_or(0, Vec::len)
+    }
+
+    /// What a power cut leaves now.
+    pub fn after_crash(&self, survivors: Survivors) -> SimFs {
+        SimFs::of(self.lock_shared().tree.after_crash(survivors))
+    }
+
+    fn lock_shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_file(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        let ino = self.lock_shared().tree.find_file(path)?;
+        Ok(self.handle(ino, path))
+    }
+
+    fn handle(&self, ino: Ino, path: &Path) -> Box<dyn VfsFile> {
+        Box::new(SimFile {
+            fs: self.clone(),
+            ino,
+            path: path.to_owned(),
+        })
+    }
+
+    fn move_entry(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        let mut shared = self.lock_shared();
+        let (folder, old) = shared.tree.find_parent(from)?;
+        let (other, new) = shared.tree.find_parent(to)?;
+        if folder != other {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+
+        let names = &shared.tree.folder(folder)?.cached;
+        let ino = *names.get(&old).ok_or(io::ErrorKind::NotFound)?;
+        if names.contains_key(&new) && !replace {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let change = NameChange::Rename { old, new, ino };
+        shared.tree.change_names(folder, change)?;
+        shared.moment(|| format!("rename {} to {}", from.display(), to.display()));
+        Ok(())
+    }
+
+    fn remove_entry(&self, path: &Path, wanted: FileKind) -> io::Result<()> {
+        let mut shared = self.lock_shared();
+        let (folder, name) = shared.tree.find_parent(path)?;
+        let ino = shared.tree.find(path)?;
+
+        match (shared.tree.node(ino)?, wanted) {
+            (Node::File(_), FileKind::File) => {}
+            (Node::Folder(content), FileKind::Folder) if content.cached.is_empty() => {}
+            (Node::Folder(_), FileKind::Folder) => {
+                return Err(io::ErrorKind::DirectoryNotEmpty.into());
+            }
+            (Node::Folder(_), _) => return Err(io::ErrorKind::IsADirectory.into()),
+            (Node::File(_), _) => return Err(io::ErrorKind::NotADirectory.into()),
+        }
+        shared
+            .tree
+            .change_names(folder, NameChange::Remove { name })?;
+        shared.moment(|| format!("remove {}", path.display()));
+        Ok(())
+    }
+
+    fn add_entry(&self, path: &Path, node: Node, word: &str) -> io::Result<Ino> {
+        let mut shared = self.lock_shared();
+        let (folder, name) = shared.tree.find_parent(path)?;
+        if shared.tree.folder(folder)?.cached.contains_key(&name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+
+        let ino = shared.tree.add(node);
+        shared
+            .tree
+            .change_names(folder, NameChange::Add { name, ino })?;
+        shared.moment(|| format!("{word} {}", path.display()));
+        Ok(ino)
+    }
+}
+
+impl Shared {
+    fn moment(&mut self, operation: impl FnOnce() -> String) {
+        if let Some(history) = &mut self.history {
+            history.push(Moment {
+                operation: operation(),
+                tree: self.tree.clone(),
+            });
+        }
+    }
+}
+
+impl Vfs for SimFs {
+    fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        let ino = self.add_entry(path, Node::new_file(), "create")?;
+        Ok(self.handle(ino, path))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        self.open_file(path)
+    }
+
+    fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
+        self.open_file(path)
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.add_entry(path, Node::new_folder(), "make folder")
+            .map(|_| ())
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.remove_entry(path, FileKind::Folder)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.remove_entry(path, FileKind::File)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.move_entry(from, to, true)
+    }
+
+    fn rename_no_replace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.move_entry(from, to, false)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let mut shared = self.lock_shared();
+        let ino = shared.tree.find(path)?;
+        shared.tree.sync_folder(ino)?;
+        shared.moment(|| format!("sync folder {}", path.display()));
+        Ok(())
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let shared = self.lock_shared();
+        let ino = shared.tree.find(path)?;
+        let names = shared.tree.folder(ino)?.cached.keys();
+        Ok(names.map(OsString::from).collect())
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        let shared = self.lock_shared();
+        let ino = shared.tree.find(path)?;
+        let (kind, bytes) = match shared.tree.node(ino)? {
+            Node::File(file) => (FileKind::File, file.cached.len() as u64),
+            Node::Folder(_) => (FileKind::Folder, 0),
+        };
+        Ok(Metadata { kind, bytes })
+    }
+
+    fn space(&self, _path: &Path) -> Option<u64> {
+        None
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        let mut shared = self.lock_shared();
+        let ino = shared.tree.find(path)?;
+        if !shared.locked.insert(ino) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let fs = self.clone();
+        Ok(Lock::new(HeldLock { fs, ino }))
+    }
+
+    fn unique(&self) -> u64 {
+        let mut shared = self.lock_shared();
+        shared.uniques += 1;
+        shared.uniques
+    }
+}
+
+struct HeldLock {
+    fs: SimFs,
+    ino: Ino,
+}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        self.fs.lock_shared().locked.remove(&self.ino);
+    }
+}
+
+#[derive(Debug)]
+struct SimFile {
+    fs: SimFs,
+    ino: Ino,
+    path: PathBuf,
+}
+
+impl VfsFile for SimFile {
+    fn size(&self) -> io::Result<u64> {
+        let shared = self.fs.lock_shared();
+        Ok(shared.tree.file(self.ino)?.cached.len() as u64)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let shared = self.fs.lock_shared();
+        let content = &shared.tree.file(self.ino)?.cached;
+        let start = content.len().min(offset as usize);
+        let len = buffer.len().min(content.len() - start);
+        buffer[..len].copy_from_slice(&content[start..start + len]);
+        Ok(len)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        check_size(offset.saturating_add(bytes.len() as u64))?;
+        let mut shared = self.fs.lock_shared();
+        let change = FileChange::Write {
+            offset: offset as usize,
+            bytes: bytes.into(),
+        };
+        shared.tree.change_file(self.ino, change)?;
+        let end = offset + bytes.len() as u64;
+        shared.moment(|| format!("write bytes {offset}..{end} of {}", self.path.display()));
+        Ok(bytes.len())
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        check_size(len)?;
+        let mut shared = self.fs.lock_shared();
+        let change = FileChange::Grow { len: len as usize };
+        shared.tree.change_file(self.ino, change)?;
+        shared.moment(|| format!("allocate {len} bytes of {}", self.path.display()));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut shared = self.fs.lock_shared();
+        shared.tree.sync_file(self.ino)?;
+        shared.moment(|| format!("sync {}", self.path.display()));
+        Ok(())
+    }
+}
+
+fn check_size(bytes: u64) -> io::Result<()> {
+    match bytes {
+        0..=MAX_FILE_BYTES => Ok(()),
+        _ => Err(io::ErrorKind::StorageFull.into()),
+    }
+}
+
+impl Tree {
+    fn find(&self, path: &Path) -> io::Result<Ino> {
+        let mut ino = ROOT;
+        for part in path.components() {
+            match part {
+                Component::RootDir | Component::CurDir => {}
+                Component::Normal(name) => {
+                    let name = name.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
+                    let names = &self.folder(ino)?.cached;
+                    ino = *names.get(name).ok_or(io::ErrorKind::NotFound)?;
+                }
+                _ => return Err(io::ErrorKind::InvalidFilename.into()),
+            }
+        }
+        Ok(ino)
+    }
+
+    fn find_file(&self, path: &Path) -> io::Result<Ino> {
+        let ino = self.find(path)?;
+        self.file(ino).map(|_| ino)
+    }
+
+    /// The folder of a path and the path's last name.
+    fn find_parent(&self, path: &Path) -> io::Result<(Ino, String)> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidFilename);
+        let parent = path.parent().ok_or_else(invalid)?;
+        let name = path.file_name().and_then(|name| name.to_str());
+        Ok((self.find(parent)?, name.ok_or_else(invalid)?.to_owned()))
+    }
+}

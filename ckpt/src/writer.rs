@@ -1,0 +1,127 @@
+//! One of several writers of a checkpoint, in this process or another.
+//!
+//! ```text
+//!   coordinator                         each writer (rank)
+//!   Staging::new
+//!   staging.create(path, len) ...
+//!        folder  ---------------------> Writer::join(folder, "rank 3")
+//!                                       writer.file(path)
+//!                                       file.write_at(offset, bytes) ...
+//!   staging.accept(receipt)  <--------- writer.finish()
+//!   staging.commit()
+//! ```
+//!
+//! Writers put their parts straight into the final files: nothing is gathered and nothing copied a
+//! second time. How folder and receipts travel is the caller's: both are small and plain data.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::blocks::MAX_BLOCK_BYTES;
+use crate::hidden::Kind;
+use crate::names::check_relative_path;
+use crate::vfs::{FileKind, RealFs, Vfs, VfsFile};
+use crate::{Error, Receipt, Result, SharedFile};
+
+/// A writer of parts of files.
+#[derive(Debug)]
+pub struct Writer {
+    vfs: Arc<dyn Vfs>,
+    folder: PathBuf,
+    name: String,
+    block_bytes: u64,
+    files: BTreeMap<String, SharedFile>,
+}
+
+impl Writer {
+    /// Joins the checkpoint that is staged in `folder`; `name` tells this writer from the others.
+    ///
+    /// # Errors
+    /// [`Error::NotStaged`] when nothing is staged there.
+    pub fn join(folder: impl AsRef<Path>, name: &str) -> Result<Writer> {
+        Writer::join_in(Arc::new(RealFs), folder, name)
+    }
+
+    /// [`Writer::join`] in any file system.
+    ///
+    /// # Errors
+    /// As [`Writer::join`].
+    pub fn join_in(vfs: Arc<dyn Vfs>, folder: impl AsRef<Path>, name: &str) -> Result<Writer> {
+        let folder = folder.as_ref();
+        let is_hidden = folder
+            .file_name()
+            .and_then(|name| Kind::of(name.to_str()?))
+            .is_some_and(|kind| kind == Kind::Staging);
+
+        match vfs.metadata(folder) {
+            Ok(metadata) if is_hidden && metadata.kind == FileKind::Folder => {}
+            _ => {
+                return Err(Error::NotStaged {
+                    path: folder.to_owned(),
+                });
+            }
+        }
+        Ok(Writer::new(vfs, folder.to_owned(), name, MAX_BLOCK_BYTES))
+    }
+
+    pub(crate) fn new(vfs: Arc<dyn Vfs>, folder: PathBuf, name: &str, block_bytes: u64) -> Writer {
+        Writer {
+            vfs,
+            folder,
+            name: name.to_owned(),
+            block_bytes,
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Digests blocks of at most so many bytes, at least 1 and at most [`MAX_BLOCK_BYTES`].
+    pub fn block_bytes(mut self, bytes: u64) -> Writer {
+        self.block_bytes = bytes.clamp(1, MAX_BLOCK_BYTES);
+        self
+    }
+
+    /// Opens a file that the coordinator created.
+    ///
+    /// # Errors
+    /// [`Error::FileName`] for a path that leaves the folder; [`Error::Io`].
+    pub fn file(&mut self, path: &str) -> Result<SharedFile> {
+        if let Some(file) = self.files.get(path) {
+            return Ok(file.clone());
+        }
+        check_relative_path(path).map_err(|problem| Error::FileName {
+            folder: self.folder.clone(),
+            name: path.to_owned(),
+            problem,
+        })?;
+
+        let full = self.folder.join(path);
+        let opened = self.vfs.open_to_write(&full).and_then(|file| {
+            let bytes = file.size()?;
+            Ok((file, bytes))
+        });
+        let (file, bytes) = opened.map_err(|error| Error::io("open", &full, error))?;
+        Ok(self.add(path, file, bytes))
+    }
+
+    pub(crate) fn add(&mut self, path: &str, file: Box<dyn VfsFile>, bytes: u64) -> SharedFile {
+        let shared = SharedFile::new(self.folder.join(path), file, bytes, self.block_bytes);
+        self.files.insert(path.to_owned(), shared.clone());
+        shared
+    }
+
+    /// Waits until the disk has all that was written, and says what that is. Nothing can be written
+    /// after that.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] or [`Error::Io`] of the disk: what was written is lost, and a second try
+    /// must begin with a new checkpoint.
+    pub fn finish(self) -> Result<Receipt> {
+        let mut parts = BTreeMap::new();
+        for (path, file) in self.files {
+            parts.insert(path, file.finish()?);
+        }
+        let writer = self.name;
+        Ok(Receipt { writer, parts })
+    }
+}
