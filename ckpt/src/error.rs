@@ -460,6 +460,22 @@ pub enum Error {
         /// What the panic said.
         message: String,
     },
+
+    /// A part of a tensor that is none.
+    #[error(
+        "{given} bytes are not region {region:?} of tensor `{}` of shape {shape:?}: the region must \
+         be inside, its bytes whole, and all of them given", tensor.escape_debug()
+    )]
+    BadRegion {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The region.
+        region: Vec<std::ops::Range<u64>>,
+        /// Bytes that were given.
+        given: usize,
+    },
 }
 
 impl Error {

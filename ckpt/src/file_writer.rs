@@ -82,6 +82,17 @@ impl Planned {
     }
 }
 
+/// A file whose every byte has its place before any is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedFile {
+    /// What it begins with: the header and its length.
+    pub start: Vec<u8>,
+    /// Its tensors, in order.
+    pub tensors: Vec<TensorInfo>,
+    /// Its size.
+    pub bytes: u64,
+}
+
 /// Takes the data of one tensor, in order and in pieces of any size.
 #[derive(Debug)]
 pub struct TensorSink<'a> {
@@ -165,6 +176,22 @@ impl FileWriter {
     pub fn file_len(&self) -> Result<u64> {
         let header = self.header(Path::new("the file"))?;
         Ok((PREFIX + header.len()) as u64 + self.data_len())
+    }
+
+    /// What the file begins with and where its tensors lie, for several writers that each put their
+    /// parts into a [`SharedFile`](crate::SharedFile).
+    ///
+    /// # Errors
+    /// [`Error::HeaderTooLarge`].
+    pub fn plan(&self) -> Result<PlannedFile> {
+        let header = self.header(Path::new("the file"))?;
+        let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
+        let tensors: Vec<TensorInfo> = self.layout(start.len() as u64).collect();
+        Ok(PlannedFile {
+            bytes: start.len() as u64 + self.data_len(),
+            start,
+            tensors,
+        })
     }
 
     /// Writes the file aside and renames it to `path`, replacing what is there.

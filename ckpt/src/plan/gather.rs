@@ -58,7 +58,11 @@ pub(super) fn gather(
         }
         targets.push(target);
     }
-    let (tensors, computed, places) = leaves.finish()?;
+    let Found {
+        names: tensors,
+        computed,
+        places,
+    } = leaves.finish()?;
     let files = catalog.files.len();
     for (_, copy) in &mut copies {
         if let Some(number) = (copy.file as usize).checked_sub(files) {
@@ -141,6 +145,16 @@ struct Placed {
     /// Its first byte in the file.
     start: u64,
     dtype: Dtype,
+}
+
+/// All leaves.
+struct Found {
+    /// By number.
+    names: Vec<String>,
+    /// In an order that does not depend on that of the wants.
+    computed: Vec<Computed>,
+    /// The place in it of each, as they came.
+    places: Vec<usize>,
 }
 
 /// What pieces are made of, found and checked as it comes.
@@ -229,9 +243,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
         self.names.len() as u32 - 1
     }
 
-    /// Their names, by number, what is computed, in an order that does not depend on that of the
-    /// wants, and the place in it of each.
-    fn finish(self) -> Result<(Vec<String>, Vec<Computed>, Vec<usize>), PlanError> {
+    fn finish(self) -> Result<Found, PlanError> {
         if !self.missing.is_empty() {
             return Err(PlanError::Missing {
                 names: self.missing.into_iter().collect(),
@@ -244,7 +256,11 @@ impl<'a, 'f> Leaves<'a, 'f> {
             places[*number] = place;
         }
         let computed = order.iter().map(|number| self.computed[*number].clone());
-        Ok((self.names, computed.collect(), places))
+        Ok(Found {
+            names: self.names,
+            computed: computed.collect(),
+            places,
+        })
     }
 }
 
