@@ -3,11 +3,14 @@
 //! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
 //! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
 //! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
-//! - [`Staging`], [`discover`], [`keep_last`]: a folder that is there completely or not at all,
-//!   whenever the process or the machine stops.
+//! - [`Staging`], [`newest`], [`keep_last`]: a folder that is there completely or not at all,
+//!   whenever the process or the machine stops; [`Writer`] for the ranks that write parts of it.
+//! - [`Saver`] and [`Snapshot`]: the same beside training.
+//! - [`vfs`] and [`crash`]: proof of that, by cutting the power of a simulated disk and by killing
+//!   real processes.
 //!
 //! ```
-//! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, discover, step_name};
+//! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, newest, step_name};
 //!
 //! let run = tempfile::tempdir()?;
 //! let weight = [1.0f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
@@ -20,7 +23,7 @@
 //! model.write(&mut staging, "", |_tensor, data| data.append(&weight))?;
 //! staging.commit()?;
 //!
-//! let newest = discover(run.path())?.pop().ok_or("no checkpoint")?;
+//! let newest = newest(run.path())?.committed.ok_or("no checkpoint")?;
 //! newest.verify()?;
 //! assert_eq!(newest.step(), Some(123));
 //! assert_eq!(Folder::open(newest.path())?.read("weight")?, weight);
@@ -49,8 +52,10 @@ mod manifest;
 mod names;
 mod output_file;
 mod receipt;
+mod saver;
 mod seal;
 mod shared_file;
+mod snapshot;
 mod staging;
 mod tensor_file;
 mod tiling;
@@ -74,7 +79,9 @@ pub use manifest::About;
 pub use names::NameProblem;
 pub use output_file::{OutputFile, replace_file, replace_file_in};
 pub use receipt::{Receipt, ReceiptProblem};
+pub use saver::{Begin, Saver, Task, WhenBusy};
 pub use shared_file::SharedFile;
+pub use snapshot::Snapshot;
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
 pub use tiling::Untiled;

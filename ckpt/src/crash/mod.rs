@@ -15,6 +15,8 @@
 //! The law: a recovery finds the old checkpoint or the new, bit for bit, and never anything else; a
 //! commit that returned is found; and never fewer are left than were to be kept.
 
+#[cfg(test)]
+mod faults;
 mod kills;
 mod law;
 mod points;
