@@ -302,7 +302,8 @@ pub enum Error {
 
     /// A folder is not one that a checkpoint is staged in.
     #[error(
-        "nothing is staged in {}; give the folder that the coordinator's `Staging::folder` names,          while it is being written", path.display()
+        "nothing is staged in {}; give the folder that the coordinator's `Staging::folder` names, \
+         while it is being written", path.display()
     )]
     NotStaged {
         /// The folder.

@@ -31,6 +31,7 @@
 //! ```
 
 mod blocks;
+mod claim;
 mod committed;
 pub mod crash;
 mod discover;

@@ -54,7 +54,7 @@ fn flaws(folder: &Path) -> Vec<Flaw> {
     }
 }
 
-/// R5: any flipped bit, anywhere.
+/// Any flipped bit, anywhere.
 #[test]
 fn flipped_bits_are_found_and_placed() {
     const SEED: u64 = 5 << 32;
@@ -95,7 +95,7 @@ fn flipped_bits_are_found_and_placed() {
     committed.verify().unwrap();
 }
 
-/// R6: every length up to 4096 of the manifest and of a shard, and a thousand of a larger file.
+/// Every length up to 4096 of the manifest and of a shard, and a thousand of a larger file.
 #[test]
 fn files_cut_or_grown_are_found() {
     const SEED: u64 = 6 << 32;
@@ -134,7 +134,7 @@ fn files_cut_or_grown_are_found() {
     committed.verify().unwrap();
 }
 
-/// R6: files of the right size that belong elsewhere.
+/// Files of the right size that belong elsewhere.
 #[test]
 fn swapped_and_stale_files_are_found() {
     let run = tempfile::tempdir().unwrap();

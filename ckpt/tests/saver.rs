@@ -45,7 +45,7 @@ fn steps(run: &Path) -> Vec<u64> {
         .collect()
 }
 
-/// R15: the weights change all the time while they are saved; what is saved is what they were.
+/// The weights change all the time while they are saved; what is saved is what they were.
 #[test]
 fn what_is_saved_is_the_snapshot() {
     let run = tempfile::tempdir().unwrap();

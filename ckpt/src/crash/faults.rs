@@ -97,7 +97,7 @@ impl Outcome {
     }
 }
 
-/// R4: every operation of a save and a removal fails once, in every way.
+/// Every operation of a save and a removal fails once, in every way.
 #[test]
 fn an_error_at_any_operation_loses_nothing() {
     let operations = save_with(vec![]).log.len() as u64;
