@@ -56,6 +56,12 @@ impl FolderWriter {
         Ok(())
     }
 
+    /// Bytes of all tensors' data.
+    pub fn data_len(&self) -> u64 {
+        let bytes = self.tensors.iter().map(|tensor| tensor.byte_len as u64);
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Writes all files into `folder`, a path below the staging folder; "" for that folder itself.
     ///
     /// `data` is called once for each tensor, file after file, and must append exactly the tensor's

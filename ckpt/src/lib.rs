@@ -3,13 +3,17 @@
 //! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
 //! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
 //! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
+//! - [`mapping`] and [`layout`]: which tensors are which under other names, and who keeps what.
 //! - [`plan`]: what is read for them, in what portions and with how much memory, before it is read.
 //! - [`source`] and [`exec`]: the files, and reading them straight to where the bytes belong.
-//! - [`Staging`], [`discover`], [`keep_last`]: a folder that is there completely or not at all,
-//!   whenever the process or the machine stops.
+//! - [`Staging`], [`newest`], [`keep_last`]: a folder that is there completely or not at all,
+//!   whenever the process or the machine stops; [`Writer`] for the ranks that write parts of it.
+//! - [`Saver`] and [`Snapshot`]: the same beside training.
+//! - [`vfs`] and [`crash`]: proof of that, by cutting the power of a simulated disk and by killing
+//!   real processes.
 //!
 //! ```
-//! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, discover, step_name};
+//! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, newest, step_name};
 //!
 //! let run = tempfile::tempdir()?;
 //! let weight = [1.0f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
@@ -22,7 +26,7 @@
 //! model.write(&mut staging, "", |_tensor, data| data.append(&weight))?;
 //! staging.commit()?;
 //!
-//! let newest = discover(run.path())?.pop().ok_or("no checkpoint")?;
+//! let newest = newest(run.path())?.committed.ok_or("no checkpoint")?;
 //! newest.verify()?;
 //! assert_eq!(newest.step(), Some(123));
 //! assert_eq!(Folder::open(newest.path())?.read("weight")?, weight);
@@ -31,6 +35,7 @@
 
 mod beneath;
 mod blocks;
+mod claim;
 mod committed;
 pub mod crash;
 mod discover;
@@ -59,8 +64,10 @@ mod output_file;
 pub mod plan;
 mod receipt;
 mod region;
+mod saver;
 mod seal;
 mod shared_file;
+mod snapshot;
 pub mod source;
 mod staging;
 mod tensor_file;
@@ -91,7 +98,9 @@ pub use names::NameProblem;
 pub use output_file::{OutputFile, replace_file, replace_file_in};
 pub use receipt::{Receipt, ReceiptProblem};
 pub use region::write_region;
+pub use saver::{Begin, Saver, Task, WhenBusy};
 pub use shared_file::SharedFile;
+pub use snapshot::Snapshot;
 pub use staging::Staging;
 pub use tensor_file::{TensorFile, TensorInfo};
 pub use tiling::Untiled;

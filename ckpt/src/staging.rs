@@ -20,16 +20,15 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::blocks::{Content, MAX_BLOCK_BYTES};
-use crate::discover::step_of;
+use crate::claim::{self, Free};
 use crate::disk;
-use crate::flaw::Flaw;
 use crate::hidden::{self, Kind};
 use crate::manifest::{About, MANIFEST_FILE};
 use crate::names::{NameProblem, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
 use crate::receipt::ReceiptProblem;
 use crate::seal::Seal;
-use crate::vfs::{self, FileKind, Lock, RealFs, Vfs, VfsFile};
+use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
 use crate::{Committed, Error, Receipt, Result, SharedFile, Writer};
 
 /// The name of the writer that is the staging itself.
@@ -92,9 +91,9 @@ impl Staging {
         }
 
         let target = parent.join(name);
-        is_free(&vfs, &target)?;
+        claim::is_free(&vfs, &target)?;
 
-        let (folder, lock) = make_locked(&*vfs, &target)?;
+        let (folder, lock) = claim::make_locked(&*vfs, &target)?;
         Ok(Staging {
             vfs,
             target,
@@ -347,7 +346,7 @@ impl Staging {
 
     /// Frees the name if an incomplete checkpoint has it; returns where that is now.
     fn move_incomplete_aside(&self) -> Result<Option<PathBuf>> {
-        if is_free(&self.vfs, &self.target)? == Free::Yes {
+        if claim::is_free(&self.vfs, &self.target)? == Free::Yes {
             return Ok(None);
         }
         let trash = hidden::path(&*self.vfs, &self.target, Kind::Trash);
@@ -376,60 +375,4 @@ fn check_length(path: &Path, wanted: u64, given: u64) -> Result<()> {
         wanted,
         given,
     })
-}
-
-#[derive(PartialEq)]
-enum Free {
-    Yes,
-    /// When the incomplete checkpoint of a step that has the name is moved aside.
-    Almost,
-}
-
-/// A name is free if nothing has it, or only an incomplete checkpoint of a step: what else lies
-/// there may be dear to somebody.
-fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
-    let kind = match vfs.metadata(target) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Free::Yes),
-        Err(error) => return Err(Error::io("open", target, error)),
-        Ok(metadata) => metadata.kind,
-    };
-
-    let step = target.file_name().and_then(|name| step_of(name.to_str()?));
-    if kind == FileKind::Folder && step.is_some() {
-        match Committed::open_in(Arc::clone(vfs), target) {
-            Ok(_)
-            | Err(Error::Incomplete {
-                flaw: Flaw::NewerVersion { .. },
-                ..
-            }) => {}
-            Err(Error::Incomplete { .. }) => return Ok(Free::Almost),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Error::Exists {
-        path: target.to_owned(),
-    })
-}
-
-/// Makes the hidden folder and locks it.
-fn make_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
-    loop {
-        let folder = hidden::path(vfs, target, Kind::Staging);
-        vfs.make_dir(&folder)
-            .map_err(|error| Error::write(&folder, 0, error))?;
-
-        match vfs.lock(&folder) {
-            Ok(lock) => return Ok((folder, Some(lock))),
-            Err(error) => match error.kind() {
-                // A sweep came between the two calls.
-                io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => {}
-                // No locks on this file system: then no sweep can take one either.
-                io::ErrorKind::Unsupported => return Ok((folder, None)),
-                _ => {
-                    let _ = vfs.remove_dir(&folder);
-                    return Err(Error::io("lock", &folder, error));
-                }
-            },
-        }
-    }
 }

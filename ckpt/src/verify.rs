@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::blocks::{Block, Content, Digest, MAX_BLOCK_BYTES, Run};
+use crate::blocks::{Block, Content, Digest, Run};
 use crate::flaw::Flaw;
 use crate::vfs::{self, Vfs, VfsFile};
 use crate::{Error, Result};
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
             Some((of, file)) if of == path => file,
             _ => self.vfs.open(path)?,
         };
-        self.window.resize(WINDOW.min(MAX_BLOCK_BYTES as usize), 0);
+        self.window.resize(WINDOW, 0);
 
         let mut hash = Xxh3::new();
         let mut offset = block.offset;

@@ -33,7 +33,7 @@ fn spawn(job: &Job) -> Command {
     command
 }
 
-/// R1: a recovery finds exactly the old checkpoint or the new, after a power cut at any operation.
+/// A recovery finds exactly the old checkpoint or the new, after a power cut at any operation.
 #[test]
 fn a_power_cut_at_any_operation_leaves_old_or_new() {
     let summary = cut_power(100_000, 1, &mut |_| {}).unwrap_or_else(|failure| panic!("{failure}"));
@@ -49,7 +49,7 @@ fn a_power_cut_at_any_operation_leaves_old_or_new() {
     );
 }
 
-/// R2: real processes, really killed.
+/// Real processes, really killed.
 #[test]
 fn two_hundred_kills_lose_nothing_that_was_saved() {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn two_hundred_kills_lose_nothing_that_was_saved() {
     assert!(fs::read_dir(folder.path()).unwrap().count() <= 3);
 }
 
-/// R3: each of four processes dies before and after each step that it takes.
+/// Each of four processes dies before and after each step that it takes.
 #[test]
 fn death_at_any_point_of_any_process_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,9 +117,9 @@ fn a_protocol_without_a_sync_is_caught() {
     assert!(violation(&|sim| Arc::new(sim)).is_none());
 }
 
-/// Of a round's syncs of the parent, in order: two commits, the removal of an old checkpoint (before
-/// and after its renaming), and, where a process was killed between the rename of its commit and the
-/// sync, the first of the removal that the next process does.
+/// Of a round's syncs of the parent, in order: two commits, the removal of an old checkpoint
+/// (before and after its renaming), and, where a process was killed between the rename of its
+/// commit and the sync, the first of the removal that the next process does.
 #[test]
 fn each_sync_of_the_parent_is_missed() {
     #[derive(Debug)]

@@ -53,7 +53,7 @@ pub fn kill_at_random(
         }
         let problem = check(&vfs, run, &reported, kill.is_multiple_of(2));
         problem.map_err(|problem| Violation {
-            seed,
+            again: format!("--states 0 --kills {kill} --seed {seed}, perhaps more than once"),
             moment: format!("after kill {kill}, of {}", victim_name(victim)),
             problem,
         })?;

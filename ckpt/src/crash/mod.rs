@@ -15,6 +15,8 @@
 //! The law: a recovery finds the old checkpoint or the new, bit for bit, and never anything else; a
 //! commit that returned is found; and never fewer are left than were to be kept.
 
+#[cfg(test)]
+mod faults;
 mod kills;
 mod law;
 mod points;
@@ -73,22 +75,22 @@ pub struct Summary {
 /// What should not be, and how to see it again.
 #[derive(Debug)]
 pub struct Violation {
-    /// The seed that leads to it at once.
-    pub seed: u64,
     /// When: the operation, and what of it reached the disk; or which kill.
     pub moment: String,
     /// What is wrong.
     pub problem: String,
+    /// How to see it again: options of `meshgrad ckpt crash-test`, or words.
+    pub again: String,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Violation {
-            seed,
             moment,
             problem,
+            again,
         } = self;
-        write!(f, "{problem}\n  {moment}\n  again with: --seed {seed}")
+        write!(f, "{problem}\n  {moment}\n  again with: {again}")
     }
 }
 
@@ -119,7 +121,7 @@ impl From<std::io::Error> for Failure {
 }
 
 /// Cuts the power and kills processes as often as the drill says. `spawn` gives a command that runs
-/// [`work`] with the job's arguments in a new process: mostly this program with a hidden subcommand.
+/// [`work`] with the job's argument in a new process: mostly this program with a hidden subcommand.
 ///
 /// # Errors
 /// [`Failure::Violation`] for the first state that should not be.

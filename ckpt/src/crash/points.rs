@@ -133,7 +133,7 @@ pub fn die_at_points(
             let found = law::check(&vfs, run, &expect);
             let checked = found.and_then(|found| law::check_sweep(&vfs, run, &found));
             checked.map_err(|problem| Violation {
-                seed: 0,
+                again: "the same point: it does not depend on time".to_owned(),
                 moment,
                 problem,
             })?;

@@ -1,4 +1,5 @@
-//! What the processes of a drill do: one coordinates, all four write, over a socket of this machine.
+//! What the processes of a drill do: one coordinates, all four write. They talk over a socket of
+//! this machine.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -14,6 +14,7 @@
 
 mod fault;
 mod real;
+mod rule;
 mod sim;
 
 use std::any::Any;
@@ -22,8 +23,9 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub use fault::{Fault, FaultFs, Op, Rule};
+pub use fault::FaultFs;
 pub use real::RealFs;
+pub use rule::{Fault, Op, Rule};
 pub use sim::{Moment, SimFs, Survivors};
 
 /// A file system. Paths are used as they are given; an error is the system's.

@@ -39,17 +39,20 @@ impl fmt::Display for Survivors {
 }
 
 impl Survivors {
-    /// At most `budget` different choices among `pending` changes: the regular ones as far as they
+    /// At most `budget` choices among `pending` changes: the regular ones as far as they
     /// fit into half of it, else a random half of them, then random sets.
     pub fn choose(pending: usize, budget: usize, seed: u64) -> Vec<Survivors> {
-        match pending {
-            0 => return vec![Survivors::None],
-            1 => return vec![Survivors::None, Survivors::All],
-            _ => {}
+        if pending == 0 {
+            return vec![Survivors::None];
         }
+        // A few changes have only so many states.
+        let budget = budget.min(2 + 16 * pending);
         let mut draws = Draws::new(seed);
-        let mut regular: Vec<_> = (0..pending).map(Survivors::Only).collect();
-        // With two changes, "all but one" is "only the other".
+        // With one change, "only this" is "all"; with two, "all but one" is "only the other".
+        let mut regular = Vec::new();
+        if pending > 1 {
+            regular.extend((0..pending).map(Survivors::Only));
+        }
         if pending > 2 {
             regular.extend((0..pending).map(Survivors::AllBut));
         }
@@ -88,11 +91,12 @@ impl Tree {
             nodes.insert(ino, left);
         }
 
-        let mut tree = Tree {
-            nodes: BTreeMap::new(),
-        };
-        keep_named(&mut nodes, ROOT, &mut tree.nodes);
-        tree
+        let mut named = BTreeMap::new();
+        keep_named(&mut nodes, ROOT, &mut named);
+        Tree {
+            nodes: named,
+            uniques: self.uniques,
+        }
     }
 }
 

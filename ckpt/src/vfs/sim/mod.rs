@@ -7,10 +7,10 @@
 //!                    a power cut keeps any of these, torn by sectors      ... and all of these
 //! ```
 //!
-//! It promises what POSIX does and no more: content is on disk after `sync_data` of the file, a name
-//! after `sync_dir` of the folder that has it, a rename is one step, and what is not synced may reach
-//! the disk in part and in any order. File systems that promise more (ext4 puts renames in order)
-//! leave fewer states.
+//! It promises what POSIX does and no more: content is on disk after `sync_data` of the file, a
+//! name after `sync_dir` of the folder that has it, a rename is one step, and what is not synced
+//! may reach the disk in part and in any order. File systems that promise more (ext4 puts renames
+//! in order) leave fewer states.
 
 mod crash;
 mod tree;
@@ -40,7 +40,6 @@ pub struct SimFs {
 struct Shared {
     tree: Tree,
     locked: BTreeSet<Ino>,
-    uniques: u64,
     history: Option<Vec<Moment>>,
 }
 
@@ -260,8 +259,8 @@ impl Vfs for SimFs {
 
     fn unique(&self) -> u64 {
         let mut shared = self.lock_shared();
-        shared.uniques += 1;
-        shared.uniques
+        shared.tree.uniques += 1;
+        shared.tree.uniques
     }
 }
 

@@ -12,6 +12,8 @@ pub(super) const ROOT: Ino = 0;
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     pub(super) nodes: BTreeMap<Ino, Node>,
+    /// Numbers that were given to programs; a power cut does not bring them back.
+    pub(super) uniques: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -55,6 +57,7 @@ impl Default for Tree {
     fn default() -> Tree {
         Tree {
             nodes: BTreeMap::from([(ROOT, Node::new_folder())]),
+            uniques: 0,
         }
     }
 }

@@ -1,0 +1,68 @@
+//! Taking a name for a checkpoint, and the hidden folder to write it in.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::discover::step_of;
+use crate::flaw::Flaw;
+use crate::hidden::{self, Kind};
+use crate::vfs::{FileKind, Lock, Vfs};
+use crate::{Committed, Error, Result};
+
+/// Whether a checkpoint may have a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Free {
+    Yes,
+    /// When the incomplete checkpoint of a step that has the name is moved aside.
+    Almost,
+}
+
+/// A name is free if nothing has it, or only an incomplete checkpoint of a step: what else lies
+/// there may be dear to somebody.
+pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
+    let kind = match vfs.metadata(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Free::Yes),
+        Err(error) => return Err(Error::io("open", target, error)),
+        Ok(metadata) => metadata.kind,
+    };
+
+    let step = target.file_name().and_then(|name| step_of(name.to_str()?));
+    if kind == FileKind::Folder && step.is_some() {
+        match Committed::open_in(Arc::clone(vfs), target) {
+            Ok(_)
+            | Err(Error::Incomplete {
+                flaw: Flaw::NewerVersion { .. },
+                ..
+            }) => {}
+            Err(Error::Incomplete { .. }) => return Ok(Free::Almost),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::Exists {
+        path: target.to_owned(),
+    })
+}
+
+/// Makes the hidden folder and locks it.
+pub(crate) fn make_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
+    loop {
+        let folder = hidden::path(vfs, target, Kind::Staging);
+        vfs.make_dir(&folder)
+            .map_err(|error| Error::write(&folder, 0, error))?;
+
+        match vfs.lock(&folder) {
+            Ok(lock) => return Ok((folder, Some(lock))),
+            Err(error) => match error.kind() {
+                // A sweep came between the two calls.
+                io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => {}
+                // No locks on this file system: then no sweep can take one either.
+                io::ErrorKind::Unsupported => return Ok((folder, None)),
+                _ => {
+                    let _ = vfs.remove_dir(&folder);
+                    return Err(Error::io("lock", &folder, error));
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Errors at every operation: a save either returns what went wrong or has saved.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::law::{self, Expect, Save};
+use super::script;
+use crate::draws::Draws;
+use crate::vfs::{Fault, FaultFs, Op, Rule, SimFs, Survivors, Vfs};
+use crate::{Error, Result, keep_last_in};
+
+const RUN: &str = "/run";
+
+const OLD: Save = Save {
+    step: 1,
+    attempt: 1,
+};
+const NEW: Save = Save {
+    step: 2,
+    attempt: 1,
+};
+
+/// What a save and a removal on a faulty disk came to.
+struct Outcome {
+    sim: SimFs,
+    log: Vec<(Op, std::path::PathBuf)>,
+    saved: Result<()>,
+    removed: Option<Result<()>>,
+}
+
+fn save_with(rules: Vec<Rule>) -> Outcome {
+    let sim = SimFs::new();
+    let run = Path::new(RUN);
+    sim.make_dir(run).unwrap();
+    sim.sync_dir(Path::new("/")).unwrap();
+    let clean: Arc<dyn Vfs> = Arc::new(sim.clone());
+    script::save_mixed(&clean, run, OLD, &mut Draws::new(1)).unwrap();
+
+    let faulty = FaultFs::new(clean, rules);
+    let vfs: Arc<dyn Vfs> = Arc::new(faulty.clone());
+    let saved = script::save_mixed(&vfs, run, NEW, &mut Draws::new(2)).map(|_| ());
+    let removed = saved
+        .is_ok()
+        .then(|| keep_last_in(vfs, run, NonZeroUsize::MIN));
+    Outcome {
+        sim,
+        log: faulty.log(),
+        saved,
+        removed,
+    }
+}
+
+impl Outcome {
+    /// `faulty`: the operation that met an error.
+    fn expect(&self, faulty: Option<Op>) -> Expect {
+        // What cannot be read is no complete checkpoint, and stays.
+        let is_all_known = faulty.is_none_or(Op::is_change);
+        let (must, may) = match (&self.saved, &self.removed) {
+            (Ok(()), Some(Ok(()))) if is_all_known => (vec![NEW], vec![]),
+            (Ok(()), _) => (vec![NEW], vec![OLD]),
+            // A failed sync of the parent leaves it there or not.
+            (Err(_), _) => (vec![OLD], vec![NEW]),
+        };
+        Expect {
+            must: must.into_iter().collect(),
+            may: may.into_iter().collect(),
+            at_least: 1,
+        }
+    }
+
+    /// Right after the error, and after power cuts.
+    fn check(&self, faulty: Option<Op>) -> std::result::Result<(), String> {
+        let (run, expect) = (Path::new(RUN), self.expect(faulty));
+        let now: Arc<dyn Vfs> = Arc::new(self.sim.clone());
+        law::check(&now, run, &expect)?;
+
+        let random = (0..8).map(Survivors::Random);
+        for survivors in [Survivors::None, Survivors::All].into_iter().chain(random) {
+            let left: Arc<dyn Vfs> = Arc::new(self.sim.after_crash(survivors));
+            let found = law::check(&left, run, &expect)
+                .map_err(|problem| format!("{problem} ({survivors} reached the disk)"))?;
+            law::check_sweep(&left, run, &found)?;
+        }
+
+        // The same process goes on: what is left over is no obstacle.
+        let found: BTreeSet<Save> = law::recover(&now, run)?;
+        law::check_sweep(&now, run, &found)?;
+        let next = Save {
+            step: 9,
+            attempt: 9,
+        };
+        script::save_mixed(&now, run, next, &mut Draws::new(3)).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+}
+
+/// Every operation of a save and a removal fails once, in every way.
+#[test]
+fn an_error_at_any_operation_loses_nothing() {
+    let operations = save_with(vec![]).log.len() as u64;
+    assert!(operations > 150, "{operations}");
+
+    let (mut positions, mut failed) = (0, 0);
+    for kind in [
+        ErrorKind::StorageFull,
+        ErrorKind::QuotaExceeded,
+        ErrorKind::Other,
+        ErrorKind::Interrupted,
+    ] {
+        for nth in 0..operations {
+            let outcome = save_with(vec![Rule::new(Fault::Fail(kind)).nth(nth)]);
+            let (op, path) = outcome.log[nth as usize].clone();
+            let context = || format!("{kind:?} at operation {nth} ({op:?} of {path:?})");
+            let checked = outcome.check(Some(op));
+            checked.unwrap_or_else(|problem| panic!("{}: {problem}", context()));
+            positions += 1;
+            failed += u64::from(outcome.saved.is_err());
+
+            // A full disk is named as such wherever it is met while writing.
+            let is_full = matches!(op, Op::Write | Op::Allocate | Op::SyncData)
+                && matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+            if is_full {
+                let is_named = matches!(outcome.saved, Err(Error::NoSpace { .. }));
+                assert!(is_named, "{}: {:?}", context(), outcome.saved);
+            }
+        }
+    }
+    assert!(positions > 500 && failed > 400, "{failed} of {positions}");
+}
+
+/// Interrupted and short reads and writes are no errors: they are gone on with.
+#[test]
+fn interrupted_and_short_transfers_are_continued() {
+    let transfers = |op| {
+        let log = save_with(vec![]).log;
+        log.iter().filter(|(of, _)| *of == op).count() as u64
+    };
+    for op in [Op::Read, Op::Write] {
+        for nth in 0..transfers(op) {
+            for fault in [Fault::Fail(ErrorKind::Interrupted), Fault::Short] {
+                let outcome = save_with(vec![Rule::new(fault.clone()).op(op).nth(nth)]);
+                assert!(
+                    outcome.saved.is_ok(),
+                    "{fault:?} at {op:?} {nth}: {:?}",
+                    outcome.saved
+                );
+                assert!(matches!(outcome.removed, Some(Ok(()))));
+                outcome.check(None).unwrap();
+            }
+        }
+        // All of them, a byte at a time.
+        let outcome = save_with(vec![Rule::new(Fault::Short).op(op)]);
+        assert!(outcome.saved.is_ok(), "{:?}", outcome.saved);
+        outcome.check(None).unwrap();
+    }
+}
+
+/// Space is taken for all files before one byte is written.
+#[test]
+fn a_full_disk_is_found_before_the_first_byte() {
+    let full = Rule::new(Fault::Fail(ErrorKind::StorageFull));
+    let outcome = save_with(vec![full.op(Op::Allocate).nth(3)]);
+    assert!(matches!(outcome.saved, Err(Error::NoSpace { .. })));
+    assert!(outcome.log.iter().all(|(op, _)| *op != Op::Write));
+}
+
+/// After a failed sync a second one would succeed, and lie: no file is synced twice.
+#[test]
+fn a_failed_sync_is_never_tried_again() {
+    let syncs = save_with(vec![]);
+    let syncs = syncs.log.iter().filter(|(op, _)| *op == Op::SyncData);
+    for nth in 0..syncs.count() as u64 {
+        let fault = Rule::new(Fault::Fail(ErrorKind::Other));
+        let outcome = save_with(vec![fault.op(Op::SyncData).nth(nth)]);
+        assert!(outcome.saved.is_err());
+
+        let synced = outcome.log.iter().filter(|(op, _)| *op == Op::SyncData);
+        assert_eq!(synced.count() as u64, nth + 1, "the save ends with it");
+    }
+}

@@ -1,0 +1,220 @@
+//! What is wrong with a checkpoint is found and named.
+
+use super::*;
+
+/// A folder whose name reached the disk before its content (no file system that keeps to the rules
+/// does this, but disks lie): never chosen, whichever file is cut to whatever length.
+#[test]
+fn a_torn_folder_is_never_chosen() {
+    let run = tempfile::tempdir().unwrap();
+    save(run.path(), 1);
+    let torn = save(run.path(), 2).path().to_owned();
+
+    for file in [
+        "manifest.json",
+        "train.json",
+        "model/config.json",
+        "model/model.safetensors",
+    ] {
+        let path = torn.join(file);
+        let whole = fs::read(&path).unwrap();
+
+        for len in 0..whole.len() {
+            fs::write(&path, &whole[..len]).unwrap();
+            assert_eq!(steps(run.path()), [1], "{file} cut to {len}");
+        }
+
+        fs::remove_file(&path).unwrap();
+        assert_eq!(steps(run.path()), [1], "{file} removed");
+        fs::write(&path, &whole).unwrap();
+        assert_eq!(steps(run.path()), [1, 2]);
+    }
+
+    fs::write(torn.join("train.json"), b"longer than it was").unwrap();
+    let survey = survey(run.path()).unwrap();
+    assert_eq!((survey.complete.len(), survey.incomplete.len()), (1, 1));
+    let text = survey.incomplete[0].to_string();
+    assert!(
+        text.contains("step-000002") && text.contains("train.json has 18 bytes"),
+        "{text}"
+    );
+}
+
+/// Any single flipped bit is found, wherever it is: in the data by its digest, in the manifest by
+/// its seal.
+#[test]
+fn every_flipped_bit_is_found() {
+    let run = tempfile::tempdir().unwrap();
+    let published = save(run.path(), 1);
+    let folder = published.path();
+
+    for file in [
+        "manifest.json",
+        "train.json",
+        "model/config.json",
+        "model/model.safetensors",
+    ] {
+        let path = folder.join(file);
+        let whole = fs::read(&path).unwrap();
+
+        for at in 0..whole.len() {
+            let bit = 1 << (at % 8);
+            let mut flipped = whole.clone();
+            flipped[at] ^= bit;
+            fs::write(&path, &flipped).unwrap();
+
+            match Committed::open(folder).and_then(|found| found.verify()) {
+                Err(Error::Incomplete { .. }) => {}
+                other => panic!("byte {at} of {file}: {other:?}"),
+            }
+        }
+        fs::write(&path, &whole).unwrap();
+    }
+    published.verify().unwrap();
+}
+
+/// The manifest with another text above its seal, and the seal that belongs to that.
+fn reseal(manifest: &str, from: &str, to: &str) -> String {
+    let (above, seal) = manifest.split_once("  \"seal\"").unwrap();
+    let above = above.replace(from, to);
+    let old = seal.split('"').nth(1).unwrap();
+    format!(
+        "{above}  \"seal\"{}",
+        seal.replace(old, &Digest::of(above.as_bytes()).to_string())
+    )
+}
+
+#[test]
+fn manifests_cannot_lead_out_of_their_folder() {
+    let run = tempfile::tempdir().unwrap();
+    let published = save(run.path(), 1);
+    let path = published.path().join("manifest.json");
+    let whole = fs::read_to_string(&path).unwrap();
+
+    for to in ["../train.json", "/etc/passwd", "model/../train.json"] {
+        fs::write(&path, reseal(&whole, "train.json", to)).unwrap();
+        let flaw = flaw(published.path());
+        assert!(matches!(flaw, Flaw::BadManifest { .. }), "{to}: {flaw}");
+    }
+    fs::write(&path, reseal(&whole, "train.json", "drain.json")).unwrap();
+    assert!(matches!(flaw(published.path()), Flaw::MissingFiles { .. }));
+    fs::write(&path, whole.replace("train.json", "drain.json")).unwrap();
+    assert!(matches!(flaw(published.path()), Flaw::BrokenSeal { .. }));
+
+    fs::write(&path, reseal(&whole, "\"version\": 2", "\"version\": 3")).unwrap();
+    assert_eq!(flaw(published.path()), Flaw::NewerVersion { found: 3 });
+
+    // Made by a newer program: not ours to replace.
+    let error = Staging::new(run.path(), &step_name(1)).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
+}
+
+/// The newest that is complete, and a reason for each newer one that is not.
+#[test]
+fn newer_but_incomplete_checkpoints_are_passed_over_with_a_reason() {
+    let run = tempfile::tempdir().unwrap();
+    assert!(newest(run.path()).unwrap().committed.is_none());
+    for step in 1..=5 {
+        save(run.path(), step);
+    }
+    for (step, file) in [(5, "manifest.json"), (4, "train.json"), (2, "train.json")] {
+        fs::remove_file(run.path().join(step_name(step)).join(file)).unwrap();
+    }
+
+    let newest = newest(run.path()).unwrap();
+    assert_eq!(newest.committed.unwrap().step(), Some(3));
+    let skipped: Vec<String> = newest.skipped.iter().map(Error::to_string).collect();
+    assert_eq!(skipped.len(), 2, "of the newer ones only: {skipped:?}");
+    assert!(skipped[0].contains("step-000005") && skipped[0].contains("no manifest.json"));
+    assert!(skipped[1].contains("step-000004") && skipped[1].contains("`train.json`"));
+}
+
+/// What a checkpoint says about itself comes back, of any type.
+#[test]
+fn what_is_said_about_a_checkpoint_is_found_again() {
+    let run = tempfile::tempdir().unwrap();
+    let mut staging = stage(run.path(), 7);
+    staging.set_about("step", 7);
+    staging.set_about("loss", 0.1 + 0.2);
+    staging.set_about("mesh", serde_json::json!({"dp": 2, "tp": [1, 2]}));
+    staging.commit().unwrap();
+
+    let found = newest(run.path()).unwrap().committed.unwrap();
+    assert_eq!(found.about()["step"], 7);
+    assert_eq!(found.about()["loss"], 0.1 + 0.2);
+    assert_eq!(found.about()["mesh"]["tp"][1], 2);
+}
+
+/// Every damaged block is named, with its bytes.
+#[test]
+fn damage_has_a_place() {
+    let run = tempfile::tempdir().unwrap();
+    let mut staging = Staging::new(run.path(), "export")
+        .unwrap()
+        .block_bytes(1000);
+    for file in ["a.bin", "b.bin"] {
+        staging.write(file, &[7; 2500]).unwrap();
+    }
+    let published = staging.commit().unwrap();
+
+    let mut bytes = [7; 2500];
+    (bytes[999], bytes[2499]) = (8, 8);
+    fs::write(published.path().join("b.bin"), bytes).unwrap();
+    for threads in [1, 4] {
+        let read = std::sync::atomic::AtomicU64::new(0);
+        let count = |bytes| {
+            read.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let damage = published.damage(threads, count).unwrap();
+        assert_eq!(read.into_inner(), 5000);
+
+        let places: Vec<_> = damage
+            .iter()
+            .map(|flaw| match flaw {
+                Flaw::WrongDigest {
+                    file, block, range, ..
+                } => (file.as_str(), *block, range.clone()),
+                other => panic!("{other}"),
+            })
+            .collect();
+        assert_eq!(places, [("b.bin", 0, 0..1000), ("b.bin", 2, 2000..2500)]);
+    }
+    let text = flaw(published.path()).to_string();
+    assert!(
+        text.contains("b.bin is damaged: bytes 0..1000 (block 0)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_reserved_must_be_written() {
+    let run = tempfile::tempdir().unwrap();
+    let mut staging = stage(run.path(), 1);
+    staging.reserve("big.bin", 10).unwrap();
+    assert_eq!(
+        fs::metadata(staging.folder().join("big.bin"))
+            .unwrap()
+            .len(),
+        10
+    );
+    let error = staging.write("big.bin", &[1; 9]).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::WrongLength {
+                wanted: 10,
+                given: 9,
+                ..
+            }
+        ),
+        "{error}"
+    );
+
+    staging.reserve("big.bin", 10).unwrap();
+    let error = staging.commit().unwrap_err();
+    assert!(
+        matches!(error, Error::WrongLength { given: 0, .. }),
+        "{error}"
+    );
+    assert_eq!(names_in(run.path()), [""; 0]);
+}

@@ -1,0 +1,181 @@
+//! Many writers of one checkpoint: what they wrote must be whole, and whoever is missing is named.
+
+use std::fs;
+use std::path::Path;
+
+use meshgrad_ckpt::{
+    Block, Digest, Error, Receipt, ReceiptProblem, Result, Staging, Untiled, Writer, step_name,
+};
+
+/// Begins a checkpoint with a file of ten bytes that two ranks write.
+fn stage(run: &Path) -> Staging {
+    let mut staging = Staging::new(run, &step_name(1)).unwrap();
+    staging.create("model/x.bin", 10).unwrap();
+    staging.expect_writers(["rank 0", "rank 1"]);
+    staging
+}
+
+/// Writes bytes of the file, from each offset on, as a process of its own would.
+fn write(staging: &Staging, name: &str, parts: &[(u64, &str)]) -> Receipt {
+    let mut writer = Writer::join(staging.folder(), name).unwrap();
+    for (offset, bytes) in parts {
+        let file = writer.file("model/x.bin").unwrap();
+        file.write_at(*offset, bytes.as_bytes()).unwrap();
+    }
+    let receipt = writer.finish().unwrap();
+
+    // As it travels.
+    let json = serde_json::to_string(&receipt).unwrap();
+    let arrived: Receipt = serde_json::from_str(&json).unwrap();
+    assert_eq!(arrived, receipt);
+    arrived
+}
+
+/// The commit's error after these ranks have written.
+fn error_of(ranks: &[(&str, &[(u64, &str)])]) -> Error {
+    let run = tempfile::tempdir().unwrap();
+    let mut staging = stage(run.path());
+    for (name, parts) in ranks {
+        let receipt = write(&staging, name, parts);
+        staging.accept(receipt).unwrap();
+    }
+    let error = staging.commit().unwrap_err();
+    assert_eq!(
+        fs::read_dir(run.path()).unwrap().count(),
+        0,
+        "nothing is published"
+    );
+    error
+}
+
+#[test]
+fn parts_of_ranks_make_a_file() {
+    let run = tempfile::tempdir().unwrap();
+    let mut staging = stage(run.path());
+    let one = write(&staging, "rank 1", &[(7, "hij"), (2, "cde")]);
+    let zero = write(
+        &staging,
+        "rank 0",
+        &[(0, "a"), (1, "b"), (5, "f"), (6, "g")],
+    );
+    staging.accept(one).unwrap();
+    staging.accept(zero).unwrap();
+
+    let committed = staging.commit().unwrap();
+    committed.verify().unwrap();
+    let path = committed.path().join("model/x.bin");
+    assert_eq!(fs::read(&path).unwrap(), b"abcdefghij");
+
+    // The digests are those of the ranks' writes, and tell damage.
+    fs::write(path, b"abcdXfghij").unwrap();
+    let text = committed.verify().unwrap_err().to_string();
+    assert!(text.contains("bytes 2..5 (block 1)"), "{text}");
+}
+
+#[test]
+fn gaps_overlaps_and_missing_writers_are_named() {
+    let gap = error_of(&[("rank 0", &[(0, "abc")]), ("rank 1", &[(5, "fghij")])]);
+    let Error::Untiled { problem, .. } = &gap else {
+        panic!("{gap}")
+    };
+    assert!(matches!(problem, Untiled::Gap { range, .. } if *range == (3..5)));
+    let text = gap.to_string();
+    assert!(text.contains("x.bin") && text.contains("`rank 0`") && text.contains("`rank 1`"));
+
+    let overlap = error_of(&[("rank 0", &[(0, "abcdef")]), ("rank 1", &[(5, "fghij")])]);
+    let text = overlap.to_string();
+    let expected = "bytes 5..6 were written twice, by `rank 0` and by `rank 1`";
+    assert!(text.contains(expected), "{text}");
+
+    let twice = error_of(&[
+        ("rank 0", &[(0, "abcdefghij"), (0, "abcdefghij")]),
+        ("rank 1", &[]),
+    ]);
+    assert!(
+        twice
+            .to_string()
+            .contains("twice, by `rank 0` and by `rank 0`"),
+        "{twice}"
+    );
+
+    let missing = error_of(&[("rank 0", &[(0, "abcdefghij")])]);
+    assert!(
+        missing
+            .to_string()
+            .contains("no receipt came from `rank 1`"),
+        "{missing}"
+    );
+}
+
+#[test]
+fn receipts_that_cannot_be_are_refused() {
+    let run = tempfile::tempdir().unwrap();
+    let mut staging = stage(run.path());
+    let receipt = write(&staging, "rank 0", &[(0, "abc")]);
+    staging.accept(receipt.clone()).unwrap();
+    let mut problem = |receipt| match staging.accept(receipt) {
+        Err(Error::BadReceipt {
+            problem, writer, ..
+        }) => (writer, problem),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        problem(receipt),
+        ("rank 0".to_owned(), ReceiptProblem::Twice)
+    );
+
+    for (file, offset, bytes) in [
+        ("model/y.bin", 0, 1),
+        ("model/x.bin", 0, 0),
+        ("model/x.bin", 0, 11),
+        ("model/x.bin", 9, 2),
+        ("model/x.bin", u64::MAX, 2),
+        ("model/x.bin", 2, u64::MAX),
+    ] {
+        let block = Block {
+            offset,
+            bytes,
+            xxh3: Digest(0),
+        };
+        let receipt = Receipt {
+            writer: "rank 1".to_owned(),
+            parts: [(file.to_owned(), vec![block])].into(),
+        };
+        let (_, found) = problem(receipt);
+        let is_file = matches!(found, ReceiptProblem::UnknownFile { .. });
+        assert_eq!(is_file, file == "model/y.bin", "{found}");
+    }
+}
+
+#[test]
+fn only_a_staged_checkpoint_can_be_joined() {
+    let run = tempfile::tempdir().unwrap();
+    let staging = stage(run.path());
+    let folder = staging.folder().to_owned();
+    let mut writer = Writer::join(&folder, "rank 0").unwrap();
+    for (path, is_name) in [("../x", true), ("/etc/passwd", true), ("none.bin", false)] {
+        let error = writer.file(path).unwrap_err();
+        assert_eq!(matches!(error, Error::FileName { .. }), is_name, "{error}");
+    }
+
+    drop(staging);
+    for path in [folder.as_path(), run.path(), Path::new("/")] {
+        let error = Writer::join(path, "rank 0").unwrap_err();
+        assert!(matches!(error, Error::NotStaged { .. }), "{error}");
+    }
+}
+
+/// A file that was created and never written to is not whole, unless it is empty.
+#[test]
+fn created_files_must_be_written() {
+    let run = tempfile::tempdir().unwrap();
+    let staging = |bytes| -> Result<()> {
+        let mut staging = Staging::new(run.path(), &step_name(bytes)).unwrap();
+        staging.create("x.bin", bytes)?;
+        staging
+            .commit()
+            .map(|committed| committed.verify().unwrap())
+    };
+    staging(0).unwrap();
+    assert!(matches!(staging(1), Err(Error::Untiled { .. })));
+}
