@@ -63,13 +63,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         data_digest: format!("{:032x}", data.digest),
     };
     let tokenizer = data.tokenizer.to_json()?;
-    let saved = checkpoint::save(
-        run.path(),
-        &trainer.model,
-        &trainer.optimizer,
-        &tokenizer,
-        &state,
-    )?;
-    println!("saved {}", saved.display());
+    let (model, optimizer) = (&trainer.model, &trainer.optimizer);
+    let snapshot = checkpoint::snapshot(run.path(), model, optimizer, &tokenizer, &state)?;
+    println!("saved {}", snapshot.save()?.path().display());
     Ok(())
 }

@@ -8,14 +8,15 @@
 mod map;
 mod memory;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
-use meshgrad_ckpt::exec::{Slices, check_ties, execute, gather, rows_at_a_time};
-use meshgrad_ckpt::mapping::{Bound, TensorSpec, Waivers};
+use meshgrad_ckpt::exec::{Slices, check_ties, execute, gather};
+use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
 use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options};
 use meshgrad_ckpt::source::{Choice, Sources};
-use meshgrad_ckpt::{Folder, FolderWriter, Staging, TensorInfo};
+use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_runtime::{Device, Kind, Tensor};
 
 pub use map::{Experts, map};
@@ -23,9 +24,6 @@ use memory::{Held, Lent, dtype_of};
 
 use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
-
-/// Bytes of a tensor that are gathered at a time to be written.
-const AT_A_TIME: u64 = 8 << 20;
 
 /// A model from a folder, and how that folder stores experts.
 pub struct Loaded {
@@ -79,7 +77,7 @@ pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> 
     Ok(experts)
 }
 
-/// Reads back what [`write_tensors`] wrote to the folder `dir`, into tensors that may change.
+/// Reads back what [`add_tensors`] saved to the folder `dir`, into tensors that may change.
 ///
 /// # Errors
 /// As [`load`].
@@ -134,24 +132,24 @@ fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
     tensors.iter().map(spec).collect()
 }
 
-/// Writes `model` as a Hugging Face folder that transformers reads as it is: config.json and the
-/// f32 parameters.
+/// Puts a copy of `model` into a snapshot, as a Hugging Face folder that transformers reads as it
+/// is: config.json and the f32 parameters.
 ///
-/// `folder` is the place inside of `staging`, empty for its root.
+/// `folder` is the place inside of the checkpoint, empty for its root.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when something cannot be written.
-pub fn save(model: &Qwen3, experts: Experts, staging: &mut Staging, folder: &str) -> Result<()> {
-    staging.write(
-        &inside(folder, "config.json"),
-        config_json(model.config())?.as_bytes(),
-    )?;
-    let values: Result<Vec<(Param, Tensor)>> = model
-        .params()
-        .into_iter()
-        .map(|param| Ok((param.clone(), param.value()?)))
-        .collect();
-    write_tensors(&values?, experts, staging, folder)
+/// As [`add_tensors`].
+pub fn add_model(
+    model: &Qwen3,
+    experts: Experts,
+    snapshot: &mut Snapshot,
+    folder: &str,
+) -> Result<()> {
+    let config = config_json(model.config())?;
+    snapshot.add(&inside(folder, "config.json"), config);
+    let value = |param: Param| Ok((param.clone(), param.value()?));
+    let values: Result<Vec<(Param, Tensor)>> = model.params().into_iter().map(value).collect();
+    add_tensors(&values?, experts, snapshot, folder)
 }
 
 fn config_json(config: &Qwen3Config) -> Result<String> {
@@ -169,74 +167,57 @@ fn inside(folder: &str, file: &str) -> String {
     }
 }
 
-/// Writes tensors that are named and shaped as their parameters, values, gradients or what an
-/// optimizer keeps, under the names of Hugging Face.
+/// Puts a copy of tensors that are named and shaped as their parameters, values, gradients or what
+/// an optimizer keeps, into a snapshot under the names of Hugging Face.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when something cannot be written.
-pub fn write_tensors(
+/// [`Error::Unwritable`], [`Error::NotStored`]; those of reading the tensors.
+pub fn add_tensors(
     tensors: &[(Param, Tensor)],
     experts: Experts,
-    staging: &mut Staging,
+    snapshot: &mut Snapshot,
     folder: &str,
 ) -> Result<()> {
-    let bound = to_write(tensors, experts)?;
     let mut writer = FolderWriter::new();
-    for spec in bound.made() {
+    let mut copied = BTreeMap::new();
+    for (spec, bytes) in tensors_of(tensors, experts)? {
         let shape: Vec<usize> = spec.shape.iter().map(|extent| *extent as usize).collect();
         writer.add(&spec.name, spec.dtype, &shape)?;
+        copied.insert(spec.name, bytes);
     }
-    writer.write(staging, folder, |tensor: &TensorInfo, sink| {
-        let spec = TensorSpec::from(tensor);
-        make(&bound, &spec, tensors, |bytes| Ok(sink.append(bytes)?))
-    })
+    snapshot.add_model(folder, writer, move |tensor, sink| {
+        // Given back as soon as it is written.
+        sink.append(&copied.remove(&tensor.name).unwrap_or_default())
+    });
+    Ok(())
 }
 
 /// The bytes of each Hugging Face tensor that these tensors are, named and shaped as their
 /// parameters.
 ///
 /// # Errors
-/// As [`write_tensors`].
+/// As [`add_tensors`].
 pub fn tensors_of(
     tensors: &[(Param, Tensor)],
     experts: Experts,
 ) -> Result<Vec<(TensorSpec, Vec<u8>)>> {
-    let bound = to_write(tensors, experts)?;
-    let made = bound.made().map(|spec| {
-        let mut all = Vec::new();
-        make(&bound, &spec, tensors, |bytes| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })?;
-        Ok((spec, all))
-    });
-    made.collect()
-}
-
-fn to_write(tensors: &[(Param, Tensor)], experts: Experts) -> Result<Bound> {
     let map = map(experts, false)?.reversed();
     let bound = map.bind(&specs(tensors)?, None, &Waivers::none());
-    bound.map_err(|report| Error::Unwritable { report })
-}
+    let bound = bound.map_err(|report| Error::Unwritable { report })?;
 
-/// Makes one tensor, a few rows at a time.
-fn make(
-    bound: &Bound,
-    spec: &TensorSpec,
-    tensors: &[(Param, Tensor)],
-    mut give: impl FnMut(&[u8]) -> Result<()>,
-) -> Result<()> {
-    let Some(expr) = bound.expr(&spec.name) else {
-        return Ok(());
-    };
-    let held = Held::of(bound.graph(), expr, tensors)?;
-    let memory = |name: &str| held.bytes(name);
-    let mut bytes = Vec::new();
-    for region in rows_at_a_time(&spec.shape, spec.dtype, AT_A_TIME) {
-        let elements: u64 = region.iter().map(|it| it.end - it.start).product();
-        bytes.resize(elements as usize * spec.dtype.bits() / 8, 0);
-        gather(bound.graph(), expr, &region, &memory, &mut bytes)?;
-        give(&bytes)?;
+    let mut made = Vec::new();
+    for want in bound.wants() {
+        let spec = TensorSpec::new(
+            &want.target,
+            bound.graph().dtype(want.expr),
+            bound.graph().shape(want.expr),
+        );
+        let elements: u64 = spec.shape.iter().product();
+        let mut bytes = vec![0; elements as usize * spec.dtype.bits() / 8];
+        let held = Held::of(bound.graph(), want.expr, tensors)?;
+        let memory = |name: &str| held.bytes(name);
+        gather(bound.graph(), want.expr, &want.region, &memory, &mut bytes)?;
+        made.push((spec, bytes));
     }
-    Ok(())
+    Ok(made)
 }

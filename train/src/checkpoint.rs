@@ -4,16 +4,17 @@
 //! step-000600/
 //!   config.json, model.safetensors   the model as a Hugging Face folder: the f32 parameters
 //!   tokenizer.json                   its tokenizer
+//!   trainer/config.toml              the whole configuration of the run
 //!   trainer/state.json               step and seed, from which learning rate, samples and draws follow
 //!   trainer/mean/, trainer/square/   AdamW's running means, under the names of the parameters
 //!   trainer/router_bias/             what steers the routers' choice, where experts are balanced so
 //!   manifest.json                    sizes and digests; written last
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use meshgrad_autograd::{Init, Param};
-use meshgrad_ckpt::{Committed, Staging, discover, step_name};
+use meshgrad_ckpt::{Committed, Snapshot, discover, step_name};
 use meshgrad_models::Qwen3;
 use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::{Device, Tensor};
@@ -37,20 +38,21 @@ pub struct State {
     pub data_digest: String,
 }
 
-/// Writes a checkpoint aside and publishes it in `run`; returns where it is.
+/// A copy of all that is saved of this moment. It is written aside and published in `run` by
+/// [`Snapshot::save`], while training goes on if a [`Saver`](meshgrad_ckpt::Saver) does it.
 ///
 /// # Errors
-/// When it cannot be written: nothing that was saved before is touched.
-pub fn save(
+/// When a value cannot be read.
+pub fn snapshot(
     run: &Path,
     model: &Qwen3,
     optimizer: &Optimizer,
     tokenizer_json: &str,
     state: &State,
-) -> Result<PathBuf> {
-    let mut staging = Staging::new(run, &step_name(state.step))?;
-    hf::save(model, Experts::OneByOne, &mut staging, "")?;
-    staging.write("tokenizer.json", tokenizer_json.as_bytes())?;
+) -> Result<Snapshot> {
+    let mut snapshot = Snapshot::new(run, &step_name(state.step));
+    hf::add_model(model, Experts::OneByOne, &mut snapshot, "")?;
+    snapshot.add("tokenizer.json", tokenizer_json);
 
     let entries = optimizer.entries().iter();
     let means: Vec<_> = entries
@@ -60,20 +62,24 @@ pub fn save(
     let squares: Vec<_> = entries
         .map(|e| (e.param.clone(), e.square.clone()))
         .collect();
-    hf::write_tensors(&means, Experts::OneByOne, &mut staging, "trainer/mean")?;
-    hf::write_tensors(&squares, Experts::OneByOne, &mut staging, "trainer/square")?;
-
     let biases = router_biases(model)?;
-    if !biases.is_empty() {
-        hf::write_tensors(&biases, Experts::OneByOne, &mut staging, ROUTER_BIAS)?;
+    for (tensors, folder) in [
+        (&means, "trainer/mean"),
+        (&squares, "trainer/square"),
+        (&biases, ROUTER_BIAS),
+    ] {
+        if !tensors.is_empty() {
+            hf::add_tensors(tensors, Experts::OneByOne, &mut snapshot, folder)?;
+        }
     }
 
     let json = serde_json::to_string_pretty(state).map_err(|error| TrainError::State {
         path: run.join(step_name(state.step)),
         message: error.to_string(),
     })?;
-    staging.write("trainer/state.json", (json + "\n").as_bytes())?;
-    Ok(staging.commit()?.path().to_owned())
+    snapshot.add("trainer/state.json", json + "\n");
+    snapshot.set_about("step", state.step);
+    Ok(snapshot)
 }
 
 /// The newest complete checkpoint in `run`.

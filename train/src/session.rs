@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::{keep_last, step_name, survey};
+use meshgrad_ckpt::{Begin, Saver, Task, WhenBusy, keep_last, step_name, survey};
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_runtime::Device;
@@ -114,6 +114,8 @@ struct Session<'a> {
     begun_at: u64,
     last: u64,
     val_loss: Option<f64>,
+    /// Writes checkpoints while training goes on.
+    saver: Saver,
 }
 
 impl<'a> Session<'a> {
@@ -166,6 +168,7 @@ impl<'a> Session<'a> {
             validation,
             begun_at,
             val_loss: None,
+            saver: Saver::new(WhenBusy::Wait),
         })
     }
 
@@ -183,6 +186,8 @@ impl<'a> Session<'a> {
         let mut step = self.begun_at;
         while step < self.last {
             step += 1;
+            // A checkpoint that could not be saved ends the run now, not when it is needed.
+            self.saver.poll().transpose()?;
             let begun = Instant::now();
             let tokens = self.data.tokens.training();
             let outcome = self
@@ -223,6 +228,7 @@ impl<'a> Session<'a> {
         let measured = outcome.read()?;
         let step = outcome.step;
         if !measured.loss.is_finite() || !measured.grad_norm.is_finite() {
+            self.saver.wait().transpose()?;
             return Err(TrainError::NotFinite {
                 step,
                 loss: measured.loss,
@@ -297,6 +303,9 @@ impl<'a> Session<'a> {
         if due(self.config.checkpoint.every) || ends || stopping {
             self.save(step)?;
         }
+        if ends || stopping {
+            self.saver.wait().transpose()?;
+        }
         if step == self.config.train.steps {
             self.sample(step)?;
         }
@@ -319,7 +328,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn save(&self, step: u64) -> Result<()> {
+    /// Begins a checkpoint; training goes on when its copy is made.
+    fn save(&mut self, step: u64) -> Result<()> {
         let state = checkpoint::State {
             step,
             seed: self.config.train.seed,
@@ -328,9 +338,23 @@ impl<'a> Session<'a> {
         let tokenizer = self.data.tokenizer.to_json()?;
         let run = self.folder.path();
         let (model, optimizer) = (&self.trainer.model, &self.trainer.optimizer);
-        checkpoint::save(run, model, optimizer, &tokenizer, &state)?;
-        if let Some(keep) = NonZeroUsize::new(self.config.checkpoint.keep) {
-            keep_last(run, keep)?;
+        let mut snapshot = checkpoint::snapshot(run, model, optimizer, &tokenizer, &state)?;
+        snapshot.add("trainer/config.toml", self.config.to_toml()?);
+
+        let (run, keep) = (
+            run.to_owned(),
+            NonZeroUsize::new(self.config.checkpoint.keep),
+        );
+        let task = Task::new(snapshot.path(), move || {
+            let committed = snapshot.save()?;
+            if let Some(keep) = keep {
+                keep_last(run, keep)?;
+            }
+            Ok(committed)
+        });
+        // A saver that waits is never busy.
+        if let Begin::Begun { previous } = self.saver.begin(task) {
+            previous.transpose()?;
         }
         Ok(())
     }
