@@ -73,6 +73,26 @@ pub enum Begin<T = Committed> {
 }
 
 /// Saves in the background, one after the other.
+///
+/// ```
+/// use meshgrad_ckpt::{Begin, Saver, Snapshot, WhenBusy, step_name};
+///
+/// let run = tempfile::tempdir()?;
+/// let mut weights = vec![1u8; 1000];
+///
+/// let mut saver = Saver::new(WhenBusy::Wait);
+/// let mut snapshot = Snapshot::new(run.path(), &step_name(1));
+/// snapshot.add("weights.bin", weights.clone());
+/// let Begin::Begun { previous: None } = saver.begin(snapshot) else {
+///     panic!("nothing was saved before")
+/// };
+///
+/// weights.fill(2); // training goes on
+///
+/// let committed = saver.wait().ok_or("nothing was saved")??;
+/// assert_eq!(std::fs::read(committed.path().join("weights.bin"))?, [1; 1000]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Saver<T: Send + 'static = Committed> {
     when_busy: WhenBusy,
     state: State<T>,

@@ -75,7 +75,7 @@ impl SharedFile {
     /// somebody. What follows the end of an earlier write grows its block.
     ///
     /// # Errors
-    /// [`Error::OutsideFile`]; [`Error::Finished`] after [`Writer::finish`]; [`Error::NoSpace`] and
+    /// [`Error::OutsideFile`]; [`Error::Finished`] after its writer's end; [`Error::NoSpace`] and
     /// [`Error::Io`] of the disk.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let shared = &*self.0;

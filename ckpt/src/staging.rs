@@ -45,7 +45,8 @@ pub struct Staging {
     block_bytes: u64,
     about: About,
     written: BTreeMap<String, Content>,
-    reserved: BTreeMap<String, Reserved>,
+    /// Sizes of files that have their space and not their content.
+    reserved: BTreeMap<String, u64>,
     /// Sizes of the files that are written in parts.
     shared: BTreeMap<String, u64>,
     own: Option<Writer>,
@@ -54,13 +55,6 @@ pub struct Staging {
     is_published: bool,
     /// Tells other processes that this folder is alive; the system lets go of it when we die.
     _lock: Option<Lock>,
-}
-
-/// A file that has its space and not its content.
-#[derive(Debug)]
-struct Reserved {
-    file: Box<dyn VfsFile>,
-    bytes: u64,
 }
 
 impl Staging {
@@ -142,9 +136,9 @@ impl Staging {
     /// # Errors
     /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
     pub fn reserve(&mut self, path: &str, bytes: u64) -> Result<()> {
-        let file = self.allocate(path, bytes)?;
-        let reserved = Reserved { file, bytes };
-        self.reserved.insert(path.to_owned(), reserved);
+        // Closed again: there may be more of them than a process may have open.
+        self.allocate(path, bytes)?;
+        self.reserved.insert(path.to_owned(), bytes);
         Ok(())
     }
 
@@ -169,7 +163,9 @@ impl Staging {
     ) -> std::result::Result<(), E> {
         let full = self.full_path(path)?;
         let content = match self.reserved.remove(path) {
-            Some(Reserved { file, bytes }) => {
+            Some(bytes) => {
+                let file = self.vfs.open_to_write(&full);
+                let file = file.map_err(|error| Error::io("open", &full, error))?;
                 let file = OutputFile::new(full.clone(), file, self.block_bytes);
                 let content = output_file::fill_and_finish(&*self.vfs, file, fill)?;
                 check_length(&full, bytes, content.bytes).inspect_err(|_| {
@@ -282,8 +278,8 @@ impl Staging {
 
     /// All files and what they hold.
     fn finish_files(&mut self) -> Result<BTreeMap<String, Content>> {
-        for (path, reserved) in &self.reserved {
-            check_length(&self.folder.join(path), reserved.bytes, 0)?;
+        for (path, &bytes) in &self.reserved {
+            check_length(&self.folder.join(path), bytes, 0)?;
         }
         if let Some(own) = self.own.take() {
             self.accept(own.finish()?)?;

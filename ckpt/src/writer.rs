@@ -13,6 +13,7 @@
 //!
 //! Writers put their parts straight into the final files: nothing is gathered and nothing copied a
 //! second time. How folder and receipts travel is the caller's: both are small and plain data.
+//! Whoever dies before its receipt is missed by the coordinator, and nothing is published.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,26 @@ use crate::vfs::{FileKind, RealFs, Vfs, VfsFile};
 use crate::{Error, Receipt, Result, SharedFile};
 
 /// A writer of parts of files.
+///
+/// ```
+/// use meshgrad_ckpt::{Staging, Writer, step_name};
+///
+/// let run = tempfile::tempdir()?;
+/// let mut staging = Staging::new(run.path(), &step_name(7))?;
+/// staging.create("weights.bin", 8)?;
+/// staging.expect_writers(["rank 0", "rank 1"]);
+///
+/// // In processes of their own, or in threads as here.
+/// for rank in 0..2 {
+///     let mut writer = Writer::join(staging.folder(), &format!("rank {rank}"))?;
+///     writer.file("weights.bin")?.write_at(4 * rank, &[rank as u8; 4])?;
+///     staging.accept(writer.finish()?)?;
+/// }
+///
+/// let committed = staging.commit()?;
+/// assert_eq!(std::fs::read(committed.path().join("weights.bin"))?, [0, 0, 0, 0, 1, 1, 1, 1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Writer {
     vfs: Arc<dyn Vfs>,

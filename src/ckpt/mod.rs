@@ -3,6 +3,7 @@
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
 mod catalog;
+mod crash_test;
 mod diff;
 mod fold;
 mod gc;
@@ -36,6 +37,12 @@ enum CkptCommand {
     Verify(verify::VerifyArguments),
     /// Remove old checkpoints of a run and what interrupted saves left.
     Gc(gc::GcArguments),
+    /// Cut the power of a simulated disk and kill real processes while they save, at every point,
+    /// and check that exactly the old or the new checkpoint is found.
+    CrashTest(crash_test::CrashTestArguments),
+    /// What a process of crash-test does.
+    #[command(hide = true)]
+    CrashJob(crash_test::CrashJobArguments),
 }
 
 /// What a subcommand answers: all its output, and its exit code.
@@ -63,6 +70,8 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
         CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
         CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
+        CkptCommand::CrashTest(arguments) => (crash_test::crash_test(arguments), 2),
+        CkptCommand::CrashJob(arguments) => (crash_test::crash_job(arguments), 2),
     };
     match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
         Ok(((), code)) => ExitCode::from(code),

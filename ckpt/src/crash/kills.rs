@@ -41,13 +41,15 @@ pub fn kill_at_random(
 
     for kill in 1..=kills {
         let mut team = Team::start(spawn, run, kill, u64::MAX, None)?;
-        let first = team.next_save();
+        let first = team.next_save().ok_or_else(|| {
+            Failure::Broken("the coordinator ended by itself before it had saved".to_owned())
+        })?;
         thread::sleep(Duration::from_micros(draws.below(MAX_WAIT)));
         let victim = draws.below(WRITERS + 1);
         let later = team.end(victim)?;
 
         summary.kills += 1;
-        for step in first.into_iter().chain(later) {
+        for step in [first].into_iter().chain(later) {
             summary.saves += 1;
             reported.insert(step, kill);
         }

@@ -95,6 +95,7 @@ impl Round {
         report: &mut dyn FnMut(Progress),
     ) -> Result<(), Failure> {
         summary.rounds += 1;
+        let before = summary.states;
         for (at, moment) in self.moments.iter().enumerate() {
             let expect = self.expect_at(at);
             summary.operations += 1;
@@ -105,7 +106,9 @@ impl Round {
                     return Ok(());
                 }
                 summary.states += 1;
-                let found = self.check_state(moment, survivors, &expect, summary.states);
+                // Counted within the round, so that its seed alone brings it back.
+                let count = summary.states - before;
+                let found = self.check_state(moment, survivors, &expect, count);
                 let found = found.map_err(|problem| self.violation(at, survivors, problem))?;
                 summary.early += u64::from(found.iter().any(|save| expect.may.contains(save)));
             }
