@@ -1,4 +1,5 @@
-//! `meshgrad ckpt`: looking at checkpoints, and at safetensors of any origin.
+//! `meshgrad ckpt`: looking at checkpoints and at safetensors of any origin, and making others of
+//! them.
 //!
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
@@ -6,8 +7,11 @@ mod catalog;
 mod diff;
 mod fold;
 mod gc;
+mod given;
 mod inspect;
 mod leftovers;
+mod origin;
+mod plan;
 mod size;
 mod table;
 mod values;
@@ -34,6 +38,8 @@ enum CkptCommand {
     Diff(diff::DiffArguments),
     /// Check that a checkpoint, or every one of a run, is whole.
     Verify(verify::VerifyArguments),
+    /// Tell what loading costs each rank, before it is done.
+    Plan(plan::PlanArguments),
     /// Remove old checkpoints of a run and what interrupted saves left.
     Gc(gc::GcArguments),
 }
@@ -62,6 +68,7 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
         CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
+        CkptCommand::Plan(arguments) => (plan::plan(arguments, threads), 1),
         CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
     };
     match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
