@@ -4,7 +4,10 @@
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
 mod catalog;
+mod convert;
+mod destination;
 mod diff;
+mod export;
 mod fold;
 mod gc;
 mod given;
@@ -12,7 +15,9 @@ mod inspect;
 mod leftovers;
 mod origin;
 mod plan;
+mod reshard;
 mod size;
+mod stream;
 mod table;
 mod values;
 mod verify;
@@ -40,6 +45,12 @@ enum CkptCommand {
     Verify(verify::VerifyArguments),
     /// Tell what loading costs each rank, before it is done.
     Plan(plan::PlanArguments),
+    /// Make a folder of another by a map, in either direction.
+    Convert(convert::ConvertArguments),
+    /// Make a folder for the hub of a checkpoint.
+    Export(export::ExportArguments),
+    /// Write what each rank keeps into a folder of its own, or put it together again.
+    Reshard(reshard::ReshardArguments),
     /// Remove old checkpoints of a run and what interrupted saves left.
     Gc(gc::GcArguments),
 }
@@ -69,6 +80,9 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
         CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
         CkptCommand::Plan(arguments) => (plan::plan(arguments, threads), 1),
+        CkptCommand::Convert(arguments) => (convert::convert(arguments, threads), 1),
+        CkptCommand::Export(arguments) => (export::export(arguments, threads), 1),
+        CkptCommand::Reshard(arguments) => (reshard::reshard(arguments, threads), 1),
         CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
     };
     match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
