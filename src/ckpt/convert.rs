@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use meshgrad::ckpt::exec::check_ties;
-use meshgrad::ckpt::mapping::{Bound, Mapping, Waivers};
+use meshgrad::ckpt::mapping::{Bound, Mapping, Problem, Waivers};
 use serde::Serialize;
 
 use super::destination::{FloatType, begin, copy_companions, writer};
@@ -54,6 +54,9 @@ pub(super) struct Report {
     inverse: bool,
     destination: Summary,
     way_back: Option<WayBack>,
+    dtype: Option<&'static str>,
+    /// Tensors that were rounded to it.
+    rounded: u64,
     /// Problems that were waived.
     waived: Vec<String>,
     copied: Vec<String>,
@@ -132,6 +135,8 @@ impl Job<'_> {
             }
             None => None,
         };
+        let waived = bound.report().waived.iter().map(ToString::to_string);
+        let waived = waived.collect();
         let bound = retyped.as_ref().unwrap_or(bound);
         check_ties(bound, &self.origin.folder)?;
 
@@ -164,17 +169,21 @@ impl Job<'_> {
                 bytes,
             },
             way_back: None,
-            waived: bound
-                .report()
-                .waived
-                .iter()
-                .map(|it| it.to_string())
-                .collect(),
+            dtype: self.dtype.map(|dtype| dtype.dtype().name()),
+            rounded: retyped.as_ref().map_or(0, rounded),
+            waived,
             copied,
             read_bytes,
             seconds: start.elapsed().as_secs_f64(),
         })
     }
+}
+
+/// How many tensors lose digits.
+fn rounded(bound: &Bound) -> u64 {
+    let waived = bound.report().waived.iter();
+    let narrowed = waived.filter(|it| matches!(it, Problem::Narrowed { .. }));
+    narrowed.count() as u64
 }
 
 impl WayBack {
@@ -195,7 +204,12 @@ impl WayBack {
 
     fn text(&self) -> String {
         match (&self.why, self.ties) {
-            (Some(why), _) => printable(&why.replace("\n  ", " ")),
+            (Some(why), _) => {
+                let mut lines = why.lines().map(str::trim);
+                let first = [lines.next(), lines.next()].into_iter().flatten();
+                let first = first.collect::<Vec<_>>().join(", as ");
+                printable(&format!("none: {first}"))
+            }
             (None, 0) => "proven: there and back changes no element".to_owned(),
             (None, ties) => {
                 let ties = size::counted(ties, "pair");
@@ -218,6 +232,10 @@ impl Report {
         }
         if let Some(way_back) = &self.way_back {
             note("way back", way_back.text());
+        }
+        if let Some(dtype) = self.dtype {
+            let rounded = size::counted(self.rounded, "tensor");
+            note("dtype", format!("{dtype}, {rounded} rounded"));
         }
         if !self.waived.is_empty() {
             note("waived", size::counted(self.waived.len() as u64, "problem"));

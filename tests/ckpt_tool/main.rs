@@ -2,11 +2,15 @@
 //!
 //! After a wanted change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the diff.
 
+mod convert;
 mod diff;
+mod export;
 mod gc;
 mod inspect;
 mod models;
+mod plan;
 mod refusals;
+mod reshard;
 mod verify;
 
 use std::path::PathBuf;
@@ -92,6 +96,29 @@ fn shown<const N: usize>(all: [Said; N]) -> String {
     all.map(|said| said.shown()).join("\n\n")
 }
 
+/// The same without what is another at each time: seconds, and bytes that a disk has left.
+fn shown_without_times<const N: usize>(all: [Said; N]) -> String {
+    let is_end = |word: &str| word == "s" || word == "s\n";
+    let mut text = String::new();
+    for line in shown(all).lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let available = words.iter().position(|word| *word == "available;");
+        let last = words.last().is_some_and(|word| is_end(word));
+        let seconds = (last && line.starts_with("done")).then(|| words.len() - 2);
+        let shown: Vec<&str> = (0..words.len())
+            .map(
+                |at| match Some(at) == seconds || Some(at + 1) == available {
+                    true => "N",
+                    false => words[at],
+                },
+            )
+            .collect();
+        text.push_str(&shown.join(" "));
+        text.push('\n');
+    }
+    text
+}
+
 #[test]
 fn help() {
     let place = Workplace::new();
@@ -100,6 +127,10 @@ fn help() {
         place.ckpt(&["inspect", "--help"]),
         place.ckpt(&["diff", "--help"]),
         place.ckpt(&["verify", "--help"]),
+        place.ckpt(&["plan", "--help"]),
+        place.ckpt(&["convert", "--help"]),
+        place.ckpt(&["export", "--help"]),
+        place.ckpt(&["reshard", "--help"]),
         place.ckpt(&["gc", "--help"]),
     ]);
     insta::assert_snapshot!(said);
