@@ -71,8 +71,8 @@ fn what_it_says() {
 fn region(tensor: &Tensor, region: &[std::ops::Range<u64>]) -> Vec<u8> {
     let mut offsets = vec![0];
     for (range, extent) in region.iter().zip(&tensor.shape) {
-        let inner = |at: &usize| range.clone().map(move |it| at * extent + it as usize);
-        offsets = offsets.iter().flat_map(inner).collect();
+        let inner = |at: usize| range.clone().map(move |it| at * extent + it as usize);
+        offsets = offsets.into_iter().flat_map(inner).collect();
     }
     let size = tensor.dtype.bits() / 8;
     offsets
