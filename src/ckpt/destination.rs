@@ -10,7 +10,6 @@ use meshgrad::ckpt::{Dtype, FolderWriter, Staging};
 use serde_json::{Map, Value};
 
 use super::catalog::shown;
-use super::origin::folder_of;
 use super::stream::file_shape;
 use super::table::printable;
 
@@ -69,7 +68,7 @@ impl FloatType {
 pub(super) fn begin(path: &Path) -> anyhow::Result<Staging> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| anyhow!("{} is no name for a new folder", shown(path)))?;
-    Ok(Staging::new(folder_of(path), name)?)
+    Ok(Staging::new(path.parent().unwrap_or(Path::new("")), name)?)
 }
 
 /// A writer of all that is made, by name.
