@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use clap::ValueEnum;
 use meshgrad::ckpt::mapping::{Bound, TensorSpec};
 use meshgrad::ckpt::{Dtype, FolderWriter, Staging};
@@ -68,7 +68,13 @@ impl FloatType {
 pub(super) fn begin(path: &Path) -> anyhow::Result<Staging> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| anyhow!("{} is no name for a new folder", shown(path)))?;
-    Ok(Staging::new(path.parent().unwrap_or(Path::new("")), name)?)
+    let parent = path.parent().unwrap_or(Path::new(""));
+    ensure!(
+        parent.as_os_str().is_empty() || parent.is_dir(),
+        "{} is no folder, so {name} cannot be made in it",
+        shown(parent)
+    );
+    Ok(Staging::new(parent, name)?)
 }
 
 /// A writer of all that is made, by name.

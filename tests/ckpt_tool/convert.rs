@@ -211,7 +211,7 @@ fn refusals() {
         convert("few.map", &[]),
         convert(
             "few.map",
-            &["--json", "--waive", "unexpected:model.{r:path}"],
+            &["--json", "--waive", "unexpected:model.layers.{r:path}"],
         ),
         convert("few.map", &["--waive", "unexpectedly"]),
         convert("absent.map", &[]),

@@ -96,7 +96,8 @@ fn shown<const N: usize>(all: [Said; N]) -> String {
     all.map(|said| said.shown()).join("\n\n")
 }
 
-/// The same without what is another at each time: seconds, and bytes that a disk has left.
+/// The same without what is another at each time: seconds, bytes that a disk has left,
+/// and what hidden names end with.
 fn shown_without_times<const N: usize>(all: [Said; N]) -> String {
     let is_end = |word: &str| word == "s" || word == "s\n";
     let mut text = String::new();
