@@ -217,7 +217,7 @@ fn refusals() {
         convert("absent.map", &[]),
         convert("huge.map", &[]),
         convert("tied.map", &["--waive", "unexpected"]),
-        convert("fused.map", &["--inverse"]),
+        convert("few.map", &["--inverse", "--waive", "unexpected"]),
         convert("fused.map", &["--budget", "1KiB", "--threads", "1"]),
         convert("fused.map", &["--dtype", "I8"]),
         place.ckpt(&["convert", "model", "model", "--map", "fused.map"]),

@@ -13,6 +13,7 @@ mod refusals;
 mod reshard;
 mod verify;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -65,7 +66,13 @@ impl Workplace {
 }
 
 fn said(arguments: &[&str], mut command: Command) -> Said {
-    let output = command.output().unwrap();
+    let output = loop {
+        match command.output() {
+            // A child that another test just started has not let go of a copy of the program.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            other => break other.unwrap(),
+        }
+    };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said {
         command: arguments.join(" "),
@@ -106,14 +113,12 @@ fn shown_without_times<const N: usize>(all: [Said; N]) -> String {
         let available = words.iter().position(|word| *word == "available;");
         let last = words.last().is_some_and(|word| is_end(word));
         let seconds = (last && line.starts_with("done")).then(|| words.len() - 2);
-        let shown: Vec<&str> = (0..words.len())
-            .map(
-                |at| match Some(at) == seconds || Some(at + 1) == available {
-                    true => "N",
-                    false => words[at],
-                },
-            )
-            .collect();
+        let known = |at: usize| match words[at].split_once(".tmp-") {
+            _ if Some(at) == seconds || Some(at + 1) == available => "N",
+            Some((before, _)) => before,
+            None => words[at],
+        };
+        let shown: Vec<&str> = (0..words.len()).map(known).collect();
         text.push_str(&shown.join(" "));
         text.push('\n');
     }
