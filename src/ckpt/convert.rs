@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use anyhow::ensure;
 use meshgrad::ckpt::exec::check_ties;
 use meshgrad::ckpt::mapping::{Bound, Mapping, Problem, Waivers};
 use serde::Serialize;
 
+use super::catalog::shown;
 use super::destination::{FloatType, begin, copy_companions, writer};
 use super::given::{Waived, misfit, read_map, text_of};
 use super::origin::{Origin, Summary};
@@ -141,6 +143,12 @@ impl Job<'_> {
         check_ties(bound, &self.origin.folder)?;
 
         let made: Vec<_> = bound.made().collect();
+        ensure!(
+            !made.is_empty(),
+            "nothing would be made: no rule of the map finds its tensors in {}; is the other \
+             direction meant?",
+            shown(self.origin.folder.path())
+        );
         let writer = writer(&made, self.max_shard.0)?;
         let bytes = made
             .iter()
