@@ -209,8 +209,8 @@ impl Layout {
             text: text.to_owned(),
         };
         let (names, splits) = text.split_once('=').ok_or_else(bad)?;
-        let names = Template::parse(names.trim(), &Default::default())
-            .map_err(|problem| LayoutError::Template { line, problem })?;
+        let names =
+            self::names(names.trim()).map_err(|problem| LayoutError::Template { line, problem })?;
         let mut place = Place {
             names,
             splits: Vec::new(),
@@ -245,6 +245,14 @@ impl std::fmt::Display for Layout {
         f.write_str(if axes.is_empty() { "no axes" } else { "" })?;
         f.write_str(&axes.join(","))
     }
+}
+
+/// Reads a template of names, as places begin with, to choose tensors by.
+///
+/// # Errors
+/// [`TemplateProblem`].
+pub fn names(text: &str) -> Result<Template, TemplateProblem> {
+    Template::parse(text, &Default::default())
 }
 
 fn read_axes(text: &str) -> Result<Vec<Axis>, LayoutError> {

@@ -1,15 +1,24 @@
-//! `meshgrad ckpt`: looking at checkpoints, and at safetensors of any origin.
+//! `meshgrad ckpt`: looking at checkpoints and at safetensors of any origin, and making others of
+//! them.
 //!
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
 mod catalog;
+mod convert;
 mod crash_test;
+mod destination;
 mod diff;
+mod export;
 mod fold;
 mod gc;
+mod given;
 mod inspect;
 mod leftovers;
+mod origin;
+mod plan;
+mod reshard;
 mod size;
+mod stream;
 mod table;
 mod values;
 mod verify;
@@ -35,6 +44,14 @@ enum CkptCommand {
     Diff(diff::DiffArguments),
     /// Check that a checkpoint, or every one of a run, is whole.
     Verify(verify::VerifyArguments),
+    /// Tell what loading costs each rank, before it is done.
+    Plan(plan::PlanArguments),
+    /// Make a folder of another by a map, in either direction.
+    Convert(convert::ConvertArguments),
+    /// Make a folder for the hub of a checkpoint.
+    Export(export::ExportArguments),
+    /// Write what each rank keeps into a folder of its own, or put it together again.
+    Reshard(reshard::ReshardArguments),
     /// Remove old checkpoints of a run and what interrupted saves left.
     Gc(gc::GcArguments),
     /// Cut the power of a simulated disk and kill real processes while they save, at every point,
@@ -69,6 +86,10 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
         CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
+        CkptCommand::Plan(arguments) => (plan::plan(arguments, threads), 1),
+        CkptCommand::Convert(arguments) => (convert::convert(arguments, threads), 1),
+        CkptCommand::Export(arguments) => (export::export(arguments, threads), 1),
+        CkptCommand::Reshard(arguments) => (reshard::reshard(arguments, threads), 1),
         CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
         CkptCommand::CrashTest(arguments) => (crash_test::crash_test(arguments), 2),
         CkptCommand::CrashJob(arguments) => (crash_test::crash_job(arguments), 2),

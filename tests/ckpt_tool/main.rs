@@ -2,13 +2,18 @@
 //!
 //! After a wanted change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the diff.
 
+mod convert;
 mod diff;
+mod export;
 mod gc;
 mod inspect;
 mod models;
+mod plan;
 mod refusals;
+mod reshard;
 mod verify;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -61,7 +66,13 @@ impl Workplace {
 }
 
 fn said(arguments: &[&str], mut command: Command) -> Said {
-    let output = command.output().unwrap();
+    let output = loop {
+        match command.output() {
+            // A child that another test just started has not let go of a copy of the program.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            other => break other.unwrap(),
+        }
+    };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said {
         command: arguments.join(" "),
@@ -92,6 +103,28 @@ fn shown<const N: usize>(all: [Said; N]) -> String {
     all.map(|said| said.shown()).join("\n\n")
 }
 
+/// The same without what is another at each time: seconds, bytes that a disk has left,
+/// and what hidden names end with.
+fn shown_without_times<const N: usize>(all: [Said; N]) -> String {
+    let is_end = |word: &str| word == "s" || word == "s\n";
+    let mut text = String::new();
+    for line in shown(all).lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let available = words.iter().position(|word| *word == "available;");
+        let last = words.last().is_some_and(|word| is_end(word));
+        let seconds = (last && line.starts_with("done")).then(|| words.len() - 2);
+        let known = |at: usize| match words[at].split_once(".tmp-") {
+            _ if Some(at) == seconds || Some(at + 1) == available => "N",
+            Some((before, _)) => before,
+            None => words[at],
+        };
+        let shown: Vec<&str> = (0..words.len()).map(known).collect();
+        text.push_str(&shown.join(" "));
+        text.push('\n');
+    }
+    text
+}
+
 #[test]
 fn help() {
     let place = Workplace::new();
@@ -100,6 +133,10 @@ fn help() {
         place.ckpt(&["inspect", "--help"]),
         place.ckpt(&["diff", "--help"]),
         place.ckpt(&["verify", "--help"]),
+        place.ckpt(&["plan", "--help"]),
+        place.ckpt(&["convert", "--help"]),
+        place.ckpt(&["export", "--help"]),
+        place.ckpt(&["reshard", "--help"]),
         place.ckpt(&["gc", "--help"]),
     ]);
     insta::assert_snapshot!(said);

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use meshgrad::ckpt::{Dtype, Error, FileWriter, FolderWriter, Staging, TensorSink, step_name};
+use safetensors::SafeTensors;
 
 pub(crate) type Model = BTreeMap<String, Tensor>;
 
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
@@ -86,6 +87,58 @@ pub(crate) fn mixture() -> Model {
         for expert in 0..4 {
             let name = format!("{prefix}.mlp.experts.{expert}.down_proj.weight");
             add(name, Dtype::BF16, &[8, 4]);
+        }
+    }
+    model
+}
+
+/// A mixture of experts of Qwen3's names, whose q has eight times as many heads as k and v.
+pub(crate) fn qwen3() -> Model {
+    let mut model = Model::new();
+    let mut add = |name: &str, shape: &[usize]| {
+        let seed = model.len() as u64;
+        model.insert(name.to_owned(), tensor(Dtype::F32, shape, seed));
+    };
+    add("lm_head.weight", &[20, 6]);
+    add("model.embed_tokens.weight", &[20, 6]);
+    add("model.norm.weight", &[6]);
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}");
+        for (name, rows) in [("q", 16), ("k", 2), ("v", 2)] {
+            add(
+                &format!("{prefix}.self_attn.{name}_proj.weight"),
+                &[rows, 6],
+            );
+        }
+        add(&format!("{prefix}.self_attn.o_proj.weight"), &[6, 16]);
+        add(&format!("{prefix}.mlp.gate.weight"), &[3, 6]);
+        for expert in 0..3 {
+            let prefix = format!("{prefix}.mlp.experts.{expert}");
+            add(&format!("{prefix}.gate_proj.weight"), &[5, 6]);
+            add(&format!("{prefix}.up_proj.weight"), &[5, 6]);
+            add(&format!("{prefix}.down_proj.weight"), &[6, 5]);
+        }
+    }
+    model
+}
+
+/// A folder as the `safetensors` crate reads it.
+pub(crate) fn read(folder: &Path) -> Model {
+    let mut model = Model::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|it| it != "safetensors") {
+            continue;
+        }
+        let bytes = fs::read(path).unwrap();
+        for (name, view) in SafeTensors::deserialize(&bytes).unwrap().iter() {
+            let tensor = Tensor {
+                dtype: format!("{:?}", view.dtype()).parse().unwrap(),
+                shape: view.shape().to_vec(),
+                bytes: view.data().to_vec(),
+            };
+            let before = model.insert(name.to_owned(), tensor);
+            assert!(before.is_none(), "{name} is in two files");
         }
     }
     model

@@ -7,4 +7,4 @@ mod segments;
 
 pub(super) use difference::{Difference, ULP_RANGES, comparable, differences};
 pub(super) use moments::{Moments, float_text, moments};
-pub(super) use segments::{Work, in_turn};
+pub(super) use segments::{Work, in_turn, progress_bar};

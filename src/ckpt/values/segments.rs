@@ -149,7 +149,7 @@ fn segments(elements: &[u64]) -> Vec<Segment> {
 }
 
 /// A line that updates itself, on a terminal only.
-fn progress_bar(bytes: u64) -> ProgressBar {
+pub(crate) fn progress_bar(bytes: u64) -> ProgressBar {
     let progress = ProgressBar::new(bytes);
     let template = "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, \
                     {eta} left";

@@ -1,0 +1,264 @@
+//! `meshgrad ckpt convert`: a folder made of another by a map.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::ensure;
+use meshgrad::ckpt::exec::check_ties;
+use meshgrad::ckpt::mapping::{Bound, Mapping, Problem, Waivers};
+use serde::Serialize;
+
+use super::catalog::shown;
+use super::destination::{FloatType, begin, copy_companions, writer};
+use super::given::{Waived, misfit, read_map, text_of};
+use super::origin::{Origin, Summary};
+use super::size::{self, ByteSize};
+use super::stream::{Means, Stream};
+use super::table::Side::{Left, Right};
+use super::table::{Table, printable};
+use super::values::progress_bar;
+use super::{Answer, warn};
+
+#[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 done, 1 the map does not fit, or an error.")]
+pub(super) struct ConvertArguments {
+    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint.
+    source: PathBuf,
+    /// The folder that is made; it must not exist.
+    destination: PathBuf,
+    /// What is made, on the left, of what there is, on the right.
+    #[arg(long, value_name = "FILE")]
+    map: PathBuf,
+    /// The other way: what there is is on the left side of the map.
+    #[arg(long)]
+    inverse: bool,
+    /// Convert floats of 16 bits and more, rounding to nearest even.
+    #[arg(long, value_name = "DTYPE", ignore_case = true)]
+    dtype: Option<FloatType>,
+    #[command(flatten)]
+    waived: Waived,
+    /// Memory for the tensors' data.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    budget: ByteSize,
+    /// The most data in one file.
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    max_shard: ByteSize,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Serialize)]
+pub(super) struct Report {
+    source: Summary,
+    map: Option<String>,
+    inverse: bool,
+    destination: Summary,
+    way_back: Option<WayBack>,
+    dtype: Option<&'static str>,
+    /// Tensors that were rounded to it.
+    rounded: u64,
+    /// Problems that were waived.
+    waived: Vec<String>,
+    copied: Vec<String>,
+    read_bytes: u64,
+    seconds: f64,
+}
+
+/// Whether the map can be undone.
+#[derive(Serialize)]
+struct WayBack {
+    proven: bool,
+    /// Why there is none.
+    why: Option<String>,
+    /// Pairs of tensors that must be equal for it.
+    ties: u64,
+}
+
+/// What is made of an origin, and how.
+pub(super) struct Job<'a> {
+    pub(super) origin: &'a Origin,
+    pub(super) mapping: &'a Mapping,
+    pub(super) waivers: Waivers,
+    pub(super) dtype: Option<FloatType>,
+    pub(super) destination: &'a PathBuf,
+    pub(super) max_shard: ByteSize,
+    pub(super) means: Means,
+}
+
+pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::Result<Answer> {
+    let mapping = read_map(Some(&arguments.map))?;
+    let mapping = match arguments.inverse {
+        true => mapping.reversed(),
+        false => mapping,
+    };
+    let origin = Origin::open(&arguments.source)?;
+    let job = Job {
+        origin: &origin,
+        mapping: &mapping,
+        waivers: arguments.waived.waivers()?,
+        dtype: arguments.dtype,
+        destination: &arguments.destination,
+        max_shard: arguments.max_shard,
+        means: Means {
+            budget: arguments.budget,
+            threads,
+        },
+    };
+    let bound = match mapping.bind(&origin.specs(), None, &job.waivers) {
+        Ok(bound) => bound,
+        Err(report) => {
+            let map = Some(arguments.map.clone());
+            return misfit(origin.folder.path(), &map, &report, arguments.json);
+        }
+    };
+    let mut report = job.carry_out(&bound)?;
+    report.map = Some(text_of(&arguments.map));
+    report.inverse = arguments.inverse;
+    report.way_back = Some(WayBack::of(&bound));
+
+    if arguments.json {
+        return Answer::json(&report, 0);
+    }
+    warn(&origin.warnings);
+    Ok(Answer::success(report.text()))
+}
+
+impl Job<'_> {
+    /// Makes what `bound` says and writes the folder.
+    pub(super) fn carry_out(&self, bound: &Bound) -> anyhow::Result<Report> {
+        let start = Instant::now();
+        let retyped = match self.dtype {
+            Some(dtype) => {
+                let waivers = self.waivers.clone().and("narrowed")?;
+                let wanted = dtype.of(bound);
+                Some((self.mapping).bind(&self.origin.specs(), Some(&wanted), &waivers)?)
+            }
+            None => None,
+        };
+        let waived = bound.report().waived.iter().map(ToString::to_string);
+        let waived = waived.collect();
+        let bound = retyped.as_ref().unwrap_or(bound);
+        check_ties(bound, &self.origin.folder)?;
+
+        let made: Vec<_> = bound.made().collect();
+        ensure!(
+            !made.is_empty(),
+            "nothing would be made: no rule of the map finds its tensors in {}; is the other \
+             direction meant?",
+            shown(self.origin.folder.path())
+        );
+        let writer = writer(&made, self.max_shard.0)?;
+        let bytes = made
+            .iter()
+            .map(|it| it.shape.iter().product::<u64>() * it.dtype.bits() as u64 / 8)
+            .sum();
+        let mut staging = begin(self.destination)?;
+        let folder = &self.origin.folder;
+        let copied = copy_companions(folder.path(), &mut staging, self.dtype)?;
+        let progress = progress_bar(bytes);
+        let wants = bound.wants();
+        let mut stream = Stream::new(bound.graph(), folder, wants, self.means, &progress)?;
+        writer.write(&mut staging, "", |tensor, data| stream.give(tensor, data))?;
+        let read_bytes = stream.read_bytes();
+        let published = staging.commit()?;
+        progress.finish_and_clear();
+
+        let is_data = |path: &str| path.ends_with(".safetensors");
+        Ok(Report {
+            source: self.origin.summary(),
+            map: None,
+            inverse: false,
+            destination: Summary {
+                path: self.destination.clone(),
+                tensors: made.len() as u64,
+                files: published.files().filter(|(path, _)| is_data(path)).count() as u64,
+                bytes,
+            },
+            way_back: None,
+            dtype: self.dtype.map(|dtype| dtype.dtype().name()),
+            rounded: retyped.as_ref().map_or(0, rounded),
+            waived,
+            copied,
+            read_bytes,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// How many tensors lose digits.
+fn rounded(bound: &Bound) -> u64 {
+    let waived = bound.report().waived.iter();
+    let narrowed = waived.filter(|it| matches!(it, Problem::Narrowed { .. }));
+    narrowed.count() as u64
+}
+
+impl WayBack {
+    fn of(bound: &Bound) -> WayBack {
+        match bound.inverse() {
+            Ok(back) => WayBack {
+                proven: true,
+                why: None,
+                ties: back.ties().len() as u64,
+            },
+            Err(error) => WayBack {
+                proven: false,
+                why: Some(error.to_string()),
+                ties: 0,
+            },
+        }
+    }
+
+    fn text(&self) -> String {
+        match (&self.why, self.ties) {
+            (Some(why), _) => {
+                let mut lines = why.lines().map(str::trim);
+                let first = [lines.next(), lines.next()].into_iter().flatten();
+                let first = first.collect::<Vec<_>>().join(", as ");
+                printable(&format!("none: {first}"))
+            }
+            (None, 0) => "proven: there and back changes no element".to_owned(),
+            (None, ties) => {
+                let ties = size::counted(ties, "pair");
+                format!("proven: there and back changes no element, where {ties} stay equal")
+            }
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn text(&self) -> String {
+        let mut table = Table::new([Left, Left, Right, Right, Right]);
+        table.row(self.source.row("source"));
+        table.row(self.destination.row("destination"));
+        let mut notes = Table::new([Left, Left]);
+        let mut note = |title: &str, text: String| notes.row([title.to_owned(), text]);
+        if let Some(map) = &self.map {
+            let direction = if self.inverse { ", backwards" } else { "" };
+            note("map", format!("{}{direction}", printable(map)));
+        }
+        if let Some(way_back) = &self.way_back {
+            note("way back", way_back.text());
+        }
+        if let Some(dtype) = self.dtype {
+            let rounded = size::counted(self.rounded, "tensor");
+            note("dtype", format!("{dtype}, {rounded} rounded"));
+        }
+        if !self.waived.is_empty() {
+            note("waived", size::counted(self.waived.len() as u64, "problem"));
+        }
+        if !self.copied.is_empty() {
+            note("copied", self.copied.join(", "));
+        }
+        let (read, written) = (
+            size::bytes(self.read_bytes),
+            size::bytes(self.destination.bytes),
+        );
+        note(
+            "done",
+            format!("{read} read, {written} written, {:.1} s", self.seconds),
+        );
+        format!("{table}\n{notes}")
+    }
+}

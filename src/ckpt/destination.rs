@@ -1,0 +1,166 @@
+//! The folder that a subcommand writes: there completely or not at all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, ensure};
+use clap::ValueEnum;
+use meshgrad::ckpt::mapping::{Bound, TensorSpec};
+use meshgrad::ckpt::{Dtype, FolderWriter, Staging};
+use serde_json::{Map, Value};
+
+use super::catalog::shown;
+use super::stream::file_shape;
+use super::table::printable;
+
+/// What lies beside weights in a folder of the hub: configurations, tokenizers, templates.
+const COMPANIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
+
+/// What is written anew, or of the folder it is in only.
+const OWN: [&str; 2] = ["manifest.json", "layout.json"];
+
+/// The largest file that is taken for one of them.
+const LARGEST: u64 = 256 << 20;
+
+/// The dtypes that weights are converted to.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum FloatType {
+    #[value(name = "BF16")]
+    BF16,
+    #[value(name = "F16")]
+    F16,
+    #[value(name = "F32")]
+    F32,
+}
+
+impl FloatType {
+    pub(super) fn dtype(self) -> Dtype {
+        match self {
+            FloatType::BF16 => Dtype::BF16,
+            FloatType::F16 => Dtype::F16,
+            FloatType::F32 => Dtype::F32,
+        }
+    }
+
+    /// What a configuration calls it.
+    fn torch_name(self) -> &'static str {
+        match self {
+            FloatType::BF16 => "bfloat16",
+            FloatType::F16 => "float16",
+            FloatType::F32 => "float32",
+        }
+    }
+
+    /// What a map makes, with this dtype in place of any other float of 16 bits or more. Smaller
+    /// ones are quantized: their values mean nothing without their scales.
+    pub(super) fn of(self, bound: &Bound) -> Vec<TensorSpec> {
+        let retyped = |mut spec: TensorSpec| {
+            if let Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 = spec.dtype {
+                spec.dtype = self.dtype();
+            }
+            spec
+        };
+        bound.made().map(retyped).collect()
+    }
+}
+
+/// Begins a folder.
+pub(super) fn begin(path: &Path) -> anyhow::Result<Staging> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| anyhow!("{} is no name for a new folder", shown(path)))?;
+    let parent = path.parent().unwrap_or(Path::new(""));
+    ensure!(
+        parent.as_os_str().is_empty() || parent.is_dir(),
+        "{} is no folder, so {name} cannot be made in it",
+        shown(parent)
+    );
+    Ok(Staging::new(parent, name)?)
+}
+
+/// A writer of all that is made, by name.
+pub(super) fn writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<FolderWriter> {
+    let mut writer = FolderWriter::new().max_shard_bytes(max_shard);
+    for spec in made {
+        writer.add(&spec.name, spec.dtype, &file_shape(&spec.shape))?;
+    }
+    Ok(writer)
+}
+
+/// Copies what lies beside the weights of a folder; in its configuration it names `dtype` if there
+/// is one. Returns the names.
+pub(super) fn copy_companions(
+    folder: &Path,
+    staging: &mut Staging,
+    dtype: Option<FloatType>,
+) -> anyhow::Result<Vec<String>> {
+    let mut copied = Vec::new();
+    for (name, path) in companions(folder)? {
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", shown(&path)))?;
+        let bytes = match dtype {
+            Some(dtype) if name == "config.json" => with_dtype(&bytes, dtype)
+                .with_context(|| format!("cannot read {}", shown(&path)))?,
+            _ => bytes,
+        };
+        staging.write(&name, &bytes)?;
+        copied.push(name);
+    }
+    Ok(copied)
+}
+
+/// The files that are copied, by name.
+fn companions(folder: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            if is_companion(name) && is_of_folder(folder, &path) {
+                found.push((name.to_owned(), path));
+            }
+        }
+        found.sort();
+        Ok(found)
+    };
+    read().with_context(|| format!("cannot read {}", shown(folder)))
+}
+
+fn is_companion(name: &str) -> bool {
+    let extension = Path::new(name).extension().and_then(|it| it.to_str());
+    extension.is_some_and(|it| COMPANIONS.contains(&it))
+        && !name.ends_with(".index.json")
+        && !name.starts_with('.')
+        && !OWN.contains(&name)
+        && printable(name) == name
+}
+
+/// A file of the folder; a link only as the Hugging Face cache has them, into its blobs: another
+/// one could lead anywhere, and what it leads to would be handed on.
+fn is_of_folder(folder: &Path, path: &Path) -> bool {
+    let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= LARGEST;
+    let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
+    if !fs::metadata(path).is_ok_and(|it| small(&it)) {
+        return false;
+    }
+    if !is_link {
+        return true;
+    }
+    let (Ok(folder), Ok(real)) = (fs::canonicalize(folder), fs::canonicalize(path)) else {
+        return false;
+    };
+    let snapshots = folder.parent();
+    let is_snapshot = snapshots.is_some_and(|it| it.ends_with("snapshots"));
+    let blobs = snapshots.and_then(Path::parent).map(|it| it.join("blobs"));
+    is_snapshot && blobs.as_deref() == real.parent()
+}
+
+/// A configuration that says so of its weights. Older versions of transformers read `torch_dtype`
+/// only, newer ones both.
+fn with_dtype(json: &[u8], dtype: FloatType) -> anyhow::Result<Vec<u8>> {
+    let mut config: Map<String, Value> = serde_json::from_slice(json)?;
+    for key in ["dtype", "torch_dtype"] {
+        config.insert(key.to_owned(), dtype.torch_name().into());
+    }
+    Ok((serde_json::to_string_pretty(&config)? + "\n").into_bytes())
+}

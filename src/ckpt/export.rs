@@ -1,0 +1,70 @@
+//! `meshgrad ckpt export`: a checkpoint of a run as a folder for the hub.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use meshgrad::ckpt::mapping::{Mapping, Waivers};
+
+use super::catalog::shown;
+use super::convert::Job;
+use super::destination::FloatType;
+use super::given::misfit;
+use super::origin::Origin;
+use super::size::ByteSize;
+use super::stream::Means;
+use super::{Answer, warn};
+
+#[derive(clap::Args)]
+pub(super) struct ExportArguments {
+    /// A checkpoint, or a run: its newest checkpoint.
+    checkpoint: PathBuf,
+    /// The folder that is made, as transformers reads it; it must not exist.
+    #[arg(long, value_name = "DESTINATION")]
+    hf: PathBuf,
+    /// The dtype of the weights, rounded to nearest even.
+    #[arg(long, value_name = "DTYPE", ignore_case = true, default_value = "BF16")]
+    dtype: FloatType,
+    /// Memory for the tensors' data.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    budget: ByteSize,
+    /// The most data in one file.
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    max_shard: ByteSize,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Result<Answer> {
+    let origin = Origin::open(&arguments.checkpoint)?;
+    let folder = origin.folder.path();
+    ensure!(
+        folder.join("config.json").is_file(),
+        "{} has no config.json, so nothing could load what is exported; `meshgrad ckpt convert` \
+         copies weights alone",
+        shown(folder)
+    );
+    // Weights of a checkpoint have the names of the hub already.
+    let mapping = Mapping::identity();
+    let job = Job {
+        origin: &origin,
+        mapping: &mapping,
+        waivers: Waivers::none(),
+        dtype: Some(arguments.dtype),
+        destination: &arguments.hf,
+        max_shard: arguments.max_shard,
+        means: Means {
+            budget: arguments.budget,
+            threads,
+        },
+    };
+    let report = match mapping.bind(&origin.specs(), None, &job.waivers) {
+        Ok(bound) => job.carry_out(&bound)?,
+        Err(report) => return misfit(folder, &None, &report, arguments.json),
+    };
+    if arguments.json {
+        return Answer::json(&report, 0);
+    }
+    warn(&origin.warnings);
+    Ok(Answer::success(report.text()))
+}

@@ -1,0 +1,117 @@
+//! What several subcommands are given: a map with its waivers, and a layout.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use meshgrad::ckpt::layout::{self, Layout};
+use meshgrad::ckpt::mapping::{Mapping, Report, Template, Waivers};
+use serde::Serialize;
+
+use super::Answer;
+use super::catalog::shown;
+use super::table::printable;
+
+/// More ranks than this are more likely a slip than a cluster.
+const MOST_RANKS: u64 = 100_000;
+
+/// Problems that do not count.
+#[derive(clap::Args)]
+pub(super) struct Waived {
+    /// Let a kind of problem pass, for all names or for those that match, as in
+    /// `unexpected:{r:path}.inv_freq`. Kinds are unmade, unexpected, partly-used and narrowed. May
+    /// be repeated.
+    #[arg(long = "waive", value_name = "KIND[:TEMPLATE]", value_parser = parse_waiver)]
+    waivers: Vec<String>,
+}
+
+fn parse_waiver(text: &str) -> Result<String, String> {
+    let waivers = Waivers::none().and(text);
+    waivers
+        .map(|_| text.to_owned())
+        .map_err(|bad| bad.to_string())
+}
+
+impl Waived {
+    pub(super) fn waivers(&self) -> anyhow::Result<Waivers> {
+        let none = Waivers::none();
+        let all = self.waivers.iter().try_fold(none, |all, it| all.and(it));
+        Ok(all?)
+    }
+}
+
+/// Axes of ranks, as in `ep=8,tp=2`.
+pub(super) fn parse_mesh(text: &str) -> Result<String, String> {
+    let layout = Layout::parse(text, "").map_err(|error| error.to_string())?;
+    match layout.ranks() {
+        ..=MOST_RANKS => Ok(text.to_owned()),
+        ranks => Err(format!(
+            "{text} are {ranks} ranks; at most {MOST_RANKS} are taken"
+        )),
+    }
+}
+
+pub(super) fn parse_template(text: &str) -> Result<Template, String> {
+    layout::names(text).map_err(|problem| problem.to_string())
+}
+
+/// Reads a map; everything stays as it is without one.
+pub(super) fn read_map(path: Option<&Path>) -> anyhow::Result<Mapping> {
+    let Some(path) = path else {
+        return Ok(Mapping::identity());
+    };
+    let text = read(path)?;
+    Mapping::parse(&text).map_err(|error| anyhow!("{}: {error}", shown(path)))
+}
+
+/// Reads the places of a layout; also returns their text.
+pub(super) fn read_layout(mesh: &str, places: &Path) -> anyhow::Result<(Layout, String)> {
+    let text = read(places)?;
+    match Layout::parse(mesh, &text) {
+        Ok(layout) => Ok((layout, text)),
+        Err(error) => bail!("{}: {error}", shown(places)),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", shown(path)))
+}
+
+/// A path in JSON.
+pub(super) fn text_of(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[derive(Serialize)]
+struct Misfit {
+    source: String,
+    map: Option<String>,
+    problems: Vec<String>,
+}
+
+/// The answer where a map does not fit what there is.
+pub(super) fn misfit(
+    source: &Path,
+    map: &Option<PathBuf>,
+    report: &Report,
+    json: bool,
+) -> anyhow::Result<Answer> {
+    if json {
+        let problems = report.problems.iter().map(ToString::to_string);
+        let misfit = Misfit {
+            source: text_of(source),
+            map: map.as_deref().map(text_of),
+            problems: problems.collect(),
+        };
+        return Answer::json(&misfit, 1);
+    }
+    let map = map
+        .as_deref()
+        .map_or_else(|| "the identity".to_owned(), shown);
+    let mut text = format!("{map} does not fit {}: ", shown(source));
+    for line in report.to_string().lines() {
+        text.push_str(&printable(line));
+        text.push('\n');
+    }
+    Ok(Answer { text, code: 1 })
+}

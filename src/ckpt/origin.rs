@@ -1,0 +1,136 @@
+//! The model that a subcommand reads: one folder whose tensors have unique names.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use meshgrad::ckpt::mapping::TensorSpec;
+use meshgrad::ckpt::{Committed, Error, Flaw, Folder, TensorInfo, survey};
+
+use super::catalog::shown;
+
+/// The file of a folder that has only one.
+pub(super) const SINGLE_FILE: &str = "model.safetensors";
+
+/// An open folder.
+pub(super) struct Origin {
+    pub(super) folder: Folder,
+    /// What is worth a warning but forbids nothing.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Origin {
+    /// Opens a Hugging Face folder, its only file, a checkpoint, or the newest one of a run; reads
+    /// no data.
+    pub(super) fn open(path: &Path) -> anyhow::Result<Origin> {
+        let metadata =
+            fs::metadata(path).with_context(|| format!("cannot open {}", shown(path)))?;
+        if !metadata.is_dir() {
+            return Origin::of_file(path);
+        }
+        let mut warnings = Vec::new();
+        match Committed::open(path) {
+            Ok(_)
+            | Err(Error::Incomplete {
+                flaw: Flaw::NoManifest,
+                ..
+            }) => {}
+            Err(error @ Error::Incomplete { .. }) => warnings.push(error.to_string()),
+            Err(error) => return Err(error.into()),
+        }
+        match Folder::open(path) {
+            Ok(folder) => Ok(Origin::new(folder, warnings)),
+            Err(error @ Error::NoModel { .. }) => Origin::of_run(path, error),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn new(folder: Folder, mut warnings: Vec<String>) -> Origin {
+        let mismatch = folder.size_mismatch();
+        warnings.extend(mismatch.map(|mismatch| mismatch.to_string()));
+        Origin { folder, warnings }
+    }
+
+    fn of_file(path: &Path) -> anyhow::Result<Origin> {
+        if path.file_name().is_some_and(|name| name == SINGLE_FILE) {
+            let folder = Folder::open(folder_of(path))?;
+            if folder.files().len() == 1 {
+                return Ok(Origin::new(folder, Vec::new()));
+            }
+        }
+        bail!(
+            "{} is a file: give the folder of the model that it belongs to, or put it into a \
+             folder of its own as {SINGLE_FILE}",
+            shown(path)
+        )
+    }
+
+    fn of_run(path: &Path, error: Error) -> anyhow::Result<Origin> {
+        let mut survey = survey(path)?;
+        let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
+        match survey.complete.pop() {
+            Some(newest) => Ok(Origin::new(Folder::open(newest.path())?, incomplete)),
+            None if incomplete.is_empty() => Err(error.into()),
+            None => bail!(
+                "{} has no complete checkpoint: {}",
+                shown(path),
+                incomplete.join("; ")
+            ),
+        }
+    }
+
+    /// Its tensors.
+    pub(super) fn specs(&self) -> Vec<TensorSpec> {
+        self.folder.tensors().map(TensorSpec::from).collect()
+    }
+
+    /// What it is, for a report.
+    pub(super) fn summary(&self) -> Summary {
+        Summary {
+            path: self.folder.path().to_owned(),
+            tensors: self.folder.tensors().len() as u64,
+            files: self.folder.files().len() as u64,
+            bytes: self.folder.tensors().map(bytes_of).sum(),
+        }
+    }
+}
+
+fn bytes_of(tensor: &TensorInfo) -> u64 {
+    tensor.byte_len() as u64
+}
+
+/// The folder that a path is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// The size of a folder of tensors.
+#[derive(serde::Serialize)]
+pub(super) struct Summary {
+    #[serde(serialize_with = "as_text")]
+    pub(super) path: PathBuf,
+    pub(super) tensors: u64,
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+}
+
+fn as_text<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+impl Summary {
+    /// The cells of a row: path, tensors, bytes, files.
+    pub(super) fn row(&self, title: &str) -> [String; 5] {
+        use super::size::{bytes, counted};
+        [
+            title.to_owned(),
+            shown(&self.path),
+            counted(self.tensors, "tensor"),
+            bytes(self.bytes),
+            counted(self.files, "file"),
+        ]
+    }
+}

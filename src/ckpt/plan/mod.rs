@@ -1,0 +1,270 @@
+//! `meshgrad ckpt plan`: what loading costs each rank, before it is done.
+//!
+//! The report is data, which `--json` prints; [`text`] shows it to people.
+
+mod text;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, bail, ensure};
+use meshgrad::ckpt::layout::Layout;
+use meshgrad::ckpt::mapping::{Bound, Template, TensorSpec};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
+use serde::Serialize;
+
+use super::given::{Waived, misfit, parse_mesh, parse_template, read_layout, read_map, text_of};
+use super::origin::{Origin, Summary};
+use super::size::ByteSize;
+use super::table::printable;
+use super::{Answer, warn};
+
+#[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 it can be loaded so, 1 the map does not fit, or an error.")]
+pub(super) struct PlanArguments {
+    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint.
+    source: PathBuf,
+    /// What is made of the tensors there are [default: everything as it is].
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
+    /// The ranks, by axes, as in `ep=8,tp=2` [default: one rank, which keeps everything].
+    #[arg(long, value_name = "AXES", requires = "places", value_parser = parse_mesh)]
+    mesh: Option<String>,
+    /// Which axes split which tensors, a line each, as in `{r:path}.weight = tp:0`.
+    #[arg(long, value_name = "FILE", requires = "mesh")]
+    places: Option<PathBuf>,
+    /// Plan for this rank only.
+    #[arg(long, value_name = "R|all", default_value = "all")]
+    rank: Ranks,
+    /// Make only tensors whose names match, as in `model.layers.{l}.{r:path}`. May be repeated.
+    #[arg(long = "want", value_name = "TEMPLATE", value_parser = parse_template)]
+    wanted: Vec<Template>,
+    #[command(flatten)]
+    waived: Waived,
+    /// The most memory that loading may take, tensors and all.
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<ByteSize>,
+    /// Read ranges at most this far apart as one [default: 256KiB].
+    #[arg(long, value_name = "SIZE")]
+    gap: Option<ByteSize>,
+    /// Plan for reads past the page cache: whole blocks only.
+    #[arg(long)]
+    direct: bool,
+    /// How fast the files are read, for the estimate of seconds.
+    #[arg(long, value_name = "SIZE/s", default_value = "3GB/s")]
+    bandwidth: Bandwidth,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One rank or all.
+#[derive(Clone, Copy)]
+enum Ranks {
+    All,
+    One(u64),
+}
+
+impl FromStr for Ranks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ranks, String> {
+        match (text, text.parse()) {
+            ("all", _) => Ok(Ranks::All),
+            (_, Ok(rank)) => Ok(Ranks::One(rank)),
+            _ => Err(format!(
+                "`{text}` is neither the number of a rank nor `all`"
+            )),
+        }
+    }
+}
+
+/// Bytes a second.
+#[derive(Clone, Copy)]
+struct Bandwidth(u64);
+
+impl FromStr for Bandwidth {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bandwidth, String> {
+        let size: ByteSize = text.strip_suffix("/s").unwrap_or(text).parse()?;
+        match size.0 {
+            0 => Err("nothing is read at 0 bytes a second".to_owned()),
+            bytes => Ok(Bandwidth(bytes)),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    source: Summary,
+    map: Option<String>,
+    mesh: Option<String>,
+    /// Tensors that are made, and read for that.
+    made: u64,
+    used: u64,
+    /// Problems that were waived.
+    waived: Vec<String>,
+    bytes_per_second: u64,
+    /// All ranks of the layout.
+    rank_count: u64,
+    ranks: Vec<RankReport>,
+}
+
+#[derive(Serialize)]
+struct RankReport {
+    rank: u64,
+    targets: u64,
+    needed_bytes: u64,
+    read_bytes: u64,
+    amplification: f64,
+    reads: u64,
+    extents: u64,
+    files: u64,
+    memory: MemoryReport,
+    seconds: f64,
+    digest: String,
+}
+
+#[derive(Serialize)]
+struct MemoryReport {
+    targets: u64,
+    windows: u64,
+    plan: u64,
+    total: u64,
+}
+
+pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<Answer> {
+    let mapping = read_map(arguments.map.as_deref())?;
+    let layout = match (&arguments.mesh, &arguments.places) {
+        (Some(mesh), Some(places)) => read_layout(mesh, places)?.0,
+        _ => Layout::single(),
+    };
+    let ranks = match arguments.rank {
+        Ranks::All => 0..layout.ranks(),
+        Ranks::One(rank) => {
+            let ranks = layout.ranks();
+            ensure!(
+                rank < ranks,
+                "there is no rank {rank}: ranks are 0 to {}",
+                ranks - 1
+            );
+            rank..rank + 1
+        }
+    };
+    let origin = Origin::open(&arguments.source)?;
+    let waivers = arguments.waived.waivers()?;
+    let bound = match mapping.bind(&origin.specs(), None, &waivers) {
+        Ok(bound) => bound,
+        Err(report) => {
+            let path = origin.folder.path();
+            return misfit(path, &arguments.map, &report, arguments.json);
+        }
+    };
+    let made = select(&bound, &arguments.wanted)?;
+
+    let catalog = Catalog::of(&origin.folder);
+    let options = options(arguments, threads);
+    let rank_report = |rank| -> anyhow::Result<RankReport> {
+        let wants = wants(&bound, &made, &layout, rank)?;
+        let plan = LoadPlan::new(bound.graph(), &catalog, &wants, &options);
+        let plan = plan.with_context(|| format!("rank {rank}"))?;
+        Ok(RankReport::new(rank, &plan, arguments.bandwidth))
+    };
+    let used = made.iter().filter_map(|it| bound.expr(&it.name));
+    let used = used.flat_map(|expr| bound.graph().sources_of(expr));
+    let used: std::collections::BTreeSet<&str> = used.collect();
+    let report = Report {
+        source: origin.summary(),
+        map: arguments.map.as_deref().map(text_of),
+        mesh: arguments.mesh.clone(),
+        made: made.len() as u64,
+        used: used.len() as u64,
+        waived: bound
+            .report()
+            .waived
+            .iter()
+            .map(|it| it.to_string())
+            .collect(),
+        bytes_per_second: arguments.bandwidth.0,
+        rank_count: layout.ranks(),
+        ranks: ranks.map(rank_report).collect::<anyhow::Result<_>>()?,
+    };
+
+    if arguments.json {
+        return Answer::json(&report, 0);
+    }
+    warn(&origin.warnings);
+    Ok(Answer::success(report.text()))
+}
+
+fn options(arguments: &PlanArguments, threads: usize) -> Options {
+    let base = match arguments.direct {
+        true => Options::direct(),
+        false => Options::default(),
+    };
+    Options {
+        gap: arguments.gap.map_or(base.gap, |gap| gap.0),
+        budget: arguments.budget.map(|budget| budget.0),
+        threads,
+        ..base
+    }
+}
+
+/// The tensors that are made and match one of the templates; all of them without any.
+fn select(bound: &Bound, wanted: &[Template]) -> anyhow::Result<Vec<TensorSpec>> {
+    let mut made: Vec<TensorSpec> = bound.made().collect();
+    for template in wanted {
+        if !made.iter().any(|it| template.matches(&it.name).is_some()) {
+            let (count, first) = (made.len(), made.first());
+            let first = first.map_or(String::new(), |it| {
+                format!(", as `{}`", printable(&it.name))
+            });
+            bail!("no name of the {count} tensors that are made matches `{template}`{first}");
+        }
+    }
+    let matches = |it: &TensorSpec| wanted.iter().any(|one| one.matches(&it.name).is_some());
+    made.retain(|it| wanted.is_empty() || matches(it));
+    Ok(made)
+}
+
+/// What a rank keeps of each tensor.
+fn wants(
+    bound: &Bound,
+    made: &[TensorSpec],
+    layout: &Layout,
+    rank: u64,
+) -> anyhow::Result<Vec<Want>> {
+    let mut wants = Vec::with_capacity(made.len());
+    for spec in made {
+        if let Some(expr) = bound.expr(&spec.name) {
+            let region = layout.region(&spec.name, &spec.shape, rank)?;
+            wants.push(Want::new(&spec.name, expr, region));
+        }
+    }
+    Ok(wants)
+}
+
+impl RankReport {
+    fn new(rank: u64, plan: &LoadPlan, bandwidth: Bandwidth) -> RankReport {
+        let (reads, memory) = (plan.reads(), plan.memory());
+        RankReport {
+            rank,
+            targets: plan.targets().len() as u64,
+            needed_bytes: plan.needed_bytes(),
+            read_bytes: plan.read_bytes(),
+            amplification: plan.amplification(),
+            reads: reads.reads as u64,
+            extents: reads.extents as u64,
+            files: reads.files as u64,
+            memory: MemoryReport {
+                targets: memory.targets,
+                windows: memory.windows,
+                plan: memory.plan,
+                total: memory.total(),
+            },
+            seconds: plan.seconds_at(bandwidth.0 as f64),
+            digest: plan.digest().to_string(),
+        }
+    }
+}

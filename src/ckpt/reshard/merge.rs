@@ -1,0 +1,263 @@
+//! Regions put together again: each tensor is the concatenation of what its first holders have.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use anyhow::{anyhow, bail, ensure};
+use indicatif::ProgressBar;
+use meshgrad::ckpt::exec::{gather, rows_at_a_time};
+use meshgrad::ckpt::graph::{Expr, Graph, GraphError};
+use meshgrad::ckpt::layout::Layout;
+use meshgrad::ckpt::mapping::TensorSpec;
+use meshgrad::ckpt::{TensorFile, TensorInfo, TensorSink};
+
+use super::record::{Record, Regions, rank_file};
+use super::{Report, ReshardArguments};
+use crate::ckpt::catalog::shown;
+use crate::ckpt::destination::{begin, copy_companions, writer};
+use crate::ckpt::origin::Summary;
+use crate::ckpt::size;
+use crate::ckpt::stream::{Means, extents, file_shape};
+use crate::ckpt::values::progress_bar;
+
+type Region = Vec<Range<u64>>;
+
+pub(super) fn merge(arguments: &ReshardArguments, means: Means) -> anyhow::Result<Report> {
+    let start = Instant::now();
+    let record = Record::read(&arguments.source)?;
+    let (layout, specs) = record.layout()?;
+    let files = open(arguments, &layout, &specs)?;
+    let of_files = |file: &TensorFile| file.tensors().iter().map(bytes_of).sum::<u64>();
+    let source = Summary {
+        path: arguments.source.clone(),
+        tensors: files.iter().map(|file| file.tensors().len() as u64).sum(),
+        files: files.len() as u64,
+        bytes: files.iter().map(of_files).sum(),
+    };
+
+    let writer = writer(&specs, arguments.max_shard.0)?;
+    let bytes = specs.iter().map(|it| size_of(it, &it.shape)).sum();
+    let mut staging = begin(&arguments.destination)?;
+    let copied = copy_companions(&arguments.source, &mut staging, None)?;
+    let progress = progress_bar(bytes);
+    let specs: BTreeMap<&str, &TensorSpec> = specs.iter().map(|it| (&*it.name, it)).collect();
+    let mut merging = Merging {
+        layout: &layout,
+        files: &files,
+        means,
+        progress: &progress,
+        read_bytes: 0,
+    };
+    writer.write(&mut staging, "", |tensor, data| {
+        match specs.get(&*tensor.name) {
+            Some(spec) => merging.give(spec, data),
+            None => Err(anyhow!("`{}` is not in the layout", tensor.name)),
+        }
+    })?;
+    let read_bytes = merging.read_bytes;
+    let published = staging.commit()?;
+    progress.finish_and_clear();
+
+    let is_data = |path: &str| path.ends_with(".safetensors");
+    Ok(Report {
+        source,
+        mesh: layout.to_string(),
+        ranks: layout.ranks(),
+        destination: Summary {
+            path: arguments.destination.clone(),
+            tensors: specs.len() as u64,
+            files: published.files().filter(|(path, _)| is_data(path)).count() as u64,
+            bytes,
+        },
+        copied,
+        read_bytes,
+        rank_bytes: Vec::new(),
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+fn bytes_of(tensor: &TensorInfo) -> u64 {
+    tensor.byte_len() as u64
+}
+
+/// Bytes of a region of this shape.
+fn size_of(spec: &TensorSpec, shape: &[u64]) -> u64 {
+    let elements = shape.iter().fold(1u64, |all, it| all.saturating_mul(*it));
+    elements
+        .saturating_mul(spec.dtype.bits() as u64)
+        .div_ceil(8)
+}
+
+/// The files of all ranks, each of which has what the layout says.
+fn open(
+    arguments: &ReshardArguments,
+    layout: &Layout,
+    specs: &[TensorSpec],
+) -> anyhow::Result<Vec<TensorFile>> {
+    let mut files = Vec::new();
+    for rank in 0..layout.ranks() {
+        let file = TensorFile::open(arguments.source.join(rank_file(rank)))?;
+        let regions = Regions::of(layout, specs, rank)?;
+        regions.check(specs, &file)?;
+        for (spec, (name, region)) in specs.iter().zip(&regions.0) {
+            let path = shown(file.path());
+            let Some(found) = file.get(name) else {
+                bail!("{path} does not have `{name}`");
+            };
+            let shape = file_shape(&extents(region));
+            ensure!(
+                (found.dtype, &found.shape) == (spec.dtype, &shape),
+                "{path}: `{name}` is {} {:?}, the layout says {} {shape:?}",
+                found.dtype,
+                found.shape,
+                spec.dtype
+            );
+        }
+        let (found, said) = (file.tensors().len(), specs.len());
+        let path = shown(file.path());
+        ensure!(
+            found == said,
+            "{path} has {found} tensors, the layout says {said}"
+        );
+        files.push(file);
+    }
+    Ok(files)
+}
+
+struct Merging<'a> {
+    layout: &'a Layout,
+    files: &'a [TensorFile],
+    means: Means,
+    progress: &'a ProgressBar,
+    read_bytes: u64,
+}
+
+/// A part of a tensor that a rank has.
+#[derive(Clone)]
+struct Part {
+    rank: u64,
+    region: Region,
+}
+
+impl Merging<'_> {
+    /// Gives a tensor to its file, some rows at a time: those of the ranks, and what is made of
+    /// them.
+    fn give(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
+        let parts = self.parts(spec)?;
+        for rows in rows_at_a_time(&spec.shape, spec.dtype, self.means.held()) {
+            let bytes = size_of(spec, &extents(&rows));
+            let (need, have) = (bytes.saturating_mul(2), self.means.budget.0);
+            ensure!(
+                need <= have,
+                "`{}` needs {} of memory and may have {}: raise the budget",
+                spec.name,
+                size::bytes(need),
+                size::bytes(have)
+            );
+            if bytes > 0 {
+                sink.append(&self.make(spec, &parts, &rows)?)?;
+            }
+            self.progress.inc(bytes);
+        }
+        Ok(())
+    }
+
+    /// The parts of a tensor, each once, without empty ones.
+    fn parts(&self, spec: &TensorSpec) -> anyhow::Result<Vec<Part>> {
+        let mut parts = Vec::new();
+        for rank in 0..self.layout.ranks() {
+            if self.layout.is_first_holder(&spec.name, rank) {
+                let region = self.layout.region(&spec.name, &spec.shape, rank)?;
+                if region.iter().all(|range| !range.is_empty()) {
+                    parts.push(Part { rank, region });
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Some rows of a tensor.
+    fn make(
+        &mut self,
+        spec: &TensorSpec,
+        parts: &[Part],
+        rows: &Region,
+    ) -> anyhow::Result<Vec<u8>> {
+        let mut graph = Graph::new();
+        let mut memory = BTreeMap::new();
+        let mut leaves = Vec::new();
+        for part in parts {
+            let Some(region) = clipped(&part.region, rows) else {
+                continue;
+            };
+            let leaf = part.rank.to_string();
+            let shape = extents(&region);
+            leaves.push((graph.source(&leaf, spec.dtype, &shape)?, region.clone()));
+            memory.insert(leaf, self.read(spec, part, &region)?);
+        }
+        let whole = concat(&mut graph, leaves, 0, rows.len())?;
+        let found = |name: &str| memory.get(name).map(|bytes| &bytes[..]);
+        let region: Region = extents(rows).iter().map(|extent| 0..*extent).collect();
+        let mut out = vec![0; size_of(spec, &extents(rows)) as usize];
+        gather(&graph, whole, &region, &found, &mut out)?;
+        Ok(out)
+    }
+
+    /// Rows of what a rank has: adjoining bytes of its file.
+    fn read(&mut self, spec: &TensorSpec, part: &Part, rows: &Region) -> anyhow::Result<Vec<u8>> {
+        let mut before = extents(rows);
+        if let (Some(first), Some(rows), Some(own)) =
+            (before.first_mut(), rows.first(), part.region.first())
+        {
+            *first = rows.start - own.start;
+        }
+        let offset = if rows.is_empty() {
+            0
+        } else {
+            size_of(spec, &before)
+        };
+        let mut bytes = vec![0; size_of(spec, &extents(rows)) as usize];
+        let file = &self.files[part.rank as usize];
+        file.read_range_into(&spec.name, offset as usize, &mut bytes)?;
+        self.read_bytes += bytes.len() as u64;
+        Ok(bytes)
+    }
+}
+
+/// What is in both regions, if anything is.
+fn clipped(region: &Region, other: &Region) -> Option<Region> {
+    let both = region.iter().zip(other);
+    let both = both.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
+    let clipped: Region = both.collect();
+    let is_empty = clipped.iter().any(Range::is_empty);
+    (!is_empty).then_some(clipped)
+}
+
+/// Leaves that lie as a grid, joined along one dim after the other.
+fn concat(
+    graph: &mut Graph,
+    leaves: Vec<(Expr, Region)>,
+    dim: usize,
+    rank: usize,
+) -> Result<Expr, GraphError> {
+    if dim == rank {
+        let first = leaves.first().map(|(expr, _)| *expr);
+        return first.ok_or(GraphError::NoOperands { op: "concat" });
+    }
+    let mut slabs: BTreeMap<u64, Vec<(Expr, Region)>> = BTreeMap::new();
+    for (expr, region) in leaves {
+        slabs
+            .entry(region[dim].start)
+            .or_default()
+            .push((expr, region));
+    }
+    let joined = slabs
+        .into_values()
+        .map(|slab| concat(graph, slab, dim + 1, rank));
+    let joined: Vec<Expr> = joined.collect::<Result<_, _>>()?;
+    match joined[..] {
+        [alone] => Ok(alone),
+        _ => graph.concat(&joined, dim),
+    }
+}

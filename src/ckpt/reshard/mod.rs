@@ -1,0 +1,200 @@
+//! `meshgrad ckpt reshard`: what each rank keeps, in a folder of its own, and back.
+//!
+//! ```text
+//! DESTINATION/layout.json                    the mesh, the places, and all tensors
+//! DESTINATION/rank-00003/model.safetensors   the regions of rank 3, under their names
+//! ```
+
+mod merge;
+mod record;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use meshgrad::ckpt::FileWriter;
+use meshgrad::ckpt::layout::Layout;
+use meshgrad::ckpt::mapping::{Mapping, TensorSpec, Waivers};
+use meshgrad::ckpt::plan::Want;
+use serde::Serialize;
+
+use super::destination::{begin, copy_companions};
+use super::given::{misfit, parse_mesh, read_layout};
+use super::origin::{Origin, Summary};
+use super::size::{self, ByteSize};
+use super::stream::{Means, Stream, extents, file_shape};
+use super::table::Side::{Left, Right};
+use super::table::{Table, printable};
+use super::values::progress_bar;
+use super::{Answer, warn};
+use record::{LAYOUT_FILE, REGION_KEY, Record, Regions, rank_file};
+
+#[derive(clap::Args)]
+pub(super) struct ReshardArguments {
+    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint; with --merge a folder
+    /// that was made by this subcommand.
+    source: PathBuf,
+    /// The folder that is made; it must not exist.
+    destination: PathBuf,
+    /// The ranks, by axes, as in `ep=8,tp=2`.
+    #[arg(long, value_name = "AXES", required_unless_present = "merge", value_parser = parse_mesh)]
+    mesh: Option<String>,
+    /// Which axes split which tensors, a line each, as in `{r:path}.weight = tp:0`.
+    #[arg(long, value_name = "FILE", required_unless_present = "merge")]
+    places: Option<PathBuf>,
+    /// Put the regions of all ranks together again.
+    #[arg(long, conflicts_with_all = ["mesh", "places"])]
+    merge: bool,
+    /// Memory for the tensors' data.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    budget: ByteSize,
+    /// The most data in one file of what is merged.
+    #[arg(long, value_name = "SIZE", default_value = "5GB", requires = "merge")]
+    max_shard: ByteSize,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Serialize)]
+struct Report {
+    source: Summary,
+    mesh: String,
+    ranks: u64,
+    destination: Summary,
+    copied: Vec<String>,
+    read_bytes: u64,
+    /// Data of each rank, when it is split.
+    rank_bytes: Vec<u64>,
+    seconds: f64,
+}
+
+pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::Result<Answer> {
+    let budget = arguments.budget;
+    let means = Means { budget, threads };
+    let report = match (&arguments.mesh, &arguments.places) {
+        (Some(mesh), Some(places)) => {
+            let (layout, places) = read_layout(mesh, places)?;
+            let origin = Origin::open(&arguments.source)?;
+            let specs = origin.specs();
+            let mapping = Mapping::identity();
+            if let Err(report) = mapping.bind(&specs, None, &Waivers::none()) {
+                return misfit(origin.folder.path(), &None, &report, arguments.json);
+            }
+            warn(if arguments.json {
+                &[]
+            } else {
+                &origin.warnings
+            });
+            let record = Record::new(mesh, &places, &layout, &specs);
+            split(arguments, &origin, &layout, &record, means)?
+        }
+        _ => merge::merge(arguments, means)?,
+    };
+    match arguments.json {
+        true => Answer::json(&report, 0),
+        false => Ok(Answer::success(report.text())),
+    }
+}
+
+/// Writes the regions of all ranks.
+fn split(
+    arguments: &ReshardArguments,
+    origin: &Origin,
+    layout: &Layout,
+    record: &Record,
+    means: Means,
+) -> anyhow::Result<Report> {
+    let start = Instant::now();
+    let specs = origin.specs();
+    let mut rank_bytes = Vec::new();
+    for rank in 0..layout.ranks() {
+        let (file, _) = rank_writer(layout, &specs, rank)?;
+        rank_bytes.push(file.data_len());
+    }
+    let bytes: u64 = rank_bytes.iter().sum();
+
+    let mut staging = begin(&arguments.destination)?;
+    staging.check_space(bytes)?;
+    let copied = copy_companions(origin.folder.path(), &mut staging, None)?;
+    let identity = Mapping::identity().bind(&specs, None, &Waivers::none())?;
+    let progress = progress_bar(bytes);
+    let mut read_bytes = 0;
+    for rank in 0..layout.ranks() {
+        let (file, regions) = rank_writer(layout, &specs, rank)?;
+        let wants = regions.0.into_iter().filter_map(|(name, region)| {
+            let expr = identity.expr(&name)?;
+            Some(Want::new(name, expr, region))
+        });
+        let (graph, wants) = (identity.graph(), wants.collect());
+        let mut stream = Stream::new(graph, &origin.folder, wants, means, &progress)?;
+        staging.write_with(&rank_file(rank), |out| {
+            file.write_to(out, |tensor, data| stream.give(tensor, data))
+        })?;
+        read_bytes += stream.read_bytes();
+    }
+    staging.write(LAYOUT_FILE, record.to_json()?.as_bytes())?;
+    staging.commit()?;
+    progress.finish_and_clear();
+
+    Ok(Report {
+        source: origin.summary(),
+        mesh: layout.to_string(),
+        ranks: layout.ranks(),
+        destination: Summary {
+            path: arguments.destination.clone(),
+            tensors: specs.len() as u64 * layout.ranks(),
+            files: layout.ranks(),
+            bytes,
+        },
+        copied,
+        read_bytes,
+        rank_bytes,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// The file of a rank, and the regions that are in it.
+fn rank_writer(
+    layout: &Layout,
+    specs: &[TensorSpec],
+    rank: u64,
+) -> anyhow::Result<(FileWriter, Regions)> {
+    let regions = Regions::of(layout, specs, rank)?;
+    let mut file = FileWriter::new();
+    for (spec, (name, region)) in specs.iter().zip(&regions.0) {
+        file.add(name, spec.dtype, &file_shape(&extents(region)))?;
+    }
+    file.set_metadata("format", "pt");
+    file.set_metadata(REGION_KEY, &regions.to_json(specs)?);
+    Ok((file, regions))
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let mut table = Table::new([Left, Left, Right, Right, Right]);
+        table.row(self.source.row("source"));
+        table.row(self.destination.row("destination"));
+        let mut notes = Table::new([Left, Left]);
+        let mut note = |title: &str, text: String| notes.row([title.to_owned(), text]);
+        let ranks = size::counted(self.ranks, "rank");
+        note("layout", format!("{}, {ranks}", printable(&self.mesh)));
+        let least = self.rank_bytes.iter().min().copied();
+        if let (Some(least), Some(most)) = (least, self.rank_bytes.iter().max().copied()) {
+            let (least, most) = (size::bytes(least), size::bytes(most));
+            note("a rank", format!("{least} to {most}"));
+        }
+        if !self.copied.is_empty() {
+            note("copied", self.copied.join(", "));
+        }
+        let (read, written) = (
+            size::bytes(self.read_bytes),
+            size::bytes(self.destination.bytes),
+        );
+        note(
+            "done",
+            format!("{read} read, {written} written, {:.1} s", self.seconds),
+        );
+        format!("{table}\n{notes}")
+    }
+}

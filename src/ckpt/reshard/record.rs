@@ -1,0 +1,171 @@
+//! What a resharded folder says of itself: all of it in `layout.json`, and in each file where in
+//! their tensors its regions begin.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use meshgrad::ckpt::layout::Layout;
+use meshgrad::ckpt::mapping::TensorSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::ckpt::catalog::shown;
+use crate::ckpt::given::parse_mesh;
+use crate::ckpt::origin::SINGLE_FILE;
+
+pub(super) const LAYOUT_FILE: &str = "layout.json";
+
+/// The key of a file's metadata under which its regions are.
+pub(super) const REGION_KEY: &str = "meshgrad.region";
+
+const VERSION: u32 = 1;
+
+/// The file of a rank in the folder.
+pub(super) fn rank_file(rank: u64) -> String {
+    format!("rank-{rank:05}/{SINGLE_FILE}")
+}
+
+/// `layout.json`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record {
+    version: u32,
+    mesh: String,
+    places: Vec<String>,
+    ranks: u64,
+    tensors: BTreeMap<String, Whole>,
+}
+
+/// A tensor before it was split.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Whole {
+    dtype: String,
+    shape: Vec<u64>,
+}
+
+impl Record {
+    pub(super) fn new(mesh: &str, places: &str, layout: &Layout, specs: &[TensorSpec]) -> Record {
+        let whole = |spec: &TensorSpec| {
+            let dtype = spec.dtype.name().to_owned();
+            let shape = spec.shape.clone();
+            (spec.name.clone(), Whole { dtype, shape })
+        };
+        Record {
+            version: VERSION,
+            mesh: mesh.to_owned(),
+            places: places.lines().map(str::to_owned).collect(),
+            ranks: layout.ranks(),
+            tensors: specs.iter().map(whole).collect(),
+        }
+    }
+
+    pub(super) fn to_json(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    pub(super) fn read(folder: &Path) -> anyhow::Result<Record> {
+        let path = folder.join(LAYOUT_FILE);
+        let text = fs::read_to_string(&path).with_context(|| {
+            format!(
+                "cannot read {}, which `meshgrad ckpt reshard` writes",
+                shown(&path)
+            )
+        })?;
+        let record: Record = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no layout", shown(&path)))?;
+        let version = record.version;
+        ensure!(
+            version == VERSION,
+            "{} is of version {version}, this program knows {VERSION}",
+            shown(&path)
+        );
+        Ok(record)
+    }
+
+    /// The layout, and the tensors by name.
+    pub(super) fn layout(&self) -> anyhow::Result<(Layout, Vec<TensorSpec>)> {
+        parse_mesh(&self.mesh).map_err(|problem| anyhow!("{LAYOUT_FILE}: {problem}"))?;
+        let layout = Layout::parse(&self.mesh, &self.places.join("\n"));
+        let layout = layout.map_err(|error| anyhow!("{LAYOUT_FILE}: {error}"))?;
+        let (ranks, said) = (layout.ranks(), self.ranks);
+        ensure!(
+            ranks == said,
+            "{LAYOUT_FILE} says {said} ranks, its mesh has {ranks}"
+        );
+        let mut specs = Vec::with_capacity(self.tensors.len());
+        for (name, whole) in &self.tensors {
+            let dtype = whole
+                .dtype
+                .parse()
+                .with_context(|| format!("{LAYOUT_FILE}: `{name}`"))?;
+            specs.push(TensorSpec::new(name, dtype, &whole.shape));
+        }
+        Ok((layout, specs))
+    }
+}
+
+/// What a rank keeps of each tensor, in the order of the tensors.
+#[derive(PartialEq, Eq)]
+pub(super) struct Regions(pub(super) Vec<(String, Vec<Range<u64>>)>);
+
+/// A region in the metadata of a file; its extents are those of the tensor there.
+#[derive(Serialize, Deserialize, PartialEq, Eq)]
+struct Place {
+    offset: Vec<u64>,
+    shape: Vec<u64>,
+}
+
+impl Regions {
+    pub(super) fn of(layout: &Layout, specs: &[TensorSpec], rank: u64) -> anyhow::Result<Regions> {
+        let region = |spec: &TensorSpec| {
+            let region = layout.region(&spec.name, &spec.shape, rank)?;
+            Ok((spec.name.clone(), region))
+        };
+        let regions: anyhow::Result<Vec<_>> = specs.iter().map(region).collect();
+        Ok(Regions(regions?))
+    }
+
+    fn places(&self, specs: &[TensorSpec]) -> BTreeMap<String, Place> {
+        let place = |(spec, (name, region)): (&TensorSpec, &(String, Vec<Range<u64>>))| {
+            let offset = region.iter().map(|range| range.start).collect();
+            let shape = spec.shape.clone();
+            (name.clone(), Place { offset, shape })
+        };
+        specs.iter().zip(&self.0).map(place).collect()
+    }
+
+    pub(super) fn to_json(&self, specs: &[TensorSpec]) -> anyhow::Result<String> {
+        Ok(serde_json::to_string(&self.places(specs))?)
+    }
+
+    /// That a file says the same of its regions.
+    pub(super) fn check(
+        &self,
+        specs: &[TensorSpec],
+        file: &meshgrad::ckpt::TensorFile,
+    ) -> anyhow::Result<()> {
+        let path = shown(file.path());
+        let Some(json) = file.metadata().get(REGION_KEY) else {
+            bail!("{path} does not say which regions it has: no `{REGION_KEY}` in its header");
+        };
+        let said: BTreeMap<String, Place> = serde_json::from_str(json)
+            .with_context(|| format!("{path}: `{REGION_KEY}` cannot be read"))?;
+        for (name, place) in self.places(specs) {
+            let Some(said) = said.get(&name) else {
+                bail!("{path}: `{REGION_KEY}` does not name `{name}`");
+            };
+            ensure!(
+                *said == place,
+                "{path}: `{name}` begins at {:?} of {:?}, {LAYOUT_FILE} says {:?} of {:?}",
+                said.offset,
+                said.shape,
+                place.offset,
+                place.shape
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! `convert`: what is written is what the map says, in both directions.
+
+use std::fs;
+
+use half::bf16;
+use meshgrad::ckpt::Dtype;
+
+use crate::models::{self, Model};
+use crate::plan::FUSED;
+use crate::{Workplace, shown_without_times};
+
+fn place() -> Workplace {
+    let place = Workplace::new();
+    models::shards(&place.path("model"), &models::qwen3());
+    let config = "{\"torch_dtype\": \"float32\", \"vocab_size\": 20}\n";
+    fs::write(place.path("model/config.json"), config).unwrap();
+    fs::write(place.path("model/tokenizer.json"), "{}\n").unwrap();
+    fs::write(place.path("model/.secret.json"), "{}\n").unwrap();
+    fs::write(place.path("elsewhere.json"), "{}\n").unwrap();
+    std::os::unix::fs::symlink("../elsewhere.json", place.path("model/link.json")).unwrap();
+    fs::write(place.path("fused.map"), FUSED).unwrap();
+    place
+}
+
+#[test]
+fn what_it_says() {
+    let place = place();
+    let convert = |more: &[&str]| place.ckpt(&[&["convert"], more].concat());
+    insta::assert_snapshot!(shown_without_times([
+        convert(&["model", "fused", "--map", "fused.map", "--max-shard", "4kB"]),
+        convert(&["fused", "back", "--map", "fused.map", "--inverse"]),
+        place.ckpt(&["diff", "model", "back", "--values"]),
+        convert(&["model", "small", "--map", "fused.map", "--dtype", "bf16"]),
+        place.ckpt(&["verify", "small", "--deep"]),
+    ]));
+    let files = [
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ];
+    assert_eq!(place.names("back"), files);
+    let config = fs::read_to_string(place.path("fused/config.json")).unwrap();
+    assert_eq!(
+        config,
+        fs::read_to_string(place.path("model/config.json")).unwrap()
+    );
+    let config = fs::read_to_string(place.path("small/config.json")).unwrap();
+    let wanted = "{\n  \"torch_dtype\": \"bfloat16\",\n  \"vocab_size\": 20,\n  \"dtype\": \"bfloat16\"\n}\n";
+    assert_eq!(config, wanted);
+}
+
+/// What the map of the examples makes, by hand.
+fn fused(mut model: Model) -> Model {
+    let mut take = |name: String| model.remove(&name).unwrap();
+    let mut made = Model::new();
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}.self_attn");
+        let mut qkv = take(format!("{prefix}.q_proj.weight"));
+        for name in ["k", "v"] {
+            let other = take(format!("{prefix}.{name}_proj.weight"));
+            qkv.bytes.extend(other.bytes);
+            qkv.shape[0] += other.shape[0];
+        }
+        made.insert(format!("{prefix}.qkv_proj.weight"), qkv);
+
+        let prefix = format!("model.layers.{layer}.mlp.experts");
+        for (name, parts, shape) in [
+            ("gate_up_proj", &["gate_proj", "up_proj"][..], [3, 10, 6]),
+            ("down_proj", &["down_proj"][..], [3, 6, 5]),
+        ] {
+            let mut all = models::tensor(Dtype::F32, &[0], 0);
+            all.shape = shape.to_vec();
+            for expert in 0..3 {
+                for part in parts {
+                    let one = take(format!("{prefix}.{expert}.{part}.weight"));
+                    all.bytes.extend(one.bytes);
+                }
+            }
+            made.insert(format!("{prefix}.{name}"), all);
+        }
+    }
+    made.extend(model);
+    made
+}
+
+/// As the `safetensors` crate reads it, whatever the budget and the files.
+#[test]
+fn there_and_back() {
+    let place = place();
+    for (at, (budget, max_shard)) in [("2GiB", "5GB"), ("16KiB", "1kB"), ("9KiB", "700B")]
+        .into_iter()
+        .enumerate()
+    {
+        let [there, back] = [format!("there-{at}"), format!("back-{at}")];
+        let means = [
+            "--budget",
+            budget,
+            "--max-shard",
+            max_shard,
+            "--threads",
+            "1",
+        ];
+        for (source, made, more) in [
+            ("model", &there, &["--json"][..]),
+            (&there, &back, &["--inverse", "--json"]),
+        ] {
+            let map = ["convert", source, made, "--map", "fused.map"];
+            let said = place.ckpt(&[&map[..], &means, more].concat());
+            assert_eq!(said.code, 0, "{}", said.shown());
+            assert_eq!(said.json()["way_back"]["proven"], true);
+        }
+        assert_eq!(models::read(&place.path(&there)), fused(models::qwen3()));
+        assert_eq!(models::read(&place.path(&back)), models::qwen3());
+    }
+}
+
+/// A tensor of a mebibyte, transposed with less memory than it has.
+#[test]
+fn a_large_tensor_is_made_by_rows() {
+    let place = Workplace::new();
+    let large = models::tensor(Dtype::F32, &[256, 1024], 1);
+    let model = Model::from([("w".to_owned(), large.clone())]);
+    models::folder(&place.path("model"), &model);
+    fs::write(place.path("turn.map"), "w = transpose(w, 0, 1)").unwrap();
+    let said = place.ckpt(&[
+        "convert",
+        "model",
+        "turned",
+        "--map",
+        "turn.map",
+        "--budget",
+        "400KiB",
+        "--threads",
+        "1",
+    ]);
+    assert_eq!(said.code, 0, "{}", said.shown());
+
+    let turned = &models::read(&place.path("turned"))["w"];
+    assert_eq!(turned.shape, [1024, 256]);
+    let element = |bytes: &[u8], at: usize| bytes[4 * at..4 * at + 4].to_vec();
+    for (row, column) in [(0, 0), (1, 0), (1023, 255), (517, 31)] {
+        let [there, here] = [column * 1024 + row, row * 256 + column];
+        assert_eq!(element(&turned.bytes, here), element(&large.bytes, there));
+    }
+    let back = [
+        "convert",
+        "turned",
+        "back",
+        "--map",
+        "turn.map",
+        "--inverse",
+    ];
+    assert_eq!(place.ckpt(&back).code, 0);
+    assert_eq!(models::read(&place.path("back")), model);
+}
+
+/// As the `half` crate rounds; integers stay.
+#[test]
+fn floats_are_rounded() {
+    let place = Workplace::new();
+    let mut model = models::mixture();
+    model.insert("ids".into(), models::tensor(Dtype::I64, &[7], 3));
+    models::folder(&place.path("model"), &model);
+    fs::write(place.path("all.map"), "{r:path} = {r:path}").unwrap();
+    let convert = [
+        "convert", "model", "small", "--map", "all.map", "--dtype", "BF16",
+    ];
+    let said = place.ckpt(&convert);
+    assert_eq!(said.code, 0, "{}", said.shown());
+
+    for tensor in model.values_mut().filter(|it| it.dtype == Dtype::F32) {
+        let floats = tensor.bytes.chunks_exact(4);
+        let floats = floats.map(|it| f32::from_le_bytes(it.try_into().unwrap()));
+        tensor.bytes = floats
+            .flat_map(|it| bf16::from_f32(it).to_le_bytes())
+            .collect();
+        tensor.dtype = Dtype::BF16;
+    }
+    assert_eq!(models::read(&place.path("small")), model);
+}
+
+/// What goes wrong is said, and leaves nothing behind.
+#[test]
+fn refusals() {
+    let place = place();
+    let write = |name: &str, text: &str| fs::write(place.path(name), text).unwrap();
+    write("broken.map", "a = a\nb = concat(c,\n  d, dim=x)");
+    write("few.map", "head = lm_head.weight");
+    write(
+        "absent.map",
+        "{r:path} = {r:path}\nnew = concat(lm_head.weight, absent)",
+    );
+    write(
+        "huge.map",
+        "x = fill(0, F32, shape=100000x20000000000)\n{r:path} = {r:path}",
+    );
+    write(
+        "tied.map",
+        "head = tied(lm_head.weight, model.embed_tokens.weight)\n{r:path} = {r:path}",
+    );
+    let before = place.names("");
+
+    let convert = |map: &str, more: &[&str]| {
+        let arguments = ["convert", "model", "out", "--map", map];
+        place.ckpt(&[&arguments[..], more].concat())
+    };
+    let said = shown_without_times([
+        convert("nowhere.map", &[]),
+        convert("broken.map", &[]),
+        convert("few.map", &[]),
+        convert(
+            "few.map",
+            &["--json", "--waive", "unexpected:model.layers.{r:path}"],
+        ),
+        convert("few.map", &["--waive", "unexpectedly"]),
+        convert("absent.map", &[]),
+        convert("huge.map", &[]),
+        convert("tied.map", &["--waive", "unexpected"]),
+        convert("few.map", &["--inverse", "--waive", "unexpected"]),
+        convert("fused.map", &["--budget", "1KiB", "--threads", "1"]),
+        convert("fused.map", &["--dtype", "I8"]),
+        place.ckpt(&["convert", "model", "model", "--map", "fused.map"]),
+        place.ckpt(&["convert", "model", "..", "--map", "fused.map"]),
+        place.ckpt(&["convert", "model", "no/where", "--map", "fused.map"]),
+        place.ckpt(&["convert", "absent", "out", "--map", "fused.map"]),
+        place.ckpt(&["convert", "fused.map", "out", "--map", "fused.map"]),
+        place.ckpt(&["convert", "model", "out"]),
+    ]);
+    insta::assert_snapshot!(said);
+    assert_eq!(place.names(""), before);
+    let waived = ["--waive", "unexpected", "--json"];
+    let report = convert("few.map", &waived).json();
+    assert_eq!(
+        report["waived"].as_array().unwrap().len(),
+        models::qwen3().len() - 1
+    );
+    assert_eq!(report["destination"]["tensors"], 1);
+}
