@@ -113,7 +113,12 @@ impl Clip<'_> {
             self.turns(start, outer, 0, reach),
             self.turns(start, outer, reach, 0),
         );
-        for turn in touching.clone().filter(|turn| !whole.contains(turn)) {
+        // Those at the ends only: there may be more in between than can be walked through.
+        let whole = match whole.is_empty() {
+            true => touching.end..touching.end,
+            false => whole,
+        };
+        for turn in (touching.start..whole.start).chain(whole.end..touching.end) {
             let (to, from) = (turn * outer.stride, turn * outer.step);
             self.cut(destination + to, start + from, inner, inside);
         }

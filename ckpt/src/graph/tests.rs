@@ -493,3 +493,14 @@ fn equal_expressions_are_one() {
     let narrow = graph.cast(wide, Dtype::F16).unwrap();
     assert_ne!(graph.cast(narrow, Dtype::F32), Ok(wide));
 }
+
+/// What a region takes to be pulled does not grow with its extents.
+#[test]
+fn extents_beyond_all_bounds_are_pulled_at_once() {
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::F32, &[8, 4]).unwrap();
+    let padded = graph.pad(x, 0, 1 << 50, 0.0).unwrap();
+    let pieces = graph.pull(padded, &[3..1 << 50, 0..4]).unwrap();
+    let elements: Vec<u64> = pieces.iter().map(Piece::elements).collect();
+    assert_eq!(elements, [5 * 4, ((1 << 50) - 8) * 4]);
+}
