@@ -82,9 +82,12 @@ pub(super) fn hold(
                 Cache::Warm => make_warm(&contestant.files)?,
                 Cache::Cold => make_cold(&contestant.files)?,
             }
+            if round == 0 {
+                standing.failure = (contestant.turn)().err().map(|error| format!("{error:#}"));
+                continue;
+            }
             match watch.observe(&mut contestant.turn) {
                 Err(error) => standing.failure = Some(format!("{error:#}")),
-                Ok(_) if round == 0 => {}
                 Ok(observed) if !observed.is_clean => standing.dropped += 1,
                 Ok(observed) => {
                     standing.clean.push(observed.seconds);

@@ -41,7 +41,7 @@ struct Share {
 }
 
 /// L1: bytes read for what a rank needs.
-pub(super) fn shares(files: &Files, peers: &Peers) -> anyhow::Result<(Vec<Goal>, Value)> {
+pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let mut shares = Vec::new();
     for (what, dim) in [("1/8 of the rows", 0), ("1/8 of the columns", 1)] {
         let folder = Folder::open(&files.shared)?;
@@ -90,12 +90,12 @@ pub(super) fn shares(files: &Files, peers: &Peers) -> anyhow::Result<(Vec<Goal>,
         })
     });
     println!("\n| rank 0 wants | MB | read / needed | by others |\n|---|---|---|---|");
-    let rows: Vec<Value> = rows.collect();
+    *told = rows.collect();
     let goals = shares.iter().map(|it| {
         let what = format!("bytes read / allowed, {}", it.what);
         Goal::at_most("L1", &what, it.read as f64 / it.limit as f64, 1.0).hard()
     });
-    Ok((goals.collect(), json!(rows)))
+    Ok(goals.collect())
 }
 
 fn with_margin(bytes: u64) -> u64 {
@@ -165,7 +165,7 @@ fn rchar() -> anyhow::Result<u64> {
 
 /// L2: how far the memory rises above targets that were there before. Each backend has a process
 /// of its own, which no memory that was used before can help.
-pub(super) fn memory(folder: &Path) -> anyhow::Result<(Vec<Goal>, Value)> {
+pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let (mut goals, mut rows) = (Vec::new(), Vec::new());
     println!("\n| peak memory, MB | targets | windows | measured beside targets | allowed |");
     println!("|---|---|---|---|---|");
@@ -200,7 +200,8 @@ pub(super) fn memory(folder: &Path) -> anyhow::Result<(Vec<Goal>, Value)> {
         row["limit"] = json!(limit);
         rows.push(row);
     }
-    Ok((goals, json!(rows)))
+    *told = json!(rows);
+    Ok(goals)
 }
 
 /// What [`memory`] asks: loads into memory that is there and prints how far it rose meanwhile.

@@ -197,7 +197,7 @@ pub(super) fn transpose_in_memory<'a>(shape: [usize; 2], arena: &'a Arena) -> Co
 fn plain_pread(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let opened = TensorFile::open(path)?;
     let starts = opened.tensors().iter().map(|tensor| tensor.range.start);
-    let start = starts.min().unwrap_or(0) as u64;
+    let start = starts.min().unwrap_or(0);
     let file = File::open(path)?;
     in_blocks(arena, |offset, block| {
         Ok(file.read_exact_at(block, start + offset)?)

@@ -27,7 +27,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use contest::{Cache, Length, Standing, hold};
 use files::{Files, Sizes};
 use goals::Goal;
@@ -54,6 +54,12 @@ struct Arguments {
     /// After so many minutes only what has no sample yet has another turn.
     #[arg(long, default_value_t = 15.0)]
     minutes: f64,
+    /// Seconds to wait for a quiet moment before each sample.
+    #[arg(long, default_value_t = 4.0)]
+    patience: f64,
+    /// What to measure [all].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
     /// Loads a checkpoint in a process of its own and says how the memory rose.
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "BACKEND"])]
     measure_memory: Option<Vec<String>>,
@@ -62,11 +68,31 @@ struct Arguments {
     folder: Option<PathBuf>,
 }
 
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Part {
+    /// What depends on no clock.
+    Counts,
+    Loads,
+    Planning,
+    Saves,
+}
+
 impl Arguments {
+    fn measures(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
     fn sizes(&self) -> Sizes {
         match self.options.smoke {
             true => Sizes::smoke(),
             false => Sizes::of((self.gigabytes * 1e9) as usize),
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        match self.options.smoke {
+            true => Duration::ZERO,
+            false => Duration::from_secs_f64(self.patience),
         }
     }
 
@@ -95,44 +121,52 @@ fn main() -> anyhow::Result<()> {
         .tempdir_in(root)?;
 
     let peers = Peers::start(&arguments.peer)?;
-    let patience = Duration::from_secs(if arguments.options.smoke { 0 } else { 4 });
-    let watch = Watch::new(peers.process(), patience);
+    let watch = Watch::new(peers.process(), arguments.patience());
     let files = Files::make(root.path(), &sizes)?;
-    peers.prepare(&files.blocks)?;
+    if arguments.measures(Part::Loads) {
+        peers.prepare(&files.blocks)?;
+    }
     let arena = loads::arena(sizes.bytes())?;
 
-    let digests = counts::digests(&files.many)?;
-    let (shares, share_rows) = counts::shares(&files, &peers)?;
-    let (memory, memory_rows) = counts::memory(&files.blocks)?;
+    let mut goals = Vec::new();
+    let (mut share_rows, mut memory_rows) = (Value::Null, Value::Null);
+    if arguments.measures(Part::Counts) {
+        goals = counts::shares(&files, &peers, &mut share_rows)?;
+        goals.extend(counts::memory(&files.blocks, &mut memory_rows)?);
+        goals.push(counts::digests(&files.many)?);
+    }
 
-    let mut loads = loads::contestants(&files.blocks, &arena);
-    loads.push(loads::transpose_in_memory(sizes.tensor, &arena));
-    loads.extend(peers.loads(&files.blocks));
-    let mut loaded = hold(&mut loads, Cache::Warm, &watch, length)?;
-    loads.retain(|it| !it.files.is_empty());
-    loaded.extend(hold(&mut loads, Cache::Cold, &watch, length)?);
-    drop(loads);
-    print_table("Loading", &loaded, sizes.bytes());
+    let mut loaded = Vec::new();
+    if arguments.measures(Part::Loads) {
+        let mut loads = loads::contestants(&files.blocks, &arena);
+        loads.push(loads::transpose_in_memory(sizes.tensor, &arena));
+        loads.extend(peers.loads(&files.blocks));
+        loaded = hold(&mut loads, Cache::Warm, &watch, length)?;
+        loads.retain(|it| !it.files.is_empty());
+        loaded.extend(hold(&mut loads, Cache::Cold, &watch, length)?);
+        print_table("Loading", &loaded, sizes.bytes());
+    }
 
     let steps: [RefCell<Steps>; 3] = Default::default();
-    let mut planning = planning::contestants(&files.many, &steps);
-    planning.extend(peers.headers(&files.many));
-    let planned = hold(&mut planning, Cache::Warm, &watch, length)?;
-    drop(planning);
-    print_table(&format!("Opening {} tensors", sizes.many), &planned, 0);
+    let mut planned = Vec::new();
+    if arguments.measures(Part::Planning) {
+        let mut planning = planning::contestants(&files.many, &steps);
+        planning.extend(peers.headers(&files.many));
+        planned = hold(&mut planning, Cache::Warm, &watch, length)?;
+        print_table(&format!("Opening {} tensors", sizes.many), &planned, 0);
+    }
 
     let folder = files.blocks.join("saved");
-    let mut saves = saves::contestants(&folder, &sizes, &arena);
-    saves.push(saves::checksum(&folder, &arena));
-    saves.extend(peers.saves(&files.blocks));
-    let saved = hold(&mut saves, Cache::Warm, &watch, length)?;
-    drop(saves);
-    print_table("Saving", &saved, sizes.bytes());
+    let mut saved = Vec::new();
+    if arguments.measures(Part::Saves) {
+        let mut saves = saves::contestants(&folder, &sizes, &arena);
+        saves.push(saves::checksum(&folder, &arena));
+        saves.extend(peers.saves(&files.blocks));
+        saved = hold(&mut saves, Cache::Warm, &watch, length)?;
+        print_table("Saving", &saved, sizes.bytes());
+    }
 
     let standings: Vec<&Standing> = [&loaded, &planned, &saved].into_iter().flatten().collect();
-    let mut goals = shares;
-    goals.extend(memory);
-    goals.push(digests);
     goals.extend(timed_goals(&standings, &sizes));
     println!("\n| | | goal | measured | |\n|---|---|---|---|---|");
     goals.iter().for_each(|goal| println!("{}", goal.row()));

@@ -135,14 +135,12 @@ def save_dcp(files):
     dcp.save(files.in_place(), checkpoint_id=files.folder / "saved" / "dcp", no_dist=True)
 
 
-def parse_json(files):
-    """What parsing a header takes at least."""
-    header_bytes = files["header"]
-    return json.loads(header_bytes)
+def parse_json(header):
+    return json.loads(header["json"])
 
 
-def open_header(files):
-    with safe_open(files["path"], "pt") as file:
+def open_header(header):
+    with safe_open(header["path"], "pt") as file:
         return file.keys()
 
 
@@ -200,11 +198,9 @@ def main():
         if what == "bytes_read":
             return bytes_read(*request["arguments"])
         if folder not in opened:
-            opened[folder] = header(folder) if what in ("parse_json", "open_header") else Files(folder)
+            opened[folder] = header_of(folder) if ACTIONS.get(what) in HEADERS else Files(folder)
         if what == "prepare":
             return opened[folder].prepare()
-        if what == "forget":
-            return opened.clear()
         start = time.perf_counter()
         loaded = ACTIONS[what](opened[folder])
         seconds = time.perf_counter() - start
@@ -214,11 +210,11 @@ def main():
     serve(answer, pid=os.getpid(), packages={name: version_of(name) for name in PACKAGES})
 
 
-def header(folder):
+def header_of(folder):
     path = Path(folder) / "model.safetensors"
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return {"path": path, "header": file.read(length)}
+        return {"path": path, "json": file.read(length)}
 
 
 def version_of(package: str) -> str | None:
