@@ -125,6 +125,6 @@ mod tests {
         assert_eq!(runs(Dtype::F32, &[], &[]), Some((4, vec![0])));
         assert_eq!(runs(Dtype::F4, &[2, 4], &[1..2, 0..4]), Some((2, vec![2])));
         assert_eq!(runs(Dtype::F4, &[2, 4], &[0..2, 1..2]), None);
-        assert_eq!(runs(Dtype::U8, &[2], &[1..3]), None);
+        assert_eq!(runs(Dtype::U8, &[2, 1], &[1..3, 0..1]), None);
     }
 }

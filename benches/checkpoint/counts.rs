@@ -1,0 +1,280 @@
+//! What does not depend on the clock: bytes read, memory, and that plans are the same.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use meshgrad::ckpt::Folder;
+use meshgrad::ckpt::exec::execute;
+use meshgrad::ckpt::graph::{Expr, Graph};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
+use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use serde_json::{Value, json};
+
+use super::files::Files;
+use super::goals::Goal;
+use super::loads::{IDENTITY, THREADS, arena, bind, options, targets_in};
+use super::peers::Peers;
+
+/// Ranks that share a tensor.
+const RANKS: u64 = 8;
+
+/// What a plan may take beyond what it says.
+const SLACK: u64 = 16 << 20;
+
+/// Pages of a mapped file that may be resident beside that.
+const MAPPED_SLACK: u64 = 32 << 20;
+
+const BACKENDS: [Backend; 3] = [Backend::Pread, Backend::Direct, Backend::Mapped];
+
+/// A rank's share of something, and what was read for it.
+struct Share {
+    what: &'static str,
+    needed: u64,
+    read: u64,
+    /// Bytes that may be read.
+    limit: u64,
+    /// The same by others, of those that can.
+    others: Vec<(&'static str, f64)>,
+}
+
+/// L1: bytes read for what a rank needs.
+pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
+    let mut shares = Vec::new();
+    for (what, dim) in [("1/8 of the rows", 0), ("1/8 of the columns", 1)] {
+        let folder = Folder::open(&files.shared)?;
+        let tensor = folder.get("weight").context("the tensor is in its file")?;
+        let bytes = tensor.byte_len() as u64;
+        let mut graph = Graph::new();
+        let shape: Vec<u64> = tensor.shape.iter().map(|extent| *extent as u64).collect();
+        let expr = graph.source("weight", tensor.dtype, &shape)?;
+        let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+        region[dim].end /= RANKS;
+        let (needed, read) = read_share(&folder, &graph, expr, region)?;
+        shares.push(Share {
+            what,
+            needed,
+            read,
+            // Columns lie in all rows: those are read, once.
+            limit: if dim == 0 {
+                with_margin(needed)
+            } else {
+                with_margin(bytes)
+            },
+            others: peers.bytes_read(&files.shared, dim, RANKS)?,
+        });
+    }
+    shares.extend(expert_shares(&files.experts)?);
+
+    let rows = shares.iter().map(|it| {
+        println!(
+            "| {} | {:.1} | {:.3} | {} |",
+            it.what,
+            it.needed as f64 / 1e6,
+            it.read as f64 / it.needed as f64,
+            by_others(&it.others, it.needed),
+        );
+        let others = it
+            .others
+            .iter()
+            .map(|(name, read)| json!({"name": name, "bytes": read}));
+        let others: Value = others.collect();
+        json!({
+            "what": it.what,
+            "needed_bytes": it.needed,
+            "read_bytes": it.read,
+            "limit_bytes": it.limit,
+            "others_read_bytes": others,
+        })
+    });
+    println!("\n| rank 0 wants | MB | read / needed | by others |\n|---|---|---|---|");
+    *told = rows.collect();
+    let goals = shares.iter().map(|it| {
+        let what = format!("bytes read / allowed, {}", it.what);
+        Goal::at_most("L1", &what, it.read as f64 / it.limit as f64, 1.0).hard()
+    });
+    Ok(goals.collect())
+}
+
+fn with_margin(bytes: u64) -> u64 {
+    bytes + bytes / 50
+}
+
+fn by_others(others: &[(&str, f64)], needed: u64) -> String {
+    let each = others
+        .iter()
+        .map(|(name, read)| format!("{name} {:.3}", read / needed as f64));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// Rank 0 of 8 expert-parallel by 2 tensor-parallel ranks: a sixteenth of each projection.
+fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
+    let folder = Folder::open(folder)?;
+    let map =
+        "gate_up = unflatten(stack(concat(experts.{e}.gate, experts.{e}.up), each=e), 2, dim=1)
+               down = stack(experts.{e}.down, each=e)";
+    let bound = bind(&folder, map)?;
+    let share = |what, name: &str, tensor_parallel: usize| -> anyhow::Result<Share> {
+        let expr = bound.expr(name).context("the map makes it")?;
+        let shape = bound.graph().shape(expr).to_vec();
+        let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+        region[0].end /= 8;
+        region[tensor_parallel].end /= 2;
+        let (needed, read) = read_share(&folder, bound.graph(), expr, region)?;
+        let is_columns = tensor_parallel + 1 == shape.len();
+        let limit = if is_columns { 2 * needed } else { needed };
+        Ok(Share {
+            what,
+            needed,
+            read,
+            limit: with_margin(limit),
+            others: Vec::new(),
+        })
+    };
+    Ok(vec![
+        share("1/16 of gate and up, by expert and row", "gate_up", 2)?,
+        share("1/16 of down, by expert and column", "down", 2)?,
+    ])
+}
+
+/// Loads a region; returns the bytes it has and the bytes that this process read.
+fn read_share(
+    folder: &Folder,
+    graph: &Graph,
+    expr: Expr,
+    region: Vec<Range<u64>>,
+) -> anyhow::Result<(u64, u64)> {
+    let wants = [Want::new("share", expr, region)];
+    let options = options(Backend::Pread, THREADS);
+    let plan = LoadPlan::new(graph, &Catalog::of(folder), &wants, &options)?;
+    let sources = Sources::of(folder, Choice::Auto)?;
+    let mut memory = vec![0; plan.targets()[0].bytes as usize];
+    let sink = targets_in(&plan, &mut memory);
+    let before = rchar()?;
+    execute(&plan, &sources, &sink, &|_| {})?;
+    // What it says itself of reading is a few hundred bytes.
+    Ok((plan.needed_bytes(), rchar()? - before))
+}
+
+/// Bytes that this process has read by system calls.
+fn rchar() -> anyhow::Result<u64> {
+    field("/proc/self/io", "rchar:")
+}
+
+/// L2: how far the memory rises above targets that were there before. Each backend has a process
+/// of its own, which no memory that was used before can help.
+pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
+    let (mut goals, mut rows) = (Vec::new(), Vec::new());
+    println!("\n| peak memory, MB | targets | windows | measured beside targets | allowed |");
+    println!("|---|---|---|---|---|");
+    for backend in BACKENDS {
+        let mut child = Command::new(std::env::current_exe()?);
+        let child = child
+            .arg("--measure-memory")
+            .arg(folder)
+            .arg(backend.to_string());
+        let told = child.stderr(Stdio::inherit()).output()?;
+        let mut row: Value = serde_json::from_slice(&told.stdout).context("no answer")?;
+        let bytes = |name: &str| row[name].as_u64().context(name.to_owned());
+        let (targets, windows) = (bytes("planned_targets")?, bytes("planned_windows")?);
+        let rise = bytes("rise")?;
+
+        let slack = if backend == Backend::Mapped {
+            MAPPED_SLACK
+        } else {
+            0
+        };
+        let limit = windows + SLACK + slack;
+        let mb = |bytes: u64| bytes as f64 / 1e6;
+        println!(
+            "| {backend} | {:.0} | {:.1} | {:.1} | {:.1} |",
+            mb(targets),
+            mb(windows),
+            mb(rise),
+            mb(limit),
+        );
+        let what = format!("peak memory beside targets / bound, {backend}");
+        goals.push(Goal::at_most("L2", &what, rise as f64 / limit as f64, 1.0).hard());
+        row["limit"] = json!(limit);
+        rows.push(row);
+    }
+    *told = json!(rows);
+    Ok(goals)
+}
+
+/// What [`memory`] asks: loads into memory that is there and prints how far it rose meanwhile.
+pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
+    let mut backends = BACKENDS.into_iter();
+    let backend = backends
+        .find(|it| it.to_string() == backend)
+        .context("no such backend")?;
+    let folder = Folder::open(folder)?;
+    let bound = bind(&folder, IDENTITY)?;
+    let options = options(backend, THREADS);
+    let plan = LoadPlan::new(
+        bound.graph(),
+        &Catalog::of(&folder),
+        &bound.wants(),
+        &options,
+    )?;
+    let planned = plan.memory();
+    let arena = arena(planned.targets)?;
+    let mut arena = arena.borrow_mut();
+    let sink = targets_in(&plan, &mut arena);
+
+    // The plan is there already: only windows may come.
+    fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
+    let before = 1024 * field("/proc/self/status", "VmRSS:")?;
+    let sources = Sources::of(&folder, Choice::Only(backend))?;
+    execute(&plan, &sources, &sink, &|_| {})?;
+    let peak = 1024 * field("/proc/self/status", "VmHWM:")?;
+    let row = json!({
+        "backend": backend.to_string(),
+        "planned_targets": planned.targets,
+        "planned_windows": planned.windows,
+        "planned_plan": planned.plan,
+        "rise": peak.saturating_sub(before),
+    });
+    println!("{row}");
+    Ok(())
+}
+
+/// The number behind a name in a file of /proc.
+fn field(path: &str, name: &str) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(path).with_context(|| path.to_owned())?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    Ok(number
+        .with_context(|| format!("no {name} in {path}"))?
+        .parse()?)
+}
+
+/// L3: plans of one thing made again and again, from graphs made in another order each time. (Each
+/// time hash maps have another seed, too.)
+pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
+    const REPEATS: usize = 32;
+
+    let folder = Folder::open(folder)?;
+    let mut digests = Vec::new();
+    for repeat in 0..REPEATS {
+        let catalog = Catalog::of(&folder);
+        let tensors: Vec<_> = folder.tensors().collect();
+        let mut graph = Graph::new();
+        let mut wants = Vec::new();
+        let skipped = repeat * tensors.len() / REPEATS;
+        for tensor in tensors.iter().cycle().skip(skipped).take(tensors.len()) {
+            let shape: Vec<u64> = tensor.shape.iter().map(|extent| *extent as u64).collect();
+            let source = graph.source(&tensor.name, tensor.dtype, &shape)?;
+            wants.push(Want::all(&tensor.name, &graph, source));
+        }
+        wants.sort_by(|a, b| a.target.cmp(&b.target));
+        let plan = LoadPlan::new(&graph, &catalog, &wants, &Options::default())?;
+        digests.push(plan.digest().to_bytes());
+    }
+    digests.sort_unstable();
+    digests.dedup();
+    let what = format!("digests of {REPEATS} plans of the same");
+    Ok(Goal::at_most("L3", &what, digests.len() as f64, 1.0).hard())
+}

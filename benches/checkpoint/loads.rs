@@ -1,0 +1,272 @@
+//! Loading into an arena that is kept: ours, and what reading costs without us.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
+
+use anyhow::ensure;
+use memmap2::{Advice, Mmap, MmapMut};
+use meshgrad::ckpt::Folder;
+use meshgrad::ckpt::exec::{Slices, execute, gather};
+use meshgrad::ckpt::graph::Graph;
+use meshgrad::ckpt::mapping::{Bound, Mapping, TensorSpec, Waivers};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options};
+use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use meshgrad::ckpt::{Dtype, TensorFile};
+use rustix::fs::OFlags;
+
+use super::contest::Contestant;
+use super::measure::seconds;
+
+/// What the floors read at once.
+const BLOCK: usize = 8 << 20;
+
+/// Threads of everything that has a choice.
+pub(super) const THREADS: usize = 2;
+
+pub(super) const IDENTITY: &str = "{r:path} = {r:path}";
+
+/// What is made of the blocks, as maps say it.
+const GRAPHS: [(&str, &str); 4] = [
+    ("identity", IDENTITY),
+    (
+        "rename",
+        "model.layers.{b}.experts.{p}.weight = blocks.{b}.parts.{p}.weight",
+    ),
+    (
+        "stack 10 to 1",
+        "blocks.{b} = stack(blocks.{b}.parts.{p}.weight, each=p)",
+    ),
+    (
+        "concat 10 to 1",
+        "blocks.{b} = concat(blocks.{b}.parts.{p}.weight, each=p)",
+    ),
+];
+
+const TRANSPOSE: &str =
+    "blocks.{b}.parts.{p}.weight = transpose(blocks.{b}.parts.{p}.weight, 0, 1)";
+
+pub(super) const TRANSPOSE_IN_MEMORY: &str =
+    "meshgrad transpose of half as much, in memory, 1 thread";
+
+/// Memory that is there from the beginning and never given back.
+pub(super) type Arena = RefCell<MmapMut>;
+
+/// So many bytes, in huge pages where the system has them, all touched.
+pub(super) fn arena(bytes: u64) -> anyhow::Result<Arena> {
+    let mut memory = MmapMut::map_anon(bytes as usize)?;
+    let _ = memory.advise(Advice::HugePage);
+    memory.fill(1);
+    Ok(RefCell::new(memory))
+}
+
+pub(super) fn bind(folder: &Folder, map: &str) -> anyhow::Result<Bound> {
+    let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
+    let bound = Mapping::parse(map)?.bind(&there, None, &Waivers::none());
+    bound.map_err(|report| anyhow::anyhow!("{report}"))
+}
+
+pub(super) fn options(backend: Backend, threads: usize) -> Options {
+    let options = match backend {
+        Backend::Direct => Options::direct(),
+        _ => Options::default(),
+    };
+    Options { threads, ..options }
+}
+
+/// Opens, binds, plans and loads.
+pub(super) fn load(
+    folder: &Path,
+    map: &str,
+    backend: Backend,
+    threads: usize,
+    arena: &mut [u8],
+) -> anyhow::Result<()> {
+    let folder = Folder::open(folder)?;
+    let bound = bind(&folder, map)?;
+    let plan = LoadPlan::new(
+        bound.graph(),
+        &Catalog::of(&folder),
+        &bound.wants(),
+        &options(backend, threads),
+    )?;
+    let sources = Sources::of(&folder, Choice::Only(backend))?;
+    if let Some(refused) = &sources.files()[0].refused {
+        anyhow::bail!("{refused}");
+    }
+    execute(&plan, &sources, &targets_in(&plan, arena), &|_| {})?;
+    Ok(())
+}
+
+/// A place for each target, one behind the other.
+pub(super) fn targets_in<'a>(plan: &LoadPlan, mut arena: &'a mut [u8]) -> Slices<'a> {
+    let mut slices = Vec::new();
+    for target in plan.targets() {
+        let (slice, rest) = arena.split_at_mut(target.bytes as usize);
+        slices.push(slice);
+        arena = rest;
+    }
+    Slices::new(slices)
+}
+
+/// All that load the blocks in this process.
+pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contestant<'a>> {
+    let file = folder.join("model.safetensors");
+    let ours = |name: String, map: &'static str, backend, threads| {
+        contestant(name, &file, move || {
+            load(folder, map, backend, threads, &mut arena.borrow_mut())
+        })
+    };
+    let mut all = Vec::new();
+    for (name, map) in GRAPHS {
+        all.push(ours(
+            format!("meshgrad {name}"),
+            map,
+            Backend::Pread,
+            THREADS,
+        ));
+    }
+    for backend in [Backend::Direct, Backend::Mapped] {
+        let name = format!("meshgrad identity, {backend}");
+        all.push(ours(name, IDENTITY, backend, THREADS));
+    }
+    let name = "meshgrad transpose, 1 thread";
+    all.push(ours(name.to_owned(), TRANSPOSE, Backend::Pread, 1));
+
+    let floor = |name: &str, read: fn(&Path, &mut [u8]) -> anyhow::Result<()>| {
+        let path = file.clone();
+        contestant(name.to_owned(), &file, move || {
+            read(&path, &mut arena.borrow_mut())
+        })
+    };
+    all.push(floor("plain pread, 2 threads", plain_pread));
+    all.push(floor("plain O_DIRECT, 2 threads", plain_direct));
+    let mut like_dd = floor("O_DIRECT as dd reads, 1 thread", like_dd);
+    like_dd.destination = "reused 8 MiB";
+    all.push(like_dd);
+    all.push(floor("safetensors crate (mmap) + copy", safetensors_crate));
+    all
+}
+
+fn contestant<'a>(
+    name: String,
+    file: &Path,
+    mut load: impl FnMut() -> anyhow::Result<()> + 'a,
+) -> Contestant<'a> {
+    let files: Vec<PathBuf> = vec![file.to_owned()];
+    Contestant {
+        name,
+        destination: "reused arena",
+        files,
+        before: Box::new(|| Ok(())),
+        turn: Box::new(move || {
+            let (seconds, done) = seconds(&mut load);
+            done?;
+            Ok(seconds)
+        }),
+    }
+}
+
+/// Turns a tensor in memory, on one thread.
+pub(super) fn transpose_in_memory<'a>(shape: [usize; 2], arena: &'a Arena) -> Contestant<'a> {
+    let bytes = shape[0] * shape[1] * 2;
+    let turn = move || -> anyhow::Result<()> {
+        let mut graph = Graph::new();
+        let x = graph.source("x", Dtype::BF16, &shape.map(|extent| extent as u64))?;
+        let turned = graph.transpose(x, 0, 1)?;
+        let region = [0..shape[1] as u64, 0..shape[0] as u64];
+
+        let mut arena = arena.borrow_mut();
+        let half = arena.len() / 2;
+        let (from, to) = arena.split_at_mut(half);
+        for (from, to) in from.chunks_exact(bytes).zip(to.chunks_exact_mut(bytes)) {
+            gather(&graph, turned, &region, &|_| Some(from), to)?;
+        }
+        Ok(())
+    };
+    let mut contestant = contestant(TRANSPOSE_IN_MEMORY.to_owned(), Path::new(""), move || {
+        turn()
+    });
+    contestant.files.clear();
+    contestant
+}
+
+fn plain_pread(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
+    let opened = TensorFile::open(path)?;
+    let starts = opened.tensors().iter().map(|tensor| tensor.range.start);
+    let start = starts.min().unwrap_or(0);
+    let file = File::open(path)?;
+    in_blocks(arena, |offset, block| {
+        Ok(file.read_exact_at(block, start + offset)?)
+    })
+}
+
+fn open_direct(path: &Path) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options
+        .read(true)
+        .custom_flags(OFlags::DIRECT.bits() as i32);
+    Ok(options.open(path)?)
+}
+
+/// As many bytes from the beginning of the file, in whole blocks.
+fn plain_direct(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
+    let file = open_direct(path)?;
+    in_blocks(arena, |offset, block| {
+        let whole = block.len() / 4096 * 4096;
+        Ok(file.read_exact_at(&mut block[..whole], offset)?)
+    })
+}
+
+fn like_dd(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
+    let file = open_direct(path)?;
+    let size = file.metadata()?.len();
+    let block = BLOCK.min(arena.len() / 4096 * 4096);
+    let mut offset = 0;
+    while offset < size {
+        let read = file.read_at(&mut arena[..block], offset)?;
+        ensure!(read > 0, "{} has become shorter", path.display());
+        offset += read as u64;
+    }
+    Ok(())
+}
+
+/// Cuts the arena into blocks, which threads take one after the other.
+pub(super) fn in_blocks(
+    arena: &mut [u8],
+    act: impl Fn(u64, &mut [u8]) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    let blocks = Mutex::new((0..).step_by(BLOCK).zip(arena.chunks_mut(BLOCK)));
+    let next = || blocks.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || -> anyhow::Result<()> {
+        while let Some((offset, block)) = next() {
+            act(offset, block)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        let done = |thread: ScopedJoinHandle<'_, _>| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        threads.into_iter().try_for_each(done)
+    })
+}
+
+/// What a user of the crate does: map the file, copy each tensor to its place.
+fn safetensors_crate(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
+    let file = File::open(path)?;
+    // SAFETY: nobody writes to the file, which is this bench's own, while it is mapped.
+    let bytes = unsafe { Mmap::map(&file) }?;
+    let mut rest = arena;
+    for (_, tensor) in safetensors::SafeTensors::deserialize(&bytes)?.iter() {
+        let (place, behind) = rest.split_at_mut(tensor.data().len());
+        place.copy_from_slice(tensor.data());
+        rest = behind;
+    }
+    Ok(())
+}

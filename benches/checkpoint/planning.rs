@@ -1,0 +1,123 @@
+//! Opening and planning a checkpoint of very many tensors.
+
+use std::cell::RefCell;
+use std::path::Path;
+
+use meshgrad::ckpt::Folder;
+use meshgrad::ckpt::graph::Graph;
+use meshgrad::ckpt::mapping::TensorSpec;
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
+use serde_json::{Value, json};
+
+use super::contest::Contestant;
+use super::loads::{IDENTITY, bind};
+use super::measure::{Spread, seconds};
+
+/// What `experts` is made of, as training wants it.
+const STACKED: &str = "
+    [model.layers.{l}. = model.layers.{l}.]
+    experts.gate_up = stack(concat(mlp.experts.{e}.gate_proj.weight,
+                                   mlp.experts.{e}.up_proj.weight), each=e)
+    experts.down    = stack(mlp.experts.{e}.down_proj.weight, each=e)
+    input_layernorm.weight = input_layernorm.weight";
+
+/// Seconds of the steps, of every turn.
+#[derive(Default)]
+pub(super) struct Steps {
+    open: Vec<f64>,
+    bind: Vec<f64>,
+    plan: Vec<f64>,
+}
+
+impl Steps {
+    pub(super) fn json(&self) -> Value {
+        let ms = |all: &[f64]| {
+            let all: Vec<f64> = all.iter().map(|it| 1e3 * it).collect();
+            (!all.is_empty()).then(|| Spread::of(&all).json())
+        };
+        json!({
+            "open_ms": ms(&self.open),
+            "bind_ms": ms(&self.bind),
+            "plan_ms": ms(&self.plan),
+        })
+    }
+}
+
+pub(super) const DIRECTLY: &str = "meshgrad open + plan, all tensors as they are";
+pub(super) const BY_IDENTITY: &str = "meshgrad open + bind + plan, identity map";
+pub(super) const BY_STACKED: &str = "meshgrad open + bind + plan, experts stacked";
+
+/// All that open, and plan, in this process. Contestants of ours write down their steps.
+pub(super) fn contestants<'a>(
+    folder: &'a Path,
+    steps: &'a [RefCell<Steps>; 3],
+) -> Vec<Contestant<'a>> {
+    let crate_parse = move || {
+        let bytes = std::fs::read(folder.join("model.safetensors"))?;
+        safetensors::SafeTensors::read_metadata(&bytes)?;
+        Ok(())
+    };
+    vec![
+        contestant(DIRECTLY, move || directly(folder, &steps[0])),
+        contestant(BY_IDENTITY, move || by_map(folder, IDENTITY, &steps[1])),
+        contestant(BY_STACKED, move || by_map(folder, STACKED, &steps[2])),
+        contestant("safetensors crate: read + parse", crate_parse),
+    ]
+}
+
+fn contestant<'a>(name: &str, act: impl Fn() -> anyhow::Result<()> + 'a) -> Contestant<'a> {
+    Contestant {
+        name: name.to_owned(),
+        destination: "-",
+        files: Vec::new(),
+        before: Box::new(|| Ok(())),
+        turn: Box::new(move || {
+            let (seconds, done) = seconds(&act);
+            done?;
+            Ok(seconds)
+        }),
+    }
+}
+
+fn directly(folder: &Path, steps: &RefCell<Steps>) -> anyhow::Result<()> {
+    let mut steps = steps.borrow_mut();
+    let (took, folder) = seconds(|| Folder::open(folder));
+    steps.open.push(took);
+    let folder = folder?;
+    let (took, plan) = seconds(|| -> anyhow::Result<LoadPlan> {
+        let mut graph = Graph::new();
+        let mut wants = Vec::new();
+        for tensor in folder.tensors() {
+            let TensorSpec { name, dtype, shape } = TensorSpec::from(tensor);
+            let source = graph.source(&name, dtype, &shape)?;
+            wants.push(Want::all(name, &graph, source));
+        }
+        let catalog = Catalog::of(&folder);
+        Ok(LoadPlan::new(
+            &graph,
+            &catalog,
+            &wants,
+            &Options::default(),
+        )?)
+    });
+    steps.plan.push(took);
+    plan?;
+    Ok(())
+}
+
+fn by_map(folder: &Path, map: &str, steps: &RefCell<Steps>) -> anyhow::Result<()> {
+    let mut steps = steps.borrow_mut();
+    let (took, folder) = seconds(|| Folder::open(folder));
+    steps.open.push(took);
+    let folder = folder?;
+    let (took, bound) = seconds(|| bind(&folder, map));
+    steps.bind.push(took);
+    let bound = bound?;
+    let (took, plan) = seconds(|| {
+        let (catalog, wants) = (Catalog::of(&folder), bound.wants());
+        LoadPlan::new(bound.graph(), &catalog, &wants, &Options::default())
+    });
+    steps.plan.push(took);
+    plan?;
+    Ok(())
+}
