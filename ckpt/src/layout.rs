@@ -359,12 +359,14 @@ mod tests {
             (
                 "tp=2",
                 "w",
-                "line 1: `w` is no place: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = tp:0",
+                "line 1: `w` is no place: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = \
+                 tp:0",
             ),
             (
                 "tp=2",
                 "\nw = tp:x",
-                "line 2: `w = tp:x` is no place: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = tp:0",
+                "line 2: `w = tp:x` is no place: write TEMPLATE = AXIS:DIM .., as in \
+                 {r:path}.weight = tp:0",
             ),
             (
                 "tp=2",

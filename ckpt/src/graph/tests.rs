@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::expression::Op;
 use super::*;
 use crate::Dtype;
+use crate::draws::Draws;
 
 /// A dense tensor of numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,29 +149,16 @@ impl Evaluation<'_> {
     }
 }
 
-/// Draws from a seed: what proptest shrinks is the seed and the depth.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % bound
-    }
-
-    fn dim(&mut self, shape: &[u64]) -> usize {
-        self.below(shape.len() as u64) as usize
-    }
-}
-
 /// A random expression of a shape, of so many operations one above the other at most.
-fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> Expr {
+fn expression(graph: &mut Graph, draw: &mut Draws, shape: &[u64], depth: u32) -> Expr {
     if depth == 0 || shape.is_empty() {
         return leaf(graph, draw, shape);
     }
-    let (dim, rank, depth) = (draw.dim(shape), shape.len(), depth - 1);
+    let (dim, rank, depth) = (
+        draw.below(shape.len() as u64) as usize,
+        shape.len(),
+        depth - 1,
+    );
     let with = |at: Range<usize>, new: &[u64]| {
         let mut other = shape.to_vec();
         other.splice(at, new.iter().copied());
@@ -244,7 +232,7 @@ fn expression(graph: &mut Graph, draw: &mut Draw, shape: &[u64], depth: u32) -> 
 }
 
 /// A tensor that is read, one of those before once more, a constant, or something computed.
-fn leaf(graph: &mut Graph, draw: &mut Draw, shape: &[u64]) -> Expr {
+fn leaf(graph: &mut Graph, draw: &mut Draws, shape: &[u64]) -> Expr {
     match draw.below(8) {
         0 => graph.fill(Dtype::F32, 0.5, shape).unwrap(),
         1 => {
@@ -321,7 +309,7 @@ proptest! {
         depth in 1..9u32,
         shape in proptest::collection::vec(1..9u64, 1..4),
     ) {
-        let (mut graph, mut draw) = (Graph::new(), Draw(seed));
+        let (mut graph, mut draw) = (Graph::new(), Draws::new(seed));
         let expr = expression(&mut graph, &mut draw, &shape, depth);
         prop_assert_eq!(graph.shape(expr), &shape);
         let region: Vec<Range<u64>> = shape

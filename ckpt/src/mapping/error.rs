@@ -26,6 +26,12 @@ pub enum MapProblem {
         /// What is here.
         found: String,
     },
+    /// Operations inside of operations, too many of them.
+    #[error("more than {limit} operations inside of each other: make it in two rules, or two maps")]
+    TooDeep {
+        /// The most.
+        limit: usize,
+    },
     /// A quote without its partner in the line.
     #[error("a quoted name must end in the line in which it begins")]
     Quote,

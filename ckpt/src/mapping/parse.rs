@@ -21,6 +21,7 @@ pub(super) fn rules(map: &str) -> Result<Vec<Rule>, MapError> {
         let mut parser = Parser {
             tokens: line,
             at: 0,
+            depth: 0,
         };
         if parser.peek() == Some(&Word::Sign('[')) {
             scope = parser.scope()?;
@@ -53,10 +54,19 @@ enum Written {
 struct Parser<'t> {
     tokens: &'t [Token],
     at: usize,
+    /// Operations around this place.
+    depth: usize,
 }
 
+/// The most operations inside of each other.
+const MOST_DEPTH: usize = 64;
+
 fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
-    let mut parser = Parser { tokens, at: 0 };
+    let mut parser = Parser {
+        tokens,
+        at: 0,
+        depth: 0,
+    };
     let left = parser.written()?;
     parser.sign('=', "`=` between the two sides")?;
     let right = parser.written()?;
@@ -155,6 +165,14 @@ impl Parser<'_> {
             return Ok(Written::Name(name));
         }
         self.at += 1;
+        self.depth += 1;
+        if self.depth > MOST_DEPTH {
+            return Err(MapError {
+                line,
+                column,
+                problem: MapProblem::TooDeep { limit: MOST_DEPTH },
+            });
+        }
         let (mut positional, mut named) = (Vec::new(), Vec::new());
         while self.peek() != Some(&Word::Sign(')')) {
             let next = self.tokens.get(self.at + 1).map(|token| &token.word);
@@ -170,6 +188,7 @@ impl Parser<'_> {
             }
         }
         self.at += 1;
+        self.depth -= 1;
         Ok(Written::Call {
             name,
             positional,

@@ -437,11 +437,13 @@ mod tests {
         let refused = [
             (
                 "{l}{m}",
-                "after `{l}` must come something that is no digit, or the end: else a name has two readings",
+                "after `{l}` must come something that is no digit, or the end: else a name has two \
+                 readings",
             ),
             (
                 "x{l}0",
-                "after `{l}` must come something that is no digit, or the end: else a name has two readings",
+                "after `{l}` must come something that is no digit, or the end: else a name has two \
+                 readings",
             ),
             (
                 "{w:word}_proj",
@@ -449,7 +451,8 @@ mod tests {
             ),
             (
                 "{r:path}.{l}",
-                "after `{r}` must come text without captures, or the end: else a name has two readings",
+                "after `{r}` must come text without captures, or the end: else a name has two \
+                 readings",
             ),
             (
                 "{p:q|qk}",

@@ -18,7 +18,8 @@ fn rules_that_cannot_work_are_told() {
     let cases = [
         (
             "x = stack(a, b)",
-            "impossible: line 2 of the map: stack along dim 0: operand 0 has shape [4] and operand 1 has [6]",
+            "impossible: line 2 of the map: stack along dim 0: operand 0 has shape [4] and operand \
+             1 has [6]",
         ),
         (
             "x = stack(m.{e}, each=e)",
@@ -26,7 +27,8 @@ fn rules_that_cannot_work_are_told() {
         ),
         (
             "x = select(a, 4)",
-            "impossible: line 2 of the map: slice: 1 elements from 4 on, every 1 of dim 0, which has 4: a step is at least 1 and the last element must be inside",
+            "impossible: line 2 of the map: slice: 1 elements from 4 on, every 1 of dim 0, which \
+             has 4: a step is at least 1 and the last element must be inside",
         ),
         (
             "x.{l} = squeeze(m.{l}, dim=-1)",
@@ -35,15 +37,18 @@ fn rules_that_cannot_work_are_told() {
         ("a = b", "made twice: `a` by lines 2 and 1 of the map"),
         (
             "slice(x, 0, 2) = a",
-            "unsolvable: line 2 of the map: slice on the left side: it loses what it leaves out, so that nothing can be told from its result",
+            "unsolvable: line 2 of the map: slice on the left side: it loses what it leaves out, \
+             so that nothing can be told from its result",
         ),
         (
             "concat(x, y) = a",
-            "unsolvable: line 2 of the map: concat on the left side: what there was before is not known: say shares=, or what is wanted",
+            "unsolvable: line 2 of the map: concat on the left side: what there was before is not \
+             known: say shares=, or what is wanted",
         ),
         (
             "concat(x, y, shares=1:2) = a",
-            "unsolvable: line 2 of the map: concat on the left side: dim 0 has 4 elements, which shares of [1, 2] do not divide",
+            "unsolvable: line 2 of the map: concat on the left side: dim 0 has 4 elements, which \
+             shares of [1, 2] do not divide",
         ),
         (
             "concat(x, y, shares=1:2:1) = a",
@@ -51,11 +56,13 @@ fn rules_that_cannot_work_are_told() {
         ),
         (
             "stack(x, y) = a",
-            "unsolvable: line 2 of the map: stack on the left side: dim 0 has 4 elements and there are 2 names",
+            "unsolvable: line 2 of the map: stack on the left side: dim 0 has 4 elements and there \
+             are 2 names",
         ),
         (
             "flatten(x) = a",
-            "unsolvable: line 2 of the map: flatten on the left side: what there was before is not known: say rows=, or what is wanted",
+            "unsolvable: line 2 of the map: flatten on the left side: what there was before is not \
+             known: say rows=, or what is wanted",
         ),
         (
             "scale(x, 0) = a",
@@ -99,15 +106,19 @@ fn maps_that_cannot_be_read_say_where() {
         ),
         (
             "[a",
-            "line 1, column 3: `=` between the two prefixes should be here, not the end of the line",
+            "line 1, column 3: `=` between the two prefixes should be here, not the end of the \
+             line",
         ),
         (
             "a = turn(b)",
-            "line 1, column 5: there is no operation `turn`; there are concat, stack, interleave, transpose, permute, slice, select, chunk, unflatten, flatten, unsqueeze, squeeze, pad, fill, cast, scale, add, first, tied, mean, lora, dequant",
+            "line 1, column 5: there is no operation `turn`; there are concat, stack, interleave, \
+             transpose, permute, slice, select, chunk, unflatten, flatten, unsqueeze, squeeze, \
+             pad, fill, cast, scale, add, first, tied, mean, lora, dequant",
         ),
         (
             "a = slice(b, 1)",
-            "line 1, column 5: slice needs the index after the last: slice(x, 0, 4096, dim=0, step=1), from the first to before the last",
+            "line 1, column 5: slice needs the index after the last: slice(x, 0, 4096, dim=0, \
+             step=1), from the first to before the last",
         ),
         (
             "a = cast(b, INT)",
@@ -123,7 +134,8 @@ fn maps_that_cannot_be_read_say_where() {
         ),
         (
             "a = stack(b, c, each=e)",
-            "line 1, column 5: stack takes no `each=` but over one tensor that it joins: stack(x, y, dim=0) or stack(x.{e}, each=e)",
+            "line 1, column 5: stack takes no `each=` but over one tensor that it joins: stack(x, \
+             y, dim=0) or stack(x.{e}, each=e)",
         ),
         (
             "a = stack()",
@@ -131,11 +143,13 @@ fn maps_that_cannot_be_read_say_where() {
         ),
         (
             "a.{l} = b",
-            "line 1, column 1: `{l}` is on the left side only: name it on both, or say `each=l` in the operation that goes over it",
+            "line 1, column 1: `{l}` is on the left side only: name it on both, or say `each=l` in \
+             the operation that goes over it",
         ),
         (
             "a.{l}.{e} = concat(b.{l}, c.{e})",
-            "line 1, column 1: no name on the right side has all of `{e}`, `{l}`: one of them must say which tensors there are",
+            "line 1, column 1: no name on the right side has all of `{e}`, `{l}`: one of them must \
+             say which tensors there are",
         ),
         (
             "a.{e} = stack(b.{e}, each=l)",
@@ -143,7 +157,8 @@ fn maps_that_cannot_be_read_say_where() {
         ),
         (
             "a.{l:word}b = c.{l}",
-            "line 1, column 1: after `{l}` must come a dot, or the end: else a name has two readings",
+            "line 1, column 1: after `{l}` must come a dot, or the end: else a name has two \
+             readings",
         ),
         (
             "a.{l:word} = c.{l:x|y}",
@@ -163,7 +178,8 @@ fn what_cannot_be_undone_has_no_way_back() {
     let cases = [
         (
             "x = mean(a, b)",
-            "the map has no way back: 1 problem\n  unsolvable: line 1 of the map: mean on the left side: it loses what it leaves out, so that nothing can be told from its result",
+            "the map has no way back: 1 problem\n  unsolvable: line 1 of the map: mean on the left \
+             side: it loses what it leaves out, so that nothing can be told from its result",
         ),
         (
             "x = scale(a, 0.1)\ny = b",
@@ -179,5 +195,42 @@ fn what_cannot_be_undone_has_no_way_back() {
             bind(map, &there).inverse().unwrap_err().to_string(),
             message
         );
+    }
+}
+
+/// However deep operations lie inside of each other, reading a map comes to an end.
+#[test]
+fn depth_is_bounded() {
+    let nested = |depth: usize| format!("a = {}b{}", "flatten(".repeat(depth), ")".repeat(depth));
+    assert!(Mapping::parse(&nested(64)).is_ok());
+    for depth in [65, 100_000] {
+        let error = Mapping::parse(&nested(depth)).unwrap_err().to_string();
+        assert!(error.contains("more than 64 operations inside"), "{error}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(3000))]
+
+    /// No text makes reading or binding a map panic.
+    #[test]
+    fn any_text_is_a_map_or_an_error(
+        words in proptest::collection::vec(proptest::sample::select(vec![
+            "a", "b", "m.{e}", "m.0", "x", "{r:path}", "{p:a|b}", "=", "=", "\n", "(", ")", ")", ",", ",",
+            "concat", "stack", "interleave", "transpose", "permute", "slice", "select", "chunk",
+            "unflatten", "flatten", "unsqueeze", "squeeze", "pad", "fill", "cast", "scale", "first",
+            "tied", "mean", "lora", "dequant", "each=e", "each=p", "dim=1", "dim=-1", "dim=9", "of=2",
+            "shares=1:1", "rows=2", "from=1", "0", "1", "2", "-1", "F32", "BF16", "[", "]", "{", "\"", "#",
+        ]), 0..24),
+    ) {
+        let there = specs(&[("a", &[4, 2]), ("b", &[4, 2]), ("m.0", &[6]), ("m.1", &[6])]);
+        let Ok(mapping) = Mapping::parse(&words.join(" ")) else {
+            return Ok(());
+        };
+        for mapping in [&mapping, &mapping.reversed()] {
+            if let Ok(bound) = mapping.bind(&there, None, &Waivers::none()) {
+                let _ = bound.inverse();
+            }
+        }
     }
 }

@@ -1,0 +1,29 @@
+//! Any map of names, put together with tensors in both directions: nothing panics, and a way back is
+//! a way back.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use meshgrad_ckpt::Dtype;
+use meshgrad_ckpt::mapping::{Mapping, TensorSpec, Waivers};
+
+fuzz_target!(|map: &str| {
+    let Ok(mapping) = Mapping::parse(map) else {
+        return;
+    };
+    let tensor = |name: &str, shape: &[u64]| TensorSpec::new(name, Dtype::F32, shape);
+    let there = [
+        tensor("a", &[4, 6]),
+        tensor("b", &[4, 6]),
+        tensor("x.0", &[6]),
+        tensor("x.1", &[6]),
+    ];
+    for mapping in [&mapping, &mapping.reversed()] {
+        if let Ok(bound) = mapping.bind(&there, None, &Waivers::none())
+            && let Ok(back) = bound.inverse()
+        {
+            let made: Vec<TensorSpec> = back.made().collect();
+            assert_eq!(made, bound.used().collect::<Vec<_>>());
+        }
+    }
+});
