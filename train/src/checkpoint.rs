@@ -90,18 +90,19 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
     Ok(discover(run)?.pop())
 }
 
-/// Gives model and optimizer what the checkpoint in `folder` saved. Routers get the biases that are
+/// Gives model and optimizer what a checkpoint saved. Routers get the biases that are
 /// there; biases that are not there stay as they are.
 ///
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.
 pub fn load(
-    folder: &Path,
+    checkpoint: &Committed,
     model: &mut Qwen3,
     optimizer: &Optimizer,
     device: &Device,
 ) -> Result<State> {
-    let state = read_state(folder)?;
+    let state = read_state(checkpoint)?;
+    let folder = checkpoint.path();
     hf::load_into(model, folder, device)?;
     let entries = optimizer.entries().iter();
     let means: Vec<(_, Tensor)> = entries
@@ -141,12 +142,12 @@ fn router_biases(model: &Qwen3) -> Result<Vec<(Param, Tensor)>> {
     biases.collect()
 }
 
-/// Reads what the checkpoint in `folder` knows beside tensors.
+/// Reads what a checkpoint knows beside tensors.
 ///
 /// # Errors
 /// [`TrainError::State`] when it is no checkpoint of a run.
-pub fn read_state(folder: &Path) -> Result<State> {
-    let path = folder.join("trainer/state.json");
+pub fn read_state(checkpoint: &Committed) -> Result<State> {
+    let path = checkpoint.path().join("trainer/state.json");
     let fail = |message: String| TrainError::State {
         path: path.clone(),
         message,

@@ -2,11 +2,11 @@
 //! parts and nothing else, so that another loop can be made of them as well.
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::{Begin, Saver, Task, WhenBusy, keep_last, step_name, survey};
+use meshgrad_ckpt::{Begin, Committed, Saver, Task, WhenBusy, keep_last, step_name, survey};
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_runtime::Device;
@@ -84,17 +84,14 @@ pub fn run(
 }
 
 /// The checkpoint to begin at. Later checkpoints of the folder are set aside.
-fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<PathBuf>> {
+fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<Committed>> {
     let from = match &options.resume {
-        Resume::Auto => checkpoint::newest(folder.path())?.map(|newest| newest.path().to_owned()),
+        Resume::Auto => checkpoint::newest(folder.path())?,
         Resume::Never => None,
-        Resume::From(path) => Some(path.clone()),
+        Resume::From(path) => Some(Committed::open(path)?),
     };
-    let step = from
-        .as_deref()
-        .map(checkpoint::read_state)
-        .transpose()?
-        .map_or(0, |state| state.step);
+    let state = from.as_ref().map(checkpoint::read_state).transpose()?;
+    let step = state.map_or(0, |state| state.step);
     folder.set_aside_after(step)?;
     Ok(from)
 }
@@ -124,7 +121,7 @@ impl<'a> Session<'a> {
         options: &Options,
         device: &'a Device,
         folder: RunFolder,
-        from: Option<PathBuf>,
+        from: Option<Committed>,
     ) -> Result<Session<'a>> {
         let data = Data::prepare(&config.data, &folder)?;
         let model_config = model_config(config, data.tokenizer.vocab_size())?;
@@ -145,7 +142,7 @@ impl<'a> Session<'a> {
                 Trainer::new(model, config, device)?
             }
             Some(checkpoint) => {
-                meshgrad_models::hf::load_into(&model, checkpoint, device)?;
+                meshgrad_models::hf::load_into(&model, checkpoint.path(), device)?;
                 let mut trainer = Trainer::new(model, config, device)?;
                 begun_at = restore(checkpoint, &mut trainer, config, &data, device)?;
                 trainer
@@ -425,7 +422,7 @@ impl<'a> Session<'a> {
 
 /// Gives the trainer its state, after checking that the run is the same.
 fn restore(
-    from: &Path,
+    from: &Committed,
     trainer: &mut Trainer,
     config: &Config,
     data: &Data,
@@ -433,7 +430,7 @@ fn restore(
 ) -> Result<u64> {
     let state = checkpoint::load(from, &mut trainer.model, &trainer.optimizer, device)?;
     let differs = |what, saved: String, now: String| TrainError::OtherRun {
-        checkpoint: from.to_owned(),
+        checkpoint: from.path().to_owned(),
         what,
         saved,
         now,
