@@ -64,7 +64,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let tokenizer = data.tokenizer.to_json()?;
     let (model, optimizer) = (&trainer.model, &trainer.optimizer);
-    let snapshot = checkpoint::snapshot(run.path(), model, optimizer, &tokenizer, &state)?;
+    let run = run.path();
+    let snapshot = checkpoint::snapshot(run, &config, model, optimizer, &tokenizer, &state)?;
     println!("saved {}", snapshot.save()?.path().display());
     Ok(())
 }

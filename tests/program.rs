@@ -101,12 +101,14 @@ impl Place {
     }
 }
 
-/// Every file of a checkpoint, by path and content.
+/// Every file of a checkpoint, by path and content; but for what the run was asked for, which may
+/// differ and come to the same.
 fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
-    let published = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
-    published.verify().unwrap();
-    let files = published.files().map(|(path, _)| path.to_owned());
+    let committed = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
+    committed.verify().unwrap();
+    let files = committed.files().map(|(path, _)| path.to_owned());
     files
+        .filter(|path| path != "trainer/config.toml")
         .map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap()))
         .collect()
 }

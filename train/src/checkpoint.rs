@@ -20,6 +20,7 @@ use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::config::Config;
 use crate::optimizer::Optimizer;
 use crate::{Result, TrainError};
 
@@ -45,6 +46,7 @@ pub struct State {
 /// When a value cannot be read.
 pub fn snapshot(
     run: &Path,
+    config: &Config,
     model: &Qwen3,
     optimizer: &Optimizer,
     tokenizer_json: &str,
@@ -78,6 +80,7 @@ pub fn snapshot(
         message: error.to_string(),
     })?;
     snapshot.add("trainer/state.json", json + "\n");
+    snapshot.add("trainer/config.toml", config.to_toml()?);
     snapshot.set_about("step", state.step);
     Ok(snapshot)
 }

@@ -335,8 +335,8 @@ impl<'a> Session<'a> {
         let tokenizer = self.data.tokenizer.to_json()?;
         let run = self.folder.path();
         let (model, optimizer) = (&self.trainer.model, &self.trainer.optimizer);
-        let mut snapshot = checkpoint::snapshot(run, model, optimizer, &tokenizer, &state)?;
-        snapshot.add("trainer/config.toml", self.config.to_toml()?);
+        let config = self.config;
+        let snapshot = checkpoint::snapshot(run, config, model, optimizer, &tokenizer, &state)?;
 
         let (run, keep) = (
             run.to_owned(),
