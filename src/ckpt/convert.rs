@@ -9,7 +9,7 @@ use meshgrad::ckpt::mapping::{Bound, Mapping, Problem, Waivers};
 use serde::Serialize;
 
 use super::catalog::shown;
-use super::destination::{FloatType, begin, copy_companions, writer};
+use super::destination::{FloatType, begin, closing_notes, copy_companions, writer};
 use super::given::{Waived, misfit, read_map, text_of};
 use super::origin::{Origin, Summary};
 use super::size::{self, ByteSize};
@@ -248,17 +248,10 @@ impl Report {
         if !self.waived.is_empty() {
             note("waived", size::counted(self.waived.len() as u64, "problem"));
         }
-        if !self.copied.is_empty() {
-            note("copied", self.copied.join(", "));
+        let bytes = (self.read_bytes, self.destination.bytes);
+        for row in closing_notes(&self.copied, bytes, self.seconds) {
+            notes.row(row);
         }
-        let (read, written) = (
-            size::bytes(self.read_bytes),
-            size::bytes(self.destination.bytes),
-        );
-        note(
-            "done",
-            format!("{read} read, {written} written, {:.1} s", self.seconds),
-        );
         format!("{table}\n{notes}")
     }
 }

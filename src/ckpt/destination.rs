@@ -10,8 +10,24 @@ use meshgrad::ckpt::{Dtype, FolderWriter, Staging};
 use serde_json::{Map, Value};
 
 use super::catalog::shown;
+use super::size;
 use super::stream::file_shape;
 use super::table::printable;
+
+/// The last notes of a report: what was copied beside tensors, and what all of it took.
+pub(super) fn closing_notes(
+    copied: &[String],
+    (read, written): (u64, u64),
+    seconds: f64,
+) -> Vec<[String; 2]> {
+    let (read, written) = (size::bytes(read), size::bytes(written));
+    let done = format!("{read} read, {written} written, {seconds:.1} s");
+    let copied = (!copied.is_empty()).then(|| ["copied".to_owned(), copied.join(", ")]);
+    copied
+        .into_iter()
+        .chain([["done".to_owned(), done]])
+        .collect()
+}
 
 /// What lies beside weights in a folder of the hub: configurations, tokenizers, templates.
 const COMPANIONS: [&str; 4] = ["json", "txt", "model", "jinja"];

@@ -14,7 +14,7 @@
 use std::path::Path;
 
 use meshgrad_autograd::{Init, Param};
-use meshgrad_ckpt::{Committed, Snapshot, discover, step_name};
+use meshgrad_ckpt::{Committed, Snapshot, step_name};
 use meshgrad_models::Qwen3;
 use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::{Device, Tensor};
@@ -90,7 +90,7 @@ pub fn snapshot(
 /// # Errors
 /// When the folder cannot be read.
 pub fn newest(run: &Path) -> Result<Option<Committed>> {
-    Ok(discover(run)?.pop())
+    Ok(meshgrad_ckpt::newest(run)?.committed)
 }
 
 /// Gives model and optimizer what a checkpoint saved. Routers get the biases that are

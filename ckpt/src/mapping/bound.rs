@@ -210,6 +210,7 @@ impl Bound {
         binding.used = self.used.clone();
         binding.ties = self.ties.clone();
         binding.tensors.named = self.tensors.named.clone();
+        find_partly_used(&mut binding);
         Bound::new(self.stages.clone(), next, binding, waivers)
     }
 

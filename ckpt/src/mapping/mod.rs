@@ -53,8 +53,6 @@ mod term;
 mod tests;
 mod text;
 
-use std::str::FromStr;
-
 pub use bound::{Bound, NotInvertible};
 pub use error::{MapError, MapProblem};
 pub use report::{BadWaiver, Problem, ProblemKind, Report, Waivers};
@@ -141,19 +139,5 @@ impl Mapping {
         };
         let rules = self.rules.iter().map(reversed).collect();
         Mapping { rules }
-    }
-
-    /// The rules of both.
-    pub fn and(mut self, other: Mapping) -> Mapping {
-        self.rules.extend(other.rules);
-        self
-    }
-}
-
-impl FromStr for Mapping {
-    type Err = MapError;
-
-    fn from_str(map: &str) -> Result<Mapping, MapError> {
-        Mapping::parse(map)
     }
 }

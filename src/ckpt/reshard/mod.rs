@@ -17,7 +17,7 @@ use meshgrad::ckpt::mapping::{Mapping, TensorSpec, Waivers};
 use meshgrad::ckpt::plan::Want;
 use serde::Serialize;
 
-use super::destination::{begin, copy_companions};
+use super::destination::{begin, closing_notes, copy_companions};
 use super::given::{misfit, parse_mesh, read_layout};
 use super::origin::{Origin, Summary};
 use super::size::{self, ByteSize};
@@ -184,17 +184,10 @@ impl Report {
             let (least, most) = (size::bytes(least), size::bytes(most));
             note("a rank", format!("{least} to {most}"));
         }
-        if !self.copied.is_empty() {
-            note("copied", self.copied.join(", "));
+        let bytes = (self.read_bytes, self.destination.bytes);
+        for row in closing_notes(&self.copied, bytes, self.seconds) {
+            notes.row(row);
         }
-        let (read, written) = (
-            size::bytes(self.read_bytes),
-            size::bytes(self.destination.bytes),
-        );
-        note(
-            "done",
-            format!("{read} read, {written} written, {:.1} s", self.seconds),
-        );
         format!("{table}\n{notes}")
     }
 }

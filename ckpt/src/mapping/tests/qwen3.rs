@@ -171,3 +171,16 @@ fn maps_compose() {
     expected.sort_by(|a, b| a.name.cmp(&b.name));
     assert_eq!(back.made().collect::<Vec<_>>(), expected);
 }
+
+/// What a second map leaves out of what the first one made is told, by the tensor that is read.
+#[test]
+fn nothing_is_lost_between_two_maps() {
+    let there = specs(&[("a", &[4]), ("b", &[6])]);
+    let both = bind("ab = concat(a, b)", &there);
+    let first = Mapping::parse("x = slice(ab, 0, 5)").unwrap();
+    let report = both.then(&first, None, &Waivers::none()).unwrap_err();
+    assert_eq!(
+        report.to_string(),
+        "1 problem\n  partly used: 1 of 6 elements of `b`"
+    );
+}
