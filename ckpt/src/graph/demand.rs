@@ -1,5 +1,6 @@
 //! Demands: which elements of an expression are wanted, and where each goes.
 
+use super::Short;
 use super::pull::MOST_PIECES;
 
 /// A strided box of an expression's coordinates. Element `start + sum(i * step)`, each step along
@@ -8,8 +9,8 @@ use super::pull::MOST_PIECES;
 pub(super) struct Demand {
     pub(super) destination: u64,
     /// The first coordinate, by dim.
-    pub(super) start: Vec<u64>,
-    pub(super) loops: Vec<Wanted>,
+    pub(super) start: Short<u64>,
+    pub(super) loops: Short<Wanted>,
 }
 
 /// A loop of a demand. A dim may have several, nested.
@@ -35,6 +36,18 @@ pub(super) fn span(loops: &[Wanted]) -> u64 {
     loops.iter().map(Wanted::reach).sum()
 }
 
+/// How far along their dim, and in the destination, the turn of this number of nested loops is; the
+/// first loop turns fastest.
+pub(super) fn nth(loops: &[Wanted], mut turn: u64) -> (u64, u64) {
+    let (mut along, mut destination) = (0, 0);
+    for it in loops {
+        along += turn % it.count * it.step;
+        destination += turn % it.count * it.stride;
+        turn /= it.count;
+    }
+    (along, destination)
+}
+
 impl Demand {
     /// The same with the coordinate of a dim, and the loops along it, seen by the operand.
     pub(super) fn map_dim(mut self, dim: usize, start: u64, step: u64) -> Demand {
@@ -53,17 +66,22 @@ impl Demand {
         self
     }
 
-    /// Without a dim in which a single coordinate is wanted.
-    pub(super) fn without_dim(mut self, dim: usize) -> Demand {
-        self.start.remove(dim);
-        self.loops.retain(|it| it.dim != dim);
-        self.renumber(|it| it - usize::from(it > dim))
+    /// The loops along a dim, and the demand without that dim, at its first coordinate.
+    pub(super) fn split_at_dim(&self, dim: usize) -> (Short<Wanted>, Demand) {
+        let (along, across) = self.loops.iter().copied().partition(|it| it.dim == dim);
+        let mut demand = Demand {
+            destination: self.destination,
+            start: self.start.clone(),
+            loops: across,
+        };
+        demand.start.remove(dim);
+        (along, demand.renumber(|it| it - usize::from(it > dim)))
     }
 
     /// The parts of it whose coordinate in `dim` lies in `low..high`.
     pub(super) fn clip(&self, dim: usize, low: u64, high: u64) -> Vec<Demand> {
-        let (mut along, others): (Vec<Wanted>, Vec<Wanted>) =
-            self.loops.iter().partition(|it| it.dim == dim);
+        let (mut along, others): (Short<Wanted>, Short<Wanted>) =
+            self.loops.iter().copied().partition(|it| it.dim == dim);
         along.sort_by_key(|it| std::cmp::Reverse(it.step));
         let mut clip = Clip {
             demand: self,
@@ -84,7 +102,7 @@ struct Clip<'d> {
     low: u64,
     high: u64,
     /// Loops along other dims.
-    others: Vec<Wanted>,
+    others: Short<Wanted>,
     parts: Vec<Demand>,
 }
 
@@ -100,7 +118,13 @@ impl Clip<'_> {
             let mut part = self.demand.clone();
             part.destination = destination;
             part.start[self.dim] = start;
-            part.loops = [&self.others, open, inside].concat();
+            part.loops = self
+                .others
+                .iter()
+                .chain(open)
+                .chain(inside)
+                .copied()
+                .collect();
             self.parts.push(part);
             return;
         }
@@ -128,7 +152,7 @@ impl Clip<'_> {
                 ..*outer
             };
             let (to, from) = (whole.start * outer.stride, whole.start * outer.step);
-            let inside = [inside, &[kept]].concat();
+            let inside: Short<Wanted> = inside.iter().copied().chain([kept]).collect();
             self.cut(destination + to, start + from, inner, &inside);
         }
     }

@@ -1,10 +1,14 @@
 //! Expressions, with their shapes and dtypes checked when they are made.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
+
 use super::compute::Computation;
-use super::{GraphError, Leaf, Scalar, Step};
+use super::{GraphError, Leaf, Scalar, Short, Step};
 use crate::Dtype;
 
 /// An expression of a [`Graph`].
@@ -15,14 +19,22 @@ pub struct Expr(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(u32);
 
+impl SourceId {
+    /// Its place among the sources of its graph.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// Expressions over tensors that are read. The same expression made twice is one.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
-    /// Finds an expression again; never walked.
-    known: HashMap<Op, Expr>,
+    /// Finds an expression that is no source again; never walked.
+    known: HashTable<Expr>,
     /// Finds a source by its name; never walked.
-    sources: HashMap<Arc<str>, Expr>,
+    sources: HashTable<SourceId>,
+    hasher: DefaultHashBuilder,
     /// Name and expression of each source.
     names: Vec<Arc<str>>,
     made_of: Vec<Expr>,
@@ -31,7 +43,7 @@ pub struct Graph {
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) op: Op,
-    pub(super) shape: Vec<u64>,
+    pub(super) shape: Short<u64>,
     dtype: Dtype,
 }
 
@@ -122,22 +134,27 @@ impl Graph {
     /// # Errors
     /// [`GraphError::TooLarge`]; [`GraphError::Redefined`] for a name that is another tensor's.
     pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr, GraphError> {
-        if let Some(known) = self.sources.get(name) {
-            return match (self.dtype(*known), self.shape(*known)) == (dtype, shape) {
-                true => Ok(*known),
+        let hash = self.hasher.hash_one(name);
+        let is_it = |source: &SourceId| *self.names[source.index()] == *name;
+        if let Some(known) = self.sources.find(hash, is_it) {
+            let known = self.made_of[known.index()];
+            return match (self.dtype(known), self.shape(known)) == (dtype, shape) {
+                true => Ok(known),
                 false => Err(GraphError::Redefined {
                     name: name.to_owned(),
-                    first: (self.dtype(*known), self.shape(*known).to_vec()),
+                    first: (self.dtype(known), self.shape(known).to_vec()),
                     second: (dtype, shape.to_vec()),
                 }),
             };
         }
+        check_size("source", shape)?;
         let id = SourceId(self.names.len() as u32);
-        let made = self.add(Op::Source(id), shape.to_vec(), dtype)?;
-        let name: Arc<str> = name.into();
-        self.names.push(name.clone());
+        let made = self.push(Op::Source(id), Short::from_slice(shape), dtype);
+        self.names.push(name.into());
         self.made_of.push(made);
-        self.sources.insert(name, made);
+        let (names, hasher) = (&self.names, &self.hasher);
+        let hash_again = |source: &SourceId| hasher.hash_one(&*names[source.index()]);
+        self.sources.insert_unique(hash, id, hash_again);
         Ok(made)
     }
 
@@ -330,17 +347,21 @@ impl Graph {
 
     /// The name of a tensor that is read.
     pub fn name(&self, source: SourceId) -> &str {
-        &self.names[source.0 as usize]
+        &self.names[source.index()]
+    }
+
+    pub(crate) fn shared_name(&self, source: SourceId) -> &Arc<str> {
+        &self.names[source.index()]
     }
 
     /// The dtype of a tensor that is read.
     pub fn source_dtype(&self, source: SourceId) -> Dtype {
-        self.dtype(self.made_of[source.0 as usize])
+        self.dtype(self.made_of[source.index()])
     }
 
     /// The extents of a tensor that is read.
     pub fn source_shape(&self, source: SourceId) -> &[u64] {
-        self.shape(self.made_of[source.0 as usize])
+        self.shape(self.made_of[source.index()])
     }
 
     /// The tensor that is read, if an expression is that alone.
@@ -452,18 +473,35 @@ impl Graph {
         shape: Vec<u64>,
         dtype: Dtype,
     ) -> Result<Expr, GraphError> {
-        if let Some(known) = self.known.get(&op) {
-            return Ok(*known);
+        let (nodes, hasher) = (&self.nodes, &self.hasher);
+        let op_of = |expr: &Expr| &nodes[expr.0 as usize].op;
+        let is_it = |expr: &Expr| *op_of(expr) == op;
+        let hash_again = |expr: &Expr| hasher.hash_one(op_of(expr));
+        match self.known.entry(hasher.hash_one(&op), is_it, hash_again) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(free) => {
+                check_size(op.name(), &shape)?;
+                free.insert(Expr(nodes.len() as u32));
+                Ok(self.push(op, shape.into(), dtype))
+            }
         }
-        let product = |a: u64, b: &u64| a.checked_mul((*b).max(1));
-        let elements = shape.iter().try_fold(1, product);
-        if elements.is_none_or(|elements| elements > i64::MAX as u64) {
-            let op = op.name();
-            return Err(GraphError::TooLarge { op, shape });
-        }
-        let made = Expr(self.nodes.len() as u32);
-        self.known.insert(op.clone(), made);
+    }
+
+    fn push(&mut self, op: Op, shape: Short<u64>, dtype: Dtype) -> Expr {
         self.nodes.push(Node { op, shape, dtype });
-        Ok(made)
+        Expr(self.nodes.len() as u32 - 1)
+    }
+}
+
+/// That a tensor's elements can be counted.
+fn check_size(op: &'static str, shape: &[u64]) -> Result<(), GraphError> {
+    let product = |a: u64, b: &u64| a.checked_mul((*b).max(1));
+    let elements = shape.iter().try_fold(1, product);
+    match elements.is_some_and(|elements| elements <= i64::MAX as u64) {
+        true => Ok(()),
+        false => Err(GraphError::TooLarge {
+            op,
+            shape: shape.to_vec(),
+        }),
     }
 }

@@ -35,9 +35,14 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
+use smallvec::SmallVec;
+
 pub use compute::{Computation, Compute, Operand, TensorType};
 pub use error::GraphError;
 pub use expression::{Expr, Graph, SourceId};
 pub use piece::{Leaf, Loop, Piece};
 pub(crate) use scalar::widens;
 pub use scalar::{Real, Scalar, Step};
+
+/// What is nearly always short, as dims and loops are, and so needs no memory of its own.
+pub(crate) type Short<T> = SmallVec<[T; 4]>;

@@ -50,18 +50,18 @@ impl Piece {
     ) -> Piece {
         loops.retain(|it| it.count != 1);
         loops.sort_by_key(|it| (it.source_stride, it.destination_stride));
-        let mut joined: Vec<Loop> = Vec::with_capacity(loops.len());
-        for next in loops {
-            match joined.last_mut() {
-                Some(last) if last.is_continued_by(&next) => last.count *= next.count,
-                _ => joined.push(next),
+        loops.dedup_by(|outer, inner| {
+            let is_one = inner.is_continued_by(outer);
+            if is_one {
+                inner.count *= outer.count;
             }
-        }
+            is_one
+        });
         Piece {
             from,
             source_offset,
             destination_offset,
-            loops: joined,
+            loops,
             steps,
         }
     }

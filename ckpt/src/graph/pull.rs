@@ -3,9 +3,11 @@
 
 use std::ops::Range;
 
-use super::demand::{Demand, Wanted, span};
+use smallvec::smallvec;
+
+use super::demand::{Demand, Wanted, nth, span};
 use super::expression::Op;
-use super::{Expr, Graph, GraphError, Leaf, Loop, Piece, Step};
+use super::{Expr, Graph, GraphError, Leaf, Loop, Piece, Short, Step};
 
 /// The most copies for a region.
 pub(super) const MOST_PIECES: usize = 1 << 16;
@@ -42,7 +44,7 @@ impl Graph {
 
 /// The demand for a region as it lies.
 fn whole(region: &[Range<u64>]) -> Demand {
-    let mut loops = Vec::with_capacity(region.len());
+    let mut loops = Short::with_capacity(region.len());
     let mut stride = 1;
     for (dim, range) in region.iter().enumerate().rev() {
         let count = range.end - range.start;
@@ -129,10 +131,16 @@ impl Pull<'_> {
                 Ok(())
             }
             Op::Stack { of, dim } => {
-                for (index, operand) in (0..).zip(of) {
-                    for part in self.clip(&demand, *dim, index..index + 1, node.op.name())? {
-                        self.pull(*operand, part.without_dim(*dim))?;
-                    }
+                let (along, across) = demand.split_at_dim(*dim);
+                let indices = along.iter().map(|it| it.count);
+                let indices = indices.fold(1, u64::saturating_mul);
+                self.check_count(indices, node.op.name())?;
+                for turn in 0..indices {
+                    let (index, destination) = nth(&along, turn);
+                    let operand = of[(demand.start[*dim] + index) as usize];
+                    let mut part = across.clone();
+                    part.destination += destination;
+                    self.pull(operand, part)?;
                 }
                 Ok(())
             }
@@ -165,7 +173,7 @@ impl Pull<'_> {
         op: &'static str,
     ) -> Result<Vec<Demand>, GraphError> {
         let parts = demand.clip(dim, range.start, range.end);
-        self.check_count(parts.len(), op)?;
+        self.check_count(parts.len() as u64, op)?;
         Ok(parts)
     }
 
@@ -177,13 +185,13 @@ impl Pull<'_> {
                 Some(part) => done.push(part),
                 None => todo.extend(at_row_ends(demand, dim, columns)),
             }
-            self.check_count(done.len() + todo.len(), "flatten")?;
+            self.check_count((done.len() + todo.len()) as u64, "flatten")?;
         }
         Ok(done)
     }
 
-    fn check_count(&self, more: usize, op: &'static str) -> Result<(), GraphError> {
-        match self.pieces.len() + more <= MOST_PIECES {
+    fn check_count(&self, more: u64, op: &'static str) -> Result<(), GraphError> {
+        match more.saturating_add(self.pieces.len() as u64) <= MOST_PIECES as u64 {
             true => Ok(()),
             false => Err(GraphError::Fragmented {
                 shape: self.graph.shape(self.of).to_vec(),
@@ -196,7 +204,7 @@ impl Pull<'_> {
 
 /// A demand on a row-major tensor as a copy.
 fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<Step>) -> Piece {
-    let mut strides = vec![1; shape.len()];
+    let mut strides: Short<u64> = smallvec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
         strides[dim - 1] = strides[dim] * shape[dim];
     }
@@ -213,14 +221,14 @@ fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<Step>) -> Piece {
 /// The demand as one on rows and columns, if its loops stay within rows or go from row to row.
 fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     let along = |wanted: &&Wanted| wanted.dim == dim && !wanted.step.is_multiple_of(columns);
-    let within: Vec<Wanted> = demand.loops.iter().filter(along).copied().collect();
+    let within: Short<Wanted> = demand.loops.iter().filter(along).copied().collect();
     let start = demand.start[dim];
     if start % columns + span(&within) >= columns {
         return None;
     }
     let mut part = demand.clone();
-    part.start
-        .splice(dim..=dim, [start / columns, start % columns]);
+    part.start[dim] = start / columns;
+    part.start.insert(dim + 1, start % columns);
     for wanted in &mut part.loops {
         match wanted.dim == dim {
             true if wanted.step % columns == 0 => wanted.step /= columns,
@@ -245,8 +253,8 @@ fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
         let mut part = demand.clone();
         part.destination += first * wanted.stride;
         part.start[dim] += first * wanted.step;
-        part.loops
-            .splice(longest..=longest, instead.iter().copied());
+        part.loops.remove(longest);
+        part.loops.insert_many(longest, instead.iter().copied());
         part
     };
     if !columns.is_multiple_of(wanted.step) || !alone {

@@ -1,10 +1,13 @@
 //! A map, the tensors there are and the tensors that are wanted, put together.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use hashbrown::hash_map::Entry;
+use hashbrown::{HashMap, HashSet};
+
 use super::evaluate::{Evaluated, Tensors, dim_of};
+use super::named::Named;
 use super::report::{Problem, Report};
 use super::solve::{self, Unsolved};
 use super::template::{Captures, Kind, Template, Value};
@@ -12,18 +15,46 @@ use super::term::{Action, Call, Term};
 use super::{Mapping, Rule, TensorSpec};
 use crate::graph::{Expr, TensorType, widens};
 
-/// A tensor that a map makes.
-#[derive(Clone, Debug)]
+/// The tensors that a map makes, as they come, each with the line of its rule.
+#[derive(Default)]
 pub(super) struct Made {
-    pub(super) expr: Expr,
-    /// The rule's line.
-    pub(super) line: usize,
+    all: Vec<(Arc<str>, Expr, usize)>,
+    /// Finds a name's place; never walked.
+    places: HashMap<Arc<str>, usize>,
+}
+
+impl Made {
+    /// Adds a tensor, or tells the line that made one of this name before.
+    fn add(&mut self, name: &str, expr: Expr, line: usize) -> Result<(), usize> {
+        let name: Arc<str> = name.into();
+        match self.places.entry(name.clone()) {
+            Entry::Occupied(known) => Err(self.all[*known.get()].2),
+            Entry::Vacant(free) => {
+                free.insert(self.all.len());
+                self.all.push((name, expr, line));
+                Ok(())
+            }
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, Expr)> {
+        self.all.iter().map(|(name, expr, _)| (name, *expr))
+    }
+
+    pub(super) fn into_named(self) -> Named {
+        let all = self.all.into_iter();
+        all.map(|(name, expr, _)| (name, expr)).collect()
+    }
 }
 
 /// What binding comes to.
 pub(super) struct Binding {
     pub(super) tensors: Tensors,
-    pub(super) made: HashMap<Arc<str>, Made>,
+    pub(super) made: Made,
     /// Tensors that were used, of those there are.
     pub(super) used: HashSet<Expr>,
     pub(super) ties: BTreeSet<(String, String)>,
@@ -53,7 +84,7 @@ pub(super) fn bind(
         failed: BTreeSet::new(),
         binding: Binding {
             tensors,
-            made: HashMap::new(),
+            made: Made::default(),
             used: HashSet::new(),
             ties: BTreeSet::new(),
             report: Report::default(),
@@ -79,19 +110,17 @@ struct Binder {
 
 impl Binder {
     fn rule(&mut self, rule: &Rule) {
+        let mut evaluated = Evaluated::default();
+        let line = rule.line;
         for captures in self.instances(rule) {
-            let mut evaluated = Evaluated::default();
-            let value = self
-                .binding
-                .tensors
-                .value(&rule.right, &captures, &mut evaluated);
-            let line = rule.line;
-            for name in evaluated.missing {
+            let tensors = &mut self.binding.tensors;
+            let value = tensors.value(&rule.right, &captures, &mut evaluated);
+            for name in evaluated.missing.drain(..) {
                 self.binding.report.add(Problem::Missing { name, line });
             }
-            self.binding.used.extend(evaluated.used);
-            self.binding.ties.extend(evaluated.ties);
-            if let Some(error) = evaluated.error {
+            self.binding.used.extend(evaluated.used.drain(..));
+            self.binding.ties.extend(evaluated.ties.drain(..));
+            if let Some(error) = evaluated.error.take() {
                 let captures = listed(&captures);
                 self.binding.report.add(Problem::Impossible {
                     line,
@@ -126,7 +155,7 @@ impl Binder {
         };
         let is_catch_all = rule.is_catch_all();
         let taken = |name: &str| match &self.wanted {
-            Some(_) => self.binding.made.contains_key(name),
+            Some(_) => self.binding.made.has(name),
             None => {
                 let expr = tensors.named.get(name);
                 expr.is_some_and(|expr| self.binding.used.contains(&expr))
@@ -307,12 +336,8 @@ impl Binder {
                 report.add(Problem::Narrowed { name, from, to });
             }
         }
-        match made.entry(name.as_str().into()) {
-            Entry::Vacant(free) => drop(free.insert(Made { expr, line })),
-            Entry::Occupied(taken) => {
-                let before = taken.get().line;
-                report.add(Problem::MadeTwice { name, line, before });
-            }
+        if let Err(before) = made.add(&name, expr, line) {
+            report.add(Problem::MadeTwice { name, line, before });
         }
     }
 
@@ -327,7 +352,7 @@ impl Binder {
         } = &mut self.binding;
         if let Some(wanted) = &self.wanted {
             for (name, _) in wanted.named.iter() {
-                if !made.contains_key(name) && !self.failed.contains(&**name) {
+                if !made.has(name) && !self.failed.contains(&**name) {
                     let name = name.to_string();
                     report.add(Problem::Unmade { name });
                 }

@@ -1,12 +1,15 @@
 //! A map that fits: every tensor it makes as an expression of those that are read.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::bind::{Binding, Dtypes, Made, bind};
+use hashbrown::HashSet;
+
+use super::bind::{Binding, Dtypes, bind};
 use super::coverage::elements_read;
 use super::evaluate::Tensors;
+use super::named::Named;
 use super::report::{Problem, Report, Waivers};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
@@ -18,7 +21,7 @@ use crate::plan::Want;
 pub struct Bound {
     stages: Vec<Stage>,
     tensors: Tensors,
-    made: BTreeMap<Arc<str>, Made>,
+    made: Arc<Named>,
     used: HashSet<Expr>,
     ties: BTreeSet<(String, String)>,
     report: Report,
@@ -28,7 +31,13 @@ pub struct Bound {
 #[derive(Clone, Debug)]
 struct Stage {
     mapping: Mapping,
-    made: Vec<TensorSpec>,
+    made: Arc<Named>,
+}
+
+/// A map, and what it is to make.
+struct Binds {
+    mapping: Mapping,
+    wanted: Vec<TensorSpec>,
 }
 
 /// Why there is no way back.
@@ -83,7 +92,7 @@ fn find_partly_used(binding: &mut Binding) {
     let mut reads: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
     let mut whole_ones = HashSet::new();
     let mut seen = HashSet::new();
-    let mut open: Vec<Expr> = binding.made.values().map(|made| made.expr).collect();
+    let mut open: Vec<Expr> = binding.made.iter().map(|(_, expr)| expr).collect();
     while let Some(expr) = open.pop() {
         if !seen.insert(expr) {
             continue;
@@ -97,6 +106,9 @@ fn find_partly_used(binding: &mut Binding) {
         };
         for piece in pieces {
             match piece.from {
+                Leaf::Source(source) if reads_all(graph, source, &piece) => {
+                    whole_ones.insert(source);
+                }
                 Leaf::Source(source) => reads.entry(source).or_default().push(piece),
                 Leaf::Computed(expr) => {
                     let operands = graph.computation(expr);
@@ -120,6 +132,11 @@ fn find_partly_used(binding: &mut Binding) {
     }
 }
 
+/// Whether a copy reads all elements of a source. None reads an element twice.
+fn reads_all(graph: &Graph, source: SourceId, piece: &Piece) -> bool {
+    piece.elements() == graph.source_shape(source).iter().product::<u64>()
+}
+
 /// All of an expression.
 fn whole(graph: &Graph, expr: Expr) -> Vec<Range<u64>> {
     graph.shape(expr).iter().map(|extent| 0..*extent).collect()
@@ -136,18 +153,15 @@ impl Bound {
         if !binding.report.is_clean() {
             return Err(binding.report);
         }
-        let graph = &binding.tensors.graph;
-        let mut made: Vec<(Arc<str>, Made)> = binding.made.into_iter().collect();
-        made.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let specs = made.iter().map(|(name, made)| spec(name, graph, made.expr));
+        let made = Arc::new(binding.made.into_named());
         stages.push(Stage {
             mapping: mapping.clone(),
-            made: specs.collect(),
+            made: made.clone(),
         });
         Ok(Bound {
             stages,
             tensors: binding.tensors,
-            made: made.into_iter().collect(),
+            made,
             used: binding.used,
             ties: binding.ties,
             report: binding.report,
@@ -161,21 +175,19 @@ impl Bound {
 
     /// The tensors that are made, sorted by name.
     pub fn made(&self) -> impl Iterator<Item = TensorSpec> {
-        self.made
-            .iter()
-            .map(|(name, made)| spec(name, &self.tensors.graph, made.expr))
+        specs(&self.tensors.graph, &self.made)
     }
 
     /// All that is made, whole, to be planned.
     pub fn wants(&self) -> Vec<Want> {
         let made = self.made.iter();
-        let all = made.map(|(name, made)| Want::all(&**name, &self.tensors.graph, made.expr));
+        let all = made.map(|(name, expr)| Want::all(&**name, &self.tensors.graph, expr));
         all.collect()
     }
 
     /// The expression of a tensor that is made.
     pub fn expr(&self, name: &str) -> Option<Expr> {
-        self.made.get(name).map(|made| made.expr)
+        self.made.get(name)
     }
 
     /// The tensors that are read, sorted by name.
@@ -242,7 +254,7 @@ impl Bound {
             return Err(NotInvertible::Changed { name, why });
         }
         let there = named(&back.tensors.graph, &back.made);
-        let back_and_there = follow(&self.stages, there).map_err(NotInvertible::Unsolvable)?;
+        let back_and_there = follow(&self.way_there(), there).map_err(NotInvertible::Unsolvable)?;
         for name in made.into_iter().map(|spec| spec.name) {
             match back_and_there.origin(&name)? {
                 Some(origin) if origin != name => {
@@ -254,17 +266,25 @@ impl Bound {
         Ok(back)
     }
 
+    /// The maps as they are, each to make what it made.
+    fn way_there(&self) -> Vec<Binds> {
+        let stages = self.stages.iter();
+        let binds = stages.map(|stage| Binds {
+            mapping: stage.mapping.clone(),
+            wanted: specs(&self.tensors.graph, &stage.made).collect(),
+        });
+        binds.collect()
+    }
+
     /// The maps in the other order and direction, the last of which makes `read`.
-    fn way_back(&self, read: Vec<TensorSpec>) -> Vec<Stage> {
-        let before = self.stages.iter().map(|stage| stage.made.clone());
-        let made_before = std::iter::once(read).chain(before);
-        let stages = self.stages.iter().zip(made_before);
-        let mut back: Vec<Stage> = stages
-            .map(|(stage, made)| Stage {
-                mapping: stage.mapping.reversed(),
-                made,
-            })
-            .collect();
+    fn way_back(&self, read: Vec<TensorSpec>) -> Vec<Binds> {
+        let mut wanted = read;
+        let mut back = Vec::new();
+        for there in self.way_there() {
+            let mapping = there.mapping.reversed();
+            let wanted = std::mem::replace(&mut wanted, there.wanted);
+            back.push(Binds { mapping, wanted });
+        }
         back.reverse();
         back
     }
@@ -273,21 +293,21 @@ impl Bound {
     /// not made.
     fn origin(&self, name: &str) -> Result<Option<String>, NotInvertible> {
         match self.made.get(name) {
-            Some(made) => origin(&self.tensors.graph, name, made.expr).map(Some),
+            Some(expr) => origin(&self.tensors.graph, name, expr).map(Some),
             None => Ok(None),
         }
     }
 }
 
 /// Binds maps one on top of the other, each to make what it made before, whatever the dtypes.
-fn follow(stages: &[Stage], tensors: Tensors) -> Result<Bound, Report> {
+fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
     let mut bound: Option<Bound> = None;
-    for stage in stages {
+    for Binds { mapping, wanted } in way {
         let there = match &bound {
             Some(bound) => named(&bound.tensors.graph, &bound.made),
             None => tensors.clone(),
         };
-        let mut binding = bind(&stage.mapping, there, Some(&stage.made), Dtypes::AsMade);
+        let mut binding = bind(mapping, there, Some(wanted), Dtypes::AsMade);
         let mut before = Vec::new();
         if let Some(bound) = bound {
             binding.used = bound.used;
@@ -295,12 +315,7 @@ fn follow(stages: &[Stage], tensors: Tensors) -> Result<Bound, Report> {
             binding.tensors.named = bound.tensors.named;
             before = bound.stages;
         }
-        bound = Some(Bound::new(
-            before,
-            &stage.mapping,
-            binding,
-            &Waivers::none(),
-        )?);
+        bound = Some(Bound::new(before, mapping, binding, &Waivers::none())?);
     }
     match bound {
         Some(bound) => Ok(bound),
@@ -309,12 +324,15 @@ fn follow(stages: &[Stage], tensors: Tensors) -> Result<Bound, Report> {
 }
 
 /// What is made, under its names.
-fn named(graph: &Graph, made: &BTreeMap<Arc<str>, Made>) -> Tensors {
-    let named = made.iter().map(|(name, made)| (name.clone(), made.expr));
+fn named(graph: &Graph, made: &Named) -> Tensors {
     Tensors {
         graph: graph.clone(),
-        named: named.collect(),
+        named: made.clone(),
     }
+}
+
+fn specs(graph: &Graph, named: &Named) -> impl Iterator<Item = TensorSpec> {
+    named.iter().map(|(name, expr)| spec(name, graph, expr))
 }
 
 fn spec(name: &str, graph: &Graph, expr: Expr) -> TensorSpec {

@@ -1,6 +1,5 @@
 //! A side of a rule, made of the tensors there are.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::TensorSpec;
@@ -179,7 +178,7 @@ impl Tensors {
                 return Some(choices.iter().cloned().map(Value::Text).collect());
             }
         }
-        let mut numbers = BTreeSet::new();
+        let mut numbers = Vec::new();
         for (template, _) in with(|kind| *kind == Kind::Number) {
             let found = self.matching(template, captures);
             numbers.extend(found.filter_map(|(_, found)| match found.get(each) {
@@ -187,8 +186,10 @@ impl Tensors {
                 _ => None,
             }));
         }
+        numbers.sort_unstable();
+        numbers.dedup();
         let count = numbers.last().map_or(1, |last| last.saturating_add(1));
-        let gaps = (0..count).filter(|number| !numbers.contains(number));
+        let gaps = (0..count).filter(|number| numbers.binary_search(number).is_err());
         if count - numbers.len() as u64 > MOST_GAPS {
             let template = names.first()?.0;
             for gap in gaps.take(MOST_GAPS as usize) {

@@ -1,7 +1,8 @@
 //! Tensors by name: found at once, and walked in order.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::graph::Expr;
 

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 /// What the captures of a template stand for, by name; sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Captures(Vec<(Arc<str>, Value)>);
+pub struct Captures(SmallVec<[(Arc<str>, Value); 2]>);
 
 impl Captures {
     /// No captures.
@@ -40,7 +42,7 @@ impl Captures {
 
     /// Without those that `keep` does not want.
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.0.retain(|(capture, _)| keep(capture));
+        self.0.retain(|(capture, _)| keep(capture.as_ref()));
     }
 
     fn place(&self, capture: &str) -> Result<usize, usize> {

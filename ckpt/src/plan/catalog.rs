@@ -1,6 +1,6 @@
 //! Where the tensors of a folder lie.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use crate::{Folder, TensorInfo};
 

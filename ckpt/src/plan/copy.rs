@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 /// Elements of a file and their places in a target. Offsets and strides count bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Copy {
@@ -20,12 +22,15 @@ pub(crate) struct Copy {
     /// Bytes of an element in the target.
     pub(crate) to_element: u32,
     /// The loops around an element, the one that moves least in the file first.
-    pub(crate) loops: Vec<ByteLoop>,
+    pub(crate) loops: Loops,
     /// What is done to each element on the way: an index into the conversions of the plan.
     pub(crate) conversion: Option<u32>,
     /// Which tensor it reads: an index into the names of the plan.
     pub(crate) tensor: u32,
 }
+
+/// One loop is what nearly every copy has: a run, or a column.
+pub(crate) type Loops = SmallVec<[ByteLoop; 2]>;
 
 /// A loop of a copy, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,11 +1,13 @@
 //! From what is wanted to copies in bytes: pull each region, find its tensors, check them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::computed::Computed;
-use super::copy::{ByteLoop, Copy};
+use super::copy::{ByteLoop, Copy, Loops};
 use super::fill::Fill;
 use super::{Catalog, PlanError, Target, Want};
 use crate::Dtype;
@@ -19,7 +21,7 @@ pub(super) struct Gathered {
     /// The rank of each target in an order that depends on names only.
     pub(super) ranks: Vec<u32>,
     /// The tensors that they are made of.
-    pub(super) tensors: Vec<String>,
+    pub(super) tensors: Vec<Arc<str>>,
     pub(super) copies: Vec<Copy>,
     pub(super) conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
@@ -150,7 +152,7 @@ struct Placed {
 /// All leaves.
 struct Found {
     /// By number.
-    names: Vec<String>,
+    names: Vec<Arc<str>>,
     /// In an order that does not depend on that of the wants.
     computed: Vec<Computed>,
     /// The place in it of each, as they came.
@@ -161,10 +163,11 @@ struct Found {
 struct Leaves<'a, 'f> {
     graph: &'a Graph,
     catalog: &'a Catalog<'f>,
-    /// `None` for what is in no file. Looked up only, never walked.
-    read: HashMap<SourceId, Option<Placed>>,
+    /// By source: `None` until it is needed, and then `None` for what is in no file.
+    read: Vec<Option<Option<Placed>>>,
+    /// Looked up only, never walked.
     made: HashMap<Expr, Placed>,
-    names: Vec<String>,
+    names: Vec<Arc<str>>,
     computed: Vec<Computed>,
     /// Of each that is computed: the rank of the first target that needs it, and its piece.
     needed_by: Vec<(u32, u32)>,
@@ -176,7 +179,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
         Leaves {
             graph,
             catalog,
-            read: HashMap::new(),
+            read: vec![None; graph.sources().len()],
             made: HashMap::new(),
             names: Vec::new(),
             computed: Vec::new(),
@@ -195,26 +198,26 @@ impl<'a, 'f> Leaves<'a, 'f> {
     }
 
     fn find_source(&mut self, source: SourceId) -> Result<Option<Placed>, PlanError> {
-        if let Some(known) = self.read.get(&source) {
-            return Ok(*known);
+        if let Some(known) = self.read[source.index()] {
+            return Ok(known);
         }
-        let name = self.graph.name(source);
+        let name = self.graph.shared_name(source);
         let placed = match self.catalog.get(name) {
             Some(entry) => {
                 check(self.graph, source, entry)?;
                 Some(Placed {
-                    number: self.number(name),
+                    number: self.number(name.clone()),
                     file: entry.file,
                     start: entry.tensor.range.start,
                     dtype: entry.tensor.dtype,
                 })
             }
             None => {
-                self.missing.insert(name.to_owned());
+                self.missing.insert(name.to_string());
                 None
             }
         };
-        self.read.insert(source, placed);
+        self.read[source.index()] = Some(placed);
         Ok(placed)
     }
 
@@ -227,7 +230,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
         }
         let computed = Computed::new(self.graph, expr)?;
         let placed = Placed {
-            number: self.number(computed.how.name()),
+            number: self.number(computed.how.name().into()),
             file: (files + self.computed.len()) as u32,
             start: 0,
             dtype: self.graph.dtype(expr),
@@ -238,8 +241,8 @@ impl<'a, 'f> Leaves<'a, 'f> {
         Some(placed)
     }
 
-    fn number(&mut self, name: &str) -> u32 {
-        self.names.push(name.to_owned());
+    fn number(&mut self, name: Arc<str>) -> u32 {
+        self.names.push(name);
         self.names.len() as u32 - 1
     }
 
@@ -320,18 +323,14 @@ fn copy(graph: &Graph, piece: &Piece, tensor: Placed, target: &Target) -> Result
 
 /// The first byte in the source, the first in the target, and the loops around an element. Elements
 /// smaller than a byte move as bytes, if they fill them; `None` if they do not.
-pub(crate) fn piece_in_bytes(
-    piece: &Piece,
-    from: Dtype,
-    to: Dtype,
-) -> Option<(u64, u64, Vec<ByteLoop>)> {
+pub(crate) fn piece_in_bytes(piece: &Piece, from: Dtype, to: Dtype) -> Option<(u64, u64, Loops)> {
     let (bits, to_bits) = (from.bits() as u64, to.bits() as u64);
     let bytes_of = |elements: u64, bits: u64| {
         let all = elements * bits;
         all.is_multiple_of(8).then_some(all / 8)
     };
 
-    let mut loops = Vec::with_capacity(piece.loops.len());
+    let mut loops = Loops::with_capacity(piece.loops.len());
     let mut outer = &piece.loops[..];
     if bits < 8 {
         // Such elements have no conversion: both sides are alike.

@@ -77,6 +77,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 pub use catalog::Catalog;
 pub(crate) use catalog::CatalogFile;
@@ -164,7 +165,7 @@ impl Memory {
 pub struct LoadPlan {
     targets: Vec<Target>,
     files: Vec<CatalogFile>,
-    tensors: Vec<String>,
+    tensors: Vec<Arc<str>>,
     copies: Vec<Copy>,
     conversions: Vec<Conversion>,
     fills: Vec<Fill>,
@@ -349,8 +350,9 @@ impl LoadPlan {
         fn of<T>(items: &[T]) -> usize {
             size_of_val(items)
         }
-        let loops = self.copies.iter().map(|copy| of(&copy.loops));
-        let names = self.tensors.iter().map(String::len);
+        let spilled = self.copies.iter().filter(|copy| copy.loops.spilled());
+        let loops = spilled.map(|copy| of(&copy.loops));
+        let names = self.tensors.iter().map(|it| it.len());
         let targets = self.targets.iter();
         let targets = targets.map(|target| target.name.len() + of(&target.shape));
         let files = self.files.iter().map(|file| file.name.len());
