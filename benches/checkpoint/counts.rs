@@ -4,10 +4,11 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread::ScopedJoinHandle;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use meshgrad::ckpt::Folder;
-use meshgrad::ckpt::exec::execute;
+use meshgrad::ckpt::exec::{Replica, execute, execute_shared};
 use meshgrad::ckpt::graph::{Expr, Graph};
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
@@ -20,6 +21,9 @@ use super::peers::Peers;
 
 /// Ranks that share a tensor.
 const RANKS: u64 = 8;
+
+/// Ranks that all want all of it.
+const REPLICAS: usize = 4;
 
 /// What a plan may take beyond what it says.
 const SLACK: u64 = 16 << 20;
@@ -52,7 +56,8 @@ pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::
         let expr = graph.source("weight", tensor.dtype, &shape)?;
         let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
         region[dim].end /= RANKS;
-        let (needed, read) = read_share(&folder, &graph, expr, region)?;
+        let options = options(Backend::Pread, THREADS);
+        let (needed, read) = read_share(&folder, &graph, expr, region, &options)?;
         shares.push(Share {
             what,
             needed,
@@ -67,6 +72,7 @@ pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::
         });
     }
     shares.extend(expert_shares(&files.experts)?);
+    shares.push(replicas(&files.shared)?);
 
     let rows = shares.iter().map(|it| {
         println!(
@@ -116,16 +122,21 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
         "gate_up = unflatten(stack(concat(experts.{e}.gate, experts.{e}.up), each=e), 2, dim=1)
                down = stack(experts.{e}.down, each=e)";
     let bound = bind(&folder, map)?;
-    let share = |what, name: &str, tensor_parallel: usize| -> anyhow::Result<Share> {
+    let joined = options(Backend::Pread, THREADS);
+    let exact = Options {
+        gap: 0,
+        ..joined.clone()
+    };
+    let share = |what, name: &str, tensor_parallel: usize, options: &Options| {
         let expr = bound.expr(name).context("the map makes it")?;
         let shape = bound.graph().shape(expr).to_vec();
         let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
         region[0].end /= 8;
         region[tensor_parallel].end /= 2;
-        let (needed, read) = read_share(&folder, bound.graph(), expr, region)?;
-        let is_columns = tensor_parallel + 1 == shape.len();
-        let limit = if is_columns { 2 * needed } else { needed };
-        Ok(Share {
+        let reads_whole_rows = tensor_parallel + 1 == shape.len() && options.gap > 0;
+        let (needed, read) = read_share(&folder, bound.graph(), expr, region, options)?;
+        let limit = if reads_whole_rows { 2 * needed } else { needed };
+        anyhow::Ok(Share {
             what,
             needed,
             read,
@@ -134,9 +145,54 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
         })
     };
     Ok(vec![
-        share("1/16 of gate and up, by expert and row", "gate_up", 2)?,
-        share("1/16 of down, by expert and column", "down", 2)?,
+        share(
+            "1/16 of gate and up, by expert and row",
+            "gate_up",
+            2,
+            &joined,
+        )?,
+        share("1/16 of down, by expert and column", "down", 2, &joined)?,
+        share("the same, gaps never read", "down", 2, &exact)?,
     ])
+}
+
+/// What replicas that all want a tensor read of it together.
+fn replicas(folder: &Path) -> anyhow::Result<Share> {
+    let folder = Folder::open(folder)?;
+    let bound = bind(&folder, IDENTITY)?;
+    let options = options(Backend::Pread, THREADS);
+    let plan = LoadPlan::new(
+        bound.graph(),
+        &Catalog::of(&folder),
+        &bound.wants(),
+        &options,
+    )?;
+    let load = |replica: &Replica| -> anyhow::Result<()> {
+        let sources = Sources::of(&folder, Choice::Auto)?;
+        let mut memory = vec![0; plan.memory().targets as usize];
+        let sink = targets_in(&plan, &mut memory);
+        execute_shared(&plan, &sources, &sink, replica, &|_| {})?;
+        Ok(())
+    };
+    let before = rchar()?;
+    std::thread::scope(|scope| {
+        let replicas = Replica::all(REPLICAS).into_iter();
+        let threads: Vec<_> = replicas
+            .map(|replica| scope.spawn(move || load(&replica)))
+            .collect();
+        let join = |thread: ScopedJoinHandle<'_, anyhow::Result<()>>| {
+            thread.join().map_err(|_| anyhow!("a replica panicked"))?
+        };
+        threads.into_iter().try_for_each(join)
+    })?;
+    let needed = plan.needed_bytes();
+    Ok(Share {
+        what: "all, by each of 4 replicas",
+        needed,
+        read: rchar()? - before,
+        limit: with_margin(needed),
+        others: Vec::new(),
+    })
 }
 
 /// Loads a region; returns the bytes it has and the bytes that this process read.
@@ -145,10 +201,10 @@ fn read_share(
     graph: &Graph,
     expr: Expr,
     region: Vec<Range<u64>>,
+    options: &Options,
 ) -> anyhow::Result<(u64, u64)> {
     let wants = [Want::new("share", expr, region)];
-    let options = options(Backend::Pread, THREADS);
-    let plan = LoadPlan::new(graph, &Catalog::of(folder), &wants, &options)?;
+    let plan = LoadPlan::new(graph, &Catalog::of(folder), &wants, options)?;
     let sources = Sources::of(folder, Choice::Auto)?;
     let mut memory = vec![0; plan.targets()[0].bytes as usize];
     let sink = targets_in(&plan, &mut memory);

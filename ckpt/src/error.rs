@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::exec::ExchangeError;
 use crate::flaw::Flaw;
 use crate::names::{Listed, NameProblem};
 use crate::receipt::ReceiptProblem;
@@ -282,6 +283,10 @@ pub enum Error {
         /// Bytes it has.
         found: u64,
     },
+
+    /// Replicas cannot read for each other.
+    #[error(transparent)]
+    Exchange(ExchangeError),
 
     /// A folder is no complete checkpoint.
     #[error("{} is not a complete checkpoint: {flaw}", path.display())]

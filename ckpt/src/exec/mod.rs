@@ -15,6 +15,7 @@
 //! - A target is complete when all its bytes are there, which its thread counts; the sink gets it
 //!   back at that moment. A target that is not complete is never handed over.
 //! - The first error stops all threads; it is the result.
+//! - Several that want the same share the reading ([`execute_shared`]).
 //! - **Memory.** The windows are all there is beside plan and targets. Where targets leave
 //!   ([`Targets::Leave`](crate::plan::Targets)), chunks that would open more of them than planned
 //!   wait. They wait in the order of the files, so whoever waits is waited for by nobody that could
@@ -24,6 +25,7 @@
 mod convert;
 mod memory;
 mod queue;
+mod replicas;
 mod scatter;
 mod shared;
 mod sink;
@@ -36,6 +38,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 pub use memory::{MemoryError, gather, rows_at_a_time};
+pub use replicas::{Exchange, ExchangeError, Replica};
 pub use sink::{Sink, Slices};
 pub use ties::check_ties;
 
@@ -70,10 +73,46 @@ pub fn execute<S: Sink>(
     sink: &S,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Stats, S::Error> {
+    carry_out(plan, sources, sink, None, progress)
+}
+
+/// [`execute`] for one of several replicas that all carry out this plan: each reads its share of
+/// the chunks and gives it to the others. Together they read each byte once, and compute what is
+/// computed once. [`Stats::read_bytes`] and `progress` count what this one reads itself.
+///
+/// # Errors
+/// As [`execute`], and [`Error::Exchange`]. When one replica fails, all do: it with its own error,
+/// the others with [`ExchangeError::Gone`].
+pub fn execute_shared<S: Sink>(
+    plan: &LoadPlan,
+    sources: &Sources,
+    sink: &S,
+    exchange: &dyn Exchange,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Stats, S::Error> {
+    let agreed = exchange.agree(plan.digest()).map_err(Error::Exchange);
+    let done = match agreed {
+        Ok(()) => carry_out(plan, sources, sink, Some(exchange), progress),
+        Err(error) => Err(error.into()),
+    };
+    if done.is_err() {
+        exchange.abandon();
+    }
+    done
+}
+
+fn carry_out<S: Sink>(
+    plan: &LoadPlan,
+    sources: &Sources,
+    sink: &S,
+    exchange: Option<&dyn Exchange>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Stats, S::Error> {
     check(plan, sources)?;
     let execution = Execution {
         plan,
         sources,
+        exchange,
         targets: Shared::new(plan, sink)?,
         queue: Queue::new(plan.chunks(), plan.memory().targets),
         progress,
@@ -141,6 +180,7 @@ fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
 struct Execution<'e, S: Sink> {
     plan: &'e LoadPlan,
     sources: &'e Sources,
+    exchange: Option<&'e dyn Exchange>,
     targets: Shared<'e, S>,
     queue: Queue<'e>,
     progress: &'e (dyn Fn(u64) + Sync),
@@ -164,21 +204,36 @@ impl<S: Sink> Execution<'_, S> {
             window: Aligned::new(self.plan.window_bytes()),
             loops: Vec::new(),
         };
-        while let Some(chunk) = self.queue.next() {
-            if let Err(error) = self.carry_out(chunk, &mut workspace) {
+        while let Some((number, chunk)) = self.queue.next() {
+            let done = match chunk.straight {
+                Some(to) => self.bring_to_place(number, chunk, to),
+                None => self.bring_and_scatter(number, chunk, &mut workspace),
+            };
+            if let Err(error) = done {
                 let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
                 failure.get_or_insert(error);
+                if let Some(exchange) = self.exchange {
+                    exchange.abandon();
+                }
                 return;
             }
         }
     }
 
-    fn carry_out(&self, chunk: &Chunk, workspace: &mut Workspace) -> Result<(), S::Error> {
-        match chunk.straight {
-            Some(to) => self.read_to_place(chunk, to)?,
-            None => self.read_and_scatter(chunk, workspace)?,
+    /// Reads or computes a chunk, or gets it from the replica that does.
+    fn bring(&self, number: usize, chunk: &Chunk, data: &mut [u8]) -> Result<(), Error> {
+        let make = |data: &mut [u8]| match self.plan.making(chunk) {
+            Some((computed, making)) => self.make(computed, making, data),
+            None => self.read(chunk, data),
+        };
+        match self.exchange {
+            None => make(data),
+            Some(exchange) if number % exchange.replicas() == exchange.replica() => {
+                make(data)?;
+                exchange.give(number, data).map_err(Error::Exchange)
+            }
+            Some(exchange) => exchange.take(number, data).map_err(Error::Exchange),
         }
-        Ok(())
     }
 
     /// Tells how much has been read.
@@ -187,24 +242,27 @@ impl<S: Sink> Execution<'_, S> {
         (self.progress)(before + bytes);
     }
 
-    fn read_to_place(&self, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
+    fn bring_to_place(&self, number: usize, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
         let bytes = chunk.read.end - chunk.read.start;
-        for copy in self.plan.copies_of(chunk) {
+        // There is one: what several need is read aside.
+        for copy in self.plan.copies_of(chunk).take(1) {
             let target = copy.target as usize;
             let mut place = self.targets.place(target)?;
-            self.read(chunk, place.bytes(to..to + bytes))?;
+            self.bring(number, chunk, place.bytes(to..to + bytes))?;
             self.count(target, bytes)?;
         }
         Ok(())
     }
 
-    fn read_and_scatter(&self, chunk: &Chunk, workspace: &mut Workspace) -> Result<(), S::Error> {
+    fn bring_and_scatter(
+        &self,
+        number: usize,
+        chunk: &Chunk,
+        workspace: &mut Workspace,
+    ) -> Result<(), S::Error> {
         let Workspace { window, loops } = workspace;
         let window = &mut window.bytes()[..(chunk.read.end - chunk.read.start) as usize];
-        match self.plan.making(chunk) {
-            Some((computed, making)) => self.make(computed, making, window)?,
-            None => self.read(chunk, window)?,
-        }
+        self.bring(number, chunk, window)?;
         for copy in self.plan.copies_of(chunk) {
             let target = copy.target as usize;
             let place = self.targets.place(target)?;

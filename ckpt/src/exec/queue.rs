@@ -33,15 +33,16 @@ impl<'p> Queue<'p> {
         }
     }
 
-    /// The next chunk, when there is room for what it opens. None at the end, or once stopped.
-    pub(super) fn next(&self) -> Option<&'p Chunk> {
+    /// The next chunk and its number, when there is room for what it opens. None at the end, or once stopped.
+    pub(super) fn next(&self) -> Option<(usize, &'p Chunk)> {
         let mut state = self.lock();
         loop {
             let chunk = self.chunks.get(state.next).filter(|_| !state.stopped)?;
             if state.open + chunk.opening <= self.limit {
                 state.open += chunk.opening;
+                let number = state.next;
                 state.next += 1;
-                return Some(chunk);
+                return Some((number, chunk));
             }
             let waited = self.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,7 @@
 //! Plans carried out against the plain evaluation of the same expressions.
 
 mod computed;
+mod replicas;
 mod steps;
 mod world;
 

@@ -1,0 +1,155 @@
+//! Replicas that read for each other.
+
+use std::thread;
+
+use proptest::prelude::*;
+
+use super::super::{Exchange, ExchangeError, Replica, Stats, execute_shared};
+use super::world::World;
+use super::{Collect, backend, large, options};
+use crate::plan::{Catalog, LoadPlan, Options};
+use crate::source::{Choice, Sources};
+use crate::{Error, Folder};
+
+/// Carries a plan for each replica out at the same time.
+fn execute_all(plans: &[&LoadPlan], sources: &[Sources]) -> Vec<(Result<Stats, Error>, Collect)> {
+    thread::scope(|scope| {
+        let replicas = Replica::all(plans.len()).into_iter();
+        let threads = replicas
+            .zip(plans)
+            .zip(sources)
+            .map(|((replica, plan), sources)| {
+                scope.spawn(move || {
+                    let sink = Collect::default();
+                    let stats = execute_shared(plan, sources, &sink, &replica, &|_| {});
+                    (stats, sink)
+                })
+            });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Each replica has all of it, and together they read what one alone would.
+    #[test]
+    fn replicas_read_each_byte_once(
+        seed in any::<u64>(),
+        wants in 1..5usize,
+        depth in 0..7u32,
+        options in options(),
+        choice in backend(),
+        replicas in 1..5usize,
+    ) {
+        let mut world = World::new(seed);
+        for _ in 0..wants {
+            world.want(depth);
+        }
+        let folder = world.write();
+        let folder = Folder::open(folder.path()).unwrap();
+        let (catalog, wants) = (Catalog::of(&folder), &world.wants);
+        let plan = LoadPlan::new(&world.graph, &catalog, wants, &options).unwrap();
+        let sources: Vec<Sources> =
+            (0..replicas).map(|_| Sources::of(&folder, choice).unwrap()).collect();
+
+        let mut read = 0;
+        for (stats, sink) in execute_all(&vec![&plan; replicas], &sources) {
+            read += stats.unwrap().read_bytes;
+            prop_assert_eq!(sink.done.into_inner().unwrap(), world.expected());
+            prop_assert!(sink.most_open.into_inner() <= plan.memory().targets);
+        }
+        prop_assert_eq!(read, plan.read_bytes());
+    }
+}
+
+/// The replica whose disk fails says so; the others say which one it was, and wait for nobody.
+#[test]
+fn one_replicas_error_ends_all() {
+    let (_here, folder, plan) = large();
+    let (_there, elsewhere, _) = large();
+    let sources: Vec<Sources> = [&folder, &elsewhere, &folder]
+        .map(|it| Sources::of(it, Choice::Auto).unwrap())
+        .into();
+    let path = elsewhere.files()[0].path();
+    let broken = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    broken.set_len(1 << 20).unwrap();
+
+    let results = execute_all(&[&plan; 3], &sources);
+    for (replica, (stats, _)) in results.into_iter().enumerate() {
+        let error = stats.unwrap_err();
+        match replica {
+            1 => assert!(matches!(error, Error::FileChanged { .. }), "{error}"),
+            _ => assert!(
+                matches!(error, Error::Exchange(ExchangeError::Gone { replica: 1 })),
+                "{error}"
+            ),
+        }
+    }
+}
+
+/// Nobody reads a byte when plans differ, and all are told.
+#[test]
+fn replicas_of_different_plans_are_refused() {
+    let (_place, folder, plan) = large();
+    let mut graph = crate::graph::Graph::new();
+    let x = graph
+        .source("x", crate::Dtype::F32, &[1 << 10, 1 << 10])
+        .unwrap();
+    let want = crate::plan::Want::all("x", &graph, x);
+    let other = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &Options::default()).unwrap();
+    let sources: Vec<Sources> = (0..3)
+        .map(|_| Sources::of(&folder, Choice::Auto).unwrap())
+        .collect();
+
+    for (stats, sink) in execute_all(&[&plan, &plan, &other], &sources) {
+        let error = stats.unwrap_err();
+        let Error::Exchange(ExchangeError::Differ { replica, other, .. }) = error else {
+            panic!("{error}");
+        };
+        assert_eq!((replica, other), (0, 2));
+        assert!(sink.done.into_inner().unwrap().is_empty());
+    }
+}
+
+/// Replicas load again with what they are, and one that has gone away is missed at once.
+#[test]
+fn replicas_can_load_again_but_not_without_each_other() {
+    let (_place, folder, plan) = large();
+    let mut replicas = Replica::all(2);
+    let load = |replica: &Replica| {
+        let sources = Sources::of(&folder, Choice::Auto).unwrap();
+        execute_shared(&plan, &sources, &Collect::default(), replica, &|_| {})
+    };
+    for _ in 0..2 {
+        let read = thread::scope(|scope| {
+            let threads: Vec<_> = replicas.iter().map(|it| scope.spawn(|| load(it))).collect();
+            let stats = threads.into_iter().map(|it| it.join().unwrap().unwrap());
+            stats.map(|it| it.read_bytes).sum::<u64>()
+        });
+        assert_eq!(read, plan.read_bytes());
+    }
+
+    drop(replicas.pop());
+    let error = load(&replicas[0]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "replica 1 has stopped: its own error says why"
+    );
+}
+
+/// A chunk of another size is no chunk of this plan.
+#[test]
+fn a_chunk_of_another_size_is_refused() {
+    let replicas = Replica::all(2);
+    thread::scope(|scope| {
+        scope.spawn(|| replicas[0].give(4, &[1, 2, 3]));
+        let error = replicas[1].take(4, &mut [0; 2]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "chunk 4 did not get from replica to replica: it has 3 bytes instead of 2"
+        );
+        replicas[1].abandon();
+    });
+}
