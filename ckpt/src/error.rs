@@ -409,12 +409,28 @@ pub enum Error {
     },
 
     /// What many writers wrote is not a whole file.
-    #[error("{} is not whole: {problem}", path.display())]
+    #[error("{} is not whole: {problem}{}", path.display(), tensors_text(.tensors))]
     Untiled {
         /// The file.
         path: PathBuf,
         /// Which bytes, and who wrote them.
         problem: Untiled,
+        /// The tensors that these bytes are of, where a layout says so.
+        tensors: Vec<String>,
+    },
+
+    /// A rank's layout is another one than that of the rank that created the files.
+    #[error(
+        "{} was created with {found} bytes, this rank's layout has {planned}: all ranks must lay \
+         out the same tensors, added in the same order", path.display()
+    )]
+    OtherLayout {
+        /// The file.
+        path: PathBuf,
+        /// Bytes by the rank's layout.
+        planned: u64,
+        /// Bytes of the file.
+        found: u64,
     },
 
     /// Writers that were expected have given no receipt.
@@ -519,6 +535,14 @@ fn available_text(available: &Option<u64>) -> String {
 fn tensor_text(tensor: &Option<String>) -> String {
     let quoted = |name: &String| format!(" (tensor `{}`)", name.escape_debug());
     tensor.as_ref().map(quoted).unwrap_or_default()
+}
+
+fn tensors_text(tensors: &[String]) -> String {
+    match tensors {
+        [] => String::new(),
+        [name] => format!("; they are of tensor `{}`", name.escape_debug()),
+        names => format!("; they are of tensors {}", Listed(names)),
+    }
 }
 
 fn nearest_text(nearest: &Option<String>) -> String {

@@ -1,7 +1,8 @@
 //! Checkpoints on disk: bytes, names and shapes, no tensors.
 //!
 //! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
-//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
+//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several;
+//!   [`FolderLayout`] for the ranks that write one together.
 //! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
 //! - [`mapping`] and [`layout`]: which tensors are which under other names, and who keeps what.
 //! - [`plan`]: what is read for them, in what portions and with how much memory, before it is read.
@@ -47,6 +48,7 @@ pub mod exec;
 mod file_writer;
 mod flaw;
 mod folder;
+mod folder_layout;
 mod folder_writer;
 mod gc;
 pub mod graph;
@@ -88,6 +90,7 @@ pub use error::{Error, Result};
 pub use file_writer::{FileWriter, PlannedFile, TensorSink};
 pub use flaw::Flaw;
 pub use folder::{Folder, SizeMismatch};
+pub use folder_layout::FolderLayout;
 pub use folder_writer::FolderWriter;
 pub use gc::{keep_last, keep_last_in, sweep, sweep_in};
 pub use header::{Header, MAX_DIMS, MAX_HEADER_BYTES};

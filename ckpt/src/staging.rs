@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ use crate::output_file::{self, OutputFile};
 use crate::receipt::ReceiptProblem;
 use crate::seal::Seal;
 use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
-use crate::{Committed, Error, Receipt, Result, SharedFile, Writer};
+use crate::{Committed, Error, PlannedFile, Receipt, Result, SharedFile, TensorInfo, Writer};
 
 /// The name of the writer that is the staging itself.
 const COORDINATOR: &str = "coordinator";
@@ -49,6 +50,8 @@ pub struct Staging {
     reserved: BTreeMap<String, u64>,
     /// Sizes of the files that are written in parts.
     shared: BTreeMap<String, u64>,
+    /// Of those that hold tensors, where these are: an error names them.
+    tensors: BTreeMap<String, Vec<TensorInfo>>,
     own: Option<Writer>,
     expected: BTreeSet<String>,
     receipts: BTreeMap<String, Receipt>,
@@ -97,6 +100,7 @@ impl Staging {
             written: BTreeMap::new(),
             reserved: BTreeMap::new(),
             shared: BTreeMap::new(),
+            tensors: BTreeMap::new(),
             own: None,
             expected: BTreeSet::new(),
             receipts: BTreeMap::new(),
@@ -196,6 +200,23 @@ impl Staging {
             Writer::new(Arc::clone(vfs), folder.clone(), COORDINATOR, block_bytes)
         });
         Ok(own.add(path, file, bytes))
+    }
+
+    /// Creates safetensors files, then writes their headers; their tensors are written in parts.
+    pub(crate) fn create_planned<'a>(
+        &mut self,
+        files: impl Iterator<Item = (&'a str, &'a PlannedFile)> + Clone,
+    ) -> Result<()> {
+        let mut created = Vec::new();
+        for (path, planned) in files.clone() {
+            created.push(self.create(path, planned.bytes)?);
+            let tensors = planned.tensors.clone();
+            self.tensors.insert(path.to_owned(), tensors);
+        }
+        for (file, (_, planned)) in created.iter().zip(files) {
+            file.write_at(0, &planned.start)?;
+        }
+        Ok(())
     }
 
     /// Says who will write: the commit fails if one of them gives no receipt.
@@ -309,9 +330,19 @@ impl Staging {
         }
         let blocks = crate::tiling::tile(bytes, parts).map_err(|problem| Error::Untiled {
             path: self.folder.join(path),
+            tensors: self.tensors_in(path, problem.range()),
             problem,
         })?;
         Ok(Content { bytes, blocks })
+    }
+
+    /// The tensors that have some of these bytes, where that is known.
+    fn tensors_in(&self, path: &str, bytes: &Range<u64>) -> Vec<String> {
+        let tensors = self.tensors.get(path).into_iter().flatten();
+        tensors
+            .filter(|it| it.range.start < bytes.end && bytes.start < it.range.end)
+            .map(|it| it.name.clone())
+            .collect()
     }
 
     fn publish(mut self) -> Result<Committed> {
