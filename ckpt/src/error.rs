@@ -292,6 +292,15 @@ pub enum Error {
         flaw: Flaw,
     },
 
+    /// There is no folder where a checkpoint was to be opened.
+    #[error("there is no {}; {}", path.display(), newest_text(.newest))]
+    NoCheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// The newest complete checkpoint beside it.
+        newest: Option<PathBuf>,
+    },
+
     /// Bytes of a file could not be read.
     #[error(
         "cannot read {len} bytes from byte {offset} of {} on{}: {source}",
@@ -542,6 +551,16 @@ fn tensors_text(tensors: &[String]) -> String {
         [] => String::new(),
         [name] => format!("; they are of tensor `{}`", name.escape_debug()),
         names => format!("; they are of tensors {}", Listed(names)),
+    }
+}
+
+fn newest_text(newest: &Option<PathBuf>) -> String {
+    match newest {
+        Some(path) => format!(
+            "the newest complete checkpoint beside it is {}",
+            path.display()
+        ),
+        None => "no complete checkpoint is beside it either".to_owned(),
     }
 }
 
