@@ -8,7 +8,7 @@ use crate::names::{Listed, NameProblem};
 use crate::receipt::ReceiptProblem;
 use crate::source::FileChange;
 use crate::tiling::Untiled;
-use crate::{Dtype, IndexFlaw, Violation};
+use crate::{Digest, Dtype, IndexFlaw, Violation};
 
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -281,6 +281,22 @@ pub enum Error {
         written: u64,
         /// Bytes it has.
         found: u64,
+    },
+
+    /// Bytes that were read again before they were sealed were others than those written.
+    #[error(
+        "bytes {}..{} of {} have digest {found}, those that were written had {written}; another \
+         program changed the file, or its disk is broken", range.start, range.end, path.display()
+    )]
+    NotAsWritten {
+        /// The file.
+        path: PathBuf,
+        /// The bytes.
+        range: std::ops::Range<u64>,
+        /// The digest of what was written.
+        written: Digest,
+        /// The digest of what was read.
+        found: Digest,
     },
 
     /// A folder is no complete checkpoint.

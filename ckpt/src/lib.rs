@@ -57,6 +57,7 @@ mod header_json;
 mod hidden;
 mod index;
 mod index_json;
+mod joined;
 mod json;
 pub mod layout;
 mod leftovers;

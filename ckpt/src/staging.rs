@@ -24,6 +24,7 @@ use crate::blocks::{Content, MAX_BLOCK_BYTES};
 use crate::claim::{self, Free};
 use crate::disk;
 use crate::hidden::{self, Kind};
+use crate::joined;
 use crate::manifest::{About, MANIFEST_FILE};
 use crate::names::{NameProblem, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
@@ -283,7 +284,7 @@ impl Staging {
     /// # Errors
     /// [`Error::MissingWriters`], [`Error::Untiled`] and [`Error::WrongLength`] when not all is
     /// written; [`Error::Exists`] when somebody else published this name meanwhile;
-    /// [`Error::ChangedWhileStaged`]; [`Error::NoSpace`], [`Error::Io`]. Nothing is published then,
+    /// [`Error::ChangedWhileStaged`], [`Error::NotAsWritten`]; [`Error::NoSpace`], [`Error::Io`]. Nothing is published then,
     /// except that after a failed sync of the parent the checkpoint is there but a power cut may
     /// still undo it.
     pub fn commit(mut self) -> Result<Committed> {
@@ -333,6 +334,10 @@ impl Staging {
             tensors: self.tensors_in(path, problem.range()),
             problem,
         })?;
+        let blocks = match joined::are_small(&blocks, bytes) {
+            true => joined::in_folder(&*self.vfs, &self.folder, path, &blocks, self.block_bytes)?,
+            false => blocks,
+        };
         Ok(Content { bytes, blocks })
     }
 
