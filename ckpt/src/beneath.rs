@@ -32,6 +32,20 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
     regular(path, openat(CWD, path, READ, Mode::empty()))
 }
 
+/// Opens a regular file whose path below a folder has its parts joined by `/`; none of them may be a
+/// link.
+pub(crate) fn open_below(folder: &Path, below: &str) -> io::Result<File> {
+    let folder = openat(CWD, folder, FOLDER, Mode::empty())?;
+    let file = match open_in(&folder, below) {
+        Err(Errno::LOOP) => return Err(io::Error::other("it is a link, or in one")),
+        opened => File::from(opened?),
+    };
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
 /// A folder whose files are opened by name.
 #[derive(Debug)]
 pub(crate) struct Beneath {
@@ -129,7 +143,7 @@ impl Blobs {
     }
 }
 
-/// Opens a plain name in a folder; a link is `Errno::LOOP`.
+/// Opens a path of parts that are no `..` in a folder; a link is `Errno::LOOP`.
 fn open_in(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     #[cfg(target_os = "linux")]
     match open_resolved(folder, name) {
@@ -149,9 +163,17 @@ fn open_resolved(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     openat2(folder, name, READ, Mode::empty(), beneath)
 }
 
-/// As strict for a name without separators that is not `..`.
-fn open_plain(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
-    openat(folder, name, READ | OFlags::NOFOLLOW, Mode::empty())
+/// As strict for parts that are no `..`: one after the other.
+fn open_plain(folder: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
+    let Some((first, rest)) = path.split_once('/') else {
+        return openat(folder, path, READ | OFlags::NOFOLLOW, Mode::empty());
+    };
+    match openat(folder, first, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
+        Ok(inner) => open_plain(&inner, rest),
+        // The system does not say whether it is a link or a file.
+        Err(Errno::NOTDIR) if readlinkat(folder, first, Vec::new()).is_ok() => Err(Errno::LOOP),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Refuses folders, pipes, sockets and devices.
@@ -197,6 +219,8 @@ mod tests {
         symlink("none", path.join("dangling")).unwrap();
         symlink("loop", path.join("loop")).unwrap();
         symlink("below", path.join("link-to-folder")).unwrap();
+        fs::write(path.join("below/inner"), b"content").unwrap();
+        symlink("../file", path.join("below/link")).unwrap();
         let folder = open_folder(&path);
 
         let cases = [
@@ -208,6 +232,12 @@ mod tests {
             ("dangling", Some(Errno::LOOP)),
             ("loop", Some(Errno::LOOP)),
             ("link-to-folder", Some(Errno::LOOP)),
+            ("below/inner", None),
+            ("below/none", Some(Errno::NOENT)),
+            ("below/link", Some(Errno::LOOP)),
+            ("none/inner", Some(Errno::NOENT)),
+            ("file/inner", Some(Errno::NOTDIR)),
+            ("link-to-folder/inner", Some(Errno::LOOP)),
         ];
         for (name, expected) in cases {
             assert_eq!(open_plain(&folder, name).err(), expected, "{name}");
@@ -215,7 +245,25 @@ mod tests {
         }
     }
 
-    /// Should a name with separators ever come so far, the kernel keeps it in.
+    #[test]
+    fn below_a_folder_are_regular_files_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        fs::create_dir(path.join("below")).unwrap();
+        fs::write(path.join("below/file"), b"content").unwrap();
+        symlink("below", path.join("out")).unwrap();
+        symlink("file", path.join("below/link")).unwrap();
+        let open = |below| open_below(path, below).map_err(|error| error.to_string());
+
+        assert!(open("below/file").is_ok());
+        assert_eq!(open("out/file").unwrap_err(), "it is a link, or in one");
+        assert_eq!(open("below/link").unwrap_err(), "it is a link, or in one");
+        assert_eq!(open("below").unwrap_err(), "it is not a regular file");
+        let kind = open_below(path, "below/none").unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::NotFound);
+    }
+
+    /// Should a name that leads out ever come so far, the kernel keeps it in.
     #[test]
     #[cfg(target_os = "linux")]
     fn the_kernel_itself_stays_beneath() {

@@ -29,8 +29,9 @@ pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
 
     let step = target.file_name().and_then(|name| step_of(name.to_str()?));
     if kind == FileKind::Folder && step.is_some() {
-        match Committed::open_in(Arc::clone(vfs), target) {
-            Ok(_)
+        match Committed::find(vfs, target) {
+            Ok(None) => return Ok(Free::Yes),
+            Ok(Some(_))
             | Err(Error::Incomplete {
                 flaw: Flaw::NewerVersion { .. },
                 ..

@@ -8,7 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::discover::step_of;
+use crate::discover::{newest_in, step_of};
+use crate::disk;
 use crate::flaw::Flaw;
 use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
 use crate::vfs::{self, FileKind, RealFs, Vfs};
@@ -42,7 +43,8 @@ impl Committed {
     /// Opens a checkpoint of any name.
     ///
     /// # Errors
-    /// [`Error::Incomplete`] with what is wrong; [`Error::Io`].
+    /// [`Error::NoCheckpoint`] where nothing is; [`Error::Incomplete`] with what is wrong;
+    /// [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Committed> {
         Committed::open_in(Arc::new(RealFs), path)
     }
@@ -52,7 +54,28 @@ impl Committed {
     /// # Errors
     /// As [`Committed::open`].
     pub fn open_in(vfs: Arc<dyn Vfs>, path: impl AsRef<Path>) -> Result<Committed> {
-        let path = path.as_ref().to_owned();
+        let path = path.as_ref();
+        match Committed::find(&vfs, path)? {
+            Some(committed) => Ok(committed),
+            None => Err(Error::NoCheckpoint {
+                path: path.to_owned(),
+                newest: newest_beside(vfs, path),
+            }),
+        }
+    }
+
+    /// The checkpoint at `path`; `None` when nothing is there, or no longer.
+    pub(crate) fn find(vfs: &Arc<dyn Vfs>, path: &Path) -> Result<Option<Committed>> {
+        let is_gone =
+            || matches!(vfs.metadata(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
+        match Committed::check(Arc::clone(vfs), path) {
+            Err(Error::Incomplete { .. }) if is_gone() => Ok(None),
+            checked => checked.map(Some),
+        }
+    }
+
+    fn check(vfs: Arc<dyn Vfs>, path: &Path) -> Result<Committed> {
+        let path = path.to_owned();
         let manifest = read_manifest(&*vfs, &path)?;
         let committed = Committed {
             vfs,
@@ -116,7 +139,7 @@ impl Committed {
         let (mut missing, mut flaws) = (Vec::new(), Vec::new());
 
         for (file, wanted) in self.files() {
-            match file_size(&*self.vfs, &self.path.join(file))? {
+            match file_size(&*self.vfs, &self.path, file)? {
                 None => missing.push(file.to_owned()),
                 Some(found) if found == wanted => {}
                 Some(found) => flaws.push(Flaw::WrongSize {
@@ -136,16 +159,19 @@ impl Committed {
     fn wrong_digests(&self, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<Flaw>> {
         let mut files = Vec::new();
         for (file, content) in &self.manifest.files {
-            let path = self.path.join(file);
-            if file_size(&*self.vfs, &path)? == Some(content.bytes) {
+            if file_size(&*self.vfs, &self.path, file)? == Some(content.bytes) {
                 files.push(verify::Listed {
                     name: file,
-                    path,
                     blocks: &content.blocks,
                 });
             }
         }
-        verify::wrong_blocks(&*self.vfs, &files, threads, progress)
+        let folder = verify::Sealed {
+            vfs: &*self.vfs,
+            folder: &self.path,
+            files: &files,
+        };
+        folder.wrong_blocks(threads, progress)
     }
 
     fn incomplete(&self, flaw: Flaw) -> Error {
@@ -162,31 +188,46 @@ fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
         path: folder.to_owned(),
         flaw,
     };
-    let path = folder.join(MANIFEST_FILE);
+    file_size(vfs, folder, MANIFEST_FILE)?.ok_or_else(|| incomplete(Flaw::NoManifest))?;
 
-    let bytes = file_size(vfs, &path)?.ok_or_else(|| incomplete(Flaw::NoManifest))?;
+    let path = folder.join(MANIFEST_FILE);
+    let error = |error| Error::io("read", &path, error);
+    let file = vfs.open_below(folder, MANIFEST_FILE).map_err(error)?;
+    let bytes = file.size().map_err(error)?;
     if bytes > MAX_MANIFEST_BYTES {
         let message = format!("it has {bytes} bytes, at most {MAX_MANIFEST_BYTES} are read");
         return Err(incomplete(Flaw::BadManifest { message }));
     }
 
     let mut json = vec![0; bytes as usize];
-    let read = vfs
-        .open(&path)
-        .and_then(|file| vfs::read_full_at(&*file, &mut json, 0))
-        .map_err(|error| Error::io("read", &path, error))?;
+    let read = vfs::read_full_at(&*file, &mut json, 0).map_err(error)?;
     Manifest::from_json(&json[..read]).map_err(incomplete)
 }
 
-/// `None` when nothing of the name is there, or no file. A link is no file of a checkpoint: what it
-/// leads to may change.
-fn file_size(vfs: &dyn Vfs, path: &Path) -> Result<Option<u64>> {
-    match vfs.metadata(path) {
-        Ok(metadata) if metadata.kind == FileKind::File => Ok(Some(metadata.bytes)),
-        Ok(_) => Ok(None),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
-            _ => Err(Error::io("read", path, error)),
-        },
+/// `None` when nothing of the name is there, or no file. A link is no file of a checkpoint, nor is
+/// one on the way to a file: what it leads to may change.
+fn file_size(vfs: &dyn Vfs, folder: &Path, file: &str) -> Result<Option<u64>> {
+    let mut path = folder.to_owned();
+    let mut parts = file.split('/').peekable();
+    while let Some(part) = parts.next() {
+        path.push(part);
+        match (vfs.metadata(&path), parts.peek()) {
+            (Ok(metadata), Some(_)) if metadata.kind == FileKind::Folder => {}
+            (Ok(metadata), None) if metadata.kind == FileKind::File => {
+                return Ok(Some(metadata.bytes));
+            }
+            (Ok(_), _) => return Ok(None),
+            (Err(error), _) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => return Ok(None),
+                _ => return Err(Error::io("read", &path, error)),
+            },
+        }
     }
+    Ok(None)
+}
+
+/// What somebody who looks for a checkpoint that is not there may have meant.
+fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
+    let newest = newest_in(vfs, disk::folder_of(path)).ok()?.committed?;
+    Some(newest.path)
 }

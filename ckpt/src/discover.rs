@@ -56,8 +56,10 @@ pub fn survey_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Survey> 
     let mut survey = Survey::default();
     for step in steps_in(&*vfs, parent.as_ref())? {
         let path = parent.as_ref().join(step_name(step));
-        match Committed::open_in(Arc::clone(&vfs), path) {
-            Ok(committed) => survey.complete.push(committed),
+        match Committed::find(&vfs, &path) {
+            Ok(Some(committed)) => survey.complete.push(committed),
+            // Removed since it was listed.
+            Ok(None) => {}
             Err(error) => survey.incomplete.push(error),
         }
     }
@@ -89,11 +91,13 @@ pub fn newest_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Newest> 
     let mut newest = Newest::default();
     for step in steps_in(&*vfs, parent.as_ref())?.into_iter().rev() {
         let path = parent.as_ref().join(step_name(step));
-        match Committed::open_in(Arc::clone(&vfs), path) {
-            Ok(committed) => {
+        match Committed::find(&vfs, &path) {
+            Ok(Some(committed)) => {
                 newest.committed = Some(committed);
                 break;
             }
+            // Removed since it was listed.
+            Ok(None) => {}
             Err(error) => newest.skipped.push(error),
         }
     }

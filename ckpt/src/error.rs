@@ -9,7 +9,7 @@ use crate::names::{Listed, NameProblem};
 use crate::receipt::ReceiptProblem;
 use crate::source::FileChange;
 use crate::tiling::Untiled;
-use crate::{Dtype, IndexFlaw, Violation};
+use crate::{Digest, Dtype, IndexFlaw, Violation};
 
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -288,6 +288,22 @@ pub enum Error {
     #[error(transparent)]
     Exchange(ExchangeError),
 
+    /// Bytes that were read again before they were sealed were others than those written.
+    #[error(
+        "bytes {}..{} of {} have digest {found}, those that were written had {written}; another \
+         program changed the file, or its disk is broken", range.start, range.end, path.display()
+    )]
+    NotAsWritten {
+        /// The file.
+        path: PathBuf,
+        /// The bytes.
+        range: std::ops::Range<u64>,
+        /// The digest of what was written.
+        written: Digest,
+        /// The digest of what was read.
+        found: Digest,
+    },
+
     /// A folder is no complete checkpoint.
     #[error("{} is not a complete checkpoint: {flaw}", path.display())]
     Incomplete {
@@ -295,6 +311,15 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         flaw: Flaw,
+    },
+
+    /// There is no folder where a checkpoint was to be opened.
+    #[error("there is no {}; {}", path.display(), newest_text(.newest))]
+    NoCheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// The newest complete checkpoint beside it.
+        newest: Option<PathBuf>,
     },
 
     /// Bytes of a file could not be read.
@@ -414,12 +439,28 @@ pub enum Error {
     },
 
     /// What many writers wrote is not a whole file.
-    #[error("{} is not whole: {problem}", path.display())]
+    #[error("{} is not whole: {problem}{}", path.display(), tensors_text(.tensors))]
     Untiled {
         /// The file.
         path: PathBuf,
         /// Which bytes, and who wrote them.
         problem: Untiled,
+        /// The tensors that these bytes are of, where a layout says so.
+        tensors: Vec<String>,
+    },
+
+    /// A rank's layout is another one than that of the rank that created the files.
+    #[error(
+        "{} was created with {found} bytes, this rank's layout has {planned}: all ranks must lay \
+         out the same tensors, added in the same order", path.display()
+    )]
+    OtherLayout {
+        /// The file.
+        path: PathBuf,
+        /// Bytes by the rank's layout.
+        planned: u64,
+        /// Bytes of the file.
+        found: u64,
     },
 
     /// Writers that were expected have given no receipt.
@@ -524,6 +565,24 @@ fn available_text(available: &Option<u64>) -> String {
 fn tensor_text(tensor: &Option<String>) -> String {
     let quoted = |name: &String| format!(" (tensor `{}`)", name.escape_debug());
     tensor.as_ref().map(quoted).unwrap_or_default()
+}
+
+fn tensors_text(tensors: &[String]) -> String {
+    match tensors {
+        [] => String::new(),
+        [name] => format!("; they are of tensor `{}`", name.escape_debug()),
+        names => format!("; they are of tensors {}", Listed(names)),
+    }
+}
+
+fn newest_text(newest: &Option<PathBuf>) -> String {
+    match newest {
+        Some(path) => format!(
+            "the newest complete checkpoint beside it is {}",
+            path.display()
+        ),
+        None => "no complete checkpoint is beside it either".to_owned(),
+    }
 }
 
 fn nearest_text(nearest: &Option<String>) -> String {

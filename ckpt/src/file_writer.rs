@@ -93,6 +93,32 @@ pub struct PlannedFile {
     pub bytes: u64,
 }
 
+impl PlannedFile {
+    /// Writes all of it to the end of `file`; `data` is asked for each tensor.
+    pub(crate) fn write_to<E: From<Error>>(
+        &self,
+        file: &mut OutputFile,
+        mut data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        file.append(&self.start)?;
+        for tensor in &self.tensors {
+            let (name, wanted) = (tensor.name.as_str(), tensor.byte_len());
+            let mut sink = TensorSink {
+                file,
+                name,
+                wanted,
+                given: 0,
+            };
+
+            data(tensor, &mut sink)?;
+            if sink.given != sink.wanted {
+                return Err(sink.wrong_data().into());
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Takes the data of one tensor, in order and in pieces of any size.
 #[derive(Debug)]
 pub struct TensorSink<'a> {
@@ -174,8 +200,7 @@ impl FileWriter {
     /// # Errors
     /// [`Error::HeaderTooLarge`].
     pub fn file_len(&self) -> Result<u64> {
-        let header = self.header(Path::new("the file"))?;
-        Ok((PREFIX + header.len()) as u64 + self.data_len())
+        Ok(self.plan()?.bytes)
     }
 
     /// What the file begins with and where its tensors lie, for several writers that each put their
@@ -184,7 +209,12 @@ impl FileWriter {
     /// # Errors
     /// [`Error::HeaderTooLarge`].
     pub fn plan(&self) -> Result<PlannedFile> {
-        let header = self.header(Path::new("the file"))?;
+        self.plan_for(Path::new("the file"))
+    }
+
+    /// [`FileWriter::plan`] of a file that errors call `path`.
+    pub(crate) fn plan_for(&self, path: &Path) -> Result<PlannedFile> {
+        let header = self.header(path)?;
         let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
         let tensors: Vec<TensorInfo> = self.layout(start.len() as u64).collect();
         Ok(PlannedFile {
@@ -219,27 +249,9 @@ impl FileWriter {
     pub fn write_to<E: From<Error>>(
         &self,
         file: &mut OutputFile,
-        mut data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+        data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let header = self.header(file.path())?;
-        file.append(&(header.len() as u64).to_le_bytes())?;
-        file.append(&header)?;
-
-        for tensor in self.layout((PREFIX + header.len()) as u64) {
-            let (name, wanted) = (tensor.name.as_str(), tensor.byte_len());
-            let mut sink = TensorSink {
-                file,
-                name,
-                wanted,
-                given: 0,
-            };
-
-            data(&tensor, &mut sink)?;
-            if sink.given != sink.wanted {
-                return Err(sink.wrong_data().into());
-            }
-        }
-        Ok(())
+        self.plan_for(file.path())?.write_to(file, data)
     }
 
     /// The tensors in the order of the file; their data begins at `start`.

@@ -169,6 +169,21 @@ impl Folder {
             found,
         })
     }
+
+    /// Opens one safetensors file of any name as the folder of its tensors; nothing beside it is
+    /// looked at. Its [`Folder::path`] is that of the file.
+    ///
+    /// # Errors
+    /// What [`TensorFile::open`] gives.
+    pub fn open_file(path: impl AsRef<Path>) -> Result<Folder> {
+        let file = TensorFile::open(&path)?;
+        Ok(Folder {
+            path: path.as_ref().to_owned(),
+            places: (0..file.tensors().len()).map(|at| (0, at)).collect(),
+            files: vec![file],
+            declared_bytes: None,
+        })
+    }
 }
 
 fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {

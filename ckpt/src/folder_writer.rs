@@ -1,10 +1,11 @@
 //! Writing a Hugging Face folder: one file if it fits, else several and an index.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 use crate::file_writer::Planned;
-use crate::index::{self, INDEX_FILE, SINGLE_FILE};
-use crate::{Dtype, Error, FileWriter, Result, Staging, TensorInfo, TensorSink};
+use crate::index::SINGLE_FILE;
+use crate::{Dtype, Error, FileWriter, FolderLayout, Result, Staging, TensorInfo, TensorSink};
 
 /// What `transformers` writes too, unless told otherwise: 5 GB.
 const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -74,32 +75,18 @@ impl FolderWriter {
         self,
         staging: &mut Staging,
         folder: &str,
-        mut data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+        data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let files = self.into_files()?;
-        let total_size = files.iter().map(|(_, file, _)| file.data_len()).sum();
-        staging.check_space(total_size)?;
-        for (name, file, _) in &files {
-            staging.reserve(&below(folder, name), file.file_len()?)?;
-        }
-
-        let mut file_of = BTreeMap::new();
-        let shards = files.len();
-        for (name, file, tensors) in files {
-            staging.write_with(&below(folder, &name), |out| file.write_to(out, &mut data))?;
-            file_of.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
-        }
-
-        if shards > 1 {
-            let index = index::to_json(total_size, &file_of);
-            staging.write(&below(folder, INDEX_FILE), index.as_bytes())?;
-        }
-        Ok(())
+        self.layout(folder)?.write(staging, data)
     }
 
-    /// Each file with its name and the names of its tensors.
-    fn into_files(self) -> Result<Vec<(String, FileWriter, Vec<String>)>> {
-        let shards = split(self.tensors, self.max_shard_bytes);
+    /// Where every byte of the files will be, for ranks that write them together; `folder` is as in
+    /// [`FolderWriter::write`]. A value: it depends on what was added, and in which order, alone.
+    ///
+    /// # Errors
+    /// [`Error::HeaderTooLarge`].
+    pub fn layout(&self, folder: &str) -> Result<FolderLayout> {
+        let shards = split(&self.tensors, self.max_shard_bytes);
         let count = shards.len();
 
         let mut files = Vec::with_capacity(count);
@@ -108,21 +95,20 @@ impl FolderWriter {
                 1 => SINGLE_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
             };
-            let names = tensors.iter().map(|tensor| tensor.name.clone()).collect();
 
             let mut file = FileWriter::new();
             file.set_metadata("format", "pt");
             for tensor in tensors {
-                file.add_planned(tensor)?;
+                file.add_planned(tensor.clone())?;
             }
-            files.push((name, file, names));
+            files.push((file.plan_for(Path::new(&name))?, name));
         }
-        Ok(files)
+        Ok(FolderLayout::new(folder, files))
     }
 }
 
 /// Fills one file after the other; there is always at least one.
-fn split(tensors: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
+fn split(tensors: &[Planned], max_bytes: u64) -> Vec<Vec<&Planned>> {
     let mut shards = vec![Vec::new()];
     let mut filled = 0u64;
 
@@ -144,14 +130,6 @@ fn split(tensors: Vec<Planned>, max_bytes: u64) -> Vec<Vec<Planned>> {
     shards
 }
 
-fn below(folder: &str, name: &str) -> String {
-    if folder.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{folder}/{name}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,8 +139,9 @@ mod tests {
             .iter()
             .enumerate()
             .map(|(at, &bytes)| Planned::new(&format!("w{at}"), Dtype::U8, &[bytes]).unwrap());
+        let planned: Vec<Planned> = planned.collect();
 
-        let shards = split(planned.collect(), max_bytes);
+        let shards = split(&planned, max_bytes);
         shards
             .iter()
             .map(|shard| shard.iter().map(|tensor| tensor.byte_len).collect())

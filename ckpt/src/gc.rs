@@ -10,22 +10,25 @@
 //! Without the first sync, the removal of an old checkpoint could reach the disk before the name of
 //! the new one; without the second, the loss of its files before the loss of its name.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::discover::{names_in, survey_in};
+use crate::discover::names_in;
 use crate::hidden::{self, Kind};
+use crate::leftovers::surplus_in;
 use crate::vfs::{self, RealFs, Vfs};
-use crate::{Committed, Error, Result};
+use crate::{Committed, Error, Leftover, LeftoverKind, Result};
 
 /// Removes all complete checkpoints of steps in `parent` but the `keep` newest, and what
-/// interrupted saves left. Incomplete ones do not count and stay.
+/// interrupted saves left. Incomplete ones do not count and stay. Returns what was removed, the
+/// checkpoints first.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn keep_last(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<()> {
+pub fn keep_last(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<Vec<Leftover>> {
     keep_last_in(Arc::new(RealFs), parent, keep)
 }
 
@@ -33,36 +36,52 @@ pub fn keep_last(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<()> {
 ///
 /// # Errors
 /// As [`keep_last`].
-pub fn keep_last_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<()> {
+pub fn keep_last_in(
+    vfs: Arc<dyn Vfs>,
+    parent: impl AsRef<Path>,
+    keep: NonZeroUsize,
+) -> Result<Vec<Leftover>> {
     let parent = parent.as_ref();
-    let complete = survey_in(Arc::clone(&vfs), parent)?.complete;
-    let surplus = complete.len().saturating_sub(keep.get());
+    let surplus = surplus_in(&vfs, parent, keep)?;
 
-    if surplus > 0 {
+    if !surplus.is_empty() {
         sync(&*vfs, parent)?;
     }
-    for committed in &complete[..surplus] {
-        move_to_trash(&*vfs, committed)?;
+    let mut checkpoint_of = BTreeMap::new();
+    for committed in &surplus {
+        if let Some(trash) = move_to_trash(&*vfs, committed)? {
+            checkpoint_of.insert(trash, committed.path());
+        }
     }
-    sweep_in(vfs, parent)
+
+    let mut removed = sweep_in(vfs, parent)?;
+    for item in &mut removed {
+        if let Some(path) = checkpoint_of.get(&item.path) {
+            item.path = (*path).to_owned();
+            item.kind = LeftoverKind::Checkpoint;
+        }
+    }
+    removed.sort_by_key(|item| item.kind != LeftoverKind::Checkpoint);
+    Ok(removed)
 }
 
-fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<()> {
+/// Where the checkpoint is now; `None` if somebody else was faster.
+fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>> {
     let path = committed.path();
     let trash = hidden::path(vfs, path, Kind::Trash);
     match vfs.rename_no_replace(path, &trash) {
-        // Somebody else was faster.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other.map_err(|error| Error::io("remove", path, error)),
+        Ok(()) => Ok(Some(trash)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("remove", path, error)),
     }
 }
 
 /// Removes what interrupted saves and removals left in `parent`. A save that is still running, in
-/// this process or another, is left alone.
+/// this process or another, is left alone. Returns what was removed, by name.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn sweep(parent: impl AsRef<Path>) -> Result<()> {
+pub fn sweep(parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
     sweep_in(Arc::new(RealFs), parent)
 }
 
@@ -70,37 +89,42 @@ pub fn sweep(parent: impl AsRef<Path>) -> Result<()> {
 ///
 /// # Errors
 /// As [`sweep`].
-pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<()> {
+pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
     let (vfs, parent) = (&*vfs, parent.as_ref());
     let names = names_in(vfs, parent)?;
-    let is = |name: &String, kind| Kind::of(name) == Some(kind);
 
     // Whoever renamed them may have been killed before its sync.
-    if names.iter().any(|name| is(name, Kind::Trash)) {
+    if names.iter().any(|name| Kind::of(name) == Some(Kind::Trash)) {
         sync(vfs, parent)?;
     }
+    let mut removed = Vec::new();
     for name in &names {
         let path = parent.join(name);
-        if is(name, Kind::Trash) {
-            remove(vfs, &path)?;
-        } else if is(name, Kind::Staging) {
-            remove_if_dead(vfs, &path)?;
+        match Kind::of(name) {
+            Some(Kind::Trash) => {
+                removed.push(remove(vfs, path, LeftoverKind::InterruptedRemoval)?);
+            }
+            Some(Kind::Staging) => removed.extend(remove_if_dead(vfs, path)?),
+            None => {}
         }
     }
-    Ok(())
+    Ok(removed)
 }
 
 /// Removes a staging folder whose process is gone: its lock can be taken.
-fn remove_if_dead(vfs: &dyn Vfs, path: &Path) -> Result<()> {
+fn remove_if_dead(vfs: &dyn Vfs, path: PathBuf) -> Result<Option<Leftover>> {
     // Held while we remove, so that its maker, if it has only just made it, makes another.
-    match vfs.lock(path) {
-        Ok(_lock) => remove(vfs, path),
-        Err(_) => Ok(()),
+    match vfs.lock(&path) {
+        Ok(_lock) => remove(vfs, path, LeftoverKind::InterruptedSave).map(Some),
+        Err(_) => Ok(None),
     }
 }
 
-fn remove(vfs: &dyn Vfs, path: &Path) -> Result<()> {
-    vfs::remove_all(vfs, path).map_err(|error| Error::io("remove", path, error))
+fn remove(vfs: &dyn Vfs, path: PathBuf, kind: LeftoverKind) -> Result<Leftover> {
+    match vfs::remove_all(vfs, &path) {
+        Ok(bytes) => Ok(Leftover { path, kind, bytes }),
+        Err(error) => Err(Error::io("remove", &path, error)),
+    }
 }
 
 fn sync(vfs: &dyn Vfs, folder: &Path) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Checkpoints on disk: bytes, names and shapes, no tensors.
 //!
 //! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
-//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several.
+//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several;
+//!   [`FolderLayout`] for the ranks that write one together.
 //! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
 //! - [`mapping`] and [`layout`]: which tensors are which under other names, and who keeps what.
 //! - [`plan`]: what is read for them, in what portions and with how much memory, before it is read.
@@ -47,6 +48,7 @@ pub mod exec;
 mod file_writer;
 mod flaw;
 mod folder;
+mod folder_layout;
 mod folder_writer;
 mod gc;
 pub mod graph;
@@ -55,8 +57,10 @@ mod header_json;
 mod hidden;
 mod index;
 mod index_json;
+mod joined;
 mod json;
 pub mod layout;
+mod leftovers;
 mod manifest;
 pub mod mapping;
 mod names;
@@ -88,11 +92,13 @@ pub use error::{Error, Result};
 pub use file_writer::{FileWriter, PlannedFile, TensorSink};
 pub use flaw::Flaw;
 pub use folder::{Folder, SizeMismatch};
+pub use folder_layout::FolderLayout;
 pub use folder_writer::FolderWriter;
 pub use gc::{keep_last, keep_last_in, sweep, sweep_in};
 pub use header::{Header, MAX_DIMS, MAX_HEADER_BYTES};
 pub use index::{IndexFlaw, MAX_TENSORS};
 pub use json::MAX_DEPTH;
+pub use leftovers::{Leftover, LeftoverKind, leftovers, surplus};
 pub use manifest::About;
 pub use names::NameProblem;
 pub use output_file::{OutputFile, replace_file, replace_file_in};

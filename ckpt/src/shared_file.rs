@@ -1,8 +1,8 @@
 //! A file that several threads and processes write, each its own parts.
 //!
-//! Nobody reads the parts again to digest them. A write begins a block, or grows the one that ends
-//! where it begins; so a writer that goes through its part from front to back makes few large
-//! blocks, however small its writes.
+//! Nobody reads the parts again to digest them, unless they are very many and small. A write begins
+//! a block, or grows the one that ends where it begins; so a writer that goes through its part from
+//! front to back makes few large blocks, however small its writes.
 
 use std::collections::BTreeMap;
 use std::fmt;

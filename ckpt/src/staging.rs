@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,13 +24,14 @@ use crate::blocks::{Content, MAX_BLOCK_BYTES};
 use crate::claim::{self, Free};
 use crate::disk;
 use crate::hidden::{self, Kind};
+use crate::joined;
 use crate::manifest::{About, MANIFEST_FILE};
 use crate::names::{NameProblem, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
 use crate::receipt::ReceiptProblem;
 use crate::seal::Seal;
 use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
-use crate::{Committed, Error, Receipt, Result, SharedFile, Writer};
+use crate::{Committed, Error, PlannedFile, Receipt, Result, SharedFile, TensorInfo, Writer};
 
 /// The name of the writer that is the staging itself.
 const COORDINATOR: &str = "coordinator";
@@ -49,6 +51,8 @@ pub struct Staging {
     reserved: BTreeMap<String, u64>,
     /// Sizes of the files that are written in parts.
     shared: BTreeMap<String, u64>,
+    /// Of those that hold tensors, where these are: an error names them.
+    tensors: BTreeMap<String, Vec<TensorInfo>>,
     own: Option<Writer>,
     expected: BTreeSet<String>,
     receipts: BTreeMap<String, Receipt>,
@@ -97,6 +101,7 @@ impl Staging {
             written: BTreeMap::new(),
             reserved: BTreeMap::new(),
             shared: BTreeMap::new(),
+            tensors: BTreeMap::new(),
             own: None,
             expected: BTreeSet::new(),
             receipts: BTreeMap::new(),
@@ -198,6 +203,23 @@ impl Staging {
         Ok(own.add(path, file, bytes))
     }
 
+    /// Creates safetensors files, then writes their headers; their tensors are written in parts.
+    pub(crate) fn create_planned<'a>(
+        &mut self,
+        files: impl Iterator<Item = (&'a str, &'a PlannedFile)> + Clone,
+    ) -> Result<()> {
+        let mut created = Vec::new();
+        for (path, planned) in files.clone() {
+            created.push(self.create(path, planned.bytes)?);
+            let tensors = planned.tensors.clone();
+            self.tensors.insert(path.to_owned(), tensors);
+        }
+        for (file, (_, planned)) in created.iter().zip(files) {
+            file.write_at(0, &planned.start)?;
+        }
+        Ok(())
+    }
+
     /// Says who will write: the commit fails if one of them gives no receipt.
     pub fn expect_writers<N: Into<String>>(&mut self, names: impl IntoIterator<Item = N>) {
         self.expected.extend(names.into_iter().map(Into::into));
@@ -262,7 +284,7 @@ impl Staging {
     /// # Errors
     /// [`Error::MissingWriters`], [`Error::Untiled`] and [`Error::WrongLength`] when not all is
     /// written; [`Error::Exists`] when somebody else published this name meanwhile;
-    /// [`Error::ChangedWhileStaged`]; [`Error::NoSpace`], [`Error::Io`]. Nothing is published then,
+    /// [`Error::ChangedWhileStaged`], [`Error::NotAsWritten`]; [`Error::NoSpace`], [`Error::Io`]. Nothing is published then,
     /// except that after a failed sync of the parent the checkpoint is there but a power cut may
     /// still undo it.
     pub fn commit(mut self) -> Result<Committed> {
@@ -309,9 +331,23 @@ impl Staging {
         }
         let blocks = crate::tiling::tile(bytes, parts).map_err(|problem| Error::Untiled {
             path: self.folder.join(path),
+            tensors: self.tensors_in(path, problem.range()),
             problem,
         })?;
+        let blocks = match joined::are_small(&blocks, bytes) {
+            true => joined::in_folder(&*self.vfs, &self.folder, path, &blocks, self.block_bytes)?,
+            false => blocks,
+        };
         Ok(Content { bytes, blocks })
+    }
+
+    /// The tensors that have some of these bytes, where that is known.
+    fn tensors_in(&self, path: &str, bytes: &Range<u64>) -> Vec<String> {
+        let tensors = self.tensors.get(path).into_iter().flatten();
+        tensors
+            .filter(|it| it.range.start < bytes.end && bytes.start < it.range.end)
+            .map(|it| it.name.clone())
+            .collect()
     }
 
     fn publish(mut self) -> Result<Committed> {

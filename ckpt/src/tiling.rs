@@ -34,6 +34,15 @@ pub enum Untiled {
     },
 }
 
+impl Untiled {
+    /// The bytes that were not written, or twice.
+    pub fn range(&self) -> &Range<u64> {
+        match self {
+            Untiled::Gap { range, .. } | Untiled::Overlap { range, .. } => range,
+        }
+    }
+}
+
 fn writer_text(writer: &Option<String>) -> String {
     match writer {
         Some(writer) => format!("`{writer}`"),

@@ -1,6 +1,6 @@
 //! Comparing files with the digests of their blocks: several threads, a small window each.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,88 +13,96 @@ use crate::{Error, Result};
 
 const WINDOW: usize = 1 << 20;
 
+/// Files below a folder, and what they should be.
+pub(crate) struct Sealed<'a> {
+    pub(crate) vfs: &'a dyn Vfs,
+    pub(crate) folder: &'a Path,
+    pub(crate) files: &'a [Listed<'a>],
+}
+
 /// A file and the blocks that it should have.
 pub(crate) struct Listed<'a> {
     pub(crate) name: &'a str,
-    pub(crate) path: PathBuf,
     pub(crate) blocks: &'a [Block],
 }
 
 /// What a thread found at a place in the list.
 type Finding = (usize, Result<Flaw>);
 
-/// The blocks with other digests than they should have, in the order of the list.
-///
-/// # Errors
-/// [`Error::Io`] of the first file, in that order, that cannot be read.
-pub(crate) fn wrong_blocks(
-    vfs: &dyn Vfs,
-    files: &[Listed<'_>],
-    threads: usize,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<Vec<Flaw>> {
-    let work: Vec<(&Listed<'_>, usize)> = files
-        .iter()
-        .flat_map(|file| (0..file.blocks.len()).map(move |block| (file, block)))
-        .collect();
-    let next = AtomicUsize::new(0);
-    let findings: Mutex<Vec<Finding>> = Mutex::default();
+impl Sealed<'_> {
+    /// The blocks with other digests than they should have, in the order of the list.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of the first file, in that order, that cannot be read.
+    pub(crate) fn wrong_blocks(
+        &self,
+        threads: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<Flaw>> {
+        let work: Vec<(&Listed<'_>, usize)> = self
+            .files
+            .iter()
+            .flat_map(|file| (0..file.blocks.len()).map(move |block| (file, block)))
+            .collect();
+        let next = AtomicUsize::new(0);
+        let findings: Mutex<Vec<Finding>> = Mutex::default();
 
-    let look = || {
-        let mut reader = Reader::new(vfs);
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(file, block)) = work.get(at) else {
-                return;
-            };
-            let found = reader.check(file, block);
-            progress(file.blocks[block].bytes);
+        let look = || {
+            let mut reader = Reader::new(self);
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&(file, block)) = work.get(at) else {
+                    return;
+                };
+                let found = reader.check(file, block);
+                progress(file.blocks[block].bytes);
 
-            if let Some(found) = found.transpose() {
-                // No need to go on where reading fails; earlier blocks are already taken.
-                if found.is_err() {
-                    next.store(work.len(), Ordering::Relaxed);
+                if let Some(found) = found.transpose() {
+                    // No need to go on where reading fails; earlier blocks are already taken.
+                    if found.is_err() {
+                        next.store(work.len(), Ordering::Relaxed);
+                    }
+                    let mut findings = findings.lock().unwrap_or_else(|lock| lock.into_inner());
+                    findings.push((at, found));
                 }
-                let mut findings = findings.lock().unwrap_or_else(|lock| lock.into_inner());
-                findings.push((at, found));
             }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(work.len()) {
-            scope.spawn(look);
-        }
-        look();
-    });
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(work.len()) {
+                scope.spawn(look);
+            }
+            look();
+        });
 
-    let mut findings = findings
-        .into_inner()
-        .unwrap_or_else(|lock| lock.into_inner());
-    findings.sort_by_key(|(at, _)| *at);
-    findings.into_iter().map(|(_, found)| found).collect()
+        let mut findings = findings
+            .into_inner()
+            .unwrap_or_else(|lock| lock.into_inner());
+        findings.sort_by_key(|(at, _)| *at);
+        findings.into_iter().map(|(_, found)| found).collect()
+    }
 }
 
 /// Keeps the file of the last block open: the next is mostly of the same.
 struct Reader<'a> {
-    vfs: &'a dyn Vfs,
-    open: Option<(PathBuf, Box<dyn VfsFile>)>,
+    sealed: &'a Sealed<'a>,
+    open: Option<(&'a str, Box<dyn VfsFile>)>,
     window: Vec<u8>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(vfs: &'a dyn Vfs) -> Reader<'a> {
+    fn new(sealed: &'a Sealed<'a>) -> Reader<'a> {
         Reader {
-            vfs,
+            sealed,
             open: None,
             window: Vec::new(),
         }
     }
 
-    fn check(&mut self, file: &Listed<'_>, at: usize) -> Result<Option<Flaw>> {
+    fn check(&mut self, file: &Listed<'a>, at: usize) -> Result<Option<Flaw>> {
         let block = file.blocks[at];
         let found = self
-            .digest(&file.path, block)
-            .map_err(|error| Error::io("read", &file.path, error))?;
+            .digest(file.name, block)
+            .map_err(|error| Error::io("read", &self.sealed.folder.join(file.name), error))?;
         if found == block.xxh3 {
             return Ok(None);
         }
@@ -107,10 +115,10 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    fn digest(&mut self, path: &Path, block: Block) -> std::io::Result<Digest> {
+    fn digest(&mut self, name: &'a str, block: Block) -> std::io::Result<Digest> {
         let file = match self.open.take() {
-            Some((of, file)) if of == path => file,
-            _ => self.vfs.open(path)?,
+            Some((of, file)) if of == name => file,
+            _ => self.sealed.vfs.open_below(self.sealed.folder, name)?,
         };
         self.window.resize(WINDOW, 0);
 
@@ -122,7 +130,7 @@ impl<'a> Reader<'a> {
             hash.update(&self.window[..read]);
             offset += len as u64;
         }
-        self.open = Some((path.to_owned(), file));
+        self.open = Some((name, file));
         Ok(Digest(hash.digest()))
     }
 }

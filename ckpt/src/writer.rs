@@ -102,6 +102,11 @@ impl Writer {
         self
     }
 
+    /// The folder that the checkpoint is staged in.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Opens a file that the coordinator created.
     ///
     /// # Errors

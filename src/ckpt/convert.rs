@@ -22,7 +22,7 @@ use super::{Answer, warn};
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 the map does not fit, or an error.")]
 pub(super) struct ConvertArguments {
-    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint.
+    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
     source: PathBuf,
     /// The folder that is made; it must not exist.
     destination: PathBuf,
@@ -156,7 +156,7 @@ impl Job<'_> {
             .sum();
         let mut staging = begin(self.destination)?;
         let folder = &self.origin.folder;
-        let copied = copy_companions(folder.path(), &mut staging, self.dtype)?;
+        let copied = copy_companions(self.origin.folder_path(), &mut staging, self.dtype)?;
         let progress = progress_bar(bytes);
         let wants = bound.wants();
         let mut stream = Stream::new(bound.graph(), folder, wants, self.means, &progress)?;

@@ -102,14 +102,17 @@ pub(super) fn writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<Fold
     Ok(writer)
 }
 
-/// Copies what lies beside the weights of a folder; in its configuration it names `dtype` if there
-/// is one. Returns the names.
+/// Copies what lies beside the weights of a folder, where they are in one; in its configuration it
+/// names `dtype` if there is one. Returns the names.
 pub(super) fn copy_companions(
-    folder: &Path,
+    folder: Option<&Path>,
     staging: &mut Staging,
     dtype: Option<FloatType>,
 ) -> anyhow::Result<Vec<String>> {
     let mut copied = Vec::new();
+    let Some(folder) = folder else {
+        return Ok(copied);
+    };
     for (name, path) in companions(folder)? {
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", shown(&path)))?;
         let bytes = match dtype {

@@ -39,6 +39,12 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
     let origin = Origin::open(&arguments.checkpoint)?;
     let folder = origin.folder.path();
     ensure!(
+        origin.folder_path().is_some(),
+        "{} is a file: give the folder that it is in, whose config.json says what its weights are; \
+         `meshgrad ckpt convert` takes a file",
+        shown(folder)
+    );
+    ensure!(
         folder.join("config.json").is_file(),
         "{} has no config.json, so nothing could load what is exported; `meshgrad ckpt convert` \
          copies weights alone",

@@ -1,16 +1,17 @@
 //! `meshgrad ckpt gc`: removing what a run does not need any more.
 
-use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use meshgrad::ckpt::{Committed, keep_last, survey, sweep};
+use meshgrad::ckpt::{
+    Committed, Error, Leftover, LeftoverKind, Survey, keep_last, leftovers, surplus, survey, sweep,
+};
 use serde::Serialize;
 
 use super::Answer;
 use super::catalog::shown;
-use super::leftovers::{State, bytes_below, leftovers};
+use super::given::text_of;
 use super::size::{self, counted};
 use super::table::Side::{Left, Right};
 use super::table::{Table, printable};
@@ -47,8 +48,6 @@ struct Report {
 
 #[derive(Serialize)]
 struct Item {
-    #[serde(skip)]
-    place: PathBuf,
     path: String,
     what: &'static str,
     bytes: u64,
@@ -62,14 +61,17 @@ struct LeftAlone {
 
 pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
     let run = arguments.run.as_path();
-    let mut report = plan(run, arguments)?;
-    if !arguments.dry_run {
-        match arguments.keep {
-            Some(keep) => keep_last(run, keep)?,
-            None => sweep(run)?,
-        }
-        report.check_removed();
-    }
+    ensure!(
+        Committed::open(run).is_err(),
+        "{} is a checkpoint; give the run that it is in",
+        shown(run)
+    );
+    let removed = match (arguments.dry_run, arguments.keep) {
+        (false, Some(keep)) => keep_last(run, keep)?,
+        (false, None) => sweep(run)?,
+        (true, keep) => would_be_removed(run, keep)?,
+    };
+    let report = Report::new(arguments, &removed, &survey(run)?, &leftovers(run)?);
 
     match arguments.json {
         true => Answer::json(&report, 0),
@@ -77,93 +79,73 @@ pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
     }
 }
 
-/// What is to be removed, and what stays.
-fn plan(run: &Path, arguments: &GcArguments) -> anyhow::Result<Report> {
-    ensure!(
-        Committed::open(run).is_err(),
-        "{} is a checkpoint; give the run that it is in",
-        shown(run)
-    );
-    let survey = survey(run)?;
-    let mut report = Report {
-        run: run.to_string_lossy().into_owned(),
-        dry_run: arguments.dry_run,
-        removed: Vec::new(),
-        bytes: 0,
-        kept: Vec::new(),
-        left_alone: Vec::new(),
+fn would_be_removed(run: &Path, keep: Option<NonZeroUsize>) -> anyhow::Result<Vec<Leftover>> {
+    let mut all = match keep {
+        Some(keep) => surplus(run, keep)?,
+        None => Vec::new(),
     };
-
-    let keep = arguments.keep.map_or(usize::MAX, NonZeroUsize::get);
-    let surplus = survey.complete.len().saturating_sub(keep);
-    for published in &survey.complete[..surplus] {
-        report
-            .removed
-            .push(Item::new(published.path(), "checkpoint"));
-    }
-    let kept = survey.complete[surplus..].iter();
-    report.kept = kept
-        .map(|published| published.path().to_string_lossy().into_owned())
-        .collect();
-
-    for leftover in leftovers(run)? {
-        match leftover.state {
-            State::Abandoned => report
-                .removed
-                .push(Item::new(&leftover.path, "interrupted save")),
-            State::Trash => report
-                .removed
-                .push(Item::new(&leftover.path, "interrupted removal")),
-            State::InUse => report.left_alone.push(LeftAlone {
-                path: leftover.path.to_string_lossy().into_owned(),
-                why: "it is being written".to_owned(),
-            }),
-        }
-    }
-    let incomplete = survey
-        .incomplete
-        .iter()
-        .map(|error| LeftAlone::of_error(run, error));
-    report.left_alone.extend(incomplete);
-    report.bytes = report.removed.iter().map(|item| item.bytes).sum();
-    Ok(report)
+    all.extend(leftovers(run)?);
+    all.retain(|it| it.kind != LeftoverKind::RunningSave);
+    Ok(all)
 }
 
 impl Item {
-    fn new(path: &Path, what: &'static str) -> Item {
+    fn new(leftover: &Leftover) -> Item {
         Item {
-            place: path.to_owned(),
-            path: path.to_string_lossy().into_owned(),
-            what,
-            // Somebody else may be removing it too.
-            bytes: bytes_below(path).unwrap_or(0),
+            path: text_of(&leftover.path),
+            what: match leftover.kind {
+                LeftoverKind::Checkpoint => "checkpoint",
+                LeftoverKind::InterruptedSave => "interrupted save",
+                LeftoverKind::InterruptedRemoval => "interrupted removal",
+                LeftoverKind::RunningSave => "running save",
+            },
+            bytes: leftover.bytes,
         }
     }
 }
 
 impl LeftAlone {
-    fn of_error(run: &Path, error: &meshgrad::ckpt::Error) -> LeftAlone {
-        use meshgrad::ckpt::Error;
+    fn running(save: &Leftover) -> LeftAlone {
+        LeftAlone {
+            path: text_of(&save.path),
+            why: "it is being written".to_owned(),
+        }
+    }
+
+    fn of_error(run: &Path, error: &Error) -> LeftAlone {
         let (path, why) = match error {
             Error::Incomplete { path, flaw } => (path.as_path(), flaw.to_string()),
             Error::Io { path, .. } => (path.as_path(), error.to_string()),
             other => (run, other.to_string()),
         };
-        let path = path.to_string_lossy().into_owned();
+        let path = text_of(path);
         LeftAlone { path, why }
     }
 }
 
 impl Report {
-    /// Moves what is still there, because somebody began to write to it, to what is left alone.
-    fn check_removed(&mut self) {
-        let is_there = |item: &mut Item| fs::symlink_metadata(&item.place).is_ok();
-        for item in self.removed.extract_if(.., is_there) {
-            self.bytes -= item.bytes;
-            self.left_alone.push(LeftAlone {
-                path: item.path,
-                why: "it is in use".to_owned(),
-            });
+    /// What was or would be removed, and what else there is now.
+    fn new(
+        arguments: &GcArguments,
+        removed: &[Leftover],
+        survey: &Survey,
+        leftovers: &[Leftover],
+    ) -> Report {
+        let run = arguments.run.as_path();
+        let is_kept = |it: &&Committed| removed.iter().all(|removed| removed.path != it.path());
+        let kept = survey.complete.iter().filter(is_kept);
+
+        let is_running = |it: &&Leftover| it.kind == LeftoverKind::RunningSave;
+        let running = leftovers.iter().filter(is_running).map(LeftAlone::running);
+        let incomplete = survey.incomplete.iter();
+        let incomplete = incomplete.map(|error| LeftAlone::of_error(run, error));
+        Report {
+            run: text_of(run),
+            dry_run: arguments.dry_run,
+            removed: removed.iter().map(Item::new).collect(),
+            bytes: removed.iter().map(|it| it.bytes).sum(),
+            kept: kept.map(|it| text_of(it.path())).collect(),
+            left_alone: running.chain(incomplete).collect(),
         }
     }
 

@@ -13,7 +13,6 @@ mod fold;
 mod gc;
 mod given;
 mod inspect;
-mod leftovers;
 mod origin;
 mod plan;
 mod reshard;

@@ -1,4 +1,4 @@
-//! The model that a subcommand reads: one folder whose tensors have unique names.
+//! The model that a subcommand reads: one folder or file whose tensors have unique names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,7 @@ use meshgrad::ckpt::{Committed, Error, Flaw, Folder, TensorInfo, survey};
 
 use super::catalog::shown;
 
-/// The file of a folder that has only one.
-pub(super) const SINGLE_FILE: &str = "model.safetensors";
-
-/// An open folder.
+/// An open folder, or a file taken for one.
 pub(super) struct Origin {
     pub(super) folder: Folder,
     /// What is worth a warning but forbids nothing.
@@ -20,13 +17,13 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// Opens a Hugging Face folder, its only file, a checkpoint, or the newest one of a run; reads
-    /// no data.
+    /// Opens a Hugging Face folder, a safetensors file, a checkpoint, or the newest one of a run;
+    /// reads no data.
     pub(super) fn open(path: &Path) -> anyhow::Result<Origin> {
         let metadata =
             fs::metadata(path).with_context(|| format!("cannot open {}", shown(path)))?;
         if !metadata.is_dir() {
-            return Origin::of_file(path);
+            return Ok(Origin::new(Folder::open_file(path)?, Vec::new()));
         }
         let mut warnings = Vec::new();
         match Committed::open(path) {
@@ -51,20 +48,6 @@ impl Origin {
         Origin { folder, warnings }
     }
 
-    fn of_file(path: &Path) -> anyhow::Result<Origin> {
-        if path.file_name().is_some_and(|name| name == SINGLE_FILE) {
-            let folder = Folder::open(folder_of(path))?;
-            if folder.files().len() == 1 {
-                return Ok(Origin::new(folder, Vec::new()));
-            }
-        }
-        bail!(
-            "{} is a file: give the folder of the model that it belongs to, or put it into a \
-             folder of its own as {SINGLE_FILE}",
-            shown(path)
-        )
-    }
-
     fn of_run(path: &Path, error: Error) -> anyhow::Result<Origin> {
         let mut survey = survey(path)?;
         let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
@@ -77,6 +60,13 @@ impl Origin {
                 incomplete.join("; ")
             ),
         }
+    }
+
+    /// Where the folder is, if it is one: what lies beside its weights belongs to them.
+    pub(super) fn folder_path(&self) -> Option<&Path> {
+        let path = self.folder.path();
+        let is_file = self.folder.files().iter().any(|file| file.path() == path);
+        (!is_file).then_some(path)
     }
 
     /// Its tensors.
@@ -97,14 +87,6 @@ impl Origin {
 
 fn bytes_of(tensor: &TensorInfo) -> u64 {
     tensor.byte_len() as u64
-}
-
-/// The folder that a path is in.
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
 }
 
 /// The size of a folder of tensors.

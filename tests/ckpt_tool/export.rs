@@ -51,6 +51,7 @@ fn what_it_says() {
         place.ckpt(&["export", "run/step-000007", "--hf", "hub"]),
         place.ckpt(&["export", "run", "--hf", "other", "--dtype", "I8"]),
         place.ckpt(&["export", "bare", "--hf", "other"]),
+        place.ckpt(&["export", "bare/model.safetensors", "--hf", "other"]),
         place.ckpt(&["export", "absent", "--hf", "other"]),
     ]));
 }

@@ -5,6 +5,7 @@
 mod convert;
 mod diff;
 mod export;
+mod files;
 mod gc;
 mod inspect;
 mod models;

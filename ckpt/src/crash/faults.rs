@@ -44,7 +44,7 @@ fn save_with(rules: Vec<Rule>) -> Outcome {
     let saved = script::save_mixed(&vfs, run, NEW, &mut Draws::new(2)).map(|_| ());
     let removed = saved
         .is_ok()
-        .then(|| keep_last_in(vfs, run, NonZeroUsize::MIN));
+        .then(|| keep_last_in(vfs, run, NonZeroUsize::MIN).map(|_| ()));
     Outcome {
         sim,
         log: faulty.log(),

@@ -267,7 +267,8 @@ impl Player {
     }
 
     fn keep_one(&self) -> Result<(), Failure> {
-        Ok(keep_last_in(Arc::clone(&self.vfs), RUN, NonZeroUsize::MIN)?)
+        keep_last_in(Arc::clone(&self.vfs), RUN, NonZeroUsize::MIN)?;
+        Ok(())
     }
 
     /// From the next operation on these may come or go.

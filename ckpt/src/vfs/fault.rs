@@ -176,6 +176,12 @@ impl Vfs for FaultFs {
         Ok(self.file(path, file))
     }
 
+    fn open_below(&self, folder: &Path, below: &str) -> io::Result<Box<dyn VfsFile>> {
+        let path = folder.join(below);
+        let file = self.result(Op::Open, &path, |fs| fs.open_below(folder, below))?;
+        Ok(self.file(&path, file))
+    }
+
     fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
         let file = self.result(Op::OpenToWrite, path, |fs| fs.open_to_write(path))?;
         Ok(self.file(path, file))

@@ -36,6 +36,13 @@ pub trait Vfs: fmt::Debug + Send + Sync {
     /// Opens a file for reading.
     fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
 
+    /// Opens a regular file for reading whose path below `folder` has its parts joined by `/`. No
+    /// part of it may be a link: it could lead out of the folder. Without links that is a matter of
+    /// course.
+    fn open_below(&self, folder: &Path, below: &str) -> io::Result<Box<dyn VfsFile>> {
+        self.open(&folder.join(below))
+    }
+
     /// Opens a file that exists for writing; its content stays.
     fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
 
@@ -101,6 +108,16 @@ pub struct Metadata {
     pub kind: FileKind,
     /// Bytes of a file.
     pub bytes: u64,
+}
+
+impl Metadata {
+    /// The text of a link counts as nothing.
+    fn bytes_of_file(&self) -> u64 {
+        match self.kind {
+            FileKind::File => self.bytes,
+            FileKind::Folder | FileKind::Other => 0,
+        }
+    }
 }
 
 /// The kinds of things that have a path.
@@ -179,27 +196,49 @@ pub(crate) fn make_dirs(vfs: &dyn Vfs, root: &Path, below: &Path) -> io::Result<
     Ok(())
 }
 
-/// Removes a file, or a folder with all below it; no error when it is not there.
-pub(crate) fn remove_all(vfs: &dyn Vfs, path: &Path) -> io::Result<()> {
-    let absent_is_fine = |done: io::Result<()>| match done {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
+/// Removes a file, or a folder with all below it, and returns the bytes of its files; no error when
+/// it is not there.
+pub(crate) fn remove_all(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
+    let removed = match vfs.metadata(path) {
+        Ok(metadata) if metadata.kind == FileKind::Folder => remove_folder(vfs, path),
+        Ok(metadata) => vfs.unlink(path).map(|()| metadata.bytes_of_file()),
+        Err(error) => Err(error),
     };
+    absent_is_empty(removed)
+}
 
-    match vfs.metadata(path) {
-        Ok(metadata) if metadata.kind == FileKind::Folder => {}
-        Ok(_) => return absent_is_fine(vfs.unlink(path)),
-        Err(error) => return absent_is_fine(Err(error)),
+fn remove_folder(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    for name in names_in_order(vfs, path)? {
+        bytes += remove_all(vfs, &path.join(name))?;
     }
-    let mut names = match vfs.list(path) {
-        Ok(names) => names,
-        Err(error) => return absent_is_fine(Err(error)),
-    };
+    absent_is_empty(vfs.remove_dir(path).map(|()| 0))?;
+    Ok(bytes)
+}
 
-    // In an order that does not depend on the system, so that a fault can be met again.
+/// Bytes of a file, or of all files below a folder; links are not followed. What somebody else is
+/// removing meanwhile counts as far as it is there.
+pub(crate) fn bytes_below(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
+    let counted = vfs.metadata(path).and_then(|metadata| {
+        if metadata.kind != FileKind::Folder {
+            return Ok(metadata.bytes_of_file());
+        }
+        let names = names_in_order(vfs, path)?.into_iter();
+        names.map(|name| bytes_below(vfs, &path.join(name))).sum()
+    });
+    absent_is_empty(counted)
+}
+
+/// In an order that does not depend on the system, so that a fault can be met again.
+fn names_in_order(vfs: &dyn Vfs, folder: &Path) -> io::Result<Vec<OsString>> {
+    let mut names = vfs.list(folder)?;
     names.sort_unstable();
-    for name in names {
-        remove_all(vfs, &path.join(name))?;
+    Ok(names)
+}
+
+fn absent_is_empty(bytes: io::Result<u64>) -> io::Result<u64> {
+    match bytes {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        other => other,
     }
-    absent_is_fine(vfs.remove_dir(path))
 }

@@ -13,6 +13,8 @@ use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::beneath::open_below;
+
 use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
 
 /// The operating system's files.
@@ -34,6 +36,10 @@ impl Vfs for RealFs {
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
         File::open(path).map(boxed)
+    }
+
+    fn open_below(&self, folder: &Path, below: &str) -> io::Result<Box<dyn VfsFile>> {
+        open_below(folder, below).map(boxed)
     }
 
     fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {

@@ -218,3 +218,54 @@ fn what_is_reserved_must_be_written() {
     );
     assert_eq!(names_in(run.path()), [""; 0]);
 }
+
+/// A folder that is not there is told apart from one that is not complete, and what there is
+/// instead is named; who looks for the newest passes over it without a word.
+#[test]
+fn absent_checkpoints_are_not_incomplete() {
+    let run = tempfile::tempdir().unwrap();
+    let absent = run.path().join("step-000003");
+    let error = |path: &Path| match Committed::open(path) {
+        Err(error @ Error::NoCheckpoint { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let expected = "step-000003; no complete checkpoint is beside it either";
+    assert!(error(&absent).ends_with(expected), "{}", error(&absent));
+
+    save(run.path(), 1);
+    let newest = save(run.path(), 2);
+    fs::create_dir(run.path().join("step-000009")).unwrap();
+    let said = error(&absent);
+    assert!(said.starts_with(&format!("there is no {}; ", absent.display())));
+    let expected = format!("beside it is {}", newest.path().display());
+    assert!(said.ends_with(&expected), "{said}");
+    assert!(matches!(
+        flaw(&run.path().join("step-000009")),
+        Flaw::NoManifest
+    ));
+
+    let said = error(&run.path().join("none/step-000001"));
+    assert!(
+        said.ends_with("no complete checkpoint is beside it either"),
+        "{said}"
+    );
+}
+
+/// Neither manifest nor files are read through links, wherever on the way these are.
+#[test]
+fn links_are_no_part_of_a_checkpoint() {
+    let run = tempfile::tempdir().unwrap();
+    for (step, linked) in [(1, "manifest.json"), (2, "train.json"), (3, "model")] {
+        let path = save(run.path(), step).path().to_owned();
+        let elsewhere = run.path().join(format!("elsewhere-{step}"));
+        fs::rename(path.join(linked), &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, path.join(linked)).unwrap();
+        match (linked, flaw(&path)) {
+            ("manifest.json", Flaw::NoManifest) => {}
+            ("train.json", Flaw::MissingFiles { files }) => assert_eq!(files, ["train.json"]),
+            ("model", Flaw::MissingFiles { files }) => assert_eq!(files.len(), 2),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(steps(run.path()), [0; 0]);
+}

@@ -282,7 +282,7 @@ fn too_large_a_checkpoint_is_refused_before_it_is_begun() {
     else {
         panic!("{error}")
     };
-    assert_eq!(*wanted, 1 << 60);
+    assert!(*wanted > 1 << 60, "the header too: {wanted}");
     assert!(available.is_some());
 
     drop(staging);

@@ -22,7 +22,7 @@ use super::{Answer, warn};
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 it can be loaded so, 1 the map does not fit, or an error.")]
 pub(super) struct PlanArguments {
-    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint.
+    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
     source: PathBuf,
     /// What is made of the tensors there are [default: everything as it is].
     #[arg(long, value_name = "FILE")]

@@ -39,7 +39,7 @@ pub(super) fn merge(arguments: &ReshardArguments, means: Means) -> anyhow::Resul
     let writer = writer(&specs, arguments.max_shard.0)?;
     let bytes = specs.iter().map(|it| size_of(it, &it.shape)).sum();
     let mut staging = begin(&arguments.destination)?;
-    let copied = copy_companions(&arguments.source, &mut staging, None)?;
+    let copied = copy_companions(Some(&arguments.source), &mut staging, None)?;
     let progress = progress_bar(bytes);
     let specs: BTreeMap<&str, &TensorSpec> = specs.iter().map(|it| (&*it.name, it)).collect();
     let mut merging = Merging {

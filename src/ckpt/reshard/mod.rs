@@ -30,8 +30,8 @@ use record::{LAYOUT_FILE, REGION_KEY, Record, Regions, rank_file};
 
 #[derive(clap::Args)]
 pub(super) struct ReshardArguments {
-    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint; with --merge a folder
-    /// that was made by this subcommand.
+    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint; with
+    /// --merge a folder that was made by this subcommand.
     source: PathBuf,
     /// The folder that is made; it must not exist.
     destination: PathBuf,
@@ -116,7 +116,7 @@ fn split(
 
     let mut staging = begin(&arguments.destination)?;
     staging.check_space(bytes)?;
-    let copied = copy_companions(origin.folder.path(), &mut staging, None)?;
+    let copied = copy_companions(origin.folder_path(), &mut staging, None)?;
     let identity = Mapping::identity().bind(&specs, None, &Waivers::none())?;
     let progress = progress_bar(bytes);
     let mut read_bytes = 0;

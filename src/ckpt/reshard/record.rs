@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::ckpt::catalog::shown;
 use crate::ckpt::given::parse_mesh;
-use crate::ckpt::origin::SINGLE_FILE;
 
 pub(super) const LAYOUT_FILE: &str = "layout.json";
 
@@ -24,7 +23,7 @@ const VERSION: u32 = 1;
 
 /// The file of a rank in the folder.
 pub(super) fn rank_file(rank: u64) -> String {
-    format!("rank-{rank:05}/{SINGLE_FILE}")
+    format!("rank-{rank:05}/model.safetensors")
 }
 
 /// `layout.json`.

@@ -1,5 +1,7 @@
 //! Weights and optimizer state saved by the ranks of one mesh and loaded by those of another.
 
+mod folder;
+
 use std::collections::BTreeMap;
 
 use meshgrad_ckpt::exec::{Slices, execute};

@@ -1,0 +1,210 @@
+//! Where every byte of a Hugging Face folder belongs, before any is written.
+//!
+//! ```text
+//!   coordinator                          each rank
+//!   model.layout("")                     model.layout(""): the same
+//!   layout.create(&mut staging)
+//!        staging.folder() -------------> Writer::join(folder, "rank 3")
+//!                                        layout.write_region(&mut writer, tensor, ..) ...
+//!   staging.accept(receipt)  <---------- writer.finish()
+//!   staging.commit()
+//! ```
+//!
+//! Ranks that add the same tensors in the same order have the same layout, so they agree on files
+//! and offsets without talking. However many they are and whatever each of them holds, the files
+//! are those that one process alone writes ([`FolderWriter::write`](crate::FolderWriter::write)).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::index::{self, INDEX_FILE};
+use crate::tensor_file::no_tensor;
+use crate::{
+    Digest, Error, PlannedFile, Result, Staging, TensorInfo, TensorSink, Writer, write_region,
+};
+
+/// The files of a Hugging Face folder, each with its header and the places of its tensors.
+///
+/// ```
+/// use meshgrad_ckpt::{Dtype, Folder, FolderLayout, FolderWriter, Staging, Writer, step_name};
+///
+/// fn layout() -> meshgrad_ckpt::Result<FolderLayout> {
+///     let mut model = FolderWriter::new().max_shard_bytes(8);
+///     model.add("down.weight", Dtype::U8, &[2, 4])?;
+///     model.add("norm.weight", Dtype::U8, &[4])?;
+///     model.layout("")
+/// }
+///
+/// let run = tempfile::tempdir()?;
+/// let mut staging = Staging::new(run.path(), &step_name(7))?;
+/// layout()?.create(&mut staging)?;
+/// staging.expect_writers(["rank 0", "rank 1"]);
+///
+/// // In processes of their own, or in threads as here: each has half of all columns.
+/// for rank in 0..2 {
+///     let (layout, half) = (layout()?, 2 * rank..2 * rank + 2);
+///     let mut writer = Writer::join(staging.folder(), &format!("rank {rank}"))?;
+///     layout.write_region(&mut writer, "down.weight", &[0..2, half.clone()], &[rank as u8; 4])?;
+///     layout.write_region(&mut writer, "norm.weight", &[half], &[rank as u8; 2])?;
+///     staging.accept(writer.finish()?)?;
+/// }
+///
+/// let folder = Folder::open(staging.commit()?.path())?;
+/// assert_eq!(folder.files().len(), 2);
+/// assert_eq!(folder.read("down.weight")?, [0, 0, 1, 1, 0, 0, 1, 1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderLayout {
+    files: Vec<LaidOut>,
+    /// Of each tensor its file and its place in that file.
+    places: BTreeMap<String, (usize, usize)>,
+    /// Where there are several files.
+    index: Option<Index>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LaidOut {
+    /// Below the staging folder.
+    path: String,
+    file: PlannedFile,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Index {
+    path: String,
+    json: String,
+}
+
+impl FolderLayout {
+    /// Files with their names in `folder`, in the order of the shards.
+    pub(crate) fn new(folder: &str, files: Vec<(PlannedFile, String)>) -> FolderLayout {
+        let mut places = BTreeMap::new();
+        for (number, (file, _)) in files.iter().enumerate() {
+            let tensors = file.tensors.iter().enumerate();
+            places.extend(tensors.map(|(at, tensor)| (tensor.name.clone(), (number, at))));
+        }
+
+        let index = (files.len() > 1).then(|| {
+            let tensors = files.iter().flat_map(|(file, _)| &file.tensors);
+            let total_size = tensors.map(|tensor| tensor.byte_len() as u64).sum();
+            let file_of = |(tensor, (file, _)): (&String, &(usize, usize))| {
+                (tensor.clone(), files[*file].1.clone())
+            };
+            Index {
+                path: below(folder, INDEX_FILE),
+                json: index::to_json(total_size, &places.iter().map(file_of).collect()),
+            }
+        });
+        let laid_out = |(file, name): (PlannedFile, String)| LaidOut {
+            path: below(folder, &name),
+            file,
+        };
+        FolderLayout {
+            files: files.into_iter().map(laid_out).collect(),
+            places,
+            index,
+        }
+    }
+
+    /// The files with tensors, by path below the staging folder.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = (&str, &PlannedFile)> + Clone {
+        self.files.iter().map(|it| (it.path.as_str(), &it.file))
+    }
+
+    /// A tensor and the path of its file below the staging folder.
+    pub fn place(&self, tensor: &str) -> Option<(&str, &TensorInfo)> {
+        let (file, at) = *self.places.get(tensor)?;
+        let LaidOut { path, file } = &self.files[file];
+        Some((path, &file.tensors[at]))
+    }
+
+    /// Bytes of all files: headers, data, index.
+    pub fn bytes(&self) -> u64 {
+        let index = self.index.iter().map(|it| it.json.len() as u64);
+        let files = self.files.iter().map(|it| it.file.bytes);
+        files.chain(index).fold(0, u64::saturating_add)
+    }
+
+    /// Equal where layouts are, for ranks that compare theirs before they write.
+    pub fn digest(&self) -> Digest {
+        let mut all = Vec::new();
+        for LaidOut { path, file } in &self.files {
+            all.extend_from_slice(path.as_bytes());
+            all.extend_from_slice(&file.start);
+        }
+        Digest::of(&all)
+    }
+
+    /// Creates all files with their size, headers and index, for ranks to write their parts into;
+    /// the coordinator does this.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], before anything is written; what [`Staging::create`] gives.
+    pub fn create(&self, staging: &mut Staging) -> Result<()> {
+        staging.check_space(self.bytes())?;
+        staging.create_planned(self.files())?;
+        self.write_index(staging)
+    }
+
+    /// Writes a rank's region of a tensor into its place: bytes that are dense and row-major, as in
+    /// [`write_region`]. Each element must be written once, by one rank.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`]; [`Error::OtherLayout`] where the files were created by another one;
+    /// what [`Writer::file`] and [`write_region`] give.
+    pub fn write_region(
+        &self,
+        writer: &mut Writer,
+        tensor: &str,
+        region: &[Range<u64>],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let Some(&(number, at)) = self.places.get(tensor) else {
+            let names = self.places.keys().map(String::as_str);
+            return Err(no_tensor(writer.folder(), tensor, names));
+        };
+        let LaidOut { path, file } = &self.files[number];
+
+        let shared = writer.file(path)?;
+        if shared.size() != file.bytes {
+            return Err(Error::OtherLayout {
+                path: shared.path().to_owned(),
+                planned: file.bytes,
+                found: shared.size(),
+            });
+        }
+        write_region(&shared, &file.tensors[at], region, bytes)
+    }
+
+    /// Writes everything, from one process.
+    pub(crate) fn write<E: From<Error>>(
+        &self,
+        staging: &mut Staging,
+        mut data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        staging.check_space(self.bytes())?;
+        for LaidOut { path, file } in &self.files {
+            staging.reserve(path, file.bytes)?;
+        }
+        for LaidOut { path, file } in &self.files {
+            staging.write_with(path, |out| file.write_to(out, &mut data))?;
+        }
+        Ok(self.write_index(staging)?)
+    }
+
+    fn write_index(&self, staging: &mut Staging) -> Result<()> {
+        match &self.index {
+            Some(index) => staging.write(&index.path, index.json.as_bytes()),
+            None => Ok(()),
+        }
+    }
+}
+
+fn below(folder: &str, name: &str) -> String {
+    if folder.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{folder}/{name}")
+    }
+}

@@ -1,0 +1,154 @@
+//! Small blocks joined to large ones.
+//!
+//! Ranks that split a tensor by columns write a run of bytes for each row, and a block for each
+//! run: millions of them in a large model, more than a manifest should list. Digests cannot be
+//! added up, so such a file is read once more before it is sealed.
+
+use std::io;
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::blocks::{Block, Digest, Run};
+use crate::vfs::{self, Vfs, VfsFile};
+use crate::{Error, Result};
+
+/// So many blocks are never too many.
+const FEW: u64 = 1024;
+
+/// Beyond these, blocks shall have so many bytes on average.
+const AVERAGE: u64 = 64 << 10;
+
+const WINDOW: usize = 1 << 20;
+
+/// A block whose bytes are not those that were written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mismatch {
+    block: Block,
+    found: Digest,
+}
+
+/// Whether a file's blocks are so small that it is worth reading for larger ones.
+pub(crate) fn are_small(blocks: &[Block], file_bytes: u64) -> bool {
+    blocks.len() as u64 > FEW + file_bytes / AVERAGE
+}
+
+/// Blocks of at most `limit` bytes for a file below a folder that has many small ones.
+///
+/// # Errors
+/// [`Error::NotAsWritten`], [`Error::Io`].
+pub(crate) fn in_folder(
+    vfs: &dyn Vfs,
+    folder: &Path,
+    path: &str,
+    small: &[Block],
+    limit: u64,
+) -> Result<Vec<Block>> {
+    let full = folder.join(path);
+    let joined = vfs.open_below(folder, path);
+    let joined = joined.and_then(|file| join(&*file, small, limit));
+    let joined = joined.map_err(|error| Error::io("read", &full, error))?;
+    joined.map_err(|Mismatch { block, found }| Error::NotAsWritten {
+        path: full,
+        range: block.offset..block.end(),
+        written: block.xxh3,
+        found,
+    })
+}
+
+/// Blocks of at most `limit` bytes of a file, which is compared with its small blocks on the way;
+/// these follow each other from 0 to its end.
+fn join(
+    file: &dyn VfsFile,
+    small: &[Block],
+    limit: u64,
+) -> io::Result<std::result::Result<Vec<Block>, Mismatch>> {
+    let (mut run, mut joined) = (Run::new(0, limit), Vec::new());
+    let mut hash = Xxh3::new();
+    let mut window = vec![0; WINDOW];
+    let mut ahead = 0..0;
+
+    for &block in small {
+        hash.reset();
+        let mut missing = block.bytes;
+        while missing > 0 {
+            if ahead.is_empty() {
+                ahead = 0..vfs::read_full_at(file, &mut window, run.end())?;
+                if ahead.is_empty() {
+                    break;
+                }
+            }
+            let taken = missing.min(ahead.len() as u64) as usize;
+            let bytes = &window[ahead.start..ahead.start + taken];
+            hash.update(bytes);
+            run.feed(bytes, &mut joined);
+            ahead.start += taken;
+            missing -= taken as u64;
+        }
+
+        let found = Digest(hash.digest());
+        if found != block.xxh3 {
+            return Ok(Err(Mismatch { block, found }));
+        }
+    }
+    run.flush(&mut joined);
+    Ok(Ok(joined))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draws::Draws;
+    use crate::vfs::SimFs;
+
+    fn blocks(bytes: &[u8], mut size: impl FnMut() -> usize) -> Vec<Block> {
+        let (mut blocks, mut offset) = (Vec::new(), 0);
+        while offset < bytes.len() {
+            let end = (offset + size()).min(bytes.len());
+            blocks.push(Block {
+                offset: offset as u64,
+                bytes: (end - offset) as u64,
+                xxh3: Digest::of(&bytes[offset..end]),
+            });
+            offset = end;
+        }
+        blocks
+    }
+
+    /// However small and uneven blocks are, the joined ones are those of the bytes; and any change
+    /// of them is found in its block.
+    #[test]
+    fn joined_blocks_are_those_of_the_bytes() {
+        let bytes: Vec<u8> = (0..(2 * WINDOW + 77) as u64)
+            .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+            .collect();
+        let sim = SimFs::new();
+        let file = sim.create_new(Path::new("/x")).unwrap();
+        vfs::write_all_at(&*file, &bytes, 0).unwrap();
+
+        let mut draws = Draws::new(1);
+        for (most, limit) in [(3000, 1 << 20), (WINDOW as u64, 1000), (400_000, 16 << 20)] {
+            let small = blocks(&bytes, || 1 + draws.below(most) as usize);
+            let joined = join(&*file, &small, limit).unwrap().unwrap();
+            assert_eq!(joined, blocks(&bytes, || limit as usize));
+
+            let mut other = small.clone();
+            let at = draws.below(small.len() as u64) as usize;
+            other[at].xxh3.0 ^= 1;
+            let mismatch = join(&*file, &other, limit).unwrap().unwrap_err();
+            assert_eq!(
+                (mismatch.block, mismatch.found),
+                (other[at], small[at].xxh3)
+            );
+        }
+
+        let mut longer = blocks(&bytes, || 5000);
+        longer.push(Block {
+            offset: bytes.len() as u64,
+            bytes: 9,
+            xxh3: Digest::of(&[0; 9]),
+        });
+        let mismatch = join(&*file, &longer, 1000).unwrap().unwrap_err();
+        assert_eq!(mismatch.block, longer[longer.len() - 1]);
+    }
+}

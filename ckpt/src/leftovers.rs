@@ -1,0 +1,88 @@
+//! What a run has beside the checkpoints that it keeps, only looked at.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::discover::{names_in, survey_in};
+use crate::hidden::Kind;
+use crate::vfs::{self, RealFs, Vfs};
+use crate::{Committed, Error, Result};
+
+/// Something in a run that is no checkpoint to keep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    /// Where it is, or was.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: LeftoverKind,
+    /// Bytes of all its files.
+    pub bytes: u64,
+}
+
+/// What a leftover is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftoverKind {
+    /// A complete checkpoint that is older than those to keep.
+    Checkpoint,
+    /// A save whose process is gone.
+    InterruptedSave,
+    /// A removal whose process is gone, or that is going on.
+    InterruptedRemoval,
+    /// A save that is going on, in this process or another. It is not removed.
+    RunningSave,
+}
+
+/// What saves and removals left in `parent`, by name: all that [`sweep`](crate::sweep) would
+/// remove, and the saves that are going on. Names that this crate does not make are passed over.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn leftovers(parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
+    let (vfs, parent) = (&RealFs, parent.as_ref());
+    let mut found = Vec::new();
+    for name in names_in(vfs, parent)? {
+        let path = parent.join(&name);
+        let kind = match Kind::of(&name) {
+            None => continue,
+            Some(Kind::Trash) => LeftoverKind::InterruptedRemoval,
+            Some(Kind::Staging) if vfs.lock(&path).is_ok() => LeftoverKind::InterruptedSave,
+            Some(Kind::Staging) => LeftoverKind::RunningSave,
+        };
+        found.push(Leftover::at(vfs, path, kind)?);
+    }
+    Ok(found)
+}
+
+/// The complete checkpoints that [`keep_last`](crate::keep_last) would remove from `parent`, by
+/// ascending step.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn surplus(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<Vec<Leftover>> {
+    let vfs: Arc<dyn Vfs> = Arc::new(RealFs);
+    let surplus = surplus_in(&vfs, parent.as_ref(), keep)?;
+    let paths = surplus.iter().map(|it| it.path().to_owned());
+    paths
+        .map(|path| Leftover::at(&*vfs, path, LeftoverKind::Checkpoint))
+        .collect()
+}
+
+/// The complete checkpoints but the `keep` newest.
+pub(crate) fn surplus_in(
+    vfs: &Arc<dyn Vfs>,
+    parent: &Path,
+    keep: NonZeroUsize,
+) -> Result<Vec<Committed>> {
+    let mut complete = survey_in(Arc::clone(vfs), parent)?.complete;
+    complete.truncate(complete.len().saturating_sub(keep.get()));
+    Ok(complete)
+}
+
+impl Leftover {
+    fn at(vfs: &dyn Vfs, path: PathBuf, kind: LeftoverKind) -> Result<Leftover> {
+        let bytes =
+            vfs::bytes_below(vfs, &path).map_err(|error| Error::io("read", &path, error))?;
+        Ok(Leftover { path, kind, bytes })
+    }
+}
