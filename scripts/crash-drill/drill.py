@@ -277,6 +277,9 @@ def drill(options, folder):
             entry.update(power_cuts(system, folder, options.states, options.seed))
         shutil.rmtree(folder)
         os.mkdir(folder)
+        counts = {part: entry[part].json() for part in [KILLS, DURING, LATER] if part in entry}
+        show("")
+        print(f"{kind.name}: {json.dumps(counts)}", file=sys.stderr, flush=True)
     if options.meshgrad and (options.only or "") in "meshgrad":
         limits = options.states * 10, options.kills
         report["crash-test"] = crash_test(options.meshgrad, *limits, options.seed, folder)
@@ -294,6 +297,8 @@ def print_report(report):
     print()
     for name, entry in report["systems"].items():
         print(f"{name}: {entry['versions']}; {entry['promises']}")
+        if "calls" in entry:
+            print(f"  traced: {entry['calls']} calls, {entry['distinct states']} distinct states")
     if ours := report.get("crash-test"):
         print(f"\nmeshgrad ckpt crash-test: {json.dumps(ours)}")
 

@@ -71,10 +71,9 @@ pub(super) fn fit(
     let share = budget / 4 / threads as u64;
     let block = share.min(BLOCK as u64) / ALIGNMENT as u64 * ALIGNMENT as u64;
     let piece = (share / 2).min(PIECE);
-    if let (true, Ok(fit)) = (
-        piece > LEAST,
-        leaving(folder, ways, threads, budget, block, piece),
-    ) {
+    if piece > LEAST
+        && let Ok(fit) = leaving(folder, ways, threads, budget, block, piece)
+    {
         return Ok(fit);
     }
     let least = leaving(folder, ways, threads, budget, LEAST, LEAST);
