@@ -113,12 +113,12 @@ pub(super) fn refusal(folder: &Folder, way: Way) -> anyhow::Result<Option<String
     Ok(refused)
 }
 
-/// Where loads go.
+/// Of which memory the tensors are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Into {
-    /// Memory that was used before.
+pub(super) enum Pages {
+    /// Those that were used before.
     Used,
-    /// Memory whose pages nobody has touched.
+    /// Those that nobody has touched.
     New,
 }
 
@@ -132,23 +132,23 @@ pub(super) struct Loader<'a> {
 
 impl Loader<'_> {
     /// Seconds of one load. Planning and opening are not in them.
-    pub(super) fn load(&self, way: Way, into: Into) -> anyhow::Result<f64> {
+    pub(super) fn load(&self, way: Way, pages: Pages) -> anyhow::Result<f64> {
         let plan = self.planner.plan(way)?;
         let sources = Sources::of(self.planner.folder, way.choice())?;
         let most = plan.memory().targets;
-        let (seconds, stats) = match (self.planner.fate, into) {
-            (Fate::Held, Into::Used) => {
+        let (seconds, stats) = match (self.planner.fate, pages) {
+            (Fate::Held, Pages::Used) => {
                 let mut memory = self.memory.borrow_mut();
                 self.execute(&plan, &sources, &Held::new(&plan, &mut memory, self.stop))
             }
-            (Fate::Held, Into::New) => {
+            (Fate::Held, Pages::New) => {
                 let mut memory = map(most as usize)?;
                 self.execute(&plan, &sources, &Held::new(&plan, &mut memory, self.stop))
             }
-            (Fate::Leaving { .. }, Into::Used) => {
+            (Fate::Leaving { .. }, Pages::Used) => {
                 self.execute(&plan, &sources, &Pool::recycled(most, self.stop))
             }
-            (Fate::Leaving { .. }, Into::New) => {
+            (Fate::Leaving { .. }, Pages::New) => {
                 self.execute(&plan, &sources, &Pool::new_each_time(most, self.stop))
             }
         }?;

@@ -33,7 +33,7 @@ use super::size::{self, ByteSize};
 use super::values::progress_bar;
 use super::{Answer, warn};
 use fit::{Fit, fit};
-use load::{Fate, Into, Loader, Planner, Way};
+use load::{Fate, Loader, Pages, Planner, Way};
 use machine::{Machine, Mount};
 use plain::Files;
 use report::{Report, Writing};
@@ -113,7 +113,7 @@ impl<'a> Bench<'a> {
             files: Files::open(paths, fit.block, threads)?,
             memory: RefCell::new(memory::map_and_touch(fit.kept)?),
             fit,
-            progress: progress_bar(turns * origin.summary().bytes),
+            progress: progress_bar(turns.saturating_mul(origin.summary().bytes)),
             stop,
         })
     }
@@ -195,10 +195,10 @@ impl<'a> Bench<'a> {
             all[2].turn = Err(refused);
         }
         for way in &self.arguments.ways {
-            all.push(self.load(*way, Into::Used)?);
+            all.push(self.load(*way, Pages::Used)?);
         }
         if let Some(way) = self.arguments.ways.first() {
-            all.push(self.load(*way, Into::New)?);
+            all.push(self.load(*way, Pages::New)?);
         }
         self.hold(&all)
     }
@@ -223,15 +223,15 @@ impl<'a> Bench<'a> {
     }
 
     /// A load of ours, beside the plain read of its kind.
-    fn load(&self, way: Way, into: Into) -> anyhow::Result<Contestant<'_>> {
-        let new = match into {
-            Into::Used => "",
-            Into::New => " into new memory",
+    fn load(&self, way: Way, pages: Pages) -> anyhow::Result<Contestant<'_>> {
+        let new = match pages {
+            Pages::Used => "",
+            Pages::New => " into new memory",
         };
         let loader = self.loader();
-        let turn: Turn<'_> = Box::new(move || loader.load(way, into));
+        let turn: Turn<'_> = Box::new(move || loader.load(way, pages));
         let refused = load::refusal(self.folder(), way)?;
-        let refused = refused.or_else(|| self.too_much(into));
+        let refused = refused.or_else(|| self.too_much(pages));
         Ok(Contestant {
             name: format!("load by {}{new}", way.name()),
             bytes: self.origin.summary().bytes,
@@ -241,11 +241,11 @@ impl<'a> Bench<'a> {
     }
 
     /// Why there is no new memory beside that which is kept.
-    fn too_much(&self, into: Into) -> Option<String> {
+    fn too_much(&self, pages: Pages) -> Option<String> {
         let memory = self.fit.memory;
         let need = memory.total() + memory.targets;
         let is_too_much =
-            into == Into::New && self.fit.fate == Fate::Held && need > self.arguments.budget.0;
+            pages == Pages::New && self.fit.fate == Fate::Held && need > self.arguments.budget.0;
         is_too_much.then(|| {
             let need = size::bytes(need);
             format!("it takes as much again; give --budget {need} or more")
@@ -254,7 +254,7 @@ impl<'a> Bench<'a> {
 
     fn write(&self, writer: &Writer<'_>) -> anyhow::Result<Vec<Standing>> {
         // What is in memory, then, is the tensors, as far as there is room.
-        self.loader().load(Way::Auto, Into::Used)?;
+        self.loader().load(Way::Auto, Pages::Used)?;
         let contestant = |name: &str, way, beside| Contestant {
             name: name.to_owned(),
             bytes: self.origin.summary().bytes,
