@@ -17,7 +17,6 @@ import os
 import platform
 import random
 import resource
-import select
 import shutil
 import signal
 import subprocess
