@@ -3,6 +3,7 @@
 //!
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
+mod bench;
 mod catalog;
 mod convert;
 mod crash_test;
@@ -51,6 +52,8 @@ enum CkptCommand {
     Export(export::ExportArguments),
     /// Write what each rank keeps into a folder of its own, or put it together again.
     Reshard(reshard::ReshardArguments),
+    /// Tell how fast this is read, and written, on this machine, and how fast plain reads are.
+    Bench(bench::BenchArguments),
     /// Remove old checkpoints of a run and what interrupted saves left.
     Gc(gc::GcArguments),
     /// Cut the power of a simulated disk and kill real processes while they save, at every point,
@@ -89,6 +92,7 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Convert(arguments) => (convert::convert(arguments, threads), 1),
         CkptCommand::Export(arguments) => (export::export(arguments, threads), 1),
         CkptCommand::Reshard(arguments) => (reshard::reshard(arguments, threads), 1),
+        CkptCommand::Bench(arguments) => (bench::bench(arguments, threads), 1),
         CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),
         CkptCommand::CrashTest(arguments) => (crash_test::crash_test(arguments), 2),
         CkptCommand::CrashJob(arguments) => (crash_test::crash_job(arguments), 2),

@@ -2,6 +2,7 @@
 //!
 //! After a wanted change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the diff.
 
+mod bench;
 mod convert;
 mod diff;
 mod export;
@@ -26,6 +27,7 @@ struct Workplace {
 }
 
 /// What the program said.
+#[derive(Clone)]
 struct Said {
     command: String,
     stdout: String,
@@ -139,6 +141,7 @@ fn help() {
         place.ckpt(&["export", "--help"]),
         place.ckpt(&["reshard", "--help"]),
         place.ckpt(&["gc", "--help"]),
+        place.ckpt(&["bench", "--help"]),
     ]);
     insta::assert_snapshot!(said);
 }

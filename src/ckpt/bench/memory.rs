@@ -1,0 +1,179 @@
+//! The memory that samples are read into, none of it beyond the budget.
+//!
+//! Pages that were used before cost nothing; pages that are new to a process cost a fault each,
+//! often more than the read itself. So what is compared is given memory of one kind, which the
+//! report names.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Context;
+use memmap2::MmapMut;
+use meshgrad::ckpt::exec::{Sink, Slices};
+use meshgrad::ckpt::plan::{LoadPlan, Target};
+
+use super::stop::Stop;
+
+/// What offsets and lengths of direct reads are multiples of.
+pub(super) const ALIGNMENT: usize = 4096;
+
+/// New memory, of which no page has been touched; it begins at a page.
+pub(super) fn map(bytes: usize) -> anyhow::Result<MmapMut> {
+    let memory = MmapMut::map_anon(bytes.max(ALIGNMENT)).context("cannot get memory")?;
+    // Refused where there are none: then pages are small.
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    Ok(memory)
+}
+
+/// The same with all pages touched, to be used again and again.
+pub(super) fn map_and_touch(bytes: usize) -> anyhow::Result<MmapMut> {
+    let mut memory = map(bytes)?;
+    memory.fill(1);
+    Ok(memory)
+}
+
+/// All targets one behind the other, in memory that outlives the load.
+pub(super) struct Held<'a> {
+    slices: Slices<'a>,
+    stop: &'a Stop,
+}
+
+impl<'a> Held<'a> {
+    /// Places for the targets of a plan in `memory`, which has room for them.
+    pub(super) fn new(plan: &LoadPlan, memory: &'a mut [u8], stop: &'a Stop) -> Held<'a> {
+        let mut rest = memory;
+        let mut slices = Vec::with_capacity(plan.targets().len());
+        for target in plan.targets() {
+            let (slice, behind) = rest.split_at_mut(target.bytes as usize);
+            slices.push(slice);
+            rest = behind;
+        }
+        Held {
+            slices: Slices::new(slices),
+            stop,
+        }
+    }
+}
+
+impl<'a> Sink for Held<'a> {
+    type Buffer = &'a mut [u8];
+    type Error = anyhow::Error;
+
+    fn buffer(&self, target: &Target) -> anyhow::Result<&'a mut [u8]> {
+        self.stop.check()?;
+        Ok(self.slices.buffer(target)?)
+    }
+
+    fn complete(&self, _: &Target, _: &'a mut [u8]) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+/// Targets that leave at once: their memory is that of the next ones of their size.
+pub(super) struct Pool<'a> {
+    /// Bytes that targets take together at most, used and free ones.
+    most: u64,
+    /// Whether what comes back is kept for others.
+    keeps: bool,
+    stop: &'a Stop,
+    stock: Mutex<Stock>,
+}
+
+#[derive(Default)]
+struct Stock {
+    /// What came back, by its size.
+    free: BTreeMap<u64, Vec<Vec<u8>>>,
+    /// Bytes of all buffers, free or not.
+    bytes: u64,
+}
+
+impl Pool<'_> {
+    /// Memory of at most so many bytes, where no more than that is ever in use.
+    pub(super) fn recycled(most: u64, stop: &Stop) -> Pool<'_> {
+        Pool {
+            most,
+            keeps: true,
+            stop,
+            stock: Mutex::default(),
+        }
+    }
+
+    /// The same, but every target gets memory from the allocator.
+    pub(super) fn new_each_time(most: u64, stop: &Stop) -> Pool<'_> {
+        let keeps = false;
+        let pool = Pool::recycled(most, stop);
+        Pool { keeps, ..pool }
+    }
+}
+
+impl Stock {
+    /// A free buffer of this size, or that of a new one, for which room is made.
+    fn take(&mut self, bytes: u64, most: u64) -> Option<Vec<u8>> {
+        let found = self.free.get_mut(&bytes).and_then(Vec::pop);
+        if found.is_none() {
+            while self.bytes + bytes > most {
+                let Some(mut largest) = self.free.last_entry() else {
+                    break;
+                };
+                match largest.get_mut().pop() {
+                    Some(buffer) => self.bytes -= buffer.len() as u64,
+                    None => drop(largest.remove()),
+                }
+            }
+            self.bytes += bytes;
+        }
+        found
+    }
+}
+
+impl Sink for Pool<'_> {
+    type Buffer = Vec<u8>;
+    type Error = anyhow::Error;
+
+    fn buffer(&self, target: &Target) -> anyhow::Result<Vec<u8>> {
+        self.stop.check()?;
+        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = stock.take(target.bytes, self.most);
+        drop(stock);
+        Ok(found.unwrap_or_else(|| vec![0; target.bytes as usize]))
+    }
+
+    fn complete(&self, target: &Target, buffer: Vec<u8>) -> anyhow::Result<()> {
+        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.keeps {
+            true => stock.free.entry(target.bytes).or_default().push(buffer),
+            false => stock.bytes -= target.bytes,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever sizes come and go: the buffers, used and free, are within the bound as long as
+    /// those in use are, and a size that came back is used again.
+    #[test]
+    fn a_pool_keeps_to_its_bound() {
+        let mut stock = Stock::default();
+        let mut used: Vec<u64> = Vec::new();
+        let mut recycled = 0;
+        for turn in 0..2000u64 {
+            let bytes = [100, 250, 400][(turn * turn % 7 % 3) as usize];
+            while used.iter().sum::<u64>() + bytes > 1000 {
+                let back = used.remove((turn % used.len() as u64) as usize);
+                let buffers = stock.free.entry(back).or_default();
+                buffers.push(vec![0; back as usize]);
+            }
+            recycled += u64::from(stock.take(bytes, 1000).is_some());
+            used.push(bytes);
+
+            let free: u64 = stock.free.iter().map(|(b, all)| b * all.len() as u64).sum();
+            assert_eq!(stock.bytes, free + used.iter().sum::<u64>());
+            assert!(stock.bytes <= 1000);
+        }
+        assert!(recycled > 500, "{recycled}");
+    }
+}

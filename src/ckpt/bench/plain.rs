@@ -1,0 +1,270 @@
+//! What reading costs without us: the files' bytes from their beginning to their end, in blocks
+//! that threads take in turn.
+
+use std::fs::{File, OpenOptions};
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, ensure};
+use indicatif::ProgressBar;
+use meshgrad::ckpt::Digest;
+use std::os::unix::fs::FileExt;
+
+use super::memory::ALIGNMENT;
+use super::stop::Stop;
+use crate::ckpt::catalog::shown;
+
+/// The most that is read at once.
+pub(super) const BLOCK: usize = 8 << 20;
+
+/// How the files are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Through the page cache.
+    Cached,
+    /// The same, and each block digested as a manifest does.
+    Digested,
+    /// Past the page cache.
+    Direct,
+}
+
+/// A file of the checkpoint, open both ways.
+struct Twice {
+    cached: File,
+    /// None where the file system refuses.
+    direct: Option<File>,
+    bytes: u64,
+}
+
+/// The files of the checkpoint.
+pub(super) struct Files {
+    files: Vec<Twice>,
+    block: usize,
+    threads: usize,
+}
+
+/// A part of a file, and how much room it takes in memory: whole pages.
+struct Block<'f> {
+    file: &'f Twice,
+    offset: u64,
+    len: usize,
+}
+
+impl Block<'_> {
+    fn room(&self) -> usize {
+        self.len.next_multiple_of(ALIGNMENT)
+    }
+}
+
+impl Files {
+    /// Opens the files, to be read by blocks of so many bytes, a multiple of [`ALIGNMENT`].
+    pub(super) fn open<'p>(
+        paths: impl IntoIterator<Item = &'p Path>,
+        block: usize,
+        threads: usize,
+    ) -> anyhow::Result<Files> {
+        let open = |path: &Path| -> std::io::Result<Twice> {
+            let cached = File::open(path)?;
+            Ok(Twice {
+                bytes: cached.metadata()?.len(),
+                direct: open_direct(OpenOptions::new().read(true), path).ok(),
+                cached,
+            })
+        };
+        let open = |path: &Path| open(path).with_context(|| format!("cannot open {}", shown(path)));
+        Ok(Files {
+            files: paths.into_iter().map(open).collect::<Result<_, _>>()?,
+            block,
+            threads,
+        })
+    }
+
+    /// Bytes of all files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Bytes of memory that all of them take together, each from a page on.
+    pub(super) fn room(&self) -> usize {
+        self.blocks().map(|block| block.room()).sum()
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = Block<'_>> {
+        self.files.iter().flat_map(move |file| {
+            let offsets = (0..file.bytes).step_by(self.block);
+            offsets.map(move |offset| Block {
+                file,
+                offset,
+                len: (file.bytes - offset).min(self.block as u64) as usize,
+            })
+        })
+    }
+
+    /// Reads everything into `memory`: each block to its own place if there is room for all, else
+    /// each thread again and again into its share. Returns how many bytes there were.
+    pub(super) fn read(
+        &self,
+        way: Way,
+        memory: &mut [u8],
+        progress: &ProgressBar,
+        stop: &Stop,
+    ) -> anyhow::Result<u64> {
+        let act = |block: &Block<'_>, place: &mut [u8]| -> anyhow::Result<u64> {
+            stop.check()?;
+            block.read(way, place)?;
+            if way == Way::Digested {
+                black_box(Digest::of(&place[..block.len]));
+            }
+            progress.inc(block.len as u64);
+            Ok(block.len as u64)
+        };
+
+        let has_room = memory.len() >= self.room();
+        let share = memory.len() / self.threads / ALIGNMENT * ALIGNMENT;
+        let blocks = Mutex::new(self.blocks());
+        let next = || lock(&blocks).next();
+        if !has_room {
+            let work = |share: &mut [u8]| {
+                let mut read = 0;
+                while let Some(block) = next() {
+                    read += act(&block, share)?;
+                }
+                Ok(read)
+            };
+            return on_threads(memory.chunks_mut(share).take(self.threads), work);
+        }
+
+        let rest = Mutex::new((self.blocks(), memory));
+        let next = || {
+            let mut rest = lock(&rest);
+            let block = rest.0.next()?;
+            let (place, behind) = std::mem::take(&mut rest.1).split_at_mut(block.room());
+            rest.1 = behind;
+            Some((block, place))
+        };
+        on_threads(0..self.threads, |_| {
+            let mut read = 0;
+            while let Some((block, place)) = next() {
+                read += act(&block, place)?;
+            }
+            Ok(read)
+        })
+    }
+}
+
+impl Block<'_> {
+    fn read(&self, way: Way, place: &mut [u8]) -> anyhow::Result<()> {
+        if way != Way::Direct {
+            self.file
+                .cached
+                .read_exact_at(&mut place[..self.len], self.offset)?;
+            return Ok(());
+        }
+        let file = self.file.direct.as_ref().context("no O_DIRECT here")?;
+        let mut filled = 0;
+        while filled < self.len {
+            // Only the end of a file is no whole block.
+            let rest = &mut place[filled..self.room()];
+            let read = file.read_at(rest, self.offset + filled as u64)?;
+            ensure!(read > 0, "a file has become shorter while it was read");
+            filled += read;
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread for each share; the sum of what they give, or the first error.
+fn on_threads<S: Send>(
+    shares: impl Iterator<Item = S>,
+    work: impl Fn(S) -> anyhow::Result<u64> + Sync,
+) -> anyhow::Result<u64> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = shares
+            .map(|share| scope.spawn(move || work(share)))
+            .collect();
+        let done = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        done.sum()
+    })
+}
+
+/// Opens a file past the page cache.
+#[cfg(target_os = "linux")]
+pub(super) fn open_direct(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    options.custom_flags(direct).open(path)
+}
+
+/// Opens a file past the page cache.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn open_direct(_: &mut OpenOptions, _: &Path) -> std::io::Result<File> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+/// Puts the files on disk and out of the page cache.
+#[cfg(target_os = "linux")]
+pub(super) fn drop_pages(files: &Files) -> anyhow::Result<()> {
+    for file in &files.files {
+        // Only pages that are on disk can be dropped.
+        file.cached.sync_all()?;
+        rustix::fs::fadvise(&file.cached, 0, None, rustix::fs::Advice::DontNeed)?;
+    }
+    Ok(())
+}
+
+/// Puts the files on disk and out of the page cache.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn drop_pages(_: &Files) -> anyhow::Result<()> {
+    anyhow::bail!("--cold is not there on this system: it does not drop pages on request")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(folder: &Path, block: usize, threads: usize) -> Files {
+        let contents = [vec![1; 20_000], vec![2; 4096], Vec::new(), vec![3; 1]];
+        let mut paths = Vec::new();
+        for (number, content) in contents.iter().enumerate() {
+            paths.push(folder.join(number.to_string()));
+            std::fs::write(&paths[number], content).unwrap();
+        }
+        Files::open(paths.iter().map(|path| &**path), block, threads).unwrap()
+    }
+
+    /// In every way, with room for all and with little: each byte is read once and lands whole.
+    #[test]
+    fn all_bytes_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (progress, stop) = (ProgressBar::hidden(), Stop::default());
+        for (block, threads) in [(4096, 1), (8192, 3), (1 << 20, 2)] {
+            let files = files(folder.path(), block, threads);
+            assert_eq!(files.bytes(), 24_097);
+            for way in [Way::Cached, Way::Digested, Way::Direct] {
+                if way == Way::Direct && files.files.iter().any(|file| file.direct.is_none()) {
+                    continue; // as on tmpfs of an old kernel
+                }
+                for room in [files.room(), threads * block.min(20_480)] {
+                    let mut memory = super::super::memory::map(room).unwrap();
+                    let read = files.read(way, &mut memory, &progress, &stop).unwrap();
+                    assert_eq!(read, 24_097);
+                    if room < files.room() {
+                        continue;
+                    }
+                    let count = |value| memory.iter().filter(|byte| **byte == value).count();
+                    assert_eq!([count(1), count(2), count(3)], [20_000, 4096, 1]);
+                }
+            }
+        }
+    }
+}

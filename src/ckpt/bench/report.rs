@@ -1,0 +1,185 @@
+//! The report of `bench`, and how people see it.
+
+use serde::Serialize;
+
+use super::fit::Memory;
+use super::machine::{Machine, Mount};
+use super::rounds::{Spread, Standing};
+use crate::ckpt::origin::Summary;
+use crate::ckpt::size::{self, counted};
+use crate::ckpt::table::Side::{Left, Right};
+use crate::ckpt::table::{Table, printable};
+
+/// All that was measured, and on what.
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) command: String,
+    pub(super) version: &'static str,
+    pub(super) machine: Machine,
+    pub(super) source: Summary,
+    /// Of the files, headers and all.
+    pub(super) file_bytes: u64,
+    pub(super) file_system: Option<Mount>,
+    pub(super) threads: usize,
+    pub(super) samples: u32,
+    pub(super) cold: bool,
+    pub(super) budget: u64,
+    pub(super) memory: Memory,
+    pub(super) warnings: Vec<String>,
+    pub(super) opening: Vec<Standing>,
+    pub(super) reading: Vec<Standing>,
+    pub(super) writing: Option<Writing>,
+}
+
+/// What was written.
+#[derive(Serialize)]
+pub(super) struct Writing {
+    pub(super) path: String,
+    pub(super) file_system: Option<Mount>,
+    pub(super) contestants: Vec<Standing>,
+}
+
+impl Report {
+    pub(super) fn text(&self) -> String {
+        let mut head = Table::new([Left; 2]);
+        let mut note = |title: &str, text: String| head.row([title.to_owned(), text]);
+        let source = self.source.row("");
+        note("source", source[1..].join(", "));
+        note("on", on(self.file_system.as_ref()));
+        note("machine", self.machine.text());
+        note("memory", self.memory_text());
+        note("samples", self.samples_text());
+
+        let mut text = format!("{head}\n{}", opening(&self.opening));
+        text.push_str(&format!("\n{}", transfers("reading", &self.reading)));
+        if let Some(writing) = &self.writing {
+            let mut place = Table::new([Left; 2]);
+            let on = on(writing.file_system.as_ref());
+            place.row(["written to".to_owned(), printable(&writing.path)]);
+            place.row(["on".to_owned(), on]);
+            let table = transfers("writing", &writing.contestants);
+            text.push_str(&format!("\n{place}\n{table}"));
+        }
+        text
+    }
+
+    fn memory_text(&self) -> String {
+        let (total, budget) = (size::bytes(self.memory.total()), size::bytes(self.budget));
+        let what = match self.memory.holds_all {
+            true => "all tensors in memory that is used again for each sample",
+            false => {
+                "too little for all tensors: their memory is given back as each is complete and \
+                 used for the next"
+            }
+        };
+        format!("{total} of {budget}, {what}")
+    }
+
+    fn samples_text(&self) -> String {
+        let cache = match self.cold {
+            true => "cold: pages were dropped before each; what a hypervisor or a disk keeps stays",
+            false => "warm: all had been read once",
+        };
+        let threads = counted(self.threads as u64, "thread");
+        format!("{} of each, in turns, {threads}; {cache}", self.samples)
+    }
+}
+
+fn on(mount: Option<&Mount>) -> String {
+    mount.map_or("a file system that is not known".to_owned(), |it| {
+        printable(&format!("{}, {}", it.kind, it.device))
+    })
+}
+
+impl Machine {
+    fn text(&self) -> String {
+        let cpu = self.cpu.as_deref().map(printable);
+        let memory = self.memory_bytes.map(size::bytes);
+        let parts = [
+            cpu,
+            Some(counted(self.cores as u64, "core")),
+            memory,
+            Some(printable(&self.kernel)),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn opening(standings: &[Standing]) -> Table {
+    let mut table = Table::new([Left, Right, Left]);
+    table.row(["opening", "ms", "(min - max)"].map(str::to_owned));
+    for standing in standings {
+        let [median, reach] = standing.seconds.map_or_else(Default::default, |seconds| {
+            let Spread { median, min, max } = seconds;
+            figures([median, min, max].map(|it| 1e3 * it))
+        });
+        table.row([standing.name.clone(), median, reach]);
+    }
+    table
+}
+
+fn transfers(title: &str, standings: &[Standing]) -> Table {
+    let mut table = Table::new([Left, Right, Left, Right, Right, Left]);
+    let heads = [
+        title,
+        "seconds",
+        "(min - max)",
+        "GB/s",
+        "speed",
+        "beside, in each round",
+    ];
+    table.row(heads.map(str::to_owned));
+    for standing in standings {
+        table.row(row(standing));
+    }
+    table
+}
+
+fn row(standing: &Standing) -> [String; 6] {
+    let name = standing.name.clone();
+    let Some(seconds) = standing.seconds else {
+        let why = standing.left_out.as_deref().map(printable);
+        let left_out = format!("left out: {}", why.unwrap_or_default());
+        let nothing = String::new;
+        return [name, "-".into(), nothing(), nothing(), nothing(), left_out];
+    };
+    let [median, reach] = figures([seconds.median, seconds.min, seconds.max]);
+    let rate = standing.bytes_per_second.unwrap_or(0.0) / 1e9;
+    let [speed, beside] = match &standing.beside {
+        None => Default::default(),
+        Some(beside) => {
+            let Spread { median, min, max } = beside.speed;
+            let other = format!("({min:.2} - {max:.2}) of {}", beside.name);
+            [format!("{median:.2}"), other]
+        }
+    };
+    [name, median, reach, format!("{rate:.2}"), speed, beside]
+}
+
+/// A median and how far the others reach, all with as many digits as the median deserves.
+fn figures([median, min, max]: [f64; 3]) -> [String; 2] {
+    let digits = match median {
+        it if it < 0.01 => 5,
+        it if it < 1.0 => 3,
+        it if it < 100.0 => 2,
+        _ => 1,
+    };
+    [
+        format!("{median:.digits$}"),
+        format!("({min:.digits$} - {max:.digits$})"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::figures;
+
+    #[test]
+    fn digits_are_those_of_the_median() {
+        let shown = |median| figures([median, median / 2.0, 2.0 * median]).join(" ");
+        assert_eq!(shown(0.0012), "0.00120 (0.00060 - 0.00240)");
+        assert_eq!(shown(0.5), "0.500 (0.250 - 1.000)");
+        assert_eq!(shown(12.3), "12.30 (6.15 - 24.60)");
+        assert_eq!(shown(1234.5), "1234.5 (617.2 - 2469.0)");
+    }
+}
