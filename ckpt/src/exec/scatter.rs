@@ -30,6 +30,11 @@ impl Place for &mut [u8] {
 
 /// Copies the elements of a part, whose `from` counts from the beginning of `window`.
 pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Place) {
+    copy(window, part, &mut place);
+}
+
+/// For any place, so that it is compiled here and not by those who know theirs.
+fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Place) {
     if part.filled_bytes() == 0 {
         return;
     }
@@ -47,7 +52,7 @@ pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Place) {
             loops: outer,
             ..part
         };
-        return tiles::write(window, runs, &mut place, Writer::of(&runs));
+        return tiles::write(window, runs, place, Writer::of(&runs));
     }
     each(outer, part.from, part.to, &mut |from, to| {
         let bytes = &window[from as usize..][..run as usize];
@@ -62,6 +67,10 @@ pub(super) fn scatter_converted(
     mut place: impl Place,
     how: &Conversion,
 ) {
+    copy_converted(window, part, &mut place, how);
+}
+
+fn copy_converted(window: &[u8], part: Part<'_>, place: &mut dyn Place, how: &Conversion) {
     if part.filled_bytes() == 0 {
         return;
     }
@@ -69,7 +78,7 @@ pub(super) fn scatter_converted(
     let (count, outer) = match part.loops {
         [run, outer @ ..] if (run.from, run.to) == (element, to_element) => (run.count, outer),
         _ if tiles::are_for(element) => {
-            return tiles::write(window, part, &mut place, Writer::Convert(how));
+            return tiles::write(window, part, place, Writer::Convert(how));
         }
         outer => (1, outer),
     };

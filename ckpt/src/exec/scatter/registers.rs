@@ -16,30 +16,34 @@ use super::Place;
 /// Bytes of a line of a square.
 pub(super) const LINE: usize = 16;
 
-/// Turns a square of elements of `N` bytes, where `N * B` is [`LINE`].
-#[cfg(not(target_arch = "x86_64"))]
-#[inline]
-pub(super) fn turned<const N: usize, const B: usize>(lines: [&[u8; LINE]; B]) -> [[u8; LINE]; B] {
-    let mut turned = [[0; LINE]; B];
-    for (at, line) in lines.iter().enumerate() {
-        for (turned, element) in turned.iter_mut().zip(line.as_chunks::<N>().0) {
-            turned.as_chunks_mut::<N>().0[at] = *element;
-        }
-    }
-    turned
-}
-
-/// Turns a square of elements of `N` bytes, where `N * B` is [`LINE`].
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(super) fn turned<const N: usize, const B: usize>(lines: [&[u8; LINE]; B]) -> [[u8; LINE]; B] {
+/// Turns a square of elements of `N` bytes, where `N * B` is [`LINE`]: the one of this number in the
+/// lines.
+#[inline(always)]
+pub(super) fn turned<const N: usize, const B: usize, const C: usize>(
+    lines: &[&[u8; C]; B],
+    number: usize,
+) -> [[u8; LINE]; B] {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE2.
-    unsafe { x86_64::turned::<N, B>(lines) }
+    unsafe {
+        x86_64::turned::<N, B, C>(lines, number)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let mut turned = [[0; LINE]; B];
+        for (at, line) in lines.iter().enumerate() {
+            let line: &[u8; LINE] = &line.as_chunks().0[number];
+            for (turned, element) in turned.iter_mut().zip(line.as_chunks::<N>().0) {
+                turned.as_chunks_mut::<N>().0[at] = *element;
+            }
+        }
+        turned
+    }
 }
 
 /// Writes rows to their places around the caches, where there are stores that do.
 pub(super) fn stream<'r>(
-    place: &mut impl Place,
+    place: &mut dyn Place,
     rows: impl Iterator<Item = (Range<u64>, &'r [u8])>,
 ) {
     let mut stores = Stores;
@@ -89,12 +93,13 @@ mod x86_64 {
 
     #[inline]
     #[target_feature(enable = "sse2")]
-    pub(super) fn turned<const N: usize, const B: usize>(
-        lines: [&[u8; LINE]; B],
+    pub(super) fn turned<const N: usize, const B: usize, const C: usize>(
+        lines: &[&[u8; C]; B],
+        number: usize,
     ) -> [[u8; LINE]; B] {
         let mut square = [_mm_setzero_si128(); B];
         for (register, line) in square.iter_mut().zip(lines) {
-            *register = load(line);
+            *register = load(&line.as_chunks().0[number]);
         }
         for _ in 0..B.ilog2() {
             let before = square;
@@ -167,12 +172,15 @@ mod tests {
     use super::*;
 
     fn check<const N: usize, const B: usize>() {
-        let lines: [[u8; LINE]; B] =
-            std::array::from_fn(|line| std::array::from_fn(|at| (line * LINE + at) as u8));
-        let turned = turned::<N, B>(lines.each_ref());
-        for (row, line) in turned.iter().enumerate() {
-            for (column, element) in line.as_chunks::<N>().0.iter().enumerate() {
-                assert_eq!(element, &lines[column].as_chunks::<N>().0[row], "{N}");
+        let lines: [[u8; 2 * LINE]; B] =
+            std::array::from_fn(|line| std::array::from_fn(|at| (line * 2 * LINE + at) as u8));
+        for number in [0, 1] {
+            let turned = turned::<N, B, { 2 * LINE }>(&lines.each_ref(), number);
+            for (row, line) in turned.iter().enumerate() {
+                for (column, element) in line.as_chunks::<N>().0.iter().enumerate() {
+                    let expected = &lines[column].as_chunks::<N>().0[number * B + row];
+                    assert_eq!(element, expected, "{N}");
+                }
             }
         }
     }

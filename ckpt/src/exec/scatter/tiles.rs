@@ -36,7 +36,7 @@ const NARROW: usize = 64;
 const CACHE_LINE: usize = 64;
 
 /// Elements whose places reach this far are written around the caches, which could not hold them.
-pub(super) const FAR: u64 = 4 << 20;
+pub(super) const FAR: u64 = 1 << 20;
 
 type Tile = [[u8; PITCH]; ROWS];
 
@@ -78,7 +78,7 @@ pub(super) fn are_for(element: u64) -> bool {
 }
 
 /// Writes the elements of a part, whose `from` counts from the beginning of `window`.
-pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut impl Place, writer: Writer<'_>) {
+pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut dyn Place, writer: Writer<'_>) {
     let sides = Sides::new(
         part.loops,
         ROWS as u64,
@@ -107,9 +107,9 @@ pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut impl Place, write
     });
 }
 
-struct Tiles<'a, P> {
+struct Tiles<'a> {
     window: &'a [u8],
-    place: &'a mut P,
+    place: &'a mut dyn Place,
     writer: Writer<'a>,
     to_element: u64,
     /// All rows and all columns.
@@ -122,7 +122,7 @@ struct Tiles<'a, P> {
     joined: [u8; ROWS * NARROW],
 }
 
-impl<P: Place> Tiles<'_, P> {
+impl Tiles<'_> {
     /// All turns of both sides, of elements of `N` bytes, `B` of which are 16 bytes, and as many as
     /// are `C` bytes are a column of a tile.
     fn matrix<const N: usize, const B: usize, const C: usize>(&mut self, start: Turn) {
@@ -236,21 +236,20 @@ fn turn<const N: usize, const B: usize, const C: usize>(
     from: usize,
     height: usize,
 ) {
-    let mut squares = |at: usize, lines: [&[u8; C]; B]| {
+    for (columns, at) in columns.chunks(B).zip(0..ROW / LINE) {
+        let padded: [[u8; C]; B];
+        let lines = match lines::<B, C>(window, columns, from) {
+            Some(lines) => lines,
+            None => {
+                padded = padded_lines::<B, C>(window, columns, from, height * N);
+                padded.each_ref()
+            }
+        };
         let squares = tile.as_chunks_mut::<B>().0.iter_mut();
-        for (rows, square) in squares.zip(0..height.div_ceil(B)) {
-            let turned = registers::turned::<N, B>(lines.map(|it| &it.as_chunks().0[square]));
+        for (rows, number) in squares.zip(0..height.div_ceil(B)) {
+            let turned = registers::turned::<N, B, C>(&lines, number);
             for (row, line) in rows.iter_mut().zip(turned) {
                 row.as_chunks_mut::<LINE>().0[at] = line;
-            }
-        }
-    };
-    for (columns, at) in columns.chunks(B).zip(0..ROW / LINE) {
-        match lines::<B, C>(window, columns, from) {
-            Some(lines) => squares(at, lines),
-            None => {
-                let lines = padded_lines::<B, C>(window, columns, from, height * N);
-                squares(at, lines.each_ref());
             }
         }
     }
