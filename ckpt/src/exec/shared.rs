@@ -1,4 +1,5 @@
-//! Memory of targets that several threads fill at the same time: the one unsafe file here.
+//! Memory of targets that several threads fill at the same time: unsafe, for the borrow
+//! checker cannot see what keeps them apart.
 //!
 //! Why they do not disturb each other. A byte of a target belongs to exactly one element of one
 //! copy: that is the law of [`Graph::pull`](crate::graph::Graph::pull), and plans are made of what

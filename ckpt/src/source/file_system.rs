@@ -1,10 +1,25 @@
-//! Which files are not on this machine.
+//! Which files are not on this machine, and how either kind is best read.
 
+use std::fmt;
 use std::fs::File;
 
+use super::Backend;
+use crate::Folder;
+
+/// Where a file system has its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FileSystem {
+    /// On this machine, or of a type that is not known.
+    Local,
+    /// On others: requests take a millisecond, so fewer and larger ones pay.
+    Remote {
+        /// What it is called, as `NFS`.
+        name: &'static str,
+    },
+}
+
 /// Magic numbers of `statfs` (Linux `magic.h` and the systems' own headers).
-#[cfg(target_os = "linux")]
-const REMOTE: [(u64, &str); 12] = [
+const REMOTE: [(u64, &str); 15] = [
     (0x6969, "NFS"),
     (0x0bd0_0bd0, "Lustre"),
     (0x6573_5546, "FUSE"),
@@ -15,21 +30,109 @@ const REMOTE: [(u64, &str); 12] = [
     (0x1983_0326, "BeeGFS"),
     (0x4750_4653, "GPFS"),
     (0x5346_414f, "AFS"),
+    (0x6b41_4653, "AFS"),
     (0x0102_1997, "9p"),
     (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+    (0xaad7_aaea, "PanFS"),
 ];
 
-/// The name of the network file system that a file is on.
-#[cfg(target_os = "linux")]
-pub(super) fn remote(file: &File) -> Option<&'static str> {
-    let magic = rustix::fs::fstatfs(file).ok()?.f_type as u64;
-    // Some ports sign-extend the 32-bit number.
-    let (_, name) = REMOTE.iter().find(|(it, _)| *it == magic & 0xffff_ffff)?;
-    Some(name)
+impl FileSystem {
+    /// That of a folder's files: remote if one of them is, whatever its name leads to.
+    pub fn of(folder: &Folder) -> FileSystem {
+        let files = folder.files().iter();
+        let found = files.map(|file| FileSystem::of_file(file.handle()));
+        found.max().unwrap_or(FileSystem::Local)
+    }
+
+    /// That of a file. One that does not tell is local.
+    #[cfg(target_os = "linux")]
+    pub(super) fn of_file(file: &File) -> FileSystem {
+        let told = rustix::fs::fstatfs(file);
+        told.map_or(FileSystem::Local, |it| {
+            FileSystem::of_type(it.f_type as u64)
+        })
+    }
+
+    /// Other systems have names instead of numbers; nothing here depends on knowing.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn of_file(_: &File) -> FileSystem {
+        FileSystem::Local
+    }
+
+    /// That of the number by which Linux calls it, `f_type` of `statfs`.
+    pub fn of_type(number: u64) -> FileSystem {
+        // Some ports sign-extend the 32-bit number.
+        let known = REMOTE.iter().find(|(it, _)| *it == number & 0xffff_ffff);
+        known.map_or(FileSystem::Local, |(_, name)| FileSystem::Remote { name })
+    }
+
+    /// Whether it has its bytes on other machines.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, FileSystem::Remote { .. })
+    }
+
+    /// The backend of [`Choice::Auto`](super::Choice::Auto), and why.
+    pub fn backend(&self) -> (Backend, &'static str) {
+        let why = match self {
+            FileSystem::Local => {
+                "files in the page cache are read as fast as from a map, without its page tables, \
+                 and others with the system's read-ahead"
+            }
+            FileSystem::Remote { .. } => {
+                "a map would ask the network for a page at a time, and direct reads for every \
+                 byte once more for each process of this machine"
+            }
+        };
+        (Backend::Pread, why)
+    }
 }
 
-/// Other systems have names instead of numbers; nothing here depends on knowing.
-#[cfg(not(target_os = "linux"))]
-pub(super) fn remote(_: &File) -> Option<&'static str> {
-    None
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileSystem::Local => f.write_str("a local file system"),
+            FileSystem::Remote { name } => write!(f, "{name}, a network file system"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of Linux's `magic.h`, as `statfs` gives them.
+    #[test]
+    fn types_are_local_unless_known_as_remote() {
+        let [ext4, xfs, tmpfs, overlay] = [0xef53, 0x5846_5342, 0x0102_1994, 0x794c_7630];
+        for number in [ext4, xfs, tmpfs, overlay, 0, 0x1234_5678, u64::MAX] {
+            assert_eq!(FileSystem::of_type(number), FileSystem::Local);
+        }
+        for (number, name) in [
+            (0x6969, "NFS"),
+            (0x0bd0_0bd0, "Lustre"),
+            (0xff53_4d42, "CIFS"),
+        ] {
+            let remote = FileSystem::Remote { name };
+            assert_eq!(FileSystem::of_type(number), remote);
+            let sign_extended = i64::from(number as u32 as i32) as u64;
+            assert_eq!(FileSystem::of_type(sign_extended), remote);
+        }
+    }
+
+    #[test]
+    fn a_file_system_says_what_it_is() {
+        let nfs = FileSystem::of_type(0x6969);
+        assert_eq!(nfs.to_string(), "NFS, a network file system");
+        assert_eq!(FileSystem::Local.to_string(), "a local file system");
+    }
+
+    /// A mapping or direct reads are for who has measured.
+    #[test]
+    fn automatic_is_pread_for_a_reason() {
+        let (local, why) = FileSystem::Local.backend();
+        let (remote, why_remote) = FileSystem::of_type(0x6969).backend();
+        assert_eq!([local, remote], [Backend::Pread; 2]);
+        assert!(why.contains("page cache") && why_remote.contains("network"));
+    }
 }

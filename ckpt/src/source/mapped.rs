@@ -29,7 +29,7 @@ mod linux {
     use memmap2::{Advice, Mmap, UncheckedAdvice};
 
     use super::*;
-    use crate::source::file_system;
+    use crate::source::FileSystem;
     use crate::source::sigbus::Guard;
 
     /// A file, its map, and the guard over the map. An empty file has no map.
@@ -43,8 +43,8 @@ mod linux {
 
     impl Mapped {
         pub(in crate::source) fn new(file: OpenFile) -> Result<Mapped, Refused> {
-            if let Some(system) = file_system::remote(&file.file) {
-                let reason = format!("it is on {system}, where page faults are slow");
+            if let FileSystem::Remote { name } = FileSystem::of_file(&file.file) {
+                let reason = format!("it is on {name}, where page faults are slow");
                 return Err(Refused::Unfit { file, reason });
             }
             if file.byte_len() == 0 {

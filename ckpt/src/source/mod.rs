@@ -15,10 +15,17 @@
 //! mixture of old and new and never a signal. A change within the resolution of the file system's
 //! clock that leaves the length alone can pass; checksums tell that.
 //!
-//! **Which backend.** [`Choice::Auto`] is `Pread`: on warm files it is as fast as a map and needs
-//! no page tables, and on network file systems a map's page faults are several times slower. The
-//! other two are for who has measured. A backend that a file system refuses is replaced by `Pread`,
-//! and [`Opened::refused`] says why.
+//! **Which backend.** [`Choice::Auto`] asks the [`FileSystem`], which says why:
+//!
+//! | file system | backend | reads |
+//! |---|---|---|
+//! | local, or not known | `Pread` | as fast as a map on warm files, without page tables |
+//! | network (NFS, Lustre ..) | `Pread` | larger ones ([`Options::on`]); a map asks by the page |
+//!
+//! The other two are for who has measured. A backend that a file system refuses is replaced by
+//! `Pread`, and [`Opened::refused`] says why.
+//!
+//! [`Options::on`]: crate::plan::Options::on
 
 mod aligned;
 mod direct;
@@ -36,6 +43,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 pub(crate) use aligned::{ALIGNMENT, Aligned};
+pub use file_system::FileSystem;
 pub use open_file::FileChange;
 
 use crate::{Error, Folder};
@@ -84,7 +92,7 @@ impl fmt::Display for Backend {
 /// The backend that a user asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// What is right nearly always: [`Backend::Pread`].
+    /// What is right nearly always: [`FileSystem::backend`].
     #[default]
     Auto,
     /// This one, where the file system has it.
@@ -114,14 +122,20 @@ pub fn open(path: impl AsRef<Path>, choice: Choice) -> Result<Opened, Error> {
         return Err(Error::NotAFile { path });
     }
     let file = File::open(&path).map_err(|error| Error::io("open", &path, error))?;
-    open_again(path, file, choice)
+    let file_system = FileSystem::of_file(&file);
+    open_again(path, file, file_system, choice)
 }
 
 /// A source for a file that is open.
-fn open_again(path: PathBuf, file: File, choice: Choice) -> Result<Opened, Error> {
+fn open_again(
+    path: PathBuf,
+    file: File,
+    file_system: FileSystem,
+    choice: Choice,
+) -> Result<Opened, Error> {
     let file = OpenFile::new(path, file)?;
     let asked = match choice {
-        Choice::Auto => Backend::Pread,
+        Choice::Auto => file_system.backend().0,
         Choice::Only(backend) => backend,
     };
 
@@ -157,7 +171,6 @@ enum Refused {
 #[derive(Debug)]
 pub struct Sources {
     files: Vec<Opened>,
-    remote: Option<&'static str>,
 }
 
 impl Sources {
@@ -169,22 +182,21 @@ impl Sources {
     /// another.
     pub fn of(folder: &Folder, choice: Choice) -> Result<Sources, Error> {
         let mut files = Vec::with_capacity(folder.files().len());
-        let mut remote = None;
+        let file_system = FileSystem::of(folder);
         for file in folder.files() {
             let path = file.path().to_owned();
             let handle = file.handle().try_clone();
             let handle = handle.map_err(|error| Error::io("open", &path, error))?;
-            remote = remote.or(file_system::remote(&handle));
-            files.push(open_again(path, handle, choice)?);
+            files.push(open_again(path, handle, file_system, choice)?);
         }
-        Ok(Sources { files, remote })
+        Ok(Sources { files })
     }
 
     /// Sources of any origin.
     pub fn new(sources: impl IntoIterator<Item = Opened>) -> Sources {
-        let files = sources.into_iter().collect();
-        let remote = None;
-        Sources { files, remote }
+        Sources {
+            files: sources.into_iter().collect(),
+        }
     }
 
     /// How many.
@@ -195,12 +207,6 @@ impl Sources {
     /// The files with the way in which each is read.
     pub fn files(&self) -> &[Opened] {
         &self.files
-    }
-
-    /// The name of the network file system that a file is on: reads are far apart in time there,
-    /// so fewer and larger ones pay ([`REMOTE_GAP`](crate::plan::REMOTE_GAP)).
-    pub fn remote(&self) -> Option<&'static str> {
-        self.remote
     }
 
     pub(crate) fn get(&self, file: usize) -> &dyn Source {

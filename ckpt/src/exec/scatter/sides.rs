@@ -1,0 +1,181 @@
+//! The sides of tiles: which loops run along the window and which along the target.
+
+use std::iter;
+
+use crate::plan::ByteLoop;
+
+/// Nested loops taken as one, the first of them innermost.
+#[derive(Clone, Copy)]
+pub(super) struct Side<'l>(&'l [ByteLoop]);
+
+/// How far a turn of a side is from its first one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Turn {
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+impl<'l> Side<'l> {
+    /// How many turns there are.
+    pub(super) fn count(&self) -> u64 {
+        self.0.iter().map(|it| it.count).product()
+    }
+
+    /// From turn to turn, as long as the innermost loop goes on.
+    pub(super) fn stride(&self) -> Turn {
+        let first = self.0.first();
+        first.map_or(Turn::default(), |it| Turn {
+            from: it.from,
+            to: it.to,
+        })
+    }
+
+    /// The turns from `first` on.
+    pub(super) fn turns(self, first: u64) -> impl Iterator<Item = Turn> + use<'l> {
+        let inner = self.0.first().copied().unwrap_or(ONCE);
+        let mut number = first;
+        let mut turn = self.turn(first);
+        let mut left = inner.count - first % inner.count;
+        let count = self.count();
+        iter::from_fn(move || {
+            if number >= count {
+                return None;
+            }
+            let here = turn;
+            (number, left) = (number + 1, left - 1);
+            turn.from += inner.from;
+            turn.to += inner.to;
+            if left == 0 && number < count {
+                (turn, left) = (self.turn(number), inner.count);
+            }
+            Some(here)
+        })
+    }
+
+    fn turn(&self, mut number: u64) -> Turn {
+        let mut turn = Turn::default();
+        for it in self.0 {
+            turn.from += number % it.count * it.from;
+            turn.to += number % it.count * it.to;
+            number /= it.count;
+        }
+        turn
+    }
+}
+
+const ONCE: ByteLoop = ByteLoop {
+    count: 1,
+    from: 0,
+    to: 0,
+};
+
+/// Loops in the order in which tiles go through them.
+pub(super) struct Sides {
+    loops: Vec<ByteLoop>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Sides {
+    /// Columns begin with the loop that moves least in the target, rows with the one of the others
+    /// that moves least in the window. Both go on with loops that begin where they end, until there
+    /// are `wide` columns and `high` rows.
+    pub(super) fn new(loops: &[ByteLoop], high: u64, wide: u64) -> Sides {
+        let mut left = loops.to_vec();
+        left.retain(|it| it.count != 1);
+        let mut columns = least(&mut left, |it| it.to);
+        let mut rows = least(&mut left, |it| it.from);
+        extend(&mut columns, &mut left, wide, |it| it.to);
+        extend(&mut rows, &mut left, high, |it| it.from);
+        Sides {
+            rows: rows.len(),
+            columns: columns.len(),
+            loops: [rows, columns, left].concat(),
+        }
+    }
+
+    /// Along the window.
+    pub(super) fn rows(&self) -> Side<'_> {
+        Side(&self.loops[..self.rows])
+    }
+
+    /// Along the target.
+    pub(super) fn columns(&self) -> Side<'_> {
+        Side(&self.loops[self.rows..][..self.columns])
+    }
+
+    /// Around the tiles.
+    pub(super) fn outer(&self) -> &[ByteLoop] {
+        &self.loops[self.rows + self.columns..]
+    }
+}
+
+/// Takes the loop that moves least.
+fn least(left: &mut Vec<ByteLoop>, stride: impl Fn(&ByteLoop) -> u64) -> Vec<ByteLoop> {
+    let least = (0..left.len()).min_by_key(|at| stride(&left[*at]));
+    least.map(|at| left.remove(at)).into_iter().collect()
+}
+
+/// Takes the loops that go on where a side ends.
+fn extend(
+    side: &mut Vec<ByteLoop>,
+    left: &mut Vec<ByteLoop>,
+    enough: u64,
+    stride: impl Fn(&ByteLoop) -> u64,
+) {
+    let mut count: u64 = side.iter().map(|it| it.count).product();
+    while let Some(last) = side.last()
+        && count < enough
+    {
+        let end = stride(last) * last.count;
+        let Some(next) = left.iter().position(|it| stride(it) == end) else {
+            return;
+        };
+        count *= left[next].count;
+        side.push(left.remove(next));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loops(all: &[(u64, u64, u64)]) -> Vec<ByteLoop> {
+        let all = all.iter().copied();
+        all.map(|(count, from, to)| ByteLoop { count, from, to })
+            .collect()
+    }
+
+    /// A permutation whose runs are short on both sides: loops that adjoin are joined.
+    #[test]
+    fn sides_go_on_where_their_loops_end() {
+        let all = loops(&[(3, 2, 900), (1, 0, 0), (5, 6, 60), (10, 30, 6), (3, 300, 2)]);
+        let sides = Sides::new(&all, 10, 20);
+        assert_eq!(sides.columns().0, loops(&[(3, 300, 2), (10, 30, 6)]));
+        assert_eq!(sides.rows().0, loops(&[(3, 2, 900), (5, 6, 60)]));
+        assert!(sides.outer().is_empty());
+
+        let narrow = Sides::new(&all, 3, 3);
+        assert_eq!(narrow.outer(), loops(&[(5, 6, 60), (10, 30, 6)]));
+    }
+
+    /// From any turn on, each turn is where its loops are.
+    #[test]
+    fn turns_are_those_of_the_loops() {
+        let all = loops(&[(3, 1, 100), (2, 10, 7), (4, 50, 1)]);
+        let side = Side(&all);
+        let every: Vec<Turn> = (0..4)
+            .flat_map(|c| (0..2).flat_map(move |b| (0..3).map(move |a| (a, b, c))))
+            .map(|(a, b, c)| Turn {
+                from: a + 10 * b + 50 * c,
+                to: 100 * a + 7 * b + c,
+            })
+            .collect();
+        for first in 0..=24 {
+            let turns: Vec<Turn> = side.turns(first as u64).collect();
+            assert_eq!(turns, every[first..]);
+        }
+        let once: Vec<Turn> = Side(&[]).turns(0).collect();
+        assert_eq!(once, [Turn::default()]);
+    }
+}

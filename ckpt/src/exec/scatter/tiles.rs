@@ -1,0 +1,287 @@
+//! Single elements, by tiles.
+//!
+//! ```text
+//!     window                    tile, in the innermost cache            target
+//!     some lines of a cache     rows of 512 bytes                       512 bytes of each line
+//!
+//!     a b c d ..                a e i ..                                a e i ..
+//!     e f g h ..   -- turn -->  b f j ..   -- write whole lines -->     b f j ..
+//!     i j k l ..                c g k ..                                c g k ..
+//! ```
+//!
+//! Lines of window and target are often a power of two apart, and then share so few places of a
+//! cache that it cannot hold one element of each. So a tile takes whole cache lines from each line
+//! of the window and gives whole ones to each of the target, and its own rows are padded to be no
+//! power of two apart.
+
+use super::registers::{self, LINE};
+use super::sides::{Side, Sides, Turn};
+use super::{Place, each};
+use crate::exec::convert::convert;
+use crate::plan::{Conversion, Part};
+
+/// The most rows of a tile.
+const ROWS: usize = 64;
+
+/// Bytes of a row of a tile.
+const ROW: usize = 512;
+
+/// From row to row: an odd number of cache lines.
+const PITCH: usize = ROW + CACHE_LINE;
+
+/// Bytes up to which rows that adjoin in the target are written together.
+const NARROW: usize = 64;
+
+/// Of the processors that this has been measured on.
+const CACHE_LINE: usize = 64;
+
+/// Elements whose places reach this far are written around the caches, which could not hold them.
+pub(super) const FAR: u64 = 1 << 20;
+
+type Tile = [[u8; PITCH]; ROWS];
+
+/// How elements get to the target.
+#[derive(Clone, Copy)]
+pub(super) enum Writer<'w> {
+    /// As they are.
+    Copy,
+    /// As they are, around the caches.
+    Stream,
+    /// Converted.
+    Convert(&'w Conversion),
+}
+
+impl Writer<'_> {
+    /// For elements that stay as they are.
+    pub(super) fn of(part: &Part<'_>) -> Writer<'static> {
+        let steps = part
+            .loops
+            .iter()
+            .map(|it| it.count.saturating_sub(1) * it.to);
+        match steps.sum::<u64>() < FAR {
+            true => Writer::Copy,
+            false => Writer::Stream,
+        }
+    }
+
+    fn write(&self, elements: &[u8], to: &mut [u8]) {
+        match self {
+            Writer::Copy | Writer::Stream => to.copy_from_slice(elements),
+            Writer::Convert(how) => convert(how, elements, to),
+        }
+    }
+}
+
+/// Whether elements of so many bytes can go by tiles.
+pub(super) fn are_for(element: u64) -> bool {
+    matches!(element, 1 | 2 | 4 | 8 | 16)
+}
+
+/// Writes the elements of a part, whose `from` counts from the beginning of `window`.
+pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut dyn Place, writer: Writer<'_>) {
+    let sides = Sides::new(
+        part.loops,
+        ROWS as u64,
+        ROW as u64 / u64::from(part.element),
+    );
+    let mut tiles = Tiles {
+        window,
+        place,
+        writer,
+        to_element: u64::from(part.to_element),
+        along: (sides.rows(), sides.columns()),
+        rows: [Turn::default(); ROWS],
+        columns: [Turn::default(); ROW],
+        tile: [[0; PITCH]; ROWS],
+        joined: [0; ROWS * NARROW],
+    };
+    each(sides.outer(), part.from, part.to, &mut |from, to| {
+        let start = Turn { from, to };
+        match part.element {
+            1 => tiles.matrix::<1, 16, 64>(start),
+            2 => tiles.matrix::<2, 8, 128>(start),
+            4 => tiles.matrix::<4, 4, 256>(start),
+            8 => tiles.matrix::<8, 2, 512>(start),
+            _ => tiles.matrix::<16, 1, 512>(start),
+        }
+    });
+}
+
+struct Tiles<'a> {
+    window: &'a [u8],
+    place: &'a mut dyn Place,
+    writer: Writer<'a>,
+    to_element: u64,
+    /// All rows and all columns.
+    along: (Side<'a>, Side<'a>),
+    /// Those of the tile.
+    rows: [Turn; ROWS],
+    columns: [Turn; ROW],
+    tile: Tile,
+    /// Its rows one behind the other, where they are narrow.
+    joined: [u8; ROWS * NARROW],
+}
+
+impl Tiles<'_> {
+    /// All turns of both sides, of elements of `N` bytes, `B` of which are 16 bytes, and as many as
+    /// are `C` bytes are a column of a tile.
+    fn matrix<const N: usize, const B: usize, const C: usize>(&mut self, start: Turn) {
+        let high = C / N;
+        let (rows, columns) = self.along;
+        let mut width = self.first_width(start.to, ROW / N);
+        let mut column = 0;
+        while column < columns.count() {
+            width = width.min((columns.count() - column) as usize);
+            fill(&mut self.columns[..width], columns.turns(column));
+            for row in (0..rows.count()).step_by(high) {
+                let height = (rows.count() - row).min(high as u64) as usize;
+                fill(&mut self.rows[..height], rows.turns(row));
+                let from = (start.from + self.rows[0].from) as usize;
+                let columns = &self.columns[..width];
+                if rows.stride().from != N as u64 {
+                    self.gather::<N>(start.from, height, width);
+                } else if height == high {
+                    turn_full::<N, B, C>(&mut self.tile, self.window, columns, from);
+                } else {
+                    turn::<N, B, C>(&mut self.tile, self.window, columns, from, height);
+                }
+                self.put::<N>(start.to, height, width);
+            }
+            column += width as u64;
+            width = ROW / N;
+        }
+    }
+
+    /// The width of the first tiles, behind which rows begin with a cache line of the target.
+    fn first_width(&mut self, to: u64, widest: usize) -> usize {
+        let first = self.place.bytes(to..to + self.to_element);
+        let off = first.as_ptr() as usize % CACHE_LINE;
+        widest - off / self.to_element as usize
+    }
+
+    /// Fills the tile from any window.
+    fn gather<const N: usize>(&mut self, from: u64, height: usize, width: usize) {
+        for (column, at) in self.columns[..width].iter().zip(0..) {
+            for (row, line) in self.rows[..height].iter().zip(&mut self.tile) {
+                let from = (from + row.from + column.from) as usize;
+                line.as_chunks_mut::<N>().0[at] = self.window[from..][..N].as_chunks().0[0];
+            }
+        }
+    }
+
+    /// Writes the tile to the target.
+    fn put<const N: usize>(&mut self, to: u64, height: usize, width: usize) {
+        let (rows, columns) = (&self.rows[..height], &self.columns[..width]);
+        let is_run = width == 1 || self.along.1.stride().to == self.to_element;
+        let lines = rows.iter().zip(&self.tile);
+        if !is_run {
+            for (row, line) in lines {
+                for (column, element) in columns.iter().zip(line.as_chunks::<N>().0) {
+                    let to = to + row.to + column.to;
+                    let place = self.place.bytes(to..to + self.to_element);
+                    self.writer.write(element, place);
+                }
+            }
+            return;
+        }
+
+        let run = width as u64 * self.to_element;
+        let place = |row: &Turn| to + row.to + columns[0].to;
+        let adjoin = |pair: &[Turn]| pair[0].to + run == pair[1].to;
+        if width * N <= NARROW && rows.windows(2).all(adjoin) {
+            join(&self.tile[..height], width * N, &mut self.joined);
+            let to = place(&rows[0]);
+            let place = self.place.bytes(to..to + height as u64 * run);
+            return self.writer.write(&self.joined[..height * width * N], place);
+        }
+        let lines = lines.map(|(row, line)| (place(row)..place(row) + run, &line[..width * N]));
+        match self.writer {
+            Writer::Stream => registers::stream(self.place, lines),
+            writer => lines.for_each(|(to, line)| writer.write(line, self.place.bytes(to))),
+        }
+    }
+}
+
+/// Puts rows of at most [`NARROW`] bytes one behind the other.
+fn join(rows: &[[u8; PITCH]], bytes: usize, joined: &mut [u8; ROWS * NARROW]) {
+    for (row, line) in rows.iter().enumerate() {
+        // A fixed size is fast; what is too much of it makes way for the next row.
+        joined[row * bytes..][..NARROW].copy_from_slice(&line[..NARROW]);
+    }
+}
+
+fn fill(turns: &mut [Turn], found: impl Iterator<Item = Turn>) {
+    for (turn, found) in turns.iter_mut().zip(found) {
+        *turn = found;
+    }
+}
+
+/// Fills a tile of full height: [`turn`] with a constant, for speed.
+#[inline(never)]
+fn turn_full<const N: usize, const B: usize, const C: usize>(
+    tile: &mut Tile,
+    window: &[u8],
+    columns: &[Turn],
+    from: usize,
+) {
+    turn::<N, B, C>(tile, window, columns, from, C / N);
+}
+
+/// Fills a tile from a window in which the elements of a column lie side by side.
+#[inline(always)]
+fn turn<const N: usize, const B: usize, const C: usize>(
+    tile: &mut Tile,
+    window: &[u8],
+    columns: &[Turn],
+    from: usize,
+    height: usize,
+) {
+    for (columns, at) in columns.chunks(B).zip(0..ROW / LINE) {
+        let padded: [[u8; C]; B];
+        let lines = match lines::<B, C>(window, columns, from) {
+            Some(lines) => lines,
+            None => {
+                padded = padded_lines::<B, C>(window, columns, from, height * N);
+                padded.each_ref()
+            }
+        };
+        let squares = tile.as_chunks_mut::<B>().0.iter_mut();
+        for (rows, number) in squares.zip(0..height.div_ceil(B)) {
+            let turned = registers::turned::<N, B, C>(&lines, number);
+            for (row, line) in rows.iter_mut().zip(turned) {
+                row.as_chunks_mut::<LINE>().0[at] = line;
+            }
+        }
+    }
+}
+
+/// What lies in the window at the beginning of columns, if there are `B` of them and so much does.
+#[inline(always)]
+fn lines<'w, const B: usize, const C: usize>(
+    window: &'w [u8],
+    columns: &[Turn],
+    from: usize,
+) -> Option<[&'w [u8; C]; B]> {
+    let columns: &[Turn; B] = columns.first_chunk()?;
+    let mut lines = [&[0; C]; B];
+    for (line, column) in lines.iter_mut().zip(columns) {
+        *line = window.get(from + column.from as usize..)?.first_chunk()?;
+    }
+    Some(lines)
+}
+
+/// The same for fewer columns, or at the end of the window.
+#[cold]
+fn padded_lines<const B: usize, const C: usize>(
+    window: &[u8],
+    columns: &[Turn],
+    from: usize,
+    bytes: usize,
+) -> [[u8; C]; B] {
+    let mut lines = [[0; C]; B];
+    for (line, column) in lines.iter_mut().zip(columns) {
+        let bytes = &window[from + column.from as usize..][..bytes];
+        line[..bytes.len()].copy_from_slice(bytes);
+    }
+    lines
+}
