@@ -142,3 +142,53 @@ impl<'t> Pool<'t> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::{DType, Kind};
+
+    use super::*;
+
+    /// Threads that want buffers of all sizes, together never more than the bound when rounded up:
+    /// each gets them, though they do not all fit at a time, and no more is pinned.
+    #[test]
+    fn nobody_waits_forever() {
+        let device = Device::cpu();
+        let pool = Pool::new(&device, 1024);
+        let work = |seed: u64| {
+            let tensor = Tensor::zeros(&device, &[256], DType::U8, Kind::Cache).unwrap();
+            for turn in 0..300 {
+                let bytes = 1 + (turn * 97 + seed * 31) % 256;
+                let mut buffer = pool.take("x", bytes).unwrap();
+                assert!((bytes..2 * bytes).contains(&(buffer.len() as u64)));
+                assert!(pool.lock().pinned <= 1024);
+                let filled = vec![turn as u8; bytes as usize];
+                buffer.as_mut()[..filled.len()].copy_from_slice(&filled);
+                let whole = 0..filled.len();
+                pool.upload("x", &tensor, whole.clone(), buffer).unwrap();
+                assert_eq!(tensor.to_vec::<u8>().unwrap()[whole], filled);
+            }
+        };
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                scope.spawn(move || work(seed));
+            }
+        });
+        pool.finish().unwrap();
+        assert!(pool.lock().uploads.is_empty());
+    }
+
+    /// A buffer that is lost makes room.
+    #[test]
+    fn what_fails_is_named_and_counts_no_longer() {
+        let device = Device::cpu();
+        let pool = Pool::new(&device, 4);
+        let value = Tensor::zeros(&device, &[4], DType::U8, Kind::Value).unwrap();
+        for _ in 0..2 {
+            let buffer = pool.take("x", 3).unwrap();
+            let failed = pool.upload("x", &value, 0..3, buffer).unwrap_err();
+            assert!(failed.to_string().starts_with("`x` was not loaded: "));
+            assert_eq!(pool.lock().pinned, 0);
+        }
+    }
+}

@@ -14,7 +14,7 @@ use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
 use meshgrad_models::hf::{self, Experts, Loading};
 use meshgrad_models::{Error, Qwen3};
-use meshgrad_runtime::{Device, MemoryUse};
+use meshgrad_runtime::{Device, MemoryUse, with_stream};
 
 /// A GPU: the machine's with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
 /// with the tests.
@@ -32,8 +32,7 @@ fn gpu() -> Option<Device> {
 }
 
 /// Runs one test of this program again where the environment has these variables, on the emulator.
-/// Returns what it wrote.
-fn again(test: &str, variables: &[(&str, &str)]) -> String {
+fn again(test: &str, variables: &[(&str, &str)]) {
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env_remove("MESHGRAD_TEST_GPU")
@@ -42,8 +41,9 @@ fn again(test: &str, variables: &[(&str, &str)]) -> String {
         .output()
         .unwrap();
     let wrote = [run.stdout, run.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
-    assert!(run.status.success(), "{variables:?}: {}", wrote.concat());
-    wrote.concat()
+    let wrote = wrote.concat();
+    let passed = run.status.success() && wrote.contains("1 passed");
+    assert!(passed, "{test} with {variables:?}: {wrote}");
 }
 
 /// Each parameter's name and the bits of its value.
@@ -110,7 +110,22 @@ fn late_copies_change_nothing() {
     for seed in ["random:1", "random:2"] {
         let variables = [("MESHGRAD_EMULATOR_STREAMS", seed)];
         again("what_arrives_is_the_same_everywhere", &variables);
+        again("loading_inside_of_a_scope", &variables);
     }
+}
+
+/// Loading is done when it returns, on whatever stream the tensors were made.
+#[test]
+fn loading_inside_of_a_scope() {
+    let Some(gpu) = gpu() else { return };
+    let folder = Folder::new(CONFIGS[0].1, Experts::OneByOne, Dtype::F32);
+    let side = gpu.stream().unwrap();
+    let loaded = with_stream(&side, || {
+        let loaded = hf::load(folder.path(), &gpu)?;
+        Ok::<_, Error>(bits(&loaded.model))
+    });
+    let expected = hf::load(folder.path(), &Device::cpu()).unwrap();
+    assert!(loaded.unwrap().wait().unwrap() == bits(&expected.model));
 }
 
 /// On the CPU each tensor is filled where it lies: lent once, with no memory beside it.
