@@ -66,6 +66,24 @@ fn a_buffer_is_reused() {
     }
 }
 
+/// The same where the emulator copies as late as events allow.
+#[test]
+fn a_buffer_is_reused_when_it_has_been_copied() {
+    if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
+        return;
+    }
+    for seed in 1..6 {
+        let run = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_buffer_is_reused"])
+            .env("MESHGRAD_EMULATOR_STREAMS", format!("random:{seed}"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        let passed = run.status.success() && said.contains("1 passed");
+        assert!(passed, "seed {seed}: {said}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     for device in devices() {

@@ -19,8 +19,11 @@ pub(super) fn cut(region: &[Range<u64>], most: u64) -> Vec<Vec<Range<u64>>> {
     let mut outer = vec![Vec::new()];
     for range in &region[..dim] {
         let along = |before: Vec<Range<u64>>| {
-            let one = move |at| [&before[..], &[at..at + 1]].concat();
-            range.clone().map(one)
+            range.clone().map(move |at| {
+                let mut one = before.clone();
+                one.push(at..at + 1);
+                one
+            })
         };
         outer = outer.into_iter().flat_map(along).collect();
     }
