@@ -9,6 +9,7 @@ use meshgrad::autograd::{Grads, Module, Param, Tape};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
 use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Qwen3, hf};
 use meshgrad::runtime::{DType, Device, Tensor, ops as values};
+use meshgrad::train::report::with_loading_bar;
 
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
@@ -39,7 +40,8 @@ enum ComputeDType {
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
-    let loaded = hf::load(&arguments.model, device)?;
+    let loading = hf::Loading::of(&arguments.model);
+    let loaded = with_loading_bar(|progress| loading.progress(progress).load(device))?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?
         .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;

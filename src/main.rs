@@ -13,11 +13,12 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use meshgrad::ckpt::discover;
-use meshgrad::models::hf;
+use meshgrad::models::hf::Loading;
 use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::{Config, Override};
 use meshgrad::train::generate::{Drawing, generate};
+use meshgrad::train::report::with_loading_bar;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{self, Options, Resume, Summary};
 use meshgrad::train::tokenizer::Tokenizer;
@@ -229,7 +230,8 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         .ok()
         .and_then(|mut found| found.pop());
     let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
-    let mut loaded = hf::load(&folder, device)?;
+    let mut loaded =
+        with_loading_bar(|progress| Loading::of(&folder).progress(progress).load(device))?;
     checkpoint::load_router_biases(&folder, &mut loaded.model, device)?;
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
 

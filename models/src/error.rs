@@ -73,6 +73,27 @@ pub enum Error {
         dtype: DType,
     },
 
+    /// A tensor that could not be filled, or had no memory.
+    #[error("`{}` was not loaded: {source}", tensor.escape_debug())]
+    NotLoaded {
+        /// The tensor, as it is called in the model.
+        tensor: String,
+        /// Why not.
+        source: meshgrad_runtime::Error,
+    },
+
+    /// More memory of the host has to be pinned than is allowed.
+    #[error(
+        "loading to the device needs {needed} bytes of the host's memory to be pinned and may have \
+         {bound}: raise the bound (LoadOptions::pinned), or load fewer tensors at a time"
+    )]
+    PinnedBound {
+        /// What is enough, in bytes.
+        needed: u64,
+        /// The bound.
+        bound: u64,
+    },
+
     /// A map between parameters and tensors of a folder cannot be read.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -101,4 +122,13 @@ pub enum Error {
         /// Tokens given.
         given: usize,
     },
+}
+
+impl Error {
+    pub(crate) fn not_loaded(tensor: &str, source: meshgrad_runtime::Error) -> Error {
+        Error::NotLoaded {
+            tensor: tensor.into(),
+            source,
+        }
+    }
 }

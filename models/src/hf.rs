@@ -3,45 +3,37 @@
 //!
 //! A parameter here may be several tensors there: gate and up are one matrix, and so are all
 //! experts of a layer. A [map](map()) says how; reading follows it in one direction, writing in the
-//! other.
+//! other. Parameters may live on any device that computes ([`load`](crate::load)).
 
+mod loading;
 mod map;
 mod memory;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
-use meshgrad_ckpt::exec::{Slices, check_ties, execute, gather};
+use meshgrad_ckpt::exec::gather;
 use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
-use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options};
-use meshgrad_ckpt::source::{Choice, Sources};
-use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
-use meshgrad_runtime::{Device, Kind, Tensor};
+use meshgrad_ckpt::{FolderWriter, Snapshot};
+use meshgrad_runtime::{Device, Tensor};
 
+pub use loading::{Loaded, Loading};
 pub use map::{Experts, map};
-use memory::{Held, Lent, dtype_of};
+use memory::Held;
 
 use crate::config::Qwen3Config;
+use crate::load::dtype_of;
 use crate::{Error, Qwen3, Result};
 
-/// A model from a folder, and how that folder stores experts.
-pub struct Loaded {
-    /// The model, its parameters loaded.
-    pub model: Qwen3,
-    /// How the folder stores experts.
-    pub experts: Experts,
-}
-
-/// Loads the model of `dir`: config.json and one or several safetensors files.
+/// Loads the model of `dir`, config.json and one or several safetensors files, to `device`.
 ///
 /// # Errors
 /// [`Error::ConfigFile`]; [`Error::Tensors`] when tensors are missing, unexpected or of another
-/// shape, all at once; [`Error::Checkpoint`] when a file is damaged.
+/// shape, all at once; [`Error::Checkpoint`] when a file is damaged; [`Error::NotLoaded`] when
+/// memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
-    let model = Qwen3::new(&read_config(dir)?)?;
-    let experts = load_into(&model, dir, device)?;
-    Ok(Loaded { model, experts })
+    Loading::of(dir).load(device)
 }
 
 /// Reads config.json of `dir`.
@@ -57,67 +49,21 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
-/// Gives every parameter of `model` its value from the safetensors files of `dir`. Floats of any
-/// width are converted.
+/// Gives every parameter of `model` its value from the safetensors files of `dir`, on `device`.
+/// Floats of any width are converted.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load`]; the parameters keep their values then.
 pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
-    let folder = Folder::open(dir)?;
-    let mut tensors = Vec::new();
-    for param in model.params() {
-        let dtype = param.spec().dtype;
-        let value = Tensor::zeros(device, param.shape(), dtype, Kind::Parameter)?;
-        tensors.push((param, value));
-    }
-    let experts = read(&tensors, &folder, model.config().tie_word_embeddings)?;
-    for (param, value) in &tensors {
-        param.set(value)?;
-    }
-    Ok(experts)
+    Loading::of(dir).fill(model, device)
 }
 
 /// Reads back what [`add_tensors`] saved to the folder `dir`, into tensors that may change.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load`]; nobody knows then what the tensors hold.
 pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
-    read(tensors, &Folder::open(dir)?, false)?;
-    Ok(())
-}
-
-/// Reads tensors, named and shaped as their parameters: each byte once, straight to its place.
-fn read(tensors: &[(Param, Tensor)], folder: &Folder, tied: bool) -> Result<Experts> {
-    let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-    let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
-    let wanted = specs(tensors)?;
-    let waivers = Waivers::none().and("narrowed")?;
-    let bound = map(experts, tied)?.bind(&there, Some(&wanted), &waivers);
-    let bound = bound.map_err(|report| Error::Tensors {
-        folder: folder.path().to_owned(),
-        report,
-    })?;
-    check_ties(&bound, folder)?;
-
-    let wants = bound.wants();
-    let plan = LoadPlan::new(
-        bound.graph(),
-        &Catalog::of(folder),
-        &wants,
-        &Options::default(),
-    )?;
-    let mut places = Vec::new();
-    for want in &wants {
-        let tensor = tensors
-            .iter()
-            .find(|(param, _)| param.name() == want.target);
-        if let Some((_, tensor)) = tensor {
-            places.push(Lent::of(tensor)?);
-        }
-    }
-    let slices = Slices::new(places.iter_mut().map(Lent::bytes));
-    execute(&plan, &Sources::of(folder, Choice::Auto)?, &slices, &|_| {})?;
-    Ok(experts)
+    Loading::of(dir).fill_tensors(tensors)
 }
 
 fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
@@ -205,8 +151,14 @@ pub fn tensors_of(
     let bound = map.bind(&specs(tensors)?, None, &Waivers::none());
     let bound = bound.map_err(|report| Error::Unwritable { report })?;
 
+    let wants = bound.wants();
+    let sources: Vec<BTreeSet<&str>> = wants
+        .iter()
+        .map(|want| bound.graph().sources_of(want.expr))
+        .collect();
+    let mut held = Held::new(tensors, &sources);
     let mut made = Vec::new();
-    for want in bound.wants() {
+    for (want, names) in wants.iter().zip(&sources) {
         let spec = TensorSpec::new(
             &want.target,
             bound.graph().dtype(want.expr),
@@ -214,9 +166,10 @@ pub fn tensors_of(
         );
         let elements: u64 = spec.shape.iter().product();
         let mut bytes = vec![0; elements as usize * spec.dtype.bits() / 8];
-        let held = Held::of(bound.graph(), want.expr, tensors)?;
+        held.hold(names)?;
         let memory = |name: &str| held.bytes(name);
         gather(bound.graph(), want.expr, &want.region, &memory, &mut bytes)?;
+        held.release(names);
         made.push((spec, bytes));
     }
     Ok(made)

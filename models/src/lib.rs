@@ -10,6 +10,7 @@ pub mod config;
 mod error;
 pub mod hf;
 pub mod layers;
+pub mod load;
 pub mod mlp;
 pub mod moe;
 mod qwen3;

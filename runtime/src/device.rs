@@ -209,9 +209,19 @@ impl Device {
         self.0.memory.cache()
     }
 
-    /// Starts measuring the peak anew from what is live now.
+    /// How much memory of the host is pinned for copies to and from this GPU, in bytes: in
+    /// [`PinnedBuffer`](crate::PinnedBuffer)s, and in those that copies of ordinary memory go
+    /// through. None on another device.
+    pub fn pinned_memory(&self) -> MemoryUse {
+        self.gpu().map_or_else(MemoryUse::default, Gpu::pinned)
+    }
+
+    /// Starts measuring the peaks anew from what is live now.
     pub fn reset_peak(&self) {
         self.0.memory.reset_peak();
+        if let Some(gpu) = self.gpu() {
+            gpu.reset_pinned_peak();
+        }
     }
 
     /// Gives memory that is kept for reuse back to the operating system or the GPU's driver.

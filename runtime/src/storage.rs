@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
-use crate::cuda::{self, Part, Pool};
+use crate::cuda::{self, Part, Pinned, Pool, Upload};
 use crate::holds::{Access, Holds};
 use crate::memory::Block;
 use crate::{DType, Device, Element, Error, Result, stream};
@@ -140,6 +140,30 @@ impl Storage {
                 stream::forbid_in_capture(op)?;
                 let stream = stream::raw(&self.device, gpu);
                 Ok(gpu.upload(&stream, from, block)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Puts a copy of the first `bytes` bytes of pinned memory to those behind `offset` into the
+    /// current stream of a GPU, by which `op` changes it. Counts as a new version.
+    pub(crate) fn upload_pinned(
+        self: &Arc<Storage>,
+        op: &'static str,
+        from: Pinned,
+        bytes: usize,
+        offset: usize,
+    ) -> Result<Upload> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture(op)?;
+                stream::touch(self, Access::Write, op)?;
+                self.raise_version();
+                let stream = stream::raw(&self.device, gpu);
+                Ok(Upload::begin(&stream, from, bytes, Part { block, offset })?)
             }
             _ => Err(self.no_values()),
         }

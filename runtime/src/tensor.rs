@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cuda::{Pinned, Upload};
 use crate::storage::{Kind, Read, Storage, Write};
 use crate::{DType, Device, Element, Error, Layout, Result, Shape};
 
@@ -237,6 +238,19 @@ impl Tensor {
     pub fn write<T: Element>(&self, op: &'static str) -> Result<Write<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.write(op)
+    }
+
+    /// Puts a copy of the first `bytes` bytes of pinned memory to those behind `offset` of this
+    /// tensor, which is contiguous, into the current stream of a GPU.
+    pub(crate) fn upload_pinned(
+        &self,
+        op: &'static str,
+        from: Pinned,
+        bytes: usize,
+        offset: usize,
+    ) -> Result<Upload> {
+        let offset = self.offset_bytes() as usize + offset;
+        self.storage.upload_pinned(op, from, bytes, offset)
     }
 
     /// Where its first element lies on a GPU, for work that is put into the current stream now.

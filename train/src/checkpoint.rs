@@ -16,7 +16,7 @@ use std::path::Path;
 use meshgrad_autograd::{Init, Param};
 use meshgrad_ckpt::{Committed, Snapshot, step_name};
 use meshgrad_models::Qwen3;
-use meshgrad_models::hf::{self, Experts};
+use meshgrad_models::hf::{self, Experts, Loading};
 use meshgrad_runtime::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -93,20 +93,22 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
     Ok(meshgrad_ckpt::newest(run)?.committed)
 }
 
-/// Gives model and optimizer what a checkpoint saved. Routers get the biases that are
-/// there; biases that are not there stay as they are.
+/// Gives the optimizer and the routers what a checkpoint saved beside the parameters, which
+/// [`Loading::fill`] gives the model. Biases that are not there stay as they are.
+///
+/// `progress` is called with the bytes read and all there are, of one part after the other.
 ///
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.
-pub fn load(
+pub fn load_state(
     checkpoint: &Committed,
     model: &mut Qwen3,
     optimizer: &Optimizer,
     device: &Device,
+    progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<State> {
     let state = read_state(checkpoint)?;
     let folder = checkpoint.path();
-    hf::load_into(model, folder, device)?;
     let entries = optimizer.entries().iter();
     let means: Vec<(_, Tensor)> = entries
         .clone()
@@ -115,8 +117,12 @@ pub fn load(
     let squares: Vec<(_, Tensor)> = entries
         .map(|e| (e.param.clone(), e.square.clone()))
         .collect();
-    hf::read_tensors(&means, &folder.join("trainer/mean"))?;
-    hf::read_tensors(&squares, &folder.join("trainer/square"))?;
+    for (tensors, part) in [(&means, "trainer/mean"), (&squares, "trainer/square")] {
+        let part = folder.join(part);
+        Loading::of(&part)
+            .progress(progress)
+            .fill_tensors(tensors)?;
+    }
 
     load_router_biases(folder, model, device)?;
     Ok(state)
@@ -126,7 +132,7 @@ pub fn load(
 /// route with, and no part of a Hugging Face folder.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load_state`].
 pub fn load_router_biases(folder: &Path, model: &mut Qwen3, device: &Device) -> Result<()> {
     let biases = folder.join(ROUTER_BIAS);
     if biases.is_dir() {

@@ -5,11 +5,14 @@
 //! here measures anything.
 
 pub mod format;
+mod loading;
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+pub use loading::with_loading_bar;
 
 /// What stands above a run.
 #[derive(Debug, Clone, PartialEq)]

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use meshgrad_ckpt::{Begin, Committed, Saver, Task, WhenBusy, keep_last, step_name, survey};
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::hf::Loading;
 use meshgrad_runtime::Device;
 
 use crate::config::Config;
 use crate::data::Data;
 use crate::metrics::{MetricsFile, Record};
-use crate::report::{self, Header, Reporter, Status};
+use crate::report::{self, Header, Reporter, Status, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::trainer::{Measured, Outcome, Trainer};
@@ -134,19 +135,18 @@ impl<'a> Session<'a> {
         };
 
         let model = Qwen3::new(&model_config)?;
-        let begun_at;
-        let trainer = match &from {
+        let (trainer, begun_at) = match &from {
             None => {
-                begun_at = 0;
                 let model = Qwen3::materialized(&model_config, device, config.train.seed)?;
-                Trainer::new(model, config, device)?
+                (Trainer::new(model, config, device)?, 0)
             }
-            Some(checkpoint) => {
-                meshgrad_models::hf::load_into(&model, checkpoint.path(), device)?;
+            Some(checkpoint) => with_loading_bar(|progress| {
+                let parameters = Loading::of(checkpoint.path()).progress(progress);
+                parameters.fill(&model, device)?;
                 let mut trainer = Trainer::new(model, config, device)?;
-                begun_at = restore(checkpoint, &mut trainer, config, &data, device)?;
-                trainer
-            }
+                let step = restore(checkpoint, &mut trainer, config, &data, device, progress)?;
+                Ok::<_, TrainError>((trainer, step))
+            })?,
         };
 
         folder.write(&folder.config(), &config.to_toml()?)?;
@@ -427,8 +427,12 @@ fn restore(
     config: &Config,
     data: &Data,
     device: &Device,
+    progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<u64> {
-    let state = checkpoint::load(from, &mut trainer.model, &trainer.optimizer, device)?;
+    let Trainer {
+        model, optimizer, ..
+    } = trainer;
+    let state = checkpoint::load_state(from, model, optimizer, device, progress)?;
     let differs = |what, saved: String, now: String| TrainError::OtherRun {
         checkpoint: from.path().to_owned(),
         what,

@@ -1,84 +1,104 @@
-//! Tensors of the runtime as bytes: lent to be filled, held to be written.
+//! Tensors of the runtime as bytes, held to be written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use half::bf16;
 use meshgrad_autograd::Param;
 use meshgrad_ckpt::Dtype;
-use meshgrad_ckpt::graph::{Expr, Graph};
-use meshgrad_runtime::{DType, Read, Tensor, Write};
+use meshgrad_runtime::{Element, Read, Tensor};
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::load::dtype_of;
 
-/// The name of a runtime's dtype in a file.
-pub(super) fn dtype_of(dtype: DType) -> Result<Dtype> {
-    match dtype {
-        DType::F32 => Ok(Dtype::F32),
-        DType::BF16 => Ok(Dtype::BF16),
-        dtype => Err(Error::NotStored { dtype }),
-    }
+/// The tensors that others are made of, while they are needed: those of the host where they lie,
+/// and those of a GPU copied, once.
+pub(super) struct Held<'t> {
+    tensors: BTreeMap<&'t str, &'t Tensor>,
+    /// How often each is still needed.
+    uses: BTreeMap<&'t str, usize>,
+    open: BTreeMap<&'t str, One<'t>>,
 }
-
-/// A contiguous tensor on the CPU, to be filled.
-pub(super) enum Lent<'t> {
-    F32(Write<'t, f32>, std::ops::Range<usize>),
-    BF16(Write<'t, bf16>, std::ops::Range<usize>),
-}
-
-impl<'t> Lent<'t> {
-    pub(super) fn of(tensor: &'t Tensor) -> Result<Lent<'t>> {
-        let elements = elements(tensor);
-        match dtype_of(tensor.dtype())? {
-            Dtype::BF16 => Ok(Lent::BF16(tensor.write("load")?, elements)),
-            _ => Ok(Lent::F32(tensor.write("load")?, elements)),
-        }
-    }
-
-    pub(super) fn bytes(&mut self) -> &mut [u8] {
-        match self {
-            Lent::F32(write, elements) => bytemuck::cast_slice_mut(&mut write[elements.clone()]),
-            Lent::BF16(write, elements) => bytemuck::cast_slice_mut(&mut write[elements.clone()]),
-        }
-    }
-}
-
-/// The tensors that an expression is made of, to be read.
-pub(super) struct Held<'t>(BTreeMap<&'t str, One<'t>>);
 
 enum One<'t> {
-    F32(Read<'t, f32>, std::ops::Range<usize>),
-    BF16(Read<'t, bf16>, std::ops::Range<usize>),
+    F32(Elements<'t, f32>),
+    BF16(Elements<'t, bf16>),
+}
+
+enum Elements<'t, T> {
+    Here(Read<'t, T>, Range<usize>),
+    Copied(Vec<T>),
 }
 
 impl<'t> Held<'t> {
-    pub(super) fn of(
-        graph: &Graph,
-        expr: Expr,
-        tensors: &'t [(Param, Tensor)],
-    ) -> Result<Held<'t>> {
-        let mut held = BTreeMap::new();
-        let names = graph.sources_of(expr);
-        for (param, tensor) in tensors.iter().filter(|(it, _)| names.contains(it.name())) {
-            let elements = elements(tensor);
-            let one = match dtype_of(tensor.dtype())? {
-                Dtype::BF16 => One::BF16(tensor.read()?, elements),
-                _ => One::F32(tensor.read()?, elements),
-            };
-            held.insert(param.name(), one);
+    /// Nothing yet, of tensors that will be needed so: a set of names for each use.
+    pub(super) fn new(tensors: &'t [(Param, Tensor)], needed: &[BTreeSet<&'t str>]) -> Held<'t> {
+        let mut uses = BTreeMap::new();
+        for name in needed.iter().flatten() {
+            *uses.entry(*name).or_default() += 1;
         }
-        Ok(Held(held))
+        let tensors = tensors.iter().map(|(param, it)| (param.name(), it));
+        Held {
+            tensors: tensors.collect(),
+            uses,
+            open: BTreeMap::new(),
+        }
+    }
+
+    /// Holds what a use needs.
+    pub(super) fn hold(&mut self, names: &BTreeSet<&'t str>) -> Result<()> {
+        for name in names {
+            if let (Some(tensor), false) = (self.tensors.get(name), self.open.contains_key(name)) {
+                self.open.insert(name, One::of(tensor)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go what a use needed and no other will.
+    pub(super) fn release(&mut self, names: &BTreeSet<&'t str>) {
+        for name in names {
+            let left = self.uses.entry(name).or_default();
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.open.remove(name);
+            }
+        }
     }
 
     pub(super) fn bytes(&self, name: &str) -> Option<&[u8]> {
-        match self.0.get(name)? {
-            One::F32(read, elements) => Some(bytemuck::cast_slice(&read[elements.clone()])),
-            One::BF16(read, elements) => Some(bytemuck::cast_slice(&read[elements.clone()])),
+        match self.open.get(name)? {
+            One::F32(elements) => Some(bytemuck::cast_slice(elements.slice())),
+            One::BF16(elements) => Some(bytemuck::cast_slice(elements.slice())),
         }
     }
 }
 
-/// Where the elements of a contiguous tensor lie in its storage.
-fn elements(tensor: &Tensor) -> std::ops::Range<usize> {
-    let start = tensor.layout().offset();
-    start..start + tensor.elements()
+impl<'t> One<'t> {
+    fn of(tensor: &'t Tensor) -> Result<One<'t>> {
+        match dtype_of(tensor.dtype())? {
+            Dtype::BF16 => Ok(One::BF16(Elements::of(tensor)?)),
+            _ => Ok(One::F32(Elements::of(tensor)?)),
+        }
+    }
+}
+
+impl<'t, T: Element> Elements<'t, T> {
+    fn of(tensor: &'t Tensor) -> Result<Elements<'t, T>> {
+        if tensor.device().is_gpu() || !tensor.is_contiguous() {
+            return Ok(Elements::Copied(tensor.to_vec()?));
+        }
+        let start = tensor.layout().offset();
+        Ok(Elements::Here(
+            tensor.read()?,
+            start..start + tensor.elements(),
+        ))
+    }
+
+    fn slice(&self) -> &[T] {
+        match self {
+            Elements::Here(read, elements) => &read[elements.clone()],
+            Elements::Copied(elements) => elements,
+        }
+    }
 }

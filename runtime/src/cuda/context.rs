@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
 
 use super::driver::{self, call, check};
 use super::{CudaError, Library};
+use crate::MemoryUse;
 
 /// The oldest compute capability that our kernels run on.
 const OLDEST: (u32, u32) = (8, 0);
@@ -36,6 +37,14 @@ pub(crate) struct Context {
     name: Name,
     device: CUdevice,
     raw: CUcontext,
+    pinned: PinnedBytes,
+}
+
+/// Bytes of the host's memory that are pinned for a context.
+#[derive(Default)]
+struct PinnedBytes {
+    live: AtomicUsize,
+    peak: AtomicUsize,
 }
 
 // SAFETY: a context is a handle that the driver allows any thread to use.
@@ -75,6 +84,7 @@ impl Context {
             name,
             device,
             raw,
+            pinned: PinnedBytes::default(),
         };
         Ok((context, properties))
     }
@@ -88,6 +98,33 @@ impl Context {
         unsafe { call!(self, cuCtxSetCurrent(self.raw)) }?;
         CURRENT.set(self.id);
         Ok(())
+    }
+
+    /// Counts memory of the host that was pinned.
+    pub(crate) fn count_pinned(&self, bytes: usize) {
+        let live = self.pinned.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.pinned.peak.fetch_max(live, Ordering::Relaxed);
+    }
+
+    /// Counts memory of the host that is pinned no longer.
+    pub(crate) fn count_unpinned(&self, bytes: usize) {
+        self.pinned.live.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// How much memory of the host is pinned.
+    pub(crate) fn pinned(&self) -> MemoryUse {
+        let live = self.pinned.live.load(Ordering::Relaxed);
+        MemoryUse {
+            live,
+            peak: self.pinned.peak.load(Ordering::Relaxed),
+            reserved: live,
+        }
+    }
+
+    /// Starts measuring the peak of what is pinned anew.
+    pub(crate) fn reset_pinned_peak(&self) {
+        let live = self.pinned.live.load(Ordering::Relaxed);
+        self.pinned.peak.store(live, Ordering::Relaxed);
     }
 }
 

@@ -6,11 +6,12 @@ use meshgrad_kernels::{Arguments, Launch, Variant};
 
 use super::allocator::{Allocator, Block};
 use super::graph::Capture;
-use super::memory::{DeviceMemory, Staging, relaxed};
+use super::memory::{DeviceMemory, Pinned, Staging, relaxed};
 use super::module::Modules;
 use super::stream::RawStream;
 use super::streams::Streams;
 use super::{Context, CudaError, GpuProperties, Library};
+use crate::MemoryUse;
 
 /// A GPU: its first stream, its kernels, and the way to it.
 pub(crate) struct Gpu {
@@ -72,6 +73,21 @@ impl Gpu {
         stream: &RawStream,
     ) -> Result<(), CudaError> {
         self.modules.launch(variant, launch, arguments, stream)
+    }
+
+    /// Pinned memory of the host, of zeros.
+    pub(crate) fn pin(&self, bytes: usize) -> Result<Pinned, CudaError> {
+        Pinned::new(&self.context, bytes)
+    }
+
+    /// How much memory of the host is pinned.
+    pub(crate) fn pinned(&self) -> MemoryUse {
+        self.context.pinned()
+    }
+
+    /// Starts measuring the peak of what is pinned anew.
+    pub(crate) fn reset_pinned_peak(&self) {
+        self.context.reset_pinned_peak();
     }
 
     /// Puts a copy of `from` to the start of `to` into `stream`.

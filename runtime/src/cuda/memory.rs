@@ -71,13 +71,18 @@ pub(crate) struct Pinned {
 
 // SAFETY: plain memory that belongs to its holder alone.
 unsafe impl Send for Pinned {}
+// SAFETY: through a shared reference the memory is only read.
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
+    /// Memory of zeros.
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned, CudaError> {
         context.bind()?;
         let mut address = std::ptr::null_mut();
-        // SAFETY: the context is current; writes one address.
-        let code = unsafe { sys::cuMemHostAlloc(&mut address, bytes, 0) };
+        let code = relaxed(|| {
+            // SAFETY: the context is current; writes one address.
+            unsafe { sys::cuMemHostAlloc(&mut address, bytes, 0) }
+        });
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(CudaError::Pinned {
                 device: context.to_string(),
@@ -89,6 +94,7 @@ impl Pinned {
         let address = address.cast::<u8>();
         // SAFETY: just allocated with this size; zeroed so that it is never uninitialised.
         unsafe { address.write_bytes(0, bytes) };
+        context.count_pinned(bytes);
         Ok(Pinned {
             context: context.clone(),
             address,
@@ -96,14 +102,15 @@ impl Pinned {
         })
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: allocated with this size, initialised, and the GPU writes only while `Staging`
         // waits for it.
         unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` proves that nobody shares it.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` proves that nobody shares it; the GPU reads only what
+        // `Staging` does not touch or an `Upload` owns.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
@@ -111,9 +118,88 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: made in `new`, and nobody else has it.
-            let _ = unsafe { sys::cuMemFreeHost(self.address.cast()) };
+            let _ = relaxed(|| {
+                // SAFETY: made in `new`, and nobody else has it.
+                unsafe { sys::cuMemFreeHost(self.address.cast()) }
+            });
         }
+        self.context.count_unpinned(self.bytes);
+    }
+}
+
+/// A copy out of pinned memory, which is its own until the GPU is done with it.
+pub(crate) struct Upload {
+    buffer: Option<Pinned>,
+    /// When the GPU is done; `None` where nothing is copied.
+    done: Option<Event>,
+}
+
+impl Upload {
+    /// Puts a copy of the first `bytes` bytes of `buffer` to `to` into `stream`.
+    pub(crate) fn begin(
+        stream: &Arc<RawStream>,
+        buffer: Pinned,
+        bytes: usize,
+        to: Part<'_>,
+    ) -> Result<Upload, CudaError> {
+        assert!(
+            bytes <= buffer.bytes && to.offset + bytes <= to.block.bytes(),
+            "an upload fits its buffer and its block"
+        );
+        let (from, to) = (buffer.address.cast(), to.block.address() + to.offset as u64);
+        let mut upload = Upload {
+            buffer: Some(buffer),
+            done: None,
+        };
+        if bytes == 0 {
+            return Ok(upload);
+        }
+        stream.context().bind()?;
+        // SAFETY: the block is large enough, and its memory is given to others in the order of
+        // streams only; the buffer is pinned, large enough, and given to nobody before `done`.
+        unsafe {
+            call!(
+                &**stream.context(),
+                cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())
+            )
+        }?;
+        match stream.record() {
+            Ok(done) => upload.done = Some(done),
+            Err(error) => {
+                upload.lose();
+                return Err(error);
+            }
+        }
+        Ok(upload)
+    }
+
+    /// Waits on the host until the copy is done, and gives the memory back.
+    pub(crate) fn synchronize(mut self) -> Result<Pinned, CudaError> {
+        self.wait()?;
+        match self.buffer.take() {
+            Some(buffer) => Ok(buffer),
+            None => unreachable!("an upload keeps its buffer until it is given back or lost"),
+        }
+    }
+
+    fn wait(&mut self) -> Result<(), CudaError> {
+        let waited = self.done.take().map_or(Ok(()), |done| done.synchronize());
+        if waited.is_err() {
+            self.lose();
+        }
+        waited
+    }
+
+    /// Nobody knows when the GPU is done: better to lose the memory than to reuse it.
+    fn lose(&mut self) {
+        std::mem::forget(self.buffer.take());
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        // An error here is one of a kernel before, which the next call reports.
+        let _ = self.wait();
     }
 }
 

@@ -1,0 +1,141 @@
+//! Reading: from a folder to a model's parameters, on whatever device.
+
+use std::path::Path;
+
+use meshgrad_autograd::{Module, Param};
+use meshgrad_ckpt::Folder;
+use meshgrad_ckpt::exec::check_ties;
+use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
+use meshgrad_ckpt::plan::{PlanError, Want};
+use meshgrad_runtime::{Device, Fresh, Kind, Tensor};
+
+use super::{Experts, map, read_config, specs};
+use crate::load::{LoadOptions, load};
+use crate::{Error, Qwen3, Result};
+
+/// A model from a folder, and how that folder stores experts.
+pub struct Loaded {
+    /// The model, its parameters loaded.
+    pub model: Qwen3,
+    /// How the folder stores experts.
+    pub experts: Experts,
+}
+
+/// A folder that will be loaded, and how.
+///
+/// ```no_run
+/// use std::path::Path;
+///
+/// use meshgrad_models::hf::Loading;
+/// use meshgrad_runtime::Device;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let loaded = Loading::of(Path::new("Qwen3-30B-A3B"))
+///     .progress(&|read, all| eprintln!("{read} of {all} bytes"))
+///     .load(&Device::cuda(0)?)?;
+/// # let _ = loaded.model;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Loading<'a> {
+    dir: &'a Path,
+    options: LoadOptions<'a>,
+}
+
+impl<'a> Loading<'a> {
+    /// The folder `dir`.
+    pub fn of(dir: &'a Path) -> Loading<'a> {
+        Loading {
+            dir,
+            options: LoadOptions::default(),
+        }
+    }
+
+    /// Calls `progress` with the bytes read and all there are to read, after each read and from any
+    /// thread.
+    pub fn progress(mut self, progress: &'a (dyn Fn(u64, u64) + Sync)) -> Loading<'a> {
+        self.options.progress = progress;
+        self
+    }
+
+    /// Pins at most so many bytes of the host's memory, to load to a GPU.
+    pub fn pinned(mut self, bytes: u64) -> Loading<'a> {
+        self.options.pinned = bytes;
+        self
+    }
+
+    /// Loads the model that the folder describes.
+    ///
+    /// # Errors
+    /// As [`hf::load`](super::load).
+    pub fn load(&self, device: &Device) -> Result<Loaded> {
+        let model = Qwen3::new(&read_config(self.dir)?)?;
+        let experts = self.fill(&model, device)?;
+        Ok(Loaded { model, experts })
+    }
+
+    /// Gives every parameter of `model` its value.
+    ///
+    /// # Errors
+    /// As [`hf::load_into`](super::load_into).
+    pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Experts> {
+        let folder = Folder::open(self.dir)?;
+        let mut tensors = Vec::new();
+        for param in model.params() {
+            let value = unfilled(&param, device)?;
+            tensors.push((param, value));
+        }
+        let experts = self.read(&tensors, &folder, model.config().tie_word_embeddings)?;
+        for (param, value) in &tensors {
+            param.set(value)?;
+        }
+        Ok(experts)
+    }
+
+    /// Fills tensors that are named and shaped as their parameters.
+    ///
+    /// # Errors
+    /// As [`hf::read_tensors`](super::read_tensors).
+    pub fn fill_tensors(&self, tensors: &[(Param, Tensor)]) -> Result<()> {
+        self.read(tensors, &Folder::open(self.dir)?, false)?;
+        Ok(())
+    }
+
+    /// Each byte once, straight to its place.
+    fn read<'t>(
+        &self,
+        tensors: &'t [(Param, Tensor)],
+        folder: &Folder,
+        tied: bool,
+    ) -> Result<Experts> {
+        let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
+        let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
+        let wanted = specs(tensors)?;
+        let waivers = Waivers::none().and("narrowed")?;
+        let bound = map(experts, tied)?.bind(&there, Some(&wanted), &waivers);
+        let bound = bound.map_err(|report| Error::Tensors {
+            folder: folder.path().to_owned(),
+            report,
+        })?;
+        check_ties(&bound, folder)?;
+
+        let to_its_tensor = |(param, tensor): &'t (Param, Tensor)| {
+            let expr = bound.expr(param.name()).ok_or_else(|| PlanError::Missing {
+                names: vec![param.name().to_owned()],
+            })?;
+            Ok((Want::all(param.name(), bound.graph(), expr), tensor))
+        };
+        let wants = tensors.iter().map(to_its_tensor);
+        let wants = wants.collect::<Result<Vec<_>>>()?;
+        load(folder, bound.graph(), &wants, &self.options)?;
+        Ok(experts)
+    }
+}
+
+/// Memory for a parameter's value, which holds anything until it is loaded.
+fn unfilled(param: &Param, device: &Device) -> Result<Tensor> {
+    let fresh = Fresh::of_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
+    let fresh = fresh.map_err(|source| Error::not_loaded(param.name(), source))?;
+    Ok(fresh.finish())
+}

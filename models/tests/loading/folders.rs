@@ -1,0 +1,113 @@
+//! Hugging Face folders of small models.
+
+use std::path::Path;
+
+use half::bf16;
+use meshgrad_autograd::Module;
+use meshgrad_ckpt::{Dtype, FileWriter};
+use meshgrad_models::Qwen3;
+use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::hf::{self, Experts};
+use meshgrad_runtime::Device;
+
+/// Dense with tied embeddings, and with experts whose rows are larger than the least bound.
+pub(crate) const CONFIGS: [(&str, &str); 2] = [
+    (
+        "tied",
+        r#"
+        model_type = "qwen3"
+        vocab_size = 700
+        hidden_size = 40
+        intermediate_size = 72
+        num_hidden_layers = 2
+        num_attention_heads = 6
+        num_key_value_heads = 1
+        head_dim = 16
+        tie_word_embeddings = true
+        "#,
+    ),
+    (
+        "experts",
+        r#"
+        model_type = "qwen3_moe"
+        vocab_size = 300
+        hidden_size = 64
+        num_hidden_layers = 2
+        num_attention_heads = 4
+        num_key_value_heads = 2
+        num_experts = 12
+        num_experts_per_tok = 2
+        moe_intermediate_size = 56
+        norm_topk_prob = true
+        "#,
+    ),
+];
+
+pub(crate) fn config(text: &str) -> Qwen3Config {
+    toml::from_str(text).unwrap()
+}
+
+/// A folder with a model of random parameters.
+pub(crate) struct Folder {
+    folder: tempfile::TempDir,
+    bytes: u64,
+}
+
+impl Folder {
+    pub(crate) fn new(text: &str, experts: Experts, dtype: Dtype) -> Folder {
+        let config = config(text);
+        let model = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), config.to_json().unwrap()).unwrap();
+
+        let tensors = saved(&model, experts);
+        let mut writer = FileWriter::new();
+        for (name, shape, _) in &tensors {
+            writer.add(name, dtype, shape).unwrap();
+        }
+        let path = folder.path().join("model.safetensors");
+        let mut bytes = 0;
+        let saved = writer.save(&path, |tensor, data| {
+            let (_, _, values) = tensors.iter().find(|it| it.0 == tensor.name).unwrap();
+            let stored = match dtype {
+                Dtype::BF16 => narrowed(values),
+                _ => values.clone(),
+            };
+            bytes += stored.len() as u64;
+            data.append(&stored)
+        });
+        saved.unwrap();
+        Folder { folder, bytes }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Bytes of its tensors.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Name, shape and bytes of each tensor that a model is saved as.
+pub(crate) fn saved(model: &Qwen3, experts: Experts) -> Vec<(String, Vec<usize>, Vec<u8>)> {
+    let value = |param: meshgrad_autograd::Param| {
+        let value = param.value().unwrap();
+        (param, value)
+    };
+    let values: Vec<_> = model.params().into_iter().map(value).collect();
+    let tensors = hf::tensors_of(&values, experts).unwrap();
+    let plain = tensors.into_iter().map(|(spec, bytes)| {
+        let shape = spec.shape.iter().map(|extent| *extent as usize);
+        (spec.name, shape.collect(), bytes)
+    });
+    plain.collect()
+}
+
+fn narrowed(values: &[u8]) -> Vec<u8> {
+    let values = values.as_chunks().0.iter().copied().map(f32::from_le_bytes);
+    values
+        .flat_map(|it| bf16::from_f32(it).to_le_bytes())
+        .collect()
+}

@@ -1,0 +1,204 @@
+//! Loading to a GPU: what arrives is what arrives on the CPU, bit for bit, with no more memory
+//! pinned than is allowed, and an error leaves the model as it was.
+
+mod failures;
+mod folders;
+mod regions;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+
+use folders::{CONFIGS, Folder, config};
+use meshgrad_autograd::Module;
+use meshgrad_ckpt::Dtype;
+use meshgrad_models::hf::{self, Experts, Loading};
+use meshgrad_models::{Error, Qwen3};
+use meshgrad_runtime::{Device, MemoryUse, with_stream};
+
+/// A GPU: the machine's with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
+/// with the tests.
+fn gpu() -> Option<Device> {
+    let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
+        Ok("cuda") => Device::cuda(0),
+        Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: only `cuda` is known"),
+        Err(_) if Device::emulator_is_built() => Device::emulator(0),
+        Err(_) => {
+            eprintln!("no emulator: tested on the CPU only");
+            return None;
+        }
+    };
+    Some(device.unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Runs one test of this program again where the environment has these variables, on the emulator.
+fn again(test: &str, variables: &[(&str, &str)]) {
+    let run = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env_remove("MESHGRAD_TEST_GPU")
+        .env("MESHGRAD_EMULATOR_QUIET", "1")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let wrote = [run.stdout, run.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
+    let wrote = wrote.concat();
+    let passed = run.status.success() && wrote.contains("1 passed");
+    assert!(passed, "{test} with {variables:?}: {wrote}");
+}
+
+/// Each parameter's name and the bits of its value.
+fn bits(model: &Qwen3) -> Vec<(String, Vec<u32>)> {
+    let of = |param: meshgrad_autograd::Param| {
+        let value = param.value().unwrap().to_vec::<f32>().unwrap();
+        let bits = value.iter().map(|it| it.to_bits()).collect();
+        (param.name().to_owned(), bits)
+    };
+    model.params().into_iter().map(of).collect()
+}
+
+/// Bounds on pinned memory: room for all, for a part, and for less than a row of stacked experts.
+const BOUNDS: [u64; 4] = [256 << 20, 1 << 20, 128 << 10, 24 << 10];
+
+/// Values that are compared are copied back through two buffers, which stay.
+const COMPARING: usize = 8 << 20;
+
+/// All configurations, both ways to store experts, files as they are and narrower: the same
+/// parameters on both devices, with nothing pinned beyond the bound or afterwards.
+#[test]
+fn what_arrives_is_the_same_everywhere() {
+    let Some(gpu) = gpu() else { return };
+    for (name, text) in CONFIGS {
+        for (experts, dtype) in [
+            (Experts::OneByOne, Dtype::F32),
+            (Experts::OneByOne, Dtype::BF16),
+            (Experts::Fused, Dtype::F32),
+            (Experts::Fused, Dtype::BF16),
+        ] {
+            let folder = Folder::new(text, experts, dtype);
+            let expected = hf::load(folder.path(), &Device::cpu()).unwrap();
+            for bound in BOUNDS {
+                gpu.reset_peak();
+                let loaded = Loading::of(folder.path()).pinned(bound).load(&gpu);
+                let loaded = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));
+                assert_bounded(&gpu, bound);
+                assert_eq!(loaded.experts, expected.experts);
+                let same = bits(&loaded.model) == bits(&expected.model);
+                assert!(same, "{name}, {experts:?}, {dtype}, {bound} bytes pinned");
+            }
+        }
+    }
+}
+
+/// Something was pinned, not more than the bound, and of that nothing is left.
+fn assert_bounded(gpu: &Device, bound: u64) {
+    let MemoryUse { live, peak, .. } = gpu.pinned_memory();
+    assert!(
+        live == 0 || live == COMPARING,
+        "{live} bytes are pinned still"
+    );
+    let peak = (peak - live) as u64;
+    assert!((1..=bound).contains(&peak), "{peak} of {bound}");
+}
+
+/// The same where the GPU does its copies as late as events allow: a buffer that was filled again
+/// too early would show.
+#[test]
+fn late_copies_change_nothing() {
+    if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
+        return;
+    }
+    for seed in ["random:1", "random:2"] {
+        let variables = [("MESHGRAD_EMULATOR_STREAMS", seed)];
+        again("what_arrives_is_the_same_everywhere", &variables);
+        again("loading_inside_of_a_scope", &variables);
+    }
+}
+
+/// Loading is done when it returns, on whatever stream the tensors were made.
+#[test]
+fn loading_inside_of_a_scope() {
+    let Some(gpu) = gpu() else { return };
+    let folder = Folder::new(CONFIGS[0].1, Experts::OneByOne, Dtype::F32);
+    let side = gpu.stream().unwrap();
+    let loaded = with_stream(&side, || {
+        let loaded = hf::load(folder.path(), &gpu)?;
+        Ok::<_, Error>(bits(&loaded.model))
+    });
+    let expected = hf::load(folder.path(), &Device::cpu()).unwrap();
+    assert!(loaded.unwrap().wait().unwrap() == bits(&expected.model));
+}
+
+/// On the CPU each tensor is filled where it lies: lent once, with no memory beside it.
+#[test]
+fn the_cpu_copies_nothing_extra() {
+    for (_, text) in CONFIGS {
+        let folder = Folder::new(text, Experts::OneByOne, Dtype::BF16);
+        let device = Device::cpu();
+        let loaded = hf::load(folder.path(), &device).unwrap();
+        for param in loaded.model.params() {
+            assert_eq!(param.value().unwrap().version(), 1, "{}", param.name());
+        }
+        let memory = device.memory();
+        assert_eq!(memory.peak, memory.live);
+        assert_eq!(device.pinned_memory().peak, 0);
+    }
+}
+
+/// What is saved from a GPU is what is saved from the CPU.
+#[test]
+fn what_is_saved_is_the_same_everywhere() {
+    let Some(gpu) = gpu() else { return };
+    for (name, text) in CONFIGS {
+        let folder = Folder::new(text, Experts::OneByOne, Dtype::F32);
+        for experts in [Experts::OneByOne, Experts::Fused] {
+            let [here, there] = [&Device::cpu(), &gpu].map(|device| {
+                let model = hf::load(folder.path(), device).unwrap().model;
+                folders::saved(&model, experts)
+            });
+            assert!(here == there, "{name}, {experts:?}");
+        }
+    }
+}
+
+/// Progress begins above nothing and ends at all there is.
+#[test]
+fn progress_is_told() {
+    let folder = Folder::new(CONFIGS[1].1, Experts::OneByOne, Dtype::F32);
+    for device in [Some(Device::cpu()), gpu()].into_iter().flatten() {
+        let told = Mutex::new(Vec::new());
+        let tell = |read, all| told.lock().unwrap().push((read, all));
+        let loading = Loading::of(folder.path()).pinned(128 << 10).progress(&tell);
+        let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
+        loading.fill(&model, &device).unwrap();
+
+        let told = told.into_inner().unwrap();
+        let all = folder.bytes();
+        assert!(
+            told.iter()
+                .all(|it| it.1 == all && (1..=all).contains(&it.0))
+        );
+        assert!(told.iter().any(|it| it.0 == all));
+    }
+}
+
+/// A device without values is refused, and the model stays without any.
+#[test]
+fn a_device_that_computes_nothing() {
+    let folder = Folder::new(CONFIGS[0].1, Experts::OneByOne, Dtype::F32);
+    let devices = [Some(Device::cpu()), gpu()].into_iter().flatten();
+    for device in devices.map(|device| Device::meta(device.properties())) {
+        let error = hf::load(folder.path(), &device).err().unwrap();
+        let expected = format!("was not loaded: {device} knows shapes only");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
+
+fn assert_without_values(model: &Qwen3) {
+    assert!(model.params().iter().all(|param| param.value().is_err()));
+}
+
+fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Experts, Error>) {
+    let model = Qwen3::new(&hf::read_config(dir).unwrap()).unwrap();
+    let filled = Loading::of(dir).pinned(bound).fill(&model, gpu);
+    (model, filled)
+}

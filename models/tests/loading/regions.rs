@@ -1,0 +1,144 @@
+//! Regions of any expression, without a model.
+
+use half::bf16;
+use meshgrad_ckpt::graph::{Expr, Graph};
+use meshgrad_ckpt::plan::Want;
+use meshgrad_ckpt::{Dtype, FileWriter, Folder};
+use meshgrad_models::Error;
+use meshgrad_models::load::{LoadOptions, load};
+use meshgrad_runtime::{DType, Device, Kind, Tensor};
+
+use crate::gpu;
+
+const SHAPE: [usize; 3] = [6, 50, 40];
+
+/// One tensor whose elements are all different.
+fn folder() -> (tempfile::TempDir, Folder) {
+    let place = tempfile::tempdir().unwrap();
+    let mut file = FileWriter::new();
+    file.add("x", Dtype::F32, &SHAPE).unwrap();
+    let count: usize = SHAPE.iter().product();
+    let values = (0..count).flat_map(|it| (it as f32).to_le_bytes());
+    let bytes: Vec<u8> = values.collect();
+    let path = place.path().join("model.safetensors");
+    file.save(&path, |_, data| data.append(&bytes)).unwrap();
+    let folder = Folder::open(place.path()).unwrap();
+    (place, folder)
+}
+
+/// Regions of `x`, as it is, transposed, cast and padded.
+fn wants(graph: &mut Graph) -> Vec<(Want, DType)> {
+    let x = graph
+        .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
+        .unwrap();
+    let turned = graph.transpose(x, 0, 2).unwrap();
+    let narrow = graph.cast(x, Dtype::BF16).unwrap();
+    let part = |name: &str, of: Expr, dtype| (Want::new(name, of, [1..5, 7..50, 0..6]), dtype);
+    vec![
+        (Want::all("all", graph, x), DType::F32),
+        part("part", x, DType::F32),
+        part("turned", turned, DType::F32),
+        part("narrow", narrow, DType::BF16),
+        (Want::new("none", x, [0..6, 3..3, 0..40]), DType::F32),
+    ]
+}
+
+fn tensors(device: &Device, wants: &[(Want, DType)]) -> Vec<Tensor> {
+    let tensor = |(want, dtype): &(Want, DType)| {
+        let shape: Vec<usize> = want.region.iter().map(|it| it.clone().count()).collect();
+        Tensor::zeros(device, &shape, *dtype, Kind::Cache).unwrap()
+    };
+    wants.iter().map(tensor).collect()
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    match tensor.dtype() {
+        DType::BF16 => {
+            let values = tensor.to_vec::<bf16>().unwrap();
+            values.iter().map(|it| it.to_bits().into()).collect()
+        }
+        _ => {
+            let values = tensor.to_vec::<f32>().unwrap();
+            values.iter().map(|it| it.to_bits()).collect()
+        }
+    }
+}
+
+/// Whatever the bound: the regions that the CPU gets, within the bound, or an error that tells a
+/// bound which is enough.
+#[test]
+fn regions_arrive_within_the_bound_or_not_at_all() {
+    let Some(gpu) = gpu() else { return };
+    let (_place, folder) = folder();
+    let mut graph = Graph::new();
+    let wants = wants(&mut graph);
+    let load_to = |device: &Device, pinned: u64| {
+        let tensors = tensors(device, &wants);
+        let pairs = wants.iter().zip(&tensors);
+        let pairs: Vec<(Want, &Tensor)> =
+            pairs.map(|(it, tensor)| (it.0.clone(), tensor)).collect();
+        let options = LoadOptions {
+            pinned,
+            ..LoadOptions::default()
+        };
+        load(&folder, &graph, &pairs, &options).map(|_| tensors)
+    };
+    let bits_of = |tensors: &[Tensor]| tensors.iter().map(bits).collect::<Vec<_>>();
+    let expected = bits_of(&load_to(&Device::cpu(), 0).unwrap());
+    let (mut arrived, mut refused) = (0, 0);
+    let mut bounds = vec![8 << 10, 40 << 10, 100 << 10, 300_000, 1 << 20, 64 << 20];
+    while let Some(bound) = bounds.pop() {
+        let before = gpu.pinned_memory().live;
+        gpu.reset_peak();
+        let loaded = load_to(&gpu, bound);
+        let peak = gpu.pinned_memory().peak - before;
+        assert!(peak as u64 <= bound, "{peak} of {bound}");
+        assert_eq!(gpu.pinned_memory().live, before);
+        match loaded {
+            Ok(tensors) => {
+                assert!(bits_of(&tensors) == expected, "{bound}");
+                arrived += 1;
+            }
+            Err(Error::PinnedBound { needed, .. }) => {
+                assert!(needed > bound);
+                bounds.push(needed);
+                refused += 1;
+            }
+            Err(error) => panic!("{bound}: {error}"),
+        }
+    }
+    assert!(arrived >= 6 && refused >= 1, "{arrived}, {refused}");
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let Some(gpu) = gpu() else { return };
+    let (_place, folder) = folder();
+    let mut graph = Graph::new();
+    let x = graph
+        .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
+        .unwrap();
+    let want = |name: &str| Want::new(name, x, [0..6, 0..50, 0..40]);
+    let load_both = |first: &Tensor, second: &Tensor| {
+        let pairs = [(want("a"), first), (want("b"), second)];
+        let loaded = load(&folder, &graph, &pairs, &LoadOptions::default());
+        loaded.unwrap_err().to_string()
+    };
+    let tensor = |device: &Device, shape: &[usize], kind| {
+        Tensor::zeros(device, shape, DType::F32, kind).unwrap()
+    };
+    let fits = tensor(&gpu, &SHAPE, Kind::Cache);
+    let elsewhere = tensor(&Device::cpu(), &SHAPE, Kind::Cache);
+    let error = load_both(&fits, &elsewhere);
+    assert!(
+        error.starts_with("`b` was not loaded: load: operands live"),
+        "{error}"
+    );
+    let error = load_both(&fits, &tensor(&gpu, &[6, 50], Kind::Cache));
+    assert!(error.starts_with("target `b` has 48000 bytes"), "{error}");
+    let error = load_both(&fits, &tensor(&gpu, &SHAPE, Kind::Value));
+    assert!(
+        error.starts_with("`b` was not loaded: fill_from_pinned"),
+        "{error}"
+    );
+}

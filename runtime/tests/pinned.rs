@@ -1,0 +1,164 @@
+//! Memory that a GPU copies out of by itself.
+
+mod devices;
+
+use devices::{devices, gpu, numbered};
+use half::bf16;
+use meshgrad_runtime::{
+    CudaError, DType, Device, Error, Kind, PinnedBuffer, Tensor, ops, with_stream,
+};
+
+fn buffer(device: &Device, bytes: &[u8]) -> PinnedBuffer {
+    let mut buffer = PinnedBuffer::new(device, bytes.len()).unwrap();
+    assert!(buffer.as_ref().iter().all(|byte| *byte == 0));
+    buffer.as_mut().copy_from_slice(bytes);
+    buffer
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|it| it.to_le_bytes()).collect()
+}
+
+/// Parts of tensors and of views get the bytes, everything else keeps its own, and the buffer comes
+/// back as it was.
+#[test]
+fn bytes_go_where_they_belong() {
+    for device in devices() {
+        let x = Tensor::zeros(&device, &[4, 2], DType::F32, Kind::Parameter).unwrap();
+        let upload = x.fill_from_pinned(4..12, buffer(&device, &bytes(&[1.0, 2.0, 3.0])));
+        let back = upload.unwrap().synchronize().unwrap();
+        assert_eq!(back.as_ref(), bytes(&[1.0, 2.0, 3.0]));
+        let rows = x.slice(0, 2..4).unwrap();
+        let upload = rows.fill_from_pinned(8..16, back).unwrap();
+        // What comes after it in the stream sees it.
+        assert_eq!(
+            x.to_vec::<f32>().unwrap(),
+            [0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 1.0, 2.0]
+        );
+        assert_eq!(x.version(), 2);
+        drop(upload);
+
+        let y = Tensor::zeros(&device, &[3], DType::BF16, Kind::Cache).unwrap();
+        let value = bf16::from_f32(-1.5);
+        let upload = y.fill_from_pinned(2..4, buffer(&device, &value.to_le_bytes()));
+        drop(upload.unwrap());
+        let zero = bf16::from_f32(0.0);
+        assert_eq!(y.to_vec::<bf16>().unwrap(), [zero, value, zero]);
+
+        let nothing = PinnedBuffer::new(&device, 0).unwrap();
+        drop(x.fill_from_pinned(32..32, nothing).unwrap());
+    }
+}
+
+/// A buffer that has come back may be overwritten: the copy before is done.
+#[test]
+fn a_buffer_is_reused() {
+    for device in devices() {
+        let x = Tensor::zeros(&device, &[1000], DType::U32, Kind::Cache).unwrap();
+        let mut buffer = PinnedBuffer::new(&device, 4).unwrap();
+        for at in 0..1000u32 {
+            buffer.as_mut().copy_from_slice(&at.to_le_bytes());
+            let place = at as usize * 4..at as usize * 4 + 4;
+            let upload = x.fill_from_pinned(place, buffer).unwrap();
+            buffer = upload.synchronize().unwrap();
+        }
+        assert_eq!(x.to_vec::<u32>().unwrap(), (0..1000).collect::<Vec<_>>());
+    }
+}
+
+/// The same where the emulator copies as late as events allow.
+#[test]
+fn a_buffer_is_reused_when_it_has_been_copied() {
+    if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
+        return;
+    }
+    for seed in 1..6 {
+        let run = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_buffer_is_reused"])
+            .env("MESHGRAD_EMULATOR_STREAMS", format!("random:{seed}"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        let passed = run.status.success() && said.contains("1 passed");
+        assert!(passed, "seed {seed}: {said}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    for device in devices() {
+        let x = Tensor::zeros(&device, &[2, 3], DType::F32, Kind::Parameter).unwrap();
+        let refused = |x: &Tensor, range: std::ops::Range<usize>, bytes: usize| {
+            let buffer = PinnedBuffer::new(&device, bytes).unwrap();
+            x.fill_from_pinned(range, buffer).unwrap_err()
+        };
+        let of = |error: Error| error.to_string();
+        assert_eq!(
+            of(refused(&x, 20..28, 8)),
+            format!("fill_from_pinned: bytes 20..28 are not inside the 24 bytes of {x:?}")
+        );
+        assert_eq!(
+            of(refused(&x, 0..8, 4)),
+            "fill_from_pinned: bytes 0..8 are more than the 4 of the buffer"
+        );
+        let turned = x.transpose(0, 1).unwrap();
+        assert!(of(refused(&turned, 0..4, 4)).contains("not contiguous"));
+        let value = numbered(&device, &[4], DType::F32, 1.0);
+        let error = refused(&value, 0..4, 4);
+        assert!(matches!(error, Error::Immutable { .. }), "{error}");
+
+        let other = PinnedBuffer::new(&Device::cpu(), 4).unwrap();
+        let error = x.fill_from_pinned(0..4, other).unwrap_err();
+        assert!(matches!(error, Error::Devices { .. }), "{error}");
+        assert_eq!(x.version(), 0, "what was refused did not count");
+
+        let meta = PinnedBuffer::new(&Device::meta(device.properties()), 4);
+        assert!(matches!(meta, Err(Error::NoValues { .. })), "{meta:?}");
+    }
+}
+
+/// What is pinned is counted, on a GPU, and given back.
+#[test]
+fn what_is_pinned_is_counted() {
+    let Some(gpu) = gpu() else { return };
+    let [a, b] = [1000, 24].map(|bytes| PinnedBuffer::new(&gpu, bytes).unwrap());
+    assert_eq!(gpu.pinned_memory().live, 1024);
+    drop(a);
+    assert_eq!(gpu.pinned_memory().live, 24);
+    assert_eq!(gpu.pinned_memory().peak, 1024);
+
+    let x = Tensor::zeros(&gpu, &[6], DType::F32, Kind::Cache).unwrap();
+    let upload = x.fill_from_pinned(0..24, b).unwrap();
+    assert_eq!(gpu.pinned_memory().live, 24, "the upload owns it");
+    drop(upload);
+    gpu.reset_peak();
+    assert_eq!(gpu.pinned_memory().peak, 0);
+
+    let cpu = Device::cpu();
+    let _ordinary = PinnedBuffer::new(&cpu, 1000).unwrap();
+    assert_eq!(cpu.pinned_memory().peak, 0);
+}
+
+/// An upload takes its place in the current stream, with the rules of what changes.
+#[test]
+fn streams_and_graphs() {
+    let Some(gpu) = gpu() else { return };
+    let x = Tensor::zeros(&gpu, &[2], DType::F32, Kind::Cache).unwrap();
+    let side = gpu.stream().unwrap();
+    let pending = with_stream(&side, || {
+        x.fill_from_pinned(0..8, buffer(&gpu, &bytes(&[1.0, 2.0])))
+    });
+    let pending = pending.unwrap();
+    let busy = x.fill_from_pinned(0..8, buffer(&gpu, &[0; 8]));
+    assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
+    pending.wait().unwrap().synchronize().unwrap();
+    assert_eq!(ops::neg(&x).unwrap().to_vec::<f32>().unwrap(), [-1.0, -2.0]);
+
+    let pinned = buffer(&gpu, &[0; 8]);
+    let captured = gpu.capture(|| x.fill_from_pinned(0..8, pinned).map(|_| x.clone()));
+    let error = captured.err().unwrap();
+    assert!(
+        matches!(error, Error::Cuda(CudaError::Capture { .. })),
+        "{error}"
+    );
+}
