@@ -65,13 +65,16 @@ pub(super) fn contestants<'a>(
     ]
 }
 
+/// What is timed is the second of two runs: the first one has the memory back from the machine that
+/// was given away while nothing ran.
 fn contestant<'a>(name: &str, act: impl Fn() -> anyhow::Result<()> + 'a) -> Contestant<'a> {
     Contestant {
         name: name.to_owned(),
-        destination: "-",
+        destination: "memory that was just used",
         files: Vec::new(),
         before: Box::new(|| Ok(())),
         turn: Box::new(move || {
+            act()?;
             let (seconds, done) = seconds(&act);
             done?;
             Ok(seconds)

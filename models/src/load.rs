@@ -111,7 +111,12 @@ fn load_here(
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
     let regions: Vec<Want> = wants.iter().map(|(want, _)| want.clone()).collect();
-    let plan = LoadPlan::new(graph, &Catalog::of(folder), &regions, &Options::default())?;
+    let plan = LoadPlan::new(
+        graph,
+        &Catalog::of(folder),
+        &regions,
+        &Options::for_folder(folder),
+    )?;
     let places = wants
         .iter()
         .map(|(want, tensor)| Lent::of(&want.target, tensor));

@@ -36,7 +36,9 @@ pub(super) struct Stream<'a> {
     graph: &'a Graph,
     catalog: Catalog<'a>,
     sources: Sources,
-    means: Means,
+    options: Options,
+    /// Bytes of tensors that are held at once.
+    held: u64,
     /// All tensors, by name.
     wants: BTreeMap<String, Want>,
     /// Those that are made and were not asked for yet.
@@ -58,7 +60,12 @@ impl<'a> Stream<'a> {
             graph,
             catalog: Catalog::of(folder),
             sources: Sources::of(folder, Choice::Auto)?,
-            means,
+            options: Options {
+                threads: means.threads,
+                budget: Some(means.budget.0),
+                ..Options::for_folder(folder)
+            },
+            held: means.held(),
             wants: wants.collect(),
             ready: BTreeMap::new(),
             progress,
@@ -120,7 +127,7 @@ impl<'a> Stream<'a> {
                 continue;
             }
             held = held.saturating_add(bytes_of(want, own));
-            if held > self.means.held() {
+            if held > self.held {
                 break;
             }
             group.push(want.clone());
@@ -135,7 +142,7 @@ impl<'a> Stream<'a> {
     ) -> anyhow::Result<()> {
         let unknown = || anyhow!("`{}` was not planned", tensor.name);
         let want = self.wants.get(&tensor.name).ok_or_else(unknown)?.clone();
-        let mut at_once = self.means.held();
+        let mut at_once = self.held;
         let mut all = by_rows(&want, tensor.dtype, at_once);
         // The least is one row: if that does not fit, the plan says what it needs.
         while at_once > 0 {
@@ -160,12 +167,7 @@ impl<'a> Stream<'a> {
     }
 
     fn plan(&self, wants: &[Want]) -> Result<LoadPlan, PlanError> {
-        let options = Options {
-            threads: self.means.threads,
-            budget: Some(self.means.budget.0),
-            ..Options::default()
-        };
-        LoadPlan::new(self.graph, &self.catalog, wants, &options)
+        LoadPlan::new(self.graph, &self.catalog, wants, &self.options)
     }
 
     fn execute(&mut self, plan: &LoadPlan) -> anyhow::Result<Vec<Vec<u8>>> {

@@ -86,16 +86,17 @@ fn plan<'t>(
     // A buffer may be nearly twice as large as its piece.
     let most = pinned / 2;
     let largest = 1u64 << (pinned / PIECES).max(LEAST_PIECE).ilog2();
+    let base = Options::for_folder(folder);
     let mut least_open = u64::MAX;
-    for threads in [Options::default().threads, 1] {
+    for threads in [base.threads, 1] {
         let mut piece = largest;
         while piece >= LEAST_PIECE {
             let (regions, pieces) = pieces(graph, wants, piece);
             let options = Options {
-                window: Options::default().window.min(piece / 2),
+                window: base.window.min(piece / 2),
                 threads,
                 targets: Targets::Leave,
-                ..Options::default()
+                ..base
             };
             let plan = LoadPlan::new(graph, &Catalog::of(folder), &regions, &options)?;
             let open = plan.memory().targets;

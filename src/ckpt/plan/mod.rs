@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
+use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::layout::Layout;
 use meshgrad::ckpt::mapping::{Bound, Template, TensorSpec};
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
@@ -164,7 +165,7 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
     let made = select(&bound, &arguments.wanted)?;
 
     let catalog = Catalog::of(&origin.folder);
-    let options = options(arguments, threads);
+    let options = options(arguments, &origin.folder, threads);
     let rank_report = |rank| -> anyhow::Result<RankReport> {
         let wants = wants(&bound, &made, &layout, rank)?;
         let plan = LoadPlan::new(bound.graph(), &catalog, &wants, &options);
@@ -198,10 +199,10 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
     Ok(Answer::success(report.text()))
 }
 
-fn options(arguments: &PlanArguments, threads: usize) -> Options {
+fn options(arguments: &PlanArguments, folder: &Folder, threads: usize) -> Options {
     let base = match arguments.direct {
         true => Options::direct(),
-        false => Options::default(),
+        false => Options::for_folder(folder),
     };
     Options {
         gap: arguments.gap.map_or(base.gap, |gap| gap.0),
