@@ -122,6 +122,15 @@ pub enum GraphError {
         shape: Vec<u64>,
     },
 
+    /// More operations on top of each other than are followed.
+    #[error("{op}: there are {limit} operations below it already; load what they make, and go on")]
+    TooDeep {
+        /// The operation.
+        op: &'static str,
+        /// The most there may be.
+        limit: u32,
+    },
+
     /// Two tensors of one name.
     #[error(
         "`{}` is {} {:?} in one place and {} {:?} in another: a name is one tensor",

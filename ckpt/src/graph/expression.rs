@@ -45,7 +45,12 @@ pub(super) struct Node {
     pub(super) op: Op,
     pub(super) shape: Short<u64>,
     dtype: Dtype,
+    /// Operations on top of each other.
+    depth: u32,
 }
+
+/// The most operations on top of each other: they are followed by recursion.
+const MOST_DEPTH: u32 = 256;
 
 /// Where the elements of an expression come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -106,6 +111,19 @@ pub(super) enum Op {
 }
 
 impl Op {
+    fn operands(&self) -> &[Expr] {
+        match self {
+            Op::Source(_) | Op::Fill { .. } => &[],
+            Op::Each { of, .. }
+            | Op::Permute { of, .. }
+            | Op::Slice { of, .. }
+            | Op::Select { of, .. }
+            | Op::Unflatten { of, .. }
+            | Op::Flatten { of, .. } => std::slice::from_ref(of),
+            Op::Concat { of, .. } | Op::Stack { of, .. } | Op::Computed { of, .. } => of,
+        }
+    }
+
     pub(super) fn name(&self) -> &'static str {
         match self {
             Op::Source(_) => "source",
@@ -149,7 +167,7 @@ impl Graph {
         }
         check_size("source", shape)?;
         let id = SourceId(self.names.len() as u32);
-        let made = self.push(Op::Source(id), Short::from_slice(shape), dtype);
+        let made = self.push(Op::Source(id), Short::from_slice(shape), dtype, 0);
         self.names.push(name.into());
         self.made_of.push(made);
         let (names, hasher) = (&self.names, &self.hasher);
@@ -387,19 +405,11 @@ impl Graph {
             if !seen.insert(expr) {
                 continue;
             }
-            match &self.node(expr).op {
-                Op::Source(source) => drop(names.insert(self.name(*source))),
-                Op::Fill { .. } => {}
-                Op::Each { of, .. }
-                | Op::Permute { of, .. }
-                | Op::Slice { of, .. }
-                | Op::Select { of, .. }
-                | Op::Unflatten { of, .. }
-                | Op::Flatten { of, .. } => open.push(*of),
-                Op::Concat { of, .. } | Op::Stack { of, .. } | Op::Computed { of, .. } => {
-                    open.extend(of);
-                }
+            let op = &self.node(expr).op;
+            if let Op::Source(source) = op {
+                names.insert(self.name(*source));
             }
+            open.extend(op.operands());
         }
         names
     }
@@ -481,14 +491,25 @@ impl Graph {
             Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(free) => {
                 check_size(op.name(), &shape)?;
+                let depths = op.operands().iter().map(|of| nodes[of.0 as usize].depth);
+                let depth = depths.max().map_or(0, |depth| depth + 1);
+                if depth > MOST_DEPTH {
+                    let (op, limit) = (op.name(), MOST_DEPTH);
+                    return Err(GraphError::TooDeep { op, limit });
+                }
                 free.insert(Expr(nodes.len() as u32));
-                Ok(self.push(op, shape.into(), dtype))
+                Ok(self.push(op, shape.into(), dtype, depth))
             }
         }
     }
 
-    fn push(&mut self, op: Op, shape: Short<u64>, dtype: Dtype) -> Expr {
-        self.nodes.push(Node { op, shape, dtype });
+    fn push(&mut self, op: Op, shape: Short<u64>, dtype: Dtype, depth: u32) -> Expr {
+        self.nodes.push(Node {
+            op,
+            shape,
+            dtype,
+            depth,
+        });
         Expr(self.nodes.len() as u32 - 1)
     }
 }

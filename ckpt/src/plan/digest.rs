@@ -34,7 +34,8 @@ impl fmt::Debug for Digest {
 const VERSION: u64 = 1;
 
 /// Targets are numbered by ranks that depend on their names only.
-pub(super) fn of(plan: &LoadPlan, ranks: &[u32]) -> Digest {
+pub(super) fn of(plan: &LoadPlan) -> Digest {
+    let ranks = &plan.ranks;
     let mut to = Encoder::default();
     to.number(VERSION);
 
@@ -79,7 +80,7 @@ pub(super) fn of(plan: &LoadPlan, ranks: &[u32]) -> Digest {
     for making in &plan.makings {
         to.text(plan.computed[making.computed].how.name());
         to.numbers([making.rows.start, making.rows.end]);
-        to.bytes(&making.plan.digest.to_bytes());
+        to.bytes(&making.plan.digest().to_bytes());
     }
     to.number(plan.chunks.len() as u64);
     for chunk in &plan.chunks {

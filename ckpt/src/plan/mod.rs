@@ -77,7 +77,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use catalog::Catalog;
 pub(crate) use catalog::CatalogFile;
@@ -176,7 +176,10 @@ pub struct LoadPlan {
     touched: Vec<u32>,
     memory: Memory,
     threads: usize,
-    digest: Digest,
+    /// The rank of each target in an order that depends on names only.
+    ranks: Vec<u32>,
+    /// Made when it is asked for: it takes a while, and one rank alone needs none.
+    digest: OnceLock<Digest>,
 }
 
 impl LoadPlan {
@@ -208,7 +211,8 @@ impl LoadPlan {
                 plan: 0,
             },
             threads: options.threads.max(1),
-            digest: Digest(0),
+            ranks: gathered.ranks,
+            digest: OnceLock::new(),
         };
 
         let mut window = options.window.max(options.alignment).max(1);
@@ -219,7 +223,6 @@ impl LoadPlan {
             }
             window = (window / 2).max(Options::LEAST_WINDOW);
         }
-        plan.digest = digest::of(&plan, &gathered.ranks);
         Ok(plan)
     }
 
@@ -357,7 +360,11 @@ impl LoadPlan {
         let targets = targets.map(|target| target.name.len() + of(&target.shape));
         let files = self.files.iter().map(|file| file.name.len());
         let inside: usize = loops.chain(names).chain(targets).chain(files).sum();
-        let flat = of(&self.copies) + of(&self.chunks) + of(&self.touched) + of(&self.fills);
+        let flat = of(&self.ranks)
+            + of(&self.copies)
+            + of(&self.chunks)
+            + of(&self.touched)
+            + of(&self.fills);
         let inner: u64 = self.makings.iter().map(|it| it.plan.own_bytes()).sum();
         let named = of(&self.tensors) + of(&self.targets) + of(&self.files);
         (inside + flat + named) as u64 + inner
@@ -438,7 +445,7 @@ impl LoadPlan {
 
     /// What the plan does, as a number: two ranks or two runs with equal digests do the same.
     pub fn digest(&self) -> Digest {
-        self.digest
+        *self.digest.get_or_init(|| digest::of(self))
     }
 
     pub(crate) fn files(&self) -> &[CatalogFile] {

@@ -1,9 +1,11 @@
 //! Targets of which some elements are computed and some come from nowhere.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::Collect;
 use crate::exec::execute;
+use crate::graph::{Computation, Compute, Graph, Operand, TensorType};
 use crate::mapping::{Mapping, TensorSpec, Waivers};
 use crate::plan::{Catalog, LoadPlan, Options, Want};
 use crate::source::{Choice, Sources};
@@ -123,4 +125,65 @@ fn what_is_computed_is_a_tensor_like_others() {
             }
         }
     }
+}
+
+/// Each element plus one.
+#[derive(Debug)]
+struct Next;
+
+impl Compute for Next {
+    fn name(&self) -> &'static str {
+        "next"
+    }
+
+    fn result(&self, operands: &[TensorType]) -> Result<TensorType, String> {
+        Ok(operands[0].clone())
+    }
+
+    fn rows_of_operands(&self, rows: Range<u64>, _: &[TensorType]) -> Vec<Range<u64>> {
+        vec![rows]
+    }
+
+    fn compute(&self, _: Range<u64>, operands: &[Operand<'_>], out: &mut [u8]) {
+        for (out, byte) in out.iter_mut().zip(operands[0].bytes) {
+            *out = byte + 1;
+        }
+    }
+}
+
+/// As many operations on top of each other as there may be are carried out; one more is refused.
+#[test]
+fn depth_is_bounded() {
+    let place = tempfile::tempdir().unwrap();
+    let mut file = FileWriter::new();
+    file.add("x", Dtype::U8, &[2, 3]).unwrap();
+    file.save::<Error>(place.path().join("model.safetensors"), |_, sink| {
+        sink.append(&[0, 10, 20, 30, 40, 50])
+    })
+    .unwrap();
+    let folder = Folder::open(place.path()).unwrap();
+
+    let next = Computation::new(Next);
+    let mut graph = Graph::new();
+    let mut made = graph.source("x", Dtype::U8, &[2, 3]).unwrap();
+    for level in 0..256 {
+        made = match level % 2 {
+            0 => graph.compute(&[made], &next),
+            _ => graph.transpose(made, 0, 1),
+        }
+        .unwrap();
+    }
+    let refused = graph.transpose(made, 0, 1).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "permute: there are 256 operations below it already; load what they make, and go on"
+    );
+
+    let wants = [Want::all("made", &graph, made)];
+    let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &Options::default()).unwrap();
+    let sink = Collect::default();
+    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    execute(&plan, &sources, &sink, &|_| {}).unwrap();
+    let made = sink.done.into_inner().unwrap();
+    assert_eq!(made["made"], [0, 10, 20, 30, 40, 50].map(|it| it + 128));
 }
