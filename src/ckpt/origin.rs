@@ -69,6 +69,14 @@ impl Origin {
         (!is_file).then_some(path)
     }
 
+    /// Opens it once more.
+    pub(super) fn open_again(&self) -> Result<Folder, Error> {
+        match self.folder_path() {
+            Some(folder) => Folder::open(folder),
+            None => Folder::open_file(self.folder.path()),
+        }
+    }
+
     /// Its tensors.
     pub(super) fn specs(&self) -> Vec<TensorSpec> {
         self.folder.tensors().map(TensorSpec::from).collect()

@@ -164,6 +164,21 @@ fn what_is_counted() {
     assert!(place.names("disk").is_empty());
 }
 
+/// A file of any name is opened, planned and loaded as what it is.
+#[test]
+fn a_file_is_enough() {
+    let place = place();
+    let mut names = place.names("model").into_iter();
+    let file = names.find(|name| name.ends_with(".safetensors"));
+    let file = place.path("model").join(file.unwrap());
+    fs::rename(file, place.path("alone.st")).unwrap();
+
+    let arguments = ["bench", "alone.st", "--json", "--samples", "1"];
+    let report = place.ckpt(&arguments).json();
+    assert_eq!(report["source"]["files"], 1);
+    assert_eq!(report["opening"][0]["samples"].as_array().unwrap().len(), 1);
+}
+
 fn check(contestant: &Value, [file_bytes, tensor_bytes]: [usize; 2]) {
     let name = contestant["name"].as_str().unwrap();
     let bytes = match name {

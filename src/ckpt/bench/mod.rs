@@ -44,7 +44,7 @@ use stop::Stop;
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 an error.")]
 pub(super) struct BenchArguments {
-    /// A Hugging Face folder, a checkpoint, or a run: its newest checkpoint.
+    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
     path: PathBuf,
     /// Memory for all of it: tensors, windows, plans.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
@@ -169,13 +169,12 @@ impl<'a> Bench<'a> {
             beside: None,
             turn: Ok(turn),
         };
-        let planner = self.planner();
-        let path = self.folder().path();
+        let (planner, origin) = (self.planner(), self.origin);
         let tensors = size::counted(self.folder().tensors().len() as u64, "tensor");
         self.hold(&[
             contestant(
                 "index and headers".to_owned(),
-                Box::new(move || timed(|| Ok(Folder::open(path)?))),
+                Box::new(move || timed(|| Ok(origin.open_again()?))),
             ),
             contestant(
                 format!("plan of {tensors}"),
