@@ -72,7 +72,7 @@ pub enum ExchangeError {
         /// The other one's plan.
         other_plan: Digest,
     },
-    /// Another replica has failed, or has gone away.
+    /// Another replica has failed, the first of all that did, or has gone away.
     #[error("replica {replica} has stopped: its own error says why")]
     Gone {
         /// It.
@@ -150,6 +150,17 @@ struct State {
     /// Chunks that somebody has yet to take.
     given: BTreeMap<usize, Given>,
     gone: BTreeSet<usize>,
+    /// Whose error was the first: those of the others follow from it.
+    failed: Option<usize>,
+}
+
+impl State {
+    /// The error for those who would wait for one that has gone.
+    fn gone(&self, replica: usize) -> ExchangeError {
+        ExchangeError::Gone {
+            replica: self.failed.unwrap_or(replica),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -181,8 +192,7 @@ impl Replica {
         let mut state = self.hub.lock();
         loop {
             if state.gone.contains(&self.number) {
-                let replica = self.number;
-                return Err(ExchangeError::Gone { replica });
+                return Err(state.gone(self.number));
             }
             if let Some(answer) = ready(&mut state) {
                 return answer;
@@ -190,6 +200,11 @@ impl Replica {
             let waited = self.hub.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn leave(&self) {
+        self.hub.lock().gone.insert(self.number);
+        self.hub.changed.notify_all();
     }
 
     fn others(&self) -> BTreeSet<usize> {
@@ -224,7 +239,7 @@ impl Exchange for Replica {
                 return Some(state.outcome.clone().map_or(Ok(()), Err));
             }
             let absent = state.gone.iter().find(|it| !state.plans.contains_key(it));
-            absent.map(|replica| Err(ExchangeError::Gone { replica: *replica }))
+            absent.map(|replica| Err(state.gone(*replica)))
         })
     }
 
@@ -238,7 +253,7 @@ impl Exchange for Replica {
         self.wait(|state| {
             let waiting = &state.given.get(&chunk)?.waiting;
             if let Some(replica) = waiting.intersection(&state.gone).next() {
-                return Some(Err(ExchangeError::Gone { replica: *replica }));
+                return Some(Err(state.gone(*replica)));
             }
             waiting.is_empty().then(|| {
                 state.given.remove(&chunk);
@@ -251,7 +266,7 @@ impl Exchange for Replica {
         let owner = chunk % self.hub.replicas;
         let given = self.wait(|state| match state.given.get(&chunk) {
             Some(given) if given.waiting.contains(&self.number) => Some(Ok(given.bytes.clone())),
-            _ if state.gone.contains(&owner) => Some(Err(ExchangeError::Gone { replica: owner })),
+            _ if state.gone.contains(&owner) => Some(Err(state.gone(owner))),
             _ => None,
         })?;
         if given.len() != bytes.len() {
@@ -268,14 +283,14 @@ impl Exchange for Replica {
     }
 
     fn abandon(&self) {
-        self.hub.lock().gone.insert(self.number);
-        self.hub.changed.notify_all();
+        self.hub.lock().failed.get_or_insert(self.number);
+        self.leave();
     }
 }
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        self.abandon();
+        self.leave();
     }
 }
 
