@@ -156,17 +156,22 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
     ])
 }
 
+/// A plan for all tensors as they are.
+fn plan_of_all(folder: &Folder, backend: Backend) -> anyhow::Result<LoadPlan> {
+    let bound = bind(folder, IDENTITY)?;
+    let (catalog, options) = (Catalog::of(folder), options(backend, THREADS));
+    Ok(LoadPlan::new(
+        bound.graph(),
+        &catalog,
+        &bound.wants(),
+        &options,
+    )?)
+}
+
 /// What replicas that all want a tensor read of it together.
 fn replicas(folder: &Path) -> anyhow::Result<Share> {
     let folder = Folder::open(folder)?;
-    let bound = bind(&folder, IDENTITY)?;
-    let options = options(Backend::Pread, THREADS);
-    let plan = LoadPlan::new(
-        bound.graph(),
-        &Catalog::of(&folder),
-        &bound.wants(),
-        &options,
-    )?;
+    let plan = plan_of_all(&folder, Backend::Pread)?;
     let load = |replica: &Replica| -> anyhow::Result<()> {
         let sources = Sources::of(&folder, Choice::Auto)?;
         let mut memory = vec![0; plan.memory().targets as usize];
@@ -267,14 +272,7 @@ pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
         .find(|it| it.to_string() == backend)
         .context("no such backend")?;
     let folder = Folder::open(folder)?;
-    let bound = bind(&folder, IDENTITY)?;
-    let options = options(backend, THREADS);
-    let plan = LoadPlan::new(
-        bound.graph(),
-        &Catalog::of(&folder),
-        &bound.wants(),
-        &options,
-    )?;
+    let plan = plan_of_all(&folder, backend)?;
     let planned = plan.memory();
     let arena = arena(planned.targets)?;
     let mut arena = arena.borrow_mut();

@@ -284,7 +284,8 @@ impl Staging {
     /// # Errors
     /// [`Error::MissingWriters`], [`Error::Untiled`] and [`Error::WrongLength`] when not all is
     /// written; [`Error::Exists`] when somebody else published this name meanwhile;
-    /// [`Error::ChangedWhileStaged`], [`Error::NotAsWritten`]; [`Error::NoSpace`], [`Error::Io`]. Nothing is published then,
+    /// [`Error::ChangedWhileStaged`], [`Error::NotAsWritten`]; [`Error::NoSpace`],
+    /// [`Error::Io`]. Nothing is published then,
     /// except that after a failed sync of the parent the checkpoint is there but a power cut may
     /// still undo it.
     pub fn commit(mut self) -> Result<Committed> {

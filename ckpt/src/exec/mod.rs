@@ -90,6 +90,10 @@ pub fn execute_shared<S: Sink>(
     exchange: &dyn Exchange,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Stats, S::Error> {
+    let (replica, replicas) = (exchange.replica(), exchange.replicas());
+    if replica >= replicas {
+        return Err(Error::Exchange(ExchangeError::Number { replica, replicas }).into());
+    }
     let agreed = exchange.agree(plan.digest()).map_err(Error::Exchange);
     let done = match agreed {
         Ok(()) => carry_out(plan, sources, sink, Some(exchange), progress),

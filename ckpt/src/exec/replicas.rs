@@ -78,6 +78,14 @@ pub enum ExchangeError {
         /// It.
         replica: usize,
     },
+    /// An exchange that takes this replica for none of those that there are.
+    #[error("replica {replica} of {replicas}: replicas are numbered from 0")]
+    Number {
+        /// What it is said to be.
+        replica: usize,
+        /// How many there are said to be.
+        replicas: usize,
+    },
     /// The way that the bytes travel failed.
     #[error("chunk {chunk} did not get from replica to replica: {message}")]
     Transport {

@@ -94,10 +94,7 @@ proptest! {
         options in options(),
         choice in backend(),
     ) {
-        let mut world = World::new(seed);
-        for _ in 0..wants {
-            world.want(depth);
-        }
+        let mut world = World::wanting(seed, wants, depth);
         let folder = world.write();
         let folder = Folder::open(folder.path()).unwrap();
         let (catalog, wants) = (Catalog::of(&folder), &world.wants);

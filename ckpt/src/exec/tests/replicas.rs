@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::{Exchange, ExchangeError, Replica, Stats, execute_shared};
 use super::world::World;
 use super::{Collect, backend, large, options};
-use crate::plan::{Catalog, LoadPlan, Options};
+use crate::plan::{Catalog, Digest, LoadPlan, Options};
 use crate::source::{Choice, Sources};
 use crate::{Error, Folder};
 
@@ -43,10 +43,7 @@ proptest! {
         choice in backend(),
         replicas in 1..5usize,
     ) {
-        let mut world = World::new(seed);
-        for _ in 0..wants {
-            world.want(depth);
-        }
+        let mut world = World::wanting(seed, wants, depth);
         let folder = world.write();
         let folder = Folder::open(folder.path()).unwrap();
         let (catalog, wants) = (Catalog::of(&folder), &world.wants);
@@ -152,4 +149,42 @@ fn a_chunk_of_another_size_is_refused() {
         );
         replicas[1].abandon();
     });
+}
+
+/// An exchange of one's own that counts wrongly is told so.
+#[test]
+fn a_replica_that_there_is_not_is_refused() {
+    struct Nobody;
+
+    impl Exchange for Nobody {
+        fn replicas(&self) -> usize {
+            0
+        }
+
+        fn replica(&self) -> usize {
+            0
+        }
+
+        fn agree(&self, _: Digest) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+
+        fn give(&self, _: usize, _: &[u8]) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+
+        fn take(&self, _: usize, _: &mut [u8]) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+
+        fn abandon(&self) {}
+    }
+
+    let (_place, folder, plan) = large();
+    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let refused = execute_shared(&plan, &sources, &Collect::default(), &Nobody, &|_| {});
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "replica 0 of 0: replicas are numbered from 0"
+    );
 }

@@ -67,7 +67,16 @@ impl Value {
 }
 
 impl World {
-    pub(super) fn new(seed: u64) -> World {
+    /// A world in which so many regions are wanted.
+    pub(super) fn wanting(seed: u64, wants: usize, depth: u32) -> World {
+        let mut world = World::new(seed);
+        for _ in 0..wants {
+            world.want(depth);
+        }
+        world
+    }
+
+    fn new(seed: u64) -> World {
         World {
             graph: Graph::new(),
             wants: Vec::new(),
@@ -87,7 +96,7 @@ impl World {
     }
 
     /// Wants a region of a new expression, or of one that is wanted already.
-    pub(super) fn want(&mut self, depth: u32) {
+    fn want(&mut self, depth: u32) {
         let again = self.below(4) == 0;
         let (dtype, value) = match self.wanted.last() {
             Some(last) if again => last.clone(),
