@@ -1,0 +1,85 @@
+//! Whether ranks have the same mesh, found out before they communicate through it.
+//!
+//! Ranks that disagree on their mesh hang in the first collective, or compute nonsense. So each sends
+//! its [`Fingerprint`], some bytes, through whatever connects them at first, and [`agree`] says who
+//! has what.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::rank_map::RankMap;
+use crate::{Mesh, MeshError, Result, text};
+
+/// What a rank tells of its mesh: equal for equal meshes, and different otherwise but for the odds of
+/// a 64-bit hash.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint {
+    /// xxh3 of axes, names, layouts, fixed coordinates and ranks. The same on every machine.
+    pub digest: u64,
+    /// The axes, for people.
+    pub axes: String,
+}
+
+impl Mesh {
+    /// What other ranks compare with theirs. Takes as long as there are modes, or, when the mesh was
+    /// made of listed ranks, as there are ranks.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let mut hash = Xxh3::new();
+        for axis in self.axes() {
+            put(&mut hash, axis.name().len());
+            hash.update(axis.name().as_bytes());
+            put_text(&mut hash, &axis.layout().to_string());
+        }
+        put_text(&mut hash, &self.all().ascending().to_string());
+        put(&mut hash, self.base());
+        put_ranks(&mut hash, self.rank_map());
+        Fingerprint {
+            digest: hash.digest(),
+            axes: self.to_string(),
+        }
+    }
+}
+
+fn put(hash: &mut Xxh3, number: usize) {
+    hash.update(&(number as u64).to_le_bytes());
+}
+
+fn put_text(hash: &mut Xxh3, text: &str) {
+    put(hash, text.len());
+    hash.update(text.as_bytes());
+}
+
+fn put_ranks(hash: &mut Xxh3, ranks: &RankMap) {
+    put(hash, ranks.len());
+    if let RankMap::Listed(_) = ranks {
+        (0..ranks.len()).for_each(|position| put(hash, ranks.rank(position)));
+    }
+}
+
+/// Compares the fingerprints of rank 0, 1, ...
+///
+/// # Errors
+/// [`MeshError::Disagreement`] names the ranks that have another mesh than most, and both meshes.
+pub fn agree(fingerprints: &[Fingerprint]) -> Result<()> {
+    let mut holders: BTreeMap<&Fingerprint, Vec<usize>> = BTreeMap::new();
+    for (rank, fingerprint) in fingerprints.iter().enumerate() {
+        holders.entry(fingerprint).or_default().push(rank);
+    }
+    if holders.len() <= 1 {
+        return Ok(());
+    }
+
+    let mut holders: Vec<(&Fingerprint, Vec<usize>)> = holders.into_iter().collect();
+    holders.sort_by_key(|(_, ranks)| (Reverse(ranks.len()), ranks[0]));
+    let texts = holders.iter().map(|(fingerprint, ranks)| {
+        format!(
+            "ranks {} have {} (digest {:016x})",
+            text::ranks(ranks),
+            fingerprint.axes,
+            fingerprint.digest
+        )
+    });
+    Err(MeshError::Disagreement(texts.collect()))
+}

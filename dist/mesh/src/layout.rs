@@ -1,0 +1,373 @@
+//! Which ranks, and in which order: layouts of ranks, and their algebra.
+//!
+//! A [`RankLayout`] is a function from `0..len` to ranks, written as sizes and strides like the layout
+//! of a tensor, the rightmost mode fastest: `(2, 2):(4, 1)` is the ranks 0, 1, 4, 5. It begins at rank
+//! 0; who starts elsewhere adds an offset. Everything here costs as much as there are modes, never as
+//! much as there are ranks.
+//!
+//! Layouts are *separable*: sorted by stride, each stride is a multiple of all that the finer modes
+//! span. So a mode is a range of digits of a rank's number in some mixed radix, no rank comes twice,
+//! and what a layout leaves out is a layout again ([`RankLayout::complement`]). Whatever is sliced,
+//! flattened, split or permuted out of a mesh is separable.
+//!
+//! They are *canonical*: modes of size 1 are gone and neighbours that continue each other are one, so
+//! two layouts are equal when they list the same ranks in the same order.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::{MAX_RANKS, MeshError, Result};
+
+/// One size and stride of a [`RankLayout`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mode {
+    /// How many.
+    pub size: usize,
+    /// How far from one to the next, in ranks.
+    pub stride: usize,
+}
+
+impl Mode {
+    /// Where the next coarser digit begins.
+    pub(crate) fn end(self) -> usize {
+        self.size * self.stride
+    }
+}
+
+/// An ordered list of ranks that begins at 0, as sizes and strides.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct RankLayout {
+    /// Canonical; the slowest first.
+    modes: SmallVec<[Mode; 3]>,
+}
+
+impl RankLayout {
+    /// The layout of rank 0 alone.
+    pub fn singleton() -> RankLayout {
+        RankLayout::default()
+    }
+
+    /// The ranks `0..len`.
+    ///
+    /// # Errors
+    /// [`MeshError::NoRanks`] for 0, [`MeshError::TooManyRanks`] above [`MAX_RANKS`].
+    pub fn contiguous(len: usize) -> Result<RankLayout> {
+        RankLayout::new([(len, 1)])
+    }
+
+    /// Sizes and strides, the slowest first.
+    ///
+    /// # Errors
+    /// [`MeshError::NoRanks`] for a size of 0, [`MeshError::TooManyRanks`], and
+    /// [`MeshError::Overlap`] for modes that are not separable: two of them would reach the same
+    /// ranks, or do not line up.
+    pub fn new(modes: impl IntoIterator<Item = (usize, usize)>) -> Result<RankLayout> {
+        RankLayout::canonical(
+            modes
+                .into_iter()
+                .map(|(size, stride)| Mode { size, stride }),
+        )
+    }
+
+    /// A layout for each of `sizes`, which together are the ranks below their product in order: the
+    /// axes of a mesh, the last fastest.
+    ///
+    /// # Errors
+    /// [`MeshError::NoRanks`], [`MeshError::TooManyRanks`].
+    pub fn row_major(sizes: &[usize]) -> Result<Vec<RankLayout>> {
+        let mut stride = 1;
+        let mut layouts = Vec::with_capacity(sizes.len());
+        for size in sizes.iter().rev() {
+            layouts.push(RankLayout::new([(*size, stride)])?);
+            stride = checked_ranks(stride, *size)?;
+        }
+        layouts.reverse();
+        Ok(layouts)
+    }
+
+    fn canonical(modes: impl IntoIterator<Item = Mode>) -> Result<RankLayout> {
+        let mut canonical: SmallVec<[Mode; 3]> = SmallVec::new();
+        let mut len = 1;
+        for mode in modes {
+            len = checked_ranks(len, mode.size)?;
+            if mode.size == 1 {
+                continue;
+            }
+            checked_ranks(mode.size, mode.stride.max(1))?;
+            match canonical.last_mut() {
+                Some(slower) if slower.stride == mode.end() => {
+                    slower.size *= mode.size;
+                    slower.stride = mode.stride;
+                }
+                _ => canonical.push(mode),
+            }
+        }
+        let layout = RankLayout { modes: canonical };
+        layout.check_separable()?;
+        Ok(layout)
+    }
+
+    fn check_separable(&self) -> Result<()> {
+        let mut finer = Mode { size: 1, stride: 1 };
+        for mode in self.by_stride() {
+            if mode.stride == 0 || mode.stride % finer.end() != 0 {
+                return Err(MeshError::Overlap {
+                    layout: self.to_string(),
+                    coarser: mode,
+                    finer,
+                });
+            }
+            finer = mode;
+        }
+        Ok(())
+    }
+
+    /// The finest first.
+    fn by_stride(&self) -> SmallVec<[Mode; 3]> {
+        let mut modes = self.modes.clone();
+        modes.sort_unstable_by_key(|mode| mode.stride);
+        modes
+    }
+
+    /// Its sizes and strides, the slowest first; none of size 1.
+    pub fn modes(&self) -> &[Mode] {
+        &self.modes
+    }
+
+    /// How many ranks.
+    pub fn len(&self) -> usize {
+        self.modes.iter().map(|mode| mode.size).product()
+    }
+
+    /// Never: there is always rank 0.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether it is rank 0 alone.
+    pub fn is_singleton(&self) -> bool {
+        self.modes.is_empty()
+    }
+
+    /// One more than its largest rank.
+    pub fn span(&self) -> usize {
+        let largest: usize = self
+            .modes
+            .iter()
+            .map(|mode| (mode.size - 1) * mode.stride)
+            .sum();
+        largest + 1
+    }
+
+    /// The rank at `index`.
+    ///
+    /// # Panics
+    /// When `index` is not below [`RankLayout::len`].
+    pub fn rank(&self, index: usize) -> usize {
+        assert!(index < self.len(), "index {index} in a layout of {self}");
+        let mut rest = index;
+        let mut rank = 0;
+        for mode in self.modes.iter().rev() {
+            rank += rest % mode.size * mode.stride;
+            rest /= mode.size;
+        }
+        rank
+    }
+
+    /// At which index a rank is, if it is one of them.
+    pub fn index_of(&self, rank: usize) -> Option<usize> {
+        (self.counted(rank) == rank).then(|| self.coordinate(rank))
+    }
+
+    /// The part of a rank's number that this layout counts, as a rank: what is left is counted by the
+    /// [complement](RankLayout::complement).
+    pub fn counted(&self, rank: usize) -> usize {
+        self.modes
+            .iter()
+            .map(|mode| rank / mode.stride % mode.size * mode.stride)
+            .sum()
+    }
+
+    /// Where among its own a rank stands, whatever its other digits are.
+    pub fn coordinate(&self, rank: usize) -> usize {
+        self.modes.iter().fold(0, |index, mode| {
+            index * mode.size + rank / mode.stride % mode.size
+        })
+    }
+
+    /// The same ranks in ascending order.
+    pub fn ascending(&self) -> RankLayout {
+        let coarse_first = self.by_stride().into_iter().rev();
+        RankLayout::canonical(coarse_first).expect("the modes of a layout")
+    }
+
+    /// Its ranks, in order.
+    pub fn ranks(&self) -> impl ExactSizeIterator<Item = usize> + Clone + '_ {
+        (0..self.len()).map(|index| self.rank(index))
+    }
+
+    /// One layout of several, the last fastest: flattened axes, contiguous or not.
+    ///
+    /// # Errors
+    /// [`MeshError::Overlap`] when two of them count the same digits; [`MeshError::TooManyRanks`].
+    pub fn concat<'a>(layouts: impl IntoIterator<Item = &'a RankLayout>) -> Result<RankLayout> {
+        let modes = layouts
+            .into_iter()
+            .flat_map(|layout| layout.modes.iter().copied());
+        RankLayout::canonical(modes)
+    }
+
+    /// Cut into several, the last fastest, that are this one when put together again.
+    ///
+    /// # Errors
+    /// [`MeshError::WrongSplit`] when the sizes do not multiply to [`RankLayout::len`], or cut a mode
+    /// where it cannot be cut.
+    pub fn split(&self, sizes: &[usize]) -> Result<Vec<RankLayout>> {
+        let wrong = || MeshError::WrongSplit {
+            layout: self.to_string(),
+            len: self.len(),
+            sizes: sizes.to_vec(),
+        };
+        let product = sizes
+            .iter()
+            .try_fold(1, |product: usize, size| product.checked_mul(*size));
+        if product != Some(self.len()) {
+            return Err(wrong());
+        }
+
+        let mut index_stride = 1;
+        let mut parts = Vec::with_capacity(sizes.len());
+        for size in sizes.iter().rev() {
+            parts.push(self.part(*size, index_stride).ok_or_else(wrong)?);
+            index_stride *= size;
+        }
+        parts.reverse();
+        Ok(parts)
+    }
+
+    /// What `inner` chooses of this: its ranks are taken as indices here.
+    ///
+    /// # Errors
+    /// [`MeshError::WrongComposition`] when `inner` reaches further than this one or cuts one of its
+    /// modes where it cannot be cut.
+    pub fn compose(&self, inner: &RankLayout) -> Result<RankLayout> {
+        let wrong = || MeshError::WrongComposition {
+            outer: self.to_string(),
+            inner: inner.to_string(),
+        };
+        let mut modes: SmallVec<[Mode; 3]> = SmallVec::new();
+        for mode in &inner.modes {
+            let part = self.part(mode.size, mode.stride).ok_or_else(wrong)?;
+            modes.extend_from_slice(&part.modes);
+        }
+        RankLayout::canonical(modes)
+    }
+
+    /// Every `stride`-th, `size` of them: `size:stride` of its indices.
+    fn part(&self, size: usize, stride: usize) -> Option<RankLayout> {
+        let (mut skip, mut take) = (stride, size);
+        let mut taken: SmallVec<[Mode; 3]> = SmallVec::new();
+
+        for mode in self.modes.iter().rev() {
+            if take == 1 {
+                break;
+            }
+            if skip.is_multiple_of(mode.size) {
+                skip /= mode.size;
+                continue;
+            }
+            if !mode.size.is_multiple_of(skip) {
+                return None;
+            }
+            let left = mode.size / skip;
+            let here = left.min(take);
+            if !take.is_multiple_of(here) {
+                return None;
+            }
+            taken.push(Mode {
+                size: here,
+                stride: mode.stride * skip,
+            });
+            take /= here;
+            skip = 1;
+        }
+        taken.reverse();
+        let layout = RankLayout::canonical(taken).ok()?;
+        (take == 1).then_some(layout)
+    }
+
+    /// All that this one leaves out of `world` ranks, in ascending order: the offsets of the groups
+    /// that have this layout.
+    ///
+    /// # Errors
+    /// [`MeshError::WrongWorld`] when `world` is not a multiple of what this one spans.
+    pub fn complement(&self, world: usize) -> Result<RankLayout> {
+        let mut begin = 1;
+        let mut modes: SmallVec<[Mode; 3]> = SmallVec::new();
+        for mode in self.by_stride() {
+            modes.push(Mode {
+                size: mode.stride / begin,
+                stride: begin,
+            });
+            begin = mode.end();
+        }
+        if world == 0 || !world.is_multiple_of(begin) {
+            return Err(MeshError::WrongWorld {
+                layout: self.to_string(),
+                multiple: begin,
+                world,
+            });
+        }
+        modes.push(Mode {
+            size: world / begin,
+            stride: begin,
+        });
+        modes.reverse();
+        RankLayout::canonical(modes)
+    }
+
+    /// All groups of a world that have this layout, by ascending first rank: lists of ranks, each as
+    /// long as [`RankLayout::len`].
+    ///
+    /// # Errors
+    /// As [`RankLayout::complement`].
+    pub fn groups(&self, world: usize) -> Result<impl ExactSizeIterator<Item = Vec<usize>> + '_> {
+        let offsets: Vec<usize> = self.complement(world)?.ranks().collect();
+        let group = |offset| self.ranks().map(|rank| offset + rank).collect();
+        Ok(offsets.into_iter().map(group))
+    }
+}
+
+/// The product, if it is a number of ranks that can be.
+pub(crate) fn checked_ranks(product: usize, size: usize) -> Result<usize> {
+    if size == 0 {
+        return Err(MeshError::NoRanks);
+    }
+    product
+        .checked_mul(size)
+        .filter(|ranks| *ranks <= MAX_RANKS)
+        .ok_or(MeshError::TooManyRanks { product, size })
+}
+
+/// `(2, 2):(4, 1)`, `8:1`, `1:0` for rank 0 alone.
+impl fmt::Display for RankLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |of: fn(&Mode) -> usize| {
+            let parts: Vec<String> = self.modes.iter().map(|mode| of(mode).to_string()).collect();
+            parts.join(", ")
+        };
+        let (sizes, strides) = (list(|mode| mode.size), list(|mode| mode.stride));
+        match self.modes.len() {
+            0 => f.write_str("1:0"),
+            1 => write!(f, "{sizes}:{strides}"),
+            _ => write!(f, "({sizes}):({strides})"),
+        }
+    }
+}
+
+impl fmt::Debug for RankLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RankLayout({self})")
+    }
+}

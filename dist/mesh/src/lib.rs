@@ -1,0 +1,29 @@
+//! Rank layouts, device meshes, placements and the transitions between them, as pure values.
+//!
+//! Nothing here communicates, allocates tensors or knows which rank it runs on: what a mesh of a
+//! hundred thousand ranks looks like from each of them can be computed, tested and compared in one
+//! process.
+//!
+//! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
+//! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
+//! - [`agree`]: whether ranks have the same mesh.
+
+mod agreement;
+mod error;
+mod group;
+mod hosts;
+mod layout;
+mod mesh;
+mod mesh_set;
+mod rank_map;
+mod relation;
+mod text;
+
+pub use agreement::{Fingerprint, agree};
+pub use error::{MAX_RANKS, MeshError, Result};
+pub use group::{Group, GroupOptions, Lane};
+pub use hosts::Hosts;
+pub use layout::{Mode, RankLayout};
+pub use mesh::{Axis, Mesh, Size};
+pub use mesh_set::MeshSet;
+pub use relation::Relation;

@@ -1,0 +1,513 @@
+//! Named axes over ranks.
+//!
+//! A mesh is a value that is the same on every rank: no rank is "me" in it, and making, cutting and
+//! comparing meshes communicates with nobody. Whoever wants to know where a rank stands asks with its
+//! number, so the view of all ranks can be tried in one process.
+//!
+//! Selecting some axes keeps *all* parallel instances: `mesh.select(["tp"])` of 2 x 4 ranks are two
+//! rows of four, and [`Mesh::group`] with a rank gives the row that the rank is in.
+
+use std::fmt;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::layout::checked_ranks;
+use crate::rank_map::RankMap;
+use crate::{Group, MeshError, RankLayout, Result, text};
+
+/// An axis: a name and where its ranks are, relative to the first of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Axis {
+    name: Arc<str>,
+    layout: RankLayout,
+}
+
+impl Axis {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The positions of its ranks in the mesh, relative to the first.
+    pub fn layout(&self) -> &RankLayout {
+        &self.layout
+    }
+
+    /// How many ranks it has.
+    pub fn size(&self) -> usize {
+        self.layout.len()
+    }
+}
+
+/// A size that is given, or found out from the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Size {
+    /// So many ranks.
+    Ranks(usize),
+    /// What is left.
+    Auto,
+}
+
+impl From<usize> for Size {
+    fn from(ranks: usize) -> Size {
+        Size::Ranks(ranks)
+    }
+}
+
+/// Named axes over ranks, in all parallel instances at once. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    ranks: RankMap,
+    axes: SmallVec<[Axis; 6]>,
+    /// Where the instances begin, beside `base`: axes that were left out.
+    instances: RankLayout,
+    /// The fixed coordinates, as a position.
+    base: usize,
+}
+
+impl Mesh {
+    /// The ranks from 0 to the product of `shape`, the last axis fastest.
+    ///
+    /// # Errors
+    /// [`MeshError::ShapeAndNames`], [`MeshError::EmptyAxis`], [`MeshError::UnnamedAxis`],
+    /// [`MeshError::DuplicateAxis`], [`MeshError::TooManyRanks`].
+    pub fn new(shape: &[usize], names: &[&str]) -> Result<Mesh> {
+        let axes = named_axes(shape, names)?;
+        let len = axes.iter().map(Axis::size).product();
+        Ok(Mesh::whole(RankMap::Identity { len }, axes))
+    }
+
+    /// These ranks in this order, the last axis fastest.
+    ///
+    /// # Errors
+    /// As [`Mesh::new`], [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`].
+    pub fn of_ranks(ranks: &[usize], shape: &[usize], names: &[&str]) -> Result<Mesh> {
+        let axes = named_axes(shape, names)?;
+        let product: usize = axes.iter().map(Axis::size).product();
+        if product != ranks.len() {
+            return Err(MeshError::WrongRankCount {
+                axes: axes_text(&axes),
+                product,
+                given: ranks.len(),
+            });
+        }
+        Ok(Mesh::whole(RankMap::listed(ranks)?, axes))
+    }
+
+    fn whole(ranks: RankMap, axes: SmallVec<[Axis; 6]>) -> Mesh {
+        Mesh {
+            ranks,
+            axes,
+            instances: RankLayout::singleton(),
+            base: 0,
+        }
+    }
+
+    /// The axes of one instance, the slowest first.
+    pub fn axes(&self) -> &[Axis] {
+        &self.axes
+    }
+
+    /// The axis of this name.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`].
+    pub fn axis(&self, name: &str) -> Result<&Axis> {
+        self.axis_at(name).map(|at| &self.axes[at])
+    }
+
+    fn axis_at(&self, name: &str) -> Result<usize> {
+        let found = self.axes.iter().position(|axis| axis.name() == name);
+        found.ok_or_else(|| MeshError::UnknownAxis {
+            axis: name.to_owned(),
+            axes: axes_text(&self.axes),
+            nearest: text::nearest(name, self.axes.iter().map(Axis::name)),
+        })
+    }
+
+    /// The size of an axis.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`].
+    pub fn size(&self, name: &str) -> Result<usize> {
+        self.axis(name).map(Axis::size)
+    }
+
+    /// The sizes of all axes.
+    pub fn shape(&self) -> Vec<usize> {
+        self.axes.iter().map(Axis::size).collect()
+    }
+
+    /// How many ranks an instance has.
+    pub fn len(&self) -> usize {
+        self.axes.iter().map(Axis::size).product()
+    }
+
+    /// Never: a mesh has ranks.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// How many parallel instances there are.
+    pub fn instances(&self) -> usize {
+        self.instances.len()
+    }
+
+    /// All ranks of all instances, by instance.
+    pub fn ranks(&self) -> Vec<usize> {
+        let group = self.layout();
+        let mut ranks = Vec::with_capacity(self.len() * self.instances());
+        for instance in self.instances.ranks() {
+            let position = |at| self.ranks.rank(self.base + instance + at);
+            ranks.extend(group.ranks().map(position));
+        }
+        ranks
+    }
+
+    /// One instance's positions, relative to the first.
+    fn layout(&self) -> RankLayout {
+        flattened(&self.axes)
+    }
+
+    /// Whether a rank is in one of the instances.
+    pub fn contains(&self, rank: usize) -> bool {
+        self.position(rank).is_some()
+    }
+
+    fn position(&self, rank: usize) -> Option<usize> {
+        let position = self.ranks.position(rank)?;
+        let counted: usize = self
+            .axes
+            .iter()
+            .map(|axis| axis.layout.counted(position))
+            .sum();
+        let rest = position - counted - self.instances.counted(position);
+        (rest == self.base).then_some(position)
+    }
+
+    /// Where on each axis a rank stands, if it is in the mesh.
+    pub fn coordinate(&self, rank: usize) -> Option<Vec<usize>> {
+        let position = self.position(rank)?;
+        let along = |axis: &Axis| axis.layout.coordinate(position);
+        Some(self.axes.iter().map(along).collect())
+    }
+
+    /// Where on one axis a rank stands, if it is in the mesh.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`].
+    pub fn local_rank(&self, name: &str, rank: usize) -> Result<Option<usize>> {
+        let axis = self.axis(name)?;
+        Ok(self.position(rank).map(|at| axis.layout.coordinate(at)))
+    }
+
+    /// The rank at coordinate `index` of an axis whose other coordinates are those of `rank`, if that
+    /// is in the mesh: a neighbour.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
+    pub fn peer(&self, rank: usize, name: &str, index: usize) -> Result<Option<usize>> {
+        let axis = self.axis(name)?;
+        let along = offset(axis, index)?;
+        let peer = |at: usize| self.ranks.rank(at - axis.layout.counted(at) + along);
+        Ok(self.position(rank).map(peer))
+    }
+
+    /// The same ranks with some axes only, in any order: the others become parallel instances.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
+    pub fn select<S: AsRef<str>>(&self, names: impl AsRef<[S]>) -> Result<Mesh> {
+        let chosen = self.chosen(names.as_ref())?;
+        let left_out = (0..self.axes.len()).filter(|at| !chosen.contains(at));
+        let left_out = left_out.map(|at| &self.axes[at].layout);
+        let instances = RankLayout::concat(left_out.chain([&self.instances]))?;
+
+        Ok(Mesh {
+            ranks: self.ranks.clone(),
+            axes: chosen.iter().map(|at| self.axes[*at].clone()).collect(),
+            instances: instances.ascending(),
+            base: self.base,
+        })
+    }
+
+    /// The same ranks with some axes, next to each other or not, as one: the last named fastest. It
+    /// stands where the first of them stood.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`], [`MeshError::DuplicateAxis`].
+    pub fn flatten<S: AsRef<str>>(&self, names: impl AsRef<[S]>, name: &str) -> Result<Mesh> {
+        let chosen = self.chosen(names.as_ref())?;
+        let parts: SmallVec<[Axis; 6]> = chosen.iter().map(|at| self.axes[*at].clone()).collect();
+        let flat = Axis {
+            name: name.into(),
+            layout: flattened(&parts),
+        };
+
+        let place = chosen.iter().min().copied().unwrap_or(self.axes.len());
+        let kept = |range: std::ops::Range<usize>| {
+            let kept = range.filter(|at| !chosen.contains(at));
+            kept.map(|at| self.axes[at].clone())
+        };
+        let axes = kept(0..place)
+            .chain([flat])
+            .chain(kept(place..self.axes.len()));
+        self.with_axes(axes.collect())
+    }
+
+    /// The same ranks with one axis as several, the last fastest.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::WrongParts`], [`MeshError::TwoAutos`],
+    /// [`MeshError::DuplicateAxis`], [`MeshError::WrongSplit`] for an axis that was flattened from
+    /// several and is cut elsewhere.
+    pub fn split(&self, name: &str, parts: &[(&str, Size)]) -> Result<Mesh> {
+        let at = self.axis_at(name)?;
+        let axis = &self.axes[at];
+        let sizes = part_sizes(axis, parts)?;
+        let layouts = axis.layout.split(&sizes)?;
+
+        let parts = parts.iter().zip(layouts).map(|((name, _), layout)| Axis {
+            name: (*name).into(),
+            layout,
+        });
+        let axes = self.axes[..at].iter().cloned().chain(parts);
+        self.with_axes(axes.chain(self.axes[at + 1..].iter().cloned()).collect())
+    }
+
+    /// The ranks whose coordinate on an axis is `index`, without that axis.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
+    pub fn at(&self, name: &str, index: usize) -> Result<Mesh> {
+        let at = self.axis_at(name)?;
+        let mut mesh = self.clone();
+        let axis = mesh.axes.remove(at);
+        mesh.base += offset(&axis, index)?;
+        Ok(mesh)
+    }
+
+    /// The group of a rank along some axes, the last named fastest; none when the rank is not in the
+    /// mesh.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
+    pub fn group<S: AsRef<str>>(
+        &self,
+        names: impl AsRef<[S]>,
+        rank: usize,
+    ) -> Result<Option<Group>> {
+        let layout = self.along(names.as_ref())?;
+        let group = |position: usize| self.group_at(&layout, position - layout.counted(position));
+        Ok(self.position(rank).map(group))
+    }
+
+    /// All groups along some axes, by ascending position of their first ranks.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
+    pub fn groups<S: AsRef<str>>(&self, names: impl AsRef<[S]>) -> Result<Vec<Group>> {
+        let layout = self.along(names.as_ref())?;
+        let others = self.select(names)?.instances;
+        let group = |offset| self.group_at(&layout, self.base + offset);
+        Ok(others.ranks().map(group).collect())
+    }
+
+    /// One layout of some axes.
+    fn along<S: AsRef<str>>(&self, names: &[S]) -> Result<RankLayout> {
+        let chosen = self.chosen(names)?;
+        let axes: SmallVec<[Axis; 6]> = chosen.iter().map(|at| self.axes[*at].clone()).collect();
+        Ok(flattened(&axes))
+    }
+
+    fn group_at(&self, layout: &RankLayout, first: usize) -> Group {
+        let ranks: Vec<usize> = layout
+            .ranks()
+            .map(|at| self.ranks.rank(first + at))
+            .collect();
+        Group::new(ranks)
+    }
+
+    /// Asserts that the mesh has all ranks below `world` and no other.
+    ///
+    /// # Errors
+    /// [`MeshError::NotTheWorld`], with those that are missing.
+    pub fn covers(&self, world: usize) -> Result<()> {
+        let len = self.len() * self.instances();
+        let is_world = len == world && self.ranks == RankMap::Identity { len };
+        if is_world {
+            return Ok(());
+        }
+        let missing: Vec<usize> = (0..world.min(crate::MAX_RANKS))
+            .filter(|rank| !self.contains(*rank))
+            .collect();
+        let outside: Vec<usize> = self.ranks().into_iter().filter(|at| *at >= world).collect();
+        if missing.is_empty() && outside.is_empty() {
+            return Ok(());
+        }
+        Err(MeshError::NotTheWorld {
+            mesh: axes_text(&self.axes),
+            len,
+            world,
+            missing,
+            outside,
+        })
+    }
+
+    /// Indices of named axes, each once.
+    fn chosen<S: AsRef<str>>(&self, names: &[S]) -> Result<SmallVec<[usize; 6]>> {
+        let mut chosen = SmallVec::new();
+        for name in names {
+            let at = self.axis_at(name.as_ref())?;
+            if chosen.contains(&at) {
+                return Err(MeshError::AxisTwice {
+                    axis: name.as_ref().to_owned(),
+                    given: names.iter().map(|name| name.as_ref().to_owned()).collect(),
+                });
+            }
+            chosen.push(at);
+        }
+        Ok(chosen)
+    }
+
+    fn with_axes(&self, axes: SmallVec<[Axis; 6]>) -> Result<Mesh> {
+        check_names(&axes)?;
+        Ok(Mesh {
+            axes,
+            ..self.clone()
+        })
+    }
+
+    pub(crate) fn rank_map(&self) -> &RankMap {
+        &self.ranks
+    }
+
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+
+    /// All positions of all instances, relative to `base`.
+    pub(crate) fn all(&self) -> RankLayout {
+        let axes = self.axes.iter().map(Axis::layout);
+        RankLayout::concat(axes.chain([&self.instances])).expect("axes of one mesh")
+    }
+}
+
+fn named_axes(shape: &[usize], names: &[&str]) -> Result<SmallVec<[Axis; 6]>> {
+    if shape.len() != names.len() {
+        return Err(MeshError::ShapeAndNames {
+            sizes: shape.to_vec(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        });
+    }
+    if let Some(at) = shape.iter().position(|size| *size == 0) {
+        return Err(MeshError::EmptyAxis {
+            axis: names[at].to_owned(),
+        });
+    }
+    let layouts = RankLayout::row_major(shape)?;
+    let axes = names.iter().zip(layouts).map(|(name, layout)| Axis {
+        name: (*name).into(),
+        layout,
+    });
+    let axes: SmallVec<[Axis; 6]> = axes.collect();
+    check_names(&axes)?;
+    Ok(axes)
+}
+
+fn check_names(axes: &[Axis]) -> Result<()> {
+    for (at, axis) in axes.iter().enumerate() {
+        if axis.name.is_empty() {
+            return Err(MeshError::UnnamedAxis {
+                axes: axes_text(axes),
+            });
+        }
+        if axes[..at].iter().any(|other| other.name == axis.name) {
+            return Err(MeshError::DuplicateAxis {
+                axis: axis.name().to_owned(),
+                axes: axes_text(axes),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Axes of one mesh never overlap.
+fn flattened(axes: &[Axis]) -> RankLayout {
+    RankLayout::concat(axes.iter().map(Axis::layout)).expect("axes of one mesh")
+}
+
+fn offset(axis: &Axis, index: usize) -> Result<usize> {
+    if index >= axis.size() {
+        return Err(MeshError::OutsideAxis {
+            axis: axis.name().to_owned(),
+            size: axis.size(),
+            index,
+        });
+    }
+    Ok(axis.layout.rank(index))
+}
+
+fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec<[usize; 4]>> {
+    let text = || {
+        let part = |(name, size): &(&str, Size)| match size {
+            Size::Ranks(size) => format!("{name} {size}"),
+            Size::Auto => format!("{name} auto"),
+        };
+        parts.iter().map(part).collect::<Vec<_>>().join(" x ")
+    };
+    let (mut product, mut autos) = (1, 0);
+    for (name, size) in parts {
+        match size {
+            Size::Auto => autos += 1,
+            Size::Ranks(0) => {
+                return Err(MeshError::EmptyAxis {
+                    axis: (*name).to_owned(),
+                });
+            }
+            Size::Ranks(size) => product = checked_ranks(product, *size)?,
+        }
+    }
+    if autos > 1 {
+        return Err(MeshError::TwoAutos {
+            axis: axis.name().to_owned(),
+            parts: text(),
+        });
+    }
+    let fits = axis.size().is_multiple_of(product) && (autos == 1 || product == axis.size());
+    if !fits {
+        return Err(MeshError::WrongParts {
+            axis: axis.name().to_owned(),
+            size: axis.size(),
+            parts: text(),
+            product,
+        });
+    }
+    let size_of = |(_, size): &(&str, Size)| match size {
+        Size::Ranks(size) => *size,
+        Size::Auto => axis.size() / product,
+    };
+    Ok(parts.iter().map(size_of).collect())
+}
+
+fn axes_text(axes: &[Axis]) -> String {
+    text::sizes(axes.iter().map(|axis| (axis.name(), axis.size())))
+}
+
+/// `dp 2 x tp 4`, and how many instances when there are several.
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&axes_text(&self.axes))?;
+        match self.instances() {
+            1 => Ok(()),
+            instances => write!(f, " ({instances} instances)"),
+        }
+    }
+}
+
+impl fmt::Debug for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mesh({self})")
+    }
+}

@@ -1,0 +1,75 @@
+//! Meshes that share no rank: trainer here, rollout there.
+
+use crate::relation::common_digits;
+use crate::{Mesh, MeshError, Result};
+
+/// Meshes without a rank in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MeshSet {
+    parts: Vec<Mesh>,
+}
+
+impl Mesh {
+    /// Takes meshes together that share no rank.
+    ///
+    /// # Errors
+    /// [`MeshError::NotDisjoint`] with a rank that two of them have.
+    pub fn disjoint(parts: &[Mesh]) -> Result<MeshSet> {
+        for (second, mesh) in parts.iter().enumerate() {
+            for (first, other) in parts[..second].iter().enumerate() {
+                if let Some(rank) = shared_rank(other, mesh) {
+                    return Err(MeshError::NotDisjoint {
+                        rank,
+                        first,
+                        first_mesh: other.to_string(),
+                        second,
+                        second_mesh: mesh.to_string(),
+                    });
+                }
+            }
+        }
+        Ok(MeshSet {
+            parts: parts.to_vec(),
+        })
+    }
+}
+
+impl MeshSet {
+    /// The meshes, as given.
+    pub fn parts(&self) -> &[Mesh] {
+        &self.parts
+    }
+
+    /// The number of the mesh that has a rank, if one has.
+    pub fn part_of(&self, rank: usize) -> Option<usize> {
+        self.parts.iter().position(|mesh| mesh.contains(rank))
+    }
+}
+
+/// Looks at ranks one by one only where the digits say that there is one, or nothing.
+fn shared_rank(one: &Mesh, other: &Mesh) -> Option<usize> {
+    if one.rank_map() == other.rank_map() && lie_apart(one, other) == Some(true) {
+        return None;
+    }
+    let (few, many) = match one.rank_map().len() <= other.rank_map().len() {
+        true => (one, other),
+        false => (other, one),
+    };
+    few.ranks().into_iter().find(|rank| many.contains(*rank))
+}
+
+/// Whether two meshes over the same ranks have different coordinates on a digit that neither counts;
+/// nothing when their sizes do not line up.
+fn lie_apart(one: &Mesh, other: &Mesh) -> Option<bool> {
+    let (mine, theirs) = (one.all(), other.all());
+    let digits = common_digits(&mine, &theirs)?;
+    let beyond = digits.last().map_or(1, |digit| digit.end());
+
+    let differs =
+        |stride: usize, size: usize| one.base() / stride % size != other.base() / stride % size;
+    let apart = digits
+        .iter()
+        .filter(|digit| !mine.counts(**digit) && !theirs.counts(**digit))
+        .any(|digit| differs(digit.stride, digit.size));
+    Some(apart || one.base() / beyond != other.base() / beyond)
+}

@@ -1,0 +1,97 @@
+//! Which rank stands at which position of a mesh.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use crate::{MeshError, Result};
+
+/// Ranks by position: `0..len` themselves, or a list. Shared by all meshes cut from one.
+#[derive(Debug, Clone)]
+pub(crate) enum RankMap {
+    /// Rank `p` at position `p`.
+    Identity { len: usize },
+    /// Anything else.
+    Listed(Arc<Listed>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Listed {
+    ranks: Vec<usize>,
+    /// Rank and position, by rank.
+    positions: Vec<(usize, usize)>,
+}
+
+impl RankMap {
+    /// A list of ranks, each once.
+    pub(crate) fn listed(ranks: &[usize]) -> Result<RankMap> {
+        let mut positions: Vec<(usize, usize)> = ranks
+            .iter()
+            .enumerate()
+            .map(|(position, rank)| (*rank, position))
+            .collect();
+        positions.sort_unstable();
+
+        if let Some(pair) = positions.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Err(MeshError::DuplicateRank {
+                rank: pair[0].0,
+                first: pair[0].1,
+                second: pair[1].1,
+            });
+        }
+        if ranks.iter().enumerate().all(|(at, rank)| at == *rank) {
+            return Ok(RankMap::Identity { len: ranks.len() });
+        }
+        Ok(RankMap::Listed(Arc::new(Listed {
+            ranks: ranks.to_vec(),
+            positions,
+        })))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            RankMap::Identity { len } => *len,
+            RankMap::Listed(listed) => listed.ranks.len(),
+        }
+    }
+
+    pub(crate) fn rank(&self, position: usize) -> usize {
+        match self {
+            RankMap::Identity { .. } => position,
+            RankMap::Listed(listed) => listed.ranks[position],
+        }
+    }
+
+    pub(crate) fn position(&self, rank: usize) -> Option<usize> {
+        match self {
+            RankMap::Identity { len } => (rank < *len).then_some(rank),
+            RankMap::Listed(listed) => {
+                let by_rank = |entry: &(usize, usize)| entry.0.cmp(&rank);
+                let found = listed.positions.binary_search_by(by_rank).ok()?;
+                Some(listed.positions[found].1)
+            }
+        }
+    }
+}
+
+impl PartialEq for RankMap {
+    fn eq(&self, other: &RankMap) -> bool {
+        match (self, other) {
+            (RankMap::Identity { len }, RankMap::Identity { len: other }) => len == other,
+            (RankMap::Listed(one), RankMap::Listed(other)) => {
+                Arc::ptr_eq(one, other) || one.ranks == other.ranks
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Eq for RankMap {}
+
+impl Hash for RankMap {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            RankMap::Identity { len } => len.hash(state),
+            RankMap::Listed(listed) => listed.ranks.hash(state),
+        }
+    }
+}

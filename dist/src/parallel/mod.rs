@@ -1,0 +1,1 @@
+//! Degrees of parallelism, checked, as meshes and groups of ranks.

@@ -1,0 +1,1 @@
+//! Which communicators exist, and when they are made.
