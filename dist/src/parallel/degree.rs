@@ -1,0 +1,92 @@
+//! The kinds of parallelism that have a degree.
+
+use std::fmt;
+
+use meshgrad_mesh::Size;
+
+/// A kind of parallelism. All but the experts' two multiply to the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Parallelism {
+    /// Pipeline stages.
+    Pp,
+    /// Replicas of the parameters that see different data.
+    DpReplicate,
+    /// Shards of the parameters that see different data.
+    DpShard,
+    /// Parts of a sequence whose ranks share one copy of the parameters.
+    CpShard,
+    /// Parts of a sequence whose ranks have a replica each.
+    CpReplicate,
+    /// Parts of a sequence that trade places with attention heads (Ulysses).
+    Sp,
+    /// Shards of every matrix.
+    Tp,
+    /// Experts apart: regroups the ranks of a stage.
+    Ep,
+    /// Shards of every expert's matrices.
+    Etp,
+}
+
+impl Parallelism {
+    /// All of them, the slowest of the default order first, the experts' last.
+    pub const ALL: [Parallelism; 9] = [
+        Parallelism::Pp,
+        Parallelism::DpReplicate,
+        Parallelism::DpShard,
+        Parallelism::CpShard,
+        Parallelism::CpReplicate,
+        Parallelism::Sp,
+        Parallelism::Tp,
+        Parallelism::Ep,
+        Parallelism::Etp,
+    ];
+
+    /// Its name in settings and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Parallelism::Pp => "pp",
+            Parallelism::DpReplicate => "dp_replicate",
+            Parallelism::DpShard => "dp_shard",
+            Parallelism::CpShard => "cp_shard",
+            Parallelism::CpReplicate => "cp_replicate",
+            Parallelism::Sp => "sp",
+            Parallelism::Tp => "tp",
+            Parallelism::Ep => "ep",
+            Parallelism::Etp => "etp",
+        }
+    }
+
+    /// The one of this name.
+    pub fn of_name(name: &str) -> Option<Parallelism> {
+        Parallelism::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+
+    /// Whether it regroups ranks for experts instead of multiplying to the world.
+    pub fn is_of_experts(self) -> bool {
+        matches!(self, Parallelism::Ep | Parallelism::Etp)
+    }
+}
+
+impl fmt::Display for Parallelism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `8` or `auto`.
+pub(crate) fn size_text(size: Size) -> String {
+    match size {
+        Size::Ranks(ranks) => ranks.to_string(),
+        Size::Auto => "auto".to_owned(),
+    }
+}
+
+/// A degree as people write it.
+pub(crate) fn parse_size(text: &str) -> Option<Size> {
+    match text.trim() {
+        "auto" => Some(Size::Auto),
+        number => number.parse().ok().map(Size::Ranks),
+    }
+}

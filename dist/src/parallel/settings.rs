@@ -1,0 +1,127 @@
+//! What was asked for, by whom: degrees and the rest, each value with its source.
+//!
+//! Settings only collect. A value that is set twice is kept twice: [`ParallelConfig::new`] compares
+//! them, so a conflict is reported together with everything else that is wrong.
+//!
+//! [`ParallelConfig::new`]: crate::parallel::ParallelConfig::new
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::{GroupOptions, Size};
+
+use super::declare::{Domain, Pick, View};
+use super::degree::{Parallelism, parse_size};
+use super::source::{Given, Source};
+use super::violation::Violation;
+
+/// Degrees, the world, the order, declared domains and groups, options: each value with its source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub(super) degrees: BTreeMap<Parallelism, Vec<Given<Size>>>,
+    pub(super) world: Vec<Given<usize>>,
+    pub(super) ranks_per_host: Vec<Given<usize>>,
+    pub(super) order: Vec<Given<String>>,
+    pub(super) domains: Vec<Given<Domain>>,
+    pub(super) views: Vec<Given<View>>,
+    pub(super) picks: Vec<Given<Pick>>,
+    pub(super) options: BTreeMap<String, Vec<Given<GroupOptions>>>,
+    pub(super) violations: Vec<Violation>,
+}
+
+impl Settings {
+    /// Nothing set.
+    pub fn new() -> Settings {
+        Settings::default()
+    }
+
+    /// A degree, or [`Size::Auto`].
+    pub fn set(&mut self, kind: Parallelism, size: impl Into<Size>, source: Source) -> &mut Self {
+        let given = Given::new(size.into(), source);
+        self.degrees.entry(kind).or_default().push(given);
+        self
+    }
+
+    /// A degree as it is written: a number or `auto`. Anything else is a violation.
+    pub fn set_text(&mut self, kind: Parallelism, text: &str, source: Source) -> &mut Self {
+        match parse_size(text) {
+            Some(size) => self.set(kind, size, source),
+            None => self.refuse(Violation::NotADegree {
+                name: kind.name().to_owned(),
+                text: text.to_owned(),
+                place: source,
+            }),
+        }
+    }
+
+    /// How many ranks there are.
+    pub fn world(&mut self, ranks: usize, source: Source) -> &mut Self {
+        self.world.push(Given::new(ranks, source));
+        self
+    }
+
+    /// How many consecutive ranks a host has.
+    pub fn ranks_per_host(&mut self, ranks: usize, source: Source) -> &mut Self {
+        self.ranks_per_host.push(Given::new(ranks, source));
+        self
+    }
+
+    /// Which kinds of parallelism neighbours differ in, the fastest first: `tp-cp-ep-dp-pp`.
+    pub fn order(&mut self, order: impl Into<String>, source: Source) -> &mut Self {
+        self.order.push(Given::new(order.into(), source));
+        self
+    }
+
+    /// A domain of the user's own.
+    pub fn domain(&mut self, domain: Domain, source: Source) -> &mut Self {
+        self.domains.push(Given::new(domain, source));
+        self
+    }
+
+    /// Axes of a domain as one, under a name.
+    pub fn view(&mut self, view: View, source: Source) -> &mut Self {
+        self.views.push(Given::new(view, source));
+        self
+    }
+
+    /// Members of a group as a group of their own, under a name.
+    pub fn pick(&mut self, pick: Pick, source: Source) -> &mut Self {
+        self.picks.push(Given::new(pick, source));
+        self
+    }
+
+    /// How communicators of the groups of this name are made.
+    pub fn options(
+        &mut self,
+        group: impl Into<String>,
+        options: GroupOptions,
+        source: Source,
+    ) -> &mut Self {
+        let given = Given::new(options, source);
+        self.options.entry(group.into()).or_default().push(given);
+        self
+    }
+
+    /// Notes what a reader of settings found wrong, to be reported with everything else.
+    pub fn refuse(&mut self, violation: Violation) -> &mut Self {
+        self.violations.push(violation);
+        self
+    }
+
+    /// Takes all of other settings too. What both set must be equal.
+    pub fn merge(&mut self, other: Settings) -> &mut Self {
+        for (kind, given) in other.degrees {
+            self.degrees.entry(kind).or_default().extend(given);
+        }
+        for (group, given) in other.options {
+            self.options.entry(group).or_default().extend(given);
+        }
+        self.world.extend(other.world);
+        self.ranks_per_host.extend(other.ranks_per_host);
+        self.order.extend(other.order);
+        self.domains.extend(other.domains);
+        self.views.extend(other.views);
+        self.picks.extend(other.picks);
+        self.violations.extend(other.violations);
+        self
+    }
+}
