@@ -2,7 +2,12 @@
 
 use std::fmt;
 
-use super::source::Source;
+use meshgrad_mesh::{MAX_RANKS, MeshError};
+
+use super::degree::Parallelism;
+use super::order::{OrderError, Token};
+use super::source::{Given, Source};
+use super::text;
 
 /// One thing that is wrong with settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,12 +69,244 @@ pub enum Violation {
         /// Where that came from.
         second_source: Source,
     },
+
+    /// A number that is 0.
+    #[error("{name} is 0 ({place}): it is at least 1; leave it out where it does not matter")]
+    Zero {
+        /// What was set.
+        name: String,
+        /// Where.
+        place: Source,
+    },
+
+    /// More than one degree that is to be found out.
+    #[error(
+        "{first} is auto ({first_source}) and {second} is auto ({second_source}): only one degree \
+         can be; give the other a number"
+    )]
+    TwoAutos {
+        /// One degree.
+        first: Parallelism,
+        /// Where it was set.
+        first_source: Source,
+        /// The other.
+        second: Parallelism,
+        /// Where that was set.
+        second_source: Source,
+    },
+
+    /// A degree of experts that is to be found out.
+    #[error(
+        "{degree} is auto ({place}): {degree} does not multiply to the world but regroups its ranks, \
+         so it needs a number"
+    )]
+    AutoOfExperts {
+        /// The degree.
+        degree: Parallelism,
+        /// Where it was set.
+        place: Source,
+    },
+
+    /// A degree that is to be found out from a world that is not known.
+    #[error(
+        "{degree} is auto ({place}): it follows from the world, which is not set; set the world, or \
+         give {degree} a number"
+    )]
+    AutoWithoutWorld {
+        /// The degree.
+        degree: Parallelism,
+        /// Where it was set.
+        place: Source,
+    },
+
+    /// A world that is no multiple of the degrees.
+    #[error(
+        "{degree} is auto ({place}) and cannot be found out: the world {world} is no multiple of \
+         {product}, the product of {degrees}; change one of them"
+    )]
+    AutoDoesNotDivide {
+        /// The degree that is auto.
+        degree: Parallelism,
+        /// Where it was set.
+        place: Source,
+        /// The others.
+        degrees: String,
+        /// Their product.
+        product: usize,
+        /// The world.
+        world: Given<usize>,
+    },
+
+    /// Degrees that do not multiply to the world.
+    #[error(
+        "the world is {world} and the degrees multiply to {product}: {degrees}; {}",
+        missing_factor(.product, &.world.value)
+    )]
+    WrongWorld {
+        /// The degrees.
+        degrees: String,
+        /// Their product.
+        product: usize,
+        /// The world.
+        world: Given<usize>,
+    },
+
+    /// More ranks than can be.
+    #[error("{degrees} are more than {MAX_RANKS} ranks, the most that a mesh can have")]
+    TooManyRanks {
+        /// The degrees, or the world.
+        degrees: String,
+    },
+
+    /// Experts that do not fill a stage.
+    #[error(
+        "ep {ep} x etp {etp} = {} does not divide the {stage} ranks of a pipeline stage (world {world} \
+         / pp {pp}): ep x etp must be one of {}",
+        .ep.value.saturating_mul(.etp.value), divisors(.stage)
+    )]
+    ExpertsDoNotDivide {
+        /// Experts apart.
+        ep: Given<usize>,
+        /// Shards of an expert.
+        etp: Given<usize>,
+        /// Ranks of a stage.
+        stage: usize,
+        /// The world.
+        world: Given<usize>,
+        /// Stages.
+        pp: Given<usize>,
+    },
+
+    /// An order string that means nothing.
+    #[error("order `{order}` ({place}): {error}")]
+    WrongOrder {
+        /// The string.
+        order: String,
+        /// Where it is.
+        place: Source,
+        /// What is wrong with it.
+        error: OrderError,
+    },
+
+    /// A degree whose place among the others is not said.
+    #[error("{degree} is {size} and the order ({place}) lacks `{token}`: add it where it belongs")]
+    NotInOrder {
+        /// What the order lacks.
+        token: Token,
+        /// The degree.
+        degree: Parallelism,
+        /// Its size.
+        size: Given<usize>,
+        /// Where the order is.
+        place: Source,
+    },
+
+    /// Replicas of experts whose place among the others is not said.
+    #[error("experts have {replicas} replicas and the order ({place}) lacks `dp`: add it")]
+    ExpertReplicasNotInOrder {
+        /// How many.
+        replicas: usize,
+        /// Where the order is.
+        place: Source,
+    },
+
+    /// An axis that is not the same ranks in two domains.
+    #[error(
+        "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain {second} \
+         ({second_source}): an axis is the same ranks in every domain that has it; {}",
+        text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.axis)
+    )]
+    SharedAxis {
+        /// The axis.
+        axis: String,
+        /// One domain.
+        first: String,
+        /// Who declared it, or its order.
+        first_source: Source,
+        /// The group of rank 0 there.
+        first_ranks: Vec<usize>,
+        /// The other domain.
+        second: String,
+        /// Who declared it, or its order.
+        second_source: Source,
+        /// The group of rank 0 there.
+        second_ranks: Vec<usize>,
+    },
+
+    /// A name that something has already.
+    #[error("`{name}` ({place}) is {by} already: give it another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Where it was to be declared.
+        place: Source,
+        /// What has it.
+        by: String,
+    },
+
+    /// A view or pick that means nothing.
+    #[error("{what} ({place}): {problem}")]
+    Declared {
+        /// Which.
+        what: String,
+        /// Where it was declared.
+        place: Source,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// Options of a group that there is not.
+    #[error("options ({place}) are for group `{group}`, which there is not{hint}")]
+    OptionsOfNoGroup {
+        /// The group.
+        group: String,
+        /// Where its options are.
+        place: Source,
+        /// Near names, or all.
+        hint: String,
+    },
+
+    /// Axes that make no mesh.
+    #[error("{what}: {error}")]
+    Mesh {
+        /// Whose axes.
+        what: String,
+        /// What is wrong with them.
+        error: MeshError,
+    },
 }
 
 fn suggestion(nearest: &Option<String>) -> String {
     match nearest {
         Some(name) => format!("; did you mean `{name}`?"),
         None => "; take it out".to_owned(),
+    }
+}
+
+fn missing_factor(product: &usize, world: &usize) -> String {
+    if world.is_multiple_of(*product) {
+        let factor = world / product;
+        return format!("a factor of {factor} is missing: set one degree to `auto`");
+    }
+    if product.is_multiple_of(*world) {
+        return format!(
+            "that is {} times too many: lower one degree",
+            product / world
+        );
+    }
+    "change degrees so that they multiply to the world".to_owned()
+}
+
+fn divisors(stage: &usize) -> String {
+    let divisors = (1..=*stage).filter(|divisor| stage.is_multiple_of(*divisor));
+    let all: Vec<String> = divisors.map(|divisor| divisor.to_string()).collect();
+    all.join(", ")
+}
+
+fn same_place(axis: &str) -> &'static str {
+    match axis {
+        "pp" => "let the order end with pp",
+        _ => "declare it at the same place in both, or give one another name",
     }
 }
 

@@ -1,0 +1,354 @@
+//! Settings as numbers: one value each, that multiply to the world.
+//!
+//! Everything that is wrong is noted and the rest is checked all the same, unless it depends on what
+//! is wrong: a degree that is set twice differently has no product.
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::{MAX_RANKS, Size};
+
+use super::degree::{Parallelism, size_text};
+use super::order::{Order, Token};
+use super::settings::Settings;
+use super::source::{Given, Source};
+use super::violation::Violation;
+
+const OURS: &str = "meshgrad";
+
+/// Degrees, each known, and the world that they multiply to.
+pub(super) struct Degrees {
+    of: BTreeMap<Parallelism, Given<usize>>,
+    pub(super) world: Given<usize>,
+}
+
+impl Degrees {
+    pub(super) fn given(&self, kind: Parallelism) -> &Given<usize> {
+        &self.of[&kind]
+    }
+
+    pub(super) fn get(&self, kind: Parallelism) -> usize {
+        self.of[&kind].value
+    }
+
+    /// How many ranks a pipeline stage has.
+    pub(super) fn stage(&self) -> usize {
+        self.world.value / self.get(Parallelism::Pp)
+    }
+
+    /// The size of a token where there are no experts.
+    pub(super) fn of_token(&self, token: Token) -> usize {
+        match token {
+            Token::Tp => self.get(Parallelism::Tp),
+            Token::Pp => self.get(Parallelism::Pp),
+            Token::Dp => self.get(Parallelism::DpReplicate) * self.get(Parallelism::DpShard),
+            Token::Cp => self.get(Parallelism::CpShard) * self.get(Parallelism::CpReplicate),
+            Token::Sp => self.get(Parallelism::Sp),
+            Token::Ep => 1,
+        }
+    }
+
+    /// The size of a token among experts. Those of a stage must divide it.
+    pub(super) fn of_expert_token(&self, token: Token) -> usize {
+        let (ep, etp) = (self.get(Parallelism::Ep), self.get(Parallelism::Etp));
+        match token {
+            Token::Tp => etp,
+            Token::Ep => ep,
+            Token::Dp => self.stage() / (ep * etp),
+            Token::Pp => self.get(Parallelism::Pp),
+            Token::Cp | Token::Sp => 1,
+        }
+    }
+}
+
+impl Degrees {
+    /// One rank: what names are checked with when the degrees cannot be.
+    pub(super) fn unit() -> Degrees {
+        let unit = || Given::new(1, Source::default_of(OURS));
+        Degrees {
+            of: Parallelism::ALL.map(|kind| (kind, unit())).into(),
+            world: unit(),
+        }
+    }
+}
+
+/// The one value of what may have been given several times: what was given goes before defaults.
+/// None when there is none, and when two differ, which is noted.
+pub(super) fn one<T: Clone + PartialEq>(
+    name: &str,
+    all: &[Given<T>],
+    text: impl Fn(&T) -> String,
+    violations: &mut Vec<Violation>,
+) -> Option<Given<T>> {
+    let by_someone = all.iter().any(|given| !given.source.is_default());
+    let mut all = all
+        .iter()
+        .filter(|given| given.source.is_default() != by_someone);
+    let first = all.next()?;
+
+    let Some(second) = all.find(|given| given.value != first.value) else {
+        return Some(first.clone());
+    };
+    violations.push(Violation::Conflict {
+        name: name.to_owned(),
+        first: text(&first.value),
+        first_source: first.source.clone(),
+        second: text(&second.value),
+        second_source: second.source.clone(),
+    });
+    None
+}
+
+/// A number of at least 1.
+pub(super) fn count(
+    name: &str,
+    all: &[Given<usize>],
+    violations: &mut Vec<Violation>,
+) -> Option<Given<usize>> {
+    let given = one(name, all, usize::to_string, violations)?;
+    if given.value == 0 {
+        violations.push(Violation::Zero {
+            name: name.to_owned(),
+            place: given.source,
+        });
+        return None;
+    }
+    Some(given)
+}
+
+/// The order, if it can be read.
+pub(super) fn order(settings: &Settings, violations: &mut Vec<Violation>) -> Option<Given<Order>> {
+    let lower =
+        |given: &Given<String>| Given::new(given.value.trim().to_lowercase(), given.source.clone());
+    let all: Vec<Given<String>> = settings.order.iter().map(lower).collect();
+    if all.is_empty() {
+        return Some(Given::new(Order::default(), Source::default_of(OURS)));
+    }
+
+    let text = one("order", &all, String::clone, violations)?;
+    match Order::parse(&text.value) {
+        Ok(order) => Some(Given::new(order, text.source)),
+        Err(errors) => {
+            violations.extend(errors.into_iter().map(|error| Violation::WrongOrder {
+                order: text.value.clone(),
+                place: text.source.clone(),
+                error,
+            }));
+            None
+        }
+    }
+}
+
+/// What an order lacks must have the degree 1.
+pub(super) fn order_names_all(
+    order: &Given<Order>,
+    degrees: &Degrees,
+    violations: &mut Vec<Violation>,
+) {
+    let added = order.value.added();
+    let lacks = |kind: &Parallelism| added.contains(&token_of(*kind)) && degrees.get(*kind) > 1;
+    let missing = Parallelism::ALL.into_iter().filter(lacks);
+    violations.extend(missing.map(|kind| Violation::NotInOrder {
+        token: token_of(kind),
+        degree: kind,
+        size: degrees.given(kind).clone(),
+        place: order.source.clone(),
+    }));
+
+    let replicas = degrees.of_expert_token(Token::Dp);
+    let noted = degrees.of_token(Token::Dp) > 1;
+    if added.contains(&Token::Dp) && replicas > 1 && !noted {
+        violations.push(Violation::ExpertReplicasNotInOrder {
+            replicas,
+            place: order.source.clone(),
+        });
+    }
+}
+
+fn token_of(kind: Parallelism) -> Token {
+    match kind {
+        Parallelism::Pp => Token::Pp,
+        Parallelism::DpReplicate | Parallelism::DpShard => Token::Dp,
+        Parallelism::CpShard | Parallelism::CpReplicate => Token::Cp,
+        Parallelism::Sp => Token::Sp,
+        Parallelism::Tp | Parallelism::Etp => Token::Tp,
+        Parallelism::Ep => Token::Ep,
+    }
+}
+
+/// Every degree and the world, if they fit together.
+pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> Option<Degrees> {
+    let before = violations.len();
+    let world = count("world", &settings.world, violations);
+    let mut sizes = sizes(settings, violations);
+    refuse_autos(&sizes, violations);
+    if violations.len() > before {
+        return None;
+    }
+
+    let has_auto = sizes.values().any(|given| given.value == Size::Auto);
+    for kind in Parallelism::ALL {
+        let takes_the_rest = kind == Parallelism::DpShard && world.is_some() && !has_auto;
+        let size = if takes_the_rest {
+            Size::Auto
+        } else {
+            Size::Ranks(1)
+        };
+        let default = Given::new(size, Source::default_of(OURS));
+        sizes.entry(kind).or_insert(default);
+    }
+    let degrees = resolved(sizes, world, violations)?;
+    experts_divide(&degrees, violations).then_some(degrees)
+}
+
+/// What was given for each degree.
+fn sizes(
+    settings: &Settings,
+    violations: &mut Vec<Violation>,
+) -> BTreeMap<Parallelism, Given<Size>> {
+    let mut sizes = BTreeMap::new();
+    for (kind, all) in &settings.degrees {
+        let given = one(kind.name(), all, |size| size_text(*size), violations);
+        match given {
+            Some(given) if given.value == Size::Ranks(0) => violations.push(Violation::Zero {
+                name: kind.name().to_owned(),
+                place: given.source,
+            }),
+            Some(given) => drop(sizes.insert(*kind, given)),
+            None => {}
+        }
+    }
+    sizes
+}
+
+/// One degree at most can be found out, and none of the experts': they do not multiply to the world.
+fn refuse_autos(sizes: &BTreeMap<Parallelism, Given<Size>>, violations: &mut Vec<Violation>) {
+    let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
+    let autos: Vec<(Parallelism, Source)> = autos
+        .map(|(kind, given)| (*kind, given.source.clone()))
+        .collect();
+
+    let (experts, others): (Vec<_>, Vec<_>) = autos
+        .into_iter()
+        .partition(|(kind, _)| kind.is_of_experts());
+    violations.extend(
+        experts
+            .into_iter()
+            .map(|(degree, place)| Violation::AutoOfExperts { degree, place }),
+    );
+    if let [(first, first_source), rest @ ..] = others.as_slice() {
+        violations.extend(
+            rest.iter()
+                .map(|(second, second_source)| Violation::TwoAutos {
+                    first: *first,
+                    first_source: first_source.clone(),
+                    second: *second,
+                    second_source: second_source.clone(),
+                }),
+        );
+    }
+}
+
+/// Finds out the degree that is auto, or the world.
+fn resolved(
+    sizes: BTreeMap<Parallelism, Given<Size>>,
+    world: Option<Given<usize>>,
+    violations: &mut Vec<Violation>,
+) -> Option<Degrees> {
+    let (mut of, mut auto) = (BTreeMap::new(), None);
+    for (kind, given) in sizes {
+        match given.value {
+            Size::Ranks(ranks) => drop(of.insert(kind, Given::new(ranks, given.source))),
+            Size::Auto => auto = Some((kind, given.source)),
+        }
+    }
+    let Some(product) = product(&of) else {
+        violations.push(Violation::TooManyRanks { degrees: text(&of) });
+        return None;
+    };
+
+    let world = match (&world, &auto) {
+        (Some(world), _) => world.clone(),
+        (None, None) => Given::new(product, Source::default_of(OURS)),
+        (None, Some((degree, place))) => {
+            violations.push(Violation::AutoWithoutWorld {
+                degree: *degree,
+                place: place.clone(),
+            });
+            return None;
+        }
+    };
+    if world.value > MAX_RANKS {
+        violations.push(Violation::TooManyRanks {
+            degrees: format!("world {world}"),
+        });
+        return None;
+    }
+
+    let rest = world.value / product;
+    let fits = world.value.is_multiple_of(product) && (auto.is_some() || rest == 1);
+    if !fits {
+        violations.push(match auto {
+            None => Violation::WrongWorld {
+                degrees: text(&of),
+                product,
+                world,
+            },
+            Some((degree, place)) => Violation::AutoDoesNotDivide {
+                degree,
+                place,
+                degrees: text(&of),
+                product,
+                world,
+            },
+        });
+        return None;
+    }
+    if let Some((kind, source)) = auto {
+        of.insert(kind, Given::new(rest, source));
+    }
+    Some(Degrees { of, world })
+}
+
+fn product(of: &BTreeMap<Parallelism, Given<usize>>) -> Option<usize> {
+    of.iter()
+        .filter(|(kind, _)| !kind.is_of_experts())
+        .try_fold(1, |product: usize, (_, given)| {
+            product.checked_mul(given.value)
+        })
+        .filter(|product| *product <= MAX_RANKS)
+}
+
+/// The degrees that somebody gave, or that are not 1: `pp 2 (--pp) x tp 4 (run.toml:3)`.
+fn text(of: &BTreeMap<Parallelism, Given<usize>>) -> String {
+    let telling = |(kind, given): &(&Parallelism, &Given<usize>)| {
+        !kind.is_of_experts() && (given.value != 1 || !given.source.is_default())
+    };
+    let telling = of.iter().filter(telling);
+    let texts: Vec<String> = telling
+        .map(|(kind, given)| format!("{kind} {given}"))
+        .collect();
+    match texts.is_empty() {
+        true => "no degree that is not 1".to_owned(),
+        false => texts.join(" x "),
+    }
+}
+
+/// Experts regroup the ranks of a stage.
+fn experts_divide(degrees: &Degrees, violations: &mut Vec<Violation>) -> bool {
+    let (ep, etp) = (
+        degrees.given(Parallelism::Ep),
+        degrees.given(Parallelism::Etp),
+    );
+    let product = ep.value.saturating_mul(etp.value);
+    let divide = degrees.stage().is_multiple_of(product);
+    if !divide {
+        violations.push(Violation::ExpertsDoNotDivide {
+            ep: ep.clone(),
+            etp: etp.clone(),
+            stage: degrees.stage(),
+            world: degrees.world.clone(),
+            pp: degrees.given(Parallelism::Pp).clone(),
+        });
+    }
+    divide
+}

@@ -1,0 +1,243 @@
+//! Settings, checked.
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::{GroupOptions, Hosts, Mesh, Size};
+
+use super::check::{self, Degrees};
+use super::declare::Domain;
+use super::degree::{Parallelism, size_text};
+use super::domains::{self, Built};
+use super::members::{self, Groups, Members};
+use super::order::{Order, Token};
+use super::rank_generator::RankGenerator;
+use super::settings::Settings;
+use super::source::Given;
+use super::text::nearest;
+use super::violation::{Violation, Violations};
+
+/// Degrees that multiply to the world, domains and groups that fit together: what settings mean, once
+/// nothing is wrong with them.
+///
+/// A pure value: it knows no rank, asks nobody, and makes nothing. Checking costs as much as there are
+/// axes, however many ranks there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParallelConfig {
+    degrees: BTreeMap<Parallelism, Given<usize>>,
+    world: usize,
+    order: Order,
+    hosts: Option<Hosts>,
+    domains: Vec<(String, Mesh)>,
+    pub(super) groups: Groups,
+    pub(super) options: BTreeMap<String, GroupOptions>,
+    dense: RankGenerator,
+    expert: RankGenerator,
+}
+
+impl ParallelConfig {
+    /// Checks settings.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them, each with where its values came from. What depends on
+    /// something wrong is not checked.
+    pub fn new(settings: &Settings) -> Result<ParallelConfig, Violations> {
+        let mut violations = settings.violations.clone();
+        let order = check::order(settings, &mut violations);
+        let degrees = check::degrees(settings, &mut violations);
+        let per_host = check::count("ranks_per_host", &settings.ranks_per_host, &mut violations);
+
+        let (Some(degrees), Some(order)) = (degrees, order) else {
+            check_names(settings, &mut violations);
+            return Err(Violations(violations));
+        };
+        check::order_names_all(&order, &degrees, &mut violations);
+        let (domains, groups) = named(settings, &degrees, &order, &mut violations);
+        let options = options(settings, &groups, &mut violations);
+        if !violations.is_empty() {
+            return Err(Violations(violations));
+        }
+
+        Ok(ParallelConfig {
+            dense: generator(&order.value, |token| degrees.of_token(token)),
+            expert: generator(&order.value, |token| degrees.of_expert_token(token)),
+            world: degrees.world.value,
+            degrees: Parallelism::ALL
+                .map(|kind| (kind, degrees.given(kind).clone()))
+                .into(),
+            order: order.value,
+            hosts: per_host.map(|per_host| Hosts::Uniform(per_host.value)),
+            domains: domains
+                .into_iter()
+                .map(|domain| (domain.name, domain.mesh))
+                .collect(),
+            groups,
+            options,
+        })
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// A degree.
+    pub fn degree(&self, kind: Parallelism) -> usize {
+        self.degrees[&kind].value
+    }
+
+    /// A degree and where it came from.
+    pub fn given(&self, kind: Parallelism) -> &Given<usize> {
+        &self.degrees[&kind]
+    }
+
+    /// Which kinds of parallelism neighbours differ in.
+    pub fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// Which host each rank of the world runs on, if it was said.
+    pub fn hosts(&self) -> Option<&Hosts> {
+        self.hosts.as_ref()
+    }
+
+    /// Domains by name, those that everybody has first, over the ranks from 0.
+    pub fn domains(&self) -> &[(String, Mesh)] {
+        &self.domains
+    }
+
+    /// The names of all groups.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.groups.keys().map(String::as_str)
+    }
+
+    /// Groups of tokens where there are no experts, as Megatron-LM lists them: tp, cp, sp, dp, pp.
+    pub fn dense_generator(&self) -> &RankGenerator {
+        &self.dense
+    }
+
+    /// Groups of tokens among experts, as Megatron-LM lists them: tp is etp, dp are the replicas.
+    pub fn expert_generator(&self) -> &RankGenerator {
+        &self.expert
+    }
+}
+
+fn generator(order: &Order, size: impl Fn(Token) -> usize) -> RankGenerator {
+    let sizes = Token::ALL.map(|token| (token, size(token))).into();
+    RankGenerator::new(order, &sizes).expect("degrees that multiply to the world")
+}
+
+/// Domains, and the groups of their axes, views and picks.
+fn named(
+    settings: &Settings,
+    degrees: &Degrees,
+    order: &Given<Order>,
+    violations: &mut Vec<Violation>,
+) -> (Vec<Built>, Groups) {
+    let declared = once(
+        "domain",
+        &settings.domains,
+        |domain| &domain.name,
+        axes_text,
+        violations,
+    );
+    let domains = domains::build(degrees, order, &declared, violations);
+    let mut groups = members::built_in(&domains, degrees);
+    if !settings.ranks_per_host.is_empty() {
+        groups.insert(members::SAME_HOST.to_owned(), Members::SameHost);
+        groups.insert(members::ACROSS_HOSTS.to_owned(), Members::AcrossHosts);
+    }
+
+    let axes = |view: &super::View| format!("{} of {}", view.axes.join(" x "), view.domain);
+    let views = once("view", &settings.views, |view| &view.name, axes, violations);
+    let members = |pick: &super::Pick| format!("{:?} of {}", pick.members, pick.of);
+    let picks = once(
+        "pick",
+        &settings.picks,
+        |pick| &pick.name,
+        members,
+        violations,
+    );
+    members::declare(&mut groups, &domains, &views, &picks, violations);
+    (domains, groups)
+}
+
+fn axes_text(domain: &Domain) -> String {
+    let axes = domain.axes.iter();
+    let axes: Vec<String> = axes
+        .map(|(name, size)| format!("{name} {}", size_text(*size)))
+        .collect();
+    axes.join(" x ")
+}
+
+/// Each of a name once: the same declaration from two places is one.
+fn once<T: Clone + PartialEq>(
+    kind: &str,
+    all: &[Given<T>],
+    name: impl Fn(&T) -> &String,
+    text: impl Fn(&T) -> String,
+    violations: &mut Vec<Violation>,
+) -> Vec<Given<T>> {
+    let mut names: Vec<&String> = Vec::new();
+    for given in all {
+        if !names.contains(&name(&given.value)) {
+            names.push(name(&given.value));
+        }
+    }
+    let of_name = |wanted: &String| {
+        let same = all.iter().filter(|given| name(&given.value) == wanted);
+        let same: Vec<Given<T>> = same.cloned().collect();
+        check::one(&format!("{kind} `{wanted}`"), &same, &text, violations)
+    };
+    names.into_iter().filter_map(of_name).collect()
+}
+
+/// What can be said about names when degrees or order are wrong: every size is taken to be 1.
+fn check_names(settings: &Settings, violations: &mut Vec<Violation>) {
+    let mut settings = settings.clone();
+    for domain in &mut settings.domains {
+        for (_, size) in &mut domain.value.axes {
+            *size = Size::Ranks(1);
+        }
+    }
+    let order = Given::new(Order::default(), super::Source::default_of("meshgrad"));
+    let (_, groups) = named(&settings, &Degrees::unit(), &order, violations);
+    options(&settings, &groups, violations);
+}
+
+fn options(
+    settings: &Settings,
+    groups: &Groups,
+    violations: &mut Vec<Violation>,
+) -> BTreeMap<String, GroupOptions> {
+    let mut options = BTreeMap::new();
+    for (group, all) in &settings.options {
+        if !groups.contains_key(group) {
+            let names: Vec<&str> = groups.keys().map(String::as_str).collect();
+            violations.extend(all.first().map(|given| Violation::OptionsOfNoGroup {
+                group: group.clone(),
+                place: given.source.clone(),
+                hint: nearest(group, &names),
+            }));
+        }
+        let name = format!("options of group `{group}`");
+        if let Some(given) = check::one(&name, all, options_text, violations) {
+            options.insert(group.clone(), given.value);
+        }
+    }
+    options
+}
+
+/// The fields that say something.
+fn options_text(options: &GroupOptions) -> String {
+    let all = format!("{options:?}");
+    let fields = all
+        .trim_start_matches("GroupOptions { ")
+        .trim_end_matches(" }")
+        .split(", ")
+        .filter(|field| !field.ends_with(": None"));
+    let fields: Vec<&str> = fields.collect();
+    match fields.is_empty() {
+        true => "those of the transport".to_owned(),
+        false => fields.join(", "),
+    }
+}

@@ -1,0 +1,258 @@
+//! Groups by name: axes of all domains, views of them, and picks.
+//!
+//! | group | ranks |
+//! |---|---|
+//! | an axis of any domain | `pp`, `dp_replicate`, `tp`, `ep_shard`, `dp`, `cp`, `world`, ... |
+//! | `fsdp` | dp_shard x cp_shard: who shares one copy of the parameters |
+//! | `loss` | all dp, cp and sp: who sees other tokens |
+//! | `dp_cp`, `tp_dp`, `tp_cp`, `tp_dp_cp`, `mp`, `sp_dp` | what the names say; mp is tp and pp |
+//! | `ep`, `ep_tp`, `tp_ep_mp`, `tp_ep_pp`, `ep_dp` | of experts: ep_shard, etp, and so on |
+//! | `intra_dp_cp`, `intra_ep_dp`, `inter_ep_dp`, `intra_dist_opt_instance` | dp_replicate apart |
+//! | `embd`, `pos_embd` | first and last stage; first stage |
+//! | `all_to_all_local`, `all_to_all_global` | the ranks of a host; one of each host (ZeRO++) |
+//!
+//! The short names are those under which Megatron-LM looks up the options of a group.
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::{Axis, RankLayout};
+
+use super::check::Degrees;
+use super::declare::{Member, Pick, View};
+use super::degree::Parallelism;
+use super::domains::{Built, EXPERT, REGULAR};
+use super::source::Given;
+use super::text::nearest;
+use super::violation::Violation;
+
+/// Who is in the groups of a name, by position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Members {
+    /// All groups of a layout: every rank is in one.
+    Along(RankLayout),
+    /// Of each group of a layout the members at these indices, in order; each once.
+    Picked { of: RankLayout, indices: Vec<usize> },
+    /// The ranks of a host.
+    SameHost,
+    /// The ranks at one index of each host.
+    AcrossHosts,
+}
+
+/// Groups by name.
+pub(super) type Groups = BTreeMap<String, Members>;
+
+/// Name, domain, axes.
+const VIEWS: [(&str, &str, &[&str]); 14] = [
+    ("fsdp", REGULAR, &["dp_shard", "cp_shard"]),
+    (
+        "loss",
+        REGULAR,
+        &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp"],
+    ),
+    (
+        "dp_cp",
+        REGULAR,
+        &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate"],
+    ),
+    (
+        "intra_dp_cp",
+        REGULAR,
+        &["dp_shard", "cp_shard", "cp_replicate"],
+    ),
+    (
+        "tp_dp_cp",
+        REGULAR,
+        &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "tp"],
+    ),
+    ("tp_dp", REGULAR, &["dp_replicate", "dp_shard", "tp"]),
+    ("tp_cp", REGULAR, &["cp_shard", "cp_replicate", "tp"]),
+    ("mp", REGULAR, &["pp", "tp"]),
+    ("sp_dp", REGULAR, &["dp_replicate", "dp_shard", "sp"]),
+    ("ep", EXPERT, &["ep_shard"]),
+    ("ep_tp", EXPERT, &["etp"]),
+    ("tp_ep_mp", EXPERT, &["ep_shard", "etp"]),
+    ("tp_ep_pp", EXPERT, &["pp", "ep_shard", "etp"]),
+    ("ep_dp", EXPERT, &["ep_replicate"]),
+];
+
+/// The ranks of a host, when it is known how many there are.
+pub(super) const SAME_HOST: &str = "all_to_all_local";
+/// The ranks at one index of each host, likewise.
+pub(super) const ACROSS_HOSTS: &str = "all_to_all_global";
+
+/// Groups that everybody has.
+pub(super) fn built_in(domains: &[Built], degrees: &Degrees) -> Groups {
+    let mut groups = Groups::new();
+    for axis in domains.iter().flat_map(|domain| domain.mesh.axes()) {
+        let layout = axis.layout().clone();
+        groups.insert(axis.name().to_owned(), Members::Along(layout));
+    }
+    for (name, domain, axes) in VIEWS {
+        let domain = domains.iter().find(|built| built.name == domain);
+        let all = domain.map_or(&[][..], |built| built.mesh.axes());
+        let chosen = all.iter().filter(|axis| axes.contains(&axis.name()));
+        groups.insert(name.to_owned(), Members::Along(concat(chosen)));
+    }
+    let instances = degrees.get(Parallelism::DpReplicate);
+    groups.extend(of_instances(&groups, instances).unwrap_or_default());
+
+    for (name, members) in [
+        ("embd", &[Member::First, Member::Last][..]),
+        ("pos_embd", &[Member::First]),
+    ] {
+        let stages = along(&groups, "pp").clone();
+        let indices = indices(members, stages.len()).expect("first and last");
+        groups.insert(
+            name.to_owned(),
+            Members::Picked {
+                of: stages,
+                indices,
+            },
+        );
+    }
+    groups
+}
+
+fn along<'a>(groups: &'a Groups, name: &str) -> &'a RankLayout {
+    match &groups[name] {
+        Members::Along(layout) => layout,
+        members => panic!("`{name}` is an axis or a view, not {members:?}"),
+    }
+}
+
+/// Axes of one domain as one, the last fastest.
+fn concat<'a>(axes: impl Iterator<Item = &'a Axis>) -> RankLayout {
+    RankLayout::concat(axes.map(Axis::layout)).expect("axes of one domain")
+}
+
+/// What experts have within and across replicas; nothing when their replicas cannot be cut so.
+fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
+    let replicas = along(groups, "ep_dp");
+    let within = replicas.len() / instances;
+    let parts = replicas.split(&[instances, within]).ok()?;
+    let [across, within] = <[RankLayout; 2]>::try_from(parts).ok()?;
+    let instance = RankLayout::concat([&within, along(groups, "tp_ep_pp")]).ok()?;
+    Some(Groups::from([
+        ("inter_ep_dp".to_owned(), Members::Along(across)),
+        ("intra_ep_dp".to_owned(), Members::Along(within)),
+        (
+            "intra_dist_opt_instance".to_owned(),
+            Members::Along(instance),
+        ),
+    ]))
+}
+
+/// Adds what users declared.
+pub(super) fn declare(
+    groups: &mut Groups,
+    domains: &[Built],
+    views: &[Given<View>],
+    picks: &[Given<Pick>],
+    violations: &mut Vec<Violation>,
+) {
+    for Given { value, source } in views {
+        let found = view(domains, value)
+            .and_then(|layout| insert(groups, &value.name, Members::Along(layout)));
+        if let Err(problem) = found {
+            let what = format!("view `{}`", value.name);
+            violations.push(Violation::Declared {
+                what,
+                place: source.clone(),
+                problem,
+            });
+        }
+    }
+    for Given { value, source } in picks {
+        let found = picked(groups, value).and_then(|members| insert(groups, &value.name, members));
+        if let Err(problem) = found {
+            let what = format!("pick `{}`", value.name);
+            violations.push(Violation::Declared {
+                what,
+                place: source.clone(),
+                problem,
+            });
+        }
+    }
+}
+
+fn insert(groups: &mut Groups, name: &str, members: Members) -> Result<(), String> {
+    if name.is_empty() {
+        return Err("it has no name".to_owned());
+    }
+    if groups.contains_key(name) {
+        return Err("a group has this name already: give it another".to_owned());
+    }
+    groups.insert(name.to_owned(), members);
+    Ok(())
+}
+
+fn view(domains: &[Built], view: &View) -> Result<RankLayout, String> {
+    let domain = domains.iter().find(|domain| domain.name == view.domain);
+    let domain = domain.ok_or_else(|| {
+        let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
+        format!(
+            "there is no domain `{}`{}",
+            view.domain,
+            nearest(&view.domain, &names)
+        )
+    })?;
+
+    let names: Vec<&str> = domain.mesh.axes().iter().map(Axis::name).collect();
+    let mut chosen = Vec::new();
+    for (at, name) in view.axes.iter().enumerate() {
+        let axis = domain.mesh.axis(name).map_err(|_| {
+            let nearest = nearest(name, &names);
+            format!("domain `{}` has no axis `{name}`{nearest}", view.domain)
+        })?;
+        if view.axes[..at].contains(name) {
+            return Err(format!("axis `{name}` is in it twice: name it once"));
+        }
+        chosen.push(axis);
+    }
+    Ok(concat(chosen.into_iter()))
+}
+
+fn picked(groups: &Groups, pick: &Pick) -> Result<Members, String> {
+    let Some(members) = groups.get(&pick.of) else {
+        let names: Vec<&str> = groups.keys().map(String::as_str).collect();
+        return Err(format!(
+            "there is no group `{}`{}",
+            pick.of,
+            nearest(&pick.of, &names)
+        ));
+    };
+    let Members::Along(layout) = members else {
+        return Err(format!(
+            "`{}` is a pick itself: pick of an axis or view",
+            pick.of
+        ));
+    };
+    let indices = indices(&pick.members, layout.len())
+        .map_err(|index| format!("`{}` has {} ranks, none at {index}", pick.of, layout.len()))?;
+    if indices.is_empty() {
+        return Err("it picks nobody: name at least one member".to_owned());
+    }
+    Ok(Members::Picked {
+        of: layout.clone(),
+        indices,
+    })
+}
+
+/// Where in a group of `len` these members are, each once.
+fn indices(members: &[Member], len: usize) -> Result<Vec<usize>, usize> {
+    let mut indices = Vec::new();
+    for member in members {
+        let index = match member {
+            Member::First => 0,
+            Member::Last => len - 1,
+            Member::At(index) => *index,
+        };
+        if index >= len {
+            return Err(index);
+        }
+        if !indices.contains(&index) {
+            indices.push(index);
+        }
+    }
+    Ok(indices)
+}

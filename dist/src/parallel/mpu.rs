@@ -1,0 +1,186 @@
+//! Getters under the names that ported code calls.
+//!
+//! Megatron-LM and DeepSpeed hand an `mpu` (model parallel unit) about: an object or module that
+//! answers for the process it runs in. [`Mpu`] is that for a rank which is told, so many live in one
+//! process, and no getter means another state than the one it was called on.
+//!
+//! Where the answer of others is doubtful, ours is as follows. `get_model_parallel_world_size` and
+//! `_rank` mean tp, as in DeepSpeed, though `get_model_parallel_group` is tp and pp.
+//! `get_tensor_model_parallel_src_rank` is the first rank of the tp group whatever the order.
+//! `get_sequence_data_parallel_group` is dp where sp is 1, which is the same group.
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::Group;
+
+use super::members::{ACROSS_HOSTS, SAME_HOST};
+use super::state::{ParallelState, StateError};
+
+/// The getters of Megatron-LM and DeepSpeed for a rank of a state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mpu {
+    state: ParallelState,
+    rank: usize,
+}
+
+/// Three getters of one group that every rank is in.
+macro_rules! getters {
+    ($($name:literal: $group:ident, $size:ident, $at:ident;)*) => {
+        $(
+            #[doc = concat!("The group `", $name, "` of this rank.")]
+            pub fn $group(&self) -> Group {
+                self.own($name)
+            }
+
+            #[doc = concat!("How many ranks the group `", $name, "` of this rank has.")]
+            pub fn $size(&self) -> usize {
+                self.own($name).len()
+            }
+
+            #[doc = concat!("Where in the group `", $name, "` this rank stands.")]
+            pub fn $at(&self) -> usize {
+                self.place($name)
+            }
+        )*
+    };
+}
+
+impl Mpu {
+    /// For a rank that the state has.
+    pub(super) fn new(state: ParallelState, rank: usize) -> Mpu {
+        Mpu { state, rank }
+    }
+
+    /// The state that answers.
+    pub fn state(&self) -> &ParallelState {
+        &self.state
+    }
+
+    /// The rank that it answers for.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    getters! {
+        "tp": get_tensor_model_parallel_group,
+            get_tensor_model_parallel_world_size, get_tensor_model_parallel_rank;
+        "pp": get_pipeline_model_parallel_group,
+            get_pipeline_model_parallel_world_size, get_pipeline_model_parallel_rank;
+        "dp": get_data_parallel_group,
+            get_data_parallel_world_size, get_data_parallel_rank;
+        "dp_cp": get_data_parallel_group_with_context_parallel,
+            get_data_parallel_world_size_with_context_parallel,
+            get_data_parallel_rank_with_context_parallel;
+        "intra_dp_cp": get_partial_data_parallel_group_with_context_parallel,
+            get_partial_data_parallel_world_size_with_context_parallel,
+            get_partial_data_parallel_rank_with_context_parallel;
+        "cp": get_context_parallel_group,
+            get_context_parallel_world_size, get_context_parallel_rank;
+        "sp": get_sequence_parallel_group,
+            get_sequence_parallel_world_size, get_sequence_parallel_rank;
+        "sp_dp": get_sequence_data_parallel_group,
+            get_sequence_data_parallel_world_size, get_sequence_data_parallel_rank;
+        "ep": get_expert_model_parallel_group,
+            get_expert_model_parallel_world_size, get_expert_model_parallel_rank;
+        "ep_tp": get_expert_tensor_parallel_group,
+            get_expert_tensor_parallel_world_size, get_expert_tensor_parallel_rank;
+        "ep_dp": get_expert_data_parallel_group,
+            get_expert_data_parallel_world_size, get_expert_data_parallel_rank;
+    }
+
+    /// tp and pp: all that one replica of the parameters is cut over.
+    pub fn get_model_parallel_group(&self) -> Group {
+        self.own("mp")
+    }
+
+    /// The size of tp, as ZeRO means it.
+    pub fn get_model_parallel_world_size(&self) -> usize {
+        self.get_tensor_model_parallel_world_size()
+    }
+
+    /// Where in tp this rank stands, as ZeRO means it.
+    pub fn get_model_parallel_rank(&self) -> usize {
+        self.get_tensor_model_parallel_rank()
+    }
+
+    /// The first rank of this rank's tp group.
+    pub fn get_tensor_model_parallel_src_rank(&self) -> usize {
+        self.own("tp").ranks()[0]
+    }
+
+    /// The ranks of this rank's dp group.
+    pub fn get_data_parallel_group_ranks(&self) -> Vec<usize> {
+        self.own("dp").ranks().to_vec()
+    }
+
+    /// First and last stage of this rank's pipeline, if it is one of them.
+    pub fn get_embedding_group(&self) -> Option<Group> {
+        self.group("embd")
+    }
+
+    /// First stage of this rank's pipeline, if it is that.
+    pub fn get_position_embedding_group(&self) -> Option<Group> {
+        self.group("pos_embd")
+    }
+
+    /// tp and dp.
+    pub fn get_tensor_and_data_parallel_group(&self) -> Group {
+        self.own("tp_dp")
+    }
+
+    /// tp, dp and cp.
+    pub fn get_tensor_and_data_parallel_group_with_context_parallel(&self) -> Group {
+        self.own("tp_dp_cp")
+    }
+
+    /// tp and cp.
+    pub fn get_tensor_and_context_parallel_group(&self) -> Group {
+        self.own("tp_cp")
+    }
+
+    /// Expert tp and ep.
+    pub fn get_expert_tensor_and_model_parallel_group(&self) -> Group {
+        self.own("tp_ep_mp")
+    }
+
+    /// Expert tp, ep and pp.
+    pub fn get_expert_tensor_model_pipeline_parallel_group(&self) -> Group {
+        self.own("tp_ep_pp")
+    }
+
+    /// ZeRO++'s groups of all hosts: `local_0`, ..., and where there are several hosts `global_0`, ...
+    ///
+    /// # Errors
+    /// [`StateError::NoHosts`], [`StateError::UnevenHosts`].
+    pub fn get_all_to_all_groups(&self) -> Result<BTreeMap<String, Group>, StateError> {
+        let numbered = |kind: &str, groups: Vec<Group>| {
+            let named = |(at, group)| (format!("{kind}_{at}"), group);
+            groups
+                .into_iter()
+                .enumerate()
+                .map(named)
+                .collect::<Vec<_>>()
+        };
+        let local = self.state.groups(SAME_HOST)?;
+        let global = match local.len() {
+            1 => Vec::new(),
+            _ => self.state.groups(ACROSS_HOSTS)?,
+        };
+        let named = numbered("local", local).into_iter();
+        Ok(named.chain(numbered("global", global)).collect())
+    }
+
+    /// A group of this rank that not every rank is in.
+    fn group(&self, name: &str) -> Option<Group> {
+        self.state.group(name, self.rank).expect("everybody has it")
+    }
+
+    fn own(&self, name: &str) -> Group {
+        self.group(name).expect("every rank is in one")
+    }
+
+    fn place(&self, name: &str) -> usize {
+        let place = self.own(name).index_of(self.rank);
+        place.expect("a rank is in its own group")
+    }
+}

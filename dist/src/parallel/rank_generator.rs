@@ -1,0 +1,78 @@
+//! Groups of tokens, as Megatron-LM's `RankGenerator` lists them.
+//!
+//! Its `get_ranks("tp-dp")` enumerates masks; here the tokens are a layout, and the lists are the
+//! layout's groups. Contents and order are the same: ranks ascend within a group whatever the order of
+//! the tokens in the question, and groups ascend by their first rank.
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::{RankLayout, Result};
+
+use super::order::{Order, OrderError, Token};
+
+/// Sizes of tokens in an order: where the ranks of each token are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankGenerator {
+    layouts: BTreeMap<Token, RankLayout>,
+    world: usize,
+}
+
+impl RankGenerator {
+    /// Ranks in this order; tokens that are not named have size 1.
+    ///
+    /// # Errors
+    /// [`meshgrad_mesh::MeshError::NoRanks`] for a size of 0,
+    /// [`meshgrad_mesh::MeshError::TooManyRanks`].
+    pub fn new(order: &Order, sizes: &BTreeMap<Token, usize>) -> Result<RankGenerator> {
+        let tokens: Vec<Token> = order.slowest_first().collect();
+        let size = |token: &Token| sizes.get(token).copied().unwrap_or(1);
+        let shape: Vec<usize> = tokens.iter().map(size).collect();
+
+        let layouts = RankLayout::row_major(&shape)?;
+        Ok(RankGenerator {
+            layouts: tokens.into_iter().zip(layouts).collect(),
+            world: shape.iter().product(),
+        })
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// The ranks of some tokens, joined by `-`, in ascending order.
+    ///
+    /// # Errors
+    /// [`OrderError::Unknown`].
+    pub fn layout(&self, tokens: &str) -> Result<RankLayout, OrderError> {
+        let tokens = tokens
+            .split('-')
+            .map(|name| Token::of_name(name).ok_or_else(|| OrderError::Unknown(name.to_owned())));
+        let tokens = tokens.collect::<Result<Vec<Token>, OrderError>>()?;
+        Ok(self.of(&tokens))
+    }
+
+    /// All groups of some tokens, joined by `-`.
+    ///
+    /// # Errors
+    /// [`OrderError::Unknown`].
+    pub fn ranks(&self, tokens: &str) -> Result<Vec<Vec<usize>>, OrderError> {
+        Ok(lists(&self.layout(tokens)?, self.world))
+    }
+
+    /// The ranks of some tokens, in ascending order.
+    pub(super) fn of(&self, tokens: &[Token]) -> RankLayout {
+        let chosen = |(token, _): &(&Token, &RankLayout)| tokens.contains(token);
+        let layouts = self.layouts.iter().filter(chosen);
+        let flat = RankLayout::concat(layouts.map(|(_, layout)| layout));
+        flat.expect("tokens of one order").ascending()
+    }
+}
+
+/// All groups of a layout that divides the world.
+pub(super) fn lists(layout: &RankLayout, world: usize) -> Vec<Vec<usize>> {
+    layout
+        .groups(world)
+        .expect("a layout of the world")
+        .collect()
+}

@@ -1,0 +1,26 @@
+//! Lists and hints in messages.
+
+/// `; did you mean `dp`?` when a name is near another, or all that there are.
+pub(super) fn nearest(name: &str, names: &[&str]) -> String {
+    let near = names
+        .iter()
+        .map(|other| (strsim::damerau_levenshtein(name, other), other))
+        .filter(|(distance, other)| *distance <= 1 + other.len() / 4)
+        .min();
+    match near {
+        Some((_, other)) => format!("; did you mean `{other}`?"),
+        None => format!("; there are {}", names.join(", ")),
+    }
+}
+
+/// `[0, 8, 16]`; of a long list the beginning and how many.
+pub(super) fn ranks(ranks: &[usize]) -> String {
+    let join = |ranks: &[usize]| {
+        let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+        texts.join(", ")
+    };
+    match ranks.len() {
+        0..=16 => format!("[{}]", join(ranks)),
+        len => format!("[{}, ...] ({len} ranks)", join(&ranks[..8])),
+    }
+}
