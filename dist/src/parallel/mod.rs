@@ -5,6 +5,7 @@ mod config;
 mod declare;
 mod degree;
 mod domains;
+pub mod import;
 mod megatron;
 mod members;
 mod mpu;

@@ -107,6 +107,11 @@ impl Settings {
         self
     }
 
+    /// What readers of settings found wrong so far.
+    pub fn violations(&self) -> &[Violation] {
+        &self.violations
+    }
+
     /// Takes all of other settings too. What both set must be equal.
     pub fn merge(&mut self, other: Settings) -> &mut Self {
         for (kind, given) in other.degrees {

@@ -23,14 +23,14 @@ pub enum Violation {
     },
 
     /// A key that means nothing.
-    #[error("`{key}` ({place}) is no setting{}", suggestion(.nearest))]
+    #[error("`{key}` ({place}) is no setting{hint}")]
     UnknownKey {
         /// The key.
         key: String,
         /// Where it is.
         place: Source,
-        /// A key that is near.
-        nearest: Option<String>,
+        /// A key that is near, or all.
+        hint: String,
     },
 
     /// A degree that is no number.
@@ -276,10 +276,19 @@ pub enum Violation {
     },
 }
 
-fn suggestion(nearest: &Option<String>) -> String {
-    match nearest {
-        Some(name) => format!("; did you mean `{name}`?"),
-        None => "; take it out".to_owned(),
+impl Violation {
+    /// [`Violation::UnknownKey`], with a hint at the keys that there are.
+    pub(super) fn unknown_key<'a>(
+        key: &str,
+        place: Source,
+        known: impl IntoIterator<Item = &'a str>,
+    ) -> Violation {
+        let known: Vec<&str> = known.into_iter().collect();
+        Violation::UnknownKey {
+            key: key.to_owned(),
+            place,
+            hint: text::nearest(key, &known),
+        }
     }
 }
 

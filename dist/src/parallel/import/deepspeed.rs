@@ -1,0 +1,181 @@
+//! DeepSpeed's JSON, as release 0.19 and pull request 7726 (a parallel state after Megatron's) read
+//! it.
+//!
+//! DeepSpeed's file is about everything; only what decides which ranks work together is read. A size
+//! may stand in several places: all of them are read, and if they differ that is a violation.
+
+use std::path::Path;
+
+use meshgrad_mesh::Size;
+
+use super::of_file;
+use super::scalar::Scalar;
+use super::tree::Tree;
+use crate::parallel::{Parallelism, Settings, Source, Violation};
+
+/// Where each degree may stand: a path of keys, or one key with dots in it.
+const DEGREES: [(Parallelism, &[&str]); 7] = [
+    (
+        Parallelism::Tp,
+        &[
+            "tensor_parallel.autotp_size",
+            "tensor_parallel.tp.tp_size",
+            "tensor_model_parallel_size",
+        ],
+    ),
+    (Parallelism::Pp, &["pipeline_model_parallel_size"]),
+    (Parallelism::Sp, &["sequence_parallel_size"]),
+    (Parallelism::CpShard, &["context_parallel_size"]),
+    (
+        Parallelism::Ep,
+        &["expert_parallel.autoep_size", "expert_model_parallel_size"],
+    ),
+    (
+        Parallelism::Etp,
+        &[
+            "expert_parallel.expert_tensor_parallel_size",
+            "expert_tensor_parallel_size",
+        ],
+    ),
+    (
+        Parallelism::DpReplicate,
+        &["num_distributed_optimizer_instances"],
+    ),
+];
+
+/// The pull request's order, the fastest first, and what `use_data_before_expert_parallelism` makes of
+/// it.
+const ORDER: &str = "tp-ep-dp-pp";
+const ORDER_OF_DATA_FIRST: &str = "tp-dp-ep-pp";
+
+/// Settings of a DeepSpeed configuration; `path` is what errors call it. Data parallelism is what is
+/// left, sharded, unless `data_parallel_size` says it.
+pub fn deepspeed(text: &str, path: &str) -> Settings {
+    let mut settings = Settings::new();
+    match Tree::of_json(text, path) {
+        Ok(file) if file.is_table() => read(&file, &mut settings),
+        Ok(file) => file
+            .scalar()
+            .refuse(&mut settings, "an object of settings", &file.place),
+        Err(violation) => {
+            settings.refuse(violation);
+        }
+    }
+    settings
+}
+
+/// [`deepspeed`] of a file.
+pub fn deepspeed_file(path: impl AsRef<Path>) -> Settings {
+    of_file(path.as_ref(), deepspeed)
+}
+
+fn read(file: &Tree, settings: &mut Settings) {
+    for (kind, keys) in DEGREES {
+        for value in keys.iter().filter_map(|key| file.at(key)) {
+            match value.scalar() {
+                // As if it were not there: DeepSpeed's own way to say that it is off.
+                Scalar::Nothing | Scalar::Integer(0) => {}
+                scalar => scalar.set_degree(settings, kind, value.place.clone()),
+            }
+        }
+    }
+    order(file, settings);
+    data(file, settings);
+    secondary_shards(file, settings);
+}
+
+fn order(file: &Tree, settings: &mut Settings) {
+    if let Some(value) = file.get("order") {
+        let order =
+            value
+                .scalar()
+                .text_or_refuse(settings, "an order such as tp-ep-dp-pp", &value.place);
+        if let Some(order) = order {
+            settings.order(order, value.place.clone());
+        }
+        return;
+    }
+    let data_first = file.get("use_data_before_expert_parallelism");
+    match data_first.map(|value| (value.scalar(), value)) {
+        Some((Scalar::Truth(true), value)) => {
+            settings.order(ORDER_OF_DATA_FIRST, value.place.clone());
+        }
+        None | Some((Scalar::Truth(false) | Scalar::Nothing, _)) => {
+            settings.order(ORDER, Source::default_of("DeepSpeed"));
+        }
+        Some((other, value)) => other.refuse(settings, "true or false", &value.place),
+    }
+}
+
+fn data(file: &Tree, settings: &mut Settings) {
+    match file.get("data_parallel_size") {
+        Some(value) if value.scalar() != Scalar::Nothing => {
+            let place = value.place.clone();
+            value
+                .scalar()
+                .set_degree(settings, Parallelism::DpShard, place);
+        }
+        _ => {
+            let default = Source::default_of("DeepSpeed");
+            settings.set(Parallelism::DpShard, Size::Auto, default);
+        }
+    }
+    if let Some(value) = file.at("zero_optimization.mics_shard_size") {
+        settings.refuse(Violation::Unsupported {
+            what: format!("mics_shard_size {}", value.scalar()),
+            place: value.place.clone(),
+            fix: "DeepSpeed has removed it; set dp_shard and dp_replicate".to_owned(),
+        });
+    }
+}
+
+/// ZeRO++'s second copy of the weights is a group beside all others, not a degree.
+fn secondary_shards(file: &Tree, settings: &mut Settings) {
+    let Some(value) = file.at("zero_optimization.zero_hpz_partition_size") else {
+        return;
+    };
+    if !matches!(value.scalar(), Scalar::Nothing | Scalar::Integer(0 | 1)) {
+        settings.refuse(Violation::Unsupported {
+            what: format!("zero_hpz_partition_size {}", value.scalar()),
+            place: value.place.clone(),
+            fix: "declare a domain whose fastest axis has this size".to_owned(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(json: &str) -> Vec<String> {
+        let settings = deepspeed(json, "ds.json");
+        let violations = settings.violations().iter();
+        violations.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn nested_and_dotted_keys_are_one() {
+        let nested = deepspeed(r#"{"tensor_parallel": {"autotp_size": 4}}"#, "ds.json");
+        let dotted = deepspeed(r#"{"tensor_parallel.autotp_size": 4}"#, "ds.json");
+        assert_eq!(nested, dotted);
+
+        let mut expected = Settings::new();
+        let place = Source::file("ds.json").at_key("tensor_parallel.autotp_size");
+        expected.set(Parallelism::Tp, 4, place);
+        let default = Source::default_of("DeepSpeed");
+        expected.order("tp-ep-dp-pp", default.clone());
+        expected.set(Parallelism::DpShard, Size::Auto, default);
+        assert_eq!(nested, expected);
+    }
+
+    #[test]
+    fn mistakes_are_kept() {
+        assert!(texts("[1]")[0].contains("is not an object of settings"));
+        assert!(texts("{")[0].starts_with("ds.json:1: is no JSON"));
+        assert!(texts(r#"{"order": 3}"#)[0].contains("`3` is not an order"));
+        assert!(texts(r#"{"sequence_parallel_size": 1.5}"#)[0].starts_with("sp is `1.5`"));
+        let hpz = texts(r#"{"zero_optimization": {"zero_hpz_partition_size": 8}}"#);
+        assert!(hpz[0].contains("declare a domain"), "{hpz:?}");
+        assert!(texts(r#"{"zero_optimization": {"stage": 3}, "fp16": {}}"#).is_empty());
+    }
+}

@@ -1,0 +1,200 @@
+//! Megatron-LM's command line.
+//!
+//! Only what decides which ranks work together is read: the sizes, the order, and the file and flags
+//! that say how communicators are made. Megatron's other flags, hundreds of them, pass.
+
+use std::time::Duration;
+
+use meshgrad_mesh::{GroupOptions, Size};
+
+use super::nccl::{GROUPS, megatron_nccl_file};
+use super::scalar::Scalar;
+use crate::parallel::{Parallelism, Settings, Source, Violation};
+
+const DEGREES: [(&str, Parallelism); 6] = [
+    ("--tensor-model-parallel-size", Parallelism::Tp),
+    ("--pipeline-model-parallel-size", Parallelism::Pp),
+    ("--context-parallel-size", Parallelism::CpShard),
+    ("--expert-model-parallel-size", Parallelism::Ep),
+    ("--expert-tensor-parallel-size", Parallelism::Etp),
+    (
+        "--num-distributed-optimizer-instances",
+        Parallelism::DpReplicate,
+    ),
+];
+
+/// The order that Megatron calls its default, and the one of `--use-tp-pp-dp-mapping`.
+const ORDER: &str = "tp-cp-ep-dp-pp";
+const ORDER_OF_MAPPING: &str = "tp-cp-ep-pp-dp";
+
+/// Settings of Megatron's arguments, such as `--tensor-model-parallel-size 2`. Data parallelism is
+/// what is left, and experts' matrices are sharded as the others unless it says otherwise. A file of
+/// `--nccl-communicator-config-path` is read.
+pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>) -> Settings {
+    let words: Vec<String> = arguments
+        .into_iter()
+        .flat_map(|word| split_equals(word.as_ref()))
+        .collect();
+    let mut settings = Settings::new();
+    let mut has_etp = false;
+    let mut tensor: Option<(Size, Source)> = None;
+    let mut order = None;
+
+    let mut at = 0;
+    while at < words.len() {
+        let flag = words[at].as_str();
+        let values = values_after(&words, at);
+        let place = Source::flag(flag);
+        if let Some((_, kind)) = DEGREES.iter().find(|(name, _)| *name == flag) {
+            let value = one_value(flag, values, &mut settings);
+            let scalar = value.map(number);
+            if let Some(scalar) = &scalar {
+                scalar.set_degree(&mut settings, *kind, place.clone());
+            }
+            has_etp |= *kind == Parallelism::Etp;
+            if *kind == Parallelism::Tp {
+                let ranks = scalar.and_then(|scalar| scalar.count());
+                tensor = ranks.map(|ranks| (Size::Ranks(ranks), place));
+            }
+        } else {
+            match flag {
+                "--use-tp-pp-dp-mapping" => order = Some((ORDER_OF_MAPPING, place)),
+                "--nccl-communicator-config-path" => {
+                    if let Some(path) = one_value(flag, values, &mut settings) {
+                        settings.merge(megatron_nccl_file(path));
+                    }
+                }
+                "--high-priority-stream-groups" => high_priority(values, &place, &mut settings),
+                "--distributed-timeout-minutes" => {
+                    if let Some(minutes) = one_value(flag, values, &mut settings) {
+                        timeout(minutes, &place, &mut settings);
+                    }
+                }
+                _ => {}
+            }
+        }
+        at += 1 + values.len();
+    }
+
+    let default = || Source::default_of("Megatron");
+    let (order, place) = order.unwrap_or((ORDER, default()));
+    settings.order(order, place);
+    settings.set(Parallelism::DpShard, Size::Auto, default());
+    if let (false, Some((size, _))) = (has_etp, tensor) {
+        settings.set(Parallelism::Etp, size, default());
+    }
+    settings
+}
+
+/// `--flag=value` as two words.
+fn split_equals(word: &str) -> Vec<String> {
+    match word.split_once('=') {
+        Some((flag, value)) if flag.starts_with("--") => vec![flag.to_owned(), value.to_owned()],
+        _ => vec![word.to_owned()],
+    }
+}
+
+/// The words after a flag up to the next flag.
+fn values_after(words: &[String], flag: usize) -> &[String] {
+    let values = &words[flag + 1..];
+    let len = values
+        .iter()
+        .position(|word| word.starts_with("--"))
+        .unwrap_or(values.len());
+    &values[..len]
+}
+
+fn one_value<'v>(flag: &str, values: &'v [String], settings: &mut Settings) -> Option<&'v str> {
+    match values {
+        [value] => Some(value),
+        _ => {
+            settings.refuse(Violation::Unreadable {
+                place: Source::flag(flag),
+                problem: format!("has {} values, and takes one", values.len()),
+            });
+            None
+        }
+    }
+}
+
+fn number(text: &str) -> Scalar {
+    match text.parse() {
+        Ok(number) => Scalar::Integer(number),
+        Err(_) => Scalar::Other(text.to_owned()),
+    }
+}
+
+fn high_priority(groups: &[String], place: &Source, settings: &mut Settings) {
+    for group in groups {
+        if !GROUPS.contains(&group.as_str()) {
+            settings.refuse(Violation::unknown_key(group, place.clone(), GROUPS));
+            continue;
+        }
+        let mut options = GroupOptions::default();
+        options.high_priority = Some(true);
+        settings.options(group, options, place.clone());
+    }
+}
+
+fn timeout(minutes: &str, place: &Source, settings: &mut Settings) {
+    let minutes = number(minutes).count_or_refuse(settings, "a number of minutes", place);
+    let seconds = minutes.and_then(|minutes| (minutes as u64).checked_mul(60));
+    for group in seconds.into_iter().flat_map(|_| GROUPS) {
+        let mut options = GroupOptions::default();
+        options.timeout = seconds.map(Duration::from_secs);
+        settings.options(group, options, place.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(line: &str) -> Settings {
+        megatron_arguments(line.split_whitespace())
+    }
+
+    #[test]
+    fn sizes_are_read_and_the_rest_passes() {
+        let settings = arguments(
+            "--num-layers 61 --tensor-model-parallel-size 2 --swiglu \
+             --pipeline-model-parallel-size=8 --expert-model-parallel-size 64 --bf16",
+        );
+        let default = || Source::default_of("Megatron");
+        let flag = |name: &str| Source::flag(format!("--{name}-model-parallel-size"));
+        let mut expected = Settings::new();
+        expected
+            .set(Parallelism::Tp, 2, flag("tensor"))
+            .set(Parallelism::Pp, 8, flag("pipeline"))
+            .set(Parallelism::Ep, 64, flag("expert"))
+            .order("tp-cp-ep-dp-pp", default())
+            .set(Parallelism::DpShard, Size::Auto, default())
+            .set(Parallelism::Etp, 2, default());
+        assert_eq!(settings, expected);
+
+        let mapped = arguments("--use-tp-pp-dp-mapping");
+        let mut expected = Settings::new();
+        expected
+            .order("tp-cp-ep-pp-dp", Source::flag("--use-tp-pp-dp-mapping"))
+            .set(Parallelism::DpShard, Size::Auto, default());
+        assert_eq!(mapped, expected);
+    }
+
+    #[test]
+    fn mistakes_are_kept() {
+        let settings = arguments(
+            "--tensor-model-parallel-size --context-parallel-size two \
+             --high-priority-stream-groups tp ttp --nccl-communicator-config-path /nowhere.yaml",
+        );
+        let texts: Vec<String> = settings
+            .violations()
+            .iter()
+            .map(|it| it.to_string())
+            .collect();
+        assert_eq!(texts.len(), 4, "{texts:?}");
+        assert!(texts[0].contains("has 0 values, and takes one"));
+        assert!(texts[1].starts_with("cp_shard is `two` (--context-parallel-size)"));
+        assert!(texts[2].contains("`ttp`"));
+        assert!(texts[3].contains("/nowhere.yaml: cannot be read"));
+    }
+}

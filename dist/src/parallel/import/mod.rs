@@ -1,0 +1,42 @@
+//! Settings from what people have: meshgrad's own TOML, and the configurations of torchtitan,
+//! Megatron-LM and DeepSpeed.
+//!
+//! Each reader gives [`Settings`] in which every value knows the line or the key that it came from.
+//! What is wrong is kept in them too, so that a configuration reports everything at once; several
+//! readers' settings are put together with [`Settings::merge`]. Nothing is lost in silence: a key that
+//! would change the ranks' work and is not understood is a violation.
+
+mod deepspeed;
+mod megatron;
+mod nccl;
+mod scalar;
+mod toml_file;
+mod torchtitan;
+mod tree;
+
+use std::fs;
+use std::path::Path;
+
+pub use deepspeed::{deepspeed, deepspeed_file};
+pub use megatron::megatron_arguments;
+pub use nccl::{megatron_nccl, megatron_nccl_file};
+pub use toml_file::{toml, toml_file};
+pub use torchtitan::{torchtitan, torchtitan_file};
+
+use super::{Settings, Source, Violation};
+
+/// Reads a file and gives its text to `read`, or notes why it cannot be read.
+fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {
+    let name = path.display().to_string();
+    match fs::read_to_string(path) {
+        Ok(text) => read(&text, &name),
+        Err(error) => {
+            let mut settings = Settings::new();
+            settings.refuse(Violation::Unreadable {
+                place: Source::file(name),
+                problem: format!("cannot be read: {error}"),
+            });
+            settings
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Values of configuration files as settings.
+
+use std::fmt;
+use std::time::Duration;
+
+use meshgrad_mesh::Size;
+
+use crate::parallel::{Parallelism, Settings, Source, Violation};
+
+/// A value of a configuration file that is no list and no table.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Scalar {
+    Nothing,
+    Integer(i64),
+    Truth(bool),
+    Text(String),
+    /// Anything else, as it is written.
+    Other(String),
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::Nothing => f.write_str("null"),
+            Scalar::Integer(number) => write!(f, "{number}"),
+            Scalar::Truth(truth) => write!(f, "{truth}"),
+            Scalar::Text(text) | Scalar::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Scalar {
+    /// A number of ranks, or of anything else that is counted.
+    pub(super) fn count(&self) -> Option<usize> {
+        match self {
+            Scalar::Integer(number) => usize::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    fn size(&self) -> Option<Size> {
+        match self {
+            Scalar::Text(text) if text == "auto" => Some(Size::Auto),
+            other => other.count().map(Size::Ranks),
+        }
+    }
+
+    /// Sets a degree: a number or `auto`.
+    pub(super) fn set_degree(&self, settings: &mut Settings, kind: Parallelism, place: Source) {
+        match self.size() {
+            Some(size) => settings.set(kind, size, place),
+            None => settings.refuse(Violation::NotADegree {
+                name: kind.name().to_owned(),
+                text: self.to_string(),
+                place,
+            }),
+        };
+    }
+
+    /// A count, or a violation that says what was wanted.
+    pub(super) fn count_or_refuse(
+        &self,
+        settings: &mut Settings,
+        wanted: &str,
+        place: &Source,
+    ) -> Option<usize> {
+        let count = self.count();
+        if count.is_none() {
+            self.refuse(settings, wanted, place);
+        }
+        count
+    }
+
+    /// A text, or a violation that says what was wanted.
+    pub(super) fn text_or_refuse(
+        &self,
+        settings: &mut Settings,
+        wanted: &str,
+        place: &Source,
+    ) -> Option<String> {
+        match self {
+            Scalar::Text(text) => Some(text.clone()),
+            _ => {
+                self.refuse(settings, wanted, place);
+                None
+            }
+        }
+    }
+
+    /// Seconds, or a violation.
+    pub(super) fn seconds_or_refuse(
+        &self,
+        settings: &mut Settings,
+        place: &Source,
+    ) -> Option<Duration> {
+        let seconds = self.count_or_refuse(settings, "a number of seconds", place)?;
+        Some(Duration::from_secs(seconds as u64))
+    }
+
+    /// Notes that something else was wanted.
+    pub(super) fn refuse(&self, settings: &mut Settings, wanted: &str, place: &Source) {
+        settings.refuse(Violation::Unreadable {
+            place: place.clone(),
+            problem: format!("`{self}` is not {wanted}"),
+        });
+    }
+}

@@ -1,0 +1,384 @@
+//! meshgrad's own TOML: the section `[parallel]`.
+//!
+//! ```toml
+//! [parallel]
+//! world = 1024
+//! ranks_per_host = 8
+//! pp = 8
+//! dp_shard = "auto"
+//! tp = 2
+//! ep = 64
+//! order = "tp-cp-ep-dp-pp"          ## the fastest first
+//!
+//! [[parallel.domains]]              ## axes of one's own, the slowest first
+//! name = "rollout"
+//! axes = "dp=auto,tp=4"
+//!
+//! [[parallel.views]]                ## axes of a domain as one
+//! name = "loss"
+//! domain = "regular"
+//! axes = "dp_replicate,dp_shard,cp_shard"
+//!
+//! [[parallel.picks]]                ## members of a group as a group
+//! name = "ends"
+//! of = "pp"
+//! members = ["first", "last", 1]
+//!
+//! [parallel.options.tp]             ## how a group's communicator is made
+//! max_ctas = 16
+//! timeout_seconds = 600
+//! ```
+
+use std::path::Path;
+
+use meshgrad_mesh::{GroupOptions, Size};
+
+use super::of_file;
+use super::scalar::Scalar;
+use super::tree::{Node, Tree};
+use crate::parallel::degree::parse_size;
+use crate::parallel::{Domain, Member, Parallelism, Pick, Settings, Source, View, Violation};
+
+/// Keys of the section beside the degrees.
+const KEYS: [&str; 7] = [
+    "world",
+    "ranks_per_host",
+    "order",
+    "domains",
+    "views",
+    "picks",
+    "options",
+];
+
+const OPTIONS: [&str; 11] = [
+    "timeout_seconds",
+    "bootstrap_timeout_seconds",
+    "high_priority",
+    "min_ctas",
+    "max_ctas",
+    "cga_cluster_size",
+    "net_name",
+    "traffic_class",
+    "split_share",
+    "collnet",
+    "nvls_ctas",
+];
+
+/// Settings of the section `[parallel]` of a TOML text; `path` is what errors call it. Other sections
+/// belong to others.
+pub fn toml(text: &str, path: &str) -> Settings {
+    let mut settings = Settings::new();
+    match Tree::of_toml(text, path) {
+        Ok(file) => match file.get("parallel") {
+            Some(section) if section.is_table() => read(section, &mut settings),
+            Some(section) => section
+                .scalar()
+                .refuse(&mut settings, "a section", &section.place),
+            None => {
+                settings.refuse(Violation::Unreadable {
+                    place: Source::file(path),
+                    problem: "has no section [parallel]".to_owned(),
+                });
+            }
+        },
+        Err(violation) => {
+            settings.refuse(violation);
+        }
+    }
+    settings
+}
+
+/// [`toml`] of a file.
+pub fn toml_file(path: impl AsRef<Path>) -> Settings {
+    of_file(path.as_ref(), toml)
+}
+
+fn read(section: &Tree, settings: &mut Settings) {
+    for (key, value) in section.entries() {
+        let place = &value.place;
+        match (Parallelism::of_name(key), key.as_str()) {
+            (Some(kind), _) => value.scalar().set_degree(settings, kind, place.clone()),
+            (None, "world") => {
+                let ranks = value
+                    .scalar()
+                    .count_or_refuse(settings, "a number of ranks", place);
+                if let Some(ranks) = ranks {
+                    settings.world(ranks, place.clone());
+                }
+            }
+            (None, "ranks_per_host") => {
+                let ranks = value
+                    .scalar()
+                    .count_or_refuse(settings, "a number of ranks", place);
+                if let Some(ranks) = ranks {
+                    settings.ranks_per_host(ranks, place.clone());
+                }
+            }
+            (None, "order") => {
+                let order = value.scalar().text_or_refuse(
+                    settings,
+                    "an order such as tp-cp-ep-dp-pp",
+                    place,
+                );
+                if let Some(order) = order {
+                    settings.order(order, place.clone());
+                }
+            }
+            (None, "domains") => each(value, settings, read_domain),
+            (None, "views") => each(value, settings, read_view),
+            (None, "picks") => each(value, settings, read_pick),
+            (None, "options") => {
+                for (group, options) in value.entries() {
+                    read_options(group, options, settings);
+                }
+            }
+            (None, _) => {
+                let degrees = Parallelism::ALL.map(Parallelism::name);
+                let known = degrees.into_iter().chain(KEYS);
+                settings.refuse(Violation::unknown_key(key, place.clone(), known));
+            }
+        }
+    }
+}
+
+/// Reads every table of a list.
+fn each(list: &Tree, settings: &mut Settings, read: fn(&Tree, &mut Settings)) {
+    match &list.node {
+        Node::List(items) => items.iter().for_each(|item| read(item, settings)),
+        _ => list.scalar().refuse(
+            settings,
+            "a list of tables, as in [[parallel.views]]",
+            &list.place,
+        ),
+    }
+}
+
+/// The texts under `keys`, and a violation for every other key and every one that is missing.
+fn texts<const N: usize>(
+    table: &Tree,
+    keys: [&str; N],
+    others: &[&str],
+    settings: &mut Settings,
+) -> Option<[String; N]> {
+    let known = || keys.into_iter().chain(others.iter().copied());
+    for (key, value) in table.entries() {
+        if !known().any(|known| known == key) {
+            let place = value.place.clone();
+            settings.refuse(Violation::unknown_key(key, place, known()));
+        }
+    }
+    let found = keys.map(|key| match table.get(key) {
+        Some(value) => value
+            .scalar()
+            .text_or_refuse(settings, "a text", &value.place),
+        None => {
+            settings.refuse(Violation::Unreadable {
+                place: table.place.clone(),
+                problem: format!("`{key}` is missing"),
+            });
+            None
+        }
+    });
+    let all: Vec<String> = found.into_iter().flatten().collect();
+    all.try_into().ok()
+}
+
+fn read_domain(table: &Tree, settings: &mut Settings) {
+    let Some([name, axes]) = texts(table, ["name", "axes"], &[], settings) else {
+        return;
+    };
+    let parsed: Option<Vec<(String, Size)>> = axes
+        .split(',')
+        .map(|axis| {
+            let (name, size) = axis.split_once('=')?;
+            Some((name.trim().to_owned(), parse_size(size)?))
+        })
+        .collect();
+    match parsed {
+        Some(axes) => {
+            settings.domain(Domain::new(name, axes), table.place.clone());
+        }
+        None => Scalar::Text(axes).refuse(settings, "axes such as dp=auto,tp=4", &table.place),
+    }
+}
+
+fn read_view(table: &Tree, settings: &mut Settings) {
+    if let Some([name, domain, axes]) = texts(table, ["name", "domain", "axes"], &[], settings) {
+        let view = View::new(name, domain, axes.split(',').map(str::trim));
+        settings.view(view, table.place.clone());
+    }
+}
+
+fn read_pick(table: &Tree, settings: &mut Settings) {
+    let Some([name, of]) = texts(table, ["name", "of"], &["members"], settings) else {
+        return;
+    };
+    let listed = match table.get("members").map(|members| &members.node) {
+        Some(Node::List(members)) => members.iter().map(|item| member(&item.scalar())).collect(),
+        _ => None,
+    };
+    match listed {
+        Some(members) => {
+            let members: Vec<Member> = members;
+            settings.pick(Pick::new(name, of, members), table.place.clone());
+        }
+        None => {
+            settings.refuse(Violation::Unreadable {
+                place: table.place.clone(),
+                problem: "`members` must be a list of \"first\", \"last\" or indices".to_owned(),
+            });
+        }
+    }
+}
+
+fn member(value: &Scalar) -> Option<Member> {
+    match value {
+        Scalar::Text(text) if text == "first" => Some(Member::First),
+        Scalar::Text(text) if text == "last" => Some(Member::Last),
+        other => other.count().map(Member::At),
+    }
+}
+
+fn read_options(group: &str, table: &Tree, settings: &mut Settings) {
+    if !table.is_table() {
+        let place = &table.place;
+        table.scalar().refuse(settings, "a table of options", place);
+        return;
+    }
+    let mut options = GroupOptions::default();
+    for (key, value) in table.entries() {
+        read_option(key, value, &mut options, settings);
+    }
+    settings.options(group, options, table.place.clone());
+}
+
+fn read_option(key: &str, value: &Tree, options: &mut GroupOptions, settings: &mut Settings) {
+    let (scalar, place) = (value.scalar(), &value.place);
+    let count = |settings: &mut Settings| {
+        let count = scalar.count_or_refuse(settings, "a number", place)?;
+        u32::try_from(count).ok()
+    };
+    let truth = |settings: &mut Settings| match scalar {
+        Scalar::Truth(truth) => Some(truth),
+        _ => {
+            scalar.refuse(settings, "true or false", place);
+            None
+        }
+    };
+    match key {
+        "timeout_seconds" => options.timeout = scalar.seconds_or_refuse(settings, place),
+        "bootstrap_timeout_seconds" => {
+            options.bootstrap_timeout = scalar.seconds_or_refuse(settings, place);
+        }
+        "high_priority" => options.high_priority = truth(settings),
+        "split_share" => options.split_share = truth(settings),
+        "collnet" => options.collnet = truth(settings),
+        "min_ctas" => options.min_ctas = count(settings),
+        "max_ctas" => options.max_ctas = count(settings),
+        "cga_cluster_size" => options.cga_cluster_size = count(settings),
+        "traffic_class" => options.traffic_class = count(settings),
+        "nvls_ctas" => options.nvls_ctas = count(settings),
+        "net_name" => options.net_name = scalar.text_or_refuse(settings, "a name", place),
+        _ => {
+            settings.refuse(Violation::unknown_key(key, place.clone(), OPTIONS));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn everything_can_be_said() {
+        let text = r#"
+            [parallel]
+            world = 1_024
+            ranks_per_host = 8
+            pp = 8
+            dp_shard = "auto"
+            order = "tp-cp-ep-dp-pp"
+            domains = [{ name = "rollout", axes = "dp=auto,tp=4" }]
+            views = [{ name = "loss", domain = "regular", axes = "dp_shard, cp_shard" }]
+            picks = [{ name = "ends", of = "pp", members = ["first", "last", 1] }]
+            options.tp = { max_ctas = 16, timeout_seconds = 600, high_priority = true }
+        "#;
+        let at = |line, key: &str| {
+            let place = Source::file("run.toml").at_line(line);
+            place.at_key(format!("parallel.{key}"))
+        };
+        let mut options = GroupOptions::default();
+        options.max_ctas = Some(16);
+        options.timeout = Some(Duration::from_secs(600));
+        options.high_priority = Some(true);
+        let rollout = Domain::new("rollout", [("dp", Size::Auto), ("tp", Size::Ranks(4))]);
+        let members = [Member::First, Member::Last, Member::At(1)];
+
+        let mut expected = Settings::new();
+        expected
+            .world(1024, at(3, "world"))
+            .ranks_per_host(8, at(4, "ranks_per_host"))
+            .set(Parallelism::Pp, 8, at(5, "pp"))
+            .set(Parallelism::DpShard, Size::Auto, at(6, "dp_shard"))
+            .order("tp-cp-ep-dp-pp", at(7, "order"))
+            .domain(rollout, at(8, "domains"))
+            .view(
+                View::new("loss", "regular", ["dp_shard", "cp_shard"]),
+                at(9, "views"),
+            )
+            .pick(Pick::new("ends", "pp", members), at(10, "picks"))
+            .options("tp", options, at(11, "options.tp"));
+        assert_eq!(toml(text, "run.toml"), expected);
+    }
+
+    #[test]
+    fn mistakes_are_kept_with_their_lines() {
+        let text = r#"
+            [parallel]
+            world = -1
+            ttp = 2
+            pp = 0.5
+            order = 3
+            domains = [{ name = "x", axes = "dp" }, { nam = "x", axes = "dp=1" }]
+            views = 3
+            picks = [{ name = "p", of = "pp", members = ["middle"] }]
+            options.tp = { max_ctas = -1, max_cta = 1 }
+            options.pp = 3
+        "#;
+        let settings = toml(text, "run.toml");
+        let mut texts: Vec<String> = settings
+            .violations()
+            .iter()
+            .map(|it| it.to_string())
+            .collect();
+        texts.sort();
+        let expected = [
+            "`max_cta` (run.toml:10",
+            "`nam` (run.toml:7",
+            "`ttp` (run.toml:4",
+            "pp is `0.5` (run.toml:5",
+            "run.toml:10 (parallel.options.tp.max_ctas): `-1` is not a number",
+            "run.toml:11 (parallel.options.pp): `3` is not a table of options",
+            "run.toml:3 (parallel.world): `-1` is not a number of ranks",
+            "run.toml:6 (parallel.order): `3` is not an order",
+            "run.toml:7 (parallel.domains): `dp` is not axes such as",
+            "run.toml:7 (parallel.domains): `name` is missing",
+            "run.toml:8 (parallel.views): `3` is not a list of tables",
+            "run.toml:9 (parallel.picks): `members` must be a list",
+        ];
+        assert_eq!(texts.len(), expected.len(), "{texts:#?}");
+        for (text, expected) in texts.iter().zip(expected) {
+            assert!(text.starts_with(expected), "{text}\n{expected}");
+        }
+        let broken = toml("[parallel]\npp = = 2\n", "run.toml");
+        let text = broken.violations()[0].to_string();
+        assert!(text.starts_with("run.toml:2: is no TOML"), "{text}");
+        assert!(
+            toml("", "run.toml").violations()[0]
+                .to_string()
+                .contains("no section [parallel]")
+        );
+    }
+}

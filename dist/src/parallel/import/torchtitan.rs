@@ -1,0 +1,179 @@
+//! torchtitan's `[parallelism]`, as of 0.3.0 and 0.2.2.
+//!
+//! torchtitan shards parameters over `dp_shard` and `cp` together, and experts regroup `dp_shard`, `cp`
+//! and `tp`, the experts' axis fastest: the layouts of the `dense` and `expert` domains here.
+
+use std::path::Path;
+
+use meshgrad_mesh::Size;
+
+use super::of_file;
+use super::scalar::Scalar;
+use super::tree::Tree;
+use crate::parallel::{Parallelism, Settings, Source, Violation};
+
+/// Degrees by torchtitan's names.
+const DEGREES: [(&str, Parallelism); 7] = [
+    ("pipeline_parallel_degree", Parallelism::Pp),
+    ("data_parallel_replicate_degree", Parallelism::DpReplicate),
+    ("data_parallel_shard_degree", Parallelism::DpShard),
+    ("context_parallel_degree", Parallelism::CpShard),
+    ("tensor_parallel_degree", Parallelism::Tp),
+    ("expert_parallel_degree", Parallelism::Ep),
+    ("expert_tensor_parallel_degree", Parallelism::Etp),
+];
+
+/// What else the section has. It says how ranks work, not which.
+const OTHERS: [&str; 20] = [
+    "context_parallel_load_balancer",
+    "context_parallel_ptrr_mask_key",
+    "context_parallel_rotate_method",
+    "disable_loss_parallel",
+    "enable_async_tensor_parallel",
+    "enable_compiled_autograd",
+    "enable_fsdp_symm_mem",
+    "enable_sequence_parallel",
+    "expert_parallel_a2a_impl",
+    "expert_parallel_comm_backend",
+    "fsdp_reshard_after_forward",
+    "module_fqns_per_model_part",
+    "pipeline_parallel_expert_parallel_overlap",
+    "pipeline_parallel_first_stage_less_layers",
+    "pipeline_parallel_last_stage_less_layers",
+    "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_microbatch_size",
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_schedule_csv",
+    "spmd_backend",
+];
+
+/// Settings of the section `[parallelism]` of torchtitan's TOML; `path` is what errors call it. A
+/// sharding degree of -1, the default, is `auto`.
+pub fn torchtitan(text: &str, path: &str) -> Settings {
+    let mut settings = Settings::new();
+    match Tree::of_toml(text, path) {
+        Ok(file) => match file.get("parallelism") {
+            Some(section) => read(section, &mut settings),
+            None => absent(path, &mut settings),
+        },
+        Err(violation) => {
+            settings.refuse(violation);
+        }
+    }
+    settings
+}
+
+/// [`torchtitan`] of a file.
+pub fn torchtitan_file(path: impl AsRef<Path>) -> Settings {
+    of_file(path.as_ref(), torchtitan)
+}
+
+fn absent(path: &str, settings: &mut Settings) {
+    settings.refuse(Violation::Unreadable {
+        place: Source::file(path),
+        problem: "has no section [parallelism]".to_owned(),
+    });
+}
+
+fn read(section: &Tree, settings: &mut Settings) {
+    if !section.is_table() {
+        section
+            .scalar()
+            .refuse(settings, "a section", &section.place);
+        return;
+    }
+    for (key, value) in section.entries() {
+        match DEGREES.iter().find(|(name, _)| name == key) {
+            Some((_, kind)) => degree(value, *kind, settings),
+            None if OTHERS.contains(&key.as_str()) => {}
+            None => unknown(key, value, settings),
+        }
+    }
+    if section.get("data_parallel_shard_degree").is_none() {
+        let default = Source::default_of("torchtitan");
+        settings.set(Parallelism::DpShard, Size::Auto, default);
+    }
+}
+
+/// Only the sharding degree may be what is left.
+fn degree(value: &Tree, kind: Parallelism, settings: &mut Settings) {
+    match value.scalar() {
+        Scalar::Integer(-1) if kind == Parallelism::DpShard => {
+            settings.set(kind, Size::Auto, value.place.clone());
+        }
+        scalar => scalar.set_degree(settings, kind, value.place.clone()),
+    }
+}
+
+fn unknown(key: &str, value: &Tree, settings: &mut Settings) {
+    let known = DEGREES.iter().map(|(name, _)| *name).chain(OTHERS);
+    settings.refuse(Violation::unknown_key(key, value.place.clone(), known));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::Settings;
+
+    #[test]
+    fn names_are_translated_and_the_rest_passes() {
+        let text = "
+            [training]
+            steps = 3
+            [parallelism]
+            data_parallel_replicate_degree = 2
+            data_parallel_shard_degree = -1
+            context_parallel_degree = 2
+            tensor_parallel_degree = 4
+            pipeline_parallel_degree = 8
+            pipeline_parallel_schedule = 'Interleaved1F1B'
+            expert_parallel_degree = 16
+        ";
+        let at = |line, key: &str| {
+            let place = Source::file("x.toml").at_line(line);
+            place.at_key(format!("parallelism.{key}"))
+        };
+        let mut expected = Settings::new();
+        let degrees = [
+            (
+                5,
+                "data_parallel_replicate_degree",
+                Parallelism::DpReplicate,
+                2.into(),
+            ),
+            (
+                6,
+                "data_parallel_shard_degree",
+                Parallelism::DpShard,
+                Size::Auto,
+            ),
+            (7, "context_parallel_degree", Parallelism::CpShard, 2.into()),
+            (8, "tensor_parallel_degree", Parallelism::Tp, 4.into()),
+            (9, "pipeline_parallel_degree", Parallelism::Pp, 8.into()),
+            (11, "expert_parallel_degree", Parallelism::Ep, 16.into()),
+        ];
+        for (line, key, kind, size) in degrees {
+            expected.set(kind, size, at(line, key));
+        }
+        assert_eq!(torchtitan(text, "x.toml"), expected);
+    }
+
+    #[test]
+    fn mistakes_are_kept_with_their_lines() {
+        let text = "[parallelism]\ntensor_paralel_degree = 2\npipeline_parallel_degree = -1\n";
+        let texts: Vec<String> = torchtitan(text, "x.toml")
+            .violations()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                "pp is `-1` (x.toml:3 (parallelism.pipeline_parallel_degree)): a degree is a whole \
+                 number of at least 1, or `auto`",
+                "`tensor_paralel_degree` (x.toml:2 (parallelism.tensor_paralel_degree)) is no \
+                 setting; did you mean `tensor_parallel_degree`?",
+            ]
+        );
+    }
+}
