@@ -58,7 +58,7 @@ pub fn deepspeed(text: &str, path: &str) -> Settings {
             .scalar()
             .refuse(&mut settings, "an object of settings", &file.place),
         Err(violation) => {
-            settings.refuse(violation);
+            settings.refuse(*violation);
         }
     }
     settings

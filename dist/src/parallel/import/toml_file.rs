@@ -82,7 +82,7 @@ pub fn toml(text: &str, path: &str) -> Settings {
             }
         },
         Err(violation) => {
-            settings.refuse(violation);
+            settings.refuse(*violation);
         }
     }
     settings

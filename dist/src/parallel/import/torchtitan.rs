@@ -57,7 +57,7 @@ pub fn torchtitan(text: &str, path: &str) -> Settings {
             None => absent(path, &mut settings),
         },
         Err(violation) => {
-            settings.refuse(violation);
+            settings.refuse(*violation);
         }
     }
     settings
@@ -89,9 +89,22 @@ fn read(section: &Tree, settings: &mut Settings) {
             None => unknown(key, value, settings),
         }
     }
-    if section.get("data_parallel_shard_degree").is_none() {
-        let default = Source::default_of("torchtitan");
-        settings.set(Parallelism::DpShard, Size::Auto, default);
+    let defaults = [
+        (
+            "data_parallel_shard_degree",
+            Parallelism::DpShard,
+            Size::Auto,
+        ),
+        (
+            "expert_tensor_parallel_degree",
+            Parallelism::Etp,
+            Size::Ranks(1),
+        ),
+    ];
+    for (key, kind, size) in defaults {
+        if section.get(key).is_none() {
+            settings.set(kind, size, Source::default_of("torchtitan"));
+        }
     }
 }
 
@@ -155,6 +168,7 @@ mod tests {
         for (line, key, kind, size) in degrees {
             expected.set(kind, size, at(line, key));
         }
+        expected.set(Parallelism::Etp, 1, Source::default_of("torchtitan"));
         assert_eq!(torchtitan(text, "x.toml"), expected);
     }
 

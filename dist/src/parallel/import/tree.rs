@@ -24,26 +24,28 @@ pub(super) enum Node {
 
 impl Tree {
     /// The TOML of a file called `path`; places have lines.
-    pub(super) fn of_toml(text: &str, path: &str) -> Result<Tree, Violation> {
+    pub(super) fn of_toml(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
         let table = DeTable::parse(text).map_err(|error| {
             let place = Source::file(path);
-            Violation::Unreadable {
+            Box::new(Violation::Unreadable {
                 place: match error.span() {
                     Some(span) => place.at_line(line_of(text, span.start)),
                     None => place,
                 },
                 problem: format!("is no TOML: {}", error.message()),
-            }
+            })
         })?;
         let reader = TomlReader { text, path };
         Ok(reader.table(table.get_ref(), Source::file(path), ""))
     }
 
     /// The JSON of a file called `path`; places have keys.
-    pub(super) fn of_json(text: &str, path: &str) -> Result<Tree, Violation> {
-        let value: Value = serde_json::from_str(text).map_err(|error| Violation::Unreadable {
-            place: Source::file(path).at_line(error.line()),
-            problem: format!("is no JSON: {error}"),
+    pub(super) fn of_json(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
+        let value: Value = serde_json::from_str(text).map_err(|error| {
+            Box::new(Violation::Unreadable {
+                place: Source::file(path).at_line(error.line()),
+                problem: format!("is no JSON: {error}"),
+            })
         })?;
         Ok(json(&value, path, ""))
     }
