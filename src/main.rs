@@ -1,8 +1,11 @@
 //! The program: a command line over the facade. Whoever wants another loop writes another main.
 
+mod answer;
 mod check;
 mod ckpt;
 mod forward;
+mod mesh;
+mod table;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -45,6 +48,8 @@ enum Command {
     Forward(forward::ForwardArguments),
     /// Look at checkpoints, and at safetensors files and folders of any origin.
     Ckpt(ckpt::CkptArguments),
+    /// Show what a parallel configuration means: axes, domains, and the groups of a rank.
+    Mesh(mesh::MeshArguments),
     /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),
 }
@@ -169,6 +174,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
         Command::Forward(arguments) => forward::forward(arguments, device),
         // Some of its exit codes are answers.
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
+        Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
         Command::Check(arguments) => match arguments.device {
             DeviceName::Cpu => check::check(device),
             DeviceName::Cuda(ordinal) => check::check(&Device::cuda(ordinal)?),

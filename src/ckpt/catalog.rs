@@ -17,7 +17,7 @@ use glob::Pattern;
 use meshgrad::ckpt::{Committed, Error, Flaw, Folder, Survey, TensorFile, TensorInfo, survey};
 
 use super::fold::{fold, natural_order};
-use super::table::printable;
+use crate::table::printable;
 
 const EXTENSION: &str = "safetensors";
 

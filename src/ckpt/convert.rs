@@ -14,10 +14,11 @@ use super::given::{Waived, misfit, read_map, text_of};
 use super::origin::{Origin, Summary};
 use super::size::{self, ByteSize};
 use super::stream::{Means, Stream};
-use super::table::Side::{Left, Right};
-use super::table::{Table, printable};
 use super::values::progress_bar;
-use super::{Answer, warn};
+use super::warn;
+use crate::answer::Answer;
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 the map does not fit, or an error.")]

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use meshgrad::ckpt::crash::{self, Drill, Failure, Job, Progress};
 use serde::Serialize;
 
-use super::Answer;
+use crate::answer::Answer;
 
 #[derive(clap::Args)]
 pub(super) struct CrashTestArguments {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::catalog::shown;
 use super::size;
 use super::stream::file_shape;
-use super::table::printable;
+use crate::table::printable;
 
 /// The last notes of a report: what was copied beside tensors, and what all of it took.
 pub(super) fn closing_notes(

@@ -12,7 +12,8 @@ use super::given::misfit;
 use super::origin::Origin;
 use super::size::ByteSize;
 use super::stream::Means;
-use super::{Answer, warn};
+use super::warn;
+use crate::answer::Answer;
 
 #[derive(clap::Args)]
 pub(super) struct ExportArguments {

@@ -9,12 +9,12 @@ use meshgrad::ckpt::{
 };
 use serde::Serialize;
 
-use super::Answer;
 use super::catalog::shown;
 use super::given::text_of;
 use super::size::{self, counted};
-use super::table::Side::{Left, Right};
-use super::table::{Table, printable};
+use crate::answer::Answer;
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 #[derive(clap::Args)]
 pub(super) struct GcArguments {

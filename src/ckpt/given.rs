@@ -8,9 +8,9 @@ use meshgrad::ckpt::layout::{self, Layout};
 use meshgrad::ckpt::mapping::{Mapping, Report, Template, Waivers};
 use serde::Serialize;
 
-use super::Answer;
 use super::catalog::shown;
-use super::table::printable;
+use crate::answer::Answer;
+use crate::table::printable;
 
 /// More ranks than this are more likely a slip than a cluster.
 const MOST_RANKS: u64 = 100_000;

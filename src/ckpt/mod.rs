@@ -19,16 +19,16 @@ mod plan;
 mod reshard;
 mod size;
 mod stream;
-mod table;
 mod values;
 mod verify;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Subcommand;
 use glob::Pattern;
-use serde::Serialize;
+
+use crate::answer;
+use crate::table::printable;
 
 #[derive(clap::Args)]
 pub(crate) struct CkptArguments {
@@ -64,23 +64,6 @@ enum CkptCommand {
     CrashJob(crash_test::CrashJobArguments),
 }
 
-/// What a subcommand answers: all its output, and its exit code.
-struct Answer {
-    text: String,
-    code: u8,
-}
-
-impl Answer {
-    fn success(text: String) -> Answer {
-        Answer { text, code: 0 }
-    }
-
-    fn json(value: &impl Serialize, code: u8) -> anyhow::Result<Answer> {
-        let text = serde_json::to_string_pretty(value)? + "\n";
-        Ok(Answer { text, code })
-    }
-}
-
 /// Runs a subcommand with at most `threads` threads.
 pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
     // Where 1 is an answer, as for `diff`, trouble is 2.
@@ -97,28 +80,12 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::CrashTest(arguments) => (crash_test::crash_test(arguments), 2),
         CkptCommand::CrashJob(arguments) => (crash_test::crash_job(arguments), 2),
     };
-    match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
-        Ok(((), code)) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("error: {}", table::printable(&crate::message(&error)));
-            ExitCode::from(trouble)
-        }
-    }
-}
-
-/// A reader who has gone away, such as `head`, is no error.
-fn write(text: &str) -> anyhow::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(anyhow::Error::from(error).context("cannot write the output"))
-        }
-        _ => Ok(()),
-    }
+    answer::print(answer, trouble)
 }
 
 fn warn(warnings: &[String]) {
     for warning in warnings {
-        eprintln!("warning: {}", table::printable(warning));
+        eprintln!("warning: {}", printable(warning));
     }
 }
 

@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use super::catalog::{Catalog, shown};
 use super::size::{self, counted};
-use super::table::Side::{Left, Right};
-use super::table::{Table, printable};
 use super::values::in_turn;
-use super::{Answer, warn};
+use super::warn;
+use crate::answer::Answer;
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 all is right, 1 damage was found, 2 trouble.")]

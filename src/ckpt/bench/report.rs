@@ -7,8 +7,8 @@ use super::machine::{Machine, Mount};
 use super::rounds::{Spread, Standing};
 use crate::ckpt::origin::Summary;
 use crate::ckpt::size::{self, counted};
-use crate::ckpt::table::Side::{Left, Right};
-use crate::ckpt::table::{Table, printable};
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 /// All that was measured, and on what.
 #[derive(Serialize)]

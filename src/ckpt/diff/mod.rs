@@ -14,7 +14,8 @@ use serde::Serialize;
 use super::catalog::{Catalog, Entry};
 use super::size::ByteSize;
 use super::values::{Difference, Work, comparable, differences};
-use super::{Answer, parse_glob, warn};
+use super::{parse_glob, warn};
+use crate::answer::Answer;
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 no difference, 1 some difference, 2 trouble.")]

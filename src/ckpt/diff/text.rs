@@ -3,9 +3,9 @@
 use super::{Form, Report, SideReport, TensorReport, ValueReport, ValuesReport};
 use crate::ckpt::fold::{Folded, fold};
 use crate::ckpt::size::{self, counted};
-use crate::ckpt::table::Side::{Left, Right};
-use crate::ckpt::table::{Table, printable};
 use crate::ckpt::values::{Difference, ULP_RANGES, float_text};
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 /// So few tensors with other values are shown one by one.
 const FEW: usize = 32;

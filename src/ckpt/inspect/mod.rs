@@ -16,7 +16,8 @@ use serde::Serialize;
 use super::catalog::{Catalog, Entry, Kind, shown};
 use super::size::ByteSize;
 use super::values::{Moments, Work, moments};
-use super::{Answer, parse_glob, warn};
+use super::{parse_glob, warn};
+use crate::answer::Answer;
 
 /// So few tensors that were asked for by name are shown one by one.
 const FEW: usize = 32;

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use super::{CheckpointReport, Report, TensorReport, Total};
 use crate::ckpt::fold::{Folded, fold};
 use crate::ckpt::size::{self, counted};
-use crate::ckpt::table::Side::{Left, Right};
-use crate::ckpt::table::{Table, printable};
 use crate::ckpt::values::{Moments, float_text};
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 impl Report {
     /// What it is in a few lines, then tables.

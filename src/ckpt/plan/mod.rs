@@ -17,8 +17,9 @@ use serde::Serialize;
 use super::given::{Waived, misfit, parse_mesh, parse_template, read_layout, read_map, text_of};
 use super::origin::{Origin, Summary};
 use super::size::ByteSize;
-use super::table::printable;
-use super::{Answer, warn};
+use super::warn;
+use crate::answer::Answer;
+use crate::table::printable;
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 it can be loaded so, 1 the map does not fit, or an error.")]

@@ -2,8 +2,8 @@
 
 use super::{RankReport, Report};
 use crate::ckpt::size::{self, counted};
-use crate::ckpt::table::Side::{Left, Right};
-use crate::ckpt::table::{Table, printable};
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 
 /// So much of a digest tells plans apart.
 const DIGEST_SHOWN: usize = 12;

@@ -22,10 +22,11 @@ use super::given::{misfit, parse_mesh, read_layout};
 use super::origin::{Origin, Summary};
 use super::size::{self, ByteSize};
 use super::stream::{Means, Stream, extents, file_shape};
-use super::table::Side::{Left, Right};
-use super::table::{Table, printable};
 use super::values::progress_bar;
-use super::{Answer, warn};
+use super::warn;
+use crate::answer::Answer;
+use crate::table::Side::{Left, Right};
+use crate::table::{Table, printable};
 use record::{LAYOUT_FILE, REGION_KEY, Record, Regions, rank_file};
 
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use meshgrad_mesh::Size;
 use super::of_file;
 use super::scalar::Scalar;
 use super::tree::Tree;
-use crate::parallel::{Parallelism, Settings, Source, Violation};
+use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
 
 /// Where each degree may stand: a path of keys, or one key with dots in it.
 const DEGREES: [(Parallelism, &[&str]); 7] = [
@@ -43,9 +43,9 @@ const DEGREES: [(Parallelism, &[&str]); 7] = [
     ),
 ];
 
-/// The pull request's order, the fastest first, and what `use_data_before_expert_parallelism` makes of
-/// it.
-const ORDER: &str = "tp-ep-dp-pp";
+/// The pull request's order with its rule that the ranks of a sequence are consecutive.
+const ORDER_OF_SEQUENCES: &str = "sp-tp-ep-dp-pp";
+/// The order that `use_data_before_expert_parallelism` means.
 const ORDER_OF_DATA_FIRST: &str = "tp-dp-ep-pp";
 
 /// Settings of a DeepSpeed configuration; `path` is what errors call it. Data parallelism is what is
@@ -101,7 +101,11 @@ fn order(file: &Tree, settings: &mut Settings) {
             settings.order(ORDER_OF_DATA_FIRST, value.place.clone());
         }
         None | Some((Scalar::Truth(false) | Scalar::Nothing, _)) => {
-            settings.order(ORDER, Source::default_of("DeepSpeed"));
+            let order = match file.get("sequence_parallel_size") {
+                Some(_) => ORDER_OF_SEQUENCES,
+                None => Order::DEEPSPEED,
+            };
+            settings.order(order, Source::default_of("DeepSpeed"));
         }
         Some((other, value)) => other.refuse(settings, "true or false", &value.place),
     }

@@ -9,7 +9,7 @@ use meshgrad_mesh::{GroupOptions, Size};
 
 use super::nccl::{GROUPS, megatron_nccl_file};
 use super::scalar::Scalar;
-use crate::parallel::{Parallelism, Settings, Source, Violation};
+use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
 
 const DEGREES: [(&str, Parallelism); 6] = [
     ("--tensor-model-parallel-size", Parallelism::Tp),
@@ -23,8 +23,7 @@ const DEGREES: [(&str, Parallelism); 6] = [
     ),
 ];
 
-/// The order that Megatron calls its default, and the one of `--use-tp-pp-dp-mapping`.
-const ORDER: &str = "tp-cp-ep-dp-pp";
+/// The order of `--use-tp-pp-dp-mapping`.
 const ORDER_OF_MAPPING: &str = "tp-cp-ep-pp-dp";
 
 /// Settings of Megatron's arguments, such as `--tensor-model-parallel-size 2`. Data parallelism is
@@ -77,7 +76,7 @@ pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>)
     }
 
     let default = || Source::default_of("Megatron");
-    let (order, place) = order.unwrap_or((ORDER, default()));
+    let (order, place) = order.unwrap_or((Order::MEGATRON, default()));
     settings.order(order, place);
     settings.set(Parallelism::DpShard, Size::Auto, default());
     if let (false, Some((size, _))) = (has_etp, tensor) {

@@ -23,7 +23,33 @@ pub use nccl::{megatron_nccl, megatron_nccl_file};
 pub use toml_file::{toml, toml_file};
 pub use torchtitan::{torchtitan, torchtitan_file};
 
+use self::tree::Tree;
 use super::{Settings, Source, Violation};
+
+/// Settings of a file of any of these kinds: TOML with a section `[parallel]` (ours) or
+/// `[parallelism]` (torchtitan's), JSON (DeepSpeed's), YAML (Megatron's NCCL options).
+pub fn file(path: impl AsRef<Path>) -> Settings {
+    let path = path.as_ref();
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    match extension {
+        Some("toml") => of_file(path, |text, name| match Tree::of_toml(text, name) {
+            Ok(file) if file.get("parallelism").is_some() => torchtitan(text, name),
+            _ => toml(text, name),
+        }),
+        Some("json") => deepspeed_file(path),
+        Some("yaml" | "yml") => megatron_nccl_file(path),
+        _ => {
+            let mut settings = Settings::new();
+            settings.refuse(Violation::Unreadable {
+                place: Source::file(path.display().to_string()),
+                problem: "is of no known kind: a name ends with .toml (ours, torchtitan's), .json \
+                          (DeepSpeed's) or .yaml (Megatron's NCCL options)"
+                    .to_owned(),
+            });
+            settings
+        }
+    }
+}
 
 /// Reads a file and gives its text to `read`, or notes why it cannot be read.
 fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {

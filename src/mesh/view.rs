@@ -1,0 +1,207 @@
+//! A configuration as a rank sees it, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use meshgrad::dist::parallel::{ParallelConfig, ParallelState, Parallelism};
+use meshgrad::dist::registry::{Recording, Registry, Report};
+use meshgrad::mesh::{Hosts, Mesh};
+use serde::Serialize;
+
+use crate::table::Side::{Left, Right};
+use crate::table::Table;
+
+/// Ranks of a list that are shown; of longer ones the beginning and the end.
+const SHOWN: usize = 10;
+
+/// The fields of `--json`.
+#[derive(Serialize)]
+pub(super) struct View {
+    world: usize,
+    ranks_per_host: Option<usize>,
+    /// The fastest first.
+    order: String,
+    /// Degrees and who gave them.
+    degrees: Vec<Degree>,
+    /// The axes of the regular domain, the slowest first.
+    axes: BTreeMap<String, usize>,
+    domains: Vec<Domain>,
+    rank: usize,
+    /// Where the rank stands on each axis.
+    coordinate: BTreeMap<String, usize>,
+    /// The groups of the rank.
+    groups: BTreeMap<String, Vec<usize>>,
+    /// How many communicators these groups need: equal ones share, one rank alone needs none.
+    distinct_communicators: usize,
+    report: Report,
+}
+
+#[derive(Serialize)]
+struct Degree {
+    name: &'static str,
+    value: usize,
+    source: String,
+}
+
+#[derive(Serialize)]
+struct Domain {
+    name: String,
+    /// The slowest first.
+    axes: Vec<Axis>,
+}
+
+#[derive(Serialize)]
+struct Axis {
+    name: String,
+    size: usize,
+}
+
+impl View {
+    pub(super) fn new(state: &ParallelState, rank: usize) -> anyhow::Result<View> {
+        let config = state.config();
+        let hosts = config.hosts().cloned();
+        let registry = Registry::new(rank, Recording::new().of_rank(rank));
+        let mut groups = BTreeMap::new();
+        let mut shares = Vec::new();
+        for (name, group) in state.groups_of(rank)? {
+            shares.push(registry.share(name, &group)?);
+            groups.insert(name.to_owned(), group.ranks().to_vec());
+        }
+        // One host when nobody said otherwise.
+        let all_on_one = Hosts::Uniform(config.world());
+        let report = registry.report(hosts.as_ref().unwrap_or(&all_on_one));
+
+        let regular = state.mesh("regular")?;
+        let coordinate = regular.coordinate(rank).unwrap_or_default();
+        let names = regular.axes().iter().map(|axis| axis.name().to_owned());
+        Ok(View {
+            world: config.world(),
+            ranks_per_host: match hosts {
+                Some(Hosts::Uniform(ranks)) => Some(ranks),
+                _ => None,
+            },
+            order: config.order().to_string(),
+            degrees: degrees(config),
+            axes: names.clone().zip(regular.shape()).collect(),
+            domains: state.meshes().iter().map(Domain::new).collect(),
+            rank,
+            coordinate: names.zip(coordinate).collect(),
+            groups,
+            distinct_communicators: report.communicators.len(),
+            report,
+        })
+    }
+}
+
+fn degrees(config: &ParallelConfig) -> Vec<Degree> {
+    let degree = |kind: Parallelism| Degree {
+        name: kind.name(),
+        value: config.degree(kind),
+        source: config.given(kind).source.to_string(),
+    };
+    Parallelism::ALL.map(degree).into()
+}
+
+impl Domain {
+    fn new((name, mesh): &(String, Mesh)) -> Domain {
+        let axis = |axis: &meshgrad::mesh::Axis| Axis {
+            name: axis.name().to_owned(),
+            size: axis.size(),
+        };
+        Domain {
+            name: name.clone(),
+            axes: mesh.axes().iter().map(axis).collect(),
+        }
+    }
+
+    /// Axes of one rank are left out.
+    fn text(&self) -> String {
+        let axes = self.axes.iter().filter(|axis| axis.size > 1);
+        let axes: Vec<String> = axes
+            .map(|axis| format!("{} {}", axis.name, axis.size))
+            .collect();
+        match axes.is_empty() {
+            true => "1 rank".to_owned(),
+            false => axes.join(" x "),
+        }
+    }
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut head = Table::new([Left, Left]);
+        let hosts = self.ranks_per_host.map(|ranks| {
+            let hosts = self.world.div_ceil(ranks);
+            format!(" on {hosts} hosts of {ranks}")
+        });
+        let world = format!("{} ranks{}", self.world, hosts.unwrap_or_default());
+        head.row(["world".to_owned(), world]);
+        head.row(["order".to_owned(), self.order.clone()]);
+        writeln!(f, "{head}")?;
+        writeln!(f, "degrees\n{}", self.degree_table())?;
+
+        let mut domains = Table::new([Left, Left]).indented(2);
+        for domain in &self.domains {
+            domains.row([domain.name.clone(), domain.text()]);
+        }
+        writeln!(f, "domains\n{domains}")?;
+        self.of_rank(f)
+    }
+}
+
+impl View {
+    /// Those that are more than 1, or were given.
+    fn degree_table(&self) -> Table {
+        let mut table = Table::new([Left, Right, Left]).indented(2);
+        for degree in self.degrees.iter().filter(|degree| degree.value > 1) {
+            let source = degree.source.clone();
+            table.row([degree.name.to_owned(), degree.value.to_string(), source]);
+        }
+        table
+    }
+
+    fn of_rank(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place: Vec<String> = self
+            .coordinate
+            .iter()
+            .filter(|(axis, _)| self.axes[*axis] > 1)
+            .map(|(axis, at)| format!("{axis} {at}"))
+            .collect();
+        writeln!(f, "rank {} at {}", self.rank, place.join(", "))?;
+
+        let mut table = Table::new([Right, Left, Left, Left]).indented(2);
+        for communicator in &self.report.communicators {
+            let hosts = match (self.ranks_per_host, communicator.hosts) {
+                (None, _) => String::new(),
+                (_, 1) => "on 1 host".to_owned(),
+                (_, hosts) => format!("across {hosts} hosts"),
+            };
+            table.row([
+                communicator.ranks.len().to_string(),
+                listed(&communicator.ranks),
+                hosts,
+                communicator.shared_by.join(", "),
+            ]);
+        }
+        write!(f, "{table}")?;
+
+        let alone = self.groups.iter().filter(|(_, ranks)| ranks.len() == 1);
+        let alone: Vec<&str> = alone.map(|(name, _)| name.as_str()).collect();
+        if !alone.is_empty() {
+            writeln!(f, "  alone in {}", alone.join(", "))?;
+        }
+        let (groups, communicators) = (self.groups.len(), self.distinct_communicators);
+        writeln!(f, "\n{groups} groups, {communicators} communicators")
+    }
+}
+
+fn listed(ranks: &[usize]) -> String {
+    let join = |ranks: &[usize]| {
+        let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+        texts.join(" ")
+    };
+    match ranks {
+        [head @ .., last] if ranks.len() > SHOWN => format!("{} .. {last}", join(&head[..4])),
+        _ => join(ranks),
+    }
+}
