@@ -7,6 +7,7 @@ use meshgrad::dist::parallel::{ParallelConfig, ParallelState, Parallelism};
 use meshgrad::dist::registry::{Recording, Registry, Report};
 use meshgrad::mesh::{Hosts, Mesh};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::table::Side::{Left, Right};
 use crate::table::Table;
@@ -14,7 +15,10 @@ use crate::table::Table;
 /// Ranks of a list that are shown; of longer ones the beginning and the end.
 const SHOWN: usize = 10;
 
-/// The fields of `--json`.
+/// Names and numbers, in order.
+type Named = serde_json::Map<String, Value>;
+
+/// The fields of `--json`. Axes stand in order, the slowest first.
 #[derive(Serialize)]
 pub(super) struct View {
     world: usize,
@@ -23,17 +27,20 @@ pub(super) struct View {
     order: String,
     /// Degrees and who gave them.
     degrees: Vec<Degree>,
-    /// The axes of the regular domain, the slowest first.
-    axes: BTreeMap<String, usize>,
-    domains: Vec<Domain>,
+    /// The sizes of the axes of the regular domain.
+    axes: Named,
+    /// The sizes of the axes of every domain.
+    domains: Named,
     rank: usize,
-    /// Where the rank stands on each axis.
-    coordinate: BTreeMap<String, usize>,
+    /// Where the rank stands on the axes of the regular domain.
+    coordinate: Named,
     /// The groups of the rank.
     groups: BTreeMap<String, Vec<usize>>,
     /// How many communicators these groups need: equal ones share, one rank alone needs none.
     distinct_communicators: usize,
     report: Report,
+    #[serde(skip)]
+    meshes: Vec<(String, Mesh)>,
 }
 
 #[derive(Serialize)]
@@ -41,19 +48,6 @@ struct Degree {
     name: &'static str,
     value: usize,
     source: String,
-}
-
-#[derive(Serialize)]
-struct Domain {
-    name: String,
-    /// The slowest first.
-    axes: Vec<Axis>,
-}
-
-#[derive(Serialize)]
-struct Axis {
-    name: String,
-    size: usize,
 }
 
 impl View {
@@ -72,8 +66,7 @@ impl View {
         let report = registry.report(hosts.as_ref().unwrap_or(&all_on_one));
 
         let regular = state.mesh("regular")?;
-        let coordinate = regular.coordinate(rank).unwrap_or_default();
-        let names = regular.axes().iter().map(|axis| axis.name().to_owned());
+        let domains = state.meshes().iter();
         Ok(View {
             world: config.world(),
             ranks_per_host: match hosts {
@@ -82,14 +75,35 @@ impl View {
             },
             order: config.order().to_string(),
             degrees: degrees(config),
-            axes: names.clone().zip(regular.shape()).collect(),
-            domains: state.meshes().iter().map(Domain::new).collect(),
+            axes: named(regular, regular.shape()),
+            domains: domains
+                .map(|(name, mesh)| (name.clone(), named(mesh, mesh.shape()).into()))
+                .collect(),
             rank,
-            coordinate: names.zip(coordinate).collect(),
+            coordinate: named(regular, regular.coordinate(rank).unwrap_or_default()),
             groups,
             distinct_communicators: report.communicators.len(),
             report,
+            meshes: state.meshes().to_vec(),
         })
+    }
+}
+
+/// A number for each axis of a mesh.
+fn named(mesh: &Mesh, numbers: Vec<usize>) -> Named {
+    let names = mesh.axes().iter().map(|axis| axis.name().to_owned());
+    names.zip(numbers.into_iter().map(Value::from)).collect()
+}
+
+/// `pp 8 x tp 2`: axes of one rank are left out.
+fn axes_text(mesh: &Mesh) -> String {
+    let axes = mesh.axes().iter().filter(|axis| axis.size() > 1);
+    let axes: Vec<String> = axes
+        .map(|axis| format!("{} {}", axis.name(), axis.size()))
+        .collect();
+    match axes.is_empty() {
+        true => "1 rank".to_owned(),
+        false => axes.join(" x "),
     }
 }
 
@@ -100,31 +114,6 @@ fn degrees(config: &ParallelConfig) -> Vec<Degree> {
         source: config.given(kind).source.to_string(),
     };
     Parallelism::ALL.map(degree).into()
-}
-
-impl Domain {
-    fn new((name, mesh): &(String, Mesh)) -> Domain {
-        let axis = |axis: &meshgrad::mesh::Axis| Axis {
-            name: axis.name().to_owned(),
-            size: axis.size(),
-        };
-        Domain {
-            name: name.clone(),
-            axes: mesh.axes().iter().map(axis).collect(),
-        }
-    }
-
-    /// Axes of one rank are left out.
-    fn text(&self) -> String {
-        let axes = self.axes.iter().filter(|axis| axis.size > 1);
-        let axes: Vec<String> = axes
-            .map(|axis| format!("{} {}", axis.name, axis.size))
-            .collect();
-        match axes.is_empty() {
-            true => "1 rank".to_owned(),
-            false => axes.join(" x "),
-        }
-    }
 }
 
 impl fmt::Display for View {
@@ -138,11 +127,13 @@ impl fmt::Display for View {
         head.row(["world".to_owned(), world]);
         head.row(["order".to_owned(), self.order.clone()]);
         writeln!(f, "{head}")?;
-        writeln!(f, "degrees\n{}", self.degree_table())?;
+        if self.world > 1 {
+            writeln!(f, "degrees\n{}", self.degree_table())?;
+        }
 
         let mut domains = Table::new([Left, Left]).indented(2);
-        for domain in &self.domains {
-            domains.row([domain.name.clone(), domain.text()]);
+        for (name, mesh) in &self.meshes {
+            domains.row([name.clone(), axes_text(mesh)]);
         }
         writeln!(f, "domains\n{domains}")?;
         self.of_rank(f)
@@ -150,7 +141,7 @@ impl fmt::Display for View {
 }
 
 impl View {
-    /// Those that are more than 1, or were given.
+    /// Those that are more than 1.
     fn degree_table(&self) -> Table {
         let mut table = Table::new([Left, Right, Left]).indented(2);
         for degree in self.degrees.iter().filter(|degree| degree.value > 1) {
@@ -164,10 +155,14 @@ impl View {
         let place: Vec<String> = self
             .coordinate
             .iter()
-            .filter(|(axis, _)| self.axes[*axis] > 1)
+            .filter(|(axis, _)| self.axes[*axis] != 1)
             .map(|(axis, at)| format!("{axis} {at}"))
             .collect();
-        writeln!(f, "rank {} at {}", self.rank, place.join(", "))?;
+        let at = match place.is_empty() {
+            true => String::new(),
+            false => format!(" at {}", place.join(", ")),
+        };
+        writeln!(f, "rank {}{at}", self.rank)?;
 
         let mut table = Table::new([Right, Left, Left, Left]).indented(2);
         for communicator in &self.report.communicators {
