@@ -59,6 +59,27 @@ ROWS = [
     ("1024 ranks, DeepSeek-V3", 1024, {"tensor": 2, "pipeline": 8, "expert": 64, "expert_tensor": 1}),
 ]
 
+# The same rows at a commit of Megatron-LM's main branch that no release has yet: three more kinds of group, of weights that
+# are made anew where they are needed; all three are singletons or lists that another kind has. Noted by hand.
+MAIN_BRANCH = {
+    "commit": "d98e8a64ddf34856e74b24714e3bedb2f5a39553",
+    "more": {
+        "GTP_WEIGHT_REMAT_GROUP": "first of all; singletons",
+        "EXPERT_GTP_WEIGHT_REMAT_GROUP": "before EXPERT_MODEL_PARALLEL_GROUP; singletons",
+        "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP": "after that without; the same lists",
+    },
+    "columns": ["calls", "member", "distinct", "calls with gloo", "member with gloo", "distinct with gloo"],
+    "counts": [
+        [118, 20, 1, 121, 23, 2],
+        [83, 20, 6, 95, 23, 7],
+        [84, 20, 7, 94, 23, 9],
+        [168, 23, 10, 208, 29, 13],
+        [1715, 20, 7, 2003, 23, 8],
+        [4745, 20, 11, 5001, 23, 13],
+        [6165, 20, 10, 6709, 23, 12],
+    ],
+}
+
 # More that is made: levels of context parallelism, power-of-two groups, a second communicator for gathering, other orders.
 MORE_ROWS = [
     ("8 ranks, tp2 cp2 ep4, experts split like dense", 8, {"tensor": 2, "context": 2, "expert": 4}),
@@ -153,6 +174,7 @@ def main():
         "offset": offset(),
         "sweep": [row for sizes in SIZES for row in swept(sizes)],
         "initialize": [initialized(*row) for row in ROWS + MORE_ROWS],
+        "main_branch": MAIN_BRANCH,
         "refused": [refused(*row) for row in REFUSED],
         "generator_refused": generator_refused(),
         "nccl": nccl(),
@@ -182,7 +204,8 @@ def generated(sizes: dict, order: str) -> dict:
 
 def offset() -> dict:
     moved = generator(SIZES[0], DEFAULT_ORDER, False, offset=8)
-    return {**SIZES[0], "order": DEFAULT_ORDER, "rank_offset": 8, "dp": moved.get_ranks("dp"), "tp-pp": moved.get_ranks("tp-pp")}
+    lists = {token: moved.get_ranks(token) for token in DENSE_TOKENS}
+    return {"sizes": 0, "order": DEFAULT_ORDER, "rank_offset": 8, "dense": lists}
 
 
 def swept(sizes: dict):
@@ -277,7 +300,13 @@ def summary(kind, lists) -> dict:
 
 
 def refused(world_size: int, given: dict) -> dict:
-    return {"world": world_size, "given": given} | error(lambda: groups(world_size, given | {"gloo": False}))
+    """What is accepted although it is wrong shows in `ranks`: how many different ones the groups have."""
+    made = []
+    row = {"world": world_size, "given": given}
+    row |= error(lambda: made.append(groups(world_size, given | {"gloo": False})))
+    for accepted in made:
+        row["ranks"] = len({rank for group in accepted.calls for rank in group.ranks})
+    return row
 
 
 def generator_refused() -> list[dict]:
