@@ -76,7 +76,12 @@ def domains(row: dict) -> dict:
     """A domain that does not cover the world is d9d's fault, kept to be compared with: `covers` tells."""
     size = world_size(row)
     made = {domain.name: built(domain, row, size) for domain in ALL_DOMAIN_PROVIDERS}
-    return {"world": size, "given": row, "wrong": [name for name, mesh in made.items() if mesh.get("covers") != size], **made}
+    return {
+        "world": size,
+        "given": row,
+        "wrong": [name for name, mesh in made.items() if mesh.get("covers") != size],
+        **made,
+    }
 
 
 def built(domain, row: dict, size: int) -> dict:
@@ -95,7 +100,10 @@ def built(domain, row: dict, size: int) -> dict:
 def wrong_world() -> dict:
     """The world has 8 ranks, the degrees multiply to 16 or to 4."""
     regular = ALL_DOMAIN_PROVIDERS[0]
-    return {"16 of 8": built(regular, {"dp_shard": 16}, 8), "4 of 8": built(regular, {"dp_shard": 4}, 8)}
+    return {
+        "16 of 8": built(regular, {"dp_shard": 16}, 8),
+        "4 of 8": built(regular, {"dp_shard": 4}, 8),
+    }
 
 
 if __name__ == "__main__":

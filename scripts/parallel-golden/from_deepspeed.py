@@ -8,9 +8,7 @@ Run with deepspeed 0.19.8, megatron-core 0.16.1, torch 2.15.0; README.md says ho
 import contextlib
 import dataclasses
 import io
-import json
 import logging
-import pathlib
 from unittest import mock
 
 import deepspeed.comm
@@ -22,7 +20,7 @@ from deepspeed.runtime.sequence_parallel import parallel_state_sp
 from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils import groups
-from megatron.core import parallel_state
+from pull_request import noted, requests
 from recorder import world
 from table import error, versions, write
 
@@ -44,10 +42,25 @@ EXPERT = [
 ]
 
 # World size, tensor, expert and pipeline degree.
-EXPERT_AND_MODEL = [(16, 2, 4, 1), (16, 2, 2, 2), (32, 2, 4, 1), (32, 4, 2, 2), (32, 2, 4, 2), (24, 2, 3, 2), (8, 1, 2, 1)]
+EXPERT_AND_MODEL = [
+    (16, 2, 4, 1),
+    (16, 2, 2, 2),
+    (32, 2, 4, 1),
+    (32, 4, 2, 2),
+    (32, 2, 4, 2),
+    (24, 2, 3, 2),
+    (8, 1, 2, 1),
+]
 
 # World size, pipeline, tensor, expert and expert-tensor degree: experts folded over tensor ranks ("AutoEP").
-FOLDED = [(8, 1, 2, 4, 1), (8, 1, 4, 8, 1), (16, 2, 2, 4, 1), (16, 1, 2, 2, 2), (32, 2, 4, 8, 1), (12, 1, 3, 2, 1)]
+FOLDED = [
+    (8, 1, 2, 4, 1),
+    (8, 1, 4, 8, 1),
+    (16, 2, 2, 4, 1),
+    (16, 1, 2, 2, 2),
+    (32, 2, 4, 8, 1),
+    (12, 1, 3, 2, 1),
+]
 
 ZERO_PARAMETERS = [(8, 2), (16, 8), (8, 16), (12, 4)]
 HOSTS = [(4, 8), (8, 8), (16, 8), (24, 8), (12, 4), (6, 2)]
@@ -62,10 +75,16 @@ def main():
         "source": "deepspeed.utils.groups, deepspeed.runtime.{sequence_parallel.parallel_state_sp,pipe.topology}, "
         "deepspeed.module_inject.auto_ep_folding",
         "config": config_keys(),
-        "tensor_by_new_group": [tensor(*row, groups._init_tp_groups_with_new_group) for row in TENSOR],
-        "tensor_by_create_model_parallel": [tensor(*row, groups._create_model_parallel) for row in TENSOR],
+        "tensor_by_new_group": [
+            tensor(*row, groups._init_tp_groups_with_new_group) for row in TENSOR
+        ],
+        "tensor_by_create_model_parallel": [
+            tensor(*row, groups._create_model_parallel) for row in TENSOR
+        ],
         "expert": [expert(*row) for row in EXPERT],
-        "expert_and_model": [expert_and_model(*row, first) for row in EXPERT_AND_MODEL for first in (False, True)],
+        "expert_and_model": [
+            expert_and_model(*row, first) for row in EXPERT_AND_MODEL for first in (False, True)
+        ],
         "folded": [folded(*row) for row in FOLDED],
         "zero_parameters": [zero_parameters(*row) for row in ZERO_PARAMETERS],
         "all_to_all": [all_to_all(*row) for row in HOSTS],
@@ -73,8 +92,8 @@ def main():
         "pipeline_grid": [pipeline_grid(*row) for row in GRIDS],
         "refused": refused(),
         "getters": getters(),
-        "pull_request": pull_request(),
-        "pull_request_groups": [requested(*row) for row in REQUESTED],
+        "pull_request": noted(),
+        "pull_request_groups": requests(),
     }
     write("deepspeed.json", __doc__, table)
 
@@ -84,7 +103,10 @@ def fresh(world_size: int, rank: int = 0):
     """DeepSpeed keeps what it made in variables of modules; it has a function that lets them go."""
     groups._release_process_group_references()
     try:
-        with world(world_size, rank, deepspeed.comm) as made, contextlib.redirect_stdout(io.StringIO()):
+        with (
+            world(world_size, rank, deepspeed.comm) as made,
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             yield made
     finally:
         groups._release_process_group_references()
@@ -99,18 +121,43 @@ def lists(made) -> list[list[int]]:
 
 def config_keys() -> list[dict]:
     """The keys of a DeepSpeed JSON that say how ranks are arranged, with what they are when absent."""
-    zero, autotp, inner, autoep = DeepSpeedZeroConfig(), TPTrainingConfig(), TPConfig(), AutoEPConfig()
+    zero, autotp, inner, autoep = (
+        DeepSpeedZeroConfig(),
+        TPTrainingConfig(),
+        TPConfig(),
+        AutoEPConfig(),
+    )
     return [
-        {"key": "tensor_parallel.autotp_size", "default": autotp.autotp_size, "means": "tensor degree; 0 is off"},
-        {"key": "tensor_parallel.tp.tp_size", "default": inner.tp_size, "means": "overwritten by autotp_size in training"},
-        {"key": "sequence_parallel_size", "default": None, "means": "Ulysses degree; W / it is the data degree"},
+        {
+            "key": "tensor_parallel.autotp_size",
+            "default": autotp.autotp_size,
+            "means": "tensor degree; 0 is off",
+        },
+        {
+            "key": "tensor_parallel.tp.tp_size",
+            "default": inner.tp_size,
+            "means": "overwritten by autotp_size in training",
+        },
+        {
+            "key": "sequence_parallel_size",
+            "default": None,
+            "means": "Ulysses degree; W / it is the data degree",
+        },
         {
             "key": "data_parallel_size",
             "default": None,
             "means": "with sequence_parallel_size: a mesh of (data_parallel, sequence_parallel); alone it is not read",
         },
-        {"key": "expert_parallel.enabled", "default": autoep.enabled, "means": "whether the section counts"},
-        {"key": "expert_parallel.autoep_size", "default": autoep.autoep_size, "means": "expert degree"},
+        {
+            "key": "expert_parallel.enabled",
+            "default": autoep.enabled,
+            "means": "whether the section counts",
+        },
+        {
+            "key": "expert_parallel.autoep_size",
+            "default": autoep.autoep_size,
+            "means": "expert degree",
+        },
         {
             "key": "expert_parallel.expert_tensor_parallel_size",
             "default": autoep.expert_tensor_parallel_size,
@@ -141,7 +188,13 @@ def tensor(world_size: int, degree: int, create) -> dict:
     with fresh(world_size) as made:
         create(degree)
     data = lists(made)[:degree]
-    return {"world": world_size, "tp": degree, "data": data, "model": lists(made)[degree:], "counts": made.counts()}
+    return {
+        "world": world_size,
+        "tp": degree,
+        "data": data,
+        "model": lists(made)[degree:],
+        "counts": made.counts(),
+    }
 
 
 # ---- experts
@@ -157,14 +210,25 @@ def expert(world_size: int, degree: int, given: dict) -> dict:
             kinds[made.calls.index(groups._EXPERT_PARALLEL_GROUP[name])] = "ep"
             kinds[made.calls.index(groups._EXPERT_DATA_PARALLEL_GROUP[name])] = "edp"
     calls = [[kinds.get(index, "nobody's"), ranks] for index, ranks in enumerate(lists(made))]
-    return {"world": world_size, "ep": degree, "given": given, "name": name, "calls": calls, "counts": made.counts()}
+    return {
+        "world": world_size,
+        "ep": degree,
+        "given": given,
+        "name": name,
+        "calls": calls,
+        "counts": made.counts(),
+    }
 
 
 class Mpu:
     """The model-parallel unit that a caller hands to DeepSpeed: only sizes are asked of it."""
 
     def __init__(self, world_size: int, tensor_degree: int, pipeline_degree: int):
-        self.sizes = (tensor_degree, pipeline_degree, world_size // (tensor_degree * pipeline_degree))
+        self.sizes = (
+            tensor_degree,
+            pipeline_degree,
+            world_size // (tensor_degree * pipeline_degree),
+        )
 
     def get_tensor_model_parallel_world_size(self):
         return self.sizes[0]
@@ -182,7 +246,13 @@ def expert_and_model(world_size: int, tp: int, ep: int, pp: int, data_first: boo
     with fresh(world_size) as made, mock.patch.object(groups, "mpu", mpu):
         groups._create_expert_data_and_model_parallel(ep, mpu, data_first)
     assert lists(made) == expert_lists + data_lists
-    row = {"world": world_size, "tp": tp, "ep": ep, "pp": pp, "use_data_before_expert_parallelism": data_first}
+    row = {
+        "world": world_size,
+        "tp": tp,
+        "ep": ep,
+        "pp": pp,
+        "use_data_before_expert_parallelism": data_first,
+    }
     return row | {"expert": expert_lists, "expert_data": data_lists, "counts": made.counts()}
 
 
@@ -190,7 +260,9 @@ def folded(world_size: int, pp: int, tp: int, ep: int, etp: int) -> dict:
     spec = auto_ep_folding.build_folding_spec(
         world_size=world_size, pp_size=pp, tp_size=tp, ep_size=ep, etp_size=etp
     )
-    return dataclasses.asdict(spec) | dataclasses.asdict(auto_ep_folding.expected_folding_group_tables(spec))
+    return dataclasses.asdict(spec) | dataclasses.asdict(
+        auto_ep_folding.expected_folding_group_tables(spec)
+    )
 
 
 # ---- ZeRO++
@@ -218,7 +290,12 @@ def sequence(world_size: int, degree: int) -> dict:
         parallel_state_sp.initialize_sequence_parallel(degree)
     count = world_size // degree
     all_lists = lists(made)
-    row = {"world": world_size, "sp": degree, "sequence": all_lists[:count], "sequence_data": all_lists[count:]}
+    row = {
+        "world": world_size,
+        "sp": degree,
+        "sequence": all_lists[:count],
+        "sequence_data": all_lists[count:],
+    }
     return row | {"counts": made.counts()}
 
 
@@ -228,7 +305,14 @@ def pipeline_grid(pp: int, tp: int, dp: int) -> dict:
     with fresh(pp * tp * dp) as made:
         grid = topology.PipelineParallelGrid(topology=layout)
     axes = {axis: layout.get_axis_comm_lists(axis) for axis in layout.get_axis_names()}
-    row = {"world": pp * tp * dp, "pp": pp, "tp": tp, "dp": dp, "axes": axes, "p2p": grid.p2p_groups}
+    row = {
+        "world": pp * tp * dp,
+        "pp": pp,
+        "tp": tp,
+        "dp": dp,
+        "axes": axes,
+        "p2p": grid.p2p_groups,
+    }
     return row | {"calls": lists(made), "counts": made.counts()}
 
 
@@ -237,6 +321,7 @@ def pipeline_grid(pp: int, tp: int, dp: int) -> dict:
 
 def refused() -> list[dict]:
     """What is accepted although it is wrong shows in `ranks`: how many different ones the groups have."""
+
     def attempt(call: str, world_size: int, /, *given, **named):
         function = {
             "groups": groups,
@@ -256,82 +341,53 @@ def refused() -> list[dict]:
         attempt("groups._init_tp_groups_with_new_group", 8, 3),
         attempt("groups._init_tp_groups_with_new_group", 8, 2, 2),
         attempt("groups._create_expert_and_data_parallel", 8, 3),
-        attempt("groups._create_expert_and_data_parallel", 16, 4, mp_size=2, use_data_before_expert_parallel_=True),
+        attempt(
+            "groups._create_expert_and_data_parallel",
+            16,
+            4,
+            mp_size=2,
+            use_data_before_expert_parallel_=True,
+        ),
         attempt("groups._create_expert_and_data_parallel", 16, 4, mp_size=3),
         attempt("groups._create_expert_and_data_parallel", 16, 4, pp_size=3),
         attempt("groups._get_expert_parallel_ranks", 16, 16, 3, 2),
         attempt("groups._get_expert_parallel_ranks", 16, 16, 2, 16),
         attempt("groups._create_zero_param_parallel_group", 12, 5),
     ]
-    for world_size, pp, tp, ep, etp in [(8, 3, 1, 2, 1), (8, 1, 3, 2, 1), (8, 1, 2, 3, 1), (8, 1, 2, 8, 2), (8, 1, 0, 2, 1)]:
-        named = {"world_size": world_size, "pp_size": pp, "tp_size": tp, "ep_size": ep, "etp_size": etp}
+    for world_size, pp, tp, ep, etp in [
+        (8, 3, 1, 2, 1),
+        (8, 1, 3, 2, 1),
+        (8, 1, 2, 3, 1),
+        (8, 1, 2, 8, 2),
+        (8, 1, 0, 2, 1),
+    ]:
+        named = {
+            "world_size": world_size,
+            "pp_size": pp,
+            "tp_size": tp,
+            "ep_size": ep,
+            "etp_size": etp,
+        }
         rows.append(attempt("folding.build_folding_spec", world_size, **named))
     return rows
 
 
 def getters() -> dict:
     """The names that ported code calls."""
+
     def named(module):
-        return [name for name in vars(module) if name.lstrip("_").startswith("get_") and callable(getattr(module, name))]
+        return [
+            name
+            for name in vars(module)
+            if name.lstrip("_").startswith("get_") and callable(getattr(module, name))
+        ]
 
     return {
         "deepspeed.utils.groups": [name for name in named(groups) if name != "get_accelerator"],
         "deepspeed.runtime.sequence_parallel.parallel_state_sp": named(parallel_state_sp),
-        "deepspeed.runtime.pipe.topology.PipelineParallelGrid": named(topology.PipelineParallelGrid),
-    }
-
-
-# ---- the pull request
-
-# World size, degrees that are not 1, order. "sp" is Ulysses; the pull request's own default order has no sp and no cp.
-REQUESTED = [
-    (8, {}, "tp-ep-dp-pp"),
-    (8, {"tp": 2, "pp": 2}, "tp-ep-dp-pp"),
-    (16, {"tp": 2, "pp": 2, "ep": 2, "etp": 1}, "tp-ep-dp-pp"),
-    (16, {"tp": 4, "ep": 2}, "tp-ep-dp-pp"),
-    (8, {"sp": 2}, "sp-dp"),
-    (16, {"sp": 4}, "sp-dp"),
-    (8, {"sp": 8}, "sp-dp"),
-    (16, {"sp": 4}, "dp-sp"),
-    (16, {"sp": 2, "cp": 2}, "sp-cp-dp"),
-    (16, {"sp": 2, "cp": 2}, "cp-sp-dp"),
-    (12, {"sp": 3}, "tp-sp-ep-dp-pp"),
-]
-
-
-def pull_request() -> dict:
-    """What was read in it; noted by hand."""
-    return json.loads(pathlib.Path(__file__).with_name("pull_request.json").read_text())
-
-
-def requested_lists(sizes: dict, order: str, token: str) -> list[list[int]]:
-    """The pull request copied Megatron's algorithm and gave it a sixth size: sp. Here Megatron's own runs on the six."""
-    names = order.split("-")
-    names += [name for name in ("tp", "pp", "dp", "ep", "cp", "sp") if name not in names]
-    ordered = [sizes.get(name, 1) for name in names]
-    total = 1
-    for size in ordered:
-        total *= size
-    mask = [name in token.split("-") for name in names]
-    return parallel_state.generate_masked_orthogonal_rank_groups(total, ordered, mask)
-
-
-def requested(world_size: int, given: dict, order: str) -> dict:
-    dense = {name: given.get(name, 1) for name in ("tp", "pp", "cp", "sp")}
-    dense["dp"] = world_size // (dense["tp"] * dense["pp"] * dense["cp"] * dense["sp"])
-    etp, ep = given.get("etp", dense["tp"]), given.get("ep", 1)
-    experts = {"tp": etp, "ep": ep, "pp": dense["pp"], "dp": world_size // (etp * ep * dense["pp"])}
-
-    tokens = ["tp", "dp", "pp", "cp", "dp-cp", "tp-pp", "tp-dp", "tp-dp-cp", "tp-cp"]
-    tokens += ["sp", "sp-dp"] if dense["sp"] > 1 else []
-    return {
-        "world": world_size,
-        "given": given,
-        "order": order,
-        "dense_sizes": dense,
-        "expert_sizes": experts,
-        "dense": {token: requested_lists(dense, order, token) for token in tokens},
-        "expert": {token: requested_lists(experts, order, token) for token in ("ep", "tp", "tp-ep", "tp-ep-pp", "dp")},
+        "deepspeed.runtime.pipe.topology.PipelineParallelGrid": named(
+            topology.PipelineParallelGrid
+        ),
     }
 
 

@@ -8,12 +8,13 @@ Run with megatron-core 0.16.1, torch 2.15.0; README.md says how to install them.
 import contextlib
 import itertools
 import tempfile
+from functools import partial
 from unittest import mock
 
 import yaml
 from megatron.core import parallel_state
 from recorder import world
-from table import compact, error, versions, write, xxh3
+from table import error, versions, write, xxh3
 
 # Sizes multiply to W on the dense side (tp cp dp pp) and on the expert side (etp ep edp pp).
 SIZES = [
@@ -31,7 +32,6 @@ SIZES = [
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 DEEPSPEED_ORDER = "tp-ep-dp-pp"
-
 
 
 def subsets(*tokens: str) -> list[str]:
@@ -56,7 +56,11 @@ ROWS = [
     ),
     ("256 ranks, Qwen3-235B", 256, {"tensor": 2, "pipeline": 8, "expert": 32, "expert_tensor": 1}),
     ("1024 ranks, Llama-405B", 1024, {"tensor": 8, "pipeline": 8, "context": 2}),
-    ("1024 ranks, DeepSeek-V3", 1024, {"tensor": 2, "pipeline": 8, "expert": 64, "expert_tensor": 1}),
+    (
+        "1024 ranks, DeepSeek-V3",
+        1024,
+        {"tensor": 2, "pipeline": 8, "expert": 64, "expert_tensor": 1},
+    ),
 ]
 
 # The same rows at a commit of Megatron-LM's main branch that no release has yet: three more kinds of group, of weights that
@@ -68,7 +72,14 @@ MAIN_BRANCH = {
         "EXPERT_GTP_WEIGHT_REMAT_GROUP": "before EXPERT_MODEL_PARALLEL_GROUP; singletons",
         "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP": "after that without; the same lists",
     },
-    "columns": ["calls", "member", "distinct", "calls with gloo", "member with gloo", "distinct with gloo"],
+    "columns": [
+        "calls",
+        "member",
+        "distinct",
+        "calls with gloo",
+        "member with gloo",
+        "distinct with gloo",
+    ],
     "counts": [
         [118, 20, 1, 121, 23, 2],
         [83, 20, 6, 95, 23, 7],
@@ -84,7 +95,11 @@ MAIN_BRANCH = {
 MORE_ROWS = [
     ("8 ranks, tp2 cp2 ep4, experts split like dense", 8, {"tensor": 2, "context": 2, "expert": 4}),
     ("8 ranks, cp8 in levels 2 x 4", 8, {"context": 8, "context_levels": [2, 4]}),
-    ("16 ranks, cp8 in levels 2 x 2 x 2", 16, {"tensor": 2, "context": 8, "context_levels": [2, 2, 2]}),
+    (
+        "16 ranks, cp8 in levels 2 x 2 x 2",
+        16,
+        {"tensor": 2, "context": 8, "context_levels": [2, 2, 2]},
+    ),
     ("16 ranks, dp x cp in powers of two", 16, {"context": 2, "hybrid": True}),
     ("8 ranks, tp2 dp4 and its own groups to gather", 8, {"tensor": 2, "gather": True}),
     (
@@ -132,7 +147,17 @@ REFUSED = [
     (8, {"tensor": 2, "order": ""}),
     (16, {"tensor": 2, "pipeline": 2, "expert": 2, "expert_tensor": 1, "order": "tp-cp-ep-pp-dp"}),
     (16, {"tensor": 2, "pipeline": 2, "context": 2, "order": "tp-cp-ep-pp-dp"}),
-    (16, {"tensor": 2, "pipeline": 2, "context": 2, "expert": 2, "expert_tensor": 2, "order": "ep-pp-tp-cp-dp"}),
+    (
+        16,
+        {
+            "tensor": 2,
+            "pipeline": 2,
+            "context": 2,
+            "expert": 2,
+            "expert_tensor": 2,
+            "order": "ep-pp-tp-cp-dp",
+        },
+    ),
     (8, {"instances": 3}),
     (8, {"expert": 4, "instances": 4}),
     (8, {"context": 4, "context_levels": [2, 4]}),
@@ -166,11 +191,21 @@ def main():
         "dense_tokens": DENSE_TOKENS,
         "expert_tokens": EXPERT_TOKENS,
         "sizes": SIZES,
-        "sweep_columns": ["index in sizes", "order", "xxh3 of sweep_dense_tokens", "xxh3 of sweep_expert_tokens", "refused"],
+        "sweep_columns": [
+            "index in sizes",
+            "order",
+            "xxh3 of sweep_dense_tokens",
+            "xxh3 of sweep_expert_tokens",
+            "refused",
+        ],
         "sweep_dense_tokens": DENSE_SUBSETS,
         "sweep_expert_tokens": EXPERT_SUBSETS,
         "generator": [generated(sizes, DEFAULT_ORDER) for sizes in SIZES]
-        + [generated(SIZES[0], DEEPSPEED_ORDER), generated(SIZES[3], "tp-cp-ep-pp-dp"), generated(SIZES[3], "DP-pp-ep-tp-cp")],
+        + [
+            generated(SIZES[0], DEEPSPEED_ORDER),
+            generated(SIZES[3], "tp-cp-ep-pp-dp"),
+            generated(SIZES[3], "DP-pp-ep-tp-cp"),
+        ],
         "offset": offset(),
         "sweep": [row for sizes in SIZES for row in swept(sizes)],
         "initialize": [initialized(*row) for row in ROWS + MORE_ROWS],
@@ -186,8 +221,14 @@ def main():
 
 
 def generator(sizes: dict, order: str, expert: bool, offset: int = 0):
-    tp, ep, dp, cp = (("etp", "ep", "edp", None) if expert else ("tp", None, "dp", "cp"))
-    sized = {"tp": sizes[tp], "dp": sizes[dp], "pp": sizes["pp"], "ep": sizes.get(ep, 1), "cp": sizes.get(cp, 1)}
+    tp, ep, dp, cp = ("etp", "ep", "edp", None) if expert else ("tp", None, "dp", "cp")
+    sized = {
+        "tp": sizes[tp],
+        "dp": sizes[dp],
+        "pp": sizes["pp"],
+        "ep": sizes.get(ep, 1),
+        "cp": sizes.get(cp, 1),
+    }
     return parallel_state.RankGenerator(order=order, rank_offset=offset, **sized)
 
 
@@ -210,7 +251,9 @@ def offset() -> dict:
 
 def swept(sizes: dict):
     """For every order: a digest of all lists of all subsets, dense and expert, and why the order is refused as a whole."""
-    for order in ("-".join(tokens) for tokens in itertools.permutations(["tp", "cp", "ep", "dp", "pp"])):
+    for order in (
+        "-".join(tokens) for tokens in itertools.permutations(["tp", "cp", "ep", "dp", "pp"])
+    ):
         dense, expert = generator(sizes, order, False), generator(sizes, order, True)
         yield [
             SIZES.index(sizes),
@@ -234,7 +277,10 @@ def refusal(sizes: dict, order: str) -> str | None:
     message = error(lambda: groups(sizes["world"], given)).get("message")
     if message is None:
         return None
-    reasons = {"When not using pp-last": "data sizes differ", "Pipeline parallel groups": "pipelines differ"}
+    reasons = {
+        "When not using pp-last": "data sizes differ",
+        "Pipeline parallel groups": "pipelines differ",
+    }
     return next(reason for start, reason in reasons.items() if message.startswith(start))
 
 
@@ -267,7 +313,13 @@ def fresh_state():
 def initialized(name: str, world_size: int, given: dict) -> dict:
     made = groups(world_size, given | {"gloo": False})
     with_gloo = groups(world_size, given | {"gloo": True})
-    row = {"name": name, "world": world_size, "given": given, "counts": made.counts(), "counts_with_gloo": with_gloo.counts()}
+    row = {
+        "name": name,
+        "world": world_size,
+        "given": given,
+        "counts": made.counts(),
+        "counts_with_gloo": with_gloo.counts(),
+    }
 
     if world_size <= 16:
         calls = [[described(group), group.how["pg_options"], group.ranks] for group in made.calls]
@@ -281,7 +333,9 @@ def described(group) -> str:
 
 def gloo(made) -> list[str]:
     """The kinds of group that have a twin for the host, in the order in which the first of each is made."""
-    return list(dict.fromkeys(described(group) for group in made.calls if group.how["backend"] == "gloo"))
+    return list(
+        dict.fromkeys(described(group) for group in made.calls if group.how["backend"] == "gloo")
+    )
 
 
 def kinds(made):
@@ -292,7 +346,10 @@ def kinds(made):
 
 
 def summary(kind, lists) -> dict:
-    of = {rank: [ranks for ranks in lists if rank in ranks] for rank in (0, 777 if len(lists[0]) * len(lists) > 777 else 255)}
+    of = {
+        rank: [ranks for ranks in lists if rank in ranks]
+        for rank in (0, 777 if len(lists[0]) * len(lists) > 777 else 255)
+    }
     return {"kind": kind[0], "options": kind[1], "count": len(lists), "xxh3": xxh3(lists), "of": of}
 
 
@@ -315,7 +372,9 @@ def generator_refused() -> list[dict]:
         {"tp": 2, "ep": 1, "dp": 1, "pp": 1, "cp": 1, "order": "cp-dp"},
         {"tp": 2, "ep": 1, "dp": 2, "pp": 1, "cp": 1, "order": "tp-dp-zp"},
     ]
-    return [{"given": sizes} | error(lambda: parallel_state.RankGenerator(**sizes)) for sizes in tried]
+    return [
+        {"given": sizes} | error(partial(parallel_state.RankGenerator, **sizes)) for sizes in tried
+    ]
 
 
 # ---- NCCL options
@@ -342,9 +401,12 @@ def nccl() -> dict:
         "options": {name: options(parallel_state.get_nccl_options(name, cfgs)) for name in asked},
         "high_priority_stream_groups": high,
         "options_with_high_priority": {
-            name: options(parallel_state.get_nccl_options(name, raised(cfgs, high))) for name in asked
+            name: options(parallel_state.get_nccl_options(name, raised(cfgs, high)))
+            for name in asked
         },
-        "net_name_refused": error(lambda: parallel_state.get_nccl_options("tp", {"tp": {"net_name": "tcp"}})),
+        "net_name_refused": error(
+            lambda: parallel_state.get_nccl_options("tp", {"tp": {"net_name": "tcp"}})
+        ),
         "empty_file": error(lambda: parallel_state.get_nccl_options("tp", yaml.safe_load(""))),
     }
 

@@ -77,11 +77,17 @@ def main():
         "section": section(),
         "torch_mesh_twice": mesh_twice(),
         "meshes": [meshes(*row) for row in rows],
-        "refused": [refused(*row) for row in REFUSED if set(row[1]) <= set(inspect.signature(ParallelDims).parameters)],
+        "refused": [
+            refused(*row)
+            for row in REFUSED
+            if set(row[1]) <= set(inspect.signature(ParallelDims).parameters)
+        ],
     }
     if "spmd_backend" in inspect.signature(ParallelDims).parameters:
         table["other_backends"] = [
-            meshes(size, ranks[:1], degrees, backend) for backend in OTHER_BACKENDS for size, ranks, degrees in ROWS[:5]
+            meshes(size, ranks[:1], degrees, backend)
+            for backend in OTHER_BACKENDS
+            for size, ranks, degrees in ROWS[:5]
         ]
     name = "torchtitan.json" if VERSION.startswith("0.3") else f"torchtitan-{VERSION}.json"
     write(name, __doc__, table)
@@ -103,7 +109,11 @@ def section() -> dict:
         "ep": "expert_parallel_degree",
         "etp": "expert_tensor_parallel_degree",
     }
-    return {"name": "parallelism", "degrees": {name: long_names[name] for name in HAS}, "defaults": fields}
+    return {
+        "name": "parallelism",
+        "degrees": {name: long_names[name] for name in HAS},
+        "defaults": fields,
+    }
 
 
 def parallelism_config():
@@ -115,7 +125,9 @@ def parallelism_config():
 
 
 def default(field):
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 # ---- meshes
