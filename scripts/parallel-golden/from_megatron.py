@@ -197,6 +197,7 @@ def main():
             "xxh3 of sweep_dense_tokens",
             "xxh3 of sweep_expert_tokens",
             "refused",
+            "same pipelines",
         ],
         "sweep_dense_tokens": DENSE_SUBSETS,
         "sweep_expert_tokens": EXPERT_SUBSETS,
@@ -250,7 +251,10 @@ def offset() -> dict:
 
 
 def swept(sizes: dict):
-    """For every order: a digest of all lists of all subsets, dense and expert, and why the order is refused as a whole."""
+    """For every order: a digest of all lists of all subsets, dense and expert, and why it is refused as a whole.
+
+    Where data sizes differ it is refused although the pipelines of both sides may be the same.
+    """
     for order in (
         "-".join(tokens) for tokens in itertools.permutations(["tp", "cp", "ep", "dp", "pp"])
     ):
@@ -261,6 +265,7 @@ def swept(sizes: dict):
             xxh3([dense.get_ranks(token) for token in DENSE_SUBSETS]),
             xxh3([expert.get_ranks(token) for token in EXPERT_SUBSETS]),
             refusal(sizes, order),
+            dense.get_ranks("pp") == expert.get_ranks("pp"),
         ]
 
 
