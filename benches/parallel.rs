@@ -1,0 +1,170 @@
+//! What it costs to check a parallel configuration and to find out who is in which group, beside the
+//! code of megatron-core and torchtitan for the same degrees, without communication, in turns.
+//!
+//! ```text
+//! cargo bench --bench parallel -- [--torch venv/bin/python] [--json FILE]
+//! ```
+//!
+//! `--torch` takes a Python with scripts/parallel-golden/requirements.txt.
+//!
+//! | figure | what is timed |
+//! |---|---|
+//! | check | settings checked into a configuration: degrees, order, domains and how they fit, every group |
+//! | groups of rank 0 | that, and the ranks of each group that rank 0 is in |
+//! | all lists | that, and the lists of all groups of the tokens that Megatron asks for |
+
+mod measure;
+mod peer;
+
+use std::hint::black_box;
+
+use clap::Parser;
+use measure::{Options, Spread, finish, seconds};
+use meshgrad::dist::parallel::{
+    Order, ParallelConfig, ParallelState, Parallelism, Settings, Source,
+};
+use peer::{Peer, PeerOptions};
+use serde_json::{Value, json};
+
+/// Degrees by world: those of `benches/torch/parallel_dims.py`.
+const ARRANGEMENTS: [(usize, [(Parallelism, usize); 5]); 2] = [
+    (
+        1_024,
+        [
+            (Parallelism::Pp, 8),
+            (Parallelism::DpReplicate, 2),
+            (Parallelism::CpShard, 2),
+            (Parallelism::Tp, 2),
+            (Parallelism::Ep, 64),
+        ],
+    ),
+    (
+        100_000,
+        [
+            (Parallelism::Pp, 10),
+            (Parallelism::DpReplicate, 5),
+            (Parallelism::CpShard, 2),
+            (Parallelism::Tp, 8),
+            (Parallelism::Ep, 50),
+        ],
+    ),
+];
+
+const OURS: [&str; 3] = ["check", "groups of rank 0", "all lists"];
+const THEIRS: [&str; 4] = [
+    "torchtitan_check",
+    "torchtitan_meshes",
+    "megatron_lists",
+    "megatron_initialize",
+];
+
+/// What `initialize_model_parallel` asks its two generators for.
+const DENSE: [&str; 10] = [
+    "pp", "dp-cp", "dp", "cp", "tp-pp", "tp", "pp", "tp-dp-cp", "tp-dp", "tp-cp",
+];
+const EXPERT: [&str; 7] = ["pp", "ep", "tp", "tp-ep", "tp-ep-pp", "dp", "tp-ep-pp"];
+
+/// Times the check of parallel configurations.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    peer: PeerOptions,
+    /// How often the contestants take turns.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments = Arguments::parse();
+    if arguments.options.smoke {
+        arguments.rounds = 1;
+    }
+    let start = |python: &std::path::PathBuf| Peer::start(python, "parallel_dims.py", &["--serve"]);
+    let mut peer = arguments.peer.torch.as_ref().map(start).transpose()?;
+    let mut rows = Vec::new();
+
+    println!("| ranks | figure | ms: median (least - most) |\n|---|---|---|");
+    for (world, degrees) in ARRANGEMENTS {
+        for (figure, times) in rounds(arguments.rounds, world, &degrees, peer.as_mut())? {
+            let spread = Spread::of(&times);
+            println!("| {world} | {figure} | {} |", in_milliseconds(spread));
+            rows.push(json!({"ranks": world, "figure": figure, "ms": json!({
+                "median": spread.median, "min": spread.min, "max": spread.max,
+            })}));
+        }
+    }
+    let versions = peer.map_or(Value::Null, |peer| peer.hello["peers"].clone());
+    let report = json!({"bench": "parallel", "rounds": arguments.rounds, "figures": rows});
+    finish(&arguments.options, report, versions)
+}
+
+fn in_milliseconds(spread: Spread) -> String {
+    format!(
+        "{:.4} ({:.4} - {:.4})",
+        spread.median, spread.min, spread.max
+    )
+}
+
+/// Milliseconds of each figure.
+fn rounds(
+    rounds: usize,
+    world: usize,
+    degrees: &[(Parallelism, usize)],
+    mut peer: Option<&mut Peer>,
+) -> anyhow::Result<Vec<(String, Vec<f64>)>> {
+    let settings = settings(world, degrees);
+    let mut ours = OURS.map(|figure| (format!("meshgrad: {figure}"), Vec::new()));
+    let mut theirs = THEIRS.map(|figure| (figure.replacen('_', ": ", 1), Vec::new()));
+
+    for _ in 0..rounds {
+        for ((_, times), milliseconds) in ours.iter_mut().zip(turn(&settings)?) {
+            times.push(milliseconds);
+        }
+        let Some(peer) = peer.as_deref_mut() else {
+            continue;
+        };
+        for ((_, times), figure) in theirs.iter_mut().zip(THEIRS) {
+            let answer = peer.ask(&json!({"figure": figure, "world": world}))?;
+            times.extend(answer["seconds"].as_f64().map(|seconds| 1e3 * seconds));
+        }
+    }
+    let all = ours.into_iter().chain(theirs);
+    Ok(all.filter(|(_, times)| !times.is_empty()).collect())
+}
+
+fn settings(world: usize, degrees: &[(Parallelism, usize)]) -> Settings {
+    let mut settings = Settings::new();
+    let place = || Source::code("the bench");
+    settings
+        .world(world, place())
+        .order(Order::MEGATRON, place());
+    for (kind, size) in degrees {
+        settings.set(*kind, *size, place());
+    }
+    settings.set(Parallelism::Etp, 1, place());
+    settings
+}
+
+/// Milliseconds of each of [`OURS`].
+fn turn(settings: &Settings) -> anyhow::Result<[f64; 3]> {
+    let (check, config) = seconds(|| ParallelConfig::new(settings));
+    let config = config?;
+    let state = ParallelState::new(config.clone());
+    let (of_rank, groups) = seconds(|| state.groups_of(0));
+    black_box(groups?);
+    let (lists, done) = seconds(|| -> anyhow::Result<()> {
+        for (generator, tokens) in [
+            (config.dense_generator(), &DENSE[..]),
+            (config.expert_generator(), &EXPERT),
+        ] {
+            for token in tokens {
+                black_box(generator.ranks(token)?);
+            }
+        }
+        Ok(())
+    });
+    done?;
+    Ok([check, check + of_rank, check + lists].map(|seconds| 1e3 * seconds))
+}
