@@ -218,6 +218,41 @@ pub enum MeshError {
         second_mesh: String,
     },
 
+    /// A group of nobody.
+    #[error("a group has no ranks: name at least one")]
+    EmptyGroup,
+
+    /// A rank that a group has twice.
+    #[error(
+        "rank {rank} is member {first} of a group and again member {second}: a rank is in a group once"
+    )]
+    MemberTwice {
+        /// The rank.
+        rank: usize,
+        /// Where it stands first.
+        first: usize,
+        /// Where again.
+        second: usize,
+    },
+
+    /// A rank that no mesh can have.
+    #[error("a group has rank {rank}, and ranks are below {MAX_RANKS}: is it a rank?")]
+    MemberTooLarge {
+        /// The rank.
+        rank: usize,
+    },
+
+    /// An option of a group with a value that no transport takes.
+    #[error("the group's option `{option}` is {value} and has to be {expected}")]
+    WrongOption {
+        /// Its name.
+        option: &'static str,
+        /// What it is.
+        value: String,
+        /// What it can be.
+        expected: String,
+    },
+
     /// Ranks that do not have the same mesh.
     #[error("ranks do not agree on their mesh: {}", .0.join("; "))]
     Disagreement(

@@ -5,9 +5,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::text;
+use crate::{GroupOptions, MAX_RANKS, MeshError, Result, text};
 
 /// Ranks in order, with the lane and the options of their communication. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,6 +17,16 @@ pub struct Group {
 }
 
 impl Group {
+    /// A group of these ranks in this order, on the main lane with the default options.
+    ///
+    /// # Errors
+    /// [`MeshError::EmptyGroup`], [`MeshError::MemberTwice`], [`MeshError::MemberTooLarge`].
+    pub fn of(ranks: impl Into<Arc<[usize]>>) -> Result<Group> {
+        let ranks = ranks.into();
+        check_members(&ranks)?;
+        Ok(Group::new(ranks))
+    }
+
     /// A group of these ranks in this order, on the main lane with the default options. The ranks must
     /// be distinct: [`Mesh::group`](crate::Mesh::group) makes them so.
     pub(crate) fn new(ranks: impl Into<Arc<[usize]>>) -> Group {
@@ -69,20 +78,46 @@ impl Group {
         self
     }
 
-    /// The same ranks with other options.
+    /// The same ranks with other options, in their [normal form](GroupOptions::normal): options that
+    /// mean the same make equal groups.
     pub fn with(mut self, options: GroupOptions) -> Group {
-        self.options = Arc::new(options);
+        self.options = Arc::new(options.normal());
         self
     }
 }
 
+fn check_members(ranks: &[usize]) -> Result<()> {
+    let mut members: Vec<(usize, usize)> = ranks.iter().copied().zip(0..).collect();
+    members.sort_unstable();
+    let twice = members.windows(2).find(|pair| pair[0].0 == pair[1].0);
+
+    match (members.last(), twice) {
+        (None, _) => Err(MeshError::EmptyGroup),
+        (Some((rank, _)), _) if *rank >= MAX_RANKS => {
+            Err(MeshError::MemberTooLarge { rank: *rank })
+        }
+        (_, Some(pair)) => Err(MeshError::MemberTwice {
+            rank: pair[0].0,
+            first: pair[0].1,
+            second: pair[1].1,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// `[0, 1] on lane gather with timeout 10s`; nothing is said of what is the default.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", text::ranks(&self.ranks))?;
         match self.lane {
-            Lane::Main => Ok(()),
-            lane => write!(f, " on lane {lane}"),
+            Lane::Main => {}
+            lane => write!(f, " on lane {lane}")?,
         }
+        for (at, (option, value)) in self.options.stated().iter().enumerate() {
+            let before = if at == 0 { " with" } else { "," };
+            write!(f, "{before} {option} {value}")?;
+        }
+        Ok(())
     }
 }
 
@@ -126,33 +161,4 @@ impl fmt::Display for Lane {
             Lane::Own(number) => write!(f, "own {number}"),
         }
     }
-}
-
-/// How a communicator is made. `None` leaves a choice to the transport. Fields that NCCL has are
-/// those of its `ncclConfig_t` (NCCL 2.30); other transports ignore what they do not have.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub struct GroupOptions {
-    /// How long a collective may take.
-    pub timeout: Option<Duration>,
-    /// How long making the communicator may take.
-    pub bootstrap_timeout: Option<Duration>,
-    /// Whether its kernels run on a stream of high priority.
-    pub high_priority: Option<bool>,
-    /// `minCTAs`: blocks that a collective takes at least.
-    pub min_ctas: Option<u32>,
-    /// `maxCTAs`: and at most.
-    pub max_ctas: Option<u32>,
-    /// `cgaClusterSize`: 0 to 8.
-    pub cga_cluster_size: Option<u32>,
-    /// `netName`: `IB`, `Socket` or a plug-in's name.
-    pub net_name: Option<String>,
-    /// `trafficClass` of InfiniBand and RoCE.
-    pub traffic_class: Option<u32>,
-    /// `splitShare`: whether communicators split from it share its resources.
-    pub split_share: Option<bool>,
-    /// `collnetEnable`: reductions in the switches.
-    pub collnet: Option<bool>,
-    /// `nvlsCTAs`: blocks for reductions in NVLink switches.
-    pub nvls_ctas: Option<u32>,
 }

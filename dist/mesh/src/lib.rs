@@ -15,15 +15,17 @@ mod hosts;
 mod layout;
 mod mesh;
 mod mesh_set;
+mod options;
 mod rank_map;
 mod relation;
 mod text;
 
 pub use agreement::{Fingerprint, agree};
 pub use error::{MAX_RANKS, MeshError, Result};
-pub use group::{Group, GroupOptions, Lane};
+pub use group::{Group, Lane};
 pub use hosts::Hosts;
 pub use layout::{Mode, RankLayout};
 pub use mesh::{Axis, Mesh, Size};
 pub use mesh_set::MeshSet;
+pub use options::{CtaPolicy, GroupOptions};
 pub use relation::Relation;

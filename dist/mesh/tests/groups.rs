@@ -1,0 +1,156 @@
+//! Groups as values: which are refused, which are equal, and how they read.
+
+use std::time::Duration;
+
+use meshgrad_mesh::{CtaPolicy, Group, GroupOptions, Lane, MAX_RANKS, MeshError};
+
+fn options(change: impl FnOnce(&mut GroupOptions)) -> GroupOptions {
+    let mut options = GroupOptions::default();
+    change(&mut options);
+    options
+}
+
+#[test]
+fn ranks_keep_their_order() {
+    let group = Group::of([4, 0, 2]).unwrap();
+    assert_eq!(group.ranks(), [4, 0, 2]);
+    assert_eq!(group.index_of(2), Some(2));
+    assert_eq!(group.index_of(1), None);
+    assert_ne!(group, Group::of([0, 2, 4]).unwrap());
+}
+
+#[test]
+fn what_is_no_group_is_refused() {
+    let faults: [(&[usize], &str); 3] = [
+        (&[], "a group has no ranks: name at least one"),
+        (
+            &[7, 3, 5, 3],
+            "rank 3 is member 1 of a group and again member 3: a rank is in a group once",
+        ),
+        (
+            &[0, MAX_RANKS],
+            "a group has rank 16777216, and ranks are below 16777216: is it a rank?",
+        ),
+    ];
+    for (ranks, message) in faults {
+        assert_eq!(Group::of(ranks).unwrap_err().to_string(), message);
+    }
+}
+
+/// What means the same is the same.
+#[test]
+fn options_that_say_the_default_make_equal_groups() {
+    let group = || Group::of([0, 1]).unwrap();
+    let said = options(|o| {
+        o.high_priority = Some(false);
+        o.collnet = Some(false);
+        o.nvlink_centric = Some(false);
+        o.split_share = Some(false);
+        o.shrink_share = Some(false);
+        o.min_ctas = Some(1);
+    });
+    assert_eq!(group().with(said), group());
+
+    let net = |name: &str| group().with(options(|o| o.net_name = Some(name.to_owned())));
+    assert_eq!(net("ib"), net("IB"));
+    assert_eq!(net("SOCKET").options().net_name.as_deref(), Some("Socket"));
+    assert_eq!(net("Plugin"), net("plugin"));
+    assert_ne!(net("plugin"), group());
+}
+
+/// A field that `stated` or the comparison forgot would let groups share that must not.
+#[test]
+fn every_option_is_stated_and_makes_another_group() {
+    type Change = fn(&mut GroupOptions);
+    let changes: [Change; 19] = [
+        |o| o.timeout = Some(Duration::from_secs(600)),
+        |o| o.bootstrap_timeout = Some(Duration::from_millis(1500)),
+        |o| o.high_priority = Some(true),
+        |o| o.min_ctas = Some(2),
+        |o| o.max_ctas = Some(8),
+        |o| o.cga_cluster_size = Some(4),
+        |o| o.cta_policy = Some(CtaPolicy::Zero),
+        |o| o.nvls_ctas = Some(16),
+        |o| o.net_name = Some("IB".to_owned()),
+        |o| o.traffic_class = Some(105),
+        |o| o.channels_per_net_peer = Some(2),
+        |o| o.max_p2p_peers = Some(8),
+        |o| o.collnet = Some(true),
+        |o| o.nvlink_centric = Some(true),
+        |o| o.split_share = Some(true),
+        |o| o.shrink_share = Some(true),
+        |o| o.graph_usage = Some(1),
+        |o| o.graph_stream_ordering = Some(false),
+        |o| o.rma_contexts = Some(2),
+    ];
+    let plain = Group::of([0, 1]).unwrap();
+    let all = options(|o| changes.iter().for_each(|change| change(o)));
+    assert_eq!(all.stated().len(), changes.len());
+    assert_eq!(all.check(), Ok(()));
+
+    for (at, change) in changes.iter().enumerate() {
+        let one = options(change);
+        assert_eq!(one.stated(), [all.stated()[at].clone()]);
+        assert_ne!(plain.clone().with(one), plain);
+    }
+    let text = plain.on(Lane::Own(3)).with(all).to_string();
+    insta::assert_snapshot!(text.replace(", ", ",\n"), @r"
+    [0,
+    1] on lane own 3 with timeout 600s,
+    bootstrap_timeout 1.5s,
+    high_priority true,
+    min_ctas 2,
+    max_ctas 8,
+    cga_cluster_size 4,
+    cta_policy zero,
+    nvls_ctas 16,
+    net_name IB,
+    traffic_class 105,
+    channels_per_net_peer 2,
+    max_p2p_peers 8,
+    collnet true,
+    nvlink_centric true,
+    split_share true,
+    shrink_share true,
+    graph_usage 1,
+    graph_stream_ordering false,
+    rma_contexts 2
+    ");
+}
+
+#[test]
+fn values_that_no_transport_takes_are_named() {
+    type Change = fn(&mut GroupOptions);
+    let faults: [Change; 11] = [
+        |o| o.min_ctas = Some(0),
+        |o| o.max_ctas = Some(0),
+        |o| (o.min_ctas, o.max_ctas) = (Some(16), Some(8)),
+        |o| o.cga_cluster_size = Some(9),
+        |o| o.nvls_ctas = Some(0),
+        |o| o.traffic_class = Some(256),
+        |o| o.channels_per_net_peer = Some(65),
+        |o| o.max_p2p_peers = Some(0),
+        |o| o.graph_usage = Some(3),
+        |o| o.bootstrap_timeout = Some(Duration::ZERO),
+        |o| o.net_name = Some(String::new()),
+    ];
+    let errors: Vec<String> = faults
+        .iter()
+        .map(|fault| options(fault).check().unwrap_err())
+        .inspect(|error| assert!(matches!(error, MeshError::WrongOption { .. })))
+        .map(|error| error.to_string())
+        .collect();
+    insta::assert_snapshot!(errors.join("\n"), @r"
+    the group's option `min_ctas` is 0 and has to be at least 1
+    the group's option `max_ctas` is 0 and has to be at least 1
+    the group's option `min_ctas` is 16 and has to be at most max_ctas, 8
+    the group's option `cga_cluster_size` is 9 and has to be 0 to 8
+    the group's option `nvls_ctas` is 0 and has to be at least 1
+    the group's option `traffic_class` is 256 and has to be 0 to 255
+    the group's option `channels_per_net_peer` is 65 and has to be 1 to 64
+    the group's option `max_p2p_peers` is 0 and has to be at least 1
+    the group's option `graph_usage` is 3 and has to be 0 to 2
+    the group's option `bootstrap_timeout` is 0s and has to be longer, or left out for the default
+    the group's option `net_name` is empty and has to be a name, or left out
+    ");
+}
