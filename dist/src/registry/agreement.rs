@@ -1,11 +1,11 @@
 //! Whether ranks need the same communicators, found out before any is made.
 //!
-//! Each rank knows its own groups only, so plans are different lists even when all is well. What has
-//! to hold is: *a group that one member needs, all members need*. A sum tells. Each member of a group
-//! with digest h and n members adds h, but the first, which adds -(n - 1) h: over all ranks that is
-//! zero. One number a rank suffices, whatever the world and however many groups. A single group that
-//! some members lack never sums to zero (h is odd, and n - 1 < 2^128), and several do so by chance in
-//! one of 2^127 cases.
+//! Each rank knows its own groups only, so plans are different lists even when all is well. What
+//! has to hold is: *a group that one member needs, all members need*. A sum tells. Each member of a
+//! group with digest h and n members adds h, but the first, which adds -(n - 1) h: over all ranks
+//! that is zero. One number a rank suffices, whatever the world and however many groups. A single
+//! group that some members lack never sums to zero (h is odd, and n - 1 < 2^128), and several do so
+//! by chance in one of 2^127 cases.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -220,15 +220,15 @@ impl SpelledKey {
     }
 }
 
-const ASK_ALIKE: &str = "All members of a group have to ask for the same ranks in the same order, with \
-    the same lane and options";
+const ASK_ALIKE: &str = "All members of a group have to ask for the same ranks in the same \
+    order, with the same lane and options";
 const DROP_ALL: &str = "Where one member drops its last handle and asks anew, all have to";
 
 /// Who needs what.
 type Holders<'a> = BTreeMap<&'a SpelledKey, BTreeMap<usize, &'a [String]>>;
 
-/// What plans that do not fit disagree on: the mesh, or the first group in the order of creation that
-/// some of its members lack.
+/// What plans that do not fit disagree on: the mesh, or the first group in the order of creation
+/// that some of its members lack.
 fn difference(plans: Vec<Spelled>) -> RegistryError {
     let meshes: Vec<Fingerprint> = plans.iter().map(Spelled::fingerprint).collect();
     if let Err(error) = agree(&meshes) {
@@ -249,7 +249,8 @@ fn difference(plans: Vec<Spelled>) -> RegistryError {
     }
 }
 
-/// `incomplete` are all groups that some of their members lack: what those have instead is among them.
+/// `incomplete` are all groups that some of their members lack: what those have instead is among
+/// them.
 fn lacking(key: &SpelledKey, incomplete: &Holders<'_>, world: usize) -> RegistryError {
     let holders = &incomplete[key];
     let mut askers: Vec<String> = holders.values().copied().flatten().cloned().collect();

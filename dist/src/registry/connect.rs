@@ -4,9 +4,10 @@ use meshgrad_mesh::Group;
 
 /// Makes communicators: what a transport implements, once, for one rank.
 ///
-/// Nothing here waits. A transport that can only wait (one that has no way to ask whether it is done)
-/// may do so in [`Connect::begin`], and is then safe on the path at once with one creation in flight,
-/// and not on the lazy path.
+/// Nothing here waits. A transport that can only wait (one that has no way to ask whether it is
+/// done) may do so in [`Connect::begin`], and is then safe on the path at once with one creation in
+/// flight, and not on the lazy path. One that is faster when it makes several together collects them
+/// in [`Connect::begin`] and starts at the next [`Connect::poll`].
 pub trait Connect {
     /// What sends and receives. Dropping it ends it on this rank.
     type Communicator;
@@ -15,8 +16,8 @@ pub trait Connect {
     /// What can go wrong; its text goes to people.
     type Error: std::error::Error;
 
-    /// Begins to make a communicator of several ranks, one of which is this. Its other members begin
-    /// the same creation, in their own time.
+    /// Begins to make a communicator of several ranks, one of which is this. Its other members
+    /// begin the same creation, in their own time.
     ///
     /// # Errors
     /// What is known to be wrong at once.
@@ -37,9 +38,9 @@ pub trait Connect {
 pub struct Creation<'a> {
     /// Its members, lane and options.
     pub group: &'a Group,
-    /// The how manieth of this group it is on this rank, from 1. Members meet under the group *and*
-    /// this number: one that has dropped its communicator and comes back never meets another that
-    /// has not.
+    /// Counts the communicators of this group on this rank, from 1. Members meet under the group
+    /// *and* this number: one that has dropped its communicator and comes back never meets another
+    /// that has not.
     pub generation: u64,
 }
 

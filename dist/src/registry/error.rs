@@ -107,8 +107,8 @@ pub enum RegistryError {
 
     /// A creation that took too long.
     #[error(
-        "rank {rank} waited {waited:?} for the communicator of {group} (for {}): {}. Look there; if \
-         they only need longer, set the group's option `bootstrap_timeout`",
+        "rank {rank} waited {waited:?} for the communicator of {group} (for {}): {}. Look there; \
+         if they only need longer, set the group's option `bootstrap_timeout`",
         text::names(.askers), who_lacks(.absent)
     )]
     Deadline {

@@ -18,9 +18,9 @@
 //!
 //! Neither path can end in a circle of ranks that wait for each other. At once, all ranks make the
 //! keys in the same total order, so the first key that is not made yet is the next one of all its
-//! members, and it gets made; that holds also when a rank makes one at a time, with a transport that
-//! blocks. Lazily, a rank asks and goes on, so it may be in the midst of many creations, and none of
-//! them waits for another.
+//! members, and it gets made; that holds also when a rank makes one at a time, with a transport
+//! that blocks. Lazily, a rank asks and goes on, so it may be in the midst of many creations, and
+//! none of them waits for another.
 //!
 //! Nothing here knows a transport, reads a clock or starts a thread. A transport is what implements
 //! [`Connect`]; time is an argument; and whoever has a loop calls [`Registry::poll`] in it.
@@ -36,6 +36,7 @@ mod recording;
 mod report;
 mod shared;
 mod slot;
+mod state;
 mod text;
 
 pub use agreement::{Exchange, Statement};

@@ -19,7 +19,8 @@ impl Need {
         &self.group
     }
 
-    /// The how manieth of this group it is on this rank, from 1: 2 when it had one that was dropped.
+    /// Counts the communicators of this group on this rank, from 1: 2 when it had one that was
+    /// dropped.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -30,9 +31,9 @@ impl Need {
     }
 }
 
-/// The communicators that a rank needs, made or not, in the order of creation: the largest first, then
-/// by ranks, lane and options. Plans of other ranks are other lists, and still have an order in
-/// common, because it follows from each group alone.
+/// The communicators that a rank needs, made or not, in the order of creation: the largest first,
+/// then by ranks, lane and options. Plans of other ranks are other lists, and still have an order
+/// in common, because it follows from each group alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub(super) rank: usize,
@@ -51,8 +52,8 @@ impl Plan {
         &self.needs
     }
 
-    /// The same plan, that holds only if all ranks have this mesh: meshes that differ in the names of
-    /// their axes alone can have the same groups.
+    /// The same plan, that holds only if all ranks have this mesh: meshes that differ in the names
+    /// of their axes alone can have the same groups.
     pub fn assuming(mut self, mesh: &Mesh) -> Plan {
         self.mesh = Some(mesh.fingerprint());
         self
@@ -64,8 +65,12 @@ impl Plan {
     }
 
     /// Compares with the plans of all other ranks, which call this too. They tell each other their
-    /// [statements](Plan::statement), and only if these do not fit their plans, so as to find out who
-    /// differs: all ranks get the same error.
+    /// [statements](Plan::statement), and only if these do not fit their plans, so as to find out
+    /// who differs: all ranks get the same error.
+    ///
+    /// Waits for all ranks, as the exchange does. A rank that waits here for one that waits for it
+    /// in an earlier creation would wait for good: either the earlier plan is made first, or
+    /// another thread goes on to [poll](super::Registry::poll).
     ///
     /// # Errors
     /// [`RegistryError::PlansDiffer`](super::RegistryError::PlansDiffer),

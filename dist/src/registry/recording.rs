@@ -1,8 +1,8 @@
 //! A transport that only counts, for all ranks of a world in one process.
 //!
 //! Its creations are meetings as real ones are: one is made when all members have begun it, and not
-//! before. So what would hang a cluster stands still here, and [`Recording::open`] says who waits for
-//! whom.
+//! before. So what would hang a cluster stands still here, and [`Recording::open`] says who waits
+//! for whom.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ struct Shared {
     ranks: BTreeMap<usize, Counts>,
 }
 
-/// A group and the how manieth of it.
+/// A group and its generation.
 type Meeting = (Key, u64);
 
 /// What one rank has done.
@@ -124,7 +124,7 @@ impl Recorded {
         &self.meeting.0.0
     }
 
-    /// The how manieth of its group it is, from 1.
+    /// Counts the communicators of its group on this rank, from 1.
     pub fn generation(&self) -> u64 {
         self.meeting.1
     }

@@ -1,6 +1,6 @@
 //! The registry of one rank, and the handles through which its communicators are shared.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,8 @@ use super::error::{RegistryError, Result};
 use super::key::Key;
 use super::plan::{Agreed, Need, Plan};
 use super::report::{Report, Reported};
-use super::slot::{At, Making, Slot};
+use super::slot::Slot;
+use super::state::State;
 
 /// The communicators of one rank. Cheap to clone; clones are the same registry. It outlives what
 /// shares through it: any number of parallel states, one after the other or at once.
@@ -23,22 +24,6 @@ pub struct Registry<C: Connect> {
 struct Inner<C: Connect> {
     rank: usize,
     state: Mutex<State<C>>,
-}
-
-struct State<C: Connect> {
-    connector: C,
-    slots: BTreeMap<Key, Slot<C>>,
-    /// How often the communicator of a key was begun. Stays when it is dropped.
-    generations: BTreeMap<Key, u64>,
-    at_once: AtOnce,
-}
-
-/// What is left of plans that are being made.
-struct AtOnce {
-    queue: VecDeque<Key>,
-    /// Begun from the queue and not done.
-    in_flight: BTreeSet<Key>,
-    at_most: NonZeroUsize,
 }
 
 /// What a rank gets that asks for a group.
@@ -52,7 +37,8 @@ pub enum Share<C: Connect> {
 }
 
 /// A share in a communicator, made or not. The last one that is dropped drops the communicator; a
-/// clone is one more.
+/// clone is one more. Whoever asks again after that gets another one, which all members have to make:
+/// so ranks drop and ask alike.
 pub struct Handle<C: Connect> {
     inner: Arc<Inner<C>>,
     key: Key,
@@ -81,17 +67,7 @@ impl Turn {
 impl<C: Connect> Registry<C> {
     /// The registry of a rank, with the transport that makes its communicators.
     pub fn new(rank: usize, connector: C) -> Registry<C> {
-        let at_once = AtOnce {
-            queue: VecDeque::new(),
-            in_flight: BTreeSet::new(),
-            at_most: NonZeroUsize::MIN,
-        };
-        let state = Mutex::new(State {
-            connector,
-            slots: BTreeMap::new(),
-            generations: BTreeMap::new(),
-            at_once,
-        });
+        let state = Mutex::new(State::new(connector));
         Registry {
             inner: Arc::new(Inner { rank, state }),
         }
@@ -102,8 +78,8 @@ impl<C: Connect> Registry<C> {
         self.inner.rank
     }
 
-    /// Takes a share in the communicator of a group, which is only declared by this: nothing is sent.
-    /// `name` says who asks, as `actor.tp`, and decides nothing.
+    /// Takes a share in the communicator of a group, which is only declared by this: nothing is
+    /// sent. `name` says who asks, as `actor.tp`, and decides nothing.
     ///
     /// # Errors
     /// [`RegistryError::WrongGroup`] when the group has options that no transport takes.
@@ -147,13 +123,13 @@ impl<C: Connect> Registry<C> {
         }
     }
 
-    /// Makes what an agreed plan needs and has not, in the order of creation, with at most `at_most`
-    /// creations in flight: 1 is safe with a transport that waits inside, more are faster with one
-    /// that does not. Only queues; [`Registry::poll`] does it.
+    /// Makes what an agreed plan needs and has not, in the order of creation, with at most
+    /// `at_most` creations in flight: 1 is safe with a transport that waits inside, more are faster
+    /// with one that does not. Only queues; [`Registry::poll`] does it.
     ///
     /// # Errors
-    /// [`RegistryError::AnotherRank`]; [`RegistryError::LetGo`] when a group of the plan has no handle
-    /// any more. Nothing is queued then.
+    /// [`RegistryError::AnotherRank`]; [`RegistryError::LetGo`] when a group of the plan has no
+    /// handle any more. Nothing is queued then.
     pub fn materialize(&self, agreed: &Agreed, at_most: NonZeroUsize) -> Result<()> {
         let plan = agreed.plan();
         if plan.rank != self.inner.rank {
@@ -179,9 +155,9 @@ impl<C: Connect> Registry<C> {
         Ok(())
     }
 
-    /// Looks after all creations, never waiting: those in flight are asked how far they are, and those
-    /// that are queued begin as far as they may. `now` is the time since any fixed moment; it ends
-    /// creations that take too long.
+    /// Looks after all creations, never waiting: those in flight are asked how far they are, and
+    /// those that are queued begin as far as they may. `now` is the time since any fixed moment; it
+    /// ends creations that take too long.
     ///
     /// To be called again until [`Turn::is_idle`]; by whom and how often is the caller's choice.
     pub fn poll(&self, now: Duration) -> Turn {
@@ -216,85 +192,6 @@ impl<C: Connect> Inner<C> {
     /// A panic inside a transport leaves the registry as it was before that call.
     fn lock(&self) -> MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<C: Connect> State<C> {
-    /// The how manieth communicator of its key the present one is, or the next if it is not begun.
-    fn generation(&self, key: &Key) -> u64 {
-        let begun = self.generations.get(key).copied().unwrap_or(0);
-        match self.slots.get(key).map(|slot| &slot.making) {
-            Some(Making::Declared) | None => begun + 1,
-            Some(_) => begun,
-        }
-    }
-
-    /// Begins what is declared and no more.
-    fn begin(&mut self, key: &Key, rank: usize, now: Duration) {
-        let generation = self.generation(key);
-        if let Some(slot) = self.slots.get_mut(key)
-            && slot.is_declared()
-        {
-            self.generations.insert(key.clone(), generation);
-            slot.begin(&mut self.connector, rank, key, At { generation, now });
-        }
-    }
-
-    fn advance(&mut self, key: &Key, rank: usize, now: Duration) -> Result<()> {
-        let Some(slot) = self.slots.get_mut(key) else {
-            return Ok(());
-        };
-        slot.advance(&mut self.connector, rank, key, now);
-        slot.failure()
-            .map_or(Ok(()), |failure| Err(failure.clone()))
-    }
-
-    fn advance_all(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
-        let mut failed = Vec::new();
-        for (key, slot) in &mut self.slots {
-            if slot.is_begun() {
-                slot.advance(&mut self.connector, rank, key, now);
-                failed.extend(slot.failure().cloned());
-            }
-        }
-        failed
-    }
-
-    /// Begins what is queued, in its order, while fewer are in flight than may be.
-    fn begin_queued(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
-        let slots = &self.slots;
-        let is_begun = |key: &Key| slots.get(key).is_some_and(Slot::is_begun);
-        self.at_once.in_flight.retain(is_begun);
-
-        let mut failed = Vec::new();
-        while self.at_once.in_flight.len() < self.at_once.at_most.get() {
-            let Some(key) = self.at_once.queue.pop_front() else {
-                break;
-            };
-            let Some(slot) = self.slots.get(&key) else {
-                continue;
-            };
-            let was_declared = slot.is_declared();
-            self.begin(&key, rank, now);
-            match self.slots[&key].failure() {
-                Some(failure) if was_declared => failed.push(failure.clone()),
-                None if was_declared => {
-                    self.at_once.in_flight.insert(key);
-                }
-                _ => {}
-            }
-        }
-        failed
-    }
-
-    /// What nobody wants any more, to be dropped when the lock is free.
-    fn take_idle(&mut self) -> Vec<Slot<C>> {
-        let slots = self.slots.iter();
-        let idle = slots.filter(|(_, slot)| slot.is_idle());
-        let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
-        idle.iter()
-            .filter_map(|key| self.slots.remove(key))
-            .collect()
     }
 }
 
@@ -341,9 +238,9 @@ impl<C: Connect> Handle<C> {
 
     /// The communicator, begun now if it was not before; none while it waits for other members.
     ///
-    /// Never waits, and a rank that gets none goes on: to what else it has to do, to other groups that
-    /// it needs. That is what keeps the lazy path free of circles. A rank that asks for nothing else
-    /// until it has this one brings them back, if others ask in another order.
+    /// Never waits, and a rank that gets none goes on: to what else it has to do, to other groups
+    /// that it needs. That is what keeps the lazy path free of circles. A rank that asks for
+    /// nothing else until it has this one brings them back, if others ask in another order.
     ///
     /// `now` is as for [`Registry::poll`], which also goes on with what was begun here.
     ///
@@ -359,6 +256,28 @@ impl<C: Connect> Handle<C> {
         state.advance(&self.key, self.inner.rank, now)?;
         drop(state);
         Ok(self.get())
+    }
+}
+
+impl<C: Connect> fmt::Debug for Registry<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registry(rank {})", self.inner.rank)
+    }
+}
+
+impl<C: Connect> fmt::Debug for Share<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Share::Outside => f.write_str("Outside"),
+            Share::Alone => f.write_str("Alone"),
+            Share::Member(handle) => handle.fmt(f),
+        }
+    }
+}
+
+impl<C: Connect> fmt::Debug for Handle<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle({} for `{}`)", self.key.0, self.name)
     }
 }
 

@@ -129,7 +129,7 @@ impl<C: Connect> Slot<C> {
     }
 }
 
-/// When a creation begins, and the how manieth of its key it is.
+/// When a creation begins, and its number among those of its key.
 #[derive(Clone, Copy)]
 pub(super) struct At {
     pub(super) generation: u64,

@@ -8,7 +8,7 @@ use meshgrad_dist::registry::{Agreed, Exchange, Plan, RegistryError, Statement};
 use meshgrad_mesh::{Group, GroupOptions, Lane, Mesh};
 use proptest::prelude::*;
 
-use crate::world::{Shared, World, group};
+use crate::world::{Shared, World, folded, group};
 
 fn pairs_and_all() -> Vec<Group> {
     let mesh = Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap();
@@ -70,7 +70,8 @@ fn faults() -> impl Strategy<Value = Fault> {
 }
 
 proptest! {
-    /// One fault, by any rank in any of its groups, is found, and the group and the ranks are named.
+    /// One fault, by any rank in any of its groups, is found, and the group and the ranks are
+    /// named.
     #[test]
     fn one_fault_is_found_and_named(
         (at, member) in (0..pairs_and_all().len(), any::<prop::sample::Index>()),
@@ -123,25 +124,50 @@ fn disagreement_reads_well() {
         let (world, _handles) = plans_with(faults);
         Plan::agree_all(world.plans()).unwrap_err().to_string()
     };
-    insta::assert_snapshot!(error(&[(2, 12, Fault::Missing)]), @r"the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for `actor`), and rank 2 does not. All members of a group have to ask for the same ranks in the same order, with the same lane and options");
-    insta::assert_snapshot!(error(&[(2, 12, Fault::OtherLane)]), @r"the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for `actor`), and rank 2 does not; it has [0, 1, 2, 3] on lane gather instead. All members of a group have to ask for the same ranks in the same order, with the same lane and options");
-    insta::assert_snapshot!(error(&[(1, 0, Fault::Missing), (1, 1, Fault::OtherOptions)]), @r"the plans of ranks differ, and nothing was made: rank 5 needs [1, 5] (for `actor`), and rank 1 does not; it has [1, 5] with timeout 10s instead. All members of a group have to ask for the same ranks in the same order, with the same lane and options");
-    insta::assert_snapshot!(error(&[(3, 13, Fault::Missing), (4, 13, Fault::OtherOrder)]), @r"the plans of ranks differ, and nothing was made: ranks [5, 6, 7] need [4, 5, 6, 7] (for `actor`), and rank 4 does not; it has [7, 6, 5, 4] instead. All members of a group have to ask for the same ranks in the same order, with the same lane and options");
+    insta::assert_snapshot!(folded(error(&[(2, 12, Fault::Missing)])), @r"
+    the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for
+    `actor`), and rank 2 does not. All members of a group have to ask for the same ranks in
+    the same order, with the same lane and options
+    ");
+    insta::assert_snapshot!(folded(error(&[(2, 12, Fault::OtherLane)])), @r"
+    the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for
+    `actor`), and rank 2 does not; it has [0, 1, 2, 3] on lane gather instead. All members of
+    a group have to ask for the same ranks in the same order, with the same lane and options
+    ");
+    let missing_and_other_options = [(1, 0, Fault::Missing), (1, 1, Fault::OtherOptions)];
+    insta::assert_snapshot!(folded(error(&missing_and_other_options)), @r"
+    the plans of ranks differ, and nothing was made: rank 5 needs [1, 5] (for `actor`), and
+    rank 1 does not; it has [1, 5] with timeout 10s instead. All members of a group have to
+    ask for the same ranks in the same order, with the same lane and options
+    ");
+    let missing_and_other_order = [(3, 13, Fault::Missing), (4, 13, Fault::OtherOrder)];
+    insta::assert_snapshot!(folded(error(&missing_and_other_order)), @r"
+    the plans of ranks differ, and nothing was made: ranks [5, 6, 7] need [4, 5, 6, 7] (for
+    `actor`), and rank 4 does not; it has [7, 6, 5, 4] instead. All members of a group have to
+    ask for the same ranks in the same order, with the same lane and options
+    ");
 
     let world = World::of(2);
     let both = group(&[0, 1]);
-    let handles = world.share_all("actor.tp", &[both.clone()]);
+    let handles = world.share_all("actor.tp", std::slice::from_ref(&both));
     world.materialize(1);
     assert!(world.run_in_order());
     let [kept, dropped] = handles.try_into().ok().unwrap();
     drop(dropped);
     let _anew = world.share(1, "critic.tp", &both);
-    insta::assert_snapshot!(Plan::agree_all(world.plans()).unwrap_err(), @r"the plans of ranks differ, and nothing was made: rank 0 needs [0, 1] (for `actor.tp`), and rank 1 does not; it has [0, 1] (its communicator no. 2) instead. Where one member drops its last handle and asks anew, all have to");
+    insta::assert_snapshot!(folded(Plan::agree_all(world.plans()).unwrap_err()), @r"
+    the plans of ranks differ, and nothing was made: rank 0 needs [0, 1] (for `actor.tp`), and
+    rank 1 does not; it has [0, 1] (its communicator no. 2) instead. Where one member drops
+    its last handle and asks anew, all have to
+    ");
     drop(kept);
 
     let world = World::of(2);
     let _too_far = world.share(0, "actor.dp", &group(&[0, 2, 4]));
-    insta::assert_snapshot!(Plan::agree_all(world.plans()).unwrap_err(), @r"ranks [2, 4] of [0, 2, 4] (for `actor.dp`) are outside of the world of 2 ranks: start more ranks, or ask for a group within it");
+    insta::assert_snapshot!(folded(Plan::agree_all(world.plans()).unwrap_err()), @r"
+    ranks [2, 4] of [0, 2, 4] (for `actor.dp`) are outside of the world of 2 ranks: start more
+    ranks, or ask for a group within it
+    ");
 }
 
 /// A transposed mesh on one rank gives it the same groups under other names.
@@ -159,15 +185,23 @@ fn meshes_with_the_same_groups_are_told_apart() {
     }
     assert!(fit(&world.plans()));
 
-    let plans = world.plans().into_iter();
-    let plans: Vec<Plan> = plans
-        .map(|plan| {
-            let mesh = of_rank(plan.rank());
-            plan.assuming(mesh)
-        })
-        .collect();
+    let assuming = |plan: Plan| {
+        let mesh = of_rank(plan.rank());
+        plan.assuming(mesh)
+    };
+    let plans: Vec<Plan> = world.plans().into_iter().map(assuming).collect();
     assert!(!fit(&plans));
-    insta::assert_snapshot!(Plan::agree_all(plans).unwrap_err(), @r"nothing was made: ranks do not agree on their mesh: ranks [0, 1, 2] have dp 2 x tp 2 (digest 8bc9ce67188f003d); ranks [3] have tp 2 x dp 2 (digest 3cb9d1f4d5b65acd)");
+    insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
+    nothing was made: ranks do not agree on their mesh: ranks [0, 1, 2] have dp 2 x tp 2
+    (digest 8bc9ce67188f003d); ranks [3] have tp 2 x dp 2 (digest 3cb9d1f4d5b65acd)
+    ");
+
+    let mut plans = world.plans();
+    plans[1] = plans[1].clone().assuming(&meshes[0]);
+    insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
+    nothing was made: ranks do not agree on their mesh: ranks [0, 2, 3] have no mesh (digest
+    0000000000000000); ranks [1] have dp 2 x tp 2 (digest 8bc9ce67188f003d)
+    ");
 }
 
 /// An exchange between threads.
@@ -179,7 +213,10 @@ struct Lobby {
 struct Seat<'a> {
     lobby: &'a Lobby,
     rank: usize,
+    /// Bytes of each message.
     sent: Vec<usize>,
+    /// Whether the first messages of others arrive changed.
+    is_bad: bool,
 }
 
 impl Exchange for Seat<'_> {
@@ -189,14 +226,24 @@ impl Exchange for Seat<'_> {
         self.sent.push(mine.len());
         self.lobby.messages.lock().unwrap()[self.rank] = mine.to_vec();
         self.lobby.barrier.wait();
-        let all = self.lobby.messages.lock().unwrap().clone();
+        let mut all = self.lobby.messages.lock().unwrap().clone();
         self.lobby.barrier.wait();
+        if self.is_bad && self.sent.len() == 1 {
+            let others = all
+                .iter_mut()
+                .enumerate()
+                .filter(|(rank, _)| *rank != self.rank);
+            others.for_each(|(_, message)| message[0] ^= 1);
+        }
         Ok(all)
     }
 }
 
 /// What each rank finds out, and how many bytes it sent for it.
-fn agree_by_exchange(plans: Vec<Plan>) -> Vec<(Result<Agreed, RegistryError>, Vec<usize>)> {
+fn agree_by_exchange(
+    plans: Vec<Plan>,
+    is_bad: bool,
+) -> Vec<(Result<Agreed, RegistryError>, Vec<usize>)> {
     let lobby = Lobby {
         messages: Mutex::new(vec![Vec::new(); plans.len()]),
         barrier: Barrier::new(plans.len()),
@@ -207,6 +254,7 @@ fn agree_by_exchange(plans: Vec<Plan>) -> Vec<(Result<Agreed, RegistryError>, Ve
                 lobby: &lobby,
                 rank: plan.rank(),
                 sent: Vec::new(),
+                is_bad,
             };
             (plan.agree(&mut seat), seat.sent)
         };
@@ -224,7 +272,10 @@ fn agree_by_exchange(plans: Vec<Plan>) -> Vec<(Result<Agreed, RegistryError>, Ve
 #[test]
 fn agreeing_takes_one_exchange_of_24_bytes() {
     let (world, _handles) = plans_with(&[]);
-    for (rank, (agreed, sent)) in agree_by_exchange(world.plans()).into_iter().enumerate() {
+    for (rank, (agreed, sent)) in agree_by_exchange(world.plans(), false)
+        .into_iter()
+        .enumerate()
+    {
         assert_eq!(agreed.unwrap().plan(), &world.plans()[rank]);
         assert_eq!(sent, [24]);
     }
@@ -234,9 +285,19 @@ fn agreeing_takes_one_exchange_of_24_bytes() {
 fn all_ranks_learn_the_same_of_a_disagreement() {
     let (world, _handles) = plans_with(&[(7, 3, Fault::OtherOptions)]);
     let expected = Plan::agree_all(world.plans()).unwrap_err();
-    for (agreed, sent) in agree_by_exchange(world.plans()) {
+    for (agreed, sent) in agree_by_exchange(world.plans(), false) {
         assert_eq!(agreed.unwrap_err(), expected);
         assert_eq!(sent.len(), 2);
+    }
+}
+
+/// An exchange that changes what it carries is not taken for ranks that differ.
+#[test]
+fn plans_that_are_the_same_are_not_said_to_differ() {
+    let (world, _handles) = plans_with(&[]);
+    for (agreed, _) in agree_by_exchange(world.plans(), true) {
+        let error = agreed.unwrap_err();
+        assert_eq!(error, RegistryError::DigestsDiffer { world: 8 });
     }
 }
 
@@ -273,10 +334,19 @@ fn a_broken_exchange_is_an_error() {
         error(0, &[&[7; 24]]),
         error(1, &[&[7; 24]]),
     ];
-    insta::assert_snapshot!(errors.join("\n"), @r"
+    insta::assert_snapshot!(folded(errors.join("
+
+")), @r"
     rank 0 could not compare its plan with other ranks: rank 7 closed its connection
-    rank 0 could not compare its plan with other ranks: rank 1 said 5 bytes of 24
-    rank 0 could not compare its plan with other ranks: a plan cannot be read: expected value at line 1 column 1
-    rank 1 could not compare its plan with other ranks: the exchange brought 2 messages, and its own is not at its place
+
+    rank 0
+    could not compare its plan with other ranks: rank 1 said 5 bytes of 24
+
+    rank 0 could not
+    compare its plan with other ranks: a plan cannot be read: expected value at line 1 column
+    1
+
+    rank 1 could not compare its plan with other ranks: the exchange brought 2 messages,
+    and its own is not at its place
     ");
 }

@@ -1,7 +1,7 @@
 //! How many communicators there are where Megatron and torchtitan make many groups.
 //!
-//! The numbers of groups are what the libraries themselves make (Megatron-LM d98e8a6, torchtitan b5bcd76
-//! on torch 2.15), counted by running their code with the creation of groups replaced.
+//! The numbers of groups are what the libraries themselves make (Megatron-LM d98e8a6, torchtitan
+//! b5bcd76 on torch 2.15), counted by running their code with the creation of groups replaced.
 
 use std::collections::BTreeSet;
 
@@ -109,8 +109,8 @@ fn titan([pp, dp_replicate, dp_shard, cp, tp, ep]: [usize; 6]) -> Titan {
     }
 }
 
-/// The world's own group is there before torchtitan begins, so it is no call; as a communicator it is
-/// one more where an axis spans the world.
+/// The world's own group is there before torchtitan begins, so it is no call; as a communicator it
+/// is one more where an axis spans the world.
 #[test]
 fn what_torchtitan_makes_18_times_we_make_8_times() {
     let rows = [

@@ -87,8 +87,8 @@ fn all_are_made_once(world: &World, groups: &[Group]) {
 }
 
 proptest! {
-    /// However ranks asked, however many creations each has in flight (one: as if it blocked in each)
-    /// and whoever goes on first, a plan that the ranks agree on is made.
+    /// However ranks asked, however many creations each has in flight (one: as if it blocked in
+    /// each) and whoever goes on first, a plan that the ranks agree on is made.
     #[test]
     fn at_once_never_stands_still(
         (ranks, groups) in worlds(),
@@ -154,23 +154,20 @@ proptest! {
     ) {
         let world = World::of(ranks);
         let handles = ask_in_any_order(&world, &groups, seed);
-        for rank in 0..ranks {
-            if let Some(handle) = handles[rank].first() {
-                handle.connect(NOW).unwrap();
-            }
+        for handle in handles.iter().filter_map(|of_rank| of_rank.first()) {
+            handle.connect(NOW).unwrap();
         }
         world.materialize(1);
-        for rank in 0..ranks {
-            if let Some(handle) = handles[rank].last() {
-                handle.connect(NOW).unwrap();
-            }
+        for handle in handles.iter().filter_map(|of_rank| of_rank.last()) {
+            handle.connect(NOW).unwrap();
         }
         prop_assert!(world.run(|round| interleaving.round(ranks, round)));
         all_are_made_once(&world, &groups);
     }
 }
 
-/// Ranks that block in each creation, in the order in which they ask. Returns whether all were made.
+/// Ranks that block in each creation, in the order in which they ask. Returns whether all were
+/// made.
 fn blocking_in_the_order_asked(asked: &[Vec<Shared>]) -> bool {
     let mut done = vec![0; asked.len()];
     loop {
@@ -215,8 +212,9 @@ fn ask_around(world: &World, next_first: [bool; 3]) -> Vec<Vec<Shared>> {
     (0..3).map(ask).collect()
 }
 
-/// The fault that the canonical order is there for, seen: blocking in the order of asking stands still
-/// when all begin around the ring in one direction, and the recording says who waits for whom.
+/// The fault that the canonical order is there for, seen: blocking in the order of asking stands
+/// still when all begin around the ring in one direction, and the recording says who waits for
+/// whom.
 #[test]
 fn the_order_of_asking_would_deadlock() {
     for at in 0..8 {

@@ -1,4 +1,5 @@
-//! The groups that Megatron and torchtitan make, as lists of ranks in the order in which they make them.
+//! The groups that Megatron and torchtitan make, as lists of ranks in the order in which they make
+//! them.
 //!
 //! Small and by enumeration, on purpose unlike ours: these are what ours is measured by.
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Share, Stage};
+use meshgrad_dist::registry::{Recorder, Registry, Share, Stage};
 use meshgrad_mesh::{GroupOptions, Hosts, Lane, Mesh};
 
 use crate::world::{NOW, Shared, World, group};
@@ -90,7 +90,7 @@ fn the_last_user_drops_the_communicator_and_the_registry_survives() {
     let again = critic[0].clone();
     drop(critic);
     assert_eq!((dropped(0), dropped(1)), (1, 2));
-    assert_eq!(again.name(), "critic.tp");
+    assert_eq!(format!("{again:?}"), "Handle([0, 1] for `critic.tp`)");
     assert!(again.get().is_some());
     drop(again);
     assert_eq!(dropped(0), 2);
@@ -192,4 +192,28 @@ fn the_report_says_what_there_is() {
       "stage": "declared"
     }
     "#);
+}
+
+/// Any thread may ask and any may drop.
+#[test]
+fn registries_and_handles_go_between_threads() {
+    fn check<T: Send + Sync>() {}
+    check::<Registry<Recorder>>();
+    check::<Shared>();
+}
+
+/// No thread for a group, and no clock: both would have to be imported.
+#[test]
+fn nothing_starts_a_thread_or_reads_a_clock() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/registry");
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for word in ["thread::", "Instant", "SystemTime", "tokio", "async "] {
+            assert!(!text.contains(word), "{word} in {}", path.display());
+        }
+        files += 1;
+    }
+    assert!(files > 5, "{folder}");
 }

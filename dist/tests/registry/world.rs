@@ -54,8 +54,8 @@ impl World {
         }
     }
 
-    /// Polls all ranks, in the order that `order` gives for each round, until nothing is left to do, or
-    /// a whole round has changed nothing. Returns whether all was done.
+    /// Polls all ranks, in the order that `order` gives for each round, until nothing is left to
+    /// do, or a whole round has changed nothing. Returns whether all was done.
     pub(crate) fn run(&self, mut order: impl FnMut(usize) -> Vec<usize>) -> bool {
         let mut before: Vec<(usize, usize)> = Vec::new();
         for round in 0.. {
@@ -89,4 +89,18 @@ impl World {
 
 pub(crate) fn group(ranks: &[usize]) -> Group {
     Group::of(ranks).unwrap()
+}
+
+/// A message in lines of at most 90 columns, so that a snapshot of it can be read.
+pub(crate) fn folded(message: impl ToString) -> String {
+    let mut lines = vec![String::new()];
+    for word in message.to_string().split(' ') {
+        let line = lines.last_mut().unwrap();
+        if line.len() + 1 + word.len() > 90 {
+            lines.push(word.to_owned());
+        } else {
+            *line = format!("{line} {word}").trim_start().to_owned();
+        }
+    }
+    lines.join("\n")
 }
