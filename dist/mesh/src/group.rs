@@ -1,7 +1,7 @@
 //! Groups of ranks: who communicates with whom, as a value.
 //!
-//! A group creates nothing. What it would communicate through is decided by what it *is*: its ranks in
-//! their order, its lane and its options. Equal groups are one, whoever made them.
+//! A group creates nothing. What it would communicate through is decided by what it *is*: its ranks
+//! in their order, its lane and its options. Equal groups are one, whoever made them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ impl Group {
         Ok(Group::new(ranks))
     }
 
-    /// A group of these ranks in this order, on the main lane with the default options. The ranks must
-    /// be distinct: [`Mesh::group`](crate::Mesh::group) makes them so.
+    /// A group of these ranks in this order, on the main lane with the default options. The ranks
+    /// must be distinct: [`Mesh::group`](crate::Mesh::group) makes them so.
     pub(crate) fn new(ranks: impl Into<Arc<[usize]>>) -> Group {
         Group {
             ranks: ranks.into(),
@@ -78,8 +78,8 @@ impl Group {
         self
     }
 
-    /// The same ranks with other options, in their [normal form](GroupOptions::normal): options that
-    /// mean the same make equal groups.
+    /// The same ranks with other options, in their [normal form](GroupOptions::normal): options
+    /// that mean the same make equal groups.
     pub fn with(mut self, options: GroupOptions) -> Group {
         self.options = Arc::new(options.normal());
         self

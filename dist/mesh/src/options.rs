@@ -1,8 +1,8 @@
 //! How the communicator of a group is to be made.
 //!
 //! Options are part of what a group is: groups with other options do not share. So that they share
-//! whenever they can, options have a [normal form](GroupOptions::normal), in which what says no more
-//! than the default is left out.
+//! whenever they can, options have a [normal form](GroupOptions::normal), in which what says no
+//! more than the default is left out.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,8 +13,8 @@ use crate::{MeshError, Result};
 /// How a communicator is made. `None` leaves a choice to the transport. Fields that NCCL has are
 /// those of its `ncclConfig_t` (NCCL 2.30); other transports ignore what they do not have.
 ///
-/// Two of NCCL's fields are not here: `blocking`, because a communicator is never made in a way that
-/// blocks, and `commName`, because a name does not make it another one.
+/// Two of NCCL's fields are not here: `blocking`, because a communicator is never made in a way
+/// that blocks, and `commName`, because a name does not make it another one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct GroupOptions {
@@ -78,8 +78,8 @@ impl fmt::Display for CtaPolicy {
 }
 
 impl GroupOptions {
-    /// The same options, with what is said by saying nothing left out: a switch that is off, at least
-    /// one block; and names of networks as NCCL writes them, which does not mind their case.
+    /// The same options, with what is said by saying nothing left out: a switch that is off, at
+    /// least one block; and names of networks as NCCL writes them, which does not mind their case.
     pub fn normal(mut self) -> GroupOptions {
         let switches = [
             &mut self.high_priority,

@@ -1,1 +1,49 @@
 //! Which communicators exist, and when they are made.
+//!
+//! A [`Group`](meshgrad_mesh::Group) is a value and makes nothing. What sends is a *communicator*,
+//! which costs hundreds of megabytes on a GPU and a meeting of all its members to make. The
+//! [`Registry`] of a rank has one for each *key*, which is the whole group: its ranks in order, its
+//! lane and its options. Whoever asks for an equal group shares it, under a name that only the
+//! [`Report`] knows; the last one to leave drops it. A group of one rank makes nothing, and ranks
+//! that are not members do nothing, not even wait.
+//!
+//! ```text
+//! share(name, group)   declares: a value changes hands, nothing is sent
+//!     |
+//!     +-- plan() -> agree(exchange) -> materialize()   at once: all ranks say what they need, and
+//!     |                                                only if they agree is anything made, in an
+//!     |                                                order that follows from the keys alone
+//!     +-- connect(now)                                 lazily: at first use, never waiting inside
+//! ```
+//!
+//! Neither path can end in a circle of ranks that wait for each other. At once, all ranks make the
+//! keys in the same total order, so the first key that is not made yet is the next one of all its
+//! members, and it gets made; that holds also when a rank makes one at a time, with a transport
+//! that blocks. Lazily, a rank asks and goes on, so it may be in the midst of many creations, and
+//! none of them waits for another.
+//!
+//! Nothing here knows a transport, reads a clock or starts a thread. A transport is what implements
+//! [`Connect`]; time is an argument; and whoever has a loop calls [`Registry::poll`] in it.
+//! [`Recording`] is the transport of tests: it lets all ranks of a world meet in one process and
+//! counts.
+
+mod agreement;
+mod connect;
+mod error;
+mod key;
+mod plan;
+mod recording;
+mod report;
+mod shared;
+mod slot;
+mod state;
+mod text;
+
+pub use agreement::{Exchange, Statement};
+pub use connect::{Connect, Creation, Progress};
+pub use error::{RegistryError, Result};
+pub use plan::{Agreed, Need, Plan};
+pub use recording::{Counts, Entered, Misuse, Open, Recorded, Recorder, Recording};
+pub use report::{Report, Reported, Stage};
+pub use shared::{Handle, Registry, Share, Turn};
+pub use slot::BOOTSTRAP_TIMEOUT;

@@ -1,0 +1,137 @@
+//! One communicator of a rank: who shares it, and how far it is.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::connect::{Connect, Creation, Progress};
+use super::error::RegistryError;
+use super::key::Key;
+
+/// How long a creation may take when the options of its group do not say.
+pub const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(300);
+
+pub(super) struct Slot<C: Connect> {
+    /// How often each name asked and did not leave.
+    pub(super) users: BTreeMap<Arc<str>, usize>,
+    pub(super) making: Making<C>,
+    /// Filled once, so that handles look without a lock.
+    pub(super) made: Arc<OnceLock<C::Communicator>>,
+}
+
+pub(super) enum Making<C: Connect> {
+    /// Asked for, and nothing else.
+    Declared,
+    /// In flight.
+    Begun {
+        connecting: C::Connecting,
+        since: Duration,
+    },
+    /// In `made`.
+    Made,
+    /// Not to be had any more. Who wants to try again leaves and asks again.
+    Failed(RegistryError),
+}
+
+impl<C: Connect> Slot<C> {
+    pub(super) fn declared() -> Slot<C> {
+        Slot {
+            users: BTreeMap::new(),
+            making: Making::Declared,
+            made: Arc::default(),
+        }
+    }
+
+    pub(super) fn join(&mut self, name: &Arc<str>) {
+        *self.users.entry(name.clone()).or_default() += 1;
+    }
+
+    pub(super) fn leave(&mut self, name: &str) {
+        if let Some(count) = self.users.get_mut(name) {
+            *count -= 1;
+        }
+        self.users.retain(|_, count| *count > 0);
+    }
+
+    pub(super) fn is_declared(&self) -> bool {
+        matches!(self.making, Making::Declared)
+    }
+
+    pub(super) fn is_begun(&self) -> bool {
+        matches!(self.making, Making::Begun { .. })
+    }
+
+    pub(super) fn failure(&self) -> Option<&RegistryError> {
+        match &self.making {
+            Making::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody wants it and nobody waits for it. A creation that has begun is not idle: the
+    /// other members count on this one to finish it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.users.is_empty() && !self.is_begun()
+    }
+
+    pub(super) fn begin(&mut self, connector: &mut C, rank: usize, key: &Key, made: At) {
+        let creation = Creation {
+            group: &key.0,
+            generation: made.generation,
+        };
+        self.making = match connector.begin(&creation) {
+            Ok(connecting) => Making::Begun {
+                connecting,
+                since: made.now,
+            },
+            Err(error) => Making::Failed(self.transport(rank, key, &error)),
+        };
+    }
+
+    /// Asks the transport how far it is.
+    pub(super) fn advance(&mut self, connector: &mut C, rank: usize, key: &Key, now: Duration) {
+        let Making::Begun { connecting, since } = &mut self.making else {
+            return;
+        };
+        let waited = now.saturating_sub(*since);
+        let limit = key.0.options().bootstrap_timeout;
+        let is_late = waited >= limit.unwrap_or(BOOTSTRAP_TIMEOUT);
+
+        self.making = match connector.poll(connecting) {
+            Ok(Progress::Made(communicator)) => {
+                let was_empty = self.made.set(communicator).is_ok();
+                debug_assert!(was_empty, "a creation is polled until it is made");
+                Making::Made
+            }
+            Ok(Progress::Waiting { .. }) if !is_late => return,
+            Ok(Progress::Waiting { absent }) => Making::Failed(RegistryError::Deadline {
+                rank,
+                group: key.0.to_string(),
+                askers: self.askers(),
+                waited,
+                absent,
+            }),
+            Err(error) => Making::Failed(self.transport(rank, key, &error)),
+        };
+    }
+
+    fn transport(&self, rank: usize, key: &Key, error: &C::Error) -> RegistryError {
+        RegistryError::Transport {
+            rank,
+            group: key.0.to_string(),
+            askers: self.askers(),
+            reason: error.to_string(),
+        }
+    }
+
+    pub(super) fn askers(&self) -> Vec<String> {
+        self.users.keys().map(|name| name.to_string()).collect()
+    }
+}
+
+/// When a creation begins, and its number among those of its key.
+#[derive(Clone, Copy)]
+pub(super) struct At {
+    pub(super) generation: u64,
+    pub(super) now: Duration,
+}

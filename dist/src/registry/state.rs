@@ -1,0 +1,119 @@
+//! The communicators of a rank and what is under way, behind the registry's lock.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use super::connect::Connect;
+use super::error::{RegistryError, Result};
+use super::key::Key;
+use super::slot::{At, Making, Slot};
+
+pub(super) struct State<C: Connect> {
+    pub(super) connector: C,
+    pub(super) slots: BTreeMap<Key, Slot<C>>,
+    /// How often the communicator of a key was begun. Stays when it is dropped.
+    pub(super) generations: BTreeMap<Key, u64>,
+    pub(super) at_once: AtOnce,
+}
+
+/// What is left of plans that are being made.
+pub(super) struct AtOnce {
+    pub(super) queue: VecDeque<Key>,
+    /// Begun from the queue and not done.
+    pub(super) in_flight: BTreeSet<Key>,
+    pub(super) at_most: NonZeroUsize,
+}
+
+impl<C: Connect> State<C> {
+    pub(super) fn new(connector: C) -> State<C> {
+        let at_once = AtOnce {
+            queue: VecDeque::new(),
+            in_flight: BTreeSet::new(),
+            at_most: NonZeroUsize::MIN,
+        };
+        State {
+            connector,
+            slots: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            at_once,
+        }
+    }
+
+    /// The number of the present communicator of a key, or of the next if it is not begun.
+    pub(super) fn generation(&self, key: &Key) -> u64 {
+        let begun = self.generations.get(key).copied().unwrap_or(0);
+        match self.slots.get(key).map(|slot| &slot.making) {
+            Some(Making::Declared) | None => begun + 1,
+            Some(_) => begun,
+        }
+    }
+
+    /// Begins what is declared and no more.
+    pub(super) fn begin(&mut self, key: &Key, rank: usize, now: Duration) {
+        let generation = self.generation(key);
+        if let Some(slot) = self.slots.get_mut(key)
+            && slot.is_declared()
+        {
+            self.generations.insert(key.clone(), generation);
+            slot.begin(&mut self.connector, rank, key, At { generation, now });
+        }
+    }
+
+    pub(super) fn advance(&mut self, key: &Key, rank: usize, now: Duration) -> Result<()> {
+        let Some(slot) = self.slots.get_mut(key) else {
+            return Ok(());
+        };
+        slot.advance(&mut self.connector, rank, key, now);
+        slot.failure()
+            .map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    pub(super) fn advance_all(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
+        let mut failed = Vec::new();
+        for (key, slot) in &mut self.slots {
+            if slot.is_begun() {
+                slot.advance(&mut self.connector, rank, key, now);
+                failed.extend(slot.failure().cloned());
+            }
+        }
+        failed
+    }
+
+    /// Begins what is queued, in its order, while fewer are in flight than may be.
+    pub(super) fn begin_queued(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
+        let slots = &self.slots;
+        let is_begun = |key: &Key| slots.get(key).is_some_and(Slot::is_begun);
+        self.at_once.in_flight.retain(is_begun);
+
+        let mut failed = Vec::new();
+        while self.at_once.in_flight.len() < self.at_once.at_most.get() {
+            let Some(key) = self.at_once.queue.pop_front() else {
+                break;
+            };
+            let Some(slot) = self.slots.get(&key) else {
+                continue;
+            };
+            let was_declared = slot.is_declared();
+            self.begin(&key, rank, now);
+            match self.slots[&key].failure() {
+                Some(failure) if was_declared => failed.push(failure.clone()),
+                None if was_declared => {
+                    self.at_once.in_flight.insert(key);
+                }
+                _ => {}
+            }
+        }
+        failed
+    }
+
+    /// What nobody wants any more, to be dropped when the lock is free.
+    pub(super) fn take_idle(&mut self) -> Vec<Slot<C>> {
+        let slots = self.slots.iter();
+        let idle = slots.filter(|(_, slot)| slot.is_idle());
+        let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
+        idle.iter()
+            .filter_map(|key| self.slots.remove(key))
+            .collect()
+    }
+}

@@ -1,0 +1,25 @@
+//! Lists as people write them.
+
+/// `rank 3`, `ranks [0, 1]`; of a long list the beginning, the end and how many.
+pub(super) fn ranks(ranks: &[usize]) -> String {
+    let join = |ranks: &[usize]| {
+        let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+        texts.join(", ")
+    };
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        [head @ .., last] if ranks.len() > 16 => {
+            format!("{} ranks [{}, ..., {last}]", ranks.len(), join(&head[..8]))
+        }
+        _ => format!("ranks [{}]", join(ranks)),
+    }
+}
+
+/// `` `actor.tp`, `critic.tp` ``.
+pub(super) fn names(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.is_empty() {
+        true => "nobody any more".to_owned(),
+        false => quoted.join(", "),
+    }
+}

@@ -1,0 +1,204 @@
+//! What goes wrong while communicators are made, said with all that a reader needs.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use meshgrad_dist::registry::{
+    BOOTSTRAP_TIMEOUT, Connect, Creation, Plan, Progress, Registry, RegistryError,
+};
+use meshgrad_mesh::{GroupOptions, Hosts};
+
+use crate::world::{NOW, World, folded, group};
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn a_member_that_does_not_come_is_named_when_the_time_is_over() {
+    let world = World::of(4);
+    let mut options = GroupOptions::default();
+    options.bootstrap_timeout = Some(seconds(30));
+    let all = group(&[0, 1, 2, 3]).with(options);
+    let handles = [0, 2].map(|rank| world.share(rank, "actor.fsdp", &all).unwrap());
+    for handle in &handles {
+        assert!(handle.connect(seconds(100)).unwrap().is_none());
+    }
+    assert!(handles[0].connect(seconds(129)).unwrap().is_none());
+    let turn = world.registries[0].poll(seconds(131));
+    assert!(turn.is_idle());
+    insta::assert_snapshot!(folded(&turn.failed[0]), @r"
+    rank 0 waited 31s for the communicator of [0, 1, 2, 3] with bootstrap_timeout 30s (for
+    `actor.fsdp`): ranks [1, 3] did not come; they are gone, or do not ask for this group in
+    this order, with this lane and these options. Look there; if they only need longer, set
+    the group's option `bootstrap_timeout`
+    ");
+
+    let again = handles[0].connect(seconds(140)).err().unwrap();
+    assert_eq!(turn.failed, [again], "and stays so");
+    assert_eq!(world.registries[0].poll(seconds(150)).failed, []);
+    let report = world.registries[0].report(&Hosts::Uniform(2)).to_string();
+    insta::assert_snapshot!(report.lines().nth(1).unwrap(), @r"  failed       4 ranks   2 hosts  [0, 1, 2, 3] with bootstrap_timeout 30s  for `actor.fsdp`");
+    assert!(report.contains(&turn.failed[0].to_string()));
+}
+
+/// Without an option there is a limit all the same.
+#[test]
+fn nobody_waits_for_ever() {
+    let world = World::of(2);
+    let handle = world.share(0, "tp", &group(&[0, 1])).unwrap();
+    assert!(handle.connect(seconds(5)).unwrap().is_none());
+    let late = seconds(5) + BOOTSTRAP_TIMEOUT;
+    assert!(
+        handle
+            .connect(late - Duration::from_nanos(1))
+            .unwrap()
+            .is_none()
+    );
+    let error = handle.connect(late).err().unwrap();
+    assert!(matches!(error, RegistryError::Deadline { .. }), "{error}");
+}
+
+/// A creation that is given up does not count as begun for those that come later, and asking anew
+/// is another creation.
+#[test]
+fn after_a_failure_all_leave_and_ask_anew() {
+    let world = World::of(2);
+    let both = group(&[0, 1]);
+    let early = world.share(0, "tp", &both).unwrap();
+    assert!(early.connect(NOW).unwrap().is_none());
+    assert!(early.connect(BOOTSTRAP_TIMEOUT).is_err());
+    assert_eq!(world.recording.open(), []);
+
+    let joins = world.share(0, "other", &both).unwrap();
+    assert!(joins.connect(NOW).is_err(), "shares the failure too");
+    drop((early, joins));
+
+    let late = world.share(1, "tp", &both).unwrap();
+    assert!(late.connect(NOW).unwrap().is_none());
+    assert!(late.connect(BOOTSTRAP_TIMEOUT).is_err());
+    drop(late);
+
+    let anew = world.share_all("tp", &[both]);
+    world.materialize(1);
+    assert!(world.run_in_order());
+    assert_eq!(anew[0].get().unwrap().generation(), 2);
+}
+
+/// One that has dropped its communicator and comes back does not meet one that has not.
+#[test]
+fn generations_do_not_mix() {
+    let world = World::of(2);
+    let both = group(&[0, 1]);
+    let [dropped, kept] = world
+        .share_all("tp", std::slice::from_ref(&both))
+        .try_into()
+        .ok()
+        .unwrap();
+    world.materialize(1);
+    assert!(world.run_in_order());
+    drop(dropped);
+    let back = world.share(0, "tp", &both).unwrap();
+    assert!(back.connect(NOW).unwrap().is_none());
+    assert!(kept.connect(NOW).unwrap().is_some());
+    assert!(back.connect(NOW).unwrap().is_none());
+    assert_eq!(world.recording.open()[0].absent, [1]);
+}
+
+/// A transport that cannot.
+struct Unplugged {
+    /// At which call: 0 at the beginning, then at a poll.
+    fails_after: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("no route to host 10.0.0.7")]
+struct NoRoute;
+
+impl Connect for Unplugged {
+    type Communicator = ();
+    type Connecting = usize;
+    type Error = NoRoute;
+
+    fn begin(&mut self, _: &Creation<'_>) -> Result<usize, NoRoute> {
+        self.fails_after.checked_sub(1).ok_or(NoRoute)
+    }
+
+    fn poll(&mut self, left: &mut usize) -> Result<Progress<()>, NoRoute> {
+        *left = left.checked_sub(1).ok_or(NoRoute)?;
+        Ok(Progress::Waiting { absent: Vec::new() })
+    }
+}
+
+#[test]
+fn what_the_transport_says_is_passed_on() {
+    let message = |fails_after: usize| {
+        let registry = Registry::new(0, Unplugged { fails_after });
+        let both = group(&[0, 1]);
+        let handle = registry.share("actor.tp", &both).unwrap().handle().unwrap();
+        let _second = registry.share("critic.tp", &both).unwrap();
+        let error = (0..5).find_map(|_| handle.connect(NOW).err());
+        error.map(|error| error.to_string())
+    };
+    insta::assert_snapshot!(folded(message(0).unwrap()), @r"
+    rank 0 could not make the communicator of [0, 1] (for `actor.tp`, `critic.tp`): no route
+    to host 10.0.0.7
+    ");
+    assert_eq!(message(0), message(3));
+    assert_eq!(message(9), None);
+
+    let registry = Registry::new(0, Unplugged { fails_after: 9 });
+    let both = group(&[0, 1]);
+    let handle = registry.share("tp", &both).unwrap().handle().unwrap();
+    assert_eq!(handle.connect(NOW), Ok(None));
+    let error = handle.connect(BOOTSTRAP_TIMEOUT).unwrap_err();
+    insta::assert_snapshot!(folded(error), @r"
+    rank 0 waited 300s for the communicator of [0, 1] (for `tp`): not all members came, and
+    the transport does not know who is missing. Look there; if they only need longer, set the
+    group's option `bootstrap_timeout`
+    ");
+}
+
+/// A failure does not hold up the rest of a plan.
+#[test]
+fn a_plan_goes_on_after_a_failure() {
+    let registry = Registry::new(0, Unplugged { fails_after: 0 });
+    let others = Registry::new(1, Unplugged { fails_after: 0 });
+    let groups = [group(&[0, 1]), group(&[1, 0])];
+    let share = |registry: &Registry<Unplugged>| {
+        groups
+            .each_ref()
+            .map(|group| registry.share("tp", group).unwrap().handle())
+    };
+    let _handles = [share(&registry), share(&others)];
+    let agreed = Plan::agree_all(vec![registry.plan(), others.plan()]).unwrap();
+    registry.materialize(&agreed[0], NonZeroUsize::MIN).unwrap();
+    let turn = registry.poll(NOW);
+    assert!(turn.is_idle());
+    assert_eq!(turn.failed.len(), 2);
+}
+
+#[test]
+fn groups_and_plans_that_cannot_be_are_refused() {
+    let world = World::of(2);
+    let both = group(&[0, 1]);
+    let mut wrong = GroupOptions::default();
+    wrong.cga_cluster_size = Some(16);
+    let refused = world.registries[0].share("actor.tp", &both.clone().with(wrong));
+    insta::assert_snapshot!(folded(refused.unwrap_err()), @r"
+    `actor.tp` asks for [0, 1] with cga_cluster_size 16: the group's option `cga_cluster_size`
+    is 16 and has to be 0 to 8
+    ");
+
+    let mut handles = world.share_all("tp", &[both]);
+    let agreed = Plan::agree_all(world.plans()).unwrap();
+    let of_another = world.registries[0].materialize(&agreed[1], NonZeroUsize::MIN);
+    insta::assert_snapshot!(of_another.unwrap_err(), @r"the plan of rank 1 was given to the registry of rank 0");
+
+    handles.remove(0);
+    let let_go = world.registries[0].materialize(&agreed[0], NonZeroUsize::MIN);
+    insta::assert_snapshot!(folded(let_go.unwrap_err()), @r"
+    [0, 1] is in the plan that the ranks agreed on and was let go since on rank 0: keep its
+    handles until the plan is made
+    ");
+}

@@ -1,0 +1,106 @@
+//! All ranks of a world, their registries and the recording they meet in.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use meshgrad_dist::registry::{Handle, Plan, Recorder, Recording, Registry, Turn};
+use meshgrad_mesh::Group;
+
+/// Any moment: nothing takes time here unless a test says so.
+pub(crate) const NOW: Duration = Duration::ZERO;
+
+pub(crate) type Shared = Handle<Recorder>;
+
+pub(crate) struct World {
+    pub(crate) recording: Recording,
+    pub(crate) registries: Vec<Registry<Recorder>>,
+}
+
+impl World {
+    pub(crate) fn of(ranks: usize) -> World {
+        let recording = Recording::new();
+        let registry = |rank| Registry::new(rank, recording.of_rank(rank));
+        World {
+            registries: (0..ranks).map(registry).collect(),
+            recording,
+        }
+    }
+
+    /// One rank asks.
+    pub(crate) fn share(&self, rank: usize, name: &str, group: &Group) -> Option<Shared> {
+        self.registries[rank].share(name, group).unwrap().handle()
+    }
+
+    /// All members of each group ask for it.
+    pub(crate) fn share_all(&self, name: &str, groups: &[Group]) -> Vec<Shared> {
+        let members = groups
+            .iter()
+            .flat_map(|group| group.ranks().iter().map(move |rank| (*rank, group)));
+        members
+            .filter_map(|(rank, group)| self.share(rank, name, group))
+            .collect()
+    }
+
+    pub(crate) fn plans(&self) -> Vec<Plan> {
+        self.registries.iter().map(Registry::plan).collect()
+    }
+
+    /// Compares the plans of all ranks and queues them.
+    pub(crate) fn materialize(&self, at_most: usize) {
+        let agreed = Plan::agree_all(self.plans()).unwrap();
+        let at_most = NonZeroUsize::new(at_most).unwrap();
+        for (registry, agreed) in self.registries.iter().zip(&agreed) {
+            registry.materialize(agreed, at_most).unwrap();
+        }
+    }
+
+    /// Polls all ranks, in the order that `order` gives for each round, until nothing is left to
+    /// do, or a whole round has changed nothing. Returns whether all was done.
+    pub(crate) fn run(&self, mut order: impl FnMut(usize) -> Vec<usize>) -> bool {
+        let mut before: Vec<(usize, usize)> = Vec::new();
+        for round in 0.. {
+            let mut after = vec![(0, 0); self.registries.len()];
+            for rank in order(round) {
+                let turn = self.poll(rank);
+                after[rank] = (turn.queued, turn.in_flight);
+            }
+            if after.iter().all(|left| *left == (0, 0)) {
+                return true;
+            }
+            if after == before {
+                return false;
+            }
+            before = after;
+        }
+        unreachable!("rounds have no end")
+    }
+
+    pub(crate) fn poll(&self, rank: usize) -> Turn {
+        let turn = self.registries[rank].poll(NOW);
+        assert_eq!(turn.failed, [], "rank {rank}");
+        turn
+    }
+
+    /// Polls all ranks in order.
+    pub(crate) fn run_in_order(&self) -> bool {
+        self.run(|_| (0..self.registries.len()).collect())
+    }
+}
+
+pub(crate) fn group(ranks: &[usize]) -> Group {
+    Group::of(ranks).unwrap()
+}
+
+/// A message in lines of at most 90 columns, so that a snapshot of it can be read.
+pub(crate) fn folded(message: impl ToString) -> String {
+    let mut lines = vec![String::new()];
+    for word in message.to_string().split(' ') {
+        let line = lines.last_mut().unwrap();
+        if line.len() + 1 + word.len() > 90 {
+            lines.push(word.to_owned());
+        } else {
+            *line = format!("{line} {word}").trim_start().to_owned();
+        }
+    }
+    lines.join("\n")
+}
