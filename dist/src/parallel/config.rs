@@ -234,8 +234,9 @@ fn options_text(options: &GroupOptions) -> String {
         .trim_start_matches("GroupOptions { ")
         .trim_end_matches(" }")
         .split(", ")
-        .filter(|field| !field.ends_with(": None"));
-    let fields: Vec<&str> = fields.collect();
+        .filter(|field| !field.ends_with(": None"))
+        .map(|field| field.replace("Some(", "").replace(')', ""));
+    let fields: Vec<String> = fields.collect();
     match fields.is_empty() {
         true => "those of the transport".to_owned(),
         false => fields.join(", "),

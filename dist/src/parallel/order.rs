@@ -95,10 +95,16 @@ impl Order {
         let (mut tokens, mut errors) = (Vec::new(), Vec::new());
         let lower = text.trim().to_lowercase();
         for name in lower.split('-').filter(|_| !lower.is_empty()) {
-            match Token::of_name(name) {
-                None => errors.push(OrderError::Unknown(name.to_owned())),
-                Some(token) if tokens.contains(&token) => errors.push(OrderError::Twice(token)),
-                Some(token) => tokens.push(token),
+            let error = match Token::of_name(name) {
+                None => OrderError::Unknown(name.to_owned()),
+                Some(token) if tokens.contains(&token) => OrderError::Twice(token),
+                Some(token) => {
+                    tokens.push(token);
+                    continue;
+                }
+            };
+            if !errors.contains(&error) {
+                errors.push(error);
             }
         }
         if !errors.is_empty() {

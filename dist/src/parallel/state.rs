@@ -243,15 +243,9 @@ impl ParallelState {
     }
 
     /// Every group that a rank is in, by name.
-    ///
-    /// # Errors
-    /// [`StateError::UnevenHosts`].
-    pub fn groups_of(&self, rank: usize) -> Result<Vec<(&str, Group)>, StateError> {
-        let mut groups = Vec::new();
-        for name in self.config.names() {
-            groups.extend(self.group(name, rank)?.map(|group| (name, group)));
-        }
-        Ok(groups)
+    pub fn groups_of(&self, rank: usize) -> Vec<(&str, Group)> {
+        let group = |name| Some((name, self.group(name, rank).ok()??));
+        self.names().filter_map(group).collect()
     }
 
     /// Getters under the names of Megatron-LM's and DeepSpeed's `mpu`, for code that has them.

@@ -5,6 +5,7 @@ use std::fmt;
 use meshgrad_mesh::{MAX_RANKS, MeshError};
 
 use super::degree::Parallelism;
+use super::domains::EXPERT;
 use super::order::{OrderError, Token};
 use super::source::{Given, Source};
 use super::text;
@@ -152,7 +153,7 @@ pub enum Violation {
     },
 
     /// More ranks than can be.
-    #[error("{degrees} are more than {MAX_RANKS} ranks, the most that a mesh can have")]
+    #[error("{degrees}: more than {MAX_RANKS} ranks, the most that a mesh can have")]
     TooManyRanks {
         /// The degrees, or the world.
         degrees: String,
@@ -214,7 +215,7 @@ pub enum Violation {
     #[error(
         "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain {second} \
          ({second_source}): an axis is the same ranks in every domain that has it; {}",
-        text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.axis)
+        text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.second)
     )]
     SharedAxis {
         /// The axis.
@@ -303,10 +304,10 @@ fn divisors(stage: &usize) -> String {
     all.join(", ")
 }
 
-fn same_place(axis: &str) -> &'static str {
-    match axis {
-        "pp" => "let the order end with pp",
-        _ => "declare it at the same place in both, or give one another name",
+fn same_place(second: &str) -> &'static str {
+    match second {
+        EXPERT => "let the order end with pp",
+        _ => "declare it at the same place, or call it something else",
     }
 }
 

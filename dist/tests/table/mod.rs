@@ -7,32 +7,32 @@ use std::path::Path;
 use meshgrad_dist::parallel::{ParallelConfig, Parallelism, Settings, Source, Violations};
 use serde_json::Value;
 
-pub fn table(name: &str) -> Value {
+pub(crate) fn table(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/golden")
         .join(name);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-pub fn lists(value: &Value) -> Vec<Vec<usize>> {
+pub(crate) fn lists(value: &Value) -> Vec<Vec<usize>> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-pub fn number(value: &Value, key: &str) -> Option<usize> {
+pub(crate) fn number(value: &Value, key: &str) -> Option<usize> {
     value[key].as_u64().map(|number| number as usize)
 }
 
-pub fn digest<T: serde::Serialize>(lists: &T) -> String {
+pub(crate) fn digest<T: serde::Serialize>(lists: &T) -> String {
     let json = serde_json::to_string(lists).unwrap();
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(json.as_bytes()))
 }
 
-pub fn here() -> Source {
+pub(crate) fn here() -> Source {
     Source::code("the test")
 }
 
 /// Degrees by name, and `world`.
-pub fn settings(given: &[(&str, usize)]) -> Settings {
+pub(crate) fn settings(given: &[(&str, usize)]) -> Settings {
     let mut settings = Settings::new();
     for (name, size) in given {
         match Parallelism::of_name(name) {
@@ -46,10 +46,10 @@ pub fn settings(given: &[(&str, usize)]) -> Settings {
     settings
 }
 
-pub fn config(given: &[(&str, usize)]) -> ParallelConfig {
+pub(crate) fn config(given: &[(&str, usize)]) -> ParallelConfig {
     ParallelConfig::new(&settings(given)).unwrap()
 }
 
-pub fn ordered(given: &[(&str, usize)], order: &str) -> Result<ParallelConfig, Violations> {
+pub(crate) fn ordered(given: &[(&str, usize)], order: &str) -> Result<ParallelConfig, Violations> {
     ParallelConfig::new(settings(given).order(order, here()))
 }
