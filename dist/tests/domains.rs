@@ -106,8 +106,8 @@ fn degrees() -> impl Strategy<Value = ([usize; 7], usize, usize)> {
 }
 
 proptest! {
-    /// Every domain is all ranks once; an axis that two have is the same in both; the groups of an axis
-    /// and those of all the others meet in one rank.
+    /// Every domain is all ranks once; an axis that two have is the same in both; the groups of an
+    /// axis and those of all the others meet in one rank.
     #[test]
     fn domains_agree(
         (all, ep, etp) in degrees(),

@@ -1,5 +1,5 @@
-//! What computes, saves and describes models knows nothing of configurations: it asks for an axis or a
-//! group.
+//! What computes, saves and describes models knows nothing of configurations: it asks for an axis
+//! or a group.
 
 use std::fs;
 use std::path::{Path, PathBuf};

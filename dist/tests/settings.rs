@@ -249,10 +249,9 @@ fn all_violations_at_once() {
     settings.set(Parallelism::CpShard, 4, file(2, "parallel.cp_shard"));
     settings.view(View::new("mine", "dense", ["dp"]), file(5, "views.mine"));
     settings.options("tpp", GroupOptions::default(), Source::file("nccl.yaml"));
-    settings.refuse(Violation::UnknownKey {
-        key: "tensor".to_owned(),
-        place: file(3, "parallel.tensor"),
-        nearest: None,
+    settings.refuse(Violation::Unreadable {
+        place: Source::file("more.toml").at_line(2),
+        problem: "a value is missing".to_owned(),
     });
     insta::assert_snapshot!(words(&settings));
 

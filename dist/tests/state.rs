@@ -109,8 +109,8 @@ fn meshes_have_the_same_groups() {
     }
 }
 
-/// Actor and critic share ranks and have other degrees, the rollout has ranks of its own. Groups of the
-/// same ranks are equal, whoever asks.
+/// Actor and critic share ranks and have other degrees, the rollout has ranks of its own. Groups of
+/// the same ranks are equal, whoever asks.
 #[test]
 fn several_states_coexist() {
     let actor = ParallelState::new(config(&[("world", 8), ("tp", 2), ("pp", 2)]));

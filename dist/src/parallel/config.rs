@@ -16,11 +16,11 @@ use super::source::Given;
 use super::text::nearest;
 use super::violation::{Violation, Violations};
 
-/// Degrees that multiply to the world, domains and groups that fit together: what settings mean, once
-/// nothing is wrong with them.
+/// Degrees that multiply to the world, domains and groups that fit together: what settings mean,
+/// once nothing is wrong with them.
 ///
-/// A pure value: it knows no rank, asks nobody, and makes nothing. Checking costs as much as there are
-/// axes, however many ranks there are.
+/// A pure value: it knows no rank, asks nobody, and makes nothing. Checking costs as much as there
+/// are axes, however many ranks there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelConfig {
     degrees: BTreeMap<Parallelism, Given<usize>>,

@@ -1,8 +1,8 @@
 //! Every group that Megatron-LM makes of a configuration, with its lists.
 //!
-//! Kinds come in the order in which the first group of each is made, and lists in that of Megatron-LM,
-//! so they are what `initialize_model_parallel` passes to `new_group`, sorted by kind. Nearly all are
-//! layouts of its two rank generators; the rest cut such lists.
+//! Kinds come in the order in which the first group of each is made, and lists in that of
+//! Megatron-LM, so they are what `initialize_model_parallel` passes to `new_group`, sorted by kind.
+//! Nearly all are layouts of its two rank generators; the rest cut such lists.
 
 use super::config::ParallelConfig;
 use super::degree::Parallelism;
@@ -84,8 +84,8 @@ pub enum MegatronError {
 type Lists = Vec<Vec<usize>>;
 
 impl ParallelConfig {
-    /// Every group that Megatron-LM makes, by kind. Groups of sp, which it does not have, come last, as
-    /// in DeepSpeed's parallel state; they are there when sp is more than 1.
+    /// Every group that Megatron-LM makes, by kind. Groups of sp, which it does not have, come
+    /// last, as in DeepSpeed's parallel state; they are there when sp is more than 1.
     ///
     /// # Errors
     /// What Megatron-LM refuses too.

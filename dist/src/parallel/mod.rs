@@ -1,9 +1,9 @@
 //! Degrees of parallelism, checked, as meshes and groups of ranks.
 //!
-//! What is asked for is collected as [`Settings`], each value with its [`Source`]. Checking them gives a
-//! [`ParallelConfig`], or all [`Violations`] at once. A [`ParallelState`] puts a configuration on ranks
-//! and answers with meshes and groups; any number of them live in one process. All are values: nothing
-//! here communicates, and nothing depends on which rank asks.
+//! What is asked for is collected as [`Settings`], each value with its [`Source`]. Checking them
+//! gives a [`ParallelConfig`], or all [`Violations`] at once. A [`ParallelState`] puts a
+//! configuration on ranks and answers with meshes and groups; any number of them live in one
+//! process. All are values: nothing here communicates, and nothing depends on which rank asks.
 //!
 //! ```
 //! use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Parallelism, Settings, Source};
@@ -50,3 +50,8 @@ pub use settings::Settings;
 pub use source::{Given, Source};
 pub use state::{ParallelState, StateError};
 pub use violation::{Violation, Violations};
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/parallel-state.md")]
+struct Guide;

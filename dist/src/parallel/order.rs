@@ -2,7 +2,8 @@
 //!
 //! `tp-cp-ep-dp-pp` says that ranks which follow each other differ in tp first, and that pp changes
 //! last. That is a mesh read backwards: its axes are (pp, dp, cp, tp), the last fastest. One string
-//! orders two meshes, that of experts with `ep` and without `cp` and `sp`, and the other without `ep`.
+//! orders two meshes, that of experts with `ep` and without `cp` and `sp`, and the other without
+//! `ep`.
 
 use std::fmt;
 
@@ -86,8 +87,8 @@ impl Order {
     /// The order of DeepSpeed's parallel state when none is given.
     pub const DEEPSPEED: &'static str = "tp-ep-dp-pp";
 
-    /// Reads an order: tokens joined by `-`, the fastest first, in either case. Tokens that it lacks
-    /// are added at the end, as Megatron-LM does; their degrees must be 1.
+    /// Reads an order: tokens joined by `-`, the fastest first, in either case. Tokens that it
+    /// lacks are added at the end, as Megatron-LM does; their degrees must be 1.
     ///
     /// # Errors
     /// All that is wrong with it.

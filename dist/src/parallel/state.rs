@@ -1,9 +1,9 @@
 //! A configuration on ranks: which group a rank is in.
 //!
 //! A [`ParallelState`] is a value. Making one makes no communicator and asks no rank, so it can be
-//! there before any trainer is, and as many as there are models: actor, critic and rollout may lie on
-//! the same ranks or on others, each with its own degrees. Where their groups are the same ranks, they
-//! are equal values, and share what they communicate through.
+//! there before any trainer is, and as many as there are models: actor, critic and rollout may lie
+//! on the same ranks or on others, each with its own degrees. Where their groups are the same
+//! ranks, they are equal values, and share what they communicate through.
 
 use std::sync::Arc;
 
@@ -187,7 +187,8 @@ impl ParallelState {
         self.config.names()
     }
 
-    /// The group of this name that a rank is in; none when it is in none, as inner stages in `embd`.
+    /// The group of this name that a rank is in; none when it is in none, as inner stages in
+    /// `embd`.
     ///
     /// # Errors
     /// [`StateError::UnknownGroup`], [`StateError::NoHosts`], [`StateError::UnevenHosts`].

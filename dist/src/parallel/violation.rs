@@ -98,8 +98,8 @@ pub enum Violation {
 
     /// A degree of experts that is to be found out.
     #[error(
-        "{degree} is auto ({place}): {degree} does not multiply to the world but regroups its ranks, \
-         so it needs a number"
+        "{degree} is auto ({place}): {degree} does not multiply to the world but regroups its \
+         ranks, so it needs a number"
     )]
     AutoOfExperts {
         /// The degree.
@@ -110,8 +110,8 @@ pub enum Violation {
 
     /// A degree that is to be found out from a world that is not known.
     #[error(
-        "{degree} is auto ({place}): it follows from the world, which is not set; set the world, or \
-         give {degree} a number"
+        "{degree} is auto ({place}): it follows from the world, which is not set; set the world, \
+         or give {degree} a number"
     )]
     AutoWithoutWorld {
         /// The degree.
@@ -161,8 +161,8 @@ pub enum Violation {
 
     /// Experts that do not fill a stage.
     #[error(
-        "ep {ep} x etp {etp} = {} does not divide the {stage} ranks of a pipeline stage (world {world} \
-         / pp {pp}): ep x etp must be one of {}",
+        "ep {ep} x etp {etp} = {} does not divide the {stage} ranks of a pipeline stage (world \
+         {world} / pp {pp}): ep x etp must be one of {}",
         .ep.value.saturating_mul(.etp.value), divisors(.stage)
     )]
     ExpertsDoNotDivide {
@@ -213,8 +213,8 @@ pub enum Violation {
 
     /// An axis that is not the same ranks in two domains.
     #[error(
-        "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain {second} \
-         ({second_source}): an axis is the same ranks in every domain that has it; {}",
+        "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain \
+         {second} ({second_source}): an axis is the same ranks in every domain that has it; {}",
         text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.second)
     )]
     SharedAxis {
