@@ -6,6 +6,7 @@ use meshgrad_dist::parallel::{
     Domain, Member, Order, ParallelConfig, Parallelism, Pick, Settings, Source, View, Violation,
 };
 use meshgrad_mesh::{GroupOptions, Size};
+use proptest::prelude::*;
 use table::{here, settings};
 
 fn flag(name: &str) -> Source {
@@ -204,6 +205,12 @@ fn every_violation_has_its_words() {
             .domain(declared(&[("a", two), ("b", four)]), flag("domain")),
     );
 
+    tell(base().domain(Domain::new("", [("a", 8)]), file(4, "domains")));
+    tell(base().domain(
+        declared(&[("fsdp", four), ("b", two)]),
+        file(4, "domains.mine"),
+    ));
+
     let views = |name: &str| file(7, &format!("views.{name}"));
     tell(base().view(View::new("mine", "dens", ["pp"]), views("mine")));
     tell(base().view(View::new("mine", "dense", ["dp_cp_shrd"]), views("mine")));
@@ -289,4 +296,74 @@ fn sources_are_written_as_people_find_them() {
             "Megatron-LM's default",
         ]
     );
+}
+
+/// The guide shows what is printed.
+#[test]
+fn the_guide_shows_what_is_printed() {
+    let mut settings = flags(&[("world", "8"), ("tp", "2"), ("order", "tp-zp-dp-pp")]);
+    settings.set(Parallelism::Tp, 4, file(14, "parallel.tp"));
+    settings.view(
+        View::new("mine", "dense", ["dp_cp_shrd"]),
+        file(20, "views.mine"),
+    );
+    let guide = include_str!("../../docs/parallel-state.md");
+    let printed = words(&settings);
+    assert!(guide.contains(&printed), "{printed}");
+}
+
+fn some_size() -> impl Strategy<Value = Size> {
+    prop_oneof![
+        8 => (0..9usize).prop_map(Size::Ranks),
+        1 => any::<usize>().prop_map(Size::Ranks),
+        1 => Just(Size::Auto),
+    ]
+}
+
+fn some_name() -> impl Strategy<Value = String> {
+    let names = [
+        "pp", "tp", "dp_shard", "ep_shard", "regular", "expert", "world", "mine", "fsdp", "embd",
+        "",
+    ];
+    prop::sample::select(names.to_vec()).prop_map(str::to_owned)
+}
+
+proptest! {
+    /// Whatever is asked for: either everything fits, or it is said what does not.
+    #[test]
+    fn nothing_panics(
+        degrees in prop::collection::vec((prop::sample::select(&Parallelism::ALL[..]), some_size()), 0..6),
+        world in prop::option::of(prop_oneof![0..65usize, any::<usize>()]),
+        order in prop::option::of("(tp|sp|cp|ep|dp|pp|x)(-(tp|sp|cp|ep|dp|pp)){0,6}"),
+        domain in prop::collection::vec((some_name(), some_size()), 0..4),
+        names in prop::array::uniform4(some_name()),
+        member in any::<usize>(),
+        declares in any::<bool>(),
+    ) {
+        let mut settings = Settings::new();
+        for (kind, size) in degrees {
+            settings.set(kind, size, here());
+        }
+        if let Some(world) = world {
+            settings.world(world, here());
+        }
+        if let Some(order) = order {
+            settings.order(order, here());
+        }
+        if declares {
+            let [name, domain_name, axis, of] = names;
+            settings.domain(Domain::new(name.clone(), domain), here());
+            settings.view(View::new(name.clone(), domain_name, [axis]), here());
+            settings.pick(Pick::new(name.clone(), of, [Member::At(member % 9), Member::Last]), here());
+            settings.options(name, GroupOptions::default(), here());
+        }
+
+        match ParallelConfig::new(&settings) {
+            Ok(config) => {
+                let size = |mesh: &meshgrad_mesh::Mesh| mesh.len() * mesh.instances();
+                prop_assert!(config.domains().iter().all(|(_, mesh)| size(mesh) == config.world()));
+            }
+            Err(violations) => prop_assert!(!violations.to_string().is_empty()),
+        }
+    }
 }

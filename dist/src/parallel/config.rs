@@ -141,7 +141,7 @@ fn named(
         violations,
     );
     let domains = domains::build(degrees, order, &declared, violations);
-    let mut groups = members::built_in(&domains, degrees);
+    let mut groups = members::built_in(&domains, degrees, violations);
     if !settings.ranks_per_host.is_empty() {
         groups.insert(members::SAME_HOST.to_owned(), Members::SameHost);
         groups.insert(members::ACROSS_HOSTS.to_owned(), Members::AcrossHosts);

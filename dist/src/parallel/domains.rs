@@ -59,6 +59,14 @@ pub(super) fn build(
         }
     };
     for Given { value, source } in declared {
+        if value.name.is_empty() {
+            violations.push(Violation::Declared {
+                what: "a domain".to_owned(),
+                place: source.clone(),
+                problem: "it has no name".to_owned(),
+            });
+            continue;
+        }
         if domains.iter().any(|domain| domain.name == value.name) {
             violations.push(Violation::NameTaken {
                 name: value.name.clone(),
