@@ -312,6 +312,10 @@ fn the_guide_shows_what_is_printed() {
     assert!(guide.contains(&printed), "{printed}");
 }
 
+fn some_degree() -> impl Strategy<Value = Parallelism> {
+    prop::sample::select(&Parallelism::ALL[..])
+}
+
 fn some_size() -> impl Strategy<Value = Size> {
     prop_oneof![
         8 => (0..9usize).prop_map(Size::Ranks),
@@ -332,7 +336,7 @@ proptest! {
     /// Whatever is asked for: either everything fits, or it is said what does not.
     #[test]
     fn nothing_panics(
-        degrees in prop::collection::vec((prop::sample::select(&Parallelism::ALL[..]), some_size()), 0..6),
+        degrees in prop::collection::vec((some_degree(), some_size()), 0..6),
         world in prop::option::of(prop_oneof![0..65usize, any::<usize>()]),
         order in prop::option::of("(tp|sp|cp|ep|dp|pp|x)(-(tp|sp|cp|ep|dp|pp)){0,6}"),
         domain in prop::collection::vec((some_name(), some_size()), 0..4),
@@ -354,7 +358,8 @@ proptest! {
             let [name, domain_name, axis, of] = names;
             settings.domain(Domain::new(name.clone(), domain), here());
             settings.view(View::new(name.clone(), domain_name, [axis]), here());
-            settings.pick(Pick::new(name.clone(), of, [Member::At(member % 9), Member::Last]), here());
+            let members = [Member::At(member % 9), Member::Last];
+            settings.pick(Pick::new(name.clone(), of, members), here());
             settings.options(name, GroupOptions::default(), here());
         }
 
