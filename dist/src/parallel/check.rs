@@ -1,7 +1,7 @@
 //! Settings as numbers: one value each, that multiply to the world.
 //!
-//! Everything that is wrong is noted and the rest is checked all the same, unless it depends on what
-//! is wrong: a degree that is set twice differently has no product.
+//! Everything that is wrong is noted and the rest is checked all the same, unless it depends on
+//! what is wrong: a degree that is set twice differently has no product.
 
 use std::collections::BTreeMap;
 
@@ -220,7 +220,8 @@ fn sizes(
     sizes
 }
 
-/// One degree at most can be found out, and none of the experts': they do not multiply to the world.
+/// One degree at most can be found out, and none of the experts': they do not multiply to the
+/// world.
 fn refuse_autos(sizes: &BTreeMap<Parallelism, Given<Size>>, violations: &mut Vec<Violation>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
     let autos: Vec<(Parallelism, Source)> = autos

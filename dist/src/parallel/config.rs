@@ -16,11 +16,11 @@ use super::source::Given;
 use super::text::nearest;
 use super::violation::{Violation, Violations};
 
-/// Degrees that multiply to the world, domains and groups that fit together: what settings mean, once
-/// nothing is wrong with them.
+/// Degrees that multiply to the world, domains and groups that fit together: what settings mean,
+/// once nothing is wrong with them.
 ///
-/// A pure value: it knows no rank, asks nobody, and makes nothing. Checking costs as much as there are
-/// axes, however many ranks there are.
+/// A pure value: it knows no rank, asks nobody, and makes nothing. Checking costs as much as there
+/// are axes, however many ranks there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelConfig {
     degrees: BTreeMap<Parallelism, Given<usize>>,
@@ -141,7 +141,7 @@ fn named(
         violations,
     );
     let domains = domains::build(degrees, order, &declared, violations);
-    let mut groups = members::built_in(&domains, degrees);
+    let mut groups = members::built_in(&domains, degrees, violations);
     if !settings.ranks_per_host.is_empty() {
         groups.insert(members::SAME_HOST.to_owned(), Members::SameHost);
         groups.insert(members::ACROSS_HOSTS.to_owned(), Members::AcrossHosts);
@@ -234,8 +234,9 @@ fn options_text(options: &GroupOptions) -> String {
         .trim_start_matches("GroupOptions { ")
         .trim_end_matches(" }")
         .split(", ")
-        .filter(|field| !field.ends_with(": None"));
-    let fields: Vec<&str> = fields.collect();
+        .filter(|field| !field.ends_with(": None"))
+        .map(|field| field.replace("Some(", "").replace(')', ""));
+    let fields: Vec<String> = fields.collect();
     match fields.is_empty() {
         true => "those of the transport".to_owned(),
         false => fields.join(", "),

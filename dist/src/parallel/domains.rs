@@ -3,7 +3,7 @@
 //! | domain | axes, the slowest first in the default order | of |
 //! |---|---|---|
 //! | `regular` | pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp | one axis a degree |
-//! | `dense` | pp, dp_replicate, dp_cp_shard, cp_replicate, sp, tp | parameters outside of experts |
+//! | `dense` | pp, dp_replicate, dp_cp_shard, cp_replicate, sp, tp | parameters, not experts' |
 //! | `expert` | pp, ep_replicate, ep_shard, etp | experts' parameters |
 //! | `batch` | pp, dp, cp, sp, tp | samples: dp ranks see different ones |
 //! | `flat` | world | everybody |
@@ -59,6 +59,14 @@ pub(super) fn build(
         }
     };
     for Given { value, source } in declared {
+        if value.name.is_empty() {
+            violations.push(Violation::Declared {
+                what: "a domain".to_owned(),
+                place: source.clone(),
+                problem: "it has no name".to_owned(),
+            });
+            continue;
+        }
         if domains.iter().any(|domain| domain.name == value.name) {
             violations.push(Violation::NameTaken {
                 name: value.name.clone(),

@@ -1,8 +1,8 @@
 //! Every group that Megatron-LM makes of a configuration, with its lists.
 //!
-//! Kinds come in the order in which the first group of each is made, and lists in that of Megatron-LM,
-//! so they are what `initialize_model_parallel` passes to `new_group`, sorted by kind. Nearly all are
-//! layouts of its two rank generators; the rest cut such lists.
+//! Kinds come in the order in which the first group of each is made, and lists in that of
+//! Megatron-LM, so they are what `initialize_model_parallel` passes to `new_group`, sorted by kind.
+//! Nearly all are layouts of its two rank generators; the rest cut such lists.
 
 use super::config::ParallelConfig;
 use super::degree::Parallelism;
@@ -83,9 +83,69 @@ pub enum MegatronError {
 
 type Lists = Vec<Vec<usize>>;
 
+/// Which generator lists a kind.
+#[derive(Clone, Copy)]
+enum Side {
+    Dense,
+    Expert,
+}
+
+/// Kind, name of its options, and its tokens, in the order of creation.
+const KINDS: [(&str, &str, Side, &[Token]); 14] = {
+    use Side::{Dense, Expert};
+    use Token::{Cp, Dp, Ep, Pp, Tp};
+    [
+        ("DATA_PARALLEL_GROUP_WITH_CP", "dp_cp", Dense, &[Dp, Cp]),
+        ("DATA_PARALLEL_GROUP", "dp", Dense, &[Dp]),
+        ("CONTEXT_PARALLEL_GROUP", "cp", Dense, &[Cp]),
+        ("MODEL_PARALLEL_GROUP", "mp", Dense, &[Tp, Pp]),
+        ("TENSOR_MODEL_PARALLEL_GROUP", "tp", Dense, &[Tp]),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "pp", Dense, &[Pp]),
+        (
+            "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
+            "tp_dp_cp",
+            Dense,
+            &[Tp, Dp, Cp],
+        ),
+        ("TENSOR_AND_DATA_PARALLEL_GROUP", "tp_dp", Dense, &[Tp, Dp]),
+        (
+            "TENSOR_AND_CONTEXT_PARALLEL_GROUP",
+            "tp_cp",
+            Dense,
+            &[Tp, Cp],
+        ),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "ep", Expert, &[Ep]),
+        ("EXPERT_TENSOR_PARALLEL_GROUP", "ep_tp", Expert, &[Tp]),
+        (
+            "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
+            "tp_ep_mp",
+            Expert,
+            &[Tp, Ep],
+        ),
+        (
+            "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+            "tp_ep_pp",
+            Expert,
+            &[Tp, Ep, Pp],
+        ),
+        ("EXPERT_DATA_PARALLEL_GROUP", "ep_dp", Expert, &[Dp]),
+    ]
+};
+
+/// Those of sequence parallelism, which DeepSpeed makes last.
+const SEQUENCE: [(&str, &str, Side, &[Token]); 2] = [
+    ("SEQUENCE_PARALLEL_GROUP", "sp", Side::Dense, &[Token::Sp]),
+    (
+        "SEQUENCE_AND_DATA_PARALLEL_GROUP",
+        "sp_dp",
+        Side::Dense,
+        &[Token::Sp, Token::Dp],
+    ),
+];
+
 impl ParallelConfig {
-    /// Every group that Megatron-LM makes, by kind. Groups of sp, which it does not have, come last, as
-    /// in DeepSpeed's parallel state; they are there when sp is more than 1.
+    /// Every group that Megatron-LM makes, by kind. Groups of sp, which it does not have, come
+    /// last, as in DeepSpeed's parallel state; they are there when sp is more than 1.
     ///
     /// # Errors
     /// What Megatron-LM refuses too.
@@ -93,140 +153,53 @@ impl ParallelConfig {
         &self,
         extras: &MegatronExtras,
     ) -> Result<Vec<MegatronGroups>, MegatronError> {
-        let dp_cp = self.dense_lists(&[Token::Dp, Token::Cp]);
-        self.check(extras, dp_cp[0].len())?;
-
-        let mut groups = Vec::new();
-        let mut add = |kind: &str, options, lists: Lists| {
-            groups.push(MegatronGroups {
-                kind: kind.to_owned(),
-                options,
-                lists,
-            });
+        self.check(extras)?;
+        let sequence = match self.degree(Parallelism::Sp) {
+            1 => &[][..],
+            _ => &SEQUENCE,
         };
-        add("DATA_PARALLEL_GROUP_WITH_CP", "dp_cp", dp_cp.clone());
-        if extras.gather {
-            add("DATA_PARALLEL_GROUP_WITH_CP_AG", "dp_cp", dp_cp.clone());
-        }
-        if extras.hybrid {
-            for size in hybrid_sizes(dp_cp[0].len()) {
-                let kind = format!("HYBRID_DP_CP_GROUP_{size}");
-                add(&kind, "dp_cp", chunks(&dp_cp, size));
-            }
-        }
-        if extras.instances > 1 {
-            let within = chunks(&dp_cp, dp_cp[0].len() / extras.instances);
-            add(
-                "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
-                "intra_dp_cp",
-                within,
-            );
-        }
-        add("DATA_PARALLEL_GROUP", "dp", self.dense_lists(&[Token::Dp]));
-        let cp = self.dense_lists(&[Token::Cp]);
-        add("CONTEXT_PARALLEL_GROUP", "cp", cp.clone());
-        for (level, lists) in levels(&cp, &extras.context_levels).into_iter().enumerate() {
-            add(
-                &format!("HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L{level}"),
-                "hcp",
-                lists,
-            );
-        }
-
-        let pp = self.dense_lists(&[Token::Pp]);
-        add(
-            "MODEL_PARALLEL_GROUP",
-            "mp",
-            self.dense_lists(&[Token::Tp, Token::Pp]),
-        );
-        add(
-            "TENSOR_MODEL_PARALLEL_GROUP",
-            "tp",
-            self.dense_lists(&[Token::Tp]),
-        );
-        add("PIPELINE_MODEL_PARALLEL_GROUP", "pp", pp.clone());
-        add(
-            "EMBEDDING_GROUP",
-            "embd",
-            pp.iter().map(|stages| ends(stages)).collect(),
-        );
-        add(
-            "POSITION_EMBEDDING_GROUP",
-            "pos_embd",
-            pp.iter().map(|stages| vec![stages[0]]).collect(),
-        );
-
-        let tp_dp_cp = self.dense_lists(&[Token::Tp, Token::Dp, Token::Cp]);
-        add(
-            "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
-            "tp_dp_cp",
-            tp_dp_cp,
-        );
-        let tp_dp = self.dense_lists(&[Token::Tp, Token::Dp]);
-        add("TENSOR_AND_DATA_PARALLEL_GROUP", "tp_dp", tp_dp);
-        let tp_cp = self.dense_lists(&[Token::Tp, Token::Cp]);
-        add("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "tp_cp", tp_cp);
-
-        add(
-            "EXPERT_MODEL_PARALLEL_GROUP",
-            "ep",
-            self.expert_lists(&[Token::Ep]),
-        );
-        add(
-            "EXPERT_TENSOR_PARALLEL_GROUP",
-            "ep_tp",
-            self.expert_lists(&[Token::Tp]),
-        );
-        let tp_ep = self.expert_lists(&[Token::Tp, Token::Ep]);
-        add("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "tp_ep_mp", tp_ep);
-        let tp_ep_pp = self.expert_lists(&[Token::Tp, Token::Ep, Token::Pp]);
-        add(
-            "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
-            "tp_ep_pp",
-            tp_ep_pp.clone(),
-        );
-
-        let edp = self.expert_lists(&[Token::Dp]);
-        let within = edp[0].len() / extras.instances;
-        add("EXPERT_DATA_PARALLEL_GROUP", "ep_dp", edp.clone());
-        if extras.instances > 1 {
-            let [intra, inter] = <[Lists; 2]>::try_from(levels(&edp, &[within, extras.instances]))
-                .expect("a list of lists each level");
-            add(
-                "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0",
-                "intra_ep_dp",
-                intra,
-            );
-            add(
-                "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1",
-                "inter_ep_dp",
-                inter,
-            );
-        }
-        let instances = tp_ep_pp
-            .chunks(within)
-            .map(<[Vec<usize>]>::concat)
-            .collect();
-        add(
-            "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
-            "intra_dist_opt_instance",
-            instances,
-        );
-
-        if self.degree(Parallelism::Sp) > 1 {
-            add(
-                "SEQUENCE_PARALLEL_GROUP",
-                "sp",
-                self.dense_lists(&[Token::Sp]),
-            );
-            let sp_dp = self.dense_lists(&[Token::Sp, Token::Dp]);
-            add("SEQUENCE_AND_DATA_PARALLEL_GROUP", "sp_dp", sp_dp);
+        let mut groups = Vec::new();
+        for (kind, options, side, tokens) in KINDS.iter().chain(sequence) {
+            let lists = self.lists(*side, tokens);
+            let cut = match *options {
+                "dp_cp" => cut_data(&lists, extras),
+                "cp" => cut_context(&lists, extras),
+                "pp" => ends(&lists),
+                "ep_dp" => self.cut_experts(&lists, extras),
+                _ => Vec::new(),
+            };
+            groups.push(of_kind(kind, options, lists));
+            groups.extend(cut);
         }
         Ok(groups)
     }
 
-    fn check(&self, extras: &MegatronExtras, dp_cp: usize) -> Result<(), MegatronError> {
-        let edp = self.expert_lists(&[Token::Dp])[0].len();
+    /// The replicas of experts, within and across instances; and all experts of an instance.
+    fn cut_experts(&self, replicas: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
+        let within = replicas[0].len() / extras.instances;
+        let names = [
+            ("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0", "intra_ep_dp"),
+            ("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1", "inter_ep_dp"),
+        ];
+        let cut = match extras.instances {
+            1 => Vec::new(),
+            instances => levels(replicas, &[within, instances]),
+        };
+        let named = names.into_iter().zip(cut);
+        let mut groups: Vec<_> = named
+            .map(|((kind, options), lists)| of_kind(kind, options, lists))
+            .collect();
+
+        let models = self.lists(Side::Expert, &[Token::Tp, Token::Ep, Token::Pp]);
+        let instances = models.chunks(within).map(<[Vec<usize>]>::concat).collect();
+        let kind = "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP";
+        groups.push(of_kind(kind, "intra_dist_opt_instance", instances));
+        groups
+    }
+
+    fn check(&self, extras: &MegatronExtras) -> Result<(), MegatronError> {
+        let dp_cp = self.dense_generator().of(&[Token::Dp, Token::Cp]).len();
+        let edp = self.expert_generator().of(&[Token::Dp]).len();
         for (what, ranks) in [("dp x cp", dp_cp), ("the replicas of experts", edp)] {
             if extras.instances == 0 || !ranks.is_multiple_of(extras.instances) {
                 return Err(MegatronError::Instances {
@@ -254,12 +227,12 @@ impl ParallelConfig {
         }
     }
 
-    fn dense_lists(&self, tokens: &[Token]) -> Lists {
-        lists(&self.dense_generator().of(tokens), self.world())
-    }
-
-    fn expert_lists(&self, tokens: &[Token]) -> Lists {
-        lists(&self.expert_generator().of(tokens), self.world())
+    fn lists(&self, side: Side, tokens: &[Token]) -> Lists {
+        let generator = match side {
+            Side::Dense => self.dense_generator(),
+            Side::Expert => self.expert_generator(),
+        };
+        lists(&generator.of(tokens), self.world())
     }
 }
 
@@ -291,9 +264,63 @@ fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     (0..sizes.len()).map(along).collect()
 }
 
-/// First and last, once if they are one.
-fn ends(stages: &[usize]) -> Vec<usize> {
-    let mut ends = vec![stages[0], stages[stages.len() - 1]];
-    ends.dedup();
-    ends
+/// First and last stages, once where they are one, and first stages.
+fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
+    let both = |stages: &Vec<usize>| {
+        let mut ends = vec![stages[0], stages[stages.len() - 1]];
+        ends.dedup();
+        ends
+    };
+    let first = |stages: &Vec<usize>| vec![stages[0]];
+    vec![
+        of_kind(
+            "EMBEDDING_GROUP",
+            "embd",
+            pipelines.iter().map(both).collect(),
+        ),
+        of_kind(
+            "POSITION_EMBEDDING_GROUP",
+            "pos_embd",
+            pipelines.iter().map(first).collect(),
+        ),
+    ]
+}
+
+/// dp and cp once more, in powers of two, and within optimizer instances.
+fn cut_data(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
+    let mut groups = Vec::new();
+    if extras.gather {
+        let kind = "DATA_PARALLEL_GROUP_WITH_CP_AG";
+        groups.push(of_kind(kind, "dp_cp", dp_cp.clone()));
+    }
+    if extras.hybrid {
+        groups.extend(hybrid_sizes(dp_cp[0].len()).map(|size| {
+            let kind = format!("HYBRID_DP_CP_GROUP_{size}");
+            of_kind(&kind, "dp_cp", chunks(dp_cp, size))
+        }));
+    }
+    if extras.instances > 1 {
+        let within = chunks(dp_cp, dp_cp[0].len() / extras.instances);
+        let kind = "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP";
+        groups.push(of_kind(kind, "intra_dp_cp", within));
+    }
+    groups
+}
+
+/// Levels of cp.
+fn cut_context(cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
+    let levels = levels(cp, &extras.context_levels).into_iter().enumerate();
+    let named = levels.map(|(level, lists)| {
+        let kind = format!("HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L{level}");
+        of_kind(&kind, "hcp", lists)
+    });
+    named.collect()
+}
+
+fn of_kind(kind: &str, options: &'static str, lists: Lists) -> MegatronGroups {
+    MegatronGroups {
+        kind: kind.to_owned(),
+        options,
+        lists,
+    }
 }

@@ -80,35 +80,52 @@ pub(super) const SAME_HOST: &str = "all_to_all_local";
 /// The ranks at one index of each host, likewise.
 pub(super) const ACROSS_HOSTS: &str = "all_to_all_global";
 
-/// Groups that everybody has.
-pub(super) fn built_in(domains: &[Built], degrees: &Degrees) -> Groups {
+/// Groups of the axes of all domains, and those that everybody has.
+pub(super) fn built_in(
+    domains: &[Built],
+    degrees: &Degrees,
+    violations: &mut Vec<Violation>,
+) -> Groups {
     let mut groups = Groups::new();
     for axis in domains.iter().flat_map(|domain| domain.mesh.axes()) {
         let layout = axis.layout().clone();
         groups.insert(axis.name().to_owned(), Members::Along(layout));
     }
-    for (name, domain, axes) in VIEWS {
-        let domain = domains.iter().find(|built| built.name == domain);
+    for (name, members) in views_and_picks(domains, degrees) {
+        let declared = domains
+            .iter()
+            .find(|domain| domain.mesh.axis(&name).is_ok());
+        match declared {
+            Some(domain) => violations.push(Violation::Declared {
+                what: format!("domain `{}`", domain.name),
+                place: domain.place.clone(),
+                problem: format!("axis `{name}` has the name of a group that everybody has"),
+            }),
+            None => drop(groups.insert(name, members)),
+        }
+    }
+    groups
+}
+
+fn views_and_picks(domains: &[Built], degrees: &Degrees) -> Groups {
+    let view = |(name, domain, axes): &(&str, &str, &[&str])| {
+        let domain = domains.iter().find(|built| built.name == *domain);
         let all = domain.map_or(&[][..], |built| built.mesh.axes());
         let chosen = all.iter().filter(|axis| axes.contains(&axis.name()));
-        groups.insert(name.to_owned(), Members::Along(concat(chosen)));
-    }
+        ((*name).to_owned(), Members::Along(concat(chosen)))
+    };
+    let mut groups: Groups = VIEWS.iter().map(view).collect();
     let instances = degrees.get(Parallelism::DpReplicate);
     groups.extend(of_instances(&groups, instances).unwrap_or_default());
 
-    for (name, members) in [
-        ("embd", &[Member::First, Member::Last][..]),
-        ("pos_embd", &[Member::First]),
-    ] {
-        let stages = along(&groups, "pp").clone();
-        let indices = indices(members, stages.len()).expect("first and last");
-        groups.insert(
-            name.to_owned(),
-            Members::Picked {
-                of: stages,
-                indices,
-            },
-        );
+    let regular = domains.iter().find(|built| built.name == REGULAR);
+    let stages = regular.and_then(|built| built.mesh.axis("pp").ok());
+    let stages = stages.map(|axis| axis.layout().clone()).unwrap_or_default();
+    let ends = [Member::First, Member::Last];
+    for (name, members) in [("embd", &ends[..]), ("pos_embd", &ends[..1])] {
+        let of = stages.clone();
+        let indices = indices(members, of.len()).expect("first and last");
+        groups.insert(name.to_owned(), Members::Picked { of, indices });
     }
     groups
 }

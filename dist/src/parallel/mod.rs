@@ -1,4 +1,27 @@
 //! Degrees of parallelism, checked, as meshes and groups of ranks.
+//!
+//! What is asked for is collected as [`Settings`], each value with its [`Source`]. Checking them
+//! gives a [`ParallelConfig`], or all [`Violations`] at once. A [`ParallelState`] puts a
+//! configuration on ranks and answers with meshes and groups; any number of them live in one
+//! process. All are values: nothing here communicates, and nothing depends on which rank asks.
+//!
+//! ```
+//! use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Parallelism, Settings, Source};
+//!
+//! let mut settings = Settings::new();
+//! settings.world(16, Source::environment("WORLD_SIZE"));
+//! settings.set(Parallelism::Tp, 2, Source::flag("--tp"));
+//! settings.set(Parallelism::Pp, 2, Source::flag("--pp"));
+//! settings.set(Parallelism::Ep, 4, Source::flag("--ep"));
+//!
+//! let state = ParallelState::new(ParallelConfig::new(&settings)?);
+//! assert_eq!(state.mesh("dense")?.size("dp_cp_shard")?, 4);
+//! assert_eq!(state.group("ep", 5)?.unwrap().ranks(), [4, 5, 6, 7]);
+//! assert_eq!(state.group("dp", 5)?.unwrap().ranks(), [1, 3, 5, 7]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Ops and models see none of this: they ask for an axis of a mesh, or a group.
 
 mod check;
 mod config;
@@ -28,3 +51,8 @@ pub use settings::Settings;
 pub use source::{Given, Source};
 pub use state::{ParallelState, StateError};
 pub use violation::{Violation, Violations};
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/parallel-state.md")]
+struct Guide;

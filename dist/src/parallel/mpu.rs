@@ -1,8 +1,8 @@
 //! Getters under the names that ported code calls.
 //!
 //! Megatron-LM and DeepSpeed hand an `mpu` (model parallel unit) about: an object or module that
-//! answers for the process it runs in. [`Mpu`] is that for a rank which is told, so many live in one
-//! process, and no getter means another state than the one it was called on.
+//! answers for the process it runs in. [`Mpu`] is that for a rank which is told, so many live in
+//! one process, and no getter means another state than the one it was called on.
 //!
 //! Where the answer of others is doubtful, ours is as follows. `get_model_parallel_world_size` and
 //! `_rank` mean tp, as in DeepSpeed, though `get_model_parallel_group` is tp and pp.
@@ -148,7 +148,8 @@ impl Mpu {
         self.own("tp_ep_pp")
     }
 
-    /// ZeRO++'s groups of all hosts: `local_0`, ..., and where there are several hosts `global_0`, ...
+    /// ZeRO++'s groups of all hosts: `local_0`, ..., and where there are several hosts `global_0`,
+    /// ...
     ///
     /// # Errors
     /// [`StateError::NoHosts`], [`StateError::UnevenHosts`].

@@ -2,7 +2,8 @@
 //!
 //! `tp-cp-ep-dp-pp` says that ranks which follow each other differ in tp first, and that pp changes
 //! last. That is a mesh read backwards: its axes are (pp, dp, cp, tp), the last fastest. One string
-//! orders two meshes, that of experts with `ep` and without `cp` and `sp`, and the other without `ep`.
+//! orders two meshes, that of experts with `ep` and without `cp` and `sp`, and the other without
+//! `ep`.
 
 use std::fmt;
 
@@ -86,8 +87,8 @@ impl Order {
     /// The order of DeepSpeed's parallel state when none is given.
     pub const DEEPSPEED: &'static str = "tp-ep-dp-pp";
 
-    /// Reads an order: tokens joined by `-`, the fastest first, in either case. Tokens that it lacks
-    /// are added at the end, as Megatron-LM does; their degrees must be 1.
+    /// Reads an order: tokens joined by `-`, the fastest first, in either case. Tokens that it
+    /// lacks are added at the end, as Megatron-LM does; their degrees must be 1.
     ///
     /// # Errors
     /// All that is wrong with it.
@@ -95,10 +96,16 @@ impl Order {
         let (mut tokens, mut errors) = (Vec::new(), Vec::new());
         let lower = text.trim().to_lowercase();
         for name in lower.split('-').filter(|_| !lower.is_empty()) {
-            match Token::of_name(name) {
-                None => errors.push(OrderError::Unknown(name.to_owned())),
-                Some(token) if tokens.contains(&token) => errors.push(OrderError::Twice(token)),
-                Some(token) => tokens.push(token),
+            let error = match Token::of_name(name) {
+                None => OrderError::Unknown(name.to_owned()),
+                Some(token) if tokens.contains(&token) => OrderError::Twice(token),
+                Some(token) => {
+                    tokens.push(token);
+                    continue;
+                }
+            };
+            if !errors.contains(&error) {
+                errors.push(error);
             }
         }
         if !errors.is_empty() {

@@ -1,8 +1,8 @@
 //! Groups of tokens, as Megatron-LM's `RankGenerator` lists them.
 //!
 //! Its `get_ranks("tp-dp")` enumerates masks; here the tokens are a layout, and the lists are the
-//! layout's groups. Contents and order are the same: ranks ascend within a group whatever the order of
-//! the tokens in the question, and groups ascend by their first rank.
+//! layout's groups. Contents and order are the same: ranks ascend within a group whatever the order
+//! of the tokens in the question, and groups ascend by their first rank.
 
 use std::collections::BTreeMap;
 

@@ -129,4 +129,37 @@ impl Settings {
         self.violations.extend(other.violations);
         self
     }
+
+    /// Takes other settings too, and prefers them: what they set is forgotten here. Their defaults
+    /// override nothing.
+    pub fn override_with(&mut self, other: Settings) -> &mut Self {
+        for (kind, given) in &other.degrees {
+            forget(self.degrees.entry(*kind).or_default(), given);
+        }
+        for (group, given) in &other.options {
+            forget(self.options.entry(group.clone()).or_default(), given);
+        }
+        forget(&mut self.world, &other.world);
+        forget(&mut self.ranks_per_host, &other.ranks_per_host);
+        forget(&mut self.order, &other.order);
+        forget_named(&mut self.domains, &other.domains, |domain| &domain.name);
+        forget_named(&mut self.views, &other.views, |view| &view.name);
+        forget_named(&mut self.picks, &other.picks, |pick| &pick.name);
+        self.merge(other)
+    }
+}
+
+/// Empties a value that is set elsewhere.
+fn forget<T>(mine: &mut Vec<Given<T>>, theirs: &[Given<T>]) {
+    if theirs.iter().any(|given| !given.source.is_default()) {
+        mine.clear();
+    }
+}
+
+/// Takes out what is declared elsewhere under the same name.
+fn forget_named<T>(mine: &mut Vec<Given<T>>, theirs: &[Given<T>], name: impl Fn(&T) -> &String) {
+    mine.retain(|mine| {
+        let same = |theirs: &Given<T>| name(&theirs.value) == name(&mine.value);
+        !theirs.iter().any(same)
+    });
 }

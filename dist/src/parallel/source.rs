@@ -77,7 +77,7 @@ impl Source {
     }
 }
 
-/// `--tp`, `run.toml:14 (parallel.tp)`, `meshgrad's default`.
+/// `--tp`, `run.toml:14, parallel.tp`, `meshgrad's default`.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -89,7 +89,7 @@ impl fmt::Display for Source {
                     write!(f, ":{line}")?;
                 }
                 match key {
-                    Some(key) => write!(f, " ({key})"),
+                    Some(key) => write!(f, ", {key}"),
                     None => Ok(()),
                 }
             }

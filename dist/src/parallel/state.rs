@@ -1,9 +1,9 @@
 //! A configuration on ranks: which group a rank is in.
 //!
 //! A [`ParallelState`] is a value. Making one makes no communicator and asks no rank, so it can be
-//! there before any trainer is, and as many as there are models: actor, critic and rollout may lie on
-//! the same ranks or on others, each with its own degrees. Where their groups are the same ranks, they
-//! are equal values, and share what they communicate through.
+//! there before any trainer is, and as many as there are models: actor, critic and rollout may lie
+//! on the same ranks or on others, each with its own degrees. Where their groups are the same
+//! ranks, they are equal values, and share what they communicate through.
 
 use std::sync::Arc;
 
@@ -187,7 +187,8 @@ impl ParallelState {
         self.config.names()
     }
 
-    /// The group of this name that a rank is in; none when it is in none, as inner stages in `embd`.
+    /// The group of this name that a rank is in; none when it is in none, as inner stages in
+    /// `embd`.
     ///
     /// # Errors
     /// [`StateError::UnknownGroup`], [`StateError::NoHosts`], [`StateError::UnevenHosts`].
@@ -243,15 +244,9 @@ impl ParallelState {
     }
 
     /// Every group that a rank is in, by name.
-    ///
-    /// # Errors
-    /// [`StateError::UnevenHosts`].
-    pub fn groups_of(&self, rank: usize) -> Result<Vec<(&str, Group)>, StateError> {
-        let mut groups = Vec::new();
-        for name in self.config.names() {
-            groups.extend(self.group(name, rank)?.map(|group| (name, group)));
-        }
-        Ok(groups)
+    pub fn groups_of(&self, rank: usize) -> Vec<(&str, Group)> {
+        let group = |name| Some((name, self.group(name, rank).ok()??));
+        self.names().filter_map(group).collect()
     }
 
     /// Getters under the names of Megatron-LM's and DeepSpeed's `mpu`, for code that has them.

@@ -5,6 +5,7 @@ use std::fmt;
 use meshgrad_mesh::{MAX_RANKS, MeshError};
 
 use super::degree::Parallelism;
+use super::domains::EXPERT;
 use super::order::{OrderError, Token};
 use super::source::{Given, Source};
 use super::text;
@@ -97,8 +98,8 @@ pub enum Violation {
 
     /// A degree of experts that is to be found out.
     #[error(
-        "{degree} is auto ({place}): {degree} does not multiply to the world but regroups its ranks, \
-         so it needs a number"
+        "{degree} is auto ({place}): {degree} does not multiply to the world but regroups its \
+         ranks, so it needs a number"
     )]
     AutoOfExperts {
         /// The degree.
@@ -109,8 +110,8 @@ pub enum Violation {
 
     /// A degree that is to be found out from a world that is not known.
     #[error(
-        "{degree} is auto ({place}): it follows from the world, which is not set; set the world, or \
-         give {degree} a number"
+        "{degree} is auto ({place}): it follows from the world, which is not set; set the world, \
+         or give {degree} a number"
     )]
     AutoWithoutWorld {
         /// The degree.
@@ -152,7 +153,7 @@ pub enum Violation {
     },
 
     /// More ranks than can be.
-    #[error("{degrees} are more than {MAX_RANKS} ranks, the most that a mesh can have")]
+    #[error("{degrees}: more than {MAX_RANKS} ranks, the most that a mesh can have")]
     TooManyRanks {
         /// The degrees, or the world.
         degrees: String,
@@ -160,8 +161,8 @@ pub enum Violation {
 
     /// Experts that do not fill a stage.
     #[error(
-        "ep {ep} x etp {etp} = {} does not divide the {stage} ranks of a pipeline stage (world {world} \
-         / pp {pp}): ep x etp must be one of {}",
+        "ep {ep} x etp {etp} = {} does not divide the {stage} ranks of a pipeline stage (world \
+         {world} / pp {pp}): ep x etp must be one of {}",
         .ep.value.saturating_mul(.etp.value), divisors(.stage)
     )]
     ExpertsDoNotDivide {
@@ -212,9 +213,9 @@ pub enum Violation {
 
     /// An axis that is not the same ranks in two domains.
     #[error(
-        "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain {second} \
-         ({second_source}): an axis is the same ranks in every domain that has it; {}",
-        text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.axis)
+        "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain \
+         {second} ({second_source}): an axis is the same ranks in every domain that has it; {}",
+        text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.second)
     )]
     SharedAxis {
         /// The axis.
@@ -312,10 +313,10 @@ fn divisors(stage: &usize) -> String {
     all.join(", ")
 }
 
-fn same_place(axis: &str) -> &'static str {
-    match axis {
-        "pp" => "let the order end with pp",
-        _ => "declare it at the same place in both, or give one another name",
+fn same_place(second: &str) -> &'static str {
+    match second {
+        EXPERT => "let the order end with pp",
+        _ => "declare it at the same place, or call it something else",
     }
 }
 

@@ -1,0 +1,80 @@
+//! What computes, saves and describes models knows nothing of configurations: it asks for an axis
+//! or a group.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const CRATES: [&str; 5] = ["runtime", "autograd", "models", "kernels", "ckpt"];
+const TYPES: [&str; 2] = ["ParallelConfig", "ParallelState"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true if path.file_name().is_some_and(|name| name == "target") => {}
+            true => files(&path, ending, found),
+            false if path.extension().is_some_and(|it| it == ending) => found.push(path),
+            false => {}
+        }
+    }
+}
+
+#[test]
+fn no_op_and_no_model_sees_a_configuration() {
+    for name in CRATES {
+        let mut sources = Vec::new();
+        files(&root().join(name), "rs", &mut sources);
+        assert!(!sources.is_empty(), "{name}");
+        for source in sources {
+            let text = fs::read_to_string(&source).unwrap();
+            for kind in TYPES {
+                assert!(!text.contains(kind), "{} mentions {kind}", source.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn no_op_and_no_model_depends_on_distribution() {
+    for name in CRATES {
+        let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = manifest.parse().unwrap();
+        for (section, dependencies) in manifest
+            .iter()
+            .filter(|(key, _)| key.contains("dependencies"))
+        {
+            let dependencies = dependencies.as_table().unwrap();
+            assert!(
+                !dependencies.contains_key("meshgrad-dist"),
+                "{section} of {name}"
+            );
+        }
+        let toml::Value::Table(package) = &manifest["package"] else {
+            panic!("{name}")
+        };
+        assert!(
+            package["name"].as_str().unwrap().starts_with("meshgrad"),
+            "{name}"
+        );
+    }
+}
+
+/// The mesh stands below everything: it knows nothing of ours.
+#[test]
+fn the_mesh_depends_on_nothing_of_ours() {
+    let manifest = fs::read_to_string(root().join("dist/mesh/Cargo.toml")).unwrap();
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let dependencies = manifest["dependencies"].as_table().unwrap();
+    assert!(
+        dependencies
+            .keys()
+            .all(|name| !name.starts_with("meshgrad"))
+    );
+}
