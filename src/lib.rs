@@ -3,6 +3,8 @@
 //!
 //! This crate is the facade over the others, each small enough to read in an afternoon:
 //!
+//! - [`mesh`]: layouts of ranks, device meshes, placements. Pure values.
+//! - [`dist`]: parallel configurations, the groups and communicators they need.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
@@ -29,6 +31,8 @@
 
 pub use meshgrad_autograd as autograd;
 pub use meshgrad_ckpt as ckpt;
+pub use meshgrad_dist as dist;
+pub use meshgrad_mesh as mesh;
 pub use meshgrad_models as models;
 pub use meshgrad_runtime as runtime;
 pub use meshgrad_train as train;
