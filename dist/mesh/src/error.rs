@@ -151,9 +151,9 @@ pub enum MeshError {
 
     /// A mesh that does not have all ranks of a world, or has others.
     #[error(
-        "the mesh {mesh} has {len} ranks and the world {world}: ranks {} are not in the mesh{}; \
-         change a size so that they multiply to {world}, or make the mesh of a part on purpose",
-        text::ranks(.missing), also_outside(.outside)
+        "the mesh {mesh} has {len} ranks and the world {world}: {}; change a size so that they multiply \
+         to {world}, or make the mesh of a part on purpose",
+        difference(.missing, .outside)
     )]
     NotTheWorld {
         /// The mesh.
@@ -195,7 +195,7 @@ pub enum MeshError {
     },
 
     /// More than one size that is to be found out.
-    #[error("{parts} of axis `{axis}`: only one size can be `auto`")]
+    #[error("{parts} of axis `{axis}`: only one size can be `auto`; give the other a number")]
     TwoAutos {
         /// The axis.
         axis: String,
@@ -204,7 +204,10 @@ pub enum MeshError {
     },
 
     /// Two parts with a rank in common.
-    #[error("rank {rank} is in part {first} ({first_mesh}) and in part {second} ({second_mesh})")]
+    #[error(
+        "rank {rank} is in part {first} ({first_mesh}) and in part {second} ({second_mesh}): parts \
+         share no rank; cut both out of one mesh with `at`, or list other ranks"
+    )]
     NotDisjoint {
         /// A rank in both.
         rank: usize,
@@ -271,11 +274,23 @@ fn suggestion(nearest: &Option<String>) -> String {
     }
 }
 
-fn also_outside(ranks: &[usize]) -> String {
-    match ranks {
-        [] => String::new(),
-        _ => format!(", and {} of the mesh not in the world", text::ranks(ranks)),
-    }
+fn difference(missing: &[usize], outside: &[usize]) -> String {
+    let missing = match missing {
+        [] => None,
+        _ => Some(format!(
+            "ranks {} have no place in the mesh",
+            text::ranks(missing)
+        )),
+    };
+    let outside = match outside {
+        [] => None,
+        _ => Some(format!(
+            "ranks {} of the mesh are not in the world",
+            text::ranks(outside)
+        )),
+    };
+    let both: Vec<String> = [missing, outside].into_iter().flatten().collect();
+    both.join(", ")
 }
 
 fn auto_hint(size: &usize, product: &usize) -> String {

@@ -256,12 +256,27 @@ impl RankLayout {
             outer: self.to_string(),
             inner: inner.to_string(),
         };
+        if inner.span() > self.len() || self.carries(inner) {
+            return Err(wrong());
+        }
         let mut modes: SmallVec<[Mode; 3]> = SmallVec::new();
         for mode in &inner.modes {
             let part = self.part(mode.size, mode.stride).ok_or_else(wrong)?;
             modes.extend_from_slice(&part.modes);
         }
         RankLayout::canonical(modes)
+    }
+
+    /// Whether adding up what the modes of `inner` choose leads from one mode of this layout into the
+    /// next: then the ranks are not what the modes give one by one.
+    fn carries(&self, inner: &RankLayout) -> bool {
+        let mut index_stride = 1;
+        self.modes.iter().rev().any(|mode| {
+            let digit = |chosen: &Mode| (chosen.end() - chosen.stride) / index_stride % mode.size;
+            let largest: usize = inner.modes.iter().map(digit).sum();
+            index_stride *= mode.size;
+            largest >= mode.size
+        })
     }
 
     /// Every `stride`-th, `size` of them: `size:stride` of its indices.
@@ -277,11 +292,12 @@ impl RankLayout {
                 skip /= mode.size;
                 continue;
             }
-            if !mode.size.is_multiple_of(skip) {
-                return None;
-            }
-            let left = mode.size / skip;
-            let here = left.min(take);
+            // All within this mode, or all that it has and the rest in the slower ones.
+            let here = match (take - 1).checked_mul(skip)? < mode.size {
+                true => take,
+                false if mode.size.is_multiple_of(skip) => mode.size / skip,
+                false => return None,
+            };
             if !take.is_multiple_of(here) {
                 return None;
             }

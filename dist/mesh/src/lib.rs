@@ -29,3 +29,8 @@ pub use mesh::{Axis, Mesh, Size};
 pub use mesh_set::MeshSet;
 pub use options::{CtaPolicy, GroupOptions};
 pub use relation::Relation;
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/mesh.md")]
+struct Guide;

@@ -1,0 +1,259 @@
+//! Meshes: every operation for every rank, against coordinates counted by hand.
+
+use meshgrad_mesh::{Hosts, Mesh, MeshError, Size, agree};
+use proptest::prelude::*;
+
+fn cube() -> Mesh {
+    Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
+}
+
+/// Ranks of a group, which must be.
+fn group(mesh: &Mesh, axes: &[&str], rank: usize) -> Vec<usize> {
+    mesh.group(axes, rank).unwrap().unwrap().ranks().to_vec()
+}
+
+fn groups(mesh: &Mesh, axes: &[&str]) -> Vec<Vec<usize>> {
+    let groups = mesh.groups(axes).unwrap();
+    groups.iter().map(|group| group.ranks().to_vec()).collect()
+}
+
+#[test]
+fn selecting_keeps_all_instances() {
+    let mesh = cube().select(["tp"]).unwrap();
+    assert_eq!((mesh.shape(), mesh.instances()), (vec![2], 4));
+    assert_eq!(mesh.ranks(), (0..8).collect::<Vec<_>>());
+    assert_eq!(group(&mesh, &["tp"], 5), [4, 5]);
+    assert_eq!(groups(&mesh, &["tp"]), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+    assert_eq!(mesh.to_string(), "tp 2 (4 instances)");
+}
+
+/// In torch 2.15 `mesh["tp", "pp"]` is a KeyError, unless one of them has size 1.
+#[test]
+fn axes_are_selected_in_any_order() {
+    let turned = cube().select(["tp", "pp"]).unwrap();
+    assert_eq!(group(&turned, &["tp", "pp"], 2), [2, 6, 3, 7]);
+    assert_eq!(turned.coordinate(6), Some(vec![0, 1]));
+
+    for sizes in [[1, 2, 2], [2, 1, 2], [2, 2, 1], [1, 1, 1]] {
+        let mesh = Mesh::new(&sizes, &["pp", "dp", "tp"]).unwrap();
+        let turned = mesh.select(["tp", "dp", "pp"]).unwrap();
+        let shape: Vec<usize> = sizes.into_iter().rev().collect();
+        assert_eq!(turned.shape(), shape);
+    }
+}
+
+/// In torch the flattened axis cannot be combined with the one between.
+#[test]
+fn axes_that_are_not_neighbours_are_flattened() {
+    let mesh = cube().flatten(["pp", "tp"], "outer").unwrap();
+    assert_eq!(mesh.to_string(), "outer 4 x dp 2");
+    assert_eq!(groups(&mesh, &["outer"]), [[0, 1, 4, 5], [2, 3, 6, 7]]);
+    assert_eq!(group(&mesh, &["dp", "outer"], 0), [0, 1, 4, 5, 2, 3, 6, 7]);
+    assert_eq!(mesh.local_rank("outer", 6).unwrap(), Some(2));
+
+    let back = mesh
+        .split("outer", &[("pp", Size::Auto), ("tp", 2.into())])
+        .unwrap();
+    assert_eq!(back.select(["pp", "dp", "tp"]).unwrap(), cube());
+}
+
+#[test]
+fn a_coordinate_can_be_fixed_that_is_not_mine() {
+    let second = cube().at("pp", 1).unwrap();
+    assert_eq!(second.ranks(), [4, 5, 6, 7]);
+    assert_eq!(second.group(["dp"], 1).unwrap(), None);
+    assert_eq!(second.coordinate(1), None);
+    assert_eq!(second.local_rank("dp", 1).unwrap(), None);
+    assert_eq!(group(&second, &["dp"], 5), [5, 7]);
+    // My peers in the next stage.
+    assert_eq!(cube().peer(1, "pp", 1).unwrap(), Some(5));
+    assert_eq!(cube().peer(9, "pp", 1).unwrap(), None);
+}
+
+#[test]
+fn listed_ranks_stand_where_they_were_put() {
+    let mesh = Mesh::of_ranks(&[7, 3, 5, 1], &[2, 2], &["dp", "tp"]).unwrap();
+    assert_eq!(group(&mesh, &["tp"], 3), [7, 3]);
+    assert_eq!(group(&mesh, &["dp"], 1), [3, 1]);
+    assert_eq!(mesh.coordinate(5), Some(vec![1, 0]));
+    assert!(!mesh.contains(0));
+
+    let same = Mesh::of_ranks(&[0, 1, 2, 3], &[2, 2], &["dp", "tp"]).unwrap();
+    assert_eq!(same, Mesh::new(&[2, 2], &["dp", "tp"]).unwrap());
+}
+
+#[test]
+fn no_axes_are_one_rank_at_a_time() {
+    let alone = cube().select::<&str>([]).unwrap();
+    assert_eq!((alone.len(), alone.instances()), (1, 8));
+    assert_eq!(group(&alone, &[], 3), [3]);
+    assert!(alone.group::<&str>([], 3).unwrap().unwrap().is_singleton());
+}
+
+#[test]
+fn parts_without_a_common_rank_are_a_set() {
+    let world = Mesh::new(&[2, 4], &["role", "rank"]).unwrap();
+    let trainer = world.at("role", 0).unwrap();
+    let rollout = world
+        .at("role", 1)
+        .unwrap()
+        .split("rank", &[("dp", Size::Auto), ("tp", 2.into())])
+        .unwrap();
+    let set = Mesh::disjoint(&[trainer.clone(), rollout.clone()]).unwrap();
+    let parts: Vec<_> = (0..9).map(|rank| set.part_of(rank)).collect();
+    let expected: Vec<_> = [0, 0, 0, 0, 1, 1, 1, 1].map(Some).into();
+    assert_eq!((&parts[..8], parts[8]), (&expected[..], None));
+
+    let listed = Mesh::of_ranks(&[9, 6], &[2], &["dp"]).unwrap();
+    let error = Mesh::disjoint(&[trainer, rollout, listed]).unwrap_err();
+    let MeshError::NotDisjoint {
+        rank,
+        first,
+        second,
+        ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((rank, first, second), (6, 1, 2));
+}
+
+#[test]
+fn ranks_that_disagree_are_named() {
+    let right = Mesh::new(&[2, 4], &["dp", "tp"]).unwrap().fingerprint();
+    let wrong = Mesh::new(&[4, 2], &["dp", "tp"]).unwrap().fingerprint();
+    let mut all = vec![right.clone(); 8];
+    assert_eq!(agree(&all), Ok(()));
+    assert_eq!(agree(&[]), Ok(()));
+
+    all[5] = wrong.clone();
+    let MeshError::Disagreement(holders) = agree(&all).unwrap_err() else {
+        panic!()
+    };
+    assert!(holders[0].starts_with("ranks [0, 1, 2, 3, 4, 6, 7] have dp 2 x tp 4"));
+    assert!(holders[1].starts_with("ranks [5] have dp 4 x tp 2"));
+    assert_ne!(right.digest, wrong.digest);
+}
+
+/// Everything that makes two meshes different makes their fingerprints different.
+#[test]
+fn fingerprints_tell_meshes_apart() {
+    let mesh = cube();
+    let mut others = vec![
+        mesh.clone(),
+        Mesh::new(&[2, 2, 2], &["pp", "dp", "cp"]).unwrap(),
+        Mesh::new(&[2, 2, 2, 1], &["pp", "dp", "tp", "cp"]).unwrap(),
+        Mesh::of_ranks(&[1, 0, 2, 3, 4, 5, 6, 7], &[2, 2, 2], &["pp", "dp", "tp"]).unwrap(),
+        Mesh::of_ranks(&[0, 1, 2, 3, 4, 5, 7, 6], &[2, 2, 2], &["pp", "dp", "tp"]).unwrap(),
+        Mesh::new(&[8], &["world"]).unwrap(),
+        mesh.flatten(["dp", "tp"], "x").unwrap(),
+        mesh.flatten(["tp", "dp"], "x").unwrap(),
+    ];
+    for axis in ["pp", "dp", "tp"] {
+        others.push(mesh.select([axis]).unwrap());
+        others.push(mesh.at(axis, 0).unwrap());
+        others.push(mesh.at(axis, 1).unwrap());
+    }
+    for (at, one) in others.iter().enumerate() {
+        for (other_at, other) in others.iter().enumerate() {
+            let same = one.fingerprint() == other.fingerprint();
+            assert_eq!(same, at == other_at, "{one} and {other}");
+            assert_eq!(one == other, at == other_at, "{one} and {other}");
+        }
+    }
+    // A digest is compared between machines: it must not change by itself.
+    assert_eq!(mesh.fingerprint().digest, 8_212_109_845_703_789_109);
+}
+
+#[test]
+fn hosts_are_counted() {
+    let hosts = Hosts::uniform(4).unwrap();
+    assert_eq!(hosts.crossed(&[0, 3]), 1);
+    assert_eq!(hosts.crossed(&[3, 4, 8, 9]), 3);
+    let listed = Hosts::Listed(vec![0, 0, 1]);
+    assert_eq!((listed.of(2), listed.of(3)), (Some(1), None));
+    assert_eq!(Hosts::uniform(0), Err(MeshError::NoRanks));
+}
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// A mesh with random sizes, and some of its axes in some order.
+fn meshes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
+    prop::collection::vec(1..=4usize, 1..=5).prop_flat_map(|sizes| {
+        let all: Vec<usize> = (0..sizes.len()).collect();
+        let some = prop::sample::subsequence(all.clone(), 0..=all.len()).prop_shuffle();
+        (Just(sizes), some)
+    })
+}
+
+/// The coordinate of a rank, counted.
+fn counted(sizes: &[usize], rank: usize) -> Vec<usize> {
+    let mut rest = rank;
+    let mut coordinate: Vec<usize> = sizes
+        .iter()
+        .rev()
+        .map(|size| {
+            let along = rest % size;
+            rest /= size;
+            along
+        })
+        .collect();
+    coordinate.reverse();
+    coordinate
+}
+
+proptest! {
+    /// A group along some axes are the ranks that share the other coordinates, in the order that the
+    /// axes were named.
+    #[test]
+    fn groups_share_their_other_coordinates((sizes, chosen) in meshes()) {
+        let mesh = Mesh::new(&sizes, &NAMES[..sizes.len()]).unwrap();
+        let names: Vec<&str> = chosen.iter().map(|axis| NAMES[*axis]).collect();
+        let world: usize = sizes.iter().product();
+
+        for rank in 0..world {
+            let mine = counted(&sizes, rank);
+            prop_assert_eq!(mesh.coordinate(rank), Some(mine.clone()));
+            let others = |rank: usize| {
+                let coordinate = counted(&sizes, rank);
+                (0..sizes.len()).all(|at| chosen.contains(&at) || coordinate[at] == mine[at])
+            };
+            let key = |rank: &usize| -> Vec<usize> {
+                let coordinate = counted(&sizes, *rank);
+                chosen.iter().map(|at| coordinate[*at]).collect()
+            };
+            let mut expected: Vec<usize> = (0..world).filter(|rank| others(*rank)).collect();
+            expected.sort_by_key(key);
+            prop_assert_eq!(group(&mesh, &names, rank), expected.clone());
+
+            let flat = mesh.flatten(&names, "flat").unwrap();
+            prop_assert_eq!(group(&flat, &["flat"], rank), expected.clone());
+            let selected = mesh.select(&names).unwrap();
+            prop_assert_eq!(group(&selected, &names, rank), expected);
+            let selected_coordinate = selected.coordinate(rank).unwrap();
+            prop_assert_eq!(selected_coordinate, key(&rank));
+        }
+        let all = groups(&mesh, &names).concat();
+        prop_assert_eq!(all.len(), world);
+    }
+
+    /// Fixing a coordinate keeps those that have it.
+    #[test]
+    fn fixing_keeps_those_that_have_it((sizes, chosen) in meshes(), at in any::<prop::sample::Index>()) {
+        let mesh = Mesh::new(&sizes, &NAMES[..sizes.len()]).unwrap();
+        let world: usize = sizes.iter().product();
+        let mut fixed = mesh.clone();
+        let mut wanted = Vec::new();
+        for axis in chosen {
+            let index = at.index(sizes[axis]);
+            fixed = fixed.at(NAMES[axis], index).unwrap();
+            wanted.push((axis, index));
+        }
+        for rank in 0..world {
+            let coordinate = counted(&sizes, rank);
+            let kept = wanted.iter().all(|(axis, index)| coordinate[*axis] == *index);
+            prop_assert_eq!(fixed.contains(rank), kept);
+        }
+        prop_assert_eq!(fixed.ranks().len(), fixed.len());
+    }
+}
