@@ -9,12 +9,15 @@
 //! - [`agree`]: whether ranks have the same mesh.
 
 mod agreement;
+mod arrangement;
 mod error;
 mod group;
 mod hosts;
 mod layout;
 mod mesh;
 mod mesh_set;
+mod place;
+mod place_error;
 mod placement;
 mod rank_map;
 mod relation;
@@ -27,5 +30,7 @@ pub use hosts::Hosts;
 pub use layout::{Mode, RankLayout};
 pub use mesh::{Axis, Mesh, Size};
 pub use mesh_set::MeshSet;
+pub use place::Place;
+pub use place_error::PlaceError;
 pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
