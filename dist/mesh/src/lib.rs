@@ -22,6 +22,7 @@ mod placement;
 mod rank_map;
 mod relation;
 mod text;
+mod transition;
 
 pub use agreement::{Fingerprint, agree};
 pub use error::{MAX_RANKS, MeshError, Result};
@@ -34,3 +35,4 @@ pub use place::Place;
 pub use place_error::PlaceError;
 pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
+pub use transition::{Action, Combine, Link, LinkCosts, Step, Traffic, Transition};
