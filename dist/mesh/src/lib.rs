@@ -6,6 +6,7 @@
 //!
 //! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
 //! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
+//! - [`Place`]: where a tensor is, and the box of each rank; [`Transition`]: from one place to another.
 //! - [`agree`]: whether ranks have the same mesh.
 
 mod agreement;

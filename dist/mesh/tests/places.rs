@@ -218,7 +218,8 @@ fn a_place_has_one_form() {
         place(&[("dp", SUM), ("tp", AVG)]).partials(),
         [("dp", Reduction::Sum), ("tp", Reduction::Avg)]
     );
-    let single = Place::new(&Mesh::new(&[], &[]).unwrap(), [("", shard(0)); 0], &[2]).unwrap();
+    let no_axes: [(&str, Placement); 0] = [];
+    let single = Place::new(&Mesh::new(&[], &[]).unwrap(), no_axes, &[2]).unwrap();
     assert_eq!(single.to_string(), "on one rank");
     assert_eq!(single.local_shape(0), Some(vec![2]));
 }
@@ -244,9 +245,9 @@ fn ragged_sizes_are_those_given() {
 #[test]
 fn boxes_follow_the_mesh() {
     let listed = Mesh::of_ranks(&[5, 3], &[2], &["tp"]).unwrap();
-    let place = Place::new(&listed, [("tp", shard(0))], &[4]).unwrap();
-    assert_eq!(place.region(5), Some(vec![0..2]));
-    assert_eq!(place.region(3), Some(vec![2..4]));
+    let place = Place::new(&listed, [("tp", shard(0))], &[4, 1]).unwrap();
+    assert_eq!(place.region(5).as_deref(), Some(&[0..2, 0..1][..]));
+    assert_eq!(place.region(3).as_deref(), Some(&[2..4, 0..1][..]));
     assert_eq!(place.region(0), None);
 
     let rows = mesh(&[2, 2]).select(["b"]).unwrap();
@@ -268,8 +269,8 @@ fn errors_name_the_way_out() {
     );
     assert_eq!(
         said(&[("dp", shard(0)), ("dp", SUM)]),
-        "axis `dp` is placed twice, as shard(0) and as partial(sum): a tensor lies in one way along \
-         an axis"
+        "axis `dp` is placed twice, as shard(0) and as partial(sum): a tensor lies in one way \
+         along an axis"
     );
     assert_eq!(
         said(&[("dp", shard(2))]),
@@ -294,8 +295,8 @@ fn errors_name_the_way_out() {
     );
     assert_eq!(
         said(&[("dp", shard(0)), ("tp", Placement::ragged(0, [2, 1, 1]))]),
-        "axis `tp` cuts dim 0 into [2, 1, 1] inside of what `dp` cut, whose pieces have [3, 4]: one \
-         list of sizes divides equal pieces only; name `tp` before them, or cut evenly"
+        "axis `tp` cuts dim 0 into [2, 1, 1] inside of what `dp` cut, whose pieces have [3, 4]: \
+         one list of sizes divides equal pieces only; name `tp` before them, or cut evenly"
     );
     assert_eq!(
         said(&[("dp", SUM), ("tp", MAX)]),

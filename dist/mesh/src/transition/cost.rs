@@ -1,8 +1,8 @@
 //! What a collective takes, by a model of rings with a few constants.
 //!
 //! A ring of n ranks passes a piece on n - 1 times (2 (n - 1) times to reduce and give back), so a
-//! step takes `launch + hops x latency + bytes / bandwidth` of the slowest link on its way. The model
-//! ranks plans; it does not predict a run.
+//! step takes `launch + hops x latency + bytes / bandwidth` of the slowest link on its way. The
+//! model ranks plans; it does not predict a run.
 
 use std::collections::BTreeMap;
 
@@ -34,8 +34,8 @@ pub struct LinkCosts {
 }
 
 /// The constants of torch 2.15's model (`torch/distributed/tensor/_collective_utils.py`), which are
-/// for Ampere and Hopper hosts: 6.6 us to begin; 0.6 us and 87.7 GB/s over NVLink; 2.7 us and 22 % of
-/// that bandwidth across hosts.
+/// for Ampere and Hopper hosts: 6.6 us to begin; 0.6 us and 87.7 GB/s over NVLink; 2.7 us and 22 %
+/// of that bandwidth across hosts.
 impl Default for LinkCosts {
     fn default() -> LinkCosts {
         LinkCosts {
@@ -77,6 +77,8 @@ pub(crate) struct Prices<'a> {
     element_bits: u64,
     /// Whether groups along these axes cross hosts.
     crossing: BTreeMap<SmallVec<[usize; 4]>, bool>,
+    /// Boxes that were looked at.
+    effort: u64,
 }
 
 impl<'a> Prices<'a> {
@@ -94,38 +96,66 @@ impl<'a> Prices<'a> {
             links,
             element_bits: element_bits as u64,
             crossing: BTreeMap::new(),
+            effort: 0,
         }
+    }
+
+    /// How many boxes were looked at to find prices: work, without a clock.
+    pub(crate) fn effort(&self) -> u64 {
+        self.effort
     }
 
     /// What a move from `from` sends, and the nanoseconds that it takes.
     pub(crate) fn price(&mut self, from: &Arrangement, step: &Move) -> (Traffic, u64) {
-        let ranks: usize = step
-            .axes
-            .iter()
-            .map(|axis| self.frame.sizes[*axis])
-            .product();
-        let others = ranks as u64 - 1;
-        let (traffic, hops) = match step.action {
-            Action::Slice | Action::MakePartial(_) => return (Traffic::default(), 0),
-            Action::AllGather => (self.ring(others, from.largest_len(self.frame)), others),
-            Action::ReduceScatter(_) => {
-                (self.ring(others, step.to.largest_len(self.frame)), others)
-            }
+        let traffic = self.traffic(from, step);
+        let link = self.link(step);
+        let carried = (u128::from(traffic.bytes()) * u128::from(link.ns_per_mib)) >> 20;
+        (
+            traffic,
+            self.waited(step).saturating_add(saturated(carried)),
+        )
+    }
+
+    /// The nanoseconds that a move takes at least, whatever it sends.
+    pub(crate) fn waited(&mut self, step: &Move) -> u64 {
+        let hops = match step.action {
+            Action::Slice | Action::MakePartial(_) => return 0,
+            Action::AllGather | Action::ReduceScatter(_) | Action::AllToAll => self.others(step),
+            Action::AllReduce(_) => 2 * self.others(step),
+        };
+        let latency = self.link(step).latency_ns;
+        self.links
+            .launch_ns
+            .saturating_add(hops.saturating_mul(latency))
+    }
+
+    fn traffic(&mut self, from: &Arrangement, step: &Move) -> Traffic {
+        self.effort += 1;
+        let others = self.others(step);
+        match step.action {
+            Action::Slice | Action::MakePartial(_) => Traffic::default(),
+            Action::AllGather => self.ring(others, from.largest_len(self.frame)),
+            Action::ReduceScatter(_) => self.ring(others, step.to.largest_len(self.frame)),
             Action::AllReduce(_) => {
                 let bytes = u128::from(self.bytes(from.largest_len(self.frame)));
-                let each = (2 * u128::from(others) * bytes).div_ceil(ranks as u128);
-                (both_ways(saturated(each)), 2 * others)
+                let each = (2 * u128::from(others) * bytes).div_ceil(u128::from(others) + 1);
+                both_ways(saturated(each))
             }
-            Action::AllToAll => (self.exchange(from, &step.to), others),
-        };
-        let link = match self.crosses_hosts(&step.axes) {
+            Action::AllToAll => self.exchange(from, &step.to),
+        }
+    }
+
+    /// The ranks of a group but one.
+    fn others(&self, step: &Move) -> u64 {
+        let sizes = step.axes.iter().map(|axis| self.frame.sizes[*axis]);
+        sizes.product::<usize>() as u64 - 1
+    }
+
+    fn link(&mut self, step: &Move) -> Link {
+        match self.crosses_hosts(&step.axes) {
             true => self.links.across,
             false => self.links.within,
-        };
-        let carried = (u128::from(traffic.bytes()) * u128::from(link.ns_per_mib)) >> 20;
-        let waited = hops.saturating_mul(link.latency_ns);
-        let ns = self.links.launch_ns.saturating_add(waited);
-        (traffic, ns.saturating_add(saturated(carried)))
+        }
     }
 
     fn ring(&self, others: u64, elements: u64) -> Traffic {
@@ -153,7 +183,7 @@ impl<'a> Prices<'a> {
     }
 
     /// What ranks do not keep, exactly: the boxes of the most burdened.
-    fn exchange(&self, from: &Arrangement, to: &Arrangement) -> Traffic {
+    fn exchange(&mut self, from: &Arrangement, to: &Arrangement) -> Traffic {
         let dims = 0..self.frame.shape.len();
         let (changed, same): (Vec<usize>, Vec<usize>) =
             dims.partition(|dim| from.cuts_of(*dim) != to.cuts_of(*dim));
@@ -173,6 +203,7 @@ impl<'a> Prices<'a> {
         let mut most = Traffic::default();
         let mut coordinate: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.frame.sizes.len());
         loop {
+            self.effort += 1;
             let (mut held, mut wanted, mut kept) = (rest, rest, rest);
             for dim in &changed {
                 let old = from.range(*dim, &coordinate, self.frame);

@@ -1,9 +1,9 @@
 //! From one place to another: which collectives, in which order, and what they send.
 //!
-//! A plan is a value, equal on all ranks: every step says what is done along which axes and where the
-//! tensor is before and after, so that whoever carries it out needs nothing but the boxes of the two
-//! places. Nothing is hidden in an op: a transition happens where somebody asked for it, and its plan
-//! can be printed and counted before the first byte is sent.
+//! A plan is a value, equal on all ranks: every step says what is done along which axes and where
+//! the tensor is before and after, so that whoever carries it out needs nothing but the boxes of
+//! the two places. Nothing is hidden in an op: a transition happens where somebody asked for it,
+//! and its plan can be printed and counted before the first byte is sent.
 
 mod axis_by_axis;
 mod cost;
@@ -21,6 +21,24 @@ use cost::Prices;
 use moves::Move;
 
 /// The steps that lead from one place to another.
+///
+/// ```
+/// use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Place, Placement, Reduction, Transition};
+///
+/// let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
+/// let partial = Placement::Partial(Reduction::Sum);
+/// let from = Place::new(&mesh, [("dp", Placement::shard(0)), ("tp", partial)], &[64, 32])?;
+/// let columns = Placement::shard(1);
+/// let to = Place::new(&mesh, [("dp", Placement::shard(0)), ("tp", columns)], &[64, 32])?;
+///
+/// let plan = Transition::plan(&from, &to, 32, &Hosts::uniform(8)?, &LinkCosts::default())?;
+/// assert_eq!(
+///     plan.to_string(),
+///     "reduce_scatter(sum) over tp: dp: shard(0), tp: partial(sum) \
+///      -> dp: shard(0), tp: shard(1) (3072 bytes)"
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
     from: Place,
@@ -29,11 +47,11 @@ pub struct Transition {
 }
 
 impl Transition {
-    /// The quickest plan by the model of [`LinkCosts`] among those that send no more than going axis
-    /// by axis would, which is what torch's DTensor does (with its flattened meshes at hand).
+    /// The quickest plan by the model of [`LinkCosts`] among those that send no more than going
+    /// axis by axis would, which is what torch's DTensor does (with its flattened meshes at hand).
     ///
-    /// A partial target is a wish like others: what replicates becomes partial, locally. On the way a
-    /// value is never made partial for another reason.
+    /// A partial target is a wish like others: what replicates becomes partial, locally. On the way
+    /// a value is never made partial for another reason.
     ///
     /// Plans that move more than 4 axes at once go axis by axis.
     ///
@@ -159,8 +177,9 @@ impl Step {
         &self.to
     }
 
-    /// What the rank with the most to do sends and receives. Rings need equal pieces, so shorter ones
-    /// count as long as the largest, which they are padded to; an all_to_all is counted as it is.
+    /// What the rank with the most to do sends and receives. Rings need equal pieces, so shorter
+    /// ones count as long as the largest, which they are padded to; an all_to_all is counted as it
+    /// is.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
@@ -193,9 +212,9 @@ impl fmt::Display for Step {
 pub enum Action {
     /// Every rank keeps a part of what it has. Local.
     Slice,
-    /// What all have becomes parts of it. Local. For a sum the first rank of the group keeps what it
-    /// has and the others zeros, or, of what was cut, every rank its box and zeros around it; for a
-    /// maximum or mean all keep it.
+    /// What all have becomes parts of it. Local. For a sum the first rank of the group keeps what
+    /// it has and the others zeros, or, of what was cut, every rank its box and zeros around it;
+    /// for a maximum or mean all keep it.
     MakePartial(Reduction),
     /// Every rank of the group gets the boxes of all.
     AllGather,

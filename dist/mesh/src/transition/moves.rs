@@ -5,7 +5,7 @@
 //! | slice | an axis replicates | it cuts a dim, inside of all that do |
 //! | make_partial | an axis replicates, or is the innermost of its dim | it holds parts |
 //! | all_gather | axes are the innermost of their dims | they replicate |
-//! | all_to_all | axes are the innermost of their dims | they are again, in other dims or another order |
+//! | all_to_all | axes are the innermost of their dims | again, in other dims or another order |
 //! | reduce_scatter | axes hold parts | they cut dims, inside of all that do |
 //! | all_reduce | axes hold parts | they replicate |
 //!
@@ -167,8 +167,8 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// With one cut more at every place among those of its dim. The list is sorted by dim, so every way is
-/// made once.
+/// With one cut more at every place among those of its dim. The list is sorted by dim, so every way
+/// is made once.
 fn inserted(cuts: &[Cut], cut: &Cut) -> Vec<Vec<Cut>> {
     let begin = cuts.partition_point(|other| other.dim < cut.dim);
     let end = cuts.partition_point(|other| other.dim <= cut.dim);
@@ -212,8 +212,8 @@ fn options(frame: Frame, from: &Arrangement, to: &Arrangement, movable: &[usize]
     options
 }
 
-/// A dim along which a value can be reduced in pieces that are gathered again: one that divides, the
-/// longest of those.
+/// A dim along which a value can be reduced in pieces that are gathered again: one that divides,
+/// the longest of those.
 fn spare_dim(frame: Frame, movable: &[usize]) -> Option<usize> {
     let ranks: usize = movable.iter().map(|axis| frame.sizes[*axis]).product();
     let dims = 0..frame.shape.len();
@@ -267,8 +267,8 @@ pub(crate) fn all_reduce(state: &Arrangement, axes: &[usize], frame: Frame) -> M
     }
 }
 
-/// Lets an axis make a cut, inside of those that its dim has, whatever the axis did before. None where
-/// the sizes of the cut do not fit.
+/// Lets an axis make a cut, inside of those that its dim has, whatever the axis did before. None
+/// where the sizes of the cut do not fit.
 pub(crate) fn make_cut(state: &Arrangement, cut: &Cut, frame: Frame) -> Option<Move> {
     let mut to = without(state, &[cut.axis]);
     to.push(cut.clone(), frame).ok()?;

@@ -1,9 +1,9 @@
 //! The quickest way between two arrangements that does not send more than a bound.
 //!
-//! Dijkstra's algorithm on the model's time, with the bytes sent as a second measure: an arrangement
-//! is visited again when it is reached later but with fewer bytes sent, since the quickest way there
-//! may have spent what the rest needs. A plan is thus the quickest of those that send no more than the
-//! plan that goes axis by axis, and is never slower than that.
+//! Dijkstra's algorithm on the model's time, with the bytes sent as a second measure: an
+//! arrangement is visited again when it is reached later but with fewer bytes sent, since the
+//! quickest way there may have spent what the rest needs. A plan is thus the quickest of those that
+//! send no more than the plan that goes axis by axis, and is never slower than that.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -18,8 +18,8 @@ use crate::transition::moves::{Move, Moves};
 /// that which goes axis by axis.
 const MAX_AXES: usize = 4;
 
-/// Moves that a search looks at before it ends with the best that it has found so far.
-const MAX_MOVES: usize = 1 << 14;
+/// Boxes that a search looks at before it ends with the best that it has found so far.
+const MAX_EFFORT: u64 = 1 << 20;
 
 pub(crate) fn plan(
     frame: Frame,
@@ -76,7 +76,7 @@ fn search(
     let mut tree = Tree::default();
     let mut open = BinaryHeap::from([Reverse((Price::default(), None))]);
     let mut fewest: HashMap<Arrangement, u64> = HashMap::new();
-    let (mut best, mut tried) = (None, 0);
+    let mut best = None;
 
     while let Some(Reverse((price, at))) = open.pop() {
         let state = at.map_or(from, |at| tree.reached(at)).clone();
@@ -86,11 +86,13 @@ fn search(
         {
             continue;
         }
-        if state == *to || tried > MAX_MOVES {
+        if state == *to || prices.effort() > MAX_EFFORT {
             break;
         }
         for step in moves.from(&state) {
-            tried += 1;
+            if price.ns.saturating_add(prices.waited(&step)) > limit.ns {
+                continue;
+            }
             let next = price.with(&state, &step, prices);
             if next.ns > limit.ns || next.bytes > limit.bytes {
                 continue;

@@ -63,8 +63,8 @@ fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Place> {
     places
 }
 
-/// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves every
-/// rank with what it would have cut out of the whole value.
+/// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves
+/// every rank with what it would have cut out of the whole value.
 fn check(from: &Place, to: &Place) {
     let changed = from.partials().into_iter().any(|(axis, held)| {
         matches!(to.placement(axis).unwrap(), Placement::Partial(wanted) if wanted != held)
@@ -143,7 +143,7 @@ fn ragged_pairs_on_two_axes() {
     check_all(&places);
 }
 
-/// Every 97th pair.
+/// Every 37th pair.
 #[test]
 fn pairs_on_three_axes() {
     let places = places(&mesh(&[2, 2, 2]), &[5, 7], &[]);
@@ -151,11 +151,11 @@ fn pairs_on_three_axes() {
         .iter()
         .flat_map(|from| places.iter().map(move |to| (from, to)));
     let mut count = 0;
-    for (from, to) in pairs.step_by(97) {
+    for (from, to) in pairs.step_by(37) {
         check(from, to);
         count += 1;
     }
-    assert!(count > 400, "{count} pairs of {}", places.len());
+    assert!(count > 1000, "{count} pairs of {}", places.len());
 }
 
 /// What a plan says that it sends is what has to be sent, and no more where nothing is padded.
@@ -354,8 +354,8 @@ fn what_no_transition_does_is_an_error() {
     let elsewhere = Place::new(&flat, [("tp", shard(0))], &[4, 4]).unwrap();
     assert_eq!(
         error(&place(shard(0)), &elsewhere),
-        "the tensor is on the mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] and is wanted on the mesh tp 4 \
-         of ranks [0, 1, 2, 3]: a transition stays on one mesh; give both places on the mesh whose \
+        "the tensor is on the mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] and is wanted on the mesh \
+         tp 4 of ranks [0, 1, 2, 3]: a transition stays on one mesh; give both places on the mesh whose \
          axes these are made of (select, split, flatten)"
     );
 }

@@ -104,8 +104,8 @@ fn ranks(mesh: &Mesh, changes: &[Change]) -> u64 {
         .product()
 }
 
-/// How many steps torch makes one: neighbours that do the same, sums together with means, where a dim
-/// that is scattered divides.
+/// How many steps torch makes one: neighbours that do the same, sums together with means, where a
+/// dim that is scattered divides.
 fn neighbours(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
     let first = &changes[0];
     let same = changes
