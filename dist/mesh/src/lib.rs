@@ -6,9 +6,11 @@
 //!
 //! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
 //! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
+//! - [`Place`]: where a tensor is, and the box of each rank; [`Transition`]: from one place to another.
 //! - [`agree`]: whether ranks have the same mesh.
 
 mod agreement;
+mod arrangement;
 mod error;
 mod group;
 mod hosts;
@@ -16,9 +18,13 @@ mod layout;
 mod mesh;
 mod mesh_set;
 mod options;
+mod place;
+mod place_error;
+mod placement;
 mod rank_map;
 mod relation;
 mod text;
+mod transition;
 
 pub use agreement::{Fingerprint, agree};
 pub use error::{MAX_RANKS, MeshError, Result};
@@ -28,7 +34,11 @@ pub use layout::{Mode, RankLayout};
 pub use mesh::{Axis, Mesh, Size};
 pub use mesh_set::MeshSet;
 pub use options::{CtaPolicy, GroupOptions};
+pub use place::Place;
+pub use place_error::PlaceError;
+pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
+pub use transition::{Action, Combine, Link, LinkCosts, Step, Traffic, Transition};
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

@@ -1,0 +1,253 @@
+//! What a collective takes, by a model of rings with a few constants.
+//!
+//! A ring of n ranks passes a piece on n - 1 times (2 (n - 1) times to reduce and give back), so a
+//! step takes `launch + hops x latency + bytes / bandwidth` of the slowest link on its way. The
+//! model ranks plans; it does not predict a run.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use crate::arrangement::{Arrangement, Frame};
+use crate::transition::moves::Move;
+use crate::{Action, Hosts, Mesh};
+
+/// What a link between two ranks takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// Nanoseconds from one rank to the next.
+    pub latency_ns: u64,
+    /// Nanoseconds for 2^20 bytes. 11,956 are 87.7 GB/s.
+    pub ns_per_mib: u64,
+}
+
+/// What communication takes, for [`Transition::plan`](crate::Transition::plan) to compare plans.
+/// Constants of a machine: measure an all_gather of two sizes on it, within a host and across.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LinkCosts {
+    /// Nanoseconds to begin a collective.
+    pub launch_ns: u64,
+    /// Between ranks of one host.
+    pub within: Link,
+    /// Between ranks of two hosts.
+    pub across: Link,
+}
+
+/// The constants of torch 2.15's model (`torch/distributed/tensor/_collective_utils.py`), which are
+/// for Ampere and Hopper hosts: 6.6 us to begin; 0.6 us and 87.7 GB/s over NVLink; 2.7 us and 22 %
+/// of that bandwidth across hosts.
+impl Default for LinkCosts {
+    fn default() -> LinkCosts {
+        LinkCosts {
+            launch_ns: 6_600,
+            within: Link {
+                latency_ns: 600,
+                ns_per_mib: 11_956,
+            },
+            across: Link {
+                latency_ns: 2_700,
+                ns_per_mib: 54_347,
+            },
+        }
+    }
+}
+
+/// Bytes of the rank that has the most to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Traffic {
+    /// Most that a rank sends.
+    pub sent: u64,
+    /// Most that a rank receives.
+    pub received: u64,
+}
+
+impl Traffic {
+    /// The larger of both: links carry both ways at once.
+    pub fn bytes(self) -> u64 {
+        self.sent.max(self.received)
+    }
+}
+
+/// Prices moves of one tensor.
+pub(crate) struct Prices<'a> {
+    frame: Frame<'a>,
+    mesh: &'a Mesh,
+    hosts: &'a Hosts,
+    links: &'a LinkCosts,
+    element_bits: u64,
+    /// Whether groups along these axes cross hosts.
+    crossing: BTreeMap<SmallVec<[usize; 4]>, bool>,
+    /// Boxes that were looked at.
+    effort: u64,
+}
+
+impl<'a> Prices<'a> {
+    pub(crate) fn new(
+        frame: Frame<'a>,
+        mesh: &'a Mesh,
+        hosts: &'a Hosts,
+        links: &'a LinkCosts,
+        element_bits: usize,
+    ) -> Prices<'a> {
+        Prices {
+            frame,
+            mesh,
+            hosts,
+            links,
+            element_bits: element_bits as u64,
+            crossing: BTreeMap::new(),
+            effort: 0,
+        }
+    }
+
+    /// How many boxes were looked at to find prices: work, without a clock.
+    pub(crate) fn effort(&self) -> u64 {
+        self.effort
+    }
+
+    /// What a move from `from` sends, and the nanoseconds that it takes.
+    pub(crate) fn price(&mut self, from: &Arrangement, step: &Move) -> (Traffic, u64) {
+        let traffic = self.traffic(from, step);
+        let link = self.link(step);
+        let carried = (u128::from(traffic.bytes()) * u128::from(link.ns_per_mib)) >> 20;
+        (
+            traffic,
+            self.waited(step).saturating_add(saturated(carried)),
+        )
+    }
+
+    /// The nanoseconds that a move takes at least, whatever it sends.
+    pub(crate) fn waited(&mut self, step: &Move) -> u64 {
+        let hops = match step.action {
+            Action::Slice | Action::MakePartial(_) => return 0,
+            Action::AllGather | Action::ReduceScatter(_) | Action::AllToAll => self.others(step),
+            Action::AllReduce(_) => 2 * self.others(step),
+        };
+        let latency = self.link(step).latency_ns;
+        self.links
+            .launch_ns
+            .saturating_add(hops.saturating_mul(latency))
+    }
+
+    fn traffic(&mut self, from: &Arrangement, step: &Move) -> Traffic {
+        self.effort += 1;
+        let others = self.others(step);
+        match step.action {
+            Action::Slice | Action::MakePartial(_) => Traffic::default(),
+            Action::AllGather => self.ring(others, from.largest_len(self.frame)),
+            Action::ReduceScatter(_) => self.ring(others, step.to.largest_len(self.frame)),
+            Action::AllReduce(_) => {
+                let bytes = u128::from(self.bytes(from.largest_len(self.frame)));
+                let each = (2 * u128::from(others) * bytes).div_ceil(u128::from(others) + 1);
+                both_ways(saturated(each))
+            }
+            Action::AllToAll => self.exchange(from, &step.to),
+        }
+    }
+
+    /// The ranks of a group but one.
+    fn others(&self, step: &Move) -> u64 {
+        let sizes = step.axes.iter().map(|axis| self.frame.sizes[*axis]);
+        sizes.product::<usize>() as u64 - 1
+    }
+
+    fn link(&mut self, step: &Move) -> Link {
+        match self.crosses_hosts(&step.axes) {
+            true => self.links.across,
+            false => self.links.within,
+        }
+    }
+
+    fn ring(&self, others: u64, elements: u64) -> Traffic {
+        both_ways(self.bytes(elements).saturating_mul(others))
+    }
+
+    /// Whole bytes.
+    fn bytes(&self, elements: u64) -> u64 {
+        saturated((u128::from(elements) * u128::from(self.element_bits)).div_ceil(8))
+    }
+
+    fn crosses_hosts(&mut self, axes: &[usize]) -> bool {
+        let mut key: SmallVec<[usize; 4]> = axes.into();
+        key.sort_unstable();
+        let (mesh, hosts) = (self.mesh, self.hosts);
+        let crosses = |axes: &SmallVec<[usize; 4]>| {
+            let names: SmallVec<[&str; 4]> =
+                axes.iter().map(|at| mesh.axes()[*at].name()).collect();
+            let groups = mesh
+                .groups(names.as_slice())
+                .expect("axes of the mesh, each once");
+            groups.iter().any(|group| hosts.crossed(group.ranks()) > 1)
+        };
+        *self.crossing.entry(key).or_insert_with_key(crosses)
+    }
+
+    /// What ranks do not keep, exactly: the boxes of the most burdened.
+    fn exchange(&mut self, from: &Arrangement, to: &Arrangement) -> Traffic {
+        let dims = 0..self.frame.shape.len();
+        let (changed, same): (Vec<usize>, Vec<usize>) =
+            dims.partition(|dim| from.cuts_of(*dim) != to.cuts_of(*dim));
+        let rest: u64 = same
+            .iter()
+            .map(|dim| from.largest(*dim, self.frame) as u64)
+            .product();
+
+        let mut axes: SmallVec<[usize; 8]> = changed
+            .iter()
+            .flat_map(|dim| from.cuts_of(*dim).iter().chain(to.cuts_of(*dim)))
+            .map(|cut| cut.axis)
+            .collect();
+        axes.sort_unstable();
+        axes.dedup();
+
+        let mut most = Traffic::default();
+        let mut coordinate: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.frame.sizes.len());
+        loop {
+            self.effort += 1;
+            let (mut held, mut wanted, mut kept) = (rest, rest, rest);
+            for dim in &changed {
+                let old = from.range(*dim, &coordinate, self.frame);
+                let new = to.range(*dim, &coordinate, self.frame);
+                let both = old
+                    .end
+                    .min(new.end)
+                    .saturating_sub(old.start.max(new.start));
+                held *= old.len() as u64;
+                wanted *= new.len() as u64;
+                kept *= both as u64;
+            }
+            most.sent = most.sent.max(held - kept);
+            most.received = most.received.max(wanted - kept);
+            if !advance(&mut coordinate, &axes, self.frame.sizes) {
+                break;
+            }
+        }
+        Traffic {
+            sent: self.bytes(most.sent),
+            received: self.bytes(most.received),
+        }
+    }
+}
+
+/// To the next coordinate along some axes; false after the last.
+fn advance(coordinate: &mut [usize], axes: &[usize], sizes: &[usize]) -> bool {
+    for axis in axes {
+        coordinate[*axis] += 1;
+        if coordinate[*axis] < sizes[*axis] {
+            return true;
+        }
+        coordinate[*axis] = 0;
+    }
+    false
+}
+
+fn both_ways(bytes: u64) -> Traffic {
+    Traffic {
+        sent: bytes,
+        received: bytes,
+    }
+}
+
+fn saturated(value: u128) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}

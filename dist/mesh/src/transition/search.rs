@@ -1,0 +1,151 @@
+//! The quickest way between two arrangements that does not send more than a bound.
+//!
+//! Dijkstra's algorithm on the model's time, with the bytes sent as a second measure: an
+//! arrangement is visited again when it is reached later but with fewer bytes sent, since the
+//! quickest way there may have spent what the rest needs. A plan is thus the quickest of those that
+//! send no more than the plan that goes axis by axis, and is never slower than that.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use crate::Action;
+use crate::arrangement::{Arrangement, Frame};
+use crate::transition::axis_by_axis;
+use crate::transition::cost::Prices;
+use crate::transition::moves::{Move, Moves};
+
+/// Most axes that a search moves at once. Beyond, there are too many arrangements, and the plan is
+/// that which goes axis by axis.
+const MAX_AXES: usize = 4;
+
+/// Boxes that a search looks at before it ends with the best that it has found so far.
+const MAX_EFFORT: u64 = 1 << 20;
+
+pub(crate) fn plan(
+    frame: Frame,
+    from: &Arrangement,
+    to: &Arrangement,
+    prices: &mut Prices,
+) -> Vec<Move> {
+    let bound = axis_by_axis::plan(frame, from, to);
+    let moves = Moves::new(frame, from, to);
+    if moves.axes() > MAX_AXES {
+        return merge_slices(bound);
+    }
+    let limit = price_of(from, &bound, prices);
+    let found = search(from, to, &moves, limit, prices);
+    merge_slices(found.unwrap_or(bound))
+}
+
+/// Time and bytes of a way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Price {
+    ns: u64,
+    bytes: u64,
+    steps: usize,
+}
+
+impl Price {
+    fn with(self, from: &Arrangement, step: &Move, prices: &mut Prices) -> Price {
+        let (traffic, ns) = prices.price(from, step);
+        Price {
+            ns: self.ns.saturating_add(ns),
+            bytes: self.bytes.saturating_add(traffic.bytes()),
+            steps: self.steps + 1,
+        }
+    }
+}
+
+fn price_of(from: &Arrangement, moves: &[Move], prices: &mut Prices) -> Price {
+    let mut price = Price::default();
+    let mut state = from;
+    for step in moves {
+        price = price.with(state, step, prices);
+        state = &step.to;
+    }
+    price
+}
+
+fn search(
+    from: &Arrangement,
+    to: &Arrangement,
+    moves: &Moves,
+    mut limit: Price,
+    prices: &mut Prices,
+) -> Option<Vec<Move>> {
+    let mut tree = Tree::default();
+    let mut open = BinaryHeap::from([Reverse((Price::default(), None))]);
+    let mut fewest: HashMap<Arrangement, u64> = HashMap::new();
+    let mut best = None;
+
+    while let Some(Reverse((price, at))) = open.pop() {
+        let state = at.map_or(from, |at| tree.reached(at)).clone();
+        if fewest
+            .get(&state)
+            .is_some_and(|bytes| *bytes <= price.bytes)
+        {
+            continue;
+        }
+        if state == *to || prices.effort() > MAX_EFFORT {
+            break;
+        }
+        for step in moves.from(&state) {
+            if price.ns.saturating_add(prices.waited(&step)) > limit.ns {
+                continue;
+            }
+            let next = price.with(&state, &step, prices);
+            if next.ns > limit.ns || next.bytes > limit.bytes {
+                continue;
+            }
+            let arrives = step.to == *to;
+            let node = tree.add(at, step);
+            if arrives && best.is_none_or(|(price, _)| next < price) {
+                limit.ns = next.ns;
+                best = Some((next, node));
+            }
+            open.push(Reverse((next, Some(node))));
+        }
+        fewest.insert(state, price.bytes);
+    }
+    best.map(|(_, at)| tree.way_to(at))
+}
+
+/// Moves, each with the one before it.
+#[derive(Default)]
+struct Tree {
+    nodes: Vec<(Option<usize>, Move)>,
+}
+
+impl Tree {
+    fn add(&mut self, before: Option<usize>, step: Move) -> usize {
+        self.nodes.push((before, step));
+        self.nodes.len() - 1
+    }
+
+    fn reached(&self, at: usize) -> &Arrangement {
+        &self.nodes[at].1.to
+    }
+
+    fn way_to(&self, at: usize) -> Vec<Move> {
+        let before = |at: &usize| self.nodes[*at].0;
+        let backwards = std::iter::successors(Some(at), before);
+        let mut way: Vec<Move> = backwards.map(|at| self.nodes[at].1.clone()).collect();
+        way.reverse();
+        way
+    }
+}
+
+/// Slices that follow each other are one.
+fn merge_slices(moves: Vec<Move>) -> Vec<Move> {
+    let mut merged: Vec<Move> = Vec::with_capacity(moves.len());
+    for step in moves {
+        match merged.last_mut() {
+            Some(last) if last.action == step.action && step.action == Action::Slice => {
+                last.axes.extend(step.axes);
+                last.to = step.to;
+            }
+            _ => merged.push(step),
+        }
+    }
+    merged
+}

@@ -1,0 +1,361 @@
+//! Plans from place to place, carried out on simulated ranks and compared with torch's.
+
+mod simulate;
+mod torch;
+
+use meshgrad_mesh::{
+    Action, Hosts, LinkCosts, Mesh, Place, PlaceError, Placement, Reduction, Transition,
+};
+use simulate::{Tensor, inside};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+fn mesh(sizes: &[usize]) -> Mesh {
+    Mesh::new(sizes, &NAMES[..sizes.len()]).unwrap()
+}
+
+fn shard(dim: usize) -> Placement {
+    Placement::shard(dim)
+}
+
+fn partial(reduction: Reduction) -> Placement {
+    Placement::Partial(reduction)
+}
+
+/// Hosts of two ranks, 4 bytes an element.
+fn plan(from: &Place, to: &Place) -> Result<Transition, PlaceError> {
+    Transition::plan(from, to, 32, &Hosts::Uniform(2), &LinkCosts::default())
+}
+
+/// All on one host.
+fn plan_within(from: &Place, to: &Place) -> Transition {
+    Transition::plan(from, to, 32, &Hosts::Uniform(64), &LinkCosts::default()).unwrap()
+}
+
+/// Every way to lie along each axis, in every explicit order, each place once.
+fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Place> {
+    let mut kinds = vec![Placement::Replicate, shard(0), shard(1)];
+    kinds.extend([Reduction::Sum, Reduction::Max, Reduction::Avg].map(partial));
+    kinds.extend_from_slice(ragged);
+
+    let mut lists: Vec<Vec<(&str, Placement)>> = vec![Vec::new()];
+    for axis in &NAMES[..mesh.axes().len()] {
+        let longer = |list: &Vec<(&'static str, Placement)>| {
+            let mut lists = Vec::new();
+            for kind in &kinds {
+                for at in 0..=list.len() {
+                    let mut list = list.clone();
+                    list.insert(at, (*axis, kind.clone()));
+                    lists.push(list);
+                }
+            }
+            lists
+        };
+        lists = lists.iter().flat_map(longer).collect();
+    }
+    let mut places: Vec<Place> = Vec::new();
+    for list in lists {
+        match Place::new(mesh, list, shape) {
+            Ok(place) if !places.contains(&place) => places.push(place),
+            _ => {}
+        }
+    }
+    places
+}
+
+/// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves
+/// every rank with what it would have cut out of the whole value.
+fn check(from: &Place, to: &Place) {
+    let changed = from.partials().into_iter().any(|(axis, held)| {
+        matches!(to.placement(axis).unwrap(), Placement::Partial(wanted) if wanted != held)
+    });
+    let plan = match plan(from, to) {
+        Ok(plan) => plan,
+        Err(error) => {
+            assert!(
+                changed && matches!(error, PlaceError::OtherReduction { .. }),
+                "{error}"
+            );
+            return;
+        }
+    };
+    assert!(!changed, "{from:?} to {to:?}: {plan}");
+    let mut at = from;
+    for step in plan.steps() {
+        assert_eq!(step.from(), at, "{plan}");
+        at = step.to();
+    }
+    assert_eq!(at, to, "{plan}");
+
+    let tensor = Tensor::at(from);
+    let value = tensor.value(from);
+    let moved = tensor.run(&plan);
+    moved.check_boxes(to);
+    assert_eq!(moved.value(to), value, "{from:?} to {to:?}: {plan}");
+}
+
+fn check_all(places: &[Place]) {
+    for from in places {
+        for to in places {
+            check(from, to);
+        }
+    }
+}
+
+#[test]
+fn all_pairs_on_one_axis() {
+    for ranks in [2, 3, 4] {
+        for shape in [[1, 3], [3, 5], [5, 7], [7, 1], [8, 4]] {
+            let mut sizes = vec![0; ranks];
+            sizes[ranks - 1] = shape[0];
+            let last = Placement::ragged(0, sizes.clone());
+            sizes[0] = 1;
+            sizes[ranks - 1] -= 1;
+            let places = places(
+                &mesh(&[ranks]),
+                &shape,
+                &[last, Placement::ragged(0, sizes)],
+            );
+            assert!(places.len() >= 7);
+            check_all(&places);
+        }
+    }
+}
+
+#[test]
+fn all_pairs_on_two_axes() {
+    for sizes in [[2, 2], [2, 3], [3, 2]] {
+        for shape in [[1, 3], [5, 7]] {
+            let places = places(&mesh(&sizes), &shape, &[]);
+            assert_eq!(places.len(), 34);
+            check_all(&places);
+        }
+    }
+}
+
+/// Ragged cuts outside and inside of even ones, and of each other.
+#[test]
+fn ragged_pairs_on_two_axes() {
+    let ragged = [Placement::ragged(0, [1, 5]), Placement::ragged(0, [0, 3])];
+    let places = places(&mesh(&[2, 2]), &[6, 3], &ragged);
+    let is_ragged = |place: &&Place| place.to_string().contains('+');
+    assert_eq!(places.iter().filter(is_ragged).count(), 14);
+    check_all(&places);
+}
+
+/// Every 37th pair.
+#[test]
+fn pairs_on_three_axes() {
+    let places = places(&mesh(&[2, 2, 2]), &[5, 7], &[]);
+    let pairs = places
+        .iter()
+        .flat_map(|from| places.iter().map(move |to| (from, to)));
+    let mut count = 0;
+    for (from, to) in pairs.step_by(37) {
+        check(from, to);
+        count += 1;
+    }
+    assert!(count > 1000, "{count} pairs of {}", places.len());
+}
+
+/// What a plan says that it sends is what has to be sent, and no more where nothing is padded.
+#[test]
+fn traffic_is_what_moves() {
+    for (sizes, shape) in [([2, 2], [8, 8]), ([2, 3], [12, 12]), ([3, 2], [5, 7])] {
+        let places = places(&mesh(&sizes), &shape, &[]);
+        for (from, to) in places
+            .iter()
+            .flat_map(|from| places.iter().map(move |to| (from, to)))
+        {
+            let Ok(plan) = plan(from, to) else { continue };
+            for step in plan.steps() {
+                let moved = match step.action() {
+                    Action::AllGather | Action::AllToAll => missing(step.from(), step.to()),
+                    _ => continue,
+                };
+                let said = step.traffic().received;
+                let padded = step.action() == Action::AllGather && shape == [5, 7];
+                assert!(said == moved || padded && said > moved, "{step}: {moved}");
+            }
+        }
+    }
+}
+
+/// Most bytes that a rank has to be sent.
+fn missing(from: &Place, to: &Place) -> u64 {
+    let missing = |rank: usize| {
+        let (before, after) = (inside(from, rank), inside(to, rank));
+        let missing = before
+            .iter()
+            .zip(&after)
+            .filter(|(before, after)| !**before && **after);
+        4 * missing.count() as u64
+    };
+    (0..from.mesh().len()).map(missing).max().unwrap()
+}
+
+/// And never slower, by the same model. What torch merges may be quicker where it pads more for it.
+#[test]
+fn never_more_bytes_than_torch() {
+    let (mut fewer, mut count) = (0, 0);
+    for torch in torch::plans() {
+        let meshes: &[&[usize]] = match torch.from.len() {
+            1 => &[&[2], &[3], &[4]],
+            2 => &[&[2, 2], &[2, 3], &[3, 2]],
+            _ => &[&[2, 2, 2]],
+        };
+        for sizes in meshes {
+            for shape in [[1, 3], [5, 7], [24, 36], [2400, 3600]] {
+                let mesh = mesh(sizes);
+                let from = torch::place(&mesh, &torch.from, &shape);
+                let to = torch::place(&mesh, &torch.to, &shape);
+                let ours = plan_within(&from, &to);
+                let plain = torch.spends(&mesh, &shape, false);
+                let merged = torch.spends(&mesh, &shape, true);
+
+                let least = plain.bytes.min(merged.bytes);
+                assert!(
+                    ours.bytes() <= least,
+                    "{least} bytes against {}\n{ours}",
+                    ours.bytes()
+                );
+                let mut quickest = plain.ns;
+                if merged.bytes <= plain.bytes {
+                    quickest = quickest.min(merged.ns);
+                }
+                assert!(
+                    ours.ns() <= quickest,
+                    "{quickest} ns against {}\n{ours}",
+                    ours.ns()
+                );
+                fewer += usize::from(ours.bytes() < least);
+                count += 1;
+            }
+        }
+    }
+    assert_eq!(count, 4928);
+    assert!(fewer > 1000, "{fewer}");
+}
+
+fn lines(plan: &Transition) -> Vec<String> {
+    plan.to_string().lines().map(str::to_owned).collect()
+}
+
+fn on_two_axes(placements: [(&str, Placement); 2], shape: &[usize]) -> Place {
+    let mesh = Mesh::new(&[2, 4], &["dp", "tp"]).unwrap();
+    Place::new(&mesh, placements, shape).unwrap()
+}
+
+/// Over a slow network a sum is reduced within the hosts first, and only a quarter of it across.
+#[test]
+fn a_sum_is_reduced_in_the_host_first() {
+    let sum = || partial(Reduction::Sum);
+    let from = on_two_axes([("dp", sum()), ("tp", sum())], &[1 << 20, 8]);
+    let to = Place::replicated(from.mesh(), from.shape()).unwrap();
+    let across = Transition::plan(&from, &to, 32, &Hosts::Uniform(4), &LinkCosts::default());
+    assert_eq!(
+        lines(&across.unwrap()),
+        [
+            "reduce_scatter(sum) over tp: dp: partial(sum), tp: partial(sum) \
+             -> dp: partial(sum), tp: shard(0) (25165824 bytes)",
+            "all_reduce(sum) over dp: dp: partial(sum), tp: shard(0) \
+             -> dp: replicate, tp: shard(0) (8388608 bytes)",
+            "all_gather over tp: dp: replicate, tp: shard(0) \
+             -> dp: replicate, tp: replicate (25165824 bytes)",
+        ]
+    );
+    assert_eq!(
+        lines(&plan_within(&from, &to)),
+        [
+            "all_reduce(sum) over dp, tp: dp: partial(sum), tp: partial(sum) \
+          -> dp: replicate, tp: replicate (58720256 bytes)"
+        ]
+    );
+}
+
+/// Two orders of the same cuts: an element goes once at most, where a gather brings all to all.
+#[test]
+fn orders_are_exchanged_at_once() {
+    let from = on_two_axes([("dp", shard(0)), ("tp", shard(0))], &[4096, 4096]);
+    let to = on_two_axes([("tp", shard(0)), ("dp", shard(0))], &[4096, 4096]);
+    assert_eq!(
+        lines(&plan(&from, &to).unwrap()),
+        ["all_to_all over dp, tp: dp: shard(0), tp: shard(0) \
+          -> tp: shard(0), dp: shard(0) (8388608 bytes)"]
+    );
+}
+
+/// The axis in between is scattered, the others are one collective.
+#[test]
+fn axes_that_are_no_neighbours_reduce_together() {
+    let mesh = mesh(&[2, 2, 2]);
+    let sum = |axis| (axis, partial(Reduction::Sum));
+    let from = Place::new(&mesh, NAMES.map(sum), &[4096, 4096]).unwrap();
+    let to = Place::new(&mesh, [("b", shard(0))], &[4096, 4096]).unwrap();
+    assert_eq!(
+        lines(&plan_within(&from, &to)),
+        [
+            "reduce_scatter(sum) over b: a: partial(sum), b: partial(sum), c: partial(sum) \
+             -> a: partial(sum), b: shard(0), c: partial(sum) (33554432 bytes)",
+            "all_reduce(sum) over a, c: a: partial(sum), b: shard(0), c: partial(sum) \
+             -> a: replicate, b: shard(0), c: replicate (50331648 bytes)",
+        ]
+    );
+}
+
+#[test]
+fn nothing_is_done_for_nothing() {
+    for place in places(&mesh(&[2, 3]), &[5, 7], &[]) {
+        let plan = plan(&place, &place).unwrap();
+        assert_eq!(plan.to_string(), "nothing to do");
+        assert_eq!((plan.bytes(), plan.ns()), (0, 0));
+    }
+}
+
+/// As many axes as a search takes, where it may give up, and more.
+#[test]
+fn pairs_on_many_axes() {
+    for names in [&["a", "b", "c", "d"][..], &["a", "b", "c", "d", "e"]] {
+        let mesh = Mesh::new(&vec![2; names.len()], names).unwrap();
+        let place = |placement: Placement| {
+            let along = names.iter().map(|axis| (*axis, placement.clone()));
+            Place::new(&mesh, along.collect::<Vec<_>>(), &[20, 5]).unwrap()
+        };
+        let backwards: Vec<_> = names.iter().rev().map(|axis| (*axis, shard(0))).collect();
+        let backwards = Place::new(&mesh, backwards, &[20, 5]).unwrap();
+        check(&place(shard(0)), &place(shard(1)));
+        check(&place(shard(0)), &backwards);
+        check(&backwards, &place(partial(Reduction::Sum)));
+        check(&place(partial(Reduction::Sum)), &backwards);
+        check(&place(shard(1)), &place(partial(Reduction::Avg)));
+    }
+}
+
+#[test]
+fn what_no_transition_does_is_an_error() {
+    let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
+    let place = |placement| Place::new(&mesh, [("tp", placement)], &[4, 4]).unwrap();
+    let error = |from: &Place, to: &Place| plan(from, to).unwrap_err().to_string();
+
+    assert_eq!(
+        error(
+            &place(partial(Reduction::Sum)),
+            &place(partial(Reduction::Max))
+        ),
+        "axis `tp` holds a partial sum and a partial max is wanted: none becomes the other; reduce \
+         it (to replicate or shard), and make it a partial max from there if that is meant"
+    );
+    let reshaped = Place::new(&mesh, [("tp", shard(0))], &[16]).unwrap();
+    assert_eq!(
+        error(&place(shard(0)), &reshaped),
+        "the tensor is [4, 4] and is wanted as [16]: a transition moves, it does not reshape"
+    );
+    let flat = Mesh::new(&[4], &["tp"]).unwrap();
+    let elsewhere = Place::new(&flat, [("tp", shard(0))], &[4, 4]).unwrap();
+    assert_eq!(
+        error(&place(shard(0)), &elsewhere),
+        "the tensor is on the mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] and is wanted on the mesh \
+         tp 4 of ranks [0, 1, 2, 3]: a transition stays on one mesh; give both places on the mesh whose \
+         axes these are made of (select, split, flatten)"
+    );
+}

@@ -1,0 +1,172 @@
+//! Simulated ranks: what each holds of a tensor, and collectives by their definition.
+
+use std::ops::Range;
+
+use meshgrad_mesh::{Action, Combine, Place, Reduction, Step, Transition};
+
+/// What one rank holds: a value or nothing for each element of the global tensor, row-major.
+pub(crate) type Held = Vec<Option<i64>>;
+
+/// A tensor on all ranks of a mesh that has the ranks from 0.
+pub(crate) struct Tensor {
+    pub(crate) held: Vec<Held>,
+}
+
+/// Divisible by what means divide by.
+const UNIT: i64 = 36 * 36;
+
+impl Tensor {
+    /// Values that depend on the element and, where a value is made of parts, on the part.
+    pub(crate) fn at(place: &Place) -> Tensor {
+        let partials: Vec<&str> = place.partials().iter().map(|(axis, _)| *axis).collect();
+        let part = |rank: usize| -> usize {
+            let along = |axis: &&str| place.mesh().local_rank(axis, rank).unwrap().unwrap();
+            partials.iter().map(along).fold(1, |part, at| part * 7 + at)
+        };
+        let value = |at: usize, part: usize| {
+            let mixed = (at + 1)
+                .wrapping_mul(2_654_435_761)
+                .wrapping_mul(2 * part + 1);
+            ((mixed >> 3) % 97) as i64 * UNIT - 40 * UNIT
+        };
+        let hold = |rank: usize| {
+            let inside = inside(place, rank);
+            let filled = |(at, inside): (usize, bool)| inside.then(|| value(at, part(rank)));
+            inside.into_iter().enumerate().map(filled).collect()
+        };
+        Tensor {
+            held: (0..place.mesh().len()).map(hold).collect(),
+        }
+    }
+
+    /// The value of each element, by what the place says that ranks hold.
+    pub(crate) fn value(&self, place: &Place) -> Vec<i64> {
+        let len: usize = place.shape().iter().product();
+        let partials: Vec<(&str, Reduction)> = place.partials();
+        let axes: Vec<&str> = partials.iter().map(|(axis, _)| *axis).collect();
+        let mut value: Vec<Option<i64>> = vec![None; len];
+        for group in place.mesh().groups(&axes).unwrap() {
+            for (at, value) in value.iter_mut().enumerate() {
+                let parts: Option<Vec<i64>> = group
+                    .ranks()
+                    .iter()
+                    .map(|rank| self.held[*rank][at])
+                    .collect();
+                let Some(parts) = parts else { continue };
+                let reduced = reduced(&parts, &partials, place);
+                assert_eq!(
+                    *value.get_or_insert(reduced),
+                    reduced,
+                    "ranks of {place:?} differ"
+                );
+            }
+        }
+        value
+            .into_iter()
+            .map(|value| value.expect("an element that nobody holds"))
+            .collect()
+    }
+
+    /// Asserts that every rank holds its box and nothing else.
+    pub(crate) fn check_boxes(&self, place: &Place) {
+        for (rank, held) in self.held.iter().enumerate() {
+            let holds: Vec<bool> = held.iter().map(Option::is_some).collect();
+            assert_eq!(holds, inside(place, rank), "rank {rank} of {place:?}");
+        }
+    }
+
+    pub(crate) fn run(mut self, transition: &Transition) -> Tensor {
+        for step in transition.steps() {
+            self = self.step(step);
+            self.check_boxes(step.to());
+        }
+        self
+    }
+
+    fn step(&self, step: &Step) -> Tensor {
+        let rank = |rank: usize| -> Held {
+            let group = step.group(rank).unwrap();
+            let wanted = inside(step.to(), rank).into_iter().enumerate();
+            let members: Vec<&Held> = group.ranks().iter().map(|at| &self.held[*at]).collect();
+            let at_home = &self.held[rank];
+            let first = group.ranks()[0] == rank;
+            wanted
+                .map(|(at, wanted)| wanted.then(|| element(step, &members, at_home, first, at)))
+                .collect()
+        };
+        Tensor {
+            held: (0..self.held.len()).map(rank).collect(),
+        }
+    }
+}
+
+/// One element after a step, of a rank that wants it.
+fn element(step: &Step, members: &[&Held], mine: &Held, first: bool, at: usize) -> i64 {
+    match step.action() {
+        Action::Slice => mine[at].expect("a slice of what the rank has"),
+        Action::MakePartial(Reduction::Sum) => match step.dims().is_empty() {
+            true if first => mine[at].unwrap(),
+            true => 0,
+            false => mine[at].unwrap_or(0),
+        },
+        Action::MakePartial(_) => mine[at].unwrap(),
+        Action::AllGather | Action::AllToAll => {
+            let mut values = members.iter().filter_map(|held| held[at]);
+            let value = values.next().expect("a rank of the group that has it");
+            assert_eq!(values.next(), None, "two ranks have it: {step}");
+            value
+        }
+        Action::ReduceScatter(combine) | Action::AllReduce(combine) => {
+            let parts: Vec<i64> = members.iter().map(|held| held[at].unwrap()).collect();
+            combined(&parts, combine)
+        }
+        other => panic!("an action that is not simulated: {other}"),
+    }
+}
+
+fn combined(parts: &[i64], combine: Combine) -> i64 {
+    match combine.reduction {
+        Reduction::Max => *parts.iter().max().unwrap(),
+        Reduction::Sum => exact(parts.iter().sum(), combine.divisor),
+        other => panic!("a reduction of several: {other}"),
+    }
+}
+
+fn reduced(parts: &[i64], partials: &[(&str, Reduction)], place: &Place) -> i64 {
+    if partials
+        .iter()
+        .any(|(_, reduction)| *reduction == Reduction::Max)
+    {
+        return *parts.iter().max().unwrap();
+    }
+    let means = partials
+        .iter()
+        .filter(|(_, reduction)| *reduction == Reduction::Avg);
+    let divisor = means
+        .map(|(axis, _)| place.mesh().size(axis).unwrap())
+        .product();
+    exact(parts.iter().sum(), divisor)
+}
+
+fn exact(sum: i64, divisor: usize) -> i64 {
+    assert_eq!(sum % divisor as i64, 0, "a mean that is no whole number");
+    sum / divisor as i64
+}
+
+/// Which elements a rank's box has.
+pub(crate) fn inside(place: &Place, rank: usize) -> Vec<bool> {
+    let region = place.region(rank).unwrap();
+    let len: usize = place.shape().iter().product();
+    (0..len)
+        .map(|at| is_inside(&region, place.shape(), at))
+        .collect()
+}
+
+fn is_inside(region: &[Range<u64>], shape: &[usize], at: usize) -> bool {
+    let mut rest = at;
+    region.iter().zip(shape).rev().all(|(range, extent)| {
+        let index = rest % extent;
+        rest /= extent;
+        range.contains(&(index as u64))
+    })
+}

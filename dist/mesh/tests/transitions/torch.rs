@@ -1,0 +1,163 @@
+//! The steps that torch's greedy planner takes, and what they send.
+
+use meshgrad_mesh::{LinkCosts, Mesh, Place, Placement, Reduction};
+
+use crate::NAMES;
+
+/// One step: an axis, and how the tensor lies along it before and after.
+type Change<'a> = (usize, &'a str, &'a str);
+
+/// A line of the golden file: `S0 R -> R S0: 0 S0 R, 1 R S0`.
+pub(crate) struct TorchPlan<'a> {
+    pub(crate) from: Vec<&'a str>,
+    pub(crate) to: Vec<&'a str>,
+    changes: Vec<Change<'a>>,
+}
+
+pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
+    include_str!("../golden/torch-steps.txt")
+        .lines()
+        .map(TorchPlan::parse)
+        .collect()
+}
+
+impl<'a> TorchPlan<'a> {
+    fn parse(line: &'a str) -> TorchPlan<'a> {
+        let (ends, changes) = line.split_once(':').unwrap();
+        let (from, to) = ends.split_once(" -> ").unwrap();
+        let change = |text: &'a str| {
+            let mut words = text.split(' ');
+            let mut word = || words.next().unwrap();
+            (word().parse().unwrap(), word(), word())
+        };
+        let changes = changes.trim();
+        TorchPlan {
+            from: from.split(' ').collect(),
+            to: to.split(' ').collect(),
+            changes: match changes.is_empty() {
+                true => Vec::new(),
+                false => changes.split(", ").map(change).collect(),
+            },
+        }
+    }
+
+    /// By rings over pieces that are padded to the largest, as torch pads them; f32 on one host.
+    /// Merged, as where the user has made all flattened meshes, or not.
+    pub(crate) fn spends(&self, mesh: &Mesh, shape: &[usize], merged: bool) -> Spent {
+        let mut lies: Vec<&str> = self.from.clone();
+        let mut spent = Spent::default();
+        let mut rest = &self.changes[..];
+        while let Some(first) = rest.first() {
+            let before = largest(mesh, &lies, shape);
+            let len = match merged {
+                true => neighbours(mesh, rest, &before),
+                false => 1,
+            };
+            let (together, later) = rest.split_at(len);
+            for change in together {
+                lies[change.0] = change.2;
+            }
+            let after = largest(mesh, &lies, shape);
+            spent.add(first, ranks(mesh, together), &before, &after);
+            rest = later;
+        }
+        spent
+    }
+}
+
+/// What a plan spends: the bytes of the rank with the most to do, and time by the model.
+#[derive(Default)]
+pub(crate) struct Spent {
+    pub(crate) bytes: u64,
+    pub(crate) ns: u64,
+}
+
+impl Spent {
+    fn add(&mut self, change: &Change, ranks: u64, before: &[usize], after: &[usize]) {
+        let size = |shape: &[usize]| 4 * shape.iter().product::<usize>() as u64;
+        let others = ranks - 1;
+        let (bytes, hops) = match (change.1.chars().next(), change.2.chars().next()) {
+            (Some('S'), Some('R')) => (others * size(before), others),
+            (Some('S'), Some('S')) => {
+                let mut piece = before.to_vec();
+                let dim = dim(change.2);
+                piece[dim] = piece[dim].div_ceil(ranks as usize);
+                (others * size(&piece), others)
+            }
+            (Some('P' | 'A'), Some('R')) => {
+                ((2 * others * size(before)).div_ceil(ranks), 2 * others)
+            }
+            (Some('P' | 'A'), Some('S')) => (others * size(after), others),
+            _ => return,
+        };
+        let links = LinkCosts::default();
+        self.bytes += bytes;
+        self.ns += links.launch_ns + hops * links.within.latency_ns;
+        self.ns += (bytes * links.within.ns_per_mib) >> 20;
+    }
+}
+
+fn ranks(mesh: &Mesh, changes: &[Change]) -> u64 {
+    changes
+        .iter()
+        .map(|change| mesh.shape()[change.0] as u64)
+        .product()
+}
+
+/// How many steps torch makes one: neighbours that do the same, sums together with means, where a
+/// dim that is scattered divides.
+fn neighbours(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
+    let first = &changes[0];
+    let same = changes
+        .iter()
+        .take_while(|next| merges(first, next))
+        .count();
+    let scatters = is_partial(first.1) && first.2.starts_with('S');
+    let divides = |len: usize| {
+        let ranks = ranks(mesh, &changes[..len]);
+        (before[dim(first.2)] as u64).is_multiple_of(ranks)
+    };
+    match same {
+        0 => 1,
+        _ if scatters && !divides(same) => 1,
+        _ => same,
+    }
+}
+
+/// No all_to_all, and nothing local.
+fn merges(first: &Change, next: &Change) -> bool {
+    let collective = first.1 != "R" && (is_partial(first.1) || first.2 == "R");
+    let same = first.1 == next.1 || is_partial(first.1) && is_partial(next.1);
+    collective && same && first.2 == next.2
+}
+
+fn is_partial(name: &str) -> bool {
+    name == "P" || name == "A"
+}
+
+fn dim(name: &str) -> usize {
+    name[1..].parse().unwrap()
+}
+
+/// The largest local shape, where outer axes cut first.
+fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
+    let mut largest = shape.to_vec();
+    for (name, ranks) in lies.iter().zip(mesh.shape()) {
+        if name.starts_with('S') {
+            let dim = dim(name);
+            largest[dim] = largest[dim].div_ceil(ranks);
+        }
+    }
+    largest
+}
+
+pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Place {
+    let placement = |name: &&str| match *name {
+        "R" => Placement::Replicate,
+        "P" => Placement::Partial(Reduction::Sum),
+        "A" => Placement::Partial(Reduction::Avg),
+        name => Placement::shard(dim(name)),
+    };
+    let placements: Vec<_> = NAMES.iter().zip(names.iter().map(placement)).collect();
+    Place::new(mesh, placements, shape).unwrap()
+}
