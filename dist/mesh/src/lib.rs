@@ -6,17 +6,24 @@
 //!
 //! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
 //! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
+//! - [`Rule`]: what an op does with placements: what the results of its operands are, or the transition
+//!   that is missing.
 //! - [`agree`]: whether ranks have the same mesh.
 
 mod agreement;
+mod arrangement;
 mod error;
 mod group;
 mod hosts;
 mod layout;
 mod mesh;
 mod mesh_set;
+mod place;
+mod place_error;
+mod placement;
 mod rank_map;
 mod relation;
+mod rule;
 mod text;
 
 pub use agreement::{Fingerprint, agree};
@@ -26,4 +33,8 @@ pub use hosts::Hosts;
 pub use layout::{Mode, RankLayout};
 pub use mesh::{Axis, Mesh, Size};
 pub use mesh_set::MeshSet;
+pub use place::Place;
+pub use place_error::PlaceError;
+pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
+pub use rule::{Misplaced, Problem, Remedy, Rule, RuleError, Step};
