@@ -2,13 +2,12 @@
 //!
 //! `x: F[.. i], w: F[o i] -> y: F[.. o]` says which operands an op takes, which dims must agree,
 //! and what it returns. From it come the check of shapes and dtypes with its message, the result's
-//! shape, the count of FLOPs and bytes, the run on a meta device, and later the rule for sharded
-//! operands.
+//! shape, the count of FLOPs and bytes, the run on a meta device, and the rule for sharded operands.
 //!
 //! | written | meaning |
 //! |---|---|
 //! | `i` | a dim: the same extent wherever the name stands |
-//! | `i!` | the same, and the op needs the dim whole: it cannot be sharded |
+//! | `i!` | the same, and the op needs the dim whole: it cannot be sharded; `!` anywhere counts everywhere |
 //! | `2` | a dim of exactly this extent |
 //! | `..` | any leading dims, the same wherever it stands |
 //! | `~` | all dims, broadcast against each other; only by itself |
@@ -18,8 +17,14 @@
 //! | `T` | any dtype, the same for all that say `T`; `U` is another such choice |
 //! | `I`, `J` | an index dtype: i64, i32 or u32 |
 //! | `f32`, `bool`, ... | this dtype |
+//!
+//! A result that lacks a dim without `!` is a sum over that dim: a dim that an op uses up in any other
+//! way has a `!`. What the text cannot say stands behind it: in which operands the op is
+//! [linear](Signature::linear_in), and which dims are [blocks of another](Signature::grouped).
 
 use std::sync::OnceLock;
+
+use meshgrad_mesh::Rule;
 
 use crate::plan::Launcher;
 use crate::tensor::Fresh;
@@ -33,7 +38,10 @@ pub struct Signature {
     name: &'static str,
     spec: &'static str,
     flops_per_point: u64,
+    linear_in: &'static [&'static str],
+    grouped: Option<(&'static str, &'static str)>,
     parsed: OnceLock<Parsed>,
+    rule: OnceLock<Rule>,
 }
 
 impl Signature {
@@ -45,8 +53,26 @@ impl Signature {
             name,
             spec,
             flops_per_point,
+            linear_in: &[],
+            grouped: None,
             parsed: OnceLock::new(),
+            rule: OnceLock::new(),
         }
+    }
+
+    /// The same op, whose results are all linear in each of these operands: `["a", "b"]` for a
+    /// product, `["a + b"]` for a sum, which is linear in both together. So it can be given parts of
+    /// a sum, and returns such.
+    pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
+        self.linear_in = operands;
+        self
+    }
+
+    /// The same op, in which dim `many` is a multiple of dim `groups`, and each index of `groups` owns
+    /// a block of `many`: they can only be cut together.
+    pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
+        self.grouped = Some((many, groups));
+        self
     }
 
     /// The op's name.
@@ -57,6 +83,20 @@ impl Signature {
     /// The operands, as written.
     pub fn spec(&self) -> &'static str {
         self.spec
+    }
+
+    /// How the operands may lie on a mesh, and how the results lie then. Where the text leaves dims
+    /// open (`*`), they must be whole; [`Rule`] has others for ops whose dims are arguments.
+    pub fn rule(&self) -> &Rule {
+        self.rule.get_or_init(|| {
+            let rule = Rule::new(self.name, self.spec);
+            let rule = rule.and_then(|rule| rule.linear_in(self.linear_in));
+            let rule = rule.and_then(|rule| match self.grouped {
+                Some((many, groups)) => rule.grouped(many, groups),
+                None => Ok(rule),
+            });
+            rule.unwrap_or_else(|error| panic!("{error}"))
+        })
     }
 
     /// Checks `operands`, given in the order of the signature.

@@ -7,6 +7,8 @@
 //! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
 //! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
 //! - [`Place`]: where a tensor is, and the box of each rank; [`Transition`]: from one place to another.
+//! - [`Rule`]: what an op does with placements: what the results of its operands are, or the transition
+//!   that is missing.
 //! - [`agree`]: whether ranks have the same mesh.
 
 mod agreement;
@@ -23,6 +25,7 @@ mod place_error;
 mod placement;
 mod rank_map;
 mod relation;
+mod rule;
 mod text;
 mod transition;
 
@@ -38,6 +41,7 @@ pub use place::Place;
 pub use place_error::PlaceError;
 pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
+pub use rule::{Change, Misplaced, Problem, Remedy, Rule, RuleError};
 pub use transition::{Action, Combine, Link, LinkCosts, Step, Traffic, Transition};
 
 /// Compiles and runs the examples of the guide.

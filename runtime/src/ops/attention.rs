@@ -11,13 +11,16 @@ static ATTENTION: Signature = Signature::new(
     "attention",
     "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]",
     4,
-);
+)
+.grouped("h", "g");
 static ATTENTION_GRAD: Signature = Signature::new(
     "attention_grad",
     "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!], out: F[b t h d], lse: A[b h t], \
      dout: F[b t h d] -> dq: F[b t h d], dk: F[b s g d], dv: F[b s g d]",
     10,
-);
+)
+.grouped("h", "g")
+.linear_in(&["dout"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 

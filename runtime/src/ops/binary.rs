@@ -8,7 +8,10 @@ use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_
 
 /// Defines an op, and its signature, for each function of two float operands.
 macro_rules! binary_ops {
-    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $value:expr;)+) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = |$a:ident, $b:ident| $value:expr $(, linear in $($linear:literal),+)?;
+    )+) => {
         $(
             $(#[$doc])*
             ///
@@ -44,7 +47,8 @@ macro_rules! binary_ops {
 
             $(
                 pub(super) static $name: Signature =
-                    Signature::new(stringify!($name), "a: F[~], b: F[~] -> y: F[~]", 1);
+                    Signature::new(stringify!($name), "a: F[~], b: F[~] -> y: F[~]", 1)
+                        $(.linear_in(&[$($linear),+]))?;
             )+
         }
 
@@ -54,16 +58,16 @@ macro_rules! binary_ops {
 
 binary_ops! {
     /// a + b.
-    add = |a, b| a + b;
+    add = |a, b| a + b, linear in "a + b";
 
     /// a - b.
-    sub = |a, b| a - b;
+    sub = |a, b| a - b, linear in "a + b";
 
     /// a * b.
-    mul = |a, b| a * b;
+    mul = |a, b| a * b, linear in "a", "b";
 
     /// a / b.
-    div = |a, b| a / b;
+    div = |a, b| a / b, linear in "a";
 
     /// The larger of a and b; NaN where either is.
     maximum = |a, b| b.if_le(a, a, a.if_lt(b, b, a + b));
@@ -130,7 +134,8 @@ impl Function<1> for Affine {
     }
 }
 
-static ADD_INTO: Signature = Signature::new("add_into", "x: F[..], into: G[..] -> into: G[..]", 1);
+static ADD_INTO: Signature =
+    Signature::new("add_into", "x: F[..], into: G[..] -> into: G[..]", 1).linear_in(&["x"]);
 
 /// into += x, where `into` may have another float dtype: how gradients meet in their buffers.
 ///
@@ -243,7 +248,8 @@ comparisons! {
 }
 
 static CLAMP: Signature = Signature::new("clamp", "x: F[..] -> y: F[..]", 2);
-static CLAMP_GRAD: Signature = Signature::new("clamp_grad", "x: F[..], dy: F[..] -> dx: F[..]", 2);
+static CLAMP_GRAD: Signature =
+    Signature::new("clamp_grad", "x: F[..], dy: F[..] -> dx: F[..]", 2).linear_in(&["dy"]);
 
 /// x, but at least `low` and at most `high`; NaN stays.
 ///
@@ -328,7 +334,8 @@ static SELECT: Signature = Signature::new(
     "select",
     "condition: bool[~], a: T[~], b: T[~] -> y: T[~]",
     0,
-);
+)
+.linear_in(&["a + b"]);
 
 /// `a` where `condition` holds, `b` elsewhere (often called where).
 ///

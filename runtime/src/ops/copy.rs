@@ -14,12 +14,14 @@ use crate::{
     DType, Device, Element, Error, Fresh, Layout, Result, Shape, Signature, Tensor, for_any,
 };
 
-static CONTIGUOUS: Signature = Signature::new("contiguous", "x: T[..] -> y: T[..]", 0);
-static CAST: Signature = Signature::new("cast", "x: T[*] -> y: U[*]", 0);
+static CONTIGUOUS: Signature =
+    Signature::new("contiguous", "x: T[..] -> y: T[..]", 0).linear_in(&["x"]);
+static CAST: Signature = Signature::new("cast", "x: T[..] -> y: U[..]", 0);
 static COPY_INTO: Signature =
-    Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0);
+    Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0).linear_in(&["x"]);
 static FILL_INTO: Signature = Signature::new("fill_into", "into: T[..] -> into: T[..]", 0);
-static SLICE_GRAD: Signature = Signature::new("slice_grad", "dy: T[*] -> dx: T[*]", 0);
+static SLICE_GRAD: Signature =
+    Signature::new("slice_grad", "dy: T[*] -> dx: T[*]", 0).linear_in(&["dy"]);
 static COPY_AT_INTO: Signature = Signature::new(
     "copy_at_into",
     "x: T[*], into: T[*], at: i64[1] -> into: T[*]",

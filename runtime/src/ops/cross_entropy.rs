@@ -20,25 +20,28 @@ use crate::{Accumulator, Call, Error, Fresh, Result, Signature, Tensor, for_floa
 
 static LINEAR_CROSS_ENTROPY: Signature = Signature::new(
     "linear_cross_entropy",
-    "x: F[.. d!], w: F[v d!], labels: I[..] -> max: A[..], sum_exp: A[..], label_logit: A[..]",
+    "x: F[.. d!], w: F[v! d!], labels: I[..] -> max: A[..], sum_exp: A[..], label_logit: A[..]",
     2,
 );
 static GRAD_INPUT: Signature = Signature::new(
     "linear_cross_entropy_grad_input",
     "x: F[.. d!], w: F[v d!], labels: I[..], lse: A[..], dloss: A[..] -> dx: F[.. d]",
     4,
-);
+)
+.linear_in(&["dloss"]);
 static GRAD_WEIGHT_INTO: Signature = Signature::new(
     "linear_cross_entropy_grad_weight_into",
     "x: F[.. d!], w: F[v d!], labels: I[..], lse: A[..], dloss: A[..], dw: A[v d] -> dw: A[v d]",
     4,
-);
+)
+.linear_in(&["dloss"]);
 static GRAD_BOTH_INTO: Signature = Signature::new(
     "linear_cross_entropy_grad_both_into",
     "x: F[.. d!], w: F[v d!], labels: I[..], lse: A[..], dloss: A[..], dw: A[v d] \
      -> dx: F[.. d], dw: A[v d]",
     6,
-);
+)
+.linear_in(&["dloss"]);
 static CROSS_ENTROPY_SUM: Signature = Signature::new(
     "cross_entropy_sum",
     "lse: F[..], label_logit: F[..], labels: I[..] -> loss: F[], count: F[]",

@@ -7,12 +7,14 @@ use crate::cpu::embedding as kernels;
 use crate::{Accumulator, DType, Result, Signature, Tensor, for_float, ops};
 
 static EMBEDDING: Signature =
-    Signature::new("embedding", "table: F[v! d], ids: I[..] -> y: F[.. d]", 0);
+    Signature::new("embedding", "table: F[v! d], ids: I[..] -> y: F[.. d]", 0)
+        .linear_in(&["table"]);
 static EMBEDDING_GRAD_INTO: Signature = Signature::new(
     "embedding_grad_into",
     "dy: F[.. d], ids: I[..], dtable: A[v! d] -> dtable: A[v d]",
     0,
-);
+)
+.linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO];
 

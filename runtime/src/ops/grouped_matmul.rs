@@ -16,19 +16,22 @@ use crate::{Accumulator, Call, Float, Result, Signature, Tensor, for_float};
 
 static GROUPED_MATMUL_NT: Signature = Signature::new(
     "grouped_matmul_nt",
-    "x: F[c i], w: F[g o i], offsets: i64[b] -> y: F[c o]",
+    "x: F[c! i], w: F[g! o i], offsets: i64[b!] -> y: F[c o]",
     2,
-);
+)
+.linear_in(&["x", "w"]);
 static GROUPED_MATMUL_GRAD_INPUT: Signature = Signature::new(
     "grouped_matmul_grad_input",
-    "dy: F[c o], w: F[g o i], offsets: i64[b] -> dx: F[c i]",
+    "dy: F[c! o], w: F[g! o i], offsets: i64[b!] -> dx: F[c i]",
     2,
-);
+)
+.linear_in(&["dy", "w"]);
 static GROUPED_MATMUL_GRAD_WEIGHT: Signature = Signature::new(
     "grouped_matmul_grad_weight_into",
-    "dy: F[c o], x: F[c i], offsets: i64[b], into: A[g o i] -> into: A[g o i]",
+    "dy: F[c! o], x: F[c! i], offsets: i64[b!], into: A[g! o i] -> into: A[g o i]",
     2,
-);
+)
+.linear_in(&["dy", "x"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[
     &GROUPED_MATMUL_NT,

@@ -11,13 +11,16 @@ use crate::{
     Call, DType, Error, Float, Fresh, Read, Result, Shape, Signature, Tensor, for_any, for_float,
 };
 
-static CONCAT: Signature = Signature::new("concat", "first: T[*], other: T[*] -> y: T[*]", 0);
-static INDEX_SELECT: Signature = Signature::new("index_select", "x: T[*], ids: I[m] -> y: T[*]", 0);
+static CONCAT: Signature = Signature::new("concat", "first: T[*], other: T[*] -> y: T[*]", 0)
+    .linear_in(&["first + other"]);
+static INDEX_SELECT: Signature =
+    Signature::new("index_select", "x: T[*], ids: I[m] -> y: T[*]", 0).linear_in(&["x"]);
 static INDEX_SELECT_GRAD: Signature =
-    Signature::new("index_select_grad", "dy: F[*], ids: I[m] -> dx: F[*]", 0);
-static GATHER: Signature = Signature::new("gather", "x: T[*], index: I[*] -> y: T[*]", 0);
+    Signature::new("index_select_grad", "dy: F[*], ids: I[m] -> dx: F[*]", 0).linear_in(&["dy"]);
+static GATHER: Signature =
+    Signature::new("gather", "x: T[*], index: I[*] -> y: T[*]", 0).linear_in(&["x"]);
 static SCATTER_ADD: Signature =
-    Signature::new("scatter_add", "src: F[..], index: I[..] -> y: F[*]", 0);
+    Signature::new("scatter_add", "src: F[..], index: I[..] -> y: F[*]", 0).linear_in(&["src"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[
     &CONCAT,

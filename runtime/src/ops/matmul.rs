@@ -7,24 +7,29 @@ use crate::cuda::matmul::{Matrices, Product, product};
 use crate::ops::contiguous_range;
 use crate::{Accumulator, Call, Float, Layout, Result, Signature, Tensor, for_float};
 
-static LINEAR: Signature = Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2);
+static LINEAR: Signature =
+    Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2).linear_in(&["x", "w"]);
 static LINEAR_GRAD_INPUT: Signature = Signature::new(
     "linear_grad_input",
     "dy: F[.. o], w: F[o i] -> dx: F[.. i]",
     2,
-);
+)
+.linear_in(&["dy", "w"]);
 static LINEAR_GRAD_WEIGHT: Signature = Signature::new(
     "linear_grad_weight_into",
     "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]",
     2,
-);
+)
+.linear_in(&["dy", "x"]);
 static MATMUL: Signature =
-    Signature::new("matmul", "a: F[.. m k], b: F[.. k n] -> c: F[.. m n]", 2);
+    Signature::new("matmul", "a: F[.. m k], b: F[.. k n] -> c: F[.. m n]", 2)
+        .linear_in(&["a", "b"]);
 static MATMUL_INTO: Signature = Signature::new(
     "matmul_into",
     "a: F[.. m k], b: F[.. k n], into: A[.. m n] -> into: A[.. m n]",
     2,
-);
+)
+.linear_in(&["a", "b"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[
     &LINEAR,

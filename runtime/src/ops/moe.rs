@@ -26,41 +26,47 @@ static ROUTER_TOP_K_BIASED: Signature = Signature::new(
 );
 static ROUTER_TOP_K_GRAD: Signature = Signature::new(
     "router_top_k_grad",
-    "probabilities: F[n e!], indices: i32[n k], dweights: F[n k] -> dprobabilities: F[n e!]",
+    "probabilities: F[n e!], indices: i32[n k!], dweights: F[n k!] -> dprobabilities: F[n e!]",
     0,
-);
+)
+.linear_in(&["dweights"]);
 static EXPERT_ORDER: Signature = Signature::new(
     "expert_order",
-    "indices: I[n k] -> offsets: i64[g], order: i32[c], place: i32[n k]",
+    "indices: I[n! k!] -> offsets: i64[g], order: i32[c], place: i32[n k]",
     0,
 );
 static EXPERT_COUNTS: Signature =
-    Signature::new("expert_counts", "offsets: i64[g] -> counts: f32[e]", 0);
+    Signature::new("expert_counts", "offsets: i64[g!] -> counts: f32[e]", 0);
 static PERMUTE: Signature = Signature::new(
     "permute_tokens",
-    "x: F[n h], order: i32[c], offsets: i64[g] -> y: F[c h]",
+    "x: F[n! h], order: i32[c!], offsets: i64[g!] -> y: F[c h]",
     0,
-);
+)
+.linear_in(&["x"]);
 static PERMUTE_GRAD: Signature = Signature::new(
     "permute_tokens_grad",
-    "dy: F[c h], place: i32[n k] -> dx: F[n h]",
+    "dy: F[c! h], place: i32[n k] -> dx: F[n h]",
     0,
-);
+)
+.linear_in(&["dy"]);
 static UNPERMUTE: Signature = Signature::new(
     "unpermute_tokens",
-    "y: F[c h], weights: G[n k], place: i32[n k] -> out: F[n h]",
+    "y: F[c! h], weights: G[n k], place: i32[n k] -> out: F[n h]",
     0,
-);
+)
+.linear_in(&["y", "weights"]);
 static UNPERMUTE_GRAD_INPUT: Signature = Signature::new(
     "unpermute_tokens_grad_input",
-    "dout: F[n h], weights: G[n k], order: i32[c], offsets: i64[g] -> dy: F[c h]",
+    "dout: F[n! h], weights: G[n! k!], order: i32[c!], offsets: i64[g!] -> dy: F[c h]",
     0,
-);
+)
+.linear_in(&["dout", "weights"]);
 static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
     "unpermute_tokens_grad_weights",
-    "dout: F[n h], y: F[c h], place: i32[n k] -> dweights: A[n k]",
+    "dout: F[n h], y: F[c! h], place: i32[n k] -> dweights: A[n k]",
     0,
-);
+)
+.linear_in(&["dout", "y"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[
     &ROUTER_TOP_K,

@@ -17,12 +17,14 @@ static RMS_NORM_GRAD_INPUT: Signature = Signature::new(
     "rms_norm_grad_input",
     "dy: F[.. d!], x: F[.. d!], w: F[d!], inv_rms: A[..] -> dx: F[.. d]",
     8,
-);
+)
+.linear_in(&["dy", "w"]);
 static RMS_NORM_GRAD_WEIGHT_INTO: Signature = Signature::new(
     "rms_norm_grad_weight_into",
     "dy: F[.. d], x: F[.. d], inv_rms: A[..], dw: A[d] -> dw: A[d]",
     3,
-);
+)
+.linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] =
     &[&RMS_NORM, &RMS_NORM_GRAD_INPUT, &RMS_NORM_GRAD_WEIGHT_INTO];

@@ -12,8 +12,9 @@ use crate::{DType, Device, Draw, Element, Error, Float, Fresh, Result, Shape, Si
 
 static UNIFORM_INTO: Signature = Signature::new("uniform_into", "into: F[..] -> into: F[..]", 2);
 static NORMAL_INTO: Signature = Signature::new("normal_into", "into: F[..] -> into: F[..]", 40);
-static DROPOUT: Signature = Signature::new("dropout", "x: F[..] -> y: F[..]", 1);
-static DROPOUT_GRAD: Signature = Signature::new("dropout_grad", "dy: F[..] -> dx: F[..]", 1);
+static DROPOUT: Signature = Signature::new("dropout", "x: F[..] -> y: F[..]", 1).linear_in(&["x"]);
+static DROPOUT_GRAD: Signature =
+    Signature::new("dropout_grad", "dy: F[..] -> dx: F[..]", 1).linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] =
     &[&UNIFORM_INTO, &NORMAL_INTO, &DROPOUT, &DROPOUT_GRAD];

@@ -3,8 +3,8 @@
 use crate::cpu::reduce::{self as kernels, Fold};
 use crate::{Element, Error, Float, Result, Shape, Signature, Tensor, Wide, for_float};
 
-static SUM: Signature = Signature::new("sum", "x: F[*] -> y: F[*]", 1);
-static MEAN: Signature = Signature::new("mean", "x: F[*] -> y: F[*]", 1);
+static SUM: Signature = Signature::new("sum", "x: F[*] -> y: F[*]", 1).linear_in(&["x"]);
+static MEAN: Signature = Signature::new("mean", "x: F[*] -> y: F[*]", 1).linear_in(&["x"]);
 static MAX: Signature = Signature::new("max", "x: F[*] -> y: F[*]", 1);
 static MIN: Signature = Signature::new("min", "x: F[*] -> y: F[*]", 1);
 

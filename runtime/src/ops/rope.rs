@@ -17,12 +17,14 @@ static ROPE: Signature = Signature::new(
     "rope",
     "x: F[b t n d!], cos: f32[b t h!], sin: f32[b t h!] -> y: F[b t n d]",
     0,
-);
+)
+.linear_in(&["x"]);
 static ROPE_GRAD: Signature = Signature::new(
     "rope_grad",
     "dy: F[b t n d!], cos: f32[b t h!], sin: f32[b t h!] -> dx: F[b t n d]",
     0,
-);
+)
+.linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD];
 

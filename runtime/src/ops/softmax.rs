@@ -63,7 +63,7 @@ macro_rules! row_ops {
                     stringify!($grad),
                     "y: F[.. d!], dy: F[.. d!] -> dx: F[.. d]",
                     $grad_flops,
-                );
+                ).linear_in(&["dy"]);
             )+
         }
 

@@ -9,7 +9,8 @@ static SWIGLU_GRAD: Signature = Signature::new(
     "swiglu_grad",
     "gate_up: F[.. 2 f], dy: F[.. f] -> dgate_up: F[.. 2 f]",
     11,
-);
+)
+.linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&SWIGLU, &SWIGLU_GRAD];
 

@@ -12,7 +12,7 @@ use crate::{Number, Result, Signature, Tensor};
 macro_rules! unary_ops {
     ($(
         $(#[$doc:meta])*
-        $name:ident = |$x:ident| $value:expr, flops $flops:literal;
+        $name:ident = |$x:ident| $value:expr, flops $flops:literal $(, linear in $linear:literal)?;
         $grad:ident of $kept:ident = |$k:ident, $dy:ident| $slope:expr;
     )+) => {
         $(
@@ -75,12 +75,13 @@ macro_rules! unary_ops {
 
             $(
                 pub(super) static $name: Signature =
-                    Signature::new(stringify!($name), "x: F[..] -> y: F[..]", $flops);
+                    Signature::new(stringify!($name), "x: F[..] -> y: F[..]", $flops)
+                        $(.linear_in(&[$linear]))?;
                 pub(super) static $grad: Signature = Signature::new(
                     stringify!($grad),
                     concat!(stringify!($kept), ": F[..], dy: F[..] -> dx: F[..]"),
                     $flops + 1,
-                );
+                ).linear_in(&["dy"]);
             )+
         }
 
@@ -91,7 +92,7 @@ macro_rules! unary_ops {
 
 unary_ops! {
     /// -x.
-    neg = |x| -x, flops 1;
+    neg = |x| -x, flops 1, linear in "x";
     neg_grad of y = |_y, dy| -dy;
 
     /// |x|; its derivative at 0 is 0.

@@ -149,7 +149,7 @@ fn offsets_are_checked() {
         grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 4]))
             .unwrap_err()
             .to_string(),
-        "grouped_matmul_nt: `offsets` needs 3 elements for 2 groups; the op is `x: F[c i], w: F[g o i], \
-         offsets: i64[b] -> y: F[c o]` and was given x f32[4, 3], w f32[2, 5, 3], offsets i64[2]"
+        "grouped_matmul_nt: `offsets` needs 3 elements for 2 groups; the op is `x: F[c! i], w: F[g! o i], \
+         offsets: i64[b!] -> y: F[c o]` and was given x f32[4, 3], w f32[2, 5, 3], offsets i64[2]"
     );
 }

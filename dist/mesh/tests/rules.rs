@@ -1,0 +1,389 @@
+//! What ops can do with placements, and what errors say about the rest. That results are right is
+//! tested where there are ops: runtime/tests/sharding.rs.
+
+use meshgrad_mesh::{Division, Mesh, Place, Placement, Reduction, Rule, RuleError};
+use proptest::prelude::*;
+
+const R: Placement = Placement::Replicate;
+const P: Placement = Placement::Partial(Reduction::Sum);
+
+fn s(dim: usize) -> Placement {
+    Placement::shard(dim)
+}
+
+fn linear() -> Rule {
+    let rule = Rule::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]").unwrap();
+    rule.linear_in(&["x", "w"]).unwrap()
+}
+
+fn softmax() -> Rule {
+    Rule::new("softmax", "x: F[.. d!] -> y: F[.. d]").unwrap()
+}
+
+fn add() -> Rule {
+    let rule = Rule::new("add", "a: F[~], b: F[~] -> y: F[~]").unwrap();
+    rule.linear_in(&["a + b"]).unwrap()
+}
+
+fn rms_norm() -> Rule {
+    let text = "x: F[.. d!], w: F[d!] -> y: F[.. d], inv_rms: A[..]";
+    Rule::new("rms_norm", text).unwrap()
+}
+
+fn attention() -> Rule {
+    let text =
+        "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]";
+    Rule::new("attention", text)
+        .unwrap()
+        .grouped("h", "g")
+        .unwrap()
+}
+
+fn infer<const N: usize>(
+    rule: &Rule,
+    operands: [(&[usize], Placement); N],
+) -> Result<Vec<Placement>, RuleError> {
+    rule.infer("tp", 2, &operands)
+}
+
+/// Data, column and row parallel, and what is linear: all there is, of everything that could be.
+#[test]
+fn a_linear_layer_is_parallel_in_every_way_and_no_other() {
+    let all = [R, P, s(0), s(1), s(2), Placement::Partial(Reduction::Max)];
+    let mut allowed = Vec::new();
+    for x in &all {
+        for w in all.iter().filter(|w| w.dim() != Some(2)) {
+            let given = [(&[6, 5, 8][..], x.clone()), (&[4, 8], w.clone())];
+            if let Ok(y) = infer(&linear(), given) {
+                allowed.push((x.clone(), w.clone(), y[0].clone()));
+            }
+        }
+    }
+    let expected = [
+        (R, R, R),
+        (R, P, P),
+        (R, s(0), s(2)),
+        (P, R, P),
+        (s(0), R, s(0)),
+        (s(1), R, s(1)),
+        (s(2), s(1), P),
+    ];
+    assert_eq!(allowed, expected);
+}
+
+#[test]
+fn several_results_lie_each_in_its_way() {
+    let given = [(&[4, 6, 8][..], s(1)), (&[8], R)];
+    assert_eq!(infer(&rms_norm(), given).unwrap(), [s(1), s(1)]);
+
+    let gradient = "dy: F[.. d], x: F[.. d], inv_rms: A[..], dw: A[d] -> dw: A[d]";
+    let gradient = Rule::new("rms_norm_grad_weight_into", gradient).unwrap();
+    let rows = |dw| {
+        [
+            (&[4, 8][..], s(0)),
+            (&[4, 8], s(0)),
+            (&[4], s(0)),
+            (&[8], dw),
+        ]
+    };
+    assert_eq!(infer(&gradient, rows(P)).unwrap(), [P]);
+    assert!(infer(&gradient, rows(R)).is_err());
+}
+
+#[test]
+fn what_broadcasts_is_not_cut() {
+    let shapes = |a, b| [(&[4, 6][..], a), (&[6][..], b)];
+    assert_eq!(infer(&add(), shapes(s(1), s(0))).unwrap(), [s(1)]);
+    assert_eq!(infer(&add(), shapes(s(0), R)).unwrap(), [s(0)]);
+    assert!(infer(&add(), shapes(s(1), R)).is_err());
+
+    let ones = |a, b| [(&[4, 1][..], a), (&[4, 6][..], b)];
+    assert_eq!(infer(&add(), ones(R, s(1))).unwrap(), [s(1)]);
+    assert_eq!(infer(&add(), ones(s(0), s(0))).unwrap(), [s(0)]);
+    assert!(infer(&add(), ones(s(1), s(1))).is_err());
+}
+
+#[test]
+fn heads_are_cut_with_the_heads_that_they_share() {
+    let heads = |h, g, q, k: Placement| {
+        let (of_q, of_k) = ([2, 5, h, 8], [2, 7, g, 8]);
+        attention().infer("tp", 2, &[(&of_q, q), (&of_k, k.clone()), (&of_k, k)])
+    };
+    assert_eq!(heads(8, 4, s(2), s(2)).unwrap(), [s(2), s(1)]);
+    assert!(heads(8, 4, s(2), R).is_err());
+    assert_eq!(heads(8, 1, s(2), R).unwrap(), [s(2), s(1)]);
+    // 3 + 3 query heads, but 2 + 1 of theirs.
+    assert!(heads(6, 3, s(2), s(2)).is_err());
+    let ragged = |sizes: [usize; 2]| Placement::ragged(2, sizes);
+    let cut = heads(6, 3, ragged([4, 2]), ragged([2, 1])).unwrap();
+    assert_eq!(cut, [ragged([4, 2]), Placement::ragged(1, [4, 2])]);
+}
+
+#[test]
+fn divisions_must_agree() {
+    let cut = |a: Placement, b: Placement| infer(&add(), [(&[5, 3][..], a), (&[5, 3], b)]);
+    let ragged = Placement::ragged(0, [3, 2]);
+    assert_eq!(cut(s(0), ragged.clone()).unwrap(), [s(0)]);
+    let other = Placement::ragged(0, [1, 4]);
+    assert_eq!(cut(other.clone(), other.clone()).unwrap(), [other.clone()]);
+    assert!(cut(s(0), other).is_err());
+}
+
+#[test]
+fn reductions_leave_parts_of_what_they_make() {
+    let reduce = |by, given| {
+        let rule = Rule::reduction("reduce", 3, &[0, 2], by).unwrap();
+        rule.infer("tp", 2, &[(&[4, 6, 5], given)])
+    };
+    let part = |by| Placement::Partial(by);
+    for by in [Reduction::Sum, Reduction::Avg, Reduction::Max] {
+        assert_eq!(reduce(Some(by), s(1)).unwrap(), [s(0)]);
+        assert_eq!(reduce(Some(by), s(0)).unwrap(), [part(by)]);
+        assert_eq!(reduce(Some(by), part(by)).unwrap(), [part(by)]);
+        // 3 + 2: a mean of means would be wrong.
+        assert_eq!(reduce(Some(by), s(2)).is_ok(), by != Reduction::Avg);
+    }
+    assert_eq!(reduce(None, s(1)).unwrap(), [s(0)]);
+    assert!(reduce(None, s(0)).is_err());
+    assert!(reduce(Some(Reduction::Max), P).is_err());
+}
+
+#[test]
+fn dims_that_are_arguments() {
+    let concat = Rule::concat("concat", 2, 2, 1).unwrap();
+    let pair = |a, b| infer(&concat, [(&[4, 3][..], a), (&[4, 5], b)]);
+    assert_eq!(pair(s(0), s(0)).unwrap(), [s(0)]);
+    assert_eq!(pair(P, P).unwrap(), [P]);
+    assert!(pair(s(1), s(1)).is_err());
+
+    let select = Rule::index_select("index_select", 3, 1).unwrap();
+    let by = |x, ids| infer(&select, [(&[4, 6, 5][..], x), (&[7], ids)]);
+    assert_eq!(by(s(2), R).unwrap(), [s(2)]);
+    assert_eq!(by(R, s(0)).unwrap(), [s(1)]);
+    assert!(by(s(1), R).is_err());
+
+    let permute = Rule::permute("permute", &[2, 0, 1]).unwrap();
+    assert_eq!(infer(&permute, [(&[4, 6, 5][..], s(0))]).unwrap(), [s(1)]);
+}
+
+fn message<const N: usize>(rule: &Rule, operands: [(&[usize], Placement); N]) -> String {
+    infer(rule, operands).unwrap_err().to_string()
+}
+
+#[test]
+fn errors_name_what_is_missing() {
+    insta::assert_snapshot!(message(&softmax(), [(&[64, 8], s(1))]));
+    insta::assert_snapshot!(message(&softmax(), [(&[64, 8], P)]));
+    insta::assert_snapshot!(message(&linear(), [(&[64, 8], s(1)), (&[32, 8], R)]));
+    insta::assert_snapshot!(message(&linear(), [(&[64, 8], P), (&[32, 8], P)]));
+    insta::assert_snapshot!(message(&linear(), [(&[64, 8], s(0)), (&[32, 8], s(0))]));
+    insta::assert_snapshot!(message(&add(), [(&[64, 8], P), (&[8], R)]));
+    insta::assert_snapshot!(message(&add(), [(&[64, 8], s(0)), (&[64, 8], R)]));
+    let heads = [
+        (&[2, 5, 6, 8][..], s(2)),
+        (&[2, 7, 3, 8], s(2)),
+        (&[2, 7, 3, 8], s(2)),
+    ];
+    insta::assert_snapshot!(message(&attention(), heads));
+    let mean = Rule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
+    insta::assert_snapshot!(message(&mean, [(&[5], s(0))]));
+    let (even, other) = (s(0), Placement::ragged(0, [1, 4]));
+    insta::assert_snapshot!(message(&add(), [(&[5, 3], even), (&[5, 3], other)]));
+    let text = "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]";
+    let gradient = Rule::new("linear_grad_weight_into", text).unwrap();
+    let rows = [(&[64, 32][..], s(0)), (&[64, 8], s(0)), (&[32, 8], R)];
+    insta::assert_snapshot!(message(&gradient, rows));
+}
+
+#[test]
+fn what_is_no_call_of_the_op_is_named() {
+    let texts = [
+        Rule::new("f", "x[i]").unwrap_err().to_string(),
+        Rule::new("f", "-> y[i]").unwrap_err().to_string(),
+        Rule::new("f", "x i] -> y[i]").unwrap_err().to_string(),
+        Rule::new("f", "x[i ..] -> y[i]").unwrap_err().to_string(),
+        Rule::new("f", "x[i] -> y[.. i]").unwrap_err().to_string(),
+        linear().linear_in(&["v"]).unwrap_err().to_string(),
+        linear().grouped("h", "i").unwrap_err().to_string(),
+        Rule::reduction("sum", 2, &[2], None)
+            .unwrap_err()
+            .to_string(),
+        Rule::permute("permute", &[0, 0]).unwrap_err().to_string(),
+        Rule::reshape("reshape", &[4], &[5])
+            .unwrap_err()
+            .to_string(),
+        infer(&linear(), [(&[64, 8], R)]).unwrap_err().to_string(),
+        message(&linear(), [(&[64, 8], R), (&[8], R)]),
+        message(&linear(), [(&[64, 8], R), (&[32, 9], R)]),
+        message(&linear(), [(&[64, 8], s(2)), (&[32, 8], R)]),
+        message(&add(), [(&[64, 8], R), (&[32, 8], R)]),
+    ];
+    insta::assert_snapshot!(texts.join("\n"));
+}
+
+fn mesh() -> Mesh {
+    Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
+}
+
+fn place(placements: &[(&str, Placement)], shape: &[usize]) -> Place {
+    Place::new(&mesh(), placements, shape).unwrap()
+}
+
+#[test]
+fn axes_are_independent() {
+    let x = place(&[("dp", s(0)), ("tp", s(2))], &[4, 6, 8]);
+    let w = place(&[("tp", s(1))], &[10, 8]);
+    let y = linear().places(&[&x, &w], &[&[2, 6, 10]]).unwrap();
+    assert_eq!(y, [place(&[("dp", s(0)), ("tp", P)], &[4, 6, 10])]);
+
+    // FSDP's weights are gathered by somebody before.
+    let w = place(&[("tp", s(1)), ("dp", s(0))], &[10, 8]);
+    let error = linear().places(&[&x, &w], &[&[2, 6, 10]]).unwrap_err();
+    insta::assert_snapshot!(error);
+}
+
+#[test]
+fn cuts_of_one_dim_keep_their_order() {
+    let (dp_tp, tp_dp) = ([("dp", s(0)), ("tp", s(0))], [("tp", s(0)), ("dp", s(0))]);
+    let (a, b) = (place(&tp_dp, &[8, 3]), place(&tp_dp, &[8, 3]));
+    assert_eq!(add().places(&[&a, &b], &[&[2, 3]]).unwrap(), [a.clone()]);
+
+    let b = place(&dp_tp, &[8, 3]);
+    insta::assert_snapshot!(add().places(&[&a, &b], &[&[2, 3]]).unwrap_err());
+}
+
+/// Parts of a mean are equal along each axis, whatever the other left.
+#[test]
+fn cuts_of_cuts_are_exact() {
+    let mean = Rule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
+    let both = |extent| place(&[("dp", s(0)), ("tp", s(0))], &[extent]);
+    assert!(mean.places(&[&both(8)], &[&[]]).is_ok());
+    assert!(mean.places(&[&both(6)], &[&[]]).is_err());
+    assert!(mean.places(&[&both(7)], &[&[]]).is_err());
+
+    // 3 + 1 groups, of which the 3 cannot be cut in two.
+    let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
+    let q = place(&[("dp", heads(2, 2)), ("tp", s(2))], &[1, 5, 8, 4]);
+    let k = place(&[("dp", heads(2, 1)), ("tp", s(2))], &[1, 5, 4, 4]);
+    assert!(
+        attention()
+            .places(&[&q, &k, &k], &[&[1, 5, 8, 4], &[1, 8, 5]])
+            .is_err()
+    );
+}
+
+#[test]
+fn places_belong_to_one_mesh_and_to_the_op() {
+    let other = Mesh::new(&[8], &["dp"]).unwrap();
+    let (a, b) = (
+        place(&[], &[8, 3]),
+        Place::replicated(&other, &[8, 3]).unwrap(),
+    );
+    insta::assert_snapshot!(add().places(&[&a, &b], &[&[8, 3]]).unwrap_err());
+    insta::assert_snapshot!(add().places(&[&a, &a], &[]).unwrap_err());
+    insta::assert_snapshot!(add().places(&[&a, &a], &[&[8]]).unwrap_err());
+}
+
+/// One rank has all of everything, whatever it is called.
+#[test]
+fn an_axis_of_one_rank_asks_for_nothing() {
+    for placement in [R, P, s(0), s(1)] {
+        let y = softmax()
+            .infer("tp", 1, &[(&[4, 8], placement.clone())])
+            .unwrap();
+        assert_eq!(y.len(), 1);
+        assert!(placement == y[0] || y[0] == R);
+    }
+    assert_eq!(softmax().infer("tp", 1, &[(&[4, 8], s(1))]).unwrap(), [R]);
+}
+
+/// The global indices of a rank's elements, in its order.
+fn elements(place: &Place, rank: usize) -> Vec<u64> {
+    let region = place.region(rank).unwrap();
+    let mut elements = vec![0];
+    for (range, extent) in region.iter().zip(place.shape()) {
+        let of = |index: u64| range.clone().map(move |at| index * *extent as u64 + at);
+        elements = elements.into_iter().flat_map(of).collect();
+    }
+    elements
+}
+
+fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
+    let factors = prop::collection::vec(prop::sample::select(vec![1, 2, 2, 3, 4]), 0..6);
+    (factors, any::<u8>(), any::<u8>()).prop_map(|(factors, from, to)| {
+        let merged = |joins: u8| {
+            let mut shape: Vec<usize> = Vec::new();
+            for (at, factor) in factors.iter().enumerate() {
+                match shape.last_mut() {
+                    Some(last) if joins >> at & 1 == 1 => *last *= factor,
+                    _ => shape.push(*factor),
+                }
+            }
+            shape
+        };
+        (merged(from), merged(to))
+    })
+}
+
+proptest! {
+    /// A reshape that a rule allows gives each rank the elements that it has, in their order; one
+    /// that it refuses would not, for an even cut of whatever dim.
+    #[test]
+    fn reshapes_move_nothing(
+        (from, to) in shapes(),
+        cuts in prop::collection::vec((0usize..6, 0usize..3), 1..3),
+    ) {
+        let rule = Rule::reshape("reshape", &from, &to).unwrap();
+        let axes = ["dp", "tp", "pp"];
+        let mut placements: Vec<(&str, Placement)> = Vec::new();
+        for (dim, axis) in cuts {
+            if dim < from.len() && placements.iter().all(|(name, _)| *name != axes[axis]) {
+                placements.push((axes[axis], s(dim)));
+            }
+        }
+        let x = place(&placements, &from);
+        match rule.places(&[&x], &[&to]) {
+            Ok(y) => {
+                for rank in 0..8 {
+                    prop_assert_eq!(elements(&x, rank), elements(&y[0], rank));
+                }
+            }
+            Err(_) => {
+                let same = |dim: usize| {
+                    let names = placements.iter().map(|(name, _)| *name);
+                    let all: Vec<_> = names.map(|name| (name, s(dim))).collect();
+                    let y = place(&all, &to);
+                    (0..8).all(|rank| elements(&x, rank) == elements(&y, rank))
+                };
+                let first = placements[0].1.clone();
+                let one_dim = placements.iter().all(|(_, cut)| *cut == first)
+                    && first.dim().is_some_and(|dim| from[dim] > 1);
+                prop_assert!(!one_dim || !(0..to.len()).any(same), "{} {:?}", x, to);
+            }
+        }
+    }
+
+    /// Along one axis, places and placements are the same question.
+    #[test]
+    fn one_axis_is_one_of_several(
+        placements in prop::collection::vec(prop::sample::select(vec![R, P, s(0), s(1)]), 2),
+        ragged in any::<bool>(),
+    ) {
+        let mut given = placements;
+        for placement in &mut given {
+            if ragged && placement.dim() == Some(0) {
+                *placement = Placement::Shard(0, Division::Ragged([5, 3].into()));
+            }
+        }
+        for rule in [linear(), add()] {
+            let shape = [8usize, 8];
+            let places: Vec<Place> = given.iter().map(|at| place(&[("tp", at.clone())], &shape)).collect();
+            let several = rule.places(&[&places[0], &places[1]], &[&shape]);
+            let one = infer(&rule, [(&shape, given[0].clone()), (&shape, given[1].clone())]);
+            prop_assert_eq!(
+                several.map(|y| y[0].placement("tp").unwrap()).ok(),
+                one.map(|y| y[0].clone()).ok()
+            );
+        }
+    }
+}
