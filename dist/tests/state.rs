@@ -437,7 +437,14 @@ fn wrong_questions_are_answered() {
         let error = ParallelState::on(config.clone(), wrong).unwrap_err();
         assert!(matches!(error, StateError::Mesh(_)), "{error}");
     }
-    assert!(ParallelState::at(config.clone(), usize::MAX).is_err());
+    for far in [
+        usize::MAX,
+        meshgrad_mesh::MAX_RANKS,
+        meshgrad_mesh::MAX_RANKS - 2,
+    ] {
+        let error = ParallelState::at(config.clone(), far).unwrap_err();
+        assert!(matches!(error, StateError::RankTooLarge { .. }), "{error}");
+    }
     assert_eq!(config.degree(Parallelism::Tp), 1);
     assert_eq!(state.groups_of(4).len(), state.names().count());
     assert_eq!(state.groups_of(3), []);

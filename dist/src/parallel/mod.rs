@@ -23,6 +23,7 @@
 //!
 //! Ops and models see none of this: they ask for an axis of a mesh, or a group.
 
+mod by_host;
 mod check;
 mod config;
 mod declare;

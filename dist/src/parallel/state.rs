@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Group, Lane, Mesh, MeshError, RankLayout};
+use meshgrad_mesh::{Group, Lane, MAX_RANKS, Mesh, MeshError, RankLayout};
 
+use super::by_host::ByHost;
 use super::config::ParallelConfig;
 use super::members::{ACROSS_HOSTS, Members, SAME_HOST};
 use super::mpu::Mpu;
@@ -23,6 +24,7 @@ pub struct ParallelState {
     /// The ranks by position.
     ranks: Arc<[usize]>,
     domains: Vec<(String, Mesh)>,
+    by_host: Option<Arc<ByHost>>,
 }
 
 /// What can be wrong with a state, or with a question to it.
@@ -79,6 +81,13 @@ pub enum StateError {
         ranks: Vec<usize>,
     },
 
+    /// A rank that is no rank.
+    #[error("rank {rank} is beyond {MAX_RANKS}, the most that there can be")]
+    RankTooLarge {
+        /// The rank.
+        rank: usize,
+    },
+
     /// Ranks that are not as many as the configuration says, or not distinct.
     #[error(transparent)]
     Mesh(#[from] MeshError),
@@ -92,9 +101,11 @@ impl ParallelState {
             .domains()
             .iter()
             .find(|(name, _)| name == super::domains::FLAT);
+        let ranks: Vec<usize> = (0..config.world()).collect();
         ParallelState {
+            by_host: by_host(&config, &ranks),
             everybody: flat.expect("everybody has it").1.clone(),
-            ranks: (0..config.world()).collect(),
+            ranks: ranks.into(),
             domains: config.domains().to_vec(),
             config,
         }
@@ -103,33 +114,31 @@ impl ParallelState {
     /// On consecutive ranks from `first`.
     ///
     /// # Errors
-    /// [`MeshError`] when there are too many.
+    /// [`StateError::RankTooLarge`].
     pub fn at(
         config: impl Into<Arc<ParallelConfig>>,
         first: usize,
     ) -> Result<ParallelState, StateError> {
         let config = config.into();
-        let too_many = MeshError::TooManyRanks {
-            product: first,
-            size: config.world(),
-        };
-        let end = first.checked_add(config.world());
-        let end = end
-            .filter(|end| *end <= meshgrad_mesh::MAX_RANKS)
-            .ok_or(too_many)?;
-        let ranks: Vec<usize> = (first..end).collect();
+        if first >= MAX_RANKS {
+            return Err(StateError::RankTooLarge { rank: first });
+        }
+        let ranks: Vec<usize> = (first..first + config.world()).collect();
         ParallelState::on(config, &ranks)
     }
 
     /// On these ranks, in this order.
     ///
     /// # Errors
-    /// [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`].
+    /// [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`], [`StateError::RankTooLarge`].
     pub fn on(
         config: impl Into<Arc<ParallelConfig>>,
         ranks: &[usize],
     ) -> Result<ParallelState, StateError> {
         let config = config.into();
+        if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= MAX_RANKS) {
+            return Err(StateError::RankTooLarge { rank });
+        }
         let everybody = Mesh::of_ranks(ranks, &[config.world()], &["world"])?;
         let domains = config.domains().iter().map(|(name, mesh)| {
             let placed: Vec<usize> = mesh.ranks().into_iter().map(|at| ranks[at]).collect();
@@ -141,6 +150,7 @@ impl ParallelState {
         });
         Ok(ParallelState {
             domains: domains.collect::<Result<_, MeshError>>()?,
+            by_host: by_host(&config, ranks),
             everybody,
             ranks: ranks.into(),
             config,
@@ -203,8 +213,8 @@ impl ParallelState {
                 let picks = indices.contains(&of.coordinate(position));
                 picks.then(|| self.picked(of, indices, position))
             }
-            Members::SameHost => Some(self.same_host(rank)),
-            Members::AcrossHosts => Some(self.across_hosts(rank)?),
+            Members::SameHost => Some(self.by_host(name)?.beside(rank).to_vec()),
+            Members::AcrossHosts => Some(self.by_host(name)?.across(rank)?),
         };
         ranks.map(|ranks| self.named(name, &ranks)).transpose()
     }
@@ -243,7 +253,7 @@ impl ParallelState {
         Ok(groups)
     }
 
-    /// Every group that a rank is in, by name.
+    /// Every group that a rank is in, by name; without `all_to_all_global` where hosts are uneven.
     pub fn groups_of(&self, rank: usize) -> Vec<(&str, Group)> {
         let group = |name| Some((name, self.group(name, rank).ok()??));
         self.names().filter_map(group).collect()
@@ -290,40 +300,9 @@ impl ParallelState {
         indices.iter().map(rank).collect()
     }
 
-    fn host(&self, rank: usize) -> usize {
-        let hosts = self.config.hosts().and_then(|hosts| hosts.of(rank));
-        hosts.expect("every rank has a host where they have a number of ranks")
-    }
-
-    fn same_host(&self, rank: usize) -> Vec<usize> {
-        let host = self.host(rank);
-        let ranks = self.ranks.iter().copied();
-        ranks.filter(|other| self.host(*other) == host).collect()
-    }
-
-    /// The ranks that stand on their hosts where this one does on its own, by host.
-    fn across_hosts(&self, rank: usize) -> Result<Vec<usize>, StateError> {
-        let mut hosts = std::collections::BTreeMap::<usize, Vec<usize>>::new();
-        for other in self.ranks.iter() {
-            hosts.entry(self.host(*other)).or_default().push(*other);
-        }
-        let mine = &hosts[&self.host(rank)];
-        let index = mine.iter().position(|other| *other == rank);
-
-        for (host, ranks) in &hosts {
-            if ranks.len() != mine.len() {
-                return Err(StateError::UnevenHosts {
-                    first: self.host(rank),
-                    first_ranks: mine.len(),
-                    second: *host,
-                    second_ranks: ranks.len(),
-                });
-            }
-        }
-        Ok(hosts
-            .values()
-            .filter_map(|ranks| index.map(|at| ranks[at]))
-            .collect())
+    fn by_host(&self, name: &str) -> Result<&ByHost, StateError> {
+        let name = name.to_owned();
+        self.by_host.as_deref().ok_or(StateError::NoHosts { name })
     }
 
     /// A group with the options of its name.
@@ -340,4 +319,9 @@ impl ParallelState {
             None => group,
         })
     }
+}
+
+fn by_host(config: &ParallelConfig, ranks: &[usize]) -> Option<Arc<ByHost>> {
+    let hosts = config.hosts()?;
+    Some(Arc::new(ByHost::new(hosts, ranks)))
 }

@@ -1,0 +1,57 @@
+//! The ranks of a state by the hosts that they are on.
+
+use std::collections::BTreeMap;
+
+use meshgrad_mesh::Hosts;
+
+use super::state::StateError;
+
+/// The ranks of each host, in the order of the state.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ByHost {
+    hosts: Hosts,
+    ranks: BTreeMap<Option<usize>, Vec<usize>>,
+}
+
+impl ByHost {
+    pub(super) fn new(hosts: &Hosts, all: &[usize]) -> ByHost {
+        let mut ranks = BTreeMap::<Option<usize>, Vec<usize>>::new();
+        for rank in all {
+            ranks.entry(hosts.of(*rank)).or_default().push(*rank);
+        }
+        ByHost {
+            hosts: hosts.clone(),
+            ranks,
+        }
+    }
+
+    /// The ranks on the host of one of them.
+    pub(super) fn beside(&self, rank: usize) -> &[usize] {
+        self.ranks
+            .get(&self.hosts.of(rank))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// The ranks that stand on their hosts where this one does on its own, by host.
+    ///
+    /// # Errors
+    /// [`StateError::UnevenHosts`].
+    pub(super) fn across(&self, rank: usize) -> Result<Vec<usize>, StateError> {
+        let mine = self.beside(rank);
+        let uneven = self
+            .ranks
+            .iter()
+            .find(|(_, ranks)| ranks.len() != mine.len());
+        if let Some((host, ranks)) = uneven {
+            return Err(StateError::UnevenHosts {
+                first: self.hosts.of(rank).unwrap_or_default(),
+                first_ranks: mine.len(),
+                second: host.unwrap_or_default(),
+                second_ranks: ranks.len(),
+            });
+        }
+        let index = mine.iter().position(|other| *other == rank);
+        let at = |ranks: &Vec<usize>| index.map(|index| ranks[index]);
+        Ok(self.ranks.values().filter_map(at).collect())
+    }
+}
