@@ -4,7 +4,7 @@ mod simulate;
 mod torch;
 
 use meshgrad_mesh::{
-    Action, Hosts, LinkCosts, Mesh, Place, PlaceError, Placement, Reduction, Transition,
+    Action, Hosts, Link, LinkCosts, Mesh, Place, PlaceError, Placement, Reduction, Transition,
 };
 use simulate::{Tensor, inside};
 
@@ -63,23 +63,40 @@ fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Place> {
     places
 }
 
-/// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves
-/// every rank with what it would have cut out of the whole value.
+/// A network on which only bytes count, so that small tensors are moved like large ones.
+const SLOW: LinkCosts = LinkCosts {
+    launch_ns: 1,
+    within: Link {
+        latency_ns: 0,
+        ns_per_mib: 1 << 30,
+    },
+    across: Link {
+        latency_ns: 0,
+        ns_per_mib: 1 << 33,
+    },
+};
+
+/// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves every
+/// rank with what it would have cut out of the whole value.
 fn check(from: &Place, to: &Place) {
     let changed = from.partials().into_iter().any(|(axis, held)| {
         matches!(to.placement(axis).unwrap(), Placement::Partial(wanted) if wanted != held)
     });
-    let plan = match plan(from, to) {
-        Ok(plan) => plan,
-        Err(error) => {
-            assert!(
-                changed && matches!(error, PlaceError::OtherReduction { .. }),
-                "{error}"
-            );
-            return;
+    for links in [LinkCosts::default(), SLOW] {
+        match Transition::plan(from, to, 32, &Hosts::Uniform(2), &links) {
+            Ok(plan) => {
+                assert!(!changed, "{from:?} to {to:?}: {plan}");
+                check_plan(from, to, &plan);
+            }
+            Err(error) => {
+                let refused = matches!(error, PlaceError::OtherReduction { .. });
+                assert!(changed && refused, "{error}");
+            }
         }
-    };
-    assert!(!changed, "{from:?} to {to:?}: {plan}");
+    }
+}
+
+fn check_plan(from: &Place, to: &Place, plan: &Transition) {
     let mut at = from;
     for step in plan.steps() {
         assert_eq!(step.from(), at, "{plan}");
@@ -89,7 +106,7 @@ fn check(from: &Place, to: &Place) {
 
     let tensor = Tensor::at(from);
     let value = tensor.value(from);
-    let moved = tensor.run(&plan);
+    let moved = tensor.run(plan);
     moved.check_boxes(to);
     assert_eq!(moved.value(to), value, "{from:?} to {to:?}: {plan}");
 }
@@ -131,6 +148,15 @@ fn all_pairs_on_two_axes() {
             check_all(&places);
         }
     }
+}
+
+/// A scalar, as a loss is; and a tensor with a dim that no place cuts.
+#[test]
+fn all_pairs_of_other_shapes() {
+    let scalars = places(&mesh(&[2, 3]), &[], &[]);
+    assert_eq!(scalars.len(), 12);
+    check_all(&scalars);
+    check_all(&places(&mesh(&[2, 2]), &[1, 3, 4], &[]));
 }
 
 /// Ragged cuts outside and inside of even ones, and of each other.
