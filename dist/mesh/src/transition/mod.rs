@@ -48,12 +48,14 @@ pub struct Transition {
 
 impl Transition {
     /// The quickest plan by the model of [`LinkCosts`] among those that send no more than going
-    /// axis by axis would, which is what torch's DTensor does (with its flattened meshes at hand).
+    /// axis by axis would, which is what torch's DTensor does unless it is told otherwise. Groups
+    /// along several axes cost nothing to have, so any axes move together.
     ///
     /// A partial target is a wish like others: what replicates becomes partial, locally. On the way
     /// a value is never made partial for another reason.
     ///
-    /// Plans that move more than 4 axes at once go axis by axis.
+    /// With more than 4 axes to move the plan goes axis by axis; a search that grows too large
+    /// gives the best that it has found.
     ///
     /// # Errors
     /// [`PlaceError::OtherMesh`], [`PlaceError::OtherShape`], [`PlaceError::OtherReduction`].

@@ -189,9 +189,7 @@ fn options(frame: Frame, from: &Arrangement, to: &Arrangement, movable: &[usize]
     let made = || from.cuts().iter().chain(to.cuts());
     let made = || made().filter(|cut| movable.contains(&cut.axis));
     let mut dims: Vec<usize> = made().map(|cut| cut.dim).collect();
-    if movable.iter().any(|axis| from.reduction(*axis).is_some()) {
-        dims.extend(spare_dim(frame, movable));
-    }
+    dims.extend(spare_dim(frame, movable, &dims));
     dims.sort_unstable();
     dims.dedup();
 
@@ -212,13 +210,14 @@ fn options(frame: Frame, from: &Arrangement, to: &Arrangement, movable: &[usize]
     options
 }
 
-/// A dim along which a value can be reduced in pieces that are gathered again: one that divides,
-/// the longest of those.
-fn spare_dim(frame: Frame, movable: &[usize]) -> Option<usize> {
+/// A dim that is not cut yet, to lie along on the way: to reduce in pieces what is gathered again,
+/// or to halve what is sent. One that divides, the longest of those.
+fn spare_dim(frame: Frame, movable: &[usize], cut: &[usize]) -> Option<usize> {
     let ranks: usize = movable.iter().map(|axis| frame.sizes[*axis]).product();
+    let spare = |dim: &usize| frame.shape[*dim] >= ranks && !cut.contains(dim);
+    let worth = |dim: &usize| (frame.shape[*dim].is_multiple_of(ranks), frame.shape[*dim]);
     let dims = 0..frame.shape.len();
-    dims.filter(|dim| frame.shape[*dim] >= ranks)
-        .max_by_key(|dim| (frame.shape[*dim].is_multiple_of(ranks), frame.shape[*dim]))
+    dims.filter(spare).max_by_key(worth)
 }
 
 /// All choices of at least one.

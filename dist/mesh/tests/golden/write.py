@@ -1,18 +1,22 @@
-"""Writes torch-boxes.txt and torch-steps.txt: what torch's DTensor does with the same placements.
+"""Writes torch-boxes.txt, torch-steps.txt and torch-ordered-steps.txt: what torch's DTensor does.
 
-Uses what torch 2.15 calls itself: the local shapes and offsets of a DTensor, and the steps of its
-greedy planner before it merges any. R is Replicate, S0 and S1 Shard, P Partial("sum"), A Partial("avg"),
-T0 a _StridedShard(0) whose split factor is the size of the next axis: the next axis cuts first.
+Uses what torch 2.15 calls itself: the local shapes and offsets of a DTensor, the steps of its
+greedy planner before it merges any, and those of its graph planner, which it takes where axes cut a
+dim in another order than the mesh's.
+
+R is Replicate, S0 and S1 Shard, P Partial("sum"), A Partial("avg"). T0 is a _StridedShard(0) whose
+split factor is the size of the next axis; s0 and s1 are Shard by the last axis first.
 """
 
 import itertools
+import math
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor._redistribute import DTensorRedistributePlanner
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -57,31 +61,65 @@ def box(shape, mesh, names):
 
 
 def steps():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     meshes = [((8,), "RS0S1PA", 1), ((2, 4), "RS0S1PA", 1), ((2, 2, 2), "RS0S1P", 7)]
-    for mesh, names, every in meshes:
-        mesh = DeviceMesh("cpu", torch.arange(8).reshape(mesh))
+    for sizes, names, every in meshes:
+        mesh = DeviceMesh("cpu", torch.arange(8).reshape(sizes))
         known = [name for name in PLACEMENTS if name in names]
         along = [(a, b) for a in known for b in known if b not in "PA" or a == b]
         pairs = itertools.product(along, repeat=mesh.ndim)
         for pair in itertools.islice(pairs, 0, None, every):
-            yield plan(mesh, [a for a, _ in pair], [b for _, b in pair])
+            source, target = zip(*pair)
+            yield plan(mesh, 16, source, target, greedy)
 
 
-def plan(mesh, source, target):
-    meta = TensorMeta(torch.Size((16, 16)), (16, 1), torch.float32)
+def ordered_steps():
+    orders = [("s0", "s0"), ("s1", "s1")]
+    places = orders + list(itertools.product(["R", "S0", "S1", "P"], repeat=2))
+    pairs = [pair for pair in itertools.product(places, repeat=2) if is_ordered(*pair)]
+    for sizes, extent in itertools.product([(2, 2), (2, 4)], [16, 256, 2048]):
+        mesh = DeviceMesh("cpu", torch.arange(math.prod(sizes)).reshape(sizes))
+        for source, target in pairs:
+            text = plan(mesh, extent, source, target, by_graph)
+            yield f"{extent}x{extent} on {joined(sizes)}: {text}"
+
+
+def is_ordered(source, target):
+    partial = all(b != "P" or a == b for a, b in zip(source, target))
+    return partial and any(names[0].startswith("s") for names in (source, target))
+
+
+def greedy(planner, source, target):
+    return planner.generate_greedy_transform_infos(source, target)
+
+
+def by_graph(planner, source, target):
+    return planner.generate_graph_based_transform_infos(source, target, source.shape)
+
+
+def plan(mesh, extent, source, target, by):
+    meta = TensorMeta(torch.Size((extent, extent)), (extent, 1), torch.float32)
 
     def spec(names):
-        return DTensorSpec(mesh, tuple(PLACEMENTS[name] for name in names), tensor_meta=meta)
+        placements = tuple(PLACEMENTS[name.upper()] for name in names)
+        if not names[0].startswith("s"):
+            return DTensorSpec(mesh, placements, tensor_meta=meta)
+        order = (ShardOrderEntry(tensor_dim=int(names[0][1]), mesh_dims=(1, 0)),)
+        return DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=order)
 
-    planner = DTensorRedistributePlanner(mesh, meta)
     texts = []
-    for step in planner.generate_greedy_transform_infos(spec(source), spec(target)):
+    planner = DTensorRedistributePlanner(mesh, meta)
+    for step in by(planner, spec(source), spec(target)):
         before, after = step.src_dst_placements
         texts.append(f"{step.mesh_dim} {NAMES[before]} {NAMES[after]}")
     return f"{' '.join(source)} -> {' '.join(target)}: {', '.join(texts)}"
 
 
+def write(name, lines):
+    (HERE / name).write_text("".join(f"{line}\n" for line in lines))
+
+
 if __name__ == "__main__":
-    (HERE / "torch-boxes.txt").write_text("\n".join(boxes()) + "\n")
-    (HERE / "torch-steps.txt").write_text("\n".join(steps()) + "\n")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    write("torch-boxes.txt", boxes())
+    write("torch-steps.txt", steps())
+    write("torch-ordered-steps.txt", ordered_steps())

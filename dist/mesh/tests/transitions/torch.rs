@@ -1,4 +1,4 @@
-//! The steps that torch's greedy planner takes, and what they send.
+//! The steps that torch's planners take, and what they send.
 
 use meshgrad_mesh::{LinkCosts, Mesh, Place, Placement, Reduction};
 
@@ -18,6 +18,26 @@ pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
     include_str!("../golden/torch-steps.txt")
         .lines()
         .map(TorchPlan::parse)
+        .collect()
+}
+
+/// What its graph planner does where axes cut a dim in another order than the mesh's, by the sizes
+/// of the mesh and the shape: `16x16 on 2x2: s0 s0 -> S0 R: 1 S0 R, 0 S0 R, 0 R S0`.
+pub(crate) fn ordered_plans() -> Vec<(Vec<usize>, Vec<usize>, TorchPlan<'static>)> {
+    let parse = |line: &'static str| {
+        let (head, plan) = line.split_once(": ").unwrap();
+        let (shape, sizes) = head.split_once(" on ").unwrap();
+        (numbers(sizes), numbers(shape), TorchPlan::parse(plan))
+    };
+    include_str!("../golden/torch-ordered-steps.txt")
+        .lines()
+        .map(parse)
+        .collect()
+}
+
+fn numbers(text: &str) -> Vec<usize> {
+    text.split('x')
+        .map(|number| number.parse().unwrap())
         .collect()
 }
 
@@ -44,7 +64,7 @@ impl<'a> TorchPlan<'a> {
     /// By rings over pieces that are padded to the largest, as torch pads them; f32 on one host.
     /// Merged, as where the user has made all flattened meshes, or not.
     pub(crate) fn spends(&self, mesh: &Mesh, shape: &[usize], merged: bool) -> Spent {
-        let mut lies: Vec<&str> = self.from.clone();
+        let mut lies = self.from.clone();
         let mut spent = Spent::default();
         let mut rest = &self.changes[..];
         while let Some(first) = rest.first() {
@@ -139,11 +159,11 @@ fn dim(name: &str) -> usize {
     name[1..].parse().unwrap()
 }
 
-/// The largest local shape, where outer axes cut first.
+/// The largest local shape, whatever the order of the axes that cut a dim.
 fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
     let mut largest = shape.to_vec();
     for (name, ranks) in lies.iter().zip(mesh.shape()) {
-        if name.starts_with('S') {
+        if name.starts_with(['S', 's']) {
             let dim = dim(name);
             largest[dim] = largest[dim].div_ceil(ranks);
         }
@@ -151,6 +171,7 @@ fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
     largest
 }
 
+/// Lower case where the last axis cuts first.
 pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Place {
     let placement = |name: &&str| match *name {
         "R" => Placement::Replicate,
@@ -158,6 +179,9 @@ pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Place {
         "A" => Placement::Partial(Reduction::Avg),
         name => Placement::shard(dim(name)),
     };
-    let placements: Vec<_> = NAMES.iter().zip(names.iter().map(placement)).collect();
+    let mut placements: Vec<_> = NAMES.iter().zip(names.iter().map(placement)).collect();
+    if names[0].starts_with('s') {
+        placements.reverse();
+    }
     Place::new(mesh, placements, shape).unwrap()
 }
