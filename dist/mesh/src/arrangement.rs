@@ -1,8 +1,9 @@
-//! Which axes cut which dims in which order, and which hold partial values: a place without its names.
+//! Which axes cut which dims in which order, and which hold partial values: a place without its
+//! names.
 //!
-//! There is one arrangement for all ways to write the same place: cuts are sorted by dim, of one dim
-//! the outermost first; axes of one rank and axes that replicate are not mentioned; ragged sizes that
-//! are the even ones are even.
+//! There is one arrangement for all ways to write the same place: cuts are sorted by dim, of one
+//! dim the outermost first; axes of one rank and axes that replicate are not mentioned; ragged
+//! sizes that are the even ones are even.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -80,8 +81,8 @@ impl Arrangement {
         &cuts[..at.unwrap_or(0)]
     }
 
-    /// All axes in an order in which those that cut one dim stand as they cut it, and the others as in
-    /// the mesh.
+    /// All axes in an order in which those that cut one dim stand as they cut it, and the others as
+    /// in the mesh.
     pub(crate) fn order(&self, axes: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..axes).collect();
         let dims: BTreeSet<usize> = self.cuts.iter().map(|cut| cut.dim).collect();
@@ -123,8 +124,8 @@ impl Arrangement {
         self.partials.retain(|(other, _)| *other != axis);
     }
 
-    /// The partial axis that another, of this reduction, cannot stand beside: maxima of sums are not
-    /// sums of maxima.
+    /// The partial axis that another, of this reduction, cannot stand beside: maxima of sums are
+    /// not sums of maxima.
     pub(crate) fn conflict(&self, reduction: Reduction) -> Option<(usize, Reduction)> {
         let linear = |reduction| matches!(reduction, Reduction::Sum | Reduction::Avg);
         let commutes = |other| other == reduction || (linear(other) && linear(reduction));
@@ -176,8 +177,8 @@ impl Arrangement {
         extents
     }
 
-    /// What of a dim the rank at this coordinate of the mesh has. An empty piece begins and ends where
-    /// the dim ends.
+    /// What of a dim the rank at this coordinate of the mesh has. An empty piece begins and ends
+    /// where the dim ends.
     pub(crate) fn range(&self, dim: usize, coordinate: &[usize], frame: Frame) -> Range<usize> {
         let extent = frame.shape[dim];
         let mut range = 0..extent;
@@ -220,8 +221,8 @@ pub(crate) enum Misfit {
 }
 
 impl Division {
-    /// What the rank at `index` of `ranks` has of `extent`. The sizes of a ragged division are those
-    /// of an axis of `ranks` ranks.
+    /// What the rank at `index` of `ranks` has of `extent`. The sizes of a ragged division are
+    /// those of an axis of `ranks` ranks.
     pub(crate) fn part(&self, extent: usize, ranks: usize, index: usize) -> Range<usize> {
         match self {
             Division::Even => {

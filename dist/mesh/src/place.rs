@@ -1,9 +1,9 @@
 //! Where a tensor is: a mesh, a placement for each of its axes, and the global shape.
 //!
-//! Placements are in *explicit order*: where several axes cut one dim, the first named cuts it first,
-//! and the next cuts what that leaves. `[("tp", shard(0)), ("dp", shard(0))]` gives tp the large
-//! pieces, whatever the order of the axes in the mesh. Where axes cut different dims their order does
-//! not matter, and places that differ only there are equal.
+//! Placements are in *explicit order*: where several axes cut one dim, the first named cuts it
+//! first, and the next cuts what that leaves. `[("tp", shard(0)), ("dp", shard(0))]` gives tp the
+//! large pieces, whatever the order of the axes in the mesh. Where axes cut different dims their
+//! order does not matter, and places that differ only there are equal.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,6 +19,17 @@ const MAX_ELEMENTS: usize = 1 << 56;
 ///
 /// A place has one normal form: an axis of one rank is replicated whatever it was placed as, and
 /// ragged sizes that are the even ones are even. Equal places have the same boxes on all ranks.
+///
+/// ```
+/// use meshgrad_mesh::{Mesh, Place, Placement};
+///
+/// let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
+/// let rows = Placement::shard(0);
+/// let weight = Place::new(&mesh, [("tp", rows.clone()), ("dp", rows)], &[10, 4])?;
+/// assert_eq!(weight.to_string(), "tp: shard(0), dp: shard(0)");
+/// assert_eq!(weight.region(1), Some(vec![5..8, 0..4]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     mesh: Mesh,
@@ -29,8 +40,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// A tensor of this global shape on a mesh, with the placements of its axes in explicit order, the
-    /// outermost cut first. Axes that are not named replicate.
+    /// A tensor of this global shape on a mesh, with the placements of its axes in explicit order,
+    /// the outermost cut first. Axes that are not named replicate.
     ///
     /// # Errors
     /// [`PlaceError::Mesh`] for an axis that the mesh does not have, [`PlaceError::PlacedTwice`],
@@ -189,8 +200,8 @@ impl Place {
         Ok(self.arrangement.placement(self.axis_index(axis)?))
     }
 
-    /// The placements of all axes in explicit order: that of the mesh, but for axes that cut one dim,
-    /// which stand as they cut it.
+    /// The placements of all axes in explicit order: that of the mesh, but for axes that cut one
+    /// dim, which stand as they cut it.
     pub fn placements(&self) -> Vec<(&str, Placement)> {
         let order = self.arrangement.order(self.sizes.len());
         let placed = |axis| (self.axis_name(axis), self.arrangement.placement(axis));
@@ -216,9 +227,9 @@ impl Place {
         self.arrangement == Arrangement::default()
     }
 
-    /// The box of the global tensor that a rank has, or has a part of the value of; none when the rank
-    /// is not in the mesh. Where a dim leaves nothing for the rank, the range begins and ends at the
-    /// dim's end.
+    /// The box of the global tensor that a rank has, or has a part of the value of; none when the
+    /// rank is not in the mesh. Where a dim leaves nothing for the rank, the range begins and ends
+    /// at the dim's end.
     pub fn region(&self, rank: usize) -> Option<Vec<Range<u64>>> {
         let coordinate = self.mesh.coordinate(rank)?;
         let range = |dim| {

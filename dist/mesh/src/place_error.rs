@@ -37,8 +37,8 @@ pub enum PlaceError {
 
     /// Not as many sizes as ranks.
     #[error(
-        "axis `{axis}` has {ranks} ranks and cuts dim {dim} into {} sizes {sizes:?}: give each rank \
-         one, 0 for none", .sizes.len()
+        "axis `{axis}` has {ranks} ranks and cuts dim {dim} into {} sizes {sizes:?}: give each \
+         rank one, 0 for none", .sizes.len()
     )]
     RaggedCount {
         /// The axis.
@@ -54,7 +54,7 @@ pub enum PlaceError {
     /// Sizes that do not add up.
     #[error(
         "the sizes {sizes:?} that axis `{axis}` cuts dim {dim} into add up to {} and there are \
-         {extent} to divide{}", .sizes.iter().map(|size| *size as u128).sum::<u128>(), inside(.outer)
+         {extent} to divide{}", sum(.sizes), inside(.outer)
     )]
     RaggedSum {
         /// The axis.
@@ -112,8 +112,8 @@ pub enum PlaceError {
 
     /// Places on two meshes.
     #[error(
-        "the tensor is on the mesh {from} and is wanted on the mesh {to}: a transition stays on one \
-         mesh; give both places on the mesh whose axes these are made of (select, split, flatten)"
+        "the tensor is on the mesh {from} and is wanted on the mesh {to}: a transition stays on \
+         one mesh; give both places on the mesh whose axes these are made of (select, split, flatten)"
     )]
     OtherMesh {
         /// The axes of one, and its ranks.
@@ -135,8 +135,8 @@ pub enum PlaceError {
 
     /// A reduction that is to become another.
     #[error(
-        "axis `{axis}` holds a partial {from} and a partial {to} is wanted: none becomes the other; \
-         reduce it (to replicate or shard), and make it a partial {to} from there if that is meant"
+        "axis `{axis}` holds a partial {from} and a partial {to} is wanted: none becomes the \
+         other; reduce it (to replicate or shard), and make it a partial {to} from there if that is meant"
     )]
     OtherReduction {
         /// The axis.
@@ -146,6 +146,10 @@ pub enum PlaceError {
         /// What is wanted.
         to: Reduction,
     },
+}
+
+fn sum(sizes: &[usize]) -> u128 {
+    sizes.iter().map(|size| *size as u128).sum()
 }
 
 fn dims(shape: &[usize]) -> String {

@@ -201,7 +201,11 @@ fn shape_of(
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
     // A rank may have none of the heads.
-    let shared = if kv_heads == 0 { heads == 0 } else { heads % kv_heads == 0 };
+    let shared = if kv_heads == 0 {
+        heads == 0
+    } else {
+        heads % kv_heads == 0
+    };
     if !shared {
         let problem = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
         let given = Error::Argument {

@@ -6,33 +6,29 @@ use meshgrad_mesh::{Reduction, Rule};
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
 use meshgrad_runtime::{Accumulator, DType, Device, Draw, Key, Kind, Region, Result, Tensor, ops};
 
+use crate::shards::Part;
+
 /// One device for all, as ops want it.
 static CPU: LazyLock<Device> = LazyLock::new(Device::cpu);
 
 /// What one rank has of each operand.
 pub(crate) struct Local {
-    pub(crate) operands: Vec<Tensor>,
-    /// What the ranks before it have.
-    pub(crate) before: Vec<Vec<Tensor>>,
+    operands: Vec<Tensor>,
+    /// Where that begins.
+    starts: Vec<Vec<usize>>,
 }
 
 impl Local {
-    pub(crate) fn whole(operands: &[Tensor]) -> Local {
-        Local {
-            operands: operands.to_vec(),
-            before: vec![Vec::new(); operands.len()],
-        }
+    pub(crate) fn new(parts: Vec<Part>) -> Local {
+        let (operands, starts) = parts
+            .into_iter()
+            .map(|part| (part.tensor, part.start))
+            .unzip();
+        Local { operands, starts }
     }
 
-    /// Where in a dim of an operand that is cut there this rank's part begins; 0 where it is not.
-    fn start(&self, operand: usize, dim: usize, extent: usize) -> usize {
-        match self.operands[operand].shape()[dim] == extent {
-            true => 0,
-            false => self.before[operand]
-                .iter()
-                .map(|part| part.shape()[dim])
-                .sum(),
-        }
+    pub(crate) fn whole(operands: &[Tensor]) -> Local {
+        Local::new(operands.iter().map(Part::whole).collect())
     }
 }
 
@@ -164,8 +160,8 @@ fn elementwise() -> Vec<Case> {
     let (x, dy) = (numbers(&[5, 4], 1), numbers(&[5, 4], 2));
     let draw = |local: &Local| -> Result<Draw> {
         let mut region = Region::whole(&[5, 4])?;
-        for (dim, extent) in [5, 4].into_iter().enumerate() {
-            let start = local.start(0, dim, extent);
+        for dim in 0..2 {
+            let start = local.starts[0][dim];
             let end = start + local.operands[0].shape()[dim];
             region = region.slice(dim, start..end)?;
         }
@@ -361,7 +357,7 @@ fn losses() -> Vec<Case> {
         Targets {
             labels: &local.operands[2],
             ignore_index: -100,
-            vocab_start: local.start(1, 0, CLASSES),
+            vocab_start: local.starts[1][0],
             vocab_total: CLASSES,
         }
     }

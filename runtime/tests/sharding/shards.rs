@@ -3,14 +3,40 @@
 use meshgrad_mesh::{Division, Placement, Reduction};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-/// What each rank has of `x`.
-pub(crate) fn parts(x: &Tensor, placement: &Placement, ranks: usize) -> Vec<Tensor> {
-    match placement {
-        Placement::Replicate => vec![x.clone(); ranks],
-        Placement::Partial(reduction) => partial(x, *reduction, ranks),
-        Placement::Shard(dim, division) => {
-            let sizes = sizes(division, x.shape()[*dim], ranks);
-            ops::split(x, &sizes, *dim as isize).unwrap()
+/// What a rank has of a tensor, and where in the whole that begins.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) tensor: Tensor,
+    pub(crate) start: Vec<usize>,
+}
+
+impl Part {
+    pub(crate) fn whole(x: &Tensor) -> Part {
+        Part {
+            tensor: x.clone(),
+            start: vec![0; x.shape().len()],
+        }
+    }
+
+    /// What each rank of an axis has of it.
+    pub(crate) fn along(&self, placement: &Placement, ranks: usize) -> Vec<Part> {
+        let x = &self.tensor;
+        let with = |tensor| Part {
+            tensor,
+            start: self.start.clone(),
+        };
+        match placement {
+            Placement::Replicate => vec![self.clone(); ranks],
+            Placement::Partial(by) => partial(x, *by, ranks).into_iter().map(with).collect(),
+            Placement::Shard(dim, division) => {
+                let sizes = sizes(division, x.shape()[*dim], ranks);
+                let tensors = ops::split(x, &sizes, *dim as isize).unwrap();
+                let mut parts: Vec<Part> = tensors.into_iter().map(with).collect();
+                for (rank, part) in parts.iter_mut().enumerate() {
+                    part.start[*dim] += sizes[..rank].iter().sum::<usize>();
+                }
+                parts
+            }
         }
     }
 }
