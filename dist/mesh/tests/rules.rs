@@ -125,7 +125,8 @@ fn divisions_must_agree() {
     let ragged = Placement::ragged(0, [3, 2]);
     assert_eq!(cut(s(0), ragged.clone()).unwrap(), [s(0)]);
     let other = Placement::ragged(0, [1, 4]);
-    assert_eq!(cut(other.clone(), other.clone()).unwrap(), [other.clone()]);
+    let cut_like_that = cut(other.clone(), other.clone()).unwrap();
+    assert_eq!(cut_like_that[0], other);
     assert!(cut(s(0), other).is_err());
 }
 
@@ -246,7 +247,8 @@ fn axes_are_independent() {
 fn cuts_of_one_dim_keep_their_order() {
     let (dp_tp, tp_dp) = ([("dp", s(0)), ("tp", s(0))], [("tp", s(0)), ("dp", s(0))]);
     let (a, b) = (place(&tp_dp, &[8, 3]), place(&tp_dp, &[8, 3]));
-    assert_eq!(add().places(&[&a, &b], &[&[2, 3]]).unwrap(), [a.clone()]);
+    let sum = add().places(&[&a, &b], &[&[2, 3]]).unwrap();
+    assert_eq!(sum[0], a);
 
     let b = place(&dp_tp, &[8, 3]);
     insta::assert_snapshot!(add().places(&[&a, &b], &[&[2, 3]]).unwrap_err());
@@ -377,7 +379,8 @@ proptest! {
         }
         for rule in [linear(), add()] {
             let shape = [8usize, 8];
-            let places: Vec<Place> = given.iter().map(|at| place(&[("tp", at.clone())], &shape)).collect();
+            let on_tp = |at: &Placement| place(&[("tp", at.clone())], &shape);
+            let places: Vec<Place> = given.iter().map(on_tp).collect();
             let several = rule.places(&[&places[0], &places[1]], &[&shape]);
             let one = infer(&rule, [(&shape, given[0].clone()), (&shape, given[1].clone())]);
             prop_assert_eq!(

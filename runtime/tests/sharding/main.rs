@@ -1,13 +1,15 @@
 //! The law of sharding rules: where a rule lets ranks compute on what they have, each for itself,
 //! their results put together are those of the whole op.
 
+mod call;
 mod cases;
 mod shards;
 
 use meshgrad_mesh::{Division, Mesh, Place, Placement, Problem, Reduction, Rule, RuleError};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-use cases::{Case, Local, cases};
+use call::{Case, Local};
+use cases::cases;
 use shards::{Part, assert_equal, together};
 
 /// Every way in which an operand of so many dims could lie.
@@ -34,7 +36,7 @@ fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
     for operand in &case.operands {
         let placements = placements(operand, ranks, ragged);
         let longer = |choice: Vec<Placement>| {
-            let with = move |next: &Placement| [&choice[..], &[next.clone()]].concat();
+            let with = |next: &Placement| [&choice[..], std::slice::from_ref(next)].concat();
             placements.iter().map(with).collect::<Vec<_>>()
         };
         choices = choices.into_iter().flat_map(longer).collect();
@@ -164,11 +166,15 @@ fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tenso
         return false;
     };
     let shapes: Vec<&[usize]> = whole.iter().map(|y| &y.shape()[..]).collect();
-    let Ok(results) = case
-        .rule
-        .places(&places.iter().collect::<Vec<_>>(), &shapes)
-    else {
-        return false;
+    let places: Vec<&Place> = places.iter().collect();
+    let results = match case.rule.places(&places, &shapes) {
+        Ok(results) => results,
+        // Reductions that do not commute; parts of parts that are not in proportion.
+        Err(RuleError::Place(_)) => return false,
+        Err(RuleError::Misplaced(wrong)) if matches!(wrong.problem, Problem::Parts { .. }) => {
+            return false;
+        }
+        Err(error) => panic!("{error}"),
     };
     for (result, shape) in results.iter().zip(shapes) {
         assert_eq!(result.shape(), shape);

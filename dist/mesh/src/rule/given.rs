@@ -1,5 +1,5 @@
-//! Rules of ops whose dims are arguments, which no signature can say: written as a signature for the
-//! dims that are given.
+//! Rules of ops whose dims are arguments, which no signature can say: written as a signature for
+//! the dims that are given.
 
 use super::{LINEAR, Pass, Rule, RuleError};
 use crate::Reduction;
