@@ -134,7 +134,7 @@ fn divisions_must_agree() {
 fn reductions_leave_parts_of_what_they_make() {
     let reduce = |by, given| {
         let rule = Rule::reduction("reduce", 3, &[0, 2], by).unwrap();
-        rule.infer("tp", 2, &[(&[4, 6, 5], given)])
+        rule.infer("tp", 2, &[(&[4, 3, 5], given)])
     };
     let part = |by| Placement::Partial(by);
     for by in [Reduction::Sum, Reduction::Avg, Reduction::Max] {
@@ -194,6 +194,81 @@ fn errors_name_what_is_missing() {
     let gradient = Rule::new("linear_grad_weight_into", text).unwrap();
     let rows = [(&[64, 32][..], s(0)), (&[64, 8], s(0)), (&[32, 8], R)];
     insta::assert_snapshot!(message(&gradient, rows));
+}
+
+/// Whatever is refused has a way out, and after each of those that are named the op computes what
+/// was promised.
+#[test]
+fn remedies_help() {
+    let mean = Rule::reduction("mean", 2, &[0], Some(Reduction::Avg)).unwrap();
+    let text = "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]";
+    let gradient = Rule::new("linear_grad_weight_into", text).unwrap();
+    let calls: [(Rule, Vec<Vec<usize>>); 7] = [
+        (linear(), vec![vec![6, 8], vec![4, 8]]),
+        (add(), vec![vec![6, 8], vec![8]]),
+        (softmax(), vec![vec![6, 8]]),
+        (rms_norm(), vec![vec![6, 8], vec![8]]),
+        (mean, vec![vec![5, 8]]),
+        (
+            gradient.linear_in(&["dy", "x"]).unwrap(),
+            vec![vec![6, 4], vec![6, 8], vec![4, 8]],
+        ),
+        (
+            attention(),
+            vec![vec![2, 5, 6, 4], vec![2, 5, 3, 4], vec![2, 5, 3, 4]],
+        ),
+    ];
+    for (rule, shapes) in calls {
+        let mut refused = 0;
+        for placements in all_choices(&shapes) {
+            let infer = |placements: &[Placement]| {
+                let operands = shapes.iter().zip(placements);
+                let operands = operands.map(|(shape, at)| (&shape[..], at.clone()));
+                rule.infer("tp", 2, &operands.collect::<Vec<_>>())
+            };
+            let Err(error) = infer(&placements) else {
+                continue;
+            };
+            let RuleError::Misplaced(wrong) = error else {
+                panic!("{error}");
+            };
+            assert!(!wrong.remedies.is_empty(), "{wrong}");
+            for remedy in &wrong.remedies {
+                let mut helped = placements.clone();
+                for step in &remedy.steps {
+                    let at = rule
+                        .operands()
+                        .position(|name| name == step.operand)
+                        .unwrap();
+                    assert_eq!(helped[at], step.from);
+                    helped[at] = step.to.clone();
+                }
+                let promised = remedy.results.iter().map(|(_, result)| result.clone());
+                assert_eq!(
+                    infer(&helped).unwrap(),
+                    promised.collect::<Vec<_>>(),
+                    "{wrong}"
+                );
+            }
+            refused += 1;
+        }
+        assert!(refused > 0, "{}", rule.op());
+    }
+}
+
+fn all_choices(shapes: &[Vec<usize>]) -> Vec<Vec<Placement>> {
+    let mut choices = vec![Vec::new()];
+    for shape in shapes {
+        let mut all = vec![R, P, Placement::Partial(Reduction::Max)];
+        all.extend((0..shape.len()).map(s));
+        all.push(Placement::ragged(0, [1, shape[0] - 1]));
+        let longer = |choice: Vec<Placement>| {
+            let with = |next: &Placement| [&choice[..], std::slice::from_ref(next)].concat();
+            all.iter().map(with).collect::<Vec<_>>()
+        };
+        choices = choices.into_iter().flat_map(longer).collect();
+    }
+    choices
 }
 
 #[test]

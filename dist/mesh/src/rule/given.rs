@@ -26,8 +26,8 @@ impl Rule {
         let Some(by) = by else {
             return Ok(rule);
         };
-        for name in &mut rule.names {
-            name.reduction = by;
+        for dim in dims {
+            rule.names[*dim].reduction = by;
         }
         rule.passes.push(Pass {
             operands: vec![0],

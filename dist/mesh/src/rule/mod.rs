@@ -37,6 +37,25 @@ use bound::Bound;
 use crate::{Placement, Reduction};
 
 /// How the operands of an op may lie on a mesh, and how its results lie then.
+///
+/// ```
+/// use meshgrad_mesh::{Placement, Rule};
+///
+/// # fn main() -> Result<(), meshgrad_mesh::RuleError> {
+/// let linear = Rule::new("linear", "x[.. i], w[o i] -> y[.. o]")?.linear_in(&["x", "w"])?;
+/// let infer = |x, w| linear.infer("tp", 2, &[(&[64, 8], x), (&[32, 8], w)]);
+///
+/// let column = infer(Placement::Replicate, Placement::shard(0))?;
+/// assert_eq!(column[0], Placement::shard(1));
+/// let row = infer(Placement::shard(1), Placement::shard(1))?;
+/// assert_eq!(row[0].to_string(), "partial(sum)");
+///
+/// let error = infer(Placement::shard(1), Placement::Replicate).unwrap_err().to_string();
+/// assert!(error.contains("`x` is shard(1) (`i`), so `w` must be shard(1), but is replicate"));
+/// assert!(error.contains("all_gather `x` along dim 1"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     op: String,
@@ -142,6 +161,16 @@ impl Rule {
         &self.op
     }
 
+    /// The operands' names.
+    pub fn operands(&self) -> impl Iterator<Item = &str> {
+        self.operands.iter().map(|operand| operand.name.as_str())
+    }
+
+    /// The results' names.
+    pub fn results(&self) -> impl Iterator<Item = &str> {
+        self.results.iter().map(|result| result.name.as_str())
+    }
+
     /// How the results lie along an axis of `ranks` ranks, from shape and placement of each
     /// operand.
     ///
@@ -179,10 +208,7 @@ impl Rule {
     }
 
     fn operand_names(&self) -> Vec<String> {
-        self.operands
-            .iter()
-            .map(|known| known.name.clone())
-            .collect()
+        self.operands().map(str::to_owned).collect()
     }
 
     /// The result that operand `at` becomes, if it is changed in place.

@@ -68,11 +68,7 @@ impl Rule {
             return Err(RuleError::Count {
                 op: self.op.clone(),
                 what: "results",
-                names: self
-                    .results
-                    .iter()
-                    .map(|result| result.name.clone())
-                    .collect(),
+                names: self.results().map(str::to_owned).collect(),
                 given: shapes.len(),
             });
         }
