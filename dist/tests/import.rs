@@ -359,11 +359,11 @@ fn a_size_given_twice_differently_names_both_places() {
     let settings = on(deepspeed(text, "ds.json"), 8);
     let error = ParallelConfig::new(&settings).unwrap_err().to_string();
     assert!(
-        error.contains("ds.json (tensor_parallel.autotp_size)"),
+        error.contains("ds.json, tensor_parallel.autotp_size"),
         "{error}"
     );
     assert!(
-        error.contains("ds.json (tensor_model_parallel_size)"),
+        error.contains("ds.json, tensor_model_parallel_size"),
         "{error}"
     );
 }

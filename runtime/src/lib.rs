@@ -61,4 +61,5 @@ pub use tensor::{Fresh, Tensor};
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/tensor.md")]
 #[doc = include_str!("../../docs/gpu.md")]
+#[doc = include_str!("../../docs/places.md")]
 struct Guide;

@@ -2,12 +2,13 @@
 //!
 //! `x: F[.. i], w: F[o i] -> y: F[.. o]` says which operands an op takes, which dims must agree,
 //! and what it returns. From it come the check of shapes and dtypes with its message, the result's
-//! shape, the count of FLOPs and bytes, the run on a meta device, and the rule for sharded operands.
+//! shape, the count of FLOPs and bytes, the run on a meta device, and the rule for sharded
+//! operands.
 //!
 //! | written | meaning |
 //! |---|---|
 //! | `i` | a dim: the same extent wherever the name stands |
-//! | `i!` | the same, and the op needs the dim whole: it cannot be sharded; `!` anywhere counts everywhere |
+//! | `i!` | the same, and the op needs the dim whole: it cannot be sharded, wherever it stands |
 //! | `2` | a dim of exactly this extent |
 //! | `..` | any leading dims, the same wherever it stands |
 //! | `~` | all dims, broadcast against each other; only by itself |
@@ -18,8 +19,8 @@
 //! | `I`, `J` | an index dtype: i64, i32 or u32 |
 //! | `f32`, `bool`, ... | this dtype |
 //!
-//! A result that lacks a dim without `!` is a sum over that dim: a dim that an op uses up in any other
-//! way has a `!`. What the text cannot say stands behind it: in which operands the op is
+//! A result that lacks a dim without `!` is a sum over that dim: a dim that an op uses up in any
+//! other way has a `!`. What the text cannot say stands behind it: in which operands the op is
 //! [linear](Signature::linear_in), and which dims are [blocks of another](Signature::grouped).
 
 use std::sync::OnceLock;
@@ -61,15 +62,15 @@ impl Signature {
     }
 
     /// The same op, whose results are all linear in each of these operands: `["a", "b"]` for a
-    /// product, `["a + b"]` for a sum, which is linear in both together. So it can be given parts of
-    /// a sum, and returns such.
+    /// product, `["a + b"]` for a sum, which is linear in both together. So it can be given parts
+    /// of a sum, and returns such.
     pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
         self.linear_in = operands;
         self
     }
 
-    /// The same op, in which dim `many` is a multiple of dim `groups`, and each index of `groups` owns
-    /// a block of `many`: they can only be cut together.
+    /// The same op, in which dim `many` is a multiple of dim `groups`, and each index of `groups`
+    /// owns a block of `many`: they can only be cut together.
     pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
         self.grouped = Some((many, groups));
         self

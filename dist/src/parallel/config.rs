@@ -220,23 +220,26 @@ fn options(
             }));
         }
         let name = format!("options of group `{group}`");
-        if let Some(given) = check::one(&name, all, options_text, violations) {
-            options.insert(group.clone(), given.value);
+        let Some(given) = check::one(&name, all, options_text, violations) else {
+            continue;
+        };
+        if let Err(error) = given.value.check() {
+            violations.push(Violation::Mesh {
+                what: format!("{name} ({})", given.source),
+                error,
+            });
         }
+        options.insert(group.clone(), given.value);
     }
     options
 }
 
 /// The fields that say something.
 fn options_text(options: &GroupOptions) -> String {
-    let all = format!("{options:?}");
-    let fields = all
-        .trim_start_matches("GroupOptions { ")
-        .trim_end_matches(" }")
-        .split(", ")
-        .filter(|field| !field.ends_with(": None"))
-        .map(|field| field.replace("Some(", "").replace(')', ""));
-    let fields: Vec<String> = fields.collect();
+    let stated = options.stated().into_iter();
+    let fields: Vec<String> = stated
+        .map(|(field, value)| format!("{field} {value}"))
+        .collect();
     match fields.is_empty() {
         true => "those of the transport".to_owned(),
         false => fields.join(", "),

@@ -307,13 +307,7 @@ impl ParallelState {
 
     /// A group with the options of its name.
     fn named(&self, name: &str, ranks: &[usize]) -> Result<Group, StateError> {
-        let mesh = Mesh::of_ranks(ranks, &[ranks.len()], &[name])?;
-        let group = mesh
-            .group([name], ranks[0])?
-            .ok_or(StateError::NotAMember {
-                rank: ranks[0],
-                ranks: ranks.to_vec(),
-            })?;
+        let group = Group::of(ranks)?;
         Ok(match self.config.options.get(name) {
             Some(options) => group.with(options.clone()),
             None => group,

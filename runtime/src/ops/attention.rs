@@ -105,6 +105,9 @@ pub fn attention(
 
     let call = call.with_flops(4 * multiply_adds(&shape, mask));
     call.compute(|| {
+        if shape.kv_heads == 0 {
+            return Ok(());
+        }
         let sequences = ReadSequences::new(&mask.sequences, shape.keys)?;
         for_float!(q.dtype(), T => {
             let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
@@ -152,6 +155,9 @@ pub fn attention_grad(
 
     let call = call.with_flops(10 * multiply_adds(&shape, mask));
     call.compute(|| {
+        if shape.kv_heads == 0 {
+            return Ok(());
+        }
         let sequences = ReadSequences::new(&mask.sequences, shape.keys)?;
         for_float!(q.dtype(), T => {
             let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
@@ -194,7 +200,13 @@ fn shape_of(
 ) -> Result<kernel::Shape> {
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
-    if kv_heads == 0 || heads % kv_heads != 0 {
+    // A rank may have none of the heads.
+    let shared = if kv_heads == 0 {
+        heads == 0
+    } else {
+        heads % kv_heads == 0
+    };
+    if !shared {
         let problem = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
         let given = Error::Argument {
             op: signature.name(),

@@ -1,5 +1,5 @@
-//! Rules of ops whose dims are arguments, which no signature can say: written as a signature for the
-//! dims that are given.
+//! Rules of ops whose dims are arguments, which no signature can say: written as a signature for
+//! the dims that are given.
 
 use super::{LINEAR, Pass, Rule, RuleError};
 use crate::Reduction;
@@ -26,8 +26,8 @@ impl Rule {
         let Some(by) = by else {
             return Ok(rule);
         };
-        for name in &mut rule.names {
-            name.reduction = by;
+        for dim in dims {
+            rule.names[*dim].reduction = by;
         }
         rule.passes.push(Pass {
             operands: vec![0],

@@ -1,24 +1,24 @@
-//! What an op does with places: which placements of its operands it computes on as they are, and how
-//! its results lie then.
+//! What an op does with places: which placements of its operands it computes on as they are, and
+//! how its results lie then.
 //!
 //! Ops never communicate by themselves. So along one axis of a mesh there are three things that an
 //! op can do, each rank for itself, and all of them follow from its signature:
 //!
 //! - **Cut.** A dim that is cut in the same way in all operands that have it is cut in the results.
 //!   A result without the dim is a sum over it: every rank has a part of it, `partial(sum)`.
-//! - **Pass parts on.** If the op is linear in an operand, parts of that operand's sum give parts of
-//!   the results' sums. `a b` is linear in `a` and in `b`, `a + b` in both together.
+//! - **Pass parts on.** If the op is linear in an operand, parts of that operand's sum give parts
+//!   of the results' sums. `a b` is linear in `a` and in `b`, `a + b` in both together.
 //! - **Repeat.** All ranks have all of everything.
 //!
-//! A linear layer `x[.. i], w[o i] -> y[.. o]` that is linear in x and in w so has, on each axis, all
-//! that is known as data parallel (`..` is cut), column parallel (`o`) and row parallel (`i`), and
-//! nobody has written that down. What an op cannot do is an error that says why, and which transitions
-//! lead to something that it can do.
+//! A linear layer `x[.. i], w[o i] -> y[.. o]` that is linear in x and in w so has, on each axis,
+//! all that is known as data parallel (`..` is cut), column parallel (`o`) and row parallel (`i`),
+//! and nobody has written that down. What an op cannot do is an error that says why, and which
+//! transitions lead to something that it can do.
 //!
 //! Along several axes the rules hold for each; [`Rule::places`] puts them together.
 //!
-//! Arguments beside the operands that say where something is (the region of random values, the first
-//! class of a vocabulary's part) are those of the rank's part.
+//! Arguments beside the operands that say where something is (the region of random values, the
+//! first class of a vocabulary's part) are those of the rank's part.
 
 mod axis;
 mod bound;
@@ -37,6 +37,25 @@ use bound::Bound;
 use crate::{Placement, Reduction};
 
 /// How the operands of an op may lie on a mesh, and how its results lie then.
+///
+/// ```
+/// use meshgrad_mesh::{Placement, Rule};
+///
+/// # fn main() -> Result<(), meshgrad_mesh::RuleError> {
+/// let linear = Rule::new("linear", "x[.. i], w[o i] -> y[.. o]")?.linear_in(&["x", "w"])?;
+/// let infer = |x, w| linear.infer("tp", 2, &[(&[64, 8], x), (&[32, 8], w)]);
+///
+/// let column = infer(Placement::Replicate, Placement::shard(0))?;
+/// assert_eq!(column[0], Placement::shard(1));
+/// let row = infer(Placement::shard(1), Placement::shard(1))?;
+/// assert_eq!(row[0].to_string(), "partial(sum)");
+///
+/// let error = infer(Placement::shard(1), Placement::Replicate).unwrap_err().to_string();
+/// assert!(error.contains("`x` is shard(1) (`i`), so `w` must be shard(1), but is replicate"));
+/// assert!(error.contains("all_gather `x` along dim 1"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     op: String,
@@ -108,8 +127,8 @@ impl Rule {
     }
 
     /// The same rule of an op that is linear in these operands, each with the others held fixed; in
-    /// several together where they are written as a sum: `["a", "b"]` for a product, `["a + b"]` for
-    /// a sum. All results must be linear in them.
+    /// several together where they are written as a sum: `["a", "b"]` for a product, `["a + b"]`
+    /// for a sum. All results must be linear in them.
     ///
     /// # Errors
     /// [`RuleError::UnknownOperand`].
@@ -125,9 +144,9 @@ impl Rule {
         Ok(self)
     }
 
-    /// The same rule where dim `many` is a multiple of dim `groups`, and each index of `groups` owns a
-    /// block of `many`, as query heads share key heads: both are cut together, or `many` alone where
-    /// there is one group.
+    /// The same rule where dim `many` is a multiple of dim `groups`, and each index of `groups`
+    /// owns a block of `many`, as query heads share key heads: both are cut together, or `many`
+    /// alone where there is one group.
     ///
     /// # Errors
     /// [`RuleError::UnknownDim`].
@@ -142,7 +161,18 @@ impl Rule {
         &self.op
     }
 
-    /// How the results lie along an axis of `ranks` ranks, from shape and placement of each operand.
+    /// The operands' names.
+    pub fn operands(&self) -> impl Iterator<Item = &str> {
+        self.operands.iter().map(|operand| operand.name.as_str())
+    }
+
+    /// The results' names.
+    pub fn results(&self) -> impl Iterator<Item = &str> {
+        self.results.iter().map(|result| result.name.as_str())
+    }
+
+    /// How the results lie along an axis of `ranks` ranks, from shape and placement of each
+    /// operand.
     ///
     /// # Errors
     /// [`RuleError::Misplaced`], with what would help; [`RuleError::Count`], [`RuleError::Dims`],
@@ -178,10 +208,7 @@ impl Rule {
     }
 
     fn operand_names(&self) -> Vec<String> {
-        self.operands
-            .iter()
-            .map(|known| known.name.clone())
-            .collect()
+        self.operands().map(str::to_owned).collect()
     }
 
     /// The result that operand `at` becomes, if it is changed in place.

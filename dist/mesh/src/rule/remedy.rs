@@ -113,8 +113,8 @@ fn remedy(axis: &Axis<'_>, way: &Way) -> Option<(u128, Remedy)> {
     Some((cost, Remedy { steps, results }))
 }
 
-/// What a rank receives of each element, in units of (n - 1) / n^2 with n ranks. Nothing makes parts
-/// of what is whole.
+/// What a rank receives of each element, in units of (n - 1) / n^2 with n ranks. Nothing makes
+/// parts of what is whole.
 fn moved(from: &Placement, to: &Placement, ranks: usize) -> Option<u64> {
     match (from, to) {
         (Placement::Replicate, Placement::Shard(..)) => Some(0),

@@ -11,9 +11,9 @@ impl Rule {
     ///
     /// # Errors
     /// [`RuleError::Misplaced`] for the outermost axis that the op cannot compute along, with what
-    /// would help; [`RuleError::Order`] where axes cut a dim of one operand in another order than that
-    /// of another; [`RuleError::Meshes`]; [`RuleError::Place`], as for a sum of parts along one axis
-    /// and a maximum along another; [`RuleError::Count`], [`RuleError::Dims`],
+    /// would help; [`RuleError::Order`] where axes cut a dim of one operand in another order than
+    /// that of another; [`RuleError::Meshes`]; [`RuleError::Place`], as for a sum of parts along
+    /// one axis and a maximum along another; [`RuleError::Count`], [`RuleError::Dims`],
     /// [`RuleError::Extents`] for operands and shapes that are not the op's.
     pub fn places(
         &self,
@@ -68,11 +68,7 @@ impl Rule {
             return Err(RuleError::Count {
                 op: self.op.clone(),
                 what: "results",
-                names: self
-                    .results
-                    .iter()
-                    .map(|result| result.name.clone())
-                    .collect(),
+                names: self.results().map(str::to_owned).collect(),
                 given: shapes.len(),
             });
         }

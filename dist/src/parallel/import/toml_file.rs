@@ -15,7 +15,7 @@
 //! axes = "dp=auto,tp=4"
 //!
 //! [[parallel.views]]                ## axes of a domain as one
-//! name = "loss"
+//! name = "tokens"
 //! domain = "regular"
 //! axes = "dp_replicate,dp_shard,cp_shard"
 //!
@@ -301,7 +301,7 @@ mod tests {
             dp_shard = "auto"
             order = "tp-cp-ep-dp-pp"
             domains = [{ name = "rollout", axes = "dp=auto,tp=4" }]
-            views = [{ name = "loss", domain = "regular", axes = "dp_shard, cp_shard" }]
+            views = [{ name = "tokens", domain = "regular", axes = "dp_shard, cp_shard" }]
             picks = [{ name = "ends", of = "pp", members = ["first", "last", 1] }]
             options.tp = { max_ctas = 16, timeout_seconds = 600, high_priority = true }
         "#;
@@ -325,7 +325,7 @@ mod tests {
             .order("tp-cp-ep-dp-pp", at(7, "order"))
             .domain(rollout, at(8, "domains"))
             .view(
-                View::new("loss", "regular", ["dp_shard", "cp_shard"]),
+                View::new("tokens", "regular", ["dp_shard", "cp_shard"]),
                 at(9, "views"),
             )
             .pick(Pick::new("ends", "pp", members), at(10, "picks"))
@@ -359,14 +359,14 @@ mod tests {
             "`nam` (run.toml:7",
             "`ttp` (run.toml:4",
             "pp is `0.5` (run.toml:5",
-            "run.toml:10 (parallel.options.tp.max_ctas): `-1` is not a number",
-            "run.toml:11 (parallel.options.pp): `3` is not a table of options",
-            "run.toml:3 (parallel.world): `-1` is not a number of ranks",
-            "run.toml:6 (parallel.order): `3` is not an order",
-            "run.toml:7 (parallel.domains): `dp` is not axes such as",
-            "run.toml:7 (parallel.domains): `name` is missing",
-            "run.toml:8 (parallel.views): `3` is not a list of tables",
-            "run.toml:9 (parallel.picks): `members` must be a list",
+            "run.toml:10, parallel.options.tp.max_ctas: `-1` is not a number",
+            "run.toml:11, parallel.options.pp: `3` is not a table of options",
+            "run.toml:3, parallel.world: `-1` is not a number of ranks",
+            "run.toml:6, parallel.order: `3` is not an order",
+            "run.toml:7, parallel.domains: `dp` is not axes such as",
+            "run.toml:7, parallel.domains: `name` is missing",
+            "run.toml:8, parallel.views: `3` is not a list of tables",
+            "run.toml:9, parallel.picks: `members` must be a list",
         ];
         assert_eq!(texts.len(), expected.len(), "{texts:#?}");
         for (text, expected) in texts.iter().zip(expected) {

@@ -183,9 +183,9 @@ mod tests {
         assert_eq!(
             texts,
             [
-                "pp is `-1` (x.toml:3 (parallelism.pipeline_parallel_degree)): a degree is a whole \
+                "pp is `-1` (x.toml:3, parallelism.pipeline_parallel_degree): a degree is a whole \
                  number of at least 1, or `auto`",
-                "`tensor_paralel_degree` (x.toml:2 (parallelism.tensor_paralel_degree)) is no \
+                "`tensor_paralel_degree` (x.toml:2, parallelism.tensor_paralel_degree) is no \
                  setting; did you mean `tensor_parallel_degree`?",
             ]
         );

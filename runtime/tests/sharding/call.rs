@@ -1,0 +1,116 @@
+//! A call of an op, as one rank makes it on what it has.
+
+use std::sync::LazyLock;
+
+use meshgrad_mesh::Rule;
+use meshgrad_runtime::{Accumulator, DType, Device, Kind, Result, Tensor, ops};
+
+use crate::shards::Part;
+
+/// One device for all, as ops want it.
+pub(crate) static CPU: LazyLock<Device> = LazyLock::new(Device::cpu);
+
+/// What one rank has of each operand.
+pub(crate) struct Local {
+    pub(crate) operands: Vec<Tensor>,
+    /// Where that begins.
+    pub(crate) starts: Vec<Vec<usize>>,
+}
+
+impl Local {
+    pub(crate) fn new(parts: Vec<Part>) -> Local {
+        let (operands, starts) = parts
+            .into_iter()
+            .map(|part| (part.tensor, part.start))
+            .unzip();
+        Local { operands, starts }
+    }
+
+    pub(crate) fn whole(operands: &[Tensor]) -> Local {
+        Local::new(operands.iter().map(Part::whole).collect())
+    }
+}
+
+type Run = Box<dyn Fn(&Local) -> Vec<Tensor>>;
+
+/// An op and operands for it.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) rule: Rule,
+    pub(crate) operands: Vec<Tensor>,
+    pub(crate) run: Run,
+}
+
+pub(crate) fn case(
+    name: &'static str,
+    operands: Vec<Tensor>,
+    run: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + 'static,
+) -> Case {
+    local(name, operands, move |local| run(&local.operands))
+}
+
+pub(crate) fn local(
+    name: &'static str,
+    operands: Vec<Tensor>,
+    run: impl Fn(&Local) -> Result<Vec<Tensor>> + 'static,
+) -> Case {
+    let signature = ops::signatures().find(|signature| signature.name() == name);
+    let rule = signature.unwrap_or_else(|| panic!("{name}")).rule().clone();
+    given(name, rule, operands, run)
+}
+
+/// An op whose dims are arguments.
+pub(crate) fn given(
+    name: &'static str,
+    rule: Rule,
+    operands: Vec<Tensor>,
+    run: impl Fn(&Local) -> Result<Vec<Tensor>> + 'static,
+) -> Case {
+    let run = move |local: &Local| run(local).unwrap_or_else(|error| panic!("{error}"));
+    Case {
+        name,
+        rule,
+        operands,
+        run: Box::new(run),
+    }
+}
+
+/// Small whole numbers, so that sums are exact in any order.
+pub(crate) fn numbers(shape: &[usize], seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let value = |at: usize| ((at * 31 + seed * 17 + at * at * 3) % 9) as f64 - 4.0;
+    let values: Vec<f64> = (0..count).map(value).collect();
+    Tensor::from_slice(&CPU, shape, &values).unwrap()
+}
+
+/// Numbers that are not zero.
+pub(crate) fn positive(shape: &[usize], seed: usize) -> Tensor {
+    ops::affine(&numbers(shape, seed), 0.5, 3.0).unwrap()
+}
+
+pub(crate) fn indices(shape: &[usize], below: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let values: Vec<i64> = (0..count).map(|at| ((at * 5 + 2) % below) as i64).collect();
+    Tensor::from_slice(&CPU, shape, &values).unwrap()
+}
+
+pub(crate) fn to_f32(x: &Tensor) -> Tensor {
+    ops::cast(x, DType::F32).unwrap()
+}
+
+/// A copy of `into` with what `add` adds to it.
+pub(crate) fn added(
+    into: &Tensor,
+    add: impl FnOnce(&mut Accumulator) -> Result<()>,
+) -> Result<Vec<Tensor>> {
+    let mut sum = Accumulator::over(changing(into)?)?;
+    sum.filled();
+    add(&mut sum)?;
+    Ok(vec![sum.total()?.clone()])
+}
+
+pub(crate) fn changing(x: &Tensor) -> Result<Tensor> {
+    let buffer = Tensor::zeros(x.device(), x.shape(), x.dtype(), Kind::Gradient)?;
+    ops::copy_into(x, &buffer)?;
+    Ok(buffer)
+}

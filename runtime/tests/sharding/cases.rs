@@ -1,0 +1,458 @@
+//! Ops and operands for them, family by family.
+
+use meshgrad_mesh::{Reduction, Rule};
+use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
+use meshgrad_runtime::{Draw, Key, Region, Result, Tensor, ops};
+
+use crate::call::{
+    CPU, Case, Local, added, case, changing, given, indices, local, numbers, positive, to_f32,
+};
+
+pub(crate) fn cases() -> Vec<Case> {
+    let families = [
+        products(),
+        elementwise(),
+        broadcasts(),
+        rows(),
+        embeddings(),
+        ropes(),
+        attentions(),
+        losses(),
+        experts(),
+        steps(),
+        with_dims(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
+fn products() -> Vec<Case> {
+    let (x, w, dy) = (
+        numbers(&[2, 5, 4], 1),
+        numbers(&[6, 4], 2),
+        numbers(&[2, 5, 6], 3),
+    );
+    let (a, b) = (numbers(&[2, 3, 4], 4), numbers(&[2, 4, 5], 5));
+    vec![
+        case("linear", vec![x.clone(), w.clone()], |o| {
+            Ok(vec![ops::linear(&o[0], &o[1])?])
+        }),
+        case("linear_grad_input", vec![dy.clone(), w.clone()], |o| {
+            Ok(vec![ops::linear_grad_input(&o[0], &o[1])?])
+        }),
+        case("linear_grad_weight_into", vec![dy, x, w], |o| {
+            added(&o[2], |dw| ops::linear_grad_weight_into(&o[0], &o[1], dw))
+        }),
+        case("matmul", vec![a.clone(), b.clone()], |o| {
+            Ok(vec![ops::matmul(&o[0], &o[1])?])
+        }),
+        case("matmul_into", vec![a, b, numbers(&[2, 3, 5], 6)], |o| {
+            added(&o[2], |c| ops::matmul_into(&o[0], &o[1], c))
+        }),
+    ]
+}
+
+fn elementwise() -> Vec<Case> {
+    let (x, dy) = (numbers(&[5, 4], 1), numbers(&[5, 4], 2));
+    let draw = |local: &Local| -> Result<Draw> {
+        let mut region = Region::whole(&[5, 4])?;
+        for dim in 0..2 {
+            let start = local.starts[0][dim];
+            let end = start + local.operands[0].shape()[dim];
+            region = region.slice(dim, start..end)?;
+        }
+        Ok(Key::new(7).within(&region))
+    };
+    vec![
+        case("neg", vec![x.clone()], |o| Ok(vec![ops::neg(&o[0])?])),
+        case("exp", vec![x.clone()], |o| Ok(vec![ops::exp(&o[0])?])),
+        case("silu_grad", vec![x.clone(), dy.clone()], |o| {
+            Ok(vec![ops::silu_grad(&o[0], &o[1])?])
+        }),
+        case("clamp_grad", vec![x.clone(), dy.clone()], |o| {
+            Ok(vec![ops::clamp_grad(&o[0], &o[1], -2.0, 2.0)?])
+        }),
+        case("affine", vec![x.clone()], |o| {
+            Ok(vec![ops::affine(&o[0], 2.0, 1.0)?])
+        }),
+        case("add_into", vec![x.clone(), dy.clone()], |o| {
+            added(&o[1], |sum| ops::add_into(&o[0], sum))
+        }),
+        case("contiguous", vec![x.clone()], |o| {
+            Ok(vec![ops::copy(&o[0])?])
+        }),
+        case("cast", vec![x.clone()], |o| Ok(vec![to_f32(&o[0])])),
+        case("copy_into", vec![x.clone(), dy.clone()], |o| {
+            let into = changing(&o[1])?;
+            ops::copy_into(&o[0], &into)?;
+            Ok(vec![into])
+        }),
+        local("dropout", vec![x], move |local| {
+            Ok(vec![ops::dropout(&local.operands[0], draw(local)?, 0.5)?])
+        }),
+        local("dropout_grad", vec![dy], move |local| {
+            Ok(vec![ops::dropout_grad(
+                &local.operands[0],
+                draw(local)?,
+                0.5,
+            )?])
+        }),
+    ]
+}
+
+fn broadcasts() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (of_a, of_b) in [
+        (vec![5, 4], vec![5, 4]),
+        (vec![5, 4], vec![4]),
+        (vec![5, 1], vec![3, 1, 4]),
+    ] {
+        let (a, b) = (numbers(&of_a, 1), positive(&of_b, 2));
+        let pair = || vec![a.clone(), b.clone()];
+        cases.extend([
+            case("add", pair(), |o| Ok(vec![ops::add(&o[0], &o[1])?])),
+            case("sub", pair(), |o| Ok(vec![ops::sub(&o[0], &o[1])?])),
+            case("mul", pair(), |o| Ok(vec![ops::mul(&o[0], &o[1])?])),
+            case("div", pair(), |o| Ok(vec![ops::div(&o[0], &o[1])?])),
+            case("maximum", pair(), |o| Ok(vec![ops::maximum(&o[0], &o[1])?])),
+            case("lt", pair(), |o| Ok(vec![ops::lt(&o[0], &o[1])?])),
+        ]);
+        let condition = ops::lt(&numbers(&of_b, 3), &numbers(&of_b, 4)).unwrap();
+        cases.push(case("select", vec![condition, a, b], |o| {
+            Ok(vec![ops::select(&o[0], &o[1], &o[2])?])
+        }));
+    }
+    cases
+}
+
+fn rows() -> Vec<Case> {
+    let (x, dy, w) = (
+        numbers(&[3, 5, 4], 1),
+        numbers(&[3, 5, 4], 2),
+        numbers(&[4], 3),
+    );
+    let (_, inv_rms) = ops::rms_norm(&x, &w, 1e-6).unwrap();
+    let (y, log_y) = (ops::softmax(&x).unwrap(), ops::log_softmax(&x).unwrap());
+    let (gate_up, dgated) = (numbers(&[3, 2, 5], 4), numbers(&[3, 5], 5));
+    vec![
+        case("rms_norm", vec![x.clone(), w.clone()], |o| {
+            let (y, inv_rms) = ops::rms_norm(&o[0], &o[1], 1e-6)?;
+            Ok(vec![y, inv_rms])
+        }),
+        case(
+            "rms_norm_grad_input",
+            vec![dy.clone(), x.clone(), w.clone(), inv_rms.clone()],
+            |o| Ok(vec![ops::rms_norm_grad_input(&o[0], &o[1], &o[2], &o[3])?]),
+        ),
+        case(
+            "rms_norm_grad_weight_into",
+            vec![dy.clone(), x.clone(), inv_rms, w],
+            |o| {
+                added(&o[3], |dw| {
+                    ops::rms_norm_grad_weight_into(&o[0], &o[1], &o[2], dw)
+                })
+            },
+        ),
+        case("softmax", vec![x.clone()], |o| {
+            Ok(vec![ops::softmax(&o[0])?])
+        }),
+        case("softmax_grad", vec![y, dy.clone()], |o| {
+            Ok(vec![ops::softmax_grad(&o[0], &o[1])?])
+        }),
+        case("log_softmax", vec![x.clone()], |o| {
+            Ok(vec![ops::log_softmax(&o[0])?])
+        }),
+        case("log_softmax_grad", vec![log_y, dy], |o| {
+            Ok(vec![ops::log_softmax_grad(&o[0], &o[1])?])
+        }),
+        case("swiglu", vec![gate_up.clone()], |o| {
+            Ok(vec![ops::swiglu(&o[0])?])
+        }),
+        case("swiglu_grad", vec![gate_up, dgated], |o| {
+            Ok(vec![ops::swiglu_grad(&o[0], &o[1])?])
+        }),
+        case("top_k", vec![x], |o| {
+            let (values, places) = ops::top_k(&o[0], 2)?;
+            Ok(vec![values, places])
+        }),
+    ]
+}
+
+fn embeddings() -> Vec<Case> {
+    let (table, ids, dy) = (
+        numbers(&[7, 4], 1),
+        indices(&[3, 5], 7),
+        numbers(&[3, 5, 4], 2),
+    );
+    vec![
+        case("embedding", vec![table.clone(), ids.clone()], |o| {
+            Ok(vec![ops::embedding(&o[0], &o[1])?])
+        }),
+        case("embedding_grad_into", vec![dy, ids, table], |o| {
+            added(&o[2], |dtable| {
+                ops::embedding_grad_into(&o[0], &o[1], dtable)
+            })
+        }),
+    ]
+}
+
+fn ropes() -> Vec<Case> {
+    let x = numbers(&[2, 5, 3, 4], 1);
+    let (positions, inv_freq) = (indices(&[2, 5], 9), to_f32(&positive(&[2], 3)));
+    let (cos, sin) = ops::rope_tables(&positions, &inv_freq, 1.0).unwrap();
+    let operands = vec![x, cos, sin];
+    vec![
+        case("rope_tables", vec![positions, inv_freq], |o| {
+            let (cos, sin) = ops::rope_tables(&o[0], &o[1], 1.0)?;
+            Ok(vec![cos, sin])
+        }),
+        case("rope", operands.clone(), |o| {
+            Ok(vec![ops::rope(&o[0], &o[1], &o[2], RopeStyle::Half)?])
+        }),
+        case("rope_grad", operands, |o| {
+            Ok(vec![ops::rope_grad(&o[0], &o[1], &o[2], RopeStyle::Half)?])
+        }),
+    ]
+}
+
+/// With shared key heads, as many as queries have, and one for all.
+fn attentions() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (heads, shared) in [(4, 2), (3, 3), (4, 1)] {
+        let (q, k, v) = (
+            numbers(&[2, 5, heads, 2], 1),
+            numbers(&[2, 5, shared, 2], 2),
+            numbers(&[2, 5, shared, 2], 3),
+        );
+        let mask = AttentionMask::causal;
+        let (out, lse) = ops::attention(&q, &k, &v, &mask(), 0.5).unwrap();
+        let dout = numbers(&[2, 5, heads, 2], 4);
+        let forward = vec![q.clone(), k.clone(), v.clone()];
+        cases.push(case("attention", forward, move |o| {
+            let (out, lse) = ops::attention(&o[0], &o[1], &o[2], &mask(), 0.5)?;
+            Ok(vec![out, lse])
+        }));
+        let backward = vec![q, k, v, out, lse, dout];
+        cases.push(case("attention_grad", backward, move |o| {
+            let (dq, dk, dv) =
+                ops::attention_grad(&o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &mask(), 0.5)?;
+            Ok(vec![dq, dk, dv])
+        }));
+    }
+    cases
+}
+
+fn losses() -> Vec<Case> {
+    const CLASSES: usize = 7;
+    let (x, w, labels) = (
+        numbers(&[5, 3], 1),
+        numbers(&[CLASSES, 3], 2),
+        indices(&[5], CLASSES),
+    );
+    fn targets(local: &Local) -> Targets<'_> {
+        Targets {
+            labels: &local.operands[2],
+            ignore_index: -100,
+            vocab_start: local.starts[1][0],
+            vocab_total: CLASSES,
+        }
+    }
+    let statistics = Local::whole(&[x.clone(), w.clone(), labels.clone()]);
+    let (max, sum, label_logit) = ops::linear_cross_entropy(&x, &w, targets(&statistics)).unwrap();
+    let lse = ops::add(&max, &ops::ln(&sum).unwrap()).unwrap();
+    let mut operands = vec![x, w.clone(), labels.clone()];
+    let forward = operands.clone();
+    operands.extend([lse.clone(), positive(&[5], 3)]);
+    let grad_input = operands.clone();
+    operands.push(numbers(&[CLASSES, 3], 4));
+
+    vec![
+        local("linear_cross_entropy", forward, |local| {
+            let (x, w) = (&local.operands[0], &local.operands[1]);
+            let (max, sum, label) = ops::linear_cross_entropy(x, w, targets(local))?;
+            Ok(vec![max, sum, label])
+        }),
+        local("linear_cross_entropy_grad_input", grad_input, |local| {
+            let (o, targets) = (&local.operands, targets(local));
+            let dx = ops::linear_cross_entropy_grad_input(&o[0], &o[1], targets, &o[3], &o[4])?;
+            Ok(vec![dx])
+        }),
+        local(
+            "linear_cross_entropy_grad_weight_into",
+            operands.clone(),
+            |local| {
+                let (o, to) = (&local.operands, targets(local));
+                added(&o[5], |dw| {
+                    ops::linear_cross_entropy_grad_weight_into(&o[0], &o[1], to, &o[3], &o[4], dw)
+                })
+            },
+        ),
+        local("linear_cross_entropy_grad_both_into", operands, |local| {
+            let (o, to) = (&local.operands, targets(local));
+            let mut made = Vec::new();
+            let dw = added(&o[5], |dw| {
+                let dx =
+                    ops::linear_cross_entropy_grad_both_into(&o[0], &o[1], to, &o[3], &o[4], dw)?;
+                made.push(dx);
+                Ok(())
+            })?;
+            made.extend(dw);
+            Ok(made)
+        }),
+        case("cross_entropy_sum", vec![lse, label_logit, labels], |o| {
+            let (loss, count) = ops::cross_entropy_sum(&o[0], &o[1], &o[2], -100)?;
+            Ok(vec![loss, count])
+        }),
+    ]
+}
+
+/// Five tokens, each to two of three experts.
+fn experts() -> Vec<Case> {
+    let probabilities = ops::softmax(&numbers(&[5, 3], 1)).unwrap();
+    let (weights, chosen) = ops::router_top_k(&probabilities, 2, true, None).unwrap();
+    let order = ops::expert_order(&chosen, 3, 0, 3).unwrap();
+    let (offsets, place, order) = (order.offsets, order.place, order.order);
+    let (tokens, rows) = (numbers(&[5, 4], 2), numbers(&[10, 4], 3));
+    let (w, dy) = (numbers(&[3, 6, 4], 4), numbers(&[10, 6], 5));
+    let of_rows = vec![dy.clone(), rows.clone(), offsets.clone(), w.clone()];
+    let of_choice = vec![probabilities.clone(), chosen, numbers(&[5, 2], 6)];
+    vec![
+        case("router_top_k", vec![probabilities], |o| {
+            let (weights, chosen) = ops::router_top_k(&o[0], 2, true, None)?;
+            Ok(vec![weights, chosen])
+        }),
+        case("router_top_k_grad", of_choice, |o| {
+            Ok(vec![ops::router_top_k_grad(&o[0], &o[1], &o[2], true)?])
+        }),
+        case(
+            "permute_tokens",
+            vec![tokens.clone(), order.clone(), offsets.clone()],
+            |o| Ok(vec![ops::permute_tokens(&o[0], &o[1], &o[2])?]),
+        ),
+        case(
+            "permute_tokens_grad",
+            vec![rows.clone(), place.clone()],
+            |o| Ok(vec![ops::permute_tokens_grad(&o[0], &o[1])?]),
+        ),
+        case(
+            "unpermute_tokens",
+            vec![rows.clone(), weights.clone(), place.clone()],
+            |o| Ok(vec![ops::unpermute_tokens(&o[0], &o[1], &o[2])?]),
+        ),
+        case(
+            "unpermute_tokens_grad_input",
+            vec![tokens.clone(), weights, order, offsets.clone()],
+            |o| {
+                let dy = ops::unpermute_tokens_grad_input(&o[0], &o[1], &o[2], &o[3])?;
+                Ok(vec![dy])
+            },
+        ),
+        case(
+            "unpermute_tokens_grad_weights",
+            vec![tokens, rows.clone(), place],
+            |o| {
+                Ok(vec![ops::unpermute_tokens_grad_weights(
+                    &o[0], &o[1], &o[2],
+                )?])
+            },
+        ),
+        case(
+            "grouped_matmul_nt",
+            vec![rows, w.clone(), offsets.clone()],
+            |o| Ok(vec![ops::grouped_matmul_nt(&o[0], &o[1], &o[2])?]),
+        ),
+        case("grouped_matmul_grad_input", vec![dy, w, offsets], |o| {
+            Ok(vec![ops::grouped_matmul_grad_input(&o[0], &o[1], &o[2])?])
+        }),
+        case("grouped_matmul_grad_weight_into", of_rows, |o| {
+            added(&o[3], |dw| {
+                ops::grouped_matmul_grad_weight_into(&o[0], &o[1], &o[2], dw)
+            })
+        }),
+    ]
+}
+
+fn steps() -> Vec<Case> {
+    let mut operands: Vec<Tensor> = (0..3).map(|at| numbers(&[5], at)).collect();
+    operands.push(positive(&[5], 3));
+    operands.extend([0.5f32, 2.0, 0.25].map(|x| Tensor::scalar(&CPU, x).unwrap()));
+    vec![case("adamw_step", operands, |o| {
+        let (param, mean, square) = (changing(&o[0])?, changing(&o[2])?, changing(&o[3])?);
+        let scalars = ops::StepScalars {
+            learning_rate: &o[4],
+            step: &o[5],
+            scale: &o[6],
+        };
+        let constants = ops::AdamW {
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.1,
+        };
+        ops::adamw_step(&param, &o[1], &mean, &square, scalars, constants)?;
+        Ok(vec![param, mean, square])
+    })]
+}
+
+fn with_dims() -> Vec<Case> {
+    let x = numbers(&[4, 3, 6], 1);
+    let reduction = |name, by, f: fn(&Tensor, &[isize]) -> Result<Tensor>| {
+        let rule = Rule::reduction(name, 3, &[0, 2], by).unwrap();
+        given(name, rule, vec![x.clone()], move |local| {
+            Ok(vec![f(&local.operands[0], &[0, 2])?])
+        })
+    };
+    let argmax = Rule::reduction("argmax", 3, &[1], None).unwrap();
+    let concat = Rule::concat("concat", 2, 3, 1).unwrap();
+    let select = Rule::index_select("index_select", 3, 1).unwrap();
+    let select_grad = Rule::new("index_select_grad", "dy[a m b], ids[m] -> dx[a n b]").unwrap();
+    let select_grad = select_grad.linear_in(&["dy"]).unwrap();
+    let permute = Rule::permute("permute", &[2, 0, 1]).unwrap();
+    let reshape = Rule::reshape("reshape", &[4, 3, 6], &[12, 2, 3]).unwrap();
+    vec![
+        reduction("sum", Some(Reduction::Sum), ops::sum),
+        reduction("mean", Some(Reduction::Avg), ops::mean),
+        reduction("max", Some(Reduction::Max), ops::max),
+        reduction("min", None, ops::min),
+        given("argmax", argmax, vec![x.clone()], |local| {
+            Ok(vec![ops::argmax(&local.operands[0], 1)?])
+        }),
+        given(
+            "concat",
+            concat,
+            vec![x.clone(), numbers(&[4, 2, 6], 2)],
+            |local| {
+                let operands: Vec<&Tensor> = local.operands.iter().collect();
+                Ok(vec![ops::concat(&operands, 1)?])
+            },
+        ),
+        given(
+            "index_select",
+            select,
+            vec![x.clone(), indices(&[5], 3)],
+            |local| {
+                Ok(vec![ops::index_select(
+                    &local.operands[0],
+                    1,
+                    &local.operands[1],
+                )?])
+            },
+        ),
+        given(
+            "index_select_grad",
+            select_grad,
+            vec![x.clone(), indices(&[3], 5)],
+            |local| {
+                let (dy, ids) = (&local.operands[0], &local.operands[1]);
+                Ok(vec![ops::index_select_grad(dy, 1, ids, 5)?])
+            },
+        ),
+        given("permute", permute, vec![x.clone()], |local| {
+            Ok(vec![local.operands[0].permute(&[2, 0, 1])?])
+        }),
+        given("reshape", reshape, vec![x.clone()], |local| {
+            let x = &local.operands[0];
+            let (rows, columns) = (x.shape()[0] * x.shape()[1], x.shape()[2] / 3);
+            Ok(vec![ops::reshape(x, &[rows, columns, 3])?])
+        }),
+    ]
+}

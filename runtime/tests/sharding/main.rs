@@ -1,0 +1,266 @@
+//! The law of sharding rules: where a rule lets ranks compute on what they have, each for itself,
+//! their results put together are those of the whole op.
+
+mod call;
+mod cases;
+mod shards;
+
+use meshgrad_mesh::{Division, Mesh, Place, Placement, Problem, Reduction, Rule, RuleError};
+use meshgrad_runtime::{DType, Tensor, ops};
+
+use call::{Case, Local};
+use cases::cases;
+use shards::{Part, assert_equal, together};
+
+/// Every way in which an operand of so many dims could lie.
+fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
+    let mut all = vec![Placement::Replicate];
+    all.extend((0..x.shape().len()).map(Placement::shard));
+    if x.dtype() == DType::F64 {
+        let reductions = [Reduction::Sum, Reduction::Avg, Reduction::Max];
+        let reductions = &reductions[..if ragged { 3 } else { 1 }];
+        all.extend(reductions.iter().copied().map(Placement::Partial));
+    }
+    if ragged && x.shape().first().is_some_and(|extent| *extent > 2) {
+        let mut sizes = vec![0; ranks];
+        (sizes[0], sizes[1]) = (1, x.shape()[0] - 1);
+        all.push(Placement::ragged(0, sizes));
+    }
+    all
+}
+
+/// Every choice of placements of all operands, those of few operands with more variety.
+fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
+    let ragged = case.operands.len() <= 3;
+    let mut choices = vec![Vec::new()];
+    for operand in &case.operands {
+        let placements = placements(operand, ranks, ragged);
+        let longer = |choice: Vec<Placement>| {
+            let with = |next: &Placement| [&choice[..], std::slice::from_ref(next)].concat();
+            placements.iter().map(with).collect::<Vec<_>>()
+        };
+        choices = choices.into_iter().flat_map(longer).collect();
+    }
+    choices
+}
+
+/// What the rule says of the results, if it accepts.
+fn inferred(case: &Case, ranks: usize, placements: &[Placement]) -> Option<Vec<Placement>> {
+    let shapes = case.operands.iter().map(|x| &x.shape()[..]);
+    let operands: Vec<_> = shapes.zip(placements.iter().cloned()).collect();
+    case.rule.infer("tp", ranks, &operands).ok()
+}
+
+fn text(placements: &[Placement]) -> String {
+    let texts: Vec<String> = placements.iter().map(Placement::to_string).collect();
+    texts.join(", ")
+}
+
+/// Checks what each of the ranks has computed against the whole.
+fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what: &str) {
+    for (at, (placement, whole)) in placements.iter().zip(whole).enumerate() {
+        let parts: Vec<Tensor> = parts.iter().map(|results| results[at].clone()).collect();
+        assert_equal(&together(&parts, placement, what), whole, what);
+    }
+}
+
+/// Runs everything that a case's rule accepts along one axis; returns it, as text.
+fn check_case(case: &Case, ranks: usize) -> Vec<String> {
+    let whole = (case.run)(&Local::whole(&case.operands));
+    let mut accepted = Vec::new();
+    for placements in choices(case, ranks) {
+        let Some(results) = inferred(case, ranks, &placements) else {
+            continue;
+        };
+        let does = format!("{} -> {}", text(&placements), text(&results));
+        let operands = case.operands.iter().zip(&placements);
+        let parts = operands.map(|(x, at)| Part::whole(x).along(at, ranks));
+        let parts: Vec<Vec<Part>> = parts.collect();
+        let of_rank = |rank: usize| {
+            let parts = parts.iter().map(|parts| parts[rank].clone());
+            (case.run)(&Local::new(parts.collect()))
+        };
+        let computed: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
+        check(
+            &computed,
+            &results,
+            &whole,
+            &format!("{}: {does}", case.name),
+        );
+        if placements.iter().any(|at| *at != Placement::Replicate) {
+            accepted.push(does);
+        }
+    }
+    accepted
+}
+
+/// The snapshot is what each op can do, on two ranks.
+#[test]
+fn shards_compute_what_the_whole_does() {
+    let mut table = Vec::new();
+    for case in cases() {
+        let shapes = case.operands.iter().map(|x| x.shape().to_string());
+        table.push(format!(
+            "{} {}",
+            case.name,
+            shapes.collect::<Vec<_>>().join(", ")
+        ));
+        let accepted = check_case(&case, 2);
+        table.extend(accepted.iter().map(|does| format!("  {does}")));
+        check_case(&case, 3);
+    }
+    insta::assert_snapshot!(table.join("\n"));
+}
+
+/// A softmax of parts of rows is not a part of the softmax, whatever a rule says.
+#[test]
+#[should_panic(expected = "softmax: shard(2) -> shard(2)")]
+fn a_wrong_rule_is_found() {
+    let softmax = cases().into_iter().find(|case| case.name == "softmax");
+    let rule = Rule::new("softmax", "x[.. d] -> y[.. d]").unwrap();
+    check_case(
+        &Case {
+            rule,
+            ..softmax.unwrap()
+        },
+        2,
+    );
+}
+
+/// Whatever each of two axes allows, they allow together, one inside of the other; but for
+/// reductions that do not commute, which no place has.
+#[test]
+fn axes_are_independent() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    let mut tried = 0;
+    for case in cases() {
+        let whole = (case.run)(&Local::whole(&case.operands));
+        let choices: Vec<Vec<Placement>> = choices(&case, 2)
+            .into_iter()
+            .filter(|choice| {
+                choice
+                    .iter()
+                    .all(|at| !matches!(at, Placement::Shard(_, Division::Ragged(_))))
+            })
+            .filter(|choice| inferred(&case, 2, choice).is_some())
+            .collect();
+        for (dp, tp) in choices
+            .iter()
+            .flat_map(|dp| choices.iter().map(move |tp| (dp, tp)))
+        {
+            tried += usize::from(check_two(&case, &mesh, [dp, tp], &whole));
+        }
+    }
+    assert!(tried > 1000, "{tried}");
+}
+
+/// Whether the rule accepts both, having checked that the results are right then.
+fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tensor]) -> bool {
+    let [dp, tp] = placed;
+    let places = case
+        .operands
+        .iter()
+        .zip(dp.iter().zip(tp))
+        .map(|(x, (dp, tp))| Place::new(mesh, [("dp", dp.clone()), ("tp", tp.clone())], x.shape()));
+    let Ok(places) = places.collect::<Result<Vec<Place>, _>>() else {
+        return false;
+    };
+    let shapes: Vec<&[usize]> = whole.iter().map(|y| &y.shape()[..]).collect();
+    let places: Vec<&Place> = places.iter().collect();
+    let results = match case.rule.places(&places, &shapes) {
+        Ok(results) => results,
+        // Reductions that do not commute; parts of parts that are not in proportion.
+        Err(RuleError::Place(_)) => return false,
+        Err(RuleError::Misplaced(wrong)) if matches!(wrong.problem, Problem::Parts { .. }) => {
+            return false;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    for (result, shape) in results.iter().zip(shapes) {
+        assert_eq!(result.shape(), shape);
+    }
+    let along = |axis: &str| -> Vec<Placement> {
+        results.iter().map(|y| y.placement(axis).unwrap()).collect()
+    };
+
+    let what = format!("{}: dp {} tp {}", case.name, text(dp), text(tp));
+    let operands = case.operands.iter().zip(dp.iter().zip(tp));
+    let parts = operands.map(|(x, (dp, tp))| {
+        let outer = Part::whole(x).along(dp, 2);
+        outer.iter().map(|part| part.along(tp, 3)).collect()
+    });
+    let parts: Vec<Vec<Vec<Part>>> = parts.collect();
+    let of_outer = |outer: usize| -> Vec<Tensor> {
+        let of_rank = |inner: usize| {
+            let parts = parts.iter().map(|parts| parts[outer][inner].clone());
+            (case.run)(&Local::new(parts.collect()))
+        };
+        let computed: Vec<Vec<Tensor>> = (0..3).map(of_rank).collect();
+        let along_tp = along("tp");
+        let results = along_tp.iter().enumerate().map(|(at, placement)| {
+            let parts: Vec<Tensor> = computed.iter().map(|results| results[at].clone()).collect();
+            together(&parts, placement, &what)
+        });
+        results.collect()
+    };
+    let computed: Vec<Vec<Tensor>> = (0..2).map(of_outer).collect();
+    check(&computed, &along("dp"), whole, &what);
+    true
+}
+
+/// Every op of the runtime has a rule, which lets all ranks compute everything.
+#[test]
+fn every_signature_is_a_rule() {
+    for signature in ops::signatures() {
+        assert_eq!(signature.rule().op(), signature.name());
+    }
+}
+
+#[test]
+fn refusals_say_what_is_missing() {
+    let s = Placement::shard;
+    let (whole, part) = (Placement::Replicate, Placement::Partial(Reduction::Sum));
+    let refused = |name: &str, operands: &[(&[usize], Placement)]| {
+        let signature = ops::signatures().find(|signature| signature.name() == name);
+        let rule = signature.unwrap().rule();
+        rule.infer("tp", 4, operands).unwrap_err().to_string()
+    };
+    let (qkv, kv): ([usize; 4], [usize; 4]) = ([2, 128, 8, 64], [2, 128, 2, 64]);
+    let messages = [
+        refused("softmax", &[(&[16, 512], s(1))]),
+        refused("silu", &[(&[16, 512], part.clone())]),
+        refused(
+            "embedding",
+            &[(&[5120, 64], s(0)), (&[4, 128], whole.clone())],
+        ),
+        refused("attention", &[(&qkv, s(3)), (&kv, s(3)), (&kv, s(3))]),
+        refused("attention", &[(&qkv, s(2)), (&kv, s(2)), (&kv, s(2))]),
+        refused(
+            "grouped_matmul_nt",
+            &[
+                (&[256, 64], whole.clone()),
+                (&[8, 32, 64], s(0)),
+                (&[9], whole.clone()),
+            ],
+        ),
+        refused(
+            "mul",
+            &[(&[16, 512], part.clone()), (&[16, 512], part.clone())],
+        ),
+        refused("swiglu", &[(&[16, 2, 512], s(1))]),
+        refused("sum", &[(&[16, 512], s(0))]),
+        refused(
+            "adamw_step",
+            &[
+                (&[64, 64], s(0)),
+                (&[64, 64], part),
+                (&[64, 64], s(0)),
+                (&[64, 64], s(0)),
+                (&[], whole.clone()),
+                (&[], whole.clone()),
+                (&[], whole),
+            ],
+        ),
+    ];
+    insta::assert_snapshot!(messages.join("\n"));
+}

@@ -1,0 +1,126 @@
+//! Tensors as ranks have them, and what ranks have as one tensor.
+
+use meshgrad_mesh::{Division, Placement, Reduction};
+use meshgrad_runtime::{DType, Tensor, ops};
+
+/// What a rank has of a tensor, and where in the whole that begins.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) tensor: Tensor,
+    pub(crate) start: Vec<usize>,
+}
+
+impl Part {
+    pub(crate) fn whole(x: &Tensor) -> Part {
+        Part {
+            tensor: x.clone(),
+            start: vec![0; x.shape().len()],
+        }
+    }
+
+    /// What each rank of an axis has of it.
+    pub(crate) fn along(&self, placement: &Placement, ranks: usize) -> Vec<Part> {
+        let x = &self.tensor;
+        let with = |tensor| Part {
+            tensor,
+            start: self.start.clone(),
+        };
+        match placement {
+            Placement::Replicate => vec![self.clone(); ranks],
+            Placement::Partial(by) => partial(x, *by, ranks).into_iter().map(with).collect(),
+            Placement::Shard(dim, division) => {
+                let sizes = sizes(division, x.shape()[*dim], ranks);
+                let tensors = ops::split(x, &sizes, *dim as isize).unwrap();
+                let mut parts: Vec<Part> = tensors.into_iter().map(with).collect();
+                for (rank, part) in parts.iter_mut().enumerate() {
+                    part.start[*dim] += sizes[..rank].iter().sum::<usize>();
+                }
+                parts
+            }
+        }
+    }
+}
+
+fn sizes(division: &Division, extent: usize, ranks: usize) -> Vec<usize> {
+    match division {
+        Division::Ragged(sizes) => sizes.to_vec(),
+        Division::Even => {
+            let size = extent.div_ceil(ranks);
+            let mut left = extent;
+            let mut take = || {
+                let taken = left.min(size);
+                left -= taken;
+                taken
+            };
+            (0..ranks).map(|_| take()).collect()
+        }
+    }
+}
+
+/// Parts that nobody could take for the whole: small whole numbers, and on rank 0 what is missing.
+fn partial(x: &Tensor, reduction: Reduction, ranks: usize) -> Vec<Tensor> {
+    let whole = x.to_vec::<f64>().unwrap();
+    let other = |rank: usize, at: usize| ((at * 7 + rank * 5) % 5) as f64 - 2.0;
+    let value = |rank: usize, (at, whole): (usize, &f64)| match reduction {
+        Reduction::Max => match at % ranks == rank {
+            true => *whole,
+            false => whole - 3.0 - other(rank, at),
+        },
+        _ => {
+            let times = if reduction == Reduction::Avg {
+                ranks as f64
+            } else {
+                1.0
+            };
+            let others: f64 = (1..ranks).map(|rank| other(rank, at)).sum();
+            match rank {
+                0 => whole * times - others,
+                _ => other(rank, at),
+            }
+        }
+    };
+    let part = |rank: usize| {
+        let values: Vec<f64> = whole.iter().enumerate().map(|at| value(rank, at)).collect();
+        Tensor::from_slice(x.device(), x.shape(), &values).unwrap()
+    };
+    (0..ranks).map(part).collect()
+}
+
+/// The tensor that ranks have parts of.
+pub(crate) fn together(parts: &[Tensor], placement: &Placement, what: &str) -> Tensor {
+    let fold = |f: fn(&Tensor, &Tensor) -> meshgrad_runtime::Result<Tensor>| {
+        let rest = parts[1..].iter();
+        rest.fold(parts[0].clone(), |sum, part| f(&sum, part).unwrap())
+    };
+    match placement {
+        Placement::Replicate => {
+            for part in parts {
+                assert_equal(part, &parts[0], what);
+            }
+            parts[0].clone()
+        }
+        Placement::Shard(dim, _) => {
+            let parts: Vec<&Tensor> = parts.iter().collect();
+            ops::concat(&parts, *dim as isize).unwrap()
+        }
+        Placement::Partial(Reduction::Max) => fold(ops::maximum),
+        Placement::Partial(Reduction::Avg) => {
+            ops::affine(&fold(ops::add), 1.0 / parts.len() as f64, 0.0).unwrap()
+        }
+        Placement::Partial(_) => fold(ops::add),
+    }
+}
+
+/// Equal but for the rounding of sums in another order.
+pub(crate) fn assert_equal(actual: &Tensor, expected: &Tensor, what: &str) {
+    assert_eq!(actual.shape(), expected.shape(), "{what}");
+    assert_eq!(actual.dtype(), expected.dtype(), "{what}");
+    let values = |x: &Tensor| ops::cast(x, DType::F64).unwrap().to_vec::<f64>().unwrap();
+    for (actual, expected) in values(actual).into_iter().zip(values(expected)) {
+        let close = (actual - expected).abs() <= 1e-12 * (1.0 + expected.abs());
+        assert!(
+            close || actual == expected,
+            "{what}: {actual} is not {expected}"
+        );
+    }
+}
