@@ -26,6 +26,36 @@
 //! [`Connect`]; time is an argument; and whoever has a loop calls [`Registry::poll`] in it.
 //! [`Recording`] is the transport of tests: it lets all ranks of a world meet in one process and
 //! counts.
+//!
+//! ```
+//! # use std::{num::NonZeroUsize, time::Duration};
+//! # use meshgrad_dist::registry::{Plan, Recording, Registry, Turn};
+//! # use meshgrad_mesh::Mesh;
+//! let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
+//! let all = Recording::new();
+//! let ranks: Vec<_> = (0..8).map(|rank| Registry::new(rank, all.of_rank(rank))).collect();
+//!
+//! let mut handles = Vec::new();
+//! for registry in &ranks {
+//!     for name in ["actor.tp", "critic.tp"] {
+//!         let group = mesh.group(["tp"], registry.rank())?.expect("a member");
+//!         handles.push(registry.share(name, &group)?);
+//!     }
+//! }
+//!
+//! let agreed = Plan::agree_all(ranks.iter().map(Registry::plan).collect())?;
+//! for (registry, agreed) in ranks.iter().zip(&agreed) {
+//!     registry.materialize(agreed, NonZeroUsize::MIN)?;
+//! }
+//! loop {
+//!     let turns: Vec<_> = ranks.iter().map(|registry| registry.poll(Duration::ZERO)).collect();
+//!     if turns.iter().all(Turn::is_idle) {
+//!         break;
+//!     }
+//! }
+//! assert_eq!(all.counts(5).made, 1); // shared by actor and critic
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod agreement;
 mod connect;
