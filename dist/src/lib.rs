@@ -5,3 +5,8 @@
 
 pub mod parallel;
 pub mod registry;
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/groups.md")]
+struct Guide;
