@@ -20,28 +20,24 @@
 
 use std::ops::Range;
 
+use meshgrad_mesh::{Mesh, Place, PlaceError, Placement};
+
 use crate::mapping::{Template, TemplateProblem};
 
 /// Axes of ranks, and what they split.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Layout {
-    /// The first is the slowest: neighbours along the last axis are neighbouring ranks.
-    axes: Vec<Axis>,
-    /// The first that matches counts.
-    places: Vec<Place>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Axis {
-    name: String,
-    size: u64,
-}
-
 #[derive(Clone, Debug, PartialEq)]
-struct Place {
+pub struct Layout {
+    mesh: Mesh,
+    /// The first that matches counts.
+    splits: Vec<Splits>,
+}
+
+/// Which axes split which dims of the tensors of these names.
+#[derive(Clone, Debug, PartialEq)]
+struct Splits {
     names: Template,
     /// Axis and dim. Of several on one dim, the first splits first.
-    splits: Vec<(usize, usize)>,
+    dims: Vec<(String, usize)>,
 }
 
 /// Why a text is no layout, or does not fit a tensor.
@@ -57,8 +53,8 @@ pub enum LayoutError {
     /// Two axes of one name.
     #[error("axis `{0}` is there twice")]
     AxisTwice(String),
-    /// More ranks than fit into 32 bits.
-    #[error("the axes {0} have more than 2^32 ranks")]
+    /// More ranks than a mesh can have.
+    #[error("the axes {0} have more than {max} ranks", max = meshgrad_mesh::MAX_RANKS)]
     TooMany(String),
     /// A line that says no place.
     #[error(
@@ -112,6 +108,14 @@ pub enum LayoutError {
         /// The dim.
         dim: usize,
     },
+    /// A tensor that cannot be placed.
+    #[error("`{}` cannot be split: {problem}", name.escape_debug())]
+    Unplaced {
+        /// The tensor.
+        name: String,
+        /// Why.
+        problem: PlaceError,
+    },
     /// A rank outside of the layout.
     #[error("there is no rank {rank}: {axes} are {ranks} ranks, from 0")]
     NoRank {
@@ -127,83 +131,108 @@ pub enum LayoutError {
 impl Layout {
     /// One rank that has everything.
     pub fn single() -> Layout {
-        Layout::default()
+        Layout {
+            mesh: Mesh::new(&[], &[]).expect("one rank is a mesh"),
+            splits: Vec::new(),
+        }
     }
 
-    /// Reads axes, as in `ep=8,tp=2`, and places, a line each.
+    /// Reads axes, as in `ep=8,tp=2`, and places, a line each. The first axis is the slowest:
+    /// neighbours along the last are neighbouring ranks.
     ///
     /// # Errors
     /// [`LayoutError`].
     pub fn parse(axes: &str, places: &str) -> Result<Layout, LayoutError> {
         let mut layout = Layout {
-            axes: read_axes(axes)?,
-            places: Vec::new(),
+            mesh: read_axes(axes)?,
+            splits: Vec::new(),
         };
         let lines = (1..).zip(places.lines());
         for (line, text) in lines {
             let text = text.split('#').next().unwrap_or_default().trim();
             if !text.is_empty() {
-                let place = layout.read_place(line, text)?;
-                layout.places.push(place);
+                let splits = layout.read_place(line, text)?;
+                layout.splits.push(splits);
             }
         }
         Ok(layout)
     }
 
-    /// How many ranks there are.
-    pub fn ranks(&self) -> u64 {
-        self.axes.iter().map(|axis| axis.size).product()
+    /// The axes.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
-    /// What a rank keeps of a tensor: a range for each dim, possibly empty. A dim of n elements is
-    /// split over k ranks into runs of ceil(n / k), as `torch.chunk` does and with it DTensor.
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u64 {
+        self.mesh.len() as u64
+    }
+
+    /// Where a tensor is. A dim of n elements is split over k ranks into runs of ceil(n / k), as
+    /// `torch.chunk` does and with it DTensor.
     ///
     /// # Errors
-    /// [`LayoutError::NoRank`], [`LayoutError::NoDim`].
+    /// [`LayoutError::NoDim`], [`LayoutError::Unplaced`].
+    pub fn place(&self, name: &str, shape: &[u64]) -> Result<Place, LayoutError> {
+        let dims = self.splits_of(name);
+        if let Some((axis, dim)) = dims.iter().find(|(_, dim)| *dim >= shape.len()) {
+            return Err(LayoutError::NoDim {
+                name: name.to_owned(),
+                shape: shape.to_vec(),
+                axis: axis.clone(),
+                dim: *dim,
+            });
+        }
+        let shape: Vec<usize> = shape.iter().map(|extent| *extent as usize).collect();
+        let placements: Vec<_> = dims
+            .iter()
+            .map(|(axis, dim)| (axis, Placement::shard(*dim)))
+            .collect();
+        Place::new(&self.mesh, placements, &shape).map_err(|problem| LayoutError::Unplaced {
+            name: name.to_owned(),
+            problem,
+        })
+    }
+
+    /// What a rank keeps of a tensor: a range for each dim, possibly empty.
+    ///
+    /// # Errors
+    /// [`LayoutError::NoRank`]; as [`Layout::place`].
     pub fn region(
         &self,
         name: &str,
         shape: &[u64],
         rank: u64,
     ) -> Result<Vec<Range<u64>>, LayoutError> {
-        let ranks = self.ranks();
-        if rank >= ranks {
-            let axes = self.to_string();
-            return Err(LayoutError::NoRank { rank, axes, ranks });
-        }
-        let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
-        let place = self
-            .places
-            .iter()
-            .find(|it| it.names.matches(name).is_some());
-        for (axis, dim) in place.into_iter().flat_map(|place| &place.splits) {
-            let range = region.get_mut(*dim).ok_or_else(|| LayoutError::NoDim {
-                name: name.to_owned(),
-                shape: shape.to_vec(),
-                axis: self.axes[*axis].name.clone(),
-                dim: *dim,
-            })?;
-            *range = part(range, self.coordinate(rank, *axis), self.axes[*axis].size);
-        }
-        Ok(region)
+        let place = self.place(name, shape)?;
+        let region = usize::try_from(rank)
+            .ok()
+            .and_then(|rank| place.region(rank));
+        region.ok_or_else(|| LayoutError::NoRank {
+            rank,
+            axes: self.to_string(),
+            ranks: self.ranks(),
+        })
     }
 
     /// Whether a rank is the first of those that keep the same of a tensor: the one that writes it.
     pub fn is_first_holder(&self, name: &str, rank: u64) -> bool {
-        let place = self
-            .places
+        let coordinate = self.mesh.coordinate(rank as usize).unwrap_or_default();
+        let dims = self.splits_of(name);
+        let splits = |axis: &str| dims.iter().any(|(other, _)| other == axis);
+        let mut axes = self.mesh.axes().iter().zip(coordinate);
+        axes.all(|(axis, at)| at == 0 || splits(axis.name()))
+    }
+
+    fn splits_of(&self, name: &str) -> &[(String, usize)] {
+        let splits = self
+            .splits
             .iter()
             .find(|it| it.names.matches(name).is_some());
-        let splits = |axis| place.is_some_and(|place| place.splits.iter().any(|it| it.0 == axis));
-        (0..self.axes.len()).all(|axis| splits(axis) || self.coordinate(rank, axis) == 0)
+        splits.map_or(&[], |splits| &splits.dims)
     }
 
-    fn coordinate(&self, rank: u64, axis: usize) -> u64 {
-        let faster: u64 = self.axes[axis + 1..].iter().map(|it| it.size).product();
-        rank / faster % self.axes[axis].size
-    }
-
-    fn read_place(&self, line: usize, text: &str) -> Result<Place, LayoutError> {
+    fn read_place(&self, line: usize, text: &str) -> Result<Splits, LayoutError> {
         let bad = || LayoutError::Place {
             line,
             text: text.to_owned(),
@@ -211,36 +240,33 @@ impl Layout {
         let (names, splits) = text.split_once('=').ok_or_else(bad)?;
         let names =
             self::names(names.trim()).map_err(|problem| LayoutError::Template { line, problem })?;
-        let mut place = Place {
-            names,
-            splits: Vec::new(),
-        };
+        let mut dims: Vec<(String, usize)> = Vec::new();
         for split in splits.split_whitespace() {
             let (axis, dim) = split.split_once(':').ok_or_else(bad)?;
             let dim = dim.parse().map_err(|_| bad())?;
-            let known = self.axes.iter().position(|it| it.name == axis);
-            let known = known.ok_or_else(|| LayoutError::NoAxis {
-                line,
-                axis: axis.to_owned(),
-                axes: self.to_string(),
-            })?;
-            if place.splits.iter().any(|it| it.0 == known) {
-                let axis = axis.to_owned();
+            if self.mesh.axis(axis).is_err() {
+                return Err(LayoutError::NoAxis {
+                    line,
+                    axis: axis.to_owned(),
+                    axes: self.to_string(),
+                });
+            }
+            let axis = axis.to_owned();
+            if dims.iter().any(|(other, _)| *other == axis) {
                 return Err(LayoutError::SplitTwice { line, axis });
             }
-            place.splits.push((known, dim));
+            dims.push((axis, dim));
         }
-        Ok(place)
+        Ok(Splits { names, dims })
     }
 }
 
 impl std::fmt::Display for Layout {
     /// The axes, as they are read.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let axes: Vec<String> = self
-            .axes
-            .iter()
-            .map(|axis| format!("{}={}", axis.name, axis.size))
+        let axes = self.mesh.axes().iter();
+        let axes: Vec<String> = axes
+            .map(|axis| format!("{}={}", axis.name(), axis.size()))
             .collect();
         f.write_str(if axes.is_empty() { "no axes" } else { "" })?;
         f.write_str(&axes.join(","))
@@ -255,8 +281,8 @@ pub fn names(text: &str) -> Result<Template, TemplateProblem> {
     Template::parse(text, &Default::default())
 }
 
-fn read_axes(text: &str) -> Result<Vec<Axis>, LayoutError> {
-    let mut axes: Vec<Axis> = Vec::new();
+fn read_axes(text: &str) -> Result<Mesh, LayoutError> {
+    let (mut names, mut sizes): (Vec<&str>, Vec<usize>) = Default::default();
     for axis in text.split(',').filter(|_| !text.trim().is_empty()) {
         let bad = || LayoutError::Axis(axis.to_owned());
         let (name, size) = axis.trim().split_once('=').ok_or_else(bad)?;
@@ -265,27 +291,13 @@ fn read_axes(text: &str) -> Result<Vec<Axis>, LayoutError> {
         if name.is_empty() || !name.chars().all(plain) {
             return Err(bad());
         }
-        if axes.iter().any(|it| it.name == name) {
+        if names.contains(&name) {
             return Err(LayoutError::AxisTwice(name.to_owned()));
         }
-        let name = name.to_owned();
-        axes.push(Axis { name, size });
+        names.push(name);
+        sizes.push(size);
     }
-    let ranks = axes
-        .iter()
-        .try_fold(1u64, |product, axis| product.checked_mul(axis.size));
-    match ranks.filter(|ranks| *ranks <= 1 << 32) {
-        Some(_) => Ok(axes),
-        None => Err(LayoutError::TooMany(text.to_owned())),
-    }
-}
-
-/// The part of a range that the `index`-th of `count` ranks keeps.
-fn part(range: &Range<u64>, index: u64, count: u64) -> Range<u64> {
-    let length = range.end - range.start;
-    let each = length.div_ceil(count);
-    let cut = |index: u64| range.start + each.saturating_mul(index).min(length);
-    cut(index)..cut(index + 1)
+    Mesh::new(&sizes, &names).map_err(|_| LayoutError::TooMany(text.to_owned()))
 }
 
 #[cfg(test)]
@@ -354,7 +366,7 @@ mod tests {
             (
                 "a=99999999999,b=99999999999",
                 "",
-                "the axes a=99999999999,b=99999999999 have more than 2^32 ranks",
+                "the axes a=99999999999,b=99999999999 have more than 16777216 ranks",
             ),
             (
                 "tp=2",
