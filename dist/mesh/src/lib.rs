@@ -6,8 +6,8 @@
 //!
 //! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
 //! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
-//! - [`Rule`]: what an op does with placements: what the results of its operands are, or the transition
-//!   that is missing.
+//! - [`Rule`]: what an op does with placements: what the results of its operands are, or the
+//!   transition that is missing.
 //! - [`agree`]: whether ranks have the same mesh.
 
 mod agreement;
@@ -37,4 +37,4 @@ pub use place::Place;
 pub use place_error::PlaceError;
 pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
-pub use rule::{Misplaced, Problem, Remedy, Rule, RuleError, Step};
+pub use rule::{Change, Misplaced, Problem, Remedy, Rule, RuleError};

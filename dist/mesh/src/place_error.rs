@@ -113,7 +113,8 @@ pub enum PlaceError {
     /// Places on two meshes.
     #[error(
         "the tensor is on the mesh {from} and is wanted on the mesh {to}: a transition stays on \
-         one mesh; give both places on the mesh whose axes these are made of (select, split, flatten)"
+         one mesh; give both places on the mesh whose axes these are made of \
+         (select, split, flatten)"
     )]
     OtherMesh {
         /// The axes of one, and its ranks.
@@ -136,7 +137,8 @@ pub enum PlaceError {
     /// A reduction that is to become another.
     #[error(
         "axis `{axis}` holds a partial {from} and a partial {to} is wanted: none becomes the \
-         other; reduce it (to replicate or shard), and make it a partial {to} from there if that is meant"
+         other; reduce it (to replicate or shard), and make it a partial {to} from there if that \
+         is meant"
     )]
     OtherReduction {
         /// The axis.

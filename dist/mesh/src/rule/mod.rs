@@ -30,7 +30,7 @@ mod several;
 mod ways;
 
 pub use error::{Misplaced, Problem, RuleError};
-pub use remedy::{Remedy, Step};
+pub use remedy::{Change, Remedy};
 
 use bound::Bound;
 
