@@ -235,13 +235,13 @@ fn remedies_help() {
             assert!(!wrong.remedies.is_empty(), "{wrong}");
             for remedy in &wrong.remedies {
                 let mut helped = placements.clone();
-                for step in &remedy.steps {
+                for change in &remedy.changes {
                     let at = rule
                         .operands()
-                        .position(|name| name == step.operand)
+                        .position(|name| name == change.operand)
                         .unwrap();
-                    assert_eq!(helped[at], step.from);
-                    helped[at] = step.to.clone();
+                    assert_eq!(helped[at], change.from);
+                    helped[at] = change.to.clone();
                 }
                 let promised = remedy.results.iter().map(|(_, result)| result.clone());
                 assert_eq!(

@@ -14,7 +14,7 @@ const NAMED: usize = 3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
     /// What has to be done, each to another operand.
-    pub steps: Vec<Change>,
+    pub changes: Vec<Change>,
     /// The results' names and how they then lie along the axis.
     pub results: Vec<(String, Placement)>,
 }
@@ -67,11 +67,11 @@ impl fmt::Display for Change {
 /// ``all_gather `x` along dim 1 (then `y` is replicate)``.
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps: Vec<String> = self.steps.iter().map(Change::action).collect();
+        let changes: Vec<String> = self.changes.iter().map(Change::action).collect();
         let results = self.results.iter();
         let results = results.map(|(name, to)| format!("`{name}` is {to}"));
         let results: Vec<String> = results.collect();
-        write!(f, "{} (then {})", steps.join(" and "), results.join(", "))
+        write!(f, "{} (then {})", changes.join(" and "), results.join(", "))
     }
 }
 
@@ -79,18 +79,18 @@ impl fmt::Display for Remedy {
 pub(super) fn cheapest(axis: &Axis<'_>, ways: &[Way]) -> Vec<Remedy> {
     let remedies = ways.iter().filter_map(|way| remedy(axis, way));
     let mut remedies: Vec<(u128, Remedy)> = remedies.collect();
-    remedies.sort_by_key(|(cost, remedy)| (*cost, remedy.steps.len()));
+    remedies.sort_by_key(|(cost, remedy)| (*cost, remedy.changes.len()));
     let remedies = remedies.into_iter().map(|(_, remedy)| remedy);
     remedies.take(NAMED).collect()
 }
 
 fn remedy(axis: &Axis<'_>, way: &Way) -> Option<(u128, Remedy)> {
-    let (mut cost, mut steps) = (0u128, Vec::new());
+    let (mut cost, mut changes) = (0u128, Vec::new());
     for at in (0..axis.given.len()).filter(|at| !axis.fits(way, *at)) {
         let (from, to) = (&axis.given[at], &way.operands[at]);
         let moved = u128::from(moved(from, to, axis.ranks)?);
         cost = sum(cost, moved, elements(&axis.bound.operands[at]));
-        steps.push(Change {
+        changes.push(Change {
             operand: axis.operand(at),
             axis: axis.name.to_owned(),
             from: from.clone(),
@@ -110,7 +110,7 @@ fn remedy(axis: &Axis<'_>, way: &Way) -> Option<(u128, Remedy)> {
         .iter()
         .map(|result| result.name.clone());
     let results = names.zip(way.results.iter().cloned()).collect();
-    Some((cost, Remedy { steps, results }))
+    Some((cost, Remedy { changes, results }))
 }
 
 /// What a rank receives of each element, in units of (n - 1) / n^2 with n ranks. Nothing makes
