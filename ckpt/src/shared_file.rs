@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::blocks::{Block, Run};
-use crate::vfs::{self, VfsFile};
+use crate::source::ALIGNMENT;
+use crate::vfs::{self, PIECE_BYTES, VfsFile};
 use crate::{Error, Result};
 
 /// Parts that grow at their ends; more of them at once are ended and begun again.
@@ -104,17 +106,26 @@ impl SharedFile {
 impl Shared {
     /// Digests without the lock: threads do not wait for each other.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        vfs::write_all_at(&*self.file, bytes, offset)
-            .map_err(|error| Error::write(&self.path, bytes.len() as u64, error))?;
-
         let grown = self.parts().open.remove(&offset);
         let mut run = grown.unwrap_or_else(|| Run::new(offset, self.block_bytes));
         let mut done = Vec::new();
-        run.feed(bytes, &mut done);
+        let written = self.write_to(&mut run, bytes, &mut done);
 
         let mut parts = self.parts();
         parts.done.extend(done);
         parts.keep_open(run);
+        written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
+    }
+
+    /// Writes where the run ends; it grows by what was written.
+    fn write_to(&self, run: &mut Run, mut bytes: &[u8], done: &mut Vec<Block>) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let into_page = (run.end() % ALIGNMENT as u64) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(PIECE_BYTES - into_page));
+            vfs::write_all_at(&*self.file, now, run.end())?;
+            run.feed(now, done);
+            bytes = later;
+        }
         Ok(())
     }
 
