@@ -117,7 +117,7 @@ impl Shared {
         written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
     }
 
-    /// Writes where the run ends; it grows by what was written.
+    /// Writes where the run ends; it grows by what was written. Pieces meet between two pages.
     fn write_to(&self, run: &mut Run, mut bytes: &[u8], done: &mut Vec<Block>) -> io::Result<()> {
         while !bytes.is_empty() {
             let into_page = (run.end() % ALIGNMENT as u64) as usize;
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
     use crate::Digest;
-    use crate::vfs::{SimFs, Vfs};
+    use crate::vfs::{RealFs, SimFs, Vfs};
 
     fn shared(bytes: u64, block_bytes: u64) -> (SimFs, SharedFile) {
         let sim = SimFs::new();
@@ -217,6 +217,37 @@ mod tests {
         for block in blocks {
             let part = &bytes[block.offset as usize..block.end() as usize];
             assert_eq!(block.xxh3, Digest::of(part));
+        }
+    }
+
+    /// Parts of the system's files begin and end anywhere in a page, and are larger than what is
+    /// written at once.
+    #[test]
+    fn large_parts_are_written_and_digested_whole() {
+        let bytes: Vec<u8> = (0..5_000_000u32)
+            .map(|at| (at * 7 + at / 251) as u8)
+            .collect();
+        let folder = tempfile::tempdir().unwrap();
+        for (number, cut) in [1_700_001, 2_500_000, 4 << 20, 5_000_000]
+            .into_iter()
+            .enumerate()
+        {
+            let path = folder.path().join(number.to_string());
+            let file = RealFs.create_new(&path).unwrap();
+            file.allocate(bytes.len() as u64).unwrap();
+            let file = SharedFile::new(path.clone(), file, bytes.len() as u64, 1 << 22);
+
+            std::thread::scope(|scope| {
+                for (part, at) in bytes.chunks(cut).zip(0..) {
+                    let file = file.clone();
+                    scope.spawn(move || file.write_at(at * cut as u64, part).unwrap());
+                }
+            });
+            for block in file.finish().unwrap() {
+                let part = &bytes[block.offset as usize..block.end() as usize];
+                assert_eq!(block.xxh3, Digest::of(part));
+            }
+            assert!(std::fs::read(&path).unwrap() == bytes, "parts of {cut}");
         }
     }
 

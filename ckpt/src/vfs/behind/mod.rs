@@ -6,20 +6,21 @@
 //! sync_data   waits for the blocks of this file, then for the disk
 //! ```
 //!
-//! Through the page cache a disk that has 2.5 GB/s takes half of that: each byte is copied to pages
-//! that must be found first, and a sync begins when all of them are full. What is saved is seldom
-//! read soon, so those pages are also taken from those who need them.
+//! Through the page cache a disk that takes 2.5 GB/s gets half of that: each byte is copied to a page
+//! that must be found first, and most of them wait for the sync. What is saved is seldom read soon,
+//! so those pages are also missed by whoever had them.
 //!
-//! The two ways into one file do not meet. A block has only whole pages of a single write; a page
-//! that two writes share has a part of each and goes through the page cache both times, whoever
-//! makes them: threads, processes. So no page is dirty in the cache and on its way to the disk at
-//! the same time, and the cache has no copy of a page that a block replaces, except where bytes are
-//! written again. Then the later write waits for the earlier block, and before a direct write the
-//! system itself puts dirty pages of that range on disk and forgets them.
+//! The two ways into a file do not meet. A block has only whole pages of a single write; a page that
+//! two writes share has a part of each and goes through the cache both times, whoever makes them:
+//! threads or processes. (The cache keeps several pages as one, but none that a write has not
+//! touched.) So no page is dirty in the cache while it is written past it. Only where bytes are
+//! written again would that be otherwise: then the later write waits for the earlier block, and a
+//! direct write has the system put the dirty pages of its range on disk first and forget what the
+//! cache has of it.
 //!
 //! An error comes up at a later call, and stays: a sync after it fails.
 //!
-//! Where the system, the file system or the disk refuse direct writes, all goes through the cache.
+//! Where the system or the file system refuse direct writes, all goes through the cache.
 
 mod descriptors;
 mod pool;

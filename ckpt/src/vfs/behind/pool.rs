@@ -1,4 +1,4 @@
-//! The threads that write, and the blocks that they write from: few, for all files of the process
+//! The threads that write, and the blocks that they write from: 8 MiB for all files of the process
 //! together. They begin with the first file that needs them and end with the last.
 
 use std::collections::VecDeque;
@@ -11,10 +11,10 @@ use crate::source::Aligned;
 
 use super::{Descriptors, Progress};
 
-/// Two keep the disk busy: while one is asked for the next block, it has another.
+/// Two keep a disk busy: while one comes for the next block, the other's is being written.
 const THREADS: usize = 2;
 
-/// Being written, filled, and one of each to spare.
+/// Some are being written, one is filled, the rest make up for who is late.
 const BLOCKS: usize = 8;
 
 /// The bytes of each.
