@@ -5,19 +5,18 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::blocks::{Content, MAX_BLOCK_BYTES, Run};
-use crate::vfs::{self, Vfs, VfsFile};
+use crate::vfs::{self, PIECE_BYTES, Vfs, VfsFile};
 use crate::{Error, Result};
-
-/// Small pieces are gathered to writes of this size; larger ones are written as they come.
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// A new file that is being written. Digests what passes.
 pub struct OutputFile {
     path: PathBuf,
     file: Box<dyn VfsFile>,
-    /// What comes at `flushed`.
+    /// What comes at `flushed`: less than a piece.
     buffer: Vec<u8>,
     flushed: u64,
+    /// What came of an append that did not write all: nothing can follow it.
+    failed: Option<io::ErrorKind>,
     run: Run,
     blocks: Vec<crate::Block>,
 }
@@ -41,6 +40,7 @@ impl OutputFile {
             file,
             buffer: Vec::new(),
             flushed: 0,
+            failed: None,
             run: Run::new(0, block_bytes),
             blocks: Vec::new(),
         }
@@ -66,16 +66,39 @@ impl OutputFile {
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.buffer.len() + bytes.len() > BUFFER_BYTES {
-            self.put_buffer()?;
+        self.unless_failed(|file| file.put_pieces(bytes))
+    }
+
+    fn unless_failed(
+        &mut self,
+        work: impl FnOnce(&mut OutputFile) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if let Some(kind) = self.failed {
+            return Err(kind.into());
         }
-        if bytes.len() > BUFFER_BYTES {
-            vfs::write_all_at(&*self.file, bytes, self.flushed)?;
-            self.flushed += bytes.len() as u64;
-        } else {
-            self.buffer.extend_from_slice(bytes);
+        let done = work(self);
+        self.failed = done.as_ref().err().map(io::Error::kind);
+        done
+    }
+
+    /// Writes whole pieces, so that each begins at a multiple of their size, and keeps the rest.
+    fn put_pieces(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let room = PIECE_BYTES - self.buffer.len();
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            bytes = later;
+
+            if now.len() == PIECE_BYTES {
+                vfs::write_all_at(&*self.file, now, self.flushed)?;
+                self.flushed += now.len() as u64;
+            } else {
+                self.buffer.extend_from_slice(now);
+            }
+            if self.buffer.len() == PIECE_BYTES {
+                self.put_buffer()?;
+            }
+            self.run.feed(now, &mut self.blocks);
         }
-        self.run.feed(bytes, &mut self.blocks);
         Ok(())
     }
 
@@ -91,7 +114,10 @@ impl OutputFile {
         let bytes = self.len();
 
         // A failed sync is final: the system may have dropped the pages, a second one would lie.
-        let synced = self.put_buffer().and_then(|()| self.file.sync_data());
+        let synced = self.unless_failed(|file| {
+            file.put_buffer()?;
+            file.file.sync_data()
+        });
         synced.map_err(|error| Error::write(&self.path, bytes, error))?;
 
         self.run.flush(&mut self.blocks);
@@ -107,7 +133,7 @@ impl Write for OutputFile {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.put_buffer()
+        self.unless_failed(OutputFile::put_buffer)
     }
 }
 
@@ -203,19 +229,37 @@ mod tests {
         let fs = FaultFs::new(Arc::new(SimFs::new()), vec![full]);
         let error = replace_file_in::<Error>(&fs, "/x", |file| {
             file.append(b"small")?;
-            file.append(&vec![1; 2 * BUFFER_BYTES])
+            file.append(&vec![1; 2 * PIECE_BYTES])
         });
 
         let error = error.unwrap_err();
         let Error::NoSpace { wanted, .. } = &error else {
             panic!("{error}")
         };
-        assert_eq!(*wanted, 2 * BUFFER_BYTES as u64);
+        assert_eq!(*wanted, 2 * PIECE_BYTES as u64);
         assert!(
             error.to_string().contains(": 2097152 bytes wanted"),
             "{error}"
         );
         assert!(fs.list(Path::new("/")).unwrap().is_empty());
+    }
+
+    /// Bytes after those that a disk did not take would be at the wrong place.
+    #[test]
+    fn nothing_follows_a_failed_write() {
+        let once = Rule::new(Fault::Fail(io::ErrorKind::StorageFull))
+            .op(Op::Write)
+            .nth(0);
+        let fs = FaultFs::new(Arc::new(SimFs::new()), vec![once]);
+        let path = PathBuf::from("/x");
+        let mut file = OutputFile::new(path.clone(), fs.create_new(&path).unwrap(), 100);
+
+        file.append(&[1; 2 * PIECE_BYTES]).unwrap_err();
+        let error = file.append(b"more").unwrap_err();
+        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+        file.flush().unwrap_err();
+        let error = file.finish().unwrap_err();
+        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     }
 
     /// When the new content cannot be written, the old file stays and nothing else does.
@@ -264,11 +308,11 @@ mod tests {
     #[test]
     fn content_is_that_of_the_bytes_however_they_were_cut() {
         let folder = tempfile::tempdir().unwrap();
-        let bytes: Vec<u8> = (0..3 * BUFFER_BYTES)
+        let bytes: Vec<u8> = (0..3 * PIECE_BYTES)
             .map(|at| (at * 7 + at / 251) as u8)
             .collect();
 
-        for piece in [1 << 10, 4097, BUFFER_BYTES, 5 * BUFFER_BYTES] {
+        for piece in [1 << 10, 4097, PIECE_BYTES, 5 * PIECE_BYTES] {
             let path = folder.path().join(format!("{piece}"));
             let content = write_new::<Error>(&RealFs, &path, 1 << 21, |file| {
                 bytes.chunks(piece).try_for_each(|chunk| file.append(chunk))

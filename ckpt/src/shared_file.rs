@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::blocks::{Block, Run};
-use crate::vfs::{self, VfsFile};
+use crate::source::ALIGNMENT;
+use crate::vfs::{self, PIECE_BYTES, VfsFile};
 use crate::{Error, Result};
 
 /// Parts that grow at their ends; more of them at once are ended and begun again.
@@ -104,17 +106,26 @@ impl SharedFile {
 impl Shared {
     /// Digests without the lock: threads do not wait for each other.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        vfs::write_all_at(&*self.file, bytes, offset)
-            .map_err(|error| Error::write(&self.path, bytes.len() as u64, error))?;
-
         let grown = self.parts().open.remove(&offset);
         let mut run = grown.unwrap_or_else(|| Run::new(offset, self.block_bytes));
         let mut done = Vec::new();
-        run.feed(bytes, &mut done);
+        let written = self.write_to(&mut run, bytes, &mut done);
 
         let mut parts = self.parts();
         parts.done.extend(done);
         parts.keep_open(run);
+        written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
+    }
+
+    /// Writes where the run ends; it grows by what was written. Pieces meet between two pages.
+    fn write_to(&self, run: &mut Run, mut bytes: &[u8], done: &mut Vec<Block>) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let into_page = (run.end() % ALIGNMENT as u64) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(PIECE_BYTES - into_page));
+            vfs::write_all_at(&*self.file, now, run.end())?;
+            run.feed(now, done);
+            bytes = later;
+        }
         Ok(())
     }
 
@@ -164,7 +175,7 @@ mod tests {
 
     use super::*;
     use crate::Digest;
-    use crate::vfs::{SimFs, Vfs};
+    use crate::vfs::{RealFs, SimFs, Vfs};
 
     fn shared(bytes: u64, block_bytes: u64) -> (SimFs, SharedFile) {
         let sim = SimFs::new();
@@ -206,6 +217,37 @@ mod tests {
         for block in blocks {
             let part = &bytes[block.offset as usize..block.end() as usize];
             assert_eq!(block.xxh3, Digest::of(part));
+        }
+    }
+
+    /// Parts of the system's files begin and end anywhere in a page, and are larger than what is
+    /// written at once.
+    #[test]
+    fn large_parts_are_written_and_digested_whole() {
+        let bytes: Vec<u8> = (0..5_000_000u32)
+            .map(|at| (at * 7 + at / 251) as u8)
+            .collect();
+        let folder = tempfile::tempdir().unwrap();
+        for (number, cut) in [1_700_001, 2_500_000, 4 << 20, 5_000_000]
+            .into_iter()
+            .enumerate()
+        {
+            let path = folder.path().join(number.to_string());
+            let file = RealFs.create_new(&path).unwrap();
+            file.allocate(bytes.len() as u64).unwrap();
+            let file = SharedFile::new(path.clone(), file, bytes.len() as u64, 1 << 22);
+
+            std::thread::scope(|scope| {
+                for (part, at) in bytes.chunks(cut).zip(0..) {
+                    let file = file.clone();
+                    scope.spawn(move || file.write_at(at * cut as u64, part).unwrap());
+                }
+            });
+            for block in file.finish().unwrap() {
+                let part = &bytes[block.offset as usize..block.end() as usize];
+                assert_eq!(block.xxh3, Digest::of(part));
+            }
+            assert!(std::fs::read(&path).unwrap() == bytes, "parts of {cut}");
         }
     }
 

@@ -1,6 +1,6 @@
-//! Memory whose address suits direct reads.
+//! Memory whose address suits direct reads and writes.
 
-/// Of addresses, offsets and lengths of direct reads: a page, which every block size divides.
+/// Of addresses, offsets and lengths of direct reads and writes: a page, which every block size divides.
 pub(crate) const ALIGNMENT: usize = 4096;
 
 /// Bytes that begin at a multiple of [`ALIGNMENT`].

@@ -4,7 +4,7 @@
 //! in the system's cache when the process is killed, so the states that a power cut leaves are
 //! never seen. So the protocol is written against [`Vfs`], and there are three of them:
 //!
-//! - [`RealFs`]: the operating system.
+//! - [`RealFs`]: the operating system. Large writes go past its page cache, if it lets them.
 //! - [`SimFs`]: in memory; knows for every file and folder what is on disk and what only cached,
 //!   and makes every state that a power cut may leave.
 //! - [`FaultFs`]: wraps another and fails, cuts short or leaves out chosen operations.
@@ -12,6 +12,7 @@
 //! The trait has no operation that the protocol does not use, and none does two things: what is not
 //! synced explicitly is not promised to be on disk.
 
+mod behind;
 mod fault;
 mod real;
 mod rule;
@@ -90,7 +91,8 @@ pub trait VfsFile: fmt::Debug + Send + Sync {
     /// Reads at most `buffer.len()` bytes; 0 at the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Writes at most `bytes.len()` bytes.
+    /// Writes at most `bytes.len()` bytes. They may still be on their way when it returns: an error
+    /// of them is one of a later call, of [`VfsFile::sync_data`] at the latest.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 
     /// Takes the space for `len` bytes now and makes the file at least that long.
@@ -150,6 +152,10 @@ impl fmt::Debug for Lock {
         f.write_str("Lock")
     }
 }
+
+/// The most that is written before it is digested: the disk has the one while we do the other.
+/// Whole pages, so that pieces meet between two of them.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// Writes all of `bytes`, however few the file takes at a time.
 pub(crate) fn write_all_at(file: &dyn VfsFile, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::beneath::open_below;
 
+use super::behind::WriteBehind;
 use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
 
 /// The operating system's files.
@@ -22,28 +23,49 @@ use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
 pub struct RealFs;
 
 #[derive(Debug)]
-struct RealFile(File);
+enum RealFile {
+    Read(File),
+    Written(WriteBehind),
+}
 
-fn boxed(file: File) -> Box<dyn VfsFile> {
-    Box::new(RealFile(file))
+fn to_read(file: File) -> Box<dyn VfsFile> {
+    Box::new(RealFile::Read(file))
+}
+
+fn to_write(file: File) -> Box<dyn VfsFile> {
+    Box::new(RealFile::Written(WriteBehind::new(file)))
+}
+
+impl RealFile {
+    /// With all that was written to it.
+    fn settled(&self) -> io::Result<&File> {
+        match self {
+            RealFile::Read(file) => Ok(file),
+            RealFile::Written(file) => file.settled(),
+        }
+    }
 }
 
 impl Vfs for RealFs {
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true).open(path).map(boxed)
+        options
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map(to_write)
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
-        File::open(path).map(boxed)
+        File::open(path).map(to_read)
     }
 
     fn open_below(&self, folder: &Path, below: &str) -> io::Result<Box<dyn VfsFile>> {
-        open_below(folder, below).map(boxed)
+        open_below(folder, below).map(to_read)
     }
 
     fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
-        OpenOptions::new().write(true).open(path).map(boxed)
+        OpenOptions::new().write(true).open(path).map(to_write)
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
@@ -144,27 +166,31 @@ fn is_same(handle: &File, folder: &Path) -> bool {
 
 impl VfsFile for RealFile {
     fn size(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.settled()?.metadata()?.len())
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        FileExt::read_at(&self.0, buffer, offset)
+        FileExt::read_at(self.settled()?, buffer, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        FileExt::write_at(&self.0, bytes, offset)
+        match self {
+            RealFile::Read(file) => FileExt::write_at(file, bytes, offset),
+            RealFile::Written(file) => file.write_at(bytes, offset),
+        }
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
-        match take_space(&self.0, len) {
+        let file = self.settled()?;
+        match take_space(file, len) {
             // Without the promise, but of the right size.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => self.0.set_len(len),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => file.set_len(len),
             other => other,
         }
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.settled()?.sync_data()
     }
 }
 

@@ -1,0 +1,84 @@
+//! A file that is open twice: through the page cache and past it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::source::ALIGNMENT;
+
+/// How a block is written directly: tests have disks that refuse or fail.
+type Write = fn(&File, &[u8], u64) -> io::Result<usize>;
+
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    pub(super) cached: Arc<File>,
+    direct: File,
+    write: Write,
+    /// Some file systems open for direct writes and refuse the first.
+    refused: AtomicBool,
+}
+
+impl Descriptors {
+    /// None where the system or the file system have no direct writes.
+    pub(super) fn open(cached: &Arc<File>) -> Option<Descriptors> {
+        let write = <File as FileExt>::write_at;
+        Some(Descriptors::new(cached, open_direct(cached)?, write))
+    }
+
+    pub(super) fn new(cached: &Arc<File>, direct: File, write: Write) -> Descriptors {
+        Descriptors {
+            cached: Arc::clone(cached),
+            direct,
+            write,
+            refused: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether all is to go through the page cache from now on.
+    pub(super) fn have_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Writes whole pages, directly if that is possible.
+    pub(super) fn write_all(&self, pages: &[u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < pages.len() && !self.have_refused() {
+            match (self.write)(&self.direct, &pages[done..], offset + done as u64) {
+                Ok(written) if written < ALIGNMENT => break,
+                // What was begun of a page is written again.
+                Ok(written) => done += written / ALIGNMENT * ALIGNMENT,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => {
+                        self.refused.store(true, Ordering::Relaxed);
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        self.cached
+            .write_all_at(&pages[done..], offset + done as u64)
+    }
+}
+
+/// The same file, whatever its name is by now.
+#[cfg(target_os = "linux")]
+fn open_direct(file: &File) -> Option<File> {
+    use std::fs::OpenOptions;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let mut options = OpenOptions::new();
+    let options = options.write(true).custom_flags(direct);
+    options
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_: &File) -> Option<File> {
+    None
+}

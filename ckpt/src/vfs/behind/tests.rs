@@ -1,0 +1,313 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Weak;
+
+use proptest::prelude::*;
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+use super::*;
+use crate::vfs::{RealFs, Vfs, write_all_at};
+
+const PAGE: usize = ALIGNMENT;
+
+type Disk = fn(&File, &[u8], u64) -> io::Result<usize>;
+
+fn honest(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    file.write_at(bytes, offset)
+}
+
+/// Takes a page and some more at a time.
+fn short(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    file.write_at(&bytes[..bytes.len().min(PAGE + 900)], offset)
+}
+
+/// Takes less than a page where the number of the page is odd.
+fn tiny(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    match offset / PAGE as u64 % 2 {
+        0 => file.write_at(&bytes[..PAGE], offset),
+        _ => file.write_at(&bytes[..77], offset),
+    }
+}
+
+fn interrupted(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    thread_local!(static TURN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+    TURN.set(!TURN.get());
+    match TURN.get() {
+        true => Err(Errno::INTR.into()),
+        false => file.write_at(bytes, offset),
+    }
+}
+
+/// As a file system that has no direct writes.
+fn refusing(_: &File, _: &[u8], _: u64) -> io::Result<usize> {
+    Err(Errno::INVAL.into())
+}
+
+/// Refuses in the middle of a file.
+fn moody(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    match offset / PAGE as u64 {
+        7 => Err(Errno::OPNOTSUPP.into()),
+        _ => file.write_at(&bytes[..PAGE], offset),
+    }
+}
+
+fn full(_: &File, _: &[u8], _: u64) -> io::Result<usize> {
+    Err(Errno::NOSPC.into())
+}
+
+fn broken(_: &File, _: &[u8], _: u64) -> io::Result<usize> {
+    Err(Errno::IO.into())
+}
+
+const WELL: [Disk; 6] = [honest, short, tiny, interrupted, refusing, moody];
+
+/// A folder for a file, and a pool that is so small that all of it matters.
+struct Place {
+    folder: TempDir,
+    pool: Arc<Pool>,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place {
+            folder: tempfile::tempdir().unwrap(),
+            pool: Arc::new(Pool::new(2, 3, 2 * PAGE).unwrap()),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("x")
+    }
+
+    /// A new file whose pages go to `disk`.
+    fn file(&self, disk: Disk) -> WriteBehind {
+        let file = self.plain_file();
+        let direct = file.try_clone().unwrap();
+        let to = Descriptors::new(&file, direct, disk);
+        self.written(file, Some(to))
+    }
+
+    /// A new file whose pages go past the cache, if the system has such a way.
+    fn real_file(&self) -> WriteBehind {
+        let file = self.plain_file();
+        let to = Descriptors::open(&file);
+        self.written(file, to)
+    }
+
+    fn plain_file(&self) -> Arc<File> {
+        Arc::new(File::create(self.path()).unwrap())
+    }
+
+    fn written(&self, file: Arc<File>, to: Option<Descriptors>) -> WriteBehind {
+        let passage = to.map(|to| Passage {
+            to: Arc::new(to),
+            progress: Arc::default(),
+            pool: Arc::clone(&self.pool),
+            least_bytes: PAGE,
+        });
+        WriteBehind {
+            file,
+            passage: OnceLock::from(passage),
+        }
+    }
+}
+
+fn write_all(file: &WriteBehind, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let taken = file.write_at(bytes, offset)?;
+        assert!(taken > 0);
+        (bytes, offset) = (&bytes[taken..], offset + taken as u64);
+    }
+    Ok(())
+}
+
+fn bytes(len: usize, seed: usize) -> Vec<u8> {
+    (0..len)
+        .map(|at| (at * 7 + at / 251 + seed * 31) as u8)
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 100, ..Default::default() })]
+
+    /// The last write counts, wherever it begins and ends and whatever the disk takes at a time.
+    #[test]
+    fn writes_are_as_if_made_one_after_the_other(
+        writes in prop::collection::vec((0..12 * PAGE, 0..8 * PAGE), 1..12),
+        on_pages in any::<bool>(),
+        disk in prop::option::of(prop::sample::select(&WELL[..])),
+    ) {
+        let place = Place::new();
+        let file = match disk {
+            Some(disk) => place.file(disk),
+            None => place.real_file(),
+        };
+        let mut expected = Vec::new();
+        for (number, &(start, len)) in writes.iter().enumerate() {
+            let start = if on_pages { start / PAGE * PAGE } else { start };
+            let written = bytes(len, number);
+            write_all(&file, &written, start as u64).unwrap();
+
+            let end = start + len;
+            if len > 0 {
+                expected.resize(end.max(expected.len()), 0);
+                expected[start..end].copy_from_slice(&written);
+            }
+        }
+        let bytes_of_file = file.settled().unwrap().metadata().unwrap().len();
+        prop_assert_eq!(bytes_of_file, expected.len() as u64);
+        prop_assert!(fs::read(place.path()).unwrap() == expected);
+    }
+
+    /// Threads that share pages at the borders of their parts lose nothing, whether these pages and
+    /// those beside them go different ways (the system's own, where it has them) or not.
+    #[test]
+    fn threads_write_parts_of_any_size(
+        cuts in prop::collection::btree_set(1..40 * PAGE, 0..9),
+        disk in prop::option::of(prop::sample::select(&WELL[..])),
+    ) {
+        let place = Place::new();
+        let file = match disk {
+            Some(disk) => place.file(disk),
+            None => place.real_file(),
+        };
+        let expected = bytes(40 * PAGE, 5);
+
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let ends = cuts.iter().copied().chain([expected.len()]);
+        std::thread::scope(|scope| {
+            for (start, end) in starts.zip(ends) {
+                let (file, part) = (&file, &expected[start..end]);
+                scope.spawn(move || write_all(file, part, start as u64).unwrap());
+            }
+        });
+        file.settled().unwrap();
+        prop_assert!(fs::read(place.path()).unwrap() == expected);
+    }
+}
+
+/// An error comes up at a call after the write that it belongs to, and at every later one.
+#[test]
+fn a_lost_block_is_never_forgotten() {
+    for (disk, kind, code) in [
+        (full as Disk, io::ErrorKind::StorageFull, Errno::NOSPC),
+        (broken, io::Error::from(Errno::IO).kind(), Errno::IO),
+    ] {
+        let place = Place::new();
+        let file = place.file(disk);
+        assert_eq!(file.write_at(&[1; PAGE], 0).unwrap(), PAGE);
+
+        for _ in 0..2 {
+            let error = file.settled().unwrap_err();
+            assert_eq!(error.kind(), kind);
+            assert_eq!(error.raw_os_error(), Some(code.raw_os_error()));
+            for len in [1, PAGE] {
+                let error = file.write_at(&vec![1; len], 9 * PAGE as u64).unwrap_err();
+                assert_eq!(error.kind(), kind);
+            }
+        }
+    }
+}
+
+/// Not tried again, block after block.
+#[test]
+fn a_refusal_is_for_good() {
+    let place = Place::new();
+    let file = place.file(refusing);
+    let Some(Some(passage)) = file.passage.get() else {
+        panic!("made so")
+    };
+    assert!(!passage.to.have_refused());
+    write_all(&file, &[1; PAGE], 0).unwrap();
+    file.settled().unwrap();
+    assert!(passage.to.have_refused());
+
+    // All at once: no block has so much.
+    assert_eq!(file.write_at(&[2; 9 * PAGE], 10).unwrap(), 9 * PAGE);
+}
+
+/// What is closed has no descriptor left, though others keep the threads busy.
+#[test]
+fn nothing_is_written_to_a_closed_file() {
+    let place = Place::new();
+    for _ in 0..20 {
+        let file = place.file(honest);
+        let Some(Some(passage)) = file.passage.get() else {
+            panic!("made so")
+        };
+        let descriptors: Weak<Descriptors> = Arc::downgrade(&passage.to);
+        let expected = bytes(5 * PAGE, 0);
+        write_all(&file, &expected, 0).unwrap();
+
+        drop(file);
+        assert!(descriptors.upgrade().is_none());
+        assert!(fs::read(place.path()).unwrap() == expected);
+    }
+}
+
+/// One block and one thread are enough for any number of writers.
+#[test]
+fn few_blocks_only_slow_down() {
+    let mut place = Place::new();
+    place.pool = Arc::new(Pool::new(1, 1, PAGE).unwrap());
+    let file = place.file(honest);
+    let expected = bytes(64 * PAGE, 1);
+    std::thread::scope(|scope| {
+        for (part, number) in expected.chunks(8 * PAGE).zip(0..) {
+            let file = &file;
+            scope.spawn(move || write_all(file, part, number * 8 * PAGE as u64).unwrap());
+        }
+    });
+    file.settled().unwrap();
+    assert!(fs::read(place.path()).unwrap() == expected);
+}
+
+/// However many files there are, their blocks are the same few.
+#[test]
+fn a_process_has_one_pool() {
+    let [first, second] = [Pool::of_process(), Pool::of_process()].map(Option::unwrap);
+    assert!(Arc::ptr_eq(&first, &second));
+}
+
+fn written_large(folder: &Path) {
+    let path = folder.join(format!(".meshgrad-{:016x}", RealFs.unique()));
+    let expected = bytes(5_000_003, 2);
+    let file = RealFs.create_new(&path).unwrap();
+    let done = file.allocate(expected.len() as u64).and_then(|()| {
+        let (start, rest) = expected.split_at(1001);
+        write_all_at(&*file, start, 0)?;
+        write_all_at(&*file, rest, 1001)?;
+        file.sync_data()?;
+        fs::read(&path)
+    });
+    fs::remove_file(&path).unwrap();
+    assert!(done.unwrap() == expected);
+}
+
+/// On the disk of temporary files, and on one that has none beneath it.
+#[test]
+fn real_files_get_their_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    written_large(folder.path());
+
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() {
+        written_large(memory);
+    }
+}
+
+/// Only large writes cost a second descriptor, and they do where the system gives one.
+#[test]
+fn large_writes_go_past_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::create(folder.path().join("x")).unwrap();
+    let file = WriteBehind::new(file);
+    write_all(&file, &[1; LEAST_BYTES - 1], 0).unwrap();
+    assert!(file.passage.get().is_none());
+
+    write_all(&file, &[1; LEAST_BYTES], 0).unwrap();
+    let opened = Descriptors::open(&file.file);
+    let passage = file.passage.get().unwrap();
+    assert_eq!(passage.is_some(), opened.is_some());
+}
