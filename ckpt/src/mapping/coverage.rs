@@ -1,6 +1,55 @@
-//! How many elements of a tensor some copies read.
+//! Which tensors are used whole, and how many elements of the others are.
 
-use crate::graph::{Loop, Piece};
+use std::collections::BTreeMap;
+
+use super::bind::Binding;
+use super::report::Problem;
+use crate::graph::{Expr, ExprSet, Graph, Leaf, Loop, Piece, SourceId};
+
+/// Adds the sources of which only some elements are used.
+pub(super) fn find_partly_used(binding: &mut Binding) {
+    let (graph, problems) = (&binding.tensors.graph, &mut binding.report.problems);
+    for (source, pieces) in partly_read(graph, binding.made.exprs().collect()) {
+        let elements = graph.source_shape(source).iter().product();
+        match elements_read(&pieces, elements) {
+            Some(used) if used < elements => problems.push(Problem::PartlyUsed {
+                name: graph.name(source).to_owned(),
+                used,
+                elements,
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// What is read of the sources of some expressions that none of these uses whole.
+///
+/// Most operations use all of all their operands. Only what leaves something out is pulled.
+fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Piece>> {
+    let mut reads: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
+    let mut whole = ExprSet::default();
+    while let Some(expr) = open.pop() {
+        if !whole.insert(expr) {
+            continue;
+        }
+        if let Some(operands) = graph.uses_all_of(expr) {
+            open.extend(operands);
+            continue;
+        }
+        let Ok(pieces) = graph.pull_all(expr) else {
+            continue; // Found again, and told, when it is pulled to be loaded.
+        };
+        for piece in pieces {
+            match piece.from {
+                Leaf::Source(source) => reads.entry(source).or_default().push(piece),
+                Leaf::Computed(expr) => open.push(expr),
+                Leaf::Fill(_) => {}
+            }
+        }
+    }
+    reads.retain(|source, _| !whole.contains(graph.expr_of(*source)));
+    reads
+}
 
 /// Copies in more runs than this are counted in a map of bits instead.
 const MOST_RUNS: u64 = 1 << 20;
@@ -10,7 +59,7 @@ const MOST_BITS: u64 = 1 << 27;
 
 /// How many of a tensor's elements these copies read; `None` when that would take too long to find
 /// out. Each element counts once, however often it is read.
-pub(super) fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
+fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
     let runs: Vec<Runs> = pieces.iter().map(Runs::of).collect();
     if runs.iter().any(|it| it.length == elements) {
         return Some(elements);
