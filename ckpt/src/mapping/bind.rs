@@ -351,7 +351,7 @@ impl<'b> Binder<'b> {
             for (name, expr) in wanted.named.iter() {
                 if !wanted.made.contains(expr) && !wanted.failed.contains(expr) {
                     let name = name.to_string();
-                    report.add(Problem::Unmade { name });
+                    report.problems.push(Problem::Unmade { name });
                 }
             }
         }
@@ -363,7 +363,7 @@ impl<'b> Binder<'b> {
         for (name, _) in unused {
             match self.wanted.is_some() && spoken_of(name) {
                 true => report.unwanted += 1,
-                false => report.add(Problem::Unexpected {
+                false => report.problems.push(Problem::Unexpected {
                     name: name.to_string(),
                 }),
             }

@@ -163,7 +163,73 @@ fn union(mut intervals: Vec<(u64, u64)>) -> u64 {
 mod tests {
     use super::*;
     use crate::Dtype;
-    use crate::graph::Graph;
+    use crate::draws::Draws;
+
+    /// A random expression of one or two of these, each [6, 4].
+    fn made_of(graph: &mut Graph, of: &[Expr], draw: &mut Draws) -> Expr {
+        let mut pick = || of[draw.below(of.len() as u64) as usize];
+        let (a, b) = (pick(), pick());
+        let rows = draw.below(6);
+        let made = match draw.below(8) {
+            0 => graph
+                .concat(&[a, b], 1)
+                .and_then(|it| graph.slice(it, 1, (2, 4, 1))),
+            1 => graph
+                .stack(&[a, b], 0)
+                .and_then(|it| graph.select(it, 0, rows % 2)),
+            2 => graph
+                .slice(a, 0, (0, 3, 2))
+                .and_then(|it| graph.concat(&[it, it], 0)),
+            3 => graph.transpose(a, 0, 1).and_then(|it| {
+                let rows = graph.unflatten(it, 1, 3)?;
+                let flat = graph.flatten(rows, 1)?;
+                graph.transpose(flat, 0, 1)
+            }),
+            4 => graph.slice(a, 0, (0, rows, 1)).and_then(|top| {
+                let rest = graph.slice(b, 0, (rows, 6 - rows, 1))?;
+                graph.concat(&[top, rest], 0)
+            }),
+            5 => graph.scale(a, 0.5),
+            6 => graph
+                .slice(a, 1, (0, 2, 1))
+                .and_then(|it| graph.pad(it, 1, 4, 0.0)),
+            _ => Ok(a),
+        };
+        made.unwrap()
+    }
+
+    /// What operations tell without being pulled is what comes out when everything is pulled.
+    #[test]
+    fn what_operations_tell_is_what_copies_read() {
+        for seed in 0..500 {
+            let (mut draw, mut graph) = (Draws::new(seed), Graph::new());
+            let names = ["x", "y", "z"].iter();
+            let sources = names.map(|name| graph.source(name, Dtype::F32, &[6, 4]).unwrap());
+            let mut exprs: Vec<Expr> = sources.collect();
+            for _ in 0..1 + draw.below(6) {
+                let more = made_of(&mut graph, &exprs, &mut draw);
+                exprs.push(more);
+            }
+            let made = exprs[exprs.len() - 2..].to_vec();
+
+            let mut pulled: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
+            for piece in made.iter().flat_map(|expr| graph.pull_all(*expr).unwrap()) {
+                if let Leaf::Source(source) = piece.from {
+                    pulled.entry(source).or_default().push(piece);
+                }
+            }
+            let count = |pieces: &Vec<Piece>| elements_read(pieces, 24).unwrap();
+            let partly = partly_read(&graph, made);
+            for (source, pieces) in &pulled {
+                let told = partly.get(source).map_or(24, count);
+                assert_eq!(told, count(pieces), "{seed}: {}", graph.name(*source));
+            }
+            assert!(
+                partly.keys().all(|source| pulled.contains_key(source)),
+                "{seed}"
+            );
+        }
+    }
 
     /// By runs, by bits and by hand: every second row and the first columns of all.
     #[test]

@@ -308,7 +308,7 @@ impl Kind {
             }),
             Kind::Word => {
                 let (word, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
-                (!word.is_empty()).then(|| (Value::Text(word), rest))
+                (!word.is_empty()).then_some((Value::Text(word), rest))
             }
             Kind::Path => {
                 // Nothing but a literal follows: see `check`.
@@ -318,7 +318,7 @@ impl Kind {
                 };
                 let path = text.strip_suffix(after)?;
                 let rest = &text[path.len()..];
-                (!path.is_empty()).then(|| (Value::Text(path), rest))
+                (!path.is_empty()).then_some((Value::Text(path), rest))
             }
         }
     }
