@@ -321,7 +321,7 @@ pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
         for tensor in tensors.iter().cycle().skip(skipped).take(tensors.len()) {
             let shape: Vec<u64> = tensor.shape.iter().map(|extent| *extent as u64).collect();
             let source = graph.source(&tensor.name, tensor.dtype, &shape)?;
-            wants.push(Want::all(&tensor.name, &graph, source));
+            wants.push(Want::all(tensor.name.as_str(), &graph, source));
         }
         wants.sort_by(|a, b| a.target.cmp(&b.target));
         let plan = LoadPlan::new(&graph, &catalog, &wants, &Options::default())?;

@@ -131,6 +131,12 @@ impl Folder {
         Some(self.places[at])
     }
 
+    /// The tensor of this place in the order of names, and the place of its file.
+    pub(crate) fn nth(&self, at: usize) -> (usize, &TensorInfo) {
+        let place = self.places[at];
+        (place.0, self.tensor(place))
+    }
+
     fn tensor(&self, (file, at): Place) -> &TensorInfo {
         &self.files[file].tensors()[at]
     }

@@ -65,7 +65,7 @@ fn graph() -> (Graph, Vec<Want>) {
         let pair = [2 * pair, 2 * pair + 1].map(|number| {
             let name = format!("w.{number:02}");
             let one = graph.source(&name, Dtype::F32, &[512, 512]).unwrap();
-            wants.push(Want::all(&name, &graph, one));
+            wants.push(Want::all(&*name, &graph, one));
             let turned = graph.transpose(one, 0, 1).unwrap();
             wants.push(Want::all(format!("{name}.turned"), &graph, turned));
             one

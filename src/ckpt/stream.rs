@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
@@ -40,9 +41,9 @@ pub(super) struct Stream<'a> {
     /// Bytes of tensors that are held at once.
     held: u64,
     /// All tensors, by name.
-    wants: BTreeMap<String, Want>,
+    wants: BTreeMap<Arc<str>, Want>,
     /// Those that are made and were not asked for yet.
-    ready: BTreeMap<String, Vec<u8>>,
+    ready: BTreeMap<Arc<str>, Vec<u8>>,
     progress: &'a ProgressBar,
     read_bytes: u64,
 }
@@ -84,12 +85,12 @@ impl<'a> Stream<'a> {
         tensor: &TensorInfo,
         sink: &mut TensorSink<'_>,
     ) -> anyhow::Result<()> {
-        if !self.ready.contains_key(&tensor.name) {
+        if !self.ready.contains_key(tensor.name.as_str()) {
             // What is left is of another file.
             self.ready.clear();
             self.make_from(&tensor.name)?;
         }
-        let Some(bytes) = self.ready.remove(&tensor.name) else {
+        let Some(bytes) = self.ready.remove(tensor.name.as_str()) else {
             return self.give_by_rows(tensor, sink);
         };
         sink.append(&bytes)?;
@@ -117,7 +118,7 @@ impl<'a> Stream<'a> {
 
     /// A tensor and those of its dtype that follow it, as many as may be held at once.
     fn group(&self, name: &str) -> Vec<Want> {
-        let following = self.wants.range(name.to_owned()..).map(|(_, want)| want);
+        let following = self.wants.range(Arc::from(name)..).map(|(_, want)| want);
         let mut dtype = None;
         let mut held = 0u64;
         let mut group = Vec::new();
@@ -141,7 +142,7 @@ impl<'a> Stream<'a> {
         sink: &mut TensorSink<'_>,
     ) -> anyhow::Result<()> {
         let unknown = || anyhow!("`{}` was not planned", tensor.name);
-        let want = self.wants.get(&tensor.name).ok_or_else(unknown)?.clone();
+        let want = self.wants.get(tensor.name.as_str()).ok_or_else(unknown)?.clone();
         let mut at_once = self.held;
         let mut all = by_rows(&want, tensor.dtype, at_once);
         // The least is one row: if that does not fit, the plan says what it needs.

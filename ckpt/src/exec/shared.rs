@@ -140,7 +140,7 @@ fn check(target: &Target, buffer: &[u8]) -> Result<(), Error> {
     match buffer.len() as u64 == target.bytes {
         true => Ok(()),
         false => Err(Error::TargetSize {
-            target: target.name.clone(),
+            target: target.name.to_string(),
             wanted: target.bytes,
             given: buffer.len() as u64,
         }),

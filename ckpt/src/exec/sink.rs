@@ -54,7 +54,7 @@ impl<'a> Sink for Slices<'a> {
             slice.take()
         });
         slice.ok_or_else(|| Error::TargetSize {
-            target: target.name.clone(),
+            target: target.name.to_string(),
             wanted: target.bytes,
             given: 0,
         })

@@ -42,7 +42,7 @@ impl Sink for Collect {
             .done
             .lock()
             .unwrap()
-            .insert(target.name.clone(), buffer);
+            .insert(target.name.to_string(), buffer);
         assert!(before.is_none(), "`{}` completed twice", target.name);
         Ok(())
     }
@@ -186,7 +186,7 @@ fn errors_of_the_sink_end_the_execution() {
 
         fn complete(&self, target: &Target, _: Vec<u8>) -> Result<(), Error> {
             Err(Error::DuplicateTensor {
-                name: target.name.clone(),
+                name: target.name.to_string(),
             })
         }
     }

@@ -4,7 +4,7 @@
 use super::compute::{Computation, TensorType};
 use super::expression::Op;
 use super::scalar::widens;
-use super::{Expr, Graph, GraphError, Real, Scalar, Step};
+use super::{Expr, Graph, GraphError, Real, Scalar, Short, Step};
 use crate::Dtype;
 
 impl Graph {
@@ -18,12 +18,11 @@ impl Graph {
             from: dtype,
             to: dtype,
         })?;
-        let shape = shape.to_vec();
         let op = Op::Fill {
             value,
-            shape: shape.clone(),
+            shape: shape.to_vec(),
         };
-        self.add(op, shape, dtype)
+        self.add(op, Short::from_slice(shape), dtype)
     }
 
     /// The operand with a number behind it along a dim, up to an extent.
@@ -64,7 +63,7 @@ impl Graph {
         }
         self.check_number("cast", from, to)?;
         let step = Step::Cast(to);
-        self.add(Op::Each { of, step }, self.shape(of).to_vec(), to)
+        self.add(Op::Each { of, step }, Short::from_slice(self.shape(of)), to)
     }
 
     /// Each element times a number.
@@ -95,8 +94,8 @@ impl Graph {
                 op: how.name(),
                 message,
             })?;
-        let (of, how) = (of.to_vec(), how.clone());
-        self.add(Op::Computed { of, how }, shape, dtype)
+        let (of, how) = (Short::from_slice(of), how.clone());
+        self.add(Op::Computed { of, how }, shape.into(), dtype)
     }
 
     /// Its dtype and shape.
@@ -107,7 +106,11 @@ impl Graph {
     fn each(&mut self, op: &'static str, of: Expr, step: Step) -> Result<Expr, GraphError> {
         let dtype = self.dtype(of);
         self.check_number(op, dtype, dtype)?;
-        self.add(Op::Each { of, step }, self.shape(of).to_vec(), dtype)
+        self.add(
+            Op::Each { of, step },
+            Short::from_slice(self.shape(of)),
+            dtype,
+        )
     }
 
     /// That numbers of `from` have values and that of `to` can be made.

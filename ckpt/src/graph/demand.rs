@@ -1,5 +1,9 @@
 //! Demands: which elements of an expression are wanted, and where each goes.
 
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+
 use super::Short;
 use super::pull::MOST_PIECES;
 
@@ -12,6 +16,9 @@ pub(super) struct Demand {
     pub(super) start: Short<u64>,
     pub(super) loops: Short<Wanted>,
 }
+
+/// Parts of a demand: one, nearly always.
+pub(super) type Parts = SmallVec<[Demand; 1]>;
 
 /// A loop of a demand. A dim may have several, nested.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +86,30 @@ impl Demand {
     }
 
     /// The parts of it whose coordinate in `dim` lies in `low..high`.
-    pub(super) fn clip(&self, dim: usize, low: u64, high: u64) -> Vec<Demand> {
+    pub(super) fn clip(&self, dim: usize, low: u64, high: u64) -> Parts {
+        let mut along = (0..).zip(&self.loops).filter(|(_, it)| it.dim == dim);
+        match (along.next(), along.next()) {
+            (None, _) if (low..high).contains(&self.start[dim]) => smallvec![self.clone()],
+            (None, _) => Parts::new(),
+            (Some((at, only)), None) => self.clip_loop(at, only, low, high),
+            _ => self.clip_loops(dim, low, high),
+        }
+    }
+
+    /// The part whose coordinate in the dim of a loop, the only one along it, lies in `low..high`.
+    fn clip_loop(&self, at: usize, only: &Wanted, low: u64, high: u64) -> Parts {
+        let turns = turns(self.start[only.dim], only, 0, 0, low..high);
+        if turns.is_empty() {
+            return Parts::new();
+        }
+        let mut part = self.clone();
+        part.start[only.dim] += turns.start * only.step;
+        part.destination += turns.start * only.stride;
+        part.loops[at].count = turns.end - turns.start;
+        smallvec![part]
+    }
+
+    fn clip_loops(&self, dim: usize, low: u64, high: u64) -> Parts {
         let (mut along, others): (Short<Wanted>, Short<Wanted>) =
             self.loops.iter().copied().partition(|it| it.dim == dim);
         along.sort_by_key(|it| std::cmp::Reverse(it.step));
@@ -89,7 +119,7 @@ impl Demand {
             low,
             high,
             others,
-            parts: Vec::new(),
+            parts: Parts::new(),
         };
         clip.cut(self.destination, self.start[dim], &along, &[]);
         clip.parts
@@ -103,7 +133,7 @@ struct Clip<'d> {
     high: u64,
     /// Loops along other dims.
     others: Short<Wanted>,
-    parts: Vec<Demand>,
+    parts: Parts,
 }
 
 impl Clip<'_> {
@@ -134,8 +164,8 @@ impl Clip<'_> {
         };
         let reach = span(inner) + span(inside);
         let (touching, whole) = (
-            self.turns(start, outer, 0, reach),
-            self.turns(start, outer, reach, 0),
+            turns(start, outer, 0, reach, self.low..self.high),
+            turns(start, outer, reach, 0, self.low..self.high),
         );
         // Those at the ends only: there may be more in between than can be walked through.
         let whole = match whole.is_empty() {
@@ -156,14 +186,14 @@ impl Clip<'_> {
             self.cut(destination + to, start + from, inner, &inside);
         }
     }
+}
 
-    /// The turns of a loop that begin at `low - before` or later, and end, `after` their beginning,
-    /// before `high`.
-    fn turns(&self, start: u64, outer: &Wanted, after: u64, before: u64) -> std::ops::Range<u64> {
-        let first = self.low.saturating_sub(before).saturating_sub(start);
-        let first = first.div_ceil(outer.step).min(outer.count);
-        let room = self.high.checked_sub(start + after + 1);
-        let end = room.map_or(0, |room| (room / outer.step + 1).min(outer.count));
-        first..end.max(first)
-    }
+/// The turns of a loop that begin at `range.start - before` or later, and end, `after` their
+/// beginning, before `range.end`.
+fn turns(start: u64, outer: &Wanted, after: u64, before: u64, range: Range<u64>) -> Range<u64> {
+    let first = range.start.saturating_sub(before).saturating_sub(start);
+    let first = first.div_ceil(outer.step).min(outer.count);
+    let room = range.end.checked_sub(start + after + 1);
+    let end = room.map_or(0, |room| (room / outer.step + 1).min(outer.count));
+    first..end.max(first)
 }

@@ -5,15 +5,23 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use hashbrown::hash_table::Entry;
-use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::compute::Computation;
-use super::{GraphError, Leaf, Scalar, Short, Step};
+use super::{ExprSet, GraphError, Leaf, Scalar, Short, Step};
 use crate::Dtype;
+use crate::name_list::NameList;
 
 /// An expression of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Expr(u32);
+
+impl Expr {
+    /// Its place among the expressions of its graph.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// A tensor at a leaf of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,11 +40,9 @@ pub struct Graph {
     nodes: Vec<Node>,
     /// Finds an expression that is no source again; never walked.
     known: HashTable<Expr>,
-    /// Finds a source by its name; never walked.
-    sources: HashTable<SourceId>,
     hasher: DefaultHashBuilder,
     /// Name and expression of each source.
-    names: Vec<Arc<str>>,
+    names: NameList,
     made_of: Vec<Expr>,
 }
 
@@ -68,7 +74,7 @@ pub(super) enum Op {
     },
     /// A tensor that is computed as a whole, or by rows.
     Computed {
-        of: Vec<Expr>,
+        of: Short<Expr>,
         how: Computation,
     },
     /// Dim `i` of the result is dim `dims[i]` of the operand.
@@ -89,11 +95,11 @@ pub(super) enum Op {
         index: u64,
     },
     Concat {
-        of: Vec<Expr>,
+        of: Short<Expr>,
         dim: usize,
     },
     Stack {
-        of: Vec<Expr>,
+        of: Short<Expr>,
         dim: usize,
     },
     /// Dim `dim` of the operand becomes two, the second of `columns` elements.
@@ -147,39 +153,58 @@ impl Graph {
         Graph::default()
     }
 
+    /// Room for so many tensors that are read, and as many expressions of them: memory that is not
+    /// used costs nothing, but to move what has no more room does.
+    pub(crate) fn with_room_for(sources: usize) -> Graph {
+        Graph {
+            nodes: Vec::with_capacity(2 * sources),
+            names: NameList::ascending(Vec::with_capacity(sources)),
+            made_of: Vec::with_capacity(sources),
+            ..Graph::default()
+        }
+    }
+
     /// A tensor that is read, row-major.
     ///
     /// # Errors
     /// [`GraphError::TooLarge`]; [`GraphError::Redefined`] for a name that is another tensor's.
     pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr, GraphError> {
-        let hash = self.hasher.hash_one(name);
-        let is_it = |source: &SourceId| *self.names[source.index()] == *name;
-        if let Some(known) = self.sources.find(hash, is_it) {
-            let known = self.made_of[known.index()];
-            return match (self.dtype(known), self.shape(known)) == (dtype, shape) {
-                true => Ok(known),
-                false => Err(GraphError::Redefined {
-                    name: name.to_owned(),
-                    first: (self.dtype(known), self.shape(known).to_vec()),
-                    second: (dtype, shape.to_vec()),
-                }),
-            };
+        if let Err(too_large) = check_size("source", shape)
+            && self.names.find(name, &mut 0).is_none()
+        {
+            return Err(too_large);
         }
-        check_size("source", shape)?;
-        let id = SourceId(self.names.len() as u32);
-        let made = self.push(Op::Source(id), Short::from_slice(shape), dtype, 0);
-        self.names.push(name.into());
-        self.made_of.push(made);
-        let (names, hasher) = (&self.names, &self.hasher);
-        let hash_again = |source: &SourceId| hasher.hash_one(&*names[source.index()]);
-        self.sources.insert_unique(hash, id, hash_again);
-        Ok(made)
+        match self.names.add(name, || name.into()) {
+            Ok(new) => {
+                let op = Op::Source(SourceId(new as u32));
+                let made = self.push(op, Short::from_slice(shape), dtype, 0);
+                self.made_of.push(made);
+                Ok(made)
+            }
+            Err(known) => {
+                let known = self.made_of[known];
+                match (self.dtype(known), self.shape(known)) == (dtype, shape) {
+                    true => Ok(known),
+                    false => Err(GraphError::Redefined {
+                        name: name.to_owned(),
+                        first: (self.dtype(known), self.shape(known).to_vec()),
+                        second: (dtype, shape.to_vec()),
+                    }),
+                }
+            }
+        }
     }
 
     /// The tensors that are read, in the order in which they were named.
     pub fn sources(&self) -> impl ExactSizeIterator<Item = (&str, Expr)> {
-        let sources = self.names.iter().zip(&self.made_of);
+        let sources = self.names.as_slice().iter().zip(&self.made_of);
         sources.map(|(name, expr)| (&**name, *expr))
+    }
+
+    /// As [`Graph::sources`], with the names themselves.
+    pub(crate) fn shared_sources(&self) -> impl Iterator<Item = (Arc<str>, Expr)> {
+        let names = self.names.as_slice().iter().cloned();
+        names.zip(self.made_of.iter().copied())
     }
 
     /// The operand with its dims in another order: dim `i` of the result is dim `dims[i]`.
@@ -238,7 +263,7 @@ impl Graph {
                 step,
             });
         }
-        let mut shape = self.shape(of).to_vec();
+        let mut shape = Short::from_slice(self.shape(of));
         shape[dim] = count;
         let op = Op::Slice {
             of,
@@ -264,7 +289,7 @@ impl Graph {
                 step: 1,
             });
         }
-        let mut shape = self.shape(of).to_vec();
+        let mut shape = Short::from_slice(self.shape(of));
         shape.remove(dim);
         self.add(Op::Select { of, dim, index }, shape, self.dtype(of))
     }
@@ -278,12 +303,12 @@ impl Graph {
         let first = self.first_of("concat", of)?;
         self.extent("concat", first, dim)?;
         self.check_alike("concat", of, dim, Some(dim))?;
-        let mut shape = self.shape(first).to_vec();
+        let mut shape = Short::from_slice(self.shape(first));
         let mut extents = of.iter().map(|it| self.shape(*it)[dim]);
         let total = extents.try_fold(0u64, |sum, extent| sum.checked_add(extent));
         // More than fits is refused with the shape as far as it can be written.
         shape[dim] = total.unwrap_or(u64::MAX);
-        let of = of.to_vec();
+        let of = Short::from_slice(of);
         self.add(Op::Concat { of, dim }, shape, self.dtype(first))
     }
 
@@ -294,14 +319,14 @@ impl Graph {
     /// [`GraphError::Dtypes`].
     pub fn stack(&mut self, of: &[Expr], dim: usize) -> Result<Expr, GraphError> {
         let first = self.first_of("stack", of)?;
-        let mut shape = self.shape(first).to_vec();
+        let mut shape = Short::from_slice(self.shape(first));
         if dim > shape.len() {
-            let op = "stack";
+            let (op, shape) = ("stack", shape.to_vec());
             return Err(GraphError::NoSuchDim { op, dim, shape });
         }
         self.check_alike("stack", of, dim, None)?;
         shape.insert(dim, of.len() as u64);
-        let of = of.to_vec();
+        let of = Short::from_slice(of);
         self.add(Op::Stack { of, dim }, shape, self.dtype(first))
     }
 
@@ -315,8 +340,9 @@ impl Graph {
             return Err(GraphError::Rows { dim, extent, rows });
         }
         let columns = extent / rows;
-        let mut shape = self.shape(of).to_vec();
-        shape.splice(dim..=dim, [rows, columns]);
+        let mut shape = Short::from_slice(self.shape(of));
+        shape[dim] = columns;
+        shape.insert(dim, rows);
         let op = Op::Unflatten { of, dim, columns };
         self.add(op, shape, self.dtype(of))
     }
@@ -327,7 +353,7 @@ impl Graph {
     /// [`GraphError::NoSuchDim`].
     pub fn flatten(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
         let columns = self.extent("flatten", of, dim + 1)?;
-        let mut shape = self.shape(of).to_vec();
+        let mut shape = Short::from_slice(self.shape(of));
         shape.remove(dim + 1);
         shape[dim] = shape[dim].saturating_mul(columns);
         let op = Op::Flatten { of, dim, columns };
@@ -365,21 +391,21 @@ impl Graph {
 
     /// The name of a tensor that is read.
     pub fn name(&self, source: SourceId) -> &str {
-        &self.names[source.index()]
+        &self.names.as_slice()[source.index()]
     }
 
     pub(crate) fn shared_name(&self, source: SourceId) -> &Arc<str> {
-        &self.names[source.index()]
+        &self.names.as_slice()[source.index()]
     }
 
     /// The dtype of a tensor that is read.
     pub fn source_dtype(&self, source: SourceId) -> Dtype {
-        self.dtype(self.made_of[source.index()])
+        self.dtype(self.expr_of(source))
     }
 
     /// The extents of a tensor that is read.
     pub fn source_shape(&self, source: SourceId) -> &[u64] {
-        self.shape(self.made_of[source.index()])
+        self.shape(self.expr_of(source))
     }
 
     /// The tensor that is read, if an expression is that alone.
@@ -387,6 +413,18 @@ impl Graph {
         match self.node(of).op {
             Op::Source(source) => Some(source),
             _ => None,
+        }
+    }
+
+    pub(crate) fn expr_of(&self, source: SourceId) -> Expr {
+        self.made_of[source.index()]
+    }
+
+    /// The operands of an expression, if it has all elements of all of them.
+    pub(crate) fn uses_all_of(&self, of: Expr) -> Option<&[Expr]> {
+        match &self.node(of).op {
+            Op::Slice { .. } | Op::Select { .. } => None,
+            op => Some(op.operands()),
         }
     }
 
@@ -400,7 +438,7 @@ impl Graph {
 
     /// The names of the tensors that an expression is made of.
     pub fn sources_of(&self, of: Expr) -> BTreeSet<&str> {
-        let (mut names, mut seen, mut open) = (BTreeSet::new(), HashSet::new(), vec![of]);
+        let (mut names, mut seen, mut open) = (BTreeSet::new(), ExprSet::default(), vec![of]);
         while let Some(expr) = open.pop() {
             if !seen.insert(expr) {
                 continue;
@@ -424,7 +462,7 @@ impl Graph {
     }
 
     pub(super) fn node(&self, of: Expr) -> &Node {
-        &self.nodes[of.0 as usize]
+        &self.nodes[of.index()]
     }
 
     pub(super) fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64, GraphError> {
@@ -480,25 +518,25 @@ impl Graph {
     pub(super) fn add(
         &mut self,
         op: Op,
-        shape: Vec<u64>,
+        shape: Short<u64>,
         dtype: Dtype,
     ) -> Result<Expr, GraphError> {
         let (nodes, hasher) = (&self.nodes, &self.hasher);
-        let op_of = |expr: &Expr| &nodes[expr.0 as usize].op;
+        let op_of = |expr: &Expr| &nodes[expr.index()].op;
         let is_it = |expr: &Expr| *op_of(expr) == op;
         let hash_again = |expr: &Expr| hasher.hash_one(op_of(expr));
         match self.known.entry(hasher.hash_one(&op), is_it, hash_again) {
             Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(free) => {
                 check_size(op.name(), &shape)?;
-                let depths = op.operands().iter().map(|of| nodes[of.0 as usize].depth);
+                let depths = op.operands().iter().map(|of| nodes[of.index()].depth);
                 let depth = depths.max().map_or(0, |depth| depth + 1);
                 if depth > MOST_DEPTH {
                     let (op, limit) = (op.name(), MOST_DEPTH);
                     return Err(GraphError::TooDeep { op, limit });
                 }
                 free.insert(Expr(nodes.len() as u32));
-                Ok(self.push(op, shape.into(), dtype, depth))
+                Ok(self.push(op, shape, dtype, depth))
             }
         }
     }

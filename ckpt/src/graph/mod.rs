@@ -27,6 +27,7 @@ mod compute;
 mod computing;
 mod demand;
 mod error;
+mod expr_set;
 mod expression;
 mod float8;
 mod piece;
@@ -39,6 +40,7 @@ use smallvec::SmallVec;
 
 pub use compute::{Computation, Compute, Operand, TensorType};
 pub use error::GraphError;
+pub(crate) use expr_set::ExprSet;
 pub use expression::{Expr, Graph, SourceId};
 pub use piece::{Leaf, Loop, Piece};
 pub(crate) use scalar::widens;

@@ -1,5 +1,7 @@
 //! Strided copies: what is left of an expression when it is pulled.
 
+use smallvec::SmallVec;
+
 use super::{Expr, Scalar, SourceId, Step};
 
 /// Where the elements of a copy come from.
@@ -24,6 +26,9 @@ pub struct Loop {
     pub destination_stride: u64,
 }
 
+/// One loop is what nearly every piece has: a run, or a column.
+pub(crate) type Loops = SmallVec<[Loop; 2]>;
+
 /// A copy of some elements to their place. Offsets and strides count elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
@@ -33,8 +38,7 @@ pub struct Piece {
     pub source_offset: u64,
     /// Where it goes.
     pub destination_offset: u64,
-    /// The loops around it, the one that moves least in the source first. None for one element.
-    pub loops: Vec<Loop>,
+    pub(crate) loops: Loops,
     /// What is done to each element on the way, in this order.
     pub steps: Vec<Step>,
 }
@@ -45,11 +49,13 @@ impl Piece {
         from: Leaf,
         source_offset: u64,
         destination_offset: u64,
-        mut loops: Vec<Loop>,
+        mut loops: Loops,
         steps: Vec<Step>,
     ) -> Piece {
         loops.retain(|it| it.count != 1);
-        loops.sort_by_key(|it| (it.source_stride, it.destination_stride));
+        if loops.len() > 1 {
+            loops.sort_by_key(|it| (it.source_stride, it.destination_stride));
+        }
         loops.dedup_by(|outer, inner| {
             let is_one = inner.is_continued_by(outer);
             if is_one {
@@ -64,6 +70,11 @@ impl Piece {
             loops,
             steps,
         }
+    }
+
+    /// The loops around it, the one that moves least in the source first. None for one element.
+    pub fn loops(&self) -> &[Loop] {
+        &self.loops
     }
 
     /// How many elements it copies.

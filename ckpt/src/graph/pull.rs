@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use smallvec::smallvec;
 
-use super::demand::{Demand, Wanted, nth, span};
+use super::demand::{Demand, Parts, Wanted, nth, span};
 use super::expression::Op;
 use super::{Expr, Graph, GraphError, Leaf, Loop, Piece, Short, Step};
 
@@ -20,6 +20,19 @@ impl Graph {
     /// [`GraphError::Region`] for a region outside; [`GraphError::Fragmented`] for one that would
     /// take more than 65,536 copies.
     pub fn pull(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<Piece>, GraphError> {
+        let mut pieces = Vec::new();
+        self.pull_into(of, region, &mut pieces)?;
+        Ok(pieces)
+    }
+
+    /// As [`Graph::pull`], into memory that is there.
+    pub(crate) fn pull_into(
+        &self,
+        of: Expr,
+        region: &[Range<u64>],
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), GraphError> {
+        pieces.clear();
         let shape = self.shape(of);
         let inside =
             |(range, extent): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *extent;
@@ -33,12 +46,18 @@ impl Graph {
             graph: self,
             of,
             steps: Vec::new(),
-            pieces: Vec::new(),
+            pieces,
         };
-        if region.iter().all(|range| !range.is_empty()) {
-            pull.pull(of, whole(region))?;
+        match region.iter().any(Range::is_empty) {
+            true => Ok(()),
+            false => pull.pull(of, whole(region)),
         }
-        Ok(pull.pieces)
+    }
+
+    /// The copies that make all of an expression.
+    pub(crate) fn pull_all(&self, of: Expr) -> Result<Vec<Piece>, GraphError> {
+        let whole = self.shape(of).iter().map(|extent| 0..*extent);
+        self.pull(of, &whole.collect::<Short<_>>())
     }
 }
 
@@ -71,7 +90,7 @@ struct Pull<'g> {
     of: Expr,
     /// What is done to each element, the last step first.
     steps: Vec<Step>,
-    pieces: Vec<Piece>,
+    pieces: &'g mut Vec<Piece>,
 }
 
 impl Pull<'_> {
@@ -171,7 +190,7 @@ impl Pull<'_> {
         dim: usize,
         range: Range<u64>,
         op: &'static str,
-    ) -> Result<Vec<Demand>, GraphError> {
+    ) -> Result<Parts, GraphError> {
         let parts = demand.clip(dim, range.start, range.end);
         self.check_count(parts.len() as u64, op)?;
         Ok(parts)

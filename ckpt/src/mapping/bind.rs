@@ -1,10 +1,6 @@
 //! A map, the tensors there are and the tensors that are wanted, put together.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use hashbrown::hash_map::Entry;
-use hashbrown::{HashMap, HashSet};
 
 use super::evaluate::{Evaluated, Tensors, dim_of};
 use super::named::Named;
@@ -13,41 +9,33 @@ use super::solve::{self, Unsolved};
 use super::template::{Captures, Kind, Template, Value};
 use super::term::{Action, Call, Term};
 use super::{Mapping, Rule, TensorSpec};
-use crate::graph::{Expr, TensorType, widens};
+use crate::graph::{Expr, ExprSet, Graph, TensorType, widens};
+use crate::name_list::NameList;
 
 /// The tensors that a map makes, as they come, each with the line of its rule.
 #[derive(Default)]
 pub(super) struct Made {
-    all: Vec<(Arc<str>, Expr, usize)>,
-    /// Finds a name's place; never walked.
-    places: HashMap<Arc<str>, usize>,
+    names: NameList,
+    made: Vec<(Expr, usize)>,
 }
 
 impl Made {
     /// Adds a tensor, or tells the line that made one of this name before.
     fn add(&mut self, name: &str, expr: Expr, line: usize) -> Result<(), usize> {
-        let name: Arc<str> = name.into();
-        match self.places.entry(name.clone()) {
-            Entry::Occupied(known) => Err(self.all[*known.get()].2),
-            Entry::Vacant(free) => {
-                free.insert(self.all.len());
-                self.all.push((name, expr, line));
-                Ok(())
-            }
-        }
+        let added = self.names.add(name, || name.into());
+        added.map_err(|before| self.made[before].1)?;
+        self.made.push((expr, line));
+        Ok(())
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.places.contains_key(name)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, Expr)> {
-        self.all.iter().map(|(name, expr, _)| (name, *expr))
+    pub(super) fn exprs(&self) -> impl Iterator<Item = Expr> {
+        self.made.iter().map(|(expr, _)| *expr)
     }
 
     pub(super) fn into_named(self) -> Named {
-        let all = self.all.into_iter();
-        all.map(|(name, expr, _)| (name, expr)).collect()
+        let names = self.names.into_vec().into_iter();
+        let exprs = self.made.iter().map(|(expr, _)| *expr);
+        Named::sorted(names.zip(exprs).collect())
     }
 }
 
@@ -56,7 +44,7 @@ pub(super) struct Binding {
     pub(super) tensors: Tensors,
     pub(super) made: Made,
     /// Tensors that were used, of those there are.
-    pub(super) used: HashSet<Expr>,
+    pub(super) used: ExprSet,
     pub(super) ties: BTreeSet<(String, String)>,
     pub(super) report: Report,
 }
@@ -77,15 +65,25 @@ pub(super) fn bind(
     wanted: Option<&[TensorSpec]>,
     dtypes: Dtypes,
 ) -> Binding {
+    let there = tensors.named.clone();
+    // A wanted tensor too large to exist is found out when nothing makes it.
+    let wanted = wanted.map(|specs| Tensors::of(specs).0);
+    let names = wanted.as_ref().map(|wanted| wanted.named.clone());
+    let wanted = wanted.zip(names.as_deref());
     let mut binder = Binder {
-        // A wanted tensor too large to exist is found out when nothing makes it.
-        wanted: wanted.map(|specs| Tensors::of(specs).0),
+        there: &there,
+        wanted: wanted.map(|(tensors, named)| Wanted {
+            named,
+            tensors,
+            made: ExprSet::default(),
+            failed: ExprSet::default(),
+        }),
         dtypes,
-        failed: BTreeSet::new(),
+        name: String::new(),
         binding: Binding {
             tensors,
             made: Made::default(),
-            used: HashSet::new(),
+            used: ExprSet::default(),
             ties: BTreeSet::new(),
             report: Report::default(),
         },
@@ -100,16 +98,27 @@ pub(super) fn bind(
     binder.binding
 }
 
-struct Binder {
-    wanted: Option<Tensors>,
+struct Binder<'b> {
+    /// What there is.
+    there: &'b Named,
+    wanted: Option<Wanted<'b>>,
     dtypes: Dtypes,
-    /// What rules would have made whose right side is not all there.
-    failed: BTreeSet<String>,
+    /// The last name that was made.
+    name: String,
     binding: Binding,
 }
 
-impl Binder {
-    fn rule(&mut self, rule: &Rule) {
+/// What is to be made.
+struct Wanted<'b> {
+    named: &'b Named,
+    tensors: Tensors,
+    made: ExprSet,
+    /// What rules would have made whose right side is not all there.
+    failed: ExprSet,
+}
+
+impl<'b> Binder<'b> {
+    fn rule(&mut self, rule: &'b Rule) {
         let mut evaluated = Evaluated::default();
         let line = rule.line;
         for captures in self.instances(rule) {
@@ -136,60 +145,61 @@ impl Binder {
     }
 
     /// What a rule cannot make, because of what was told before.
-    fn fail(&mut self, left: &Term, captures: &Captures) {
-        let wanted = self.wanted.iter();
+    fn fail(&mut self, left: &Term, captures: &Captures<'_>) {
+        let Some(wanted) = &mut self.wanted else {
+            return;
+        };
         for (template, _) in left.names() {
-            let names = wanted
-                .clone()
-                .flat_map(|it| it.matching(template, captures));
-            self.failed.extend(names.map(|(name, _)| name.to_owned()));
+            let matching = wanted.named.matching(template, captures);
+            wanted.failed.extend(matching.map(|(expr, _)| expr));
         }
     }
 
     /// What the captures of a rule stand for: as the wanted names say, or else those that are there.
-    fn instances(&self, rule: &Rule) -> Vec<Captures> {
+    fn instances(&self, rule: &'b Rule) -> Vec<Captures<'b>> {
         let free = rule.left.free_captures();
-        let (side, tensors) = match &self.wanted {
-            Some(wanted) => (&rule.left, wanted),
-            None => (&rule.right, &self.binding.tensors),
+        let (side, named, taken) = match &self.wanted {
+            Some(wanted) => (&rule.left, wanted.named, &wanted.made),
+            None => (&rule.right, self.there, &self.binding.used),
         };
         let is_catch_all = rule.is_catch_all();
-        let taken = |name: &str| match &self.wanted {
-            Some(_) => self.binding.made.has(name),
-            None => {
-                let expr = tensors.named.get(name);
-                expr.is_some_and(|expr| self.binding.used.contains(&expr))
-            }
-        };
         let names = side.names();
         let says_all = |template: &Template| {
             let own: BTreeSet<&str> = template.captures().collect();
             free.is_subset(&own)
         };
-        let mut instances = Vec::new();
-        let nothing = Captures::new();
-        for (template, _) in names.iter().filter(|(template, _)| says_all(template)) {
-            for (name, mut captures) in tensors.matching(template, &nothing) {
-                if !(is_catch_all && taken(name)) {
-                    captures.retain(|capture| free.contains(capture));
-                    instances.push(captures);
+        let (mut instances, nothing) = (Vec::new(), Captures::new());
+        if names.is_empty() {
+            instances.push(Captures::new());
+        }
+        for (template, _) in names.into_iter().filter(|(template, _)| says_all(template)) {
+            let has_others = template.captures().any(|capture| !free.contains(capture));
+            let mut matching = named.matching(template, &nothing);
+            while let Some((expr, mut captures)) = matching.next() {
+                if is_catch_all && taken.contains(expr) {
+                    continue;
                 }
+                captures.retain(|capture| free.contains(capture));
+                if has_others && !is_catch_all {
+                    matching.skip_like(&captures);
+                }
+                instances.push(captures);
             }
         }
-        if names.is_empty() {
-            instances.push(nothing);
+        if !instances.is_sorted_by(|a, b| a < b) {
+            instances.sort_unstable();
+            instances.dedup();
         }
-        instances.sort_unstable();
-        instances.dedup();
         instances
     }
 
     /// Gives the names of a term what they are when the whole of it is `value`.
-    fn assign(&mut self, term: &Term, value: Expr, captures: &Captures, line: usize) {
+    fn assign(&mut self, term: &Term, value: Expr, captures: &Captures<'_>, line: usize) {
         match term {
             Term::Name(template) => {
-                if let Ok(name) = template.fill(captures) {
-                    self.output(name, value, line);
+                // No capture is without a value: maps are checked for it.
+                if template.makes_name(captures, &mut self.name) {
+                    self.output(value, line);
                 }
             }
             Term::Call(call) => {
@@ -214,7 +224,7 @@ impl Binder {
         &mut self,
         call: &Call,
         value: Expr,
-        captures: &Captures,
+        captures: &Captures<'_>,
         line: usize,
     ) -> Result<(), Unsolved> {
         let operands = self.operands(call, value, captures)?;
@@ -228,33 +238,33 @@ impl Binder {
     }
 
     /// The operands of an operation on the left side, each with what its captures stand for.
-    fn operands<'t>(
+    fn operands<'t, 'n: 't>(
         &self,
         call: &'t Call,
         value: Expr,
-        captures: &Captures,
-    ) -> Result<Vec<(&'t Term, Captures)>, Unsolved> {
+        captures: &Captures<'n>,
+    ) -> Result<Vec<(&'t Term, Captures<'t>)>, Unsolved> {
         let (Some(each), [of]) = (&call.each, &call.of[..]) else {
-            let operands = call.of.iter().map(|of| (of, captures.clone()));
+            let operands = call.of.iter().map(|of| (of, captures.iter().collect()));
             return Ok(operands.collect());
         };
         let values = self.values(each, of, call, value, captures)?;
-        let with = |value| (of, captures.clone().with(each, value));
+        let with = |value| (of, captures.with(each, value));
         Ok(values.into_iter().map(with).collect())
     }
 
     /// What an operation on the left side goes over.
-    fn values(
+    fn values<'t>(
         &self,
-        each: &Arc<str>,
-        of: &Term,
+        each: &str,
+        of: &'t Term,
         call: &Call,
         value: Expr,
-        captures: &Captures,
-    ) -> Result<Vec<Value>, Unsolved> {
+        captures: &Captures<'_>,
+    ) -> Result<Vec<Value<'t>>, Unsolved> {
         let names = of.names();
         if let Some(choices) = names.iter().find_map(|(it, _)| it.choices(each)) {
-            return Ok(choices.iter().cloned().map(Value::Text).collect());
+            return Ok(choices.iter().map(|it| Value::Text(it)).collect());
         }
         let shape = self.binding.tensors.graph.shape(value);
         if let Action::Stack { dim } = call.action {
@@ -264,13 +274,11 @@ impl Binder {
         }
         let mut last = None;
         for (template, _) in &names {
-            let wanted = self
-                .wanted
-                .iter()
-                .flat_map(|it| it.matching(template, captures));
-            for (_, found) in wanted {
+            let wanted = self.wanted.iter();
+            let matching = wanted.flat_map(|it| it.named.matching(template, captures));
+            for (_, found) in matching {
                 if let Some(Value::Number(number)) = found.get(each) {
-                    last = last.max(Some(*number));
+                    last = last.max(Some(number));
                 }
             }
         }
@@ -284,8 +292,8 @@ impl Binder {
     }
 
     /// The types of terms on the left side, where all their names are wanted.
-    fn wanted_types(&mut self, terms: &[(&Term, Captures)]) -> Option<Vec<TensorType>> {
-        let wanted = self.wanted.as_mut()?;
+    fn wanted_types(&mut self, terms: &[(&Term, Captures<'_>)]) -> Option<Vec<TensorType>> {
+        let wanted = &mut self.wanted.as_mut()?.tensors;
         let mut types = Vec::with_capacity(terms.len());
         for (term, captures) in terms {
             let value = wanted.value(term, captures, &mut Evaluated::default())?;
@@ -294,8 +302,8 @@ impl Binder {
         Some(types)
     }
 
-    /// A tensor is made.
-    fn output(&mut self, name: String, value: Expr, line: usize) {
+    /// The tensor of the name that was filled in last is made.
+    fn output(&mut self, value: Expr, line: usize) {
         let Binding {
             tensors,
             made,
@@ -303,78 +311,85 @@ impl Binder {
             ..
         } = &mut self.binding;
         let mut expr = value;
-        if let Some(wanted) = &self.wanted {
-            let Some(spec) = wanted.named.get(&name) else {
+        if let Some(wanted) = &mut self.wanted {
+            let Some(spec) = wanted.named.get(&self.name) else {
                 report.unwanted += 1;
                 return;
             };
-            let before = tensors.graph.tensor_type(value);
-            let mut wanted = wanted.graph.tensor_type(spec);
-            if self.dtypes == Dtypes::AsMade {
-                wanted.0 = before.0;
+            match as_wanted(&mut tensors.graph, value, wanted, spec, self.dtypes) {
+                Ok(converted) => expr = converted,
+                Err((made, as_wanted)) => {
+                    wanted.failed.insert(spec);
+                    report.add(Problem::Mismatched {
+                        name: self.name.clone(),
+                        made,
+                        wanted: as_wanted,
+                        line,
+                    });
+                    return;
+                }
             }
-            let cast = match before.1 == wanted.1 {
-                true => tensors.graph.cast(value, wanted.0).ok(),
-                false => None,
-            };
-            let Some(cast) = cast else {
-                self.failed.insert(name.clone());
-                report.add(Problem::Mismatched {
-                    name,
-                    made: before,
-                    wanted,
-                    line,
-                });
-                return;
-            };
-            expr = cast;
-            let (from, to) = (before.0, wanted.0);
+            let [from, to] = [value, expr].map(|it| tensors.graph.dtype(it));
             if widens(from, to) {
                 report.widened += 1;
             } else if from != to {
-                let name = name.clone();
+                let name = self.name.clone();
                 report.add(Problem::Narrowed { name, from, to });
             }
+            wanted.made.insert(spec);
         }
-        if let Err(before) = made.add(&name, expr, line) {
+        if let Err(before) = made.add(&self.name, expr, line) {
+            let name = self.name.clone();
             report.add(Problem::MadeTwice { name, line, before });
         }
     }
 
     /// What is wanted and not made, and what is there and not used.
     fn left_over(&mut self, mapping: &Mapping) {
-        let Binding {
-            tensors,
-            made,
-            used,
-            report,
-            ..
-        } = &mut self.binding;
+        let Binding { used, report, .. } = &mut self.binding;
         if let Some(wanted) = &self.wanted {
-            for (name, _) in wanted.named.iter() {
-                if !made.has(name) && !self.failed.contains(&**name) {
+            for (name, expr) in wanted.named.iter() {
+                if !wanted.made.contains(expr) && !wanted.failed.contains(expr) {
                     let name = name.to_string();
-                    report.add(Problem::Unmade { name });
+                    report.problems.push(Problem::Unmade { name });
                 }
             }
         }
-        let right: Vec<&Template> = mapping
-            .rules
-            .iter()
-            .flat_map(|rule| rule.right.names())
-            .map(|(template, _)| template)
-            .collect();
+        let rules = mapping.rules.iter();
+        let right = rules.flat_map(|rule| rule.right.names());
+        let right: Vec<&Template> = right.map(|(template, _)| template).collect();
         let spoken_of = |name: &str| right.iter().any(|it| it.matches(name).is_some());
-        let unused = tensors.named.iter().filter(|(_, it)| !used.contains(it));
+        let unused = self.there.iter().filter(|(_, it)| !used.contains(*it));
         for (name, _) in unused {
             match self.wanted.is_some() && spoken_of(name) {
                 true => report.unwanted += 1,
-                false => report.add(Problem::Unexpected {
+                false => report.problems.push(Problem::Unexpected {
                     name: name.to_string(),
                 }),
             }
         }
     }
+}
+
+/// A tensor as it is wanted; `Err` with what is made and what is wanted when it cannot be.
+fn as_wanted(
+    graph: &mut Graph,
+    value: Expr,
+    wanted: &Wanted<'_>,
+    spec: Expr,
+    dtypes: Dtypes,
+) -> Result<Expr, (TensorType, TensorType)> {
+    let wanted = &wanted.tensors.graph;
+    let dtype = match dtypes {
+        Dtypes::AsMade => graph.dtype(value),
+        Dtypes::AsWanted => wanted.dtype(spec),
+    };
+    let cast = match graph.shape(value) == wanted.shape(spec) {
+        true => graph.cast(value, dtype).ok(),
+        false => None,
+    };
+    let wanted = || (dtype, wanted.shape(spec).to_vec());
+    cast.ok_or_else(|| (graph.tensor_type(value), wanted()))
 }
 
 impl Rule {
@@ -387,7 +402,7 @@ impl Rule {
 }
 
 /// Captures as messages show them.
-fn listed(captures: &Captures) -> String {
+fn listed(captures: &Captures<'_>) -> String {
     let pairs: Vec<String> = captures
         .iter()
         .map(|(name, value)| format!("{name}={value}"))

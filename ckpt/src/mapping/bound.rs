@@ -1,19 +1,16 @@
 //! A map that fits: every tensor it makes as an expression of those that are read.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
-
 use super::bind::{Binding, Dtypes, bind};
-use super::coverage::elements_read;
+use super::coverage::find_partly_used;
 use super::evaluate::Tensors;
 use super::named::Named;
 use super::report::{Problem, Report, Waivers};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
-use crate::graph::{Expr, Graph, GraphError, Leaf, Loop, Piece, SourceId, Step, widens};
+use crate::graph::{Expr, ExprSet, Graph, GraphError, Leaf, Loop, Step, widens};
 use crate::plan::Want;
 
 /// A map bound to tensors, or several on top of each other.
@@ -22,7 +19,7 @@ pub struct Bound {
     stages: Vec<Stage>,
     tensors: Tensors,
     made: Arc<Named>,
-    used: HashSet<Expr>,
+    used: ExprSet,
     ties: BTreeSet<(String, String)>,
     report: Report,
 }
@@ -86,62 +83,6 @@ impl Mapping {
     }
 }
 
-/// Adds the sources of which only some elements are used.
-fn find_partly_used(binding: &mut Binding) {
-    let graph = &binding.tensors.graph;
-    let mut reads: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
-    let mut whole_ones = HashSet::new();
-    let mut seen = HashSet::new();
-    let mut open: Vec<Expr> = binding.made.iter().map(|(_, expr)| expr).collect();
-    while let Some(expr) = open.pop() {
-        if !seen.insert(expr) {
-            continue;
-        }
-        if let Some(source) = graph.as_source(expr) {
-            whole_ones.insert(source);
-            continue;
-        }
-        let Ok(pieces) = graph.pull(expr, &whole(graph, expr)) else {
-            continue; // Found again, and told, when it is pulled to be loaded.
-        };
-        for piece in pieces {
-            match piece.from {
-                Leaf::Source(source) if reads_all(graph, source, &piece) => {
-                    whole_ones.insert(source);
-                }
-                Leaf::Source(source) => reads.entry(source).or_default().push(piece),
-                Leaf::Computed(expr) => {
-                    let operands = graph.computation(expr);
-                    open.extend(operands.iter().flat_map(|(of, _)| *of));
-                }
-                Leaf::Fill(_) => {}
-            }
-        }
-    }
-    reads.retain(|source, _| !whole_ones.contains(source));
-    for (source, pieces) in reads {
-        let elements = graph.source_shape(source).iter().product();
-        match elements_read(&pieces, elements) {
-            Some(used) if used < elements => binding.report.problems.push(Problem::PartlyUsed {
-                name: graph.name(source).to_owned(),
-                used,
-                elements,
-            }),
-            _ => {}
-        }
-    }
-}
-
-/// Whether a copy reads all elements of a source. None reads an element twice.
-fn reads_all(graph: &Graph, source: SourceId, piece: &Piece) -> bool {
-    piece.elements() == graph.source_shape(source).iter().product::<u64>()
-}
-
-/// All of an expression.
-fn whole(graph: &Graph, expr: Expr) -> Vec<Range<u64>> {
-    graph.shape(expr).iter().map(|extent| 0..*extent).collect()
-}
-
 impl Bound {
     fn new(
         mut stages: Vec<Stage>,
@@ -181,7 +122,7 @@ impl Bound {
     /// All that is made, whole, to be planned.
     pub fn wants(&self) -> Vec<Want> {
         let made = self.made.iter();
-        let all = made.map(|(name, expr)| Want::all(&**name, &self.tensors.graph, expr));
+        let all = made.map(|(name, expr)| Want::all(name.clone(), &self.tensors.graph, expr));
         all.collect()
     }
 
@@ -193,7 +134,7 @@ impl Bound {
     /// The tensors that are read, sorted by name.
     pub fn used(&self) -> impl Iterator<Item = TensorSpec> {
         let named = self.tensors.named.iter();
-        let used = named.filter(|(_, expr)| self.used.contains(expr));
+        let used = named.filter(|(_, expr)| self.used.contains(*expr));
         used.map(|(name, expr)| spec(name, &self.tensors.graph, expr))
     }
 
@@ -324,7 +265,7 @@ fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
 }
 
 /// What is made, under its names.
-fn named(graph: &Graph, made: &Named) -> Tensors {
+fn named(graph: &Graph, made: &Arc<Named>) -> Tensors {
     Tensors {
         graph: graph.clone(),
         named: made.clone(),
@@ -354,7 +295,7 @@ fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible
         why,
     };
     let mut origin = None;
-    for piece in graph.pull(expr, &whole(graph, expr))? {
+    for piece in graph.pull_all(expr)? {
         let Leaf::Source(source) = piece.from else {
             let what = graph.leaf_name(piece.from);
             return Err(changed(format!("elements of it would be made by {what}")));

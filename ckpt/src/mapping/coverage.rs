@@ -1,6 +1,55 @@
-//! How many elements of a tensor some copies read.
+//! Which tensors are used whole, and how many elements of the others are.
 
-use crate::graph::{Loop, Piece};
+use std::collections::BTreeMap;
+
+use super::bind::Binding;
+use super::report::Problem;
+use crate::graph::{Expr, ExprSet, Graph, Leaf, Loop, Piece, SourceId};
+
+/// Adds the sources of which only some elements are used.
+pub(super) fn find_partly_used(binding: &mut Binding) {
+    let (graph, problems) = (&binding.tensors.graph, &mut binding.report.problems);
+    for (source, pieces) in partly_read(graph, binding.made.exprs().collect()) {
+        let elements = graph.source_shape(source).iter().product();
+        match elements_read(&pieces, elements) {
+            Some(used) if used < elements => problems.push(Problem::PartlyUsed {
+                name: graph.name(source).to_owned(),
+                used,
+                elements,
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// What is read of the sources of some expressions that none of these uses whole.
+///
+/// Most operations use all of all their operands. Only what leaves something out is pulled.
+fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Piece>> {
+    let mut reads: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
+    let mut whole = ExprSet::default();
+    while let Some(expr) = open.pop() {
+        if !whole.insert(expr) {
+            continue;
+        }
+        if let Some(operands) = graph.uses_all_of(expr) {
+            open.extend(operands);
+            continue;
+        }
+        let Ok(pieces) = graph.pull_all(expr) else {
+            continue; // Found again, and told, when it is pulled to be loaded.
+        };
+        for piece in pieces {
+            match piece.from {
+                Leaf::Source(source) => reads.entry(source).or_default().push(piece),
+                Leaf::Computed(expr) => open.push(expr),
+                Leaf::Fill(_) => {}
+            }
+        }
+    }
+    reads.retain(|source, _| !whole.contains(graph.expr_of(*source)));
+    reads
+}
 
 /// Copies in more runs than this are counted in a map of bits instead.
 const MOST_RUNS: u64 = 1 << 20;
@@ -10,7 +59,7 @@ const MOST_BITS: u64 = 1 << 27;
 
 /// How many of a tensor's elements these copies read; `None` when that would take too long to find
 /// out. Each element counts once, however often it is read.
-pub(super) fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
+fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
     let runs: Vec<Runs> = pieces.iter().map(Runs::of).collect();
     if runs.iter().any(|it| it.length == elements) {
         return Some(elements);
@@ -114,7 +163,73 @@ fn union(mut intervals: Vec<(u64, u64)>) -> u64 {
 mod tests {
     use super::*;
     use crate::Dtype;
-    use crate::graph::Graph;
+    use crate::draws::Draws;
+
+    /// A random expression of one or two of these, each [6, 4].
+    fn made_of(graph: &mut Graph, of: &[Expr], draw: &mut Draws) -> Expr {
+        let mut pick = || of[draw.below(of.len() as u64) as usize];
+        let (a, b) = (pick(), pick());
+        let rows = draw.below(6);
+        let made = match draw.below(8) {
+            0 => graph
+                .concat(&[a, b], 1)
+                .and_then(|it| graph.slice(it, 1, (2, 4, 1))),
+            1 => graph
+                .stack(&[a, b], 0)
+                .and_then(|it| graph.select(it, 0, rows % 2)),
+            2 => graph
+                .slice(a, 0, (0, 3, 2))
+                .and_then(|it| graph.concat(&[it, it], 0)),
+            3 => graph.transpose(a, 0, 1).and_then(|it| {
+                let rows = graph.unflatten(it, 1, 3)?;
+                let flat = graph.flatten(rows, 1)?;
+                graph.transpose(flat, 0, 1)
+            }),
+            4 => graph.slice(a, 0, (0, rows, 1)).and_then(|top| {
+                let rest = graph.slice(b, 0, (rows, 6 - rows, 1))?;
+                graph.concat(&[top, rest], 0)
+            }),
+            5 => graph.scale(a, 0.5),
+            6 => graph
+                .slice(a, 1, (0, 2, 1))
+                .and_then(|it| graph.pad(it, 1, 4, 0.0)),
+            _ => Ok(a),
+        };
+        made.unwrap()
+    }
+
+    /// What operations tell without being pulled is what comes out when everything is pulled.
+    #[test]
+    fn what_operations_tell_is_what_copies_read() {
+        for seed in 0..500 {
+            let (mut draw, mut graph) = (Draws::new(seed), Graph::new());
+            let names = ["x", "y", "z"].iter();
+            let sources = names.map(|name| graph.source(name, Dtype::F32, &[6, 4]).unwrap());
+            let mut exprs: Vec<Expr> = sources.collect();
+            for _ in 0..1 + draw.below(6) {
+                let more = made_of(&mut graph, &exprs, &mut draw);
+                exprs.push(more);
+            }
+            let made = exprs[exprs.len() - 2..].to_vec();
+
+            let mut pulled: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
+            for piece in made.iter().flat_map(|expr| graph.pull_all(*expr).unwrap()) {
+                if let Leaf::Source(source) = piece.from {
+                    pulled.entry(source).or_default().push(piece);
+                }
+            }
+            let count = |pieces: &Vec<Piece>| elements_read(pieces, 24).unwrap();
+            let partly = partly_read(&graph, made);
+            for (source, pieces) in &pulled {
+                let told = partly.get(source).map_or(24, count);
+                assert_eq!(told, count(pieces), "{seed}: {}", graph.name(*source));
+            }
+            assert!(
+                partly.keys().all(|source| pulled.contains_key(source)),
+                "{seed}"
+            );
+        }
+    }
 
     /// By runs, by bits and by hand: every second row and the first columns of all.
     #[test]

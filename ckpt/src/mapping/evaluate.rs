@@ -7,13 +7,13 @@ use super::computations::{Dequant, Lora, Mean};
 use super::named::Named;
 use super::template::{Captures, Kind, Template, Value};
 use super::term::{Action, Call, Term};
-use crate::graph::{Computation, Expr, Graph, GraphError};
+use crate::graph::{Computation, Expr, Graph, GraphError, Short};
 
 /// The tensors that names stand for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tensors {
     pub(super) graph: Graph,
-    pub(super) named: Named,
+    pub(super) named: Arc<Named>,
 }
 
 /// What evaluating a term comes to, beside its value.
@@ -26,6 +26,9 @@ pub(super) struct Evaluated {
     /// Pairs that must be equal, the first of which is used.
     pub(super) ties: Vec<(String, String)>,
     pub(super) error: Option<GraphError>,
+    /// The last name that was looked for, and the place behind it among those there are.
+    name: String,
+    next: usize,
 }
 
 /// Gaps among numbers are reported one by one, up to this many.
@@ -34,86 +37,33 @@ const MOST_GAPS: u64 = 1000;
 impl Tensors {
     /// Tensors to be read; and those that are none, each with why not.
     pub(super) fn of(specs: &[TensorSpec]) -> (Tensors, Vec<(String, GraphError)>) {
-        let (mut graph, mut named) = (Graph::new(), Vec::with_capacity(specs.len()));
+        let mut graph = Graph::with_room_for(specs.len());
         let mut unreadable = Vec::new();
         for spec in specs {
-            match graph.source(&spec.name, spec.dtype, &spec.shape) {
-                Ok(expr) => named.push((spec.name.as_str().into(), expr)),
-                Err(error) => unreadable.push((spec.name.clone(), error)),
+            if let Err(error) = graph.source(&spec.name, spec.dtype, &spec.shape) {
+                unreadable.push((spec.name.clone(), error));
             }
         }
-        let named = named.into_iter().collect();
+        let named = graph.shared_sources().collect();
+        let named = Arc::new(Named::sorted(named));
         (Tensors { graph, named }, unreadable)
-    }
-
-    /// The names that a template matches and that agree with `captures`.
-    pub(super) fn matching<'t>(
-        &'t self,
-        template: &'t Template,
-        captures: &'t Captures,
-    ) -> impl Iterator<Item = (&'t str, Captures)> {
-        let prefix = template.prefix(captures);
-        self.named
-            .beginning_with(&prefix)
-            .filter_map(move |(name, _)| {
-                let found = template.matches(name)?;
-                let agrees = |(capture, value): (&str, &Value)| {
-                    captures.get(capture).is_none_or(|known| known == value)
-                };
-                let agree = found.iter().all(agrees);
-                agree.then_some((name, found))
-            })
     }
 
     /// The value of a term; `None` with the reason in `evaluated`.
     pub(super) fn value(
         &mut self,
         term: &Term,
-        captures: &Captures,
+        captures: &Captures<'_>,
         evaluated: &mut Evaluated,
     ) -> Option<Expr> {
-        match term {
-            Term::Name(template) => {
-                let name = template.fill(captures).ok()?;
-                match self.named.get(&name) {
-                    Some(value) => {
-                        evaluated.used.push(value);
-                        Some(value)
-                    }
-                    None => {
-                        evaluated.missing.push(name);
-                        None
-                    }
-                }
-            }
-            Term::Call(call) => self.call(call, captures, evaluated),
-        }
-    }
-
-    fn call(
-        &mut self,
-        call: &Call,
-        captures: &Captures,
-        evaluated: &mut Evaluated,
-    ) -> Option<Expr> {
+        let call = match term {
+            Term::Name(template) => return self.named_value(template, captures, evaluated),
+            Term::Call(call) => call,
+        };
         if let Action::First { tied } = call.action {
             return self.first(&call.of, tied, captures, evaluated);
         }
-        let mut operands = Vec::new();
-        match (&call.each, &call.of[..]) {
-            (Some(each), [of]) => {
-                for value in self.values(each, of, captures, evaluated)? {
-                    let captures = captures.clone().with(each, value);
-                    operands.push(self.value(of, &captures, evaluated));
-                }
-            }
-            _ => {
-                for of in &call.of {
-                    operands.push(self.value(of, captures, evaluated));
-                }
-            }
-        }
-        let operands: Vec<Expr> = operands.into_iter().collect::<Option<_>>()?;
+        let operands = self.operands(call, captures, evaluated)?;
         match apply(&mut self.graph, &call.action, &operands) {
             Ok(value) => Some(value),
             Err(error) => {
@@ -123,12 +73,59 @@ impl Tensors {
         }
     }
 
+    fn named_value(
+        &self,
+        template: &Template,
+        captures: &Captures<'_>,
+        evaluated: &mut Evaluated,
+    ) -> Option<Expr> {
+        let Evaluated { name, next, .. } = evaluated;
+        if !template.makes_name(captures, name) {
+            return None; // no capture is without a value: maps are checked for it
+        }
+        let value = self.named.find(name, next);
+        match value {
+            Some(value) => evaluated.used.push(value),
+            None => evaluated.missing.push(name.clone()),
+        }
+        value
+    }
+
+    /// All operands of an operation; `None` if one is missing, with all reasons.
+    fn operands(
+        &mut self,
+        call: &Call,
+        captures: &Captures<'_>,
+        evaluated: &mut Evaluated,
+    ) -> Option<Short<Expr>> {
+        let (mut operands, mut asked) = (Short::new(), 0);
+        let mut add = |operand: Option<Expr>| {
+            operands.extend(operand);
+            asked += 1;
+        };
+        match (&call.each, &call.of[..]) {
+            (Some(each), [of]) => {
+                let values = self.values(each, of, captures, evaluated)?;
+                for value in values {
+                    let captures = captures.with(each, value);
+                    add(self.value(of, &captures, evaluated));
+                }
+            }
+            (_, all) => {
+                for of in all {
+                    add(self.value(of, captures, evaluated));
+                }
+            }
+        }
+        (operands.len() == asked).then_some(operands)
+    }
+
     /// The first term whose tensors are all there.
     fn first(
         &mut self,
         of: &[Term],
         tied: bool,
-        captures: &Captures,
+        captures: &Captures<'_>,
         evaluated: &mut Evaluated,
     ) -> Option<Expr> {
         let there: Vec<&Term> = of.iter().filter(|it| self.has(it, captures)).collect();
@@ -151,38 +148,38 @@ impl Tensors {
     }
 
     /// Whether all names of a term are there.
-    fn has(&self, term: &Term, captures: &Captures) -> bool {
-        term.names()
-            .into_iter()
-            .all(|(template, _)| self.matching(template, captures).next().is_some())
+    fn has(&self, term: &Term, captures: &Captures<'_>) -> bool {
+        let mut names = term.names().into_iter();
+        let has = |it: &Template| self.named.matching(it, captures).next().is_some();
+        names.all(|(template, _)| has(template))
     }
 
     /// What a capture stands for, one after the other: all choices, or the numbers from 0 to the
     /// greatest that a name has.
-    fn values(
+    fn values<'t>(
         &self,
-        each: &Arc<str>,
-        of: &Term,
-        captures: &Captures,
+        each: &str,
+        of: &'t Term,
+        captures: &Captures<'_>,
         evaluated: &mut Evaluated,
-    ) -> Option<Vec<Value>> {
+    ) -> Option<Vec<Value<'t>>> {
         let names = of.names();
         let with = |kind: fn(&Kind) -> bool| {
             names.iter().filter(move |(template, _)| {
                 let mut captures = template.kinds_of_captures();
-                captures.any(|(name, it)| name == &**each && kind(it))
+                captures.any(|(name, it)| name == each && kind(it))
             })
         };
         for (template, _) in with(|kind| matches!(kind, Kind::Choice(_))) {
             if let Some(choices) = template.choices(each) {
-                return Some(choices.iter().cloned().map(Value::Text).collect());
+                return Some(choices.iter().map(|it| Value::Text(it)).collect());
             }
         }
         let mut numbers = Vec::new();
         for (template, _) in with(|kind| *kind == Kind::Number) {
-            let found = self.matching(template, captures);
+            let found = self.named.matching(template, captures);
             numbers.extend(found.filter_map(|(_, found)| match found.get(each) {
-                Some(Value::Number(number)) => Some(*number),
+                Some(Value::Number(number)) => Some(number),
                 _ => None,
             }));
         }
@@ -193,7 +190,7 @@ impl Tensors {
         if count - numbers.len() as u64 > MOST_GAPS {
             let template = names.first()?.0;
             for gap in gaps.take(MOST_GAPS as usize) {
-                let captures = captures.clone().with(each, Value::Number(gap));
+                let captures = captures.with(each, Value::Number(gap));
                 evaluated.missing.extend(template.fill(&captures).ok());
             }
             return None;

@@ -1,47 +1,106 @@
 //! Tensors by name: found at once, and walked in order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-
+use super::template::{Captures, Template, Value};
 use crate::graph::Expr;
+use crate::name_list::NameList;
 
-/// Names and what they stand for. Sorted once, since tens of thousands of long names that begin
-/// alike are slow to compare; found by hash.
+/// Names and what they stand for, sorted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
-    sorted: Vec<(Arc<str>, Expr)>,
-    found: HashMap<Arc<str>, Expr>,
+    names: NameList,
+    exprs: Vec<Expr>,
 }
 
 impl Named {
+    /// Of several of one name the first counts.
+    pub(super) fn sorted(mut named: Vec<(Arc<str>, Expr)>) -> Named {
+        // Long names that begin alike are slow to compare: once, if that is all it takes.
+        if !named.is_sorted_by(|a, b| a.0 < b.0) {
+            named.sort_by(|a, b| a.0.cmp(&b.0));
+            named.dedup_by(|a, b| a.0 == b.0);
+        }
+        let (names, exprs) = named.into_iter().unzip();
+        Named {
+            names: NameList::ascending(names),
+            exprs,
+        }
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<Expr> {
-        self.found.get(name).copied()
+        self.find(name, &mut 0)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, Expr)> {
-        self.sorted.iter().map(|(name, expr)| (name, *expr))
+    /// As [`Named::get`]; at once for names in order, one behind the other from the `next` on.
+    pub(super) fn find(&self, name: &str, next: &mut usize) -> Option<Expr> {
+        let place = self.names.find(name, next)?;
+        Some(self.exprs[place])
     }
 
-    /// Those whose names begin so.
-    pub(super) fn beginning_with<'n>(
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, Expr)> {
+        self.names.as_slice().iter().zip(self.exprs.iter().copied())
+    }
+
+    /// The names that a template matches and that agree with `captures`, each with what its other
+    /// captures stand for.
+    pub(super) fn matching<'n, 'c, 'k>(
         &'n self,
-        prefix: &str,
-    ) -> impl Iterator<Item = (&'n str, Expr)> + use<'n> {
-        let start = self.sorted.partition_point(|(name, _)| **name < *prefix);
-        let rest = &self.sorted[start..];
-        let end = rest.partition_point(|(name, _)| name.starts_with(prefix));
-        rest[..end].iter().map(|(name, expr)| (&**name, *expr))
+        template: &'n Template,
+        captures: &'c Captures<'k>,
+    ) -> Matching<'n, 'c, 'k> {
+        // What is known in front has one reading, whatever follows.
+        let mut prefix = String::new();
+        let known = template.fill_into(captures, &mut prefix);
+        let names = self.names.as_slice();
+        let start = names.partition_point(|name| **name < *prefix);
+        let count = names[start..].partition_point(|name| name.starts_with(&prefix));
+        Matching {
+            named: self,
+            template,
+            captures,
+            known: (known, prefix.len()),
+            places: start..start + count,
+        }
     }
 }
 
-impl FromIterator<(Arc<str>, Expr)> for Named {
-    /// Of several of one name the first counts.
-    fn from_iter<I: IntoIterator<Item = (Arc<str>, Expr)>>(named: I) -> Named {
-        let mut sorted: Vec<(Arc<str>, Expr)> = named.into_iter().collect();
-        sorted.sort_by(|a, b| a.0.cmp(&b.0));
-        sorted.dedup_by(|a, b| a.0 == b.0);
-        let found = sorted.iter().cloned().collect();
-        Named { sorted, found }
+/// What a template matches, in the order of names.
+pub(super) struct Matching<'n, 'c, 'k> {
+    named: &'n Named,
+    template: &'n Template,
+    captures: &'c Captures<'k>,
+    /// How many parts of the template are known to match, and their length in the names.
+    known: (usize, usize),
+    /// Those that are left.
+    places: Range<usize>,
+}
+
+impl Matching<'_, '_, '_> {
+    /// Goes on behind the names that begin like the last one up to captures that are not known.
+    pub(super) fn skip_like(&mut self, known: &Captures<'_>) {
+        let mut prefix = String::new();
+        self.template.fill_into(known, &mut prefix);
+        let left = &self.named.names.as_slice()[self.places.clone()];
+        self.places.start += left.partition_point(|name| name.starts_with(&prefix));
+    }
+}
+
+impl<'n> Iterator for Matching<'n, '_, '_> {
+    type Item = (Expr, Captures<'n>);
+
+    fn next(&mut self) -> Option<(Expr, Captures<'n>)> {
+        let agrees = |(capture, value): (&str, Value<'_>)| {
+            let known = self.captures.get(capture);
+            known.is_none_or(|known| known == value)
+        };
+        self.places.by_ref().find_map(|at| {
+            let (parts, length) = self.known;
+            let rest = &self.named.names.as_slice()[at][length..];
+            let found = self.template.rest_matches(parts, rest)?;
+            let agree = found.iter().all(agrees);
+            agree.then(|| (self.named.exprs[at], found))
+        })
     }
 }

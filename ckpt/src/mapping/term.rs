@@ -1,7 +1,6 @@
 //! The two sides of a rule: names, and what is done to them.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use super::template::Template;
 use crate::Dtype;
@@ -20,7 +19,7 @@ pub(super) struct Call {
     pub(super) action: Action,
     pub(super) of: Vec<Term>,
     /// The capture over which the only operand is repeated.
-    pub(super) each: Option<Arc<str>>,
+    pub(super) each: Option<String>,
 }
 
 /// What is done. Dims below 0 count from the last.

@@ -1,14 +1,15 @@
 //! Where the tensors of a folder lie.
 
-use hashbrown::HashMap;
-
-use crate::{Folder, TensorInfo};
+use crate::name_list::NameList;
+use crate::{Folder, TensorFile, TensorInfo};
 
 /// The tensors of some files by name, and the files.
 #[derive(Clone, Debug)]
 pub struct Catalog<'f> {
     pub(super) files: Vec<CatalogFile>,
-    tensors: HashMap<&'f str, Entry<'f>>,
+    folder: &'f Folder,
+    /// In the order of the folder.
+    names: NameList<&'f str>,
 }
 
 /// A file, as far as a plan knows it.
@@ -29,28 +30,30 @@ pub(super) struct Entry<'f> {
 impl<'f> Catalog<'f> {
     /// The tensors of a folder; files are numbered as the folder does.
     pub fn of(folder: &'f Folder) -> Catalog<'f> {
-        let mut files = Vec::with_capacity(folder.files().len());
-        let mut tensors = HashMap::with_capacity(folder.tensors().len());
-        for (file, number) in folder.files().iter().zip(0..) {
+        let file = |file: &TensorFile| {
             let name = file.path().file_name().unwrap_or_default();
             // A valid file ends where its last tensor does.
             let ends = file.tensors().iter().map(|tensor| tensor.range.end);
-            files.push(CatalogFile {
+            CatalogFile {
                 name: name.to_string_lossy().into_owned(),
                 bytes: ends.max().unwrap_or(0),
-            });
-            for tensor in file.tensors() {
-                let entry = Entry {
-                    file: number,
-                    tensor,
-                };
-                tensors.insert(tensor.name.as_str(), entry);
             }
+        };
+        let names = folder.tensors().map(|tensor| tensor.name.as_str());
+        Catalog {
+            files: folder.files().iter().map(file).collect(),
+            folder,
+            names: NameList::ascending(names.collect()),
         }
-        Catalog { files, tensors }
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<Entry<'f>> {
-        self.tensors.get(name).copied()
+    /// The tensor of this name; at once if it is the `likely` one in the order of names.
+    pub(super) fn get(&self, name: &str, mut likely: usize) -> Option<Entry<'f>> {
+        let place = self.names.find(name, &mut likely)?;
+        let (file, tensor) = self.folder.nth(place);
+        Some(Entry {
+            file: file as u32,
+            tensor,
+        })
     }
 }

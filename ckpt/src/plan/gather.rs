@@ -46,16 +46,16 @@ pub(super) fn gather(
     let mut leaves = Leaves::new(graph, catalog);
     let mut targets = Vec::with_capacity(wants.len());
     let (mut copies, mut conversions) = (Vec::with_capacity(wants.len()), Vec::new());
-    let mut fills = Vec::new();
+    let (mut fills, mut pieces) = (Vec::new(), Vec::new());
     for ((want, index), rank) in wants.iter().zip(0..).zip(&ranks) {
-        let (target, pieces) = pull(graph, want, index)?;
+        let target = pull(graph, want, index, &mut pieces)?;
         for (piece, at) in pieces.iter().zip(0..) {
             if let Leaf::Fill(value) = piece.from {
                 fills.push((*rank, Fill::new(piece, value, &target)));
             } else if let Some(tensor) = leaves.find(piece.from, (*rank, at))? {
                 let mut copy = copy(graph, piece, tensor, &target)?;
                 copy.conversion = conversion(&mut conversions, tensor.dtype, &piece.steps);
-                copies.push((*rank, copy));
+                copies.push(copy);
             }
         }
         targets.push(target);
@@ -66,22 +66,18 @@ pub(super) fn gather(
         places,
     } = leaves.finish()?;
     let files = catalog.files.len();
-    for (_, copy) in &mut copies {
+    for copy in &mut copies {
         if let Some(number) = (copy.file as usize).checked_sub(files) {
             copy.file = (files + places[number]) as u32;
         }
     }
 
-    copies.sort_unstable_by(|(rank, a), (other, b)| {
-        let places = (a.file, a.from, rank).cmp(&(b.file, b.from, other));
-        places.then_with(|| a.cmp(b))
-    });
     fills.sort_by_key(|(rank, fill)| (*rank, fill.to));
     Ok(Gathered {
         targets,
+        copies: sorted(copies, &ranks),
         ranks,
         tensors,
-        copies: copies.into_iter().map(|(_, copy)| copy).collect(),
         conversions,
         fills: fills.into_iter().map(|(_, fill)| fill).collect(),
         computed,
@@ -93,7 +89,7 @@ pub(super) fn gather(
 fn ranks(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
     let hash = |want: &Want| xxh3_64(want.target.as_bytes());
     let mut hashed: Vec<(u64, u32)> = wants.iter().map(hash).zip(0..).collect();
-    let name = |index: u32| wants[index as usize].target.as_str();
+    let name = |index: u32| &*wants[index as usize].target;
     hashed.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
 
     let same = |a: (u64, u32), b: (u64, u32)| a.0 == b.0 && name(a.1) == name(b.1);
@@ -109,10 +105,37 @@ fn ranks(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
     Ok(ranks)
 }
 
-fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>), PlanError> {
-    let pieces = graph.pull(want.expr, &want.region);
-    let pieces = pieces.map_err(|error| PlanError::Graph {
-        target: want.target.clone(),
+/// The copies by file, place and target: in an order that does not depend on that of the wants.
+fn sorted(mut copies: Vec<Copy>, ranks: &[u32]) -> Vec<Copy> {
+    let key = |copy: &Copy| (copy.file, copy.from, ranks[copy.target as usize]);
+    if copies.is_sorted_by(|a, b| key(a) < key(b)) {
+        return copies;
+    }
+    // Keys are moved about faster than copies.
+    let keys = copies.iter().map(key).zip(0..);
+    let mut order: Vec<((u32, u64, u32), u32)> = keys.collect();
+    order.sort_unstable_by(|(a, first), (b, second)| {
+        let copies = || copies[*first as usize].cmp(&copies[*second as usize]);
+        a.cmp(b).then_with(copies)
+    });
+    let take = |(_, at): ((u32, u64, u32), u32)| {
+        let copy = &mut copies[at as usize];
+        let loops = std::mem::take(&mut copy.loops);
+        Copy { loops, ..*copy }
+    };
+    order.into_iter().map(take).collect()
+}
+
+/// The target of a want, with the pieces that it is made of.
+fn pull(
+    graph: &Graph,
+    want: &Want,
+    index: usize,
+    pieces: &mut Vec<Piece>,
+) -> Result<Target, PlanError> {
+    let pulled = graph.pull_into(want.expr, &want.region, pieces);
+    pulled.map_err(|error| PlanError::Graph {
+        target: want.target.to_string(),
         error,
     })?;
     let shape: Vec<u64> = want.region.iter().map(|it| it.end - it.start).collect();
@@ -121,21 +144,20 @@ fn pull(graph: &Graph, want: &Want, index: usize) -> Result<(Target, Vec<Piece>)
         .iter()
         .try_fold(dtype.bits() as u64, |bits, it| bits.checked_mul(*it));
     let bits = bits.ok_or_else(|| PlanError::TooLarge {
-        target: want.target.clone(),
+        target: want.target.to_string(),
         shape: shape.clone(),
     })?;
     if let (false, Some(piece)) = (bits.is_multiple_of(8), pieces.first()) {
         let source_tensor = graph.leaf_name(piece.from);
         return Err(part_of_a_byte(&want.target, source_tensor, dtype));
     }
-    let target = Target {
+    Ok(Target {
         name: want.target.clone(),
         index,
         dtype,
         shape,
         bytes: bits / 8,
-    };
-    Ok((target, pieces))
+    })
 }
 
 /// A tensor whose bytes copies are made of.
@@ -202,7 +224,8 @@ impl<'a, 'f> Leaves<'a, 'f> {
             return Ok(known);
         }
         let name = self.graph.shared_name(source);
-        let placed = match self.catalog.get(name) {
+        // In a graph of all tensors of a folder, in order, each has the same place as there.
+        let placed = match self.catalog.get(name, source.index()) {
             Some(entry) => {
                 check(self.graph, source, entry)?;
                 Some(Placed {

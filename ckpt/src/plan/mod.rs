@@ -99,7 +99,7 @@ use chunk::{Cut, Origin, Rules};
 #[derive(Clone, Debug)]
 pub struct Want {
     /// What it is called: unique in a plan.
-    pub target: String,
+    pub target: Arc<str>,
     /// What it is a part of.
     pub expr: Expr,
     /// Which part: a range for each dim.
@@ -109,7 +109,7 @@ pub struct Want {
 impl Want {
     /// A region under a name.
     pub fn new(
-        target: impl Into<String>,
+        target: impl Into<Arc<str>>,
         expr: Expr,
         region: impl IntoIterator<Item = Range<u64>>,
     ) -> Want {
@@ -121,7 +121,7 @@ impl Want {
     }
 
     /// All of an expression.
-    pub fn all(target: impl Into<String>, graph: &Graph, expr: Expr) -> Want {
+    pub fn all(target: impl Into<Arc<str>>, graph: &Graph, expr: Expr) -> Want {
         let region = graph.shape(expr).iter().map(|extent| 0..*extent);
         Want::new(target, expr, region)
     }
@@ -131,7 +131,7 @@ impl Want {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// What it is called.
-    pub name: String,
+    pub name: Arc<str>,
     /// Its place among the wants.
     pub index: usize,
     /// Its dtype.

@@ -218,7 +218,7 @@ fn targets_that_leave_make_room() {
         .iter()
         .map(|name| {
             let one = graph.source(name, Dtype::F32, &[512, 512]).unwrap();
-            Want::all(name, &graph, one)
+            Want::all(name.as_str(), &graph, one)
         })
         .collect();
     let memory = |targets: Targets, threads: usize, budget: Option<u64>| {

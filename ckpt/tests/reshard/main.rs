@@ -163,7 +163,7 @@ fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, 
     execute(&plan, &sources, &slices, &|_| {}).unwrap();
     wants
         .into_iter()
-        .map(|want| want.target)
+        .map(|want| want.target.to_string())
         .zip(loaded)
         .collect()
 }

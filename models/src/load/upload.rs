@@ -57,7 +57,7 @@ fn check(device: &Device, graph: &Graph, wants: &[(Want, &Tensor)]) -> Result<()
         let given = tensor.dtype().bytes(tensor.elements()) as u64;
         if wanted != given {
             return Err(Error::Checkpoint(meshgrad_ckpt::Error::TargetSize {
-                target: want.target.clone(),
+                target: want.target.to_string(),
                 wanted,
                 given,
             }));

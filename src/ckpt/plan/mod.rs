@@ -241,7 +241,7 @@ fn wants(
     for spec in made {
         if let Some(expr) = bound.expr(&spec.name) {
             let region = layout.region(&spec.name, &spec.shape, rank)?;
-            wants.push(Want::new(&spec.name, expr, region));
+            wants.push(Want::new(spec.name.as_str(), expr, region));
         }
     }
     Ok(wants)

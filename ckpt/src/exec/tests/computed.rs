@@ -116,7 +116,7 @@ fn what_is_computed_is_a_tensor_like_others() {
             let done = sink.done.into_inner().unwrap();
             for want in &wants {
                 let (rows, columns) = (want.region[0].clone(), want.region[1].clone());
-                let mut elements = done[&want.target].as_chunks::<4>().0.iter();
+                let mut elements = done[&*want.target].as_chunks::<4>().0.iter();
                 for (row, column) in rows.flat_map(|row| columns.clone().map(move |it| (row, it))) {
                     let found = f32::from_le_bytes(*elements.next().unwrap());
                     let wanted = expected(&want.target, row, column);

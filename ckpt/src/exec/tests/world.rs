@@ -294,7 +294,7 @@ impl World {
             let bytes = elements.iter().flat_map(|(tensor, at)| {
                 &self.tensors[*tensor].bytes[*at as usize * size..][..size]
             });
-            (want.target.clone(), bytes.copied().collect())
+            (want.target.to_string(), bytes.copied().collect())
         };
         wants.map(bytes).collect()
     }

@@ -1,0 +1,180 @@
+//! Headers as nearly all writers write them, read fast.
+//!
+//! No spaces, no escapes, fields in one order. Anything else, and anything that breaks a rule, is
+//! left to the [reader](crate::header_json) of all headers, which alone says what is wrong. What is
+//! read here it reads alike.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use crate::TensorInfo;
+use crate::header::{Entry, check_entry};
+use crate::header_json::Entries;
+use crate::names::METADATA_KEY;
+
+/// More dims than nearly any tensor has.
+const MOST_DIMS: usize = 8;
+
+/// Less than the JSON of any tensor with a name of some length.
+const SHORT_ENTRY: usize = 96;
+
+/// Reads a header whose tensors share `data_len` bytes; `None` for one to be read by others.
+pub(crate) fn read(text: &str, data_len: u64) -> Option<Entries> {
+    let mut rest = Rest(text);
+    let mut tensors = Vec::with_capacity(text.len() / SHORT_ENTRY);
+    let mut metadata = None;
+    rest.skip("{\"")?;
+    loop {
+        let name = rest.text()?;
+        match name {
+            METADATA_KEY if metadata.is_some() => return None,
+            METADATA_KEY => metadata = Some(rest.pairs()?),
+            _ => tensors.push(rest.tensor(name, data_len)?),
+        }
+        if rest.skip(",\"").is_none() {
+            break;
+        }
+    }
+    rest.skip("}")?;
+    let ends = rest.0.bytes().all(|byte| byte == b' ');
+    ends.then(|| (tensors, metadata.unwrap_or_default()))
+}
+
+/// What is left of the text.
+struct Rest<'j>(&'j str);
+
+impl<'j> Rest<'j> {
+    fn skip(&mut self, expected: &str) -> Option<()> {
+        self.0 = self.0.strip_prefix(expected)?;
+        Some(())
+    }
+
+    /// A text, behind its first quote.
+    fn text(&mut self) -> Option<&'j str> {
+        let special = |byte: u8| byte == b'"' || byte == b'\\' || byte < b' ';
+        let end = self.0.bytes().position(special)?;
+        let (text, rest) = self.0.split_at(end);
+        self.0 = rest;
+        self.skip("\"")?;
+        Some(text)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let digits = self.0.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, rest) = self.0.split_at(digits);
+        if digits > 1 && number.starts_with('0') {
+            return None;
+        }
+        self.0 = rest;
+        number.parse().ok()
+    }
+
+    /// The entry of a tensor, behind its name.
+    fn tensor(&mut self, name: &str, data_len: u64) -> Option<TensorInfo> {
+        self.skip(":{\"dtype\":\"")?;
+        let dtype = Cow::Borrowed(self.text()?);
+        self.skip(",\"shape\":[")?;
+        let mut shape = Vec::new();
+        if self.skip("]").is_none() {
+            shape.push(usize::try_from(self.number()?).ok()?);
+            while self.skip(",").is_some() {
+                shape.push(usize::try_from(self.number()?).ok()?);
+                if shape.len() > MOST_DIMS {
+                    return None;
+                }
+            }
+            self.skip("]")?;
+        }
+        self.skip(",\"data_offsets\":[")?;
+        let begin = self.number()?;
+        self.skip(",")?;
+        let end = self.number()?;
+        self.skip("]}")?;
+        let entry = Entry {
+            dtype,
+            dims: shape.len(),
+            shape,
+            begin,
+            end,
+        };
+        check_entry(name.to_owned(), entry, data_len).ok()
+    }
+
+    /// The metadata, behind its name.
+    fn pairs(&mut self) -> Option<BTreeMap<String, String>> {
+        self.skip(":{\"")?;
+        let mut pairs = BTreeMap::new();
+        loop {
+            let key = self.text()?;
+            self.skip(":\"")?;
+            let value = self.text()?;
+            if pairs.insert(key.to_owned(), value.to_owned()).is_some() {
+                return None;
+            }
+            if self.skip(",\"").is_none() {
+                break;
+            }
+        }
+        self.skip("}")?;
+        Some(pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draws::Draws;
+    use crate::{Dtype, FileWriter, header_json};
+
+    /// What a writer of the format makes.
+    fn header() -> String {
+        let mut file = FileWriter::new();
+        file.set_metadata("format", "pt");
+        file.set_metadata("step", "12");
+        for layer in 0..12 {
+            let name = format!("layers.{layer}.weight");
+            file.add(&name, Dtype::BF16, &[layer, 10, 3]).unwrap();
+        }
+        file.add("größe", Dtype::U8, &[]).unwrap();
+        file.add("empty", Dtype::F32, &[0]).unwrap();
+        let start = file.plan().unwrap().start;
+        let json = &start[crate::header::PREFIX..];
+        String::from_utf8(json.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let text = header();
+        let (tensors, metadata) = read(&text, u64::MAX).unwrap();
+        assert_eq!((tensors.len(), metadata.len()), (14, 2));
+    }
+
+    /// However a header is changed, what is read here is read alike by the reader of all.
+    #[test]
+    fn both_readers_agree() {
+        let original = header();
+        let (mut draw, mut read_here) = (Draws::new(7), 0);
+        for _ in 0..20_000 {
+            let mut bytes = original.clone().into_bytes();
+            for _ in 0..1 + draw.below(2) {
+                let at = draw.below(bytes.len() as u64) as usize;
+                let from = draw.below(bytes.len() as u64) as usize;
+                match draw.below(4) {
+                    0 => bytes[at] = bytes[from],
+                    1 => bytes.insert(at, bytes[from]),
+                    2 => _ = bytes.remove(at),
+                    _ => bytes[at] = b"0123456789 \\\"\n,{}[]"[draw.below(19) as usize],
+                }
+            }
+            let Ok(text) = String::from_utf8(bytes) else {
+                continue;
+            };
+            let data_len = draw.below(8000);
+            if let Some(entries) = read(&text, data_len) {
+                assert_eq!(header_json::read(&text, data_len), Ok(entries), "{text}");
+                read_here += 1;
+            }
+        }
+        assert!(read_here > 500, "{read_here}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Names in a list, each once, found again at once.
+//!
+//! Names come in order nearly always, as headers are sorted. While they do none is hashed; nor is
+//! any that is looked for right after the one before it in the list.
+
+use std::hash::BuildHasher;
+use std::sync::{Arc, OnceLock};
+
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+/// Different names, in the order in which they were added.
+#[derive(Clone, Debug)]
+pub(crate) struct NameList<N = Arc<str>> {
+    names: Vec<N>,
+    /// Made when it is needed first; until then the names are in ascending order.
+    table: OnceLock<Table>,
+}
+
+impl<N> Default for NameList<N> {
+    fn default() -> NameList<N> {
+        NameList {
+            names: Vec::new(),
+            table: OnceLock::new(),
+        }
+    }
+}
+
+impl<N: AsRef<str>> NameList<N> {
+    /// A list of names that are in ascending order.
+    pub(crate) fn ascending(names: Vec<N>) -> NameList<N> {
+        NameList {
+            names,
+            table: OnceLock::new(),
+        }
+    }
+
+    /// Adds a name, as `make` makes it, and tells its place; `Err` with the place where it is
+    /// already.
+    pub(crate) fn add(&mut self, name: &str, make: impl FnOnce() -> N) -> Result<usize, usize> {
+        let place = self.names.len();
+        if self.is_ascending() && self.names.last().is_none_or(|last| last.as_ref() < name) {
+            self.names.push(make());
+            return Ok(place);
+        }
+        let table = self.table.take();
+        let mut table = table.unwrap_or_else(|| Table::of(&self.names));
+        let added = table.add(name, &self.names);
+        self.table = OnceLock::from(table);
+        if added.is_ok() {
+            self.names.push(make());
+        }
+        added
+    }
+
+    /// Whether all names are known to be in ascending order.
+    pub(crate) fn is_ascending(&self) -> bool {
+        self.table.get().is_none()
+    }
+
+    /// The place of a name; at once if it is `next`, which then is the place after it.
+    pub(crate) fn find(&self, name: &str, next: &mut usize) -> Option<usize> {
+        let place = match self.names.get(*next) {
+            Some(it) if it.as_ref() == name => *next,
+            _ => {
+                let table = self.table.get_or_init(|| Table::of(&self.names));
+                table.find(name, &self.names)?
+            }
+        };
+        *next = place + 1;
+        Some(place)
+    }
+
+    pub(crate) fn as_slice(&self) -> &[N] {
+        &self.names
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<N> {
+        self.names
+    }
+}
+
+/// The places of names by hash; never walked.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    places: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Table {
+    fn of<N: AsRef<str>>(names: &[N]) -> Table {
+        let hasher = DefaultHashBuilder::default();
+        let mut places = HashTable::with_capacity(names.len());
+        let hash = |place: &u32| hasher.hash_one(names[*place as usize].as_ref());
+        for place in 0..names.len() as u32 {
+            places.insert_unique(hash(&place), place, hash);
+        }
+        Table { places, hasher }
+    }
+
+    fn find<N: AsRef<str>>(&self, name: &str, names: &[N]) -> Option<usize> {
+        let is_it = |place: &u32| names[*place as usize].as_ref() == name;
+        let place = self.places.find(self.hasher.hash_one(name), is_it)?;
+        Some(*place as usize)
+    }
+
+    /// The place of a new name, behind the others; `Err` with that of one that is there.
+    fn add<N: AsRef<str>>(&mut self, name: &str, names: &[N]) -> Result<usize, usize> {
+        let Table { places, hasher } = self;
+        let is_it = |place: &u32| names[*place as usize].as_ref() == name;
+        let hash_again = |place: &u32| hasher.hash_one(names[*place as usize].as_ref());
+        match places.entry(hasher.hash_one(name), is_it, hash_again) {
+            Entry::Occupied(known) => Err(*known.get() as usize),
+            Entry::Vacant(free) => {
+                free.insert(names.len() as u32);
+                Ok(names.len())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draws::Draws;
+
+    /// In whatever order names come and are looked for, each has the place where it came first.
+    #[test]
+    fn names_are_found_where_they_were_added() {
+        for (seed, in_order) in (0..40).zip([0, 5, 30].into_iter().cycle()) {
+            let mut draw = Draws::new(seed);
+            let (mut list, mut added) = (NameList::<Arc<str>>::default(), Vec::new());
+            for number in 0..60 {
+                let name = match number < in_order {
+                    true => format!("a{number:02}"),
+                    false => format!("b{}", draw.below(50)),
+                };
+                let known = added.iter().position(|it| *it == name);
+                let expected = known.map_or(Ok(added.len()), Err);
+                assert_eq!(list.add(&name, || name.as_str().into()), expected);
+                if known.is_none() {
+                    added.push(name);
+                }
+                let mut next = draw.below(60) as usize;
+                let wanted = format!("b{}", draw.below(50));
+                let expected = added.iter().position(|it| *it == wanted);
+                if draw.below(10) == 0 {
+                    assert_eq!(list.find(&wanted, &mut next), expected);
+                    assert!(expected.is_none_or(|place| next == place + 1));
+                }
+            }
+            assert!(list.as_slice().iter().map(|it| &**it).eq(&added));
+        }
+    }
+}
