@@ -18,7 +18,7 @@ const REMOTE_WINDOW: u64 = 16 << 20;
 
 /// Bytes of a window for direct reads: all windows together stay in the caches, where a disk (or
 /// whoever plays one for a virtual machine) writes and we read.
-const DIRECT_WINDOW: u64 = 512 << 10;
+const DIRECT_WINDOW: u64 = 1 << 20;
 
 /// Threads for direct reads. Nobody reads ahead for them, so some wait for the disk while others
 /// copy.
@@ -36,7 +36,7 @@ pub struct Options {
     /// Ranges at most this many bytes apart are read as one ([`LOCAL_GAP`], [`REMOTE_GAP`]). A
     /// greater gap than the window has no effect.
     pub gap: u64,
-    /// Bytes that a thread reads at once; it owns as much memory (8 MiB; 512 KiB for direct reads).
+    /// Bytes that a thread reads at once; it owns as much memory (8 MiB; 1 MiB for direct reads).
     pub window: u64,
     /// Runs of at least this many bytes that lie in the file as in the target are read to their
     /// place, without a window (1 MiB).
@@ -102,7 +102,7 @@ impl Options {
     }
 
     /// For sources that read past the page cache: only whole blocks, and everything by windows, as
-    /// blocks do not end where tensors do. Many small windows: 8 of 512 KiB.
+    /// blocks do not end where tensors do. Many small windows: 8 of 1 MiB.
     pub fn direct() -> Options {
         Options {
             window: DIRECT_WINDOW,
