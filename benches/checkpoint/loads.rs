@@ -17,12 +17,19 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
 use meshgrad::ckpt::{Dtype, TensorFile};
 use rustix::fs::OFlags;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::contest::Contestant;
 use super::measure::seconds;
 
 /// What the floors read at once.
 const BLOCK: usize = 8 << 20;
+
+/// What is still in a core's caches when it was read.
+const PIECE: usize = 256 << 10;
+
+pub(super) const PIECES: &str = "plain pread by 256 KiB, 2 threads";
+pub(super) const DIGESTED: &str = "the same, each piece digested (xxh3-64)";
 
 /// Threads of everything that has a choice.
 pub(super) const THREADS: usize = 2;
@@ -70,11 +77,14 @@ pub(super) fn bind(folder: &Folder, map: &str) -> anyhow::Result<Bound> {
 }
 
 pub(super) fn options(backend: Backend, threads: usize) -> Options {
-    let options = match backend {
+    match backend {
+        // Its threads wait more than they compute: it takes those that it has by itself.
         Backend::Direct => Options::direct(),
-        _ => Options::default(),
-    };
-    Options { threads, ..options }
+        _ => Options {
+            threads,
+            ..Options::default()
+        },
+    }
 }
 
 /// Opens, binds, plans and loads.
@@ -143,6 +153,12 @@ pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contest
         })
     };
     all.push(floor("plain pread, 2 threads", plain_pread));
+    all.push(floor(PIECES, |path, arena| in_pieces(path, arena, |_| {})));
+    all.push(floor(DIGESTED, |path, arena| {
+        in_pieces(path, arena, |piece| {
+            std::hint::black_box(xxh3_64(piece));
+        })
+    }));
     all.push(floor("plain O_DIRECT, 2 threads", plain_direct));
     let mut like_dd = floor("O_DIRECT as dd reads, 1 thread", like_dd);
     like_dd.destination = "reused 8 MiB";
@@ -195,13 +211,29 @@ pub(super) fn transpose_in_memory<'a>(shape: [usize; 2], arena: &'a Arena) -> Co
 }
 
 fn plain_pread(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
-    let opened = TensorFile::open(path)?;
-    let starts = opened.tensors().iter().map(|tensor| tensor.range.start);
-    let start = starts.min().unwrap_or(0);
-    let file = File::open(path)?;
+    let (file, start) = open_data(path)?;
     in_blocks(arena, |offset, block| {
         Ok(file.read_exact_at(block, start + offset)?)
     })
+}
+
+/// Looks at each piece as soon as it is there.
+fn in_pieces(path: &Path, arena: &mut [u8], look: impl Fn(&[u8]) + Sync) -> anyhow::Result<()> {
+    let (file, start) = open_data(path)?;
+    in_blocks(arena, |offset, block| {
+        for (piece, at) in block.chunks_mut(PIECE).zip((0..).step_by(PIECE)) {
+            file.read_exact_at(piece, start + offset + at)?;
+            look(piece);
+        }
+        Ok(())
+    })
+}
+
+/// A file, and where its data begins.
+fn open_data(path: &Path) -> anyhow::Result<(File, u64)> {
+    let opened = TensorFile::open(path)?;
+    let starts = opened.tensors().iter().map(|tensor| tensor.range.start);
+    Ok((File::open(path)?, starts.min().unwrap_or(0)))
 }
 
 fn open_direct(path: &Path) -> anyhow::Result<File> {

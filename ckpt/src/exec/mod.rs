@@ -33,6 +33,7 @@ mod sink;
 mod tests;
 mod ties;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -45,7 +46,7 @@ pub use ties::check_ties;
 use crate::Error;
 use crate::graph::Operand;
 use crate::plan::{ByteLoop, Chunk, Computed, LoadPlan, Making, Part};
-use crate::source::{Aligned, FileChange, Source, Sources};
+use crate::source::{FileChange, Source, Sources, Windows};
 use queue::Queue;
 use scatter::Place;
 use shared::Shared;
@@ -125,12 +126,15 @@ fn carry_out<S: Sink>(
         failure: Mutex::new(None),
     };
 
-    let threads = plan.threads().min(plan.chunks().len());
+    let threads = plan.threads().min(plan.chunks().len()).max(1);
+    let mut windows = windows(threads, plan, sources)?;
     thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|| execution.work());
+        let mut windows = windows.split();
+        let own = windows.next().unwrap_or_default();
+        for window in windows {
+            scope.spawn(|| execution.work(window));
         }
-        execution.work();
+        execution.work(own);
     });
 
     let failure = execution.failure.into_inner();
@@ -141,6 +145,16 @@ fn carry_out<S: Sink>(
             written_bytes: execution.written.into_inner(),
         }),
     }
+}
+
+/// A window for each thread.
+fn windows(threads: usize, plan: &LoadPlan, sources: &Sources) -> Result<Windows, Error> {
+    Windows::new(threads, plan.window_bytes()).map_err(|error| {
+        let first = plan.chunks().first().map(|chunk| chunk.file as usize);
+        let first = first.filter(|file| *file < sources.count());
+        let path = first.map_or(Path::new("nothing"), |file| sources.get(file).path());
+        Error::io("map memory to read", path, error)
+    })
 }
 
 /// That the sources are the files of the plan, and as long as then.
@@ -194,18 +208,18 @@ struct Execution<'e, S: Sink> {
 }
 
 /// What a thread keeps from chunk to chunk.
-struct Workspace {
-    window: Aligned,
+struct Workspace<'w> {
+    window: &'w mut [u8],
     loops: Vec<ByteLoop>,
 }
 
 impl<S: Sink> Execution<'_, S> {
     /// What a thread does: chunks, until there are none or one failed.
-    fn work(&self) {
+    fn work(&self, window: &mut [u8]) {
         // Nobody waits for a thread that has ended, whatever ended it.
         let _leaving = self.queue.stop_when_dropped();
         let mut workspace = Workspace {
-            window: Aligned::new(self.plan.window_bytes()),
+            window,
             loops: Vec::new(),
         };
         while let Some((number, chunk)) = self.queue.next() {
@@ -262,10 +276,10 @@ impl<S: Sink> Execution<'_, S> {
         &self,
         number: usize,
         chunk: &Chunk,
-        workspace: &mut Workspace,
+        workspace: &mut Workspace<'_>,
     ) -> Result<(), S::Error> {
         let Workspace { window, loops } = workspace;
-        let window = &mut window.bytes()[..(chunk.read.end - chunk.read.start) as usize];
+        let window = &mut window[..(chunk.read.end - chunk.read.start) as usize];
         self.bring(number, chunk, window)?;
         for copy in self.plan.copies_of(chunk) {
             let target = copy.target as usize;

@@ -92,7 +92,7 @@ pub use options::{LOCAL_GAP, Options, REMOTE_GAP, Targets};
 
 use crate::Dtype;
 use crate::graph::{Expr, Graph};
-use crate::source::Aligned;
+use crate::source::Windows;
 use chunk::{Cut, Origin, Rules};
 
 /// A region of an expression, under a name.
@@ -266,8 +266,8 @@ impl LoadPlan {
             }
         };
         let makings = self.makings.iter().map(|it| it.plan.memory.total());
-        let a_thread = Aligned::footprint(self.window_bytes()) as u64 + makings.max().unwrap_or(0);
-        let windows = a_thread * self.threads as u64;
+        let windows = Windows::footprint(self.threads, self.window_bytes()) as u64
+            + makings.max().unwrap_or(0) * self.threads as u64;
         let plan = self.own_bytes();
         let have = options.budget.unwrap_or(u64::MAX);
         let need = least + windows + plan;

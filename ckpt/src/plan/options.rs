@@ -16,6 +16,14 @@ const LOCAL_WINDOW: u64 = 8 << 20;
 /// The same on a network file system: a stripe or a block of the larger ones.
 const REMOTE_WINDOW: u64 = 16 << 20;
 
+/// Bytes of a window for direct reads: all windows together stay in the caches, where a disk (or
+/// whoever plays one for a virtual machine) writes and we read.
+const DIRECT_WINDOW: u64 = 1 << 20;
+
+/// Threads for direct reads. Nobody reads ahead for them, so some wait for the disk while others
+/// copy.
+const DIRECT_THREADS: usize = 8;
+
 /// Choices that a plan follows.
 ///
 /// Ranks that shall have the same plan must be given the same options. Those that follow from a
@@ -28,14 +36,15 @@ pub struct Options {
     /// Ranges at most this many bytes apart are read as one ([`LOCAL_GAP`], [`REMOTE_GAP`]). A
     /// greater gap than the window has no effect.
     pub gap: u64,
-    /// Bytes that a thread reads at once; it owns as much memory (8 MiB).
+    /// Bytes that a thread reads at once; it owns as much memory (8 MiB; 1 MiB for direct reads).
     pub window: u64,
     /// Runs of at least this many bytes that lie in the file as in the target are read to their
     /// place, without a window (1 MiB).
     pub straight: u64,
     /// Offset and length of each read are multiples of this, as far as the file goes (1).
     pub alignment: u64,
-    /// Threads that read and copy (4). No part of a plan's digest.
+    /// Threads that read and copy (4). For direct reads more than there are cores, as most of them
+    /// wait for the disk (8). No part of a plan's digest.
     pub threads: usize,
     /// What becomes of the targets.
     pub targets: Targets,
@@ -93,11 +102,13 @@ impl Options {
     }
 
     /// For sources that read past the page cache: only whole blocks, and everything by windows, as
-    /// blocks do not end where tensors do.
+    /// blocks do not end where tensors do. Many small windows: 8 of 1 MiB.
     pub fn direct() -> Options {
         Options {
+            window: DIRECT_WINDOW,
             straight: u64::MAX,
             alignment: ALIGNMENT as u64,
+            threads: DIRECT_THREADS,
             ..Options::default()
         }
     }

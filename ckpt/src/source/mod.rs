@@ -37,6 +37,7 @@ mod pread;
 mod sigbus;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::fmt;
 use std::fs::File;
@@ -51,6 +52,7 @@ use direct::Direct;
 use mapped::Mapped;
 use open_file::OpenFile;
 use pread::Pread;
+pub(crate) use windows::Windows;
 
 /// An open file that data is read from.
 pub trait Source: fmt::Debug + Send + Sync {

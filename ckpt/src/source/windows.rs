@@ -1,0 +1,110 @@
+//! The windows of all threads: one piece of memory, in huge pages where the system has them.
+//!
+//! A direct read pins the pages that it fills and names each to the disk, and whoever copies the
+//! bytes looks each up again. In pages of 2 MiB instead of 4 KiB that is half as fast again.
+
+use std::io;
+
+use memmap2::MmapMut;
+
+use super::ALIGNMENT;
+
+/// Bytes of a huge page, where small ones have 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Windows of one length, each at a multiple of [`ALIGNMENT`].
+#[derive(Debug)]
+pub(crate) struct Windows {
+    memory: MmapMut,
+    start: usize,
+    count: usize,
+    len: usize,
+}
+
+impl Windows {
+    /// Zeros.
+    pub(crate) fn new(count: usize, len: usize) -> io::Result<Windows> {
+        // What lies before the first huge page is never touched, hence no memory.
+        let bytes = Windows::footprint(count, len);
+        let memory = match bytes {
+            HUGE_PAGE.. => huge(bytes.saturating_add(HUGE_PAGE))?,
+            _ => MmapMut::map_anon(bytes)?,
+        };
+        let start = match bytes {
+            HUGE_PAGE.. => memory.as_ptr().align_offset(HUGE_PAGE),
+            _ => 0,
+        };
+        Ok(Windows {
+            memory,
+            start,
+            count,
+            len,
+        })
+    }
+
+    /// Bytes that so many windows of such a length take.
+    pub(crate) fn footprint(count: usize, len: usize) -> usize {
+        let each = len.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        let bytes = each.saturating_mul(count);
+        match bytes.checked_next_multiple_of(HUGE_PAGE) {
+            Some(whole) if bytes >= HUGE_PAGE => whole,
+            _ => bytes,
+        }
+    }
+
+    /// Each of them.
+    pub(crate) fn split(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let (count, len) = (self.count, self.len);
+        let mut rest = &mut self.memory[self.start..];
+        (0..count).map(move |_| {
+            let (window, behind) =
+                std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(ALIGNMENT));
+            rest = behind;
+            &mut window[..len]
+        })
+    }
+}
+
+/// Memory in huge pages; small ones do as well.
+fn huge(bytes: usize) -> io::Result<MmapMut> {
+    let memory = MmapMut::map_anon(bytes)?;
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_lie_apart_and_aligned() {
+        for (count, len) in [
+            (0, 5),
+            (3, 0),
+            (1, 1),
+            (4, 4096),
+            (8, 512 << 10),
+            (3, (1 << 20) + 1),
+        ] {
+            let mut windows = Windows::new(count, len).unwrap();
+            let used = windows.start + Windows::footprint(count, len);
+            assert!(used <= windows.memory.len().max(1));
+            let mut number = 0;
+            for window in windows.split() {
+                assert!(window.iter().all(|byte| *byte == 0) && window.len() == len);
+                assert!(window.as_ptr().addr().is_multiple_of(ALIGNMENT) || len == 0);
+                window.fill(1);
+                number += 1;
+            }
+            assert_eq!(number, count);
+        }
+    }
+
+    /// More than there can be is an error.
+    #[test]
+    fn too_much_is_refused() {
+        assert!(Windows::new(usize::MAX, 1 << 20).is_err());
+        assert!(Windows::new(1, usize::MAX).is_err());
+    }
+}
