@@ -1,0 +1,140 @@
+//! `meshgrad mesh`, word for word: a configuration as a rank sees it, JSON, files of other libraries,
+//! and each kind of refusal.
+//!
+//! After a wanted change run `INSTA_UPDATE=always cargo test --test mesh_tool` and read the diff.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+const OURS: &str = "
+[parallel]
+world = 64
+ranks_per_host = 8
+pp = 2
+tp = 4
+ep = 8
+
+[[parallel.views]]
+name = 'tokens'
+domain = 'regular'
+axes = 'dp_replicate,dp_shard'
+
+[parallel.options.tp]
+max_ctas = 16
+";
+
+const TORCHTITAN: &str = "
+[parallelism]
+data_parallel_replicate_degree = 2
+tensor_parallel_degree = 4
+pipeline_parallel_degree = 2
+";
+
+/// What the program says in a folder with configurations, and its exit code.
+fn run(line: &str) -> (String, String, i32) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("ours.toml", OURS),
+        ("titan.toml", TORCHTITAN),
+        (
+            "ds.json",
+            r#"{"tensor_parallel": {"autotp_size": 4}, "zero_optimization": {"stage": 3}}"#,
+        ),
+        ("nccl.yaml", "tp: {max_ctas: 8}\n"),
+        ("wrong.toml", "[parallel]\nttp = 2\npp = 3\nep = 'many'\n"),
+        ("notes.txt", ""),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_meshgrad"))
+        .arg("mesh")
+        .args(line.split_whitespace())
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().unwrap();
+    (text(output.stdout), text(output.stderr), code)
+}
+
+fn said(line: &str) -> String {
+    let (out, errors, code) = run(line);
+    format!("$ meshgrad mesh {line}\n{out}{errors}[exit code {code}]")
+}
+
+fn json(line: &str) -> Value {
+    let (out, errors, _) = run(&format!("{line} --json"));
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{errors}"))
+}
+
+#[test]
+fn configurations_as_a_rank_sees_them() {
+    let all = [
+        "--world 1024 --tp 2 --pp 8 --ep 64",
+        "--world 1024 --tp 2 --pp 8 --ep 64 --ranks-per-host 8 --rank 777",
+        "--world 16 --tp 2 --cp-shard 2 --order tp-cp-ep-pp-dp --pp 2",
+        "--tp 2 --dp-replicate 2",
+        "--world 1",
+        "--config ours.toml --rank 5",
+        "--world 32 --config titan.toml",
+        "--world 8 --config ds.json --config nccl.yaml",
+        "--world 16 -- --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --swiglu",
+    ];
+    insta::assert_snapshot!(all.map(said).join("\n\n"));
+}
+
+#[test]
+fn refusals() {
+    let all = [
+        "--world 10 --tp 4",
+        "--world 8 --tp 4 --pp 4 --ep 3 --order tp-pp-xp",
+        "--world 16 --dp-shard auto --cp-shard auto",
+        "--world 8 --config ds.json --tp 2",
+        "--world 8 --config wrong.toml",
+        "--config notes.txt",
+        "--config absent.toml",
+        "--world 8 --tp 0",
+        "--world 8 --tp -1",
+        "--world 8 --rank 8",
+        "--world 99999999999",
+        "",
+    ];
+    insta::assert_snapshot!(all.map(said).join("\n\n"));
+}
+
+#[test]
+fn json_has_what_the_text_has() {
+    let view = json("--world 1024 --tp 2 --pp 8 --ep 64 --ranks-per-host 8 --rank 777");
+    assert_eq!(view["world"], 1024);
+    assert_eq!(
+        (&view["axes"]["pp"], &view["axes"]["tp"]),
+        (&8.into(), &2.into())
+    );
+    assert_eq!(view["domains"]["expert"]["ep_shard"], 64);
+    assert_eq!(view["groups"]["tp"], serde_json::json!([776, 777]));
+    let groups = view["groups"].as_object().unwrap();
+    for (name, ranks) in groups {
+        let ranks = ranks.as_array().unwrap();
+        assert!(ranks.contains(&777.into()), "{name}");
+    }
+
+    // Counted again: equal lists of more than one rank are one communicator.
+    let mut lists: Vec<String> = groups
+        .values()
+        .filter(|ranks| ranks.as_array().unwrap().len() > 1)
+        .map(Value::to_string)
+        .collect();
+    lists.sort();
+    lists.dedup();
+    assert_eq!(view["distinct_communicators"], lists.len());
+
+    let refused = json("--world 10 --tp 4");
+    assert_eq!(refused["violations"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn help_names_every_option() {
+    insta::assert_snapshot!(said("--help"));
+}
