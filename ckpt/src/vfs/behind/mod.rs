@@ -6,13 +6,13 @@
 //! sync_data   waits for the blocks of this file, then for the disk
 //! ```
 //!
-//! Through the page cache a disk that takes 2.5 GB/s gets half of that: each byte is copied to a page
-//! that must be found first, and most of them wait for the sync. What is saved is seldom read soon,
-//! so those pages are also missed by whoever had them.
+//! Through the page cache a disk that takes 2.5 GB/s gets half of that: each byte is copied to a
+//! page that must be found first, and most of them wait for the sync. What is saved is seldom read
+//! soon, so those pages are also missed by whoever had them.
 //!
-//! The two ways into a file do not meet. A block has only whole pages of a single write; a page that
-//! two writes share has a part of each and goes through the cache both times, whoever makes them:
-//! threads or processes. (The cache keeps several pages as one, but none that a write has not
+//! The two ways into a file do not meet. A block has only whole pages of a single write; a page
+//! that two writes share has a part of each and goes through the cache both times, whoever makes
+//! them: threads or processes. (The cache keeps several pages as one, but none that a write has not
 //! touched.) So no page is dirty in the cache while it is written past it. Only where bytes are
 //! written again would that be otherwise: then the later write waits for the earlier block, and a
 //! direct write has the system put the dirty pages of its range on disk first and forget what the

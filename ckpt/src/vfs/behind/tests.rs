@@ -129,7 +129,11 @@ fn bytes(len: usize, seed: usize) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 100, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 100,
+        ..Default::default()
+    })]
 
     /// The last write counts, wherever it begins and ends and whatever the disk takes at a time.
     #[test]
