@@ -26,13 +26,13 @@ impl Windows {
     pub(crate) fn new(count: usize, len: usize) -> io::Result<Windows> {
         // What lies before the first huge page is never touched, hence no memory.
         let bytes = Windows::footprint(count, len);
-        let memory = match bytes {
-            HUGE_PAGE.. => huge(bytes.saturating_add(HUGE_PAGE))?,
-            _ => MmapMut::map_anon(bytes)?,
-        };
-        let start = match bytes {
-            HUGE_PAGE.. => memory.as_ptr().align_offset(HUGE_PAGE),
-            _ => 0,
+        let (memory, start) = match bytes {
+            HUGE_PAGE.. => {
+                let memory = huge(bytes.saturating_add(HUGE_PAGE))?;
+                let start = memory.as_ptr().align_offset(HUGE_PAGE);
+                (memory, start)
+            }
+            _ => (MmapMut::map_anon(bytes)?, 0),
         };
         Ok(Windows {
             memory,
@@ -44,11 +44,13 @@ impl Windows {
 
     /// Bytes that so many windows of such a length take.
     pub(crate) fn footprint(count: usize, len: usize) -> usize {
-        let each = len.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        let bytes = each.saturating_mul(count);
+        let pages = len.saturating_add(ALIGNMENT - 1) / ALIGNMENT;
+        let bytes = pages.saturating_mul(ALIGNMENT).saturating_mul(count);
         match bytes.checked_next_multiple_of(HUGE_PAGE) {
             Some(whole) if bytes >= HUGE_PAGE => whole,
-            _ => bytes,
+            // Without looking at where pages end: a page more for each.
+            _ if len > 0 => len.saturating_add(ALIGNMENT).saturating_mul(count),
+            _ => 0,
         }
     }
 
@@ -57,8 +59,8 @@ impl Windows {
         let (count, len) = (self.count, self.len);
         let mut rest = &mut self.memory[self.start..];
         (0..count).map(move |_| {
-            let (window, behind) =
-                std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(ALIGNMENT));
+            let whole = std::mem::take(&mut rest);
+            let (window, behind) = whole.split_at_mut(len.next_multiple_of(ALIGNMENT));
             rest = behind;
             &mut window[..len]
         })
