@@ -523,7 +523,8 @@ impl Graph {
     ) -> Result<Expr, GraphError> {
         let (nodes, hasher) = (&self.nodes, &self.hasher);
         let op_of = |expr: &Expr| &nodes[expr.index()].op;
-        let is_it = |expr: &Expr| *op_of(expr) == op;
+        // Slices from one place on differ in nothing but their shapes.
+        let is_it = |expr: &Expr| *op_of(expr) == op && nodes[expr.index()].shape == shape;
         let hash_again = |expr: &Expr| hasher.hash_one(op_of(expr));
         match self.known.entry(hasher.hash_one(&op), is_it, hash_again) {
             Entry::Occupied(known) => Ok(*known.get()),

@@ -492,3 +492,13 @@ fn extents_beyond_all_bounds_are_pulled_at_once() {
     let elements: Vec<u64> = pieces.iter().map(Piece::elements).collect();
     assert_eq!(elements, [5 * 4, ((1 << 50) - 8) * 4]);
 }
+
+/// An expression is another one's equal only if its shape is, too.
+#[test]
+fn slices_from_one_place_on_differ() {
+    let mut graph = Graph::new();
+    let x = graph.source("x", Dtype::F32, &[6]).unwrap();
+    let lengths = [2, 5, 0, 2].map(|count| graph.slice(x, 0, (0, count, 1)).unwrap());
+    assert_eq!(lengths.map(|it| graph.shape(it)[0]), [2, 5, 0, 2]);
+    assert_eq!(lengths[0], lengths[3]);
+}

@@ -173,14 +173,16 @@ impl<'b> Binder<'b> {
             instances.push(Captures::new());
         }
         for (template, _) in names.into_iter().filter(|(template, _)| says_all(template)) {
-            let has_others = template.captures().any(|capture| !free.contains(capture));
+            // Names that differ in the others alone follow each other: one says it for all.
+            let mut others = template.captures().skip_while(|it| free.contains(it));
+            let alike = others.clone().count() > 0 && others.all(|it| !free.contains(it));
             let mut matching = named.matching(template, &nothing);
             while let Some((expr, mut captures)) = matching.next() {
                 if is_catch_all && taken.contains(expr) {
                     continue;
                 }
                 captures.retain(|capture| free.contains(capture));
-                if has_others && !is_catch_all {
+                if alike && !is_catch_all {
                     matching.skip_like(&captures);
                 }
                 instances.push(captures);

@@ -78,7 +78,7 @@ pub(super) struct Matching<'n, 'c, 'k> {
 }
 
 impl Matching<'_, '_, '_> {
-    /// Goes on behind the names that begin like the last one up to captures that are not known.
+    /// Goes on behind the names that begin with these captures, as far as these go.
     pub(super) fn skip_like(&mut self, known: &Captures<'_>) {
         let mut prefix = String::new();
         self.template.fill_into(known, &mut prefix);

@@ -200,12 +200,12 @@ impl Template {
     }
 
     /// The names of its captures, in order.
-    pub fn captures(&self) -> impl Iterator<Item = &str> {
+    pub fn captures(&self) -> impl Iterator<Item = &str> + Clone {
         self.kinds_of_captures().map(|(name, _)| name)
     }
 
     /// The captures with their kinds.
-    pub(super) fn kinds_of_captures(&self) -> impl Iterator<Item = (&str, &Kind)> {
+    pub(super) fn kinds_of_captures(&self) -> impl Iterator<Item = (&str, &Kind)> + Clone {
         self.parts.iter().filter_map(|part| match part {
             Part::Capture { name, kind } => Some((&**name, kind)),
             Part::Literal(_) => None,

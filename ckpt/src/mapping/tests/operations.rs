@@ -1,7 +1,8 @@
 //! Each operation of a map, by what its result is made of.
 
-use super::{elements, specs};
-use crate::mapping::{Mapping, Waivers};
+use super::{bind, elements, specs};
+use crate::Dtype;
+use crate::mapping::{Mapping, TensorSpec, Waivers};
 
 /// Each operation, by what its result is made of.
 #[test]
@@ -39,5 +40,27 @@ fn operations_do_what_they_say() {
         let bound = Mapping::parse(&map).unwrap().bind(&there, None, &waivers);
         let bound = bound.unwrap_or_else(|report| panic!("{operation}: {report}"));
         assert_eq!(elements(&bound, "made").join(" "), expected, "{operation}");
+    }
+}
+
+/// Wherever in a name the capture is that an operation goes over.
+#[test]
+fn what_is_gone_over_may_come_first() {
+    for template in ["experts.{e}.layers.{l}", "layers.{l}.experts.{e}"] {
+        let places = (0..3).flat_map(|expert| (0..12).map(move |layer| (expert, layer)));
+        let there: Vec<TensorSpec> = places
+            .map(|(expert, layer)| {
+                let name = template.replace("{e}", &expert.to_string());
+                let name = name.replace("{l}", &layer.to_string());
+                TensorSpec::new(&name, Dtype::F32, &[2])
+            })
+            .collect();
+        let bound = bind(&format!("w.{{l}} = stack({template}, each=e)"), &there);
+        let mut made: Vec<TensorSpec> = bound.made().collect();
+        made.sort_by_key(|it| it.name.len());
+        let names: Vec<&str> = made.iter().map(|it| it.name.as_str()).collect();
+        let expected = (0..12).map(|layer| format!("w.{layer}"));
+        assert_eq!(names, expected.collect::<Vec<_>>());
+        assert!(made.iter().all(|it| it.shape == [3, 2]));
     }
 }
