@@ -57,7 +57,7 @@ impl View {
         let registry = Registry::new(rank, Recording::new().of_rank(rank));
         let mut groups = BTreeMap::new();
         let mut shares = Vec::new();
-        for (name, group) in state.groups_of(rank)? {
+        for (name, group) in state.groups_of(rank) {
             shares.push(registry.share(name, &group)?);
             groups.insert(name.to_owned(), group.ranks().to_vec());
         }
