@@ -142,7 +142,11 @@ impl<'a> Stream<'a> {
         sink: &mut TensorSink<'_>,
     ) -> anyhow::Result<()> {
         let unknown = || anyhow!("`{}` was not planned", tensor.name);
-        let want = self.wants.get(tensor.name.as_str()).ok_or_else(unknown)?.clone();
+        let want = self
+            .wants
+            .get(tensor.name.as_str())
+            .ok_or_else(unknown)?
+            .clone();
         let mut at_once = self.held;
         let mut all = by_rows(&want, tensor.dtype, at_once);
         // The least is one row: if that does not fit, the plan says what it needs.
