@@ -23,7 +23,7 @@ use measure::{Options, Spread, finish, seconds};
 use meshgrad::dist::parallel::{
     Order, ParallelConfig, ParallelState, Parallelism, Settings, Source,
 };
-use peer::{Peer, PeerOptions};
+use peer::{Peer, PeerOptions, numbers};
 use serde_json::{Value, json};
 
 /// Degrees by world: those of `benches/torch/parallel_dims.py`.
@@ -90,9 +90,7 @@ fn main() -> anyhow::Result<()> {
         for (figure, times) in rounds(arguments.rounds, world, &degrees, peer.as_mut())? {
             let spread = Spread::of(&times);
             println!("| {world} | {figure} | {} |", in_milliseconds(spread));
-            rows.push(json!({"ranks": world, "figure": figure, "ms": json!({
-                "median": spread.median, "min": spread.min, "max": spread.max,
-            })}));
+            rows.push(json!({"ranks": world, "figure": figure, "ms": spread.json()}));
         }
     }
     let versions = peer.map_or(Value::Null, |peer| peer.hello["peers"].clone());
@@ -125,9 +123,9 @@ fn rounds(
         let Some(peer) = peer.as_deref_mut() else {
             continue;
         };
-        for ((_, times), figure) in theirs.iter_mut().zip(THEIRS) {
-            let answer = peer.ask(&json!({"figure": figure, "world": world}))?;
-            times.extend(answer["seconds"].as_f64().map(|seconds| 1e3 * seconds));
+        let answer = peer.ask(&json!({"figures": THEIRS, "world": world}))?;
+        for ((_, times), seconds) in theirs.iter_mut().zip(numbers(&answer["seconds"])) {
+            times.push(1e3 * seconds);
         }
     }
     let all = ours.into_iter().chain(theirs);

@@ -2,7 +2,7 @@
 """Times how megatron-core and torchtitan work out who is in which group, without communication.
 
     parallel_dims.py [--worlds 1024,100000] [--rounds 7] [--limit 60]    one JSON line a figure
-    parallel_dims.py --serve      {"figure": NAME, "world": W} -> {"seconds": s}, one JSON object a line
+    parallel_dims.py --serve      {"figures": [NAME], "world": W} -> {"seconds": [s]}, one JSON object a line
 
 Run with the environment of scripts/parallel-golden, whose README.md says how to make it. Of each library only what makes groups
 is replaced (`new_group` returns at once); everything else is its own code, for rank 0.
@@ -49,7 +49,12 @@ def main():
     arguments = parsed()
     logging.disable(logging.CRITICAL)
     if arguments.serve:
-        serve(lambda request: {"seconds": measured(request["figure"], request["world"])}, **peers())
+        serve(
+            lambda request: {
+                "seconds": [measured(figure, request["world"]) for figure in request["figures"]]
+            },
+            **peers(),
+        )
         return
 
     for world in arguments.worlds:

@@ -121,9 +121,13 @@ impl fmt::Display for View {
         let mut head = Table::new([Left, Left]);
         let hosts = self.ranks_per_host.map(|ranks| {
             let hosts = self.world.div_ceil(ranks);
-            format!(" on {hosts} hosts of {ranks}")
+            match hosts {
+                1 => " on 1 host".to_owned(),
+                hosts => format!(" on {hosts} hosts of {ranks}"),
+            }
         });
-        let world = format!("{} ranks{}", self.world, hosts.unwrap_or_default());
+        let ranks = if self.world == 1 { "rank" } else { "ranks" };
+        let world = format!("{} {ranks}{}", self.world, hosts.unwrap_or_default());
         head.row(["world".to_owned(), world]);
         head.row(["order".to_owned(), self.order.clone()]);
         writeln!(f, "{head}")?;

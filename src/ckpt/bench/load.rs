@@ -92,14 +92,19 @@ impl Planner<'_> {
                 }
             }
         }
+        let options = way.options();
         let options = Options {
-            threads: self.threads,
+            // Direct reads wait for the disk: they want more threads than there are cores.
+            threads: match way {
+                Way::Direct => self.threads.max(options.threads),
+                _ => self.threads,
+            },
             budget: Some(self.budget),
             targets: match self.fate {
                 Fate::Held => Targets::Stay,
                 Fate::Leaving { .. } => Targets::Leave,
             },
-            ..way.options()
+            ..options
         };
         let catalog = Catalog::of(self.folder);
         Ok(LoadPlan::new(&graph, &catalog, &wants, &options)?)
