@@ -26,6 +26,7 @@ mod placement;
 mod rank_map;
 mod relation;
 mod rule;
+mod size;
 mod text;
 mod transition;
 
@@ -34,7 +35,7 @@ pub use error::{MAX_RANKS, MeshError, Result};
 pub use group::{Group, Lane};
 pub use hosts::Hosts;
 pub use layout::{Mode, RankLayout};
-pub use mesh::{Axis, Mesh, Size};
+pub use mesh::{Axis, Mesh};
 pub use mesh_set::MeshSet;
 pub use options::{CtaPolicy, GroupOptions};
 pub use place::Place;
@@ -42,6 +43,7 @@ pub use place_error::PlaceError;
 pub use placement::{Division, Placement, Reduction};
 pub use relation::Relation;
 pub use rule::{Change, Misplaced, Problem, Remedy, Rule, RuleError};
+pub use size::Size;
 pub use transition::{Action, Combine, Link, LinkCosts, Step, Traffic, Transition};
 
 /// Compiles and runs the examples of the guide.

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::layout::checked_ranks;
 use crate::rank_map::RankMap;
-use crate::{Group, MeshError, RankLayout, Result, text};
+use crate::size::part_sizes;
+use crate::{Group, MeshError, RankLayout, Result, Size, text};
 
 /// An axis: a name and where its ranks are, relative to the first of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,21 +37,6 @@ impl Axis {
     /// How many ranks it has.
     pub fn size(&self) -> usize {
         self.layout.len()
-    }
-}
-
-/// A size that is given, or found out from the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Size {
-    /// So many ranks.
-    Ranks(usize),
-    /// What is left.
-    Auto,
-}
-
-impl From<usize> for Size {
-    fn from(ranks: usize) -> Size {
-        Size::Ranks(ranks)
     }
 }
 
@@ -447,48 +432,6 @@ fn offset(axis: &Axis, index: usize) -> Result<usize> {
         });
     }
     Ok(axis.layout.rank(index))
-}
-
-fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec<[usize; 4]>> {
-    let text = || {
-        let part = |(name, size): &(&str, Size)| match size {
-            Size::Ranks(size) => format!("{name} {size}"),
-            Size::Auto => format!("{name} auto"),
-        };
-        parts.iter().map(part).collect::<Vec<_>>().join(" x ")
-    };
-    let (mut product, mut autos) = (1, 0);
-    for (name, size) in parts {
-        match size {
-            Size::Auto => autos += 1,
-            Size::Ranks(0) => {
-                return Err(MeshError::EmptyAxis {
-                    axis: (*name).to_owned(),
-                });
-            }
-            Size::Ranks(size) => product = checked_ranks(product, *size)?,
-        }
-    }
-    if autos > 1 {
-        return Err(MeshError::TwoAutos {
-            axis: axis.name().to_owned(),
-            parts: text(),
-        });
-    }
-    let fits = axis.size().is_multiple_of(product) && (autos == 1 || product == axis.size());
-    if !fits {
-        return Err(MeshError::WrongParts {
-            axis: axis.name().to_owned(),
-            size: axis.size(),
-            parts: text(),
-            product,
-        });
-    }
-    let size_of = |(_, size): &(&str, Size)| match size {
-        Size::Ranks(size) => *size,
-        Size::Auto => axis.size() / product,
-    };
-    Ok(parts.iter().map(size_of).collect())
 }
 
 fn axes_text(axes: &[Axis]) -> String {

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use meshgrad_mesh::Size;
 
-use super::of_file;
 use super::scalar::Scalar;
 use super::tree::Tree;
+use super::{of_file, of_tree};
 use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
 
 /// Where each degree may stand: a path of keys, or one key with dots in it.
@@ -51,17 +51,14 @@ const ORDER_OF_DATA_FIRST: &str = "tp-dp-ep-pp";
 /// Settings of a DeepSpeed configuration; `path` is what errors call it. Data parallelism is what is
 /// left, sharded, unless `data_parallel_size` says it.
 pub fn deepspeed(text: &str, path: &str) -> Settings {
-    let mut settings = Settings::new();
-    match Tree::of_json(text, path) {
-        Ok(file) if file.is_table() => read(&file, &mut settings),
-        Ok(file) => file
-            .scalar()
-            .refuse(&mut settings, "an object of settings", &file.place),
-        Err(violation) => {
-            settings.refuse(*violation);
+    of_tree(Tree::of_json(text, path), |file, settings| {
+        match file.is_table() {
+            true => read(file, settings),
+            false => file
+                .scalar()
+                .refuse(settings, "an object of settings", &file.place),
         }
-    }
-    settings
+    })
 }
 
 /// [`deepspeed`] of a file.

@@ -66,3 +66,39 @@ fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {
         }
     }
 }
+
+/// Settings of a tree, or why there is none.
+fn of_tree(
+    tree: Result<Tree, Box<Violation>>,
+    read: impl FnOnce(&Tree, &mut Settings),
+) -> Settings {
+    let mut settings = Settings::new();
+    match tree {
+        Ok(tree) => read(&tree, &mut settings),
+        Err(violation) => {
+            settings.refuse(*violation);
+        }
+    }
+    settings
+}
+
+/// Settings of a section of a TOML text, which must be there.
+fn of_section(
+    text: &str,
+    path: &str,
+    name: &str,
+    read: impl FnOnce(&Tree, &mut Settings),
+) -> Settings {
+    of_tree(Tree::of_toml(text, path), |file, settings| {
+        match file.get(name) {
+            Some(section) if section.is_table() => read(section, settings),
+            Some(other) => other.scalar().refuse(settings, "a section", &other.place),
+            None => {
+                settings.refuse(Violation::Unreadable {
+                    place: Source::file(path),
+                    problem: format!("has no section [{name}]"),
+                });
+            }
+        }
+    })
+}

@@ -33,11 +33,11 @@ use std::path::Path;
 
 use meshgrad_mesh::{GroupOptions, Size};
 
-use super::of_file;
 use super::scalar::Scalar;
 use super::tree::{Node, Tree};
+use super::{of_file, of_section};
 use crate::parallel::degree::parse_size;
-use crate::parallel::{Domain, Member, Parallelism, Pick, Settings, Source, View, Violation};
+use crate::parallel::{Domain, Member, Parallelism, Pick, Settings, View, Violation};
 
 /// Keys of the section beside the degrees.
 const KEYS: [&str; 7] = [
@@ -67,28 +67,10 @@ const OPTIONS: [&str; 11] = [
 /// Settings of the section `[parallel]` of a TOML text; `path` is what errors call it. Other sections
 /// belong to others.
 pub fn toml(text: &str, path: &str) -> Settings {
-    let mut settings = Settings::new();
-    match Tree::of_toml(text, path) {
-        Ok(file) => match file.get("parallel") {
-            Some(section) if section.is_table() => read(section, &mut settings),
-            Some(section) => section
-                .scalar()
-                .refuse(&mut settings, "a section", &section.place),
-            None => {
-                settings.refuse(Violation::Unreadable {
-                    place: Source::file(path),
-                    problem: "has no section [parallel]".to_owned(),
-                });
-            }
-        },
-        Err(violation) => {
-            settings.refuse(*violation);
-        }
-    }
-    settings
+    of_section(text, path, "parallel", read)
 }
 
-/// [`toml`] of a file.
+/// [`toml()`] of a file.
 pub fn toml_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), toml)
 }
@@ -98,20 +80,18 @@ fn read(section: &Tree, settings: &mut Settings) {
         let place = &value.place;
         match (Parallelism::of_name(key), key.as_str()) {
             (Some(kind), _) => value.scalar().set_degree(settings, kind, place.clone()),
-            (None, "world") => {
+            (None, "world" | "ranks_per_host") => {
                 let ranks = value
                     .scalar()
                     .count_or_refuse(settings, "a number of ranks", place);
-                if let Some(ranks) = ranks {
-                    settings.world(ranks, place.clone());
-                }
-            }
-            (None, "ranks_per_host") => {
-                let ranks = value
-                    .scalar()
-                    .count_or_refuse(settings, "a number of ranks", place);
-                if let Some(ranks) = ranks {
-                    settings.ranks_per_host(ranks, place.clone());
+                match (ranks, key.as_str()) {
+                    (None, _) => {}
+                    (Some(ranks), "world") => {
+                        settings.world(ranks, place.clone());
+                    }
+                    (Some(ranks), _) => {
+                        settings.ranks_per_host(ranks, place.clone());
+                    }
                 }
             }
             (None, "order") => {
@@ -290,6 +270,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::parallel::Source;
 
     #[test]
     fn everything_can_be_said() {

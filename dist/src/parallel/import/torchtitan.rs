@@ -7,9 +7,9 @@ use std::path::Path;
 
 use meshgrad_mesh::Size;
 
-use super::of_file;
 use super::scalar::Scalar;
 use super::tree::Tree;
+use super::{of_file, of_section};
 use crate::parallel::{Parallelism, Settings, Source, Violation};
 
 /// Degrees by torchtitan's names.
@@ -50,17 +50,7 @@ const OTHERS: [&str; 20] = [
 /// Settings of the section `[parallelism]` of torchtitan's TOML; `path` is what errors call it. A
 /// sharding degree of -1, the default, is `auto`.
 pub fn torchtitan(text: &str, path: &str) -> Settings {
-    let mut settings = Settings::new();
-    match Tree::of_toml(text, path) {
-        Ok(file) => match file.get("parallelism") {
-            Some(section) => read(section, &mut settings),
-            None => absent(path, &mut settings),
-        },
-        Err(violation) => {
-            settings.refuse(*violation);
-        }
-    }
-    settings
+    of_section(text, path, "parallelism", read)
 }
 
 /// [`torchtitan`] of a file.
@@ -68,20 +58,7 @@ pub fn torchtitan_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), torchtitan)
 }
 
-fn absent(path: &str, settings: &mut Settings) {
-    settings.refuse(Violation::Unreadable {
-        place: Source::file(path),
-        problem: "has no section [parallelism]".to_owned(),
-    });
-}
-
 fn read(section: &Tree, settings: &mut Settings) {
-    if !section.is_table() {
-        section
-            .scalar()
-            .refuse(settings, "a section", &section.place);
-        return;
-    }
     for (key, value) in section.entries() {
         match DEGREES.iter().find(|(name, _)| name == key) {
             Some((_, kind)) => degree(value, *kind, settings),
