@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::fs;
 
 use meshgrad_dist::parallel::import::{deepspeed, megatron_arguments, megatron_nccl, torchtitan};
-use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Settings, Source};
+use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Settings, Source, View};
 use serde_json::Value;
 
 fn golden(name: &str) -> Value {
@@ -307,28 +307,6 @@ fn deepspeed_groups_are_those_of_the_release() {
             "{row}"
         );
     }
-    for row in rows(&table, "expert") {
-        let given = &row["given"];
-        // Its experts then have an mp_size of their own and mix it into their replicas.
-        if given.get("mp_size").is_some() {
-            continue;
-        }
-        let pp = given.get("pp_size").map_or(1, number);
-        let data_first = given.get("use_data_before_expert_parallel_");
-        let text = format!(
-            r#"{{"expert_parallel": {{"autoep_size": {}}}, "pipeline_model_parallel_size": {pp},
-                "use_data_before_expert_parallelism": {}}}"#,
-            row["ep"],
-            data_first.unwrap_or(&Value::Bool(false)),
-        );
-        let state = state(&on(deepspeed(&text, "ds.json"), number(&row["world"])));
-        for (kind, name) in [("ep", "ep"), ("edp", "ep_dp")] {
-            let calls = rows(row, "calls").iter().filter(|call| call[0] == kind);
-            let mut expected: Vec<Vec<usize>> = calls.map(|call| ranks(&call[1])).collect();
-            expected.sort();
-            assert_eq!(groups(&state, name), expected, "{kind} of {row}");
-        }
-    }
     for row in rows(&table, "all_to_all") {
         let (world, per_host) = (number(&row["world"]), number(&row["devices_per_host"]));
         let mut settings = on(deepspeed("{}", "ds.json"), world);
@@ -349,6 +327,54 @@ fn deepspeed_groups_are_those_of_the_release() {
                 "{name} of {row}"
             );
         }
+    }
+}
+
+/// A file for experts that are sharded as the rest of the model is, or whole.
+fn deepspeed_experts(row: &Value, tp: &Value, pp: &Value, data_first: bool) -> ParallelState {
+    let text = format!(
+        r#"{{"tensor_parallel": {{"autotp_size": {tp}}}, "pipeline_model_parallel_size": {pp},
+            "expert_parallel": {{"autoep_size": {}, "expert_tensor_parallel_size": {tp}}},
+            "use_data_before_expert_parallelism": {data_first}}}"#,
+        row["ep"],
+    );
+    let mut settings = on(deepspeed(&text, "ds.json"), number(&row["world"]));
+    // With an `mp_size` its replicas of experts mix what tensor parallelism has sharded.
+    let mixed = View::new("mixed", "expert", ["etp", "ep_replicate"]);
+    settings.view(mixed, Source::code("the test"));
+    state(&settings)
+}
+
+fn assert_groups(state: &ParallelState, name: &str, mut expected: Vec<Vec<usize>>, row: &Value) {
+    expected.sort();
+    assert_eq!(groups(state, name), expected, "{name} of {row}");
+}
+
+#[test]
+fn deepspeed_experts_are_those_of_the_release() {
+    let table = golden("deepspeed.json");
+    let one = Value::from(1);
+    for row in rows(&table, "expert") {
+        let given = &row["given"];
+        let is_sharded = given.get("mp_size").is_some() && given["mp_mode"] != "sp";
+        let tp = if is_sharded { &given["mp_size"] } else { &one };
+        let pp = given.get("pp_size").unwrap_or(&one);
+        let data_first = given.get("use_data_before_expert_parallel_").is_some();
+        let state = deepspeed_experts(row, tp, pp, data_first);
+
+        let of_kind = |kind: &str| -> Vec<Vec<usize>> {
+            let calls = rows(row, "calls").iter().filter(|call| call[0] == kind);
+            calls.map(|call| ranks(&call[1])).collect()
+        };
+        assert_groups(&state, "ep", of_kind("ep"), row);
+        let replicas = if is_sharded { "mixed" } else { "ep_dp" };
+        assert_groups(&state, replicas, of_kind("edp"), row);
+    }
+    for row in rows(&table, "expert_and_model") {
+        let data_first = row["use_data_before_expert_parallelism"] == true;
+        let state = deepspeed_experts(row, &row["tp"], &row["pp"], data_first);
+        assert_groups(&state, "ep", lists(&row["expert"]), row);
+        assert_groups(&state, "ep_dp", lists(&row["expert_data"]), row);
     }
 }
 
