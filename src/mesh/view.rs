@@ -168,7 +168,7 @@ impl View {
         };
         writeln!(f, "rank {}{at}", self.rank)?;
 
-        let mut table = Table::new([Right, Left, Left, Left]).indented(2);
+        let mut table = Table::new([Right, Left, Left, Left, Left]).indented(2);
         for communicator in &self.report.communicators {
             let hosts = match (self.ranks_per_host, communicator.hosts) {
                 (None, _) => String::new(),
@@ -180,6 +180,7 @@ impl View {
                 listed(&communicator.ranks),
                 hosts,
                 communicator.shared_by.join(", "),
+                options_text(&communicator.options),
             ]);
         }
         write!(f, "{table}")?;
@@ -191,6 +192,18 @@ impl View {
         }
         let (groups, communicators) = (self.groups.len(), self.distinct_communicators);
         writeln!(f, "\n{groups} groups, {communicators} communicators")
+    }
+}
+
+/// `with max_ctas 16`: what differs from the default.
+fn options_text(options: &BTreeMap<&'static str, String>) -> String {
+    let options: Vec<String> = options
+        .iter()
+        .map(|(option, value)| format!("{option} {value}"))
+        .collect();
+    match options.is_empty() {
+        true => String::new(),
+        false => format!("with {}", options.join(", ")),
     }
 }
 

@@ -92,19 +92,14 @@ impl Planner<'_> {
                 }
             }
         }
-        let options = way.options();
         let options = Options {
-            // Direct reads wait for the disk: they want more threads than there are cores.
-            threads: match way {
-                Way::Direct => self.threads.max(options.threads),
-                _ => self.threads,
-            },
+            threads: self.threads,
             budget: Some(self.budget),
             targets: match self.fate {
                 Fate::Held => Targets::Stay,
                 Fate::Leaving { .. } => Targets::Leave,
             },
-            ..options
+            ..way.options()
         };
         let catalog = Catalog::of(self.folder);
         Ok(LoadPlan::new(&graph, &catalog, &wants, &options)?)
