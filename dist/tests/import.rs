@@ -120,8 +120,9 @@ fn torchtitan_defaults_are_read() {
     }
 }
 
-/// What its own check refuses, but for its limits of etp. Experts that would cross replicas only fail when torch makes the mesh;
-/// here, as in d9d, they may: the experts' domain regroups all ranks of a stage.
+/// What its own check refuses, but for its limits of etp. Experts that would cross replicas only
+/// fail when torch makes the mesh; here, as in d9d, they may: the experts' domain regroups all ranks
+/// of a stage.
 #[test]
 fn torchtitan_refusals_are_refused() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {

@@ -7,7 +7,7 @@ use crate::{MeshError, Result};
 /// The host of each rank, by number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Hosts {
-    /// Every host has this many ranks, in their order.
+    /// Every host has this many ranks, in their order; of 0 a host, no rank's host is known.
     Uniform(usize),
     /// The host of rank 0, 1, ...
     Listed(Vec<usize>),
@@ -28,7 +28,7 @@ impl Hosts {
     /// The host of a rank, if it is known.
     pub fn of(&self, rank: usize) -> Option<usize> {
         match self {
-            Hosts::Uniform(ranks) => Some(rank / ranks),
+            Hosts::Uniform(ranks) => rank.checked_div(*ranks),
             Hosts::Listed(hosts) => hosts.get(rank).copied(),
         }
     }

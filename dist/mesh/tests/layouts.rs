@@ -168,7 +168,11 @@ proptest! {
 
     /// Two layouts of one world: groups compared as sets of ranks.
     #[test]
-    fn relations_are_those_of_the_groups((radix, one) in digits(), keep in prop::collection::vec(any::<bool>(), 6), more in prop::collection::vec(any::<bool>(), 6)) {
+    fn relations_are_those_of_the_groups(
+        (radix, one) in digits(),
+        keep in prop::collection::vec(any::<bool>(), 6),
+        more in prop::collection::vec(any::<bool>(), 6),
+    ) {
         let other: Vec<usize> = (0..radix.len())
             .filter(|digit| match one.contains(digit) {
                 true => keep[*digit],

@@ -173,6 +173,7 @@ fn hosts_are_counted() {
     let listed = Hosts::Listed(vec![0, 0, 1]);
     assert_eq!((listed.of(2), listed.of(3)), (Some(1), None));
     assert_eq!(Hosts::uniform(0), Err(MeshError::NoRanks));
+    assert_eq!(Hosts::Uniform(0).of(3), None);
 }
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
