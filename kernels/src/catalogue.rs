@@ -8,13 +8,25 @@ use crate::{Dtype, Ptx, Result, Variant};
 
 /// One kernel of every kind that matters: each function, format, layout and tile.
 pub fn catalogue() -> Vec<Ptx> {
-    // All constructors are called with extents that they take; a test holds that none is left out.
-    families().into_iter().flatten().flatten().collect()
+    let families = families().into_iter();
+    families.flat_map(|(_, kernels)| kernels).collect()
 }
 
-fn families() -> [Family; 4] {
-    [elementwise(), rms_norm(), gemm_f32(), gemm_bf16()]
+/// The same, family by family.
+pub fn families() -> Vec<(&'static str, Vec<Ptx>)> {
+    // All constructors are called with extents that they take; a test holds that none is left out.
+    let built = |(name, kernels): &NamedFamily| (*name, kernels().into_iter().flatten().collect());
+    FAMILIES.iter().map(built).collect()
 }
+
+const FAMILIES: &[NamedFamily] = &[
+    ("elementwise", elementwise),
+    ("rms_norm", rms_norm),
+    ("gemm_f32", gemm_f32),
+    ("gemm_bf16", gemm_bf16),
+];
+
+type NamedFamily = (&'static str, fn() -> Family);
 
 /// The kernels of one family, or why there is no such kernel.
 type Family = Vec<Result<Ptx>>;
@@ -23,13 +35,18 @@ const F32: Element = Element::Float(Dtype::F32);
 const BF16: Element = Element::Float(Dtype::Bf16);
 
 fn elementwise() -> Family {
+    let variants = elementwise_variants().into_iter();
+    variants.map(|it| Ok(it?.ptx())).collect()
+}
+
+/// What the list has of expressions, which no other list can repeat.
+pub fn elementwise_variants() -> Vec<Result<Elementwise>> {
     use Element::Bool;
     let contiguous = Layout::Contiguous;
     let strided = |dims, wide| Layout::Strided { dims, wide };
     let (x, y) = (Expression::operand(0), Expression::operand(1));
     let kernel = |expression: &Expression, operands: &[Element], result, layout| {
-        let variant = Elementwise::new(expression.clone(), operands, result, layout);
-        variant.map(|variant| variant.ptx())
+        Elementwise::new(expression.clone(), operands, result, layout)
     };
 
     let unary = Unary::ALL.iter().map(|function| {
@@ -72,15 +89,21 @@ fn elementwise() -> Family {
     unary.chain(binary).chain(comparisons).chain(more).collect()
 }
 
+/// Features of rows: from a few lanes to a whole CTA a row, with and without a ragged end; any
+/// length.
+pub const ROW_FEATURES: [usize; 9] = [8, 64, 128, 136, 1024, 2000, 4096, 8192, 1025];
+
+/// Features of what is summed down columns: of few, many, and any.
+pub const COLUMN_FEATURES: [usize; 4] = [8, 128, 4096, 1025];
+
 fn rms_norm() -> Family {
     let mut kernels = vec![SumPartials::new(false).ptx(), SumPartials::new(true).ptx()];
     for dtype in Dtype::ALL {
-        // From a few lanes to a whole CTA a row, with and without a ragged end; any length.
-        for features in [8, 64, 128, 136, 1024, 2000, 4096, 8192, 1025] {
+        for features in ROW_FEATURES {
             kernels.push(RmsNorm::new(dtype, features, true).ptx());
             kernels.push(RmsNormGradInput::new(dtype, features, true).ptx());
         }
-        for features in [8, 128, 4096, 1025] {
+        for features in COLUMN_FEATURES {
             kernels.push(RmsNormGradWeight::new(dtype, features, true).ptx());
         }
     }
@@ -138,8 +161,8 @@ mod tests {
 
     #[test]
     fn every_kernel_of_the_list_can_be_built() {
-        let families = families().into_iter().flatten();
-        let errors: Vec<_> = families.filter_map(Result::err).collect();
+        let kernels = FAMILIES.iter().flat_map(|(_, kernels)| kernels());
+        let errors: Vec<_> = kernels.filter_map(Result::err).collect();
         assert!(errors.is_empty(), "{errors:?}");
     }
 

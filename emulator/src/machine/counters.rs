@@ -60,18 +60,23 @@ pub struct Counters {
     pub unique_bytes_written: u64,
     /// By instruction: its PTX line, its text and its counts. Empty unless counting is on.
     pub instructions: Vec<(u32, String, Counts)>,
+    /// What no warp reached: PTX line and text. Empty unless counting is on.
+    pub unreached: Vec<(u32, String)>,
 }
 
 impl Counters {
     /// From counts by position in the kernel's code.
     pub(crate) fn new(kernel: &Kernel, ctas: u64, counts: &[Counts], unique: [u64; 2]) -> Counters {
         let mut total = Counts::default();
-        let mut instructions = Vec::new();
+        let (mut instructions, mut unreached) = (Vec::new(), Vec::new());
         for (instruction, counts) in kernel.code.iter().zip(counts) {
             total.add(counts);
-            if counts.executed > 0 {
-                let text = kernel.line(instruction.line).to_owned();
-                instructions.push((instruction.line, text, *counts));
+            let text = kernel.line(instruction.line).to_owned();
+            match counts.executed {
+                // The end that every kernel has behind its last instruction stands at its head.
+                0 if text.contains(".entry") => {}
+                0 => unreached.push((instruction.line, text)),
+                _ => instructions.push((instruction.line, text, *counts)),
             }
         }
         Counters {
@@ -81,6 +86,7 @@ impl Counters {
             unique_bytes_read: unique[0],
             unique_bytes_written: unique[1],
             instructions,
+            unreached,
         }
     }
 

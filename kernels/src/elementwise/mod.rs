@@ -108,6 +108,11 @@ impl Elementwise {
         self.operands.into_iter().flatten()
     }
 
+    /// The format of its result.
+    pub fn result(&self) -> Element {
+        self.result
+    }
+
     /// How its operands lie.
     pub fn layout(&self) -> Layout {
         self.layout

@@ -1,7 +1,7 @@
 //! A device of the emulator with what the tests need of it.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use half::bf16;
@@ -16,26 +16,62 @@ pub(crate) struct Device {
     space: AddressSpace,
     options: Options,
     loaded: RefCell<HashMap<String, Arc<Kernel>>>,
+    reached: RefCell<Reached>,
+}
+
+/// What was executed, kernel by kernel.
+pub(crate) type Reached = BTreeMap<String, Lines>;
+
+/// The lines of a kernel's PTX that hold instructions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines {
+    pub(crate) reached: BTreeSet<u32>,
+    /// With their text. What one launch misses another may reach.
+    pub(crate) missed: BTreeSet<(u32, String)>,
+}
+
+impl Lines {
+    /// Adds what another launch reached and missed.
+    pub(crate) fn add(&mut self, other: &Lines) {
+        self.reached.extend(&other.reached);
+        self.missed.extend(other.missed.iter().cloned());
+        self.missed.retain(|(line, _)| !self.reached.contains(line));
+    }
 }
 
 impl Device {
     /// One device for each kind of order.
     pub(crate) fn all() -> impl Iterator<Item = Device> {
-        let orders = [
-            (None, Asynchronous::Eager),
-            (Some(1), Asynchronous::Lazy),
-            (Some(2), Asynchronous::Random { seed: 3 }),
-        ];
-        orders.into_iter().map(|(shuffle, asynchronous)| Device {
-            space: AddressSpace::new(),
-            loaded: RefCell::default(),
-            options: Options {
-                shuffle,
-                asynchronous,
-                counters: true,
-                ..Options::default()
-            },
-        })
+        Device::in_random_orders(1)
+    }
+
+    /// A device that does everything at once, one that does it as late as can be, and some that do
+    /// it at random.
+    pub(crate) fn in_random_orders(count: u64) -> impl Iterator<Item = Device> {
+        let random = (0..count).map(|seed| {
+            let asynchronous = Asynchronous::Random { seed: 3 + seed };
+            (Some(2 + seed), asynchronous)
+        });
+        let plain = [(None, Asynchronous::Eager), (Some(1), Asynchronous::Lazy)];
+        plain
+            .into_iter()
+            .chain(random)
+            .map(|(shuffle, asynchronous)| Device {
+                space: AddressSpace::new(),
+                loaded: RefCell::default(),
+                reached: RefCell::default(),
+                options: Options {
+                    shuffle,
+                    asynchronous,
+                    counters: true,
+                    ..Options::default()
+                },
+            })
+    }
+
+    /// What all launches together reached.
+    pub(crate) fn reached(&self) -> Reached {
+        self.reached.borrow().clone()
     }
 
     /// The one with the plainest order.
@@ -96,7 +132,22 @@ impl Device {
             parameters: arguments.bytes(),
             multiprocessors: 4,
         };
-        launch(&self.space, &call, &self.options).unwrap_or_else(|error| panic!("{error}"))
+        let counters =
+            launch(&self.space, &call, &self.options).unwrap_or_else(|error| panic!("{error}"));
+        self.note(&counters);
+        counters
+    }
+
+    fn note(&self, counters: &Counters) {
+        let lines = Lines {
+            reached: counters.instructions.iter().map(|it| it.0).collect(),
+            missed: counters.unreached.iter().cloned().collect(),
+        };
+        let mut reached = self.reached.borrow_mut();
+        reached
+            .entry(counters.kernel.clone())
+            .or_default()
+            .add(&lines);
     }
 }
 

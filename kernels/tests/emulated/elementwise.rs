@@ -1,8 +1,8 @@
 //! Expressions: each function against f64, each layout against the host.
 
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
 use meshgrad_kernels::expression::{Expression, Node, Unary};
+use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
 
@@ -243,4 +243,56 @@ fn layouts(walk: &Walk) -> Vec<Layout> {
         unaligned,
         Layout::Strided { dims, wide: true },
     ]
+}
+
+/// Every expression of the catalogue, as its layout wants it.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let variants = catalogue::elementwise_variants().into_iter();
+    variants
+        .flat_map(|variant| run(device, &variant.unwrap()))
+        .collect()
+}
+
+/// Runs an expression on operands among which are large and negative values; its result.
+fn run(device: &Device, variant: &Elementwise) -> Vec<u8> {
+    let formats: Vec<Element> = variant.operands().collect();
+    // Whole tiles and a ragged end; or dims that none of the operands lets us merge.
+    let shape = match variant.layout() {
+        Layout::Contiguous => vec![8341],
+        Layout::Strided { dims, .. } => [43, 3, 2, 5, 2, 3][..dims.into()].to_vec(),
+    };
+    let count: usize = shape.iter().product();
+    let dense = strides(&shape, 0..shape.len());
+    let of_operand = match variant.layout() {
+        Layout::Contiguous => dense.clone(),
+        Layout::Strided { .. } => {
+            let turned = strides(&shape, (0..shape.len()).rev());
+            turned.iter().map(|stride| 2 * stride).collect()
+        }
+    };
+
+    let operands: Vec<u64> = (1..)
+        .zip(&formats)
+        .map(|(seed, format)| match format {
+            Element::Float(dtype) => {
+                let mut values = values(*dtype, 2 * count, seed);
+                let large = values.iter_mut().step_by(7);
+                large.for_each(|value| *value *= 1e6);
+                device.put_floats(*dtype, &values)
+            }
+            Element::Bool => operand(device, *format, 2 * count, seed).address,
+        })
+        .collect();
+    let walk = Walk::new(&shape, &dense, &vec![&of_operand[..]; formats.len()]).unwrap();
+    let bytes = count * variant.result().size() as usize;
+    let result = device.room(bytes);
+    let arguments = ElementwiseArguments {
+        operands: &operands,
+        result,
+        walk: &walk,
+        scalars: &[0.25, -3.0],
+    };
+    let launch = variant.launch(count as u64).unwrap();
+    device.run(variant, launch, &arguments.arguments(variant));
+    device.bytes(result, bytes)
 }

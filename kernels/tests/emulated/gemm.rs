@@ -4,7 +4,7 @@ use meshgrad_emulator::Counters;
 use meshgrad_kernels::gemm::{GemmArguments, GemmBf16, GemmF32, Order, Output, Tile};
 use meshgrad_kernels::{Dtype, Launch, Variant};
 
-use crate::device::{Device, values};
+use crate::device::{Device, encoded, values};
 
 /// A batch of products. Ragged in all extents, of which every order is tried; one element; whole
 /// tiles; nothing to sum.
@@ -194,82 +194,111 @@ fn all_orders() -> impl Iterator<Item = [Order; 2]> {
         .flat_map(|a| Order::ALL.map(|b| [a, b]))
 }
 
+/// What the kernels in f32 take and give.
+fn formats_f32() -> impl Iterator<Item = Formats> {
+    all_orders().flat_map(|orders| {
+        [false, true].map(|accumulate| Formats {
+            orders,
+            operands: Dtype::F32,
+            result: Dtype::F32,
+            accumulate,
+            aligned: false,
+        })
+    })
+}
+
+/// What the kernels in bf16 take and give.
+fn formats_bf16() -> impl Iterator<Item = Formats> {
+    let outputs = || {
+        Output::ALL
+            .into_iter()
+            .flat_map(|it| [(it, true), (it, false)])
+    };
+    all_orders().flat_map(move |orders| {
+        outputs().map(move |(output, aligned)| Formats {
+            orders,
+            operands: Dtype::Bf16,
+            result: match output {
+                Output::Bf16 => Dtype::Bf16,
+                Output::F32 | Output::AddF32 => Dtype::F32,
+            },
+            accumulate: output == Output::AddF32,
+            aligned,
+        })
+    })
+}
+
+/// Runs the kernel of these formats and this tile. Returns C.
+fn product(device: &Device, tile: Tile, formats: Formats, problem: Problem) -> Vec<f32> {
+    let [a, b] = formats.orders;
+    let [m, n, batch] = [problem.m, problem.n, problem.batch].map(|extent| extent as u32);
+    let case = (tile, formats, problem);
+    let (c, counters) = match formats.operands {
+        Dtype::F32 => {
+            let variant = GemmF32 {
+                a,
+                b,
+                tile,
+                accumulate: formats.accumulate,
+            };
+            let launch = variant.launch(m, n, batch).unwrap();
+            check(device, &variant, launch, case)
+        }
+        Dtype::Bf16 => {
+            let variant = GemmBf16 {
+                a,
+                b,
+                tile,
+                output: match (formats.result, formats.accumulate) {
+                    (Dtype::Bf16, _) => Output::Bf16,
+                    (Dtype::F32, false) => Output::F32,
+                    (Dtype::F32, true) => Output::AddF32,
+                },
+                aligned: formats.aligned,
+            };
+            let launch = variant.launch(m, n, batch).unwrap();
+            check(device, &variant, launch, case)
+        }
+    };
+    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+    c
+}
+
 /// Both tiles give the same bits, without a bank conflict.
 #[test]
-fn f32() {
+fn tiles_agree() {
     for (device, problems) in Device::all().zip([4, 1, 1]) {
-        for orders in all_orders() {
-            for accumulate in [false, true] {
-                let formats = Formats {
-                    orders,
-                    operands: Dtype::F32,
-                    result: Dtype::F32,
-                    accumulate,
-                    aligned: false,
-                };
-                for problem in PROBLEMS.into_iter().take(problems) {
-                    let results = Tile::ALL.map(|tile| {
-                        let [a, b] = orders;
-                        let variant = GemmF32 {
-                            a,
-                            b,
-                            tile,
-                            accumulate,
-                        };
-                        let [m, n, batch] = [problem.m, problem.n, problem.batch];
-                        let launch = variant.launch(m as u32, n as u32, batch as u32).unwrap();
-                        let (c, counters) =
-                            check(&device, &variant, launch, (tile, formats, problem));
-                        assert_eq!(counters.total.passes, counters.total.ideal_passes);
-                        c
-                    });
-                    assert_eq!(results[0], results[1]);
-                }
+        for formats in formats_f32().chain(formats_bf16()) {
+            for problem in PROBLEMS.into_iter().take(problems) {
+                let [large, small] = Tile::ALL.map(|tile| product(&device, tile, formats, problem));
+                assert_eq!(large, small);
             }
         }
     }
 }
 
-/// Both tiles give the same bits, without a bank conflict.
-#[test]
-fn bf16() {
-    for (device, problems) in Device::all().zip([4, 1, 1]) {
-        for orders in all_orders() {
-            for (output, aligned) in Output::ALL
-                .into_iter()
-                .flat_map(|o| [(o, true), (o, false)])
-            {
-                let formats = Formats {
-                    orders,
-                    operands: Dtype::Bf16,
-                    result: if output == Output::Bf16 {
-                        Dtype::Bf16
-                    } else {
-                        Dtype::F32
-                    },
-                    accumulate: output == Output::AddF32,
-                    aligned,
-                };
-                for problem in PROBLEMS.into_iter().take(problems) {
-                    let results = Tile::ALL.map(|tile| {
-                        let [a, b] = orders;
-                        let variant = GemmBf16 {
-                            a,
-                            b,
-                            tile,
-                            output,
-                            aligned,
-                        };
-                        let [m, n, batch] = [problem.m, problem.n, problem.batch];
-                        let launch = variant.launch(m as u32, n as u32, batch as u32).unwrap();
-                        let (c, counters) =
-                            check(&device, &variant, launch, (tile, formats, problem));
-                        assert_eq!(counters.total.passes, counters.total.ideal_passes);
-                        c
-                    });
-                    assert_eq!(results[0], results[1]);
-                }
-            }
-        }
-    }
+/// Every kernel in f32.
+pub(crate) fn exercise_f32(device: &Device) -> Vec<u8> {
+    exercise(device, formats_f32())
+}
+
+/// Every kernel in bf16.
+pub(crate) fn exercise_bf16(device: &Device) -> Vec<u8> {
+    exercise(device, formats_bf16())
+}
+
+/// Products that reach more than one step along k, and ragged ends.
+fn exercise(device: &Device, formats: impl Iterator<Item = Formats>) -> Vec<u8> {
+    let problem = Problem {
+        m: 67,
+        n: 66,
+        k: 70,
+        batch: 1,
+    };
+    let each = formats.flat_map(|formats| Tile::ALL.map(|tile| (formats, tile)));
+    each.flat_map(|(formats, tile)| {
+        let c = product(device, tile, formats, problem);
+        encoded(formats.result, &c)
+    })
+    .collect()
 }

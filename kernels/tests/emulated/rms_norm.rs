@@ -6,9 +6,9 @@ use meshgrad_kernels::rms_norm::{
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 use meshgrad_kernels::row::RowTile;
-use meshgrad_kernels::{Dtype, Variant};
+use meshgrad_kernels::{Dtype, Variant, catalogue};
 
-use crate::device::{Device, values};
+use crate::device::{Device, encoded, values};
 
 const EPS: f32 = 1e-5;
 
@@ -289,4 +289,25 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
         assert_eq!(none[column], 0.0);
     }
     alone
+}
+
+/// Every kernel of the catalogue, with fewer and with more rows than one CTA takes.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for dtype in Dtype::ALL {
+        for features in catalogue::ROW_FEATURES {
+            let problem = Problem::new(device, dtype, [3, features]);
+            let [y, inv_rms] = problem.forward(device);
+            let dx = grad_input(device, &problem, inv_rms);
+            let bytes = problem.x.len() * dtype.size() as usize;
+            bits.extend(device.bytes(y, bytes));
+            bits.extend(device.bytes(dx, bytes));
+        }
+        for features in catalogue::COLUMN_FEATURES {
+            let problem = Problem::new(device, dtype, [70, features]);
+            let dw = grad_weight(device, &problem);
+            bits.extend(encoded(Dtype::F32, &dw));
+        }
+    }
+    bits
 }
