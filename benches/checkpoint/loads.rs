@@ -17,7 +17,7 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
 use meshgrad::ckpt::{Dtype, TensorFile};
 use rustix::fs::OFlags;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::contest::Contestant;
 use super::measure::seconds;
@@ -156,7 +156,7 @@ pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contest
     all.push(floor(PIECES, |path, arena| in_pieces(path, arena, |_| {})));
     all.push(floor(DIGESTED, |path, arena| {
         in_pieces(path, arena, |piece| {
-            std::hint::black_box(xxh3_64(piece));
+            std::hint::black_box(XxHash3_64::oneshot(piece));
         })
     }));
     all.push(floor("plain O_DIRECT, 2 threads", plain_direct));

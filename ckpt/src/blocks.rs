@@ -1,9 +1,10 @@
 //! Digests of files by block, so that damage has a place and many writers can share a file.
 
 use std::fmt;
+use std::hash::Hasher;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 /// The most bytes that one digest covers: 16 MiB.
 pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
@@ -15,7 +16,7 @@ pub struct Digest(pub u64);
 impl Digest {
     /// The digest of bytes.
     pub fn of(bytes: &[u8]) -> Digest {
-        Digest(xxhash_rust::xxh3::xxh3_64(bytes))
+        Digest(XxHash3_64::oneshot(bytes))
     }
 
     /// Exactly as it is displayed: no sign, no capitals, no missing zeros.
@@ -83,7 +84,7 @@ pub(crate) struct Run {
     offset: u64,
     bytes: u64,
     limit: u64,
-    hash: Xxh3,
+    hash: XxHash3_64,
 }
 
 impl Run {
@@ -93,7 +94,7 @@ impl Run {
             offset,
             bytes: 0,
             limit,
-            hash: Xxh3::new(),
+            hash: XxHash3_64::new(),
         }
     }
 
@@ -107,7 +108,7 @@ impl Run {
         while !bytes.is_empty() {
             let room = (self.limit - self.bytes).min(bytes.len() as u64) as usize;
             let (now, later) = bytes.split_at(room);
-            self.hash.update(now);
+            self.hash.write(now);
             self.bytes += room as u64;
             bytes = later;
 
@@ -123,11 +124,11 @@ impl Run {
             done.push(Block {
                 offset: self.offset,
                 bytes: self.bytes,
-                xxh3: Digest(self.hash.digest()),
+                xxh3: Digest(self.hash.finish()),
             });
             self.offset += self.bytes;
             self.bytes = 0;
-            self.hash.reset();
+            self.hash = XxHash3_64::new();
         }
     }
 }

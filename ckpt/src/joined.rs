@@ -4,10 +4,11 @@
 //! run: millions of them in a large model, more than a manifest should list. Digests cannot be
 //! added up, so such a file is read once more before it is sealed.
 
+use std::hash::Hasher;
 use std::io;
 use std::path::Path;
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use crate::blocks::{Block, Digest, Run};
 use crate::vfs::{self, Vfs, VfsFile};
@@ -64,12 +65,11 @@ fn join(
     limit: u64,
 ) -> io::Result<std::result::Result<Vec<Block>, Mismatch>> {
     let (mut run, mut joined) = (Run::new(0, limit), Vec::new());
-    let mut hash = Xxh3::new();
     let mut window = vec![0; WINDOW];
     let mut ahead = 0..0;
 
     for &block in small {
-        hash.reset();
+        let mut hash = XxHash3_64::new();
         let mut missing = block.bytes;
         while missing > 0 {
             if ahead.is_empty() {
@@ -80,13 +80,13 @@ fn join(
             }
             let taken = missing.min(ahead.len() as u64) as usize;
             let bytes = &window[ahead.start..ahead.start + taken];
-            hash.update(bytes);
+            hash.write(bytes);
             run.feed(bytes, &mut joined);
             ahead.start += taken;
             missing -= taken as u64;
         }
 
-        let found = Digest(hash.digest());
+        let found = Digest(hash.finish());
         if found != block.xxh3 {
             return Ok(Err(Mismatch { block, found }));
         }

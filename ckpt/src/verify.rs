@@ -1,10 +1,11 @@
 //! Comparing files with the digests of their blocks: several threads, a small window each.
 
+use std::hash::Hasher;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use crate::blocks::{Block, Content, Digest, Run};
 use crate::flaw::Flaw;
@@ -122,16 +123,16 @@ impl<'a> Reader<'a> {
         };
         self.window.resize(WINDOW, 0);
 
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         let mut offset = block.offset;
         while offset < block.end() {
             let len = (block.end() - offset).min(self.window.len() as u64) as usize;
             let read = vfs::read_full_at(&*file, &mut self.window[..len], offset)?;
-            hash.update(&self.window[..read]);
+            hash.write(&self.window[..read]);
             offset += len as u64;
         }
         self.open = Some((name, file));
-        Ok(Digest(hash.digest()))
+        Ok(Digest(hash.finish()))
     }
 }
 

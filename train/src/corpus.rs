@@ -5,7 +5,7 @@ mod files;
 
 use std::path::PathBuf;
 
-use xxhash_rust::xxh3::Xxh3Default;
+use twox_hash::XxHash3_128;
 
 pub use default_text::{MAX_DEFAULT_BYTES, MAX_FILE_BYTES};
 
@@ -111,14 +111,14 @@ impl Corpus {
 }
 
 fn digest(documents: &[Document]) -> u128 {
-    let mut hash = Xxh3Default::new();
+    let mut hash = XxHash3_128::new();
     for document in documents {
         for part in [&document.name, &document.text] {
-            hash.update(&(part.len() as u64).to_le_bytes());
-            hash.update(part.as_bytes());
+            hash.write(&(part.len() as u64).to_le_bytes());
+            hash.write(part.as_bytes());
         }
     }
-    hash.digest128()
+    hash.finish_128()
 }
 
 #[cfg(test)]

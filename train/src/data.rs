@@ -1,6 +1,6 @@
 //! From `[data]` to tokens on disk: text, split, tokenizer, cache, each kept if it is still right.
 
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::Result;
 use crate::config::{DataConfig, TokenizerChoice};
@@ -75,7 +75,7 @@ fn texts<'c>(pieces: &[Piece], corpus: &'c Corpus) -> Vec<&'c str> {
 fn recipe(corpus: &Corpus, config: &DataConfig) -> u128 {
     let choice = String::from(config.tokenizer.clone());
     let recipe = format!("{:x} {} {choice}", corpus.digest, config.val_fraction);
-    xxh3_128(recipe.as_bytes())
+    XxHash3_128::oneshot(recipe.as_bytes())
 }
 
 fn tokenizer(

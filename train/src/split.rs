@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::corpus::Document;
 
@@ -85,7 +85,7 @@ impl Split {
 /// Documents in hashed order, each that still fits.
 fn choose(documents: &[Document], wanted: usize) -> Vec<bool> {
     let mut order: Vec<usize> = (0..documents.len()).collect();
-    order.sort_by_cached_key(|&at| (xxh3_64(documents[at].name.as_bytes()), at));
+    order.sort_by_cached_key(|&at| (XxHash3_64::oneshot(documents[at].name.as_bytes()), at));
 
     let mut chosen = vec![false; documents.len()];
     let mut left = wanted;

@@ -14,7 +14,7 @@ use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Library};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use cut::{chunks, cuts_words, training_sample, words};
 pub use stream::DecodeStream;
@@ -215,7 +215,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::to_json`].
     pub fn digest(&self) -> Result<u128> {
-        Ok(xxh3_128(self.to_json()?.as_bytes()))
+        Ok(XxHash3_128::oneshot(self.to_json()?.as_bytes()))
     }
 
     /// The ids of a text, no special ones added.

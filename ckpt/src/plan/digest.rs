@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::LoadPlan;
 
@@ -94,7 +94,7 @@ pub(super) fn of(plan: &LoadPlan) -> Digest {
 /// Every value before its length, so that no two plans have one encoding.
 #[derive(Default)]
 struct Encoder {
-    hash: Xxh3,
+    hash: XxHash3_128,
     /// Not hashed yet: hashing a few bytes at a time is slow.
     pending: Vec<u8>,
 }
@@ -108,15 +108,15 @@ impl Encoder {
     }
 
     fn flush(&mut self) {
-        self.hash.update(&self.pending);
+        self.hash.write(&self.pending);
         self.pending.clear();
     }
 
     /// The hash of what came since the last one.
     fn finish(&mut self) -> u128 {
         self.flush();
-        let hash = self.hash.digest128();
-        self.hash.reset();
+        let hash = self.hash.finish_128();
+        self.hash = XxHash3_128::new();
         hash
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::computed::Computed;
 use super::copy::{ByteLoop, Copy, Loops};
@@ -87,7 +87,7 @@ pub(super) fn gather(
 /// The ranks of the wants in an order that depends on their names only: by hash, as long names that
 /// begin alike are slow to compare.
 fn ranks(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
-    let hash = |want: &Want| xxh3_64(want.target.as_bytes());
+    let hash = |want: &Want| XxHash3_64::oneshot(want.target.as_bytes());
     let mut hashed: Vec<(u64, u32)> = wants.iter().map(hash).zip(0..).collect();
     let name = |index: u32| &*wants[index as usize].target;
     hashed.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::Hasher;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -11,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use crate::beneath::open_below;
 
@@ -148,11 +149,11 @@ impl Vfs for RealFs {
             .as_nanos() as u64;
         let count = COUNTER.fetch_add(1, Ordering::Relaxed);
 
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         for part in [clock, u64::from(process::id()), count] {
-            hash.update(&part.to_le_bytes());
+            hash.write(&part.to_le_bytes());
         }
-        hash.digest()
+        hash.finish()
     }
 }
 

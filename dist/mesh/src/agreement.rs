@@ -6,8 +6,9 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::hash::Hasher;
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use crate::rank_map::RankMap;
 use crate::{Mesh, MeshError, Result, text};
@@ -26,32 +27,32 @@ impl Mesh {
     /// What other ranks compare with theirs. Takes as long as there are modes, or, when the mesh was
     /// made of listed ranks, as there are ranks.
     pub fn fingerprint(&self) -> Fingerprint {
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         for axis in self.axes() {
             put(&mut hash, axis.name().len());
-            hash.update(axis.name().as_bytes());
+            hash.write(axis.name().as_bytes());
             put_text(&mut hash, &axis.layout().to_string());
         }
         put_text(&mut hash, &self.all().ascending().to_string());
         put(&mut hash, self.base());
         put_ranks(&mut hash, self.rank_map());
         Fingerprint {
-            digest: hash.digest(),
+            digest: hash.finish(),
             axes: self.to_string(),
         }
     }
 }
 
-fn put(hash: &mut Xxh3, number: usize) {
-    hash.update(&(number as u64).to_le_bytes());
+fn put(hash: &mut XxHash3_64, number: usize) {
+    hash.write(&(number as u64).to_le_bytes());
 }
 
-fn put_text(hash: &mut Xxh3, text: &str) {
+fn put_text(hash: &mut XxHash3_64, text: &str) {
     put(hash, text.len());
-    hash.update(text.as_bytes());
+    hash.write(text.as_bytes());
 }
 
-fn put_ranks(hash: &mut Xxh3, ranks: &RankMap) {
+fn put_ranks(hash: &mut XxHash3_64, ranks: &RankMap) {
     put(hash, ranks.len());
     if let RankMap::Listed(_) = ranks {
         (0..ranks.len()).for_each(|position| put(hash, ranks.rank(position)));

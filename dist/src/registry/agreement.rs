@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use meshgrad_mesh::{Fingerprint, agree};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::error::{RegistryError, Result};
 use super::plan::{Need, Plan};
@@ -82,10 +82,10 @@ fn part(need: &Need, rank: usize) -> u128 {
 
 /// The same on every machine.
 fn digest(need: &Need) -> u128 {
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_128::new();
     let mut put = |bytes: &[u8]| {
-        hash.update(&(bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
+        hash.write(&(bytes.len() as u64).to_le_bytes());
+        hash.write(bytes);
     };
     for rank in need.group.ranks() {
         put(&(*rank as u64).to_le_bytes());
@@ -96,11 +96,11 @@ fn digest(need: &Need) -> u128 {
         put(value.as_bytes());
     }
     put(&need.generation.to_le_bytes());
-    hash.digest128()
+    hash.finish_128()
 }
 
 fn mesh_digest(mesh: &Fingerprint) -> u64 {
-    let digest = xxh3_64(mesh.axes.as_bytes()) ^ mesh.digest;
+    let digest = XxHash3_64::oneshot(mesh.axes.as_bytes()) ^ mesh.digest;
     digest.max(1)
 }
 

@@ -30,7 +30,7 @@ impl Interleaving {
 }
 
 fn shuffled(len: usize, seed: u64) -> Vec<usize> {
-    let key = |at: &usize| xxhash_rust::xxh3::xxh3_64_with_seed(&at.to_le_bytes(), seed);
+    let key = |at: &usize| twox_hash::XxHash3_64::oneshot_with_seed(seed, &at.to_le_bytes());
     let mut order: Vec<usize> = (0..len).collect();
     order.sort_by_key(key);
     order

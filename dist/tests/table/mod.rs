@@ -24,7 +24,7 @@ pub(crate) fn number(value: &Value, key: &str) -> Option<usize> {
 
 pub(crate) fn digest<T: serde::Serialize>(lists: &T) -> String {
     let json = serde_json::to_string(lists).unwrap();
-    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(json.as_bytes()))
+    format!("{:016x}", twox_hash::XxHash3_64::oneshot(json.as_bytes()))
 }
 
 pub(crate) fn here() -> Source {

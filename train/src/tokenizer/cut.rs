@@ -1,7 +1,7 @@
 //! Where a text may be cut so that its pieces have the ids of the whole.
 
 use tokenizers::{PreTokenizerWrapper, Tokenizer as Library};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// The length of the first piece of a text for any tokenizer: up to a line end between two visible
 /// characters, behind which the usual pre-tokenizers cut as well.
@@ -61,7 +61,7 @@ pub(super) fn training_sample<'t>(texts: &[&'t str], limit: usize) -> Vec<&'t st
     }
 
     let is_taken = |index: usize, chunk: &str| {
-        let hash = xxh3_64_with_seed(chunk.as_bytes(), index as u64);
+        let hash = XxHash3_64::oneshot_with_seed(index as u64, chunk.as_bytes());
         (hash as f64 / u64::MAX as f64) < share
     };
     let numbered = all.into_iter().enumerate();
