@@ -4,14 +4,10 @@
 //! `cargo test -p meshgrad-kernels --test emulated coverage -- --nocapture` shows the table.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use meshgrad_kernels::catalogue;
 
 use crate::device::{Device, Reached};
-use crate::{elementwise, gemm, rms_norm};
 
 /// Seeds beside the eager and the lazy order.
 const RANDOM_ORDERS: u64 = 8;
@@ -20,57 +16,59 @@ const RANDOM_ORDERS: u64 = 8;
 /// code; returns the bytes of all results.
 type Exercise = fn(&Device) -> Vec<u8>;
 
-const EXERCISES: &[(&str, Exercise)] = &[
-    ("elementwise", elementwise::exercise),
-    ("rms_norm", rms_norm::exercise),
-    ("gemm_f32", gemm::exercise_f32),
-    ("gemm_bf16", gemm::exercise_bf16),
-];
+/// A test for each family of the catalogue, and one that none is left out.
+macro_rules! exercises {
+    ($($family:ident: $exercise:path,)*) => {
+        $(
+            #[test]
+            fn $family() {
+                cover(stringify!($family), $exercise);
+            }
+        )*
 
-#[test]
-fn coverage() {
-    let families = catalogue::families();
-    let names: Vec<&str> = families.iter().map(|(name, _)| *name).collect();
-    let exercised: Vec<&str> = EXERCISES.iter().map(|(name, _)| *name).collect();
-    assert_eq!(names, exercised, "every family has an exercise, in order");
-
-    let (next, reached) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
-        while let Some((name, exercise)) = EXERCISES.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let of_family = in_every_order(name, *exercise);
-            reached.lock().unwrap().push((*name, of_family));
+        #[test]
+        fn every_family_has_an_exercise() {
+            let families = catalogue::families().into_iter().map(|(name, _)| name);
+            let exercised = [$(stringify!($family)),*];
+            assert_eq!(families.collect::<Vec<_>>(), exercised);
         }
     };
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, Into::into) {
-            scope.spawn(work);
-        }
-    });
+}
 
-    let reached = reached.into_inner().unwrap();
-    let mut left = Vec::new();
-    println!("family        kernels  instructions  unreached");
-    for (name, kernels) in families {
-        let of_family = reached.iter().find(|(family, _)| *family == name);
-        let of_family = &of_family.expect("an exercise for each family").1;
-        let entries: BTreeSet<&String> = kernels.iter().map(|ptx| &ptx.entry).collect();
-        for entry in &entries {
-            match of_family.get(*entry) {
-                None => left.push(format!("{entry} was never launched")),
-                Some(lines) => {
-                    left.extend(lines.missed.iter().map(|(line, text)| {
-                        format!("{entry}: nothing reaches line {line}: {text}")
-                    }))
-                }
-            }
-        }
-        let lines = of_family.values();
-        let (all, missed) = lines.fold((0, 0), |(all, missed), lines| {
-            let of_kernel = lines.reached.len() + lines.missed.len();
-            (all + of_kernel, missed + lines.missed.len())
-        });
-        println!("{name:12} {:8} {all:13} {missed:10}", entries.len());
+exercises! {
+    elementwise: crate::elementwise::exercise,
+    rms_norm: crate::rms_norm::exercise,
+    gemm_f32: crate::gemm::exercise_f32,
+    gemm_bf16: crate::gemm::exercise_bf16,
+}
+
+/// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.
+fn cover(family: &str, exercise: Exercise) {
+    let families = catalogue::families().into_iter();
+    let of_family = families.filter(|(name, _)| *name == family);
+    let entries: BTreeSet<String> = of_family
+        .flat_map(|(_, kernels)| kernels)
+        .map(|ptx| ptx.entry)
+        .collect();
+
+    let launched = in_every_order(family, exercise);
+    let (mut left, mut instructions) = (Vec::new(), 0);
+    for entry in &entries {
+        let Some(lines) = launched.get(entry) else {
+            left.push(format!("{entry} was never launched"));
+            continue;
+        };
+        instructions += lines.reached.len() + lines.missed.len();
+        let missed = lines.missed.iter();
+        left.extend(
+            missed.map(|(line, text)| format!("{entry}: nothing reaches line {line}: {text}")),
+        );
     }
+    println!(
+        "{family}: {} kernels, {instructions} instructions, {} that nothing reaches",
+        entries.len(),
+        left.len()
+    );
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 

@@ -1,0 +1,77 @@
+//! Elementwise ops.
+
+use super::{gradient, tensor};
+use crate::{DType, Device, Result, Tensor, ops};
+
+pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
+    type Unary = fn(&Tensor) -> Result<Tensor>;
+    type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let unary: [Unary; 16] = [
+        ops::neg,
+        ops::abs,
+        ops::square,
+        ops::sqrt,
+        ops::rsqrt,
+        ops::reciprocal,
+        ops::exp,
+        ops::ln,
+        ops::sin,
+        ops::cos,
+        ops::tanh,
+        ops::sigmoid,
+        ops::silu,
+        ops::relu,
+        |x| ops::affine(x, 0.3, 0.7),
+        |x| ops::clamp(x, 0.3, 0.7),
+    ];
+    let binary: [Binary; 29] = [
+        ops::neg_grad,
+        ops::abs_grad,
+        ops::square_grad,
+        ops::sqrt_grad,
+        ops::rsqrt_grad,
+        ops::reciprocal_grad,
+        ops::exp_grad,
+        ops::ln_grad,
+        ops::sin_grad,
+        ops::cos_grad,
+        ops::tanh_grad,
+        ops::sigmoid_grad,
+        ops::silu_grad,
+        ops::relu_grad,
+        |x, dy| ops::clamp_grad(x, dy, 0.3, 0.7),
+        ops::add,
+        ops::sub,
+        ops::mul,
+        ops::div,
+        ops::maximum,
+        ops::minimum,
+        ops::maximum_share,
+        ops::eq,
+        ops::ne,
+        ops::lt,
+        ops::le,
+        ops::gt,
+        ops::ge,
+        |a, b| ops::select(&ops::lt(a, b)?, a, b),
+    ];
+    let x = tensor(device, &[64], dtype)?;
+    for function in unary {
+        function(&x)?;
+    }
+    for function in binary {
+        function(&x, &x)?;
+    }
+
+    // Views of which no two dims can be walked as one.
+    for dims in 1..=5 {
+        let mut view = tensor(device, &[&[4; 5][..dims], &[2]].concat(), dtype)?.slice(-1, 0..1)?;
+        for dim in 0..dims {
+            view = view.slice(dim as isize, 0..3)?;
+        }
+        ops::add(&view, &view)?;
+    }
+    let mut into = gradient(device, &[64])?;
+    ops::add_into(&x, &mut into)?;
+    ops::add_into(&x, &mut into)
+}

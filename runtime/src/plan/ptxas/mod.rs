@@ -1,0 +1,155 @@
+//! NVIDIA's assembler takes every kernel that the ops launch, without a warning: the functions that
+//! elementwise ops write down among them, which no list of the kernels' crate can know.
+
+#[path = "../../../../kernels/tests/ptxas/assemble.rs"]
+mod assemble;
+mod copies;
+mod functions;
+mod norms;
+mod products;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use meshgrad_kernels::{Ptx, Variant};
+
+use crate::{Accumulator, DType, Device, GpuProperties, Properties, Result, Shape, Tensor, ops};
+
+/// Kernels by name, and the ops that launched any.
+#[derive(Default)]
+struct Launched {
+    kernels: BTreeMap<String, Ptx>,
+    ops: BTreeSet<&'static str>,
+}
+
+thread_local! {
+    /// What this thread launches, while somebody listens.
+    static LAUNCHED: RefCell<Option<Launched>> = const { RefCell::new(None) };
+}
+
+/// Takes down a launch.
+pub(super) fn note(op: &'static str, variant: &impl Variant) {
+    LAUNCHED.with_borrow_mut(|launched| {
+        if let Some(launched) = launched {
+            launched.ops.insert(op);
+            let kernel = launched.kernels.entry(variant.entry());
+            kernel.or_insert_with(|| variant.ptx());
+        }
+    });
+}
+
+/// What `work` launches on a GPU that computes nothing.
+fn launched(work: impl FnOnce(&Device) -> Result<()>) -> Launched {
+    let gpu = GpuProperties {
+        model: "counted".into(),
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        memory: 1 << 30,
+        l2_cache: 50 << 20,
+        shared_memory: 232_448,
+    };
+    let device = Device::meta(&Properties {
+        gpu: Some(gpu),
+        ..Device::cpu().properties().clone()
+    });
+    LAUNCHED.set(Some(Launched::default()));
+    work(&device).unwrap();
+    LAUNCHED.take().unwrap()
+}
+
+/// Launches all kernels of some ops, with operands of one dtype.
+type Launches = fn(&Device, DType) -> Result<()>;
+
+const LAUNCHES: &[Launches] = &[
+    functions::functions,
+    copies::copies,
+    norms::norms,
+    products::products,
+];
+
+/// Ops that no GPU can do yet.
+#[rustfmt::skip]
+const WITHOUT_KERNELS: &[&str] = &[
+    "attention",
+    "attention_grad",
+    "argmax",
+    "argmin",
+    "top_k",
+    "slice_grad",
+    "copy_at_into",
+    "linear_cross_entropy",
+    "linear_cross_entropy_grad_input",
+    "linear_cross_entropy_grad_weight_into",
+    "linear_cross_entropy_grad_both_into",
+    "cross_entropy_sum",
+    "embedding",
+    "embedding_grad_into",
+    "grouped_matmul_nt",
+    "grouped_matmul_grad_input",
+    "grouped_matmul_grad_weight_into",
+    "concat",
+    "index_select",
+    "index_select_grad",
+    "gather",
+    "scatter_add",
+    "router_top_k",
+    "router_top_k_biased",
+    "router_top_k_grad",
+    "expert_order",
+    "expert_counts",
+    "permute_tokens",
+    "permute_tokens_grad",
+    "unpermute_tokens",
+    "unpermute_tokens_grad_input",
+    "unpermute_tokens_grad_weights",
+    "adamw_step",
+    "global_norm",
+    "clip_scale",
+    "uniform_into",
+    "normal_into",
+    "dropout",
+    "dropout_grad",
+    "sum",
+    "mean",
+    "max",
+    "min",
+    "rope_tables",
+    "rope",
+    "rope_grad",
+    "softmax",
+    "softmax_grad",
+    "log_softmax",
+    "log_softmax_grad",
+    "swiglu",
+    "swiglu_grad",
+];
+
+#[test]
+fn every_kernel_of_an_op_assembles_without_a_warning() {
+    let launched = launched(|device| {
+        for dtype in [DType::F32, DType::BF16] {
+            for launches in LAUNCHES {
+                launches(device, dtype)?;
+            }
+        }
+        Ok(())
+    });
+
+    // The functions of elementwise ops are kernels of the ops, not of the catalogue: all are here.
+    let missing: Vec<&str> = ops::signatures()
+        .map(|op| op.name())
+        .filter(|op| !launched.ops.contains(op))
+        .collect();
+    assert_eq!(missing, WITHOUT_KERNELS, "ops that launched nothing");
+
+    let kernels: Vec<Ptx> = launched.kernels.into_values().collect();
+    assemble::assemble(&kernels, "ptxas.txt");
+}
+
+fn tensor(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    ops::full(device, shape, dtype, 1.0)
+}
+
+fn gradient(device: &Device, shape: &[usize]) -> Result<Accumulator> {
+    Accumulator::new(device, Shape::new(shape)?, DType::F32)
+}

@@ -1,0 +1,17 @@
+//! Norms of rows.
+
+use super::{gradient, tensor};
+use crate::{DType, Device, Result, ops};
+
+pub(super) fn norms(device: &Device, dtype: DType) -> Result<()> {
+    for features in [64, 1024, 4096, 333] {
+        let x = tensor(device, &[5, features], dtype)?;
+        let w = tensor(device, &[features], dtype)?;
+        let (y, inv_rms) = ops::rms_norm(&x, &w, 1e-6)?;
+        ops::rms_norm_grad_input(&y, &x, &w, &inv_rms)?;
+        let mut dw = gradient(device, &[features])?;
+        ops::rms_norm_grad_weight_into(&y, &x, &inv_rms, &mut dw)?;
+        ops::rms_norm_grad_weight_into(&y, &x, &inv_rms, &mut dw)?;
+    }
+    Ok(())
+}
