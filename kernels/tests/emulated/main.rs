@@ -6,6 +6,7 @@
 
 mod barrier;
 mod coverage;
+mod cross_entropy;
 mod device;
 mod elementwise;
 mod gemm;

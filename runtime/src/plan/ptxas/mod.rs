@@ -4,6 +4,7 @@
 #[path = "../../../../kernels/tests/ptxas/assemble.rs"]
 mod assemble;
 mod copies;
+mod cross_entropy;
 mod functions;
 mod norms;
 mod products;
@@ -65,6 +66,7 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    cross_entropy::cross_entropy,
 ];
 
 /// Ops that no GPU can do yet.
@@ -77,11 +79,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "top_k",
     "slice_grad",
     "copy_at_into",
-    "linear_cross_entropy",
-    "linear_cross_entropy_grad_input",
-    "linear_cross_entropy_grad_weight_into",
-    "linear_cross_entropy_grad_both_into",
-    "cross_entropy_sum",
     "embedding",
     "embedding_grad_into",
     "grouped_matmul_nt",
