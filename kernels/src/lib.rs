@@ -17,6 +17,7 @@ pub mod faults;
 pub mod gemm;
 pub mod rms_norm;
 pub mod row;
+pub mod swiglu;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

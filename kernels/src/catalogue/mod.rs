@@ -3,6 +3,7 @@
 mod elementwise;
 mod gemm;
 mod rms_norm;
+mod swiglu;
 
 pub use elementwise::elementwise_variants;
 
@@ -26,6 +27,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("swiglu", swiglu::swiglu),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -5,6 +5,7 @@
 mod assemble;
 mod copies;
 mod functions;
+mod gates;
 mod norms;
 mod products;
 
@@ -65,6 +66,7 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    gates::gates,
 ];
 
 /// Ops that no GPU can do yet.
@@ -120,8 +122,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "softmax_grad",
     "log_softmax",
     "log_softmax_grad",
-    "swiglu",
-    "swiglu_grad",
 ];
 
 #[test]
