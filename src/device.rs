@@ -7,9 +7,8 @@ use meshgrad::runtime::{CudaError, Device, Error};
 /// The option of commands that compute much: what is fastest here.
 #[derive(clap::Args)]
 pub(crate) struct OnFastest {
-    /// Where to compute: `cpu`, `cuda` or `cuda:N` (an NVIDIA GPU), `emulator` or `emulator:N` (the
-    /// GPU's kernels, run and examined on the CPU: slow), `auto` (the first GPU if there is one,
-    /// otherwise the CPU).
+    /// Where to compute: `cpu`, `cuda[:N]`, `emulator[:N]` (the GPU's kernels, run and examined on
+    /// the CPU: slow), or `auto`: the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceName,
 }
@@ -17,9 +16,8 @@ pub(crate) struct OnFastest {
 /// The option of commands whose numbers are compared.
 #[derive(clap::Args)]
 pub(crate) struct OnCpu {
-    /// Where to compute: `cpu`, `cuda` or `cuda:N` (an NVIDIA GPU), `emulator` or `emulator:N` (the
-    /// GPU's kernels, run and examined on the CPU: slow), `auto` (the first GPU if there is one,
-    /// otherwise the CPU).
+    /// Where to compute: `cpu`, `cuda[:N]`, `emulator[:N]` (the GPU's kernels, run and examined on
+    /// the CPU: slow), or `auto`: the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
 }
