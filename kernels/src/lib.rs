@@ -14,9 +14,11 @@ pub mod elementary;
 pub mod elementwise;
 pub mod error;
 pub mod expression;
+pub mod faults;
 pub mod gemm;
 pub mod rms_norm;
 pub mod row;
+pub mod swiglu;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

@@ -4,6 +4,7 @@ mod cross_entropy;
 mod elementwise;
 mod gemm;
 mod rms_norm;
+mod swiglu;
 
 pub use elementwise::elementwise_variants;
 
@@ -28,6 +29,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("cross_entropy", cross_entropy::cross_entropy),
+    ("swiglu", swiglu::swiglu),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

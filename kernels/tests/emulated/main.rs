@@ -11,3 +11,4 @@ mod device;
 mod elementwise;
 mod gemm;
 mod rms_norm;
+mod swiglu;

@@ -1,6 +1,6 @@
 //! The CUDA back end: contexts, memory, streams, kernels and graphs of a GPU, or of the emulator in
-//! the place of one; and the plans of ops, family by family as on the CPU
-//! ([`cross_entropy`], [`elementwise`], [`matmul`], [`norm`]). But for the plans it knows no tensor and no op.
+//! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`],
+//! [`matmul`], [`norm`] and so on). But for the plans it knows no tensor and no op.
 //!
 //! cudarc is used for the driver's types and functions only; who owns what is decided here.
 
@@ -10,6 +10,7 @@ pub(crate) mod cross_entropy;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
+mod faults;
 mod gpu;
 mod graph;
 pub(crate) mod matmul;
@@ -18,6 +19,7 @@ mod module;
 pub(crate) mod norm;
 mod stream;
 mod streams;
+pub(crate) mod swiglu;
 
 pub use allocator::{CacheUse, Exhausted};
 pub use context::GpuProperties;

@@ -6,6 +6,7 @@ mod assemble;
 mod copies;
 mod cross_entropy;
 mod functions;
+mod gates;
 mod norms;
 mod products;
 
@@ -67,6 +68,7 @@ const LAUNCHES: &[Launches] = &[
     norms::norms,
     products::products,
     cross_entropy::cross_entropy,
+    gates::gates,
 ];
 
 /// Ops that no GPU can do yet.
@@ -117,8 +119,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "softmax_grad",
     "log_softmax",
     "log_softmax_grad",
-    "swiglu",
-    "swiglu_grad",
 ];
 
 #[test]
