@@ -4,7 +4,7 @@ mod devices;
 
 use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::Targets;
-use meshgrad_runtime::{Accumulator, DType, Device, Shape, Tensor, ops};
+use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const IGNORE: i64 = -100;
@@ -216,6 +216,37 @@ fn sums_of_losses() {
                 assert_close(&loss, &expected.0, rounding(dtype), 1e-6);
                 assert_close(&count, &expected.1, rounding(dtype), 1.0);
             }
+        }
+    }
+}
+
+/// A label that is no class is told: at once on a CPU, where the host next waits on a GPU.
+#[test]
+fn labels_outside_of_the_vocabulary() {
+    for device in devices() {
+        let x = numbered(&device, &[3, 8], DType::F32, 1.0);
+        let w = numbered(&device, &[10, 8], DType::F32, 1.0);
+        for strange in [10, -7] {
+            let labels = Tensor::from_slice(&device, &[3], &[0, strange, IGNORE]).unwrap();
+            let targets = Targets {
+                labels: &labels,
+                ignore_index: IGNORE,
+                vocab_start: 0,
+                vocab_total: 10,
+            };
+            let result = ops::linear_cross_entropy(&x, &w, targets);
+            let told = match (result, device.is_gpu()) {
+                (Err(Error::IndexOutOfRange { index, .. }), false) => index,
+                (Ok(_), true) => match device.synchronize() {
+                    Err(Error::Cuda(CudaError::IndexOutOfRange { index, extent, .. })) => {
+                        assert_eq!(extent, 10);
+                        index
+                    }
+                    other => panic!("{other:?}"),
+                },
+                (result, _) => panic!("{:?}", result.err()),
+            };
+            assert_eq!(told, strange);
         }
     }
 }

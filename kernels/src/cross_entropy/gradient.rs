@@ -1,10 +1,10 @@
 //! dlogits.
 
-use super::labels::InTile;
+use super::labels::{InTile, Vocabulary};
 use super::row::{Row, VECTORS};
-use super::{Label, Lanes};
+use super::{Classes, Label, Lanes};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Pair, Ptx, S64, Target, U32, Variant,
+    Arguments, F32, GlobalAddress, Kernel, Launch, Pair, Ptx, Target, U32, Variant,
     exchange_with_neighbour,
 };
 use crate::dtype::Dtype;
@@ -37,8 +37,7 @@ impl Variant for CrossEntropyGradient {
         let names = ["logits", "labels", "lse", "dloss", "dlogits"];
         let [logits, labels, lse, dloss, dlogits] = names.map(|name| k.pointer(name));
         let leading = k.u64_param("leading");
-        let [first_class, ignore_index] =
-            ["first_class", "ignore_index"].map(|name| k.i64_param(name));
+        let vocabulary = Vocabulary::parameters(k);
         let [rows, classes] = ["rows", "classes"].map(|name| k.u32_param(name));
 
         let row = Row::new(k, self.lanes, rows, classes);
@@ -47,7 +46,7 @@ impl Variant for CrossEntropyGradient {
         let of_row = [lse, dloss].map(|it| it.element_wide::<f32>(row.index));
         let [lse, dloss] = of_row.map(|it| it.load_if::<f32>(row.exists));
 
-        let slope = Slope::new(lse, dloss, [label, ignore_index, first_class], classes);
+        let slope = Slope::new(lse, dloss, vocabulary.place(label, classes));
         let to = row.of(dlogits, leading, self.dtype.size());
         let dlogits: Vec<[F32<'_>; 4]> = (0..VECTORS)
             .zip(loaded.vectors)
@@ -63,6 +62,7 @@ impl Variant for CrossEntropyGradient {
         let last = to.moved(row.last.mul_wide(self.dtype.size()));
         let value = slope.of(loaded.last, row.last);
         self.dtype.store_if(row.has_last, last, value);
+        vocabulary.report(row.leads, label);
         k.finish()
     }
 
@@ -86,13 +86,7 @@ struct Slope<'k> {
 
 impl<'k> Slope<'k> {
     #[track_caller]
-    fn new(
-        lse: F32<'k>,
-        dloss: F32<'k>,
-        [label, ignore_index, first_class]: [S64<'k>; 3],
-        classes: U32<'k>,
-    ) -> Slope<'k> {
-        let label = InTile::new(label, ignore_index, first_class, classes);
+    fn new(lse: F32<'k>, dloss: F32<'k>, label: InTile<'k>) -> Slope<'k> {
         let at = label.within.select(label.at.low(), u32::MAX);
         Slope {
             lse,
@@ -160,10 +154,8 @@ pub struct CrossEntropyGradientArguments {
     pub dlogits: u64,
     /// From a line to the next, in elements: a multiple of 8.
     pub leading: u64,
-    /// The class of the tile's first column.
-    pub first_class: i64,
-    /// The label of rows that do not count.
-    pub ignore_index: i64,
+    /// What labels are compared with.
+    pub vocabulary: Classes,
     /// Rows of the tile.
     pub rows: u32,
     /// Its classes, as many as the lanes take.
@@ -178,12 +170,9 @@ impl CrossEntropyGradientArguments {
         for pointer in read.into_iter().chain([self.dlogits]) {
             arguments.push_pointer(pointer);
         }
-        arguments
-            .push_u64(self.leading)
-            .push_i64(self.first_class)
-            .push_i64(self.ignore_index)
-            .push_u32(self.rows)
-            .push_u32(self.classes);
+        arguments.push_u64(self.leading);
+        self.vocabulary.push(&mut arguments);
+        arguments.push_u32(self.rows).push_u32(self.classes);
         arguments
     }
 }
@@ -191,6 +180,7 @@ impl CrossEntropyGradientArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::FaultSite;
 
     #[test]
     fn arguments_fill_the_parameter_space() {
@@ -201,10 +191,14 @@ mod tests {
             dloss: 4,
             dlogits: 5,
             leading: 6,
-            first_class: 7,
-            ignore_index: 8,
-            rows: 9,
-            classes: 10,
+            vocabulary: Classes {
+                first: 7,
+                total: 8,
+                ignore_index: 9,
+                faults: FaultSite::new(10, 11),
+            },
+            rows: 12,
+            classes: 13,
         };
         for dtype in Dtype::ALL {
             let variant = CrossEntropyGradient {

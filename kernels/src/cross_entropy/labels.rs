@@ -1,6 +1,7 @@
 //! The label of a row.
 
-use crate::assembler::{GlobalAddress, Pred, S64, U32, U64};
+use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U32, U64};
+use crate::faults::{FaultSite, Faults};
 
 /// The format of labels in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +52,71 @@ impl Label {
     }
 }
 
+/// What labels are compared with, in the arguments of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Classes {
+    /// The class of the tile's first column.
+    pub first: i64,
+    /// Classes of the whole vocabulary.
+    pub total: u64,
+    /// The label of rows that do not count.
+    pub ignore_index: i64,
+    /// Where other labels outside of the vocabulary are reported.
+    pub faults: FaultSite,
+}
+
+impl Classes {
+    /// Adds the arguments that [`Vocabulary::parameters`] declares.
+    pub(super) fn push(&self, arguments: &mut Arguments) {
+        arguments
+            .push_i64(self.first)
+            .push_u64(self.total)
+            .push_i64(self.ignore_index);
+        self.faults.push(arguments);
+    }
+}
+
+/// What labels are compared with, in a kernel.
+pub(super) struct Vocabulary<'k> {
+    first: S64<'k>,
+    total: U64<'k>,
+    ignore_index: S64<'k>,
+    faults: Faults<'k>,
+}
+
+impl<'k> Vocabulary<'k> {
+    #[track_caller]
+    pub(super) fn parameters(k: &'k Kernel) -> Vocabulary<'k> {
+        Vocabulary {
+            first: k.i64_param("first_class"),
+            total: k.u64_param("vocabulary"),
+            ignore_index: k.i64_param("ignore_index"),
+            faults: Faults::parameters(k),
+        }
+    }
+
+    /// Where a label stands among `classes` classes of a tile.
+    #[track_caller]
+    pub(super) fn place(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {
+        let counts = label.differs(self.ignore_index);
+        // A label below the first class is far above the last as an unsigned number.
+        let at = (label - self.first).unsigned();
+        InTile {
+            counts,
+            within: counts & at.lt(classes.wide()),
+            at,
+        }
+    }
+
+    /// Tells of a label that is neither a class nor ignored, where the predicate holds.
+    #[track_caller]
+    pub(super) fn report(&self, condition: Pred<'k>, label: S64<'k>) {
+        let counts = label.differs(self.ignore_index);
+        let outside = label.unsigned().ge(self.total);
+        self.faults.report(condition & counts & outside, label);
+    }
+}
+
 /// Where a label stands among the classes of a tile.
 pub(super) struct InTile<'k> {
     /// Whether its row counts.
@@ -59,24 +125,4 @@ pub(super) struct InTile<'k> {
     pub(super) within: Pred<'k>,
     /// Which one, where it is.
     pub(super) at: U64<'k>,
-}
-
-impl<'k> InTile<'k> {
-    /// Of `classes` classes from `first_class` on.
-    #[track_caller]
-    pub(super) fn new(
-        label: S64<'k>,
-        ignore_index: S64<'k>,
-        first_class: S64<'k>,
-        classes: U32<'k>,
-    ) -> InTile<'k> {
-        let counts = label.differs(ignore_index);
-        // A label below the first class is far above the last as an unsigned number.
-        let at = (label - first_class).unsigned();
-        InTile {
-            counts,
-            within: counts & at.lt(classes.wide()),
-            at,
-        }
-    }
 }

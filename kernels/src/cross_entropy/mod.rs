@@ -14,7 +14,8 @@
 //! CTA. Statistics of one tile are merged with those of the tiles before, so that a vocabulary of
 //! any size needs the memory of one tile.
 //!
-//! Labels are of any index dtype. What is no class, ignored or not, never leads to an access.
+//! Labels are of any index dtype. One that is neither a class nor ignored is reported
+//! ([`crate::faults`]), and taken as a class of another shard.
 
 mod gradient;
 mod labels;
@@ -23,7 +24,7 @@ mod statistics;
 mod sum;
 
 pub use gradient::{CrossEntropyGradient, CrossEntropyGradientArguments};
-pub use labels::Label;
+pub use labels::{Classes, Label};
 pub use row::{Lanes, MOST_CLASSES};
 pub use statistics::{CrossEntropyStatistics, CrossEntropyStatisticsArguments};
 pub use sum::{CrossEntropySum, CrossEntropySumArguments};

@@ -1,8 +1,8 @@
 //! max, sum_exp and label_logit.
 
-use super::labels::InTile;
+use super::labels::Vocabulary;
 use super::row::Row;
-use super::{Label, Lanes};
+use super::{Classes, Label, Lanes};
 use crate::assembler::{Arguments, F32, Kernel, Launch, Ptx, Target, Variant};
 use crate::elementary::exp;
 
@@ -32,8 +32,7 @@ impl Variant for CrossEntropyStatistics {
         let names = ["max", "sum_exp", "label_logit"];
         let [max, sum_exp, label_logit] = names.map(|name| k.pointer(name));
         let leading = k.u64_param("leading");
-        let [first_class, ignore_index] =
-            ["first_class", "ignore_index"].map(|name| k.i64_param(name));
+        let vocabulary = Vocabulary::parameters(k);
         let [rows, classes] = ["rows", "classes"].map(|name| k.u32_param(name));
 
         let row = Row::new(k, self.lanes, rows, classes);
@@ -44,9 +43,10 @@ impl Variant for CrossEntropyStatistics {
         let [max, sum_exp, label_logit] = of_row;
         let before = (!self.first).then(|| [max, sum_exp].map(|it| it.load_if::<f32>(row.leads)));
 
-        let label = InTile::new(label, ignore_index, first_class, classes);
-        let within = row.leads & label.within;
-        let logit = start.element_wide::<f32>(label.at).load_if::<f32>(within);
+        let in_tile = vocabulary.place(label, classes);
+        let within = row.leads & in_tile.within;
+        let of_label = start.element_wide::<f32>(in_tile.at);
+        let logit = of_label.load_if::<f32>(within);
 
         let of_tile = row.max(&loaded);
         let terms = row.sum(&loaded, |logit| exp(logit - of_tile));
@@ -57,6 +57,7 @@ impl Variant for CrossEntropyStatistics {
         max.store_if(row.leads, now);
         sum_exp.store_if(row.leads, total);
         label_logit.store_if(if self.first { row.leads } else { within }, logit);
+        vocabulary.report(row.leads, label);
         k.finish()
     }
 
@@ -94,10 +95,8 @@ pub struct CrossEntropyStatisticsArguments {
     pub label_logit: u64,
     /// From a line of logits to the next, in elements: a multiple of 4.
     pub leading: u64,
-    /// The class of the tile's first column.
-    pub first_class: i64,
-    /// The label of rows that do not count.
-    pub ignore_index: i64,
+    /// What labels are compared with.
+    pub vocabulary: Classes,
     /// Rows of the tile.
     pub rows: u32,
     /// Its classes, as many as the lanes take.
@@ -112,12 +111,9 @@ impl CrossEntropyStatisticsArguments {
         for pointer in [self.logits, self.labels].into_iter().chain(out) {
             arguments.push_pointer(pointer);
         }
-        arguments
-            .push_u64(self.leading)
-            .push_i64(self.first_class)
-            .push_i64(self.ignore_index)
-            .push_u32(self.rows)
-            .push_u32(self.classes);
+        arguments.push_u64(self.leading);
+        self.vocabulary.push(&mut arguments);
+        arguments.push_u32(self.rows).push_u32(self.classes);
         arguments
     }
 }
@@ -125,6 +121,7 @@ impl CrossEntropyStatisticsArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::FaultSite;
 
     #[test]
     fn arguments_fill_the_parameter_space() {
@@ -135,10 +132,14 @@ mod tests {
             sum_exp: 4,
             label_logit: 5,
             leading: 6,
-            first_class: 7,
-            ignore_index: 8,
-            rows: 9,
-            classes: 10,
+            vocabulary: Classes {
+                first: 7,
+                total: 8,
+                ignore_index: 9,
+                faults: FaultSite::new(10, 11),
+            },
+            rows: 12,
+            classes: 13,
         };
         for lanes in Lanes::ALL {
             let variant = CrossEntropyStatistics {

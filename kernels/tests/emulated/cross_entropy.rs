@@ -3,9 +3,10 @@
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::cross_entropy::{
-    CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
+    Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
     CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
 };
+use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::{Device, decoded, encoded, values};
 
@@ -28,8 +29,8 @@ const EXTENTS: [[usize; 2]; 9] = [
     [3, 0],
 ];
 
-/// A tile of logits, and a label for each of its rows: in it, beside it, and in rows that do not
-/// count.
+/// A tile of logits, and a label for each of its rows: in it, beside it, in rows that do not count,
+/// and outside of the vocabulary.
 struct Tile {
     rows: usize,
     classes: usize,
@@ -37,6 +38,8 @@ struct Tile {
     logits: Vec<f32>,
     labels: Vec<i64>,
     on_device: [u64; 2],
+    /// The word for what is outside of the vocabulary.
+    faults: u64,
 }
 
 impl Tile {
@@ -48,10 +51,10 @@ impl Tile {
             .collect();
         let of_row = |row: usize| match row % 5 {
             0 => FIRST_CLASS + (row * 37 % classes.max(1)) as i64,
-            1 => FIRST_CLASS - 1,
+            1 => FIRST_CLASS + classes as i64 + 7,
             2 => IGNORE,
             3 => FIRST_CLASS + classes as i64 - 1,
-            _ => FIRST_CLASS + classes as i64,
+            _ => FIRST_CLASS + classes as i64 * (row as i64 % 2) - 1,
         };
         let labels: Vec<i64> = (0..rows).map(of_row).collect();
         let on_device = [
@@ -65,7 +68,28 @@ impl Tile {
             logits,
             labels,
             on_device,
+            faults: device.put(&[0; 8]),
         }
+    }
+
+    fn vocabulary(&self) -> Classes {
+        Classes {
+            first: FIRST_CLASS,
+            total: FIRST_CLASS as u64 + self.classes as u64 + 1,
+            ignore_index: IGNORE,
+            faults: FaultSite::new(self.faults, 3),
+        }
+    }
+
+    /// That the label outside of the vocabulary was told, if there is one.
+    fn assert_told(&self, device: &Device) {
+        let word = device.bytes(self.faults, 8).try_into().unwrap();
+        let told = Fault::from_word(u64::from_le_bytes(word));
+        let outside = (self.rows > 1).then(|| Fault {
+            site: 3,
+            index: FIRST_CLASS + self.classes as i64 + 7,
+        });
+        assert_eq!(told, outside);
     }
 
     fn row(&self, row: usize) -> impl Iterator<Item = f64> + Clone {
@@ -93,9 +117,12 @@ impl Tile {
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
         let total = [counters.total.bytes_read, counters.total.bytes_written];
-        assert_eq!(total, all.map(|bytes| bytes as u64), "{}", counters.kernel);
+        // A report reads and writes the word.
+        let told = 8 * (0..self.rows).filter(|row| row % 5 == 1).count();
+        let all = all.map(|bytes| (bytes + told) as u64);
+        assert_eq!(total, all, "{}", counters.kernel);
         let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-        let different = different.map(|bytes| bytes as u64);
+        let different = different.map(|bytes| (bytes + told.min(8)) as u64);
         assert_eq!(unique, different, "{}", counters.kernel);
         assert_eq!(counters.total.passes, counters.total.ideal_passes);
         if self.classes.is_multiple_of(16) {
@@ -130,13 +157,13 @@ fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: 
         sum_exp,
         label_logit,
         leading: tile.leading as u64,
-        first_class: FIRST_CLASS,
-        ignore_index: IGNORE,
+        vocabulary: tile.vocabulary(),
         rows: tile.rows as u32,
         classes: tile.classes as u32,
     };
     let launch = variant.launch(tile.rows as u32).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
+    tile.assert_told(device);
 
     // Each logit once, the label's twice.
     let (within, rows) = (4 * tile.within(), tile.rows);
@@ -156,16 +183,18 @@ fn both_tiles(device: &Device, label: Label, extents: [usize; 2]) -> Vec<f32> {
     }
 
     let found = out.map(|from| device.floats(Dtype::F32, from, rows));
+    let of_row = |row: usize| [found[0][row], found[1][row], found[2][row]];
     for row in 0..rows {
+        let [found_max, found_sum, found_logit] = of_row(row);
         let logits = tiles[0].row(row).chain(tiles[1].row(row));
         let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = logits.map(|logit| (logit - max).exp()).sum();
-        assert_eq!(f64::from(found[0][row]), max);
-        let error = (f64::from(found[1][row]) - sum).abs();
-        assert!(error <= 1e-5 * sum, "{} instead of {sum}", found[1][row]);
+        assert_eq!(f64::from(found_max), max);
+        let error = (f64::from(found_sum) - sum).abs();
+        assert!(error <= 1e-5 * sum, "{found_sum} instead of {sum}");
         let of_label = tiles[1].label(row);
         let logit = of_label.map_or(0.0, |at| tiles[1].logits[row * tiles[1].leading + at]);
-        assert_eq!(found[2][row], logit);
+        assert_eq!(found_logit, logit);
     }
     found.concat()
 }
@@ -204,13 +233,13 @@ fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) ->
         dloss: device.put_floats(Dtype::F32, &dloss),
         dlogits,
         leading: leading as u64,
-        first_class: FIRST_CLASS,
-        ignore_index: IGNORE,
+        vocabulary: tile.vocabulary(),
         rows: rows as u32,
         classes: classes as u32,
     };
     let launch = variant.launch(rows as u32).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
+    tile.assert_told(device);
 
     // Every thread of a row reads what there is of it beside logits.
     let threads = match variant.lanes {

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use meshgrad_kernels::cross_entropy::{
-    CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
+    Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
     CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
     MOST_CLASSES,
 };
@@ -90,9 +90,8 @@ fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 struct Labels {
     format: Label,
     address: u64,
-    ignore_index: i64,
-    /// The class of the first row of the weight.
-    start: i64,
+    /// What they are compared with in the first tile of classes.
+    vocabulary: Classes,
 }
 
 impl Labels {
@@ -100,9 +99,21 @@ impl Labels {
         Ok(Labels {
             format: gpu.planned(format(labels.dtype()))?,
             address: gpu.read(labels)?,
-            ignore_index: targets.ignore_index,
-            start: targets.vocab_start as i64,
+            vocabulary: Classes {
+                first: targets.vocab_start as i64,
+                total: targets.vocab_total as u64,
+                ignore_index: targets.ignore_index,
+                faults: gpu.faults(targets.vocab_total)?,
+            },
         })
+    }
+
+    /// What they are compared with in the tile with these classes.
+    fn vocabulary(&self, classes: &Range<usize>) -> Classes {
+        Classes {
+            first: self.vocabulary.first + classes.start as i64,
+            ..self.vocabulary
+        }
     }
 
     /// The label of row `row` and those behind it.
@@ -191,8 +202,7 @@ fn fold(
         sum_exp,
         label_logit,
         leading: tile.leading as u64,
-        first_class: labels.start + classes.start as i64,
-        ignore_index: labels.ignore_index,
+        vocabulary: labels.vocabulary(classes),
         rows: rows.len() as u32,
         classes: classes.len() as u32,
     };
@@ -291,8 +301,7 @@ fn differentiate(
         dloss,
         dlogits: dtile.address,
         leading: tile.leading as u64,
-        first_class: labels.start + classes.start as i64,
-        ignore_index: labels.ignore_index,
+        vocabulary: labels.vocabulary(classes),
         rows: rows.len() as u32,
         classes: classes.len() as u32,
     };
