@@ -12,10 +12,12 @@ pub mod dtype;
 pub mod elementary;
 pub mod elementwise;
 pub mod error;
+pub mod expert_order;
 pub mod expression;
 pub mod gemm;
 pub mod rms_norm;
 pub mod row;
+pub mod token_rows;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

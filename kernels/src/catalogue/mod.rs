@@ -1,10 +1,14 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
 mod elementwise;
+mod expert_order;
 mod gemm;
 mod rms_norm;
+mod token_rows;
 
 pub use elementwise::elementwise_variants;
+pub use expert_order::HELD_EXPERTS;
+pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
 
@@ -26,6 +30,8 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("expert_order", expert_order::expert_order),
+    ("token_rows", token_rows::token_rows),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -8,5 +8,7 @@ mod barrier;
 mod coverage;
 mod device;
 mod elementwise;
+mod expert_order;
 mod gemm;
 mod rms_norm;
+mod token_rows;

@@ -5,6 +5,7 @@
 mod assemble;
 mod copies;
 mod functions;
+mod moe;
 mod norms;
 mod products;
 
@@ -65,6 +66,8 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    moe::expert_order,
+    moe::token_rows,
 ];
 
 /// Ops that no GPU can do yet.
@@ -95,13 +98,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "router_top_k",
     "router_top_k_biased",
     "router_top_k_grad",
-    "expert_order",
-    "expert_counts",
-    "permute_tokens",
-    "permute_tokens_grad",
-    "unpermute_tokens",
-    "unpermute_tokens_grad_input",
-    "unpermute_tokens_grad_weights",
     "adamw_step",
     "global_norm",
     "clip_scale",
