@@ -4,6 +4,7 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod rms_norm;
+mod swiglu;
 mod token_rows;
 
 pub use elementwise::elementwise_variants;
@@ -30,6 +31,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("swiglu", swiglu::swiglu),
     ("expert_order", expert_order::expert_order),
     ("token_rows", token_rows::token_rows),
 ];

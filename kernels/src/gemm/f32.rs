@@ -56,19 +56,25 @@ impl GemmF32 {
     pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
         self.tile.launch(m, n, batch, THREADS)
     }
-}
 
-impl Variant for GemmF32 {
-    fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).ctas_per_sm(2);
-        let call = Call::parameters(k);
-        let place = Place::of_cta(k, &call, self.tile);
-        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 4));
+    /// An empty kernel with the threads of a CTA.
+    pub(super) fn kernel(&self, entry: String) -> Kernel {
+        Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2)
+    }
 
+    /// The tile of one product whose first row and column are `origin`. All threads take part. Where
+    /// C begins is asked behind the loop, in which it would take registers.
+    pub(super) fn multiply<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        origin: [U32<'k>; 2],
+        c: impl FnOnce() -> Matrix<'k>,
+    ) {
         let side = self.tile.side();
         let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
-        let slice_a = Slice::new(k, side, a, place.row, call.m, along_k[0]);
-        let slice_b = Slice::new(k, side, b, place.column, call.n, along_k[1]);
+        let slice_a = Slice::new(k, side, call.a, origin[0], call.m, along_k[0]);
+        let slice_b = Slice::new(k, side, call.b, origin[1], call.n, along_k[1]);
         let sums = Sums::new(k, side);
 
         let copy = |buffer: U32<'_>, left: U32<'_>| {
@@ -88,8 +94,18 @@ impl Variant for GemmF32 {
         });
         k.wait_for_copies(0);
 
-        let c = call.c.of_batch(place.batch, 4);
-        sums.store(c, &call, &place, self.accumulate);
+        sums.store(c(), call, origin, self.accumulate);
+    }
+}
+
+impl Variant for GemmF32 {
+    fn ptx(&self) -> Ptx {
+        let k = &self.kernel(self.entry());
+        let call = Call::parameters(k);
+        let place = Place::of_cta(k, &call, self.tile);
+        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 4));
+        let c = || call.c.of_batch(place.batch, 4);
+        self.multiply(k, &Call { a, b, ..call }, [place.row, place.column], c);
         k.finish()
     }
 
@@ -245,8 +261,8 @@ impl<'k> Sums<'k> {
     }
 
     #[track_caller]
-    fn store(&self, c: Matrix<'k>, call: &Call<'k>, place: &Place<'k>, accumulate: bool) {
-        let (row, column) = (place.row + self.down * 4, place.column + self.across * 4);
+    fn store(&self, c: Matrix<'k>, call: &Call<'k>, origin: [U32<'k>; 2], accumulate: bool) {
+        let (row, column) = (origin[0] + self.down * 4, origin[1] + self.across * 4);
         let rows_left = (call.m - row).signed();
         let columns_left = (call.n - column).signed();
         let mut to = c.element(row, column, 4);

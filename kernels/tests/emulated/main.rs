@@ -11,4 +11,5 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod rms_norm;
+mod swiglu;
 mod token_rows;

@@ -1,6 +1,6 @@
 //! The CUDA back end: contexts, memory, streams, kernels and graphs of a GPU, or of the emulator in
 //! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`],
-//! [`matmul`], [`moe`], [`norm`]). But for the plans it knows no tensor and no op.
+//! [`matmul`], [`norm`] and so on). But for the plans it knows no tensor and no op.
 //!
 //! cudarc is used for the driver's types and functions only; who owns what is decided here.
 
@@ -9,6 +9,7 @@ mod context;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
+mod faults;
 mod gpu;
 mod graph;
 pub(crate) mod matmul;
@@ -18,6 +19,7 @@ pub(crate) mod moe;
 pub(crate) mod norm;
 mod stream;
 mod streams;
+pub(crate) mod swiglu;
 
 pub use allocator::{CacheUse, Exhausted};
 pub use context::GpuProperties;

@@ -38,7 +38,7 @@ mod sums;
 use self::slice::Slice;
 use self::sums::Sums;
 use super::tiles::Place;
-use super::{Call, Order, Tile};
+use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{Kernel, Launch, Ptx, Target, U32, Variable, Variant};
 
 /// Of k, in one slice.
@@ -132,27 +132,25 @@ impl GemmBf16 {
         Some(launch.with_dynamic_shared(self.dynamic_shared()))
     }
 
-    /// As much as [`Ptx::dynamic_shared`] says.
-    fn dynamic_shared(&self) -> u32 {
-        match self.tile {
-            Tile::Large => 2 * STAGES * DEPTH * 128 * 2,
-            Tile::Small => 0,
-        }
+    /// An empty kernel with the threads of a CTA.
+    pub(super) fn kernel(&self, entry: String) -> Kernel {
+        Kernel::new(entry, Target::Sm80, Warps::of(self.tile).threads).ctas_per_sm(2)
     }
-}
 
-impl Variant for GemmBf16 {
-    fn ptx(&self) -> Ptx {
+    /// The tile of one product whose first row and column are given. All threads take part. Where
+    /// C begins is asked behind the loop, in which it would take registers.
+    pub(super) fn multiply<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        [row, column]: [U32<'k>; 2],
+        c: impl FnOnce() -> Matrix<'k>,
+    ) {
         let warps = Warps::of(self.tile);
-        let k = &Kernel::new(self.entry(), Target::Sm80, warps.threads).ctas_per_sm(2);
-        let call = Call::parameters(k);
-        let place = Place::of_cta(k, &call, self.tile);
-        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 2));
-
         let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
         let warp = [(k.warp() & 1) * warps.rows, (k.warp() >> 1) * warps.columns];
-        let slice_a = Slice::new(k, self, along_k[0], a, place.row, call.m);
-        let slice_b = Slice::new(k, self, along_k[1], b, place.column, call.n);
+        let slice_a = Slice::new(k, self, along_k[0], call.a, row, call.m);
+        let slice_b = Slice::new(k, self, along_k[1], call.b, column, call.n);
         let blocks_a = slice_a.blocks(warp[0], warps.rows / 16);
         let blocks_b = slice_b.blocks(warp[1], warps.columns / 16);
         let sums = Sums::new(k, warps);
@@ -181,9 +179,27 @@ impl Variant for GemmBf16 {
         });
         k.wait_for_copies(0);
 
-        let c = call.c.of_batch(place.batch, self.output.size());
-        let origin = [place.row + warp[0], place.column + warp[1]];
+        let (c, origin) = (c(), [row + warp[0], column + warp[1]]);
         sums.store(self, c, origin, [call.m, call.n]);
+    }
+
+    /// As much as [`Ptx::dynamic_shared`] says.
+    fn dynamic_shared(&self) -> u32 {
+        match self.tile {
+            Tile::Large => 2 * STAGES * DEPTH * 128 * 2,
+            Tile::Small => 0,
+        }
+    }
+}
+
+impl Variant for GemmBf16 {
+    fn ptx(&self) -> Ptx {
+        let k = &self.kernel(self.entry());
+        let call = Call::parameters(k);
+        let place = Place::of_cta(k, &call, self.tile);
+        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 2));
+        let c = || call.c.of_batch(place.batch, self.output.size());
+        self.multiply(k, &Call { a, b, ..call }, [place.row, place.column], c);
         k.finish()
     }
 

@@ -5,6 +5,7 @@
 mod assemble;
 mod copies;
 mod functions;
+mod gates;
 mod moe;
 mod norms;
 mod products;
@@ -66,6 +67,7 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    gates::gates,
     moe::expert_order,
     moe::token_rows,
 ];
@@ -116,8 +118,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "softmax_grad",
     "log_softmax",
     "log_softmax_grad",
-    "swiglu",
-    "swiglu_grad",
 ];
 
 #[test]
