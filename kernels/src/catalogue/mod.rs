@@ -2,11 +2,15 @@
 
 mod cross_entropy;
 mod elementwise;
+mod expert_order;
 mod gemm;
 mod rms_norm;
 mod swiglu;
+mod token_rows;
 
 pub use elementwise::elementwise_variants;
+pub use expert_order::HELD_EXPERTS;
+pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
 
@@ -30,6 +34,8 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_bf16", gemm::gemm_bf16),
     ("cross_entropy", cross_entropy::cross_entropy),
     ("swiglu", swiglu::swiglu),
+    ("expert_order", expert_order::expert_order),
+    ("token_rows", token_rows::token_rows),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

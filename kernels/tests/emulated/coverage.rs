@@ -42,6 +42,8 @@ exercises! {
     gemm_bf16: crate::gemm::exercise_bf16,
     cross_entropy: crate::cross_entropy::exercise,
     swiglu: crate::swiglu::exercise,
+    expert_order: crate::expert_order::exercise,
+    token_rows: crate::token_rows::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

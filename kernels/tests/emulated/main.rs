@@ -9,6 +9,8 @@ mod coverage;
 mod cross_entropy;
 mod device;
 mod elementwise;
+mod expert_order;
 mod gemm;
 mod rms_norm;
 mod swiglu;
+mod token_rows;

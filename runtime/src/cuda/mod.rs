@@ -16,6 +16,7 @@ mod graph;
 pub(crate) mod matmul;
 mod memory;
 mod module;
+pub(crate) mod moe;
 pub(crate) mod norm;
 mod stream;
 mod streams;

@@ -7,6 +7,7 @@ mod copies;
 mod cross_entropy;
 mod functions;
 mod gates;
+mod moe;
 mod norms;
 mod products;
 
@@ -69,6 +70,8 @@ const LAUNCHES: &[Launches] = &[
     products::products,
     cross_entropy::cross_entropy,
     gates::gates,
+    moe::expert_order,
+    moe::token_rows,
 ];
 
 /// Ops that no GPU can do yet.
@@ -94,13 +97,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "router_top_k",
     "router_top_k_biased",
     "router_top_k_grad",
-    "expert_order",
-    "expert_counts",
-    "permute_tokens",
-    "permute_tokens_grad",
-    "unpermute_tokens",
-    "unpermute_tokens_grad_input",
-    "unpermute_tokens_grad_weights",
     "adamw_step",
     "global_norm",
     "clip_scale",
