@@ -15,6 +15,7 @@ pub mod error;
 pub mod expression;
 pub mod gemm;
 pub mod rms_norm;
+pub mod rope;
 pub mod row;
 pub mod swiglu;
 

@@ -3,9 +3,11 @@
 mod elementwise;
 mod gemm;
 mod rms_norm;
+mod rope;
 mod swiglu;
 
 pub use elementwise::elementwise_variants;
+pub use rope::{HEADS, heads};
 
 use crate::{Ptx, Result};
 
@@ -28,6 +30,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("swiglu", swiglu::swiglu),
+    ("rope", rope::rope),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

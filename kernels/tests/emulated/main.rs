@@ -10,4 +10,5 @@ mod device;
 mod elementwise;
 mod gemm;
 mod rms_norm;
+mod rope;
 mod swiglu;

@@ -15,6 +15,7 @@ pub(crate) mod matmul;
 mod memory;
 mod module;
 pub(crate) mod norm;
+pub(crate) mod rope;
 mod stream;
 mod streams;
 pub(crate) mod swiglu;

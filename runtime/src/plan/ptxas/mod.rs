@@ -7,6 +7,7 @@ mod copies;
 mod functions;
 mod gates;
 mod norms;
+mod positions;
 mod products;
 
 use std::cell::RefCell;
@@ -67,6 +68,7 @@ const LAUNCHES: &[Launches] = &[
     norms::norms,
     products::products,
     gates::gates,
+    positions::positions,
 ];
 
 /// Ops that no GPU can do yet.
@@ -115,9 +117,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "mean",
     "max",
     "min",
-    "rope_tables",
-    "rope",
-    "rope_grad",
     "softmax",
     "softmax_grad",
     "log_softmax",
