@@ -18,6 +18,7 @@ pub mod expression;
 pub mod faults;
 pub mod gemm;
 pub mod rms_norm;
+pub mod rope;
 pub mod row;
 pub mod swiglu;
 pub mod token_rows;

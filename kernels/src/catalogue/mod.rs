@@ -5,12 +5,14 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod rms_norm;
+mod rope;
 mod swiglu;
 mod token_rows;
 
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
 pub use token_rows::TOKEN_FEATURES;
+pub use rope::{HEADS, heads};
 
 use crate::{Ptx, Result};
 
@@ -36,6 +38,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("swiglu", swiglu::swiglu),
     ("expert_order", expert_order::expert_order),
     ("token_rows", token_rows::token_rows),
+    ("rope", rope::rope),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -12,5 +12,6 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod rms_norm;
+mod rope;
 mod swiglu;
 mod token_rows;

@@ -18,6 +18,7 @@ mod memory;
 mod module;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod rope;
 mod stream;
 mod streams;
 pub(crate) mod swiglu;

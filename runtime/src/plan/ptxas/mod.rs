@@ -9,6 +9,7 @@ mod functions;
 mod gates;
 mod moe;
 mod norms;
+mod positions;
 mod products;
 
 use std::cell::RefCell;
@@ -72,6 +73,7 @@ const LAUNCHES: &[Launches] = &[
     gates::gates,
     moe::expert_order,
     moe::token_rows,
+    positions::positions,
 ];
 
 /// Ops that no GPU can do yet.
@@ -108,9 +110,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "mean",
     "max",
     "min",
-    "rope_tables",
-    "rope",
-    "rope_grad",
     "softmax",
     "softmax_grad",
     "log_softmax",
