@@ -11,8 +11,8 @@ mod token_rows;
 
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
-pub use token_rows::TOKEN_FEATURES;
 pub use rope::{HEADS, heads};
+pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
 
