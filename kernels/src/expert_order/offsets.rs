@@ -1,7 +1,7 @@
 //! From counts to where each expert's rows begin, and back to counts.
 
 use super::{Blocks, THREADS, WARPS};
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, U32, Variant};
+use crate::assembler::{Arguments, Kernel, Launch, Ptx, S64, Target, U32, Variant};
 
 /// starts\[g, b\] = sum of counts\[g, ..b\], in place; totals\[g\] = sum of counts\[g, ..\]. A CTA
 /// for each expert.
@@ -141,7 +141,8 @@ impl Variant for ExpertCounts {
         let expert = k.cta() * THREADS + k.thread();
         let (start, exists) = (offsets.element::<i64>(expert), expert.lt(held));
         let (end, start) = (start.offset(8).load_if(exists), start.load_if(exists));
-        let count = (end - start).to_f64().to_f32(); // f64 holds all counts there can be
+        let count: S64<'_> = end - start;
+        let count = count.to_f64().to_f32(); // f64 holds all counts there can be
         counts.element::<f32>(expert).store_if(exists, count);
         k.finish()
     }
