@@ -14,6 +14,8 @@ pub mod elementwise;
 pub mod error;
 pub mod expression;
 pub mod gemm;
+pub mod philox;
+pub mod random;
 pub mod rms_norm;
 pub mod row;
 

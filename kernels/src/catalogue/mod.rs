@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod gemm;
+mod random;
 mod rms_norm;
 
 pub use elementwise::elementwise_variants;
@@ -26,6 +27,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("random", random::random),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -9,4 +9,6 @@ mod coverage;
 mod device;
 mod elementwise;
 mod gemm;
+mod philox;
+mod random;
 mod rms_norm;

@@ -7,6 +7,7 @@ mod copies;
 mod functions;
 mod norms;
 mod products;
+mod random;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +66,7 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    random::random,
 ];
 
 /// Ops that no GPU can do yet.
@@ -105,10 +107,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "adamw_step",
     "global_norm",
     "clip_scale",
-    "uniform_into",
-    "normal_into",
-    "dropout",
-    "dropout_grad",
     "sum",
     "mean",
     "max",
