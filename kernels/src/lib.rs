@@ -17,6 +17,8 @@ pub mod expert_order;
 pub mod expression;
 pub mod faults;
 pub mod gemm;
+pub mod philox;
+pub mod random;
 pub mod rms_norm;
 pub mod rope;
 pub mod row;

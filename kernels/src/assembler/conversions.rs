@@ -56,6 +56,12 @@ impl<'k> U32<'k> {
 }
 
 impl<'k> S32<'k> {
+    /// As f32, rounded to nearest even.
+    #[track_caller]
+    pub fn to_f32(self) -> F32<'k> {
+        self.k.compute("cvt.rn.f32.s32", &[&self])
+    }
+
     /// With 64 bits.
     #[track_caller]
     pub fn wide(self) -> S64<'k> {

@@ -4,6 +4,7 @@ mod cross_entropy;
 mod elementwise;
 mod expert_order;
 mod gemm;
+mod random;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -39,6 +40,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("expert_order", expert_order::expert_order),
     ("token_rows", token_rows::token_rows),
     ("rope", rope::rope),
+    ("random", random::random),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -45,6 +45,7 @@ exercises! {
     expert_order: crate::expert_order::exercise,
     token_rows: crate::token_rows::exercise,
     rope: crate::rope::exercise,
+    random: crate::random::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

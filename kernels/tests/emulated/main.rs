@@ -11,6 +11,8 @@ mod device;
 mod elementwise;
 mod expert_order;
 mod gemm;
+mod philox;
+mod random;
 mod rms_norm;
 mod rope;
 mod swiglu;

@@ -9,8 +9,8 @@ use crate::{DType, Fresh, Number, Result, Tensor};
 
 /// Where a kernel writes.
 pub(crate) struct Target {
-    operand: Operand,
-    address: u64,
+    pub(super) operand: Operand,
+    pub(super) address: u64,
 }
 
 impl Target {

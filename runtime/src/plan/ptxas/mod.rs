@@ -11,6 +11,7 @@ mod moe;
 mod norms;
 mod positions;
 mod products;
+mod random;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +75,7 @@ const LAUNCHES: &[Launches] = &[
     moe::expert_order,
     moe::token_rows,
     positions::positions,
+    random::random,
 ];
 
 /// Ops that no GPU can do yet.
@@ -102,10 +104,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "adamw_step",
     "global_norm",
     "clip_scale",
-    "uniform_into",
-    "normal_into",
-    "dropout",
-    "dropout_grad",
     "sum",
     "mean",
     "max",
