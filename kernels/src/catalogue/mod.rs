@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod gemm;
+mod grouped;
 mod rms_norm;
 mod swiglu;
 
@@ -28,6 +29,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("swiglu", swiglu::swiglu),
+    ("grouped", grouped::grouped),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -9,5 +9,6 @@ mod coverage;
 mod device;
 mod elementwise;
 mod gemm;
+mod grouped;
 mod rms_norm;
 mod swiglu;
