@@ -5,6 +5,7 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod random;
+mod grouped;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -41,6 +42,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("token_rows", token_rows::token_rows),
     ("rope", rope::rope),
     ("random", random::random),
+    ("grouped", grouped::grouped),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

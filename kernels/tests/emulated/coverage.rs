@@ -46,6 +46,7 @@ exercises! {
     token_rows: crate::token_rows::exercise,
     rope: crate::rope::exercise,
     random: crate::random::exercise,
+    grouped: crate::grouped::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -13,6 +13,7 @@ mod expert_order;
 mod gemm;
 mod philox;
 mod random;
+mod grouped;
 mod rms_norm;
 mod rope;
 mod swiglu;

@@ -8,6 +8,7 @@ mod cross_entropy;
 mod functions;
 mod gates;
 mod moe;
+mod grouped;
 mod norms;
 mod positions;
 mod products;
@@ -71,6 +72,7 @@ const LAUNCHES: &[Launches] = &[
     norms::norms,
     products::products,
     cross_entropy::cross_entropy,
+    grouped::grouped,
     gates::gates,
     moe::expert_order,
     moe::token_rows,
@@ -90,9 +92,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "copy_at_into",
     "embedding",
     "embedding_grad_into",
-    "grouped_matmul_nt",
-    "grouped_matmul_grad_input",
-    "grouped_matmul_grad_weight_into",
     "concat",
     "index_select",
     "index_select_grad",
