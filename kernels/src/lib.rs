@@ -14,6 +14,7 @@ pub mod elementwise;
 pub mod error;
 pub mod expression;
 pub mod gemm;
+pub mod norm_rope;
 pub mod rms_norm;
 pub mod rope;
 pub mod row;

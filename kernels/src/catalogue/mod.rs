@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod gemm;
+mod norm_rope;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -31,6 +32,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_bf16", gemm::gemm_bf16),
     ("swiglu", swiglu::swiglu),
     ("rope", rope::rope),
+    ("norm_rope", norm_rope::norm_rope),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -42,6 +42,7 @@ exercises! {
     gemm_bf16: crate::gemm::exercise_bf16,
     swiglu: crate::swiglu::exercise,
     rope: crate::rope::exercise,
+    norm_rope: crate::norm_rope::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -9,6 +9,7 @@ mod coverage;
 mod device;
 mod elementwise;
 mod gemm;
+mod norm_rope;
 mod rms_norm;
 mod rope;
 mod swiglu;

@@ -15,6 +15,7 @@ pub(crate) mod matmul;
 mod memory;
 mod module;
 pub(crate) mod norm;
+pub(crate) mod norm_rope;
 pub(crate) mod rope;
 mod stream;
 mod streams;
