@@ -293,6 +293,18 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         let x = at.any(&[2, 3, 2, 5], 5)?;
         cases.push(case(name, [x], move |[x]| ops::rope(x, &cos, &sin, style)));
     }
+    for (name, style, features) in [
+        ("rms_norm_rope, half", RopeStyle::Half, 5),
+        ("rms_norm_rope, interleaved", RopeStyle::Interleaved, 4),
+    ] {
+        let (cos, sin) = (cos.clone(), sin.clone());
+        let inputs = [
+            at.any(&[2, 3, 2, features], 5)?,
+            at.positive(&[features], 6)?,
+        ];
+        let function = move |[x, w]: &[Var; 2]| ops::rms_norm_rope(x, w, &cos, &sin, style, 1e-3);
+        cases.push(case(name, inputs, function).with_weights(&[1]));
+    }
 
     cases.push(case("dropout", [at.any(&[4, 7], 9)?], |[x]| {
         ops::dropout(x, Key::new(5), 0.3)

@@ -19,6 +19,7 @@ pub mod faults;
 pub mod gemm;
 pub mod philox;
 pub mod random;
+pub mod norm_rope;
 pub mod rms_norm;
 pub mod rope;
 pub mod row;

@@ -32,6 +32,23 @@ pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     sum
 }
 
+/// The sum over the lanes of the warp that have the same place in their group of `lanes`
+/// neighbours, in every lane. All lanes of the warp must take part.
+///
+/// # Panics
+/// If `lanes` is no power of two up to 32.
+#[track_caller]
+pub fn across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    assert!(
+        lanes.is_power_of_two() && lanes <= 32,
+        "groups of {lanes} lanes: groups are powers of two up to 32"
+    );
+    let distances = (lanes.trailing_zeros()..5).map(|bit| 1 << bit);
+    distances.fold(value, |sum, distance: u32| {
+        sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1])
+    })
+}
+
 /// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All
 /// lanes of the warp must take part.
 #[track_caller]

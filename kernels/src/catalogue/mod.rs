@@ -6,6 +6,7 @@ mod expert_order;
 mod gemm;
 mod random;
 mod grouped;
+mod norm_rope;
 mod rms_norm;
 mod rope;
 mod swiglu;
@@ -43,6 +44,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("rope", rope::rope),
     ("random", random::random),
     ("grouped", grouped::grouped),
+    ("norm_rope", norm_rope::norm_rope),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

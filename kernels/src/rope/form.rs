@@ -44,7 +44,7 @@ pub struct Heads {
 
 impl Heads {
     /// The most rows.
-    pub const MAX_ROWS: u32 = u32::MAX - 1024;
+    pub const MAX_ROWS: u32 = 1 << 31;
 
     pub(crate) fn push(&self, arguments: &mut Arguments) {
         for extent in [self.rows, self.positions, self.heads, self.features] {
@@ -154,10 +154,7 @@ impl Form {
             Form::Tile(tile) => tile.rows(),
             Form::Loop(..) => LOOP_THREADS / 32,
         };
-        match heads.features {
-            0 => None,
-            _ => Launch::new([heads.rows.div_ceil(rows), 1, 1], self.threads()),
-        }
+        Launch::new([heads.rows.div_ceil(rows), 1, 1], self.threads())
     }
 
     pub(crate) fn name(self) -> String {

@@ -6,7 +6,7 @@
 //! turned follows, vector by vector.
 
 use super::{Direction, Heads, Shape, Style};
-use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, U64};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, U64, group_sum};
 use crate::dtype::{Dtype, Vector};
 
 /// The most chunks of a lane.
@@ -52,6 +52,26 @@ impl HeadTile {
         fits.then_some(tile)
     }
 
+    /// Elements of a head.
+    pub(crate) fn features(self) -> u32 {
+        self.features
+    }
+
+    /// Elements of a vector.
+    pub(crate) fn per_vector(self) -> u32 {
+        self.dtype.per_vector()
+    }
+
+    /// Elements of a thread.
+    pub(crate) fn elements(self) -> u32 {
+        self.vectors().len() as u32 * self.per_vector()
+    }
+
+    /// Lanes of a head.
+    pub(crate) fn lanes(self) -> u32 {
+        self.lanes
+    }
+
     /// Heads of a CTA of [`HeadTile::THREADS`].
     pub(crate) fn rows(self) -> u32 {
         Self::THREADS / self.lanes
@@ -61,6 +81,49 @@ impl HeadTile {
     pub(crate) fn name(self) -> String {
         let (dtype, style) = (self.dtype.name(), self.style.name());
         format!("{dtype}_{style}_d{}_h{}", self.features, self.pairs)
+    }
+
+    /// What a thread has of a head, turned, in the order of [`LoadedHead::widen`].
+    #[track_caller]
+    pub(crate) fn turned<'k>(
+        self,
+        direction: Direction,
+        values: &[F32<'k>],
+        angles: &Angles<'k>,
+    ) -> Vec<F32<'k>> {
+        let per_vector = self.dtype.per_vector() as usize;
+        let mut turned = values.to_vec();
+        for (i, [cos, sin]) in angles.0.iter().enumerate() {
+            let (chunk, pair) = (i / per_vector * 2 * per_vector, i % per_vector);
+            let [a, b] = match self.style {
+                Style::Half => [chunk + pair, chunk + per_vector + pair],
+                Style::Interleaved => [chunk + 2 * pair, chunk + 2 * pair + 1],
+            };
+            [turned[a], turned[b]] = direction.turn([values[a], values[b]], [*cos, *sin]);
+        }
+        turned
+    }
+
+    /// Where each vector of a lane begins, and whether it is in the head; nowhere unless `exists`.
+    #[track_caller]
+    pub(crate) fn places<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
+        let column = lane * self.dtype.per_vector();
+        let exist = self.exist(column, exists);
+        let starts = self.vectors().into_iter().map(|first| column + first);
+        starts.zip(exist).collect()
+    }
+
+    /// Whether each vector of the lane whose first column this is exists.
+    #[track_caller]
+    fn exist<'k>(self, column: U32<'k>, exists: Pred<'k>) -> Vec<Pred<'k>> {
+        let step = self.lanes * self.dtype.per_vector();
+        let in_line = |i: u32, line: u32| match line - i * step >= step {
+            true => exists,
+            false => exists & column.lt(line - i * step),
+        };
+        let chunks = (0..self.chunks()).flat_map(|i| [in_line(i, self.pairs); 2]);
+        let passed = (0..self.passed()).map(|i| in_line(i, self.features - 2 * self.pairs));
+        chunks.chain(passed).collect()
     }
 
     fn chunks(self) -> u32 {
@@ -168,17 +231,26 @@ impl<'k> Place<'k> {
     ) -> GlobalAddress<'k> {
         tensor.moved(self.index.mul_wide(features) * u64::from(dtype.size()))
     }
+
+    /// Its element of a dense vector with an f32 for each head.
+    #[track_caller]
+    pub(crate) fn scalar(&self, vector: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        vector.element::<f32>(self.index)
+    }
 }
 
 /// A head and the part of it that a thread has.
 pub(crate) struct Head<'k> {
+    k: &'k Kernel,
     tile: HeadTile,
     place: Place<'k>,
     features: U32<'k>,
     /// The thread's first element of each half.
     column: U32<'k>,
+    exists: Pred<'k>,
     /// Whether the head exists and each of the thread's vectors is in it.
     exist: Vec<Pred<'k>>,
+    leads: Pred<'k>,
 }
 
 /// Vectors of a head, as they lie in memory.
@@ -199,25 +271,22 @@ impl<'k> Head<'k> {
     /// Head `index`, if it `exists`, for lane `lane` of those that share it.
     #[track_caller]
     pub(crate) fn new(
+        k: &'k Kernel,
         tile: HeadTile,
         shape: &Shape<'k>,
         [index, lane]: [U32<'k>; 2],
         exists: Pred<'k>,
     ) -> Head<'k> {
         let column = lane * tile.dtype.per_vector();
-        let step = tile.lanes * tile.dtype.per_vector();
-        let in_line = |i: u32, line: u32| match line - i * step >= step {
-            true => exists,
-            false => exists & column.lt(line - i * step),
-        };
-        let chunks = (0..tile.chunks()).flat_map(|i| [in_line(i, tile.pairs); 2]);
-        let passed = (0..tile.passed()).map(|i| in_line(i, tile.features - 2 * tile.pairs));
         Head {
+            k,
             tile,
             place: Place::new(shape, index),
             features: shape.features,
             column,
-            exist: chunks.chain(passed).collect(),
+            exists,
+            exist: tile.exist(column, exists),
+            leads: exists & lane.equals(0),
         }
     }
 
@@ -227,13 +296,25 @@ impl<'k> Head<'k> {
         let (thread, bits) = (k.thread(), tile.lanes.trailing_zeros());
         let index = k.cta().mad(tile.rows(), thread >> bits);
         let lane = thread & (tile.lanes - 1);
-        Head::new(tile, shape, [index, lane], index.lt(shape.rows))
+        Head::new(k, tile, shape, [index, lane], index.lt(shape.rows))
     }
 
     /// This head of a strided tensor.
     #[track_caller]
     pub(crate) fn load(&self, tensor: GlobalAddress<'k>, strides: &Strides<'k>) -> LoadedHead<'k> {
         self.load_from(self.place.strided(self.tile.dtype, tensor, strides))
+    }
+
+    /// The elements of a vector of D that belong to this thread's features.
+    #[track_caller]
+    pub(crate) fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedHead<'k> {
+        self.load_from(vector)
+    }
+
+    /// The element of this head in a dense vector with an f32 for each.
+    #[track_caller]
+    pub(crate) fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
+        self.place.scalar(vector).load_if(self.exists)
     }
 
     /// The angles of this head's position, from both tables.
@@ -262,25 +343,16 @@ impl<'k> Head<'k> {
         }
     }
 
-    /// The turned head, in the order of [`LoadedHead::widen`].
+    /// Stores one f32 for this head in a dense vector.
     #[track_caller]
-    pub(crate) fn turned(
-        &self,
-        direction: Direction,
-        values: &[F32<'k>],
-        angles: &Angles<'k>,
-    ) -> Vec<F32<'k>> {
-        let per_vector = self.tile.dtype.per_vector() as usize;
-        let mut turned = values.to_vec();
-        for (i, [cos, sin]) in angles.0.iter().enumerate() {
-            let (chunk, pair) = (i / per_vector * 2 * per_vector, i % per_vector);
-            let [a, b] = match self.tile.style {
-                Style::Half => [chunk + pair, chunk + per_vector + pair],
-                Style::Interleaved => [chunk + 2 * pair, chunk + 2 * pair + 1],
-            };
-            [turned[a], turned[b]] = direction.turn([values[a], values[b]], [*cos, *sin]);
-        }
-        turned
+    pub(crate) fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
+        self.place.scalar(vector).store_if(self.leads, value);
+    }
+
+    /// The sum over the lanes of this head, in each of them. Every lane of the warp must take part.
+    #[track_caller]
+    pub(crate) fn sum(&self, value: F32<'k>) -> F32<'k> {
+        group_sum(self.k, value, self.tile.lanes)
     }
 
     #[track_caller]

@@ -3,7 +3,7 @@
 
 use super::head::Place;
 use super::{Shape, Style};
-use crate::assembler::{GlobalAddress, Kernel, U32};
+use crate::assembler::{GlobalAddress, Kernel, Pred, U32};
 use crate::dtype::Dtype;
 
 /// Threads of a CTA: each warp has a head.
@@ -14,6 +14,9 @@ pub(crate) struct HeadLoop<'k> {
     k: &'k Kernel,
     style: Style,
     pub(crate) place: Place<'k>,
+    /// Whether this thread speaks for the head.
+    pub(crate) leads: Pred<'k>,
+    pub(crate) exists: Pred<'k>,
     /// As in the shape, and none where there is no head.
     pairs: U32<'k>,
     features: U32<'k>,
@@ -29,6 +32,8 @@ impl<'k> HeadLoop<'k> {
             k,
             style,
             place: Place::new(shape, index),
+            leads: exists & k.lane().equals(0),
+            exists,
             pairs: exists.select(shape.pairs, 0),
             features: exists.select(shape.features, 0),
             all_pairs: shape.pairs,
@@ -52,6 +57,12 @@ impl<'k> HeadLoop<'k> {
     pub(crate) fn each_passed(&self, body: impl FnOnce(U32<'k>)) {
         let first = (self.all_pairs << 1) + self.k.lane();
         self.k.for_range(first, self.features, 32, body);
+    }
+
+    /// Calls `body` with each feature that falls to this thread.
+    #[track_caller]
+    pub(crate) fn each_feature(&self, body: impl FnOnce(U32<'k>)) {
+        self.k.for_range(self.k.lane(), self.features, 32, body);
     }
 }
 

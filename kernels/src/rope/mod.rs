@@ -25,5 +25,5 @@ pub use tables::{PositionFormat, RopeTables, RopeTablesArguments};
 pub use turn::{Direction, Rope, RopeArguments};
 
 pub(crate) use form::Shape;
-pub(crate) use head::{Head, HeadTile, Strides};
-pub(crate) use loops::HeadLoop;
+pub(crate) use head::{Head, HeadTile, Place, Strides};
+pub(crate) use loops::{HeadLoop, element};

@@ -1,8 +1,8 @@
 //! y, or dx: heads turned, by the angles or back.
 
-use super::loops::element;
 use super::{
     Form, Head, HeadLoop, HeadStrides, HeadTile, Heads, Shape, Strides, Style, TableStrides,
+    element,
 };
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
 use crate::dtype::Dtype;
@@ -52,7 +52,10 @@ impl Rope {
 
     /// How to launch it over these heads; `None` for none.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
-        self.form.launch(heads)
+        match heads.features {
+            0 => None,
+            _ => self.form.launch(heads),
+        }
     }
 }
 
@@ -136,7 +139,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, direction: Direction, call: &
     let head = Head::of_thread(k, tile, &call.shape);
     let x = head.load(call.x, &call.of_x);
     let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
-    head.store(call.y, &head.turned(direction, &x.widen(), &angles));
+    head.store(call.y, &tile.turned(direction, &x.widen(), &angles));
 }
 
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction, call: &Call<'k>) {

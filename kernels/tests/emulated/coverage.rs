@@ -47,6 +47,7 @@ exercises! {
     rope: crate::rope::exercise,
     random: crate::random::exercise,
     grouped: crate::grouped::exercise,
+    norm_rope: crate::norm_rope::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

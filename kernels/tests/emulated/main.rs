@@ -14,6 +14,7 @@ mod gemm;
 mod philox;
 mod random;
 mod grouped;
+mod norm_rope;
 mod rms_norm;
 mod rope;
 mod swiglu;

@@ -102,6 +102,13 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
         });
     });
 
+    add_partials::<T>(partial, dw, empty);
+    Ok(())
+}
+
+/// The lines of `partial` in order, added to `dw` unless that is `empty`.
+pub(super) fn add_partials<T: Float>(partial: &[T::Wide], dw: &mut [T::Wide], empty: bool) {
+    let columns = dw.len();
     for_blocks(dw, BLOCK, |start, dw| {
         vectorised!(T::Wide, || {
             if empty {
@@ -114,7 +121,6 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
             }
         });
     });
-    Ok(())
 }
 
 #[inline(always)]

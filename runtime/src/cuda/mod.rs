@@ -21,6 +21,7 @@ mod module;
 pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod random;
+pub(crate) mod norm_rope;
 pub(crate) mod rope;
 mod stream;
 mod streams;

@@ -17,6 +17,7 @@ mod into;
 mod matmul;
 mod moe;
 mod norm;
+mod norm_rope;
 mod optimizer;
 mod random;
 mod reduce;
@@ -37,6 +38,7 @@ pub use indexing::*;
 pub use matmul::*;
 pub use moe::*;
 pub use norm::*;
+pub use norm_rope::*;
 pub use optimizer::*;
 pub use random::*;
 pub use reduce::*;
@@ -62,6 +64,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         embedding::SIGNATURES,
         matmul::SIGNATURES,
         norm::SIGNATURES,
+        norm_rope::SIGNATURES,
         grouped_matmul::SIGNATURES,
         indexing::SIGNATURES,
         moe::SIGNATURES,

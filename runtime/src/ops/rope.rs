@@ -7,7 +7,7 @@ use super::dense_last;
 use crate::cpu::rope as kernels;
 use crate::cpu::rope::Turn;
 use crate::cuda::rope as cuda;
-use crate::{DType, Result, Signature, Tensor, for_float, ops};
+use crate::{Call, DType, Result, Signature, Tensor, for_float, ops};
 
 static ROPE_TABLES: Signature = Signature::new(
     "rope_tables",
@@ -107,11 +107,7 @@ fn turn(
     let mut call = signature
         .call(&[x, &cos, &sin])?
         .with_flops(3 * x.elements() as u64);
-    let (pairs, features) = (call.extent("h"), call.extent("d"));
-    if 2 * pairs > features {
-        let problem = format!("{pairs} pairs of angles turn more than d = {features} features");
-        return Err(signature.error(&[x, &cos, &sin], problem));
-    }
+    check_pairs(signature, &call, &[x, &cos, &sin])?;
 
     let (x, cos, sin) = (dense_last(x)?, dense_last(&cos)?, dense_last(&sin)?);
     let mut y = call.output(0)?;
@@ -127,8 +123,22 @@ fn turn(
     Ok(y.finish())
 }
 
+/// That there are features enough for the pairs.
+pub(super) fn check_pairs(
+    signature: &'static Signature,
+    call: &Call,
+    operands: &[&Tensor],
+) -> Result<()> {
+    let (pairs, features) = (call.extent("h"), call.extent("d"));
+    if 2 * pairs > features {
+        let problem = format!("{pairs} pairs of angles turn more than d = {features} features");
+        return Err(signature.error(operands, problem));
+    }
+    Ok(())
+}
+
 /// [T, H] as [B, T, H].
-fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
+pub(super) fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
     match (&x.shape()[..], &table.shape()[..]) {
         ([batch, ..], [positions, pairs]) => table.broadcast_to(&[*batch, *positions, *pairs]),
         _ => Ok(table.clone()),

@@ -1,6 +1,6 @@
 //! Rotary positions.
 
-use super::tensor;
+use super::{gradient, tensor};
 use crate::ops::RopeStyle;
 use crate::{DType, Device, Result, Tensor, ops};
 
@@ -13,6 +13,15 @@ pub(super) fn positions(device: &Device, dtype: DType) -> Result<()> {
         for style in [RopeStyle::Half, RopeStyle::Interleaved] {
             let y = ops::rope(&x, &cos, &sin, style)?;
             ops::rope_grad(&y, &cos, &sin, style)?;
+
+            let w = tensor(device, &[features], dtype)?;
+            let (y, inv_rms) = ops::rms_norm_rope(&x, &w, &cos, &sin, style, 1e-6)?;
+            ops::rms_norm_rope_grad_input(&y, &x, &w, &inv_rms, &cos, &sin, style)?;
+            let mut dw = gradient(device, &[features])?;
+            for _ in 0..2 {
+                let dw = &mut dw;
+                ops::rms_norm_rope_grad_weight_into(&y, &x, &inv_rms, &cos, &sin, style, dw)?;
+            }
         }
     }
     let positions = Tensor::from_slice(device, &[2], &[0i32, 1])?;
