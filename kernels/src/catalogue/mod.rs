@@ -37,6 +37,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("gemm_parts", gemm::gemm_parts),
     ("cross_entropy", cross_entropy::cross_entropy),
     ("swiglu", swiglu::swiglu),
     ("expert_order", expert_order::expert_order),

@@ -40,6 +40,7 @@ exercises! {
     rms_norm: crate::rms_norm::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
+    gemm_parts: crate::gemm::exercise_parts,
     cross_entropy: crate::cross_entropy::exercise,
     swiglu: crate::swiglu::exercise,
     expert_order: crate::expert_order::exercise,
