@@ -215,16 +215,12 @@ pub(crate) struct Product {
 
 /// What becomes of the sums: all that a plan knows of where a product goes.
 #[derive(Clone, Copy, Debug)]
-struct Sums {
-    dtype: DType,
-    adds: bool,
-    aligned: bool,
-    /// From a row to the next, in elements; `None` where rows lie side by side.
-    leading: Option<usize>,
 pub(super) struct Sums {
     pub(super) dtype: DType,
     pub(super) adds: bool,
     pub(super) aligned: bool,
+    /// From a row to the next, in elements; `None` where rows lie side by side.
+    pub(super) leading: Option<usize>,
 }
 
 impl Product {
@@ -366,13 +362,10 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplan
 }
 
 /// Whether every line of every bf16 matrix begins at a multiple of 16 bytes.
-fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
+pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
     let n = extents.n;
     let ends = c.leading.map_or(u64::from(n), |leading| leading as u64);
     let of_c = c.aligned && ends.is_multiple_of(8);
-pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
-    let (m, n) = (u64::from(extents.m), u64::from(extents.n));
-    let of_c = c.aligned && n % 8 == 0 && (m * n) % 8 == 0;
     let mut lies = operands.iter();
     of_c && lies.all(|x| x.aligned && x.leading % 8 == 0 && x.batch % 8 == 0)
 }
