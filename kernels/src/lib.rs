@@ -8,16 +8,22 @@
 
 pub mod assembler;
 pub mod catalogue;
+pub mod cross_entropy;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;
 pub mod error;
+pub mod expert_order;
 pub mod expression;
 pub mod faults;
 pub mod gemm;
+pub mod philox;
+pub mod random;
 pub mod rms_norm;
+pub mod rope;
 pub mod row;
 pub mod swiglu;
+pub mod token_rows;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

@@ -43,6 +43,7 @@ mod block;
 mod control;
 mod conversions;
 mod kernel;
+mod lanes;
 mod launch;
 mod memory;
 mod operators;

@@ -1,12 +1,20 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
+mod cross_entropy;
 mod elementwise;
+mod expert_order;
 mod gemm;
 mod grouped;
+mod random;
 mod rms_norm;
+mod rope;
 mod swiglu;
+mod token_rows;
 
 pub use elementwise::elementwise_variants;
+pub use expert_order::HELD_EXPERTS;
+pub use rope::{HEADS, heads};
+pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
 
@@ -28,8 +36,13 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("cross_entropy", cross_entropy::cross_entropy),
     ("swiglu", swiglu::swiglu),
     ("grouped", grouped::grouped),
+    ("expert_order", expert_order::expert_order),
+    ("token_rows", token_rows::token_rows),
+    ("rope", rope::rope),
+    ("random", random::random),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

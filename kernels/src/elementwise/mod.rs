@@ -20,11 +20,13 @@
 mod contiguous;
 mod element;
 mod evaluate;
-mod strided;
+pub(crate) mod strided;
 mod walk;
 
 pub use element::Element;
 pub use walk::Walk;
+
+pub(crate) use strided::push_walk;
 
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
 use crate::error::{Error, Result};

@@ -7,13 +7,13 @@ use crate::assembler::{
 };
 
 /// Elements of a thread, a CTA's width apart: their loads are in flight together.
-const PER_THREAD: u32 = 4;
+pub(crate) const PER_THREAD: u32 = 4;
 
 /// Elements of a CTA.
-pub(super) const TILE: u32 = THREADS * PER_THREAD;
+pub(crate) const TILE: u32 = THREADS * PER_THREAD;
 
 /// Adds the extents, outermost first, and the strides of the result and of each operand.
-pub(super) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
+pub(crate) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
     arguments.push_u64(walk.elements());
     for extent in walk.extents() {
         match wide {
@@ -30,7 +30,7 @@ pub(super) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
 }
 
 /// An unsigned index together with the signed offset that it becomes: of 32 or of 64 bits.
-pub(super) trait Index<O: Integer>: Integer {
+pub(crate) trait Index<O: Integer>: Integer {
     /// A parameter that holds an extent.
     fn extent<'k>(k: &'k Kernel, name: &str) -> Register<'k, Self>;
     /// A parameter that holds a stride.
@@ -98,15 +98,16 @@ impl Index<i64> for u64 {
 }
 
 /// The walk in registers.
-struct Strides<'k, I, O> {
-    elements: U64<'k>,
+pub(crate) struct Strides<'k, I, O> {
+    pub(crate) elements: U64<'k>,
     extents: Vec<Register<'k, I>>,
     /// Of the result, then of each operand.
     strides: Vec<Vec<Register<'k, O>>>,
 }
 
 impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
-    fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
+    /// The walk of a kernel's parameters over so many tensors.
+    pub(crate) fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
         let elements = k.u64_param("elements");
         let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));
         let extents = extents.collect();
@@ -122,7 +123,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
     }
 
     /// The coordinates of an index in row-major order, outermost first.
-    fn coordinates(&self, index: Register<'k, I>) -> Vec<Register<'k, I>> {
+    pub(crate) fn coordinates(&self, index: Register<'k, I>) -> Vec<Register<'k, I>> {
         let mut rest = index;
         let mut inner_first = Vec::with_capacity(self.extents.len());
         for extent in self.extents[1..].iter().rev() {
@@ -136,20 +137,24 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
     }
 
     /// The address of the element with these coordinates in one of the tensors.
-    fn address(
+    pub(crate) fn address(
         &self,
         tensor: usize,
         start: GlobalAddress<'k>,
         size: u32,
         coordinates: &[Register<'k, I>],
     ) -> GlobalAddress<'k> {
-        let mut terms = self.strides[tensor].iter().zip(coordinates);
-        let Some((stride, coordinate)) = terms.next() else {
-            return start;
-        };
-        let first = I::signed(*coordinate) * *stride;
-        let offset = terms.fold(first, |sum, (stride, x)| I::signed(*x).mad(*stride, sum));
-        start.moved(I::bytes(offset, size))
+        start.moved(I::bytes(self.offset(tensor, coordinates), size))
+    }
+
+    /// The same as an offset in elements. There is at least one dim.
+    pub(crate) fn offset(&self, tensor: usize, coordinates: &[Register<'k, I>]) -> Register<'k, O> {
+        let terms = self.strides[tensor].iter().zip(coordinates);
+        let mut terms = terms.map(|(stride, x)| (*stride, I::signed(*x)));
+        match terms.next() {
+            Some((stride, x)) => terms.fold(x * stride, |sum, (stride, x)| x.mad(stride, sum)),
+            None => I::signed(coordinates[0]),
+        }
     }
 }
 

@@ -40,8 +40,13 @@ exercises! {
     rms_norm: crate::rms_norm::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
+    cross_entropy: crate::cross_entropy::exercise,
     swiglu: crate::swiglu::exercise,
     grouped: crate::grouped::exercise,
+    expert_order: crate::expert_order::exercise,
+    token_rows: crate::token_rows::exercise,
+    rope: crate::rope::exercise,
+    random: crate::random::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

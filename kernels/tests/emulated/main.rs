@@ -6,9 +6,15 @@
 
 mod barrier;
 mod coverage;
+mod cross_entropy;
 mod device;
 mod elementwise;
+mod expert_order;
 mod gemm;
 mod grouped;
+mod philox;
+mod random;
 mod rms_norm;
+mod rope;
 mod swiglu;
+mod token_rows;

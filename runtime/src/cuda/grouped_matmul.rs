@@ -159,6 +159,7 @@ mod tests {
         dtype: DType::BF16,
         adds: false,
         aligned: true,
+        leading: None,
     };
 
     /// Average groups decide, not values: of 128 rows or more the large tile.

@@ -1,5 +1,7 @@
 //! Plans of matrix products, and their launches.
 
+use std::ops::Range;
+
 use meshgrad_kernels::gemm::{GemmArguments, GemmBf16, GemmF32, Order, Output, Tile};
 
 use crate::plan::{Launcher, Operand, Plan, Unplanned, extent};
@@ -41,6 +43,106 @@ impl Matrices {
         let lie = Lie::of(&Operand::of(&tensor));
         let lie = lie.expect("a kernel can read matrices that lie row by row");
         Ok(Matrices { tensor, lie })
+    }
+
+    fn part(&self, gpu: &Launcher<'_>) -> Result<Part> {
+        Ok(Part {
+            address: gpu.read(&self.tensor)?,
+            lie: self.lie,
+        })
+    }
+}
+
+/// A matrix in memory, row by row, of which products take and give parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lines {
+    pub(crate) address: u64,
+    pub(crate) dtype: DType,
+    pub(crate) columns: usize,
+    /// From a row to the next, in elements.
+    pub(crate) leading: usize,
+    /// Whether it begins at a multiple of 16 bytes.
+    pub(crate) aligned: bool,
+}
+
+impl Lines {
+    /// A contiguous tensor that is read, as \[rows, its last dim\].
+    pub(crate) fn of(gpu: &Launcher<'_>, x: &Tensor) -> Result<Lines> {
+        Lines::at(gpu.read(x)?, x)
+    }
+
+    /// A contiguous tensor that is changed, as \[rows, its last dim\].
+    pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Lines> {
+        Lines::at(gpu.change(into)?, into)
+    }
+
+    fn at(address: u64, x: &Tensor) -> Result<Lines> {
+        let columns = x.extent(-1)?;
+        Ok(Lines {
+            address,
+            dtype: x.dtype(),
+            columns,
+            leading: columns,
+            aligned: Operand::of(x).is_aligned(),
+        })
+    }
+
+    /// Some of its rows.
+    pub(crate) fn part(&self, rows: &Range<usize>) -> Part {
+        let (address, aligned) = self.row(rows.start);
+        let leading = if rows.len() > 1 { self.leading } else { 0 };
+        Part {
+            address,
+            lie: Lie {
+                dtype: self.dtype,
+                rows: rows.len(),
+                columns: self.columns,
+                count: 1,
+                order: Order::RowMajor,
+                leading: leading as u64,
+                batch: 0,
+                aligned,
+            },
+        }
+    }
+
+    /// Its first few rows and columns.
+    pub(crate) fn corner(&self, rows: usize, columns: usize) -> Part {
+        Lines { columns, ..*self }.part(&(0..rows))
+    }
+
+    /// Where a row begins, and whether at a multiple of 16 bytes.
+    fn row(&self, row: usize) -> (u64, bool) {
+        let bytes = self.dtype.bytes(row * self.leading);
+        let aligned = self.aligned && bytes.is_multiple_of(16);
+        (self.address + bytes as u64, aligned)
+    }
+}
+
+/// An operand of a product in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    address: u64,
+    lie: Lie,
+}
+
+impl Part {
+    /// Rows as columns: the same memory.
+    pub(crate) fn transposed(self) -> Part {
+        let lie = self.lie;
+        let order = match lie.order {
+            Order::RowMajor => Order::ColumnMajor,
+            Order::ColumnMajor => Order::RowMajor,
+        };
+        Part {
+            lie: Lie {
+                rows: lie.columns,
+                columns: lie.rows,
+                order,
+                ..lie
+            },
+            ..self
+        }
     }
 }
 
@@ -105,7 +207,7 @@ fn batch_stride(extents: &[usize], strides: &[isize]) -> Option<isize> {
     Some(stride.unwrap_or(0))
 }
 
-/// Where a product goes: contiguous.
+/// Where a product goes.
 pub(crate) struct Product {
     pub(super) address: u64,
     pub(super) sums: Sums,
@@ -117,6 +219,8 @@ pub(super) struct Sums {
     pub(super) dtype: DType,
     pub(super) adds: bool,
     pub(super) aligned: bool,
+    /// From a row to the next, in elements; `None` where rows lie side by side.
+    pub(super) leading: Option<usize>,
 }
 
 impl Product {
@@ -128,6 +232,7 @@ impl Product {
                 dtype: c.dtype(),
                 adds: false,
                 aligned: Operand::fresh(c).is_aligned(),
+                leading: None,
             },
         })
     }
@@ -140,25 +245,45 @@ impl Product {
                 dtype: into.dtype(),
                 adds: !empty,
                 aligned: Operand::of(into).is_aligned(),
+                leading: None,
             },
         })
+    }
+
+    /// Row `row` of `into` and those below; added to what is there, if it `adds`.
+    pub(crate) fn lines(into: &Lines, row: usize, adds: bool) -> Product {
+        let (address, aligned) = into.row(row);
+        Product {
+            address,
+            sums: Sums {
+                dtype: into.dtype,
+                adds,
+                aligned,
+                leading: Some(into.leading),
+            },
+        }
     }
 }
 
 /// c = a b, for each matrix of the batch.
 pub(crate) fn product(gpu: &Launcher<'_>, a: &Matrices, b: &Matrices, c: &Product) -> Result<()> {
+    multiply(gpu, [a.part(gpu)?, b.part(gpu)?], c)
+}
+
+/// c = a b, for each matrix of the batch.
+pub(crate) fn multiply(gpu: &Launcher<'_>, [a, b]: [Part; 2], c: &Product) -> Result<()> {
     let plan = gpu.planned(plan([a.lie, b.lie], c.sums, gpu.multiprocessors()))?;
     let Extents { m, n, k, .. } = plan.extents;
     let arguments = GemmArguments {
-        a: gpu.read(&a.tensor)?,
-        b: gpu.read(&b.tensor)?,
+        a: a.address,
+        b: b.address,
         c: c.address,
         m,
         n,
         k,
         lda: a.lie.leading,
         ldb: b.lie.leading,
-        ldc: n.into(),
+        ldc: c.sums.leading.map_or(n.into(), |leading| leading as u64),
         batch_a: a.lie.batch,
         batch_b: b.lie.batch,
         batch_c: u64::from(m) * u64::from(n),
@@ -238,8 +363,9 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplan
 
 /// Whether every line of every bf16 matrix begins at a multiple of 16 bytes.
 pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
-    let (m, n) = (u64::from(extents.m), u64::from(extents.n));
-    let of_c = c.aligned && n % 8 == 0 && (m * n) % 8 == 0;
+    let n = extents.n;
+    let ends = c.leading.map_or(u64::from(n), |leading| leading as u64);
+    let of_c = c.aligned && ends.is_multiple_of(8);
     let mut lies = operands.iter();
     of_c && lies.all(|x| x.aligned && x.leading % 8 == 0 && x.batch % 8 == 0)
 }
@@ -262,6 +388,7 @@ mod tests {
         dtype: DType::F32,
         adds: false,
         aligned: true,
+        leading: None,
     };
 
     #[test]
@@ -297,6 +424,25 @@ mod tests {
         };
         assert!(aligned(24, 0) && aligned(24, 8));
         assert!(!aligned(20, 0) && !aligned(24, 4));
+    }
+
+    /// Where a part begins decides, not where the whole does.
+    #[test]
+    fn parts_of_matrices() {
+        let whole = Lines {
+            address: 4096,
+            dtype: DType::BF16,
+            columns: 20,
+            leading: 20,
+            aligned: true,
+        };
+        let [even, odd] = [2..5, 1..5].map(|rows| whole.part(&rows));
+        assert_eq!((even.address, odd.address), (4096 + 80, 4096 + 40));
+        assert!(even.lie.aligned && !odd.lie.aligned);
+        let turned = even.transposed();
+        assert_eq!((turned.lie.rows, turned.lie.columns), (20, 3));
+        assert_eq!(turned.lie.order, Order::ColumnMajor);
+        assert_eq!(whole.corner(1, 4).lie.leading, 0);
     }
 
     /// Kernels compare extents as signed numbers: beyond that they would compute nothing.

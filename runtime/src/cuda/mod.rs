@@ -1,11 +1,13 @@
 //! The CUDA back end: contexts, memory, streams, kernels and graphs of a GPU, or of the emulator in
 //! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`],
 //! [`matmul`], [`norm`] and so on). But for the plans it knows no tensor and no op.
+//! [`matmul`], [`norm`], [`random`]). But for the plans it knows no tensor and no op.
 //!
 //! cudarc is used for the driver's types and functions only; who owns what is decided here.
 
 mod allocator;
 mod context;
+pub(crate) mod cross_entropy;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
@@ -16,7 +18,10 @@ pub(crate) mod grouped_matmul;
 pub(crate) mod matmul;
 mod memory;
 mod module;
+pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod random;
+pub(crate) mod rope;
 mod stream;
 mod streams;
 pub(crate) mod swiglu;

@@ -46,7 +46,7 @@ pub use swiglu::*;
 pub use unary::*;
 
 pub(crate) use binary::contiguous_range;
-pub(crate) use into::{dense_rows, summed_in};
+pub(crate) use into::{dense_last, dense_rows, summed_in};
 
 use crate::Signature;
 

@@ -4,11 +4,15 @@
 #[path = "../../../../kernels/tests/ptxas/assemble.rs"]
 mod assemble;
 mod copies;
+mod cross_entropy;
 mod functions;
 mod gates;
 mod grouped;
+mod moe;
 mod norms;
+mod positions;
 mod products;
+mod random;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +72,12 @@ const LAUNCHES: &[Launches] = &[
     norms::norms,
     products::products,
     grouped::grouped,
+    cross_entropy::cross_entropy,
     gates::gates,
+    moe::expert_order,
+    moe::token_rows,
+    positions::positions,
+    random::random,
 ];
 
 /// Ops that no GPU can do yet.
@@ -81,11 +90,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "top_k",
     "slice_grad",
     "copy_at_into",
-    "linear_cross_entropy",
-    "linear_cross_entropy_grad_input",
-    "linear_cross_entropy_grad_weight_into",
-    "linear_cross_entropy_grad_both_into",
-    "cross_entropy_sum",
     "embedding",
     "embedding_grad_into",
     "concat",
@@ -96,27 +100,13 @@ const WITHOUT_KERNELS: &[&str] = &[
     "router_top_k",
     "router_top_k_biased",
     "router_top_k_grad",
-    "expert_order",
-    "expert_counts",
-    "permute_tokens",
-    "permute_tokens_grad",
-    "unpermute_tokens",
-    "unpermute_tokens_grad_input",
-    "unpermute_tokens_grad_weights",
     "adamw_step",
     "global_norm",
     "clip_scale",
-    "uniform_into",
-    "normal_into",
-    "dropout",
-    "dropout_grad",
     "sum",
     "mean",
     "max",
     "min",
-    "rope_tables",
-    "rope",
-    "rope_grad",
     "softmax",
     "softmax_grad",
     "log_softmax",
