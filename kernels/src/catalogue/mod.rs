@@ -39,6 +39,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_bf16", gemm::gemm_bf16),
     ("cross_entropy", cross_entropy::cross_entropy),
     ("swiglu", swiglu::swiglu),
+    ("grouped", grouped::grouped),
     ("expert_order", expert_order::expert_order),
     ("token_rows", token_rows::token_rows),
     ("rope", rope::rope),

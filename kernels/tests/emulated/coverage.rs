@@ -42,6 +42,7 @@ exercises! {
     gemm_bf16: crate::gemm::exercise_bf16,
     cross_entropy: crate::cross_entropy::exercise,
     swiglu: crate::swiglu::exercise,
+    grouped: crate::grouped::exercise,
     expert_order: crate::expert_order::exercise,
     token_rows: crate::token_rows::exercise,
     rope: crate::rope::exercise,

@@ -73,6 +73,8 @@ const LAUNCHES: &[Launches] = &[
     products::products,
     cross_entropy::cross_entropy,
     grouped::grouped,
+    grouped::grouped,
+    cross_entropy::cross_entropy,
     gates::gates,
     moe::expert_order,
     moe::token_rows,
