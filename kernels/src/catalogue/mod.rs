@@ -4,11 +4,13 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod rms_norm;
+mod router;
 mod swiglu;
 mod token_rows;
 
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
+pub use router::ROUTED_EXPERTS;
 pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
@@ -34,6 +36,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("swiglu", swiglu::swiglu),
     ("expert_order", expert_order::expert_order),
     ("token_rows", token_rows::token_rows),
+    ("router", router::router),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

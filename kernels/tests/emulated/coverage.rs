@@ -43,6 +43,7 @@ exercises! {
     swiglu: crate::swiglu::exercise,
     expert_order: crate::expert_order::exercise,
     token_rows: crate::token_rows::exercise,
+    router: crate::router::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -11,5 +11,6 @@ mod elementwise;
 mod expert_order;
 mod gemm;
 mod rms_norm;
+mod router;
 mod swiglu;
 mod token_rows;

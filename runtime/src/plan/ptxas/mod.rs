@@ -70,6 +70,7 @@ const LAUNCHES: &[Launches] = &[
     gates::gates,
     moe::expert_order,
     moe::token_rows,
+    moe::router,
 ];
 
 /// Ops that no GPU can do yet.
@@ -97,9 +98,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "index_select_grad",
     "gather",
     "scatter_add",
-    "router_top_k",
-    "router_top_k_biased",
-    "router_top_k_grad",
     "adamw_step",
     "global_norm",
     "clip_scale",
