@@ -144,3 +144,59 @@ fn no_offsets_are_an_error() {
         assert!(ops::expert_counts(&none).is_err());
     }
 }
+
+/// The choice, its weights and their gradient have the CPU's bits, ties included.
+#[test]
+fn routers_choose_as_on_the_cpu() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (shape, k) in [
+                ([0, 4], 2),
+                ([1, 1], 1),
+                ([7, 8], 3),
+                ([30, 128], 8),
+                ([3, 57], 57),
+                ([2, 700], 5),
+            ] {
+                check_router(&numbered(&device, &shape, dtype, 1.0), k);
+            }
+            let view = numbered(&device, &[5, 33], dtype, 1.0)
+                .slice(0, 1..5)
+                .unwrap();
+            check_router(&view, 4);
+            let turned = numbered(&device, &[12, 5], dtype, 1.0);
+            check_router(&turned.transpose(0, 1).unwrap(), 4);
+        }
+    }
+}
+
+/// A tensor with the same values on the CPU.
+fn there(x: &Tensor) -> Tensor {
+    ops::to_device(x, reference()).unwrap()
+}
+
+fn check_router(scores: &Tensor, k: usize) {
+    let experts = scores.extent(1).unwrap();
+    let ties = ops::relu(scores).unwrap(); // half of the scores are equal
+    for renormalise in [false, true] {
+        let bias = numbered(scores.device(), &[experts], DType::F32, 0.2);
+        for (probabilities, bias) in [(scores, None), (&ties, Some(&bias)), (&ties, None)] {
+            let (weights, indices) =
+                ops::router_top_k(probabilities, k, renormalise, bias).unwrap();
+            let exact_bias = bias.map(there);
+            let on_cpu =
+                ops::router_top_k(&there(probabilities), k, renormalise, exact_bias.as_ref());
+            let (exact_weights, exact_indices) = on_cpu.unwrap();
+            assert_eq!(ints(&indices), ints(&exact_indices));
+            assert_close(&weights, &exact_weights, 0.0, 1.0);
+
+            let dweights = ops::cos(&weights).unwrap();
+            let slopes =
+                ops::router_top_k_grad(probabilities, &indices, &dweights, renormalise).unwrap();
+            let operands = (there(probabilities), there(&dweights));
+            let exact =
+                ops::router_top_k_grad(&operands.0, &exact_indices, &operands.1, renormalise);
+            assert_close(&slopes, &exact.unwrap(), 0.0, 1.0);
+        }
+    }
+}

@@ -9,12 +9,14 @@ mod norm_rope;
 mod random;
 mod rms_norm;
 mod rope;
+mod router;
 mod swiglu;
 mod token_rows;
 
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
 pub use rope::{HEADS, heads};
+pub use router::ROUTED_EXPERTS;
 pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
@@ -46,6 +48,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("random", random::random),
     ("grouped", grouped::grouped),
     ("norm_rope", norm_rope::norm_rope),
+    ("router", router::router),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

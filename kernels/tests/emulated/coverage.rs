@@ -49,6 +49,7 @@ exercises! {
     random: crate::random::exercise,
     grouped: crate::grouped::exercise,
     norm_rope: crate::norm_rope::exercise,
+    router: crate::router::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -17,5 +17,6 @@ mod philox;
 mod random;
 mod rms_norm;
 mod rope;
+mod router;
 mod swiglu;
 mod token_rows;

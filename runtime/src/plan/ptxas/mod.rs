@@ -80,6 +80,7 @@ const LAUNCHES: &[Launches] = &[
     moe::token_rows,
     positions::positions,
     random::random,
+    moe::router,
 ];
 
 /// Ops that no GPU can do yet.
@@ -99,9 +100,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "index_select_grad",
     "gather",
     "scatter_add",
-    "router_top_k",
-    "router_top_k_biased",
-    "router_top_k_grad",
     "adamw_step",
     "global_norm",
     "clip_scale",

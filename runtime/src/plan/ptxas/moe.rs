@@ -31,3 +31,17 @@ pub(super) fn token_rows(device: &Device, dtype: DType) -> Result<()> {
     }
     Ok(())
 }
+
+/// Experts of whole accesses, odd, more than registers hold.
+pub(super) fn router(device: &Device, dtype: DType) -> Result<()> {
+    for experts in [8, 64, 128, 57, 600] {
+        let probabilities = tensor(device, &[3, experts], dtype)?;
+        let bias = tensor(device, &[experts], DType::F32)?;
+        for renormalise in [false, true] {
+            let (weights, indices) = ops::router_top_k(&probabilities, 4, renormalise, None)?;
+            ops::router_top_k(&probabilities, 4, renormalise, Some(&bias))?;
+            ops::router_top_k_grad(&probabilities, &indices, &weights, renormalise)?;
+        }
+    }
+    Ok(())
+}
