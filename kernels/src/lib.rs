@@ -8,6 +8,7 @@
 
 pub mod assembler;
 pub mod catalogue;
+pub mod copies;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;

@@ -1,9 +1,11 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
+mod copies;
 mod elementwise;
 mod gemm;
 mod rms_norm;
 
+pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
 
 use crate::{Ptx, Result};
@@ -24,6 +26,7 @@ pub fn families() -> Vec<(&'static str, Vec<Ptx>)> {
 const FAMILIES: &[NamedFamily] = &[
     ("elementwise", elementwise::elementwise),
     ("rms_norm", rms_norm::rms_norm),
+    ("copies", copies::copies),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
 ];

@@ -20,7 +20,7 @@
 mod contiguous;
 mod element;
 mod evaluate;
-mod strided;
+pub(crate) mod strided;
 mod walk;
 
 pub use element::Element;
@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::expression::{Expression, Node};
 
 /// Threads of a CTA.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 
 /// An elementwise kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,6 +6,7 @@
 
 mod allocator;
 mod context;
+pub(crate) mod copies;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
