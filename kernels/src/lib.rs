@@ -9,6 +9,7 @@
 pub mod assembler;
 pub mod catalogue;
 pub mod cross_entropy;
+pub mod copies;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;

@@ -188,6 +188,26 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
     }
 
+    /// Loads 16 bits, zero-extended, where the predicate holds; 0 elsewhere.
+    #[track_caller]
+    pub fn load_half_if(self, condition: Pred<'k>) -> U32<'k> {
+        let (k, address) = (self.kernel(), self.written());
+        let value = k.constant(0u32);
+        k.emit(format_args!(
+            "@{condition} ld.global.u16 {value}, {address}"
+        ));
+        value
+    }
+
+    /// Stores the lowest 16 bits where the predicate holds.
+    #[track_caller]
+    pub fn store_half_if(self, condition: Pred<'k>, value: U32<'k>) {
+        let address = self.written();
+        self.kernel().emit(format_args!(
+            "@{condition} st.global.u16 {address}, {value}"
+        ));
+    }
+
     /// Raises the 64 bits there to `value` where they are less: one atomic access, relaxed, whose
     /// result does not depend on the order.
     #[track_caller]

@@ -1,6 +1,7 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
 mod cross_entropy;
+mod copies;
 mod elementwise;
 mod expert_order;
 mod gemm;
@@ -13,6 +14,7 @@ mod router;
 mod swiglu;
 mod token_rows;
 
+pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
 pub use rope::{HEADS, heads};
@@ -37,6 +39,7 @@ pub fn families() -> Vec<(&'static str, Vec<Ptx>)> {
 const FAMILIES: &[NamedFamily] = &[
     ("elementwise", elementwise::elementwise),
     ("rms_norm", rms_norm::rms_norm),
+    ("copies", copies::copies),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("cross_entropy", cross_entropy::cross_entropy),

@@ -38,6 +38,7 @@ macro_rules! exercises {
 exercises! {
     elementwise: crate::elementwise::exercise,
     rms_norm: crate::rms_norm::exercise,
+    copies: crate::copies::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
     cross_entropy: crate::cross_entropy::exercise,

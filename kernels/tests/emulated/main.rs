@@ -5,6 +5,7 @@
 //! conflicts and bytes that are moved twice where a kernel promises none.
 
 mod barrier;
+mod copies;
 mod coverage;
 mod cross_entropy;
 mod device;

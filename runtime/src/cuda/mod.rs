@@ -8,6 +8,7 @@
 mod allocator;
 mod context;
 pub(crate) mod cross_entropy;
+pub(crate) mod copies;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
