@@ -1,5 +1,6 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
+mod adamw;
 mod elementwise;
 mod gemm;
 mod random;
@@ -28,6 +29,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("random", random::random),
+    ("adamw", adamw::adamw),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -41,6 +41,7 @@ exercises! {
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
     random: crate::random::exercise,
+    adamw: crate::adamw::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

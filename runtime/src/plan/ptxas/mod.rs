@@ -6,6 +6,7 @@ mod assemble;
 mod copies;
 mod functions;
 mod norms;
+mod optimizer;
 mod products;
 mod random;
 
@@ -67,6 +68,7 @@ const LAUNCHES: &[Launches] = &[
     norms::norms,
     products::products,
     random::random,
+    optimizer::optimizer,
 ];
 
 /// Ops that no GPU can do yet.
@@ -104,7 +106,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "unpermute_tokens",
     "unpermute_tokens_grad_input",
     "unpermute_tokens_grad_weights",
-    "adamw_step",
     "global_norm",
     "clip_scale",
     "sum",
