@@ -6,6 +6,7 @@
 //! arguments that lays out the parameter bytes ([`Arguments`]). A loader needs nothing else: text,
 //! geometry, bytes.
 
+pub mod adamw;
 pub mod assembler;
 pub mod catalogue;
 pub mod cross_entropy;

@@ -2,6 +2,7 @@
 
 mod cross_entropy;
 mod copies;
+mod adamw;
 mod elementwise;
 mod expert_order;
 mod gemm;
@@ -52,6 +53,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("grouped", grouped::grouped),
     ("norm_rope", norm_rope::norm_rope),
     ("router", router::router),
+    ("adamw", adamw::adamw),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

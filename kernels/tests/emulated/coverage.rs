@@ -51,6 +51,7 @@ exercises! {
     grouped: crate::grouped::exercise,
     norm_rope: crate::norm_rope::exercise,
     router: crate::router::exercise,
+    adamw: crate::adamw::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

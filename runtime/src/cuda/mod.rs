@@ -2,6 +2,7 @@
 //! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`],
 //! [`matmul`], [`norm`] and so on). But for the plans it knows no tensor and no op.
 //! [`matmul`], [`norm`], [`random`]). But for the plans it knows no tensor and no op.
+//! [`matmul`], [`norm`], [`optimizer`], [`random`]). But for the plans it knows no tensor and no op.
 //!
 //! cudarc is used for the driver's types and functions only; who owns what is decided here.
 
@@ -22,6 +23,7 @@ mod module;
 pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod norm_rope;
+pub(crate) mod optimizer;
 pub(crate) mod random;
 pub(crate) mod rope;
 mod stream;

@@ -11,6 +11,7 @@ mod grouped;
 mod moe;
 mod norms;
 mod positions;
+mod optimizer;
 mod products;
 mod random;
 
@@ -81,6 +82,7 @@ const LAUNCHES: &[Launches] = &[
     positions::positions,
     random::random,
     moe::router,
+    optimizer::optimizer,
 ];
 
 /// Ops that no GPU can do yet.
@@ -111,6 +113,16 @@ const WITHOUT_KERNELS: &[&str] = &[
     "gather",
     "scatter_add",
     "adamw_step",
+    "router_top_k",
+    "router_top_k_biased",
+    "router_top_k_grad",
+    "expert_order",
+    "expert_counts",
+    "permute_tokens",
+    "permute_tokens_grad",
+    "unpermute_tokens",
+    "unpermute_tokens_grad_input",
+    "unpermute_tokens_grad_weights",
     "global_norm",
     "clip_scale",
     "sum",
