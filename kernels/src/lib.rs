@@ -8,14 +8,18 @@
 
 pub mod assembler;
 pub mod catalogue;
+mod columns;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;
 pub mod error;
 pub mod expression;
 pub mod gemm;
+pub mod merge;
+pub mod reduce;
 pub mod rms_norm;
 pub mod row;
+pub mod softmax;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

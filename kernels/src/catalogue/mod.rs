@@ -2,9 +2,13 @@
 
 mod elementwise;
 mod gemm;
+mod reduce;
 mod rms_norm;
+mod softmax;
 
 pub use elementwise::elementwise_variants;
+pub use reduce::REDUCTIONS;
+pub use softmax::SOFTMAX_ROWS;
 
 use crate::{Ptx, Result};
 
@@ -26,6 +30,8 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("softmax", softmax::softmax),
+    ("reduce", reduce::reduce),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -9,4 +9,6 @@ mod coverage;
 mod device;
 mod elementwise;
 mod gemm;
+mod reduce;
 mod rms_norm;
+mod softmax;

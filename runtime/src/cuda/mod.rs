@@ -15,6 +15,8 @@ pub(crate) mod matmul;
 mod memory;
 mod module;
 pub(crate) mod norm;
+pub(crate) mod reduce;
+pub(crate) mod softmax;
 mod stream;
 mod streams;
 

@@ -7,6 +7,8 @@ mod copies;
 mod functions;
 mod norms;
 mod products;
+mod reductions;
+mod softmax;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +67,8 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    softmax::softmax,
+    reductions::reductions,
 ];
 
 /// Ops that no GPU can do yet.
@@ -109,17 +113,9 @@ const WITHOUT_KERNELS: &[&str] = &[
     "normal_into",
     "dropout",
     "dropout_grad",
-    "sum",
-    "mean",
-    "max",
-    "min",
     "rope_tables",
     "rope",
     "rope_grad",
-    "softmax",
-    "softmax_grad",
-    "log_softmax",
-    "log_softmax_grad",
     "swiglu",
     "swiglu_grad",
 ];
