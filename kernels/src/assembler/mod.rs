@@ -54,6 +54,9 @@ mod tensor_core;
 
 pub use barrier::Barrier;
 pub use block::{across_groups, block_sum, exchange_with_neighbour, group_sum, warp_sum};
+pub use block::{
+    Exchanged, block_fold, block_sum, exchange_with_neighbour, group_fold, group_sum, warp_sum,
+};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};

@@ -14,6 +14,9 @@ mod rope;
 mod router;
 mod swiglu;
 mod token_rows;
+mod reduce;
+mod rms_norm;
+mod softmax;
 
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
@@ -21,6 +24,8 @@ pub use expert_order::HELD_EXPERTS;
 pub use rope::{HEADS, heads};
 pub use router::ROUTED_EXPERTS;
 pub use token_rows::TOKEN_FEATURES;
+pub use reduce::REDUCTIONS;
+pub use softmax::SOFTMAX_ROWS;
 
 use crate::{Ptx, Result};
 
@@ -54,6 +59,8 @@ const FAMILIES: &[NamedFamily] = &[
     ("norm_rope", norm_rope::norm_rope),
     ("router", router::router),
     ("adamw", adamw::adamw),
+    ("softmax", softmax::softmax),
+    ("reduce", reduce::reduce),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -52,6 +52,8 @@ exercises! {
     norm_rope: crate::norm_rope::exercise,
     router: crate::router::exercise,
     adamw: crate::adamw::exercise,
+    softmax: crate::softmax::exercise,
+    reduce: crate::reduce::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

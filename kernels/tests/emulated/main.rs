@@ -22,3 +22,6 @@ mod rope;
 mod router;
 mod swiglu;
 mod token_rows;
+mod reduce;
+mod rms_norm;
+mod softmax;

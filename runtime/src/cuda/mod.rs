@@ -26,6 +26,8 @@ pub(crate) mod norm_rope;
 pub(crate) mod optimizer;
 pub(crate) mod random;
 pub(crate) mod rope;
+pub(crate) mod reduce;
+pub(crate) mod softmax;
 mod stream;
 mod streams;
 pub(crate) mod swiglu;

@@ -14,6 +14,8 @@ mod positions;
 mod optimizer;
 mod products;
 mod random;
+mod reductions;
+mod softmax;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,6 +85,8 @@ const LAUNCHES: &[Launches] = &[
     random::random,
     moe::router,
     optimizer::optimizer,
+    softmax::softmax,
+    reductions::reductions,
 ];
 
 /// Ops that no GPU can do yet.
@@ -133,6 +137,15 @@ const WITHOUT_KERNELS: &[&str] = &[
     "softmax_grad",
     "log_softmax",
     "log_softmax_grad",
+    "uniform_into",
+    "normal_into",
+    "dropout",
+    "dropout_grad",
+    "rope_tables",
+    "rope",
+    "rope_grad",
+    "swiglu",
+    "swiglu_grad",
 ];
 
 #[test]
