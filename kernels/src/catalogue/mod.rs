@@ -1,31 +1,30 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
-mod cross_entropy;
-mod copies;
 mod adamw;
+mod copies;
+mod cross_entropy;
 mod elementwise;
 mod expert_order;
 mod gemm;
 mod grouped;
 mod norm_rope;
 mod random;
+mod reduce;
 mod rms_norm;
 mod rope;
 mod router;
+mod softmax;
 mod swiglu;
 mod token_rows;
-mod reduce;
-mod rms_norm;
-mod softmax;
 
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
+pub use reduce::REDUCTIONS;
 pub use rope::{HEADS, heads};
 pub use router::ROUTED_EXPERTS;
-pub use token_rows::TOKEN_FEATURES;
-pub use reduce::REDUCTIONS;
 pub use softmax::SOFTMAX_ROWS;
+pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
 
@@ -55,7 +54,6 @@ const FAMILIES: &[NamedFamily] = &[
     ("token_rows", token_rows::token_rows),
     ("rope", rope::rope),
     ("random", random::random),
-    ("grouped", grouped::grouped),
     ("norm_rope", norm_rope::norm_rope),
     ("router", router::router),
     ("adamw", adamw::adamw),

@@ -158,7 +158,17 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         size: u32,
         coordinates: &[Register<'k, I>],
     ) -> GlobalAddress<'k> {
-        start.moved(I::bytes(self.offset(tensor, coordinates), size))
+        start.moved(self.bytes(tensor, size, coordinates))
+    }
+
+    /// How many bytes that is behind the first element. There is at least one dim.
+    pub(crate) fn bytes(
+        &self,
+        tensor: usize,
+        size: u32,
+        coordinates: &[Register<'k, I>],
+    ) -> U64<'k> {
+        I::bytes(self.offset(tensor, coordinates), size)
     }
 
     /// The same as an offset in elements. There is at least one dim.
@@ -169,20 +179,6 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
             Some((stride, x)) => terms.fold(x * stride, |sum, (stride, x)| x.mad(stride, sum)),
             None => I::signed(coordinates[0]),
         }
-        start.moved(self.bytes(tensor, size, coordinates))
-    }
-
-    /// How many bytes that is behind the first element.
-    pub(crate) fn bytes(
-        &self,
-        tensor: usize,
-        size: u32,
-        coordinates: &[Register<'k, I>],
-    ) -> U64<'k> {
-        let first = I::signed(coordinates[0]) * self.strides[tensor][0];
-        let terms = self.strides[tensor].iter().zip(coordinates).skip(1);
-        let offset = terms.fold(first, |sum, (stride, x)| I::signed(*x).mad(*stride, sum));
-        I::bytes(offset, size)
     }
 }
 

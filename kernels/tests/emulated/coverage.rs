@@ -48,7 +48,6 @@ exercises! {
     token_rows: crate::token_rows::exercise,
     rope: crate::rope::exercise,
     random: crate::random::exercise,
-    grouped: crate::grouped::exercise,
     norm_rope: crate::norm_rope::exercise,
     router: crate::router::exercise,
     adamw: crate::adamw::exercise,

@@ -58,9 +58,6 @@ impl Target {
 }
 
 struct Same;
-/// y\[i\] = x\[i\] in y's dtype, of f32, bf16 and bool.
-pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    struct Same;
 
 impl Function<1> for Same {
     fn value<W: Number>(&self, [x]: [W; 1]) -> W {
@@ -68,28 +65,15 @@ impl Function<1> for Same {
     }
 }
 
-/// y\[i\] = x\[i\] in y's dtype.
-pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
+/// y\[i\] = x\[i\] in y's dtype, of f32, bf16 and bool.
+pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     map(gpu, &Same, [x], y)
 }
 
 /// y\[i\] = x\[i\] in y's dtype, from elements at `from` that lie as `x` says.
-pub(crate) fn copy_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
+pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
     let plan = gpu.planned(plan(&Same, [x], y.operand))?;
     launch(gpu, &plan, &[from], y)
-}
-
-/// y\[i\] = value.
-pub(crate) fn fill(gpu: &Launcher<'_>, value: f64, y: &Target) -> Result<()> {
-    struct Fill(f64);
-
-    impl Function<0> for Fill {
-        fn value<W: Number>(&self, []: [W; 0]) -> W {
-            W::constant(self.0)
-        }
-    }
-
-    map(gpu, &Fill(value), [], y)
 }
 
 /// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].

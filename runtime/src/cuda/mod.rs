@@ -8,8 +8,8 @@
 
 mod allocator;
 mod context;
-pub(crate) mod cross_entropy;
 pub(crate) mod copies;
+pub(crate) mod cross_entropy;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
@@ -25,8 +25,8 @@ pub(crate) mod norm;
 pub(crate) mod norm_rope;
 pub(crate) mod optimizer;
 pub(crate) mod random;
-pub(crate) mod rope;
 pub(crate) mod reduce;
+pub(crate) mod rope;
 pub(crate) mod softmax;
 mod stream;
 mod streams;
