@@ -105,6 +105,13 @@ impl<'k> LoadedRow<'k> {
     pub fn widen(&self) -> Vec<F32<'k>> {
         self.0.iter().flat_map(Vector::widen).collect()
     }
+
+    /// The sum of two rows, rounded as they lie in memory.
+    #[track_caller]
+    pub fn plus(&self, other: &LoadedRow<'k>) -> LoadedRow<'k> {
+        let vectors = self.0.iter().zip(&other.0);
+        LoadedRow(vectors.map(|(a, b)| a.plus(b)).collect())
+    }
 }
 
 impl<'k> Row<'k> {
@@ -161,6 +168,15 @@ impl<'k> Row<'k> {
         for (vector, exists) in self.exists.iter().enumerate() {
             let first = vector * dtype.per_vector() as usize;
             let values = dtype.round(|i| value(first + i));
+            values.store_if(*exists, start.offset(self.bytes_to(vector)));
+        }
+    }
+
+    /// Stores a row as it lies in registers.
+    #[track_caller]
+    pub fn store_loaded(&self, matrix: GlobalAddress<'k>, row: &LoadedRow<'k>) {
+        let start = self.of_matrix(matrix);
+        for (vector, (exists, values)) in self.exists.iter().zip(&row.0).enumerate() {
             values.store_if(*exists, start.offset(self.bytes_to(vector)));
         }
     }

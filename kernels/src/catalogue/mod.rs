@@ -1,5 +1,6 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
+mod add_rms_norm;
 mod elementwise;
 mod gemm;
 mod norm_rope;
@@ -33,6 +34,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("swiglu", swiglu::swiglu),
     ("rope", rope::rope),
     ("norm_rope", norm_rope::norm_rope),
+    ("add_rms_norm", add_rms_norm::add_rms_norm),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -43,6 +43,7 @@ exercises! {
     swiglu: crate::swiglu::exercise,
     rope: crate::rope::exercise,
     norm_rope: crate::norm_rope::exercise,
+    add_rms_norm: crate::add_rms_norm::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.
