@@ -78,7 +78,7 @@ impl RowTile {
     }
 
     /// Accesses of a thread to a row.
-    fn vectors(self) -> u32 {
+    pub(crate) fn vectors(self) -> u32 {
         (self.features / self.dtype.per_vector()).div_ceil(self.lanes)
     }
 }

@@ -258,7 +258,9 @@ fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
     let row = Row::new(k, tile, call.rows);
     let (dy, h, w) = (row.load(call.dy), row.load(call.h), row.load_vector(call.w));
     let inv_rms = row.load_scalar(call.inv_rms);
-    let dh = row.load(call.dh);
+    // The longest rows leave no registers for what the sum does not need.
+    let is_long = tile.threads() > 128 && tile.vectors() > 3;
+    let early = (!is_long).then(|| row.load(call.dh));
 
     let (dy, h, w) = (dy.widen(), h.widen(), w.widen());
     let dot = k.var(0.0_f32);
@@ -268,7 +270,7 @@ fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
     let mean = row.sum(dot.get()) / tile.features() as f32;
     let along_h = mean * inv_rms * inv_rms * inv_rms;
 
-    let dh = dh.widen();
+    let dh = early.unwrap_or_else(|| row.load(call.dh)).widen();
     row.store(call.dx, |i| {
         slope([dh[i], dy[i], h[i], w[i]], inv_rms, along_h)
     });
