@@ -3,6 +3,7 @@
 mod adamw;
 mod copies;
 mod cross_entropy;
+mod add_rms_norm;
 mod elementwise;
 mod expert_order;
 mod gemm;
@@ -59,6 +60,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("adamw", adamw::adamw),
     ("softmax", softmax::softmax),
     ("reduce", reduce::reduce),
+    ("add_rms_norm", add_rms_norm::add_rms_norm),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

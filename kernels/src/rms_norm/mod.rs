@@ -20,12 +20,16 @@
 mod forward;
 mod grad_input;
 mod grad_weight;
+mod residual;
 
 pub use forward::{RmsNorm, RmsNormArguments};
 pub use grad_input::{RmsNormGradInput, RmsNormGradInputArguments};
 pub use grad_weight::{
     RmsNormGradWeight, RmsNormGradWeightArguments, SumPartials, SumPartialsArguments,
     rows_per_partial,
+};
+pub use residual::{
+    AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };
 
 use crate::assembler::{F32, Kernel, U32, Variable, block_sum};

@@ -87,7 +87,7 @@ impl RowTile {
     }
 
     /// Accesses of a thread to a row.
-    fn vectors(self) -> u32 {
+    pub(crate) fn vectors(self) -> u32 {
         (self.features / self.dtype.per_vector()).div_ceil(self.lanes)
     }
 }
@@ -113,6 +113,13 @@ impl<'k> LoadedRow<'k> {
     #[track_caller]
     pub fn widen(&self) -> Vec<F32<'k>> {
         self.0.iter().flat_map(Vector::widen).collect()
+    }
+
+    /// The sum of two rows, rounded as they lie in memory.
+    #[track_caller]
+    pub fn plus(&self, other: &LoadedRow<'k>) -> LoadedRow<'k> {
+        let vectors = self.0.iter().zip(&other.0);
+        LoadedRow(vectors.map(|(a, b)| a.plus(b)).collect())
     }
 }
 
@@ -170,6 +177,15 @@ impl<'k> Row<'k> {
         for (vector, exists) in self.exists.iter().enumerate() {
             let first = vector * dtype.per_vector() as usize;
             let values = dtype.round(|i| value(first + i));
+            values.store_if(*exists, start.offset(self.bytes_to(vector)));
+        }
+    }
+
+    /// Stores a row as it lies in registers.
+    #[track_caller]
+    pub fn store_loaded(&self, matrix: GlobalAddress<'k>, row: &LoadedRow<'k>) {
+        let start = self.of_matrix(matrix);
+        for (vector, (exists, values)) in self.exists.iter().zip(&row.0).enumerate() {
             values.store_if(*exists, start.offset(self.bytes_to(vector)));
         }
     }

@@ -53,6 +53,7 @@ exercises! {
     adamw: crate::adamw::exercise,
     softmax: crate::softmax::exercise,
     reduce: crate::reduce::exercise,
+    add_rms_norm: crate::add_rms_norm::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

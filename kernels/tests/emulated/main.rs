@@ -5,6 +5,7 @@
 //! conflicts and bytes that are moved twice where a kernel promises none.
 
 mod adamw;
+mod add_rms_norm;
 mod barrier;
 mod copies;
 mod coverage;

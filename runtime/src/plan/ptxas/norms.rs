@@ -9,6 +9,8 @@ pub(super) fn norms(device: &Device, dtype: DType) -> Result<()> {
         let w = tensor(device, &[features], dtype)?;
         let (y, inv_rms) = ops::rms_norm(&x, &w, 1e-6)?;
         ops::rms_norm_grad_input(&y, &x, &w, &inv_rms)?;
+        let (sum, y, inv_rms) = ops::add_rms_norm(&x, &y, &w, 1e-6)?;
+        ops::add_rms_norm_grad_input(&x, &y, &sum, &w, &inv_rms)?;
         let mut dw = gradient(device, &[features])?;
         ops::rms_norm_grad_weight_into(&y, &x, &inv_rms, &mut dw)?;
         ops::rms_norm_grad_weight_into(&y, &x, &inv_rms, &mut dw)?;
