@@ -3,7 +3,7 @@
 mod devices;
 
 use devices::{assert_close, devices, exact, numbered, reference, rounding};
-use meshgrad_runtime::{DType, Device, Tensor, ops};
+use meshgrad_runtime::{DType, Device, Error, Tensor, ops};
 
 /// [tokens, choices, experts, first held, held].
 const CASES: [[usize; 5]; 7] = [
@@ -198,5 +198,41 @@ fn check_router(scores: &Tensor, k: usize) {
                 ops::router_top_k_grad(&operands.0, &exact_indices, &operands.1, renormalise);
             assert_close(&slopes, &exact.unwrap(), 0.0, 1.0);
         }
+    }
+}
+
+/// Indices that name nothing are errors: at once on the CPU, where the host next waits on a GPU,
+/// which goes on as if they were absent.
+#[test]
+fn wild_indices_are_errors() {
+    for device in devices() {
+        let x = numbered(&device, &[2, 8], DType::F32, 1.0);
+        let ids = |values: &[i32]| {
+            let shape: &[usize] = if values.len() == 4 {
+                &[2, 2]
+            } else {
+                &[values.len()]
+            };
+            Tensor::from_slice(&device, shape, values).unwrap()
+        };
+        let sorted = ops::expert_order(&ids(&[0, 1, 2, 0]), 3, 0, 3).unwrap();
+        let (weights, places) = (
+            numbered(&device, &[2, 2], DType::F32, 1.0),
+            ids(&[0, 1, 4, 2]),
+        );
+        let y = ops::permute_tokens(&x, &sorted.order, &sorted.offsets).unwrap();
+
+        let fails = |work: &dyn Fn() -> Result<Tensor, Error>| {
+            let error = work().and_then(|result| ops::to_device(&result, reference()));
+            let message = error.expect_err("an index out of range").to_string();
+            assert!(message.contains("outside of 0.."), "{message}");
+        };
+        fails(&|| Ok(ops::expert_order(&ids(&[0, 1, 3, 0]), 3, 0, 3)?.order));
+        fails(&|| ops::permute_tokens_grad(&y, &places));
+        fails(&|| ops::unpermute_tokens(&y, &weights, &places));
+        fails(&|| ops::unpermute_tokens_grad_weights(&x, &y, &places));
+        fails(&|| ops::router_top_k_grad(&x, &ids(&[0, 8, 1, 2]), &weights, true));
+        let order = Tensor::from_slice(&device, &[4], &[0i32, 3, -1, 1]).unwrap();
+        fails(&|| ops::permute_tokens(&x, &order, &sorted.offsets));
     }
 }

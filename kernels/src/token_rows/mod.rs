@@ -14,7 +14,7 @@
 //! not consist of these go element by element. Each moves the rows that it reads and writes once:
 //! what a group reads again (an index, the token of the dots) the caches hold.
 //!
-//! Places and slots out of range are read nowhere: they count as absent.
+//! Places and slots out of range count as absent: nothing is read there, and the host is told.
 
 mod collect;
 mod dots;
@@ -25,6 +25,9 @@ pub use dots::{TokenDots, TokenDotsArguments};
 pub use permute::{PermuteTokens, PermuteTokensArguments};
 
 use crate::lane_group::{Group, IN_FLIGHT, Loaded, Tile};
+
+/// The place of a slot that has none.
+const ABSENT: u32 = u32::MAX;
 
 /// What a kernel's name says of whether there are weights.
 fn weighted_name(weighted: bool) -> &'static str {

@@ -169,8 +169,7 @@ impl Problem {
         let launch = variant.launch(tokens as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
         let all = device.floats(self.dtype, dprobabilities, self.probabilities.len());
-        let word: [u8; 8] = device.bytes(word, 8).try_into().unwrap();
-        let fault = Fault::from_word(u64::from_le_bytes(word));
+        let fault = device.fault(word);
         let written = self.probabilities.len() * self.dtype.size() as usize;
         let told = if fault.is_some() { 8 } else { 0 };
         assert_eq!(counters.unique_bytes_written as usize, written + told);

@@ -5,7 +5,7 @@ use crate::{DType, Device, Result, ops};
 
 /// Few experts and many, indices of each size.
 pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
-    for index in [DType::I32, DType::I64] {
+    for index in [DType::I32, DType::U32, DType::I64] {
         for experts in [8, 128, 1000] {
             let indices = ops::full(device, &[30, 4], index, 0.0)?;
             let sorted = ops::expert_order(&indices, experts, 0, experts)?;
