@@ -7,6 +7,7 @@
 //! geometry, bytes.
 
 pub mod assembler;
+pub mod attention;
 pub mod catalogue;
 pub mod dtype;
 pub mod elementary;

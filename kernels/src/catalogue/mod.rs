@@ -1,5 +1,6 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
+mod attention;
 mod elementwise;
 mod gemm;
 mod rms_norm;
@@ -26,6 +27,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("rms_norm", rms_norm::rms_norm),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("attention", attention::attention),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -40,6 +40,7 @@ exercises! {
     rms_norm: crate::rms_norm::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
+    attention: crate::attention::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -4,6 +4,7 @@
 //! race, a missing barrier or a read of memory that nobody wrote is a failure, and so are bank
 //! conflicts and bytes that are moved twice where a kernel promises none.
 
+mod attention;
 mod barrier;
 mod coverage;
 mod device;

@@ -3,6 +3,7 @@
 
 #[path = "../../../../kernels/tests/ptxas/assemble.rs"]
 mod assemble;
+mod attention;
 mod copies;
 mod functions;
 mod norms;
@@ -65,13 +66,12 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    attention::attention,
 ];
 
 /// Ops that no GPU can do yet.
 #[rustfmt::skip]
 const WITHOUT_KERNELS: &[&str] = &[
-    "attention",
-    "attention_grad",
     "argmax",
     "argmin",
     "top_k",
