@@ -8,6 +8,7 @@
 
 pub mod adamw;
 pub mod assembler;
+pub mod attention;
 pub mod catalogue;
 mod columns;
 pub mod copies;

@@ -4,6 +4,7 @@ mod adamw;
 mod copies;
 mod cross_entropy;
 mod add_rms_norm;
+mod attention;
 mod elementwise;
 mod expert_order;
 mod gemm;
@@ -61,6 +62,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("softmax", softmax::softmax),
     ("reduce", reduce::reduce),
     ("add_rms_norm", add_rms_norm::add_rms_norm),
+    ("attention", attention::attention),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

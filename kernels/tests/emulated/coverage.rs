@@ -54,6 +54,7 @@ exercises! {
     softmax: crate::softmax::exercise,
     reduce: crate::reduce::exercise,
     add_rms_norm: crate::add_rms_norm::exercise,
+    attention: crate::attention::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

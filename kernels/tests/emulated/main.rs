@@ -6,6 +6,7 @@
 
 mod adamw;
 mod add_rms_norm;
+mod attention;
 mod barrier;
 mod copies;
 mod coverage;

@@ -3,6 +3,7 @@
 
 #[path = "../../../../kernels/tests/ptxas/assemble.rs"]
 mod assemble;
+mod attention;
 mod copies;
 mod cross_entropy;
 mod functions;
@@ -85,13 +86,12 @@ const LAUNCHES: &[Launches] = &[
     optimizer::optimizer,
     softmax::softmax,
     reductions::reductions,
+    attention::attention,
 ];
 
 /// Ops that no GPU can do yet.
 #[rustfmt::skip]
 const WITHOUT_KERNELS: &[&str] = &[
-    "attention",
-    "attention_grad",
     "argmax",
     "argmin",
     "top_k",
