@@ -67,6 +67,15 @@ pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     group_fold(k, value, lanes, |a, b| a + b)
 }
 
+/// The largest value of each group of `lanes` neighbours, as [`group_sum`] sums; NaN where any is.
+///
+/// # Panics
+/// As [`group_sum`].
+#[track_caller]
+pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    group_fold(k, value, lanes, |a, b| a.max(b))
+}
+
 /// The values of each group of `lanes` neighbours, a power of two up to 32, merged into one, in
 /// every lane of the group. All lanes of the warp must take part.
 ///
@@ -82,25 +91,6 @@ pub fn group_fold<'k, T: Exchanged>(
     lanes: u32,
     merge: impl Fn(Register<'k, T>, Register<'k, T>) -> Register<'k, T>,
 ) -> Register<'k, T> {
-    butterfly(k, value, lanes, |a, b| a + b)
-}
-
-/// The largest value of each group of `lanes` neighbours, as [`group_sum`] sums; NaN where any is.
-///
-/// # Panics
-/// As [`group_sum`].
-#[track_caller]
-pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
-    butterfly(k, value, lanes, |a, b| a.max(b))
-}
-
-#[track_caller]
-fn butterfly<'k>(
-    k: &'k Kernel,
-    value: F32<'k>,
-    lanes: u32,
-    join: impl Fn(F32<'k>, F32<'k>) -> F32<'k>,
-) -> F32<'k> {
     assert!(
         lanes.is_power_of_two() && lanes <= 32,
         "a group of {lanes} lanes: groups are powers of two up to 32"
@@ -127,13 +117,6 @@ pub fn across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     distances.fold(value, |sum, distance: u32| {
         sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1])
     })
-    let mut all = value;
-    for bit in (0..lanes.trailing_zeros()).rev() {
-        let distance = 1 << bit;
-        let other = k.compute("shfl.sync.bfly.b32", &[&all, &distance, &31, &-1]);
-        all = join(all, other);
-    }
-    all
 }
 
 /// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All

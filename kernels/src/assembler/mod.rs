@@ -55,9 +55,8 @@ mod tensor_core;
 pub use barrier::Barrier;
 pub use block::{
     Exchanged, across_groups, block_fold, block_sum, exchange_with_neighbour, group_fold,
-    group_sum, warp_sum,
+    group_max, group_sum, warp_sum,
 };
-pub use block::{block_sum, exchange_with_neighbour, group_max, group_sum, warp_sum};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};

@@ -1,10 +1,10 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
 mod adamw;
-mod copies;
-mod cross_entropy;
 mod add_rms_norm;
 mod attention;
+mod copies;
+mod cross_entropy;
 mod elementwise;
 mod expert_order;
 mod gemm;

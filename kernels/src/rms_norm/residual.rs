@@ -8,12 +8,12 @@
 //!
 //! Apart, a sum and a norm move 5 R D elements, and their gradients 6; together 4 and 4.
 
-use super::{Form, LOOP_THREADS, element, mean, row_of_cta};
+use super::mean;
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
 };
 use crate::dtype::Dtype;
-use crate::row::{Row, RowTile};
+use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// h = x + b and y = h w / sqrt(mean(h^2) + eps), row by row; and 1 / sqrt(..), an f32 for each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ impl Variant for AddRmsNorm {
         };
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, &call),
-            Form::Loop(dtype) => in_a_loop(k, dtype, &call),
+            Form::Loop(tile) => in_a_loop(k, tile, &call),
         }
         k.finish()
     }
@@ -135,23 +135,26 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
 }
 
 /// The second pass finds in the caches what this thread has written in the first.
-fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, call: &Call<'k>) {
-    let [x, b, h, y] =
-        [call.x, call.b, call.h, call.y].map(|m| row_of_cta(k, dtype, m, call.features));
+fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let [x, b, h, y] = [call.x, call.b, call.h, call.y].map(|matrix| row.of_matrix(matrix));
 
     let squares = k.var(0.0_f32);
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let [x, b] = [x, b].map(|row| dtype.load(element(dtype, row, i)));
-        let sum = dtype.rounded(x + b);
-        dtype.store(element(dtype, h, i), sum);
-        squares.add_product(sum, sum);
+    row.for_each(|at| {
+        let (x, b) = (at.load(x), at.load(b));
+        let sums = x.into_iter().zip(b).map(|(x, b)| at.rounded(x + b));
+        let sums: Vec<F32<'_>> = sums.collect();
+        at.store(h, |i| sums[i]);
+        for sum in &sums {
+            squares.add_product(*sum, *sum);
+        }
     });
     let mean = mean(k, squares, call.features);
     let inv_rms = (mean + call.eps).sqrt().reciprocal();
 
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let [h, w] = [h, call.w].map(|row| dtype.load(element(dtype, row, i)));
-        dtype.store(element(dtype, y, i), h * inv_rms * w);
+    row.for_each(|at| {
+        let (h, w) = (at.load(h), at.load(call.w));
+        at.store(y, |i| h[i] * inv_rms * w[i]);
     });
     let address = call.inv_rms.element::<f32>(k.cta());
     address.store_if(k.thread().equals(0), inv_rms);
@@ -193,7 +196,7 @@ impl Variant for AddRmsNormGradInput {
         };
         match self.form {
             Form::Tile(tile) => grad_in_registers(k, tile, &call),
-            Form::Loop(dtype) => grad_in_a_loop(k, dtype, &call),
+            Form::Loop(tile) => grad_in_a_loop(k, tile, &call),
         }
         k.finish()
     }
@@ -277,21 +280,23 @@ fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
 }
 
 /// The second pass finds the row in the caches.
-fn grad_in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, call: &GradCall<'k>) {
-    let [dh, dy, h, dx] =
-        [call.dh, call.dy, call.h, call.dx].map(|m| row_of_cta(k, dtype, m, call.features));
+fn grad_in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &GradCall<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let [dh, dy, h, dx] = [call.dh, call.dy, call.h, call.dx].map(|matrix| row.of_matrix(matrix));
     let inv_rms = call.inv_rms.element::<f32>(k.cta()).load::<f32>();
 
     let dot = k.var(0.0_f32);
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let [dy, h, w] = [dy, h, call.w].map(|row| dtype.load(element(dtype, row, i)));
-        dot.add_product(dy * w, h);
+    row.for_each(|at| {
+        let [dy, h, w] = [dy, h, call.w].map(|row| at.load(row));
+        for i in 0..h.len() {
+            dot.add_product(dy[i] * w[i], h[i]);
+        }
     });
     let along_h = mean(k, dot, call.features) * inv_rms * inv_rms * inv_rms;
 
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let values = [dh, dy, h, call.w].map(|row| dtype.load(element(dtype, row, i)));
-        dtype.store(element(dtype, dx, i), slope(values, inv_rms, along_h));
+    row.for_each(|at| {
+        let [dh, dy, h, w] = [dh, dy, h, call.w].map(|row| at.load(row));
+        at.store(dx, |i| slope([dh[i], dy[i], h[i], w[i]], inv_rms, along_h));
     });
 }
 

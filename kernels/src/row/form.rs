@@ -130,6 +130,12 @@ impl<'k> Place<'k> {
         }
     }
 
+    /// A value as [`Place::store`] rounds it.
+    #[track_caller]
+    pub(crate) fn rounded(self, value: F32<'k>) -> F32<'k> {
+        self.tile.dtype.rounded(value)
+    }
+
     #[track_caller]
     fn in_row(self, row: GlobalAddress<'k>) -> GlobalAddress<'k> {
         element(self.tile.dtype, row, self.first)
