@@ -2,11 +2,15 @@
 
 mod elementwise;
 mod gemm;
+mod global_norm;
+mod rank;
 mod reduce;
 mod rms_norm;
 mod softmax;
 
 pub use elementwise::elementwise_variants;
+pub use global_norm::SQUARED;
+pub use rank::{BESTS, SORTED};
 pub use reduce::REDUCTIONS;
 pub use softmax::SOFTMAX_ROWS;
 
@@ -32,6 +36,8 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_bf16", gemm::gemm_bf16),
     ("softmax", softmax::softmax),
     ("reduce", reduce::reduce),
+    ("rank", rank::rank),
+    ("global_norm", global_norm::global_norm),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -42,6 +42,8 @@ exercises! {
     gemm_bf16: crate::gemm::exercise_bf16,
     softmax: crate::softmax::exercise,
     reduce: crate::reduce::exercise,
+    rank: crate::rank::exercise,
+    global_norm: crate::global_norm::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

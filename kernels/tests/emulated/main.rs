@@ -9,6 +9,8 @@ mod coverage;
 mod device;
 mod elementwise;
 mod gemm;
+mod global_norm;
+mod rank;
 mod reduce;
 mod rms_norm;
 mod softmax;

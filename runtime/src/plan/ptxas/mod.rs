@@ -7,6 +7,7 @@ mod copies;
 mod functions;
 mod norms;
 mod products;
+mod ranks;
 mod reductions;
 mod softmax;
 
@@ -69,6 +70,8 @@ const LAUNCHES: &[Launches] = &[
     products::products,
     softmax::softmax,
     reductions::reductions,
+    ranks::ranks,
+    norms::gradients,
 ];
 
 /// Ops that no GPU can do yet.
@@ -76,9 +79,6 @@ const LAUNCHES: &[Launches] = &[
 const WITHOUT_KERNELS: &[&str] = &[
     "attention",
     "attention_grad",
-    "argmax",
-    "argmin",
-    "top_k",
     "slice_grad",
     "copy_at_into",
     "linear_cross_entropy",
@@ -107,8 +107,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "unpermute_tokens_grad_input",
     "unpermute_tokens_grad_weights",
     "adamw_step",
-    "global_norm",
-    "clip_scale",
     "uniform_into",
     "normal_into",
     "dropout",
