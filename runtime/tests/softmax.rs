@@ -44,7 +44,9 @@ fn forward_and_gradients() {
                     let y = function(&x).unwrap();
                     assert_eq!(y.dtype(), dtype);
                     let exact_y = function(&exact(&x)).unwrap();
-                    assert_close(&y, &exact_y, 4.0 * rounding(dtype), 0.1);
+                    // A logarithm is a difference of numbers of this size, in f32.
+                    let unit = if dtype == DType::F32 { 8.0 } else { 0.1 };
+                    assert_close(&y, &exact_y, 4.0 * rounding(dtype), unit);
 
                     let dy = ops::cos(&x).unwrap();
                     let dx = gradient(&y, &dy).unwrap();

@@ -11,6 +11,8 @@ mod gemm;
 mod grouped;
 mod norm_rope;
 mod random;
+mod global_norm;
+mod rank;
 mod reduce;
 mod rms_norm;
 mod rope;
@@ -22,6 +24,8 @@ mod token_rows;
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
+pub use global_norm::SQUARED;
+pub use rank::{BESTS, SORTED};
 pub use reduce::REDUCTIONS;
 pub use rope::{HEADS, heads};
 pub use router::ROUTED_EXPERTS;
@@ -63,6 +67,8 @@ const FAMILIES: &[NamedFamily] = &[
     ("reduce", reduce::reduce),
     ("add_rms_norm", add_rms_norm::add_rms_norm),
     ("attention", attention::attention),
+    ("rank", rank::rank),
+    ("global_norm", global_norm::global_norm),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

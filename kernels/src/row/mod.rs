@@ -10,7 +10,7 @@ mod part;
 
 pub(crate) use form::{Form, LongRow, LoopTile, element};
 pub use part::chunk_of_rows;
-pub(crate) use part::{Chunked, ENOUGH_CTAS, IN_FLIGHT, MAX_CHUNK, Part, PartTile};
+pub(crate) use part::{Chunked, ENOUGH_CTAS, IN_FLIGHT, MAX_CHUNK, PART_THREADS, Part, PartTile};
 
 use crate::assembler::{
     F32, GlobalAddress, Kernel, Launch, Pred, U64, block_fold, block_sum, group_fold, group_sum,

@@ -104,6 +104,8 @@ pub(crate) struct Part<'k> {
     pub(crate) row: U64<'k>,
     /// Whether this thread is the first of its row, and the row exists.
     pub(crate) leads: Pred<'k>,
+    /// The index in the row of the first element of the chunk.
+    pub(crate) first: U64<'k>,
     start: GlobalAddress<'k>,
     /// Elements; 0 where there is no such row.
     len: U32<'k>,
@@ -112,6 +114,8 @@ pub(crate) struct Part<'k> {
 
 /// Neighbouring elements that a thread has loaded.
 pub(crate) struct Loaded<'k> {
+    /// The index of the first one, in the chunk.
+    pub(crate) at: U32<'k>,
     /// Whether they exist; what was not loaded is 0.
     pub(crate) exists: Pred<'k>,
     access: Access<'k>,
@@ -153,6 +157,7 @@ impl<'k> Part<'k> {
             tile,
             row,
             leads: exists & lane.equals(0),
+            first,
             start: x.moved((row * of.features + first) * u64::from(tile.dtype.size())),
             len: exists.select(len, 0u32),
             lane,
@@ -179,7 +184,7 @@ impl<'k> Part<'k> {
                 let exists = at.lt(whole);
                 let from = element(dtype, self.start, at);
                 let access = self.tile.load(from, exists);
-                Loaded { exists, access }
+                Loaded { at, exists, access }
             };
             let loads: Vec<_> = (0..IN_FLIGHT).map(load).collect();
             for (i, loaded) in loads.iter().enumerate() {
@@ -191,6 +196,7 @@ impl<'k> Part<'k> {
             self.k.for_range(whole + self.lane, self.len, lanes, |at| {
                 let value = dtype.load(element(dtype, self.start, at));
                 let loaded = Loaded {
+                    at,
                     exists: self.k.constant(true),
                     access: Access::One(value),
                 };

@@ -55,6 +55,8 @@ exercises! {
     reduce: crate::reduce::exercise,
     add_rms_norm: crate::add_rms_norm::exercise,
     attention: crate::attention::exercise,
+    rank: crate::rank::exercise,
+    global_norm: crate::global_norm::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -19,6 +19,8 @@ mod grouped;
 mod norm_rope;
 mod philox;
 mod random;
+mod global_norm;
+mod rank;
 mod reduce;
 mod rms_norm;
 mod rope;

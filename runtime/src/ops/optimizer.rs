@@ -10,6 +10,9 @@ use crate::cpu::writes::Writes;
 use crate::cuda::optimizer as cuda;
 use crate::ops::binary::contiguous_range;
 use crate::{Call, Draw, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
+use crate::cuda::global_norm;
+use crate::ops::binary::contiguous_range;
+use crate::{Call, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
@@ -286,11 +289,11 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
         return Err(Error::Argument { op, problem });
     };
     let mut call = GLOBAL_NORM.call(&[first])?;
+    if call.device().is_gpu() {
+        return norm_on_gpu(call, tensors);
+    }
     for other in others {
-        if other.device() != first.device() {
-            let devices = format!("{}, {}", first.device(), other.device());
-            return Err(Error::Devices { op, devices });
-        }
+        of_one_device(first, other)?;
         GLOBAL_NORM.call(&[other])?.compute(|| Ok(()))?;
     }
 
@@ -303,6 +306,36 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
         Ok(())
     })?;
     Ok(norm.finish())
+}
+
+/// Every tensor is a launch of its own, so there may be any number of them.
+fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
+    let norm = call.output(0)?;
+    let partials = call.workspace(global_norm::partials(tensors), f64::DTYPE)?;
+    let mut next = 0;
+    for (at, tensor) in tensors.iter().enumerate() {
+        of_one_device(tensors[0], tensor)?;
+        let of_tensor = GLOBAL_NORM.call(&[tensor])?;
+        let x = ops::contiguous(tensor)?;
+        of_tensor.launch(|gpu| {
+            next = global_norm::sum_squares(gpu, &x, &partials, next)?;
+            match at + 1 == tensors.len() {
+                true => global_norm::add_squares(gpu, &partials, &norm),
+                false => Ok(()),
+            }
+        })?;
+    }
+    Ok(norm.finish())
+}
+
+fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
+    if other.device() == first.device() {
+        return Ok(());
+    }
+    Err(Error::Devices {
+        op: GLOBAL_NORM.name(),
+        devices: format!("{}, {}", first.device(), other.device()),
+    })
 }
 
 /// What gradients are multiplied by that are sums over `weight` samples or tokens and whose global
@@ -335,6 +368,11 @@ pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tens
     }
 
     let (mut scale, mut mean_norm) = (call.output(0)?, call.output(1)?);
+    if call.device().is_gpu() {
+        let operands = [norm, weight];
+        call.launch(|gpu| global_norm::clip_scale(gpu, operands, max_norm, &scale, &mean_norm))?;
+        return Ok((scale.finish(), mean_norm.finish()));
+    }
     call.compute(|| {
         let weight = f64::from(weight.item::<f32>()?);
         let mean = f64::from(norm.item::<f32>()?) / weight;

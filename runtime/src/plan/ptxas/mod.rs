@@ -15,6 +15,7 @@ mod optimizer;
 mod positions;
 mod products;
 mod random;
+mod ranks;
 mod reductions;
 mod softmax;
 
@@ -87,6 +88,8 @@ const LAUNCHES: &[Launches] = &[
     softmax::softmax,
     reductions::reductions,
     attention::attention,
+    ranks::ranks,
+    norms::gradients,
 ];
 
 /// Ops that no GPU can do yet.
@@ -95,6 +98,15 @@ const WITHOUT_KERNELS: &[&str] = &[
     "argmax",
     "argmin",
     "top_k",
+    "attention",
+    "attention_grad",
+    "slice_grad",
+    "copy_at_into",
+    "linear_cross_entropy",
+    "linear_cross_entropy_grad_input",
+    "linear_cross_entropy_grad_weight_into",
+    "linear_cross_entropy_grad_both_into",
+    "cross_entropy_sum",
     "embedding",
     "embedding_grad_into",
     "index_select",
@@ -103,6 +115,26 @@ const WITHOUT_KERNELS: &[&str] = &[
     "scatter_add",
     "global_norm",
     "clip_scale",
+    "router_top_k",
+    "router_top_k_biased",
+    "router_top_k_grad",
+    "expert_order",
+    "expert_counts",
+    "permute_tokens",
+    "permute_tokens_grad",
+    "unpermute_tokens",
+    "unpermute_tokens_grad_input",
+    "unpermute_tokens_grad_weights",
+    "adamw_step",
+    "uniform_into",
+    "normal_into",
+    "dropout",
+    "dropout_grad",
+    "rope_tables",
+    "rope",
+    "rope_grad",
+    "swiglu",
+    "swiglu_grad",
 ];
 
 #[test]
