@@ -65,5 +65,5 @@ pub use operators::{Bits, Float, Integer, Number, Signed};
 pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
 };
-pub use shared::SharedAddress;
+pub use shared::{STATIC_LIMIT, SharedAddress};
 pub use tensor_core::{MatrixRow, mma_bf16};

@@ -6,7 +6,7 @@ use crate::{Dtype, Variant};
 
 pub(super) fn grouped() -> Family {
     let mut kernels = Vec::new();
-    for tile in Tile::ALL {
+    for tile in Tile::SQUARE {
         for (dtype, aligned) in [
             (Dtype::F32, true),
             (Dtype::Bf16, true),

@@ -53,6 +53,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("copies", copies::copies),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("gemm_parts", gemm::gemm_parts),
     ("cross_entropy", cross_entropy::cross_entropy),
     ("swiglu", swiglu::swiglu),
     ("grouped", grouped::grouped),

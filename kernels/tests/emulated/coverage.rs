@@ -41,6 +41,7 @@ exercises! {
     copies: crate::copies::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
+    gemm_parts: crate::gemm::exercise_parts,
     cross_entropy: crate::cross_entropy::exercise,
     swiglu: crate::swiglu::exercise,
     grouped: crate::grouped::exercise,

@@ -249,7 +249,7 @@ fn by_rows(
     // A is read once for every column of tiles, each B once for every tile of rows, C is written
     // once; of what no group owns only C is touched.
     if let Some(counters) = counters {
-        let tiles = |extent: usize| extent.div_ceil(tile.side() as usize);
+        let tiles = |extent: usize| extent.div_ceil(tile.rows() as usize);
         let tiles_of_rows: usize = owned.iter().map(|rows| tiles(rows.len())).sum();
         let read = count(&owned) * inner * tiles(n) + inner * n * tiles_of_rows;
         let size = format.0.size() as usize;
@@ -299,7 +299,7 @@ fn by_sums(
     // A and B are read once for every row and column of tiles, C is written once, and read if it
     // is added to; where there is nothing to add it is not touched.
     if let Some(counters) = counters {
-        let tiles = |extent: usize| extent.div_ceil(tile.side() as usize);
+        let tiles = |extent: usize| extent.div_ceil(tile.rows() as usize);
         let read = count(&owned) * (m * tiles(n) + n * tiles(m)) * format.0.size() as usize;
         let groups = owned.iter();
         let changed = 4 * m * n * groups.filter(|rows| !adds || !rows.is_empty()).count();
@@ -343,7 +343,7 @@ fn tiles_agree() {
     for (device, problems) in Device::all().zip([PROBLEMS.len(), 1, 1]) {
         for format in FORMATS {
             for problem in PROBLEMS.into_iter().take(problems) {
-                let [large, small] = Tile::ALL.map(|tile| all(&device, format, tile, problem));
+                let [large, small] = Tile::SQUARE.map(|tile| all(&device, format, tile, problem));
                 assert!(large == small, "{format:?}: tiles differ");
             }
         }
@@ -416,7 +416,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     };
     let each = FORMATS
         .into_iter()
-        .flat_map(|format| Tile::ALL.map(|tile| (format, tile)));
+        .flat_map(|format| Tile::SQUARE.map(|tile| (format, tile)));
     let both = |(format, tile)| {
         [problem, wrong]
             .map(|it| all(device, format, tile, it))

@@ -139,12 +139,13 @@ fn f32_of(vector: u64, row: usize) -> u64 {
 /// The logits of a tile: `x` of these rows times `w` of these classes, transposed.
 fn logits(
     gpu: &Launcher<'_>,
+    call: &Call,
     [x, w]: [Lines; 2],
     [rows, classes]: [&Range<usize>; 2],
     tile: Lines,
 ) -> Result<()> {
     let to = Product::lines(&tile, 0, false);
-    multiply(gpu, [x.part(rows), w.part(classes).transposed()], &to)
+    multiply(gpu, call, [x.part(rows), w.part(classes).transposed()], &to)
 }
 
 /// The lanes for a tile of so many classes.
@@ -178,7 +179,7 @@ pub(crate) fn statistics(
 
     for rows in tiles.rows() {
         for classes in tiles.classes() {
-            logits(gpu, operands, [&rows, &classes], tile)?;
+            logits(gpu, call, operands, [&rows, &classes], tile)?;
 
             fold(gpu, &labels, tile, [&rows, &classes], out)?;
         }
@@ -262,18 +263,18 @@ impl Gradients<'_> {
         for rows in tiles.rows() {
             for classes in tiles.classes() {
                 let part = [&rows, &classes];
-                logits(gpu, operands, part, tile)?;
+                logits(gpu, call, operands, part, tile)?;
                 differentiate(gpu, format, &labels, of_rows, part, [tile, dtile])?;
 
                 let dlogits = dtile.corner(rows.len(), classes.len());
                 if let Some(dx) = &dx {
                     let to = Product::lines(&dx.sums, dx.first(&rows), classes.start > 0);
-                    multiply(gpu, [dlogits, w.part(&classes)], &to)?;
+                    multiply(gpu, call, [dlogits, w.part(&classes)], &to)?;
                 }
                 if let Some((dw, empty)) = &dw {
                     let adds = !empty || rows.start > 0;
                     let to = Product::lines(dw, classes.start, adds);
-                    multiply(gpu, [dlogits.transposed(), x.part(&rows)], &to)?;
+                    multiply(gpu, call, [dlogits.transposed(), x.part(&rows)], &to)?;
                 }
             }
             if let Some(dx) = &dx {

@@ -132,7 +132,7 @@ fn by_sums(
         k: extent(FAMILY, "rows", a.rows, MOST)?,
     };
     let Extents { batch, m, n, .. } = extents;
-    let tile = Tile::choose(m, n, batch, multiprocessors);
+    let tile = Tile::choose_square(m, n, batch, multiprocessors);
     let aligned = vectors_are_aligned(&[a, b], &c, &extents);
     let variant = GroupedK::new(float(a.dtype)?, tile, c.adds, aligned);
     let launch = variant.launch(m, n, batch);

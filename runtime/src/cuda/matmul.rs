@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
-use meshgrad_kernels::gemm::{GemmArguments, GemmBf16, GemmF32, Order, Output, Tile};
+use meshgrad_kernels::gemm::{
+    GemmArguments, GemmBf16, GemmF32, Order, Output, Split, SplitArguments, SumParts,
+    SumPartsArguments, Tile,
+};
 
 use crate::plan::{Launcher, Operand, Plan, Unplanned, extent};
-use crate::{DType, Fresh, Result, Tensor, ops};
+use crate::{Call, DType, Fresh, Result, Tensor, ops};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "gemm";
@@ -223,6 +226,24 @@ pub(super) struct Sums {
     pub(super) leading: Option<usize>,
 }
 
+impl Sums {
+    /// Parts in a workspace.
+    const OF_PARTS: Sums = Sums {
+        dtype: DType::F32,
+        adds: false,
+        aligned: true,
+        leading: None,
+    };
+
+    fn output(&self) -> Output {
+        match (self.dtype, self.adds) {
+            (DType::BF16, _) => Output::Bf16,
+            (_, false) => Output::F32,
+            (_, true) => Output::AddF32,
+        }
+    }
+}
+
 impl Product {
     /// The whole of a tensor in the making.
     pub(crate) fn fresh(gpu: &Launcher<'_>, c: &Fresh) -> Result<Product> {
@@ -266,27 +287,67 @@ impl Product {
 }
 
 /// c = a b, for each matrix of the batch.
-pub(crate) fn product(gpu: &Launcher<'_>, a: &Matrices, b: &Matrices, c: &Product) -> Result<()> {
-    multiply(gpu, [a.part(gpu)?, b.part(gpu)?], c)
+pub(crate) fn product(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [a, b]: [&Matrices; 2],
+    c: &Product,
+) -> Result<()> {
+    multiply(gpu, call, [a.part(gpu)?, b.part(gpu)?], c)
 }
 
 /// c = a b, for each matrix of the batch.
-pub(crate) fn multiply(gpu: &Launcher<'_>, [a, b]: [Part; 2], c: &Product) -> Result<()> {
+pub(crate) fn multiply(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [a, b]: [Part; 2],
+    c: &Product,
+) -> Result<()> {
     let plan = gpu.planned(plan([a.lie, b.lie], c.sums, gpu.multiprocessors()))?;
-    let Extents { m, n, k, .. } = plan.extents;
-    let arguments = GemmArguments {
+    let Some(sum) = &plan.sum else {
+        return multiply_into(gpu, &plan, [a, b], c.address, c.sums.leading);
+    };
+    let elements = plan.extents.elements();
+    let parts = plan.split.parts;
+    let workspace = call.workspace(parts as usize * elements as usize, DType::F32)?;
+    let workspace = gpu.make(&workspace)?;
+    multiply_into(gpu, &plan, [a, b], workspace, None)?;
+    let arguments = SumPartsArguments {
+        parts: workspace,
+        c: c.address,
+        elements,
+        count: parts,
+    };
+    gpu.run(sum, &arguments.arguments())
+}
+
+/// The product, or the parts of it, to the address `c`.
+fn multiply_into(
+    gpu: &Launcher<'_>,
+    plan: &Gemms,
+    [a, b]: [Part; 2],
+    c: u64,
+    leading: Option<usize>,
+) -> Result<()> {
+    let Extents { batch, m, n, k } = plan.extents;
+    let product = GemmArguments {
         a: a.address,
         b: b.address,
-        c: c.address,
+        c,
         m,
         n,
         k,
         lda: a.lie.leading,
         ldb: b.lie.leading,
-        ldc: c.sums.leading.map_or(n.into(), |leading| leading as u64),
+        ldc: leading.map_or(n.into(), |leading| leading as u64),
         batch_a: a.lie.batch,
         batch_b: b.lie.batch,
         batch_c: u64::from(m) * u64::from(n),
+    };
+    let arguments = SplitArguments {
+        product,
+        products: batch,
+        depth: plan.split.depth,
     };
     match &plan.kernel {
         Gemm::F32(kernel) => gpu.run(kernel, &arguments.arguments()),
@@ -299,6 +360,9 @@ pub(crate) fn multiply(gpu: &Launcher<'_>, [a, b]: [Part; 2], c: &Product) -> Re
 struct Gemms {
     kernel: Gemm,
     extents: Extents,
+    split: Split,
+    /// What adds the parts of sums that are split.
+    sum: Option<Plan<SumParts>>,
 }
 
 /// The kernel of its dtype.
@@ -317,6 +381,13 @@ pub(super) struct Extents {
     pub(super) k: u32,
 }
 
+impl Extents {
+    /// Elements of all products.
+    fn elements(&self) -> u64 {
+        u64::from(self.batch) * u64::from(self.m) * u64::from(self.n)
+    }
+}
+
 fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplanned> {
     let extents = Extents {
         batch: extent(FAMILY, "batch", a.count, MOST)?,
@@ -324,9 +395,48 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplan
         n: extent(FAMILY, "n", b.columns, MOST)?,
         k: extent(FAMILY, "k", a.columns, MOST)?,
     };
-    let Extents { batch, m, n, .. } = extents;
-    let tile = Tile::choose(m, n, batch, multiprocessors);
-    let kernel = match a.dtype {
+    let Extents { batch, m, n, k } = extents;
+    let aligned = vectors_are_aligned(&[a, b], &c, &extents);
+    let tile = match (a.dtype, aligned) {
+        (DType::BF16, true) => Tile::choose_bf16(m, n, batch, multiprocessors),
+        _ => Tile::choose(m, n, batch, multiprocessors),
+    };
+    // Parts are added to rows that lie side by side.
+    let split = match c.leading {
+        Some(leading) if leading != n as usize => Split::none(k),
+        _ => Split::choose(tile, [m, n, k], batch, multiprocessors),
+    };
+
+    let whole = split.parts == 1;
+    let of_parts = if whole { c } else { Sums::OF_PARTS };
+    let kernel = kernel([a, b], of_parts, &extents, tile, split.parts)?;
+    let sum = (!whole).then(|| {
+        let variant = SumParts {
+            output: c.output(),
+            vectors: c.aligned && extents.elements().is_multiple_of(4),
+        };
+        let launch = variant.launch(extents.elements());
+        Plan { variant, launch }
+    });
+    Ok(Gemms {
+        kernel,
+        extents,
+        split,
+        sum,
+    })
+}
+
+fn kernel(
+    [a, b]: [Lie; 2],
+    c: Sums,
+    extents: &Extents,
+    tile: Tile,
+    parts: u32,
+) -> Result<Gemm, Unplanned> {
+    let Extents { batch, m, n, .. } = *extents;
+    // Where sums are split there are but a few tiles.
+    let products = batch.saturating_mul(parts);
+    match a.dtype {
         DType::F32 => {
             let variant = GemmF32 {
                 a: a.order,
@@ -334,31 +444,26 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplan
                 tile,
                 accumulate: c.adds,
             };
-            Gemm::F32(Plan {
-                launch: variant.launch(m, n, batch),
+            Ok(Gemm::F32(Plan {
+                launch: variant.launch(m, n, products),
                 variant,
-            })
+            }))
         }
         DType::BF16 => {
             let variant = GemmBf16 {
                 a: a.order,
                 b: b.order,
                 tile,
-                output: match (c.dtype, c.adds) {
-                    (DType::BF16, _) => Output::Bf16,
-                    (_, false) => Output::F32,
-                    (_, true) => Output::AddF32,
-                },
-                aligned: vectors_are_aligned(&[a, b], &c, &extents),
+                output: c.output(),
+                aligned: vectors_are_aligned(&[a, b], &c, extents),
             };
-            Gemm::Bf16(Plan {
-                launch: variant.launch(m, n, batch),
+            Ok(Gemm::Bf16(Plan {
+                launch: variant.launch(m, n, products),
                 variant,
-            })
+            }))
         }
-        other => return Err(Unplanned::DType(other)),
-    };
-    Ok(Gemms { kernel, extents })
+        other => Err(Unplanned::DType(other)),
+    }
 }
 
 /// Whether every line of every bf16 matrix begins at a multiple of 16 bytes.
@@ -424,6 +529,34 @@ mod tests {
         };
         assert!(aligned(24, 0) && aligned(24, 8));
         assert!(!aligned(20, 0) && !aligned(24, 4));
+    }
+
+    /// A few tiles of a long sum are made in parts, of which the last kernel knows what becomes of
+    /// them; where rows do not lie side by side, or multiprocessors are busy anyway, in one.
+    #[test]
+    fn long_sums_of_few_tiles_are_split() {
+        let [a, b] = [[64, 8192], [8192, 256]].map(|shape| lie(DType::BF16, &shape));
+        let into = Sums {
+            dtype: DType::F32,
+            adds: true,
+            ..F32_SUMS
+        };
+        let split = plan([a, b], into, 132).unwrap();
+        assert_eq!((split.split.parts, split.split.depth), (32, 256));
+        let Gemm::Bf16(kernel) = split.kernel else {
+            panic!("bf16 takes the kernel for bf16")
+        };
+        assert_eq!(kernel.variant.output, Output::F32);
+        assert_eq!(kernel.launch.unwrap().grid[0], 4 * 32);
+        let sum = split.sum.unwrap().variant;
+        assert_eq!((sum.output, sum.vectors), (Output::AddF32, true));
+
+        let apart = Sums {
+            leading: Some(264),
+            ..F32_SUMS
+        };
+        assert!(plan([a, b], apart, 132).unwrap().sum.is_none());
+        assert!(plan([a, b], F32_SUMS, 1).unwrap().sum.is_none());
     }
 
     /// Where a part begins decides, not where the whole does.

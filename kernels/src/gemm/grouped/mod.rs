@@ -108,15 +108,15 @@ impl GroupedM {
     /// The tile for `groups` groups that share `rows` rows: the large one where an average group
     /// fills it, and every multiprocessor has something to do.
     pub fn tile(rows: u32, n: u32, groups: u32, multiprocessors: u32) -> Tile {
-        match rows / groups.max(1) >= Tile::Large.side() {
-            true => Tile::choose(rows, n, 1, multiprocessors),
+        match rows / groups.max(1) >= Tile::Large.rows() {
+            true => Tile::choose_square(rows, n, 1, multiprocessors),
             false => Tile::Small,
         }
     }
 
     /// How to launch it; `None` for an empty C.
     pub fn launch(&self, rows: u32, n: u32, groups: u32) -> Option<Launch> {
-        let side = self.product.tile().side();
+        let side = self.product.tile().rows();
         let tiles = match rows {
             0 => 0,
             _ => rows.div_ceil(side).saturating_add(groups),

@@ -48,7 +48,7 @@ impl<'k> Offsets<'k> {
     /// Rows of whole tiles, enough for every group to begin and end where it likes.
     #[track_caller]
     pub(super) fn padded_rows(&self, tile: Tile) -> U32<'k> {
-        let side = tile.side();
+        let side = tile.rows();
         let whole = (self.rows + (side - 1)) & !(side - 1);
         self.groups.mad(side, whole)
     }
@@ -70,7 +70,7 @@ impl<'k> Offsets<'k> {
     /// threads take part. Where any offset is wrong no group owns a row.
     #[track_caller]
     pub(super) fn find(&self, padded_row: U32<'k>, tile: Tile) -> Found<'k> {
-        let (k, shift) = (self.k, tile.side().trailing_zeros());
+        let (k, shift) = (self.k, tile.rows().trailing_zeros());
         let number = padded_row >> shift;
         let first_number = |group: U32<'k>, start: U32<'k>| (start >> shift) + group;
 
