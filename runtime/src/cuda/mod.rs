@@ -48,5 +48,5 @@ pub(crate) use context::Context;
 pub(crate) use driver::emulator_is_built;
 pub(crate) use gpu::Gpu;
 pub(crate) use graph::{Capture, RawGraph};
-pub(crate) use memory::{Part, Pinned, Upload, clear, copy};
+pub(crate) use memory::{Part, Pinned, PinnedCopy, clear, copy};
 pub(crate) use stream::{Event, RawStream};
