@@ -31,7 +31,6 @@ pub(crate) mod optimizer;
 pub(crate) mod random;
 pub(crate) mod rank;
 pub(crate) mod reduce;
-pub(crate) mod random;
 pub(crate) mod rope;
 pub(crate) mod softmax;
 mod stream;

@@ -7,12 +7,10 @@ use crate::cpu::optimizer::{self as kernels, Factors, Update};
 use crate::cpu::random::Words;
 use crate::cpu::strided::Source;
 use crate::cpu::writes::Writes;
+use crate::cuda::global_norm;
 use crate::cuda::optimizer as cuda;
 use crate::ops::binary::contiguous_range;
 use crate::{Call, Draw, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
-use crate::cuda::global_norm;
-use crate::ops::binary::contiguous_range;
-use crate::{Call, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
