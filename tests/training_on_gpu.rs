@@ -219,12 +219,12 @@ fn a_step_waits_for_nobody() {
         let mut run = Run::new(&config, &gpu);
         let tokens = run.data.tokens.training();
         for step in 1..=3 {
-            let before = gpu.work().waits;
+            let before = gpu.waits();
             let outcome = run.trainer.step(step, &run.order, run.windows, &tokens);
-            let waits = gpu.work().waits - before;
+            let waits = gpu.waits() - before;
             assert_eq!(waits, 0, "step {step} in {dtype}");
             outcome.unwrap().read().unwrap();
-            assert!(gpu.work().waits > before, "reading waits");
+            assert!(gpu.waits() > before, "reading waits");
         }
     }
 }

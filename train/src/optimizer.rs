@@ -76,10 +76,7 @@ impl Optimizer {
     }
 
     /// Changes the parameters by step `step` (from 1) at `learning_rate`, and forgets the
-    /// gradients.
-    ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their
-    /// mean, before clipping, a scalar, f32, which nobody has to wait for.
+    /// gradients: [`Optimizer::begin`] and [`Optimizer::apply`].
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.
@@ -90,9 +87,29 @@ impl Optimizer {
         step: u64,
         learning_rate: f64,
     ) -> Result<Tensor> {
+        self.begin(step, learning_rate)?;
+        self.apply(grads, weight)
+    }
+
+    /// Writes the number of the step (from 1) and its learning rate to the device. Before, not
+    /// within, a step that is captured as a graph.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn begin(&self, step: u64, learning_rate: f64) -> Result<()> {
         ops::fill_into(&self.learning_rate, learning_rate)?;
         ops::fill_into(&self.step, step as f64)?;
+        Ok(())
+    }
 
+    /// Changes the parameters by the step that was begun, and forgets the gradients.
+    ///
+    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their
+    /// mean, before clipping, a scalar, f32, which nobody has to wait for.
+    ///
+    /// # Errors
+    /// When a parameter has no gradient buffer.
+    pub fn apply(&mut self, grads: &mut Grads, weight: &Tensor) -> Result<Tensor> {
         let gradients = grads.all()?;
         let norm = ops::global_norm(&[&self.flat_gradient])?;
         let (scale, norm) = ops::clip_scale(&norm, weight, self.config.max_grad_norm)?;
