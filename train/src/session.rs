@@ -18,7 +18,7 @@ use crate::metrics::{MetricsFile, Record};
 use crate::report::{self, Header, Reporter, Status, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
-use crate::trainer::{Measured, Outcome, Trainer};
+use crate::trainer::{PendingOutcome, Trainer};
 use crate::{Result, TrainError, checkpoint, generate, metrics, plot};
 
 /// What a run is asked for beside its configuration.
@@ -179,7 +179,7 @@ impl<'a> Session<'a> {
         }
 
         let started = Instant::now();
-        let mut waiting: Option<(Outcome, Duration)> = None;
+        let mut waiting: Option<(PendingOutcome, Duration)> = None;
         let mut step = self.begun_at;
         while step < self.last {
             step += 1;
@@ -189,16 +189,17 @@ impl<'a> Session<'a> {
             let tokens = self.data.tokens.training();
             let outcome = self
                 .trainer
-                .step(step, &self.order, self.windows, &tokens)?;
-            // What a step did is read a step late, so that nobody waits for it.
+                .step(step, &self.order, self.windows, &tokens)?
+                .later()?;
+            // What a step did is looked at a step late, so that a GPU has the next one already.
             if let Some((outcome, took)) = waiting.replace((outcome, begun.elapsed())) {
-                self.settle(&outcome, took, started)?;
+                self.settle(outcome, took, started)?;
             }
 
             let stopping = stop.load(Ordering::Relaxed);
             if stopping || step == self.last || self.is_stop(step) {
                 if let Some((outcome, took)) = waiting.take() {
-                    self.settle(&outcome, took, started)?;
+                    self.settle(outcome, took, started)?;
                 }
                 self.pause(step, stopping)?;
             }
@@ -221,9 +222,9 @@ impl<'a> Session<'a> {
     }
 
     /// Reads what a step did: keeps it, shows it, and ends the run where it is no number.
-    fn settle(&mut self, outcome: &Outcome, took: Duration, started: Instant) -> Result<()> {
-        let measured = outcome.read()?;
-        let step = outcome.step;
+    fn settle(&mut self, outcome: PendingOutcome, took: Duration, started: Instant) -> Result<()> {
+        let (step, learning_rate) = (outcome.step, outcome.learning_rate);
+        let measured = outcome.wait()?;
         if !measured.loss.is_finite() || !measured.grad_norm.is_finite() {
             self.saver.wait().transpose()?;
             return Err(TrainError::NotFinite {
@@ -244,7 +245,7 @@ impl<'a> Session<'a> {
         self.metrics.append(&Record {
             step,
             loss: measured.loss,
-            lr: outcome.learning_rate,
+            lr: learning_rate,
             grad_norm: measured.grad_norm,
             tokens_per_s,
             expert_load: measured.expert_imbalance,
@@ -252,7 +253,19 @@ impl<'a> Session<'a> {
             val_bits_per_byte,
             extra: serde_json::Map::new(),
         })?;
-        self.show(outcome, &measured, tokens_per_s, started);
+        let (done, steps) = (step - self.begun_at, self.last - self.begun_at);
+        self.reporter.step(&Status {
+            step,
+            steps: self.config.train.steps,
+            loss: measured.loss,
+            val_loss: self.val_loss,
+            lr: learning_rate,
+            grad_norm: measured.grad_norm,
+            tokens_per_s,
+            memory: self.device.memory().peak as u64,
+            expert_load: measured.expert_load,
+            eta: report::eta(started.elapsed(), done, steps),
+        });
         Ok(())
     }
 
@@ -272,22 +285,6 @@ impl<'a> Session<'a> {
             .validate(windows, &tokens, self.config.log.val_batches)?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
-    }
-
-    fn show(&self, outcome: &Outcome, measured: &Measured, tokens_per_s: f64, started: Instant) {
-        let (done, steps) = (outcome.step - self.begun_at, self.last - self.begun_at);
-        self.reporter.step(&Status {
-            step: outcome.step,
-            steps: self.config.train.steps,
-            loss: measured.loss,
-            val_loss: self.val_loss,
-            lr: outcome.learning_rate,
-            grad_norm: measured.grad_norm,
-            tokens_per_s,
-            memory: self.device.memory().peak as u64,
-            expert_load: measured.expert_load.clone(),
-            eta: report::eta(started.elapsed(), done, steps),
-        });
     }
 
     /// What follows a step but another step: a sample, a checkpoint.
