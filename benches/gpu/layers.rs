@@ -342,6 +342,7 @@ fn adamw(of: &[Tensor]) -> Result<Vec<Tensor>> {
                 eps: 1e-8,
                 weight_decay: 0.1,
             },
+            rounding: None,
         });
     let scalars = StepScalars {
         learning_rate: &scalars[0],
