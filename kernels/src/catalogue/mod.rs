@@ -3,6 +3,7 @@
 mod elementwise;
 mod expert_order;
 mod gemm;
+mod grouped;
 mod rms_norm;
 mod router;
 mod swiglu;
@@ -34,6 +35,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("swiglu", swiglu::swiglu),
+    ("grouped", grouped::grouped),
     ("expert_order", expert_order::expert_order),
     ("token_rows", token_rows::token_rows),
     ("router", router::router),

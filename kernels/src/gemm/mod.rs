@@ -9,10 +9,12 @@
 
 mod bf16;
 mod f32;
+mod grouped;
 mod tiles;
 
 pub use bf16::{GemmBf16, Output};
 pub use f32::GemmF32;
+pub use grouped::{GroupedArguments, GroupedK, GroupedM};
 pub use tiles::{GROUP, Tile};
 
 use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
@@ -102,6 +104,14 @@ impl<'k> Matrix<'k> {
     #[track_caller]
     fn of_batch(self, index: U32<'k>, size: u32) -> Matrix<'k> {
         let elements = self.batch * index.wide();
+        let start = self.start.moved(elements * u64::from(size));
+        Matrix { start, ..self }
+    }
+
+    /// The matrix of the lines from `line` on: of rows, or columns if it is column-major.
+    #[track_caller]
+    fn lines_from(self, line: U32<'k>, size: u32) -> Matrix<'k> {
+        let elements = self.leading * line.wide();
         let start = self.start.moved(elements * u64::from(size));
         Matrix { start, ..self }
     }

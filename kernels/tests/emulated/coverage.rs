@@ -41,6 +41,7 @@ exercises! {
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
     swiglu: crate::swiglu::exercise,
+    grouped: crate::grouped::exercise,
     expert_order: crate::expert_order::exercise,
     token_rows: crate::token_rows::exercise,
     router: crate::router::exercise,

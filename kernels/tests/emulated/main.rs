@@ -10,6 +10,7 @@ mod device;
 mod elementwise;
 mod expert_order;
 mod gemm;
+mod grouped;
 mod rms_norm;
 mod router;
 mod swiglu;

@@ -9,12 +9,12 @@ use crate::{DType, Fresh, Result, Tensor, ops};
 const FAMILY: &str = "gemm";
 
 /// Kernels compare extents as signed numbers.
-const MOST: u32 = i32::MAX as u32;
+pub(super) const MOST: u32 = i32::MAX as u32;
 
 /// An operand: a matrix or a batch of them, \[.., rows, columns\].
 pub(crate) struct Matrices {
-    tensor: Tensor,
-    lie: Lie,
+    pub(super) tensor: Tensor,
+    pub(super) lie: Lie,
 }
 
 impl Matrices {
@@ -24,6 +24,19 @@ impl Matrices {
             let tensor = x.clone();
             return Ok(Matrices { tensor, lie });
         }
+        Matrices::copied(x)
+    }
+
+    /// As [`Matrices::new`], but row by row: a copy of what lies column by column.
+    pub(crate) fn row_major(x: &Tensor) -> Result<Matrices> {
+        let matrices = Matrices::new(x)?;
+        match matrices.lie.order {
+            Order::RowMajor => Ok(matrices),
+            Order::ColumnMajor => Matrices::copied(x),
+        }
+    }
+
+    fn copied(x: &Tensor) -> Result<Matrices> {
         let tensor = ops::copy(x)?;
         let lie = Lie::of(&Operand::of(&tensor));
         let lie = lie.expect("a kernel can read matrices that lie row by row");
@@ -33,24 +46,24 @@ impl Matrices {
 
 /// How the matrices of an operand lie: all that a plan knows of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lie {
-    dtype: DType,
-    rows: usize,
-    columns: usize,
+pub(super) struct Lie {
+    pub(super) dtype: DType,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
     /// How many matrices.
-    count: usize,
+    pub(super) count: usize,
     /// Row by row or column by column.
-    order: Order,
+    pub(super) order: Order,
     /// From a row to the next (from a column, if column by column).
-    leading: u64,
+    pub(super) leading: u64,
     /// From a matrix to the next.
-    batch: u64,
+    pub(super) batch: u64,
     aligned: bool,
 }
 
 impl Lie {
     /// `None` where no kernel can read it so.
-    fn of(x: &Operand) -> Option<Lie> {
+    pub(super) fn of(x: &Operand) -> Option<Lie> {
         let (shape, strides) = (x.layout.shape(), x.layout.strides());
         let ([batch @ .., rows, columns], [batch_strides @ .., row_stride, column_stride]) =
             (&shape[..], strides)
@@ -94,16 +107,16 @@ fn batch_stride(extents: &[usize], strides: &[isize]) -> Option<isize> {
 
 /// Where a product goes: contiguous.
 pub(crate) struct Product {
-    address: u64,
-    sums: Sums,
+    pub(super) address: u64,
+    pub(super) sums: Sums,
 }
 
 /// What becomes of the sums: all that a plan knows of where a product goes.
 #[derive(Clone, Copy, Debug)]
-struct Sums {
-    dtype: DType,
-    adds: bool,
-    aligned: bool,
+pub(super) struct Sums {
+    pub(super) dtype: DType,
+    pub(super) adds: bool,
+    pub(super) aligned: bool,
 }
 
 impl Product {
@@ -172,11 +185,11 @@ enum Gemm {
 
 /// Of `batch` products \[m, k\] \[k, n\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extents {
-    batch: u32,
-    m: u32,
-    n: u32,
-    k: u32,
+pub(super) struct Extents {
+    pub(super) batch: u32,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
 }
 
 fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplanned> {
@@ -224,7 +237,7 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplan
 }
 
 /// Whether every line of every bf16 matrix begins at a multiple of 16 bytes.
-fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
+pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
     let (m, n) = (u64::from(extents.m), u64::from(extents.n));
     let of_c = c.aligned && n % 8 == 0 && (m * n) % 8 == 0;
     let mut lies = operands.iter();

@@ -12,6 +12,7 @@ mod error;
 mod faults;
 mod gpu;
 mod graph;
+pub(crate) mod grouped_matmul;
 pub(crate) mod matmul;
 mod memory;
 mod module;

@@ -88,7 +88,7 @@ impl Output {
     }
 
     /// Bytes of an element of C.
-    fn size(self) -> u32 {
+    pub(super) fn size(self) -> u32 {
         match self {
             Output::Bf16 => 2,
             Output::F32 | Output::AddF32 => 4,

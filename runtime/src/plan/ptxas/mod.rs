@@ -6,6 +6,7 @@ mod assemble;
 mod copies;
 mod functions;
 mod gates;
+mod grouped;
 mod moe;
 mod norms;
 mod products;
@@ -67,6 +68,7 @@ const LAUNCHES: &[Launches] = &[
     copies::copies,
     norms::norms,
     products::products,
+    grouped::grouped,
     gates::gates,
     moe::expert_order,
     moe::token_rows,
@@ -90,9 +92,6 @@ const WITHOUT_KERNELS: &[&str] = &[
     "cross_entropy_sum",
     "embedding",
     "embedding_grad_into",
-    "grouped_matmul_nt",
-    "grouped_matmul_grad_input",
-    "grouped_matmul_grad_weight_into",
     "concat",
     "index_select",
     "index_select_grad",
