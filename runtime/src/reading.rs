@@ -5,7 +5,7 @@
 //! waits for that copy alone, while later work goes on.
 
 use crate::cuda::PinnedCopy;
-use crate::{Device, Element, Result, Tensor, ops};
+use crate::{Device, Element, Result, Tensor, ops, stream};
 
 /// Values of a tensor on their way to the host. Dropped before they are there it waits for them too.
 #[must_use = "the values are there after `wait`"]
@@ -61,20 +61,18 @@ impl<T: Element> Reading<T> {
     /// The elements. Waits on the host until they are there.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda) with the failure of any work before.
+    /// [`Error::Cuda`](crate::Error::Cuda) with the failure of any work before, an index out of range
+    /// included.
     pub fn wait(self) -> Result<Vec<T>> {
         let (copy, elements) = match self.state {
             State::Here(values) => return Ok(values),
             State::Coming { copy, elements } => (copy, elements),
         };
         self.device.count_wait();
-        let buffer = copy.synchronize()?;
         let mut values = vec![T::zeroed(); elements];
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
-        let len = bytes.len();
-        bytes.copy_from_slice(&buffer.bytes()[..len]);
         if let Some(gpu) = self.device.gpu() {
-            gpu.keep_reading(buffer);
+            let stream = stream::raw(&self.device, gpu);
+            gpu.finish_reading(&stream, copy, bytemuck::cast_slice_mut(&mut values))?;
         }
         Ok(values)
     }

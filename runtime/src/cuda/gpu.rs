@@ -6,7 +6,7 @@ use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Arguments, Launch, Variant};
 
 use super::allocator::{Allocator, Block};
-use super::faults::Faults;
+use super::faults::{self, Faults};
 use super::graph::Capture;
 use super::memory::{DeviceMemory, Part, Pinned, PinnedCopy, Staging, relaxed};
 use super::module::Modules;
@@ -126,24 +126,38 @@ impl Gpu {
         from: Part<'_>,
         bytes: usize,
     ) -> Result<PinnedCopy, CudaError> {
+        let room = bytes + faults::WORD;
         let kept = {
             let mut kept = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-            let fits = kept.iter().position(|buffer| buffer.bytes().len() >= bytes);
+            let fits = kept.iter().position(|buffer| buffer.bytes().len() >= room);
             fits.map(|at| kept.swap_remove(at))
         };
         let buffer = match kept {
             Some(buffer) => buffer,
-            None => self.pin(bytes.next_multiple_of(READING).max(READING))?,
+            None => self.pin(room.next_multiple_of(READING))?,
         };
-        PinnedCopy::download(stream, buffer, bytes, from)
+        PinnedCopy::download(stream, buffer, bytes, from, self.faults.word())
     }
 
-    /// Takes back the memory of a reading that is done.
-    pub(crate) fn keep_reading(&self, buffer: Pinned) {
+    /// Waits on the host until a copy is done, and then copies over `to`.
+    ///
+    /// # Errors
+    /// As [`Gpu::synchronize`], of what was before the copy; `stream` clears the word.
+    pub(crate) fn finish_reading(
+        &self,
+        stream: &Arc<RawStream>,
+        copy: PinnedCopy,
+        to: &mut [u8],
+    ) -> Result<(), CudaError> {
+        let buffer = copy.synchronize()?;
+        to.copy_from_slice(&buffer.bytes()[..to.len()]);
+        let met = buffer.word(to.len());
         let mut kept = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < READINGS {
             kept.push(buffer);
         }
+        drop(kept);
+        self.tell(stream, met)
     }
 
     /// Puts a copy of `from` to the start of `to` into `stream`.

@@ -115,6 +115,14 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// The word behind the first `bytes` bytes, as [`PinnedCopy::download`] leaves it.
+    pub(crate) fn word(&self, bytes: usize) -> u64 {
+        let word = self.bytes()[bytes..].first_chunk();
+        word.map_or(0, |word| u64::from_ne_bytes(*word))
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
@@ -159,27 +167,36 @@ impl PinnedCopy {
         copy.begun(stream)
     }
 
-    /// Puts a copy of `bytes` bytes of `from` to the start of `buffer` into `stream`.
+    /// Puts a copy of `bytes` bytes of `from` to the start of `buffer` into `stream`, and behind it
+    /// one of the device's word of faults, if it has one: [`Pinned::word`] then.
     pub(crate) fn download(
         stream: &Arc<RawStream>,
-        buffer: Pinned,
+        mut buffer: Pinned,
         bytes: usize,
         from: Part<'_>,
+        word: Option<u64>,
     ) -> Result<PinnedCopy, CudaError> {
-        let (to, from) = (buffer.address.cast(), from.checked(&buffer, bytes));
+        let from = from.checked(&buffer, bytes);
+        let behind = buffer.bytes_mut()[bytes..].first_chunk_mut::<{ faults::WORD }>();
+        let Some(behind) = behind else {
+            unreachable!("the buffer of a reading has room for a word");
+        };
+        *behind = [0; faults::WORD];
+        let word = word.map(|from| (behind.as_mut_ptr().cast(), from, faults::WORD));
+        let values = (bytes > 0).then_some((buffer.address.cast(), from, bytes));
         let copy = PinnedCopy::not_begun(buffer);
-        if bytes == 0 {
-            return Ok(copy);
-        }
         stream.context().bind()?;
-        // SAFETY: the block is large enough, and its memory is given to others in the order of
-        // streams only; the buffer is pinned, large enough, and given to nobody before `done`.
-        unsafe {
-            call!(
-                &**stream.context(),
-                cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())
-            )
-        }?;
+        for (to, from, bytes) in values.into_iter().chain(word) {
+            // SAFETY: block and word are large enough, and their memory is given to others in the
+            // order of streams only, or not at all; the buffer is pinned, large enough, and given to
+            // nobody before `done`.
+            unsafe {
+                call!(
+                    &**stream.context(),
+                    cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())
+                )
+            }?;
+        }
         copy.begun(stream)
     }
 
