@@ -16,6 +16,7 @@ pub mod error;
 pub mod expression;
 pub mod faults;
 pub mod gemm;
+pub mod indexing;
 pub mod rms_norm;
 pub mod row;
 

@@ -3,6 +3,7 @@
 mod copies;
 mod elementwise;
 mod gemm;
+mod indexing;
 mod rms_norm;
 
 pub use copies::CASTS;
@@ -27,6 +28,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("elementwise", elementwise::elementwise),
     ("rms_norm", rms_norm::rms_norm),
     ("copies", copies::copies),
+    ("indexing", indexing::indexing),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
 ];

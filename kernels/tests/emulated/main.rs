@@ -10,4 +10,5 @@ mod coverage;
 mod device;
 mod elementwise;
 mod gemm;
+mod indexing;
 mod rms_norm;

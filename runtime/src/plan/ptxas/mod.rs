@@ -5,6 +5,7 @@
 mod assemble;
 mod copies;
 mod functions;
+mod indexing;
 mod norms;
 mod products;
 
@@ -63,6 +64,7 @@ type Launches = fn(&Device, DType) -> Result<()>;
 const LAUNCHES: &[Launches] = &[
     functions::functions,
     copies::copies,
+    indexing::indexing,
     norms::norms,
     products::products,
 ];
@@ -80,14 +82,11 @@ const WITHOUT_KERNELS: &[&str] = &[
     "linear_cross_entropy_grad_weight_into",
     "linear_cross_entropy_grad_both_into",
     "cross_entropy_sum",
-    "embedding",
     "embedding_grad_into",
     "grouped_matmul_nt",
     "grouped_matmul_grad_input",
     "grouped_matmul_grad_weight_into",
-    "index_select",
     "index_select_grad",
-    "gather",
     "scatter_add",
     "router_top_k",
     "router_top_k_biased",
