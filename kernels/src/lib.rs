@@ -29,6 +29,7 @@ pub mod philox;
 pub mod random;
 pub mod rank;
 pub mod reduce;
+pub mod indexing;
 pub mod rms_norm;
 pub mod rope;
 pub mod router;

@@ -208,13 +208,14 @@ impl<'k> GlobalAddress<'k> {
         ));
     }
 
-    /// Raises the 64 bits there to `value` where they are less: one atomic access, relaxed, whose
-    /// result does not depend on the order.
+    /// Raises the 64 bits there to `value`, if they are less, where the predicate holds: one atomic
+    /// access, relaxed, whose result does not depend on the order.
     #[track_caller]
-    pub fn raise(self, value: U64<'k>) {
+    pub fn raise_if(self, condition: Pred<'k>, value: U64<'k>) {
         let address = self.written();
-        self.kernel()
-            .emit(format_args!("red.global.max.u64 {address}, {value}"));
+        self.kernel().emit(format_args!(
+            "@{condition} red.global.max.u64 {address}, {value}"
+        ));
     }
 
     fn kernel(self) -> &'k Kernel {

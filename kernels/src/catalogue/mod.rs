@@ -14,6 +14,7 @@ mod norm_rope;
 mod random;
 mod rank;
 mod reduce;
+mod indexing;
 mod rms_norm;
 mod rope;
 mod router;
@@ -51,6 +52,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("elementwise", elementwise::elementwise),
     ("rms_norm", rms_norm::rms_norm),
     ("copies", copies::copies),
+    ("indexing", indexing::indexing),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
     ("gemm_parts", gemm::gemm_parts),

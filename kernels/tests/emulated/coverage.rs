@@ -39,6 +39,7 @@ exercises! {
     elementwise: crate::elementwise::exercise,
     rms_norm: crate::rms_norm::exercise,
     copies: crate::copies::exercise,
+    indexing: crate::indexing::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
     gemm_parts: crate::gemm::exercise_parts,

@@ -22,6 +22,7 @@ mod philox;
 mod random;
 mod rank;
 mod reduce;
+mod indexing;
 mod rms_norm;
 mod rope;
 mod router;

@@ -135,7 +135,13 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let middle = middle(x.shape(), dim);
     let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
 
-    let (x, ids) = (contiguous(x)?, as_i64(ids)?);
+    let x = contiguous(x)?;
+    if call.device().is_gpu() {
+        let ids = contiguous(ids)?;
+        call.launch(|gpu| cuda::indexing::select(gpu, &x, dim, &ids, &y))?;
+        return Ok(y.finish());
+    }
+    let ids = as_i64(ids)?;
     call.compute(|| {
         let ids = checked(&call, &ids, middle.extent)?;
         for_any!(x.dtype(), T => {
@@ -193,6 +199,10 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     check_fits(&GATHER, &[x, index], dim, x.shape())?;
     let mut y = call.output_of(*index.shape(), x.dtype())?;
 
+    if call.device().is_gpu() {
+        call.launch(|gpu| cuda::indexing::gather(gpu, x, dim, index, &y))?;
+        return Ok(y.finish());
+    }
     let index = as_i64(index)?;
     call.compute(|| {
         let around = Around::new(x.layout(), dim, index.shape());

@@ -10,6 +10,7 @@ mod functions;
 mod gates;
 mod grouped;
 mod moe;
+mod indexing;
 mod norms;
 mod optimizer;
 mod positions;
@@ -74,6 +75,7 @@ type Launches = fn(&Device, DType) -> Result<()>;
 const LAUNCHES: &[Launches] = &[
     functions::functions,
     copies::copies,
+    indexing::indexing,
     norms::norms,
     products::products,
     cross_entropy::cross_entropy,
@@ -98,8 +100,21 @@ const WITHOUT_KERNELS: &[&str] = &[
     "embedding",
     "embedding_grad_into",
     "index_select",
+    "attention",
+    "attention_grad",
+    "argmax",
+    "argmin",
+    "top_k",
+    "linear_cross_entropy",
+    "linear_cross_entropy_grad_input",
+    "linear_cross_entropy_grad_weight_into",
+    "linear_cross_entropy_grad_both_into",
+    "cross_entropy_sum",
+    "embedding_grad_into",
+    "grouped_matmul_nt",
+    "grouped_matmul_grad_input",
+    "grouped_matmul_grad_weight_into",
     "index_select_grad",
-    "gather",
     "scatter_add",
 ];
 
