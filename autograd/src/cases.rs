@@ -268,6 +268,25 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         })
         .with_weights(&[1]),
     );
+    let inputs = || -> Result<[Tensor; 3]> {
+        let (x, added) = (at.any(&[2, 3, 5], 0)?, at.any(&[2, 3, 5], 2)?);
+        Ok([x, added, at.positive(&[5], 1)?])
+    };
+    cases.push(
+        case("add_rms_norm", inputs()?, |[x, added, w]| {
+            let (sum, y) = ops::add_rms_norm(x, added, w, 1e-3)?;
+            ops::mul(&sum, &y)
+        })
+        .with_weights(&[2]),
+    );
+    cases.push(
+        case(
+            "add_rms_norm, the norm alone",
+            inputs()?,
+            |[x, added, w]| Ok(ops::add_rms_norm(x, added, w, 1e-3)?.1),
+        )
+        .with_weights(&[2]),
+    );
     cases.push(case("softmax", [at.any(&[3, 5], 2)?], |[x]| {
         ops::softmax(x)
     }));

@@ -3,7 +3,9 @@
 mod devices;
 
 use devices::{assert_close, devices, exact, gpu, numbered, reference, rounding};
-use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
+use meshgrad_runtime::{
+    Accumulator, CudaError, DType, Device, Error, Kind, PinnedBuffer, Shape, Tensor, ops,
+};
 
 /// Offsets, rows, features in and out: groups of several tiles, of one row, of none, rows of no
 /// group; whole vectors and odd lines; no groups, no rows, nothing to sum.
@@ -103,12 +105,7 @@ fn empty_groups_add_nothing() {
     for device in devices() {
         for dtype in FLOATS {
             let x = numbered(&device, &[3, 4], dtype, 1.0);
-            let buffer = Tensor::zeros(
-                &device,
-                &[2, 4, 4],
-                DType::F32,
-                meshgrad_runtime::Kind::Gradient,
-            );
+            let buffer = Tensor::zeros(&device, &[2, 4, 4], DType::F32, Kind::Gradient);
             let buffer = buffer.unwrap();
             ops::fill_into(&buffer, -0.0).unwrap();
             let mut dw = Accumulator::over(buffer).unwrap();
@@ -139,6 +136,34 @@ fn unused_rows_are_not_read() {
             for result in [&y, &dx, dw.total().unwrap()] {
                 assert!(devices::values(result).iter().all(|x| x.is_finite()));
             }
+        }
+    }
+}
+
+/// Nothing of a launch depends on where groups begin: a graph that was recorded once follows what is
+/// written to its offsets.
+#[test]
+fn a_graph_follows_its_offsets() {
+    let Some(device) = gpu() else { return };
+    for dtype in FLOATS {
+        let x = numbered(&device, &[70, 9], dtype, 1.0);
+        let w = numbered(&device, &[2, 5, 9], dtype, 1.0);
+        let at = Tensor::zeros(&device, &[3], DType::I64, Kind::Cache).unwrap();
+        let mut graph = device
+            .capture(|| ops::grouped_matmul_nt(&x, &w, &at))
+            .unwrap();
+        let mut buffer = PinnedBuffer::new(&device, 24).unwrap();
+        for ends in [[0i64, 66, 70], [0, 0, 65], [0, 1, 1]] {
+            let bytes: Vec<u8> = ends.iter().flat_map(|end| end.to_le_bytes()).collect();
+            buffer.as_mut().copy_from_slice(&bytes);
+            buffer = at
+                .fill_from_pinned(0..24, buffer)
+                .unwrap()
+                .synchronize()
+                .unwrap();
+            graph.launch().unwrap();
+            let expected = ops::grouped_matmul_nt(&x, &w, &offsets(&device, &ends)).unwrap();
+            assert_eq!(devices::values(graph.results()), devices::values(&expected));
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::metrics::{MetricsFile, Record};
 use crate::report::{self, Header, Reporter, Status, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
-use crate::trainer::{Measured, Outcome, Trainer};
+use crate::trainer::{PendingOutcome, Trainer};
 use crate::{Result, TrainError, checkpoint, generate, metrics, plot};
 
 /// What a run is asked for beside its configuration.
@@ -99,7 +99,7 @@ fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<Committed>>
 
 /// A step whose tensors nobody has read yet.
 struct Done {
-    outcome: Outcome,
+    outcome: PendingOutcome,
     begun: Instant,
     /// When the host was free again. On a GPU the step goes on.
     given: Instant,
@@ -199,15 +199,15 @@ impl<'a> Session<'a> {
             // A checkpoint that could not be saved ends the run now, not when it is needed.
             self.saver.poll().transpose()?;
             let done = self.step(step)?;
-            // What a step did is read a step late, so that nobody waits for it.
+            // What a step did is looked at a step late, so that a GPU has the next one already.
             if let Some(before) = waiting.replace(done) {
-                self.settle(&before, started)?;
+                self.settle(before, started)?;
             }
 
             let stopping = stop.load(Ordering::Relaxed);
             if stopping || step == self.last || self.is_stop(step) {
                 if let Some(done) = waiting.take() {
-                    self.settle(&done, started)?;
+                    self.settle(done, started)?;
                 }
                 self.pause(step, stopping)?;
             }
@@ -225,7 +225,7 @@ impl<'a> Session<'a> {
         let (begun, before) = (Instant::now(), self.device.work());
         let tokens = self.data.tokens.training();
         let (order, windows) = (&self.order, self.windows);
-        let outcome = self.trainer.step(step, order, windows, &tokens)?;
+        let outcome = self.trainer.step(step, order, windows, &tokens)?.later()?;
         let launches = self.device.work().kernel_launches - before.kernel_launches;
         Ok(Done {
             outcome,
@@ -244,11 +244,16 @@ impl<'a> Session<'a> {
     }
 
     /// Reads what a step did: keeps it, shows it, and ends the run where it is no number.
-    fn settle(&mut self, done: &Done, started: Instant) -> Result<()> {
-        let outcome = &done.outcome;
-        let measured = outcome.read()?;
-        let took = self.took(done);
-        let step = outcome.step;
+    fn settle(&mut self, done: Done, started: Instant) -> Result<()> {
+        let Done {
+            outcome,
+            begun,
+            given,
+            kernel_launches,
+        } = done;
+        let (step, learning_rate) = (outcome.step, outcome.learning_rate);
+        let measured = outcome.wait()?;
+        let took = self.took(begun, given);
         if !measured.loss.is_finite() || !measured.grad_norm.is_finite() {
             self.saver.wait().transpose()?;
             return Err(TrainError::NotFinite {
@@ -269,28 +274,40 @@ impl<'a> Session<'a> {
         self.metrics.append(&Record {
             step,
             loss: measured.loss,
-            lr: outcome.learning_rate,
+            lr: learning_rate,
             grad_norm: measured.grad_norm,
             tokens_per_s,
             expert_load: measured.expert_imbalance,
-            kernel_launches: done.kernel_launches,
+            kernel_launches,
             val_loss,
             val_bits_per_byte,
             extra: serde_json::Map::new(),
         })?;
-        self.show(outcome, &measured, tokens_per_s, started);
+        let (done, steps) = (step - self.begun_at, self.last - self.begun_at);
+        self.reporter.step(&Status {
+            step,
+            steps: self.config.train.steps,
+            loss: measured.loss,
+            val_loss: self.val_loss,
+            lr: learning_rate,
+            grad_norm: measured.grad_norm,
+            tokens_per_s,
+            memory: self.device.memory().peak as u64,
+            expert_load: measured.expert_load,
+            eta: report::eta(started.elapsed(), done, steps),
+        });
         Ok(())
     }
 
     /// How long a step took whose tensors have just been read. A GPU begins with it when it is done
     /// with the one before.
-    fn took(&mut self, done: &Done) -> Duration {
+    fn took(&mut self, begun: Instant, given: Instant) -> Duration {
         if !self.device.is_gpu() {
-            return done.given - done.begun;
+            return given - begun;
         }
         let now = Instant::now();
         let before = self.last_read.replace(now);
-        now - before.map_or(done.begun, |before| before.max(done.begun))
+        now - before.map_or(begun, |before| before.max(begun))
     }
 
     fn validates(&self, step: u64) -> bool {
@@ -309,22 +326,6 @@ impl<'a> Session<'a> {
             .validate(windows, &tokens, self.config.log.val_batches)?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
-    }
-
-    fn show(&self, outcome: &Outcome, measured: &Measured, tokens_per_s: f64, started: Instant) {
-        let (done, steps) = (outcome.step - self.begun_at, self.last - self.begun_at);
-        self.reporter.step(&Status {
-            step: outcome.step,
-            steps: self.config.train.steps,
-            loss: measured.loss,
-            val_loss: self.val_loss,
-            lr: outcome.learning_rate,
-            grad_norm: measured.grad_norm,
-            tokens_per_s,
-            memory: self.device.memory().peak as u64,
-            expert_load: measured.expert_load.clone(),
-            eta: report::eta(started.elapsed(), done, steps),
-        });
     }
 
     /// What follows a step but another step: a sample, a checkpoint.

@@ -14,6 +14,12 @@ impl<'k> F32<'k> {
     pub fn to_f64(self) -> F64<'k> {
         self.k.compute("cvt.f64.f32", &[&self])
     }
+
+    /// The whole part as an unsigned integer: the nearest there is, and 0 for NaN.
+    #[track_caller]
+    pub fn truncated(self) -> U32<'k> {
+        self.k.compute("cvt.rzi.u32.f32", &[&self])
+    }
 }
 
 impl<'k> F64<'k> {

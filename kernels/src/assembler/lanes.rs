@@ -15,6 +15,14 @@ impl<'k> U32<'k> {
         self.k.compute("match.any.sync.b32", &[&self, &-1])
     }
 
+    /// What the lane holds whose index differs in the bits of `distance`. All lanes of the warp must
+    /// take part.
+    #[track_caller]
+    pub fn exchanged(self, distance: u32) -> U32<'k> {
+        self.k
+            .compute("shfl.sync.bfly.b32", &[&self, &distance, &31, &-1])
+    }
+
     /// The sum over this lane and those before it. All lanes of the warp must take part.
     #[track_caller]
     pub fn sum_to_lane(self) -> U32<'k> {

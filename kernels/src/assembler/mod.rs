@@ -53,7 +53,10 @@ mod shared;
 mod tensor_core;
 
 pub use barrier::Barrier;
-pub use block::{across_groups, block_sum, exchange_with_neighbour, group_sum, warp_sum};
+pub use block::{
+    Exchanged, across_groups, block_fold, block_sum, exchange_with_neighbour, group_fold,
+    group_max, group_sum, warp_sum,
+};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::expression::{Expression, Node};
 
 /// Threads of a CTA.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 
 /// An elementwise kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use super::evaluate::evaluate;
 use super::{Elementwise, Parameters, THREADS, Walk};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Integer, Kernel, Pred, Ptx, Register, S32, S64, U32, U64,
+    Arguments, F32, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Register, S32, S64, U32, U64,
 };
 
 /// Elements of a thread, a CTA's width apart: their loads are in flight together.
@@ -97,6 +97,20 @@ impl Index<i64> for u64 {
     }
 }
 
+/// The indices of the elements of a thread.
+#[track_caller]
+pub(crate) fn indices<'k, I: Index<O>, O: Integer>(k: &'k Kernel) -> Vec<Register<'k, I>> {
+    let thread = k.thread();
+    let index = |i| I::of_element(k, thread + i * THREADS);
+    (0..PER_THREAD).map(index).collect()
+}
+
+/// How many CTAs of as many threads walk over the elements; `None` for none.
+pub(crate) fn launch(elements: u64) -> Option<Launch> {
+    let ctas = u32::try_from(elements.div_ceil(u64::from(TILE)));
+    Launch::new([ctas.unwrap_or(u32::MAX), 1, 1], THREADS)
+}
+
 /// The walk in registers.
 pub(crate) struct Strides<'k, I, O> {
     pub(crate) elements: U64<'k>,
@@ -144,7 +158,17 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         size: u32,
         coordinates: &[Register<'k, I>],
     ) -> GlobalAddress<'k> {
-        start.moved(I::bytes(self.offset(tensor, coordinates), size))
+        start.moved(self.bytes(tensor, size, coordinates))
+    }
+
+    /// How many bytes that is behind the first element. There is at least one dim.
+    pub(crate) fn bytes(
+        &self,
+        tensor: usize,
+        size: u32,
+        coordinates: &[Register<'k, I>],
+    ) -> U64<'k> {
+        I::bytes(self.offset(tensor, coordinates), size)
     }
 
     /// The same as an offset in elements. There is at least one dim.
@@ -164,12 +188,9 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
     let tensors = 1 + parameters.operands.len();
     let walk = Strides::<I, O>::parameters(k, dims, tensors);
 
-    let thread = k.thread();
-    let loaded: Vec<Place<'_>> = (0..PER_THREAD)
-        .map(|i| {
-            let index = I::of_element(k, thread + i * THREADS);
-            load(variant, &parameters, &walk, index)
-        })
+    let indices = indices(k).into_iter();
+    let loaded: Vec<Place<'_>> = indices
+        .map(|index| load(variant, &parameters, &walk, index))
         .collect();
     for place in loaded {
         let value = evaluate(k, &variant.expression, &place.operands, &parameters.scalars);

@@ -1,5 +1,6 @@
 //! How many slots of each block chose each expert.
 
+use super::index::groups;
 use super::{Blocks, IndexFormat, Parts, Share, THREADS, TILE};
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 
@@ -42,7 +43,10 @@ impl Variant for ExpertHistogram {
 
         let one = k.constant(1u32);
         k.for_range(share.first, share.end, TILE, |tile| {
-            for expert in self.index.load_experts(indices, first, &share, tile) {
+            let slots = share.slots(tile);
+            let loaded = self.index.load(indices, &slots);
+            for group in groups(&loaded, first, &slots) {
+                let expert = share.of_part(group);
                 counters.element::<u32>(expert).count(one);
             }
         });
@@ -105,7 +109,7 @@ mod tests {
             held: 4,
             first_expert: 5,
         };
-        let variant = ExpertHistogram::new(IndexFormat::Bits64, 8);
+        let variant = ExpertHistogram::new(IndexFormat::I64, 8);
         let bytes = arguments.arguments();
         assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
     }

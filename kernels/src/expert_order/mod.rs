@@ -15,7 +15,7 @@
 //!
 //! Within a block warps have consecutive slots, so that ranks follow from the lanes before
 //! (`match`), the rounds before and the warps before. Indices that name no expert that is held are
-//! placed nowhere; those that name none at all as well.
+//! placed nowhere; those that name none at all are told to the host.
 
 mod histogram;
 mod index;

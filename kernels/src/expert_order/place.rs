@@ -1,9 +1,11 @@
 //! Where each slot goes.
 
+use super::index::groups;
 use super::{Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Ptx, SharedAddress, Target, U32, Variant,
 };
+use crate::faults::{FaultSite, Faults};
 
 /// place\[slot\] and its inverse: slots of one expert follow each other in their own order. -1 for
 /// slots of no expert that is held, and for rows of no slot.
@@ -36,6 +38,8 @@ impl Variant for ExpertPlace {
         let place = k.pointer("place");
         let extents = ["slots", "slots_per_block", "held"].map(|name| k.u32_param(name));
         let first = k.u32_param("first_expert");
+        let experts_of_all = k.u64_param("experts");
+        let faults = Faults::parameters(k);
 
         let share = Share::new(k, self.parts, extents);
         let rows = Rows::new(k, self.parts, &share);
@@ -46,7 +50,8 @@ impl Variant for ExpertPlace {
         let (first_part, absent) = (k.cta_y().equals(0), k.constant(u32::MAX));
         k.for_range(share.first, share.end, TILE, |tile| {
             let slots = share.slots(tile);
-            let groups = self.index.load_groups(indices, first, &slots);
+            let loaded = self.index.load(indices, &slots);
+            let groups = groups(&loaded, first, &slots);
             let experts: Vec<_> = groups.iter().map(|it| share.of_part(*it)).collect();
             let dealt = rows.deal(&experts);
 
@@ -57,6 +62,8 @@ impl Variant for ExpertPlace {
                 order.element::<u32>(dealt[i]).store_if(here, slot);
 
                 let said_here = first_part & exists;
+                let wild = loaded[i].unsigned().ge(experts_of_all);
+                faults.report(said_here & wild, loaded[i]);
                 of_slot.store_if(said_here & groups[i].ge(held), absent);
                 let unused = said_here & slot.ge(used);
                 order.element::<u32>(slot).store_if(unused, absent);
@@ -189,6 +196,10 @@ pub struct ExpertPlaceArguments {
     pub held: u32,
     /// The first expert that is held.
     pub first_expert: u32,
+    /// Experts in all.
+    pub experts: u64,
+    /// Where indices are told that name none of them.
+    pub faults: FaultSite,
 }
 
 impl ExpertPlaceArguments {
@@ -208,7 +219,9 @@ impl ExpertPlaceArguments {
             .push_u32(self.blocks.slots())
             .push_u32(self.blocks.each())
             .push_u32(self.held)
-            .push_u32(self.first_expert);
+            .push_u32(self.first_expert)
+            .push_u64(self.experts);
+        self.faults.push(&mut arguments);
         arguments
     }
 }
@@ -228,8 +241,10 @@ mod tests {
             blocks: Blocks::new(6),
             held: 7,
             first_expert: 8,
+            experts: 9,
+            faults: FaultSite::new(10, 11),
         };
-        let variant = ExpertPlace::new(IndexFormat::Bits32, 300);
+        let variant = ExpertPlace::new(IndexFormat::I32, 300);
         let bytes = arguments.arguments();
         assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
     }

@@ -14,8 +14,14 @@ use crate::rope::{
 /// Threads of a CTA.
 const THREADS: u32 = 256;
 
-/// Heads of a thread whose loads are in flight together.
-const HEADS_IN_FLIGHT: u32 = 2;
+/// Longer heads have no room for a line of sums of each warp in static shared memory.
+const MAX_FEATURES: u32 = 1024;
+
+/// Heads of a thread whose loads are in flight together: two, where registers hold them beside the
+/// sums.
+fn heads_in_flight(tile: HeadTile) -> u32 {
+    if tile.elements() <= 16 { 2 } else { 1 }
+}
 
 /// partial_pd = sum over the heads r of block p of dz_rd x_rd inv_rms_r with dz = dy turned back.
 ///
@@ -29,8 +35,9 @@ impl NormRopeGradWeight {
     /// The kernel for `heads`. `aligned`: whether all heads and rows of tables begin at multiples of
     /// 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRopeGradWeight {
+        let fits = heads.features <= MAX_FEATURES;
         NormRopeGradWeight {
-            form: Form::new(dtype, style, heads, aligned),
+            form: Form::new(dtype, style, heads, aligned && fits),
         }
     }
 
@@ -176,9 +183,10 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     let [start, end] = call.block(k);
 
     let sums: Vec<Variable<'k, f32>> = (0..tile.elements()).map(|_| k.var(0.0_f32)).collect();
-    let step = groups * HEADS_IN_FLIGHT;
+    let in_flight = heads_in_flight(tile);
+    let step = groups * in_flight;
     k.for_range(start + group, end, step, |first| {
-        let heads = (0..HEADS_IN_FLIGHT).map(|i| {
+        let heads = (0..in_flight).map(|i| {
             let index = first + i * groups;
             let head = Head::new(k, tile, &call.shape, [index, lane], index.lt(end));
             call.products(tile, &head)
@@ -309,6 +317,21 @@ mod tests {
             let variant = NormRopeGradWeight::new(Dtype::F32, Style::Half, &HEADS, aligned);
             let bytes = arguments.arguments();
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+
+    #[test]
+    fn sums_of_the_longest_heads_fit_in_static_memory() {
+        for dtype in Dtype::ALL {
+            for features in [MAX_FEATURES, 2 * MAX_FEATURES] {
+                let heads = Heads {
+                    features,
+                    pairs: features / 4,
+                    ..HEADS
+                };
+                let variant = NormRopeGradWeight::new(dtype, Style::Half, &heads, true);
+                assert_eq!(variant.ptx().dynamic_shared, 0);
+            }
         }
     }
 

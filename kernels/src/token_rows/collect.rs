@@ -1,10 +1,11 @@
 //! Rows back at their tokens.
 
-use super::{Group, IN_FLIGHT, Loaded, Tile, weighted_name};
+use super::{ABSENT, Group, IN_FLIGHT, Loaded, Tile, weighted_name};
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, U64, Variable, Variant,
 };
 use crate::dtype::Dtype;
+use crate::faults::{FaultSite, Faults};
 
 /// Row n is the sum of the rows that the slots of token n went to, times their weights where there
 /// are weights, in the order of the slots. Slots of no place count as zero.
@@ -38,6 +39,7 @@ impl Variant for CollectTokens {
         let tokens = k.u64_param("tokens");
         let [rows, top_k, features] = ["rows", "top_k", "features"].map(|name| k.u32_param(name));
 
+        let faults = Faults::parameters(k);
         let group = Group::new(k, self.tile, tokens, features);
         let slots = Slots {
             group: &group,
@@ -47,6 +49,7 @@ impl Variant for CollectTokens {
             first: group.row * top_k.wide(),
             count: top_k,
             rows,
+            faults,
         };
         let to = group.of_matrix(out, group.row);
         group.for_accesses(1, |elements| {
@@ -77,6 +80,7 @@ struct Slots<'a, 'k> {
     first: U64<'k>,
     count: U32<'k>,
     rows: U32<'k>,
+    faults: Faults<'k>,
 }
 
 impl<'k> Slots<'_, 'k> {
@@ -85,7 +89,8 @@ impl<'k> Slots<'_, 'k> {
     #[track_caller]
     fn add(&self, first: U32<'k>, element: U32<'k>, inside: Pred<'k>, sums: &[Variable<'k, f32>]) {
         let slots = (0..IN_FLIGHT).map(|i| first + i);
-        let places: Vec<_> = slots.map(|slot| self.place_of(slot, inside)).collect();
+        let places = slots.map(|slot| self.place_of(slot, element, inside));
+        let places: Vec<_> = places.collect();
         let loaded: Vec<_> = places
             .into_iter()
             .map(|(slot, row, exists)| self.load(slot, row, exists, element))
@@ -103,11 +108,20 @@ impl<'k> Slots<'_, 'k> {
 
     /// The row that a slot went to, and whether there is one.
     #[track_caller]
-    fn place_of(&self, slot: U32<'k>, inside: Pred<'k>) -> (U64<'k>, U32<'k>, Pred<'k>) {
+    fn place_of(
+        &self,
+        slot: U32<'k>,
+        element: U32<'k>,
+        inside: Pred<'k>,
+    ) -> (U64<'k>, U32<'k>, Pred<'k>) {
         let exists = self.group.exists & inside & slot.lt(self.count);
         let slot = self.first + slot.wide();
         let place = self.place.element_wide::<u32>(slot);
         let row = place.load_if::<u32>(exists);
+        // The lane of the first element tells.
+        let wild = row.ge(self.rows) & row.differs(ABSENT);
+        let told = exists & element.equals(0) & wild;
+        self.faults.report(told, row.signed().wide());
         (slot, row, exists & row.lt(self.rows))
     }
 
@@ -150,6 +164,8 @@ pub struct CollectTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
+    /// Where places out of range are told.
+    pub faults: FaultSite,
 }
 
 impl CollectTokensArguments {
@@ -163,6 +179,7 @@ impl CollectTokensArguments {
         for extent in [self.rows, self.top_k, self.features] {
             arguments.push_u32(extent);
         }
+        self.faults.push(&mut arguments);
         arguments
     }
 }
@@ -182,6 +199,7 @@ mod tests {
             rows: 6,
             top_k: 7,
             features: 8,
+            faults: FaultSite::new(9, 10),
         };
         for weighted in [false, true] {
             let variant = CollectTokens::new(Dtype::F32, 7, true, weighted);

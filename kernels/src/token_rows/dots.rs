@@ -1,8 +1,9 @@
 //! Products of tokens with the rows that their slots went to.
 
-use super::{Group, IN_FLIGHT, Tile};
+use super::{ABSENT, Group, IN_FLIGHT, Tile};
 use crate::assembler::{Arguments, Launch, Ptx, Variable, Variant, group_sum};
 use crate::dtype::Dtype;
+use crate::faults::{FaultSite, Faults};
 
 /// dw_nj = sum_h dout_nh y_rh with r the row that slot j of token n went to; 0 where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,10 +34,14 @@ impl Variant for TokenDots {
         let [slots, rows, top_k, features] =
             ["slots", "rows", "top_k", "features"].map(|name| k.u32_param(name));
 
+        let faults = Faults::parameters(k);
         let group = Group::new(k, self.tile, slots.wide(), features);
         let place = place.element_wide::<u32>(group.row);
         let row = place.load_if::<u32>(group.exists);
         let placed = group.exists & row.lt(rows);
+        let leads = group.exists & group.lane.equals(0);
+        let wild = row.ge(rows) & row.differs(ABSENT);
+        faults.report(leads & wild, row.signed().wide());
 
         let token = (group.row.low() / top_k).wide();
         let (dout, y) = (group.of_matrix(dout, token), group.of_matrix(y, row.wide()));
@@ -56,7 +61,6 @@ impl Variant for TokenDots {
 
         let own = sums[1..].iter().fold(sums[0].get(), |sum, it| sum + **it);
         let sum = group_sum(k, own, self.tile.lanes);
-        let leads = group.exists & group.lane.equals(0);
         let of_slot = dweights.element_wide::<f32>(group.row);
         of_slot.store_if(leads, sum);
         k.finish()
@@ -86,6 +90,8 @@ pub struct TokenDotsArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
+    /// Where places out of range are told.
+    pub faults: FaultSite,
 }
 
 impl TokenDotsArguments {
@@ -98,6 +104,7 @@ impl TokenDotsArguments {
         for extent in [self.slots, self.rows, self.top_k, self.features] {
             arguments.push_u32(extent);
         }
+        self.faults.push(&mut arguments);
         arguments
     }
 }
@@ -117,6 +124,7 @@ mod tests {
             rows: 6,
             top_k: 7,
             features: 8,
+            faults: FaultSite::new(9, 10),
         };
         let variant = TokenDots::new(Dtype::Bf16, 96, true);
         let bytes = arguments.arguments();

@@ -3,6 +3,7 @@
 use super::{Group, IN_FLIGHT, Tile, weighted_name};
 use crate::assembler::{Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, Variant};
 use crate::dtype::Dtype;
+use crate::faults::{FaultSite, Faults};
 
 /// Row r is the row of the token whose slot lies there, times the weight of the slot where there
 /// are weights; zero from the last offset on.
@@ -36,10 +37,18 @@ impl Variant for PermuteTokens {
         let y = k.pointer("y");
         let [rows, top_k, features] = ["rows", "top_k", "features"].map(|name| k.u32_param(name));
 
+        let faults = Faults::parameters(k);
         let group = Group::new(k, self.tile, rows.wide(), features);
-        let used = group.exists & group.row.signed().lt(end.load::<i64>());
+        let leads = group.exists & group.lane.equals(0);
+        let end = end.load::<i64>();
+        let wild_end = end.unsigned().gt(rows.wide());
+        faults.report(leads & group.row.equals(0) & wild_end, end);
+
+        let used = group.exists & group.row.signed().lt(end);
         let slot = order.element_wide::<u32>(group.row).load_if::<u32>(used);
-        let used = used & slot.lt(rows);
+        let wild = used & slot.ge(rows);
+        faults.report(leads & wild, slot.signed().wide());
+        let used = used & !wild;
         let weight = self.weighted.then(|| {
             let weight = weights.element::<f32>(slot);
             weight.load_if::<f32>(used)
@@ -103,6 +112,8 @@ pub struct PermuteTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
+    /// Where slots out of range are told.
+    pub faults: FaultSite,
 }
 
 impl PermuteTokensArguments {
@@ -115,6 +126,7 @@ impl PermuteTokensArguments {
         for extent in [self.rows, self.top_k, self.features] {
             arguments.push_u32(extent);
         }
+        self.faults.push(&mut arguments);
         arguments
     }
 }
@@ -134,6 +146,7 @@ mod tests {
             rows: 6,
             top_k: 7,
             features: 8,
+            faults: FaultSite::new(9, 10),
         };
         for weighted in [false, true] {
             let variant = PermuteTokens::new(Dtype::Bf16, 64, true, weighted);

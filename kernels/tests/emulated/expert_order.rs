@@ -7,6 +7,8 @@ use meshgrad_kernels::expert_order::{
     ExpertStartsArguments, IndexFormat,
 };
 
+use meshgrad_kernels::faults::{Fault, FaultSite};
+
 use crate::device::Device;
 
 /// A choice of experts, of which those from `first` on are held.
@@ -16,6 +18,7 @@ struct Problem {
     first: u32,
     held: u32,
     blocks: Blocks,
+    experts: u32,
 }
 
 /// What the kernels made of it.
@@ -37,6 +40,7 @@ impl Problem {
             first,
             held,
             blocks: Blocks::new(slots as u32),
+            experts,
         }
     }
 
@@ -72,21 +76,28 @@ impl Problem {
 
     fn indices_on(&self, device: &Device) -> u64 {
         let bytes = |index: &i64| match self.index {
-            IndexFormat::Bits32 => (*index as i32).to_le_bytes().to_vec(),
-            IndexFormat::Bits64 => index.to_le_bytes().to_vec(),
+            IndexFormat::I32 | IndexFormat::U32 => (*index as i32).to_le_bytes().to_vec(),
+            IndexFormat::I64 => index.to_le_bytes().to_vec(),
         };
         let bytes: Vec<u8> = self.indices.iter().flat_map(bytes).collect();
         device.put(&bytes)
     }
 
-    /// Runs all kernels. Slots are read twice and placed once.
+    /// Runs all kernels. All indices name experts.
     fn sort(&self, device: &Device) -> Sorted {
+        let (sorted, fault) = self.sort_and_tell(device);
+        assert_eq!(fault, None);
+        sorted
+    }
+
+    /// Runs all kernels, and what they tell. Slots are read twice and placed once.
+    fn sort_and_tell(&self, device: &Device) -> (Sorted, Option<Fault>) {
         let (slots, held, blocks) = (self.indices.len(), self.held as usize, self.blocks);
         let cells = held * blocks.count() as usize;
         let (counts, totals) = (device.room(4 * cells), device.room(4 * held));
         let offsets = device.room(8 * (held + 1));
         let (order, place) = (device.room(4 * slots), device.room(4 * slots));
-        let indices = self.indices_on(device);
+        let (indices, word) = (self.indices_on(device), device.put(&[0; 8]));
 
         let variant = ExpertHistogram::new(self.index, self.held);
         let launch = variant.launch(blocks, self.held).unwrap();
@@ -133,15 +144,20 @@ impl Problem {
             blocks,
             held: self.held,
             first_expert: self.first,
+            experts: self.experts.into(),
+            faults: FaultSite::new(word, 5),
         };
         let counters = device.run(&variant, launch, &arguments.arguments());
-        assert_eq!(counters.total.bytes_written, 8 * slots as u64);
-        assert_eq!(counters.unique_bytes_written, 8 * slots as u64);
+        let fault = device.fault(word);
+        if fault.is_none() {
+            assert_eq!(counters.total.bytes_written, 8 * slots as u64);
+            assert_eq!(counters.unique_bytes_written, 8 * slots as u64);
+        }
 
         let [order, place] = [order, place].map(|from| i32s(&device.bytes(from, 4 * slots)));
         let offsets_bytes = device.bytes(offsets, 8 * (held + 1));
         let (offsets_values, _) = offsets_bytes.as_chunks();
-        Sorted {
+        let sorted = Sorted {
             offsets: offsets_values
                 .iter()
                 .map(|it| i64::from_le_bytes(*it))
@@ -149,7 +165,8 @@ impl Problem {
             order,
             place,
             counts: self.counts(device, offsets),
-        }
+        };
+        (sorted, fault)
     }
 
     fn counts(&self, device: &Device, offsets: u64) -> Vec<f32> {
@@ -213,13 +230,13 @@ fn a_stable_sort() {
 #[test]
 fn blocks_of_many_tiles() {
     let device = Device::plain();
-    let mut problem = Problem::new(IndexFormat::Bits32, 7000, [40, 5, 30]);
+    let mut problem = Problem::new(IndexFormat::I32, 7000, [40, 5, 30]);
     problem.blocks = Blocks::of_tiles(7000, 3);
     assert_eq!(problem.blocks.count(), 2);
     assert_eq!(problem.sort(&device), problem.expected());
 }
 
-/// What names no expert gets no row, however large or small it is.
+/// What names no expert gets no row, however large or small it is, and the host is told.
 #[test]
 fn wild_indices_are_placed_nowhere() {
     for device in Device::all() {
@@ -228,21 +245,33 @@ fn wild_indices_are_placed_nowhere() {
             let wild = [-1, i64::from(i32::MIN), i64::from(i32::MAX), 5, 6];
             let wilder = [i64::MIN, i64::MAX, 1 << 32, (1 << 32) + 3, -(1 << 32) + 2];
             problem.indices.extend(wild);
-            if index == IndexFormat::Bits64 {
+            if index == IndexFormat::I64 {
                 problem.indices.extend(wilder);
             }
             problem.blocks = Blocks::new(problem.indices.len() as u32);
-            assert_eq!(problem.sort(&device), problem.expected());
+            let (sorted, fault) = problem.sort_and_tell(&device);
+            assert_eq!(sorted, problem.expected());
+            // Of all that are out of range the word keeps one: negative ones count as largest.
+            let index = match index {
+                IndexFormat::I32 => -1,
+                IndexFormat::U32 => i64::from(u32::MAX),
+                IndexFormat::I64 => -1,
+            };
+            assert_eq!(fault, Some(Fault { site: 5, index }));
         }
     }
 }
 
-/// Every kernel of the catalogue, on two blocks.
+/// Every kernel of the catalogue, on two blocks; of each round an index is out of range.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for index in IndexFormat::ALL {
         for held in HELD_EXPERTS {
-            let sorted = Problem::new(index, 2100, [held + 3, 1, held]).sort(device);
+            let mut problem = Problem::new(index, 2100, [held + 3, 1, held]);
+            for slot in (0..256).step_by(32) {
+                problem.indices[slot] = i64::from(held) + 3;
+            }
+            let (sorted, _) = problem.sort_and_tell(device);
             bits.extend(sorted.place.iter().flat_map(|row| row.to_le_bytes()));
             bits.extend(sorted.order.iter().flat_map(|slot| slot.to_le_bytes()));
         }

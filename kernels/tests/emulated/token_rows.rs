@@ -3,6 +3,7 @@
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::catalogue::TOKEN_FEATURES;
+use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::token_rows::{
     CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments, TokenDots,
     TokenDotsArguments,
@@ -34,6 +35,8 @@ struct Problem {
     y: Vec<f32>,
     weights: Vec<f32>,
     on_device: OnDevice,
+    /// Whether what is moved is not what the host knows.
+    wild: bool,
 }
 
 /// Addresses.
@@ -44,6 +47,7 @@ struct OnDevice {
     order: u64,
     place: u64,
     end: u64,
+    word: u64,
 }
 
 impl Problem {
@@ -72,6 +76,7 @@ impl Problem {
             order: ints(&order),
             place: ints(&place),
             end: device.put(&(used as i64).to_le_bytes()),
+            word: device.put(&[0; 8]),
         };
         Problem {
             dtype,
@@ -85,6 +90,7 @@ impl Problem {
             y,
             weights,
             on_device,
+            wild: false,
         }
     }
 
@@ -121,6 +127,7 @@ impl Problem {
             rows,
             top_k: self.top_k as u32,
             features: self.features as u32,
+            faults: FaultSite::new(self.on_device.word, 2),
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
@@ -143,6 +150,7 @@ impl Problem {
             rows: self.slots() as u32,
             top_k: self.top_k as u32,
             features: self.features as u32,
+            faults: FaultSite::new(self.on_device.word, 2),
         };
         let launch = variant.launch(self.tokens as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
@@ -165,6 +173,7 @@ impl Problem {
             rows: slots,
             top_k: self.top_k as u32,
             features: self.features as u32,
+            faults: FaultSite::new(self.on_device.word, 2),
         };
         let launch = variant.launch(slots).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
@@ -178,6 +187,9 @@ impl Problem {
     /// whole sectors.
     #[track_caller]
     fn assert_least(&self, counters: &Counters, [read, written]: [u64; 2]) {
+        if self.wild {
+            return;
+        }
         assert_eq!(counters.unique_bytes_read, read, "{}", counters.kernel);
         assert_eq!(
             counters.unique_bytes_written, written,
@@ -253,6 +265,31 @@ impl Problem {
             pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
         };
         self.assert_close(&self.dots(device), dot, 1e-5);
+        assert_eq!(device.fault(self.on_device.word), None);
+    }
+}
+
+impl Problem {
+    /// The results of all kernels.
+    fn all(&self, device: &Device) -> Vec<u8> {
+        let mut bits = encoded(Dtype::F32, &self.dots(device));
+        for weighted in [false, true] {
+            bits.extend(encoded(self.dtype, &self.permute(device, weighted)));
+            bits.extend(encoded(self.dtype, &self.collect(device, weighted)));
+        }
+        bits
+    }
+
+    /// Rows end too late, and no slot or place is in range.
+    fn be_wild(&mut self, device: &Device) {
+        let wild: Vec<u8> = [1 << 20; 15]
+            .iter()
+            .flat_map(|it: &i32| it.to_le_bytes())
+            .collect();
+        self.on_device.order = device.put(&wild);
+        self.on_device.place = self.on_device.order;
+        self.on_device.end = device.put(&99i64.to_le_bytes());
+        self.wild = true;
     }
 }
 
@@ -267,7 +304,8 @@ fn there_and_back() {
     }
 }
 
-/// Slots and places out of range, and an end beyond all rows, read nothing: they count as absent.
+/// Slots and places out of range, and an end beyond all rows, read nothing: they count as absent,
+/// and the host is told.
 #[test]
 fn wild_places_are_absent() {
     let device = Device::plain();
@@ -280,6 +318,7 @@ fn wild_places_are_absent() {
     let ends = [-1, 6, 1 << 40];
 
     for end in ends {
+        let word = device.put(&[0; 8]);
         problem.on_device.end = device.put(&i64::to_le_bytes(end));
         let y = device.room(4 * 48);
         let variant = PermuteTokens::new(Dtype::F32, 8, true, false);
@@ -292,8 +331,11 @@ fn wild_places_are_absent() {
             rows: 6,
             top_k: 2,
             features: 8,
+            faults: FaultSite::new(word, 2),
         };
         device.run(&variant, variant.launch(6).unwrap(), &arguments.arguments());
+        let index = if end == -1 { -1 } else { -2 };
+        assert_eq!(device.fault(word), Some(Fault { site: 2, index }));
         let rows = device.floats(Dtype::F32, y, 48);
         assert!(rows[..32].iter().all(|value| *value == 0.0), "{end}");
         let last = if end < 0 {
@@ -304,6 +346,7 @@ fn wild_places_are_absent() {
         assert_eq!(rows[40..], last, "{end}");
     }
 
+    let word = device.put(&[0; 8]);
     let variant = TokenDots::new(Dtype::F32, 8, true);
     let dweights = device.room(4 * 6);
     let arguments = TokenDotsArguments {
@@ -315,23 +358,23 @@ fn wild_places_are_absent() {
         rows: 6,
         top_k: 2,
         features: 8,
+        faults: FaultSite::new(word, 2),
     };
     device.run(&variant, variant.launch(6).unwrap(), &arguments.arguments());
+    assert_eq!(device.fault(word), Some(Fault { site: 2, index: -2 }));
     let found = device.floats(Dtype::F32, dweights, 6);
     assert!(found[..4].iter().all(|value| *value == 0.0) && found[5] != 0.0);
 }
 
-/// Every kernel of the catalogue.
+/// Every kernel of the catalogue, as it should be and with an end, slots and places out of range.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {
         for features in TOKEN_FEATURES {
-            let problem = Problem::new(device, dtype, [3, 5, 11, features as usize]);
-            for weighted in [false, true] {
-                bits.extend(encoded(dtype, &problem.permute(device, weighted)));
-                bits.extend(encoded(dtype, &problem.collect(device, weighted)));
-            }
-            bits.extend(encoded(Dtype::F32, &problem.dots(device)));
+            let mut problem = Problem::new(device, dtype, [3, 5, 11, features as usize]);
+            bits.extend(problem.all(device));
+            problem.be_wild(device);
+            bits.extend(problem.all(device));
         }
     }
     bits

@@ -17,7 +17,7 @@ use meshgrad_kernels::cross_entropy::{
 };
 use meshgrad_kernels::{Dtype, Error as KernelError};
 
-use super::elementwise::{Target, copy_from};
+use super::elementwise::{Target, cast_from};
 use super::matmul::{Lines, Product, multiply};
 use crate::ops::Targets;
 use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
@@ -372,7 +372,7 @@ impl InputGradient {
         };
         let address = self.dx.address + self.dx.dtype.bytes(first) as u64;
         let to = Target::at(operand(self.dx.dtype, first), address);
-        copy_from(gpu, operand(DType::F32, 0), self.sums.address, &to)
+        cast_from(gpu, operand(DType::F32, 0), self.sums.address, &to)
     }
 }
 

@@ -2,9 +2,11 @@
 //! contiguous.
 
 mod order;
+mod router;
 mod rows;
 
 pub(crate) use order::{Sort, expert_counts, expert_order};
+pub(crate) use router::{router_top_k, router_top_k_grad};
 pub(crate) use rows::{collect_tokens, permute_tokens, token_dots};
 
 /// What kernels call the family in errors.

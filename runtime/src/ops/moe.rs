@@ -9,8 +9,9 @@
 //! rank that holds some of the experts uses fewer than C rows. Rows beyond the last offset mean
 //! nothing and no op here reads them; they are zero.
 //!
-//! On the CPU an index that names no row is an error. A GPU, which cannot tell, counts it as absent:
-//! nothing is read there, and what would have come of it is zero.
+//! On the CPU an index that names no row is an error. A GPU counts it as absent: nothing is read
+//! there, what would have come of it is zero, and the host is told when it next waits
+//! ([`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange)).
 
 mod order;
 mod router;

@@ -146,11 +146,27 @@ fn rows() -> Vec<Case> {
         ),
         case(
             "rms_norm_grad_weight_into",
-            vec![dy.clone(), x.clone(), inv_rms, w],
+            vec![dy.clone(), x.clone(), inv_rms.clone(), w.clone()],
             |o| {
                 added(&o[3], |dw| {
                     ops::rms_norm_grad_weight_into(&o[0], &o[1], &o[2], dw)
                 })
+            },
+        ),
+        case(
+            "add_rms_norm",
+            vec![x.clone(), dy.clone(), w.clone()],
+            |o| {
+                let (sum, y, inv_rms) = ops::add_rms_norm(&o[0], &o[1], &o[2], 1e-6)?;
+                Ok(vec![sum, y, inv_rms])
+            },
+        ),
+        case(
+            "add_rms_norm_grad_input",
+            vec![dy.clone(), x.clone(), x.clone(), w.clone(), inv_rms.clone()],
+            |o| {
+                let dx = ops::add_rms_norm_grad_input(&o[0], &o[1], &o[2], &o[3], &o[4])?;
+                Ok(vec![dx])
             },
         ),
         case("softmax", vec![x.clone()], |o| {

@@ -32,8 +32,9 @@ impl Sort {
         held: usize,
     ) -> Result<Sort, Unplanned> {
         let index = match dtype {
-            DType::I32 | DType::U32 => IndexFormat::Bits32,
-            DType::I64 => IndexFormat::Bits64,
+            DType::I32 => IndexFormat::I32,
+            DType::U32 => IndexFormat::U32,
+            DType::I64 => IndexFormat::I64,
             other => return Err(Unplanned::DType(other)),
         };
         let most = i32::MAX as u32;
@@ -82,6 +83,7 @@ pub(crate) fn expert_order(
     gpu: &Launcher<'_>,
     plan: &Sort,
     indices: &Tensor,
+    experts: usize,
     [counts, totals]: [&Fresh; 2],
     [offsets, order, place]: [&Fresh; 3],
 ) -> Result<()> {
@@ -123,6 +125,8 @@ pub(crate) fn expert_order(
         blocks,
         held,
         first_expert,
+        experts: experts as u64,
+        faults: gpu.faults(experts)?,
     };
     gpu.run(&plan.place, &arguments.arguments())
 }

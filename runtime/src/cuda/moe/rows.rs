@@ -31,6 +31,7 @@ pub(crate) fn permute_tokens(
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
+        faults: gpu.faults(plan.rows as usize)?,
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
@@ -55,6 +56,7 @@ pub(crate) fn collect_tokens(
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
+        faults: gpu.faults(plan.rows as usize)?,
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
@@ -76,6 +78,7 @@ pub(crate) fn token_dots(
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
+        faults: gpu.faults(plan.rows as usize)?,
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }

@@ -78,7 +78,8 @@ pub fn expert_order(
                 call.workspace(totals, DType::I32)?,
             );
             let results = [&offsets, &order, &place];
-            cuda::expert_order(gpu, &plan, &indices, [&counts, &totals], results)
+            let workspaces = [&counts, &totals];
+            cuda::expert_order(gpu, &plan, &indices, experts, workspaces, results)
         }),
         false => call.compute(|| {
             for_index!(indices.dtype(), I => {

@@ -2,6 +2,7 @@
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
+use crate::cuda::moe as cuda;
 use crate::ops::contiguous;
 use crate::{Error, Result, Signature, Tensor, for_float};
 
@@ -57,21 +58,27 @@ pub fn router_top_k(
     let (mut weights, mut indices) = (call.output(0)?, call.output(1)?);
     let probabilities = contiguous(probabilities)?;
     let bias = bias.map(contiguous).transpose()?;
-    call.compute(|| {
-        for_float!(probabilities.dtype(), T => {
-            let bias = bias.as_ref().map(Flat::new).transpose()?;
-            kernels::router_top_k::<T>(
-                &Flat::new(&probabilities)?,
-                bias.as_deref(),
-                experts,
-                k,
-                renormalise,
-                weights.slice()?,
-                indices.slice()?,
-            );
-            Ok(())
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let results = [&weights, &indices];
+            cuda::router_top_k(gpu, &probabilities, bias.as_ref(), renormalise, results)
+        }),
+        false => call.compute(|| {
+            for_float!(probabilities.dtype(), T => {
+                let bias = bias.as_ref().map(Flat::new).transpose()?;
+                kernels::router_top_k::<T>(
+                    &Flat::new(&probabilities)?,
+                    bias.as_deref(),
+                    experts,
+                    k,
+                    renormalise,
+                    weights.slice()?,
+                    indices.slice()?,
+                );
+                Ok(())
+            })
+        }),
+    }?;
     Ok((weights.finish(), indices.finish()))
 }
 
@@ -96,21 +103,27 @@ pub fn router_top_k_grad(
 
     let (probabilities, dweights) = (contiguous(probabilities)?, contiguous(dweights)?);
     let indices = contiguous(indices)?;
-    call.compute(|| {
-        for_float!(probabilities.dtype(), T => {
-            let indices = Flat::<i32>::new(&indices)?;
-            kernels::check_indices(call.name(), &indices, experts, false)?;
-            kernels::router_top_k_grad::<T>(
-                &Flat::new(&probabilities)?,
-                &indices,
-                &Flat::new(&dweights)?,
-                experts,
-                k,
-                renormalise,
-                dprobabilities.slice()?,
-            );
-            Ok(())
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let operands = [&probabilities, &indices, &dweights];
+            cuda::router_top_k_grad(gpu, operands, renormalise, &dprobabilities)
+        }),
+        false => call.compute(|| {
+            for_float!(probabilities.dtype(), T => {
+                let indices = Flat::<i32>::new(&indices)?;
+                kernels::check_indices(call.name(), &indices, experts, false)?;
+                kernels::router_top_k_grad::<T>(
+                    &Flat::new(&probabilities)?,
+                    &indices,
+                    &Flat::new(&dweights)?,
+                    experts,
+                    k,
+                    renormalise,
+                    dprobabilities.slice()?,
+                );
+                Ok(())
+            })
+        }),
+    }?;
     Ok(dprobabilities.finish())
 }

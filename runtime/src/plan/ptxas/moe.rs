@@ -5,7 +5,7 @@ use crate::{DType, Device, Result, ops};
 
 /// Few experts and many, indices of each size.
 pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
-    for index in [DType::I32, DType::I64] {
+    for index in [DType::I32, DType::U32, DType::I64] {
         for experts in [8, 128, 1000] {
             let indices = ops::full(device, &[30, 4], index, 0.0)?;
             let sorted = ops::expert_order(&indices, experts, 0, experts)?;
@@ -28,6 +28,20 @@ pub(super) fn token_rows(device: &Device, dtype: DType) -> Result<()> {
         let out = ops::unpermute_tokens(&y, &weights, place)?;
         ops::unpermute_tokens_grad_input(&out, &weights, order, offsets)?;
         ops::unpermute_tokens_grad_weights(&out, &y, place)?;
+    }
+    Ok(())
+}
+
+/// Experts of whole accesses, odd, more than registers hold.
+pub(super) fn router(device: &Device, dtype: DType) -> Result<()> {
+    for experts in [8, 64, 128, 57, 600] {
+        let probabilities = tensor(device, &[3, experts], dtype)?;
+        let bias = tensor(device, &[experts], DType::F32)?;
+        for renormalise in [false, true] {
+            let (weights, indices) = ops::router_top_k(&probabilities, 4, renormalise, None)?;
+            ops::router_top_k(&probabilities, 4, renormalise, Some(&bias))?;
+            ops::router_top_k_grad(&probabilities, &indices, &weights, renormalise)?;
+        }
     }
     Ok(())
 }
