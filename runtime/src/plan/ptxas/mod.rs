@@ -9,8 +9,8 @@ mod cross_entropy;
 mod functions;
 mod gates;
 mod grouped;
-mod moe;
 mod indexing;
+mod moe;
 mod norms;
 mod optimizer;
 mod positions;
@@ -97,23 +97,7 @@ const LAUNCHES: &[Launches] = &[
 /// Ops that no GPU can do yet.
 #[rustfmt::skip]
 const WITHOUT_KERNELS: &[&str] = &[
-    "embedding",
     "embedding_grad_into",
-    "index_select",
-    "attention",
-    "attention_grad",
-    "argmax",
-    "argmin",
-    "top_k",
-    "linear_cross_entropy",
-    "linear_cross_entropy_grad_input",
-    "linear_cross_entropy_grad_weight_into",
-    "linear_cross_entropy_grad_both_into",
-    "cross_entropy_sum",
-    "embedding_grad_into",
-    "grouped_matmul_nt",
-    "grouped_matmul_grad_input",
-    "grouped_matmul_grad_weight_into",
     "index_select_grad",
     "scatter_add",
 ];
