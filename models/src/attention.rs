@@ -4,7 +4,7 @@
 //! of a head.
 
 use meshgrad_autograd::{Module, Param, Result, Var, ops};
-use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle};
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 use meshgrad_runtime::{Tensor, ops as values};
 
 use crate::cache::LayerCache;
@@ -66,16 +66,12 @@ impl Attention {
     /// # Errors
     /// When shapes do not fit; when the cache is full.
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
-        let q_bthc = self
-            .q_norm
-            .forward(&self.heads(&self.q_proj.forward(x_btd)?)?)?;
-        let k_btgc = self
-            .k_norm
-            .forward(&self.heads(&self.k_proj.forward(x_btd)?)?)?;
+        let q_bthc = self.heads(&self.q_proj.forward(x_btd)?)?;
+        let k_btgc = self.heads(&self.k_proj.forward(x_btd)?)?;
         let v_btgc = self.heads(&self.v_proj.forward(x_btd)?)?;
 
-        let q_bthc = ops::rope(&q_bthc, &at.cos, &at.sin, RopeStyle::Half)?;
-        let k_btgc = ops::rope(&k_btgc, &at.cos, &at.sin, RopeStyle::Half)?;
+        let q_bthc = self.q_norm.forward_turned(&q_bthc, &at.cos, &at.sin)?;
+        let k_btgc = self.k_norm.forward_turned(&k_btgc, &at.cos, &at.sin)?;
         let (k_bsgc, v_bsgc) = match cache {
             Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
             None => (k_btgc, v_btgc),

@@ -2,6 +2,8 @@
 //! mathematics.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
+use meshgrad_runtime::Tensor;
+use meshgrad_runtime::ops::RopeStyle;
 
 /// y = x w^T, or x w^T + b.
 #[derive(Clone)]
@@ -77,6 +79,24 @@ impl RmsNorm {
     /// When `x` has other features.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         ops::rms_norm(x, &self.weight.var_as(x.dtype())?, self.eps)
+    }
+
+    /// The residual stream `x` with what a block `added` to it, and the norm of that; in one pass.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward_sum(&self, x: &Var, added: &Var) -> Result<(Var, Var)> {
+        ops::add_rms_norm(x, added, &self.weight.var_as(x.dtype())?, self.eps)
+    }
+
+    /// The norm of each head of `x` [b, t, heads, features], turned by the angles of its position
+    /// ([b, t, features / 2]); in one pass.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward_turned(&self, x: &Var, cos: &Tensor, sin: &Tensor) -> Result<Var> {
+        let weight = self.weight.var_as(x.dtype())?;
+        ops::rms_norm_rope(x, &weight, cos, sin, RopeStyle::Half, self.eps)
     }
 }
 

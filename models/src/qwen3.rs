@@ -318,8 +318,9 @@ impl Layer {
         let attended = self
             .self_attn
             .forward(&self.input_layernorm.forward(x_btd)?, at, cache)?;
-        let x_btd = ops::add(x_btd, &attended)?;
-        let normed = self.post_attention_layernorm.forward(&x_btd)?;
+        let (x_btd, normed) = self
+            .post_attention_layernorm
+            .forward_sum(x_btd, &attended)?;
         let (out, routing) = match &self.mlp {
             FeedForward::Dense(mlp) => (mlp.forward(&normed)?, None),
             FeedForward::Sparse(moe) => moe
