@@ -13,6 +13,7 @@ mod error;
 mod faults;
 mod gpu;
 mod graph;
+pub(crate) mod index_sums;
 pub(crate) mod indexing;
 pub(crate) mod matmul;
 mod memory;
