@@ -3,7 +3,7 @@
 mod devices;
 
 use devices::{devices, exact, gpu, numbered, reference, values};
-use meshgrad_runtime::{CudaError, DType, Device, Error, Tensor, ops};
+use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
 
 const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];
 
@@ -98,6 +98,86 @@ fn elements_are_gathered() {
     }
 }
 
+/// Sums by index are those of the CPU, in the same order: f32 gives the same bits.
+#[test]
+fn gradients_of_embeddings_add_up() {
+    for device in devices() {
+        for (dtype, features) in [(DType::F32, 64), (DType::BF16, 24), (DType::F32, 7)] {
+            let dy = numbered(&device, &[41, 3, features], dtype, 1.0);
+            let ids = ids(&device, &[41, 3], 19, DType::I32);
+            let mut sum = accumulator(&device, &[21, features]);
+            let mut expected = accumulator(reference(), &[21, features]);
+            for _ in 0..2 {
+                ops::embedding_grad_into(&dy, &ids, &mut sum).unwrap();
+                ops::embedding_grad_into(&there(&dy), &there(&ids), &mut expected).unwrap();
+                let found = values(sum.total().unwrap());
+                assert_eq!(
+                    found,
+                    values(expected.total().unwrap()),
+                    "{dtype} on {device}"
+                );
+            }
+            let none = dy.slice(0, 0..0).unwrap();
+            let mut sum = accumulator(&device, &[21, features]);
+            ops::embedding_grad_into(&none, &ids.slice(0, 0..0).unwrap(), &mut sum).unwrap();
+            assert_eq!(values(sum.total().unwrap()), vec![0.0; 21 * features]);
+        }
+    }
+}
+
+fn accumulator(device: &Device, shape: &[usize]) -> Accumulator {
+    Accumulator::new(device, Shape::new(shape).unwrap(), DType::F32).unwrap()
+}
+
+#[test]
+fn gradients_of_selections_add_up() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (dim, ids_dtype) in IDS.into_iter().enumerate() {
+                let mut extents = [4, 5, 16];
+                extents[dim] = 33;
+                let dy = numbered(&device, &extents, dtype, 1.0);
+                let ids = ids(&device, &[33], 6, ids_dtype);
+                let dim = dim as isize;
+                let dx = ops::index_select_grad(&dy, dim, &ids, 7).unwrap();
+                let expected = ops::index_select_grad(&there(&dy), dim, &there(&ids), 7).unwrap();
+                assert_eq!(values(&dx), values(&expected), "{dtype} {dim} on {device}");
+            }
+        }
+    }
+}
+
+#[test]
+fn elements_are_scattered() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (dim, ids_dtype) in IDS.into_iter().enumerate() {
+                let mut extents = [4, 5, 6];
+                extents[dim] = 29;
+                let src = numbered(&device, &extents, dtype, 1.0);
+                let index = ids(&device, &extents, 5, ids_dtype);
+                let dim = dim as isize;
+                let y = ops::scatter_add(&[5, 6, 7], dim, &index, &src).unwrap();
+                let (index, src) = (there(&index), there(&src));
+                let expected = ops::scatter_add(&[5, 6, 7], dim, &index, &src).unwrap();
+                assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
+            }
+        }
+    }
+}
+
+/// More positions than a CTA sorts, and more rows than one digit tells apart.
+#[test]
+fn many_positions_keep_their_order() {
+    for device in devices() {
+        let src = numbered(&device, &[5000], DType::F32, 1.0);
+        let index = ids(&device, &[5000], 300, DType::I64);
+        let y = ops::scatter_add(&[301], 0, &index, &src).unwrap();
+        let expected = ops::scatter_add(&[301], 0, &there(&index), &there(&src)).unwrap();
+        assert_eq!(values(&y), values(&expected), "on {device}");
+    }
+}
+
 #[track_caller]
 fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
     let told = gpu.synchronize().unwrap_err();
@@ -130,4 +210,14 @@ fn indices_outside_are_told() {
     let y = ops::gather(&x, 0, &index).unwrap();
     assert_told(&gpu, "gather", -4, 4);
     assert_eq!(values(&y), [0.0, 2.0]);
+
+    let src = ops::full(&gpu, &[1, 2], DType::F32, 3.0).unwrap();
+    let y = ops::scatter_add(
+        &[2, 2],
+        0,
+        &Tensor::from_slice(&gpu, &[1, 2], &[2u32, 1]).unwrap(),
+        &src,
+    );
+    assert_told(&gpu, "scatter_add", 2, 2);
+    assert_eq!(values(&y.unwrap()), [0.0, 0.0, 0.0, 3.0]);
 }

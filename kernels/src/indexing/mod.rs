@@ -5,8 +5,14 @@
 
 mod gather;
 mod ids;
+mod keys;
 mod select;
+mod sort;
+mod sums;
 
 pub use gather::{Gather, GatherArguments};
 pub use ids::{Ids, Indexed};
+pub use keys::{Keys, KeysArguments};
 pub use select::{Select, SelectArguments};
+pub use sort::{Pass, PassArguments, counts, passes};
+pub use sums::{Starts, StartsArguments, SumRows, SumRowsArguments};

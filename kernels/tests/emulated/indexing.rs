@@ -1,11 +1,15 @@
 //! Elements and rows that indices choose, against the host.
 
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::copies::Unit;
 use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::faults::{Fault, FaultSite};
-use meshgrad_kernels::indexing::{Gather, GatherArguments, Ids, Indexed, Select, SelectArguments};
+use meshgrad_kernels::indexing::{
+    Gather, GatherArguments, Ids, Indexed, Keys, KeysArguments, Pass, PassArguments, Select,
+    SelectArguments, Starts, StartsArguments, SumRows, SumRowsArguments, counts, passes,
+};
 
-use crate::device::Device;
+use crate::device::{Device, encoded, values};
 
 const SITE: u32 = 9;
 
@@ -151,6 +155,214 @@ fn elements_are_gathered() {
     }
 }
 
+/// Keys, their positions and where each begins, on a device.
+struct Sorted {
+    ids: Vec<i64>,
+    rows: usize,
+    lists: [u64; 2],
+    starts: u64,
+}
+
+/// Sorts the positions of ids, and holds that against the host.
+fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) -> Sorted {
+    let count = ids.len() as u32;
+    let list = || [(); 2].map(|()| device.room(4 * ids.len()));
+    let lists = [list(), list()];
+    let (indexed, word) = indexed(device, rows, 1);
+    let walk = |step| Walk::new(&[ids.len()], &[1], &[&[step], &[0]]).unwrap();
+    let (near, far) = (walk(1), walk(1 << 40));
+    let variant = Keys::new(format, if wide { &far } else { &near });
+    let arguments = KeysArguments {
+        index: put_ids(device, format, &ids),
+        keys: lists[0][0],
+        positions: lists[0][1],
+        walk: &near,
+        indexed,
+        rows: rows as u32,
+    };
+    let launch = variant.launch(ids.len() as u64).unwrap();
+    device.run(&variant, launch, &arguments.arguments(&variant));
+    assert_told(device, word, &ids, rows);
+
+    let counted = device.room(4 * counts(count) as usize);
+    let passes = passes(rows as u32);
+    for pass in 0..passes {
+        let arguments = PassArguments {
+            from: lists[pass as usize % 2],
+            to: lists[(pass as usize + 1) % 2],
+            counts: counted,
+            count,
+            pass,
+        };
+        for variant in Pass::ALL {
+            let launch = variant.launch(count).unwrap();
+            device.run(&variant, launch, &arguments.arguments());
+        }
+    }
+    let lists = lists[passes as usize % 2];
+    let starts = device.room(4 * (rows + 1));
+    let arguments = StartsArguments {
+        keys: lists[0],
+        starts,
+        count,
+        rows: rows as u32,
+    };
+    let launch = Starts.launch(rows as u32).unwrap();
+    device.run(&Starts, launch, &arguments.arguments());
+
+    let sorted = Sorted {
+        ids,
+        rows,
+        lists,
+        starts,
+    };
+    sorted.check(device);
+    sorted
+}
+
+fn words(device: &Device, address: u64, count: usize) -> Vec<u32> {
+    let bytes = device.bytes(address, 4 * count);
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|x| u32::from_le_bytes(*x))
+        .collect()
+}
+
+impl Sorted {
+    fn key(&self, position: usize) -> usize {
+        let id = usize::try_from(self.ids[position]).unwrap_or(self.rows);
+        id.min(self.rows)
+    }
+
+    /// The positions of a row, in order.
+    fn positions(&self, row: usize) -> impl Iterator<Item = usize> {
+        (0..self.ids.len()).filter(move |position| self.key(*position) == row)
+    }
+
+    fn check(&self, device: &Device) {
+        let mut expected: Vec<usize> = (0..self.ids.len()).collect();
+        expected.sort_by_key(|position| self.key(*position));
+        let keys = words(device, self.lists[0], self.ids.len());
+        let positions = words(device, self.lists[1], self.ids.len());
+        for (at, position) in expected.iter().enumerate() {
+            assert_eq!(positions[at] as usize, *position);
+            assert_eq!(keys[at] as usize, self.key(*position));
+        }
+        let starts = words(device, self.starts, self.rows + 1);
+        for (row, start) in starts.iter().enumerate() {
+            let before = (0..self.ids.len()).filter(|position| self.key(*position) < row);
+            assert_eq!(*start as usize, before.count());
+        }
+    }
+
+    /// Adds the rows of each key, and holds the bits against sums in f32 in the same order.
+    fn sum(
+        &self,
+        device: &Device,
+        [from, to]: [Dtype; 2],
+        outer: usize,
+        inner: usize,
+        every: bool,
+    ) -> Vec<u8> {
+        let (count, rows) = (self.ids.len(), self.rows);
+        let x = values(from, outer * count * inner, 5);
+        let before = values(to, outer * rows * inner, 6);
+        let variant = SumRows::new(from, to, inner as u32, true, every);
+        let arguments = SumRowsArguments {
+            x: device.put_floats(from, &x),
+            sorted: self.lists,
+            starts: self.starts,
+            sum: device.put_floats(to, &before),
+            outer: outer as u32,
+            count: count as u32,
+            rows: rows as u32,
+            inner: inner as u32,
+        };
+        let launch = variant.launch(&arguments).unwrap();
+        device.run(&variant, launch, &arguments.arguments(&variant));
+
+        let mut expected = before;
+        for o in 0..outer {
+            for row in 0..rows {
+                let positions: Vec<usize> = self.positions(row).collect();
+                for column in 0..inner {
+                    let sum = &mut expected[(o * rows + row) * inner + column];
+                    let start = if every { 0.0 } else { *sum };
+                    let values = positions
+                        .iter()
+                        .map(|p| x[(o * count + p) * inner + column]);
+                    *sum = values.fold(start, |sum, x| sum + x);
+                }
+            }
+        }
+        let found = device.bytes(arguments.sum, outer * rows * inner * to.size() as usize);
+        assert_eq!(found, encoded(to, &expected), "{variant:?}");
+        found
+    }
+}
+
+/// Ids of some rows, and of none at two places.
+fn some_ids(count: usize, rows: usize) -> Vec<i64> {
+    let mut ids: Vec<i64> = (0..count)
+        .map(|i| (i * i * 7 + i / 3) % rows)
+        .map(|id| id as i64)
+        .collect();
+    ids[count / 2] = rows as i64;
+    ids[count - 1] = 1 << 20;
+    ids
+}
+
+#[test]
+fn sums_keep_the_order_of_positions() {
+    let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
+    for device in Device::all() {
+        for (count, rows) in [(2, 1), (33, 5), (700, 300), (4500, 70)] {
+            let sorted = sort(&device, Ids::I64, false, some_ids(count, rows), rows);
+            sorted.sum(&device, [f32, f32], 1, 1, true);
+            sorted.sum(&device, [f32, f32], 1, 3, false);
+            if count < 100 {
+                sorted.sum(&device, [f32, f32], 3, 20, true);
+                sorted.sum(&device, [bf16, f32], 1, 24, false);
+                sorted.sum(&device, [bf16, bf16], 2, 200, true);
+                sorted.sum(&device, [bf16, bf16], 1, 9, true);
+            }
+        }
+    }
+}
+
+/// Every row is read once and written once, in whole sectors.
+#[test]
+fn sums_move_the_minimum() {
+    let device = Device::plain();
+    let ids: Vec<i64> = (0..40).map(|i| i % 8).collect();
+    let sorted = sort(&device, Ids::I32, false, ids, 8);
+    let variant = SumRows::new(Dtype::F32, Dtype::F32, 512, true, true);
+    let x = values(Dtype::F32, 40 * 512, 1);
+    let arguments = SumRowsArguments {
+        x: device.put_floats(Dtype::F32, &x),
+        sorted: sorted.lists,
+        starts: sorted.starts,
+        sum: device.room(4 * 8 * 512),
+        outer: 1,
+        count: 40,
+        rows: 8,
+        inner: 512,
+    };
+    let launch = variant.launch(&arguments).unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let of_lists = 4 * (40 + 9);
+    assert_eq!(counters.unique_bytes_read, 4 * 40 * 512 + of_lists);
+    assert_eq!(counters.total.bytes_written, 4 * 8 * 512);
+    assert_eq!(counters.unique_bytes_written, 4 * 8 * 512);
+    // Each of 128 threads of a row reads its positions and both ends itself.
+    assert_eq!(
+        counters.total.bytes_read,
+        4 * 40 * 512 + 128 * 4 * (40 + 2 * 8)
+    );
+}
+
 /// Every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
@@ -179,6 +391,19 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
             [3, 5, inner],
             &[4, 0, 7, 2],
         ));
+    }
+    let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
+    let sorted = sort(device, Ids::I64, false, some_ids(2100, 20), 20);
+    bits.extend(sorted.sum(device, [f32, f32], 1, 1, false));
+    let sorted = sort(device, Ids::U32, true, some_ids(30, 5), 5);
+    for (formats, inner, every) in [
+        ([f32, f32], 64, true),
+        ([f32, f32], 64, false),
+        ([bf16, f32], 64, false),
+        ([bf16, bf16], 64, true),
+        ([bf16, f32], 7, true),
+    ] {
+        bits.extend(sorted.sum(device, formats, 1, inner, every));
     }
     bits
 }

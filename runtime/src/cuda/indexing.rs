@@ -93,7 +93,7 @@ fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Wal
 
 /// Over the elements of an index tensor: as they lie in a contiguous tensor, in their own, and in
 /// one that is indexed along `dim`.
-fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, Unplanned> {
+pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, Unplanned> {
     let dense = Layout::contiguous(*index.shape(), 0);
     let mut around = [0; crate::MAX_DIMS];
     let around = &mut around[..indexed.strides().len()];
@@ -103,7 +103,7 @@ fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, Unplanne
     Ok(Walk::new(index.shape(), dense.strides(), &operands)?)
 }
 
-fn format(ids: DType) -> Result<Ids, Unplanned> {
+pub(super) fn format(ids: DType) -> Result<Ids, Unplanned> {
     match ids {
         DType::I64 => Ok(Ids::I64),
         DType::I32 => Ok(Ids::I32),

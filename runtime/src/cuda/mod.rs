@@ -21,6 +21,7 @@ pub(crate) mod global_norm;
 mod gpu;
 mod graph;
 pub(crate) mod grouped_matmul;
+pub(crate) mod index_sums;
 pub(crate) mod indexing;
 pub(crate) mod matmul;
 mod memory;

@@ -4,8 +4,10 @@
 
 use super::{contiguous_range, dense_rows, summed_in};
 use crate::cpu::embedding as kernels;
+use crate::cuda::elementwise::Target;
+use crate::cuda::index_sums::{self, Rows};
 use crate::cuda::indexing as cuda;
-use crate::{Accumulator, DType, Result, Signature, Tensor, for_float, ops};
+use crate::{Accumulator, DType, Result, Shape, Signature, Tensor, for_float, ops};
 
 static EMBEDDING: Signature =
     Signature::new("embedding", "table: F[v! d], ids: I[..] -> y: F[.. d]", 0)
@@ -58,10 +60,27 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
     summed_in(dy.dtype().accumulator(), dtable, |dtable| {
         let call = EMBEDDING_GRAD_INTO.call(&[dy, ids, dtable.buffer()])?;
         let call = call.with_flops(dy.elements() as u64);
-        let (dy, ids) = (dense_rows(dy)?, index_list(ids)?);
+        let dy = dense_rows(dy)?;
         let range = contiguous_range(call.name(), dtable.buffer())?;
 
         let [table_rows, features] = [call.extent("v"), call.extent("d")];
+        if call.device().is_gpu() {
+            let rows = Rows {
+                numbers: Shape::new(&[table_rows])?,
+                dim: 0,
+                outer: 1,
+                inner: features,
+                every: dtable.is_empty(),
+            };
+            let ids = ops::reshape(ids, &[ids.elements()])?;
+            call.launch(|gpu| {
+                let to = Target::changed(gpu, dtable.buffer())?;
+                index_sums::sum_rows(gpu, &call, [&dy, &ids], &rows, &to)
+            })?;
+            dtable.filled();
+            return Ok(());
+        }
+        let ids = index_list(ids)?;
         let mut order = call.workspace(
             kernels::order_elements(table_rows, ids.elements()),
             DType::I64,

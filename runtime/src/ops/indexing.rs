@@ -8,6 +8,7 @@ use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
 use crate::cuda;
 use crate::cuda::elementwise::Target;
+use crate::cuda::index_sums::Rows;
 use crate::ops::{cast, contiguous};
 use crate::plan::Launcher;
 use crate::{
@@ -172,6 +173,21 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
     }
     let shape = with_extent(dy.shape(), dim, extent)?;
     let mut call = call.with_flops(dy.elements() as u64);
+    if call.device().is_gpu() {
+        let rows = Rows {
+            numbers: Shape::new(&[extent])?,
+            dim: 0,
+            outer: shape[..dim].iter().product(),
+            inner: shape[dim + 1..].iter().product(),
+            every: true,
+        };
+        let (dy, dx) = (contiguous(dy)?, call.output_of(shape, dy.dtype())?);
+        call.launch(|gpu| {
+            let to = Target::fresh(gpu, &dx)?;
+            cuda::index_sums::sum_rows(gpu, &call, [&dy, ids], &rows, &to)
+        })?;
+        return Ok(dx.finish());
+    }
     let mut sum = RoundedOnce::new(&mut call, shape, dy.dtype())?;
 
     let (dy, ids) = (contiguous(dy)?, as_i64(ids)?);
@@ -231,6 +247,21 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
     let shape = Shape::new(shape)?;
     check_fits(&SCATTER_ADD, &[src, index], dim, &shape)?;
     let mut call = call.with_flops(src.elements() as u64);
+    if call.device().is_gpu() {
+        let rows = Rows {
+            numbers: shape,
+            dim,
+            outer: 1,
+            inner: 1,
+            every: true,
+        };
+        let (src, y) = (contiguous(src)?, call.output_of(shape, src.dtype())?);
+        call.launch(|gpu| {
+            let to = Target::fresh(gpu, &y)?;
+            cuda::index_sums::sum_rows(gpu, &call, [&src, index], &rows, &to)
+        })?;
+        return Ok(y.finish());
+    }
     let mut sum = RoundedOnce::new(&mut call, shape, src.dtype())?;
 
     let (src, index) = (contiguous(src)?, as_i64(index)?);

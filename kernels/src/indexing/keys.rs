@@ -1,0 +1,106 @@
+//! Where each element is to be added: the first step of a sum by indices.
+
+use super::ids::Choice;
+use super::{Ids, Indexed};
+use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Target, Variant};
+use crate::elementwise::strided::{self, Index, Strides};
+use crate::elementwise::{THREADS, Walk};
+
+/// keys\[i\] = the number of the row that element i of an index tensor chooses, or the number of rows
+/// where it chooses none; positions\[i\] = i.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Keys {
+    ids: Ids,
+    dims: u8,
+    wide: bool,
+}
+
+/// What [`Keys`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct KeysArguments<'a> {
+    /// The address of the first index.
+    pub index: u64,
+    /// Where the keys go, as u32.
+    pub keys: u64,
+    /// Where the positions go, as u32.
+    pub positions: u64,
+    /// Over the index tensor's extents: the strides of what is dense, of the index tensor, and of
+    /// the rows' numbers, the last 0 in the dim that is indexed.
+    pub walk: &'a Walk,
+    /// That dim in the rows' numbers.
+    pub indexed: Indexed,
+    /// How many rows there are.
+    pub rows: u32,
+}
+
+impl KeysArguments<'_> {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Keys) -> Arguments {
+        let mut arguments = Arguments::new();
+        for address in [self.index, self.keys, self.positions] {
+            arguments.push_pointer(address);
+        }
+        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        self.indexed.push(&mut arguments);
+        arguments.push_u32(self.rows);
+        arguments
+    }
+}
+
+impl Keys {
+    /// The kernel for this walk.
+    pub fn new(ids: Ids, walk: &Walk) -> Keys {
+        Keys {
+            ids,
+            dims: walk.extents().len() as u8,
+            wide: walk.is_wide(),
+        }
+    }
+
+    /// How to launch it over as many indices; `None` for none.
+    pub fn launch(&self, indices: u64) -> Option<Launch> {
+        strided::launch(indices)
+    }
+
+    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let ids = k.pointer("index");
+        let (keys, positions) = (k.pointer("keys"), k.pointer("positions"));
+        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 3);
+        let choice = Choice::parameters(k);
+        let rows = k.u32_param("rows");
+
+        let mut loaded = Vec::new();
+        for index in strided::indices::<I, O>(k) {
+            let exists = I::is_below(index, walk.elements);
+            let coordinates = walk.coordinates(index);
+            let from = walk.address(1, ids, self.ids.size(), &coordinates);
+            let around = walk.bytes(2, 1, &coordinates);
+            let position = I::bytes(I::signed(index), 1);
+            loaded.push((exists, position, around, self.ids.load_if(exists, from)));
+        }
+        for (exists, position, around, id) in loaded {
+            let (inside, offset) = choice.choose(exists, id);
+            let key = inside.select((around + offset.unsigned()).low(), rows);
+            keys.element_wide::<u32>(position).store_if(exists, key);
+            let to = positions.element_wide::<u32>(position);
+            to.store_if(exists, position.low());
+        }
+        k.finish()
+    }
+}
+
+impl Variant for Keys {
+    fn ptx(&self) -> Ptx {
+        match self.wide {
+            false => self.text::<u32, i32>(),
+            true => self.text::<u64, i64>(),
+        }
+    }
+
+    fn entry(&self) -> String {
+        let (ids, dims) = (self.ids.name(), self.dims);
+        let wide = if self.wide { "_wide" } else { "" };
+        format!("keys_{ids}_strided{dims}{wide}")
+    }
+}

@@ -1,0 +1,346 @@
+//! A stable sort of keys with their positions, eight bits a pass from the lowest on.
+//!
+//! A pass is three kernels. Each CTA counts the digits of its keys; the counts of each digit are
+//! summed over the CTAs before; each CTA then puts its keys behind those that are smaller, or equal
+//! and before them. All of it is integers, each thread's place follows from the keys alone, and the
+//! launches from their number.
+
+use crate::assembler::{
+    Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,
+};
+
+/// Bits of a digit.
+const BITS: u32 = 8;
+
+/// Digits.
+const DIGITS: u32 = 1 << BITS;
+
+const THREADS: u32 = DIGITS;
+const WARPS: u32 = THREADS / 32;
+
+/// Keys of a lane.
+const ROUNDS: u32 = 8;
+
+/// Keys of a CTA; those of a warp lie side by side.
+const TILE: u32 = THREADS * ROUNDS;
+
+/// The memory that a sort of `count` keys needs for its counts, in u32.
+pub fn counts(count: u32) -> u64 {
+    u64::from(DIGITS) * (u64::from(tiles(count)) + 1)
+}
+
+/// How many passes sort keys up to `largest`.
+pub fn passes(largest: u32) -> u32 {
+    (u32::BITS - largest.leading_zeros()).div_ceil(BITS).max(1)
+}
+
+fn tiles(count: u32) -> u32 {
+    count.div_ceil(TILE)
+}
+
+/// One pass over keys and positions. Its kernels take the same arguments.
+#[derive(Clone, Copy, Debug)]
+pub struct PassArguments {
+    /// The addresses of the keys and of their positions.
+    pub from: [u64; 2],
+    /// Where they go, sorted by this pass's digit.
+    pub to: [u64; 2],
+    /// Memory for as many u32 as [`counts`] says.
+    pub counts: u64,
+    /// How many keys there are.
+    pub count: u32,
+    /// Which pass, from 0.
+    pub pass: u32,
+}
+
+impl PassArguments {
+    /// The bytes of the parameters of each of the three kernels.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for address in self.from.into_iter().chain(self.to).chain([self.counts]) {
+            arguments.push_pointer(address);
+        }
+        arguments.push_u32(self.count).push_u32(tiles(self.count));
+        arguments.push_u32(self.pass * BITS);
+        arguments
+    }
+}
+
+/// A kernel of a pass, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// How often each digit occurs in each tile.
+    Count,
+    /// For each digit, how often it occurs in the tiles before, and in all.
+    Scan,
+    /// Every key to its place.
+    Place,
+}
+
+impl Pass {
+    /// All, in their order.
+    pub const ALL: [Pass; 3] = [Pass::Count, Pass::Scan, Pass::Place];
+
+    /// How to launch it over as many keys; `None` for none.
+    pub fn launch(self, count: u32) -> Option<Launch> {
+        let ctas = match self {
+            Pass::Count | Pass::Place => tiles(count),
+            Pass::Scan => DIGITS * count.min(1),
+        };
+        Launch::new([ctas, 1, 1], THREADS)
+    }
+}
+
+/// The parameters, in a kernel.
+struct Call<'k> {
+    k: &'k Kernel,
+    from: [GlobalAddress<'k>; 2],
+    to: [GlobalAddress<'k>; 2],
+    /// A line of tiles for each digit, and behind all how often each occurs.
+    counts: GlobalAddress<'k>,
+    count: U32<'k>,
+    tiles: U32<'k>,
+    shift: U32<'k>,
+}
+
+impl<'k> Call<'k> {
+    #[track_caller]
+    fn new(k: &'k Kernel) -> Call<'k> {
+        let pair = |names: [&str; 2]| names.map(|name| k.pointer(name));
+        Call {
+            k,
+            from: pair(["keys", "positions"]),
+            to: pair(["sorted_keys", "sorted_positions"]),
+            counts: k.pointer("counts"),
+            count: k.u32_param("count"),
+            tiles: k.u32_param("tiles"),
+            shift: k.u32_param("shift"),
+        }
+    }
+
+    /// The count of a digit in a tile.
+    #[track_caller]
+    fn of_tile(&self, digit: U32<'k>, tile: U32<'k>) -> GlobalAddress<'k> {
+        let line = digit.mul_wide(self.tiles);
+        self.counts.element_wide::<u32>(line + tile.wide())
+    }
+
+    /// How often a digit occurs.
+    #[track_caller]
+    fn total(&self, digit: U32<'k>) -> GlobalAddress<'k> {
+        let lines = self.tiles.mul_wide(DIGITS);
+        self.counts.element_wide::<u32>(lines + digit.wide())
+    }
+
+    /// The keys of this lane, in the order in which its warp goes through them.
+    #[track_caller]
+    fn keys(&self) -> Vec<Key<'k>> {
+        let k = self.k;
+        let first = k.cta() * TILE + k.warp() * (TILE / WARPS) + k.lane();
+        let load = |round: u32| {
+            let index = first + round * 32;
+            let exists = index.lt(self.count);
+            let key = self.from[0].element::<u32>(index).load_if::<u32>(exists);
+            (index, exists, key)
+        };
+        let loaded: Vec<_> = (0..ROUNDS).map(load).collect();
+        let ranked = |(index, exists, key): (U32<'k>, Pred<'k>, U32<'k>)| {
+            let digit = (key >> self.shift) & (DIGITS - 1);
+            Key {
+                index,
+                exists,
+                key,
+                digit,
+            }
+        };
+        loaded.into_iter().map(ranked).collect()
+    }
+
+    /// How often each warp meets each digit: a line of digits for each warp, all zero.
+    #[track_caller]
+    fn zeros(&self) -> SharedAddress<'k> {
+        let k = self.k;
+        let table = k.shared::<u32>(WARPS * DIGITS);
+        let own = table.element::<u32>(k.thread());
+        for warp in 0..WARPS {
+            own.offset(4 * warp * DIGITS).store(k.constant(0u32));
+        }
+        k.barrier();
+        table
+    }
+
+    /// Takes the next numbers of the digits that a round of the warp's keys has: for each lane the
+    /// number of its key. All lanes must take part.
+    #[track_caller]
+    fn number(&self, table: SharedAddress<'k>, key: &Key<'k>) -> U32<'k> {
+        let k = self.k;
+        // Keys that do not exist have a digit of their own.
+        let digit = key.exists.select(key.digit, DIGITS);
+        let same: U32<'k> = k.compute("match.any.sync.b32", &[&digit, &"0xffffffff"]);
+        let before: U32<'k> = k.compute("mov.u32", &[&"%lanemask_lt"]);
+        let rank: U32<'k> = k.compute("popc.b32", &[&(same & before)]);
+        let all: U32<'k> = k.compute("popc.b32", &[&same]);
+
+        let next = table.element::<u32>(k.warp().mad(DIGITS, key.digit));
+        let first = next.load::<u32>();
+        k.emit("bar.warp.sync 0xffffffff");
+        k.if_(key.exists & rank.equals(0), || next.store(first + all));
+        k.emit("bar.warp.sync 0xffffffff");
+        first + rank
+    }
+}
+
+struct Key<'k> {
+    index: U32<'k>,
+    exists: Pred<'k>,
+    key: U32<'k>,
+    digit: U32<'k>,
+}
+
+/// The sum of the values of the threads before, and of all. All threads must take part; in a loop a
+/// barrier must stand between one round and the next.
+#[track_caller]
+fn sums_before<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
+    let (lane, mut sum) = (k.lane(), value);
+    for bit in 0..5 {
+        let distance = 1u32 << bit;
+        let below: U32<'k> = k.compute("shfl.sync.up.b32", &[&sum, &distance, &0, &-1]);
+        sum = sum + lane.ge(distance).select(below, 0);
+    }
+    let warps = k.shared::<u32>(WARPS);
+    k.if_(lane.equals(31), || {
+        warps.element::<u32>(k.warp()).store(sum)
+    });
+    k.barrier();
+    let (mut before, mut all) = (sum - value, k.constant(0u32));
+    for warp in 0..WARPS {
+        let of_warp = warps.offset(4 * warp).load::<u32>();
+        before = before + k.warp().gt(warp).select(of_warp, 0);
+        all = all + of_warp;
+    }
+    [before, all]
+}
+
+impl Variant for Pass {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let call = Call::new(k);
+        match self {
+            Pass::Count => count(&call),
+            Pass::Scan => scan(&call),
+            Pass::Place => place(&call),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let name = match self {
+            Pass::Count => "count",
+            Pass::Scan => "scan",
+            Pass::Place => "place",
+        };
+        format!("sort_{name}")
+    }
+}
+
+#[track_caller]
+fn count(call: &Call<'_>) {
+    let k = call.k;
+    let keys = call.keys();
+    let table = call.zeros();
+    for key in &keys {
+        call.number(table, key);
+    }
+    k.barrier();
+    let own = table.element::<u32>(k.thread());
+    let sum = (0..WARPS).fold(k.constant(0u32), |sum, warp| {
+        sum + own.offset(4 * warp * DIGITS).load::<u32>()
+    });
+    call.of_tile(k.thread(), k.cta()).store(sum);
+}
+
+/// A CTA for each digit.
+#[track_caller]
+fn scan(call: &Call<'_>) {
+    let k = call.k;
+    let carried = k.var(0u32);
+    k.for_range(0u32, call.tiles, THREADS, |first| {
+        let tile = first + k.thread();
+        let exists = tile.lt(call.tiles);
+        let at = call.of_tile(k.cta(), tile);
+        let [before, all] = sums_before(k, at.load_if::<u32>(exists));
+        at.store_if(exists, before + *carried);
+        carried.add(all);
+        k.barrier();
+    });
+    let first = k.thread().equals(0);
+    call.total(k.cta()).store_if(first, carried.get());
+}
+
+#[track_caller]
+fn place(call: &Call<'_>) {
+    let k = call.k;
+    let keys = call.keys();
+    let positions: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            call.from[1]
+                .element::<u32>(key.index)
+                .load_if::<u32>(key.exists)
+        })
+        .collect();
+    let table = call.zeros();
+    for key in &keys {
+        call.number(table, key);
+    }
+
+    // Where the keys of each warp begin that have this thread's digit.
+    let digit = k.thread();
+    let [smaller, _] = sums_before(k, call.total(digit).load());
+    let own = table.element::<u32>(digit);
+    let mut start = smaller + call.of_tile(digit, k.cta()).load::<u32>();
+    for warp in 0..WARPS {
+        let place = own.offset(4 * warp * DIGITS);
+        let count = place.load::<u32>();
+        place.store(start);
+        start = start + count;
+    }
+    k.barrier();
+
+    for (key, position) in keys.iter().zip(positions) {
+        let to = call.number(table, key);
+        call.to[0].element::<u32>(to).store_if(key.exists, key.key);
+        call.to[1].element::<u32>(to).store_if(key.exists, position);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = PassArguments {
+            from: [256, 512],
+            to: [1024, 2048],
+            counts: 4096,
+            count: 77,
+            pass: 1,
+        };
+        for pass in Pass::ALL {
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), pass.ptx().parameter_bytes());
+            assert_eq!(pass.launch(0), None);
+        }
+    }
+
+    #[test]
+    fn as_many_passes_as_keys_have_digits() {
+        assert_eq!(
+            [0, 255, 256, 151_936, u32::MAX].map(passes),
+            [1, 1, 2, 3, 4]
+        );
+        assert_eq!(counts(2048), 512);
+        assert_eq!(counts(2049), 768);
+    }
+}

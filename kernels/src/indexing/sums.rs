@@ -1,0 +1,354 @@
+//! Sums of rows by key, in order of position.
+
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
+};
+use crate::dtype::Dtype;
+
+const THREADS: u32 = 128;
+
+/// Rows whose loads are in flight together.
+const TOGETHER: u32 = 4;
+
+/// starts\[v\] = how many of the sorted keys are less than v, for v in 0..=rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Starts;
+
+/// What [`Starts`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct StartsArguments {
+    /// The address of the sorted keys.
+    pub keys: u64,
+    /// Where the starts go: one more than there are rows.
+    pub starts: u64,
+    /// How many keys there are.
+    pub count: u32,
+    /// How many rows.
+    pub rows: u32,
+}
+
+impl StartsArguments {
+    /// The bytes of the parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.keys).push_pointer(self.starts);
+        arguments.push_u32(self.count).push_u32(self.rows);
+        arguments
+    }
+}
+
+impl Starts {
+    /// How to launch it for as many rows.
+    pub fn launch(self, rows: u32) -> Option<Launch> {
+        Launch::new([rows / THREADS + 1, 1, 1], THREADS)
+    }
+}
+
+impl Variant for Starts {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (keys, starts) = (k.pointer("keys"), k.pointer("starts"));
+        let (count, rows) = (k.u32_param("count"), k.u32_param("rows"));
+        let row = k.cta().mad(THREADS, k.thread());
+        k.if_(row.le(rows), || {
+            let (low, high) = (k.var(0u32), k.var(count));
+            k.while_(
+                || low.lt(*high),
+                || {
+                    let middle = *low + ((*high - *low) >> 1);
+                    let less = keys.element::<u32>(middle).load::<u32>().lt(row);
+                    low.set(less.select(middle + 1, *low));
+                    high.set(less.select(*high, middle));
+                },
+            );
+            starts.element::<u32>(row).store(low.get());
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        "sort_starts".into()
+    }
+}
+
+/// sum\[o, v, ..\] = the sum over the positions p with key v, in their order, of x\[o, p, ..\]; all in
+/// f32, rounded once.
+///
+/// `Every` row is written, where it has no position with zeros. Otherwise rows that have any are
+/// added to, and no other is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SumRows {
+    from: Dtype,
+    to: Dtype,
+    /// Elements of a thread: 16 bytes of x, or one.
+    width: u32,
+    /// Threads side by side, a power of two.
+    across: u32,
+    every: bool,
+}
+
+/// What a [`SumRows`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct SumRowsArguments {
+    /// The address of the first element of x.
+    pub x: u64,
+    /// Of the sorted keys and of their positions.
+    pub sorted: [u64; 2],
+    /// Of the starts of each key.
+    pub starts: u64,
+    /// Of the sums.
+    pub sum: u64,
+    /// Extents outside: 1 where rows are added to.
+    pub outer: u32,
+    /// How many positions there are.
+    pub count: u32,
+    /// How many rows.
+    pub rows: u32,
+    /// Elements of a row.
+    pub inner: u32,
+}
+
+impl SumRowsArguments {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &SumRows) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x);
+        for address in self.sorted.into_iter().chain([self.starts, self.sum]) {
+            arguments.push_pointer(address);
+        }
+        arguments.push_u32(variant.items(self)).push_u32(self.count);
+        arguments.push_u32(self.rows).push_u32(self.inner);
+        arguments.push_u32(variant.tiles(self.inner));
+        arguments
+    }
+}
+
+impl SumRows {
+    /// The kernel for rows of `inner` elements. `aligned`: whether x and the sums begin at multiples
+    /// of 16 bytes. `every`: whether all rows are written.
+    pub fn new(from: Dtype, to: Dtype, inner: u32, aligned: bool, every: bool) -> SumRows {
+        let vectors = aligned && inner.is_multiple_of(from.per_vector().max(to.per_vector()));
+        let width = if vectors {
+            from.per_vector().max(to.per_vector())
+        } else {
+            1
+        };
+        let across = (inner / width).clamp(1, THREADS).next_power_of_two();
+        SumRows {
+            from,
+            to,
+            width,
+            across,
+            every,
+        }
+    }
+
+    /// How to launch it; `None` for nothing to write.
+    pub fn launch(&self, call: &SumRowsArguments) -> Option<Launch> {
+        let items = self.items(call).div_ceil(THREADS / self.across);
+        let ctas = items.saturating_mul(self.tiles(call.inner));
+        Launch::new([ctas, 1, 1], THREADS)
+    }
+
+    /// Rows that threads care for: all, or as many as there can be with a position.
+    fn items(&self, call: &SumRowsArguments) -> u32 {
+        match self.every {
+            true => call.outer.saturating_mul(call.rows),
+            false => call.count,
+        }
+    }
+
+    /// CTAs side by side.
+    fn tiles(&self, inner: u32) -> u32 {
+        inner.div_ceil(self.across * self.width)
+    }
+}
+
+/// The sum that a thread makes: which row, of which positions, and where it goes.
+struct Item<'k> {
+    exists: Pred<'k>,
+    /// Positions in the sorted list.
+    start: U32<'k>,
+    end: U32<'k>,
+    /// The row of x that position 0 has.
+    base: U64<'k>,
+    /// The row of the sums.
+    row: U64<'k>,
+}
+
+impl Variant for SumRows {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (x, keys, positions) = (k.pointer("x"), k.pointer("keys"), k.pointer("positions"));
+        let (starts, sum) = (k.pointer("starts"), k.pointer("sum"));
+        let (items, count) = (k.u32_param("items"), k.u32_param("count"));
+        let (rows, inner) = (k.u32_param("rows"), k.u32_param("inner"));
+        let tiles = k.u32_param("tiles");
+
+        let (tile, number) = (k.cta() % tiles, k.cta() / tiles);
+        let item = number.mad(THREADS / self.across, k.thread() / self.across);
+        let column = (tile.mad(self.across, k.thread() % self.across)) * self.width;
+        let exists = item.lt(items) & column.lt(inner);
+        let item = match self.every {
+            true => every(exists, item, [count, rows], starts),
+            false => with_positions(k, exists, item, rows, [keys, starts]),
+        };
+        k.if_(item.exists, || {
+            let to = sum.moved(element(item.row, inner, column, self.to));
+            let zeros = (0..self.width).map(|_| k.constant(0.0_f32)).collect();
+            let before = if self.every {
+                zeros
+            } else {
+                load(self.to, self.width, k.constant(true), to)
+            };
+            let sums: Vec<_> = before.into_iter().map(|x| k.var(x)).collect();
+            k.for_range(item.start, item.end, TOGETHER, |first| {
+                let next = (0..TOGETHER).map(|i| first + i).map(|index| {
+                    let exists = index.lt(item.end);
+                    let position = positions.element::<u32>(index).load_if::<u32>(exists);
+                    (exists, position)
+                });
+                let next: Vec<_> = next.collect();
+                let mut loaded = Vec::new();
+                for (exists, position) in next {
+                    let row = item.base + position.wide();
+                    let from = x.moved(element(row, inner, column, self.from));
+                    loaded.push((exists, load(self.from, self.width, exists, from)));
+                }
+                for (exists, values) in loaded {
+                    for (sum, value) in sums.iter().zip(values) {
+                        sum.set(exists.select(**sum + value, **sum));
+                    }
+                }
+            });
+            let sums: Vec<F32<'_>> = sums.iter().map(|sum| sum.get()).collect();
+            store(self.to, to, &sums);
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let SumRows {
+            from,
+            to,
+            width,
+            across,
+            every,
+        } = self;
+        let (from, to) = (from.name(), to.name());
+        let every = if *every { "every" } else { "added" };
+        format!("sum_rows_{from}_to_{to}_{every}_w{width}_t{across}")
+    }
+}
+
+/// The row with the number of the item, in whichever matrix that is.
+#[track_caller]
+fn every<'k>(
+    exists: Pred<'k>,
+    item: U32<'k>,
+    [count, rows]: [U32<'k>; 2],
+    starts: GlobalAddress<'k>,
+) -> Item<'k> {
+    let outer = item / rows;
+    let start = starts.element::<u32>(item - outer * rows);
+    Item {
+        exists,
+        start: start.load_if(exists),
+        end: start.offset(4).load_if(exists),
+        base: outer.mul_wide(count),
+        row: item.wide(),
+    }
+}
+
+/// The row of the key at the item's place in the sorted list, where that is the first of its kind.
+#[track_caller]
+fn with_positions<'k>(
+    k: &'k Kernel,
+    exists: Pred<'k>,
+    item: U32<'k>,
+    rows: U32<'k>,
+    [keys, starts]: [GlobalAddress<'k>; 2],
+) -> Item<'k> {
+    let key = keys.element::<u32>(item).load_if::<u32>(exists);
+    let inside = exists & key.lt(rows);
+    let start = starts.element::<u32>(key);
+    let [first, end] = [start, start.offset(4)].map(|at| at.load_if::<u32>(inside));
+    Item {
+        exists: inside & first.equals(item),
+        start: first,
+        end,
+        base: k.constant(0u64),
+        row: key.wide(),
+    }
+}
+
+/// How far an element lies behind the first, in bytes.
+#[track_caller]
+fn element<'k>(row: U64<'k>, inner: U32<'k>, column: U32<'k>, dtype: Dtype) -> U64<'k> {
+    (row * inner.wide() + column.wide()) * u64::from(dtype.size())
+}
+
+/// `width` elements where the predicate holds, as f32.
+#[track_caller]
+fn load<'k>(
+    dtype: Dtype,
+    width: u32,
+    condition: Pred<'k>,
+    from: GlobalAddress<'k>,
+) -> Vec<F32<'k>> {
+    if width == 1 {
+        return vec![dtype.load_if(condition, from)];
+    }
+    let vectors = (0..i64::from(width / dtype.per_vector())).map(|i| from.offset(16 * i));
+    let vectors: Vec<_> = vectors
+        .map(|from| dtype.load_vector_if(condition, from))
+        .collect();
+    vectors.iter().flat_map(|vector| vector.widen()).collect()
+}
+
+/// As many elements, rounded.
+#[track_caller]
+fn store<'k>(dtype: Dtype, to: GlobalAddress<'k>, values: &[F32<'k>]) {
+    if let [value] = values {
+        return dtype.store(to, *value);
+    }
+    for (i, values) in (0..).zip(values.chunks_exact(dtype.per_vector() as usize)) {
+        dtype.round(|j| values[j]).store(to.offset(16 * i));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = SumRowsArguments {
+            x: 256,
+            sorted: [512, 1024],
+            starts: 2048,
+            sum: 4096,
+            outer: 1,
+            count: 9,
+            rows: 5,
+            inner: 64,
+        };
+        for every in [true, false] {
+            for inner in [64, 7] {
+                let variant = SumRows::new(Dtype::Bf16, Dtype::F32, inner, true, every);
+                let bytes = arguments.arguments(&variant);
+                assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+            }
+        }
+        let starts = StartsArguments {
+            keys: 256,
+            starts: 512,
+            count: 3,
+            rows: 4,
+        };
+        assert_eq!(
+            starts.arguments().bytes().len(),
+            Starts.ptx().parameter_bytes()
+        );
+    }
+}
