@@ -20,36 +20,16 @@ pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 /// If `lanes` is anything else.
 #[track_caller]
 pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
-    butterfly(k, value, lanes, |a, b| a + b)
-}
-
-/// The largest value of each group of `lanes` neighbours, as [`group_sum`] sums; NaN where any is.
-///
-/// # Panics
-/// As [`group_sum`].
-#[track_caller]
-pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
-    butterfly(k, value, lanes, |a, b| a.max(b))
-}
-
-#[track_caller]
-fn butterfly<'k>(
-    k: &'k Kernel,
-    value: F32<'k>,
-    lanes: u32,
-    join: impl Fn(F32<'k>, F32<'k>) -> F32<'k>,
-) -> F32<'k> {
     assert!(
         lanes.is_power_of_two() && lanes <= 32,
         "a group of {lanes} lanes: groups are powers of two up to 32"
     );
-    let mut all = value;
+    let mut sum = value;
     for bit in (0..lanes.trailing_zeros()).rev() {
         let distance = 1 << bit;
-        let other = k.compute("shfl.sync.bfly.b32", &[&all, &distance, &31, &-1]);
-        all = join(all, other);
+        sum = sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1]);
     }
-    all
+    sum
 }
 
 /// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All

@@ -52,7 +52,7 @@ mod shared;
 mod tensor_core;
 
 pub use barrier::Barrier;
-pub use block::{block_sum, exchange_with_neighbour, group_max, group_sum, warp_sum};
+pub use block::{block_sum, exchange_with_neighbour, group_sum, warp_sum};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};
