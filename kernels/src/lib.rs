@@ -14,6 +14,7 @@ pub mod elementary;
 pub mod elementwise;
 pub mod error;
 pub mod expression;
+pub mod faults;
 pub mod gemm;
 pub mod rms_norm;
 pub mod row;

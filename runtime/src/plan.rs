@@ -10,6 +10,7 @@ mod ptxas;
 
 use std::cell::RefCell;
 
+use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Arguments, Dtype, Error as KernelError, Launch, Variant};
 
 use crate::holds::Access;
@@ -174,6 +175,21 @@ impl<'a> Launcher<'a> {
     /// None on a GPU.
     pub fn make(&self, y: &Fresh) -> Result<u64> {
         y.address()
+    }
+
+    /// Where a kernel of this op reports an index that is not in 0..extent
+    /// ([`faults`](meshgrad_kernels::faults)): the host gets [`CudaError::IndexOutOfRange`] when it
+    /// next copies values from this device or synchronises. Also part of graphs.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] when the driver has no memory for a word.
+    ///
+    /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
+    pub fn faults(&self, extent: usize) -> Result<FaultSite> {
+        match self.device.gpu() {
+            Some(gpu) => Ok(gpu.fault_site(self.op, extent)?),
+            None => Ok(FaultSite::new(0, 1)),
+        }
     }
 
     /// That `x` may be used so beside what the op uses already.

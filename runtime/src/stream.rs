@@ -68,7 +68,10 @@ impl Stream {
         match &self.0.raw {
             Some(raw) => {
                 forbid_in_capture("synchronize")?;
-                Ok(raw.synchronize()?)
+                match self.0.device.gpu() {
+                    Some(gpu) => Ok(gpu.wait_for(raw)?),
+                    None => Ok(()),
+                }
             }
             None => Ok(()),
         }

@@ -188,6 +188,15 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
     }
 
+    /// Raises the 64 bits there to `value` where they are less: one atomic access, relaxed, whose
+    /// result does not depend on the order.
+    #[track_caller]
+    pub fn raise(self, value: U64<'k>) {
+        let address = self.written();
+        self.kernel()
+            .emit(format_args!("red.global.max.u64 {address}, {value}"));
+    }
+
     fn kernel(self) -> &'k Kernel {
         self.base.kernel()
     }

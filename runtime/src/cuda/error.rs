@@ -173,6 +173,25 @@ pub enum CudaError {
         reason: String,
     },
 
+    /// An index outside of the rows it selects from, which a kernel met. The host learns of it when
+    /// it next waits for values: the call that launched the kernel has returned by then.
+    #[error(
+        "{op}: index {index} is outside of 0..{extent}; {device} met it after the op had returned, \
+         and read zeros there and wrote nothing: give indices inside, or run the op on a CPU \
+         device, which names the position too"
+    )]
+    IndexOutOfRange {
+        /// The device.
+        device: String,
+        /// The op.
+        op: &'static str,
+        /// The index. Of several the largest, where negative ones count as larger than all others;
+        /// beyond 2^39 in either direction, that.
+        index: i64,
+        /// How many rows there are.
+        extent: usize,
+    },
+
     /// Something that a graph cannot contain.
     #[error("{op} during Device::capture: {problem}")]
     Capture {

@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Arguments, Launch, Variant};
 
 use super::allocator::{Allocator, Block};
+use super::faults::Faults;
 use super::graph::Capture;
 use super::memory::{DeviceMemory, Pinned, Staging, relaxed};
 use super::module::Modules;
@@ -19,6 +21,7 @@ pub(crate) struct Gpu {
     modules: Modules,
     /// Made at the first copy.
     staging: Mutex<Option<Staging>>,
+    faults: Faults,
     context: Arc<Context>,
 }
 
@@ -30,6 +33,7 @@ impl Gpu {
             streams: Arc::new(Streams::new(&context)?),
             modules: Modules::new(&context),
             staging: Mutex::default(),
+            faults: Faults::new(&context),
             context,
         };
         Ok((gpu, properties))
@@ -54,8 +58,24 @@ impl Gpu {
     }
 
     /// Waits on the host until all streams are done.
+    ///
+    /// # Errors
+    /// [`CudaError::IndexOutOfRange`] where a kernel met such an index; what else failed.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        self.streams.synchronize()
+        self.streams.synchronize()?;
+        match self.faults.word() {
+            None => Ok(()),
+            Some(_) => relaxed(|| self.wait_for(self.base())),
+        }
+    }
+
+    /// Where kernels of `op` report indices that are not in 0..extent.
+    pub(crate) fn fault_site(
+        &self,
+        op: &'static str,
+        extent: usize,
+    ) -> Result<FaultSite, CudaError> {
+        self.faults.site(self.base(), op, extent)
     }
 
     /// Waits on the host for the first stream, into which graphs are launched. Possible also while
@@ -113,15 +133,48 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         match to.is_empty() {
             // Also an empty read tells of what failed before.
-            true => stream.synchronize(),
-            false => self.staged(|staging| staging.download(stream, from, offset, to)),
+            true => self.wait_for(stream),
+            false => {
+                let word = self.faults.word();
+                let met = self.staged(|staging| {
+                    staging.start_word(stream, word)?;
+                    staging.download(stream, from, offset, to)?;
+                    Ok(staging.word(word))
+                })?;
+                self.tell(stream, met)
+            }
         }
     }
 
-    fn staged(
+    /// Waits on the host until all that was put into `stream` is done.
+    ///
+    /// # Errors
+    /// As [`Gpu::synchronize`].
+    pub(crate) fn wait_for(&self, stream: &Arc<RawStream>) -> Result<(), CudaError> {
+        let word = self.faults.word();
+        if word.is_none() {
+            return stream.synchronize();
+        }
+        let met = self.staged(|staging| {
+            staging.start_word(stream, word)?;
+            stream.synchronize()?;
+            Ok(staging.word(word))
+        })?;
+        self.tell(stream, met)
+    }
+
+    /// Tells of the index out of range that the word had, if it had one, and clears the word.
+    fn tell(&self, stream: &RawStream, word: u64) -> Result<(), CudaError> {
+        match self.faults.error(word) {
+            None => Ok(()),
+            Some(error) => self.faults.clear(stream).and(Err(error)),
+        }
+    }
+
+    fn staged<T>(
         &self,
-        copy: impl FnOnce(&mut Staging) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+        copy: impl FnOnce(&mut Staging) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *staging {
             Some(staging) => copy(staging),

@@ -8,7 +8,7 @@ use super::allocator::{Block, Segments};
 use super::driver::{call, check, reason};
 use super::stream::{Event, RawStream};
 use super::streams::Streams;
-use super::{Context, CudaError};
+use super::{Context, CudaError, faults};
 
 /// Segments of a GPU's memory, for the streams of one device.
 pub(crate) struct DeviceMemory(Arc<Streams>);
@@ -203,8 +203,8 @@ impl Drop for Upload {
     }
 }
 
-/// Bytes of one of the two buffers of [`Staging`].
-const STAGE: usize = 4 << 20;
+/// Bytes that one of the two buffers of [`Staging`] moves at once.
+const STAGE: usize = (4 << 20) - 64;
 
 /// The way of ordinary host memory to the GPU and back: two pinned buffers, so that the host copies
 /// into or out of one while the GPU does with the other.
@@ -231,7 +231,7 @@ impl Staging {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Staging, CudaError> {
         let stage = || {
             Ok::<Stage, CudaError>(Stage {
-                buffer: Pinned::new(context, STAGE)?,
+                buffer: Pinned::new(context, STAGE + 64)?,
                 done: None,
             })
         };
@@ -268,6 +268,37 @@ impl Staging {
             stage.done = Some(stream.record()?);
         }
         Ok(())
+    }
+
+    /// Puts a copy of the device's word of faults, if it has one, into `stream`.
+    pub(crate) fn start_word(
+        &mut self,
+        stream: &Arc<RawStream>,
+        word: Option<u64>,
+    ) -> Result<(), CudaError> {
+        let Some(word) = word else { return Ok(()) };
+        // Behind what other copies use of the buffer.
+        let to = self.stages[0].buffer.bytes_mut()[STAGE..]
+            .as_mut_ptr()
+            .cast();
+        stream.context().bind()?;
+        // SAFETY: the word lives as long as its device; the buffer is pinned, and the caller waits
+        // for `stream` before anyone reads these bytes.
+        unsafe {
+            call!(
+                &**stream.context(),
+                cuMemcpyDtoHAsync_v2(to, word, faults::WORD, stream.raw())
+            )
+        }
+    }
+
+    /// The word that [`Staging::start_word`] copied, once its stream was waited for; 0 without one.
+    pub(crate) fn word(&self, word: Option<u64>) -> u64 {
+        let bytes = self.stages[0].buffer.bytes()[STAGE..].first_chunk();
+        match (word, bytes) {
+            (Some(_), Some(bytes)) => u64::from_ne_bytes(*bytes),
+            _ => 0,
+        }
     }
 
     /// Copies the bytes of `from` behind `offset` over `to`, after all that is in `stream`.

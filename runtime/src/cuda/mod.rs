@@ -10,6 +10,7 @@ mod context;
 mod driver;
 pub(crate) mod elementwise;
 mod error;
+mod faults;
 mod gpu;
 mod graph;
 pub(crate) mod matmul;

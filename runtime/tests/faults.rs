@@ -1,0 +1,184 @@
+//! Indices out of range on a GPU: a kernel reports, the host learns of it where it waits.
+
+mod devices;
+
+use devices::gpu;
+use meshgrad_kernels::assembler::Kernel;
+use meshgrad_kernels::faults::Faults;
+use meshgrad_kernels::{Arguments, Launch, Ptx, Target, Variant};
+use meshgrad_runtime::{
+    CudaError, DType, Device, Error, Kind, Result, Signature, Tensor, with_stream,
+};
+
+/// y\[i\] = x\[ids\[i\]\], a thread an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Pick;
+
+impl Variant for Pick {
+    fn entry(&self) -> String {
+        "pick".into()
+    }
+
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, 32);
+        let (x, ids, y) = (k.pointer("x"), k.pointer("ids"), k.pointer("y"));
+        let (extent, count) = (k.u64_param("extent"), k.u32_param("count"));
+        let faults = Faults::parameters(k);
+
+        let i = k.cta().mad(32, k.thread());
+        k.if_(i.lt(count), || {
+            let id = ids.element::<i64>(i).load::<i64>();
+            let inside = faults.check(id, extent);
+            let from = x.element_wide::<f32>(id.unsigned());
+            y.element::<f32>(i).store(from.load_if::<f32>(inside));
+        });
+        k.finish()
+    }
+}
+
+static PICK: Signature = Signature::new("pick", "x: f32[v!], ids: i64[n] -> y: f32[n]", 0);
+
+fn pick(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let mut call = PICK.call(&[x, ids])?;
+    let y = call.output(0)?;
+    call.launch(|gpu| {
+        let mut arguments = Arguments::new();
+        for address in [gpu.read(x)?, gpu.read(ids)?, gpu.make(&y)?] {
+            arguments.push_pointer(address);
+        }
+        let count = ids.elements() as u32;
+        arguments.push_u64(x.elements() as u64).push_u32(count);
+        gpu.faults(x.elements())?.push(&mut arguments);
+        let launch = Launch::new([count.div_ceil(32), 1, 1], 32);
+        // SAFETY: these are its parameters; it reads `x` inside of its extent, `ids`, and writes `y`.
+        unsafe { gpu.launch(&Pick, launch, &arguments) }
+    })?;
+    Ok(y.finish())
+}
+
+/// Ten numbers, and 100 ids of which those at some positions are given.
+fn operands(gpu: &Device, strange: &[(usize, i64)]) -> [Tensor; 2] {
+    let mut ids: Vec<i64> = (0..100).map(|i| i * 7 % 10).collect();
+    for (at, id) in strange {
+        ids[*at] = *id;
+    }
+    let numbers: Vec<f32> = (0..10).map(|i| i as f32 + 1.0).collect();
+    let x = Tensor::from_slice(gpu, &[10], &numbers).unwrap();
+    [x, Tensor::from_slice(gpu, &[100], &ids).unwrap()]
+}
+
+#[track_caller]
+fn assert_met<T>(result: Result<T>, index: i64) {
+    match result.err() {
+        Some(Error::Cuda(CudaError::IndexOutOfRange {
+            op: "pick",
+            extent: 10,
+            index: met,
+            ..
+        })) => assert_eq!(met, index),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The next copy of values tells of it, once, and names op, index, extent and the way out; what was
+/// made holds zeros in these places.
+#[test]
+fn the_next_read_tells() {
+    let Some(gpu) = gpu() else { return };
+    let [x, ids] = operands(&gpu, &[(3, 10), (77, 12), (78, 11)]);
+    let y = pick(&x, &ids).unwrap();
+    let told = x.to_vec::<f32>().unwrap_err().to_string();
+    let expected = format!(
+        "pick: index 12 is outside of 0..10; {gpu} met it after the op had returned, and read zeros \
+         there and wrote nothing: give indices inside, or run the op on a CPU device, which names \
+         the position too"
+    );
+    assert_eq!(told, expected);
+
+    let y = y.to_vec::<f32>().unwrap();
+    let ids = ids.to_vec::<i64>().unwrap();
+    for (y, id) in y.iter().zip(ids) {
+        assert_eq!(*y, if id < 10 { id as f32 + 1.0 } else { 0.0 });
+    }
+}
+
+/// Negative ones count as the largest; an empty read, an item and synchronising tell too.
+#[test]
+fn whoever_waits_is_told() {
+    let Some(gpu) = gpu() else { return };
+    let [x, ids] = operands(&gpu, &[(0, 1 << 60), (99, -1)]);
+    let none = Tensor::zeros(&gpu, &[0], DType::F32, Kind::Cache).unwrap();
+    for _ in 0..2 {
+        pick(&x, &ids).unwrap();
+        assert_met(none.to_vec::<f32>(), -1);
+        pick(&x, &ids).unwrap();
+        assert_met(x.slice(0, 0..1).unwrap().item::<f32>(), -1);
+        pick(&x, &ids).unwrap();
+        assert_met(gpu.synchronize(), -1);
+        gpu.synchronize().unwrap();
+    }
+    let [x, ids] = operands(&gpu, &[(0, 1 << 60)]);
+    pick(&x, &ids).unwrap();
+    assert_met(gpu.synchronize(), (1 << 39) - 1);
+}
+
+#[test]
+fn work_on_other_streams_reports() {
+    let Some(gpu) = gpu() else { return };
+    let [x, ids] = operands(&gpu, &[(50, -7)]);
+    let side = gpu.stream().unwrap();
+    let pending = with_stream(&side, || pick(&x, &ids)).unwrap();
+    assert_met(side.synchronize(), -7);
+    let y = pending.wait().unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap()[50], 0.0);
+}
+
+/// A graph reports at every launch; what it is given decides.
+#[test]
+fn graphs_report() {
+    let Some(gpu) = gpu() else { return };
+    let [x, wrong] = operands(&gpu, &[(9, 10)]);
+    let [_, right] = operands(&gpu, &[]);
+    let ids = Tensor::zeros(&gpu, &[100], DType::I64, Kind::Cache).unwrap();
+    let mut graph = gpu.capture(|| pick(&x, &ids)).unwrap();
+    gpu.synchronize().unwrap();
+    for (given, index) in [(&wrong, Some(10)), (&right, None), (&wrong, Some(10))] {
+        fill(&ids, given);
+        graph.launch().unwrap();
+        let read = graph.results().to_vec::<f32>();
+        match index {
+            Some(index) => assert_met(read, index),
+            None => assert_eq!(read.unwrap()[..3], [1.0, 8.0, 5.0]),
+        }
+    }
+}
+
+fn fill(ids: &Tensor, from: &Tensor) {
+    let bytes: Vec<u8> = from
+        .to_vec::<i64>()
+        .unwrap()
+        .into_iter()
+        .flat_map(i64::to_ne_bytes)
+        .collect();
+    let mut buffer = meshgrad_runtime::PinnedBuffer::new(ids.device(), bytes.len()).unwrap();
+    buffer.as_mut().copy_from_slice(&bytes);
+    ids.fill_from_pinned(0..bytes.len(), buffer)
+        .unwrap()
+        .synchronize()
+        .unwrap();
+}
+
+/// Without such an op there is no word to read when the host waits; a device that only counts
+/// launches as the GPU does.
+#[test]
+fn others_do_not_pay() {
+    let Some(gpu) = gpu() else { return };
+    gpu.synchronize().unwrap();
+    assert_eq!(gpu.pinned_memory().live, 0);
+
+    let meta = Device::meta(gpu.properties());
+    let x = Tensor::zeros(&meta, &[10], DType::F32, Kind::Cache).unwrap();
+    let ids = Tensor::zeros(&meta, &[100], DType::I64, Kind::Cache).unwrap();
+    pick(&x, &ids).unwrap();
+    assert_eq!(meta.work().kernel_launches, 1);
+}
