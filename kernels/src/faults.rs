@@ -98,10 +98,8 @@ impl<'k> Faults<'k> {
     /// Tells of `index` where it is `outside`. The caller sees to it that such an index is not used.
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {
-        outside.kernel().if_(outside, || {
-            let told = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
-            self.word.raise((told & INDEX_MASK) | self.site);
-        });
+        let told = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
+        self.word.raise_if(outside, (told & INDEX_MASK) | self.site);
     }
 
     /// Whether `index` is in 0..extent; tells of it otherwise.

@@ -69,9 +69,6 @@ fn missing_kernels_are_errors() {
 
     let x = Tensor::from_slice(&gpu, &[2], &[1.0f32, 2.0]).unwrap();
     assert!(message(ops::sum(&x, &[0])).starts_with("sum: there is no kernel on "));
-    assert!(message(ops::concat(&[&x, &x], 0)).starts_with("concat: there is no kernel on "));
-    let index = ops::arange(&gpu, 2, DType::I64).unwrap();
-    assert!(message(ops::cast(&index, DType::F32)).contains("no kernel for i64"));
 }
 
 #[test]
@@ -190,8 +187,6 @@ fn graphs_refuse_what_waits() {
     let made = gpu.capture(|| Ok::<_, Error>(message(ops::arange(&gpu, 3, DType::I64))));
     let begins = "arange during Device::capture: a graph cannot contain what waits for the GPU";
     assert!(made.unwrap().results().starts_with(begins));
-    let made = gpu.capture(|| Ok::<_, Error>(message(ops::full(&gpu, &[3], DType::U8, 1.0))));
-    assert!(made.unwrap().results().starts_with("full during"));
     assert!(
         gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
             .is_err()

@@ -188,13 +188,34 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
     }
 
-    /// Raises the 64 bits there to `value` where they are less: one atomic access, relaxed, whose
-    /// result does not depend on the order.
+    /// Loads 16 bits, zero-extended, where the predicate holds; 0 elsewhere.
     #[track_caller]
-    pub fn raise(self, value: U64<'k>) {
+    pub fn load_half_if(self, condition: Pred<'k>) -> U32<'k> {
+        let (k, address) = (self.kernel(), self.written());
+        let value = k.constant(0u32);
+        k.emit(format_args!(
+            "@{condition} ld.global.u16 {value}, {address}"
+        ));
+        value
+    }
+
+    /// Stores the lowest 16 bits where the predicate holds.
+    #[track_caller]
+    pub fn store_half_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();
-        self.kernel()
-            .emit(format_args!("red.global.max.u64 {address}, {value}"));
+        self.kernel().emit(format_args!(
+            "@{condition} st.global.u16 {address}, {value}"
+        ));
+    }
+
+    /// Raises the 64 bits there to `value`, if they are less, where the predicate holds: one atomic
+    /// access, relaxed, whose result does not depend on the order.
+    #[track_caller]
+    pub fn raise_if(self, condition: Pred<'k>, value: U64<'k>) {
+        let address = self.written();
+        self.kernel().emit(format_args!(
+            "@{condition} red.global.max.u64 {address}, {value}"
+        ));
     }
 
     fn kernel(self) -> &'k Kernel {
@@ -210,6 +231,14 @@ impl<'k> GlobalAddress<'k> {
 /// An address in global memory that moves on while the kernel runs.
 #[derive(Clone, Copy, Debug)]
 pub struct MovingAddress<'k>(Variable<'k, u64>);
+
+impl<'k> U64<'k> {
+    /// The address that was itself read from memory.
+    #[track_caller]
+    pub fn to_global(self) -> GlobalAddress<'k> {
+        GlobalAddress::new(self.k.compute("cvta.to.global.u64", &[&self]))
+    }
+}
 
 impl<'k> MovingAddress<'k> {
     /// Where it is now.

@@ -1,6 +1,6 @@
 //! Softmax over scores that come tile by tile (Milakov & Gimelshein 2018).
 
-use crate::assembler::{F32, Kernel, Variable, group_sum};
+use crate::assembler::{F32, Kernel, Variable, group_max, group_sum};
 use crate::elementary::ln;
 
 /// The largest score so far and the sum of powers of two, of each row that a lane has. Scores are
@@ -43,7 +43,7 @@ impl<'k> Softmax<'k> {
     pub(super) fn add(&self, row: usize, scores: &[Variable<'k, f32>]) -> F32<'k> {
         let (largest, sum) = (&self.largest[row], &self.sums[row]);
         let own = scores[1..].iter().fold(*scores[0], |max, x| max.max(**x));
-        let new = largest.max(self.largest_of_row(own));
+        let new = largest.max(group_max(self.k, own, self.lanes));
         let base = new.equals(f32::NEG_INFINITY).select(0.0, new);
         let shrink = (**largest - base).exp2_approximately();
         largest.set(new);
@@ -54,16 +54,6 @@ impl<'k> Softmax<'k> {
             sum.add(**score);
         }
         shrink
-    }
-
-    /// Of what the neighbours that share a row have, as [`group_sum`] sums.
-    #[track_caller]
-    fn largest_of_row(&self, own: F32<'k>) -> F32<'k> {
-        let distances = (0..self.lanes.trailing_zeros()).rev().map(|bit| 1 << bit);
-        distances.fold(own, |max, distance: u32| {
-            let others: [&dyn std::fmt::Display; 4] = [&max, &distance, &31, &-1];
-            max.max(self.k.compute("shfl.sync.bfly.b32", &others))
-        })
     }
 
     /// All lanes of the warp must take part.

@@ -20,18 +20,20 @@
 mod contiguous;
 mod element;
 mod evaluate;
-mod strided;
+pub(crate) mod strided;
 mod walk;
 
 pub use element::Element;
 pub use walk::Walk;
+
+pub(crate) use strided::push_walk;
 
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
 use crate::error::{Error, Result};
 use crate::expression::{Expression, Node};
 
 /// Threads of a CTA.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 
 /// An elementwise kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -3,17 +3,17 @@
 use super::evaluate::evaluate;
 use super::{Elementwise, Parameters, THREADS, Walk};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Integer, Kernel, Pred, Ptx, Register, S32, S64, U32, U64,
+    Arguments, F32, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Register, S32, S64, U32, U64,
 };
 
 /// Elements of a thread, a CTA's width apart: their loads are in flight together.
-const PER_THREAD: u32 = 4;
+pub(crate) const PER_THREAD: u32 = 4;
 
 /// Elements of a CTA.
-pub(super) const TILE: u32 = THREADS * PER_THREAD;
+pub(crate) const TILE: u32 = THREADS * PER_THREAD;
 
 /// Adds the extents, outermost first, and the strides of the result and of each operand.
-pub(super) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
+pub(crate) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
     arguments.push_u64(walk.elements());
     for extent in walk.extents() {
         match wide {
@@ -30,7 +30,7 @@ pub(super) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
 }
 
 /// An unsigned index together with the signed offset that it becomes: of 32 or of 64 bits.
-pub(super) trait Index<O: Integer>: Integer {
+pub(crate) trait Index<O: Integer>: Integer {
     /// A parameter that holds an extent.
     fn extent<'k>(k: &'k Kernel, name: &str) -> Register<'k, Self>;
     /// A parameter that holds a stride.
@@ -97,16 +97,31 @@ impl Index<i64> for u64 {
     }
 }
 
+/// The indices of the elements of a thread.
+#[track_caller]
+pub(crate) fn indices<'k, I: Index<O>, O: Integer>(k: &'k Kernel) -> Vec<Register<'k, I>> {
+    let thread = k.thread();
+    let index = |i| I::of_element(k, thread + i * THREADS);
+    (0..PER_THREAD).map(index).collect()
+}
+
+/// How many CTAs of as many threads walk over the elements; `None` for none.
+pub(crate) fn launch(elements: u64) -> Option<Launch> {
+    let ctas = u32::try_from(elements.div_ceil(u64::from(TILE)));
+    Launch::new([ctas.unwrap_or(u32::MAX), 1, 1], THREADS)
+}
+
 /// The walk in registers.
-struct Strides<'k, I, O> {
-    elements: U64<'k>,
+pub(crate) struct Strides<'k, I, O> {
+    pub(crate) elements: U64<'k>,
     extents: Vec<Register<'k, I>>,
     /// Of the result, then of each operand.
     strides: Vec<Vec<Register<'k, O>>>,
 }
 
 impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
-    fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
+    /// The walk of a kernel's parameters over so many tensors.
+    pub(crate) fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
         let elements = k.u64_param("elements");
         let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));
         let extents = extents.collect();
@@ -122,7 +137,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
     }
 
     /// The coordinates of an index in row-major order, outermost first.
-    fn coordinates(&self, index: Register<'k, I>) -> Vec<Register<'k, I>> {
+    pub(crate) fn coordinates(&self, index: Register<'k, I>) -> Vec<Register<'k, I>> {
         let mut rest = index;
         let mut inner_first = Vec::with_capacity(self.extents.len());
         for extent in self.extents[1..].iter().rev() {
@@ -136,20 +151,34 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
     }
 
     /// The address of the element with these coordinates in one of the tensors.
-    fn address(
+    pub(crate) fn address(
         &self,
         tensor: usize,
         start: GlobalAddress<'k>,
         size: u32,
         coordinates: &[Register<'k, I>],
     ) -> GlobalAddress<'k> {
-        let mut terms = self.strides[tensor].iter().zip(coordinates);
-        let Some((stride, coordinate)) = terms.next() else {
-            return start;
-        };
-        let first = I::signed(*coordinate) * *stride;
-        let offset = terms.fold(first, |sum, (stride, x)| I::signed(*x).mad(*stride, sum));
-        start.moved(I::bytes(offset, size))
+        start.moved(self.bytes(tensor, size, coordinates))
+    }
+
+    /// How many bytes that is behind the first element. There is at least one dim.
+    pub(crate) fn bytes(
+        &self,
+        tensor: usize,
+        size: u32,
+        coordinates: &[Register<'k, I>],
+    ) -> U64<'k> {
+        I::bytes(self.offset(tensor, coordinates), size)
+    }
+
+    /// The same as an offset in elements. There is at least one dim.
+    pub(crate) fn offset(&self, tensor: usize, coordinates: &[Register<'k, I>]) -> Register<'k, O> {
+        let terms = self.strides[tensor].iter().zip(coordinates);
+        let mut terms = terms.map(|(stride, x)| (*stride, I::signed(*x)));
+        match terms.next() {
+            Some((stride, x)) => terms.fold(x * stride, |sum, (stride, x)| x.mad(stride, sum)),
+            None => I::signed(coordinates[0]),
+        }
     }
 }
 
@@ -159,12 +188,9 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
     let tensors = 1 + parameters.operands.len();
     let walk = Strides::<I, O>::parameters(k, dims, tensors);
 
-    let thread = k.thread();
-    let loaded: Vec<Place<'_>> = (0..PER_THREAD)
-        .map(|i| {
-            let index = I::of_element(k, thread + i * THREADS);
-            load(variant, &parameters, &walk, index)
-        })
+    let indices = indices(k).into_iter();
+    let loaded: Vec<Place<'_>> = indices
+        .map(|index| load(variant, &parameters, &walk, index))
         .collect();
     for place in loaded {
         let value = evaluate(k, &variant.expression, &place.operands, &parameters.scalars);

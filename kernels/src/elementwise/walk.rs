@@ -95,6 +95,32 @@ impl Walk {
         }
     }
 
+    /// Whether an index or an offset that is computed on the way needs 64 bits.
+    pub(crate) fn is_wide(&self) -> bool {
+        !self.fits_32_bits()
+    }
+
+    /// The same walk in groups of `by` neighbours, of which each is moved as one: `None` unless they
+    /// lie side by side in every tensor, and all else at multiples of them.
+    pub(crate) fn grouped(mut self, by: u64) -> Option<Walk> {
+        let last = self.dims.checked_sub(1)?;
+        let whole = |stride: &i64| stride % by as i64 == 0;
+        let fits = self.extents[last].is_multiple_of(by)
+            && self.strides[..self.tensors]
+                .iter()
+                .all(|strides| strides[last] == 1 && strides[..last].iter().all(whole));
+        if !fits {
+            return None;
+        }
+        self.extents[last] /= by;
+        for strides in &mut self.strides[..self.tensors] {
+            for stride in &mut strides[..last] {
+                *stride /= by as i64;
+            }
+        }
+        Some(self)
+    }
+
     /// Whether every index and every offset that is computed on the way fits in an i32.
     fn fits_32_bits(&self) -> bool {
         let limit = 1u128 << 31;
@@ -111,12 +137,12 @@ impl Walk {
     }
 
     /// The extents, outermost first; at least one.
-    pub(super) fn extents(&self) -> &[u64] {
+    pub(crate) fn extents(&self) -> &[u64] {
         &self.extents[..self.dims.max(1)]
     }
 
     /// The strides of the result, then of each operand, outermost dim first.
-    pub(super) fn strides(&self) -> impl Iterator<Item = &[i64]> {
+    pub(crate) fn strides(&self) -> impl Iterator<Item = &[i64]> {
         let dims = self.dims.max(1);
         self.strides[..self.tensors]
             .iter()

@@ -1,5 +1,7 @@
 //! Plans of the elementwise ops, and their launches.
 
+use std::ops::Range;
+
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Walk};
 
 use crate::cpu::elementwise::Function;
@@ -9,8 +11,9 @@ use crate::{DType, Fresh, Number, Result, Tensor};
 
 /// Where a kernel writes.
 pub(crate) struct Target {
-    operand: Operand,
-    address: u64,
+    pub(super) operand: Operand,
+    /// Of the first element.
+    pub(super) address: u64,
 }
 
 impl Target {
@@ -22,6 +25,24 @@ impl Target {
         })
     }
 
+    /// A range of one dim of a tensor in the making.
+    pub(crate) fn part(
+        gpu: &Launcher<'_>,
+        y: &Fresh,
+        dim: usize,
+        range: Range<usize>,
+    ) -> Result<Target> {
+        let whole = Target::fresh(gpu, y)?;
+        let layout = whole.operand.layout.slice(dim, range)?;
+        Ok(Target {
+            operand: Operand {
+                layout,
+                ..whole.operand
+            },
+            address: whole.address + y.dtype().bytes(layout.offset()) as u64,
+        })
+    }
+
     /// The elements of a tensor that the op changes.
     pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Target> {
         Ok(Target {
@@ -29,32 +50,30 @@ impl Target {
             address: gpu.change(into)?,
         })
     }
+
+    /// The elements at `address`, which the op may write.
+    pub(crate) fn at(operand: Operand, address: u64) -> Target {
+        Target { operand, address }
+    }
 }
 
-/// y\[i\] = x\[i\] in y's dtype.
-pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    struct Same;
+struct Same;
 
-    impl Function<1> for Same {
-        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
-            x
-        }
+impl Function<1> for Same {
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        x
     }
+}
 
+/// y\[i\] = x\[i\] in y's dtype, of f32, bf16 and bool.
+pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     map(gpu, &Same, [x], y)
 }
 
-/// y\[i\] = value.
-pub(crate) fn fill(gpu: &Launcher<'_>, value: f64, y: &Target) -> Result<()> {
-    struct Fill(f64);
-
-    impl Function<0> for Fill {
-        fn value<W: Number>(&self, []: [W; 0]) -> W {
-            W::constant(self.0)
-        }
-    }
-
-    map(gpu, &Fill(value), [], y)
+/// y\[i\] = x\[i\] in y's dtype, from elements at `from` that lie as `x` says.
+pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
+    let plan = gpu.planned(plan(&Same, [x], y.operand))?;
+    launch(gpu, &plan, &[from], y)
 }
 
 /// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].
@@ -81,7 +100,7 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
     }
 
     if empty {
-        return copy(gpu, x, to);
+        return cast(gpu, x, to);
     }
     let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
     // Each element of the sum is read by the thread that writes it.

@@ -7,7 +7,8 @@ use half::bf16;
 
 use crate::cpu::elementwise as cpu;
 use crate::cpu::{BLOCK, for_blocks};
-use crate::cuda::elementwise::{self as cuda, Target};
+use crate::cuda::copies as cuda;
+use crate::cuda::elementwise::{self, Target};
 use crate::ops::binary::contiguous_range;
 use crate::plan::Launcher;
 use crate::{
@@ -53,20 +54,14 @@ fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
         return fresh.clear();
     }
     let device = fresh.device().clone();
-    match T::DTYPE {
-        DType::F32 | DType::BF16 | DType::Bool if device.is_gpu() => {
-            let gpu = Launcher::new("full", &device);
-            cuda::fill(&gpu, value.to_f64(), &Target::fresh(&gpu, fresh)?)
-        }
-        _ if device.gpu().is_some() => {
-            fresh.copy_from("full", &vec![value; fresh.shape().elements()])
-        }
-        _ if device.computes() => {
-            for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
-            Ok(())
-        }
-        _ => Ok(()),
+    if device.is_gpu() {
+        let gpu = Launcher::new("full", &device);
+        return cuda::fill(&gpu, value, &Target::fresh(&gpu, fresh)?);
     }
+    if device.computes() {
+        for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
+    }
+    Ok(())
 }
 
 /// 0, 1, 2, ..: `count` elements of an index dtype.
@@ -165,12 +160,12 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
         return Err(COPY_AT_INTO.error(&[x, into, at], problem));
     }
 
+    let range = contiguous_range(call.name(), into)?;
+    if call.device().is_gpu() {
+        return call.launch(|gpu| cuda::copy_at(gpu, x, into, at));
+    }
     let x = contiguous(x)?;
-    let (range, rows, capacity) = (
-        contiguous_range(call.name(), into)?,
-        x.shape()[1],
-        into.shape()[1],
-    );
+    let (rows, capacity) = (x.shape()[1], into.shape()[1]);
     let inner: usize = x.shape()[2..].iter().product();
     call.compute(|| {
         let index = at.item::<i64>()?;
@@ -209,8 +204,13 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
     }
 
     let mut call = SLICE_GRAD.call(&[dy])?;
-    let dy = contiguous(dy)?;
     let mut dx = call.output_of(*shape, dy.dtype())?;
+    if call.device().is_gpu() {
+        dx.clear()?;
+        call.launch(|gpu| cuda::copy(gpu, dy, &Target::part(gpu, &dx, dim, range)?))?;
+        return Ok(dx.finish());
+    }
+    let dy = contiguous(dy)?;
     let inner: usize = shape[dim + 1..].iter().product();
     let (whole, kept) = (shape[dim] * inner, range.start * inner..range.end * inner);
     call.compute(|| {
@@ -238,7 +238,10 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
     let range = contiguous_range(call.name(), into)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::fill(gpu, value, &Target::changed(gpu, into)?)),
+        true => call.launch(|gpu| {
+            let to = Target::changed(gpu, into)?;
+            for_any!(into.dtype(), T => cuda::fill(gpu, T::from_f64(value), &to))
+        }),
         false => call.compute(|| {
             for_any!(into.dtype(), T => {
                 let value = T::from_f64(value);
@@ -282,7 +285,13 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut call = CAST.call(&[x])?;
     let mut y = call.output_of(*x.shape(), dtype)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(gpu, &y)?)),
+        true => call.launch(|gpu| {
+            let to = Target::fresh(gpu, &y)?;
+            match [x.dtype(), dtype].iter().all(is_elementwise) {
+                true => elementwise::cast(gpu, x, &to),
+                false => cuda::cast(gpu, x, &to),
+            }
+        }),
         false => call.compute(|| match (x.dtype(), dtype) {
             (DType::F32, DType::BF16) => cpu::cast::<f32, bf16>(x, y.slice()?),
             (DType::BF16, DType::F32) => cpu::cast::<bf16, f32>(x, y.slice()?),
@@ -291,4 +300,9 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
         }),
     }?;
     Ok(y.finish())
+}
+
+/// Whether elementwise kernels read and write it, in vectors.
+fn is_elementwise(dtype: &DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::Bool)
 }

@@ -4,6 +4,7 @@
 
 use super::{contiguous_range, dense_rows, summed_in};
 use crate::cpu::embedding as kernels;
+use crate::cuda::indexing as cuda;
 use crate::{Accumulator, DType, Result, Signature, Tensor, for_float, ops};
 
 static EMBEDDING: Signature =
@@ -28,8 +29,14 @@ pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO
 /// [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the first id outside of 0..V.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut call = EMBEDDING.call(&[table, ids])?;
-    let (table, ids) = (dense_rows(table)?, index_list(ids)?);
+    let table = dense_rows(table)?;
     let mut y = call.output(0)?;
+    if call.device().is_gpu() {
+        let ids = ops::contiguous(ids)?;
+        call.launch(|gpu| cuda::select(gpu, &table, 0, &ids, &y))?;
+        return Ok(y.finish());
+    }
+    let ids = index_list(ids)?;
     call.compute(|| {
         for_float!(table.dtype(), T => kernels::embedding::<T>(call.name(), &table, &ids, y.slice()?))
     })?;

@@ -6,7 +6,10 @@
 use crate::cpu::indexing::{self as kernels, Around, Middle};
 use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
+use crate::cuda;
+use crate::cuda::elementwise::Target;
 use crate::ops::{cast, contiguous};
+use crate::plan::Launcher;
 use crate::{
     Call, DType, Error, Float, Fresh, Read, Result, Shape, Signature, Tensor, for_any, for_float,
 };
@@ -59,11 +62,18 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let inner: usize = extents[dim + 1..].iter().product();
     let widths: Vec<usize> = tensors.iter().map(|x| x.shape()[dim] * inner).collect();
     let device = first.device();
-    if device.is_gpu() {
-        return Err(Error::no_kernel(CONCAT.name(), device));
-    }
     let mut y = Fresh::new(device, shape, first.dtype())?;
     device.count(0, 2 * first.dtype().bytes(shape.elements()) as u64);
+    if device.is_gpu() {
+        let mut start = 0;
+        for x in tensors {
+            let gpu = Launcher::new(CONCAT.name(), device);
+            let range = start..start + x.shape()[dim];
+            start = range.end;
+            cuda::copies::copy(&gpu, x, &Target::part(&gpu, &y, dim, range)?)?;
+        }
+        return Ok(y.finish());
+    }
     if device.computes() {
         for_any!(first.dtype(), T => kernels::concat::<T>(tensors, &widths, y.slice()?))?;
     }
@@ -125,7 +135,13 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let middle = middle(x.shape(), dim);
     let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
 
-    let (x, ids) = (contiguous(x)?, as_i64(ids)?);
+    let x = contiguous(x)?;
+    if call.device().is_gpu() {
+        let ids = contiguous(ids)?;
+        call.launch(|gpu| cuda::indexing::select(gpu, &x, dim, &ids, &y))?;
+        return Ok(y.finish());
+    }
+    let ids = as_i64(ids)?;
     call.compute(|| {
         let ids = checked(&call, &ids, middle.extent)?;
         for_any!(x.dtype(), T => {
@@ -183,6 +199,10 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     check_fits(&GATHER, &[x, index], dim, x.shape())?;
     let mut y = call.output_of(*index.shape(), x.dtype())?;
 
+    if call.device().is_gpu() {
+        call.launch(|gpu| cuda::indexing::gather(gpu, x, dim, index, &y))?;
+        return Ok(y.finish());
+    }
     let index = as_i64(index)?;
     call.compute(|| {
         let around = Around::new(x.layout(), dim, index.shape());

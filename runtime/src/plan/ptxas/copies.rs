@@ -1,7 +1,7 @@
 //! Ops that move elements.
 
 use super::tensor;
-use crate::{DType, Device, Kind, Result, Tensor, ops};
+use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
 pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
     let x = tensor(device, &[6, 64], dtype)?;
@@ -11,5 +11,23 @@ pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
     }
     let cache = Tensor::zeros(device, &[6, 64], dtype, Kind::Cache)?;
     ops::copy_into(&x, &cache)?;
-    ops::fill_into(&cache, 2.0)
+    ops::fill_into(&cache, 2.0)?;
+    let at = Tensor::zeros(device, &[1], DType::I64, Kind::Cache)?;
+    ops::copy_at_into(&x.slice(1, 0..8)?, &cache, &at)?;
+    ops::slice_grad(&x, &Shape::new(&[6, 70])?, 1, 2..66)?;
+    ops::concat(&[&x, &x.slice(1, 0..3)?], 1)?;
+    every_dtype(device)
+}
+
+/// Elements of every size, dense, turned and apart; casts from and to all.
+fn every_dtype(device: &Device) -> Result<()> {
+    for from in DType::ALL {
+        let x = tensor(device, &[3, 10, 16], from)?;
+        ops::copy(&x.transpose(1, 2)?)?;
+        ops::copy(&x.slice(2, 1..4)?)?;
+        for to in DType::ALL {
+            ops::cast(&x, to)?;
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,61 @@
+//! Copies in every unit, both ways; casts from and to every format.
+
+use super::Family;
+use crate::copies::{Cast, Copy, Fill, Format, Transpose, Unit};
+use crate::elementwise::Walk;
+use crate::{Error, Result, Variant};
+
+/// From which format to which.
+pub const CASTS: [[Format; 2]; 15] = [
+    [Format::I64, Format::I32],
+    [Format::I64, Format::F32],
+    [Format::I32, Format::F16],
+    [Format::I32, Format::U8],
+    [Format::U32, Format::Bool],
+    [Format::U8, Format::I64],
+    [Format::Bool, Format::F64],
+    [Format::F32, Format::I64],
+    [Format::F32, Format::I32],
+    [Format::F32, Format::U8],
+    [Format::F16, Format::F32],
+    [Format::F64, Format::Bf16],
+    [Format::F64, Format::Bool],
+    [Format::Bf16, Format::U32],
+    [Format::F32, Format::Bool],
+];
+
+pub(super) fn copies() -> Family {
+    let rows = |far| Walk::new(&[5, 70], &[70, 1], &[&[far, 1]]);
+    let columns = Walk::new(&[5, 70], &[70, 1], &[&[1, 5]]);
+    let turned = Walk::new(&[40, 70], &[70, 1], &[&[1, 40]]);
+    let stack = Walk::new(&[2, 40, 3, 70], &[8400, 210, 70, 1], &[&[40, 1, 80, 240]]);
+    let copy = |unit, walk: Result<Walk>, at| Ok(Copy::new(unit, &walk?, at).ptx());
+    let transpose = |unit, walk: &Result<Walk>| {
+        let walk = walk.clone()?;
+        let none = Error::Missing {
+            kernel: "transpose",
+            what: "dim",
+            index: 1,
+            count: 1,
+        };
+        Ok(Transpose::new(unit, &walk).ok_or(none)?.0.ptx())
+    };
+
+    let mut kernels: Family = Unit::ALL
+        .into_iter()
+        .map(|unit| copy(unit, rows(100), false))
+        .collect();
+    kernels.push(copy(Unit::B4, rows(1 << 40), false));
+    kernels.push(copy(Unit::B4, rows(100), true));
+    for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+        kernels.push(transpose(unit, &turned));
+        kernels.push(Ok(Fill::new(unit, true).ptx()));
+        kernels.push(Ok(Fill::new(unit, false).ptx()));
+    }
+    kernels.push(transpose(Unit::B2, &stack));
+    for [from, to] in CASTS {
+        let cast = columns.clone().map(|walk| Cast::new(from, to, &walk).ptx());
+        kernels.push(cast);
+    }
+    kernels
+}

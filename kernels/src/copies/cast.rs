@@ -1,0 +1,279 @@
+//! Elements in another format.
+
+use crate::assembler::{
+    Arguments, B16, F32, F64, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, S64, Target,
+    Variant,
+};
+use crate::elementwise::strided::{self, Index, Strides};
+use crate::elementwise::{THREADS, Walk};
+
+/// A format of elements, floats and others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// IEEE 754 binary64.
+    F64,
+    /// IEEE 754 binary32.
+    F32,
+    /// The upper half of an f32.
+    Bf16,
+    /// IEEE 754 binary16.
+    F16,
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Unsigned, 8 bits.
+    U8,
+    /// A byte, 0 for false.
+    Bool,
+}
+
+/// An element on the way from one format to another.
+#[derive(Clone, Copy)]
+enum Value<'k> {
+    F32(F32<'k>),
+    F64(F64<'k>),
+    Whole(S64<'k>),
+}
+
+impl Format {
+    /// All.
+    pub const ALL: [Format; 9] = [
+        Format::F64,
+        Format::F32,
+        Format::Bf16,
+        Format::F16,
+        Format::I64,
+        Format::I32,
+        Format::U32,
+        Format::U8,
+        Format::Bool,
+    ];
+
+    /// Bytes of an element.
+    pub fn size(self) -> u32 {
+        match self {
+            Format::F64 | Format::I64 => 8,
+            Format::F32 | Format::I32 | Format::U32 => 4,
+            Format::Bf16 | Format::F16 => 2,
+            Format::U8 | Format::Bool => 1,
+        }
+    }
+
+    /// Its name, as in the names of kernels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::F64 => "f64",
+            Format::F32 => "f32",
+            Format::Bf16 => "bf16",
+            Format::F16 => "f16",
+            Format::I64 => "i64",
+            Format::I32 => "i32",
+            Format::U32 => "u32",
+            Format::U8 => "u8",
+            Format::Bool => "bool",
+        }
+    }
+
+    /// Loads an element where the predicate holds, as bits that [`Format::value`] reads.
+    #[track_caller]
+    fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Value<'k> {
+        let k = condition.kernel();
+        match self {
+            Format::F64 => Value::F64(from.load_if(condition)),
+            Format::F32 => Value::F32(from.load_if(condition)),
+            Format::Bf16 => Value::F32(from.load_if::<crate::assembler::Bf16>(condition).to_f32()),
+            Format::F16 => {
+                let half: B16<'k> = from.load_if(condition);
+                Value::F32(k.compute("cvt.f32.f16", &[&half]))
+            }
+            Format::I64 => Value::Whole(from.load_if(condition)),
+            Format::I32 => Value::Whole(from.load_if::<i32>(condition).wide()),
+            Format::U32 => Value::Whole(from.load_if::<u32>(condition).wide().signed()),
+            Format::U8 => Value::Whole(from.load_byte_if(condition).wide().signed()),
+            Format::Bool => {
+                let holds = from.load_byte_if(condition).differs(0);
+                Value::Whole(holds.select(1i64, 0i64))
+            }
+        }
+    }
+
+    /// Converts and stores an element where the predicate holds.
+    #[track_caller]
+    fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: Value<'k>) {
+        match self {
+            Format::F64 => to.store_if(condition, value.to_f64()),
+            Format::F32 => to.store_if(condition, value.to_f32()),
+            Format::Bf16 => to.store_if(condition, value.to_f32().to_bf16()),
+            Format::F16 => {
+                let half: B16<'k> = condition
+                    .kernel()
+                    .compute("cvt.rn.f16.f32", &[&value.to_f32()]);
+                to.store_if(condition, half);
+            }
+            Format::I64 => to.store_if(condition, value.to_whole("cvt.rzi.s64.f64")),
+            Format::I32 => to.store_if(condition, low(value.to_whole("cvt.rzi.s32.f64"))),
+            Format::U32 => to.store_if(condition, low(value.to_whole("cvt.rzi.u32.f64"))),
+            Format::U8 => {
+                // Of whole numbers the low bits; other values are cut to what a byte holds.
+                let whole = match value {
+                    Value::Whole(whole) => whole,
+                    _ => value.to_whole("cvt.rzi.u32.f64").min(255),
+                };
+                to.store_byte_if(condition, low(whole));
+            }
+            Format::Bool => to.store_byte_if(condition, value.holds().select(1u32, 0u32)),
+        }
+    }
+}
+
+#[track_caller]
+fn low(whole: S64<'_>) -> crate::assembler::U32<'_> {
+    whole.unsigned().low()
+}
+
+impl<'k> Value<'k> {
+    #[track_caller]
+    fn to_f64(self) -> F64<'k> {
+        match self {
+            Value::F32(x) => x.kernel().compute("cvt.f64.f32", &[&x]),
+            Value::F64(x) => x,
+            Value::Whole(x) => x.to_f64(),
+        }
+    }
+
+    #[track_caller]
+    fn to_f32(self) -> F32<'k> {
+        match self {
+            Value::F32(x) => x,
+            _ => self.to_f64().to_f32(),
+        }
+    }
+
+    /// Cut towards zero and to the range by `conversion` of an f64, 0 for NaN; a whole number stays.
+    #[track_caller]
+    fn to_whole(self, conversion: &str) -> S64<'k> {
+        let x = match self {
+            Value::Whole(whole) => return whole,
+            _ => self.to_f64(),
+        };
+        let k = x.kernel();
+        let whole: S64<'k> = match conversion.split('.').nth(2) {
+            Some("s64") => k.compute(conversion, &[&x]),
+            Some("s32") => k.compute::<i32>(conversion, &[&x]).wide(),
+            _ => k.compute::<u32>(conversion, &[&x]).wide().signed(),
+        };
+        x.equals(x).select(whole, 0i64)
+    }
+
+    /// Whether it is not 0; NaN is not.
+    #[track_caller]
+    fn holds(self) -> Pred<'k> {
+        match self {
+            Value::F32(x) => x.differs(0.0),
+            Value::F64(x) => x.differs(0.0),
+            Value::Whole(x) => x.differs(0),
+        }
+    }
+}
+
+/// y\[c\] = x\[c\] in another format: to a float rounds to nearest even (to 16 bits by way of f32),
+/// from float to integer cuts towards zero and saturates, between integers keeps the low bits, to
+/// bool is x != 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cast {
+    from: Format,
+    to: Format,
+    dims: u8,
+    wide: bool,
+}
+
+/// What a [`Cast`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct CastArguments<'a> {
+    /// The address of the first element of x.
+    pub x: u64,
+    /// Of y.
+    pub y: u64,
+    /// How both are walked.
+    pub walk: &'a Walk,
+}
+
+impl CastArguments<'_> {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Cast) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x).push_pointer(self.y);
+        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        arguments
+    }
+}
+
+impl Cast {
+    /// The kernel for a walk over y and x.
+    pub fn new(from: Format, to: Format, walk: &Walk) -> Cast {
+        Cast {
+            from,
+            to,
+            dims: walk.extents().len() as u8,
+            wide: walk.is_wide(),
+        }
+    }
+
+    /// How to launch it over as many elements; `None` for none.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        strided::launch(elements)
+    }
+
+    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (x, y) = (k.pointer("x"), k.pointer("y"));
+        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 2);
+        let load = |index| {
+            let exists = I::is_below(index, walk.elements);
+            let coordinates = walk.coordinates(index);
+            let from = walk.address(1, x, self.from.size(), &coordinates);
+            let to = walk.address(0, y, self.to.size(), &coordinates);
+            (exists, to, self.from.load_if(exists, from))
+        };
+        let indices = strided::indices::<I, O>(k).into_iter();
+        let loaded: Vec<_> = indices.map(load).collect();
+        for (exists, to, value) in loaded {
+            self.to.store_if(exists, to, value);
+        }
+        k.finish()
+    }
+}
+
+impl Variant for Cast {
+    fn ptx(&self) -> Ptx {
+        match self.wide {
+            false => self.text::<u32, i32>(),
+            true => self.text::<u64, i64>(),
+        }
+    }
+
+    fn entry(&self) -> String {
+        let (from, to, dims) = (self.from.name(), self.to.name(), self.dims);
+        let wide = if self.wide { "_wide" } else { "" };
+        format!("cast_{from}_to_{to}_strided{dims}{wide}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        for stride in [1, 1 << 40] {
+            let walk = Walk::new(&[3, 4], &[4, 1], &[&[1, stride]]).unwrap();
+            let variant = Cast::new(Format::I64, Format::U8, &walk);
+            let (x, y) = (256, 512);
+            let bytes = CastArguments { x, y, walk: &walk }.arguments(&variant);
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

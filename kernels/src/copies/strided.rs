@@ -1,0 +1,165 @@
+//! Copies between layouts.
+
+use super::{Raw, Unit};
+use crate::assembler::{
+    Arguments, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Target, Variant,
+};
+use crate::elementwise::strided::{self, Index, Strides};
+use crate::elementwise::{THREADS, Walk};
+use crate::faults::{FaultSite, Faults};
+
+/// y\[c\] = x\[c\] for every coordinate c, whatever the strides of both. With a position, y begins as
+/// many lines further on as an i64 in the GPU's memory says; nothing is written where that is
+/// outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Copy {
+    unit: Unit,
+    dims: u8,
+    wide: bool,
+    positioned: bool,
+}
+
+/// Where a copy finds its position.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The address of an i64.
+    pub position: u64,
+    /// The bytes from one position to the next, a multiple of the unit.
+    pub stride: u64,
+    /// How many positions there are.
+    pub extent: u64,
+    /// Where others are reported.
+    pub faults: FaultSite,
+}
+
+/// What a [`Copy`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyArguments<'a> {
+    /// The address of the first element of x.
+    pub x: u64,
+    /// Of y.
+    pub y: u64,
+    /// How both are walked, in units.
+    pub walk: &'a Walk,
+    /// Where y begins, for a copy with a position.
+    pub at: Option<At>,
+}
+
+impl CopyArguments<'_> {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Copy) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x).push_pointer(self.y);
+        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        if let Some(at) = self.at {
+            arguments.push_pointer(at.position);
+            arguments.push_u64(at.stride).push_u64(at.extent);
+            at.faults.push(&mut arguments);
+        }
+        arguments
+    }
+}
+
+impl Copy {
+    /// The kernel for a walk over y and x in units.
+    pub fn new(unit: Unit, walk: &Walk, positioned: bool) -> Copy {
+        Copy {
+            unit,
+            dims: walk.extents().len() as u8,
+            wide: walk.is_wide(),
+            positioned,
+        }
+    }
+
+    /// How to launch it over as many units; `None` for none.
+    pub fn launch(&self, units: u64) -> Option<Launch> {
+        strided::launch(units)
+    }
+
+    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (x, y) = (k.pointer("x"), k.pointer("y"));
+        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 2);
+        let (y, inside) = match self.positioned {
+            true => positioned(k, y),
+            false => (y, k.constant(true)),
+        };
+
+        let size = self.unit.bytes();
+        let load = |index| {
+            let exists = I::is_below(index, walk.elements) & inside;
+            let coordinates = walk.coordinates(index);
+            let raw = self
+                .unit
+                .load_if(exists, walk.address(1, x, size, &coordinates));
+            (exists, walk.address(0, y, size, &coordinates), raw)
+        };
+        let indices = strided::indices::<I, O>(k).into_iter();
+        let loaded: Vec<(Pred<'_>, GlobalAddress<'_>, Raw<'_>)> = indices.map(load).collect();
+        for (exists, to, raw) in loaded {
+            self.unit.store_if(exists, to, raw);
+        }
+        k.finish()
+    }
+}
+
+/// Where y begins, and whether it does at all. One thread tells of a position that there is not.
+#[track_caller]
+fn positioned<'k>(k: &'k Kernel, y: GlobalAddress<'k>) -> (GlobalAddress<'k>, Pred<'k>) {
+    let position = k.pointer("position");
+    let (stride, extent) = (k.u64_param("stride"), k.u64_param("positions"));
+    let faults = Faults::parameters(k);
+    let position = position.load::<i64>();
+    let inside = position.unsigned().lt(extent);
+    let first = k.cta().equals(0) & k.thread().equals(0);
+    faults.report(first & !inside, position);
+    (y.moved(position.unsigned() * stride), inside)
+}
+
+impl Variant for Copy {
+    fn ptx(&self) -> Ptx {
+        match self.wide {
+            false => self.text::<u32, i32>(),
+            true => self.text::<u64, i64>(),
+        }
+    }
+
+    fn entry(&self) -> String {
+        let positioned = if self.positioned { "_positioned" } else { "" };
+        let wide = if self.wide { "_wide" } else { "" };
+        let (unit, dims) = (self.unit.bytes(), self.dims);
+        format!("copy{positioned}_b{unit}_strided{dims}{wide}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let narrow = Walk::new(&[3, 4], &[9, 1], &[&[1, 3]]).unwrap();
+        let wide = Walk::new(&[3, 4], &[9, 1], &[&[1, 1 << 40]]).unwrap();
+        for walk in [narrow, wide] {
+            for at in [None, Some(())] {
+                let variant = Copy::new(Unit::B4, &walk, at.is_some());
+                let at = at.map(|()| At {
+                    position: 64,
+                    stride: 4,
+                    extent: 1,
+                    faults: FaultSite::new(128, 1),
+                });
+                let (x, y) = (256, 512);
+                let arguments = CopyArguments {
+                    x,
+                    y,
+                    walk: &walk,
+                    at,
+                };
+                let bytes = arguments.arguments(&variant);
+                let declared = variant.ptx().parameter_bytes();
+                assert_eq!(bytes.bytes().len(), declared, "{variant:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Copies that turn two dims: through tiles in shared memory, so that both sides are read and
+//! written along the elements that lie side by side there.
+
+use super::{Raw, Unit};
+use crate::assembler::{
+    Arguments, GlobalAddress, Kernel, Launch, Ptx, S64, SharedAddress, Target, U32, U64, Variant,
+};
+use crate::elementwise::{THREADS, Walk};
+
+/// Dims beside the two.
+const MOST_OUTER: usize = Walk::MAX_DIMS - 2;
+
+/// Shorter dims are left to the copy without tiles.
+const LEAST: u64 = 8;
+
+/// y\[.., r, .., c\] = x\[.., r, .., c\] where r lies side by side in x and c does in y.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Transpose {
+    unit: Unit,
+    outer: u8,
+}
+
+/// What a [`Transpose`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct TransposeArguments {
+    /// The address of the first element of x.
+    pub x: u64,
+    /// Of y.
+    pub y: u64,
+    /// The extents of the two dims, and how they lie.
+    pub turned: Turned,
+}
+
+/// A walk with two dims apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Turned {
+    rows: u64,
+    columns: u64,
+    /// From one column to the next in x, and from one row to the next in y, in elements.
+    steps: [i64; 2],
+    outer: usize,
+    extents: [u64; MOST_OUTER],
+    /// Of x and of y.
+    strides: [[i64; 2]; MOST_OUTER],
+}
+
+impl Turned {
+    /// The tiles that cover it, a side of `edge` elements.
+    fn tiles(&self, edge: u32) -> [u64; 2] {
+        [self.rows, self.columns].map(|extent| extent.div_ceil(u64::from(edge)))
+    }
+}
+
+impl TransposeArguments {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Transpose) -> Arguments {
+        let Turned {
+            rows,
+            columns,
+            steps,
+            outer,
+            extents,
+            strides,
+        } = self.turned;
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x).push_pointer(self.y);
+        arguments.push_u64(rows).push_u64(columns);
+        for tiles in self.turned.tiles(variant.edge()) {
+            arguments.push_u64(tiles);
+        }
+        for step in steps {
+            arguments.push_i64(step);
+        }
+        for (extent, strides) in extents.iter().zip(strides).take(outer) {
+            arguments.push_u64(*extent);
+            arguments.push_i64(strides[0]).push_i64(strides[1]);
+        }
+        arguments
+    }
+}
+
+impl Transpose {
+    /// The kernel for a walk over y and x in elements of `unit`, and the walk as it takes it. `None`
+    /// where x and y lie side by side in the same dim, or nowhere, or too shortly.
+    pub fn new(unit: Unit, walk: &Walk) -> Option<(Transpose, Turned)> {
+        let (extents, dims) = (walk.extents(), walk.extents().len());
+        let mut strides = walk.strides();
+        let (y, x) = (strides.next()?, strides.next()?);
+        let column = dims - 1;
+        let row = (0..column).find(|dim| x[*dim] == 1)?;
+        let long = extents[row] >= LEAST && extents[column] >= LEAST;
+        if !long || y[column] != 1 || x[column] == 1 || unit == Unit::B16 {
+            return None;
+        }
+
+        let mut turned = Turned {
+            rows: extents[row],
+            columns: extents[column],
+            steps: [x[column], y[row]],
+            outer: dims - 2,
+            extents: [1; MOST_OUTER],
+            strides: [[0; 2]; MOST_OUTER],
+        };
+        for (to, dim) in (0..column).filter(|dim| *dim != row).enumerate() {
+            turned.extents[to] = extents[dim];
+            turned.strides[to] = [x[dim], y[dim]];
+        }
+        let outer = turned.outer as u8;
+        Some((Transpose { unit, outer }, turned))
+    }
+
+    /// How to launch it; `None` for no elements, and for more tiles than a launch has CTAs.
+    pub fn launch(&self, turned: &Turned) -> Option<Launch> {
+        let [rows, columns] = turned.tiles(self.edge());
+        let outer = turned.extents.iter().product::<u64>();
+        let ctas = outer.checked_mul(rows)?.checked_mul(columns)?;
+        let ctas = i32::try_from(ctas).ok()?;
+        Launch::new([ctas.unsigned_abs(), 1, 1], THREADS)
+    }
+
+    /// Elements along a side of a tile: such that a row of small elements is whole sectors.
+    fn edge(&self) -> u32 {
+        match self.unit {
+            Unit::B1 | Unit::B2 => 64,
+            _ => 32,
+        }
+    }
+
+    /// Bytes of an element in a tile: at least a word, so that each has a bank of its own.
+    fn slot(&self) -> u32 {
+        self.unit.bytes().max(4)
+    }
+}
+
+impl Variant for Transpose {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (edge, size) = (self.edge(), self.unit.bytes());
+        let (x, y) = (k.pointer("x"), k.pointer("y"));
+        let (rows, columns) = (k.u64_param("rows"), k.u64_param("columns"));
+        let (row_tiles, column_tiles) = (k.u64_param("row_tiles"), k.u64_param("column_tiles"));
+        let (x_step, y_step) = (k.i64_param("x_step"), k.i64_param("y_step"));
+
+        let cta = k.cta().wide();
+        let column = cta % column_tiles * u64::from(edge);
+        let rest = cta / column_tiles;
+        let row = rest % row_tiles * u64::from(edge);
+        let [x, y] = self.outer_part(k, rest / row_tiles, [x, y]);
+
+        // A column has a word more than it needs: then rows too lie in different banks.
+        let tile = k.shared::<u32>(edge * (edge + 1) * self.slot() / 4);
+        let (along, across) = (k.thread() % edge, k.thread() / edge);
+        let places = (0..edge).step_by((THREADS / edge) as usize);
+        let loaded: Vec<_> = places
+            .clone()
+            .map(|i| {
+                let (row, column) = (row + along.wide(), column + (across + i).wide());
+                let exists = row.lt(rows) & column.lt(columns);
+                let offset = column.signed().mad(x_step, row.signed());
+                self.unit.load_if(exists, at(x, offset, size))
+            })
+            .collect();
+        for (i, raw) in places.clone().zip(loaded) {
+            store(self.place(tile, across + i, along), raw);
+        }
+        k.barrier();
+
+        for i in places {
+            let (row, column) = (row + (across + i).wide(), column + along.wide());
+            let exists = row.lt(rows) & column.lt(columns);
+            let offset = row.signed().mad(y_step, column.signed());
+            let raw = self.load(self.place(tile, along, across + i));
+            self.unit.store_if(exists, at(y, offset, size), raw);
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("transpose_b{}_outer{}", self.unit.bytes(), self.outer)
+    }
+}
+
+impl Transpose {
+    /// Where the matrix with this number begins, in x and in y.
+    #[track_caller]
+    fn outer_part<'k>(
+        &self,
+        k: &'k Kernel,
+        number: U64<'k>,
+        starts: [GlobalAddress<'k>; 2],
+    ) -> [GlobalAddress<'k>; 2] {
+        let dims: Vec<(U64<'k>, [S64<'k>; 2])> = (0..self.outer)
+            .map(|dim| {
+                let extent = k.u64_param(&format!("extent{dim}"));
+                let stride = |tensor: &str| k.i64_param(&format!("{tensor}_stride{dim}"));
+                (extent, [stride("x"), stride("y")])
+            })
+            .collect();
+        let (mut rest, mut starts) = (number, starts);
+        for (extent, strides) in dims.into_iter().rev() {
+            let coordinate = (rest % extent).signed();
+            rest = rest / extent;
+            for (start, stride) in starts.iter_mut().zip(strides) {
+                *start = at(*start, coordinate * stride, self.unit.bytes());
+            }
+        }
+        starts
+    }
+
+    #[track_caller]
+    fn place<'k>(
+        &self,
+        tile: SharedAddress<'k>,
+        column: U32<'k>,
+        row: U32<'k>,
+    ) -> SharedAddress<'k> {
+        let slot = column.mad(self.edge() + 1, row);
+        tile.moved(slot * self.slot())
+    }
+
+    #[track_caller]
+    fn load<'k>(&self, from: SharedAddress<'k>) -> Raw<'k> {
+        match self.unit {
+            Unit::B8 => Raw::Wide(from.load::<u64>()),
+            _ => Raw::Word(from.load::<u32>()),
+        }
+    }
+}
+
+#[track_caller]
+fn store<'k>(to: SharedAddress<'k>, raw: Raw<'k>) {
+    match raw {
+        Raw::Word(word) => to.store(word),
+        Raw::Wide(wide) => to.store(wide),
+        Raw::Vector(words) => to.store_vector(words),
+    }
+}
+
+#[track_caller]
+fn at<'k>(start: GlobalAddress<'k>, offset: S64<'k>, size: u32) -> GlobalAddress<'k> {
+    start.moved((offset * i64::from(size)).unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn walk(extents: &[usize], x: &[isize]) -> Walk {
+        let y: Vec<isize> = (0..extents.len())
+            .map(|dim| extents[dim + 1..].iter().product::<usize>() as isize)
+            .collect();
+        Walk::new(extents, &y, &[x]).unwrap()
+    }
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let walk = walk(&[3, 10, 5, 20], &[5000, 1, 300, 10]);
+        for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+            let (variant, turned) = Transpose::new(unit, &walk).unwrap();
+            let (x, y) = (256, 512);
+            let bytes = TransposeArguments { x, y, turned }.arguments(&variant);
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+            assert_eq!(variant.launch(&turned).unwrap().grid, [15, 1, 1]);
+        }
+    }
+
+    #[test]
+    fn only_turned_dims_take_tiles() {
+        let turned =
+            |extents: &[usize], x: &[isize]| Transpose::new(Unit::B4, &walk(extents, x)).is_some();
+        assert!(turned(&[16, 16], &[1, 16]));
+        assert!(turned(&[16, 3, 16], &[1, 1000, 16]));
+        assert!(!turned(&[16, 16], &[32, 1]), "rows apart");
+        assert!(!turned(&[16, 4], &[1, 16]), "short");
+        assert!(!turned(&[16, 16], &[2, 32]), "nothing side by side");
+        assert!(!turned(&[16, 16], &[0, 1]), "repeated");
+    }
+}

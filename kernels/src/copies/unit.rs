@@ -1,0 +1,106 @@
+//! What is moved at once, as bits.
+
+use crate::assembler::{GlobalAddress, Pred, U32, U64};
+use crate::elementwise::Walk;
+
+/// As many bytes as are moved at once: an element, or neighbours together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unit {
+    /// One byte.
+    B1,
+    /// Two bytes.
+    B2,
+    /// Four bytes.
+    B4,
+    /// Eight bytes.
+    B8,
+    /// Sixteen bytes, the most.
+    B16,
+}
+
+/// One unit in registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Raw<'k> {
+    /// Up to four bytes, the rest zero.
+    Word(U32<'k>),
+    Wide(U64<'k>),
+    Vector([U32<'k>; 4]),
+}
+
+impl Unit {
+    /// All, the smallest first.
+    pub const ALL: [Unit; 5] = [Unit::B1, Unit::B2, Unit::B4, Unit::B8, Unit::B16];
+
+    /// Its bytes.
+    pub fn bytes(self) -> u32 {
+        1 << (self as u32)
+    }
+
+    /// The unit of as many bytes: 1, 2, 4, 8 or 16.
+    pub fn of(bytes: u32) -> Option<Unit> {
+        Unit::ALL.into_iter().find(|unit| unit.bytes() == bytes)
+    }
+
+    /// The largest unit that a walk over elements of this size can be made in, and that walk.
+    /// `starts`: the distances of the tensors' first elements from a multiple of 16 bytes, and of
+    /// all else that must be a multiple of the unit, combined by "or".
+    pub fn largest(self, walk: &Walk, starts: u64) -> (Unit, Walk) {
+        let larger = Unit::ALL.into_iter().rev().filter(|unit| *unit > self);
+        let mut fitting = larger.filter_map(|unit| {
+            let aligned = starts.is_multiple_of(u64::from(unit.bytes()));
+            let walk = walk.grouped(u64::from(unit.bytes() / self.bytes()))?;
+            aligned.then_some((unit, walk))
+        });
+        fitting.next().unwrap_or((self, *walk))
+    }
+
+    /// Loads one where the predicate holds; zeros elsewhere.
+    #[track_caller]
+    pub(crate) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Raw<'k> {
+        match self {
+            Unit::B1 => Raw::Word(from.load_byte_if(condition)),
+            Unit::B2 => Raw::Word(from.load_half_if(condition)),
+            Unit::B4 => Raw::Word(from.load_if::<u32>(condition)),
+            Unit::B8 => Raw::Wide(from.load_if::<u64>(condition)),
+            Unit::B16 => Raw::Vector(from.load_vector_if(condition)),
+        }
+    }
+
+    /// Stores one where the predicate holds.
+    #[track_caller]
+    pub(crate) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, raw: Raw<'k>) {
+        match (raw, self) {
+            (Raw::Word(word), Unit::B1) => to.store_byte_if(condition, word),
+            (Raw::Word(word), Unit::B2) => to.store_half_if(condition, word),
+            (Raw::Word(word), _) => to.store_if(condition, word),
+            (Raw::Wide(wide), _) => to.store_if(condition, wide),
+            (Raw::Vector(words), _) => to.store_vector_if(condition, words),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn largest(extents: &[usize], x: &[isize], starts: u64) -> (Unit, u64) {
+        let y: Vec<isize> = (0..extents.len())
+            .map(|dim| extents[dim + 1..].iter().product::<usize>() as isize)
+            .collect();
+        let walk = Walk::new(extents, &y, &[x]).unwrap();
+        let (unit, walk) = Unit::B2.largest(&walk, starts);
+        (unit, walk.elements())
+    }
+
+    /// Neighbours move together as far as extents, strides and beginnings allow.
+    #[test]
+    fn neighbours_move_together() {
+        assert_eq!(largest(&[6, 8], &[8, 1], 0), (Unit::B16, 6));
+        assert_eq!(largest(&[6, 8], &[8, 1], 4), (Unit::B4, 24));
+        assert_eq!(largest(&[6, 8], &[12, 1], 0), (Unit::B8, 12));
+        assert_eq!(largest(&[6, 8], &[9, 1], 0), (Unit::B2, 48));
+        assert_eq!(largest(&[6, 8], &[1, 6], 0), (Unit::B2, 48));
+        assert_eq!(largest(&[1, 1], &[1, 1], 0), (Unit::B2, 1));
+        assert_eq!(largest(&[3, 5, 8], &[0, 16, 1], 16), (Unit::B16, 15));
+    }
+}

@@ -1,0 +1,133 @@
+//! Elements that an index tensor chooses along one dim.
+
+use super::ids::Choice;
+use super::{Ids, Indexed};
+use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Target, Variant};
+use crate::copies::Unit;
+use crate::elementwise::strided::{self, Index, Strides};
+use crate::elementwise::{THREADS, Walk};
+
+/// y\[c\] = x\[c, but index\[c\] in one dim\].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gather {
+    unit: Unit,
+    ids: Ids,
+    dims: u8,
+    wide: bool,
+}
+
+/// What a [`Gather`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherArguments<'a> {
+    /// The address of the first element of x.
+    pub x: u64,
+    /// Of the index tensor.
+    pub index: u64,
+    /// Of y.
+    pub y: u64,
+    /// Over the index tensor's extents: the strides of y, of the index tensor and of x, the last 0
+    /// in the dim that is indexed.
+    pub walk: &'a Walk,
+    /// That dim in x.
+    pub indexed: Indexed,
+}
+
+impl GatherArguments<'_> {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Gather) -> Arguments {
+        let mut arguments = Arguments::new();
+        for address in [self.x, self.index, self.y] {
+            arguments.push_pointer(address);
+        }
+        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        self.indexed.push(&mut arguments);
+        arguments
+    }
+}
+
+impl Gather {
+    /// The kernel for elements of up to 8 bytes.
+    pub fn new(unit: Unit, ids: Ids, walk: &Walk) -> Gather {
+        Gather {
+            unit,
+            ids,
+            dims: walk.extents().len() as u8,
+            wide: walk.is_wide(),
+        }
+    }
+
+    /// How to launch it over as many elements; `None` for none.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        strided::launch(elements)
+    }
+
+    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (x, ids, y) = (k.pointer("x"), k.pointer("index"), k.pointer("y"));
+        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 3);
+        let choice = Choice::parameters(k);
+
+        let size = self.unit.bytes();
+        let index = |index| {
+            let exists = I::is_below(index, walk.elements);
+            let coordinates = walk.coordinates(index);
+            let from = walk.address(1, ids, self.ids.size(), &coordinates);
+            let to = walk.address(0, y, size, &coordinates);
+            let around = walk.address(2, x, size, &coordinates);
+            (exists, self.ids.load_if(exists, from), around, to)
+        };
+        let indices: Vec<_> = strided::indices::<I, O>(k).into_iter().map(index).collect();
+        let mut loaded = Vec::with_capacity(indices.len());
+        for (exists, index, around, to) in indices {
+            let (inside, offset) = choice.choose(exists, index);
+            let from = around.moved((offset * i64::from(size)).unsigned());
+            loaded.push((exists, to, self.unit.load_if(inside, from)));
+        }
+        for (exists, to, raw) in loaded {
+            self.unit.store_if(exists, to, raw);
+        }
+        k.finish()
+    }
+}
+
+impl Variant for Gather {
+    fn ptx(&self) -> Ptx {
+        match self.wide {
+            false => self.text::<u32, i32>(),
+            true => self.text::<u64, i64>(),
+        }
+    }
+
+    fn entry(&self) -> String {
+        let (unit, ids, dims) = (self.unit.bytes(), self.ids.name(), self.dims);
+        let wide = if self.wide { "_wide" } else { "" };
+        format!("gather_b{unit}_{ids}_strided{dims}{wide}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::FaultSite;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        for far in [3, 1 << 40] {
+            let walk = Walk::new(&[3, 4], &[4, 1], &[&[1, 3], &[far, 0]]).unwrap();
+            let variant = Gather::new(Unit::B2, Ids::I32, &walk);
+            let arguments = GatherArguments {
+                x: 256,
+                index: 512,
+                y: 1024,
+                walk: &walk,
+                indexed: Indexed {
+                    extent: 3,
+                    stride: 1,
+                    faults: FaultSite::new(64, 1),
+                },
+            };
+            let bytes = arguments.arguments(&variant);
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

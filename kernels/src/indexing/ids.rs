@@ -1,0 +1,101 @@
+//! Indices as they lie in memory.
+
+use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U64};
+use crate::faults::{FaultSite, Faults};
+
+/// The format of indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ids {
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+}
+
+/// What indices choose from.
+#[derive(Clone, Copy, Debug)]
+pub struct Indexed {
+    /// How many there are to choose from.
+    pub extent: u64,
+    /// The distance from one to the next, in units.
+    pub stride: i64,
+    /// Where indices out of range are reported.
+    pub faults: FaultSite,
+}
+
+impl Ids {
+    /// All.
+    pub const ALL: [Ids; 3] = [Ids::I64, Ids::I32, Ids::U32];
+
+    /// Bytes of an index.
+    pub fn size(self) -> u32 {
+        match self {
+            Ids::I64 => 8,
+            Ids::I32 | Ids::U32 => 4,
+        }
+    }
+
+    /// Its name, as in the names of kernels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ids::I64 => "i64",
+            Ids::I32 => "i32",
+            Ids::U32 => "u32",
+        }
+    }
+
+    /// Loads an index where the predicate holds; 0 elsewhere.
+    #[track_caller]
+    pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> S64<'k> {
+        match self {
+            Ids::I64 => from.load_if(condition),
+            Ids::I32 => from.load_if::<i32>(condition).wide(),
+            Ids::U32 => from.load_if::<u32>(condition).wide().signed(),
+        }
+    }
+}
+
+/// What indices choose from, in a kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Choice<'k> {
+    extent: U64<'k>,
+    stride: S64<'k>,
+    faults: Faults<'k>,
+}
+
+impl<'k> Choice<'k> {
+    /// Declares the parameters that [`Indexed::push`] fills.
+    #[track_caller]
+    pub(super) fn parameters(k: &'k Kernel) -> Choice<'k> {
+        Choice {
+            extent: k.u64_param("extent"),
+            stride: k.i64_param("stride"),
+            faults: Faults::parameters(k),
+        }
+    }
+
+    /// Units of all that there is to choose from, where that lies densely.
+    #[track_caller]
+    pub(super) fn whole(self) -> U64<'k> {
+        self.extent * self.stride.unsigned()
+    }
+
+    /// Whether the index of an element that `exists` chooses something, and how far that lies behind
+    /// the first. Tells of one that does not.
+    #[track_caller]
+    pub(super) fn choose(self, exists: Pred<'k>, index: S64<'k>) -> (Pred<'k>, S64<'k>) {
+        let inside = index.unsigned().lt(self.extent);
+        self.faults.report(exists & !inside, index);
+        (exists & inside, index * self.stride)
+    }
+}
+
+impl Indexed {
+    /// Adds the arguments that [`Choice::parameters`] declares.
+    pub(super) fn push(self, arguments: &mut Arguments) {
+        arguments.push_u64(self.extent).push_i64(self.stride);
+        self.faults.push(arguments);
+    }
+}

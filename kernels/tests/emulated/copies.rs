@@ -1,0 +1,393 @@
+//! Copies, transposes, casts and fills against the host.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::catalogue::CASTS;
+use meshgrad_kernels::copies::{
+    At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments, Format, Transpose,
+    TransposeArguments, Unit,
+};
+use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::faults::{Fault, FaultSite};
+
+use crate::device::Device;
+
+/// Bytes that differ from each other.
+fn bytes(count: usize) -> Vec<u8> {
+    (0..count).map(|i| (i * 7 + i / 256 * 13) as u8).collect()
+}
+
+/// The offset of each element of `extents`, in row-major order.
+fn offsets(extents: &[usize], strides: &[isize]) -> Vec<usize> {
+    let mut offsets = vec![0isize];
+    for (extent, stride) in extents.iter().zip(strides) {
+        let along = |start: isize| (0..*extent as isize).map(move |i| start + i * stride);
+        offsets = offsets.into_iter().flat_map(along).collect();
+    }
+    offsets.into_iter().map(|offset| offset as usize).collect()
+}
+
+fn dense(extents: &[usize]) -> Vec<isize> {
+    let inner = |dim: usize| extents[dim + 1..].iter().product::<usize>() as isize;
+    (0..extents.len()).map(inner).collect()
+}
+
+/// A copy of elements of `size` bytes with these strides into dense ones, in units as large as can
+/// be, or through tiles where that is asked for; the bytes of the result.
+fn copied(
+    device: &Device,
+    unit: Unit,
+    extents: &[usize],
+    strides: &[isize],
+    tiles: bool,
+) -> (Vec<u8>, Counters) {
+    let size = unit.bytes() as usize;
+    let of_x = offsets(extents, strides);
+    let x = bytes((of_x.iter().max().unwrap() + 1) * size);
+    let (at_x, at_y) = (device.put(&x), device.room(of_x.len() * size));
+
+    let walk = Walk::new(extents, &dense(extents), &[strides]).unwrap();
+    let counters = if tiles {
+        let (variant, turned) = Transpose::new(unit, &walk).unwrap();
+        let arguments = TransposeArguments {
+            x: at_x,
+            y: at_y,
+            turned,
+        };
+        let launch = variant.launch(&turned).unwrap();
+        device.run(&variant, launch, &arguments.arguments(&variant))
+    } else {
+        let (unit, walk) = unit.largest(&walk, 0);
+        copy(device, unit, &walk, [at_x, at_y], None)
+    };
+
+    let y = device.bytes(at_y, of_x.len() * size);
+    let expected: Vec<u8> = of_x
+        .iter()
+        .flat_map(|at| x[at * size..][..size].to_vec())
+        .collect();
+    assert_eq!(y, expected, "{unit:?} {extents:?} {strides:?}");
+    (y, counters)
+}
+
+fn copy(device: &Device, unit: Unit, walk: &Walk, [x, y]: [u64; 2], at: Option<At>) -> Counters {
+    let variant = Copy::new(unit, walk, at.is_some());
+    let arguments = CopyArguments { x, y, walk, at };
+    let launch = variant.launch(walk.elements()).unwrap();
+    device.run(&variant, launch, &arguments.arguments(&variant))
+}
+
+/// That every element is read and written once, and no bank or sector is visited for nothing.
+#[track_caller]
+fn assert_once(counters: &Counters, bytes: usize, whole_sectors: bool) {
+    let total = counters.total;
+    assert_eq!([total.bytes_read, total.bytes_written], [bytes as u64; 2]);
+    assert_eq!(counters.unique_bytes_read, bytes as u64);
+    assert_eq!(total.passes, total.ideal_passes, "{}", counters.kernel);
+    if whole_sectors {
+        assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+    }
+}
+
+#[test]
+fn copies_move_every_element_once() {
+    for device in Device::all() {
+        for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+            let size = unit.bytes() as usize;
+            for (extents, strides, whole) in [
+                (&[1][..], &[1][..], false),
+                (&[7, 33], &[40, 1], false),
+                (&[6, 32], &[64, 1], true),
+                (&[2, 3, 70], &[0, 210, 2], false),
+                (&[4, 2, 3, 1, 2, 16], &[16, 640, 128, 1, 64, 1], false),
+            ] {
+                let (y, counters) = copied(&device, unit, extents, strides, false);
+                let repeated = strides.contains(&0);
+                if !repeated {
+                    assert_once(&counters, y.len(), whole && size >= 4);
+                }
+            }
+        }
+    }
+}
+
+/// Rows that lie side by side are copied in 16 bytes, whatever they are of.
+#[test]
+fn rows_are_copied_in_vectors() {
+    let device = Device::plain();
+    for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+        let row = 256 / unit.bytes() as usize;
+        let (_, counters) = copied(&device, unit, &[32, row], &[2 * row as isize, 1], false);
+        assert_eq!(counters.kernel, "copy_b16_strided2");
+        assert_once(&counters, 32 * 256, true);
+    }
+}
+
+/// Through tiles both sides move whole sectors, and no bank is asked twice.
+#[test]
+fn transposes_move_whole_sectors() {
+    for device in Device::all() {
+        for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+            let (y, counters) = copied(&device, unit, &[64, 128], &[1, 64], true);
+            assert_once(&counters, y.len(), true);
+            let (y, counters) = copied(&device, unit, &[9, 70], &[1, 9], true);
+            assert_once(&counters, y.len(), false);
+            copied(&device, unit, &[3, 33, 2, 65], &[33, 1, 99, 198], true);
+        }
+    }
+}
+
+#[test]
+fn positions_are_read_on_the_device() {
+    for device in Device::all() {
+        for (position, fault) in [(0, None), (3, None), (4, Some(4)), (-1, Some(-1))] {
+            positioned(&device, position, fault);
+        }
+    }
+}
+
+/// A copy of [5, 70] to a position of [5, 4 + 3, 10]; the bytes there.
+fn positioned(device: &Device, position: i64, fault: Option<i64>) -> Vec<u8> {
+    let x = bytes(4 * 200);
+    let before = vec![0xee; 4 * 350];
+    let (at_x, at_y) = (device.put(&x), device.put(&before));
+    let word = device.put(&[0; 8]);
+    let at = At {
+        position: device.put(&position.to_le_bytes()),
+        stride: 40,
+        extent: 4,
+        faults: FaultSite::new(word, 5),
+    };
+    let walk = Walk::new(&[5, 40], &[70, 1], &[&[40, 1]]).unwrap();
+    copy(device, Unit::B4, &walk, [at_x, at_y], Some(at));
+
+    let mut expected = before;
+    if fault.is_none() {
+        for row in 0..5 {
+            let to = (row * 70 + position as usize * 10) * 4;
+            expected[to..to + 160].copy_from_slice(&x[row * 160..][..160]);
+        }
+    }
+    let y = device.bytes(at_y, expected.len());
+    assert_eq!(y, expected);
+    let word = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
+    let told = Fault::from_word(word).map(|fault| (fault.site, fault.index));
+    assert_eq!(told, fault.map(|index| (5, index)));
+    y
+}
+
+#[test]
+fn fills_reach_every_element_and_no_other() {
+    for device in Device::all() {
+        for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+            for count in [1, 3, 16, 517] {
+                fill(&device, unit, count, true);
+                fill(&device, unit, count, false);
+            }
+        }
+    }
+}
+
+fn fill(device: &Device, unit: Unit, count: usize, aligned: bool) -> Vec<u8> {
+    let size = unit.bytes() as usize;
+    let bits: u64 = match unit {
+        Unit::B1 => 0x0101_0101_0101_0101 * 0x5a,
+        Unit::B2 => 0x0001_0001_0001_0001 * 0x5a21,
+        Unit::B4 => 0x0000_0001_0000_0001 * 0x5a21_8733,
+        _ => 0x5a21_8733_9911_6622,
+    };
+    let skipped = if aligned { 0 } else { size };
+    let y = device.put(&vec![0xee; skipped + count * size + 8]);
+    let variant = Fill::new(unit, aligned);
+    let arguments = FillArguments {
+        y: y + skipped as u64,
+        elements: count as u64,
+        bits,
+    };
+    let launch = variant.launch(count as u64).unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    assert_eq!(counters.total.bytes_written, (count * size) as u64);
+
+    let found = device.bytes(y, skipped + count * size + 8);
+    let (before, rest) = found.split_at(skipped);
+    let (filled, after) = rest.split_at(count * size);
+    assert!(before.iter().chain(after).all(|byte| *byte == 0xee));
+    let expected = bits.to_le_bytes()[..size].repeat(count);
+    assert_eq!(filled, expected);
+    found
+}
+
+/// Elements of a format: small and large ones, below zero, beyond what others hold, odd ones.
+fn elements(format: Format) -> Vec<u8> {
+    let whole = [
+        0i64,
+        1,
+        -1,
+        3,
+        255,
+        256,
+        -70_000,
+        1 << 31,
+        i64::MAX,
+        i64::MIN,
+        5 << 33,
+    ];
+    let floats = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.5,
+        0.49,
+        255.9,
+        256.0,
+        1e10,
+        -1e20,
+        65_519.0,
+        65_520.0,
+        1e-7,
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+    ];
+    let floats = floats.iter().chain([1.001_953_125, 2.5e-8].iter());
+    match format {
+        Format::F64 => floats.flat_map(|x| x.to_le_bytes()).collect(),
+        Format::F32 => floats.flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        Format::Bf16 => floats
+            .flat_map(|x| half::bf16::from_f32(*x as f32).to_le_bytes())
+            .collect(),
+        Format::F16 => floats
+            .flat_map(|x| half::f16::from_f32(*x as f32).to_le_bytes())
+            .collect(),
+        _ => {
+            let size = format.size() as usize;
+            let bytes = |x: &i64| x.to_le_bytes()[..size].to_vec();
+            whole.iter().flat_map(bytes).collect()
+        }
+    }
+}
+
+/// An element as f64, and as an integer where it is one.
+fn value(format: Format, bytes: &[u8]) -> (f64, Option<i64>) {
+    let whole = |x: i64| (x as f64, Some(x));
+    match format {
+        Format::F64 => (f64::from_le_bytes(bytes.try_into().unwrap()), None),
+        Format::F32 => (f32::from_le_bytes(bytes.try_into().unwrap()).into(), None),
+        Format::Bf16 => (
+            half::bf16::from_le_bytes(bytes.try_into().unwrap()).into(),
+            None,
+        ),
+        Format::F16 => (
+            half::f16::from_le_bytes(bytes.try_into().unwrap()).into(),
+            None,
+        ),
+        Format::I64 => whole(i64::from_le_bytes(bytes.try_into().unwrap())),
+        Format::I32 => whole(i32::from_le_bytes(bytes.try_into().unwrap()).into()),
+        Format::U32 => whole(u32::from_le_bytes(bytes.try_into().unwrap()).into()),
+        Format::U8 => whole(bytes[0].into()),
+        Format::Bool => whole((bytes[0] != 0).into()),
+    }
+}
+
+/// The element nearest to a value, as the CPU's cast makes it.
+fn nearest(format: Format, (x, whole): (f64, Option<i64>)) -> f64 {
+    match format {
+        Format::F64 => x,
+        Format::F32 => (x as f32).into(),
+        Format::Bf16 => half::bf16::from_f32(x as f32).into(),
+        Format::F16 => half::f16::from_f32(x as f32).into(),
+        Format::I64 => whole.unwrap_or(x as i64) as f64,
+        Format::I32 => whole.map_or(x as i32, |x| x as i32).into(),
+        Format::U32 => whole.map_or(x as u32, |x| x as u32).into(),
+        Format::U8 => whole.map_or(x as u8, |x| x as u8).into(),
+        Format::Bool => f64::from(u8::from(x != 0.0)),
+    }
+}
+
+#[test]
+fn casts_are_those_of_the_cpu() {
+    let device = Device::plain();
+    for from in Format::ALL {
+        for to in Format::ALL {
+            cast(&device, from, to);
+        }
+    }
+}
+
+/// Casts columns of elements; the bytes of the result.
+fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
+    let x = elements(from);
+    let (size, count) = (from.size() as usize, x.len() / from.size() as usize);
+    // Two columns, of which each is all elements.
+    let twice: Vec<u8> = x.chunks(size).flat_map(|x| [x, x].concat()).collect();
+    let room = 2 * count * to.size() as usize;
+    let (at_x, at_y) = (device.put(&twice), device.room(room));
+    let walk = Walk::new(&[2, count], &[count as isize, 1], &[&[1, 2]]).unwrap();
+    let variant = Cast::new(from, to, &walk);
+    let arguments = CastArguments {
+        x: at_x,
+        y: at_y,
+        walk: &walk,
+    };
+    let launch = variant.launch(walk.elements()).unwrap();
+    device.run(&variant, launch, &arguments.arguments(&variant));
+
+    let y = device.bytes(at_y, room);
+    let found = y.chunks(to.size() as usize).map(|y| value(to, y).0);
+    let expected = x.chunks(size).map(|x| nearest(to, value(from, x)));
+    for (found, expected) in found.zip(expected.clone().chain(expected)) {
+        let same = found == expected || found.is_nan() && expected.is_nan();
+        assert!(same, "{from:?} to {to:?}: {found}, not {expected}");
+    }
+    y
+}
+
+/// The kernel for far strides, with near ones.
+fn wide(device: &Device) -> Vec<u8> {
+    let far = Walk::new(&[5, 70], &[70, 1], &[&[1 << 40, 1]]).unwrap();
+    let near = Walk::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
+    let variant = Copy::new(Unit::B4, &far, false);
+    let (x, y) = (device.put(&bytes(2000)), device.room(1400));
+    let arguments = CopyArguments {
+        x,
+        y,
+        walk: &near,
+        at: None,
+    };
+    let launch = variant.launch(near.elements()).unwrap();
+    device.run(&variant, launch, &arguments.arguments(&variant));
+    let (x, y) = (bytes(2000), device.bytes(y, 1400));
+    for (x, y) in x.chunks(400).zip(y.chunks(280)) {
+        assert_eq!(x[..280], *y);
+    }
+    y
+}
+
+/// Every kernel of the catalogue.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for unit in Unit::ALL {
+        let walk = Walk::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
+        let size = unit.bytes() as usize;
+        let (x, y) = (device.put(&bytes(500 * size)), device.room(350 * size));
+        copy(device, unit, &walk, [x, y], None);
+        bits.extend(device.bytes(y, 350 * size));
+    }
+    bits.extend(wide(device));
+    for position in [2, 9] {
+        bits.extend(positioned(
+            device,
+            position,
+            (position > 3).then_some(position),
+        ));
+    }
+    for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
+        bits.extend(copied(device, unit, &[40, 70], &[1, 40], true).0);
+        bits.extend(fill(device, unit, 37, true));
+        bits.extend(fill(device, unit, 37, false));
+    }
+    bits.extend(copied(device, Unit::B2, &[2, 40, 3, 70], &[40, 1, 80, 240], true).0);
+    for [from, to] in CASTS {
+        bits.extend(cast(device, from, to));
+    }
+    bits
+}

@@ -1,0 +1,133 @@
+//! What indices choose: one body, the device a parameter; what is expected is the CPU's.
+
+mod devices;
+
+use devices::{devices, exact, gpu, numbered, reference, values};
+use meshgrad_runtime::{CudaError, DType, Device, Error, Tensor, ops};
+
+const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];
+
+/// Indices below `extent`, some of them several times.
+fn ids(device: &Device, shape: &[usize], extent: usize, dtype: DType) -> Tensor {
+    let count: usize = shape.iter().product();
+    let values: Vec<i64> = (0..count)
+        .map(|i| ((i * i * 7 + i / 2) % extent) as i64)
+        .collect();
+    let values = Tensor::from_slice(reference(), shape, &values).unwrap();
+    ops::to_device(&ops::cast(&values, dtype).unwrap(), device).unwrap()
+}
+
+fn there(x: &Tensor) -> Tensor {
+    ops::to_device(x, reference()).unwrap()
+}
+
+#[test]
+fn embeddings_are_rows() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (features, ids_dtype) in [(64, IDS[0]), (20, IDS[1]), (7, IDS[2])] {
+                let table = numbered(&device, &[11, features], dtype, 1.0);
+                let ids = ids(&device, &[3, 5], 11, ids_dtype);
+                let y = ops::embedding(&table, &ids).unwrap();
+                let expected = ops::embedding(&exact(&table), &there(&ids)).unwrap();
+                assert_eq!(y.shape()[..], [3, 5, features]);
+                assert_eq!(
+                    values(&y),
+                    values(&expected),
+                    "{features} {dtype} on {device}"
+                );
+
+                let turned = numbered(&device, &[features, 11], dtype, 1.0)
+                    .transpose(0, 1)
+                    .unwrap();
+                let y = ops::embedding(&turned, &ids.transpose(0, 1).unwrap()).unwrap();
+                let ids = there(&ids).transpose(0, 1).unwrap();
+                let expected = ops::embedding(&exact(&turned), &ids).unwrap();
+                assert_eq!(values(&y), values(&expected), "turned on {device}");
+            }
+            let table = numbered(&device, &[11, 8], dtype, 1.0);
+            let none = ops::embedding(&table, &ids(&device, &[0, 2], 11, DType::I64)).unwrap();
+            assert_eq!(none.shape()[..], [0, 2, 8]);
+        }
+    }
+}
+
+#[test]
+fn parts_are_selected_along_any_dim() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16, DType::I64, DType::Bool] {
+            let x = ops::cast(&numbered(&device, &[5, 6, 16], DType::F32, 9.0), dtype).unwrap();
+            for (dim, ids_dtype) in IDS.into_iter().enumerate() {
+                let ids = ids(&device, &[13], x.shape()[dim], ids_dtype);
+                for view in [x.clone(), x.transpose(0, 2).unwrap()] {
+                    if view.shape()[dim] < x.shape()[dim] {
+                        continue;
+                    }
+                    let y = ops::index_select(&view, dim as isize, &ids).unwrap();
+                    let view = exact(&view);
+                    let expected = ops::index_select(&view, dim as isize, &there(&ids)).unwrap();
+                    assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn elements_are_gathered() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16, DType::U8, DType::I64] {
+            let x = ops::cast(&numbered(&device, &[5, 6, 7], DType::F32, 99.0), dtype).unwrap();
+            for (dim, ids_dtype) in IDS.into_iter().enumerate() {
+                let mut extents = [4, 5, 6];
+                extents[dim] = 9;
+                let index = ids(&device, &extents, x.shape()[dim], ids_dtype);
+                let y = ops::gather(&x, dim as isize, &index).unwrap();
+                let expected = ops::gather(&exact(&x), dim as isize, &there(&index)).unwrap();
+                assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
+            }
+            let turned = x.transpose(0, 2).unwrap();
+            let index = ids(&device, &[6, 3, 2], 5, DType::I64)
+                .transpose(0, 2)
+                .unwrap();
+            let index = index.slice(0, 0..2).unwrap();
+            let y = ops::gather(&turned, 2, &index).unwrap();
+            let expected = ops::gather(&exact(&turned), 2, &there(&index)).unwrap();
+            assert_eq!(values(&y), values(&expected), "turned on {device}");
+        }
+    }
+}
+
+#[track_caller]
+fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
+    let told = gpu.synchronize().unwrap_err();
+    let Error::Cuda(CudaError::IndexOutOfRange {
+        op: by,
+        index: met,
+        extent: of,
+        ..
+    }) = told
+    else {
+        panic!("{told}");
+    };
+    assert_eq!((by, met, of), (op, index, extent));
+    gpu.synchronize().unwrap();
+}
+
+/// On a GPU an index outside chooses zeros, and the next who waits is told.
+#[test]
+fn indices_outside_are_told() {
+    let Some(gpu) = gpu() else { return };
+    let x = ops::full(&gpu, &[4, 6], DType::F32, 2.0).unwrap();
+    let wrong = Tensor::from_slice(&gpu, &[3], &[1i64, 6, 2]).unwrap();
+    let y = ops::embedding(&x, &wrong).unwrap();
+    assert_told(&gpu, "embedding", 6, 4);
+    assert_eq!(values(&y)[..12], [[2.0; 6], [0.0; 6]].concat());
+
+    ops::index_select(&x, 1, &wrong).unwrap();
+    assert_told(&gpu, "index_select", 6, 6);
+    let index = Tensor::from_slice(&gpu, &[1, 2], &[-4i32, 3]).unwrap();
+    let y = ops::gather(&x, 0, &index).unwrap();
+    assert_told(&gpu, "gather", -4, 4);
+    assert_eq!(values(&y), [0.0, 2.0]);
+}
