@@ -86,6 +86,15 @@ impl<'k> Faults<'k> {
         }
     }
 
+    /// As [`Faults::parameters`], where a kernel has several sites.
+    #[track_caller]
+    pub fn named(k: &'k Kernel, name: &str) -> Faults<'k> {
+        Faults {
+            word: k.pointer(&format!("faults_{name}")),
+            site: k.u64_param(&format!("site_{name}")),
+        }
+    }
+
     /// Tells of `index` where it is `outside`. The caller sees to it that such an index is not used.
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {

@@ -170,6 +170,28 @@ fn largest(x: &Tensor) -> f64 {
         .fold(1.0, |largest, x| x.abs().max(largest))
 }
 
+/// What only values tell is an error of the CPU's op, and on a GPU of what waits for it.
+#[test]
+fn wrong_lengths_are_told() {
+    for device in devices() {
+        let x = numbered(&device, &[1, 3, 1, 8], DType::F32, 1.0);
+        let mask = AttentionMask {
+            sequences: AttentionSequences::Cached {
+                q_offset: list(&device, &[0]),
+                k_len: list(&device, &[4]),
+            },
+            ..AttentionMask::default()
+        };
+        let out = ops::attention(&x, &x, &x, &mask, 1.0).and_then(|(out, _)| out.to_vec::<f32>());
+        let message = out.err().unwrap().to_string();
+        let expected = match device.is_gpu() {
+            true => "attention: index 4 is outside of 0..4",
+            false => "`k_len` 4 is more than the 3 keys",
+        };
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
 /// What extents tell is refused on every device alike.
 #[test]
 fn wrong_masks_are_errors() {

@@ -3,6 +3,7 @@
 use super::problem::{Axis, Problem, View};
 use super::{Form, plain, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
+use crate::faults::FaultSite;
 
 /// out = softmax(scale q k^T) v over the keys that the mask shows, and lse = ln sum e^(scale q k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +57,9 @@ pub struct AttentionArguments {
     pub out: View,
     /// [B, H, T] of f32, written.
     pub lse: u64,
+    /// Where it reports values of [`Problem::sequences`] that are out of range: those of queries,
+    /// and those of keys.
+    pub faults: [FaultSite; 2],
     /// Extents, mask and scale.
     pub problem: Problem,
 }
@@ -68,6 +72,9 @@ impl AttentionArguments {
             view.push(&mut arguments);
         }
         arguments.push_pointer(self.lse);
+        for site in self.faults {
+            site.push(&mut arguments);
+        }
         self.problem.push(Axis::Queries, &mut arguments);
         arguments
     }
@@ -94,6 +101,7 @@ mod tests {
                 v: view,
                 out: view,
                 lse: 0,
+                faults: [FaultSite::new(0, 1); 2],
                 problem,
             };
             assert_eq!(arguments.arguments().bytes().len(), ptx.parameter_bytes());

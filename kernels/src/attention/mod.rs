@@ -64,6 +64,17 @@ impl Form {
         Form::new(dtype, head_dim, true) != Form::new(dtype, head_dim, false)
     }
 
+    /// Bytes of dynamic shared memory that a CTA of the pass with the most takes; 0 up to the 48 KiB
+    /// that every GPU has.
+    pub fn shared_memory(self) -> u32 {
+        match self {
+            Form::TensorCores { head_dim } => tensor_core::forward_shared(head_dim)
+                .max(tensor_core::grad_queries_shared(head_dim))
+                .max(tensor_core::grad_keys_shared(head_dim)),
+            Form::Plain(_) => 0,
+        }
+    }
+
     fn name(self) -> String {
         match self {
             Form::TensorCores { head_dim } => format!("bf16_d{head_dim}"),

@@ -6,10 +6,11 @@
 
 use super::SIDE;
 use super::problem::{Axis, CACHED, PACKED};
-use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, U32, U64};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
+use crate::faults::Faults;
 
 /// The last position that a query may have, and one more; what is beyond counts as this.
-const MOST_POSITIONS: u32 = 1 << 28;
+pub(super) const MOST_POSITIONS: u32 = 1 << 28;
 
 /// A [B, T, H, D] view.
 #[derive(Clone, Copy)]
@@ -75,18 +76,54 @@ impl<'k> Integers<'k> {
         }
     }
 
-    /// The value at `index`, or the nearest from 0 to `most`.
+    /// The value at `index`.
     #[track_caller]
-    fn at(self, index: U32<'k>, most: U32<'k>) -> U32<'k> {
+    fn value(self, index: U32<'k>) -> S64<'k> {
         let is_wide = self.wide.differs(0);
         let from = self.base.element::<u32>((index * self.step) << self.wide);
         let low = from.load::<u32>();
         let high = from.offset(4).load_if::<u32>(is_wide);
+        let wide = (high.wide() << 32) | low.wide();
+        is_wide.select(wide.signed(), low.signed().wide())
+    }
 
-        let negative = is_wide.select(high, low).signed().lt(0);
-        let beyond = high.differs(0) | low.gt(most);
-        let value = beyond.select(most, low);
-        negative.select(0u32, value)
+    /// The value at `index`, or the nearest from 0 to `most`.
+    #[track_caller]
+    fn at(self, index: U32<'k>, most: U32<'k>) -> U32<'k> {
+        clamped(self.value(index), most)
+    }
+
+    /// As [`Integers::at`], and tells of a value that is not from 0 to `most`.
+    #[track_caller]
+    fn checked(self, index: U32<'k>, most: U32<'k>, faults: Option<Faults<'k>>) -> U32<'k> {
+        let value = self.value(index);
+        if let Some(faults) = faults {
+            let beyond = value.unsigned().gt(most.wide());
+            faults.report(beyond, value);
+        }
+        clamped(value, most)
+    }
+}
+
+#[track_caller]
+fn clamped<'k>(value: S64<'k>, most: U32<'k>) -> U32<'k> {
+    value.max(0).min(most.wide().signed()).unsigned().low()
+}
+
+/// Where a kernel tells of wrong positions, lengths and offsets.
+#[derive(Clone, Copy)]
+pub(super) struct Reports<'k> {
+    of_queries: Faults<'k>,
+    of_keys: Faults<'k>,
+}
+
+impl<'k> Reports<'k> {
+    #[track_caller]
+    pub(super) fn parameters(k: &'k Kernel) -> Reports<'k> {
+        Reports {
+            of_queries: Faults::named(k, "queries"),
+            of_keys: Faults::named(k, "keys"),
+        }
     }
 }
 
@@ -162,6 +199,12 @@ pub(super) struct Place<'k> {
 impl<'k> Place<'k> {
     #[track_caller]
     pub(super) fn of_cta(call: Call<'k>, axis: Axis) -> Place<'k> {
+        Place::reporting(call, axis, None)
+    }
+
+    /// As [`Place::of_cta`]. What is wrong with a mask is told by one kernel of an op, if any.
+    #[track_caller]
+    pub(super) fn reporting(call: Call<'k>, axis: Axis, reports: Option<Reports<'k>>) -> Place<'k> {
         let k = call.k;
         let (length, heads) = match axis {
             Axis::Queries => (call.queries, call.heads),
@@ -179,6 +222,8 @@ impl<'k> Place<'k> {
         let (batch, first, position) = (zero(), zero(), zero());
         let (query_begin, queries) = (zero(), k.var(call.queries));
         let (key_begin, keys, all_keys) = (zero(), k.var(call.keys), k.var(call.keys));
+        let of_queries = reports.map(|reports| reports.of_queries);
+        let of_keys = reports.map(|reports| reports.of_keys);
         let packed = || {
             let of_axis = match axis {
                 Axis::Queries => call.of_queries,
@@ -188,14 +233,15 @@ impl<'k> Place<'k> {
             let begin = of_axis.at(sequence, length) / SIDE + sequence;
             first.set((tile - begin) * SIDE);
 
-            let span = |list: Integers<'k>, most: U32<'k>| {
-                let begin = list.at(sequence, most);
-                (begin, list.at(sequence + 1, most).max(begin) - begin)
+            let span = |list: Integers<'k>, most: U32<'k>, faults: Option<Faults<'k>>| {
+                let begin = list.checked(sequence, most, faults);
+                let end = list.checked(sequence + 1, most, faults);
+                (begin, end.max(begin) - begin)
             };
-            let (begin, length) = span(call.of_queries, call.queries);
+            let (begin, length) = span(call.of_queries, call.queries, of_queries);
             query_begin.set(begin);
             queries.set(length);
-            let (begin, length) = span(call.of_keys, call.keys);
+            let (begin, length) = span(call.of_keys, call.keys, of_keys);
             key_begin.set(begin);
             keys.set(length);
             all_keys.set(length);
@@ -207,8 +253,8 @@ impl<'k> Place<'k> {
             first.set((tile % per_row) * SIDE);
             k.if_(call.kind.equals(CACHED), || {
                 let most = k.constant(MOST_POSITIONS);
-                position.set(call.of_queries.at(*batch, most));
-                keys.set(call.of_keys.at(*batch, call.keys));
+                position.set(call.of_queries.checked(*batch, most, of_queries));
+                keys.set(call.of_keys.checked(*batch, call.keys, of_keys));
             });
         };
         k.if_else(call.kind.equals(PACKED), packed, rows);

@@ -4,6 +4,7 @@ use crate::assembler::{Arguments, Launch};
 use crate::error::{Error, Result};
 
 use super::SIDE;
+use super::place::MOST_POSITIONS;
 
 /// How far queries and keys may be apart: an end of a mask that lies further away hides nothing.
 const FAR: u32 = 1 << 29;
@@ -184,6 +185,15 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// How many values [`Problem::sequences`] may have: of queries, and of keys. They begin at 0.
+    pub fn ranges(&self) -> [usize; 2] {
+        let most = match self.sequences {
+            Sequences::Cached { .. } => MOST_POSITIONS,
+            _ => self.extents.queries,
+        };
+        [most, self.extents.keys].map(|most| most as usize + 1)
+    }
+
     /// Tiles along `axis`, for one head. A packed sequence may begin anywhere: sequence s has the
     /// tiles from floor(begin / side) + s on, which are enough for each.
     fn tiles(&self, axis: Axis) -> u64 {

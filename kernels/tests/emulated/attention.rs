@@ -7,6 +7,7 @@ use meshgrad_kernels::attention::{
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
     Integers, Problem, Sequences, View,
 };
+use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::{Device, encoded, values};
 
@@ -168,6 +169,7 @@ struct Run<'a> {
     v: Operand,
     dout: Operand,
     problem: Problem,
+    faults: u64,
 }
 
 /// What the forward pass gave.
@@ -237,8 +239,15 @@ impl<'a> Run<'a> {
                 sequences,
                 scale: case.scale() as f32,
             },
+            faults: device.put(&[0; 8]),
             case: case.clone(),
         }
+    }
+
+    /// What was told of the lists.
+    fn fault(&self) -> Option<Fault> {
+        let word = self.device.bytes(self.faults, 8);
+        Fault::from_word(u64::from_le_bytes(word.try_into().unwrap()))
     }
 
     /// Room for a dense [B, T, H, D] result.
@@ -262,6 +271,7 @@ impl<'a> Run<'a> {
             v: self.v.view,
             out,
             lse,
+            faults: [1, 2].map(|site| FaultSite::new(self.faults, site)),
             problem: self.problem,
         };
         let launch = variant.launch(&self.problem).unwrap();
@@ -406,6 +416,7 @@ impl<'a> Run<'a> {
 fn check(device: &Device, case: &Case) -> Vec<u8> {
     let run = Run::new(device, case);
     let forward = run.forward();
+    assert_eq!(run.fault(), None, "{case:?}");
     let expected = run.reference();
     run.assert_close("out", &forward.out, &expected.out, run.bound());
     run.assert_close("lse", &forward.lse, &expected.lse, 4e-6);
@@ -535,6 +546,27 @@ fn bits_of_a_query_are_its_own() {
     }
 }
 
+/// Positions, lengths and offsets out of range are told, and brought into it.
+fn check_faults(device: &Device, case: &Case) {
+    let packed = |q: [i64; 2], k: [i64; 2]| Standing::Packed(q.to_vec(), k.to_vec());
+    let cached = |q: i64, k: i64| Standing::Cached(vec![q], vec![k]);
+    let (queries, keys) = (case.queries as i64, case.keys as i64);
+    let whole = packed([0, queries], [0, keys]);
+    let pairs = [
+        (cached(-7, 1 << 35), cached(0, keys), (2, 1 << 35)),
+        (packed([-1, 1 << 30], [-2, keys + 9]), whole, (2, -2)),
+    ];
+    for (wrong, right, (site, index)) in pairs {
+        let [wrong, right] = [wrong, right].map(|standing| {
+            let run = Run::new(device, &case.clone().at(standing));
+            (run.forward().out, run.fault())
+        });
+        assert_eq!(wrong.1, Some(Fault { site, index }));
+        assert_eq!(right.1, None);
+        assert!(wrong.0 == right.0, "{case:?}");
+    }
+}
+
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (form, head_dim) in EXERCISED {
@@ -544,6 +576,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         bytes.extend(check(device, &case([1, 4, 70]).causal()));
         bytes.extend(check(device, &case([2, 2, 66]).at(cached)));
         bytes.extend(check(device, &case([1, 4, 8]).at(packed)));
+        check_faults(device, &case([1, 2, 6]));
     }
     bytes
 }

@@ -165,12 +165,16 @@ fn lines_up(x: &Operand) -> bool {
     x.is_aligned() && strides.iter().all(even)
 }
 
-/// The form of the kernels for these operands.
-fn form(operands: &[&Tensor]) -> Result<Form, Unplanned> {
-    let operands: Vec<Operand> = operands.iter().map(|x| Operand::of(x)).collect();
-    let first = &operands[0];
-    let (dtype, head_dim) = (float(first.dtype)?, first.layout.shape()[3]);
-    Ok(Form::new(dtype, head_dim, operands.iter().all(lines_up)))
+/// The form of the kernels for these operands: of gradients and the forward pass alike.
+fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, Unplanned> {
+    let (dtype, head_dim) = (float(operands[0].dtype())?, operands[0].shape()[3]);
+    let aligned = operands.iter().all(|x| lines_up(&Operand::of(x)));
+    let form = Form::new(dtype, head_dim, aligned);
+
+    // Some GPUs have too little for the tiles of large heads.
+    let gpu = operands[0].device().properties().gpu.as_ref();
+    let fits = gpu.is_none_or(|gpu| form.shared_memory() <= gpu.shared_memory);
+    Ok(if fits { form } else { Form::Plain(dtype) })
 }
 
 fn view(address: u64, x: &Operand) -> View {
@@ -197,12 +201,14 @@ pub(crate) fn attention(
     [out, lse]: [&Fresh; 2],
 ) -> Result<()> {
     let problem = called.problem(gpu)?;
-    let variant = Attention::new(gpu.planned(form(&[q, k, v]))?);
+    let variant = Attention::new(gpu.planned(form([q, k, v]))?);
     let plan = Plan {
         launch: variant.launch(&problem),
         variant,
     };
+    let [of_queries, of_keys] = problem.ranges();
     let arguments = AttentionArguments {
+        faults: [gpu.faults(of_queries)?, gpu.faults(of_keys)?],
         q: read(gpu, q)?,
         k: read(gpu, k)?,
         v: read(gpu, v)?,
@@ -245,7 +251,7 @@ pub(crate) fn attention_grad(
         dout,
     } = *operands;
     let problem = called.problem(gpu)?;
-    let form = gpu.planned(form(&[q, k, v, dout]))?;
+    let form = gpu.planned(form([q, k, v, dout]))?;
     let [lse, delta] = [gpu.read(lse)?, gpu.make(workspace)?];
     let [of_q, of_k, of_v, of_dout] = [q, k, v, dout].map(|x| read(gpu, x));
     let (q, k, v, of_dout) = (of_q?, of_k?, of_v?, of_dout?);
@@ -304,7 +310,36 @@ pub(crate) fn attention_grad(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Layout;
+    use crate::{GpuProperties, Layout, Properties};
+
+    /// Heads too large for a GPU's shared memory take the form that needs little.
+    #[test]
+    fn forms_fit_their_gpu() {
+        let form_with = |shared_memory, head_dim| {
+            let gpu = GpuProperties {
+                model: "counted".into(),
+                compute_capability: (8, 6),
+                multiprocessors: 84,
+                memory: 1 << 30,
+                l2_cache: 6 << 20,
+                shared_memory,
+            };
+            let device = Device::meta(&Properties {
+                gpu: Some(gpu),
+                ..Device::cpu().properties().clone()
+            });
+            let x = ops::full(&device, &[1, 2, 3, head_dim], DType::BF16, 1.0).unwrap();
+            form([&x]).unwrap()
+        };
+        let large = Form::TensorCores { head_dim: 256 };
+        assert_eq!(form_with(232_448, 256), large);
+        assert_eq!(
+            form_with(101_376, 256),
+            Form::Plain(meshgrad_kernels::Dtype::Bf16)
+        );
+        let usual = Form::TensorCores { head_dim: 128 };
+        assert_eq!(form_with(101_376, 128), usual);
+    }
 
     /// Heads of a fused projection are read as they lie, if they line up.
     #[test]

@@ -1,7 +1,7 @@
 //! out and lse.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, View};
+use super::super::place::{Call, Place, Reports, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
 use super::product::Products;
@@ -13,8 +13,9 @@ use crate::dtype::Dtype;
 pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
-    let (lse, call) = (k.pointer("lse"), Call::parameters(k));
-    let place = Place::of_cta(call, Axis::Queries);
+    let (lse, reports) = (k.pointer("lse"), Reports::parameters(k));
+    let call = Call::parameters(k);
+    let place = Place::reporting(call, Axis::Queries, Some(reports));
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(place.first.lt(place.queries.length), || {

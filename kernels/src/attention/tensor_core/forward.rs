@@ -1,7 +1,7 @@
 //! out and lse.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, View};
+use super::super::place::{Call, Place, Reports, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
 use super::product::{Sums, add_weighted, as_left, scores, zeros};
@@ -16,8 +16,9 @@ const MOST_IN_REGISTERS: u32 = 128;
 pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS);
     let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
-    let (lse, call) = (k.pointer("lse"), Call::parameters(k));
-    let place = Place::of_cta(call, Axis::Queries);
+    let (lse, reports) = (k.pointer("lse"), Reports::parameters(k));
+    let call = Call::parameters(k);
+    let place = Place::reporting(call, Axis::Queries, Some(reports));
 
     let shape = Shape::forward(head_dim);
     let staying = Tile::new(k, shape.lines, SIDE, 1);
