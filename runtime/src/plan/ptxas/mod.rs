@@ -94,57 +94,6 @@ const LAUNCHES: &[Launches] = &[
     norms::gradients,
 ];
 
-/// Ops that no GPU can do yet.
-#[rustfmt::skip]
-const WITHOUT_KERNELS: &[&str] = &[
-    "embedding_grad_into",
-    "index_select_grad",
-    "scatter_add",
-    "attention",
-    "attention_grad",
-    "argmax",
-    "argmin",
-    "top_k",
-    "linear_cross_entropy",
-    "linear_cross_entropy_grad_input",
-    "linear_cross_entropy_grad_weight_into",
-    "linear_cross_entropy_grad_both_into",
-    "cross_entropy_sum",
-    "grouped_matmul_nt",
-    "grouped_matmul_grad_input",
-    "grouped_matmul_grad_weight_into",
-    "router_top_k",
-    "router_top_k_biased",
-    "router_top_k_grad",
-    "expert_order",
-    "expert_counts",
-    "permute_tokens",
-    "permute_tokens_grad",
-    "unpermute_tokens",
-    "unpermute_tokens_grad_input",
-    "unpermute_tokens_grad_weights",
-    "adamw_step",
-    "global_norm",
-    "clip_scale",
-    "uniform_into",
-    "normal_into",
-    "dropout",
-    "dropout_grad",
-    "sum",
-    "mean",
-    "max",
-    "min",
-    "rope_tables",
-    "rope",
-    "rope_grad",
-    "softmax",
-    "softmax_grad",
-    "log_softmax",
-    "log_softmax_grad",
-    "swiglu",
-    "swiglu_grad",
-];
-
 #[test]
 fn every_kernel_of_an_op_assembles_without_a_warning() {
     let launched = launched(|device| {
@@ -161,7 +110,7 @@ fn every_kernel_of_an_op_assembles_without_a_warning() {
         .map(|op| op.name())
         .filter(|op| !launched.ops.contains(op))
         .collect();
-    assert_eq!(missing, WITHOUT_KERNELS, "ops that launched nothing");
+    assert!(missing.is_empty(), "ops that launched nothing: {missing:?}");
 
     let kernels: Vec<Ptx> = launched.kernels.into_values().collect();
     assemble::assemble(&kernels, "ptxas.txt");
