@@ -19,7 +19,9 @@ use meshgrad_emulator::memory::{AddressSpace, Place};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
 use meshgrad_kernels::expression::Expression;
-use meshgrad_kernels::gemm::{GemmArguments, GemmBf16, GemmF32, Order, Output, Tile};
+use meshgrad_kernels::gemm::{
+    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitArguments, Tile,
+};
 use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormArguments};
 use meshgrad_kernels::{Arguments, Dtype, Launch as Extents, Variant};
 use serde_json::{Value, json};
@@ -259,7 +261,7 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
             batch_b: 0,
             batch_c: 0,
         };
-        Ok(arguments.arguments())
+        Ok(SplitArguments::whole(arguments, 1).arguments())
     };
     let f32 = GemmF32 {
         a: order,

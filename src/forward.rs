@@ -11,6 +11,8 @@ use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Qwen3, hf};
 use meshgrad::runtime::{DType, Device, Tensor, ops as values};
 use meshgrad::train::report::with_loading_bar;
 
+use crate::device::OnCpu;
+
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
     /// config.json and safetensors, as on the hub.
@@ -28,6 +30,8 @@ pub(crate) struct ForwardArguments {
     /// The dtype to compute in.
     #[arg(long, default_value = "f32")]
     dtype: ComputeDType,
+    #[command(flatten)]
+    pub(crate) device: OnCpu,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

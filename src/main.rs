@@ -3,6 +3,7 @@
 mod answer;
 mod check;
 mod ckpt;
+mod device;
 mod forward;
 mod mesh;
 mod table;
@@ -25,6 +26,8 @@ use meshgrad::train::report::with_loading_bar;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{self, Options, Resume, Summary};
 use meshgrad::train::tokenizer::Tokenizer;
+
+use device::{OnCpu, OnFastest};
 
 /// Train language models on a tensor runtime written from scratch in Rust.
 #[derive(Parser)]
@@ -56,49 +59,16 @@ enum Command {
 
 #[derive(clap::Args)]
 struct CheckArguments {
-    /// Where: `cpu`, `cuda` or `cuda:N` (an NVIDIA GPU), `emulator` or `emulator:N` (the same
-    /// kernels, run and examined on the CPU).
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
-}
-
-/// A device by its name.
-#[derive(Clone, Copy)]
-enum DeviceName {
-    Cpu,
-    Cuda(usize),
-    Emulator(usize),
-}
-
-impl std::str::FromStr for DeviceName {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<DeviceName, String> {
-        let (kind, ordinal) = match name.split_once(':') {
-            Some((kind, ordinal)) => {
-                let ordinal = ordinal.parse().ok();
-                (
-                    kind,
-                    ordinal.ok_or_else(|| format!("`{name}`: a number follows the colon"))?,
-                )
-            }
-            None => (name, 0),
-        };
-        match (kind, ordinal) {
-            ("cpu", 0) => Ok(DeviceName::Cpu),
-            ("cuda", ordinal) => Ok(DeviceName::Cuda(ordinal)),
-            ("emulator", ordinal) => Ok(DeviceName::Emulator(ordinal)),
-            _ => Err(format!(
-                "`{name}` is not a device: cpu, cuda[:N] or emulator[:N]"
-            )),
-        }
-    }
+    #[command(flatten)]
+    device: OnCpu,
 }
 
 #[derive(clap::Args)]
 struct TrainArguments {
     /// A TOML file; keys it leaves out have their defaults.
     config: Option<PathBuf>,
+    #[command(flatten)]
+    device: OnFastest,
     /// Set a key, as in `--set train.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<Override>,
@@ -117,6 +87,8 @@ struct TrainArguments {
 struct SampleArguments {
     /// A run, one of its checkpoints, or a Hugging Face folder with a tokenizer.json.
     model: PathBuf,
+    #[command(flatten)]
+    device: OnFastest,
     /// What to continue.
     #[arg(long, default_value = "")]
     prompt: String,
@@ -167,19 +139,16 @@ fn message(error: &anyhow::Error) -> String {
     message
 }
 
+/// `device` is the CPU.
 fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Train(arguments) => train(arguments, device),
-        Command::Sample(arguments) => sample(arguments, device),
-        Command::Forward(arguments) => forward::forward(arguments, device),
+        Command::Train(arguments) => train(arguments, &arguments.device.open(device)?),
+        Command::Sample(arguments) => sample(arguments, &arguments.device.open(device)?),
+        Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
         // Some of its exit codes are answers.
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
-        Command::Check(arguments) => match arguments.device {
-            DeviceName::Cpu => check::check(device),
-            DeviceName::Cuda(ordinal) => check::check(&Device::cuda(ordinal)?),
-            DeviceName::Emulator(ordinal) => check::check(&Device::emulator(ordinal)?),
-        },
+        Command::Check(arguments) => check::check(&arguments.device.open(device)?),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -268,6 +268,25 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         })
         .with_weights(&[1]),
     );
+    let inputs = || -> Result<[Tensor; 3]> {
+        let (x, added) = (at.any(&[2, 3, 5], 0)?, at.any(&[2, 3, 5], 2)?);
+        Ok([x, added, at.positive(&[5], 1)?])
+    };
+    cases.push(
+        case("add_rms_norm", inputs()?, |[x, added, w]| {
+            let (sum, y) = ops::add_rms_norm(x, added, w, 1e-3)?;
+            ops::mul(&sum, &y)
+        })
+        .with_weights(&[2]),
+    );
+    cases.push(
+        case(
+            "add_rms_norm, the norm alone",
+            inputs()?,
+            |[x, added, w]| Ok(ops::add_rms_norm(x, added, w, 1e-3)?.1),
+        )
+        .with_weights(&[2]),
+    );
     cases.push(case("softmax", [at.any(&[3, 5], 2)?], |[x]| {
         ops::softmax(x)
     }));
@@ -292,6 +311,18 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         // Five features, of which four turn.
         let x = at.any(&[2, 3, 2, 5], 5)?;
         cases.push(case(name, [x], move |[x]| ops::rope(x, &cos, &sin, style)));
+    }
+    for (name, style, features) in [
+        ("rms_norm_rope, half", RopeStyle::Half, 5),
+        ("rms_norm_rope, interleaved", RopeStyle::Interleaved, 4),
+    ] {
+        let (cos, sin) = (cos.clone(), sin.clone());
+        let inputs = [
+            at.any(&[2, 3, 2, features], 5)?,
+            at.positive(&[features], 6)?,
+        ];
+        let function = move |[x, w]: &[Var; 2]| ops::rms_norm_rope(x, w, &cos, &sin, style, 1e-3);
+        cases.push(case(name, inputs, function).with_weights(&[1]));
     }
 
     cases.push(case("dropout", [at.any(&[4, 7], 9)?], |[x]| {

@@ -6,6 +6,7 @@
 //! cargo bench --bench gpu -- dump --device cuda --to FOLDER
 //! cargo bench --bench gpu -- compare FOLDER FOLDER [--json FILE]
 //! cargo bench --bench gpu -- time --device cuda [--torch venv/bin/python] [--json FILE]
+//! cargo bench --bench gpu -- train --device cuda [--torch venv/bin/python] [--json FILE]
 //! ```
 //!
 //! A process has the driver or the emulator, never both: hence results go through files.
@@ -15,11 +16,16 @@ mod cases;
 mod compare;
 mod dump;
 mod jobs;
+mod layers;
 #[path = "../measure.rs"]
 mod measure;
 #[path = "../peer.rs"]
 mod peer;
+mod products;
+mod rows;
+mod shapes;
 mod time;
+mod train;
 
 use std::process::ExitCode;
 
@@ -41,6 +47,7 @@ enum Command {
     Dump(dump::Dump),
     Compare(compare::Compare),
     Time(time::Time),
+    Train(train::Train),
 }
 
 /// Where kernels run.
@@ -66,6 +73,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Some(Command::Dump(dump)) => dump.run().map(|()| ExitCode::SUCCESS),
         Some(Command::Compare(compare)) => compare.run(),
         Some(Command::Time(time)) => time.run().map(|()| ExitCode::SUCCESS),
+        Some(Command::Train(train)) => train.run().map(|()| ExitCode::SUCCESS),
         // A plain `cargo bench` runs every bench, and there may be no GPU.
         None => {
             Arguments::command().print_help()?;

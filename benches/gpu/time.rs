@@ -11,9 +11,11 @@ use meshgrad::prelude::*;
 use serde_json::{Value, json};
 
 use crate::Where;
-use crate::jobs::{Amount, Group, Job, Shapes, copy, groups};
+use crate::jobs::{Amount, Group, Job, Source, groups};
 use crate::measure::{Options, Spread, finish, seconds};
 use crate::peer::{Peer, PeerOptions, numbers};
+use crate::rows::copy;
+use crate::shapes::Shapes;
 
 /// Times the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
 #[derive(clap::Args)]
@@ -52,6 +54,16 @@ struct Contest {
 struct Times {
     ours: Spread,
     torch: Option<Spread>,
+    /// Under torch.compile.
+    compiled: Option<Spread>,
+}
+
+impl Times {
+    /// The faster of torch's.
+    fn best_of_torch(&self) -> Option<f64> {
+        let all = [self.torch, self.compiled].into_iter().flatten();
+        all.map(|spread| spread.median).reduce(f64::min)
+    }
 }
 
 impl Time {
@@ -69,8 +81,11 @@ impl Time {
         let (job, times) = contest.times(&bandwidth)?.remove(0);
         let ceiling = job.amount.rate(times.ours.median);
         println!("A copy of {} f32: {ceiling:.2} GB/s\n", shapes.copy);
-        println!("| | shape | dtype | | meshgrad | torch | of copy | torch's time / ours |");
-        println!("|---|---|---|---|---|---|---|---|");
+        println!(
+            "| | shape | dtype | | meshgrad | torch | torch.compile | of copy | torch's best time / \
+             ours |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
         let mut rows = vec![row(job, &bandwidth.title, &times, ceiling)];
         for group in groups(&shapes) {
             for (job, times) in contest.times(&group)? {
@@ -118,7 +133,10 @@ impl Contest {
         self.device.release_kept_memory();
         let sets = self.sets(group);
         let operands: Vec<_> = (0..sets)
-            .map(|set| group.operands(&self.device, set))
+            .map(|set| {
+                let device = &self.device;
+                (group.operands)(&Source { device, set })
+            })
             .collect::<Result<_, _>>()?;
         let timed = group
             .jobs
@@ -132,7 +150,7 @@ impl Contest {
         let gpu = &self.device.properties().gpu;
         let cache = gpu.as_ref().map_or(0, |gpu| gpu.l2_cache);
         let most = if self.smoke { 2 } else { 32 };
-        (2 * cache).div_ceil(group.bytes()).clamp(1, most)
+        (2 * cache).div_ceil(group.bytes).clamp(1, most)
     }
 
     fn compete(&mut self, job: &Job, operands: &[Vec<Tensor>]) -> anyhow::Result<Times> {
@@ -142,14 +160,19 @@ impl Contest {
         let least = operands.len() as f64;
         let repeats = (self.turn / about).clamp(least, 2000.0) as usize;
 
-        let (mut ours, mut torch) = (Vec::new(), Vec::new());
+        let (mut ours, mut torch, mut compiled) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             ours.push(self.our_turn(job, operands, repeats)?);
-            torch.extend(self.torchs_turn(job, operands.len(), repeats));
+            torch.extend(self.torchs_turn(job, false, operands.len(), repeats));
+            if job.compiles {
+                compiled.extend(self.torchs_turn(job, true, operands.len(), repeats));
+            }
         }
+        let spread = |times: Vec<f64>| (!times.is_empty()).then(|| Spread::of(&times));
         Ok(Times {
             ours: Spread::of(&ours),
-            torch: (!torch.is_empty()).then(|| Spread::of(&torch)),
+            torch: spread(torch),
+            compiled: spread(compiled),
         })
     }
 
@@ -170,11 +193,12 @@ impl Contest {
     }
 
     /// The same by the peer. If that fails the rest is timed without it.
-    fn torchs_turn(&mut self, job: &Job, sets: usize, repeats: usize) -> Vec<f64> {
+    fn torchs_turn(&mut self, job: &Job, compiled: bool, sets: usize, repeats: usize) -> Vec<f64> {
         let Some(peer) = &mut self.peer else {
             return Vec::new();
         };
         let mut request = job.request.clone();
+        request["compiled"] = json!(compiled);
         request["sets"] = json!(sets);
         request["repeats"] = json!(repeats);
         match peer.ask(&request) {
@@ -218,20 +242,22 @@ impl Amount {
 /// Prints a row and returns it; `ceiling` is the rate of a copy.
 fn row(job: &Job, shape: &str, times: &Times, ceiling: f64) -> Value {
     let ours = job.amount.rates(times.ours);
-    let torch = times.torch.map(|seconds| job.amount.rates(seconds));
+    let [torch, compiled] =
+        [times.torch, times.compiled].map(|times| times.map(|times| job.amount.rates(times)));
     let of_copy = match job.amount {
         Amount::Bytes(_) => Some(ours.median / ceiling),
         Amount::Flops(_) => None,
     };
-    let faster = times.torch.map(|torch| torch.median / times.ours.median);
+    let faster = times.best_of_torch().map(|torch| torch / times.ours.median);
 
     let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
     println!(
-        "| {} | {shape} | {} | {} | {ours} | {} | {} | {} |",
+        "| {} | {shape} | {} | {} | {ours} | {} | {} | {} | {} |",
         job.name,
         job.dtype,
         job.amount.unit(),
         torch.map_or("-".into(), |torch| torch.to_string()),
+        compiled.map_or("-".into(), |compiled| compiled.to_string()),
         percent(of_copy),
         faster.map_or("-".into(), |faster| format!("{faster:.2}")),
     );
@@ -241,11 +267,16 @@ fn row(job: &Job, shape: &str, times: &Times, ceiling: f64) -> Value {
     };
     json!({
         "what": job.name, "shape": shape, "dtype": job.dtype.name(), "unit": job.amount.unit(),
-        "rate": {"meshgrad": ours.json(), "torch": torch.map(Spread::json)},
+        "rate": {
+            "meshgrad": ours.json(),
+            "torch": torch.map(Spread::json),
+            "torch.compile": compiled.map(Spread::json),
+        },
         "us": {
             "meshgrad": microseconds(times.ours),
             "torch": times.torch.map(microseconds),
+            "torch.compile": times.compiled.map(microseconds),
         },
-        "of_copy": of_copy, "torch_time_by_ours": faster,
+        "of_copy": of_copy, "torch_best_time_by_ours": faster,
     })
 }

@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
 """Times torch's kernels on a GPU: takes requests, one JSON object a line.
 
-    {"what": "add"|"silu"|"silu_mul"|"cast"|"rms_norm"|"rms_norm_grads", "dtype": "f32"|"bf16", "shape": [R, D], ..}
+    {"what": a row kernel, "dtype": "f32"|"bf16", "shape": [R, D], ..}
     {"what": "matmul", "dtype": .., "m": M, "n": N, "k": K, "transposes": "nn"|"nt"|"tn"|"tt", ..}
     {"what": "copy", "dtype": .., "elements": N, ..}
+    {"what": "attention"|"attention_grad", "batch": B, "tokens": T, "heads": H, "kv_heads": G, "head_dim": D, ..}
+    {"what": "router"|"expert_order"|"permute"|"unpermute"|"grouped_gemm"|.., "tokens": N, "hidden": H, "inner": F,
+     "experts": E, "chosen": K, ..}
+    {"what": "linear_cross_entropy"|"linear_cross_entropy_grads", "tokens": N, "hidden": H, "vocabulary": V, ..}
+    {"what": "adamw", "tensors": N, "elements": M, ..}
 
-each with "sets": S, "repeats": R -> {"seconds": [of one operation, the mean of R in a row]}. Operations go through S sets of
-operands, so that these come from memory. f32 products do not use TF32. The first request of a kind warms up.
+each with "sets": S, "repeats": R, "compiled": bool -> {"seconds": [of one operation, the mean of R in a row]}. Operations go
+through S sets of operands, so that these come from memory. f32 products do not use TF32. The first request of a kind warms
+up. "compiled" is torch.compile.
 """
 
 import argparse
@@ -43,9 +49,11 @@ class Bench:
 
     def answer(self, request: dict) -> dict:
         repeats = request.pop("repeats")
-        if request != self.kind:
+        compiled = request.pop("compiled")
+        if (request, compiled) != self.kind:
             self.sets = []  # gone before new ones come
-            self.kind, self.work = request, WORK[request["what"]]
+            work = WORK[request["what"]]
+            self.kind, self.work = (request, compiled), torch.compile(work) if compiled else work
             self.sets = [operands(request) for _ in range(request["sets"])]
             self.turn(2 * len(self.sets))
         return {"seconds": [self.turn(repeats)]}
@@ -78,35 +86,159 @@ def rms_norm_grads(x, dy, w, y):
     return torch.autograd.grad(y, (x, w), dy, retain_graph=True)
 
 
+def swiglu(x, *_):
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def attention(q, k, v, *_):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def attention_grad(q, k, v, dout, out):
+    return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+
+def router(of):
+    weights, indices = of["probabilities"].topk(of["chosen"], dim=-1)
+    return weights / weights.sum(-1, keepdim=True), indices
+
+
+def expert_order(of):
+    order = of["slots"].argsort(stable=True)
+    return order, torch.bincount(of["slots"], minlength=of["experts"]).cumsum(0)
+
+
+def unpermute(of):
+    y = of["permuted"] * of["weights"].flatten()[of["order"], None]
+    return torch.zeros_like(of["x"]).index_add(0, of["token"], y)
+
+
+def grouped_gemm_grad_weight(of):
+    # One product for each expert, of two matrices that share their groups of rows.
+    return grouped(of["dgate_up"].T, of["permuted"], of)
+
+
+def grouped(a, b, of):
+    return torch.nn.functional.grouped_mm(a, b, offs=of["offsets"])
+
+
+def linear_cross_entropy(x, w, labels):
+    return torch.nn.functional.cross_entropy((x @ w.T).float(), labels, reduction="sum")
+
+
+def linear_cross_entropy_grads(x, w, labels, loss):
+    return torch.autograd.grad(loss, (x, w), retain_graph=True)
+
+
 WORK = {
     "copy": lambda x: x.clone(),
     "add": lambda x, dy, *_: x + dy,
     "silu": lambda x, *_: torch.nn.functional.silu(x),
     "silu_mul": lambda x, dy, *_: torch.nn.functional.silu(x) * dy,
+    "swiglu": swiglu,
     "cast": cast,
     "rms_norm": rms_norm,
     "rms_norm_grads": rms_norm_grads,
+    "softmax": lambda x, *_: torch.softmax(x, -1),
+    "sum of rows": lambda x, *_: x.sum(1),
+    "sum of columns": lambda x, *_: x.sum(0),
     "matmul": lambda a, b: torch.matmul(a, b),
+    "attention": attention,
+    "attention_grad": attention_grad,
+    "router": router,
+    "expert_order": expert_order,
+    "permute": lambda of: of["x"][of["token"]],
+    "unpermute": unpermute,
+    "grouped_gemm": lambda of: grouped(of["permuted"], of["gate_up"].transpose(1, 2), of),
+    "grouped_gemm_grad_input": lambda of: grouped(of["dgate_up"], of["gate_up"], of),
+    "grouped_gemm_grad_weight": grouped_gemm_grad_weight,
+    "linear_cross_entropy": linear_cross_entropy,
+    "linear_cross_entropy_grads": linear_cross_entropy_grads,
+    "adamw": lambda optimizer: optimizer.step(),
 }
 
 
 def operands(request: dict) -> tuple:
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[request["dtype"]]
-    if request["what"] == "copy":
+    what = request["what"]
+    if what == "copy":
         return (uniform(request["elements"], dtype=dtype),)
-    if request["what"] == "matmul":
+    if what == "matmul":
         m, n, k = (request[name] for name in "mnk")
         a_transposed, b_transposed = (letter == "t" for letter in request["transposes"])
         a = uniform(k, m, dtype=dtype).T if a_transposed else uniform(m, k, dtype=dtype)
         b = uniform(n, k, dtype=dtype).T if b_transposed else uniform(k, n, dtype=dtype)
         return a, b
+    if what.startswith("attention"):
+        return of_attention(request, dtype)
+    if "experts" in request:
+        return (of_experts(request, dtype),)
+    if "vocabulary" in request:
+        return of_vocabulary(request, dtype)
+    if what == "adamw":
+        return (of_adamw(request),)
 
     rows, features = request["shape"]
     x, dy, w = (uniform(*shape, dtype=dtype) for shape in ((rows, features), (rows, features), (features,)))
-    if request["what"] != "rms_norm_grads":
+    if what != "rms_norm_grads":
         return x, dy, w
     x.requires_grad_(), w.requires_grad_()
     return x, dy, w, rms_norm(x, dy, w)
+
+
+def of_attention(request: dict, dtype) -> tuple:
+    """[B, T, H, D], as a layer has them, seen as [B, H, T, D], as torch wants them."""
+    batch, tokens, features = (request[name] for name in ("batch", "tokens", "head_dim"))
+    q, k, v = (
+        uniform(batch, tokens, request[heads], features, dtype=dtype).transpose(1, 2)
+        for heads in ("heads", "kv_heads", "kv_heads")
+    )
+    if request["what"] == "attention":
+        return q, k, v
+    q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    return q, k, v, torch.rand_like(q), attention(q, k, v)
+
+
+def of_experts(request: dict, dtype) -> dict:
+    tokens, hidden, inner = (request[name] for name in ("tokens", "hidden", "inner"))
+    experts, chosen = request["experts"], request["chosen"]
+    probabilities = (4 * uniform(tokens, experts, dtype=dtype)).softmax(-1)
+    weights, indices = probabilities.topk(chosen, dim=-1)
+    slots = indices.flatten()
+    order = slots.argsort(stable=True)
+    x, token = uniform(tokens, hidden, dtype=dtype), order // chosen
+    return {
+        "x": x,
+        "probabilities": probabilities,
+        "chosen": chosen,
+        "experts": experts,
+        "slots": slots,
+        "order": order,
+        "token": token,
+        "weights": weights,
+        "offsets": torch.bincount(slots, minlength=experts).cumsum(0, dtype=torch.int32),
+        "permuted": x[token],
+        "gate_up": uniform(experts, 2 * inner, hidden, dtype=dtype),
+        "dgate_up": uniform(tokens * chosen, 2 * inner, dtype=dtype),
+    }
+
+
+def of_vocabulary(request: dict, dtype) -> tuple:
+    tokens, hidden, vocabulary = (request[name] for name in ("tokens", "hidden", "vocabulary"))
+    x, w = uniform(tokens, hidden, dtype=dtype), uniform(vocabulary, hidden, dtype=dtype)
+    labels = torch.arange(tokens, device=device) * 7919 % vocabulary
+    if request["what"] == "linear_cross_entropy":
+        return x, w, labels
+    x.requires_grad_(), w.requires_grad_()
+    return x, w, labels, linear_cross_entropy(x, w, labels)
+
+
+def of_adamw(request: dict):
+    parameters = [torch.nn.Parameter(uniform(request["elements"], dtype=torch.float32)) for _ in range(request["tensors"])]
+    for parameter in parameters:
+        parameter.grad = torch.rand_like(parameter)
+    return torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
 
 
 def uniform(*shape: int, dtype):

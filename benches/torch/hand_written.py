@@ -48,11 +48,11 @@ def rotate(x, rotation):
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
-def rotation(tokens: int):
+def rotation(tokens: int, device):
     """cos and sin [T, D / 2]."""
     head_dim = CONFIG["head_dim"]
-    frequencies = CONFIG["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), frequencies)
+    frequencies = CONFIG["rope_theta"] ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float32, device=device), frequencies)
     return angles.cos(), angles.sin()
 
 
@@ -88,7 +88,8 @@ def looped_experts(x, counts, gate_up_proj, down_proj):
 def grouped_experts(x, counts, gate_up_proj, down_proj):
     """All experts in one call, sizes on the device: what transformers 5 does."""
     offsets = counts.cumsum(0, dtype=torch.int32)
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     product = torch.nn.functional.grouped_mm
 
     gate_up = product(x.to(dtype), gate_up_proj.to(dtype).transpose(1, 2), offs=offsets)
@@ -141,7 +142,7 @@ class HandWritten(nn.Module):
 
     def forward(self, input_ids, labels):
         x_bth = self.model.embed_tokens(input_ids)
-        turn = rotation(input_ids.shape[1])
+        turn = rotation(input_ids.shape[1], input_ids.device)
         for layer in self.model.layers:
             x_bth = layer(x_bth, turn)
         logits = self.lm_head(self.model.norm(x_bth))

@@ -73,6 +73,15 @@ impl Dtype {
         }
     }
 
+    /// The nearest value that it holds.
+    #[track_caller]
+    pub fn rounded(self, value: F32<'_>) -> F32<'_> {
+        match self {
+            Dtype::F32 => value,
+            Dtype::Bf16 => value.to_bf16().to_f32(),
+        }
+    }
+
     /// Loads one element.
     #[track_caller]
     pub fn load<'k>(self, from: GlobalAddress<'k>) -> F32<'k> {
@@ -118,6 +127,21 @@ impl<'k> Vector<'k> {
             Vector::F32(values) => values.to_vec(),
             Vector::Bf16(pairs) => pairs.iter().flat_map(|pair| pair.unpack()).collect(),
         }
+    }
+
+    /// The sums of the elements of two vectors of one format, rounded to it.
+    ///
+    /// # Panics
+    /// If they have different formats.
+    #[track_caller]
+    pub fn plus(&self, other: &Vector<'k>) -> Vector<'k> {
+        let (a, b) = (self.widen(), other.widen());
+        assert_eq!(a.len(), b.len(), "a sum of two formats");
+        let dtype = match self {
+            Vector::F32(_) => Dtype::F32,
+            Vector::Bf16(_) => Dtype::Bf16,
+        };
+        dtype.round(|i| a[i] + b[i])
     }
 
     /// Stores the 16 bytes. The address must be a multiple of 16.

@@ -6,19 +6,37 @@
 //! arguments that lays out the parameter bytes ([`Arguments`]). A loader needs nothing else: text,
 //! geometry, bytes.
 
+pub mod adamw;
 pub mod assembler;
+pub mod attention;
 pub mod catalogue;
+mod columns;
 pub mod copies;
+pub mod cross_entropy;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;
 pub mod error;
+pub mod expert_order;
 pub mod expression;
 pub mod faults;
 pub mod gemm;
+pub mod global_norm;
 pub mod indexing;
+mod lane_group;
+pub mod merge;
+pub mod norm_rope;
+pub mod philox;
+pub mod random;
+pub mod rank;
+pub mod reduce;
 pub mod rms_norm;
+pub mod rope;
+pub mod router;
 pub mod row;
+pub mod softmax;
+pub mod swiglu;
+pub mod token_rows;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

@@ -7,11 +7,13 @@
 //! ```
 //!
 //! Pinned memory is bounded ([`LoadOptions::pinned`]). Tensors are cut into pieces that are far
-//! smaller than that, the plan opens no more of them at once than half of it, and a buffer is at
-//! most twice as large as its piece. So whoever waits for memory waits for a copy of the GPU, and
-//! for nothing else.
+//! smaller than that, a plan opens no more of them at once than half of it, and a buffer is at most
+//! twice as large as its piece. So whoever waits for memory waits for a copy of the GPU, and for
+//! nothing else. What no single plan can do within the bound is done by several, one after the
+//! other.
 
 mod memory;
+mod passes;
 mod pieces;
 mod pool;
 mod upload;
@@ -122,19 +124,8 @@ fn load_here(
         .map(|(want, tensor)| Lent::of(&want.target, tensor));
     let mut places = places.collect::<Result<Vec<Lent<'_>>>>()?;
     let slices = Slices::new(places.iter_mut().map(Lent::bytes));
-    Ok(carry_out(&plan, folder, options, |sources, progress| {
-        execute(&plan, sources, &slices, progress)
-    })?)
-}
-
-/// Opens the files of a plan and has it executed, telling of its progress.
-fn carry_out<E: From<meshgrad_ckpt::Error>>(
-    plan: &LoadPlan,
-    folder: &Folder,
-    options: &LoadOptions<'_>,
-    execute: impl FnOnce(&Sources, &(dyn Fn(u64) + Sync)) -> Result<Stats, E>,
-) -> Result<Stats, E> {
     let sources = Sources::of(folder, Choice::Auto)?;
     let all = plan.read_bytes();
-    execute(&sources, &|read| (options.progress)(read, all))
+    let progress = |read| (options.progress)(read, all);
+    Ok(execute(&plan, &sources, &slices, &progress)?)
 }

@@ -70,6 +70,7 @@ struct Counters {
     kernel_launches: AtomicU64,
     flops: AtomicU64,
     bytes: AtomicU64,
+    waits: AtomicU64,
 }
 
 impl Device {
@@ -188,6 +189,7 @@ impl Device {
         match &self.0.backend {
             Backend::Gpu(gpu) => {
                 crate::stream::forbid_in_capture("synchronize")?;
+                self.count_wait();
                 Ok(gpu.synchronize()?)
             }
             _ => Ok(()),
@@ -238,6 +240,18 @@ impl Device {
             flops: counters.flops.load(Ordering::Relaxed),
             bytes: counters.bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// How often the host was made to wait for the work of a GPU since the device was made: to read
+    /// values ([`Tensor::to_vec`](crate::Tensor::to_vec), [`Reading::wait`](crate::Reading::wait)),
+    /// or to synchronise. Nothing else waits for more than a buffer that a copy before has yet to
+    /// leave. Not part of [`Work`], which a device that computes nothing counts alike.
+    pub fn waits(&self) -> u64 {
+        self.0.work.waits.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_wait(&self) {
+        self.0.work.waits.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count(&self, flops: u64, bytes: u64) {

@@ -206,6 +206,14 @@ pub trait Float: Element {
 
     /// The nearest element to `wide`.
     fn narrow(wide: Self::Wide) -> Self;
+
+    /// Of bf16 a neighbour of `wide`, so that over all words `wide` is the mean (the upper half of
+    /// the word is added below the digits that stay; NaN and infinities pass). Else as
+    /// [`Float::narrow`].
+    #[inline(always)]
+    fn narrow_at_random(wide: Self::Wide, _word: u32) -> Self {
+        Self::narrow(wide)
+    }
 }
 
 /// The arithmetic that kernels on the CPU use: f32 or f64.
@@ -277,6 +285,14 @@ impl Float for bf16 {
         let quiet_nan = (bits >> 16) | 0x0040;
         let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
         bf16::from_bits(if is_nan { quiet_nan } else { rounded } as u16)
+    }
+
+    #[inline(always)]
+    fn narrow_at_random(wide: f32, word: u32) -> bf16 {
+        let bits = wide.to_bits();
+        let moved = bits.wrapping_add(word >> 16) & 0xffff_0000;
+        let is_finite = bits & 0x7fff_ffff < 0x7f80_0000;
+        Self::narrow(f32::from_bits(if is_finite { moved } else { bits }))
     }
 }
 

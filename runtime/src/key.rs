@@ -22,12 +22,13 @@
 
 use std::ops::Range;
 
+use meshgrad_kernels::philox::FOLD;
+
 use crate::philox::philox;
 use crate::{Error, Layout, Result, Shape};
 
-/// What tells the uses of one key apart: the first word of Philox's key is combined with it. Draws
-/// use the key as it is. The digits of the fraction of pi, so that nobody chose them.
-const FOLD: u32 = 0x243f_6a88;
+/// What tells the uses of one key apart: the first word of Philox's key is combined with this or with
+/// [`FOLD`]. Draws use the key as it is. The digits of the fraction of pi, so that nobody chose them.
 const NAME: u32 = 0x85a3_08d3;
 
 /// The root of random values: 128 bits. Derive a key for each use by folding in what distinguishes

@@ -2,14 +2,7 @@
 //! numbers: as easy as 1, 2, 3", SC 2011). Integers only, so that every machine computes the same
 //! bits.
 
-const ROUNDS: usize = 10;
-
-/// The multipliers of words 0 and 2.
-const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
-
-/// What the key's words grow by from round to round: the golden ratio and sqrt(3) - 1, as fractions
-/// of 2^32.
-const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+use meshgrad_kernels::philox::{KEY_STEPS, MULTIPLIERS, ROUNDS};
 
 const LOW: u64 = 0xffff_ffff;
 
@@ -26,7 +19,8 @@ pub(crate) fn philox<const N: usize>(
     for _ in 0..ROUNDS {
         let [a, b, c, d] = &mut counters;
         for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
-            let (left, right) = ((*a & LOW) * MULTIPLIERS[0], (*c & LOW) * MULTIPLIERS[1]);
+            let left = (*a & LOW) * u64::from(MULTIPLIERS[0]);
+            let right = (*c & LOW) * u64::from(MULTIPLIERS[1]);
 
             // What lies above the low half is never looked at.
             *a = (right >> 32) ^ *b ^ u64::from(key[0]);

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::cuda::{Pinned, Upload};
+use crate::cuda::{Pinned, PinnedCopy};
 use crate::ops::contiguous_range;
 use crate::{Device, Error, Result, Tensor, for_any, stream};
 
@@ -114,7 +114,7 @@ pub struct PendingUpload {
 }
 
 enum State {
-    Copying(Upload),
+    Copying(PinnedCopy),
     Copied(Vec<u8>),
 }
 
@@ -128,6 +128,7 @@ impl PendingUpload {
         let memory = match self.state {
             State::Copying(upload) => {
                 stream::forbid_in_capture("synchronize")?;
+                self.device.count_wait();
                 Memory::Pinned(upload.synchronize()?)
             }
             State::Copied(bytes) => Memory::Ordinary(bytes),

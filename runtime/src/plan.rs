@@ -5,6 +5,7 @@
 //! GPU does that it stands for. FLOPs and bytes are not in it: the op's
 //! [`Signature`](crate::Signature) tells them, on every device alike.
 
+mod many;
 #[cfg(test)]
 mod ptxas;
 
@@ -139,6 +140,11 @@ impl<'a> Launcher<'a> {
             device,
             used: RefCell::default(),
         }
+    }
+
+    /// The op's name.
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
     }
 
     /// How many multiprocessors there are to keep busy.

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
-use crate::cuda::{self, Part, Pinned, Pool, Upload};
+use crate::cuda::{self, Part, Pinned, PinnedCopy, Pool};
 use crate::holds::{Access, Holds};
 use crate::memory::Block;
 use crate::{DType, Device, Element, Error, Result, stream};
@@ -127,7 +127,26 @@ impl Storage {
                 stream::forbid_in_capture("read")?;
                 stream::touch(self, Access::Read, "read")?;
                 let stream = stream::raw(&self.device, gpu);
+                self.device.count_wait();
                 Ok(gpu.download(&stream, block, offset, to)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Puts a copy of `bytes` bytes behind `offset` on a GPU to pinned memory into the current
+    /// stream.
+    pub(crate) fn download_later(
+        self: &Arc<Storage>,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<PinnedCopy> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture("read_later")?;
+                stream::touch(self, Access::Read, "read_later")?;
+                let stream = stream::raw(&self.device, gpu);
+                Ok(gpu.download_later(&stream, Part { block, offset }, bytes)?)
             }
             _ => Err(self.no_values()),
         }
@@ -153,7 +172,7 @@ impl Storage {
         from: Pinned,
         bytes: usize,
         offset: usize,
-    ) -> Result<Upload> {
+    ) -> Result<PinnedCopy> {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
         }
@@ -163,7 +182,12 @@ impl Storage {
                 stream::touch(self, Access::Write, op)?;
                 self.raise_version();
                 let stream = stream::raw(&self.device, gpu);
-                Ok(Upload::begin(&stream, from, bytes, Part { block, offset })?)
+                Ok(PinnedCopy::upload(
+                    &stream,
+                    from,
+                    bytes,
+                    Part { block, offset },
+                )?)
             }
             _ => Err(self.no_values()),
         }

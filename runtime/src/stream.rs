@@ -67,6 +67,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         match &self.0.raw {
             Some(raw) => {
+                self.0.device.count_wait();
                 forbid_in_capture("synchronize")?;
                 match self.0.device.gpu() {
                     Some(gpu) => Ok(gpu.wait_for(raw)?),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cuda::{Pinned, Upload};
+use crate::cuda::{Pinned, PinnedCopy};
 use crate::storage::{Kind, Read, Storage, Write};
 use crate::{DType, Device, Element, Error, Layout, Result, Shape};
 
@@ -248,9 +248,17 @@ impl Tensor {
         from: Pinned,
         bytes: usize,
         offset: usize,
-    ) -> Result<Upload> {
+    ) -> Result<PinnedCopy> {
         let offset = self.offset_bytes() as usize + offset;
         self.storage.upload_pinned(op, from, bytes, offset)
+    }
+
+    /// Puts a copy of its elements, which are contiguous, to pinned memory into the current stream of
+    /// a GPU.
+    pub(crate) fn download_later(&self) -> Result<PinnedCopy> {
+        let bytes = self.dtype.bytes(self.elements());
+        self.storage
+            .download_later(self.offset_bytes() as usize, bytes)
     }
 
     /// Where its first element lies on a GPU, for work that is put into the current stream now.
@@ -285,7 +293,7 @@ impl Tensor {
         Ok(out)
     }
 
-    fn expect_dtype(&self, asked: DType) -> Result<()> {
+    pub(crate) fn expect_dtype(&self, asked: DType) -> Result<()> {
         match self.dtype == asked {
             true => Ok(()),
             false => Err(Error::WrongDType {

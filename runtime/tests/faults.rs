@@ -102,6 +102,19 @@ fn the_next_read_tells() {
     }
 }
 
+/// A reading tells of what came before it, once, and not of what came after.
+#[test]
+fn readings_tell() {
+    let Some(gpu) = gpu() else { return };
+    let [x, ids] = operands(&gpu, &[(5, 13)]);
+    let before = x.read_later::<f32>().unwrap();
+    pick(&x, &ids).unwrap();
+    let after = x.read_later::<f32>().unwrap();
+    assert_eq!(before.wait().unwrap().len(), 10);
+    assert_met(after.wait(), 13);
+    assert_eq!(x.read_later::<f32>().unwrap().wait().unwrap().len(), 10);
+}
+
 /// Negative ones count as the largest; an empty read, an item and synchronising tell too.
 #[test]
 fn whoever_waits_is_told() {

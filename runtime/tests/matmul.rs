@@ -7,14 +7,17 @@ use meshgrad_runtime::{Accumulator, DType, Device, Tensor, ops};
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 
-/// (m, n, k): whole tiles and parts of them, one row, nothing to sum, nothing at all.
-const EXTENTS: [[usize; 3]; 6] = [
+/// (m, n, k): whole tiles and parts of them, one row, nothing to sum, nothing at all, sums so long
+/// that they are made in parts.
+const EXTENTS: [[usize; 3]; 8] = [
     [64, 64, 32],
     [33, 65, 17],
     [1, 40, 24],
     [3, 5, 0],
     [0, 4, 4],
     [130, 136, 72],
+    [1, 24, 1030],
+    [40, 9, 777],
 ];
 
 /// What summing `k` products of `dtype` may differ by, relative to a sum's size.
@@ -114,6 +117,79 @@ fn adding_to_what_is_there() {
                 let expected = ops::affine(&product, f64::from(times), 0.0).unwrap();
                 assert_close(into.total().unwrap(), &expected, 1e-5, 1.0);
             }
+        }
+    }
+}
+
+/// Sums in parts are rounded once, or added to what is there, as others are; in a batch too, and from
+/// lines that lie apart. Twice the same gives the same bits.
+#[test]
+fn long_sums() {
+    for device in devices() {
+        for dtype in FLOATS {
+            let a = numbered(&device, &[2, 3, 1600], dtype, 1.0);
+            let a = a.slice(2, 5..1505).unwrap();
+            let b = numbered(&device, &[2, 1500, 20], dtype, 1.0);
+            for n in [20, 13] {
+                let b = b.slice(2, 0..n).unwrap();
+                let expected = ops::matmul(&exact(&a), &exact(&b)).unwrap();
+                let c = ops::matmul(&a, &b).unwrap();
+                assert_close(&c, &expected, tolerance(dtype, 1500), 1.0);
+                let again = ops::matmul(&a, &b).unwrap();
+                assert_eq!(devices::values(&c), devices::values(&again));
+
+                let mut into = Accumulator::new(&device, *c.shape(), DType::F32).unwrap();
+                for times in 1..3 {
+                    ops::matmul_into(&a, &b, &mut into).unwrap();
+                    let expected = ops::affine(&expected, f64::from(times), 0.0).unwrap();
+                    assert_close(into.total().unwrap(), &expected, 1e-4, 1.0);
+                }
+            }
+        }
+    }
+}
+
+/// One row or one column, from views whose other stride is odd, and steps that need a copy.
+#[test]
+fn single_lines_of_odd_strides() {
+    for device in devices() {
+        for dtype in FLOATS {
+            let table = numbered(&device, &[37, 3, 53], dtype, 1.0);
+            let rows = table.slice(1, 1..2).unwrap();
+            let row = rows.transpose(0, 1).unwrap().slice(1, 4..5).unwrap();
+            let row = row.slice(2, 2..39).unwrap();
+            let column = rows.slice(2, 7..8).unwrap().permute(&[1, 0, 2]).unwrap();
+            let steps = rows.permute(&[1, 2, 0]).unwrap().slice(1, 3..40).unwrap();
+            for (a, b) in [
+                (&row, &column),
+                (&column, &row),
+                (&row, &steps),
+                (&steps, &column),
+            ] {
+                let c = ops::matmul(a, b).unwrap();
+                let expected = ops::matmul(&exact(a), &exact(b)).unwrap();
+                assert_close(&c, &expected, tolerance(dtype, 37), 1.0);
+            }
+        }
+    }
+}
+
+/// Without anything to sum a product is zero, and adds nothing to what is there.
+#[test]
+fn nothing_to_sum() {
+    for device in devices() {
+        for dtype in FLOATS {
+            let [a, b] = [[2, 4, 0], [2, 0, 6]].map(|shape| numbered(&device, &shape, dtype, 1.0));
+            let shape = *ops::matmul(&a, &b).unwrap().shape();
+            let mut into = Accumulator::new(&device, shape, DType::F32).unwrap();
+            ops::matmul_into(&a, &b, &mut into).unwrap();
+            assert_eq!(devices::values(into.total().unwrap()), [0.0; 48]);
+            let [some, other] =
+                [[2, 4, 5], [2, 5, 6]].map(|shape| numbered(&device, &shape, dtype, 1.0));
+            ops::matmul_into(&some, &other, &mut into).unwrap();
+            let before = devices::values(into.total().unwrap());
+            ops::matmul_into(&a, &b, &mut into).unwrap();
+            assert_eq!(devices::values(into.total().unwrap()), before);
         }
     }
 }

@@ -40,6 +40,40 @@ fn forward_and_gradients() {
     }
 }
 
+/// The residual stream: the sum and the norm of it, and the gradient of both.
+#[test]
+fn sums_and_their_norm() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for x in operands(&device, dtype) {
+                check_sum(&x, dtype);
+            }
+        }
+    }
+}
+
+fn check_sum(x: &Tensor, dtype: DType) {
+    let w = numbered(x.device(), &[x.extent(-1).unwrap()], dtype, 1.5);
+    let added = ops::cos(x).unwrap();
+    let (sum, y, inv_rms) = ops::add_rms_norm(x, &added, &w, EPS).unwrap();
+    let expected = ops::add(&exact(x), &exact(&added)).unwrap();
+    assert_close(&sum, &expected, rounding(dtype), 0.0);
+
+    // The norm is that of the rounded sum, as of an op of its own.
+    let (expected, exact_inv_rms) = ops::rms_norm(&exact(&sum), &exact(&w), EPS).unwrap();
+    assert_eq!((y.dtype(), inv_rms.dtype()), (dtype, DType::F32));
+    assert_close(&y, &expected, 4.0 * rounding(dtype), 0.1);
+    assert_close(&inv_rms, &exact_inv_rms, 1e-5, 0.1);
+
+    let dx = ops::add_rms_norm_grad_input(&added, &y, &sum, &w, &inv_rms).unwrap();
+    let operands = [&added, &y, &sum, &w].map(exact);
+    let [dsum, dy, sum, w] = operands.each_ref();
+    let expected = ops::add_rms_norm_grad_input(dsum, dy, sum, w, &exact_inv_rms).unwrap();
+    assert_close(&dx, &expected, 8.0 * rounding(dtype), 1.0);
+    let of_norm = ops::rms_norm_grad_input(dy, sum, w, &exact_inv_rms).unwrap();
+    assert_close(&expected, &ops::add(dsum, &of_norm).unwrap(), 1e-12, 1.0);
+}
+
 fn check(x: &Tensor, dtype: DType) {
     let features = x.extent(-1).unwrap();
     let w = numbered(x.device(), &[features], dtype, 1.5);

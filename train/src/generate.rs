@@ -56,12 +56,14 @@ pub fn generate(
 
     let mut cache = Cache::new(model.config(), device, dtype, 1, ids.len() + tokens)?;
     let mut text = tokenizer.stream();
+    // Where the next token is chosen: a GPU draws no f64.
+    let host = Device::cpu();
     for position in 0..tokens {
         let input = Tensor::from_slice(device, &[1, ids.len()], &ids)?;
         let logits = model.next_logits(&input, &mut cache, dtype)?;
         let logits = ops::cast(&logits, DType::F32)?.to_vec::<f32>()?;
         let key = Key::new(drawing.seed).fold(position as u64);
-        let uniform = ops::uniform(device, &[], DType::F64, key, 0.0, 1.0)?.item::<f64>()?;
+        let uniform = ops::uniform(&host, &[], DType::F64, key, 0.0, 1.0)?.item::<f64>()?;
         let next = draw(&logits[..tokenizer.vocab_size()], drawing, uniform);
         if Some(next) == tokenizer.separator() {
             break;

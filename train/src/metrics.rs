@@ -2,8 +2,8 @@
 //! line.
 //!
 //! JSON has no NaN and no infinities: they are written as the strings `"NaN"`, `"inf"` and
-//! `"-inf"`. The keys `expert_load`, `val_loss` and `val_bits_per_byte` are only there where they were
-//! measured.
+//! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are only
+//! there where they were measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -72,6 +72,9 @@ pub struct Record {
         skip_serializing_if = "Option::is_none"
     )]
     pub expert_load: Option<f64>,
+    /// Kernels that the step launched. On a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_launches: Option<u64>,
     /// Mean validation loss in nats a token, where measured.
     #[serde(
         with = "optional_number",

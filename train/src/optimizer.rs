@@ -1,7 +1,7 @@
 //! AdamW over a model's parameters: the state it keeps, and one step.
 
 use meshgrad_autograd::{Grads, Module, Param};
-use meshgrad_runtime::ops::{self, AdamW, StepScalars};
+use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::Result;
@@ -19,6 +19,8 @@ pub struct Optimizer {
     /// What changes from step to step, as the ops want it: one f32 each.
     learning_rate: Tensor,
     step: Tensor,
+    /// Where a GPU finds them all.
+    table: AdamWTable,
 }
 
 /// A parameter and its running means.
@@ -63,6 +65,7 @@ impl Optimizer {
             flat_gradient,
             learning_rate: zeros(&[])?,
             step: zeros(&[])?,
+            table: AdamWTable::default(),
         };
         Ok((optimizer, grads))
     }
@@ -73,10 +76,7 @@ impl Optimizer {
     }
 
     /// Changes the parameters by step `step` (from 1) at `learning_rate`, and forgets the
-    /// gradients.
-    ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their
-    /// mean, before clipping, a scalar, f32, which nobody has to wait for.
+    /// gradients: [`Optimizer::begin`] and [`Optimizer::apply`].
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.
@@ -87,9 +87,29 @@ impl Optimizer {
         step: u64,
         learning_rate: f64,
     ) -> Result<Tensor> {
+        self.begin(step, learning_rate)?;
+        self.apply(grads, weight)
+    }
+
+    /// Writes the number of the step (from 1) and its learning rate to the device. Before, not
+    /// within, a step that is captured as a graph.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn begin(&self, step: u64, learning_rate: f64) -> Result<()> {
         ops::fill_into(&self.learning_rate, learning_rate)?;
         ops::fill_into(&self.step, step as f64)?;
+        Ok(())
+    }
 
+    /// Changes the parameters by the step that was begun, and forgets the gradients.
+    ///
+    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their
+    /// mean, before clipping, a scalar, f32, which nobody has to wait for.
+    ///
+    /// # Errors
+    /// When a parameter has no gradient buffer.
+    pub fn apply(&mut self, grads: &mut Grads, weight: &Tensor) -> Result<Tensor> {
         let gradients = grads.all()?;
         let norm = ops::global_norm(&[&self.flat_gradient])?;
         let (scale, norm) = ops::clip_scale(&norm, weight, self.config.max_grad_norm)?;
@@ -98,25 +118,36 @@ impl Optimizer {
             step: &self.step,
             scale: &scale,
         };
-        for (entry, (param, gradient)) in self.entries.iter().zip(&gradients) {
-            let (value, adamw) = (param.value()?, self.constants(param));
-            ops::adamw_step(&value, gradient, &entry.mean, &entry.square, scalars, adamw)?;
-        }
+        let values: Vec<Tensor> = gradients
+            .iter()
+            .map(|(param, _)| param.value())
+            .collect::<Result<_, _>>()?;
+        let operands: Vec<AdamWOperands<'_>> = self
+            .entries
+            .iter()
+            .zip(values.iter().zip(&gradients))
+            .map(|(entry, (value, (param, gradient)))| AdamWOperands {
+                param: value,
+                gradient,
+                mean: &entry.mean,
+                square: &entry.square,
+                constants: constants(&self.config, param),
+                rounding: None,
+            })
+            .collect();
+        self.table.step(&operands, scalars)?;
+        drop(operands);
         grads.clear();
         Ok(norm)
     }
+}
 
-    fn constants(&self, param: &Param) -> AdamW {
-        let decays = param.shape().len() > 1;
-        AdamW {
-            beta1: self.config.beta1,
-            beta2: self.config.beta2,
-            eps: self.config.eps,
-            weight_decay: if decays {
-                self.config.weight_decay
-            } else {
-                0.0
-            },
-        }
+fn constants(config: &OptimizerConfig, param: &Param) -> AdamW {
+    let decays = param.shape().len() > 1;
+    AdamW {
+        beta1: config.beta1,
+        beta2: config.beta2,
+        eps: config.eps,
+        weight_decay: if decays { config.weight_decay } else { 0.0 },
     }
 }

@@ -21,10 +21,8 @@ pub struct Header {
     pub version: String,
     /// The device as it names itself, such as `cpu`.
     pub device: String,
-    /// Worker threads.
-    pub threads: usize,
-    /// The instruction sets found, such as `avx512 bf16`.
-    pub simd: String,
+    /// What it has: threads and instruction sets, as `x2 avx512 bf16`, or the GPU's model.
+    pub hardware: String,
     /// Dtype of activations.
     pub dtype: String,
     /// The model in a few words: type, layers, experts.
@@ -74,10 +72,7 @@ impl Header {
         vec![
             (
                 "device",
-                format!(
-                    "{} x{} {}  {}",
-                    self.device, self.threads, self.simd, self.dtype
-                ),
+                format!("{} {}  {}", self.device, self.hardware, self.dtype),
             ),
             (
                 "model",
@@ -323,8 +318,7 @@ mod tests {
         let header = Header {
             version: "meshgrad 0.1.0".to_owned(),
             device: "cpu".to_owned(),
-            threads: 2,
-            simd: "avx512".to_owned(),
+            hardware: "x2 avx512".to_owned(),
             dtype: "f32".to_owned(),
             model: "qwen3_moe, 4 layers, 8 experts top-2".to_owned(),
             parameters: 9_190_000,

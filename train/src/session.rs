@@ -10,7 +10,7 @@ use meshgrad_ckpt::{Begin, Committed, Saver, Task, WhenBusy, keep_last, step_nam
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::hf::Loading;
-use meshgrad_runtime::Device;
+use meshgrad_runtime::{Device, Properties};
 
 use crate::config::Config;
 use crate::data::Data;
@@ -18,7 +18,7 @@ use crate::metrics::{MetricsFile, Record};
 use crate::report::{self, Header, Reporter, Status, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
-use crate::trainer::{Measured, Outcome, Trainer};
+use crate::trainer::{PendingOutcome, Trainer};
 use crate::{Result, TrainError, checkpoint, generate, metrics, plot};
 
 /// What a run is asked for beside its configuration.
@@ -97,6 +97,16 @@ fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<Committed>>
     Ok(from)
 }
 
+/// A step whose tensors nobody has read yet.
+struct Done {
+    outcome: PendingOutcome,
+    begun: Instant,
+    /// When the host was free again. On a GPU the step goes on.
+    given: Instant,
+    /// On a GPU.
+    kernel_launches: Option<u64>,
+}
+
 struct Session<'a> {
     config: &'a Config,
     device: &'a Device,
@@ -112,6 +122,8 @@ struct Session<'a> {
     begun_at: u64,
     last: u64,
     val_loss: Option<f64>,
+    /// When a step's tensors were last read.
+    last_read: Option<Instant>,
     /// Writes checkpoints while training goes on.
     saver: Saver,
 }
@@ -165,6 +177,7 @@ impl<'a> Session<'a> {
             validation,
             begun_at,
             val_loss: None,
+            last_read: None,
             saver: Saver::new(WhenBusy::Wait),
         })
     }
@@ -179,26 +192,22 @@ impl<'a> Session<'a> {
         }
 
         let started = Instant::now();
-        let mut waiting: Option<(Outcome, Duration)> = None;
+        let mut waiting: Option<Done> = None;
         let mut step = self.begun_at;
         while step < self.last {
             step += 1;
             // A checkpoint that could not be saved ends the run now, not when it is needed.
             self.saver.poll().transpose()?;
-            let begun = Instant::now();
-            let tokens = self.data.tokens.training();
-            let outcome = self
-                .trainer
-                .step(step, &self.order, self.windows, &tokens)?;
-            // What a step did is read a step late, so that nobody waits for it.
-            if let Some((outcome, took)) = waiting.replace((outcome, begun.elapsed())) {
-                self.settle(&outcome, took, started)?;
+            let done = self.step(step)?;
+            // What a step did is looked at a step late, so that a GPU has the next one already.
+            if let Some(before) = waiting.replace(done) {
+                self.settle(before, started)?;
             }
 
             let stopping = stop.load(Ordering::Relaxed);
             if stopping || step == self.last || self.is_stop(step) {
-                if let Some((outcome, took)) = waiting.take() {
-                    self.settle(&outcome, took, started)?;
+                if let Some(done) = waiting.take() {
+                    self.settle(done, started)?;
                 }
                 self.pause(step, stopping)?;
             }
@@ -212,6 +221,20 @@ impl<'a> Session<'a> {
         self.summary(step)
     }
 
+    fn step(&mut self, step: u64) -> Result<Done> {
+        let (begun, before) = (Instant::now(), self.device.work());
+        let tokens = self.data.tokens.training();
+        let (order, windows) = (&self.order, self.windows);
+        let outcome = self.trainer.step(step, order, windows, &tokens)?.later()?;
+        let launches = self.device.work().kernel_launches - before.kernel_launches;
+        Ok(Done {
+            outcome,
+            begun,
+            given: Instant::now(),
+            kernel_launches: self.device.is_gpu().then_some(launches),
+        })
+    }
+
     /// Whether something but the next step follows `step`.
     fn is_stop(&self, step: u64) -> bool {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
@@ -221,9 +244,16 @@ impl<'a> Session<'a> {
     }
 
     /// Reads what a step did: keeps it, shows it, and ends the run where it is no number.
-    fn settle(&mut self, outcome: &Outcome, took: Duration, started: Instant) -> Result<()> {
-        let measured = outcome.read()?;
-        let step = outcome.step;
+    fn settle(&mut self, done: Done, started: Instant) -> Result<()> {
+        let Done {
+            outcome,
+            begun,
+            given,
+            kernel_launches,
+        } = done;
+        let (step, learning_rate) = (outcome.step, outcome.learning_rate);
+        let measured = outcome.wait()?;
+        let took = self.took(begun, given);
         if !measured.loss.is_finite() || !measured.grad_norm.is_finite() {
             self.saver.wait().transpose()?;
             return Err(TrainError::NotFinite {
@@ -244,16 +274,40 @@ impl<'a> Session<'a> {
         self.metrics.append(&Record {
             step,
             loss: measured.loss,
-            lr: outcome.learning_rate,
+            lr: learning_rate,
             grad_norm: measured.grad_norm,
             tokens_per_s,
             expert_load: measured.expert_imbalance,
+            kernel_launches,
             val_loss,
             val_bits_per_byte,
             extra: serde_json::Map::new(),
         })?;
-        self.show(outcome, &measured, tokens_per_s, started);
+        let (done, steps) = (step - self.begun_at, self.last - self.begun_at);
+        self.reporter.step(&Status {
+            step,
+            steps: self.config.train.steps,
+            loss: measured.loss,
+            val_loss: self.val_loss,
+            lr: learning_rate,
+            grad_norm: measured.grad_norm,
+            tokens_per_s,
+            memory: self.device.memory().peak as u64,
+            expert_load: measured.expert_load,
+            eta: report::eta(started.elapsed(), done, steps),
+        });
         Ok(())
+    }
+
+    /// How long a step took whose tensors have just been read. A GPU begins with it when it is done
+    /// with the one before.
+    fn took(&mut self, begun: Instant, given: Instant) -> Duration {
+        if !self.device.is_gpu() {
+            return given - begun;
+        }
+        let now = Instant::now();
+        let before = self.last_read.replace(now);
+        now - before.map_or(begun, |before| before.max(begun))
     }
 
     fn validates(&self, step: u64) -> bool {
@@ -272,22 +326,6 @@ impl<'a> Session<'a> {
             .validate(windows, &tokens, self.config.log.val_batches)?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
-    }
-
-    fn show(&self, outcome: &Outcome, measured: &Measured, tokens_per_s: f64, started: Instant) {
-        let (done, steps) = (outcome.step - self.begun_at, self.last - self.begun_at);
-        self.reporter.step(&Status {
-            step: outcome.step,
-            steps: self.config.train.steps,
-            loss: measured.loss,
-            val_loss: self.val_loss,
-            lr: outcome.learning_rate,
-            grad_norm: measured.grad_norm,
-            tokens_per_s,
-            memory: self.device.memory().peak as u64,
-            expert_load: measured.expert_load.clone(),
-            eta: report::eta(started.elapsed(), done, steps),
-        });
     }
 
     /// What follows a step but another step: a sample, a checkpoint.
@@ -382,15 +420,12 @@ impl<'a> Session<'a> {
 
     fn greet(&self) {
         let (data, config) = (&self.data, self.trainer.model.config());
-        let properties = self.device.properties();
         let parameters = config.parameter_count();
         let (training, validation) = (data.tokens.training(), data.tokens.validation());
-        let bf16 = if properties.native_bf16 { " bf16" } else { "" };
         self.reporter.header(&Header {
             version: format!("meshgrad {}", env!("CARGO_PKG_VERSION")),
             device: self.device.to_string(),
-            threads: properties.threads,
-            simd: format!("{}{bf16}", properties.simd),
+            hardware: hardware(self.device.properties()),
             dtype: self.config.train.dtype.name().into(),
             model: describe(config),
             parameters: parameters.total(),
@@ -417,6 +452,22 @@ impl<'a> Session<'a> {
             self.reporter
                 .note(&format!("going on after step {}", self.begun_at));
         }
+    }
+}
+
+/// A device's threads and instruction sets, or the GPU's model and memory.
+fn hardware(properties: &Properties) -> String {
+    let Properties {
+        threads,
+        simd,
+        native_bf16,
+        gpu,
+        ..
+    } = properties;
+    match gpu {
+        Some(gpu) => format!("{}, {} GiB", gpu.model, gpu.memory >> 30),
+        None if *native_bf16 => format!("x{threads} {simd} bf16"),
+        None => format!("x{threads} {simd}"),
     }
 }
 

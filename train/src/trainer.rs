@@ -3,7 +3,7 @@
 use meshgrad_autograd::{Grads, Tape};
 use meshgrad_models::balance::update_router_bias;
 use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
-use meshgrad_runtime::{DType, Device, Tensor, ops};
+use meshgrad_runtime::{DType, Device, Reading, Tensor, ops};
 
 use crate::Result;
 use crate::config::{ComputeDType, Config};
@@ -57,17 +57,60 @@ pub struct Measured {
     pub expert_imbalance: Option<f64>,
 }
 
+/// What a step did, on its way to the host.
+pub struct PendingOutcome {
+    /// The step, from 1.
+    pub step: u64,
+    /// Its learning rate.
+    pub learning_rate: f64,
+    loss: Reading<f32>,
+    weight: Reading<f32>,
+    grad_norm: Reading<f32>,
+    /// With the number of experts.
+    expert_counts: Option<(Reading<f32>, usize)>,
+}
+
 impl Outcome {
     /// Reads the tensors: waits until the step is done.
     ///
     /// # Errors
     /// When the device has no values.
     pub fn read(&self) -> Result<Measured> {
-        let scalar = |tensor: &Tensor| Ok::<f64, crate::TrainError>(tensor.item::<f32>()?.into());
-        let layers = self.read_counts()?;
+        self.later()?.wait()
+    }
+
+    /// Begins to read the tensors. Whoever waits for them waits for this step, and not for those that
+    /// were begun after it.
+    ///
+    /// # Errors
+    /// When the device has no values.
+    pub fn later(&self) -> Result<PendingOutcome> {
+        let counts = self.expert_counts.as_ref();
+        let counts = counts.map(|counts| Ok((counts.read_later()?, counts.extent(-1)?)));
+        Ok(PendingOutcome {
+            step: self.step,
+            learning_rate: self.learning_rate,
+            loss: self.loss.read_later()?,
+            weight: self.weight.read_later()?,
+            grad_norm: self.grad_norm.read_later()?,
+            expert_counts: counts.transpose().map_err(crate::TrainError::Runtime)?,
+        })
+    }
+}
+
+impl PendingOutcome {
+    /// Waits until the step is done.
+    ///
+    /// # Errors
+    /// When its work failed.
+    pub fn wait(self) -> Result<Measured> {
+        let layers = match self.expert_counts {
+            Some((counts, experts)) => of_layers(&counts.wait()?, experts),
+            None => Vec::new(),
+        };
         Ok(Measured {
-            loss: scalar(&self.loss)? / scalar(&self.weight)?,
-            grad_norm: scalar(&self.grad_norm)?,
+            loss: sum(self.loss)? / sum(self.weight)?,
+            grad_norm: sum(self.grad_norm)?,
             expert_load: shares(&layers),
             expert_imbalance: layers
                 .iter()
@@ -75,16 +118,17 @@ impl Outcome {
                 .reduce(f64::max),
         })
     }
+}
 
-    /// The tokens of each expert, layer by layer.
-    fn read_counts(&self) -> Result<Vec<Vec<f64>>> {
-        let Some(counts) = &self.expert_counts else {
-            return Ok(Vec::new());
-        };
-        let (values, experts) = (counts.to_vec::<f32>()?, counts.extent(-1)?);
-        let layer = |counts: &[f32]| counts.iter().copied().map(f64::from).collect();
-        Ok(values.chunks_exact(experts).map(layer).collect())
-    }
+/// The value of a scalar.
+fn sum(reading: Reading<f32>) -> Result<f64> {
+    Ok(reading.wait()?.into_iter().map(f64::from).sum())
+}
+
+/// The tokens of each expert, layer by layer.
+fn of_layers(counts: &[f32], experts: usize) -> Vec<Vec<f64>> {
+    let layer = |counts: &[f32]| counts.iter().copied().map(f64::from).collect();
+    counts.chunks_exact(experts).map(layer).collect()
 }
 
 /// Each expert's share of the tokens of all layers.
@@ -205,7 +249,7 @@ impl Trainer {
         let rows = self.config.train.batch_size;
         let all = windows.count().div_ceil(rows);
         let batches = if batches == 0 { all } else { batches.min(all) };
-        let (mut loss, mut weight) = (0.0, 0.0);
+        let mut sums = Vec::with_capacity(batches);
         for at in 0..batches {
             let chosen = validation_windows(windows, rows, at);
             let count = chosen.len();
@@ -218,8 +262,15 @@ impl Trainer {
             let measured = self
                 .model
                 .loss(&ids, &labels, compute, Balancing::default())?;
-            loss += f64::from(measured.cross_entropy.item::<f32>()?);
-            weight += f64::from(measured.weight.item::<f32>()?);
+            sums.push((
+                measured.cross_entropy.read_later()?,
+                measured.weight.read_later()?,
+            ));
+        }
+        let (mut loss, mut weight) = (0.0, 0.0);
+        for (of_loss, of_weight) in sums {
+            loss += sum(of_loss)?;
+            weight += sum(of_weight)?;
         }
         Ok(loss / weight)
     }

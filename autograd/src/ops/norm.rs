@@ -1,8 +1,8 @@
 //! Root-mean-square normalisation (Zhang & Sennrich 2019).
 
-use meshgrad_runtime::ops;
+use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Result, Save, Slot, Track, Var, tracked_many};
 
 /// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64); keeps x, w
 /// and a number a row.
@@ -29,4 +29,48 @@ pub fn rms_norm(x: &Var, w: &Var, eps: f64) -> Result<Var> {
             )?)
         })
     })
+}
+
+/// The residual stream and the norm that follows it, in one pass: x + added, and [`rms_norm`] of
+/// that; returns both. Keeps the sum, w and a number a row.
+///
+/// # Shapes
+/// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns two of `x`'s shape and dtype.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::add_rms_norm`].
+pub fn add_rms_norm(x: &Var, added: &Var, w: &Var, eps: f64) -> Result<(Var, Var)> {
+    let (sum, y, inv_rms) = ops::add_rms_norm(x.value(), added.value(), w.value(), eps)?;
+
+    let (kept_sum, kept_w, inv_rms) = (sum.save(), w.save(), inv_rms.save());
+    let backward = move |dys: &[Option<Tensor>], slots: Vec<Slot<'_>>| {
+        let ([dsum, dy], Ok([dx, dadded, dw])) = (dys, <[Slot<'_>; 3]>::try_from(slots)) else {
+            return Ok(());
+        };
+        if dx.due() | dadded.due() {
+            let gradient = match (dsum, dy) {
+                (Some(dsum), None) => dsum.clone(),
+                (None, None) => return Ok(()),
+                (dsum, Some(dy)) => {
+                    let (sum, w, inv_rms) = (kept_sum.get()?, kept_w.get()?, inv_rms.get()?);
+                    match dsum {
+                        Some(dsum) => ops::add_rms_norm_grad_input(dsum, dy, &sum, &w, &inv_rms)?,
+                        None => ops::rms_norm_grad_input(dy, &sum, &w, &inv_rms)?,
+                    }
+                }
+            };
+            dx.add(|| Ok(gradient.clone()))?;
+            dadded.add(|| Ok(gradient))?;
+        }
+        let Some(dy) = dy else { return Ok(()) };
+        dw.accumulate(|dw| {
+            let (sum, inv_rms) = (kept_sum.get()?, inv_rms.get()?);
+            Ok(ops::rms_norm_grad_weight_into(dy, &sum, &inv_rms, dw)?)
+        })
+    };
+    let outputs = tracked_many(vec![sum, y], &[x, added, w], backward)?;
+    match <[Var; 2]>::try_from(outputs) {
+        Ok([sum, y]) => Ok((sum, y)),
+        Err(_) => unreachable!("as many variables as tensors"),
+    }
 }

@@ -21,3 +21,40 @@ pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var
         dx.add(|| Ok(ops::rope_grad(dy, &cos.get()?, &sin.get()?, style)?))
     })
 }
+
+/// [`rope`] of [`rms_norm`](crate::ops::rms_norm) over the features of each head, in one pass: as
+/// queries and keys go into attention. Keeps x, w, the tables and a number a head.
+///
+/// # Shapes
+/// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` as [`rope`] takes them; returns
+/// `x`'s shape and dtype.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::rms_norm_rope`].
+pub fn rms_norm_rope(
+    x: &Var,
+    w: &Var,
+    cos: &Tensor,
+    sin: &Tensor,
+    style: RopeStyle,
+    eps: f64,
+) -> Result<Var> {
+    let (y, inv_rms) = ops::rms_norm_rope(x.value(), w.value(), cos, sin, style, eps)?;
+    let (kept_x, kept_w, inv_rms) = (x.save(), w.save(), inv_rms.save());
+    let (cos, sin) = (cos.save(), sin.save());
+    y.tracked([x, w], move |dy, [dx, dw]| {
+        let (cos, sin) = (cos.get()?, sin.get()?);
+        dx.add(|| {
+            let (x, w, inv_rms) = (kept_x.get()?, kept_w.get()?, inv_rms.get()?);
+            Ok(ops::rms_norm_rope_grad_input(
+                dy, &x, &w, &inv_rms, &cos, &sin, style,
+            )?)
+        })?;
+        dw.accumulate(|dw| {
+            let (x, inv_rms) = (kept_x.get()?, inv_rms.get()?);
+            Ok(ops::rms_norm_rope_grad_weight_into(
+                dy, &x, &inv_rms, &cos, &sin, style, dw,
+            )?)
+        })
+    })
+}

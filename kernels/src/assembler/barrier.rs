@@ -6,7 +6,7 @@
 //!
 //! PTX ISA, "Parallel Synchronization and Communication Instructions: bar".
 
-use super::Kernel;
+use super::{Kernel, Pred, U32};
 
 /// Barriers of a CTA beside that of all its threads.
 pub(super) const FURTHER: u32 = 15;
@@ -44,6 +44,12 @@ impl Kernel {
     #[track_caller]
     pub fn barrier(&self) {
         self.emit("bar.sync 0");
+    }
+
+    /// In how many threads of the CTA the predicate holds. A [`Kernel::barrier`] at the same time.
+    #[track_caller]
+    pub fn barrier_count(&self, holds: Pred<'_>) -> U32<'_> {
+        self.compute("bar.red.popc.u32", &[&0, &holds])
     }
 
     /// A barrier of its own for `threads` threads, those that wait and those that arrive.

@@ -1,6 +1,53 @@
-//! What the threads of a warp or of a CTA do together: sums and exchanges.
+//! What the threads of a warp or of a CTA do together: folds (sums, extremes) and exchanges.
 
-use super::{F32, Kernel, Pair};
+use super::{F32, Kernel, Pair, Register, Stored, U32};
+
+/// A type that lanes of a warp can exchange.
+pub trait Exchanged: Stored {
+    /// What the lane holds whose index differs by the bit `distance`. All lanes of the warp must
+    /// take part.
+    #[doc(hidden)]
+    fn butterfly<'k>(k: &'k Kernel, value: Register<'k, Self>, distance: u32)
+    -> Register<'k, Self>;
+}
+
+macro_rules! exchanged {
+    ($($by:ident: $($type:ty),+;)+) => {
+        $($(impl Exchanged for $type {
+            #[track_caller]
+            fn butterfly<'k>(
+                k: &'k Kernel,
+                value: Register<'k, Self>,
+                distance: u32,
+            ) -> Register<'k, Self> {
+                $by(k, value, distance)
+            }
+        })+)+
+    };
+}
+
+exchanged! {
+    whole: f32, u32;
+    by_halves: u64, f64;
+}
+
+#[track_caller]
+fn whole<'k, T: Stored>(k: &'k Kernel, value: Register<'k, T>, distance: u32) -> Register<'k, T> {
+    k.compute("shfl.sync.bfly.b32", &[&value, &distance, &31, &-1])
+}
+
+/// An instruction moves 32 bits.
+#[track_caller]
+fn by_halves<'k, T: Stored>(
+    k: &'k Kernel,
+    value: Register<'k, T>,
+    distance: u32,
+) -> Register<'k, T> {
+    let [low, high]: [U32<'k>; 2] = [k.register(), k.register()];
+    k.emit(format_args!("mov.b64 {{{low}, {high}}}, {value}"));
+    let [low, high] = [low, high].map(|half| whole(k, half, distance));
+    k.compute("mov.b64", &[&format_args!("{{{low}, {high}}}")])
+}
 
 /// The sum over the 32 lanes of the warp, in every lane: the same bits in each and in every run.
 ///
@@ -13,23 +60,63 @@ pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 /// The sum over each group of `lanes` neighbours, a power of two up to 32, in every lane of the
 /// group. All lanes of the warp must take part.
 ///
-/// Each round adds what the lane has whose index differs in one bit (butterfly). Addition commutes,
-/// so both partners get the same bits.
-///
 /// # Panics
 /// If `lanes` is anything else.
 #[track_caller]
 pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    group_fold(k, value, lanes, |a, b| a + b)
+}
+
+/// The largest value of each group of `lanes` neighbours, as [`group_sum`] sums; NaN where any is.
+///
+/// # Panics
+/// As [`group_sum`].
+#[track_caller]
+pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    group_fold(k, value, lanes, |a, b| a.max(b))
+}
+
+/// The values of each group of `lanes` neighbours, a power of two up to 32, merged into one, in
+/// every lane of the group. All lanes of the warp must take part.
+///
+/// Each round merges what the lane has whose index differs in one bit (butterfly). `merge` must
+/// commute, so that both partners get the same bits.
+///
+/// # Panics
+/// If `lanes` is anything else.
+#[track_caller]
+pub fn group_fold<'k, T: Exchanged>(
+    k: &'k Kernel,
+    value: Register<'k, T>,
+    lanes: u32,
+    merge: impl Fn(Register<'k, T>, Register<'k, T>) -> Register<'k, T>,
+) -> Register<'k, T> {
     assert!(
         lanes.is_power_of_two() && lanes <= 32,
         "a group of {lanes} lanes: groups are powers of two up to 32"
     );
-    let mut sum = value;
+    let mut folded = value;
     for bit in (0..lanes.trailing_zeros()).rev() {
-        let distance = 1 << bit;
-        sum = sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1]);
+        folded = merge(folded, T::butterfly(k, folded, 1 << bit));
     }
-    sum
+    folded
+}
+
+/// The sum over the lanes of the warp that have the same place in their group of `lanes`
+/// neighbours, in every lane. All lanes of the warp must take part.
+///
+/// # Panics
+/// If `lanes` is no power of two up to 32.
+#[track_caller]
+pub fn across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+    assert!(
+        lanes.is_power_of_two() && lanes <= 32,
+        "groups of {lanes} lanes: groups are powers of two up to 32"
+    );
+    let distances = (lanes.trailing_zeros()..5).map(|bit| 1 << bit);
+    distances.fold(value, |sum, distance: u32| {
+        sum + k.compute("shfl.sync.bfly.b32", &[&sum, &distance, &31, &-1])
+    })
 }
 
 /// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All
@@ -42,33 +129,49 @@ pub fn exchange_with_neighbour(value: Pair<'_>) -> Pair<'_> {
 
 /// The sum over all threads of the CTA, in every thread: the same bits in each and in every run.
 ///
-/// Every thread must take part, and the CTA must consist of whole warps. Each warp sums its lanes;
-/// the sums of the warps go through shared memory and are added in order. In a loop, a
+/// Every thread must take part, and the CTA must consist of whole warps. In a loop, a
 /// [`Kernel::barrier`] must stand between one round and the next.
 ///
 /// # Panics
 /// If the CTA does not consist of whole warps.
 #[track_caller]
 pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
+    block_fold(k, value, |a, b| a + b)
+}
+
+/// The values of all threads of the CTA merged into one, in every thread.
+///
+/// Every thread must take part, and the CTA must consist of whole warps. Each warp merges its
+/// lanes; what the warps have goes through shared memory and is merged in order. In a loop, a
+/// [`Kernel::barrier`] must stand between one round and the next.
+///
+/// # Panics
+/// If the CTA does not consist of whole warps.
+#[track_caller]
+pub fn block_fold<'k, T: Exchanged>(
+    k: &'k Kernel,
+    value: Register<'k, T>,
+    merge: impl Fn(Register<'k, T>, Register<'k, T>) -> Register<'k, T>,
+) -> Register<'k, T> {
     assert!(
         k.threads().is_multiple_of(32),
-        "a sum over a CTA of {} threads: a CTA must consist of whole warps of 32",
+        "folded over a CTA of {} threads: a CTA must consist of whole warps of 32",
         k.threads()
     );
-    let sum = warp_sum(k, value);
+    let folded = group_fold(k, value, 32, &merge);
     let warps = k.threads() / 32;
     if warps == 1 {
-        return sum;
+        return folded;
     }
 
-    let sums = k.shared::<f32>(warps);
+    let of_warps = k.shared::<T>(warps);
     k.if_(k.lane().equals(0), || {
-        sums.element::<f32>(k.warp()).store(sum)
+        of_warps.element::<T>(k.warp()).store(folded)
     });
     k.barrier();
-    let first = sums.load::<f32>();
-    (1..warps).fold(first, |total, warp| {
-        total + sums.offset(4 * warp).load::<f32>()
+    let first = of_warps.load::<T>();
+    (1..warps).fold(first, |folded, warp| {
+        merge(folded, of_warps.offset(T::BYTES * warp).load::<T>())
     })
 }
 

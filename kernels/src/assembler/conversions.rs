@@ -8,9 +8,27 @@ impl<'k> F32<'k> {
     pub fn to_bits(self) -> U32<'k> {
         self.k.compute("mov.b32", &[&self])
     }
+
+    /// As f64, exactly.
+    #[track_caller]
+    pub fn to_f64(self) -> F64<'k> {
+        self.k.compute("cvt.f64.f32", &[&self])
+    }
+
+    /// The whole part as an unsigned integer: the nearest there is, and 0 for NaN.
+    #[track_caller]
+    pub fn truncated(self) -> U32<'k> {
+        self.k.compute("cvt.rzi.u32.f32", &[&self])
+    }
 }
 
 impl<'k> F64<'k> {
+    /// Its bits.
+    #[track_caller]
+    pub fn to_bits(self) -> U64<'k> {
+        self.k.compute("mov.b64", &[&self])
+    }
+
     /// Rounded to f32, to nearest even.
     #[track_caller]
     pub fn to_f32(self) -> F32<'k> {
@@ -44,6 +62,12 @@ impl<'k> U32<'k> {
 }
 
 impl<'k> S32<'k> {
+    /// As f32, rounded to nearest even.
+    #[track_caller]
+    pub fn to_f32(self) -> F32<'k> {
+        self.k.compute("cvt.rn.f32.s32", &[&self])
+    }
+
     /// With 64 bits.
     #[track_caller]
     pub fn wide(self) -> S64<'k> {
@@ -61,6 +85,12 @@ impl<'k> U64<'k> {
     #[track_caller]
     pub fn low(self) -> U32<'k> {
         self.k.compute("cvt.u32.u64", &[&self])
+    }
+
+    /// The f64 with these bits.
+    #[track_caller]
+    pub fn to_f64_bits(self) -> F64<'k> {
+        self.k.compute("mov.b64", &[&self])
     }
 
     /// The same bits, signed. No instruction.

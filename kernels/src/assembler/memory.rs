@@ -232,6 +232,14 @@ impl<'k> GlobalAddress<'k> {
 #[derive(Clone, Copy, Debug)]
 pub struct MovingAddress<'k>(Variable<'k, u64>);
 
+impl<'k> U64<'k> {
+    /// The address that was itself read from memory.
+    #[track_caller]
+    pub fn to_global(self) -> GlobalAddress<'k> {
+        GlobalAddress::new(self.k.compute("cvta.to.global.u64", &[&self]))
+    }
+}
+
 impl<'k> MovingAddress<'k> {
     /// Where it is now.
     #[track_caller]

@@ -43,6 +43,7 @@ mod block;
 mod control;
 mod conversions;
 mod kernel;
+mod lanes;
 mod launch;
 mod memory;
 mod operators;
@@ -52,7 +53,10 @@ mod shared;
 mod tensor_core;
 
 pub use barrier::Barrier;
-pub use block::{block_sum, exchange_with_neighbour, group_sum, warp_sum};
+pub use block::{
+    Exchanged, across_groups, block_fold, block_sum, exchange_with_neighbour, group_fold,
+    group_max, group_sum, warp_sum,
+};
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};
@@ -61,5 +65,5 @@ pub use operators::{Bits, Float, Integer, Number, Signed};
 pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
 };
-pub use shared::SharedAddress;
+pub use shared::{STATIC_LIMIT, SharedAddress};
 pub use tensor_core::{MatrixRow, mma_bf16};

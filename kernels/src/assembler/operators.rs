@@ -292,6 +292,13 @@ impl F32<'_> {
         self.k.compute("max.NaN.f32", &[&self, &other.written()])
     }
 
+    /// 2^self within 2 ulp, in one instruction of the special function unit; 0 for minus infinity.
+    /// Another model of GPU may give other bits.
+    #[track_caller]
+    pub fn exp2_approximately(self) -> Self {
+        self.k.compute("ex2.approx.ftz.f32", &[&self])
+    }
+
     /// Its magnitude with the sign of `sign`.
     #[track_caller]
     pub fn with_sign_of(self, sign: Self) -> Self {

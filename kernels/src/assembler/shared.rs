@@ -3,8 +3,8 @@
 use super::memory::written;
 use super::{Kernel, Operand, Stored, U32};
 
-/// What a kernel may declare statically; more is dynamic and must be asked for at launch.
-const STATIC_LIMIT: u32 = 48 * 1024;
+/// Bytes that a kernel may declare statically; more is dynamic and must be asked for at launch.
+pub const STATIC_LIMIT: u32 = 48 * 1024;
 
 /// The alignment of every array: 128 bytes, so that it begins at bank 0.
 const ALIGNMENT: u32 = 128;

@@ -2,13 +2,13 @@
 
 use super::Family;
 use crate::Variant;
-use crate::gemm::{GemmBf16, GemmF32, Order, Output, Tile};
+use crate::gemm::{GemmBf16, GemmF32, Order, Output, SumParts, Tile};
 
 pub(super) fn gemm_f32() -> Family {
     let mut kernels = Vec::new();
     for a in Order::ALL {
         for b in Order::ALL {
-            for tile in Tile::ALL {
+            for tile in Tile::OF_F32 {
                 for accumulate in [false, true] {
                     let variant = GemmF32 {
                         a,
@@ -24,24 +24,39 @@ pub(super) fn gemm_f32() -> Family {
     kernels
 }
 
+/// Lines that are not aligned in two tiles only: the others' code for them is the same.
 pub(super) fn gemm_bf16() -> Family {
     let mut kernels = Vec::new();
     for a in Order::ALL {
         for b in Order::ALL {
             for tile in Tile::ALL {
                 for output in Output::ALL {
-                    for aligned in [true, false] {
+                    let forms: &[bool] = match tile {
+                        Tile::Large | Tile::Small => &[true, false],
+                        Tile::Flat | Tile::Wide => &[true],
+                    };
+                    for aligned in forms {
                         let variant = GemmBf16 {
                             a,
                             b,
                             tile,
                             output,
-                            aligned,
+                            aligned: *aligned,
                         };
                         kernels.push(Ok(variant.ptx()));
                     }
                 }
             }
+        }
+    }
+    kernels
+}
+
+pub(super) fn gemm_parts() -> Family {
+    let mut kernels = Vec::new();
+    for output in Output::ALL {
+        for vectors in [true, false] {
+            kernels.push(Ok(SumParts { output, vectors }.ptx()));
         }
     }
     kernels

@@ -1,13 +1,37 @@
 //! A representative list of kernels: what checks and goldens are made of. A file is a family.
 
+mod adamw;
+mod add_rms_norm;
+mod attention;
 mod copies;
+mod cross_entropy;
 mod elementwise;
+mod expert_order;
 mod gemm;
+mod global_norm;
+mod grouped;
 mod indexing;
+mod norm_rope;
+mod random;
+mod rank;
+mod reduce;
 mod rms_norm;
+mod rope;
+mod router;
+mod softmax;
+mod swiglu;
+mod token_rows;
 
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
+pub use expert_order::HELD_EXPERTS;
+pub use global_norm::SQUARED;
+pub use rank::{BESTS, SORTED};
+pub use reduce::REDUCTIONS;
+pub use rope::{HEADS, heads};
+pub use router::ROUTED_EXPERTS;
+pub use softmax::SOFTMAX_ROWS;
+pub use token_rows::TOKEN_FEATURES;
 
 use crate::{Ptx, Result};
 
@@ -31,6 +55,23 @@ const FAMILIES: &[NamedFamily] = &[
     ("indexing", indexing::indexing),
     ("gemm_f32", gemm::gemm_f32),
     ("gemm_bf16", gemm::gemm_bf16),
+    ("gemm_parts", gemm::gemm_parts),
+    ("cross_entropy", cross_entropy::cross_entropy),
+    ("swiglu", swiglu::swiglu),
+    ("grouped", grouped::grouped),
+    ("expert_order", expert_order::expert_order),
+    ("token_rows", token_rows::token_rows),
+    ("rope", rope::rope),
+    ("random", random::random),
+    ("norm_rope", norm_rope::norm_rope),
+    ("router", router::router),
+    ("adamw", adamw::adamw),
+    ("softmax", softmax::softmax),
+    ("reduce", reduce::reduce),
+    ("add_rms_norm", add_rms_norm::add_rms_norm),
+    ("attention", attention::attention),
+    ("rank", rank::rank),
+    ("global_norm", global_norm::global_norm),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

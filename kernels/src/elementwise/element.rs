@@ -19,7 +19,7 @@ impl From<Dtype> for Element {
 }
 
 /// What a thread loaded at once, as it lies in memory.
-pub(super) enum Loaded<'k> {
+pub(crate) enum Loaded<'k> {
     Floats(Vec<Vector<'k>>),
     Bools(Vec<U32<'k>>),
 }
@@ -43,7 +43,7 @@ impl Element {
 
     /// Loads `count` elements (4 or 8; 8 bf16) from an address that is a multiple of their size.
     #[track_caller]
-    pub(super) fn load_vector<'k>(self, from: GlobalAddress<'k>, count: u32) -> Loaded<'k> {
+    pub(crate) fn load_vector<'k>(self, from: GlobalAddress<'k>, count: u32) -> Loaded<'k> {
         match (self, count) {
             (Element::Float(dtype), _) => {
                 let vectors = 0..i64::from(count / dtype.per_vector());
@@ -57,7 +57,7 @@ impl Element {
 
     /// Rounds and stores as many elements as [`Element::load_vector`] loads.
     #[track_caller]
-    pub(super) fn store_vector<'k>(self, to: GlobalAddress<'k>, values: &[F32<'k>]) {
+    pub(crate) fn store_vector<'k>(self, to: GlobalAddress<'k>, values: &[F32<'k>]) {
         match self {
             Element::Float(dtype) => {
                 let vectors = values.chunks_exact(dtype.per_vector() as usize);
@@ -66,8 +66,13 @@ impl Element {
                 }
             }
             Element::Bool => {
-                for (i, four) in (0..).zip(values.as_chunks::<4>().0) {
-                    to.offset(4 * i).store(four_bytes(four));
+                let words: Vec<U32<'k>> =
+                    values.as_chunks::<4>().0.iter().map(four_bytes).collect();
+                match words[..] {
+                    [low, high] => to.store_vector([low, high]),
+                    _ => (0..)
+                        .zip(words)
+                        .for_each(|(i, word)| to.offset(4 * i).store(word)),
                 }
             }
         }
@@ -75,7 +80,7 @@ impl Element {
 
     /// Loads one element.
     #[track_caller]
-    pub(super) fn load<'k>(self, from: GlobalAddress<'k>) -> F32<'k> {
+    pub(crate) fn load<'k>(self, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
             Element::Float(dtype) => dtype.load(from),
             Element::Bool => one_or_zero(from.load_byte()),
@@ -84,16 +89,25 @@ impl Element {
 
     /// Loads one element where the predicate holds; 0 elsewhere.
     #[track_caller]
-    pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
+    pub(crate) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
             Element::Float(dtype) => dtype.load_if(condition, from),
             Element::Bool => one_or_zero(from.load_byte_if(condition)),
         }
     }
 
+    /// A value as it will be read again.
+    #[track_caller]
+    pub(crate) fn rounded<'k>(self, value: F32<'k>) -> F32<'k> {
+        match self {
+            Element::Float(Dtype::Bf16) => value.to_bf16().to_f32(),
+            Element::Float(Dtype::F32) | Element::Bool => value,
+        }
+    }
+
     /// Rounds and stores one element.
     #[track_caller]
-    pub(super) fn store<'k>(self, to: GlobalAddress<'k>, value: F32<'k>) {
+    pub(crate) fn store<'k>(self, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
             Element::Float(dtype) => dtype.store(to, value),
             Element::Bool => to.store_byte(zero_or_one(value)),
@@ -102,7 +116,7 @@ impl Element {
 
     /// Rounds and stores one element where the predicate holds.
     #[track_caller]
-    pub(super) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
+    pub(crate) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
             Element::Float(dtype) => dtype.store_if(condition, to, value),
             Element::Bool => to.store_byte_if(condition, zero_or_one(value)),
@@ -113,7 +127,7 @@ impl Element {
 impl<'k> Loaded<'k> {
     /// The elements as f32, exactly.
     #[track_caller]
-    pub(super) fn widen(&self) -> Vec<F32<'k>> {
+    pub(crate) fn widen(&self) -> Vec<F32<'k>> {
         match self {
             Loaded::Floats(vectors) => vectors.iter().flat_map(Vector::widen).collect(),
             Loaded::Bools(words) => {

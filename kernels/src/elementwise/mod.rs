@@ -26,6 +26,8 @@ mod walk;
 pub use element::Element;
 pub use walk::Walk;
 
+pub(crate) use strided::push_walk;
+
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
 use crate::error::{Error, Result};
 use crate::expression::{Expression, Node};

@@ -7,7 +7,7 @@ use crate::assembler::{
 };
 
 /// Elements of a thread, a CTA's width apart: their loads are in flight together.
-const PER_THREAD: u32 = 4;
+pub(crate) const PER_THREAD: u32 = 4;
 
 /// Elements of a CTA.
 pub(crate) const TILE: u32 = THREADS * PER_THREAD;
@@ -120,6 +120,7 @@ pub(crate) struct Strides<'k, I, O> {
 }
 
 impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
+    /// The walk of a kernel's parameters over so many tensors.
     pub(crate) fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
         let elements = k.u64_param("elements");
         let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));
@@ -160,17 +161,24 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         start.moved(self.bytes(tensor, size, coordinates))
     }
 
-    /// How many bytes that is behind the first element.
+    /// How many bytes that is behind the first element. There is at least one dim.
     pub(crate) fn bytes(
         &self,
         tensor: usize,
         size: u32,
         coordinates: &[Register<'k, I>],
     ) -> U64<'k> {
-        let first = I::signed(coordinates[0]) * self.strides[tensor][0];
-        let terms = self.strides[tensor].iter().zip(coordinates).skip(1);
-        let offset = terms.fold(first, |sum, (stride, x)| I::signed(*x).mad(*stride, sum));
-        I::bytes(offset, size)
+        I::bytes(self.offset(tensor, coordinates), size)
+    }
+
+    /// The same as an offset in elements. There is at least one dim.
+    pub(crate) fn offset(&self, tensor: usize, coordinates: &[Register<'k, I>]) -> Register<'k, O> {
+        let terms = self.strides[tensor].iter().zip(coordinates);
+        let mut terms = terms.map(|(stride, x)| (*stride, I::signed(*x)));
+        match terms.next() {
+            Some((stride, x)) => terms.fold(x * stride, |sum, (stride, x)| x.mad(stride, sum)),
+            None => I::signed(coordinates[0]),
+        }
     }
 }
 

@@ -9,8 +9,9 @@
 //!   neighbouring rows are then one load of 16 bytes. A matrix that lies along k is copied by eight
 //!   neighbouring threads a line, which write to lines below each other: padding of four words a
 //!   line puts these into different banks.
-//! - **A thread's rows are in two blocks of four, 64 apart** (columns likewise): the 16 bytes that
-//!   neighbours load are then neighbours, and no bank is asked twice.
+//! - **A thread's rows are in blocks of four, 64 apart** (columns likewise): the 16 bytes that
+//!   neighbours load are then neighbours, and no bank is asked twice. The flat tile has 8 by 32
+//!   threads instead of 16 by 16, each with one block of rows and one of columns.
 //! - **Two buffers**: while one step is computed the copies of the next are under way to the other
 //!   buffer, past the registers. One barrier a step suffices: behind it all copies of this step
 //!   have arrived, and nobody reads the other buffer any more.
@@ -22,6 +23,7 @@
 //! - **Edges**: what lies outside of A or B is read as 0; the product does not notice. M, N and K
 //!   are below 2^31.
 
+use super::split::Part;
 use super::tiles::Place;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{
@@ -56,20 +58,40 @@ impl GemmF32 {
     pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
         self.tile.launch(m, n, batch, THREADS)
     }
-}
 
-impl Variant for GemmF32 {
-    fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).ctas_per_sm(2);
-        let call = Call::parameters(k);
-        let place = Place::of_cta(k, &call, self.tile);
-        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 4));
+    /// An empty kernel with the threads of a CTA.
+    pub(super) fn kernel(&self, entry: String) -> Kernel {
+        Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2)
+    }
 
-        let side = self.tile.side();
+    /// The tile of one product whose first row and column are `origin`. All threads take part. Where
+    /// C begins is asked behind the loop, in which it would take registers.
+    pub(super) fn multiply<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        origin: [U32<'k>; 2],
+        c: impl FnOnce() -> Matrix<'k>,
+    ) {
+        let [rows, columns] = Side::of(self.tile);
         let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
-        let slice_a = Slice::new(k, side, a, place.row, call.m, along_k[0]);
-        let slice_b = Slice::new(k, side, b, place.column, call.n, along_k[1]);
-        let sums = Sums::new(k, side);
+        let buffer_bytes = rows.slice_bytes() + columns.slice_bytes();
+        let shared = k.shared::<f32>(2 * buffer_bytes / 4);
+        let in_a = Strip {
+            matrix: call.a,
+            first: origin[0],
+            extent: call.m,
+            along_k: along_k[0],
+        };
+        let in_b = Strip {
+            matrix: call.b,
+            first: origin[1],
+            extent: call.n,
+            along_k: along_k[1],
+        };
+        let slice_a = Slice::new(k, rows, in_a, shared);
+        let slice_b = Slice::new(k, columns, in_b, shared.offset(rows.slice_bytes()));
+        let sums = Sums::new(k, [rows, columns]);
 
         let copy = |buffer: U32<'_>, left: U32<'_>| {
             slice_a.copy_next(buffer, left.signed());
@@ -82,22 +104,84 @@ impl Variant for GemmF32 {
             k.wait_for_copies(0);
             k.barrier();
             let current = buffer.get();
-            buffer.set(current ^ slice_a.buffer_bytes());
+            buffer.set(current ^ buffer_bytes);
             copy(*buffer, call.k - first - DEPTH);
             sums.add_products(&slice_a, &slice_b, current);
         });
         k.wait_for_copies(0);
 
-        let c = call.c.of_batch(place.batch, 4);
-        sums.store(c, &call, &place, self.accumulate);
+        sums.store(c(), call, origin, self.accumulate);
+    }
+}
+
+impl Variant for GemmF32 {
+    fn ptx(&self) -> Ptx {
+        let k = &self.kernel(self.entry());
+        let call = Call::parameters(k);
+        let place = Place::of_cta(k, &call, self.tile);
+        let part = Part::parameters(k, &call, place.batch);
+        let c = call.c;
+        let call = part.of(call, [self.a, self.b], 4);
+        let c = || c.of_batch(place.batch, 4);
+        self.multiply(k, &call, [place.row, place.column], c);
         k.finish()
     }
 
     fn entry(&self) -> String {
-        let (a, b, side) = (self.a.letter(), self.b.letter(), self.tile.side());
+        let (a, b, tile) = (self.a.letter(), self.b.letter(), self.tile.name());
         let accumulate = if self.accumulate { "_accumulate" } else { "" };
-        format!("gemm_f32_{a}{b}_{side}x{side}x{DEPTH}{accumulate}")
+        format!("gemm_f32_{a}{b}_{tile}x{DEPTH}{accumulate}")
     }
+}
+
+/// The rows of a tile, or its columns, and how threads share them.
+#[derive(Clone, Copy)]
+struct Side {
+    /// How many there are.
+    length: u32,
+    /// Threads beside each other. Each has blocks of four that lie four times as many apart.
+    threads: u32,
+}
+
+impl Side {
+    /// Rows and columns. There are 16 by 16 threads, but 8 by 32 where the tile is flat.
+    fn of(tile: Tile) -> [Side; 2] {
+        let down = if tile == Tile::Flat { 8 } else { 16 };
+        let side = |length, threads| Side { length, threads };
+        [
+            side(tile.rows(), down),
+            side(tile.columns(), THREADS / down),
+        ]
+    }
+
+    /// Rows (columns) of a thread.
+    fn count(self) -> u32 {
+        self.length / self.threads
+    }
+
+    /// The place of one of a thread's rows (columns), from its first on.
+    fn place(self, i: u32) -> u32 {
+        i / 4 * (4 * self.threads) + i % 4
+    }
+
+    /// Words of a line of a slice.
+    fn pitch(self) -> u32 {
+        self.length + PADDING
+    }
+
+    /// Bytes of a slice.
+    fn slice_bytes(self) -> u32 {
+        4 * DEPTH * self.pitch()
+    }
+}
+
+/// What of A or B a tile needs: rows, or columns, from `first` on, of which there are `extent`.
+#[derive(Clone, Copy)]
+struct Strip<'k> {
+    matrix: Matrix<'k>,
+    first: U32<'k>,
+    extent: U32<'k>,
+    along_k: bool,
 }
 
 /// A slice of A or B in shared memory, and what a thread copies of it.
@@ -105,8 +189,7 @@ impl Variant for GemmF32 {
 /// A thread's elements lie at even distances, in the matrix, in the slice, and in either the rows
 /// (columns) or in k. So one address and a few distances describe them all.
 struct Slice<'k> {
-    /// Words of a line.
-    pitch: u32,
+    side: Side,
     shared: SharedAddress<'k>,
     /// Where this thread's first element goes.
     to: SharedAddress<'k>,
@@ -127,25 +210,27 @@ struct Slice<'k> {
 }
 
 impl<'k> Slice<'k> {
-    /// Of the rows, or columns, from `first` on, of which there are `extent`.
+    /// Of a strip; the first of its two buffers is at `shared`.
     #[track_caller]
-    fn new(
-        k: &'k Kernel,
-        side: u32,
-        matrix: Matrix<'k>,
-        first: U32<'k>,
-        extent: U32<'k>,
-        along_k: bool,
-    ) -> Slice<'k> {
-        let (thread, pitch) = (k.thread(), side + PADDING);
-        let shared = k.shared::<f32>(2 * DEPTH * pitch);
+    fn new(k: &'k Kernel, side: Side, strip: Strip<'k>, shared: SharedAddress<'k>) -> Slice<'k> {
+        let Strip {
+            matrix,
+            first,
+            extent,
+            along_k,
+        } = strip;
+        let (thread, length) = (k.thread(), side.length);
 
         // Neighbouring threads copy neighbours in memory.
         let (line, depth, step) = match along_k {
             true => (thread >> 3, thread & 7, [THREADS / DEPTH, 0]),
             false => {
-                let shift = side.trailing_zeros();
-                (thread & (side - 1), thread >> shift, [0, THREADS / side])
+                let shift = length.trailing_zeros();
+                (
+                    thread & (length - 1),
+                    thread >> shift,
+                    [0, THREADS / length],
+                )
             }
         };
         let line_in_matrix = first + line;
@@ -162,11 +247,11 @@ impl<'k> Slice<'k> {
             ),
         };
         Slice {
-            pitch,
+            side,
             shared,
-            to: shared.element::<f32>(depth.mad(pitch, line)),
+            to: shared.element::<f32>(depth.mad(side.pitch(), line)),
             from: from.moving(),
-            count: side * DEPTH / THREADS,
+            count: length * DEPTH / THREADS,
             step,
             step_bytes,
             slice_bytes,
@@ -185,32 +270,29 @@ impl<'k> Slice<'k> {
         for i in 0..self.count {
             let [line, depth] = self.step.map(|step| i * step);
             let inside = self.lines.gt(line as i32) & left.gt(depth as i32);
-            let to = to.offset(4 * (line + depth * self.pitch));
+            let to = to.offset(4 * (line + depth * self.side.pitch()));
             to.copy_async::<4>(from, inside);
             from = from.moved(self.step_bytes);
         }
         self.from.advance(self.slice_bytes);
     }
 
-    /// The size of one of the two buffers.
-    fn buffer_bytes(&self) -> u32 {
-        4 * DEPTH * self.pitch
-    }
-
     /// At one k, the elements of a thread whose first block begins at `place` of the slice.
     #[track_caller]
     fn fragment(&self, place: SharedAddress<'k>, depth: u32) -> Vec<F32<'k>> {
-        let line = place.offset(4 * depth * self.pitch);
-        let blocks = (self.pitch - PADDING) / 64;
-        let block = |i| line.offset(4 * 64 * i).load_vector::<f32, 4>();
-        (0..blocks).flat_map(block).collect()
+        let line = place.offset(4 * depth * self.side.pitch());
+        let block = |i| {
+            let first = self.side.place(4 * i);
+            line.offset(4 * first).load_vector::<f32, 4>()
+        };
+        (0..self.side.count() / 4).flat_map(block).collect()
     }
 }
 
 /// A thread's part of C: blocks of four by four.
 struct Sums<'k> {
-    /// Rows and columns of a thread.
-    count: u32,
+    /// Rows and columns of the tile.
+    sides: [Side; 2],
     across: U32<'k>,
     down: U32<'k>,
     sums: Vec<Variable<'k, f32>>,
@@ -218,13 +300,14 @@ struct Sums<'k> {
 
 impl<'k> Sums<'k> {
     #[track_caller]
-    fn new(k: &'k Kernel, side: u32) -> Sums<'k> {
-        let count = side / 16;
+    fn new(k: &'k Kernel, sides: [Side; 2]) -> Sums<'k> {
+        let [rows, columns] = sides;
+        let count = rows.count() * columns.count();
         Sums {
-            count,
-            across: k.thread() & 15,
-            down: k.thread() >> 4,
-            sums: (0..count * count).map(|_| k.var(0.0_f32)).collect(),
+            sides,
+            across: k.thread() & (columns.threads - 1),
+            down: k.thread() >> columns.threads.trailing_zeros(),
+            sums: (0..count).map(|_| k.var(0.0_f32)).collect(),
         }
     }
 
@@ -245,25 +328,25 @@ impl<'k> Sums<'k> {
     }
 
     #[track_caller]
-    fn store(&self, c: Matrix<'k>, call: &Call<'k>, place: &Place<'k>, accumulate: bool) {
-        let (row, column) = (place.row + self.down * 4, place.column + self.across * 4);
+    fn store(&self, c: Matrix<'k>, call: &Call<'k>, origin: [U32<'k>; 2], accumulate: bool) {
+        let (row, column) = (origin[0] + self.down * 4, origin[1] + self.across * 4);
         let rows_left = (call.m - row).signed();
         let columns_left = (call.n - column).signed();
         let mut to = c.element(row, column, 4);
         let next_row = c.leading * 4;
 
-        for (i, sums) in (0..).zip(self.sums.chunks_exact(self.count as usize)) {
-            let inside = rows_left.gt(i / 4 * 64 + i % 4);
-            let places: Vec<(GlobalAddress<'k>, Pred<'k>)> = (0..self.count)
-                .map(|j| j / 4 * 64 + j % 4)
+        let [rows, columns] = self.sides;
+        for (i, sums) in (0..).zip(self.sums.chunks_exact(columns.count() as usize)) {
+            let inside = rows_left.gt(rows.place(i) as i32);
+            let places: Vec<(GlobalAddress<'k>, Pred<'k>)> = (0..columns.count())
+                .map(|j| columns.place(j))
                 .map(|column| {
                     let inside = inside & columns_left.gt(column as i32);
                     (to.offset(4 * i64::from(column)), inside)
                 })
                 .collect();
             store(&places, sums, accumulate);
-            let rows = if i % 4 == 3 { 61 } else { 1 };
-            to = to.moved(next_row * rows);
+            to = to.moved(next_row * u64::from(rows.place(i + 1) - rows.place(i)));
         }
     }
 }

@@ -5,14 +5,22 @@
 //! reached by strides; a stride of 0 uses one operand for all.
 //!
 //! The sum over k runs from the first to the last in f32, in one order whatever the tile: the bits
-//! of an element do not depend on the tile that computes it, nor on its neighbours.
+//! of an element do not depend on the tile that computes it, nor on its neighbours. Where there are
+//! few tiles and k is long, parts of the sum are made beside each other and added in order
+//! ([`Split`]).
 
 mod bf16;
 mod f32;
+mod grouped;
+mod split;
+mod sum_parts;
 mod tiles;
 
 pub use bf16::{GemmBf16, Output};
 pub use f32::GemmF32;
+pub use grouped::{GroupedArguments, GroupedK, GroupedM};
+pub use split::{Split, SplitArguments};
+pub use sum_parts::{SumParts, SumPartsArguments};
 pub use tiles::{GROUP, Tile};
 
 use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
@@ -106,6 +114,14 @@ impl<'k> Matrix<'k> {
         Matrix { start, ..self }
     }
 
+    /// The matrix of the lines from `line` on: of rows, or columns if it is column-major.
+    #[track_caller]
+    fn lines_from(self, line: U32<'k>, size: u32) -> Matrix<'k> {
+        let elements = self.leading * line.wide();
+        let start = self.start.moved(elements * u64::from(size));
+        Matrix { start, ..self }
+    }
+
     /// The address of an element: `line` counts rows, or columns if it is column-major; `along` the
     /// elements of it.
     #[track_caller]
@@ -167,6 +183,11 @@ mod tests {
             b: Order::RowMajor,
             tile: Tile::Small,
             accumulate: false,
+        };
+        let arguments = SplitArguments {
+            product: arguments,
+            products: 13,
+            depth: 14,
         };
         let bytes = arguments.arguments();
         assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());

@@ -12,42 +12,86 @@ pub const GROUP: u32 = 8;
 /// How much of C a CTA computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
-    /// 128 by 128: the least traffic.
+    /// 128 by 128: little traffic.
     Large,
     /// 64 by 64: four times the CTAs, for products that would leave multiprocessors idle.
     Small,
+    /// 32 by 128: for so few rows that the other tiles would be mostly empty.
+    Flat,
+    /// 128 by 256: the least traffic, for bf16 only. A warp has 64 by 64, all that its registers
+    /// hold, and loads a quarter less from shared memory for a product than in the large tile.
+    Wide,
 }
 
 impl Tile {
-    /// Both.
-    pub const ALL: [Tile; 2] = [Tile::Large, Tile::Small];
+    /// Those of kernels in f32.
+    pub const OF_F32: [Tile; 3] = [Tile::Large, Tile::Small, Tile::Flat];
 
-    /// The tile for `batch` products on a GPU with as many multiprocessors: the large one if it
-    /// gives each of them something to do.
+    /// Those of products of groups.
+    pub const SQUARE: [Tile; 2] = [Tile::Large, Tile::Small];
+
+    /// All of them.
+    pub const ALL: [Tile; 4] = [Tile::Large, Tile::Small, Tile::Flat, Tile::Wide];
+
+    /// The tile for `batch` products on a GPU with as many multiprocessors: the flat one for a few
+    /// rows, otherwise a square one.
     pub fn choose(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
-        match Tile::Large.count(m, n) * u64::from(batch) >= u64::from(multiprocessors) {
+        match m <= Tile::Flat.rows() {
+            true => Tile::Flat,
+            false => Tile::choose_square(m, n, batch, multiprocessors),
+        }
+    }
+
+    /// The large one if it gives each multiprocessor something to do, otherwise the small one.
+    pub fn choose_square(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
+        match Tile::Large.count(m, n, batch) >= u64::from(multiprocessors) {
             true => Tile::Large,
             false => Tile::Small,
         }
     }
 
-    /// Its rows and its columns.
-    pub fn side(self) -> u32 {
+    /// As [`Tile::choose`] for aligned bf16: the wide one, of which a multiprocessor has one at a
+    /// time, where there are at least two for each.
+    pub fn choose_bf16(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
+        let wide = Tile::Wide.count(m, n, batch) >= 2 * u64::from(multiprocessors);
+        match Tile::choose(m, n, batch, multiprocessors) {
+            Tile::Large if wide && n >= Tile::Wide.columns() => Tile::Wide,
+            other => other,
+        }
+    }
+
+    /// Its rows.
+    pub fn rows(self) -> u32 {
         match self {
-            Tile::Large => 128,
+            Tile::Large | Tile::Wide => 128,
+            Tile::Small => 64,
+            Tile::Flat => 32,
+        }
+    }
+
+    /// Its columns.
+    pub fn columns(self) -> u32 {
+        match self {
+            Tile::Wide => 256,
+            Tile::Large | Tile::Flat => 128,
             Tile::Small => 64,
         }
     }
 
-    /// Tiles of C.
-    fn count(self, m: u32, n: u32) -> u64 {
-        u64::from(m.div_ceil(self.side())) * u64::from(n.div_ceil(self.side()))
+    /// `128x256`.
+    pub(super) fn name(self) -> String {
+        format!("{}x{}", self.rows(), self.columns())
+    }
+
+    /// Tiles of `batch` products.
+    pub(super) fn count(self, m: u32, n: u32, batch: u32) -> u64 {
+        let of_product = u64::from(m.div_ceil(self.rows())) * u64::from(n.div_ceil(self.columns()));
+        of_product.saturating_mul(batch.into())
     }
 
     /// A CTA for each tile of each product; `None` for an empty C.
     pub(super) fn launch(self, m: u32, n: u32, batch: u32, threads: u32) -> Option<Launch> {
-        let ctas = self.count(m, n).saturating_mul(batch.into());
-        let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
+        let ctas = u32::try_from(self.count(m, n, batch)).unwrap_or(u32::MAX);
         Launch::new([ctas, 1, 1], threads)
     }
 }
@@ -65,9 +109,9 @@ pub(super) struct Place<'k> {
 impl<'k> Place<'k> {
     #[track_caller]
     pub(super) fn of_cta(kernel: &'k Kernel, call: &Call<'k>, tile: Tile) -> Place<'k> {
-        let side = tile.side();
-        let tiles = |extent: U32<'k>| (extent + (side - 1)) >> side.trailing_zeros();
-        let (tiles_m, tiles_n) = (tiles(call.m), tiles(call.n));
+        let [rows, columns] = [tile.rows(), tile.columns()];
+        let tiles = |extent: U32<'k>, side: u32| (extent + (side - 1)) >> side.trailing_zeros();
+        let (tiles_m, tiles_n) = (tiles(call.m, rows), tiles(call.n, columns));
 
         let per_product = tiles_m * tiles_n;
         let batch = kernel.cta() / per_product;
@@ -75,12 +119,12 @@ impl<'k> Place<'k> {
 
         let per_group = tiles_n * GROUP;
         let first = (tile / per_group) * GROUP;
-        let rows = (tiles_m - first).min(GROUP);
+        let in_column = (tiles_m - first).min(GROUP);
         let in_group = tile % per_group;
         Place {
             batch,
-            row: (first + in_group % rows) * side,
-            column: (in_group / rows) * side,
+            row: (first + in_group % in_column) * rows,
+            column: (in_group / in_column) * columns,
         }
     }
 }
@@ -94,6 +138,8 @@ mod tests {
         let grid = |tile: Tile, m, n, batch| tile.launch(m, n, batch, 256).map(|l| l.grid[0]);
         assert_eq!(grid(Tile::Large, 129, 128, 3), Some(6));
         assert_eq!(grid(Tile::Small, 129, 128, 3), Some(18));
+        assert_eq!(grid(Tile::Flat, 33, 129, 3), Some(12));
+        assert_eq!(grid(Tile::Wide, 129, 256, 3), Some(6));
         assert_eq!(grid(Tile::Small, 0, 128, 3), None);
         assert_eq!(grid(Tile::Small, 1, 1, 0), None);
     }
@@ -103,5 +149,16 @@ mod tests {
         assert_eq!(Tile::choose(4096, 4096, 1, 132), Tile::Large);
         assert_eq!(Tile::choose(256, 256, 1, 132), Tile::Small);
         assert_eq!(Tile::choose(256, 256, 64, 132), Tile::Large);
+        assert_eq!(Tile::choose(32, 4096, 64, 132), Tile::Flat);
+    }
+
+    #[test]
+    fn large_products_take_wide_tiles() {
+        let choose = |m, n| Tile::choose_bf16(m, n, 1, 132);
+        assert_eq!(choose(4096, 4096), Tile::Wide);
+        assert_eq!(choose(2048, 2048), Tile::Large);
+        assert_eq!(choose(1 << 16, 128), Tile::Large);
+        assert_eq!(choose(16, 1 << 20), Tile::Flat);
+        assert_eq!(choose(256, 256), Tile::Small);
     }
 }

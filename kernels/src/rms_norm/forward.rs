@@ -1,11 +1,11 @@
 //! y and inv_rms.
 
-use super::{Form, LOOP_THREADS, element, mean, row_of_cta};
+use super::mean;
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
 };
 use crate::dtype::Dtype;
-use crate::row::{Row, RowTile};
+use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// y = x w / sqrt(mean(x^2) + eps), row by row; and 1 / sqrt(..), an f32 for each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ impl Variant for RmsNorm {
         };
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, &call),
-            Form::Loop(dtype) => in_a_loop(k, dtype, &call),
+            Form::Loop(tile) => in_a_loop(k, tile, &call),
         }
         k.finish()
     }
@@ -118,22 +118,22 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
 }
 
 /// The second pass finds x in the caches.
-fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, call: &Call<'k>) {
-    let x = row_of_cta(k, dtype, call.x, call.features);
-    let y = row_of_cta(k, dtype, call.y, call.features);
+fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let (x, y) = (row.of_matrix(call.x), row.of_matrix(call.y));
 
     let squares = k.var(0.0_f32);
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let value = dtype.load(element(dtype, x, i));
-        squares.add_product(value, value);
+    row.for_each(|at| {
+        for value in at.load(x) {
+            squares.add_product(value, value);
+        }
     });
     let mean = mean(k, squares, call.features);
     let inv_rms = (mean + call.eps).sqrt().reciprocal();
 
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let x = dtype.load(element(dtype, x, i));
-        let w = dtype.load(element(dtype, call.w, i));
-        dtype.store(element(dtype, y, i), x * inv_rms * w);
+    row.for_each(|at| {
+        let (x, w) = (at.load(x), at.load(call.w));
+        at.store(y, |i| x[i] * inv_rms * w[i]);
     });
     let address = call.inv_rms.element::<f32>(k.cta());
     address.store_if(k.thread().equals(0), inv_rms);
@@ -161,15 +161,5 @@ mod tests {
             let bytes = arguments.arguments();
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
         }
-    }
-
-    /// Rows that are not whole vectors, or do not begin at a vector, take the kernel that loops.
-    #[test]
-    fn the_form_follows_length_and_alignment() {
-        let entry = |features, aligned| RmsNorm::new(Dtype::Bf16, features, aligned).entry();
-        assert_eq!(entry(1024, true), "rms_norm_bf16_d1024_t32");
-        assert_eq!(entry(1024, false), "rms_norm_bf16_loop");
-        assert_eq!(entry(1025, true), "rms_norm_bf16_loop");
-        assert_eq!(entry(1 << 20, true), "rms_norm_bf16_loop");
     }
 }

@@ -1,11 +1,11 @@
 //! dx.
 
-use super::{Form, LOOP_THREADS, element, mean, row_of_cta};
+use super::mean;
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
 };
 use crate::dtype::Dtype;
-use crate::row::{Row, RowTile};
+use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ impl Variant for RmsNormGradInput {
         };
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, &call),
-            Form::Loop(dtype) => in_a_loop(k, dtype, &call),
+            Form::Loop(tile) => in_a_loop(k, tile, &call),
         }
         k.finish()
     }
@@ -117,20 +117,23 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
 }
 
 /// The second pass finds the row in the caches.
-fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, call: &Call<'k>) {
-    let [dy, x, dx] = [call.dy, call.x, call.dx].map(|m| row_of_cta(k, dtype, m, call.features));
+fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let [dy, x, dx] = [call.dy, call.x, call.dx].map(|matrix| row.of_matrix(matrix));
     let inv_rms = call.inv_rms.element::<f32>(k.cta()).load::<f32>();
-    let load = |i| [dy, x, call.w].map(|row| dtype.load(element(dtype, row, i)));
 
     let dot = k.var(0.0_f32);
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        let [dy, x, w] = load(i);
-        dot.add_product(dy * w, x);
+    row.for_each(|at| {
+        let [dy, x, w] = [dy, x, call.w].map(|row| at.load(row));
+        for i in 0..x.len() {
+            dot.add_product(dy[i] * w[i], x[i]);
+        }
     });
     let along_x = mean(k, dot, call.features) * inv_rms * inv_rms * inv_rms;
 
-    k.for_range(k.thread(), call.features, LOOP_THREADS, |i| {
-        dtype.store(element(dtype, dx, i), slope(load(i), inv_rms, along_x));
+    row.for_each(|at| {
+        let [dy, x, w] = [dy, x, call.w].map(|row| at.load(row));
+        at.store(dx, |i| slope([dy[i], x[i], w[i]], inv_rms, along_x));
     });
 }
 

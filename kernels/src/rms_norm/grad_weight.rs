@@ -1,11 +1,12 @@
 //! dw: partial sums of blocks of rows, then their sum.
 
-use super::columns::{ColumnTile, Columns, THREADS};
-use super::element;
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
 };
+use crate::columns::{ColumnTile, Columns, THREADS};
 use crate::dtype::Dtype;
+use crate::merge::Merge;
+use crate::row::element;
 
 /// Partial sums are at most this many, so that the second kernel is short.
 const MAX_PARTIALS: u64 = 128;
@@ -98,7 +99,7 @@ impl Variant for RmsNormGradWeight {
         let end = (start + call.rows_per_partial).min(call.rows);
         let columns = Columns::new(k, self.tile, call.features);
         let load = |row, exists| self.products(&call, &columns, row, exists);
-        let sums = columns.sums(start, end, load);
+        let sums = columns.fold(start, end, Merge::Add, load);
 
         let to = call
             .partials
@@ -201,7 +202,7 @@ impl Variant for SumPartials {
         let (rows, features) = (k.u64_param("rows"), k.u32_param("features"));
 
         let columns = Columns::new(k, Self::TILE, features);
-        let sums = columns.sums(k.constant(0u64), rows, |row, exists| {
+        let sums = columns.fold(k.constant(0u64), rows, Merge::Add, |row, exists| {
             let index = row * features.wide() + columns.first.wide();
             vec![partials.element_wide::<f32>(index).load_if(exists)]
         });

@@ -17,10 +17,10 @@
 //! so it takes two kernels: each CTA sums a block of rows into its own line of a workspace, and a
 //! second kernel adds the lines in order. The bits depend on R and D alone.
 
-mod columns;
 mod forward;
 mod grad_input;
 mod grad_weight;
+mod residual;
 
 pub use forward::{RmsNorm, RmsNormArguments};
 pub use grad_input::{RmsNormGradInput, RmsNormGradInputArguments};
@@ -28,75 +28,14 @@ pub use grad_weight::{
     RmsNormGradWeight, RmsNormGradWeightArguments, SumPartials, SumPartialsArguments,
     rows_per_partial,
 };
+pub use residual::{
+    AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
+};
 
-use crate::assembler::{F32, GlobalAddress, Kernel, Launch, U32, Variable};
-use crate::dtype::Dtype;
-use crate::row::RowTile;
-
-/// Threads of a CTA that loops over one row.
-const LOOP_THREADS: u32 = 256;
-
-/// How a kernel walks over its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Form {
-    /// A row in registers.
-    Tile(RowTile),
-    /// A row of any length and alignment: the CTA loops over it, twice.
-    Loop(Dtype),
-}
-
-impl Form {
-    /// `aligned`: whether all matrices and vectors begin at multiples of 16 bytes.
-    fn new(dtype: Dtype, features: usize, aligned: bool) -> Form {
-        let tile = RowTile::new(dtype, features).filter(|_| aligned);
-        tile.map_or(Form::Loop(dtype), Form::Tile)
-    }
-
-    fn threads(self) -> u32 {
-        match self {
-            Form::Tile(tile) => tile.threads(),
-            Form::Loop(_) => LOOP_THREADS,
-        }
-    }
-
-    fn launch(self, rows: u64) -> Option<Launch> {
-        match self {
-            Form::Tile(tile) => tile.launch(rows),
-            Form::Loop(_) => {
-                let ctas = u32::try_from(rows).unwrap_or(u32::MAX);
-                Launch::new([ctas, 1, 1], LOOP_THREADS)
-            }
-        }
-    }
-
-    fn name(self) -> String {
-        match self {
-            Form::Tile(tile) => tile.name(),
-            Form::Loop(dtype) => format!("{}_loop", dtype.name()),
-        }
-    }
-}
-
-/// The row of this CTA in a matrix of `features` columns.
-#[track_caller]
-fn row_of_cta<'k>(
-    k: &'k Kernel,
-    dtype: Dtype,
-    matrix: GlobalAddress<'k>,
-    features: U32<'k>,
-) -> GlobalAddress<'k> {
-    let elements = k.cta().mul_wide(features);
-    matrix.moved(elements * u64::from(dtype.size()))
-}
-
-/// An element of a row or vector.
-#[track_caller]
-fn element<'k>(dtype: Dtype, row: GlobalAddress<'k>, index: U32<'k>) -> GlobalAddress<'k> {
-    row.moved(index.mul_wide(dtype.size()))
-}
+use crate::assembler::{F32, Kernel, U32, Variable, block_sum};
 
 /// The mean of what the threads of the CTA have summed; 0 for no features.
 #[track_caller]
 fn mean<'k>(k: &'k Kernel, sum: Variable<'k, f32>, features: U32<'k>) -> F32<'k> {
-    crate::assembler::block_sum(k, sum.get()) / features.max(1).to_f32()
+    block_sum(k, sum.get()) / features.max(1).to_f32()
 }

@@ -42,6 +42,23 @@ exercises! {
     indexing: crate::indexing::exercise,
     gemm_f32: crate::gemm::exercise_f32,
     gemm_bf16: crate::gemm::exercise_bf16,
+    gemm_parts: crate::gemm::exercise_parts,
+    cross_entropy: crate::cross_entropy::exercise,
+    swiglu: crate::swiglu::exercise,
+    grouped: crate::grouped::exercise,
+    expert_order: crate::expert_order::exercise,
+    token_rows: crate::token_rows::exercise,
+    rope: crate::rope::exercise,
+    random: crate::random::exercise,
+    norm_rope: crate::norm_rope::exercise,
+    router: crate::router::exercise,
+    adamw: crate::adamw::exercise,
+    softmax: crate::softmax::exercise,
+    reduce: crate::reduce::exercise,
+    add_rms_norm: crate::add_rms_norm::exercise,
+    attention: crate::attention::exercise,
+    rank: crate::rank::exercise,
+    global_norm: crate::global_norm::exercise,
 }
 
 /// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.

@@ -9,6 +9,7 @@ use meshgrad_emulator::launch::launch;
 use meshgrad_emulator::memory::{AddressSpace, Place};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_emulator::{Asynchronous, Counters, Options};
+use meshgrad_kernels::faults::Fault;
 use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
 /// An empty device that runs in one of many orders.
@@ -100,6 +101,12 @@ impl Device {
         let mut bytes = vec![0; count];
         self.space.read(address, &mut bytes).unwrap();
         bytes
+    }
+
+    /// What a word tells that kernels report to.
+    pub(crate) fn fault(&self, word: u64) -> Option<Fault> {
+        let word: [u8; 8] = self.bytes(word, 8).try_into().unwrap();
+        Fault::from_word(u64::from_le_bytes(word))
     }
 
     pub(crate) fn floats(&self, dtype: Dtype, address: u64, count: usize) -> Vec<f32> {

@@ -4,11 +4,28 @@
 //! race, a missing barrier or a read of memory that nobody wrote is a failure, and so are bank
 //! conflicts and bytes that are moved twice where a kernel promises none.
 
+mod adamw;
+mod add_rms_norm;
+mod attention;
 mod barrier;
 mod copies;
 mod coverage;
+mod cross_entropy;
 mod device;
 mod elementwise;
+mod expert_order;
 mod gemm;
+mod global_norm;
+mod grouped;
 mod indexing;
+mod norm_rope;
+mod philox;
+mod random;
+mod rank;
+mod reduce;
 mod rms_norm;
+mod rope;
+mod router;
+mod softmax;
+mod swiglu;
+mod token_rows;

@@ -13,7 +13,7 @@ use crate::device::{Device, encoded, values};
 const EPS: f32 = 1e-5;
 
 /// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; many rows; no features.
-const EXTENTS: [[usize; 2]; 12] = [
+const EXTENTS: [[usize; 2]; 13] = [
     [1, 8],
     [5, 64],
     [9, 128],
@@ -22,6 +22,7 @@ const EXTENTS: [[usize; 2]; 12] = [
     [2, 2000],
     [2, 4096],
     [3, 1025],
+    [1, 8196],
     [4, 1],
     [130, 24],
     [200, 7],

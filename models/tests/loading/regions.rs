@@ -64,8 +64,9 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     }
 }
 
-/// Whatever the bound: the regions that the CPU gets, within the bound, or an error that tells a
-/// bound which is enough.
+/// Whatever the bound: the regions that the CPU gets, within the bound, though tensors are larger
+/// and lie in another order in the file. Where a bound has no room for a piece, an error tells one
+/// that has.
 #[test]
 fn regions_arrive_within_the_bound_or_not_at_all() {
     let Some(gpu) = gpu() else { return };
@@ -86,7 +87,15 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
     let bits_of = |tensors: &[Tensor]| tensors.iter().map(bits).collect::<Vec<_>>();
     let expected = bits_of(&load_to(&Device::cpu(), 0).unwrap());
     let (mut arrived, mut refused) = (0, 0);
-    let mut bounds = vec![8 << 10, 40 << 10, 100 << 10, 300_000, 1 << 20, 64 << 20];
+    let mut bounds = vec![
+        4 << 10,
+        8 << 10,
+        40 << 10,
+        100 << 10,
+        300_000,
+        1 << 20,
+        64 << 20,
+    ];
     while let Some(bound) = bounds.pop() {
         let before = gpu.pinned_memory().live;
         gpu.reset_peak();
@@ -100,14 +109,14 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
                 arrived += 1;
             }
             Err(Error::PinnedBound { needed, .. }) => {
-                assert!(needed > bound);
+                assert!(needed > bound && bound < 8 << 10, "{needed} for {bound}");
                 bounds.push(needed);
                 refused += 1;
             }
             Err(error) => panic!("{bound}: {error}"),
         }
     }
-    assert!(arrived >= 6 && refused >= 1, "{arrived}, {refused}");
+    assert_eq!((arrived, refused), (7, 1));
 }
 
 #[test]

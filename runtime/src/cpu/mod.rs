@@ -24,6 +24,7 @@ pub(crate) mod gemm;
 pub(crate) mod indexing;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod norm_rope;
 pub(crate) mod optimizer;
 mod parallel;
 pub(crate) mod quantile;

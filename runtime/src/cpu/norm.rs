@@ -67,6 +67,65 @@ pub(crate) fn rms_norm_grad_input<T: Float>(
     Ok(())
 }
 
+/// h = x + b, and y and inv_rms as the norm of that, row by row.
+pub(crate) fn add_rms_norm<T: Float>(
+    [x, b, w]: [&Tensor; 3],
+    eps: f64,
+    h: &mut [T],
+    y: &mut [T],
+    inv_rms: &mut [T::Wide],
+) -> Result<()> {
+    let (x, b, w) = (Rows::<T>::new(x)?, Rows::<T>::new(b)?, Flat::<T>::new(w)?);
+    let w = &*w;
+    let (eps, columns) = (T::Wide::from_f64(eps), w.len());
+    if columns == 0 {
+        inv_rms.fill(T::Wide::ONE / eps.sqrt());
+        return Ok(());
+    }
+
+    let rows = rows_a_task(columns);
+    let out = (
+        blocks(h, rows * columns),
+        blocks(y, rows * columns),
+        blocks(inv_rms, rows),
+    );
+    for_parts(out, |task, (h, y, inv_rms)| {
+        vectorised!(T::Wide, || {
+            let out = h.chunks_exact_mut(columns).zip(y.chunks_exact_mut(columns));
+            for (at, ((h, y), inv_rms)) in out.zip(inv_rms).enumerate() {
+                let row = task * rows + at;
+                for ((h, x), b) in h.iter_mut().zip(x.row(row)).zip(b.row(row)) {
+                    *h = T::narrow(x.wide() + b.wide());
+                }
+                *inv_rms = rms_norm_row(h, w, eps, y);
+            }
+        });
+    });
+    Ok(())
+}
+
+/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), row by row.
+pub(crate) fn add_rms_norm_grad_input<T: Float>(
+    [dh, dy, h, w, inv_rms]: [&Tensor; 5],
+    dx: &mut [T],
+) -> Result<()> {
+    let (dh, dy, h) = (Rows::<T>::new(dh)?, Rows::<T>::new(dy)?, Rows::<T>::new(h)?);
+    let (w, inv_rms) = (Flat::<T>::new(w)?, Flat::<T::Wide>::new(inv_rms)?);
+    let (w, inv_rms) = (&*w, &*inv_rms);
+    let inv_columns = T::Wide::ONE / T::Wide::from_f64(w.len() as f64);
+
+    for_rows!(dx, w.len(), |row, dx| {
+        let (dh, dy, h, inv_rms) = (dh.row(row), dy.row(row), h.row(row), inv_rms[row]);
+        let dot = sum([dy, w, h], |[dy, w, h]| dy * w * h);
+        let along_h = dot * inv_columns * inv_rms * inv_rms * inv_rms;
+        for ((((dx, dh), dy), h), w) in dx.iter_mut().zip(dh).zip(dy).zip(h).zip(w) {
+            let of_norm = dy.wide() * w.wide() * inv_rms - h.wide() * along_h;
+            *dx = T::narrow(dh.wide() + of_norm);
+        }
+    });
+    Ok(())
+}
+
 /// Rows that one partial sum of [`rms_norm_grad_weight`] covers: never few, so that the partial
 /// sums stay small.
 pub(crate) fn rows_a_partial(columns: usize) -> usize {
@@ -102,6 +161,13 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
         });
     });
 
+    add_partials::<T>(partial, dw, empty);
+    Ok(())
+}
+
+/// The lines of `partial` in order, added to `dw` unless that is `empty`.
+pub(super) fn add_partials<T: Float>(partial: &[T::Wide], dw: &mut [T::Wide], empty: bool) {
+    let columns = dw.len();
     for_blocks(dw, BLOCK, |start, dw| {
         vectorised!(T::Wide, || {
             if empty {
@@ -114,7 +180,6 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
             }
         });
     });
-    Ok(())
 }
 
 #[inline(always)]

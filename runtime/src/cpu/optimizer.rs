@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::random::Words;
 use super::strided::{CHUNK, Source};
 use super::{BLOCK, blocks as cut, for_parts};
 use crate::ops::AdamW;
@@ -63,6 +64,8 @@ pub(crate) struct Update<'a, T: Float> {
     pub(crate) mean: &'a mut [T::Wide],
     pub(crate) square: &'a mut [T::Wide],
     pub(crate) factors: Factors<T::Wide>,
+    /// By which it is rounded, where that is at random.
+    pub(crate) words: Option<Words>,
 }
 
 /// One AdamW step of every parameter, in parallel by blocks of all of them together.
@@ -80,6 +83,7 @@ impl<T: Float> Update<'_, T> {
             .chunks_mut(BLOCK)
             .zip(self.square.chunks_mut(BLOCK));
         let (gradient, factors) = (&self.gradient, &self.factors);
+        let words = self.words.as_ref();
         let blocks = params.zip(states).enumerate();
         blocks.map(move |(at, (param, (mean, square)))| {
             let start = at * BLOCK;
@@ -90,6 +94,7 @@ impl<T: Float> Update<'_, T> {
                 mean,
                 square,
                 factors,
+                words,
             }
         })
     }
@@ -103,6 +108,7 @@ struct Block<'a, T: Float> {
     mean: &'a mut [T::Wide],
     square: &'a mut [T::Wide],
     factors: &'a Factors<T::Wide>,
+    words: Option<&'a Words>,
 }
 
 impl<T: Float> Block<'_, T> {
@@ -114,6 +120,7 @@ impl<T: Float> Block<'_, T> {
             mean,
             square,
             factors,
+            words,
         } = self;
         let by = **factors;
         vectorised!(T::Wide, || {
@@ -122,18 +129,34 @@ impl<T: Float> Block<'_, T> {
             let states = mean.chunks_mut(CHUNK).zip(square.chunks_mut(CHUNK));
             for (at, (param, (mean, square))) in params.zip(states).enumerate() {
                 let chunk = &mut chunk[..param.len()];
-                gradient.load_wide(*start + at * CHUNK, chunk);
-                let elements = param.iter_mut().zip(mean).zip(square).zip(chunk);
-                for (((p, m), v), gradient) in elements {
-                    let g = *gradient * by.scale;
+                let start = *start + at * CHUNK;
+                gradient.load_wide(start, chunk);
+                let elements = param.iter().zip(mean).zip(square).zip(chunk.iter_mut());
+                for (((p, m), v), stepped) in elements {
+                    let g = *stepped * by.scale;
                     *m += by.mean_gain * (g - *m);
                     *v = by.square_keep * *v + by.square_gain * g * g;
 
                     let root = v.sqrt() * by.unbias + by.eps;
-                    *p = T::narrow(p.wide() * by.keep - by.rate * *m / root);
+                    *stepped = p.wide() * by.keep - by.rate * *m / root;
                 }
+                round(param, chunk, *words, start);
             }
         });
+    }
+}
+
+/// Rounds the elements from `start` on, to nearest or by their words.
+#[inline(always)]
+fn round<T: Float>(to: &mut [T], from: &[T::Wide], words: Option<&Words>, start: usize) {
+    let elements = to.iter_mut().zip(from);
+    let Some(words) = words else {
+        return elements.for_each(|(to, from)| *to = T::narrow(*from));
+    };
+    let mut random = [0; CHUNK];
+    words.load_high(start, &mut random[..from.len()]);
+    for ((to, from), word) in elements.zip(&random) {
+        *to = T::narrow_at_random(*from, *word);
     }
 }
 

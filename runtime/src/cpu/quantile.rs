@@ -8,7 +8,11 @@
 //! cancellation. They were fitted for this file: least squares of the relative error at Chebyshev
 //! nodes, reweighted towards equal ripple, in 60 digits.
 //!
-//! What random ops return is part of what a run is: no constant here may change.
+//! What random ops return is part of what a run is: no constant here may change. Those of f32 stand
+//! beside a GPU's kernel, which has the same bits: degrees 6 and 5 in w on 0 <= w <= 22.2, relative
+//! error 1.1e-8.
+
+use meshgrad_kernels::random::quantile::{DENOMINATOR, LN_TAIL, NUMERATOR, SQRT_HALF, STEP};
 
 /// The standard normal quantile of (word + 1/2) / 2^32: within 6.4 standard deviations.
 ///
@@ -16,8 +20,6 @@
 /// elsewhere).
 #[inline(always)]
 pub(crate) fn normal_f32(word: u32) -> f32 {
-    const STEP: f32 = 1.0 / (1u64 << 32) as f32;
-
     // Both tails are counted from their end, so that p and q are exact up to rounding.
     let upper = (word as i32) < 0;
     let from_end = if upper { !word } else { word };
@@ -31,45 +33,13 @@ pub(crate) fn normal_f32(word: u32) -> f32 {
     if upper { size } else { -size }
 }
 
-/// Degrees 6 and 5 on 0 <= w <= 22.2, lowest power first; relative error 1.1e-8.
-const NUMERATOR: [f32; 7] = [
-    1.253_314_1,
-    0.447_568_54,
-    0.091_099_15,
-    0.012_549_007,
-    1.142_323_4e-3,
-    5.992_182_2e-5,
-    1.952_792e-7,
-];
-const DENOMINATOR: [f32; 6] = [
-    1.0,
-    0.095_308_33,
-    0.034_704_31,
-    2.317_508_4e-3,
-    2.500_866_8e-4,
-    3.794_476_2e-6,
-];
-
 /// The natural logarithm of a normal number, with an absolute error of 1e-8 before rounding.
 #[inline(always)]
 fn ln_f32(x: f32) -> f32 {
-    /// ln(1 + r) = r + r^2 tail(r) on sqrt(1/2) <= 1 + r < sqrt(2).
-    const TAIL: [f32; 8] = [
-        -0.499_999_82,
-        0.333_342_25,
-        -0.250_024_62,
-        0.199_535_8,
-        -0.165_529_43,
-        0.149_801_88,
-        -0.144_380_3,
-        0.087_265_33,
-    ];
-    const SQRT_HALF: u32 = 0x3f35_04f3;
-
     let bits = x.to_bits();
     let exponent = (bits.wrapping_sub(SQRT_HALF) as i32) >> 23;
     let r = f32::from_bits(bits.wrapping_sub((exponent as u32) << 23)) - 1.0;
-    exponent as f32 * std::f32::consts::LN_2 + (r + r * r * horner(r, TAIL))
+    exponent as f32 * std::f32::consts::LN_2 + (r + r * r * horner(r, LN_TAIL))
 }
 
 /// The standard normal quantile of (word + 1/2) / 2^64: within 9.3 standard deviations.

@@ -35,6 +35,11 @@ impl Words {
         }
     }
 
+    /// Stores the one word that an f32 takes of the elements from `start` on.
+    pub(crate) fn load_high(&self, start: usize, to: &mut [u32]) {
+        self.load(Part::High, start, to);
+    }
+
     /// Stores the words of the elements from `start` on.
     #[inline(always)]
     fn load(&self, part: Part, start: usize, to: &mut [u32]) {

@@ -62,20 +62,32 @@ pub(crate) fn rope<T: Float>(
         let (cos, sin) = (cos.row(position), sin.row(position));
         for (head, y) in y.chunks_exact_mut(features).enumerate() {
             let x = x.row(position * heads + head);
-            match (style, turn) {
-                (RopeStyle::Half, Turn::Forward) => half(x, cos, sin, |sin| sin, y),
-                (RopeStyle::Half, Turn::Back) => half(x, cos, sin, |sin| -sin, y),
-                (RopeStyle::Interleaved, Turn::Forward) => interleaved(x, cos, sin, |sin| sin, y),
-                (RopeStyle::Interleaved, Turn::Back) => interleaved(x, cos, sin, |sin| -sin, y),
-            }
+            turned(x, [cos, sin], style, turn, y);
         }
     });
     Ok(())
 }
 
+/// One head, whose elements may be wide already.
 #[inline(always)]
-fn half<T: Float>(
-    x: &[T],
+pub(super) fn turned<S: Float, T: Float<Wide = S::Wide>>(
+    x: &[S],
+    [cos, sin]: [&[f32]; 2],
+    style: RopeStyle,
+    turn: Turn,
+    y: &mut [T],
+) {
+    match (style, turn) {
+        (RopeStyle::Half, Turn::Forward) => half(x, cos, sin, |sin| sin, y),
+        (RopeStyle::Half, Turn::Back) => half(x, cos, sin, |sin| -sin, y),
+        (RopeStyle::Interleaved, Turn::Forward) => interleaved(x, cos, sin, |sin| sin, y),
+        (RopeStyle::Interleaved, Turn::Back) => interleaved(x, cos, sin, |sin| -sin, y),
+    }
+}
+
+#[inline(always)]
+fn half<S: Float, T: Float<Wide = S::Wide>>(
+    x: &[S],
     cos: &[f32],
     sin: &[f32],
     sign: impl Fn(T::Wide) -> T::Wide,
@@ -83,7 +95,7 @@ fn half<T: Float>(
 ) {
     let (x, passed) = x.split_at(2 * cos.len());
     let (y, rest) = y.split_at_mut(2 * cos.len());
-    rest.copy_from_slice(passed);
+    pass(passed, rest);
 
     let (x_a, x_b) = x.split_at(cos.len());
     let (y_a, y_b) = y.split_at_mut(cos.len());
@@ -98,8 +110,8 @@ fn half<T: Float>(
 }
 
 #[inline(always)]
-fn interleaved<T: Float>(
-    x: &[T],
+fn interleaved<S: Float, T: Float<Wide = S::Wide>>(
+    x: &[S],
     cos: &[f32],
     sin: &[f32],
     sign: impl Fn(T::Wide) -> T::Wide,
@@ -107,13 +119,21 @@ fn interleaved<T: Float>(
 ) {
     let (x, passed) = x.split_at(2 * cos.len());
     let (y, rest) = y.split_at_mut(2 * cos.len());
-    rest.copy_from_slice(passed);
+    pass(passed, rest);
 
     let (x, y) = (x.as_chunks::<2>().0, y.as_chunks_mut::<2>().0);
     for (((cos, sin), x), y) in cos.iter().zip(sin).zip(x).zip(y) {
         let (cos, sin) = (widen::<T>(*cos), sign(widen::<T>(*sin)));
         let (a, b) = (x[0].wide(), x[1].wide());
         *y = [T::narrow(a * cos - b * sin), T::narrow(b * cos + a * sin)];
+    }
+}
+
+/// What is not turned.
+#[inline(always)]
+fn pass<S: Float, T: Float<Wide = S::Wide>>(x: &[S], y: &mut [T]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = T::narrow(x.wide());
     }
 }
 

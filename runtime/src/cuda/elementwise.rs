@@ -50,19 +50,30 @@ impl Target {
             address: gpu.change(into)?,
         })
     }
+
+    /// The elements at `address`, which the op may write.
+    pub(crate) fn at(operand: Operand, address: u64) -> Target {
+        Target { operand, address }
+    }
+}
+
+struct Same;
+
+impl Function<1> for Same {
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        x
+    }
 }
 
 /// y\[i\] = x\[i\] in y's dtype, of f32, bf16 and bool.
 pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    struct Same;
-
-    impl Function<1> for Same {
-        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
-            x
-        }
-    }
-
     map(gpu, &Same, [x], y)
+}
+
+/// y\[i\] = x\[i\] in y's dtype, from elements at `from` that lie as `x` says.
+pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
+    let plan = gpu.planned(plan(&Same, [x], y.operand))?;
+    launch(gpu, &plan, &[from], y)
 }
 
 /// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].

@@ -6,19 +6,27 @@ use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Arguments, Launch, Variant};
 
 use super::allocator::{Allocator, Block};
-use super::faults::Faults;
+use super::faults::{self, Faults};
 use super::graph::Capture;
-use super::memory::{DeviceMemory, Pinned, Staging, relaxed};
+use super::memory::{DeviceMemory, Part, Pinned, PinnedCopy, Staging, relaxed};
 use super::module::Modules;
 use super::stream::RawStream;
 use super::streams::Streams;
 use super::{Context, CudaError, GpuProperties, Library};
 use crate::MemoryUse;
 
+/// Pinned memory of a reading is at least so much, so that the next ones fit it too.
+const READING: usize = 4096;
+
+/// How many of such are kept.
+const READINGS: usize = 32;
+
 /// A GPU: its first stream, its kernels, and the way to it.
 pub(crate) struct Gpu {
     streams: Arc<Streams>,
     modules: Modules,
+    /// Pinned memory of readings that were waited for: to pin memory may wait for the GPU.
+    read: Mutex<Vec<Pinned>>,
     /// Made at the first copy.
     staging: Mutex<Option<Staging>>,
     faults: Faults,
@@ -32,6 +40,7 @@ impl Gpu {
         let gpu = Gpu {
             streams: Arc::new(Streams::new(&context)?),
             modules: Modules::new(&context),
+            read: Mutex::default(),
             staging: Mutex::default(),
             faults: Faults::new(&context),
             context,
@@ -108,6 +117,47 @@ impl Gpu {
     /// Starts measuring the peak of what is pinned anew.
     pub(crate) fn reset_pinned_peak(&self) {
         self.context.reset_pinned_peak();
+    }
+
+    /// Puts a copy of `bytes` bytes of `from` to pinned memory into `stream`.
+    pub(crate) fn download_later(
+        &self,
+        stream: &Arc<RawStream>,
+        from: Part<'_>,
+        bytes: usize,
+    ) -> Result<PinnedCopy, CudaError> {
+        let room = bytes + faults::WORD;
+        let kept = {
+            let mut kept = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = kept.iter().position(|buffer| buffer.bytes().len() >= room);
+            fits.map(|at| kept.swap_remove(at))
+        };
+        let buffer = match kept {
+            Some(buffer) => buffer,
+            None => self.pin(room.next_multiple_of(READING))?,
+        };
+        PinnedCopy::download(stream, buffer, bytes, from, self.faults.word())
+    }
+
+    /// Waits on the host until a copy is done, and then copies over `to`.
+    ///
+    /// # Errors
+    /// As [`Gpu::synchronize`], of what was before the copy; `stream` clears the word.
+    pub(crate) fn finish_reading(
+        &self,
+        stream: &Arc<RawStream>,
+        copy: PinnedCopy,
+        to: &mut [u8],
+    ) -> Result<(), CudaError> {
+        let buffer = copy.synchronize()?;
+        to.copy_from_slice(&buffer.bytes()[..to.len()]);
+        let met = buffer.word(to.len());
+        let mut kept = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < READINGS {
+            kept.push(buffer);
+        }
+        drop(kept);
+        self.tell(stream, met)
     }
 
     /// Puts a copy of `from` to the start of `to` into `stream`.

@@ -110,8 +110,16 @@ impl Pinned {
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` proves that nobody shares it; the GPU reads only what
-        // `Staging` does not touch or an `Upload` owns.
+        // `Staging` does not touch or an `PinnedCopy` owns.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
+    }
+}
+
+impl Pinned {
+    /// The word behind the first `bytes` bytes, as [`PinnedCopy::download`] leaves it.
+    pub(crate) fn word(&self, bytes: usize) -> u64 {
+        let word = self.bytes()[bytes..].first_chunk();
+        word.map_or(0, |word| u64::from_ne_bytes(*word))
     }
 }
 
@@ -127,32 +135,25 @@ impl Drop for Pinned {
     }
 }
 
-/// A copy out of pinned memory, which is its own until the GPU is done with it.
-pub(crate) struct Upload {
+/// A copy out of pinned memory or into it, which is its own until the GPU is done with it.
+pub(crate) struct PinnedCopy {
     buffer: Option<Pinned>,
     /// When the GPU is done; `None` where nothing is copied.
     done: Option<Event>,
 }
 
-impl Upload {
+impl PinnedCopy {
     /// Puts a copy of the first `bytes` bytes of `buffer` to `to` into `stream`.
-    pub(crate) fn begin(
+    pub(crate) fn upload(
         stream: &Arc<RawStream>,
         buffer: Pinned,
         bytes: usize,
         to: Part<'_>,
-    ) -> Result<Upload, CudaError> {
-        assert!(
-            bytes <= buffer.bytes && to.offset + bytes <= to.block.bytes(),
-            "an upload fits its buffer and its block"
-        );
-        let (from, to) = (buffer.address.cast(), to.block.address() + to.offset as u64);
-        let mut upload = Upload {
-            buffer: Some(buffer),
-            done: None,
-        };
+    ) -> Result<PinnedCopy, CudaError> {
+        let (from, to) = (buffer.address.cast(), to.checked(&buffer, bytes));
+        let copy = PinnedCopy::not_begun(buffer);
         if bytes == 0 {
-            return Ok(upload);
+            return Ok(copy);
         }
         stream.context().bind()?;
         // SAFETY: the block is large enough, and its memory is given to others in the order of
@@ -163,14 +164,59 @@ impl Upload {
                 cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())
             )
         }?;
+        copy.begun(stream)
+    }
+
+    /// Puts a copy of `bytes` bytes of `from` to the start of `buffer` into `stream`, and behind it
+    /// one of the device's word of faults, if it has one: [`Pinned::word`] then.
+    pub(crate) fn download(
+        stream: &Arc<RawStream>,
+        mut buffer: Pinned,
+        bytes: usize,
+        from: Part<'_>,
+        word: Option<u64>,
+    ) -> Result<PinnedCopy, CudaError> {
+        let from = from.checked(&buffer, bytes);
+        let behind = buffer.bytes_mut()[bytes..].first_chunk_mut::<{ faults::WORD }>();
+        let Some(behind) = behind else {
+            unreachable!("the buffer of a reading has room for a word");
+        };
+        *behind = [0; faults::WORD];
+        let word = word.map(|from| (behind.as_mut_ptr().cast(), from, faults::WORD));
+        let values = (bytes > 0).then_some((buffer.address.cast(), from, bytes));
+        let copy = PinnedCopy::not_begun(buffer);
+        stream.context().bind()?;
+        for (to, from, bytes) in values.into_iter().chain(word) {
+            // SAFETY: block and word are large enough, and their memory is given to others in the
+            // order of streams only, or not at all; the buffer is pinned, large enough, and given to
+            // nobody before `done`.
+            unsafe {
+                call!(
+                    &**stream.context(),
+                    cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())
+                )
+            }?;
+        }
+        copy.begun(stream)
+    }
+
+    fn not_begun(buffer: Pinned) -> PinnedCopy {
+        PinnedCopy {
+            buffer: Some(buffer),
+            done: None,
+        }
+    }
+
+    /// The copy was the last that `stream` was given.
+    fn begun(mut self, stream: &Arc<RawStream>) -> Result<PinnedCopy, CudaError> {
         match stream.record() {
-            Ok(done) => upload.done = Some(done),
+            Ok(done) => self.done = Some(done),
             Err(error) => {
-                upload.lose();
+                self.lose();
                 return Err(error);
             }
         }
-        Ok(upload)
+        Ok(self)
     }
 
     /// Waits on the host until the copy is done, and gives the memory back.
@@ -178,7 +224,7 @@ impl Upload {
         self.wait()?;
         match self.buffer.take() {
             Some(buffer) => Ok(buffer),
-            None => unreachable!("an upload keeps its buffer until it is given back or lost"),
+            None => unreachable!("a copy keeps its buffer until it is given back or lost"),
         }
     }
 
@@ -196,7 +242,7 @@ impl Upload {
     }
 }
 
-impl Drop for Upload {
+impl Drop for PinnedCopy {
     fn drop(&mut self) {
         // An error here is one of a kernel before, which the next call reports.
         let _ = self.wait();
@@ -378,6 +424,17 @@ pub(crate) fn clear(stream: &RawStream, block: &Block, bytes: usize) -> Result<(
 pub(crate) struct Part<'a> {
     pub(crate) block: &'a Block,
     pub(crate) offset: usize,
+}
+
+impl Part<'_> {
+    /// Its address, where `bytes` bytes of it and of `buffer` can be copied.
+    fn checked(&self, buffer: &Pinned, bytes: usize) -> u64 {
+        assert!(
+            bytes <= buffer.bytes && self.offset + bytes <= self.block.bytes(),
+            "a copy fits its buffer and its block"
+        );
+        self.block.address() + self.offset as u64
+    }
 }
 
 /// Puts a copy of `bytes` bytes from one part of the GPU's memory to another into `stream`.

@@ -1,7 +1,8 @@
 //! Plans of the norms, and their launches. Operands are contiguous.
 
 use meshgrad_kernels::rms_norm::{
-    RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
+    AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments, RmsNorm,
+    RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 
@@ -83,6 +84,50 @@ pub(crate) fn rms_norm_grad_weight(
     gpu.run(&plan.sum, &arguments.arguments())
 }
 
+/// h = x + b, and y and inv_rms as the norm of that, row by row.
+pub(crate) fn add_rms_norm(
+    gpu: &Launcher<'_>,
+    [x, b, w]: [&Tensor; 3],
+    eps: f64,
+    [h, y, inv_rms]: [&Fresh; 3],
+) -> Result<()> {
+    let operands = [x, b, w].map(Operand::of);
+    let plan = gpu.planned(add_forward(&operands, inv_rms.shape().elements()))?;
+    let arguments = AddRmsNormArguments {
+        x: gpu.read(x)?,
+        b: gpu.read(b)?,
+        w: gpu.read(w)?,
+        h: gpu.make(h)?,
+        y: gpu.make(y)?,
+        inv_rms: gpu.make(inv_rms)?,
+        rows: plan.rows,
+        features: plan.features,
+        eps: eps as f32,
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
+/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), row by row.
+pub(crate) fn add_rms_norm_grad_input(
+    gpu: &Launcher<'_>,
+    [dh, dy, h, w, inv_rms]: [&Tensor; 5],
+    dx: &Fresh,
+) -> Result<()> {
+    let operands = [dh, dy, h, w].map(Operand::of);
+    let plan = gpu.planned(add_grad_input(&operands, inv_rms.elements()))?;
+    let arguments = AddRmsNormGradInputArguments {
+        dh: gpu.read(dh)?,
+        dy: gpu.read(dy)?,
+        h: gpu.read(h)?,
+        w: gpu.read(w)?,
+        inv_rms: gpu.read(inv_rms)?,
+        dx: gpu.make(dx)?,
+        rows: plan.rows,
+        features: plan.features,
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
 /// One kernel over rows.
 #[derive(Debug)]
 struct Rows<V> {
@@ -107,6 +152,35 @@ fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, Unpla
 fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGradInput>, Unplanned> {
     let features = w.layout.shape().elements();
     let variant = RmsNormGradInput::new(float(x.dtype)?, features, aligned(&[dy, x, w]));
+    Ok(Rows {
+        kernel: Plan {
+            launch: variant.launch(rows as u64),
+            variant,
+        },
+        rows: rows as u64,
+        features: extent(FAMILY, "features", features, u32::MAX)?,
+    })
+}
+
+fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>, Unplanned> {
+    let features = w.layout.shape().elements();
+    let variant = AddRmsNorm::new(float(x.dtype)?, features, aligned(&[x, b, w]));
+    Ok(Rows {
+        kernel: Plan {
+            launch: variant.launch(rows as u64),
+            variant,
+        },
+        rows: rows as u64,
+        features: extent(FAMILY, "features", features, u32::MAX)?,
+    })
+}
+
+fn add_grad_input(
+    [dh, dy, h, w]: &[Operand; 4],
+    rows: usize,
+) -> Result<Rows<AddRmsNormGradInput>, Unplanned> {
+    let features = w.layout.shape().elements();
+    let variant = AddRmsNormGradInput::new(float(h.dtype)?, features, aligned(&[dh, dy, h, w]));
     Ok(Rows {
         kernel: Plan {
             launch: variant.launch(rows as u64),

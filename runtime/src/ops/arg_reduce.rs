@@ -3,6 +3,7 @@
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
+use crate::cuda::rank::{self as cuda, Direction};
 use crate::ops::contiguous;
 use crate::{Error, Result, Shape, Signature, Tensor, for_float};
 
@@ -25,7 +26,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ARGMAX, &ARGMIN, &TOP_K];
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::Argument`] when the dim is empty.
 pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
-    first_best(&ARGMAX, x, dim)
+    first_best(&ARGMAX, Direction::Largest, x, dim)
 }
 
 /// The place of the smallest element along dim `dim`, which the result does not have: the first of
@@ -37,10 +38,15 @@ pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
 /// # Errors
 /// As [`argmax`].
 pub fn argmin(x: &Tensor, dim: isize) -> Result<Tensor> {
-    first_best(&ARGMIN, x, dim)
+    first_best(&ARGMIN, Direction::Smallest, x, dim)
 }
 
-fn first_best(signature: &'static Signature, x: &Tensor, dim: isize) -> Result<Tensor> {
+fn first_best(
+    signature: &'static Signature,
+    direction: Direction,
+    x: &Tensor,
+    dim: isize,
+) -> Result<Tensor> {
     let mut call = signature.call(&[x])?;
     let dim = x.dim(call.name(), dim)?;
     let columns = x.shape()[dim];
@@ -60,12 +66,20 @@ fn first_best(signature: &'static Signature, x: &Tensor, dim: isize) -> Result<T
     let shape = Shape::new(&x.shape()[..kept.len()])?;
     let mut places = call.output_of(shape, crate::DType::I64)?;
     let x = contiguous(&x)?;
+    if call.device().is_gpu() {
+        cuda::first_best(&call, direction, &x, columns, &places)?;
+        return Ok(places.finish());
+    }
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (x, places) = (Flat::<T>::new(&x)?, places.slice()?);
-            match std::ptr::eq(signature, &ARGMAX) {
-                true => kernels::first_best(&x, columns, kernels::largest::<T>, places),
-                false => kernels::first_best(&x, columns, kernels::smallest::<T>, places),
+            match direction {
+                Direction::Largest => {
+                    kernels::first_best(&x, columns, kernels::largest::<T>, places);
+                }
+                Direction::Smallest => {
+                    kernels::first_best(&x, columns, kernels::smallest::<T>, places);
+                }
             }
             Ok(())
         })
@@ -95,6 +109,10 @@ pub fn top_k(x: &Tensor, k: usize) -> Result<(Tensor, Tensor)> {
     let mut call = call.with_flops(x.elements() as u64);
     let (mut values, mut places) = (call.output(0)?, call.output(1)?);
     let x = contiguous(x)?;
+    if call.device().is_gpu() {
+        cuda::top_k(&call, &x, [columns, k], &values, &places)?;
+        return Ok((values.finish(), places.finish()));
+    }
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let x = Flat::<T>::new(&x)?;

@@ -4,6 +4,7 @@
 //! dimension.
 
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
+use crate::cuda::attention as cuda;
 use crate::ops::contiguous;
 use crate::{DType, Element, Error, Result, Signature, Tensor, for_float};
 
@@ -104,6 +105,11 @@ pub fn attention(
     let (mut out, mut lse) = (call.output(0)?, call.output(1)?);
 
     let call = call.with_flops(4 * multiply_adds(&shape, mask));
+    if call.device().is_gpu() {
+        let called = cuda::Called::new(call.device(), shape, mask, scale)?;
+        call.launch(|gpu| cuda::attention(gpu, &called, [&q, &k, &v], [&out, &lse]))?;
+        return Ok((out.finish(), lse.finish()));
+    }
     call.compute(|| {
         if shape.kv_heads == 0 {
             return Ok(());
@@ -150,10 +156,27 @@ pub fn attention_grad(
     let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
     let (out, dout, lse) = (dense_rows(out)?, dense_rows(dout)?, contiguous(lse)?);
     let (mut dq, mut dk, mut dv) = (call.output(0)?, call.output(1)?, call.output(2)?);
-    let workspace = kernel::backward_workspace(&shape);
+    let workspace = match call.device().is_gpu() {
+        true => cuda::grad_workspace(&shape),
+        false => kernel::backward_workspace(&shape),
+    };
     let mut workspace = call.workspace(workspace, q.dtype().accumulator())?;
 
     let call = call.with_flops(10 * multiply_adds(&shape, mask));
+    if call.device().is_gpu() {
+        let called = cuda::Called::new(call.device(), shape, mask, scale)?;
+        let operands = cuda::GradOperands {
+            q: &q,
+            k: &k,
+            v: &v,
+            out: &out,
+            lse: &lse,
+            dout: &dout,
+        };
+        let gradients = [&dq, &dk, &dv];
+        call.launch(|gpu| cuda::attention_grad(gpu, &called, &operands, &workspace, gradients))?;
+        return Ok((dq.finish(), dk.finish(), dv.finish()));
+    }
     call.compute(|| {
         if shape.kv_heads == 0 {
             return Ok(());
@@ -226,8 +249,11 @@ fn shape_of(
     })
 }
 
-/// `x` itself where its last dim is dense, a copy otherwise.
+/// `x` itself where its last dim is dense (and a GPU's kernels read it fast), a copy otherwise.
 fn dense_rows(x: &Tensor) -> Result<Tensor> {
+    if x.device().is_gpu() {
+        return cuda::rows(x);
+    }
     match x.layout().strides().last() {
         Some(1) => Ok(x.clone()),
         _ => crate::ops::copy(x),

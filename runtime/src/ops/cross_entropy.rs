@@ -16,6 +16,7 @@
 use super::embedding::index_list;
 use super::{contiguous_range, summed_in};
 use crate::cpu::cross_entropy::{self as kernels, Gradient, Labels, Tiles};
+use crate::cuda::cross_entropy as cuda;
 use crate::{Accumulator, Call, Error, Fresh, Result, Signature, Tensor, for_float, ops};
 
 static LINEAR_CROSS_ENTROPY: Signature = Signature::new(
@@ -73,8 +74,8 @@ pub struct Targets<'a> {
 /// max), and the logit of the label (0 when the label is in another shard or ignored). Returns
 /// (max, sum_exp, label_logit).
 ///
-/// Logits are f32 (f64 for f64) and exist 512 rows by 2048 classes at a time: 4 MiB, whatever the
-/// batch and vocabulary.
+/// Logits are f32 (f64 for f64) and exist 512 rows by 2048 classes at a time (on a GPU 4096 by
+/// 4096): 4 MiB (64), whatever the batch and vocabulary.
 ///
 /// # Shapes
 /// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator's
@@ -82,7 +83,8 @@ pub struct Targets<'a> {
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the
-/// vocabulary nor ignored; [`Error::Argument`] when the shard reaches outside of the vocabulary.
+/// vocabulary nor ignored (a GPU takes it as another shard's, and tells of it when the host next
+/// waits: [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange)); [`Error::Argument`] when the shard reaches outside of the vocabulary.
 pub fn linear_cross_entropy(
     x: &Tensor,
     w: &Tensor,
@@ -91,9 +93,14 @@ pub fn linear_cross_entropy(
     let mut call = LINEAR_CROSS_ENTROPY.call(&[x, w, targets.labels])?;
     check_shard(&call, targets)?;
     let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
-    let labels = index_list(targets.labels)?;
+    let labels = label_list(targets.labels)?;
     let [mut max, mut sum_exp, mut label_logit] =
         [call.output(0)?, call.output(1)?, call.output(2)?];
+    if call.device().is_gpu() {
+        let out = [&max, &sum_exp, &label_logit];
+        call.launch(|gpu| cuda::statistics(gpu, &call, [&x, &w, &labels], targets, out))?;
+        return Ok((max.finish(), sum_exp.finish(), label_logit.finish()));
+    }
     let tiles = tiles_of(&call);
     let mut logits = call.workspace(tiles.elements(), x.dtype().accumulator())?;
 
@@ -200,16 +207,23 @@ pub fn cross_entropy_sum(
 ) -> Result<(Tensor, Tensor)> {
     let mut call = CROSS_ENTROPY_SUM.call(&[lse, label_logit, labels])?;
     let (lse, label_logit) = (ops::contiguous(lse)?, ops::contiguous(label_logit)?);
-    let labels = index_list(labels)?;
+    let labels = label_list(labels)?;
     let (mut loss, mut count) = (call.output(0)?, call.output(1)?);
-    call.compute(|| {
-        for_float!(lse.dtype(), T => {
-            let (sum, counted) = kernels::row_losses::<T>(&lse, &label_logit, &labels, ignore_index)?;
-            loss.slice()?[0] = sum;
-            count.slice()?[0] = counted;
-            Ok(())
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let operands = [&lse, &label_logit, &labels];
+            cuda::sum(gpu, operands, ignore_index, [&loss, &count])
+        }),
+        false => call.compute(|| {
+            for_float!(lse.dtype(), T => {
+                let (sum, counted) =
+                    kernels::row_losses::<T>(&lse, &label_logit, &labels, ignore_index)?;
+                loss.slice()?[0] = sum;
+                count.slice()?[0] = counted;
+                Ok(())
+            })
+        }),
+    }?;
     Ok((loss.finish(), count.finish()))
 }
 
@@ -223,7 +237,27 @@ fn gradients(
     check_shard(call, targets)?;
     let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
     let (lse, dloss) = (ops::contiguous(lse)?, ops::contiguous(dloss)?);
-    let labels = index_list(targets.labels)?;
+    let labels = label_list(targets.labels)?;
+    let range = dw
+        .as_ref()
+        .map(|dw| contiguous_range(call.name(), dw.buffer()))
+        .transpose()?;
+    if call.device().is_gpu() {
+        let gradients = cuda::Gradients {
+            x: &x,
+            w: &w,
+            labels: &labels,
+            lse: &lse,
+            dloss: &dloss,
+            targets,
+        };
+        let into = dw.as_ref().map(|dw| (dw.buffer(), dw.is_empty()));
+        call.launch(|gpu| gradients.launch(gpu, call, dx.as_deref(), into))?;
+        if let Some(dw) = dw {
+            dw.filled();
+        }
+        return Ok(());
+    }
 
     let tiles = tiles_of(call);
     let mut logits = call.workspace(tiles.elements(), lse.dtype())?;
@@ -233,10 +267,6 @@ fn gradients(
         None => None,
     };
 
-    let range = dw
-        .as_ref()
-        .map(|dw| contiguous_range(call.name(), dw.buffer()))
-        .transpose()?;
     call.compute(|| {
         let labels = Labels::new(call.name(), &labels, targets)?;
         for_float!(x.dtype(), T => {
@@ -264,6 +294,14 @@ fn gradients(
         dw.filled();
     }
     Ok(())
+}
+
+/// Labels side by side: as i64 for the CPU, while GPUs take any index dtype.
+fn label_list(labels: &Tensor) -> Result<Tensor> {
+    match labels.device().is_gpu() {
+        true => ops::contiguous(labels),
+        false => index_list(labels),
+    }
 }
 
 fn tiles_of(call: &Call) -> Tiles {

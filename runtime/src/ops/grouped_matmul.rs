@@ -3,13 +3,15 @@
 //!
 //! Legend: C rows as many as there can be, G groups, I features in, O features out. Group g owns
 //! the rows `offsets[g]..offsets[g + 1]`, which may be none. Rows beyond the last offset are not
-//! read; in results they are unspecified, on the CPU zero. FLOPs are counted for all C rows, since
+//! read; in results they are unspecified, and zero for now. FLOPs are counted for all C rows, since
 //! nobody but the device knows how many are in use.
 
 use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
 use crate::cpu::moe::check_offsets;
 use crate::cpu::rows::Flat;
 use crate::cpu::{BLOCK, for_blocks};
+use crate::cuda::grouped_matmul as cuda;
+use crate::cuda::matmul::{Matrices, Product};
 use crate::ops::matmul::{matrices, update};
 use crate::ops::{contiguous, contiguous_range};
 use crate::{Accumulator, Call, Float, Result, Signature, Tensor, for_float};
@@ -48,11 +50,24 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for
-/// offsets that do not begin with 0, fall, or leave the rows.
+/// offsets that do not begin with 0, fall, or leave the rows. On a GPU, which alone knows them, such
+/// offsets give zeros, and the host is told when it next waits:
+/// [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange).
 pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let mut call = grouped(&GROUPED_MATMUL_NT, &[x, w, offsets])?;
     let (rows, width) = (call.extent("c"), call.extent("o"));
     let mut y = call.output(0)?;
+    if call.device().is_gpu() {
+        let operands = [
+            &Matrices::row_major(x)?,
+            &Matrices::new(&w.transpose(1, 2)?)?,
+        ];
+        call.launch(|gpu| {
+            let y = Product::fresh(gpu, &y)?;
+            cuda::rows_by_group(gpu, operands, offsets, &y)
+        })?;
+        return Ok(y.finish());
+    }
 
     let offsets = contiguous(offsets)?;
     call.compute(|| {
@@ -78,6 +93,14 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
     let mut call = grouped(&GROUPED_MATMUL_GRAD_INPUT, &[dy, w, offsets])?;
     let (rows, width) = (call.extent("c"), call.extent("i"));
     let mut dx = call.output(0)?;
+    if call.device().is_gpu() {
+        let operands = [&Matrices::row_major(dy)?, &Matrices::new(w)?];
+        call.launch(|gpu| {
+            let dx = Product::fresh(gpu, &dx)?;
+            cuda::rows_by_group(gpu, operands, offsets, &dx)
+        })?;
+        return Ok(dx.finish());
+    }
 
     let offsets = contiguous(offsets)?;
     call.compute(|| {
@@ -112,6 +135,15 @@ pub fn grouped_matmul_grad_weight_into(
     let range = contiguous_range(call.name(), into.buffer())?;
     let shape = *into.buffer().shape();
     let strides = [(shape[1] * shape[2]) as isize];
+    if call.device().is_gpu() {
+        let operands = [&Matrices::row_major(dy)?, &Matrices::row_major(x)?];
+        call.launch(|gpu| {
+            let to = Product::into(gpu, into.buffer(), into.is_empty())?;
+            cuda::sum_by_group(gpu, operands, offsets, shape[0], &to)
+        })?;
+        into.filled();
+        return Ok(());
+    }
 
     let offsets = contiguous(offsets)?;
     call.compute(|| {

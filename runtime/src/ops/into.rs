@@ -4,9 +4,14 @@ use crate::{Accumulator, DType, Result, Tensor, ops};
 
 /// `x` if the elements of its last dim lie side by side (all elements, on a GPU), else a copy.
 pub(crate) fn dense_rows(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_gpu() {
-        return ops::contiguous(x);
+    match x.device().is_gpu() {
+        true => ops::contiguous(x),
+        false => dense_last(x),
     }
+}
+
+/// `x` if the elements of its last dim lie side by side, else a copy.
+pub(crate) fn dense_last(x: &Tensor) -> Result<Tensor> {
     let dense = match (x.shape().last(), x.layout().strides().last()) {
         (Some(extent), Some(stride)) => *extent <= 1 || *stride == 1,
         _ => true,

@@ -53,7 +53,7 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
         let (x, w) = (Matrices::new(&x)?, Matrices::new(&w.transpose(0, 1)?)?);
-        call.launch(|gpu| product(gpu, &x, &w, &Product::fresh(gpu, &y)?))?;
+        call.launch(|gpu| product(gpu, &call, [&x, &w], &Product::fresh(gpu, &y)?))?;
         return Ok(y.finish());
     }
     call.compute(|| {
@@ -80,7 +80,7 @@ pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut dx = call.output(0)?;
     if call.device().is_gpu() {
         let (dy, w) = (Matrices::new(&dy)?, Matrices::new(w)?);
-        call.launch(|gpu| product(gpu, &dy, &w, &Product::fresh(gpu, &dx)?))?;
+        call.launch(|gpu| product(gpu, &call, [&dy, &w], &Product::fresh(gpu, &dx)?))?;
         return Ok(dx.finish());
     }
     call.compute(|| {
@@ -135,7 +135,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut c = call.output(0)?;
     if call.device().is_gpu() {
         let (a, b) = (Matrices::new(a)?, Matrices::new(b)?);
-        call.launch(|gpu| product(gpu, &a, &b, &Product::fresh(gpu, &c)?))?;
+        call.launch(|gpu| product(gpu, &call, [&a, &b], &Product::fresh(gpu, &c)?))?;
         return Ok(c.finish());
     }
     let layout = Layout::contiguous(*c.shape(), 0);
@@ -179,10 +179,10 @@ pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()>
 }
 
 /// into += a b, on a GPU.
-fn product_into(call: &Call, [a, b]: [&Matrices; 2], into: &mut Accumulator) -> Result<()> {
+fn product_into(call: &Call, operands: [&Matrices; 2], into: &mut Accumulator) -> Result<()> {
     call.launch(|gpu| {
         let to = Product::into(gpu, into.buffer(), into.is_empty())?;
-        product(gpu, a, b, &to)
+        product(gpu, call, operands, &to)
     })?;
     into.filled();
     Ok(())

@@ -17,6 +17,7 @@ mod into;
 mod matmul;
 mod moe;
 mod norm;
+mod norm_rope;
 mod optimizer;
 mod random;
 mod reduce;
@@ -37,6 +38,7 @@ pub use indexing::*;
 pub use matmul::*;
 pub use moe::*;
 pub use norm::*;
+pub use norm_rope::*;
 pub use optimizer::*;
 pub use random::*;
 pub use reduce::*;
@@ -46,7 +48,7 @@ pub use swiglu::*;
 pub use unary::*;
 
 pub(crate) use binary::contiguous_range;
-pub(crate) use into::{dense_rows, summed_in};
+pub(crate) use into::{dense_last, dense_rows, summed_in};
 
 use crate::Signature;
 
@@ -62,6 +64,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         embedding::SIGNATURES,
         matmul::SIGNATURES,
         norm::SIGNATURES,
+        norm_rope::SIGNATURES,
         grouped_matmul::SIGNATURES,
         indexing::SIGNATURES,
         moe::SIGNATURES,

@@ -19,6 +19,17 @@ static RMS_NORM_GRAD_INPUT: Signature = Signature::new(
     8,
 )
 .linear_in(&["dy", "w"]);
+static ADD_RMS_NORM: Signature = Signature::new(
+    "add_rms_norm",
+    "x: F[.. d!], added: F[.. d!], w: F[d!] -> sum: F[.. d], y: F[.. d], inv_rms: A[..]",
+    5,
+);
+static ADD_RMS_NORM_GRAD_INPUT: Signature = Signature::new(
+    "add_rms_norm_grad_input",
+    "dsum: F[.. d!], dy: F[.. d!], sum: F[.. d!], w: F[d!], inv_rms: A[..] -> dx: F[.. d]",
+    9,
+)
+.linear_in(&["dsum + dy"]);
 static RMS_NORM_GRAD_WEIGHT_INTO: Signature = Signature::new(
     "rms_norm_grad_weight_into",
     "dy: F[.. d], x: F[.. d], inv_rms: A[..], dw: A[d] -> dw: A[d]",
@@ -26,8 +37,13 @@ static RMS_NORM_GRAD_WEIGHT_INTO: Signature = Signature::new(
 )
 .linear_in(&["dy"]);
 
-pub(super) static SIGNATURES: &[&Signature] =
-    &[&RMS_NORM, &RMS_NORM_GRAD_INPUT, &RMS_NORM_GRAD_WEIGHT_INTO];
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &RMS_NORM,
+    &RMS_NORM_GRAD_INPUT,
+    &RMS_NORM_GRAD_WEIGHT_INTO,
+    &ADD_RMS_NORM,
+    &ADD_RMS_NORM_GRAD_INPUT,
+];
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row; returns (y, inv_rms).
 ///
@@ -131,4 +147,70 @@ pub fn rms_norm_grad_weight_into(
         dw.filled();
         Ok(())
     })
+}
+
+/// The residual stream and the norm that follows it, in one pass: sum = x + added, and y and inv_rms
+/// as [`rms_norm`] of that; returns (sum, y, inv_rms).
+///
+/// The norm is that of the sum as it is returned, rounded. The gradient of `w` is that of
+/// [`rms_norm`] at the sum: [`rms_norm_grad_weight_into`].
+///
+/// # Shapes
+/// `x` and `added` [.., D], `w` \[D\], of one float dtype; `sum` and `y` as `x`, `inv_rms` [..] in the
+/// accumulator's dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn add_rms_norm(
+    x: &Tensor,
+    added: &Tensor,
+    w: &Tensor,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let mut call = ADD_RMS_NORM.call(&[x, added, w])?;
+    let (x, added, w) = (dense_rows(x)?, dense_rows(added)?, ops::contiguous(w)?);
+    let operands = [&x, &added, &w];
+    let (mut sum, mut y, mut inv_rms) = (call.output(0)?, call.output(1)?, call.output(2)?);
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::add_rms_norm(gpu, operands, eps, [&sum, &y, &inv_rms])),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => {
+                let (sum, y, inv_rms) = (sum.slice()?, y.slice()?, inv_rms.slice()?);
+                kernels::add_rms_norm::<T>(operands, eps, sum, y, inv_rms)
+            })
+        }),
+    }?;
+    Ok((sum.finish(), y.finish(), inv_rms.finish()))
+}
+
+/// The gradient of [`add_rms_norm`] with respect to `x`, which is also that with respect to `added`:
+/// what comes from the sum's other uses, and [`rms_norm_grad_input`] at the sum.
+///
+/// # Shapes
+/// `dsum`, `dy` and `sum` [.., D], `w` \[D\], `inv_rms` [..] as [`add_rms_norm`] returned it; returns
+/// `sum`'s shape and dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature).
+pub fn add_rms_norm_grad_input(
+    dsum: &Tensor,
+    dy: &Tensor,
+    sum: &Tensor,
+    w: &Tensor,
+    inv_rms: &Tensor,
+) -> Result<Tensor> {
+    let mut call = ADD_RMS_NORM_GRAD_INPUT.call(&[dsum, dy, sum, w, inv_rms])?;
+    let (dsum, dy, sum) = (dense_rows(dsum)?, dense_rows(dy)?, dense_rows(sum)?);
+    let (w, inv_rms) = (ops::contiguous(w)?, ops::contiguous(inv_rms)?);
+    let operands = [&dsum, &dy, &sum, &w, &inv_rms];
+    let mut dx = call.output(0)?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::add_rms_norm_grad_input(gpu, operands, &dx)),
+        false => call.compute(|| {
+            for_float!(sum.dtype(), T => {
+                kernels::add_rms_norm_grad_input::<T>(operands, dx.slice()?)
+            })
+        }),
+    }?;
+    Ok(dx.finish())
 }

@@ -4,10 +4,13 @@
 //! whole step can be captured and replayed; what is fixed for a run is a plain number.
 
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
+use crate::cpu::random::Words;
 use crate::cpu::strided::Source;
 use crate::cpu::writes::Writes;
+use crate::cuda::global_norm;
+use crate::cuda::optimizer as cuda;
 use crate::ops::binary::contiguous_range;
-use crate::{Call, Element, Error, Float, Result, Signature, Tensor, for_float};
+use crate::{Call, Draw, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
@@ -61,6 +64,9 @@ pub struct AdamWOperands<'a> {
     pub square: &'a Tensor,
     /// Its constants: not every parameter decays.
     pub constants: AdamW,
+    /// Rounds a bf16 parameter at random, up or down so that the mean is what was rounded: by the
+    /// word that this key, with the step folded in, has for an element. To nearest without.
+    pub rounding: Option<&'a Draw>,
 }
 
 /// One step of AdamW in place (Loshchilov & Hutter 2019), in the order of `torch.optim.AdamW`:
@@ -80,11 +86,13 @@ pub struct AdamWOperands<'a> {
 /// # Shapes
 /// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64
 /// for f64). All but the gradient contiguous and of kinds that change. A bf16 parameter is rounded
-/// to nearest, so it does not see changes below 2^-9 of itself: train f32 parameters.
+/// to nearest, so it does not see changes below 2^-9 of itself: train f32 parameters, or round at
+/// random ([`AdamWOperands::rounding`]).
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when one is not
-/// contiguous, when two share elements, or (where the device computes at once) for a step below 1.
+/// contiguous, when two share elements, or (where the device computes at once) for a step below 1;
+/// a GPU changes nothing then.
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
@@ -99,19 +107,50 @@ pub fn adamw_step(
         mean,
         square,
         constants,
+        rounding: None,
     };
     adamw_step_many(&[operands], scalars)
 }
 
-/// [`adamw_step`] of many parameters in one parallel loop, so that small ones cost no fork each.
-/// The bits are those of a step each.
+/// [`adamw_step`] of many parameters in one parallel loop, so that small ones cost no fork each; on
+/// a GPU in one launch. The bits are those of a step each.
+///
+/// The GPU needs a table of the parameters, which is uploaded with each call: [`AdamWTable`] keeps
+/// it.
 ///
 /// # Shapes
 /// Those of [`adamw_step`], for each; dtypes may differ, and several may be views of one storage.
 ///
 /// # Errors
-/// As [`adamw_step`]. Shapes, dtypes and layouts of all are checked before any is written.
+/// As [`adamw_step`]; [`Error::Argument`] when the region of a rounding has another shape. Shapes,
+/// dtypes and layouts of all are checked before any is written.
 pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
+    AdamWTable::default().step(operands, scalars)
+}
+
+/// What a GPU keeps of parameters from step to step: where they lie, in its own memory. It is
+/// uploaded where that has changed, so a step that is [captured](crate::Device::capture) needs one
+/// like it before. The CPU keeps nothing.
+#[derive(Debug, Default)]
+pub struct AdamWTable(cuda::Table);
+
+impl AdamWTable {
+    /// [`adamw_step_many`].
+    ///
+    /// # Errors
+    /// As [`adamw_step_many`]; [`Error::Cuda`] with
+    /// [`CudaError::Capture`](crate::CudaError::Capture) where a table would be uploaded inside a
+    /// capture.
+    pub fn step(&mut self, operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
+        step_many(&mut self.0, operands, scalars)
+    }
+}
+
+fn step_many(
+    table: &mut cuda::Table,
+    operands: &[AdamWOperands<'_>],
+    scalars: StepScalars<'_>,
+) -> Result<()> {
     let calls: Result<Vec<Call>> = operands.iter().map(|one| check(one, scalars)).collect();
     let calls = calls?;
     let Some(call) = calls.last() else {
@@ -119,9 +158,14 @@ pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>)
     };
 
     // Every parameter counts as an op; the arithmetic of all is the last one's.
-    calls[..calls.len() - 1]
-        .iter()
-        .try_for_each(|call| call.compute(|| Ok(())))?;
+    let others = &calls[..calls.len() - 1];
+    if call.device().is_gpu() {
+        let gradients = operands.iter().map(|one| ops::contiguous(one.gradient));
+        let gradients: Vec<Tensor> = gradients.collect::<Result<_>>()?;
+        others.iter().try_for_each(|call| call.launch(|_| Ok(())))?;
+        return call.launch(|gpu| cuda::adamw(gpu, table, operands, &gradients, scalars));
+    }
+    others.iter().try_for_each(|call| call.compute(|| Ok(())))?;
     call.compute(|| {
         let Some(now) = Now::read(call.name(), scalars)? else {
             return Ok(());
@@ -151,6 +195,9 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
     let call = ADAMW_STEP.call(&[param, gradient, mean, square, learning_rate, step, scale])?;
     for written in [param, mean, square] {
         contiguous_range(call.name(), written)?;
+    }
+    if let Some(draw) = operands.rounding {
+        draw.places(call.name(), param.shape())?;
     }
     Ok(call)
 }
@@ -207,10 +254,20 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
             mean,
             square,
             factors,
+            words: words(one, now.step)?,
         });
     }
     kernels::adamw::<T>(updates);
     Ok(())
+}
+
+/// The words by which a parameter is rounded in a step, where it is so at random.
+fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
+    let words = one.rounding.map(|draw| {
+        let places = draw.places(ADAMW_STEP.name(), one.param.shape())?;
+        Ok(Words::new(draw.key().fold(step.into()), &places))
+    });
+    words.transpose()
 }
 
 /// The root of the sum of the squares of all elements of all `tensors`.
@@ -230,11 +287,11 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
         return Err(Error::Argument { op, problem });
     };
     let mut call = GLOBAL_NORM.call(&[first])?;
+    if call.device().is_gpu() {
+        return norm_on_gpu(call, tensors);
+    }
     for other in others {
-        if other.device() != first.device() {
-            let devices = format!("{}, {}", first.device(), other.device());
-            return Err(Error::Devices { op, devices });
-        }
+        of_one_device(first, other)?;
         GLOBAL_NORM.call(&[other])?.compute(|| Ok(()))?;
     }
 
@@ -247,6 +304,36 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
         Ok(())
     })?;
     Ok(norm.finish())
+}
+
+/// Every tensor is a launch of its own, so there may be any number of them.
+fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
+    let norm = call.output(0)?;
+    let partials = call.workspace(global_norm::partials(tensors), f64::DTYPE)?;
+    let mut next = 0;
+    for (at, tensor) in tensors.iter().enumerate() {
+        of_one_device(tensors[0], tensor)?;
+        let of_tensor = GLOBAL_NORM.call(&[tensor])?;
+        let x = ops::contiguous(tensor)?;
+        of_tensor.launch(|gpu| {
+            next = global_norm::sum_squares(gpu, &x, &partials, next)?;
+            match at + 1 == tensors.len() {
+                true => global_norm::add_squares(gpu, &partials, &norm),
+                false => Ok(()),
+            }
+        })?;
+    }
+    Ok(norm.finish())
+}
+
+fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
+    if other.device() == first.device() {
+        return Ok(());
+    }
+    Err(Error::Devices {
+        op: GLOBAL_NORM.name(),
+        devices: format!("{}, {}", first.device(), other.device()),
+    })
 }
 
 /// What gradients are multiplied by that are sums over `weight` samples or tokens and whose global
@@ -279,6 +366,11 @@ pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tens
     }
 
     let (mut scale, mut mean_norm) = (call.output(0)?, call.output(1)?);
+    if call.device().is_gpu() {
+        let operands = [norm, weight];
+        call.launch(|gpu| global_norm::clip_scale(gpu, operands, max_norm, &scale, &mean_norm))?;
+        return Ok((scale.finish(), mean_norm.finish()));
+    }
     call.compute(|| {
         let weight = f64::from(weight.item::<f32>()?);
         let mean = f64::from(norm.item::<f32>()?) / weight;
@@ -368,6 +460,7 @@ mod tests {
                 mean,
                 square,
                 constants: ADAMW,
+                rounding: None,
             }
         }
 

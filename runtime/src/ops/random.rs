@@ -5,10 +5,18 @@
 //! A dtype only rounds: f32 is within 2^-24 of f64 (uniform, as part of the interval), bf16 is f32
 //! rounded.
 
+use meshgrad_kernels::random::Values;
+
 use crate::cpu::random::{self as kernels, Variate, Words};
+use crate::cuda::elementwise::Target;
+use crate::cuda::random as cuda;
 use crate::for_float;
 use crate::ops::binary::contiguous_range;
-use crate::{DType, Device, Draw, Element, Error, Float, Fresh, Result, Shape, Signature, Tensor};
+use crate::plan::Launcher;
+use crate::{
+    Call, DType, Device, Draw, Element, Error, Float, Fresh, Key, Layout, Result, Shape, Signature,
+    Tensor,
+};
 
 static UNIFORM_INTO: Signature = Signature::new("uniform_into", "into: F[..] -> into: F[..]", 2);
 static NORMAL_INTO: Signature = Signature::new("normal_into", "into: F[..] -> into: F[..]", 40);
@@ -33,11 +41,14 @@ pub(super) static SIGNATURES: &[&Signature] =
 pub fn uniform_into(into: &Tensor, draw: impl Into<Draw>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
-    let words = words(call.name(), draw.into(), into.shape())?;
+    let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
     let range = contiguous_range(call.name(), into)?;
+    if call.device().is_gpu() {
+        return drawn.fill_on_gpu(&call, interval.values(into.dtype())?, into);
+    }
     call.compute(|| {
         for_float!(into.dtype(), T => {
-            fill_uniform::<T>(&words, interval, &mut into.write("uniform_into")?[range]);
+            fill_uniform::<T>(&drawn.words(), interval, &mut into.write("uniform_into")?[range]);
             Ok(())
         })
     })
@@ -56,19 +67,14 @@ pub fn uniform(
     high: f64,
 ) -> Result<Tensor> {
     let interval = Interval::new("uniform", low, high)?;
-    fresh(
-        "uniform",
-        device,
-        shape,
-        dtype,
-        draw.into(),
-        |words, fresh| {
-            for_float!(dtype, T => {
-                fill_uniform::<T>(words, interval, fresh.slice()?);
-                Ok(())
-            })
-        },
-    )
+    let fresh = FreshDraw::new("uniform", device, shape, dtype, draw.into())?;
+    let values = interval.values(dtype)?;
+    fresh.fill(values, |words, fresh| {
+        for_float!(dtype, T => {
+            fill_uniform::<T>(words, interval, fresh.slice()?);
+            Ok(())
+        })
+    })
 }
 
 /// Fills `into` with normal values around `mean` with standard deviation `std`.
@@ -85,11 +91,14 @@ pub fn uniform(
 pub fn normal_into(into: &Tensor, draw: impl Into<Draw>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
-    let words = words(call.name(), draw.into(), into.shape())?;
+    let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
     let range = contiguous_range(call.name(), into)?;
+    if call.device().is_gpu() {
+        return drawn.fill_on_gpu(&call, bell.values(), into);
+    }
     call.compute(|| {
         for_float!(into.dtype(), T => {
-            fill_normal::<T>(&words, bell, &mut into.write("normal_into")?[range]);
+            fill_normal::<T>(&drawn.words(), bell, &mut into.write("normal_into")?[range]);
             Ok(())
         })
     })
@@ -109,19 +118,13 @@ pub fn normal(
     std: f64,
 ) -> Result<Tensor> {
     let bell = Bell::new("normal", mean, std)?;
-    fresh(
-        "normal",
-        device,
-        shape,
-        dtype,
-        draw.into(),
-        |words, fresh| {
-            for_float!(dtype, T => {
-                fill_normal::<T>(words, bell, fresh.slice()?);
-                Ok(())
-            })
-        },
-    )
+    let fresh = FreshDraw::new("normal", device, shape, dtype, draw.into())?;
+    fresh.fill(bell.values(), |words, fresh| {
+        for_float!(dtype, T => {
+            fill_normal::<T>(words, bell, fresh.slice()?);
+            Ok(())
+        })
+    })
 }
 
 /// `x` with each element set to zero with `probability`, and divided by 1 - `probability`
@@ -161,17 +164,11 @@ pub fn dropout_mask(
     probability: f64,
 ) -> Result<Tensor> {
     let threshold = threshold("dropout_mask", probability)?;
-    fresh(
-        "dropout_mask",
-        device,
-        shape,
-        DType::Bool,
-        draw.into(),
-        |words, fresh| {
-            kernels::mask(words, threshold, fresh.slice()?);
-            Ok(())
-        },
-    )
+    let fresh = FreshDraw::new("dropout_mask", device, shape, DType::Bool, draw.into())?;
+    fresh.fill(Values::Mask { threshold }, |words, fresh| {
+        kernels::mask(words, threshold, fresh.slice()?);
+        Ok(())
+    })
 }
 
 fn drop_elements(
@@ -182,16 +179,26 @@ fn drop_elements(
 ) -> Result<Tensor> {
     let threshold = threshold(signature.name(), probability)?;
     let mut call = signature.call(&[x])?;
-    let words = words(call.name(), draw, x.shape())?;
+    let drawn = Drawn::new(call.name(), draw, x.shape())?;
     if probability == 0.0 {
         return Ok(x.clone());
     }
 
     let mut y = call.output(0)?;
     let scale = 1.0 / (1.0 - probability);
-    call.compute(|| {
-        for_float!(x.dtype(), T => kernels::dropout::<T>(x, &words, threshold, scale, y.slice()?))
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let scale = scale as f32;
+            let values = Values::Dropout { threshold, scale };
+            drawn.draw_on_gpu(gpu, values, Some(x), &Target::fresh(gpu, &y)?)
+        }),
+        false => call.compute(|| {
+            let words = &drawn.words();
+            for_float!(x.dtype(), T => {
+                kernels::dropout::<T>(x, words, threshold, scale, y.slice()?)
+            })
+        }),
+    }?;
     Ok(y.finish())
 }
 
@@ -204,31 +211,81 @@ fn threshold(op: &'static str, probability: f64) -> Result<u32> {
     Ok((probability * 2f64.powi(32)).round() as u32)
 }
 
-fn words(op: &'static str, draw: Draw, shape: &Shape) -> Result<Words> {
-    Ok(Words::new(draw.key(), &draw.places(op, shape)?))
+/// The key of some elements, and their global indices.
+struct Drawn {
+    key: Key,
+    places: Layout,
 }
 
-fn fresh(
+impl Drawn {
+    fn new(op: &'static str, draw: Draw, shape: &Shape) -> Result<Drawn> {
+        Ok(Drawn {
+            key: draw.key(),
+            places: draw.places(op, shape)?,
+        })
+    }
+
+    fn words(&self) -> Words {
+        Words::new(self.key, &self.places)
+    }
+
+    fn fill_on_gpu(&self, call: &Call, values: Values, into: &Tensor) -> Result<()> {
+        call.launch(|gpu| self.draw_on_gpu(gpu, values, None, &Target::changed(gpu, into)?))
+    }
+
+    fn draw_on_gpu(
+        &self,
+        gpu: &Launcher<'_>,
+        values: Values,
+        x: Option<&Tensor>,
+        y: &Target,
+    ) -> Result<()> {
+        cuda::draw(gpu, (self.key, &self.places), values, x, y)
+    }
+}
+
+/// A new tensor that becomes random.
+struct FreshDraw {
     op: &'static str,
-    device: &Device,
-    shape: &[usize],
-    dtype: DType,
-    draw: Draw,
-    fill: impl FnOnce(&Words, &mut Fresh) -> Result<()>,
-) -> Result<Tensor> {
-    if !dtype.computes() && dtype != DType::Bool {
-        return Err(Error::NotAFloat { dtype });
+    drawn: Drawn,
+    fresh: Fresh,
+}
+
+impl FreshDraw {
+    fn new(
+        op: &'static str,
+        device: &Device,
+        shape: &[usize],
+        dtype: DType,
+        draw: Draw,
+    ) -> Result<FreshDraw> {
+        if !dtype.computes() && dtype != DType::Bool {
+            return Err(Error::NotAFloat { dtype });
+        }
+        let shape = Shape::new(shape)?;
+        Ok(FreshDraw {
+            op,
+            drawn: Drawn::new(op, draw, &shape)?,
+            fresh: Fresh::new(device, shape, dtype)?,
+        })
     }
-    let shape = Shape::new(shape)?;
-    let words = words(op, draw, &shape)?;
-    let mut fresh = Fresh::new(device, shape, dtype)?;
-    if device.is_gpu() {
-        return Err(Error::no_kernel(op, device));
+
+    /// The tensor with these values on a GPU, with those of `fill` on the CPU.
+    fn fill(
+        mut self,
+        values: Values,
+        fill: impl FnOnce(&Words, &mut Fresh) -> Result<()>,
+    ) -> Result<Tensor> {
+        let device = self.fresh.device().clone();
+        if device.is_gpu() {
+            let gpu = Launcher::new(self.op, &device);
+            let target = Target::fresh(&gpu, &self.fresh)?;
+            self.drawn.draw_on_gpu(&gpu, values, None, &target)?;
+        } else if device.computes() {
+            fill(&self.drawn.words(), &mut self.fresh)?;
+        }
+        Ok(self.fresh.finish())
     }
-    if device.computes() {
-        fill(&words, &mut fresh)?;
-    }
-    Ok(fresh.finish())
 }
 
 /// What uniform values lie in.
@@ -245,6 +302,16 @@ impl Interval {
             return Err(Error::Argument { op, problem });
         }
         Ok(Interval { low, high })
+    }
+
+    /// As a GPU's kernel takes it.
+    fn values(self, dtype: DType) -> Result<Values> {
+        let last = for_float!(dtype, T => Ok(self.last::<T>()))?;
+        Ok(Values::Uniform {
+            low: self.low as f32,
+            length: (self.high - self.low) as f32,
+            last: last as f32,
+        })
     }
 
     /// The largest `T` that may be drawn: below `high` where there is one that is not below `low`.
@@ -303,6 +370,14 @@ impl Bell {
             return Err(Error::Argument { op, problem });
         }
         Ok(Bell { mean, std })
+    }
+
+    /// As a GPU's kernel takes it.
+    fn values(self) -> Values {
+        Values::Normal {
+            mean: self.mean as f32,
+            std: self.std as f32,
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Reductions over any dims: sums, means, extremes, and where the extremes are.
 
+use meshgrad_kernels::merge::Merge;
+
 use crate::cpu::reduce::{self as kernels, Fold};
+use crate::cuda::reduce as cuda;
 use crate::{Element, Error, Float, Result, Shape, Signature, Tensor, Wide, for_float};
 
 static SUM: Signature = Signature::new("sum", "x: F[*] -> y: F[*]", 1).linear_in(&["x"]);
@@ -23,7 +26,6 @@ pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            start: 0.0,
             merge: Merge::Add,
             scale: 1.0,
         },
@@ -45,7 +47,6 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            start: 0.0,
             merge: Merge::Add,
             scale: 1.0 / count as f64,
         },
@@ -66,7 +67,6 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            start: f64::NEG_INFINITY,
             merge: Merge::Max,
             scale: 1.0,
         },
@@ -87,7 +87,6 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            start: f64::INFINITY,
             merge: Merge::Min,
             scale: 1.0,
         },
@@ -125,16 +124,8 @@ pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 
 #[derive(Clone, Copy)]
 struct Reduction {
-    start: f64,
     merge: Merge,
     scale: f64,
-}
-
-#[derive(Clone, Copy)]
-enum Merge {
-    Add,
-    Max,
-    Min,
 }
 
 fn reduce(
@@ -148,6 +139,15 @@ fn reduce(
     let shape_of =
         |dims: &[usize]| -> Vec<usize> { dims.iter().map(|dim| x.shape()[*dim]).collect() };
     let mut y = call.output_of(Shape::new(&shape_of(&kept))?, x.dtype())?;
+
+    if call.device().is_gpu() {
+        let how = cuda::How {
+            merge: how.merge,
+            scale: how.scale as f32,
+        };
+        cuda::reduce(&call, x, &reduced, how, &y)?;
+        return Ok(y.finish());
+    }
 
     let count: usize = shape_of(&reduced).iter().product();
     // Where the innermost dim is kept, columns are folded row by row; else each result folds a row.
@@ -188,7 +188,7 @@ fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     merge: M,
 ) -> Result<()> {
     let fold = Fold {
-        start: T::Wide::from_f64(how.start),
+        start: T::Wide::from_f64(how.merge.neutral().into()),
         merge,
     };
     let scale = T::Wide::from_f64(how.scale);

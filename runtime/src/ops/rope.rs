@@ -3,10 +3,11 @@
 //! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are
 //! rotated (2 H <= D).
 
-use super::dense_rows;
+use super::dense_last;
 use crate::cpu::rope as kernels;
 use crate::cpu::rope::Turn;
-use crate::{DType, Result, Signature, Tensor, for_float, ops};
+use crate::cuda::rope as cuda;
+use crate::{Call, DType, Result, Signature, Tensor, for_float, ops};
 
 static ROPE_TABLES: Signature = Signature::new(
     "rope_tables",
@@ -41,7 +42,7 @@ pub enum RopeStyle {
 /// for YaRN and its like).
 ///
 /// Angles are taken in f64: right to f32's last place for every position, where f32 angles are off
-/// by 0.03 radians at a million.
+/// by 0.03 radians at a million. On a GPU an angle of 2^50 and more counts as 0.
 ///
 /// # Shapes
 /// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
@@ -54,13 +55,19 @@ pub fn rope_tables(
     attention_factor: f64,
 ) -> Result<(Tensor, Tensor)> {
     let mut call = ROPE_TABLES.call(&[positions, inv_freq])?;
-    let positions = ops::contiguous(&ops::cast(positions, DType::I64)?)?;
-    let inv_freq = ops::contiguous(inv_freq)?;
+    let (positions, inv_freq) = (ops::contiguous(positions)?, ops::contiguous(inv_freq)?);
     let (mut cos, mut sin) = (call.output(0)?, call.output(1)?);
-    call.compute(|| {
-        let (cos, sin) = (cos.slice()?, sin.slice()?);
-        kernels::tables(&positions, &inv_freq, attention_factor, cos, sin)
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let operands = [&positions, &inv_freq];
+            cuda::tables(gpu, operands, attention_factor, [&cos, &sin])
+        }),
+        false => call.compute(|| {
+            let positions = ops::cast(&positions, DType::I64)?;
+            let (cos, sin) = (cos.slice()?, sin.slice()?);
+            kernels::tables(&positions, &inv_freq, attention_factor, cos, sin)
+        }),
+    }?;
     Ok((cos.finish(), sin.finish()))
 }
 
@@ -100,25 +107,38 @@ fn turn(
     let mut call = signature
         .call(&[x, &cos, &sin])?
         .with_flops(3 * x.elements() as u64);
-    let (pairs, features) = (call.extent("h"), call.extent("d"));
-    if 2 * pairs > features {
-        let problem = format!("{pairs} pairs of angles turn more than d = {features} features");
-        return Err(signature.error(&[x, &cos, &sin], problem));
-    }
+    check_pairs(signature, &call, &[x, &cos, &sin])?;
 
-    let (x, cos, sin) = (dense_rows(x)?, dense_rows(&cos)?, dense_rows(&sin)?);
+    let (x, cos, sin) = (dense_last(x)?, dense_last(&cos)?, dense_last(&sin)?);
     let mut y = call.output(0)?;
     let heads = call.extent("n");
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            kernels::rope::<T>(&x, [&cos, &sin], heads, style, turn, y.slice()?)
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::rope(gpu, &x, [&cos, &sin], style, turn, &y)),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => {
+                kernels::rope::<T>(&x, [&cos, &sin], heads, style, turn, y.slice()?)
+            })
+        }),
+    }?;
     Ok(y.finish())
 }
 
+/// That there are features enough for the pairs.
+pub(super) fn check_pairs(
+    signature: &'static Signature,
+    call: &Call,
+    operands: &[&Tensor],
+) -> Result<()> {
+    let (pairs, features) = (call.extent("h"), call.extent("d"));
+    if 2 * pairs > features {
+        let problem = format!("{pairs} pairs of angles turn more than d = {features} features");
+        return Err(signature.error(operands, problem));
+    }
+    Ok(())
+}
+
 /// [T, H] as [B, T, H].
-fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
+pub(super) fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
     match (&x.shape()[..], &table.shape()[..]) {
         ([batch, ..], [positions, pairs]) => table.broadcast_to(&[*batch, *positions, *pairs]),
         _ => Ok(table.clone()),

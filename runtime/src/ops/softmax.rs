@@ -5,13 +5,14 @@
 
 use super::dense_rows;
 use crate::cpu::softmax as kernels;
+use crate::cuda::softmax::{self as cuda, Function};
 use crate::{Result, Signature, Tensor, for_float};
 
 /// Defines the ops of one shape: an op on whole rows and the op for its gradient.
 macro_rules! row_ops {
     ($(
         $(#[$doc:meta])*
-        $name:ident, flops $flops:literal;
+        $name:ident, $function:ident, flops $flops:literal;
         $(#[$grad_doc:meta])*
         $grad:ident, flops $grad_flops:literal;
     )+) => {
@@ -28,7 +29,12 @@ macro_rules! row_ops {
                 let x = dense_rows(x)?;
                 let mut y = call.output(0)?;
                 let columns = call.extent("d");
-                call.compute(|| for_float!(x.dtype(), T => kernels::$name::<T>(&x, columns, y.slice()?)))?;
+                match call.device().is_gpu() {
+                    true => call.launch(|gpu| cuda::softmax(gpu, Function::$function, &x, &y)),
+                    false => call.compute(|| {
+                        for_float!(x.dtype(), T => kernels::$name::<T>(&x, columns, y.slice()?))
+                    }),
+                }?;
                 Ok(y.finish())
             }
 
@@ -44,9 +50,16 @@ macro_rules! row_ops {
                 let (y, dy) = (dense_rows(y)?, dense_rows(dy)?);
                 let mut dx = call.output(0)?;
                 let columns = call.extent("d");
-                call.compute(|| {
-                    for_float!(y.dtype(), T => kernels::$grad::<T>(&y, &dy, columns, dx.slice()?))
-                })?;
+                match call.device().is_gpu() {
+                    true => call.launch(|gpu| {
+                        cuda::softmax_grad(gpu, Function::$function, [&y, &dy], &dx)
+                    }),
+                    false => call.compute(|| {
+                        for_float!(y.dtype(), T => {
+                            kernels::$grad::<T>(&y, &dy, columns, dx.slice()?)
+                        })
+                    }),
+                }?;
                 Ok(dx.finish())
             }
         )+
@@ -74,12 +87,12 @@ macro_rules! row_ops {
 
 row_ops! {
     /// e^(x - m) / sum(e^(x - m)) with m = max(x), row by row.
-    softmax, flops 5;
+    softmax, Softmax, flops 5;
     /// The gradient of [`softmax`]: y (dy - sum(y dy)).
     softmax_grad, flops 4;
 
     /// x - m - ln(sum(e^(x - m))) with m = max(x), row by row.
-    log_softmax, flops 4;
+    log_softmax, LogSoftmax, flops 4;
     /// The gradient of [`log_softmax`]: dy - e^y sum(dy).
     log_softmax_grad, flops 4;
 }

@@ -2,6 +2,7 @@
 
 use super::dense_rows;
 use crate::cpu::swiglu as kernels;
+use crate::cuda::swiglu as cuda;
 use crate::{Result, Signature, Tensor, for_float};
 
 static SWIGLU: Signature = Signature::new("swiglu", "gate_up: F[.. 2 f] -> y: F[.. f]", 5);
@@ -26,9 +27,14 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     let gate_up = dense_rows(gate_up)?;
     let mut y = call.output(0)?;
     let features = call.extent("f");
-    call.compute(
-        || for_float!(gate_up.dtype(), T => kernels::swiglu::<T>(&gate_up, features, y.slice()?)),
-    )?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::swiglu(gpu, &gate_up, &y)),
+        false => call.compute(|| {
+            for_float!(gate_up.dtype(), T => {
+                kernels::swiglu::<T>(&gate_up, features, y.slice()?)
+            })
+        }),
+    }?;
     Ok(y.finish())
 }
 
@@ -44,10 +50,13 @@ pub fn swiglu_grad(gate_up: &Tensor, dy: &Tensor) -> Result<Tensor> {
     let (gate_up, dy) = (dense_rows(gate_up)?, dense_rows(dy)?);
     let mut dgate_up = call.output(0)?;
     let features = call.extent("f");
-    call.compute(|| {
-        for_float!(dy.dtype(), T => {
-            kernels::swiglu_grad::<T>(&gate_up, &dy, features, dgate_up.slice()?)
-        })
-    })?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::swiglu_grad(gpu, &gate_up, &dy, &dgate_up)),
+        false => call.compute(|| {
+            for_float!(dy.dtype(), T => {
+                kernels::swiglu_grad::<T>(&gate_up, &dy, features, dgate_up.slice()?)
+            })
+        }),
+    }?;
     Ok(dgate_up.finish())
 }

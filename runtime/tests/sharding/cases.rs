@@ -16,6 +16,7 @@ pub(crate) fn cases() -> Vec<Case> {
         rows(),
         embeddings(),
         ropes(),
+        normed_ropes(),
         attentions(),
         losses(),
         experts(),
@@ -145,11 +146,27 @@ fn rows() -> Vec<Case> {
         ),
         case(
             "rms_norm_grad_weight_into",
-            vec![dy.clone(), x.clone(), inv_rms, w],
+            vec![dy.clone(), x.clone(), inv_rms.clone(), w.clone()],
             |o| {
                 added(&o[3], |dw| {
                     ops::rms_norm_grad_weight_into(&o[0], &o[1], &o[2], dw)
                 })
+            },
+        ),
+        case(
+            "add_rms_norm",
+            vec![x.clone(), dy.clone(), w.clone()],
+            |o| {
+                let (sum, y, inv_rms) = ops::add_rms_norm(&o[0], &o[1], &o[2], 1e-6)?;
+                Ok(vec![sum, y, inv_rms])
+            },
+        ),
+        case(
+            "add_rms_norm_grad_input",
+            vec![dy.clone(), x.clone(), x.clone(), w.clone(), inv_rms.clone()],
+            |o| {
+                let dx = ops::add_rms_norm_grad_input(&o[0], &o[1], &o[2], &o[3], &o[4])?;
+                Ok(vec![dx])
             },
         ),
         case("softmax", vec![x.clone()], |o| {
@@ -211,6 +228,45 @@ fn ropes() -> Vec<Case> {
         case("rope_grad", operands, |o| {
             Ok(vec![ops::rope_grad(&o[0], &o[1], &o[2], RopeStyle::Half)?])
         }),
+    ]
+}
+
+fn normed_ropes() -> Vec<Case> {
+    let (x, dy) = (numbers(&[2, 5, 3, 4], 1), numbers(&[2, 5, 3, 4], 2));
+    let w = numbers(&[4], 3);
+    let (positions, inv_freq) = (indices(&[2, 5], 9), to_f32(&positive(&[2], 3)));
+    let (cos, sin) = ops::rope_tables(&positions, &inv_freq, 1.0).unwrap();
+    let half = RopeStyle::Half;
+    let (_, inv_rms) = ops::rms_norm_rope(&x, &w, &cos, &sin, half, 1e-6).unwrap();
+    let (x, dy, tables) = (|| x.clone(), || dy.clone(), [cos, sin]);
+    vec![
+        case(
+            "rms_norm_rope",
+            [vec![x(), w.clone()], tables.to_vec()].concat(),
+            move |o| {
+                let (y, inv_rms) = ops::rms_norm_rope(&o[0], &o[1], &o[2], &o[3], half, 1e-6)?;
+                Ok(vec![y, inv_rms])
+            },
+        ),
+        case(
+            "rms_norm_rope_grad_input",
+            [vec![dy(), x(), w.clone(), inv_rms.clone()], tables.to_vec()].concat(),
+            move |o| {
+                let (x, w, inv_rms, cos, sin) = (&o[1], &o[2], &o[3], &o[4], &o[5]);
+                let dx = ops::rms_norm_rope_grad_input(&o[0], x, w, inv_rms, cos, sin, half)?;
+                Ok(vec![dx])
+            },
+        ),
+        case(
+            "rms_norm_rope_grad_weight_into",
+            [vec![dy(), x(), inv_rms], tables.to_vec(), vec![w]].concat(),
+            move |o| {
+                added(&o[5], |dw| {
+                    let (cos, sin) = (&o[3], &o[4]);
+                    ops::rms_norm_rope_grad_weight_into(&o[0], &o[1], &o[2], cos, sin, half, dw)
+                })
+            },
+        ),
     ]
 }
 

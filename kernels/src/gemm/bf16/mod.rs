@@ -29,17 +29,19 @@
 //! **Edges.** `cp.async` can be told to read fewer bytes than it writes: what lies outside of A or
 //! B becomes 0, and the product does not notice. M, N and K are below 2^31.
 //!
-//! Eight warps share a tile of 128 by 128, each 64 by 32: for every 4 + 2 `ldmatrix` 16 `mma`. The
-//! small tile has four warps of 32 by 32.
+//! Eight warps share a tile of 128 by 128, each 64 by 32: for every 4 + 2 `ldmatrix` 16 `mma`. In
+//! the wide tile they have 64 by 64 each: 32 `mma` for 4 + 4, and all registers of a
+//! multiprocessor. The small and the flat tile have four warps of 32 by 32.
 
 mod slice;
 mod sums;
 
-use self::slice::Slice;
+use self::slice::{Slice, Strip};
 use self::sums::Sums;
+use super::split::Part;
 use super::tiles::Place;
-use super::{Call, Order, Tile};
-use crate::assembler::{Kernel, Launch, Ptx, Target, U32, Variable, Variant};
+use super::{Call, Matrix, Order, Tile};
+use crate::assembler::{Bf16, Kernel, Launch, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant};
 
 /// Of k, in one slice.
 const DEPTH: u32 = 32;
@@ -79,7 +81,7 @@ impl Output {
     /// All of them.
     pub const ALL: [Output; 3] = [Output::Bf16, Output::F32, Output::AddF32];
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Output::Bf16 => "bf16",
             Output::F32 => "f32",
@@ -88,7 +90,7 @@ impl Output {
     }
 
     /// Bytes of an element of C.
-    fn size(self) -> u32 {
+    pub(super) fn size(self) -> u32 {
         match self {
             Output::Bf16 => 2,
             Output::F32 | Output::AddF32 => 4,
@@ -100,7 +102,9 @@ impl Output {
 #[derive(Clone, Copy)]
 struct Warps {
     threads: u32,
-    /// Rows of a warp's part. There are always two warps below each other.
+    /// Warps below each other.
+    down: u32,
+    /// Rows of a warp's part.
     rows: u32,
     /// Columns of a warp's part.
     columns: u32,
@@ -108,17 +112,16 @@ struct Warps {
 
 impl Warps {
     fn of(tile: Tile) -> Warps {
-        match tile {
-            Tile::Large => Warps {
-                threads: 256,
-                rows: 64,
-                columns: 32,
-            },
-            Tile::Small => Warps {
-                threads: 128,
-                rows: 32,
-                columns: 32,
-            },
+        let (threads, down) = match tile {
+            Tile::Large | Tile::Wide => (256, 2),
+            Tile::Small => (128, 2),
+            Tile::Flat => (128, 1),
+        };
+        Warps {
+            threads,
+            down,
+            rows: tile.rows() / down,
+            columns: tile.columns() / (threads / 32 / down),
         }
     }
 }
@@ -132,33 +135,55 @@ impl GemmBf16 {
         Some(launch.with_dynamic_shared(self.dynamic_shared()))
     }
 
-    /// As much as [`Ptx::dynamic_shared`] says.
-    fn dynamic_shared(&self) -> u32 {
-        match self.tile {
-            Tile::Large => 2 * STAGES * DEPTH * 128 * 2,
-            Tile::Small => 0,
-        }
+    /// An empty kernel with the threads of a CTA.
+    pub(super) fn kernel(&self, entry: String) -> Kernel {
+        let ctas = if self.tile == Tile::Wide { 1 } else { 2 };
+        Kernel::new(entry, Target::Sm80, Warps::of(self.tile).threads).ctas_per_sm(ctas)
     }
-}
 
-impl Variant for GemmBf16 {
-    fn ptx(&self) -> Ptx {
+    /// The tile of one product whose first row and column are given. All threads take part. Where
+    /// C begins is asked behind the loop, in which it would take registers.
+    pub(super) fn multiply<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        [row, column]: [U32<'k>; 2],
+        c: impl FnOnce() -> Matrix<'k>,
+    ) {
         let warps = Warps::of(self.tile);
-        let k = &Kernel::new(self.entry(), Target::Sm80, warps.threads).ctas_per_sm(2);
-        let call = Call::parameters(k);
-        let place = Place::of_cta(k, &call, self.tile);
-        let [a, b] = [call.a, call.b].map(|matrix| matrix.of_batch(place.batch, 2));
-
         let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
-        let warp = [(k.warp() & 1) * warps.rows, (k.warp() >> 1) * warps.columns];
-        let slice_a = Slice::new(k, self, along_k[0], a, place.row, call.m);
-        let slice_b = Slice::new(k, self, along_k[1], b, place.column, call.n);
+        let warp = [
+            (k.warp() & (warps.down - 1)) * warps.rows,
+            (k.warp() >> warps.down.trailing_zeros()) * warps.columns,
+        ];
+        let stage_bytes = 2 * self.stage_elements();
+        let shared = k.shared::<Bf16>(STAGES * self.stage_elements());
+        let strip_a = Strip {
+            matrix: call.a,
+            first: row,
+            extent: call.m,
+            length: self.tile.rows(),
+            along_k: along_k[0],
+        };
+        let strip_b = Strip {
+            matrix: call.b,
+            first: column,
+            extent: call.n,
+            length: self.tile.columns(),
+            along_k: along_k[1],
+        };
+        let slice_a = Slice::new(k, self, strip_a, shared);
+        let slice_b = Slice::new(
+            k,
+            self,
+            strip_b,
+            shared.offset(2 * DEPTH * self.tile.rows()),
+        );
         let blocks_a = slice_a.blocks(warp[0], warps.rows / 16);
         let blocks_b = slice_b.blocks(warp[1], warps.columns / 16);
         let sums = Sums::new(k, warps);
 
         let (filling, reading) = (k.var(0u32), k.var(0u32));
-        let stage_bytes = slice_a.stage_bytes();
         let copy = |left: U32<'_>| {
             slice_a.copy_next(*filling, left.signed());
             slice_b.copy_next(*filling, left.signed());
@@ -181,17 +206,40 @@ impl Variant for GemmBf16 {
         });
         k.wait_for_copies(0);
 
-        let c = call.c.of_batch(place.batch, self.output.size());
-        let origin = [place.row + warp[0], place.column + warp[1]];
+        let (c, origin) = (c(), [row + warp[0], column + warp[1]]);
         sums.store(self, c, origin, [call.m, call.n]);
+    }
+
+    /// Elements of a slice of A and one of B.
+    fn stage_elements(&self) -> u32 {
+        (self.tile.rows() + self.tile.columns()) * DEPTH
+    }
+
+    /// As much as [`Ptx::dynamic_shared`] says.
+    fn dynamic_shared(&self) -> u32 {
+        let bytes = 2 * STAGES * self.stage_elements();
+        if bytes > STATIC_LIMIT { bytes } else { 0 }
+    }
+}
+
+impl Variant for GemmBf16 {
+    fn ptx(&self) -> Ptx {
+        let k = &self.kernel(self.entry());
+        let call = Call::parameters(k);
+        let place = Place::of_cta(k, &call, self.tile);
+        let part = Part::parameters(k, &call, place.batch);
+        let c = call.c;
+        let call = part.of(call, [self.a, self.b], 2);
+        let c = || c.of_batch(place.batch, self.output.size());
+        self.multiply(k, &call, [place.row, place.column], c);
         k.finish()
     }
 
     fn entry(&self) -> String {
-        let (a, b, side) = (self.a.letter(), self.b.letter(), self.tile.side());
+        let (a, b, tile) = (self.a.letter(), self.b.letter(), self.tile.name());
         let output = self.output.name();
         let aligned = if self.aligned { "" } else { "_unaligned" };
-        format!("gemm_bf16_{a}{b}_{side}x{side}x{DEPTH}_{output}{aligned}")
+        format!("gemm_bf16_{a}{b}_{tile}x{DEPTH}_{output}{aligned}")
     }
 }
 

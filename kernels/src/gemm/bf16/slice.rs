@@ -1,14 +1,26 @@
 //! A slice of A or B: its way into shared memory and from there into registers.
 
-use super::{DEPTH, GemmBf16, STAGES, Warps};
+use super::{DEPTH, GemmBf16, Warps};
 use crate::assembler::{
     Bf16, Bf16x2, GlobalAddress, Kernel, MatrixRow, MovingAddress, Pair, Pred, S32, SharedAddress,
     U32, U64,
 };
 use crate::gemm::Matrix;
 
-/// The ring of buffers of one operand, and what a thread copies of each slice: two chunks of 16
-/// bytes, a few lines apart.
+/// What of A or B a tile needs: `length` rows, or columns, from `first` on, of which there are
+/// `extent` in all.
+#[derive(Clone, Copy)]
+pub(super) struct Strip<'k> {
+    pub(super) matrix: Matrix<'k>,
+    pub(super) first: U32<'k>,
+    pub(super) extent: U32<'k>,
+    pub(super) length: u32,
+    /// Whether its lines run along k.
+    pub(super) along_k: bool,
+}
+
+/// The ring of buffers of one operand, and what a thread copies of each slice: chunks of 16 bytes, a
+/// few lines apart.
 pub(super) struct Slice<'k> {
     k: &'k Kernel,
     lines: Lines,
@@ -18,7 +30,9 @@ pub(super) struct Slice<'k> {
     to: SharedAddress<'k>,
     /// Where its first chunk of the next slice is.
     from: MovingAddress<'k>,
-    /// From its first chunk to its second, in bytes of global memory.
+    /// How many chunks it copies.
+    count: u32,
+    /// From one of its chunks to the next, in bytes of global memory.
     step_bytes: U64<'k>,
     /// From one slice to the next, in bytes of global memory.
     slice_bytes: U64<'k>,
@@ -35,7 +49,7 @@ struct Lines {
     along_k: bool,
     /// Chunks of a line.
     chunks: u32,
-    /// Lines from a thread's first chunk to its second.
+    /// Lines from one of a thread's chunks to the next.
     step: u32,
 }
 
@@ -73,22 +87,26 @@ impl Lines {
 }
 
 impl<'k> Slice<'k> {
-    /// Of the rows, or columns, from `first` on, of which there are `extent`.
+    /// Of a strip; its first buffer is at `shared`.
     #[track_caller]
     pub(super) fn new(
         k: &'k Kernel,
         variant: &GemmBf16,
-        along_k: bool,
-        matrix: Matrix<'k>,
-        first: U32<'k>,
-        extent: U32<'k>,
+        strip: Strip<'k>,
+        shared: SharedAddress<'k>,
     ) -> Slice<'k> {
-        let (side, threads) = (variant.tile.side(), Warps::of(variant.tile).threads);
-        let lines = Lines::new(along_k, side, threads);
+        let Strip {
+            matrix,
+            first,
+            extent,
+            length,
+            along_k,
+        } = strip;
+        let threads = Warps::of(variant.tile).threads;
+        let lines = Lines::new(along_k, length, threads);
         let line = k.thread() >> lines.chunks.trailing_zeros();
         let chunk = k.thread() & (lines.chunks - 1);
 
-        let shared = k.shared::<Bf16>(STAGES * side * DEPTH);
         let (outer, depth) = match along_k {
             true => (first + line, chunk * CHUNK),
             false => (first + chunk * CHUNK, line),
@@ -110,6 +128,7 @@ impl<'k> Slice<'k> {
             shared,
             to: shared.moved(lines.offset(line, chunk)),
             from: from.moving(),
+            count: length * DEPTH / CHUNK / threads,
             step_bytes: matrix.leading * u64::from(2 * lines.step),
             slice_bytes,
             outer_left: (extent - outer).signed(),
@@ -117,30 +136,22 @@ impl<'k> Slice<'k> {
         }
     }
 
-    /// The size of one buffer.
-    pub(super) fn stage_bytes(&self) -> u32 {
-        let lines = 2 * self.lines.step;
-        lines * self.lines.bytes()
-    }
-
     /// Copies this thread's chunks of the next slice to the buffer at `stage`, zeros outside of the
     /// matrix; `left` is how many k there are from the slice's first on.
     #[track_caller]
     pub(super) fn copy_next(&self, stage: U32<'k>, left: S32<'k>) {
-        let (to, from) = (self.to.moved(stage), self.from.get());
+        let (to, mut from) = (self.to.moved(stage), self.from.get());
         let depth_left = left - self.depth;
         let (in_line, lines_left) = match self.lines.along_k {
             true => (depth_left, self.outer_left),
             false => (self.outer_left, depth_left),
         };
-        for i in 0..2 {
+        for i in 0..self.count {
             let exists = lines_left.gt((i * self.lines.step) as i32);
             let to = to.offset(i * self.lines.step * self.lines.bytes());
-            let from = if i == 0 {
-                from
-            } else {
-                from.moved(self.step_bytes)
-            };
+            if i > 0 {
+                from = from.moved(self.step_bytes);
+            }
             match self.aligned {
                 true => {
                     let elements = in_line.max(0).min(CHUNK as i32).unsigned();

@@ -83,9 +83,11 @@ pub(super) fn run<E: Element>(
     let slabs = Slabs::of(&shape);
     let Gradients { dq, dk, dv } = gradients;
 
-    // Without keys there is nothing to split the workspace into.
-    if slabs.len == 0 {
-        dq.fill(E::from_real(Real::ZERO));
+    // Without keys, or queries, there is nothing to split the workspace into.
+    if workspace.is_empty() {
+        for gradient in [dq, dk, dv] {
+            gradient.fill(E::from_real(Real::ZERO));
+        }
         return;
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{DType, Device, Error, Shape, ops};
+use crate::{DType, Device, Error, GpuProperties, Kind, Properties, Shape, ops};
 
 fn numbered(device: &Device, shape: &[usize], step: f64, dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
@@ -119,14 +119,44 @@ fn gradients_are_adjoints() {
     assert!((loss - by_x).abs() < 1e-12 && (loss - by_w).abs() < 1e-12);
 }
 
+/// A GPU that computes nothing.
+fn imagined() -> Device {
+    Device::meta(&Properties {
+        gpu: Some(GpuProperties {
+            model: "imagined".into(),
+            compute_capability: (8, 0),
+            multiprocessors: 108,
+            memory: 1 << 30,
+            l2_cache: 40 << 20,
+            shared_memory: 166_912,
+        }),
+        ..Device::cpu().properties().clone()
+    })
+}
+
+/// FLOPs and bytes are those of all rows, as only the device knows which are in use; a GPU takes one
+/// launch for each op.
 #[test]
-fn flops_are_those_of_the_capacity() {
-    let device = Device::cpu();
-    let x = numbered(&device, &[9, 6], 0.3, DType::F32);
-    let w = numbered(&device, &[3, 4, 6], 0.7, DType::F32);
-    let before = device.work().flops;
-    grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 1, 1, 2])).unwrap();
-    assert_eq!(device.work().flops - before, 2 * 9 * 6 * 4);
+fn work_is_that_of_the_capacity() {
+    for device in [Device::cpu(), imagined()] {
+        let of_f32 = |shape: &[usize]| ops::full(&device, shape, DType::F32, 1.0).unwrap();
+        let (x, w, dy) = (of_f32(&[9, 6]), of_f32(&[3, 4, 6]), of_f32(&[9, 4]));
+        let at = Tensor::zeros(&device, &[4], DType::I64, Kind::Value).unwrap();
+        let mut dw = Accumulator::new(&device, *w.shape(), DType::F32).unwrap();
+        let before = device.work();
+        grouped_matmul_nt(&x, &w, &at).unwrap();
+        grouped_matmul_grad_input(&dy, &w, &at).unwrap();
+        grouped_matmul_grad_weight_into(&dy, &x, &at, &mut dw).unwrap();
+
+        let work = device.work();
+        assert_eq!(work.flops - before.flops, 3 * 2 * 9 * 6 * 4);
+        // Each operand and result counts once an op: also what is added to.
+        let (of_x, of_w, of_dy, of_offsets) = (4 * 9 * 6, 4 * 3 * 4 * 6, 4 * 9 * 4, 8 * 4);
+        let bytes = 3 * (of_x + of_w + of_dy + of_offsets);
+        assert_eq!(work.bytes - before.bytes, bytes);
+        let launches = if device.is_gpu() { 3 } else { 0 };
+        assert_eq!(work.kernel_launches - before.kernel_launches, launches);
+    }
 }
 
 #[test]

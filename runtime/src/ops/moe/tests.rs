@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Device, Element, ops};
+use crate::{DType, Device, Element, Error, Tensor, ops};
 
 fn numbered(device: &Device, shape: &[usize], step: f64, dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();

@@ -3,9 +3,19 @@
 use super::{gradient, tensor};
 use crate::{DType, Device, Result, ops};
 
-/// A small and a large tile, lines of whole vectors and odd ones, as a layer asks for them.
+/// Every tile, lines of whole vectors and odd ones, sums in one and in parts, as a layer asks for
+/// them.
 pub(super) fn products(device: &Device, dtype: DType) -> Result<()> {
-    for [rows, inputs, outputs] in [[8, 64, 64], [8, 33, 17], [2048, 64, 2048]] {
+    let extents = [
+        [8, 64, 64],
+        [8, 33, 17],
+        [2048, 64, 2048],
+        [4096, 64, 4096],
+        [64, 1024, 64],
+        [64, 1023, 63],
+        [1024, 1024, 1024],
+    ];
+    for [rows, inputs, outputs] in extents {
         let x = tensor(device, &[rows, inputs], dtype)?;
         let w = tensor(device, &[outputs, inputs], dtype)?;
         let dy = ops::linear(&x, &w)?;

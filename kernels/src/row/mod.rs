@@ -5,7 +5,16 @@
 //! registers until it is written. A short row belongs to a few lanes of a warp, so that no lane is
 //! idle and sums need no shared memory; a long one to a whole CTA.
 
-use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, U64, block_sum, group_sum};
+mod form;
+mod part;
+
+pub(crate) use form::{Form, LongRow, LoopTile, element};
+pub use part::chunk_of_rows;
+pub(crate) use part::{Chunked, ENOUGH_CTAS, IN_FLIGHT, MAX_CHUNK, PART_THREADS, Part, PartTile};
+
+use crate::assembler::{
+    F32, GlobalAddress, Kernel, Launch, Pred, U64, block_fold, block_sum, group_fold, group_sum,
+};
 use crate::dtype::{Dtype, Vector};
 
 /// Threads of a CTA whose rows are short.
@@ -78,7 +87,7 @@ impl RowTile {
     }
 
     /// Accesses of a thread to a row.
-    fn vectors(self) -> u32 {
+    pub(crate) fn vectors(self) -> u32 {
         (self.features / self.dtype.per_vector()).div_ceil(self.lanes)
     }
 }
@@ -104,6 +113,13 @@ impl<'k> LoadedRow<'k> {
     #[track_caller]
     pub fn widen(&self) -> Vec<F32<'k>> {
         self.0.iter().flat_map(Vector::widen).collect()
+    }
+
+    /// The sum of two rows, rounded as they lie in memory.
+    #[track_caller]
+    pub fn plus(&self, other: &LoadedRow<'k>) -> LoadedRow<'k> {
+        let vectors = self.0.iter().zip(&other.0);
+        LoadedRow(vectors.map(|(a, b)| a.plus(b)).collect())
     }
 }
 
@@ -165,6 +181,15 @@ impl<'k> Row<'k> {
         }
     }
 
+    /// Stores a row as it lies in registers.
+    #[track_caller]
+    pub fn store_loaded(&self, matrix: GlobalAddress<'k>, row: &LoadedRow<'k>) {
+        let start = self.of_matrix(matrix);
+        for (vector, (exists, values)) in self.exists.iter().zip(&row.0).enumerate() {
+            values.store_if(*exists, start.offset(self.bytes_to(vector)));
+        }
+    }
+
     /// Stores one f32 for this row.
     #[track_caller]
     pub fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
@@ -180,6 +205,27 @@ impl<'k> Row<'k> {
             lanes @ ..=32 => group_sum(self.k, value, lanes),
             _ => block_sum(self.k, value),
         }
+    }
+
+    /// The largest over the threads of this row, NaN where one is, in each of them. Every thread of
+    /// the CTA must take part.
+    #[track_caller]
+    pub fn max(&self, value: F32<'k>) -> F32<'k> {
+        match self.tile.lanes {
+            lanes @ ..=32 => group_fold(self.k, value, lanes, F32::max),
+            _ => block_fold(self.k, value, F32::max),
+        }
+    }
+
+    /// The values of [`LoadedRow::widen`], and `other` where the row or the vector does not exist.
+    #[track_caller]
+    pub fn widen_or(&self, row: &LoadedRow<'k>, other: f32) -> Vec<F32<'k>> {
+        let vectors = row.0.iter().zip(&self.exists);
+        let widened = vectors.flat_map(|(vector, exists)| {
+            let values = vector.widen().into_iter();
+            values.map(|value| exists.select(value, other))
+        });
+        widened.collect()
     }
 
     #[track_caller]

@@ -1,9 +1,10 @@
-//! Sums down the columns of a matrix, in an order that depends on its shape alone.
+//! Folds down the columns of a matrix (sums, extremes), in an order that depends on its shape alone.
 
 use crate::assembler::{F32, Kernel, Pred, U32, U64, Variable};
+use crate::merge::Merge;
 
 /// Threads of a CTA.
-pub(super) const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 
 /// Rows of a thread whose loads are in flight together.
 const ROWS_IN_FLIGHT: u32 = 4;
@@ -12,26 +13,26 @@ const ROWS_IN_FLIGHT: u32 = 4;
 /// `width` neighbouring columns, and as many times below each other as the CTA has room. Narrow
 /// matrices thus keep all threads busy, by many rows at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ColumnTile {
-    pub(super) across: u32,
-    pub(super) width: u32,
+pub(crate) struct ColumnTile {
+    pub(crate) across: u32,
+    pub(crate) width: u32,
 }
 
 /// What a thread knows of its columns.
-pub(super) struct Columns<'k> {
+pub(crate) struct Columns<'k> {
     k: &'k Kernel,
     tile: ColumnTile,
     across: U32<'k>,
     below: U32<'k>,
     /// Its first column.
-    pub(super) first: U32<'k>,
+    pub(crate) first: U32<'k>,
     /// Whether its columns are in the matrix.
-    pub(super) exist: Pred<'k>,
+    pub(crate) exist: Pred<'k>,
 }
 
 impl ColumnTile {
     /// Columns of a CTA.
-    pub(super) fn columns(self) -> u32 {
+    pub(crate) fn columns(self) -> u32 {
         self.across * self.width
     }
 
@@ -43,7 +44,7 @@ impl ColumnTile {
 
 impl<'k> Columns<'k> {
     #[track_caller]
-    pub(super) fn new(k: &'k Kernel, tile: ColumnTile, features: U32<'k>) -> Columns<'k> {
+    pub(crate) fn new(k: &'k Kernel, tile: ColumnTile, features: U32<'k>) -> Columns<'k> {
         let across = k.thread() & (tile.across - 1);
         let below = k.thread() >> tile.across.trailing_zeros();
         let first = (k.cta() * tile.across + across) * tile.width;
@@ -57,18 +58,20 @@ impl<'k> Columns<'k> {
         }
     }
 
-    /// The sums over rows from `start` to before `end` of what `load` gives for a row, where its
-    /// predicate holds, and zeros elsewhere. Complete in threads that [`Columns::lead`].
+    /// What `load` gives for a row, merged over the rows from `start` to before `end`. Where its
+    /// predicate does not hold, `load` gives the neutral value. Complete in threads that
+    /// [`Columns::lead`].
     #[track_caller]
-    pub(super) fn sums(
+    pub(crate) fn fold(
         &self,
         start: U64<'k>,
         end: U64<'k>,
+        merge: Merge,
         load: impl Fn(U64<'k>, Pred<'k>) -> Vec<F32<'k>>,
     ) -> Vec<F32<'k>> {
         let lanes = u64::from(self.tile.lanes());
-        let sums: Vec<Variable<'k, f32>> =
-            (0..self.tile.width).map(|_| self.k.var(0.0_f32)).collect();
+        let folded = (0..self.tile.width).map(|_| self.k.var(merge.neutral()));
+        let folded: Vec<Variable<'k, f32>> = folded.collect();
 
         let step = lanes * u64::from(ROWS_IN_FLIGHT);
         self.k
@@ -78,25 +81,25 @@ impl<'k> Columns<'k> {
                     load(row, self.exist & row.lt(end))
                 });
                 for values in rows.collect::<Vec<_>>() {
-                    for (sum, value) in sums.iter().zip(values) {
-                        sum.add(value);
+                    for (folded, value) in folded.iter().zip(values) {
+                        merge.into(folded, value);
                     }
                 }
             });
-        self.over_lanes(&sums)
+        self.over_lanes(&folded, merge)
     }
 
     /// Whether this thread has the sums of its columns.
     #[track_caller]
-    pub(super) fn lead(&self) -> Pred<'k> {
+    pub(crate) fn lead(&self) -> Pred<'k> {
         self.exist & self.below.equals(0)
     }
 
-    /// Adds what the threads below each other have, from top to bottom.
+    /// Merges what the threads below each other have, from top to bottom.
     #[track_caller]
-    fn over_lanes(&self, sums: &[Variable<'k, f32>]) -> Vec<F32<'k>> {
+    fn over_lanes(&self, folded: &[Variable<'k, f32>], merge: Merge) -> Vec<F32<'k>> {
         let (across, lanes) = (self.tile.across, self.tile.lanes());
-        let own = sums.iter().map(Variable::get).collect();
+        let own = folded.iter().map(Variable::get).collect();
         if lanes == 1 {
             return own;
         }
@@ -104,8 +107,8 @@ impl<'k> Columns<'k> {
         // One plane for each column of a thread: neighbours write neighbouring words.
         let shared = self.k.shared::<f32>(THREADS * self.tile.width);
         let place = shared.element::<f32>(self.below.mad(across, self.across));
-        for (plane, sum) in (0..).zip(&own) {
-            place.offset(4 * THREADS * plane).store(*sum);
+        for (plane, value) in (0..).zip(&own) {
+            place.offset(4 * THREADS * plane).store(*value);
         }
         self.k.barrier();
 
@@ -115,7 +118,7 @@ impl<'k> Columns<'k> {
                 top.offset(4 * (THREADS * plane + lane * across))
                     .load::<f32>()
             };
-            (1..lanes).fold(of_lane(0), |sum, lane| sum + of_lane(lane))
+            (1..lanes).fold(of_lane(0), |total, lane| merge.of(total, of_lane(lane)))
         };
         (0..self.tile.width).map(total).collect()
     }

@@ -1,0 +1,157 @@
+//! Copies and kernels over rows, whose bound is memory.
+
+use meshgrad::prelude::*;
+use meshgrad::runtime::Accumulator;
+use meshgrad::runtime::Result;
+use serde_json::json;
+
+use crate::jobs::{Amount, FLOATS, Group, Job};
+use crate::shapes::Shapes;
+
+/// A row kernel.
+struct RowJob {
+    name: &'static str,
+    /// Bytes an element of [R, D], for elements of some bytes. The weight and what there is one
+    /// of a row are not worth counting.
+    bytes: fn(f64) -> f64,
+    compiles: bool,
+    run: fn(&[Tensor]) -> Result<Vec<Tensor>>,
+}
+
+/// Where the operands of row kernels are in a set.
+const X: usize = 0;
+const DY: usize = 1;
+const W: usize = 2;
+const INV_RMS: usize = 3;
+
+const ROW_JOBS: &[RowJob] = &[
+    RowJob {
+        name: "add",
+        bytes: |width| 3.0 * width,
+        compiles: false,
+        run: |of| Ok(vec![values::add(&of[X], &of[DY])?]),
+    },
+    RowJob {
+        name: "silu",
+        bytes: |width| 2.0 * width,
+        compiles: false,
+        run: |of| Ok(vec![values::silu(&of[X])?]),
+    },
+    RowJob {
+        name: "silu_mul",
+        bytes: |width| 3.0 * width,
+        compiles: true,
+        run: |of| Ok(vec![values::mul(&values::silu(&of[X])?, &of[DY])?]),
+    },
+    RowJob {
+        name: "swiglu",
+        bytes: |width| 1.5 * width,
+        compiles: true,
+        run: |of| Ok(vec![values::swiglu(&of[X])?]),
+    },
+    RowJob {
+        name: "cast",
+        bytes: |_| 6.0,
+        compiles: false,
+        run: |of| Ok(vec![values::cast(&of[X], other(&of[X]))?]),
+    },
+    RowJob {
+        name: "rms_norm",
+        bytes: |width| 2.0 * width,
+        compiles: true,
+        run: |of| {
+            let (y, inv_rms) = values::rms_norm(&of[X], &of[W], EPSILON)?;
+            Ok(vec![y, inv_rms])
+        },
+    },
+    RowJob {
+        name: "rms_norm_grads",
+        bytes: |width| 3.0 * width,
+        compiles: false,
+        run: |of| {
+            let (x, dy, w, inv_rms) = (&of[X], &of[DY], &of[W], &of[INV_RMS]);
+            let dx = values::rms_norm_grad_input(dy, x, w, inv_rms)?;
+            let mut dw = Accumulator::new(x.device(), *w.shape(), DType::F32)?;
+            values::rms_norm_grad_weight_into(dy, x, inv_rms, &mut dw)?;
+            Ok(vec![dx, dw.buffer().clone()])
+        },
+    },
+    RowJob {
+        name: "softmax",
+        bytes: |width| 2.0 * width,
+        compiles: true,
+        run: |of| Ok(vec![values::softmax(&of[X])?]),
+    },
+    RowJob {
+        name: "sum of rows",
+        bytes: |width| width,
+        compiles: false,
+        run: |of| Ok(vec![values::sum(&of[X], &[1])?]),
+    },
+    RowJob {
+        name: "sum of columns",
+        bytes: |width| width,
+        compiles: false,
+        run: |of| Ok(vec![values::sum(&of[X], &[0])?]),
+    },
+];
+
+const EPSILON: f64 = 1e-6;
+
+/// The float that a cast is timed to.
+fn other(x: &Tensor) -> DType {
+    match x.dtype() {
+        DType::F32 => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+/// The device's bandwidth: a copy, alone in its group.
+pub(crate) fn copy(elements: usize) -> Group {
+    let job = Job {
+        name: "copy",
+        dtype: DType::F32,
+        amount: Amount::Bytes(8.0 * elements as f64),
+        request: json!({"what": "copy", "dtype": "f32", "elements": elements}),
+        compiles: false,
+        run: Box::new(|of| Ok(vec![values::copy(&of[0])?])),
+    };
+    Group {
+        title: format!("{elements}"),
+        jobs: vec![job],
+        bytes: 4 * elements,
+        operands: Box::new(move |source| Ok(vec![source.random("x", &[elements], DType::F32)?])),
+    }
+}
+
+pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
+    let rows = shapes.rows.iter();
+    let rows = rows.flat_map(|shape| FLOATS.map(|dtype| row_kernels(*shape, dtype)));
+    rows.collect()
+}
+
+fn row_kernels([rows, features]: [usize; 2], dtype: DType) -> Group {
+    let job = |job: &RowJob| Job {
+        name: job.name,
+        dtype,
+        amount: Amount::Bytes((rows * features) as f64 * (job.bytes)(dtype.bytes(1) as f64)),
+        request: json!({"what": job.name, "dtype": dtype.name(), "shape": [rows, features]}),
+        compiles: job.compiles,
+        run: Box::new(job.run),
+    };
+    let jobs = ROW_JOBS
+        .iter()
+        .filter(|job| job.name != "swiglu" || features % 2 == 0);
+    Group {
+        title: format!("{rows}, {features}"),
+        jobs: jobs.map(job).collect(),
+        bytes: dtype.bytes(2 * rows * features),
+        operands: Box::new(move |source| {
+            let x = source.random("x", &[rows, features], dtype)?;
+            let dy = source.random("dy", &[rows, features], dtype)?;
+            let w = source.random("w", &[features], dtype)?;
+            let (_, inv_rms) = values::rms_norm(&x, &w, EPSILON)?;
+            Ok(vec![x, dy, w, inv_rms])
+        }),
+    }
+}

@@ -1,0 +1,312 @@
+//! The kernel: the operations of the runtime's CPU, in their order, none of them fused.
+
+use super::table::{Entry, PlacesOnGpu};
+use super::{AdamW, CHUNK, GROUP, GROUPS, Kind, THREADS, TILE};
+use crate::assembler::{Bf16x2, F32, F64, GlobalAddress, Kernel, Pred, U32, U64};
+use crate::dtype::Dtype;
+use crate::philox::Key;
+
+pub(super) fn write(k: &Kernel, variant: AdamW) {
+    let (table, chunks) = (k.pointer("table"), k.pointer("chunks"));
+    let now = Now::parameters(k);
+
+    let [index, chunk] = chunks.element::<u64>(k.cta()).load_vector();
+    let entry = Entry::new(table, index);
+    let factors = Factors::of_cta(k, entry, &now);
+    let goes = now.scale.abs().lt(f32::INFINITY) & now.step.ge(1.0);
+    k.if_(goes, || {
+        let [code, groups] = entry.kind();
+        let kinds: Vec<Kind> = variant.kinds().collect();
+        for kind in &kinds {
+            let update = || update(k, *kind, (entry, chunk, groups), &now, &factors);
+            match kinds.len() {
+                1 => update(),
+                _ => k.if_(code.equals(kind.code()), update),
+            }
+        }
+    });
+}
+
+/// What changes from step to step.
+struct Now<'k> {
+    learning_rate: F32<'k>,
+    step: F32<'k>,
+    scale: F32<'k>,
+}
+
+impl<'k> Now<'k> {
+    #[track_caller]
+    fn parameters(k: &'k Kernel) -> Now<'k> {
+        let [learning_rate, step, scale] =
+            ["learning_rate", "step", "scale"].map(|name| k.pointer(name));
+        Now {
+            learning_rate: learning_rate.load(),
+            step: step.load(),
+            scale: scale.load(),
+        }
+    }
+}
+
+/// What elements are multiplied by.
+struct Factors<'k> {
+    /// 1 - learning rate * weight decay.
+    keep: F32<'k>,
+    /// Learning rate / (1 - beta1^step).
+    rate: F32<'k>,
+    /// 1 / sqrt(1 - beta2^step).
+    unbias: F32<'k>,
+    /// 1 - beta1.
+    mean_gain: F32<'k>,
+    /// beta2 and 1 - beta2.
+    square_keep: F32<'k>,
+    square_gain: F32<'k>,
+    eps: F32<'k>,
+}
+
+impl<'k> Factors<'k> {
+    /// Computed in f64 by one thread, rounded once, and shared.
+    #[track_caller]
+    fn of_cta(k: &'k Kernel, entry: Entry<'k>, now: &Now<'k>) -> Factors<'k> {
+        let shared = k.shared::<f32>(4);
+        k.if_(k.thread().equals(0), || {
+            let [beta1, beta2, decay] = entry.betas_and_decay();
+            let [power1, power2] = powers(k, [beta1, beta2], now.step.truncated());
+            let (one, rate) = (k.constant(1.0f64), now.learning_rate.to_f64());
+            shared.store((one - rate * decay).to_f32());
+            shared.offset(4).store((rate / (one - power1)).to_f32());
+            let unbias = one / (one - power2).sqrt();
+            shared.offset(8).store(unbias.to_f32());
+        });
+        k.barrier();
+
+        let [mean_gain, square_keep, square_gain, eps] = entry.gains();
+        Factors {
+            keep: shared.load(),
+            rate: shared.offset(4).load(),
+            unbias: shared.offset(8).load(),
+            mean_gain,
+            square_keep,
+            square_gain,
+            eps,
+        }
+    }
+
+    /// Parameter, mean and square after the step.
+    #[track_caller]
+    fn step(&self, scale: F32<'k>, [p, g, m, v]: [F32<'k>; 4]) -> [F32<'k>; 3] {
+        let g = g * scale;
+        let m = m + self.mean_gain * (g - m);
+        let v = self.square_keep * v + self.square_gain * g * g;
+
+        let root = v.sqrt() * self.unbias + self.eps;
+        [p * self.keep - self.rate * m / root, m, v]
+    }
+}
+
+/// Each base to the power of a whole exponent, by squaring.
+#[track_caller]
+fn powers<'k, const N: usize>(
+    k: &'k Kernel,
+    bases: [F64<'k>; N],
+    exponent: U32<'k>,
+) -> [F64<'k>; N] {
+    let (bases, exponent) = (bases.map(|base| k.var(base)), k.var(exponent));
+    let products = bases.map(|_| k.var(1.0f64));
+    k.while_(
+        || exponent.differs(0),
+        || {
+            let odd = (*exponent & 1).differs(0);
+            for (product, base) in products.iter().zip(&bases) {
+                product.set(odd.select(**product * **base, **product));
+                base.set(**base * **base);
+            }
+            exponent.set(*exponent >> 1);
+        },
+    );
+    products.map(|product| product.get())
+}
+
+/// Updates a chunk: groups of four elements, all loads of two before the first use, and what is left
+/// one by one.
+fn update<'k>(
+    k: &'k Kernel,
+    kind: Kind,
+    (entry, chunk, groups): (Entry<'k>, U32<'k>, U32<'k>),
+    now: &Now<'k>,
+    factors: &Factors<'k>,
+) {
+    let start = chunk.mul_wide(CHUNK);
+    let left = (entry.elements() - start).min(u64::from(CHUNK)).low();
+    let arrays = Arrays::new(k, kind, entry, start, now);
+    let whole = groups.differs(0).select(left & !(GROUP - 1), 0);
+
+    k.for_range(0u32, whole, TILE, |first| {
+        let first = k.thread().mad(GROUP, first);
+        let loaded = [0, 1].map(|group| {
+            let at = first + group * (THREADS * GROUP);
+            arrays.load_group(at, at.lt(whole))
+        });
+        const { assert!(GROUPS == 2, "as many groups as are loaded") };
+        for group in loaded {
+            arrays.step_group(group, now.scale, factors);
+        }
+    });
+    k.for_range(whole + k.thread(), left, THREADS, |at| {
+        arrays.step_one(at, now.scale, factors);
+    });
+}
+
+/// The arrays of a parameter from the first element of a chunk on.
+struct Arrays<'k> {
+    k: &'k Kernel,
+    kind: Kind,
+    param: GlobalAddress<'k>,
+    /// Gradient, mean and square.
+    others: [GlobalAddress<'k>; 3],
+    start: U64<'k>,
+    noise: Option<Noise<'k>>,
+}
+
+/// Four elements, loaded.
+struct Group<'k> {
+    at: U32<'k>,
+    exists: Pred<'k>,
+    param: Vec<F32<'k>>,
+    others: [[F32<'k>; 4]; 3],
+}
+
+impl<'k> Arrays<'k> {
+    #[track_caller]
+    fn new(k: &'k Kernel, kind: Kind, entry: Entry<'k>, start: U64<'k>, now: &Now<'k>) -> Self {
+        let from = |at: usize, size: u32| entry.array(at).moved(start * u64::from(size));
+        let random = kind == Kind::Bf16AtRandom;
+        Arrays {
+            k,
+            kind,
+            param: from(0, dtype(kind).size()),
+            others: [1, 2, 3].map(|at| from(at, 4)),
+            start,
+            noise: random.then(|| Noise::new(entry, now)),
+        }
+    }
+
+    #[track_caller]
+    fn load_group(&self, at: U32<'k>, exists: Pred<'k>) -> Group<'k> {
+        let param = match dtype(self.kind) {
+            Dtype::F32 => {
+                let from = self.param.element::<f32>(at);
+                from.load_vector_if::<f32, 4>(exists).to_vec()
+            }
+            Dtype::Bf16 => {
+                let from = self.param.moved(at.mul_wide(2));
+                let pairs = from.load_vector_if::<Bf16x2, 2>(exists);
+                pairs.iter().flat_map(|pair| pair.unpack()).collect()
+            }
+        };
+        let others = self.others.map(|array| {
+            let from = array.element::<f32>(at);
+            from.load_vector_if::<f32, 4>(exists)
+        });
+        Group {
+            at,
+            exists,
+            param,
+            others,
+        }
+    }
+
+    #[track_caller]
+    fn step_group(&self, group: Group<'k>, scale: F32<'k>, factors: &Factors<'k>) {
+        let [g, m, v] = group.others;
+        let stepped =
+            [0, 1, 2, 3].map(|i: usize| factors.step(scale, [group.param[i], g[i], m[i], v[i]]));
+        let words = self.noise.as_ref().map(|noise| {
+            let element = self.start + group.at.wide();
+            noise.group(self.k, element)
+        });
+        let param = [0, 1, 2, 3].map(|i: usize| match &words {
+            Some(words) => noisy(stepped[i][0], words[i]),
+            None => stepped[i][0],
+        });
+
+        let (at, exists) = (group.at, group.exists);
+        match dtype(self.kind) {
+            Dtype::F32 => {
+                let to = self.param.element::<f32>(at);
+                to.store_vector_if(exists, param);
+            }
+            Dtype::Bf16 => {
+                let to = self.param.moved(at.mul_wide(2));
+                let pairs = [param[0].pack(param[1]), param[2].pack(param[3])];
+                to.store_vector_if(exists, pairs);
+            }
+        }
+        let [_, mean, square] = self.others;
+        for (array, which) in [(mean, 1), (square, 2)] {
+            let to = array.element::<f32>(at);
+            to.store_vector_if(exists, stepped.map(|values| values[which]));
+        }
+    }
+
+    #[track_caller]
+    fn step_one(&self, at: U32<'k>, scale: F32<'k>, factors: &Factors<'k>) {
+        let dtype = dtype(self.kind);
+        let param = self.param.moved(at.mul_wide(dtype.size()));
+        let others = self.others.map(|array| array.element::<f32>(at));
+        let [g, m, v] = others.map(|array| array.load::<f32>());
+        let [p, m, v] = factors.step(scale, [dtype.load(param), g, m, v]);
+
+        let p = match &self.noise {
+            Some(noise) => noisy(p, noise.one(self.k, self.start + at.wide())),
+            None => p,
+        };
+        dtype.store(param, p);
+        others[1].store(m);
+        others[2].store(v);
+    }
+}
+
+fn dtype(kind: Kind) -> Dtype {
+    match kind {
+        Kind::F32 => Dtype::F32,
+        Kind::Bf16 | Kind::Bf16AtRandom => Dtype::Bf16,
+    }
+}
+
+/// The random words of a parameter at this step.
+struct Noise<'k> {
+    key: Key<'k>,
+    places: PlacesOnGpu<'k>,
+}
+
+impl<'k> Noise<'k> {
+    #[track_caller]
+    fn new(entry: Entry<'k>, now: &Now<'k>) -> Noise<'k> {
+        let step = now.step.truncated().wide();
+        Noise {
+            key: entry.key().fold(step),
+            places: entry.places(),
+        }
+    }
+
+    /// Of four elements that are a block.
+    #[track_caller]
+    fn group(&self, k: &'k Kernel, element: U64<'k>) -> [U32<'k>; 4] {
+        self.key.block(self.places.of(k, element) >> 2)
+    }
+
+    #[track_caller]
+    fn one(&self, k: &'k Kernel, element: U64<'k>) -> U32<'k> {
+        self.key.word(self.places.of(k, element))
+    }
+}
+
+/// A value that bf16 holds, above or below with the probability that makes it `value` on average:
+/// the upper half of the word is added below the digits that stay. NaN and infinities pass.
+#[track_caller]
+fn noisy<'k>(value: F32<'k>, word: U32<'k>) -> F32<'k> {
+    let bits = value.to_bits();
+    let moved = (bits + (word >> 16)) & 0xffff_0000;
+    let finite = value.abs().lt(f32::INFINITY);
+    finite.select(moved, bits).to_f32_bits()
+}

@@ -1,0 +1,290 @@
+//! The table that tells what the parameters of a launch are.
+
+use super::{CHUNK, Kind};
+use crate::assembler::{F32, F64, GlobalAddress, Kernel, Register, Stored, U32, U64};
+use crate::philox::Key;
+
+/// The most dims of the places of a parameter's elements.
+pub(super) const DIMS: usize = 6;
+
+/// Words of 64 bits of an entry.
+const WORDS: usize = 28;
+
+/// The constants of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWConstants {
+    /// How much of the gradient's running mean stays.
+    pub beta1: f64,
+    /// How much of the running mean of the gradient's square stays.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// What a parameter loses, as a share of itself and of the learning rate.
+    pub weight_decay: f64,
+}
+
+/// Global indices of elements, which tell their random words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The index of the first element.
+    pub first: u64,
+    /// Extents and strides, innermost first: at most 6, of which the kernel ignores further ones.
+    pub dims: Vec<(u64, u64)>,
+}
+
+impl Places {
+    /// Whether each four elements, from the first on, are one block of random words.
+    fn come_in_blocks(&self) -> bool {
+        let Some(((extent, stride), outer)) = self.dims.split_first() else {
+            return false;
+        };
+        let whole = |count: &u64| count.is_multiple_of(4);
+        let inner = *stride == 1 && (outer.is_empty() || whole(extent));
+        whole(&self.first) && inner && outer.iter().all(|(_, stride)| whole(stride))
+    }
+}
+
+/// How a parameter is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// An f32.
+    F32,
+    /// A bf16, rounded to nearest.
+    Bf16,
+    /// A bf16, rounded up or down at random so that its expectation is what was rounded: by the word
+    /// that the key, with the step folded in, has for the element.
+    Bf16AtRandom {
+        /// The key.
+        key: [u32; 4],
+        /// The global indices.
+        places: Places,
+    },
+}
+
+impl Rounding {
+    fn kind(&self) -> Kind {
+        match self {
+            Rounding::F32 => Kind::F32,
+            Rounding::Bf16 => Kind::Bf16,
+            Rounding::Bf16AtRandom { .. } => Kind::Bf16AtRandom,
+        }
+    }
+}
+
+/// A parameter with what a step reads and writes beside it, all dense.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamWEntry {
+    /// The addresses of parameter, gradient, mean and square; all but the first f32.
+    pub addresses: [u64; 4],
+    /// How many elements each has.
+    pub elements: u64,
+    /// How the parameter is stored.
+    pub rounding: Rounding,
+    /// The constants.
+    pub constants: AdamWConstants,
+}
+
+impl AdamWEntry {
+    /// The entry as the table holds it.
+    pub fn words(&self) -> [u64; WORDS] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let of = self.constants;
+        let float = |x: f64| (x as f32).to_bits();
+        let mut words = [0; WORDS];
+        words[..4].copy_from_slice(&self.addresses);
+        words[ELEMENTS] = self.elements;
+        words[BETAS..][..3]
+            .copy_from_slice(&[of.beta1, of.beta2, of.weight_decay].map(f64::to_bits));
+        words[GAINS] = pair(float(1.0 - of.beta1), float(of.beta2));
+        words[GAINS + 1] = pair(float(1.0 - of.beta2), float(of.eps));
+        words[KIND] = pair(self.rounding.kind().code(), u32::from(self.moves_groups()));
+        if let Rounding::Bf16AtRandom { key, places } = &self.rounding {
+            let [a, b, c, d] = *key;
+            words[KEY..][..2].copy_from_slice(&[pair(a, b), pair(c, d)]);
+            words[FIRST] = places.first;
+            words[FIRST + 1] = places.dims.len().min(DIMS) as u64;
+            let dims = places.dims.iter().take(DIMS);
+            for (to, (extent, stride)) in
+                words[PLACES..].as_chunks_mut::<2>().0.iter_mut().zip(dims)
+            {
+                *to = [*extent, *stride];
+            }
+        }
+        words
+    }
+
+    /// The kinds of parameters that a table of such entries needs.
+    pub fn variant(entries: &[AdamWEntry]) -> super::AdamW {
+        let has = |kind| entries.iter().any(|entry| entry.rounding.kind() == kind);
+        super::AdamW {
+            f32: has(Kind::F32),
+            bf16: has(Kind::Bf16),
+            random: has(Kind::Bf16AtRandom),
+        }
+    }
+
+    /// Whether four elements are moved at once: all begins where that can be, and their random words
+    /// are one block.
+    fn moves_groups(&self) -> bool {
+        let blocks = match &self.rounding {
+            Rounding::Bf16AtRandom { places, .. } => places.come_in_blocks(),
+            Rounding::F32 | Rounding::Bf16 => true,
+        };
+        blocks && self.addresses.iter().all(|at| at.is_multiple_of(16))
+    }
+}
+
+/// A word for each CTA: the entry in its lower half, which chunk of that in its upper one.
+pub fn chunk_words(entries: &[AdamWEntry]) -> Vec<u64> {
+    let chunks = |(at, entry): (usize, &AdamWEntry)| {
+        let chunks = 0..entry.elements.div_ceil(CHUNK.into());
+        chunks.map(move |chunk| at as u64 | chunk << 32)
+    };
+    entries.iter().enumerate().flat_map(chunks).collect()
+}
+
+const ELEMENTS: usize = 4;
+/// beta1, beta2 and weight decay, f64 each.
+const BETAS: usize = 5;
+/// 1 - beta1, beta2, 1 - beta2 and eps, f32 each.
+const GAINS: usize = 8;
+/// The code of the kind, and whether groups are moved at once.
+const KIND: usize = 10;
+const KEY: usize = 11;
+/// The first place, and how many dims.
+const FIRST: usize = 13;
+/// Extent and stride of each dim.
+const PLACES: usize = 16;
+
+/// An entry on the GPU.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'k>(GlobalAddress<'k>);
+
+impl<'k> Entry<'k> {
+    #[track_caller]
+    pub(super) fn new(table: GlobalAddress<'k>, index: U32<'k>) -> Entry<'k> {
+        Entry(table.moved(index.mul_wide(8 * WORDS as u32)))
+    }
+
+    #[track_caller]
+    fn word<T: Stored>(self, at: usize) -> Register<'k, T> {
+        self.0.offset(8 * at as i64).load()
+    }
+
+    /// The first element of an array.
+    #[track_caller]
+    pub(super) fn array(self, at: usize) -> GlobalAddress<'k> {
+        self.word::<u64>(at).to_global()
+    }
+
+    #[track_caller]
+    pub(super) fn elements(self) -> U64<'k> {
+        self.word(ELEMENTS)
+    }
+
+    #[track_caller]
+    pub(super) fn betas_and_decay(self) -> [F64<'k>; 3] {
+        [0, 1, 2].map(|at| self.word(BETAS + at))
+    }
+
+    /// 1 - beta1, beta2, 1 - beta2, eps.
+    #[track_caller]
+    pub(super) fn gains(self) -> [F32<'k>; 4] {
+        self.0.offset(8 * GAINS as i64).load_vector()
+    }
+
+    /// The code of its kind, and 1 where groups are moved at once.
+    #[track_caller]
+    pub(super) fn kind(self) -> [U32<'k>; 2] {
+        self.0.offset(8 * KIND as i64).load_vector()
+    }
+
+    #[track_caller]
+    pub(super) fn key(self) -> Key<'k> {
+        let [a, b] = self.0.offset(8 * KEY as i64).load_vector();
+        let [c, d] = self.0.offset(8 * (KEY + 1) as i64).load_vector();
+        Key([a, b, c, d])
+    }
+
+    #[track_caller]
+    pub(super) fn places(self) -> PlacesOnGpu<'k> {
+        let dims = self.0.offset(8 * PLACES as i64);
+        PlacesOnGpu {
+            first: self.word(FIRST),
+            count: self.word(FIRST + 1),
+            innermost: [self.word(PLACES), self.word(PLACES + 1)],
+            outer: dims.offset(16),
+        }
+    }
+}
+
+/// [`Places`] on the GPU.
+pub(super) struct PlacesOnGpu<'k> {
+    first: U64<'k>,
+    count: U64<'k>,
+    innermost: [U64<'k>; 2],
+    /// Extents and strides of the others.
+    outer: GlobalAddress<'k>,
+}
+
+impl<'k> PlacesOnGpu<'k> {
+    /// The place of an element: its coordinates by its strides. Of one dim nothing is divided.
+    #[track_caller]
+    pub(super) fn of(&self, k: &'k Kernel, element: U64<'k>) -> U64<'k> {
+        let (rest, place) = (k.var(element), k.var(self.first));
+        let [extent, stride] = self.innermost.map(|word| k.var(word));
+        let outer = self.outer.moving();
+        k.for_range(1u64, self.count, 1, |_| {
+            let quotient = *rest / *extent;
+            place.add((*rest - quotient * *extent) * *stride);
+            rest.set(quotient);
+            let next = outer.get().load_vector::<u64, 2>();
+            extent.set(next[0]);
+            stride.set(next[1]);
+            outer.advance(16);
+        });
+        *place + *rest * *stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(first: u64, dims: &[(u64, u64)]) -> Places {
+        let dims = dims.to_vec();
+        Places { first, dims }
+    }
+
+    #[test]
+    fn four_elements_that_are_a_block() {
+        let blocks = |first, dims: &[(u64, u64)]| places(first, dims).come_in_blocks();
+        assert!(blocks(0, &[(7, 1)]));
+        assert!(blocks(8, &[(12, 1), (3, 100)]));
+        assert!(!blocks(6, &[(8, 1)]), "begins inside of a block");
+        assert!(!blocks(0, &[(8, 2)]));
+        assert!(!blocks(0, &[(7, 1), (3, 100)]), "a row ends inside of one");
+        assert!(
+            !blocks(0, &[(8, 1), (3, 101)]),
+            "a row begins inside of one"
+        );
+    }
+
+    #[test]
+    fn a_chunk_for_each_cta() {
+        let entry = |elements| AdamWEntry {
+            addresses: [16; 4],
+            elements,
+            rounding: Rounding::F32,
+            constants: AdamWConstants {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            },
+        };
+        let chunk = u64::from(CHUNK);
+        let words = chunk_words(&[entry(chunk + 1), entry(0), entry(chunk)]);
+        assert_eq!(words, [0, 1 << 32, 2]);
+    }
+}

@@ -1,0 +1,138 @@
+//! What both gradients subtract.
+
+use super::problem::Extents;
+use super::{View, place};
+use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant, group_sum};
+use crate::dtype::Dtype;
+
+/// Threads of a CTA.
+const THREADS: u32 = 128;
+
+/// Threads of a row.
+const LANES: u32 = 8;
+
+/// delta = sum over the features of out dout, for each query and head: the mean slope of its
+/// weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionDelta {
+    dtype: Dtype,
+    /// Whether rows are whole vectors of 16 bytes at multiples of 16.
+    vectors: bool,
+}
+
+impl AttentionDelta {
+    /// The kernel for rows of `head_dim` elements. `aligned`: whether all begin at multiples of 16
+    /// bytes.
+    pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> AttentionDelta {
+        let whole = head_dim.is_multiple_of(dtype.per_vector() as usize);
+        AttentionDelta {
+            dtype,
+            vectors: whole && aligned,
+        }
+    }
+
+    /// How to launch it; `None` where there is no query.
+    pub fn launch(&self, extents: &Extents) -> Option<Launch> {
+        let ctas = extents.rows().div_ceil(u64::from(THREADS / LANES));
+        let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
+        Launch::new([ctas, 1, 1], THREADS)
+    }
+}
+
+impl Variant for AttentionDelta {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let [out, dout] = ["out", "dout"].map(|name| place::View::parameter(k, name));
+        let delta = k.pointer("delta");
+        let rows = k.u64_param("rows");
+        let [queries, heads, head_dim] = ["queries", "heads", "head_dim"].map(|x| k.u32_param(x));
+
+        let lane = k.thread() & (LANES - 1);
+        let row = k.cta().mul_wide(THREADS / LANES) + (k.thread() / LANES).wide();
+        let exists = row.lt(rows);
+        // Neighbours have neighbouring heads of a query: these lie side by side.
+        let token = row / heads.wide();
+        let head = (row % heads.wide()).low();
+        let (batch, query) = (
+            (token / queries.wide()).low(),
+            (token % queries.wide()).low(),
+        );
+        let [out, dout] = [out, dout].map(|view| view.row(batch, query, head));
+
+        let (sum, size) = (k.var(0.0_f32), self.dtype.size());
+        let each = if self.vectors {
+            self.dtype.per_vector()
+        } else {
+            1
+        };
+        let end = exists.select(head_dim, 0u32);
+        k.for_range(lane * each, end, LANES * each, |feature| {
+            let [out, dout] = [out, dout].map(|row| {
+                let from = row.moved(feature.mul_wide(size));
+                match self.vectors {
+                    true => self.dtype.load_vector(from).widen(),
+                    false => vec![self.dtype.load(from)],
+                }
+            });
+            for (a, b) in out.into_iter().zip(dout) {
+                sum.add_product(a, b);
+            }
+        });
+
+        let total = group_sum(k, *sum, LANES);
+        let line = batch * heads + head;
+        let to = delta.element_wide::<f32>(line.mul_wide(queries) + query.wide());
+        to.store_if(exists & lane.equals(0), total);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let form = if self.vectors { "" } else { "_scalar" };
+        format!("attention_delta_{}{form}", self.dtype.name())
+    }
+}
+
+/// What [`AttentionDelta`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionDeltaArguments {
+    /// [B, T, H, D], read.
+    pub out: View,
+    /// [B, T, H, D], read.
+    pub dout: View,
+    /// [B, H, T] of f32, written.
+    pub delta: u64,
+    /// Of q, k and v.
+    pub extents: Extents,
+}
+
+impl AttentionDeltaArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for view in [self.out, self.dout] {
+            view.push(&mut arguments);
+        }
+        arguments.push_pointer(self.delta);
+        self.extents.push_rows(&mut arguments);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{FORMS, problem, view};
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameters() {
+        let problem = problem(FORMS[0]);
+        let ptx = AttentionDelta::new(Dtype::Bf16, 64, true).ptx();
+        let arguments = AttentionDeltaArguments {
+            out: view(),
+            dout: view(),
+            delta: 0,
+            extents: problem.extents,
+        };
+        assert_eq!(arguments.arguments().bytes().len(), ptx.parameter_bytes());
+    }
+}

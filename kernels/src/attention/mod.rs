@@ -1,0 +1,152 @@
+//! Scaled dot-product attention, block by block: no [T, S] matrix exists (Dao et al. 2022).
+//!
+//! Legend: B batch rows, T queries, S keys, H query heads, G key-value heads, D head dimension.
+//!
+//! A CTA has 64 queries of one head (for the gradients of keys and values, 64 keys) and walks over
+//! the keys that any of them sees, tile by tile. What is summed over keys is summed in their order,
+//! in one thread: the same bits in every run. Tiles are counted from a sequence's first key, and
+//! hidden keys change nothing: the bits of a query depend on no other query.
+//!
+//! There are two forms. bf16 rows of whole 16-byte chunks go through tensor cores
+//! ([`Form::TensorCores`]); f32, and any other rows, through ordinary arithmetic ([`Form::Plain`]).
+//! The mask is data: one kernel serves all masks, cached keys and packed sequences.
+
+mod delta;
+mod forward;
+mod grad_keys;
+mod grad_queries;
+mod place;
+mod plain;
+mod problem;
+mod softmax;
+mod tensor_core;
+
+pub use delta::{AttentionDelta, AttentionDeltaArguments};
+pub use forward::{Attention, AttentionArguments};
+pub use grad_keys::{AttentionGradKeys, AttentionGradKeysArguments};
+pub use grad_queries::{AttentionGradQueries, AttentionGradQueriesArguments};
+pub use problem::{Extents, Integers, Problem, Sequences, View};
+
+use crate::dtype::Dtype;
+
+/// Rows that stay with a CTA: queries, or keys.
+const SIDE: u32 = 64;
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// bf16, by tensor cores: rows of `head_dim` elements, a multiple of 8 up to 256, at multiples
+    /// of 16 bytes.
+    TensorCores {
+        /// D.
+        head_dim: u32,
+    },
+    /// By f32 arithmetic: rows of any length, anywhere.
+    Plain(Dtype),
+}
+
+impl Form {
+    /// The form for rows of `head_dim` elements. `aligned`: whether all begin at multiples of 16
+    /// bytes.
+    pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> Form {
+        let chunks = head_dim > 0 && head_dim.is_multiple_of(8);
+        let fits = head_dim <= tensor_core::MOST_FEATURES as usize;
+        match dtype == Dtype::Bf16 && chunks && fits && aligned {
+            true => Form::TensorCores {
+                head_dim: head_dim as u32,
+            },
+            false => Form::Plain(dtype),
+        }
+    }
+
+    /// Whether rows of so many elements would be faster at multiples of 16 bytes.
+    pub fn gains_by_alignment(dtype: Dtype, head_dim: usize) -> bool {
+        Form::new(dtype, head_dim, true) != Form::new(dtype, head_dim, false)
+    }
+
+    fn name(self) -> String {
+        match self {
+            Form::TensorCores { head_dim } => format!("bf16_d{head_dim}"),
+            Form::Plain(dtype) => format!("{}_plain", dtype.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) const FORMS: [Form; 6] = [
+        Form::TensorCores { head_dim: 16 },
+        Form::TensorCores { head_dim: 64 },
+        Form::TensorCores { head_dim: 128 },
+        Form::TensorCores { head_dim: 256 },
+        Form::Plain(Dtype::F32),
+        Form::Plain(Dtype::Bf16),
+    ];
+
+    pub(super) fn problem(form: Form) -> Problem {
+        let head_dim = match form {
+            Form::TensorCores { head_dim } => head_dim as usize,
+            Form::Plain(_) => 70,
+        };
+        Problem {
+            extents: Extents::new([2, 100, 130], [6, 2], head_dim).unwrap(),
+            causal: true,
+            window: None,
+            sequences: Sequences::Rows,
+            scale: 1.0,
+        }
+    }
+
+    pub(super) fn view() -> View {
+        View {
+            address: 0,
+            strides: [0; 3],
+        }
+    }
+
+    /// Two rows of the batch with two tiles of queries and three of keys; the plain form has two
+    /// blocks of columns.
+    #[test]
+    fn every_tile_has_its_cta() {
+        let grids = |form: Form| {
+            let problem = problem(form);
+            let launches = [
+                Attention::new(form).launch(&problem),
+                AttentionGradQueries::new(form).launch(&problem),
+                AttentionGradKeys::new(form).launch(&problem),
+            ];
+            launches.map(|launch| launch.unwrap().grid[0])
+        };
+        assert_eq!(grids(FORMS[1]), [2 * 2 * 6, 2 * 2 * 6, 2 * 3 * 2]);
+        assert_eq!(grids(FORMS[3])[2], 2 * 2 * 3 * 2, "halves of the columns");
+        assert_eq!(
+            grids(FORMS[4]),
+            [2 * 2 * 6 * 2, 2 * 2 * 6 * 2, 2 * 3 * 2 * 2]
+        );
+    }
+
+    #[test]
+    fn forms() {
+        let on_tensor_cores = |head_dim| Form::new(Dtype::Bf16, head_dim, true);
+        assert_eq!(on_tensor_cores(72), Form::TensorCores { head_dim: 72 });
+        for head_dim in [0, 4, 65, 264] {
+            assert_eq!(on_tensor_cores(head_dim), Form::Plain(Dtype::Bf16));
+        }
+        assert!(Form::gains_by_alignment(Dtype::Bf16, 64));
+        assert!(!Form::gains_by_alignment(Dtype::Bf16, 65));
+        assert!(!Form::gains_by_alignment(Dtype::F32, 64));
+    }
+
+    #[test]
+    fn extents_are_limited() {
+        let keys = |keys| Extents::new([1, 1, keys], [1, 1], 64);
+        assert!(keys(1 << 24).is_ok());
+        assert!(keys((1 << 24) + 1).is_err());
+        assert!(
+            Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64).is_err(),
+            "too many tiles"
+        );
+    }
+}

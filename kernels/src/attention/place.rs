@@ -1,0 +1,310 @@
+//! Which tile a CTA computes, and which keys its queries see.
+//!
+//! Every mask is, for one query, a range of keys, and so is, for one key, what queries see it: with
+//! d = position(query) - key, a key is seen where -ahead <= d < window (and it is valid). That is
+//! one unsigned comparison, d + ahead < ahead + window.
+
+use super::SIDE;
+use super::problem::{Axis, CACHED, PACKED};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, U32, U64};
+
+/// The last position that a query may have, and one more; what is beyond counts as this.
+const MOST_POSITIONS: u32 = 1 << 28;
+
+/// A [B, T, H, D] view.
+#[derive(Clone, Copy)]
+pub(super) struct View<'k> {
+    base: GlobalAddress<'k>,
+    strides: [U64<'k>; 3],
+}
+
+/// Rows of one head of one sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'k> {
+    /// The first row.
+    pub(super) start: GlobalAddress<'k>,
+    /// Bytes from one row to the next.
+    pub(super) stride: U64<'k>,
+    /// How many there are.
+    pub(super) count: U32<'k>,
+}
+
+impl<'k> View<'k> {
+    #[track_caller]
+    pub(super) fn parameter(k: &'k Kernel, name: &str) -> View<'k> {
+        View {
+            base: k.pointer(name),
+            strides: ["b", "t", "h"].map(|axis| k.u64_param(&format!("{name}_{axis}"))),
+        }
+    }
+
+    /// One row.
+    #[track_caller]
+    pub(super) fn row(self, batch: U32<'k>, token: U32<'k>, head: U32<'k>) -> GlobalAddress<'k> {
+        let [by_b, by_t, by_h] = self.strides;
+        let of_token = batch.wide() * by_b + token.wide() * by_t;
+        self.base.moved(of_token + head.wide() * by_h)
+    }
+
+    /// The rows of `span` in a batch row, of one head.
+    #[track_caller]
+    pub(super) fn rows(self, batch: U32<'k>, span: Span<'k>, head: U32<'k>) -> Rows<'k> {
+        Rows {
+            start: self.row(batch, span.begin, head),
+            stride: self.strides[1],
+            count: span.length,
+        }
+    }
+}
+
+/// A list of i32 or i64.
+#[derive(Clone, Copy)]
+struct Integers<'k> {
+    base: GlobalAddress<'k>,
+    wide: U32<'k>,
+    step: U32<'k>,
+}
+
+impl<'k> Integers<'k> {
+    #[track_caller]
+    fn parameter(k: &'k Kernel, name: &str) -> Integers<'k> {
+        Integers {
+            base: k.pointer(name),
+            wide: k.u32_param(&format!("{name}_wide")),
+            step: k.u32_param(&format!("{name}_step")),
+        }
+    }
+
+    /// The value at `index`, or the nearest from 0 to `most`.
+    #[track_caller]
+    fn at(self, index: U32<'k>, most: U32<'k>) -> U32<'k> {
+        let is_wide = self.wide.differs(0);
+        let from = self.base.element::<u32>((index * self.step) << self.wide);
+        let low = from.load::<u32>();
+        let high = from.offset(4).load_if::<u32>(is_wide);
+
+        let negative = is_wide.select(high, low).signed().lt(0);
+        let beyond = high.differs(0) | low.gt(most);
+        let value = beyond.select(most, low);
+        negative.select(0u32, value)
+    }
+}
+
+/// The parameters that all kernels share.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'k> {
+    k: &'k Kernel,
+    kind: U32<'k>,
+    count: U32<'k>,
+    of_queries: Integers<'k>,
+    of_keys: Integers<'k>,
+    pub(super) queries: U32<'k>,
+    keys: U32<'k>,
+    pub(super) heads: U32<'k>,
+    /// Query heads of a key-value head.
+    pub(super) group: U32<'k>,
+    pub(super) head_dim: U32<'k>,
+    tiles: U32<'k>,
+    ahead: S32<'k>,
+    window: S32<'k>,
+    pub(super) scale: F32<'k>,
+}
+
+impl<'k> Call<'k> {
+    /// In the order in which the host pushes them.
+    #[track_caller]
+    pub(super) fn parameters(k: &'k Kernel) -> Call<'k> {
+        Call {
+            k,
+            kind: k.u32_param("kind"),
+            count: k.u32_param("count"),
+            of_queries: Integers::parameter(k, "of_queries"),
+            of_keys: Integers::parameter(k, "of_keys"),
+            queries: k.u32_param("queries"),
+            keys: k.u32_param("keys"),
+            heads: k.u32_param("heads"),
+            group: k.u32_param("group"),
+            head_dim: k.u32_param("head_dim"),
+            tiles: k.u32_param("tiles"),
+            ahead: k.u32_param("ahead").signed(),
+            window: k.u32_param("window").signed(),
+            scale: k.f32_param("scale"),
+        }
+    }
+}
+
+/// Where a sequence lies on an axis.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'k> {
+    pub(super) begin: U32<'k>,
+    pub(super) length: U32<'k>,
+}
+
+/// The tile of a CTA: rows of queries, or of keys, of one head of one sequence.
+pub(super) struct Place<'k> {
+    call: Call<'k>,
+    pub(super) batch: U32<'k>,
+    /// Of the axis.
+    pub(super) head: U32<'k>,
+    /// Which block of columns.
+    pub(super) block: U32<'k>,
+    /// The tile's first row, counted from the sequence's first.
+    pub(super) first: U32<'k>,
+    pub(super) queries: Span<'k>,
+    /// Those that are valid.
+    pub(super) keys: Span<'k>,
+    /// With those that are not, whose gradients are 0.
+    pub(super) all_keys: Span<'k>,
+    /// Position of the sequence's first query.
+    position: S32<'k>,
+}
+
+impl<'k> Place<'k> {
+    #[track_caller]
+    pub(super) fn of_cta(call: Call<'k>, axis: Axis) -> Place<'k> {
+        let k = call.k;
+        let (length, heads) = match axis {
+            Axis::Queries => (call.queries, call.heads),
+            Axis::Keys => (call.keys, call.heads / call.group),
+        };
+        let tile = k.cta() % call.tiles;
+        let others = k.cta() / call.tiles;
+        // The last queries see the most keys under a causal mask: they start first.
+        let tile = match axis {
+            Axis::Queries => call.tiles - 1 - tile,
+            Axis::Keys => tile,
+        };
+
+        let zero = || k.var(0u32);
+        let (batch, first, position) = (zero(), zero(), zero());
+        let (query_begin, queries) = (zero(), k.var(call.queries));
+        let (key_begin, keys, all_keys) = (zero(), k.var(call.keys), k.var(call.keys));
+        let packed = || {
+            let of_axis = match axis {
+                Axis::Queries => call.of_queries,
+                Axis::Keys => call.of_keys,
+            };
+            let sequence = sequence_of(call, of_axis, length, tile);
+            let begin = of_axis.at(sequence, length) / SIDE + sequence;
+            first.set((tile - begin) * SIDE);
+
+            let span = |list: Integers<'k>, most: U32<'k>| {
+                let begin = list.at(sequence, most);
+                (begin, list.at(sequence + 1, most).max(begin) - begin)
+            };
+            let (begin, length) = span(call.of_queries, call.queries);
+            query_begin.set(begin);
+            queries.set(length);
+            let (begin, length) = span(call.of_keys, call.keys);
+            key_begin.set(begin);
+            keys.set(length);
+            all_keys.set(length);
+            position.set(*keys - *queries);
+        };
+        let rows = || {
+            let per_row = (length + (SIDE - 1)) / SIDE;
+            batch.set(tile / per_row);
+            first.set((tile % per_row) * SIDE);
+            k.if_(call.kind.equals(CACHED), || {
+                let most = k.constant(MOST_POSITIONS);
+                position.set(call.of_queries.at(*batch, most));
+                keys.set(call.of_keys.at(*batch, call.keys));
+            });
+        };
+        k.if_else(call.kind.equals(PACKED), packed, rows);
+
+        let span = |begin: U32<'k>, length: U32<'k>| Span { begin, length };
+        Place {
+            call,
+            batch: *batch,
+            head: others % heads,
+            block: others / heads,
+            first: *first,
+            queries: span(*query_begin, *queries),
+            keys: span(*key_begin, *keys),
+            all_keys: span(*key_begin, *all_keys),
+            position: position.signed(),
+        }
+    }
+
+    /// Where the numbers of the sequence's queries begin in [B, H, T] f32, of query head `head`.
+    #[track_caller]
+    pub(super) fn of_queries(&self, base: GlobalAddress<'k>, head: U32<'k>) -> GlobalAddress<'k> {
+        let line = self.batch * self.call.heads + head;
+        let index = line.mul_wide(self.call.queries) + self.queries.begin.wide();
+        base.element_wide::<f32>(index)
+    }
+
+    /// The keys that queries of the tile see: from a multiple of `step` to an end.
+    #[track_caller]
+    pub(super) fn seen_keys(&self, step: u32) -> [U32<'k>; 2] {
+        let last = (self.first + SIDE).min(self.queries.length) - 1;
+        let before = self.first.signed() + self.position + 1;
+        let start = (before - self.call.window).max(0).unsigned();
+        let end = last.signed() + self.position + 1 + self.call.ahead;
+        let end = end.max(0).unsigned().min(self.keys.length);
+        [start / step * step, end]
+    }
+
+    /// The queries that see keys of the tile: from a multiple of `step` to an end.
+    #[track_caller]
+    pub(super) fn seeing_queries(&self, step: u32) -> [U32<'k>; 2] {
+        let last = (self.first + SIDE).min(self.keys.length) - 1;
+        let start = self.first.signed() - self.call.ahead - self.position;
+        let start = start.max(0).unsigned();
+        let end = last.signed() + self.call.window - self.position;
+        let end = end.max(0).unsigned().min(self.queries.length);
+        let valid = self.first.lt(self.keys.length);
+        [start / step * step, valid.select(end, 0u32)]
+    }
+
+    /// How far query `query` is behind key `key`, plus what the mask lets it see ahead.
+    #[track_caller]
+    pub(super) fn behind(&self, query: U32<'k>, key: U32<'k>) -> U32<'k> {
+        let ahead = (self.position + self.call.ahead).unsigned();
+        query + ahead - key
+    }
+
+    /// Whether a query that is so far [`Place::behind`] a key sees it.
+    #[track_caller]
+    pub(super) fn sees(&self, behind: U32<'k>) -> Pred<'k> {
+        behind.lt((self.call.ahead + self.call.window).unsigned())
+    }
+
+    /// Whether each of `queries` rows from `query` on sees each of `keys` from `key` on.
+    #[track_caller]
+    pub(super) fn see_all(
+        &self,
+        (query, queries): (U32<'k>, u32),
+        (key, keys): (U32<'k>, u32),
+    ) -> Pred<'k> {
+        let behind = self.behind(query, key);
+        // Either end may be negative: then it is a large number.
+        let nearest = self.sees(behind - (keys - 1));
+        let farthest = self.sees(behind + (queries - 1));
+        nearest & farthest & (key + keys).le(self.keys.length)
+    }
+}
+
+/// The packed sequence of a tile: the last that begins at it or before.
+#[track_caller]
+fn sequence_of<'k>(
+    call: Call<'k>,
+    begins: Integers<'k>,
+    length: U32<'k>,
+    tile: U32<'k>,
+) -> U32<'k> {
+    let k = call.k;
+    let (low, high) = (k.var(0u32), k.var(call.count));
+    k.while_(
+        || (*high - *low).gt(1),
+        || {
+            let middle = (*low + *high) >> 1;
+            let begin = begins.at(middle, length) / SIDE + middle;
+            let before = begin.le(tile);
+            high.set(before.select(*high, middle));
+            low.set(before.select(middle, *low));
+        },
+    );
+    low.get()
+}

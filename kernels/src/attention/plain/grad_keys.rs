@@ -1,0 +1,72 @@
+//! dk and dv.
+
+use super::super::SIDE;
+use super::super::place::{Call, Place, View};
+use super::super::problem::Axis;
+use super::product::Products;
+use super::{COLUMNS, THREADS};
+use crate::assembler::{Kernel, Ptx, Target};
+use crate::dtype::Dtype;
+
+/// The kernel.
+pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
+    let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
+    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
+    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
+    let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
+    let call = Call::parameters(k);
+    let place = Place::of_cta(call, Axis::Keys);
+    let products = Products::new(k, dtype, call.head_dim);
+
+    k.if_(place.first.lt(place.all_keys.length), || {
+        let [keys, values] = [keys, v].map(|view| view.rows(place.batch, place.keys, place.head));
+        let (key_sums, value_sums) = (products.zeros(), products.zeros());
+        let factor = call.scale * std::f32::consts::LOG2_E;
+        let column = place.block * COLUMNS;
+        let [first, end] = place.seeing_queries(SIDE);
+        let first_head = place.head * call.group;
+        k.for_range(first_head, first_head + call.group, 1, |head| {
+            k.for_range(first, end, SIDE, |query| {
+                // Addresses are computed anew for each tile: registers have no room for them.
+                let [q, dout] = [q, dout].map(|view| view.rows(place.batch, place.queries, head));
+                let lines = [lse, delta].map(|base| place.of_queries(base, head));
+                let weights = products.scores((keys, place.first), (q, query));
+                let slopes = products.scores((values, place.first), (dout, query));
+                let [lse, delta] = lines.map(|line| {
+                    [0, 16, 32, 48].map(|j| {
+                        let query = query + products.x + j;
+                        let exists = query.lt(place.queries.length);
+                        line.element::<f32>(query).load_if::<f32>(exists)
+                    })
+                });
+                let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
+                for weights in &weights {
+                    for (weight, lse) in weights.iter().zip(lse) {
+                        weight.set(weight.fma(factor, -lse).exp2_approximately());
+                    }
+                }
+                products.hide(&place, [place.first, query], true, |i, j, sees| {
+                    let weight = &weights[i][j];
+                    weight.set(sees.select(**weight, 0.0));
+                });
+                products.set_weights(&weights);
+                products.add_weighted(&value_sums, (dout, query), column);
+
+                for (weights, slopes) in weights.iter().zip(&slopes) {
+                    for ((weight, slope), delta) in weights.iter().zip(slopes).zip(delta) {
+                        slope.set(**weight * (**slope - delta));
+                    }
+                }
+                k.barrier();
+                products.set_weights(&slopes);
+                products.add_weighted(&key_sums, (q, query), column);
+            });
+        });
+
+        let corner = [place.first, column];
+        let [dk, dv] = [dk, dv].map(|view| view.rows(place.batch, place.all_keys, place.head));
+        products.store(dk, corner, |i, j| *key_sums[i][j] * call.scale);
+        products.store(dv, corner, |i, j| *value_sums[i][j]);
+    });
+    k.finish()
+}

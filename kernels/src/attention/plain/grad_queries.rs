@@ -1,0 +1,65 @@
+//! dq.
+
+use super::super::SIDE;
+use super::super::place::{Call, Place, View};
+use super::super::problem::Axis;
+use super::product::Products;
+use super::{COLUMNS, THREADS};
+use crate::assembler::{Kernel, Ptx, Target};
+use crate::dtype::Dtype;
+
+/// The kernel.
+pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
+    let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
+    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
+    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
+    let dq = View::parameter(k, "dq");
+    let call = Call::parameters(k);
+    let place = Place::of_cta(call, Axis::Queries);
+    let products = Products::new(k, dtype, call.head_dim);
+
+    k.if_(place.first.lt(place.queries.length), || {
+        let kv_head = place.head / call.group;
+        let [q, dout] = [q, dout].map(|view| view.rows(place.batch, place.queries, place.head));
+        let [keys, values] = [keys, v].map(|view| view.rows(place.batch, place.keys, kv_head));
+        let lines = [lse, delta].map(|base| place.of_queries(base, place.head));
+
+        let sums = products.zeros();
+        let factor = call.scale * std::f32::consts::LOG2_E;
+        let [first, end] = place.seen_keys(SIDE);
+        k.for_range(first, end, SIDE, |key| {
+            let weights = products.scores((q, place.first), (keys, key));
+            let slopes = products.scores((dout, place.first), (values, key));
+            // Sixteen threads share these: caches have them, registers have no room.
+            let [lse, delta] = lines.map(|line| {
+                let row = place.first + products.row();
+                [0, 1, 2, 3].map(|i| {
+                    let exists = (row + i).lt(place.queries.length);
+                    line.element::<f32>(row + i).load_if::<f32>(exists)
+                })
+            });
+            let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
+            for (weights, lse) in weights.iter().zip(lse) {
+                for weight in weights {
+                    weight.set(weight.fma(factor, -lse).exp2_approximately());
+                }
+            }
+            products.hide(&place, [place.first, key], false, |i, j, sees| {
+                let weight = &weights[i][j];
+                weight.set(sees.select(**weight, 0.0));
+            });
+            for ((weights, slopes), delta) in weights.iter().zip(&slopes).zip(delta) {
+                for (weight, slope) in weights.iter().zip(slopes) {
+                    slope.set(**weight * (**slope - delta));
+                }
+            }
+            products.set_weights(&slopes);
+            products.add_weighted(&sums, (keys, key), place.block * COLUMNS);
+        });
+
+        let to = dq.rows(place.batch, place.queries, place.head);
+        let corner = [place.first, place.block * COLUMNS];
+        products.store(to, corner, |i, j| *sums[i][j] * call.scale);
+    });
+    k.finish()
+}

@@ -1,0 +1,69 @@
+//! Softmax over scores that come tile by tile (Milakov & Gimelshein 2018).
+
+use crate::assembler::{F32, Kernel, Variable, group_max, group_sum};
+use crate::elementary::ln;
+
+/// The largest score so far and the sum of powers of two, of each row that a lane has. Scores are
+/// exponents of two.
+pub(super) struct Softmax<'k> {
+    k: &'k Kernel,
+    /// Neighbours that share a row.
+    lanes: u32,
+    largest: Vec<Variable<'k, f32>>,
+    /// Of what this lane has of the row.
+    sums: Vec<Variable<'k, f32>>,
+}
+
+/// What is known of a row when all its scores are.
+#[derive(Clone, Copy)]
+pub(super) struct Total<'k> {
+    /// Of the sum; 0 where no key was seen.
+    pub(super) reciprocal: F32<'k>,
+    /// Its natural logarithm; minus infinity where no key was seen.
+    pub(super) lse: F32<'k>,
+}
+
+impl<'k> Softmax<'k> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Kernel, rows: usize, lanes: u32) -> Softmax<'k> {
+        Softmax {
+            k,
+            lanes,
+            largest: (0..rows).map(|_| k.var(f32::NEG_INFINITY)).collect(),
+            sums: (0..rows).map(|_| k.var(0.0_f32)).collect(),
+        }
+    }
+
+    /// Turns the next scores of a row into weights. What was summed with earlier weights is to be
+    /// multiplied by what this returns. All lanes of the warp must take part.
+    ///
+    /// Scores of hidden keys are minus infinity: they change nothing, also where no key was seen
+    /// yet.
+    #[track_caller]
+    pub(super) fn add(&self, row: usize, scores: &[Variable<'k, f32>]) -> F32<'k> {
+        let (largest, sum) = (&self.largest[row], &self.sums[row]);
+        let own = scores[1..].iter().fold(*scores[0], |max, x| max.max(**x));
+        let new = largest.max(group_max(self.k, own, self.lanes));
+        let base = new.equals(f32::NEG_INFINITY).select(0.0, new);
+        let shrink = (**largest - base).exp2_approximately();
+        largest.set(new);
+
+        sum.set(**sum * shrink);
+        for score in scores {
+            score.set((**score - base).exp2_approximately());
+            sum.add(**score);
+        }
+        shrink
+    }
+
+    /// All lanes of the warp must take part.
+    #[track_caller]
+    pub(super) fn total(&self, row: usize) -> Total<'k> {
+        let sum = group_sum(self.k, *self.sums[row], self.lanes);
+        let reciprocal = sum.reciprocal();
+        Total {
+            reciprocal: sum.equals(0.0).select(0.0, reciprocal),
+            lse: self.largest[row].fma(std::f32::consts::LN_2, ln(sum)),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! out and lse.
+
+use super::super::SIDE;
+use super::super::place::{Call, Place, View};
+use super::super::problem::Axis;
+use super::super::softmax::Softmax;
+use super::product::{Sums, add_weighted, as_left, scores, zeros};
+use super::tile::{Left, Tile};
+use super::{Seen, Shape, THREADS, each_seen};
+use crate::assembler::{F32, Kernel, Ptx, Target};
+
+/// Up to here the queries of a warp stay in registers.
+const MOST_IN_REGISTERS: u32 = 128;
+
+/// The kernel.
+pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
+    let k = &Kernel::new(entry, Target::Sm80, THREADS);
+    let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
+    let (lse, call) = (k.pointer("lse"), Call::parameters(k));
+    let place = Place::of_cta(call, Axis::Queries);
+
+    let shape = Shape::forward(head_dim);
+    let staying = Tile::new(k, shape.lines, SIDE, 1);
+    let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
+    k.if_(place.first.lt(place.queries.length), || {
+        let kv_head = place.head / call.group;
+        let rows = q.rows(place.batch, place.queries, place.head);
+        let all = [place.first, place.queries.length];
+        staying.stream(rows, all).copy_next(k.constant(0));
+        k.commit_copies();
+
+        let [first, end] = place.seen_keys(shape.streamed);
+        let [of_keys, of_values] = [(keys, 0), (v, 1)].map(|(view, index): (View<'_>, usize)| {
+            let rows = view.rows(place.batch, place.keys, kv_head);
+            streaming[index].stream(rows, [first, end])
+        });
+        let buffer = k.var(0u32);
+        let copy = || {
+            of_keys.copy_next(*buffer);
+            of_values.copy_next(*buffer);
+            k.commit_copies();
+        };
+        copy();
+
+        let warp_row = k.warp() * 16;
+        let queries = staying.rows_of_lane(warp_row);
+        let load = |step: u32| queries.offset(32 * step).load_matrices(false);
+        let mut in_registers: Vec<Left<'_>> = Vec::new();
+        if head_dim <= MOST_IN_REGISTERS {
+            k.wait_for_copies(1);
+            k.barrier();
+            in_registers = (0..shape.lines.steps()).map(load).collect();
+        }
+        let query = |step: u32| match in_registers.get(step as usize) {
+            Some(query) => *query,
+            None => load(step),
+        };
+
+        let row = place.first + warp_row;
+        let softmax = Softmax::new(k, 2, 4);
+        let sums = zeros(k, head_dim);
+        let key_columns = streaming[0].columns_of_lane();
+        let value_rows = streaming[1].rows_of_lane(k.constant(0));
+        k.for_range(first, end, shape.streamed, |key| {
+            k.wait_for_copies(0);
+            k.barrier();
+            let current = buffer.get();
+            buffer.set(k.constant(streaming[0].bytes()) - current);
+            copy();
+
+            let others = key_columns.moved(current);
+            let scores = scores(k, shape.lines, query, others, shape.streamed);
+            scale(&scores, call.scale * std::f32::consts::LOG2_E);
+            let seen = Seen {
+                query: row,
+                key,
+                turned: false,
+            };
+            each_seen(&place, &scores, seen, |score, sees| {
+                score.set(sees.select(**score, f32::NEG_INFINITY));
+            });
+
+            for half in 0..2 {
+                let of_row = scores.iter().flat_map(|s| [s[2 * half], s[2 * half + 1]]);
+                let shrink = softmax.add(half, &of_row.collect::<Vec<_>>());
+                for sums in &sums {
+                    sums[2 * half].set(*sums[2 * half] * shrink);
+                    sums[2 * half + 1].set(*sums[2 * half + 1] * shrink);
+                }
+            }
+            add_weighted(
+                &sums,
+                &as_left(&scores),
+                value_rows.moved(current),
+                shape.lines,
+            );
+        });
+        k.wait_for_copies(0);
+        k.barrier();
+
+        let totals = [0, 1].map(|half| softmax.total(half));
+        let to = out.rows(place.batch, place.queries, place.head);
+        staying.store(to, place.first, k.constant(0), head_dim, |tile, half| {
+            let sums = &sums[tile];
+            [2 * half, 2 * half + 1].map(|i| *sums[i] * totals[half].reciprocal)
+        });
+
+        let lane = k.lane();
+        let lines = place.of_queries(lse, place.head);
+        for (half, total) in (0..).zip(totals) {
+            let row = row + (lane >> 2) + 8 * half;
+            let stores = row.lt(place.queries.length) & (lane & 3).equals(0);
+            lines.element::<f32>(row).store_if(stores, total.lse);
+        }
+    });
+    k.finish()
+}
+
+/// Scores as powers of two.
+#[track_caller]
+fn scale<'k>(scores: &Sums<'k>, factor: F32<'k>) {
+    for score in scores.iter().flatten() {
+        score.set(**score * factor);
+    }
+}

@@ -1,0 +1,135 @@
+//! dk and dv.
+
+use super::super::SIDE;
+use super::super::place::{Call, Place, View};
+use super::super::problem::Axis;
+use super::product::{add_weighted, as_left, scores, zeros};
+use super::tile::Tile;
+use super::{Seen, Shape, THREADS, each_seen};
+use crate::assembler::{F32, Kernel, Ptx, SharedAddress, Target};
+
+/// The kernel.
+pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
+    let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
+    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
+    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
+    let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
+    let call = Call::parameters(k);
+    let place = Place::of_cta(call, Axis::Keys);
+
+    let shape = Shape::backward(head_dim);
+    let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
+    let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
+    let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed));
+    k.if_(place.first.lt(place.all_keys.length), || {
+        for (tile, view) in staying.into_iter().zip([keys, v]) {
+            let rows = view.rows(place.batch, place.keys, place.head);
+            let all = [place.first, place.keys.length];
+            tile.stream(rows, all).copy_next(k.constant(0));
+        }
+        let columns = shape.columns();
+        let first_column = place.block * columns;
+        let (key_sums, value_sums) = (zeros(k, columns), zeros(k, columns));
+
+        let warp_row = k.warp() * 16;
+        let row = place.first + warp_row;
+        let left = staying.map(|tile| tile.rows_of_lane(warp_row));
+        let right = streaming.map(|tile| tile.columns_of_lane());
+        let of_block = streaming.map(|tile| {
+            let rows = tile.rows_of_lane(k.constant(0));
+            rows.moved(first_column * 2)
+        });
+        let [first, end] = place.seeing_queries(shape.streamed);
+        let factor = call.scale * std::f32::consts::LOG2_E;
+        let first_head = place.head * call.group;
+        k.for_range(first_head, first_head + call.group, 1, |head| {
+            // Of the head before, nobody reads a tile any more.
+            k.barrier();
+            let streams = [(q, streaming[0]), (dout, streaming[1])].map(|(view, tile)| {
+                let rows = view.rows(place.batch, place.queries, head);
+                tile.stream(rows, [first, end])
+            });
+            let lines = [lse, delta].map(|base| place.of_queries(base, head));
+            let (next, buffer) = (k.var(first), k.var(0u32));
+            let copy = || {
+                streams.iter().for_each(|stream| {
+                    stream.copy_next(*buffer * streaming[0].bytes());
+                });
+                k.if_(k.thread().lt(shape.streamed), || {
+                    let query = *next + k.thread();
+                    let exists = query.lt(end);
+                    let at = *buffer * shape.streamed + k.thread();
+                    for (line, numbers) in lines.iter().zip(numbers) {
+                        let to = numbers.element::<f32>(at);
+                        to.copy_async::<4>(line.element::<f32>(query), exists);
+                    }
+                });
+                next.add(shape.streamed);
+                k.commit_copies();
+            };
+            copy();
+            k.for_range(first, end, shape.streamed, |query| {
+                k.wait_for_copies(0);
+                k.barrier();
+                let current = buffer.get();
+                buffer.set(current ^ 1);
+                copy();
+
+                let tile = current * streaming[0].bytes();
+                let [weights, slopes] = [0, 1].map(|i: usize| {
+                    let rows = |step: u32| left[i].offset(32 * step).load_matrices(false);
+                    let others = right[i].moved(tile);
+                    scores(k, shape.lines, rows, others, shape.streamed)
+                });
+                let of_lane = current * shape.streamed + (k.lane() & 3) * 2;
+                let [lse, delta] = numbers.map(|numbers| numbers.element::<f32>(of_lane));
+                for (columns, weights) in (0..).zip(&weights) {
+                    let lse = pair(lse, columns).map(|lse| lse * std::f32::consts::LOG2_E);
+                    for (i, weight) in weights.iter().enumerate() {
+                        weight.set(weight.fma(factor, -lse[i % 2]).exp2_approximately());
+                    }
+                }
+                let seen = Seen {
+                    query,
+                    key: row,
+                    turned: true,
+                };
+                each_seen(&place, &weights, seen, |weight, sees| {
+                    weight.set(sees.select(**weight, 0.0));
+                });
+                let features = of_block[1].moved(tile);
+                add_weighted(&value_sums, &as_left(&weights), features, shape.lines);
+
+                for (columns, (weights, slopes)) in (0..).zip(weights.iter().zip(&slopes)) {
+                    let delta = pair(delta, columns);
+                    for (i, (weight, slope)) in weights.iter().zip(slopes).enumerate() {
+                        slope.set(**weight * (**slope - delta[i % 2]));
+                    }
+                }
+                let features = of_block[0].moved(tile);
+                add_weighted(&key_sums, &as_left(&slopes), features, shape.lines);
+            });
+            k.wait_for_copies(0);
+        });
+        k.wait_for_copies(0);
+        k.barrier();
+
+        let results = [
+            (dk, &key_sums, call.scale),
+            (dv, &value_sums, k.constant(1.0)),
+        ];
+        for ((to, sums, factor), tile) in results.into_iter().zip(staying) {
+            let to = to.rows(place.batch, place.all_keys, place.head);
+            tile.store(to, place.first, first_column, columns, |tile, half| {
+                [2 * half, 2 * half + 1].map(|i| *sums[tile][i] * factor)
+            });
+        }
+    });
+    k.finish()
+}
+
+/// What this lane needs for the two columns that it has of the i-th eight.
+#[track_caller]
+fn pair<'k>(of_lane: SharedAddress<'k>, i: u32) -> [F32<'k>; 2] {
+    of_lane.offset(32 * i).load_vector::<f32, 2>()
+}

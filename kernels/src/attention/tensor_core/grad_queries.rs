@@ -1,0 +1,104 @@
+//! dq.
+
+use super::super::SIDE;
+use super::super::place::{Call, Place, View};
+use super::super::problem::Axis;
+use super::product::{add_weighted, as_left, scores, zeros};
+use super::tile::Tile;
+use super::{Seen, Shape, THREADS, each_seen};
+use crate::assembler::{Kernel, Ptx, Target};
+
+/// The kernel.
+pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
+    let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
+    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
+    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
+    let dq = View::parameter(k, "dq");
+    let call = Call::parameters(k);
+    let place = Place::of_cta(call, Axis::Queries);
+
+    let shape = Shape::backward(head_dim);
+    let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
+    let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
+    k.if_(place.first.lt(place.queries.length), || {
+        for (tile, view) in staying.into_iter().zip([q, dout]) {
+            let rows = view.rows(place.batch, place.queries, place.head);
+            let all = [place.first, place.queries.length];
+            tile.stream(rows, all).copy_next(k.constant(0));
+        }
+        let [first, end] = place.seen_keys(shape.streamed);
+        let kv_head = place.head / call.group;
+        let streams = [(keys, streaming[0]), (v, streaming[1])].map(|(view, tile)| {
+            let rows = view.rows(place.batch, place.keys, kv_head);
+            tile.stream(rows, [first, end])
+        });
+        let buffer = k.var(0u32);
+        let copy = || {
+            streams.iter().for_each(|stream| stream.copy_next(*buffer));
+            k.commit_copies();
+        };
+        copy();
+
+        let warp_row = k.warp() * 16;
+        let row = place.first + warp_row;
+        let own_row = row + (k.lane() >> 2);
+        let of_rows = [lse, delta].map(|base| {
+            let line = place.of_queries(base, place.head);
+            [0, 8].map(|down| {
+                let row = own_row + down;
+                let exists = row.lt(place.queries.length);
+                line.element::<f32>(row).load_if::<f32>(exists)
+            })
+        });
+        let [lse, delta] = of_rows;
+        let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
+
+        let left = staying.map(|tile| tile.rows_of_lane(warp_row));
+        let right = streaming.map(|tile| tile.columns_of_lane());
+        let key_rows = streaming[0].rows_of_lane(k.constant(0));
+        let sums = zeros(k, head_dim);
+        let factor = call.scale * std::f32::consts::LOG2_E;
+        k.for_range(first, end, shape.streamed, |key| {
+            k.wait_for_copies(0);
+            k.barrier();
+            let current = buffer.get();
+            buffer.set(k.constant(streaming[0].bytes()) - current);
+            copy();
+
+            let [weights, slopes] = [0, 1].map(|i: usize| {
+                let rows = |step: u32| left[i].offset(32 * step).load_matrices(false);
+                let others = right[i].moved(current);
+                scores(k, shape.lines, rows, others, shape.streamed)
+            });
+            for weight in &weights {
+                for (i, weight) in weight.iter().enumerate() {
+                    weight.set(weight.fma(factor, -lse[i / 2]).exp2_approximately());
+                }
+            }
+            let seen = Seen {
+                query: row,
+                key,
+                turned: false,
+            };
+            each_seen(&place, &weights, seen, |weight, sees| {
+                weight.set(sees.select(**weight, 0.0));
+            });
+            for (weights, slopes) in weights.iter().zip(&slopes) {
+                for (i, (weight, slope)) in weights.iter().zip(slopes).enumerate() {
+                    slope.set(**weight * (**slope - delta[i / 2]));
+                }
+            }
+            let features = key_rows.moved(current);
+            add_weighted(&sums, &as_left(&slopes), features, shape.lines);
+        });
+        k.wait_for_copies(0);
+        k.barrier();
+
+        let to = dq.rows(place.batch, place.queries, place.head);
+        staying[0].store(to, place.first, k.constant(0), head_dim, |tile, half| {
+            let sums = &sums[tile];
+            [2 * half, 2 * half + 1].map(|i| *sums[i] * call.scale)
+        });
+    });
+    k.finish()
+}

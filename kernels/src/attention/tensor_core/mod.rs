@@ -1,0 +1,151 @@
+//! Attention in bf16 on tensor cores, with f32 sums.
+//!
+//! Each of the three passes has rows that stay and rows that stream by: queries stay in the forward
+//! pass and for their gradient, while tiles of keys and values come; keys and values stay for
+//! theirs, while queries come. A CTA of four warps has 64 rows that stay, a warp 16 of them, with
+//! all that is summed of them in its registers: nothing is exchanged between warps.
+//!
+//! - **`cp.async`** copies the next tile into one of two buffers while the other is multiplied. One
+//!   barrier a tile suffices: behind it all copies of this tile have arrived, and nobody reads the
+//!   other buffer any more.
+//! - **Scores stay where they are.** What a lane has of a sum is what it must have of a left
+//!   operand: probabilities are rounded to bf16 and go into the next product, without a detour
+//!   through shared memory. For the gradients of keys the scores are computed turned round, keys by
+//!   queries, to the same end.
+//! - **No bank is asked twice**: rows are a multiple of 128 bytes long, and lie 16 further apart.
+//! - **Head dims** are multiples of 8 up to 256; products go over multiples of 16 of them, with
+//!   zeros behind the end. Above 128 the sums of both gradients of keys would not fit in registers:
+//!   two CTAs have half of the columns each.
+
+mod forward;
+mod grad_keys;
+mod grad_queries;
+mod product;
+mod tile;
+
+pub(super) use forward::forward;
+pub(super) use grad_keys::grad_keys;
+pub(super) use grad_queries::grad_queries;
+
+use self::product::Sums;
+use self::tile::Lines;
+use super::place::Place;
+use crate::assembler::{Pred, U32, Variable};
+
+/// Threads of a CTA: four warps of 16 rows.
+pub(super) const THREADS: u32 = 128;
+
+/// The largest head dim.
+pub(super) const MOST_FEATURES: u32 = 256;
+
+/// How a pass shares out its work.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    lines: Lines,
+    /// Rows of a tile that streams by.
+    streamed: u32,
+}
+
+impl Shape {
+    /// Of the forward pass.
+    pub(super) fn forward(head_dim: u32) -> Shape {
+        Shape {
+            lines: Lines { head_dim },
+            streamed: if head_dim <= 128 { 64 } else { 32 },
+        }
+    }
+
+    /// Of both gradients.
+    fn backward(head_dim: u32) -> Shape {
+        Shape {
+            lines: Lines { head_dim },
+            streamed: if head_dim <= 64 { 64 } else { 32 },
+        }
+    }
+
+    /// Blocks of columns that the gradients of keys and values are computed in.
+    fn blocks(self) -> u32 {
+        if self.lines.head_dim <= 128 { 1 } else { 2 }
+    }
+
+    /// Columns of a block.
+    fn columns(self) -> u32 {
+        match self.blocks() {
+            1 => self.lines.head_dim,
+            blocks => self.lines.steps().div_ceil(blocks) * 16,
+        }
+    }
+
+    /// Rows that stay, by operand; and rows that stream, by operand, in two buffers.
+    fn tiles(self, staying: u32, streaming: u32) -> u32 {
+        let rows = super::SIDE * staying + 2 * self.streamed * streaming;
+        rows * self.lines.pitch()
+    }
+}
+
+/// Bytes of dynamic shared memory of the forward pass.
+pub(super) fn forward_shared(head_dim: u32) -> u32 {
+    dynamic(Shape::forward(head_dim).tiles(1, 2))
+}
+
+/// Bytes of dynamic shared memory of the gradient of queries.
+pub(super) fn grad_queries_shared(head_dim: u32) -> u32 {
+    dynamic(Shape::backward(head_dim).tiles(2, 2))
+}
+
+/// Bytes of dynamic shared memory of the gradients of keys: with two numbers of each query, in two
+/// buffers.
+pub(super) fn grad_keys_shared(head_dim: u32) -> u32 {
+    let shape = Shape::backward(head_dim);
+    dynamic(shape.tiles(2, 2) + 2 * 2 * 4 * shape.streamed)
+}
+
+/// CTAs that share a tile of keys.
+pub(super) fn key_blocks(head_dim: u32) -> u32 {
+    Shape::backward(head_dim).blocks()
+}
+
+/// What is dynamic of so much shared memory.
+fn dynamic(bytes: u32) -> u32 {
+    if bytes > 48 * 1024 { bytes } else { 0 }
+}
+
+/// Where a warp's scores lie: its first query and its first key.
+#[derive(Clone, Copy)]
+struct Seen<'k> {
+    query: U32<'k>,
+    key: U32<'k>,
+    /// Rows are keys and columns queries.
+    turned: bool,
+}
+
+/// Gives each score to `set` with whether its query sees its key; none, if all do.
+#[track_caller]
+fn each_seen<'k>(
+    place: &Place<'k>,
+    scores: &Sums<'k>,
+    seen: Seen<'k>,
+    set: impl Fn(&Variable<'k, f32>, Pred<'k>),
+) {
+    let Seen { query, key, turned } = seen;
+    let (k, columns) = (query.kernel(), 8 * scores.len() as u32);
+    let [queries, keys] = if turned { [columns, 16] } else { [16, columns] };
+    k.if_(!place.see_all((query, queries), (key, keys)), || {
+        let lane = k.lane();
+        let (row, column) = (lane >> 2, (lane & 3) * 2);
+        let [query, key] = match turned {
+            true => [query + column, key + row],
+            false => [query + row, key + column],
+        };
+        let behind = place.behind(query, key);
+        let left = (place.keys.length - key).signed();
+        for (tile, scores) in (0..).zip(scores) {
+            for (i, score) in (0..).zip(scores) {
+                let (row, column) = (8 * (i / 2), 8 * tile + i % 2);
+                let [query, key] = if turned { [column, row] } else { [row, column] };
+                let sees = place.sees(behind + query - key) & left.gt(key as i32);
+                set(score, sees);
+            }
+        }
+    });
+}

@@ -1,0 +1,16 @@
+//! Parameters of each kind, and of all.
+
+use super::Family;
+use crate::Variant;
+use crate::adamw::AdamW;
+
+pub(super) fn adamw() -> Family {
+    let kinds = [
+        [true, false, false],
+        [false, true, false],
+        [false, false, true],
+        [true, true, true],
+    ];
+    let kernels = kinds.map(|[f32, bf16, random]| Ok(AdamW { f32, bf16, random }.ptx()));
+    kernels.into()
+}

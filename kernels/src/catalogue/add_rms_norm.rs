@@ -1,0 +1,16 @@
+//! The residual stream and the norm that follows it.
+
+use super::{Family, ROW_FEATURES};
+use crate::rms_norm::{AddRmsNorm, AddRmsNormGradInput};
+use crate::{Dtype, Variant};
+
+pub(super) fn add_rms_norm() -> Family {
+    let mut kernels = Vec::new();
+    for dtype in Dtype::ALL {
+        for features in ROW_FEATURES {
+            kernels.push(AddRmsNorm::new(dtype, features, true).ptx());
+            kernels.push(AddRmsNormGradInput::new(dtype, features, true).ptx());
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}

@@ -1,0 +1,28 @@
+//! Attention and its gradients.
+
+use super::Family;
+use crate::attention::{Attention, AttentionDelta, AttentionGradKeys, AttentionGradQueries, Form};
+use crate::{Dtype, Variant};
+
+pub(super) fn attention() -> Family {
+    let on_tensor_cores = [64, 128, 200].map(|head_dim| Form::TensorCores { head_dim });
+    let plain = Dtype::ALL.map(Form::Plain);
+    let forms = on_tensor_cores.into_iter().chain(plain);
+    let mut kernels: Vec<_> = forms
+        .flat_map(|form| {
+            [
+                Attention::new(form).ptx(),
+                AttentionGradQueries::new(form).ptx(),
+                AttentionGradKeys::new(form).ptx(),
+            ]
+        })
+        .collect();
+    for (dtype, aligned) in [
+        (Dtype::Bf16, true),
+        (Dtype::Bf16, false),
+        (Dtype::F32, false),
+    ] {
+        kernels.push(AttentionDelta::new(dtype, 64, aligned).ptx());
+    }
+    kernels.into_iter().map(Ok).collect()
+}

@@ -1,0 +1,45 @@
+//! What is done with tiles of logits.
+
+use super::Family;
+use crate::cross_entropy::{
+    CrossEntropyGradient, CrossEntropyStatistics, CrossEntropySum, Label, Lanes,
+};
+use crate::{Dtype, Variant};
+
+/// Everything with labels in 64 bits; the other labels in a warp.
+pub(super) fn cross_entropy() -> Family {
+    let mut kernels = Vec::new();
+    for lanes in Lanes::ALL {
+        for label in labels(lanes) {
+            for first in [true, false] {
+                let variant = CrossEntropyStatistics {
+                    lanes,
+                    label: *label,
+                    first,
+                };
+                kernels.push(Ok(variant.ptx()));
+            }
+            for dtype in Dtype::ALL {
+                let variant = CrossEntropyGradient {
+                    dtype,
+                    lanes,
+                    label: *label,
+                };
+                kernels.push(Ok(variant.ptx()));
+            }
+        }
+    }
+    for dtype in Dtype::ALL {
+        for label in Label::ALL {
+            kernels.push(Ok(CrossEntropySum { dtype, label }.ptx()));
+        }
+    }
+    kernels
+}
+
+fn labels(lanes: Lanes) -> &'static [Label] {
+    match lanes {
+        Lanes::Warp => &Label::ALL,
+        Lanes::Cta => &[Label::I64],
+    }
+}

@@ -1,0 +1,21 @@
+//! Sorting slots by expert.
+
+use super::Family;
+use crate::Variant;
+use crate::expert_order::{
+    ExpertCounts, ExpertHistogram, ExpertOffsets, ExpertPlace, ExpertStarts, IndexFormat,
+};
+
+pub(super) fn expert_order() -> Family {
+    let mut kernels = vec![ExpertStarts.ptx(), ExpertOffsets.ptx(), ExpertCounts.ptx()];
+    for index in IndexFormat::ALL {
+        for held in HELD_EXPERTS {
+            kernels.push(ExpertHistogram::new(index, held).ptx());
+            kernels.push(ExpertPlace::new(index, held).ptx());
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}
+
+/// Experts of a CTA: few, and as many as it counts.
+pub const HELD_EXPERTS: [u32; 2] = [8, 1000];

@@ -1,0 +1,24 @@
+//! Products of ragged groups.
+
+use super::Family;
+use crate::gemm::{GroupedK, GroupedM, Order, Tile};
+use crate::{Dtype, Variant};
+
+pub(super) fn grouped() -> Family {
+    let mut kernels = Vec::new();
+    for tile in Tile::SQUARE {
+        for (dtype, aligned) in [
+            (Dtype::F32, true),
+            (Dtype::Bf16, true),
+            (Dtype::Bf16, false),
+        ] {
+            for order in Order::ALL {
+                kernels.push(Ok(GroupedM::new(dtype, order, tile, aligned).ptx()));
+            }
+            for adds in [false, true] {
+                kernels.push(Ok(GroupedK::new(dtype, tile, adds, aligned).ptx()));
+            }
+        }
+    }
+    kernels
+}

@@ -1,0 +1,45 @@
+//! Places of extremes, and the largest elements.
+
+use super::Family;
+use crate::rank::{Best, BestOfChunks, Direction, MergeRuns, Runs, SortTiles};
+use crate::{Dtype, Variant};
+
+/// Formats, rows and features of which the extremes are sought: rows of a lane, of a CTA, in
+/// chunks; vectors and elements.
+pub const BESTS: [(Direction, Dtype, [u64; 2]); 5] = [
+    (Direction::Largest, Dtype::F32, [1, 6]),
+    (Direction::Smallest, Dtype::F32, [2, 9]),
+    (Direction::Largest, Dtype::Bf16, [1, 1041]),
+    (Direction::Smallest, Dtype::Bf16, [2, 131]),
+    (Direction::Largest, Dtype::F32, [1, 8201]),
+];
+
+/// Formats, and features of rows whose largest elements are sought: a warp, some warps, several
+/// tiles; vectors and elements.
+pub const SORTED: [(Dtype, u64); 5] = [
+    (Dtype::F32, 60),
+    (Dtype::Bf16, 300),
+    (Dtype::Bf16, 1000),
+    (Dtype::F32, 1030),
+    (Dtype::Bf16, 8200),
+];
+
+pub(super) fn rank() -> Family {
+    let mut kernels = vec![BestOfChunks.ptx()];
+    for (direction, dtype, [rows, features]) in BESTS {
+        kernels.push(Best::new(direction, dtype, rows, features, true).ptx());
+    }
+    for (dtype, features) in SORTED {
+        kernels.push(SortTiles::new(dtype, features, true).ptx());
+    }
+    let runs = |count| Runs {
+        count,
+        len: 8,
+        last: 8,
+    };
+    kernels.push(MergeRuns::new(runs(9), Dtype::F32).ptx());
+    for dtype in Dtype::ALL {
+        kernels.push(MergeRuns::new(runs(2), dtype).ptx());
+    }
+    kernels.into_iter().map(Ok).collect()
+}

@@ -1,0 +1,37 @@
+//! Tables of angles, and heads turned by them.
+
+use super::Family;
+use crate::rope::{Direction, Heads, PositionFormat, Rope, RopeTables, Style};
+use crate::{Dtype, Variant};
+
+/// D and H of heads: a lane or more for each, two chunks a lane, features that are not turned,
+/// heads that loop.
+pub const HEADS: [[u32; 2]; 5] = [[128, 64], [64, 32], [320, 160], [120, 24], [9, 3]];
+
+/// Six sequences of three positions and two heads each.
+pub fn heads([features, pairs]: [u32; 2]) -> Heads {
+    Heads {
+        rows: 36,
+        positions: 3,
+        heads: 2,
+        features,
+        pairs,
+    }
+}
+
+pub(super) fn rope() -> Family {
+    let mut kernels: Vec<_> = PositionFormat::ALL
+        .map(|format| RopeTables::new(format).ptx())
+        .into();
+    for dtype in Dtype::ALL {
+        for style in Style::ALL {
+            for direction in [Direction::Forward, Direction::Back] {
+                for extents in HEADS {
+                    let heads = heads(extents);
+                    kernels.push(Rope::new(dtype, style, direction, &heads, true).ptx());
+                }
+            }
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}

@@ -1,0 +1,25 @@
+//! Choosing experts.
+
+use super::Family;
+use crate::router::{RouterTopK, RouterTopKGrad};
+use crate::{Dtype, Variant};
+
+pub(super) fn router() -> Family {
+    let mut kernels = Vec::new();
+    for dtype in Dtype::ALL {
+        for experts in ROUTED_EXPERTS {
+            for flags in [[false, false], [true, true]] {
+                kernels.push(RouterTopK::new(dtype, experts, true, flags).ptx());
+            }
+        }
+        for experts in &ROUTED_EXPERTS[..2] {
+            for renormalise in [false, true] {
+                kernels.push(RouterTopKGrad::new(dtype, *experts, true, renormalise).ptx());
+            }
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}
+
+/// Experts of a token: whole accesses, odd, more than registers hold.
+pub const ROUTED_EXPERTS: [u32; 3] = [128, 57, 520];

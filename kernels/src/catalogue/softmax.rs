@@ -1,0 +1,28 @@
+//! Softmax, its logarithm, and their gradients.
+
+use super::Family;
+use crate::softmax::{Function, Softmax, SoftmaxGrad};
+use crate::{Dtype, Variant};
+
+/// Formats and features of rows: a few lanes, a ragged warp, a ragged CTA; loops over elements and
+/// over vectors.
+pub const SOFTMAX_ROWS: [(Dtype, usize); 7] = [
+    (Dtype::F32, 16),
+    (Dtype::F32, 140),
+    (Dtype::F32, 520),
+    (Dtype::F32, 77),
+    (Dtype::F32, 8196),
+    (Dtype::Bf16, 264),
+    (Dtype::Bf16, 77),
+];
+
+pub(super) fn softmax() -> Family {
+    let mut kernels = Vec::new();
+    for function in Function::ALL {
+        for (dtype, features) in SOFTMAX_ROWS {
+            kernels.push(Softmax::new(function, dtype, features, true).ptx());
+            kernels.push(SoftmaxGrad::new(function, dtype, features, true).ptx());
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}

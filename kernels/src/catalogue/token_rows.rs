@@ -1,0 +1,22 @@
+//! Rows on their way to experts and back.
+
+use super::Family;
+use crate::token_rows::{CollectTokens, PermuteTokens, TokenDots};
+use crate::{Dtype, Variant};
+
+pub(super) fn token_rows() -> Family {
+    let mut kernels = Vec::new();
+    for dtype in Dtype::ALL {
+        for features in TOKEN_FEATURES {
+            for weighted in [false, true] {
+                kernels.push(PermuteTokens::new(dtype, features, true, weighted).ptx());
+                kernels.push(CollectTokens::new(dtype, features, true, weighted).ptx());
+            }
+            kernels.push(TokenDots::new(dtype, features, true).ptx());
+        }
+    }
+    kernels.into_iter().map(Ok).collect()
+}
+
+/// Features of rows: of a few lanes, of a warp, odd.
+pub const TOKEN_FEATURES: [u32; 3] = [24, 520, 7];

@@ -1,0 +1,128 @@
+//! The label of a row.
+
+use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U32, U64};
+use crate::faults::{FaultSite, Faults};
+
+/// The format of labels in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Label {
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+}
+
+impl Label {
+    /// All of them.
+    pub const ALL: [Label; 3] = [Label::I64, Label::I32, Label::U32];
+
+    /// Bytes of a label.
+    pub fn size(self) -> u32 {
+        match self {
+            Label::I64 => 8,
+            Label::I32 | Label::U32 => 4,
+        }
+    }
+
+    /// Its name, as in the names of kernels.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Label::I64 => "i64",
+            Label::I32 => "i32",
+            Label::U32 => "u32",
+        }
+    }
+
+    /// The label at `index` where the predicate holds, with 64 bits; 0 elsewhere.
+    #[track_caller]
+    pub(super) fn load_if<'k>(
+        self,
+        condition: Pred<'k>,
+        labels: GlobalAddress<'k>,
+        index: U64<'k>,
+    ) -> S64<'k> {
+        let from = labels.moved(index * u64::from(self.size()));
+        match self {
+            Label::I64 => from.load_if(condition),
+            Label::I32 => from.load_if::<i32>(condition).wide(),
+            Label::U32 => from.load_if::<u32>(condition).wide().signed(),
+        }
+    }
+}
+
+/// What labels are compared with, in the arguments of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Classes {
+    /// The class of the tile's first column.
+    pub first: i64,
+    /// Classes of the whole vocabulary.
+    pub total: u64,
+    /// The label of rows that do not count.
+    pub ignore_index: i64,
+    /// Where other labels outside of the vocabulary are reported.
+    pub faults: FaultSite,
+}
+
+impl Classes {
+    /// Adds the arguments that [`Vocabulary::parameters`] declares.
+    pub(super) fn push(&self, arguments: &mut Arguments) {
+        arguments
+            .push_i64(self.first)
+            .push_u64(self.total)
+            .push_i64(self.ignore_index);
+        self.faults.push(arguments);
+    }
+}
+
+/// What labels are compared with, in a kernel.
+pub(super) struct Vocabulary<'k> {
+    first: S64<'k>,
+    total: U64<'k>,
+    ignore_index: S64<'k>,
+    faults: Faults<'k>,
+}
+
+impl<'k> Vocabulary<'k> {
+    #[track_caller]
+    pub(super) fn parameters(k: &'k Kernel) -> Vocabulary<'k> {
+        Vocabulary {
+            first: k.i64_param("first_class"),
+            total: k.u64_param("vocabulary"),
+            ignore_index: k.i64_param("ignore_index"),
+            faults: Faults::parameters(k),
+        }
+    }
+
+    /// Where a label stands among `classes` classes of a tile.
+    #[track_caller]
+    pub(super) fn place(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {
+        let counts = label.differs(self.ignore_index);
+        // A label below the first class is far above the last as an unsigned number.
+        let at = (label - self.first).unsigned();
+        InTile {
+            counts,
+            within: counts & at.lt(classes.wide()),
+            at,
+        }
+    }
+
+    /// Tells of a label that is neither a class nor ignored, where the predicate holds.
+    #[track_caller]
+    pub(super) fn report(&self, condition: Pred<'k>, label: S64<'k>) {
+        let counts = label.differs(self.ignore_index);
+        let outside = label.unsigned().ge(self.total);
+        self.faults.report(condition & counts & outside, label);
+    }
+}
+
+/// Where a label stands among the classes of a tile.
+pub(super) struct InTile<'k> {
+    /// Whether its row counts.
+    pub(super) counts: Pred<'k>,
+    /// Whether it is one of them, and its row counts.
+    pub(super) within: Pred<'k>,
+    /// Which one, where it is.
+    pub(super) at: U64<'k>,
+}

@@ -1,0 +1,213 @@
+//! A row of a tile of logits in registers.
+
+use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_sum, group_sum};
+
+/// The most classes of a tile.
+pub const MOST_CLASSES: u32 = VECTORS * 4 * CTA;
+
+/// Accesses of a thread to its row, of four logits each.
+pub(super) const VECTORS: u32 = 4;
+
+/// Threads of a row of many classes.
+const CTA: u32 = 256;
+
+/// Threads of a CTA whose rows have few.
+const SHORT_ROW_THREADS: u32 = 128;
+
+/// What is left behind whole vectors of this many classes is moved one by one.
+const WHOLE: u32 = 8;
+
+/// The threads of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lanes {
+    /// A warp: up to 512 classes.
+    Warp,
+    /// A CTA: up to [`MOST_CLASSES`].
+    Cta,
+}
+
+impl Lanes {
+    /// Both.
+    pub const ALL: [Lanes; 2] = [Lanes::Warp, Lanes::Cta];
+
+    /// For rows of `classes` classes; `None` for more than [`MOST_CLASSES`].
+    pub fn choose(classes: u32) -> Option<Lanes> {
+        Lanes::ALL.into_iter().find(|it| classes <= it.most())
+    }
+
+    /// The most classes that fit in registers.
+    fn most(self) -> u32 {
+        VECTORS * 4 * self.count()
+    }
+
+    pub(super) fn count(self) -> u32 {
+        match self {
+            Lanes::Warp => 32,
+            Lanes::Cta => CTA,
+        }
+    }
+
+    /// Threads of a CTA.
+    pub(super) fn threads(self) -> u32 {
+        self.count().max(SHORT_ROW_THREADS)
+    }
+
+    /// How to launch a kernel over as many rows; `None` for none.
+    pub(super) fn launch(self, rows: u32) -> Option<Launch> {
+        let rows_of_cta = self.threads() / self.count();
+        Launch::new([rows.div_ceil(rows_of_cta), 1, 1], self.threads())
+    }
+
+    pub(super) fn name(self) -> String {
+        format!("t{}", self.count())
+    }
+}
+
+/// The row of a thread, and what of it is the thread's.
+pub(super) struct Row<'k> {
+    k: &'k Kernel,
+    lanes: Lanes,
+    pub(super) index: U64<'k>,
+    pub(super) lane: U32<'k>,
+    /// Whether the row is in the tile.
+    pub(super) exists: Pred<'k>,
+    /// Whether this thread is the row's first.
+    pub(super) leads: Pred<'k>,
+    /// For each of the thread's vectors, whether it is in the row.
+    pub(super) vectors: [Pred<'k>; VECTORS as usize],
+    /// Whether one of the last few logits, behind whole vectors, is the thread's.
+    pub(super) has_last: Pred<'k>,
+    /// Which one.
+    pub(super) last: U32<'k>,
+}
+
+/// A thread's logits.
+pub(super) struct Logits<'k> {
+    pub(super) vectors: [[F32<'k>; 4]; VECTORS as usize],
+    pub(super) last: F32<'k>,
+}
+
+impl<'k> Row<'k> {
+    /// The row of this thread in a tile of `rows` rows and `classes` classes, for a kernel of
+    /// [`Lanes::threads`] threads.
+    #[track_caller]
+    pub(super) fn new(k: &'k Kernel, lanes: Lanes, rows: U32<'k>, classes: U32<'k>) -> Row<'k> {
+        let count = lanes.count();
+        let lane = k.thread() & (count - 1);
+        let in_cta = k.thread() >> count.trailing_zeros();
+        let index = k.cta() * (lanes.threads() / count) + in_cta;
+        let exists = index.lt(rows);
+
+        let whole = classes & !(WHOLE - 1);
+        let in_row = |vector: u32| exists & ((lane + vector * count) * 4).lt(whole);
+        let last = whole + lane;
+        Row {
+            k,
+            lanes,
+            index: index.wide(),
+            lane,
+            exists,
+            leads: exists & lane.equals(0),
+            vectors: [0, 1, 2, 3].map(in_row),
+            has_last: exists & last.lt(classes) & lane.lt(WHOLE),
+            last,
+        }
+    }
+
+    /// Where this row of a matrix begins, of elements of `size` bytes.
+    #[track_caller]
+    pub(super) fn of(
+        &self,
+        matrix: GlobalAddress<'k>,
+        leading: U64<'k>,
+        size: u32,
+    ) -> GlobalAddress<'k> {
+        matrix.moved(self.index * leading * u64::from(size))
+    }
+
+    /// Loads the row that begins at `start`; zeros where nothing exists.
+    #[track_caller]
+    pub(super) fn load(&self, start: GlobalAddress<'k>) -> Logits<'k> {
+        let own = start.moved(self.lane.mul_wide(16));
+        let count = self.lanes.count();
+        let load = |vector: usize| {
+            let from = own.offset(16 * i64::from(count) * vector as i64);
+            from.load_vector_if::<f32, 4>(self.vectors[vector])
+        };
+        Logits {
+            vectors: [0, 1, 2, 3].map(load),
+            last: start.element::<f32>(self.last).load_if(self.has_last),
+        }
+    }
+
+    /// The largest of the row's logits, in each of its threads; minus infinity without any, NaN
+    /// with one. Every thread of the CTA must take part.
+    #[track_caller]
+    pub(super) fn max(&self, logits: &Logits<'k>) -> F32<'k> {
+        let own = self.fold(logits, f32::NEG_INFINITY, |it| it, F32::max);
+        let of_warp = (0..5).rev().fold(own, |max, bit| {
+            let distance = 1 << bit;
+            let operands: [&dyn std::fmt::Display; 4] = [&max, &distance, &31, &-1];
+            max.max(self.k.compute::<f32>("shfl.sync.bfly.b32", &operands))
+        });
+        if self.lanes == Lanes::Warp {
+            return of_warp;
+        }
+
+        let warps = CTA / 32;
+        let shared = self.k.shared::<f32>(warps);
+        self.k.if_(self.k.lane().equals(0), || {
+            shared.element::<f32>(self.k.warp()).store(of_warp);
+        });
+        self.k.barrier();
+        let first = shared.load::<f32>();
+        let others = (1..warps).map(|warp| shared.offset(4 * warp).load::<f32>());
+        others.fold(first, F32::max)
+    }
+
+    /// The sum of what `value` gives for each of the row's logits, in each of its threads. Every
+    /// thread of the CTA must take part.
+    #[track_caller]
+    pub(super) fn sum(&self, logits: &Logits<'k>, value: impl Fn(F32<'k>) -> F32<'k>) -> F32<'k> {
+        let own = self.fold(logits, 0.0, value, |a, b| a + b);
+        match self.lanes {
+            Lanes::Warp => group_sum(self.k, own, 32),
+            Lanes::Cta => block_sum(self.k, own),
+        }
+    }
+
+    /// `join` of what `value` gives for the thread's logits, `neutral` in the place of what does
+    /// not exist.
+    #[track_caller]
+    fn fold(
+        &self,
+        logits: &Logits<'k>,
+        neutral: f32,
+        value: impl Fn(F32<'k>) -> F32<'k>,
+        join: impl Fn(F32<'k>, F32<'k>) -> F32<'k>,
+    ) -> F32<'k> {
+        let mut total = self.has_last.select(value(logits.last), neutral);
+        for (exists, vector) in self.vectors.iter().zip(&logits.vectors) {
+            for logit in vector {
+                total = join(total, exists.select(value(*logit), neutral));
+            }
+        }
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_hold_their_rows() {
+        assert_eq!(Lanes::choose(0), Some(Lanes::Warp));
+        assert_eq!(Lanes::choose(512), Some(Lanes::Warp));
+        assert_eq!(Lanes::choose(513), Some(Lanes::Cta));
+        assert_eq!(Lanes::choose(MOST_CLASSES), Some(Lanes::Cta));
+        assert_eq!(Lanes::choose(MOST_CLASSES + 1), None);
+        assert_eq!(Lanes::Warp.launch(9).map(|it| it.grid), Some([3, 1, 1]));
+        assert_eq!(Lanes::Cta.launch(0), None);
+    }
+}

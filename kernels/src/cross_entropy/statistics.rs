@@ -1,0 +1,154 @@
+//! max, sum_exp and label_logit.
+
+use super::labels::Vocabulary;
+use super::row::Row;
+use super::{Classes, Label, Lanes};
+use crate::assembler::{Arguments, F32, Kernel, Launch, Ptx, Target, Variant};
+use crate::elementary::exp;
+
+/// For each row of a tile of logits: their maximum, the sum of e^(logit - maximum), and the logit of
+/// the label; merged with those of the tiles before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyStatistics {
+    /// The threads of a row.
+    pub lanes: Lanes,
+    /// What labels are.
+    pub label: Label,
+    /// Whether there is no tile before: the statistics are written, not read.
+    pub first: bool,
+}
+
+impl CrossEntropyStatistics {
+    /// How to launch it over as many rows; `None` for none.
+    pub fn launch(&self, rows: u32) -> Option<Launch> {
+        self.lanes.launch(rows)
+    }
+}
+
+impl Variant for CrossEntropyStatistics {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.lanes.threads());
+        let [logits, labels] = ["logits", "labels"].map(|name| k.pointer(name));
+        let names = ["max", "sum_exp", "label_logit"];
+        let [max, sum_exp, label_logit] = names.map(|name| k.pointer(name));
+        let leading = k.u64_param("leading");
+        let vocabulary = Vocabulary::parameters(k);
+        let [rows, classes] = ["rows", "classes"].map(|name| k.u32_param(name));
+
+        let row = Row::new(k, self.lanes, rows, classes);
+        let start = row.of(logits, leading, 4);
+        let loaded = row.load(start);
+        let label = self.label.load_if(row.leads, labels, row.index);
+        let of_row = [max, sum_exp, label_logit].map(|it| it.element_wide::<f32>(row.index));
+        let [max, sum_exp, label_logit] = of_row;
+        let before = (!self.first).then(|| [max, sum_exp].map(|it| it.load_if::<f32>(row.leads)));
+
+        let in_tile = vocabulary.place(label, classes);
+        let within = row.leads & in_tile.within;
+        let of_label = start.element_wide::<f32>(in_tile.at);
+        let logit = of_label.load_if::<f32>(within);
+
+        let of_tile = row.max(&loaded);
+        let terms = row.sum(&loaded, |logit| exp(logit - of_tile));
+        let [now, total] = match before {
+            None => [of_tile, terms],
+            Some([before, sum]) => merged([before, sum], [of_tile, terms]),
+        };
+        max.store_if(row.leads, now);
+        sum_exp.store_if(row.leads, total);
+        label_logit.store_if(if self.first { row.leads } else { within }, logit);
+        vocabulary.report(row.leads, label);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (lanes, label) = (self.lanes.name(), self.label.name());
+        let first = if self.first { "_first" } else { "" };
+        format!("cross_entropy_statistics_{label}_{lanes}{first}")
+    }
+}
+
+/// (maximum, sum) of two sets of logits together. A sum of nothing has minus infinity for its
+/// maximum, whose difference from another such would be NaN.
+#[track_caller]
+fn merged<'k>(a: [F32<'k>; 2], b: [F32<'k>; 2]) -> [F32<'k>; 2] {
+    let max = a[0].max(b[0]);
+    let [a, b] = [a, b].map(|[of_set, sum]| {
+        let scaled = sum * exp(of_set - max);
+        sum.equals(0.0).select(0.0, scaled)
+    });
+    [max, a + b]
+}
+
+/// What [`CrossEntropyStatistics`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropyStatisticsArguments {
+    /// \[rows, classes\] of f32, lines `leading` apart, read. At a multiple of 16 bytes.
+    pub logits: u64,
+    /// \[rows\], read.
+    pub labels: u64,
+    /// \[rows\] of f32, written; also read unless first.
+    pub max: u64,
+    /// \[rows\] of f32, written; also read unless first.
+    pub sum_exp: u64,
+    /// \[rows\] of f32, written.
+    pub label_logit: u64,
+    /// From a line of logits to the next, in elements: a multiple of 4.
+    pub leading: u64,
+    /// What labels are compared with.
+    pub vocabulary: Classes,
+    /// Rows of the tile.
+    pub rows: u32,
+    /// Its classes, as many as the lanes take.
+    pub classes: u32,
+}
+
+impl CrossEntropyStatisticsArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        let out = [self.max, self.sum_exp, self.label_logit];
+        for pointer in [self.logits, self.labels].into_iter().chain(out) {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u64(self.leading);
+        self.vocabulary.push(&mut arguments);
+        arguments.push_u32(self.rows).push_u32(self.classes);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::FaultSite;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = CrossEntropyStatisticsArguments {
+            logits: 1,
+            labels: 2,
+            max: 3,
+            sum_exp: 4,
+            label_logit: 5,
+            leading: 6,
+            vocabulary: Classes {
+                first: 7,
+                total: 8,
+                ignore_index: 9,
+                faults: FaultSite::new(10, 11),
+            },
+            rows: 12,
+            classes: 13,
+        };
+        for lanes in Lanes::ALL {
+            let variant = CrossEntropyStatistics {
+                lanes,
+                label: Label::I64,
+                first: true,
+            };
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

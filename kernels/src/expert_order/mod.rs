@@ -1,0 +1,199 @@
+//! Sorting slots by expert: a stable counting sort whose result is the same bits in every run.
+//!
+//! Legend: S slots (token * K + choice), G experts that are held, B blocks of slots.
+//!
+//! ```text
+//! histogram   counts[g, b]  = slots of block b that chose expert g
+//! scan        starts[g, b]  = sum of counts[g, ..b],  totals[g] = sum of counts[g, ..]
+//! offsets     offsets[g]    = sum of totals[..g], of 64 bits
+//! placement   place[slot]   = offsets[g] + starts[g, b] + rank in its block;  order is the inverse
+//! ```
+//!
+//! All four have geometries that depend on S and G alone: how many slots an expert gets is known on
+//! the device only. Slots are read twice and written once; the counts of blocks are few, for there
+//! are at most [`MOST_BLOCKS`].
+//!
+//! Within a block warps have consecutive slots, so that ranks follow from the lanes before
+//! (`match`), the rounds before and the warps before. Indices that name no expert that is held are
+//! placed nowhere; those that name none at all are told to the host.
+
+mod histogram;
+mod index;
+mod offsets;
+mod place;
+
+pub use histogram::{ExpertHistogram, ExpertHistogramArguments};
+pub use index::IndexFormat;
+pub use offsets::{
+    ExpertCounts, ExpertCountsArguments, ExpertOffsets, ExpertOffsetsArguments, ExpertStarts,
+    ExpertStartsArguments,
+};
+pub use place::{ExpertPlace, ExpertPlaceArguments};
+
+use crate::assembler::{Kernel, Launch, Pred, U32, U64};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// Warps of a CTA.
+const WARPS: u32 = THREADS / 32;
+
+/// Slots of a lane whose loads are in flight together.
+const SLOTS_IN_FLIGHT: u32 = 8;
+
+/// Slots of a CTA at once.
+const TILE: u32 = THREADS * SLOTS_IN_FLIGHT;
+
+/// The most blocks: as many as one CTA sums at once, two for each multiprocessor.
+pub const MOST_BLOCKS: u32 = THREADS;
+
+/// The most experts that a CTA counts; more take several CTAs for each block.
+const MOST_EXPERTS: u32 = 1024;
+
+/// How slots are cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    slots: u32,
+    tiles: u32,
+}
+
+impl Blocks {
+    /// As few tiles a block as keep blocks at [`MOST_BLOCKS`].
+    pub fn new(slots: u32) -> Blocks {
+        Blocks::of_tiles(slots, slots.div_ceil(TILE).div_ceil(MOST_BLOCKS))
+    }
+
+    /// Blocks of so many tiles, at least one; more where there would be too many blocks.
+    pub fn of_tiles(slots: u32, tiles: u32) -> Blocks {
+        let least = slots.div_ceil(TILE).div_ceil(MOST_BLOCKS).max(1);
+        Blocks {
+            slots,
+            tiles: tiles.max(least),
+        }
+    }
+
+    /// How many there are: at least one, which may be empty.
+    pub fn count(self) -> u32 {
+        self.slots.div_ceil(TILE).div_ceil(self.tiles).max(1)
+    }
+
+    /// Slots in all.
+    pub fn slots(self) -> u32 {
+        self.slots
+    }
+
+    /// Slots of a block. The last may have fewer.
+    fn each(self) -> u32 {
+        self.tiles.saturating_mul(TILE)
+    }
+
+    /// CTAs that go over all slots for each part of the experts.
+    fn launch(self, parts: u32) -> Option<Launch> {
+        Launch::new([self.count(), parts, 1], THREADS)
+    }
+}
+
+/// How many experts the kernels count at once, and in how many parts: at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Parts {
+    experts: u32,
+}
+
+impl Parts {
+    /// Room for a power of two of experts, so that there are few variants.
+    fn new(held: u32) -> Parts {
+        Parts {
+            experts: held.clamp(32, MOST_EXPERTS).next_power_of_two(),
+        }
+    }
+
+    fn count(self, held: u32) -> u32 {
+        held.div_ceil(self.experts).max(1)
+    }
+}
+
+/// What the threads of a CTA know of its block of slots and its part of the experts.
+struct Share<'k> {
+    k: &'k Kernel,
+    block: U32<'k>,
+    /// Slots of the block: from the first to before the end.
+    first: U32<'k>,
+    end: U32<'k>,
+    /// The part's first expert, counted from the first that is held.
+    first_expert: U32<'k>,
+    /// Experts of the part.
+    experts: U32<'k>,
+}
+
+impl<'k> Share<'k> {
+    #[track_caller]
+    fn new(k: &'k Kernel, parts: Parts, [slots, each, held]: [U32<'k>; 3]) -> Share<'k> {
+        let block = k.cta();
+        let first = block * each;
+        let first_expert = k.cta_y() * parts.experts;
+        Share {
+            k,
+            block,
+            first,
+            end: first + (slots - first).min(each),
+            first_expert,
+            experts: (held - first_expert).min(parts.experts),
+        }
+    }
+
+    /// The expert of the part that a group (an expert, counted from the first that is held) is, or
+    /// one behind the last where it is none of the part.
+    #[track_caller]
+    fn of_part(&self, group: U32<'k>) -> U32<'k> {
+        (group - self.first_expert).min(self.experts)
+    }
+
+    /// Calls `body` for the part's experts that belong to this thread.
+    #[track_caller]
+    fn for_experts(&self, body: impl FnOnce(U32<'k>)) {
+        self.k
+            .for_range(self.k.thread(), self.experts, THREADS, body);
+    }
+
+    /// Where the count of this block and an expert of the part lies among those of all.
+    #[track_caller]
+    fn cell(&self, expert: U32<'k>) -> U64<'k> {
+        (self.first_expert + expert).mul_wide(self.k.ctas()) + self.block.wide()
+    }
+
+    /// The slots of this thread in the tile that begins at `tile`, and whether they exist: a warp
+    /// has consecutive ones.
+    #[track_caller]
+    fn slots(&self, tile: U32<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
+        let (warp, lane) = (self.k.warp(), self.k.lane());
+        let first = tile + warp * (32 * SLOTS_IN_FLIGHT) + lane;
+        let slots = (0..SLOTS_IN_FLIGHT).map(|i| first + 32 * i);
+        slots.map(|slot| (slot, slot.lt(self.end))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every slot lies in one block, and blocks are no more than one CTA sums.
+    #[test]
+    fn blocks_cover_the_slots() {
+        for slots in [0, 1, 2047, 2048, 2049, 524_288, 524_289, i32::MAX as u32] {
+            let blocks = Blocks::new(slots);
+            assert!((1..=MOST_BLOCKS).contains(&blocks.count()), "{slots}");
+            let all = u64::from(blocks.count()) * u64::from(blocks.each());
+            assert!(all >= u64::from(slots), "{slots}");
+            assert!(all - u64::from(slots) <= u64::from(blocks.each()));
+        }
+    }
+
+    #[test]
+    fn many_experts_are_counted_in_parts() {
+        let parts = |held| (Parts::new(held).experts, Parts::new(held).count(held));
+        assert_eq!(parts(0), (32, 1));
+        assert_eq!(parts(128), (128, 1));
+        assert_eq!(parts(130), (256, 1));
+        assert_eq!(parts(3000), (1024, 3));
+    }
+}

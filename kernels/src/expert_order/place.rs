@@ -1,0 +1,251 @@
+//! Where each slot goes.
+
+use super::index::groups;
+use super::{Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
+use crate::assembler::{
+    Arguments, GlobalAddress, Kernel, Launch, Ptx, SharedAddress, Target, U32, Variant,
+};
+use crate::faults::{FaultSite, Faults};
+
+/// place\[slot\] and its inverse: slots of one expert follow each other in their own order. -1 for
+/// slots of no expert that is held, and for rows of no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertPlace {
+    index: IndexFormat,
+    parts: Parts,
+}
+
+impl ExpertPlace {
+    /// The kernel for `held` experts.
+    pub fn new(index: IndexFormat, held: u32) -> ExpertPlace {
+        ExpertPlace {
+            index,
+            parts: Parts::new(held),
+        }
+    }
+
+    /// How to launch it; always something.
+    pub fn launch(&self, blocks: Blocks, held: u32) -> Option<Launch> {
+        blocks.launch(self.parts.count(held))
+    }
+}
+
+impl Variant for ExpertPlace {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (indices, starts) = (k.pointer("indices"), k.pointer("starts"));
+        let (offsets, order) = (k.pointer("offsets"), k.pointer("order"));
+        let place = k.pointer("place");
+        let extents = ["slots", "slots_per_block", "held"].map(|name| k.u32_param(name));
+        let first = k.u32_param("first_expert");
+        let experts_of_all = k.u64_param("experts");
+        let faults = Faults::parameters(k);
+
+        let share = Share::new(k, self.parts, extents);
+        let rows = Rows::new(k, self.parts, &share);
+        rows.begin(starts, offsets);
+
+        let held = extents[2];
+        let used = offsets.element::<u64>(held).load::<u64>().low();
+        let (first_part, absent) = (k.cta_y().equals(0), k.constant(u32::MAX));
+        k.for_range(share.first, share.end, TILE, |tile| {
+            let slots = share.slots(tile);
+            let loaded = self.index.load(indices, &slots);
+            let groups = groups(&loaded, first, &slots);
+            let experts: Vec<_> = groups.iter().map(|it| share.of_part(*it)).collect();
+            let dealt = rows.deal(&experts);
+
+            for (i, (slot, exists)) in slots.into_iter().enumerate() {
+                let of_slot = place.element::<u32>(slot);
+                let here = experts[i].lt(share.experts);
+                of_slot.store_if(here, dealt[i]);
+                order.element::<u32>(dealt[i]).store_if(here, slot);
+
+                let said_here = first_part & exists;
+                let wild = loaded[i].unsigned().ge(experts_of_all);
+                faults.report(said_here & wild, loaded[i]);
+                of_slot.store_if(said_here & groups[i].ge(held), absent);
+                let unused = said_here & slot.ge(used);
+                order.element::<u32>(slot).store_if(unused, absent);
+            }
+            k.warp_barrier();
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (index, experts) = (self.index.name(), self.parts.experts);
+        format!("expert_place_{index}_e{experts}")
+    }
+}
+
+/// The rows that are dealt out to the slots of a block.
+struct Rows<'a, 'k> {
+    k: &'k Kernel,
+    share: &'a Share<'k>,
+    /// The next row of each expert of the part.
+    next: SharedAddress<'k>,
+    /// A line of counters for each warp; the last counts slots of no expert of the part.
+    counters: SharedAddress<'k>,
+    line: u32,
+}
+
+impl<'a, 'k> Rows<'a, 'k> {
+    #[track_caller]
+    fn new(k: &'k Kernel, parts: Parts, share: &'a Share<'k>) -> Rows<'a, 'k> {
+        let line = parts.experts + 1;
+        Rows {
+            k,
+            share,
+            next: k.shared::<u32>(parts.experts),
+            counters: k.shared::<u32>(line * WARPS),
+            line,
+        }
+    }
+
+    /// The first row of each expert in this block. Only the thread that writes it reads it.
+    #[track_caller]
+    fn begin(&self, starts: GlobalAddress<'k>, offsets: GlobalAddress<'k>) {
+        self.share.for_experts(|expert| {
+            let of_all = self.share.first_expert + expert;
+            let offset = offsets.element::<u64>(of_all).load::<u64>().low();
+            let cell = starts.element_wide::<u32>(self.share.cell(expert));
+            let next = self.next.element::<u32>(expert);
+            next.store(offset + cell.load::<u32>());
+        });
+    }
+
+    /// The row of each slot of this thread, of which `experts` tells the experts. Means nothing for
+    /// slots of no expert of the part. All threads of the CTA must take part.
+    #[track_caller]
+    fn deal(&self, experts: &[U32<'k>]) -> Vec<U32<'k>> {
+        let own = self.k.warp() * (4 * self.line);
+        let own = self.counters.moved(own);
+        let ranks = self.ranks_in_warp(own, experts);
+        self.k.barrier();
+        self.share.for_experts(|expert| self.sum_over_warps(expert));
+        self.k.barrier();
+
+        let dealt = experts.iter().zip(ranks);
+        let row = |(expert, rank): (&U32<'k>, U32<'k>)| own.element::<u32>(*expert).load() + rank;
+        dealt.map(row).collect()
+    }
+
+    /// How many slots of the warp before each have its expert; the counters then hold how many have
+    /// it in all.
+    #[track_caller]
+    fn ranks_in_warp(&self, own: SharedAddress<'k>, experts: &[U32<'k>]) -> Vec<U32<'k>> {
+        debug_assert_eq!(experts.len(), SLOTS_IN_FLIGHT as usize);
+        let (k, none) = (self.k, self.k.constant(0u32));
+        k.for_range(k.lane(), self.share.experts + 1, 32, |expert| {
+            own.element::<u32>(expert).store(none);
+        });
+        k.warp_barrier();
+
+        let lanes_before = (k.constant(1u32) << k.lane()) - 1;
+        let rank = |expert: &U32<'k>| {
+            let alike = expert.lanes_alike();
+            let before = (alike & lanes_before).ones();
+            let counter = own.element::<u32>(*expert);
+            let rounds_before = counter.load::<u32>();
+            k.warp_barrier();
+            k.if_(before.equals(0), || {
+                counter.store(rounds_before + alike.ones());
+            });
+            k.warp_barrier();
+            rounds_before + before
+        };
+        experts.iter().map(rank).collect()
+    }
+
+    /// Turns the counts of an expert into the first row of each warp, and moves the next row on.
+    #[track_caller]
+    fn sum_over_warps(&self, expert: U32<'k>) {
+        let (next, first) = (
+            self.next.element::<u32>(expert),
+            self.counters.element::<u32>(expert),
+        );
+        let of_warp = |warp| first.offset(4 * self.line * warp);
+        let counts: Vec<U32<'k>> = (0..WARPS).map(|warp| of_warp(warp).load()).collect();
+
+        let after = counts.into_iter().zip(0..);
+        let after = after.fold(next.load::<u32>(), |row, (count, warp)| {
+            of_warp(warp).store(row);
+            row + count
+        });
+        next.store(after);
+    }
+}
+
+/// What [`ExpertPlace`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertPlaceArguments {
+    /// \[S\], read.
+    pub indices: u64,
+    /// \[G, B\] of u32, read.
+    pub starts: u64,
+    /// \[G + 1\] of i64, read.
+    pub offsets: u64,
+    /// \[S\] of i32, written.
+    pub order: u64,
+    /// \[S\] of i32, written.
+    pub place: u64,
+    /// How slots are cut.
+    pub blocks: Blocks,
+    /// G.
+    pub held: u32,
+    /// The first expert that is held.
+    pub first_expert: u32,
+    /// Experts in all.
+    pub experts: u64,
+    /// Where indices are told that name none of them.
+    pub faults: FaultSite,
+}
+
+impl ExpertPlaceArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [
+            self.indices,
+            self.starts,
+            self.offsets,
+            self.order,
+            self.place,
+        ] {
+            arguments.push_pointer(pointer);
+        }
+        arguments
+            .push_u32(self.blocks.slots())
+            .push_u32(self.blocks.each())
+            .push_u32(self.held)
+            .push_u32(self.first_expert)
+            .push_u64(self.experts);
+        self.faults.push(&mut arguments);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = ExpertPlaceArguments {
+            indices: 1,
+            starts: 2,
+            offsets: 3,
+            order: 4,
+            place: 5,
+            blocks: Blocks::new(6),
+            held: 7,
+            first_expert: 8,
+            experts: 9,
+            faults: FaultSite::new(10, 11),
+        };
+        let variant = ExpertPlace::new(IndexFormat::I32, 300);
+        let bytes = arguments.arguments();
+        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+    }
+}

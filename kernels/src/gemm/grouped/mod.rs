@@ -1,0 +1,336 @@
+//! Products of ragged groups: the experts of a mixture-of-experts layer, each with a matrix of its
+//! own.
+//!
+//! Group g owns the rows `offsets[g]..offsets[g + 1]` of a matrix of R rows. There are two kernels,
+//! called after the extent that is cut into groups:
+//!
+//! - [`GroupedM`]: C_rows = A_rows B_g, each group's rows of A with its own B: a layer, and the
+//!   gradient of its input. Rows beyond the last offset become zero.
+//! - [`GroupedK`]: C_g = A_rows^T B_rows, or C_g += that: the gradient of the weights.
+//!
+//! **Nobody but the GPU reads the offsets.** Where a row begins is not known when a kernel is
+//! launched, so the launch follows from R and the number of groups. Tiles must not cross the end of
+//! a group, so there are at most ceil(R / side) + groups of them below each other. CTAs without a
+//! tile leave after some hundred instructions.
+//!
+//! **Which tile a CTA has** follows from the beginnings of groups alone: the tiles of group g are
+//! numbered from offsets\[g\] / side + g on. That leaves room for all of them, as
+//! ceil(n / side) <= (o + n) / side - o / side + 1 with integer divisions, and at least one number
+//! to each group, so the first numbers of groups rise strictly: a CTA's group is the last whose
+//! first number is not beyond its own. Each thread tests one, a barrier counts them; no prefix sum
+//! is needed. The rows beyond the last offset are one more group, with nothing to sum.
+//!
+//! **What a tile is made of** is that of the dense products: loads, sums, stores and edges are
+//! theirs, with the group's rows in the place of all rows. Within a tile sums run from the first k
+//! to the last, so the bits of an element depend on neither tile nor neighbours, nor on where the
+//! groups lie.
+//!
+//! **Offsets that are wrong**, as they do not begin with 0, fall or leave the rows, are told to the
+//! host ([`faults`](crate::faults)). [`GroupedM`] then makes zeros in all rows, [`GroupedK`] takes
+//! the groups between them as empty.
+
+mod offsets;
+
+use self::offsets::Offsets;
+use super::tiles::Place;
+use super::{Call, GemmArguments, GemmBf16, GemmF32, Matrix, Order, Output, Tile};
+use crate::Dtype;
+use crate::assembler::{Arguments, Kernel, Launch, Ptx, U32, Variant};
+use crate::faults::FaultSite;
+
+/// C_rows = A_rows B_g for the rows of each group g, with A row-major and C of A's format. Rows of
+/// C beyond the last offset become zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedM {
+    product: Product,
+}
+
+/// C_g = A_rows^T B_rows, or C_g += that, over the rows of each group g, with A and B row-major and
+/// C in f32. A group without rows makes zeros, or adds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedK {
+    product: Product,
+    adds: bool,
+}
+
+/// What a grouped product is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedArguments {
+    /// The matrices. Of [`GroupedM`] m is R, all rows whether a group owns them or not, and each
+    /// group has a B, `batch_b` apart. Of [`GroupedK`] k is R, A is what is transposed (so `lda`
+    /// is from one of the R rows to the next) and each group has a C, `batch_c` apart. Other strides of
+    /// the batch are not used.
+    pub product: GemmArguments,
+    /// Where groups begin, and the last ends: i64, one more than there are groups.
+    pub offsets: u64,
+    /// From one offset to the next, in elements.
+    pub offsets_stride: i64,
+    /// How many groups there are.
+    pub groups: u32,
+    /// Where wrong offsets are told.
+    pub faults: FaultSite,
+}
+
+impl GroupedArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = self.product.arguments();
+        arguments.push_pointer(self.offsets);
+        arguments.push_u64(self.offsets_stride as u64);
+        arguments.push_u32(self.groups);
+        self.faults.push(&mut arguments);
+        arguments
+    }
+}
+
+impl GroupedM {
+    /// For operands in `dtype`, each B lying in `order`. `aligned` as [`GemmBf16`] has it; of no
+    /// meaning to f32.
+    pub fn new(dtype: Dtype, order: Order, tile: Tile, aligned: bool) -> GroupedM {
+        let product = match dtype {
+            Dtype::F32 => Product::F32(GemmF32 {
+                a: Order::RowMajor,
+                b: order,
+                tile,
+                accumulate: false,
+            }),
+            Dtype::Bf16 => Product::Bf16(GemmBf16 {
+                a: Order::RowMajor,
+                b: order,
+                tile,
+                output: Output::Bf16,
+                aligned,
+            }),
+        };
+        GroupedM { product }
+    }
+
+    /// The tile for `groups` groups that share `rows` rows: the large one where an average group
+    /// fills it, and every multiprocessor has something to do.
+    pub fn tile(rows: u32, n: u32, groups: u32, multiprocessors: u32) -> Tile {
+        match rows / groups.max(1) >= Tile::Large.rows() {
+            true => Tile::choose_square(rows, n, 1, multiprocessors),
+            false => Tile::Small,
+        }
+    }
+
+    /// How to launch it; `None` for an empty C.
+    pub fn launch(&self, rows: u32, n: u32, groups: u32) -> Option<Launch> {
+        let side = self.product.tile().rows();
+        let tiles = match rows {
+            0 => 0,
+            _ => rows.div_ceil(side).saturating_add(groups),
+        };
+        self.product.launch(tiles.saturating_mul(side), n, 1)
+    }
+}
+
+impl Variant for GroupedM {
+    fn ptx(&self) -> Ptx {
+        let (tile, [size, size_of_c]) = (self.product.tile(), self.product.sizes());
+        let k = &self.product.kernel(self.entry());
+        let call = Call::parameters(k);
+        let offsets = Offsets::parameters(k, call.m);
+
+        let padded = offsets.padded_rows(tile);
+        let place = Place::of_cta(k, &Call { m: padded, ..call }, tile);
+        let found = offsets.find(place.row, tile);
+        k.if_(found.exists, || {
+            let a = call.a.lines_from(found.start, size);
+            let b = call.b.of_batch(found.group, size);
+            let c = || call.c.lines_from(found.start, size_of_c);
+            // Beyond the last group there is nothing to sum: zeros are stored.
+            let depth = found.group.lt(offsets.groups).select(call.k, 0u32);
+            let call = Call {
+                a,
+                b,
+                m: found.rows,
+                k: depth,
+                ..call
+            };
+            self.product
+                .multiply(k, &call, [found.row, place.column], c);
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("grouped_m_{}", self.product.entry())
+    }
+}
+
+impl GroupedK {
+    /// For operands in `dtype`; `adds` where the products are added to C. `aligned` as [`GemmBf16`]
+    /// has it; of no meaning to f32.
+    pub fn new(dtype: Dtype, tile: Tile, adds: bool, aligned: bool) -> GroupedK {
+        let (a, b) = (Order::ColumnMajor, Order::RowMajor);
+        let product = match dtype {
+            Dtype::F32 => Product::F32(GemmF32 {
+                a,
+                b,
+                tile,
+                accumulate: adds,
+            }),
+            Dtype::Bf16 => Product::Bf16(GemmBf16 {
+                a,
+                b,
+                tile,
+                output: if adds { Output::AddF32 } else { Output::F32 },
+                aligned,
+            }),
+        };
+        GroupedK { product, adds }
+    }
+
+    /// How to launch it; `None` for an empty C.
+    pub fn launch(&self, m: u32, n: u32, groups: u32) -> Option<Launch> {
+        self.product.launch(m, n, groups)
+    }
+}
+
+impl Variant for GroupedK {
+    fn ptx(&self) -> Ptx {
+        let [size, size_of_c] = self.product.sizes();
+        let k = &self.product.kernel(self.entry());
+        let call = Call::parameters(k);
+        let offsets = Offsets::parameters(k, call.k);
+
+        let place = Place::of_cta(k, &call, self.product.tile());
+        let (start, rows) = offsets.rows_of(place.batch);
+        let sum = || {
+            let [a, b] = [call.a, call.b].map(|matrix| matrix.lines_from(start, size));
+            let c = || call.c.of_batch(place.batch, size_of_c);
+            let call = Call {
+                a,
+                b,
+                k: rows,
+                ..call
+            };
+            self.product
+                .multiply(k, &call, [place.row, place.column], c);
+        };
+        match self.adds {
+            true => k.if_(rows.gt(0), sum),
+            false => sum(),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("grouped_k_{}", self.product.entry())
+    }
+}
+
+/// What a CTA computes once it knows its group: a tile of a dense product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Product {
+    F32(GemmF32),
+    Bf16(GemmBf16),
+}
+
+impl Product {
+    fn tile(&self) -> Tile {
+        match self {
+            Product::F32(product) => product.tile,
+            Product::Bf16(product) => product.tile,
+        }
+    }
+
+    /// Bytes of an element of A and B, and of C.
+    fn sizes(&self) -> [u32; 2] {
+        match self {
+            Product::F32(_) => [4, 4],
+            Product::Bf16(product) => [2, product.output.size()],
+        }
+    }
+
+    fn entry(&self) -> String {
+        match self {
+            Product::F32(product) => product.entry(),
+            Product::Bf16(product) => product.entry(),
+        }
+    }
+
+    fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
+        match self {
+            Product::F32(product) => product.launch(m, n, batch),
+            Product::Bf16(product) => product.launch(m, n, batch),
+        }
+    }
+
+    fn kernel(&self, entry: String) -> Kernel {
+        match self {
+            Product::F32(product) => product.kernel(entry),
+            Product::Bf16(product) => product.kernel(entry),
+        }
+    }
+
+    fn multiply<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        origin: [U32<'k>; 2],
+        c: impl FnOnce() -> Matrix<'k>,
+    ) {
+        match self {
+            Product::F32(product) => product.multiply(k, call, origin, c),
+            Product::Bf16(product) => product.multiply(k, call, origin, c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let product = GemmArguments {
+            a: 1,
+            b: 2,
+            c: 3,
+            m: 4,
+            n: 5,
+            k: 6,
+            lda: 7,
+            ldb: 8,
+            ldc: 9,
+            batch_a: 0,
+            batch_b: 10,
+            batch_c: 11,
+        };
+        let arguments = GroupedArguments {
+            product,
+            offsets: 12,
+            offsets_stride: 1,
+            groups: 13,
+            faults: FaultSite::new(14, 15),
+        };
+        let bytes = arguments.arguments().bytes().len();
+        for dtype in Dtype::ALL {
+            let rows = GroupedM::new(dtype, Order::RowMajor, Tile::Small, true);
+            assert_eq!(bytes, rows.ptx().parameter_bytes());
+            let sums = GroupedK::new(dtype, Tile::Small, true, true);
+            assert_eq!(bytes, sums.ptx().parameter_bytes());
+        }
+    }
+
+    /// Every group may end within a tile.
+    #[test]
+    fn there_are_tiles_for_every_end() {
+        let variant = GroupedM::new(Dtype::Bf16, Order::RowMajor, Tile::Small, true);
+        let grid = |rows, n, groups| variant.launch(rows, n, groups).map(|launch| launch.grid[0]);
+        assert_eq!(grid(129, 65, 5), Some((3 + 5) * 2));
+        assert_eq!(grid(1, 1, 0), Some(1));
+        assert_eq!(grid(0, 65, 5), None);
+        assert_eq!(grid(129, 0, 5), None);
+    }
+
+    #[test]
+    fn small_groups_take_small_tiles() {
+        assert_eq!(GroupedM::tile(65536, 2048, 128, 132), Tile::Large);
+        assert_eq!(GroupedM::tile(16000, 2048, 128, 132), Tile::Small);
+        assert_eq!(GroupedM::tile(1024, 256, 2, 132), Tile::Small);
+        assert_eq!(GroupedM::tile(1024, 256, 0, 132), Tile::Small);
+    }
+}

@@ -1,0 +1,120 @@
+//! Where groups of rows begin, read by the GPU.
+
+use crate::assembler::{GlobalAddress, Kernel, Pred, S64, U32, U64};
+use crate::faults::Faults;
+use crate::gemm::Tile;
+
+/// The offsets, and between which bounds they count.
+pub(super) struct Offsets<'k> {
+    k: &'k Kernel,
+    start: GlobalAddress<'k>,
+    /// From one to the next, in bytes.
+    stride: U64<'k>,
+    /// How many groups there are.
+    pub(super) groups: U32<'k>,
+    /// How many rows there are, in groups or not.
+    rows: U32<'k>,
+    faults: Faults<'k>,
+}
+
+/// The tile of rows of a CTA.
+pub(super) struct Found<'k> {
+    /// Whether there is one. All threads of the CTA find the same.
+    pub(super) exists: Pred<'k>,
+    /// Its group; the one behind the last for rows that no group owns.
+    pub(super) group: U32<'k>,
+    /// The first row of the group.
+    pub(super) start: U32<'k>,
+    /// How many rows it has.
+    pub(super) rows: U32<'k>,
+    /// Where in the group the tile begins.
+    pub(super) row: U32<'k>,
+}
+
+impl<'k> Offsets<'k> {
+    /// The parameters behind those of the product.
+    #[track_caller]
+    pub(super) fn parameters(k: &'k Kernel, rows: U32<'k>) -> Offsets<'k> {
+        Offsets {
+            k,
+            start: k.pointer("offsets"),
+            stride: k.u64_param("offsets_stride") * 8,
+            groups: k.u32_param("groups"),
+            rows,
+            faults: Faults::parameters(k),
+        }
+    }
+
+    /// Rows of whole tiles, enough for every group to begin and end where it likes.
+    #[track_caller]
+    pub(super) fn padded_rows(&self, tile: Tile) -> U32<'k> {
+        let side = tile.rows();
+        let whole = (self.rows + (side - 1)) & !(side - 1);
+        self.groups.mad(side, whole)
+    }
+
+    /// The first row of a group and how many it has; none where its offsets are wrong.
+    #[track_caller]
+    pub(super) fn rows_of(&self, group: U32<'k>) -> (U32<'k>, U32<'k>) {
+        let always = self.k.constant(true);
+        let [start, end] = [self.load(group, always), self.load(group + 1, always)];
+        let begins = start.ge(0) & start.le(self.most(group));
+        let right = begins & end.ge(start) & end.le(self.rows.wide().signed());
+        self.faults.report(!right, begins.select(end, start));
+
+        let rows = (end - start).unsigned().low();
+        (start.unsigned().low(), right.select(rows, 0u32))
+    }
+
+    /// The tile with a number, given as the first row of that tile were all rows one group. All
+    /// threads take part. Where any offset is wrong no group owns a row.
+    #[track_caller]
+    pub(super) fn find(&self, padded_row: U32<'k>, tile: Tile) -> Found<'k> {
+        let (k, shift) = (self.k, tile.rows().trailing_zeros());
+        let number = padded_row >> shift;
+        let first_number = |group: U32<'k>, start: U32<'k>| (start >> shift) + group;
+
+        let (begun, wrong) = (k.var(0u32), k.var(0u32));
+        k.for_range(0u32, self.groups + 1, k.threads(), |first| {
+            let index = first + k.thread();
+            let (exists, later) = (index.le(self.groups), index.gt(0));
+            let offset = self.load(index, exists);
+            let before = self.load(index - 1, exists & later);
+            let right = offset.ge(before) & offset.le(self.most(index));
+            self.faults.report(exists & !right, offset);
+
+            let begins = first_number(index, offset.unsigned().low()).le(number);
+            begun.add(k.barrier_count(exists & right & begins));
+            wrong.add(k.barrier_count(exists & !right));
+        });
+
+        let right = wrong.equals(0);
+        let group = right.select(*begun - 1, self.groups);
+        let start = self.load(group, right).unsigned().low();
+        let owned = group.lt(self.groups);
+        let end = self.load(group + 1, owned).unsigned().low();
+        let end = owned.select(end, self.rows);
+        let row = (number - right.select(first_number(group, start), 0u32)) << shift;
+        Found {
+            exists: row.lt(end - start),
+            group,
+            start,
+            rows: end - start,
+            row,
+        }
+    }
+
+    /// The offset at an index, where the predicate holds; 0 elsewhere.
+    #[track_caller]
+    fn load(&self, index: U32<'k>, exists: Pred<'k>) -> S64<'k> {
+        let address = self.start.moved(index.wide() * self.stride);
+        address.load_if::<i64>(exists)
+    }
+
+    /// The most that the offset at an index may be: the first is 0.
+    #[track_caller]
+    fn most(&self, index: U32<'k>) -> S64<'k> {
+        let rows = index.gt(0).select(self.rows, 0u32);
+        rows.wide().signed()
+    }
+}

@@ -1,0 +1,160 @@
+//! Sums over k in parts, for products that have few tiles.
+
+use super::{Call, GemmArguments, Matrix, Order, Tile};
+use crate::assembler::{Arguments, Kernel, U32};
+
+/// The fewest k of a part: below that CTAs spend their time on beginning and ending.
+const LEAST_DEPTH: u32 = 256;
+
+/// Parts begin at multiples of this many k: at 16 bytes, and whole slices of all kernels.
+const STEP: u32 = 32;
+
+/// The most parts, which one kernel adds.
+const MOST_PARTS: u32 = 64;
+
+/// CTAs that a multiprocessor has at a time.
+const CTAS: u32 = 2;
+
+/// How the sum over k is cut. Parts go into a workspace of their own, \[parts, batch, m, n\] in f32,
+/// and [`SumParts`](super::SumParts) adds them in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// How many parts.
+    pub parts: u32,
+    /// The k of a part; the last may have fewer.
+    pub depth: u32,
+}
+
+impl Split {
+    /// All in one.
+    pub fn none(k: u32) -> Split {
+        Split { parts: 1, depth: k }
+    }
+
+    /// For `batch` products \[m, k\] \[k, n\] in these tiles: as many parts as keep all
+    /// multiprocessors busy, of at least 256 k.
+    pub fn choose(tile: Tile, [m, n, k]: [u32; 3], batch: u32, multiprocessors: u32) -> Split {
+        let tiles = tile.count(m, n, batch).max(1);
+        let room = u64::from(CTAS * multiprocessors) / tiles;
+        let wanted = room.min((k / LEAST_DEPTH).min(MOST_PARTS).into()) as u32;
+        if wanted < 2 {
+            return Split::none(k);
+        }
+        let depth = k.div_ceil(wanted).next_multiple_of(STEP);
+        Split {
+            parts: k.div_ceil(depth),
+            depth,
+        }
+    }
+}
+
+/// What a product is called with whose sums may be in parts.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitArguments {
+    /// The product. In parts, C is the workspace: each part has all products of the batch, which
+    /// lie `batch_c` apart, and then comes the next part.
+    pub product: GemmArguments,
+    /// Products of the batch.
+    pub products: u32,
+    /// The k of a part: all of them, or a multiple of 32.
+    pub depth: u32,
+}
+
+impl SplitArguments {
+    /// The product in one.
+    pub fn whole(product: GemmArguments, products: u32) -> SplitArguments {
+        SplitArguments {
+            product,
+            products,
+            depth: product.k,
+        }
+    }
+
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = self.product.arguments();
+        arguments.push_u32(self.products).push_u32(self.depth);
+        arguments
+    }
+}
+
+/// The part of the sum that a CTA makes.
+pub(super) struct Part<'k> {
+    /// The product of the batch.
+    product: U32<'k>,
+    /// Its first k.
+    first: U32<'k>,
+    /// Its number of k.
+    depth: U32<'k>,
+}
+
+impl<'k> Part<'k> {
+    /// Declares the parameters behind those of the product. `index` counts products, part by part.
+    #[track_caller]
+    pub(super) fn parameters(kernel: &'k Kernel, call: &Call<'k>, index: U32<'k>) -> Part<'k> {
+        let products = kernel.u32_param("products");
+        let depth = kernel.u32_param("depth");
+        let part = index / products;
+        let first = part * depth;
+        Part {
+            product: index - part * products,
+            first,
+            depth: (call.k - first).min(depth),
+        }
+    }
+
+    /// The product of this part alone, of elements of `size` bytes, with A and B in these orders.
+    #[track_caller]
+    pub(super) fn of(&self, call: Call<'k>, orders: [Order; 2], size: u32) -> Call<'k> {
+        let along_k = [
+            orders[0] == Order::RowMajor,
+            orders[1] == Order::ColumnMajor,
+        ];
+        let part = |matrix: Matrix<'k>, along_k: bool| {
+            let matrix = matrix.of_batch(self.product, size);
+            let elements = match along_k {
+                true => self.first.wide(),
+                false => matrix.leading * self.first.wide(),
+            };
+            Matrix {
+                start: matrix.start.moved(elements * u64::from(size)),
+                ..matrix
+            }
+        };
+        Call {
+            a: part(call.a, along_k[0]),
+            b: part(call.b, along_k[1]),
+            k: self.depth,
+            ..call
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_tiles_and_a_long_sum_are_split() {
+        let split = |tile, extents| Split::choose(tile, extents, 1, 132);
+        // 64 tiles, 264 CTAs.
+        let four = Split {
+            parts: 4,
+            depth: 1024,
+        };
+        assert_eq!(split(Tile::Small, [64, 4096, 4096]), four);
+        assert_eq!(split(Tile::Large, [2048, 2048, 4096]), Split::none(4096));
+        assert_eq!(split(Tile::Small, [64, 64, 511]), Split::none(511));
+        assert_eq!(split(Tile::Small, [0, 64, 512]).parts, 2);
+    }
+
+    /// Every part has something to do, and together they have all.
+    #[test]
+    fn parts_cover_the_sum() {
+        for k in (0..40_000).step_by(37) {
+            let Split { parts, depth } = Split::choose(Tile::Flat, [8, 128, k], 1, 132);
+            assert!(parts <= MOST_PARTS && parts * depth >= k);
+            assert!(parts == 1 || (parts - 1) * depth < k && depth.is_multiple_of(STEP));
+        }
+    }
+}

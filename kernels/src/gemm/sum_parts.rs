@@ -1,0 +1,160 @@
+//! Adding the parts of a sum that is split.
+
+use super::Output;
+use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, Variant};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// Parts whose loads are in flight together.
+const PARTS_IN_FLIGHT: u32 = 4;
+
+/// C = the sum of parts, from the first to the last in f32, or C += that. Each part is read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SumParts {
+    /// What becomes of the sums.
+    pub output: Output,
+    /// Whether elements go by fours: their number is a multiple of 4, and C and the parts begin at
+    /// multiples of 16 bytes.
+    pub vectors: bool,
+}
+
+impl SumParts {
+    /// How to launch it for as many elements of C; `None` for none.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        let ctas = elements.div_ceil(u64::from(THREADS * self.width()));
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+
+    /// Elements of a thread.
+    fn width(&self) -> u32 {
+        if self.vectors { 4 } else { 1 }
+    }
+}
+
+impl Variant for SumParts {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (parts, c) = (k.pointer("parts"), k.pointer("c"));
+        let elements = k.u64_param("elements");
+        let count = k.u32_param("count");
+
+        let first = k.cta().mul_wide(THREADS * self.width());
+        let first = first + (k.thread() * self.width()).wide();
+        let exists = first.lt(elements);
+        let to = c.moved(first * u64::from(self.output.size()));
+        let before = match self.output {
+            Output::AddF32 => Some(load(self.vectors, to, exists)),
+            Output::Bf16 | Output::F32 => None,
+        };
+
+        let sums: Vec<_> = (0..self.width()).map(|_| k.var(0.0_f32)).collect();
+        let part_bytes = elements * 4;
+        let from = parts.moved(first * 4).moving();
+        k.for_range(0u32, count, PARTS_IN_FLIGHT, |part| {
+            let mut place = from.get();
+            let loaded: Vec<Vec<F32<'_>>> = (0..PARTS_IN_FLIGHT)
+                .map(|i| {
+                    let exists = exists & (part + i).lt(count);
+                    let values = load(self.vectors, place, exists);
+                    place = place.moved(part_bytes);
+                    values
+                })
+                .collect();
+            for values in loaded {
+                for (sum, value) in sums.iter().zip(values) {
+                    sum.add(value);
+                }
+            }
+            from.advance(part_bytes * u64::from(PARTS_IN_FLIGHT));
+        });
+
+        let sums = sums.iter().map(|sum| sum.get());
+        let totals: Vec<F32<'_>> = match before {
+            Some(before) => sums.zip(before).map(|(sum, before)| before + sum).collect(),
+            None => sums.collect(),
+        };
+        self.store(to, exists, &totals);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let form = if self.vectors { "vectors" } else { "single" };
+        format!("gemm_sum_parts_{}_{form}", self.output.name())
+    }
+}
+
+impl SumParts {
+    #[track_caller]
+    fn store<'k>(&self, to: GlobalAddress<'k>, exists: Pred<'k>, totals: &[F32<'k>]) {
+        match (self.output, totals) {
+            (Output::Bf16, [a, b, c, d]) => {
+                to.store_vector_if(exists, [a.pack(*b), c.pack(*d)]);
+            }
+            (_, [a, b, c, d]) => to.store_vector_if(exists, [*a, *b, *c, *d]),
+            (output, totals) => {
+                for total in totals {
+                    match output {
+                        Output::Bf16 => to.store_if(exists, total.to_bf16()),
+                        Output::F32 | Output::AddF32 => to.store_if(exists, *total),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Four f32, or one.
+#[track_caller]
+fn load<'k>(vectors: bool, from: GlobalAddress<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
+    match vectors {
+        true => from.load_vector_if::<f32, 4>(exists).to_vec(),
+        false => vec![from.load_if(exists)],
+    }
+}
+
+/// What [`SumParts`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SumPartsArguments {
+    /// \[parts, elements\] of f32, read.
+    pub parts: u64,
+    /// \[elements\], written; also read where it is added to.
+    pub c: u64,
+    /// Elements of C.
+    pub elements: u64,
+    /// How many parts there are.
+    pub count: u32,
+}
+
+impl SumPartsArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.parts).push_pointer(self.c);
+        arguments.push_u64(self.elements).push_u32(self.count);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = SumPartsArguments {
+            parts: 1,
+            c: 2,
+            elements: 3,
+            count: 4,
+        };
+        for vectors in [true, false] {
+            let variant = SumParts {
+                output: Output::AddF32,
+                vectors,
+            };
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

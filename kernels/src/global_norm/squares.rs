@@ -1,0 +1,181 @@
+//! Sums of squares, and the root of all.
+
+use crate::assembler::{
+    Arguments, F64, Kernel, Launch, Ptx, Target, Variable, Variant, block_fold,
+};
+use crate::dtype::Dtype;
+use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
+
+/// Threads of the CTA that adds partial sums.
+const ADDING_THREADS: u32 = 512;
+
+/// Partial sums of a tensor of as many elements: none of none.
+pub fn partials_of(elements: u64) -> u64 {
+    elements.div_ceil(chunk_of_rows(1, elements))
+}
+
+/// partial_p = the sum over the elements of chunk p of x^2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SumSquares {
+    tile: PartTile,
+}
+
+impl SumSquares {
+    /// The kernel for `elements` elements. `aligned`: whether x begins at a multiple of 16 bytes.
+    pub fn new(dtype: Dtype, elements: u64, aligned: bool) -> SumSquares {
+        SumSquares {
+            tile: PartTile::new(dtype, 1, elements, aligned),
+        }
+    }
+
+    /// How to launch it; `None` for no elements.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        self.tile.launch(1, partials_of(elements))
+    }
+}
+
+impl Variant for SumSquares {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS);
+        let (x, partials) = (k.pointer("x"), k.pointer("partials"));
+        let of = Chunked {
+            rows: k.constant(1u64),
+            features: k.u64_param("elements"),
+            chunk: k.u64_param("chunk"),
+        };
+
+        let part = Part::new(k, self.tile, x, of);
+        let sums: Vec<Variable<'_, f64>> = (0..IN_FLIGHT).map(|_| k.var(0.0_f64)).collect();
+        part.for_each(|access, loaded| {
+            for value in loaded.values() {
+                let value = value.to_f64();
+                sums[access].set(value.fma(value, *sums[access]));
+            }
+        });
+        let others = sums[1..].iter();
+        let sum: F64<'_> = others.fold(*sums[0], |all, other| all + **other);
+        let sum = part.fold(sum, |a, b| a + b);
+        let to = partials.element::<f64>(k.cta_y());
+        to.store_if(part.leads, sum);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("sum_squares_{}", self.tile.name())
+    }
+}
+
+/// What [`SumSquares`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SumSquaresArguments {
+    /// \[N\], read.
+    pub x: u64,
+    /// [`partials_of`] f64, written.
+    pub partials: u64,
+    /// N.
+    pub elements: u64,
+}
+
+impl SumSquaresArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x).push_pointer(self.partials);
+        let chunk = chunk_of_rows(1, self.elements);
+        arguments.push_u64(self.elements).push_u64(chunk);
+        arguments
+    }
+}
+
+/// norm = sqrt(the sum of all partial sums), as an f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddSquares;
+
+impl AddSquares {
+    /// How to launch it. The norm of nothing is 0.
+    pub fn launch(&self) -> Option<Launch> {
+        Launch::new([1, 1, 1], ADDING_THREADS)
+    }
+}
+
+impl Variant for AddSquares {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, ADDING_THREADS);
+        let (partials, norm) = (k.pointer("partials"), k.pointer("norm"));
+        let count = k.u64_param("count");
+
+        let sum = k.var(0.0_f64);
+        let step = u64::from(ADDING_THREADS * IN_FLIGHT);
+        k.for_range(k.thread().wide(), count, step, |at| {
+            let loads = (0..IN_FLIGHT).map(|i| {
+                let at = at + u64::from(i * ADDING_THREADS);
+                partials.element_wide::<f64>(at).load_if(at.lt(count))
+            });
+            for partial in loads.collect::<Vec<F64<'_>>>() {
+                sum.add(partial);
+            }
+        });
+        let sum = block_fold(k, sum.get(), |a, b| a + b);
+        norm.store_if(k.thread().equals(0), sum.sqrt().to_f32());
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        "add_squares".to_owned()
+    }
+}
+
+/// What [`AddSquares`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct AddSquaresArguments {
+    /// \[P\] of f64, read.
+    pub partials: u64,
+    /// One f32, written.
+    pub norm: u64,
+    /// P.
+    pub count: u64,
+}
+
+impl AddSquaresArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments
+            .push_pointer(self.partials)
+            .push_pointer(self.norm);
+        arguments.push_u64(self.count);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = SumSquaresArguments {
+            x: 1,
+            partials: 2,
+            elements: 3,
+        };
+        let bytes = arguments.arguments();
+        let ptx = SumSquares::new(Dtype::F32, 3, true).ptx();
+        assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
+
+        let arguments = AddSquaresArguments {
+            partials: 1,
+            norm: 2,
+            count: 3,
+        };
+        let bytes = arguments.arguments();
+        assert_eq!(bytes.bytes().len(), AddSquares.ptx().parameter_bytes());
+    }
+
+    #[test]
+    fn nothing_has_no_partial_sums() {
+        assert_eq!((partials_of(0), partials_of(1)), (0, 1));
+        assert_eq!(partials_of(1 << 40), 1024);
+        assert_eq!(SumSquares::new(Dtype::F32, 0, true).launch(0), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! Rows of any length that belong to a few lanes of a warp each, for kernels that walk over them
+//! access by access.
+
+use crate::assembler::{B16, Bf16, F32, GlobalAddress, Kernel, Launch, Pred, Target, U32, U64};
+use crate::dtype::{Dtype, Vector};
+
+/// Threads of a CTA.
+const THREADS: u32 = 128;
+
+/// As many as leave 64 registers to a thread: all loads can be in flight, and half the threads that
+/// there can be are there.
+const CTAS_PER_SM: u32 = 8;
+
+/// Accesses of a lane that are in flight together.
+pub(crate) const IN_FLIGHT: u32 = 4;
+
+/// How rows are spread over lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tile {
+    pub(crate) dtype: Dtype,
+    /// Elements of an access: 16 bytes of them, or one.
+    pub(crate) width: u32,
+    /// Lanes of a row.
+    pub(crate) lanes: u32,
+}
+
+impl Tile {
+    /// `aligned`: whether all matrices begin at multiples of 16 bytes.
+    pub(crate) fn new(dtype: Dtype, features: u32, aligned: bool) -> Tile {
+        let whole = aligned && features.is_multiple_of(dtype.per_vector());
+        let width = if whole { dtype.per_vector() } else { 1 };
+        let lanes = (features / width).clamp(1, 32).next_power_of_two();
+        Tile {
+            dtype,
+            width,
+            lanes,
+        }
+    }
+
+    pub(crate) fn kernel(self, entry: String) -> Kernel {
+        Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(CTAS_PER_SM)
+    }
+
+    pub(crate) fn launch(self, rows: u64) -> Option<Launch> {
+        let ctas = rows.div_ceil((THREADS / self.lanes).into());
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+
+    pub(crate) fn name(self) -> String {
+        let Tile {
+            dtype,
+            width,
+            lanes,
+        } = self;
+        format!("{}_w{width}_t{lanes}", dtype.name())
+    }
+}
+
+/// The row of a group of lanes.
+pub(crate) struct Group<'k> {
+    pub(crate) k: &'k Kernel,
+    pub(crate) tile: Tile,
+    pub(crate) row: U64<'k>,
+    pub(crate) exists: Pred<'k>,
+    pub(crate) lane: U32<'k>,
+    features: U32<'k>,
+}
+
+impl<'k> Group<'k> {
+    #[track_caller]
+    pub(crate) fn new(k: &'k Kernel, tile: Tile, rows: U64<'k>, features: U32<'k>) -> Group<'k> {
+        let in_cta = k.thread() >> tile.lanes.trailing_zeros();
+        let row = k.cta().mul_wide(THREADS / tile.lanes) + in_cta.wide();
+        Group {
+            k,
+            tile,
+            row,
+            exists: row.lt(rows),
+            lane: k.thread() & (tile.lanes - 1),
+            features,
+        }
+    }
+
+    /// A row of a matrix.
+    #[track_caller]
+    pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>, row: U64<'k>) -> GlobalAddress<'k> {
+        let elements = row * self.features.wide();
+        matrix.moved(elements * u64::from(self.tile.dtype.size()))
+    }
+
+    /// Calls `body` with `count` first elements of accesses, until the lane has had all of its own;
+    /// and whether they are within the row.
+    #[track_caller]
+    pub(crate) fn for_accesses(&self, count: u32, body: impl FnOnce(Vec<(U32<'k>, Pred<'k>)>)) {
+        let Tile { width, lanes, .. } = self.tile;
+        let (first, step) = (self.lane * width, lanes * width);
+        self.k
+            .for_range(first, self.features, step * count, |element| {
+                let elements = (0..count).map(|i| match i {
+                    0 => element,
+                    _ => element + i * step,
+                });
+                body(elements.map(|it| (it, it.lt(self.features))).collect());
+            });
+    }
+
+    /// The place of an element in a row.
+    #[track_caller]
+    pub(crate) fn at(&self, row: GlobalAddress<'k>, element: U32<'k>) -> GlobalAddress<'k> {
+        row.moved(element.mul_wide(self.tile.dtype.size()))
+    }
+
+    /// What an access reads, where the predicate holds; zeros elsewhere.
+    #[track_caller]
+    pub(crate) fn load_if(&self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Loaded<'k> {
+        match (self.tile.width, self.tile.dtype) {
+            (1, Dtype::F32) => Loaded::F32(from.load_if(condition)),
+            (1, Dtype::Bf16) => Loaded::Bf16(from.load_if::<Bf16>(condition)),
+            (_, dtype) => Loaded::Vector(dtype.load_vector_if(condition, from)),
+        }
+    }
+
+    /// Rounds and stores what an access takes, where the predicate holds.
+    #[track_caller]
+    pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>, values: &[F32<'k>]) {
+        let dtype = self.tile.dtype;
+        match values {
+            [value] => dtype.store_if(condition, to, *value),
+            _ => dtype.round(|i| values[i]).store_if(condition, to),
+        }
+    }
+}
+
+/// What an access has read, as it lies in memory.
+pub(crate) enum Loaded<'k> {
+    Vector(Vector<'k>),
+    F32(F32<'k>),
+    Bf16(B16<'k>),
+}
+
+impl<'k> Loaded<'k> {
+    /// The elements as f32, exactly.
+    #[track_caller]
+    pub(crate) fn widen(&self) -> Vec<F32<'k>> {
+        match self {
+            Loaded::Vector(vector) => vector.widen(),
+            Loaded::F32(value) => vec![*value],
+            Loaded::Bf16(value) => vec![value.to_f32()],
+        }
+    }
+
+    /// Stores the same bits, where the predicate holds.
+    #[track_caller]
+    pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
+        match self {
+            Loaded::Vector(vector) => vector.store_if(condition, to),
+            Loaded::F32(value) => to.store_if(condition, *value),
+            Loaded::Bf16(value) => to.store_if(condition, *value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_rows_share_a_warp() {
+        let tile = |features| Tile::new(Dtype::Bf16, features, true);
+        assert_eq!((tile(64).width, tile(64).lanes), (8, 8));
+        assert_eq!((tile(4096).width, tile(4096).lanes), (8, 32));
+        assert_eq!((tile(7).width, tile(7).lanes), (1, 8));
+        assert_eq!(Tile::new(Dtype::Bf16, 64, false).width, 1);
+        assert_eq!(tile(64).launch(17).unwrap().grid, [2, 1, 1]);
+        assert_eq!(tile(0).launch(0), None);
+    }
+}

@@ -1,0 +1,352 @@
+//! dw: partial sums of blocks of heads. [`SumPartials`](crate::rms_norm::SumPartials) adds them.
+
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variable, Variant,
+    across_groups,
+};
+use crate::dtype::Dtype;
+use crate::rms_norm::rows_per_partial;
+use crate::rope::{
+    Direction, Form, Head, HeadStrides, HeadTile, Heads, Place, Shape, Strides, Style,
+    TableStrides, element,
+};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// Longer heads have no room for a line of sums of each warp in static shared memory.
+const MAX_FEATURES: u32 = 1024;
+
+/// Heads of a thread whose loads are in flight together: two, where registers hold them beside the
+/// sums.
+fn heads_in_flight(tile: HeadTile) -> u32 {
+    if tile.elements() <= 16 { 2 } else { 1 }
+}
+
+/// partial_pd = sum over the heads r of block p of dz_rd x_rd inv_rms_r with dz = dy turned back.
+///
+/// The blocks are those of [`rows_per_partial`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormRopeGradWeight {
+    form: Form,
+}
+
+impl NormRopeGradWeight {
+    /// The kernel for `heads`. `aligned`: whether all heads and rows of tables begin at multiples of
+    /// 16 bytes.
+    pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRopeGradWeight {
+        let fits = heads.features <= MAX_FEATURES;
+        NormRopeGradWeight {
+            form: Form::new(dtype, style, heads, aligned && fits),
+        }
+    }
+
+    /// How to launch it over these heads; `None` for none.
+    pub fn launch(&self, heads: &Heads) -> Option<Launch> {
+        let rows = u64::from(heads.rows);
+        let partials = rows.div_ceil(rows_per_partial(rows)) as u32;
+        let across = match self.form {
+            Form::Tile(_) => 1,
+            Form::Loop(..) => heads.features.div_ceil(THREADS),
+        };
+        Launch::new([across, partials, 1], THREADS)
+    }
+}
+
+impl Variant for NormRopeGradWeight {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let call = Call {
+            dy: k.pointer("dy"),
+            x: k.pointer("x"),
+            inv_rms: k.pointer("inv_rms"),
+            cos: k.pointer("cos"),
+            sin: k.pointer("sin"),
+            partials: k.pointer("partials"),
+            shape: Shape::parameters(k),
+            rows_per_partial: k.u32_param("rows_per_partial"),
+            of_dy: Strides::of_heads(k, "dy"),
+            of_x: Strides::of_heads(k, "x"),
+            of_cos: Strides::of_table(k, "cos"),
+            of_sin: Strides::of_table(k, "sin"),
+        };
+        match self.form {
+            Form::Tile(tile) => in_registers(k, tile, &call),
+            Form::Loop(dtype, style) => by_features(k, dtype, style, &call),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("norm_rope_grad_weight_{}", self.form.name())
+    }
+}
+
+/// What [`NormRopeGradWeight`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct NormRopeGradWeightArguments {
+    /// \[B, T, N, D\], read.
+    pub dy: u64,
+    /// \[B, T, N, D\], read.
+    pub x: u64,
+    /// \[B, T, N\] of f32, dense, read.
+    pub inv_rms: u64,
+    /// \[B, T, H\] of f32, read.
+    pub cos: u64,
+    /// \[B, T, H\] of f32, read.
+    pub sin: u64,
+    /// \[P, D\] of f32, written; P as [`rows_per_partial`] of B T N says.
+    pub partials: u64,
+    /// The extents.
+    pub heads: Heads,
+    /// How dy and x lie.
+    pub of_heads: [HeadStrides; 2],
+    /// How cos and sin lie.
+    pub of_tables: [TableStrides; 2],
+}
+
+impl NormRopeGradWeightArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        let read = [self.dy, self.x, self.inv_rms, self.cos, self.sin];
+        for pointer in read.into_iter().chain([self.partials]) {
+            arguments.push_pointer(pointer);
+        }
+        self.heads.push(&mut arguments);
+        arguments.push_u32(rows_per_partial(self.heads.rows.into()) as u32);
+        for heads in &self.of_heads {
+            heads.push(&mut arguments);
+        }
+        for table in &self.of_tables {
+            table.push(&mut arguments);
+        }
+        arguments
+    }
+}
+
+/// The parameters in registers.
+struct Call<'k> {
+    dy: GlobalAddress<'k>,
+    x: GlobalAddress<'k>,
+    inv_rms: GlobalAddress<'k>,
+    cos: GlobalAddress<'k>,
+    sin: GlobalAddress<'k>,
+    partials: GlobalAddress<'k>,
+    shape: Shape<'k>,
+    rows_per_partial: U32<'k>,
+    of_dy: Strides<'k>,
+    of_x: Strides<'k>,
+    of_cos: Strides<'k>,
+    of_sin: Strides<'k>,
+}
+
+impl<'k> Call<'k> {
+    /// The heads of this CTA, from the first to before the last.
+    #[track_caller]
+    fn block(&self, k: &'k Kernel) -> [U32<'k>; 2] {
+        let start = k.cta_y() * self.rows_per_partial;
+        let end = (start + self.rows_per_partial).min(self.shape.rows);
+        [start, end]
+    }
+
+    /// Where the partial sum of a feature goes.
+    #[track_caller]
+    fn partial(&self, k: &'k Kernel, feature: U32<'k>) -> GlobalAddress<'k> {
+        let line = k.cta_y().mul_wide(self.shape.features);
+        self.partials.element_wide::<f32>(line + feature.wide())
+    }
+
+    /// dz x inv_rms of the features that a thread has of a head, still being loaded.
+    #[track_caller]
+    fn products(&self, tile: HeadTile, head: &Head<'k>) -> impl FnOnce() -> Vec<F32<'k>> + use<'k> {
+        let (dy, x) = (
+            head.load(self.dy, &self.of_dy),
+            head.load(self.x, &self.of_x),
+        );
+        let angles = head.angles([(self.cos, self.of_cos), (self.sin, self.of_sin)]);
+        let inv_rms = head.load_scalar(self.inv_rms);
+        move || {
+            let dz = tile.turned(Direction::Back, &dy.widen(), &angles);
+            let pairs = dz.into_iter().zip(x.widen());
+            pairs.map(|(dz, x)| dz * (x * inv_rms)).collect()
+        }
+    }
+}
+
+/// The lanes of a head sum its features over every head of theirs; then the groups of a warp are
+/// added, and the warps of the CTA in order.
+fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
+    let group = k.thread() >> tile.lanes().trailing_zeros();
+    let lane = k.thread() & (tile.lanes() - 1);
+    let groups = THREADS / tile.lanes();
+    let [start, end] = call.block(k);
+
+    let sums: Vec<Variable<'k, f32>> = (0..tile.elements()).map(|_| k.var(0.0_f32)).collect();
+    let in_flight = heads_in_flight(tile);
+    let step = groups * in_flight;
+    k.for_range(start + group, end, step, |first| {
+        let heads = (0..in_flight).map(|i| {
+            let index = first + i * groups;
+            let head = Head::new(k, tile, &call.shape, [index, lane], index.lt(end));
+            call.products(tile, &head)
+        });
+        for products in heads.collect::<Vec<_>>() {
+            for (sum, product) in sums.iter().zip(products()) {
+                sum.add(product);
+            }
+        }
+    });
+
+    let of_warp = sums
+        .iter()
+        .map(|sum| across_groups(k, sum.get(), tile.lanes()));
+    let of_warp: Vec<F32<'k>> = of_warp.collect();
+    let features = tile.features();
+    let line = padded(features - 1) + 1;
+    let shared = k.shared::<f32>(THREADS / 32 * line);
+    let of_this_warp = shared.moved(k.warp() * (4 * line));
+    let vectors = of_warp.chunks_exact(tile.per_vector() as usize);
+    let places = tile.places(lane, k.lane().lt(tile.lanes()));
+    for (values, (column, exists)) in vectors.zip(places) {
+        k.if_(exists, || {
+            for (i, value) in (0..).zip(values) {
+                of_this_warp
+                    .element::<f32>(padded_at(column + i))
+                    .store(*value);
+            }
+        });
+    }
+    k.barrier();
+
+    k.for_range(k.thread(), features, THREADS, |feature| {
+        let first = shared.element::<f32>(padded_at(feature));
+        let of_warp = |warp: u32| first.offset(4 * line * warp).load::<f32>();
+        let total = (1..THREADS / 32).fold(of_warp(0), |sum, warp| sum + of_warp(warp));
+        call.partial(k, feature).store(total);
+    });
+}
+
+/// A line of shared memory skips a word after 32, so that lanes that are a vector apart meet
+/// different banks.
+fn padded(feature: u32) -> u32 {
+    feature + feature / 32
+}
+
+/// As [`padded`].
+#[track_caller]
+fn padded_at(feature: U32<'_>) -> U32<'_> {
+    feature + (feature >> 5)
+}
+
+/// A thread has a feature, and walks over the heads of the CTA's block.
+fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
+    let shape = &call.shape;
+    let feature = k.cta().mad(THREADS, k.thread());
+    let turns = feature.lt(shape.pairs << 1);
+    let [pair, other, second] = match style {
+        Style::Half => {
+            let second = feature.ge(shape.pairs);
+            let pair = second.select(feature - shape.pairs, feature);
+            let other = second.select(pair, feature + shape.pairs);
+            [pair, other, second.select(1u32, 0)]
+        }
+        Style::Interleaved => [feature >> 1, feature ^ 1, feature & 1],
+    };
+
+    let [start, end] = call.block(k);
+    let sum = k.var(0.0_f32);
+    let exists = feature.lt(shape.features);
+    k.if_(exists, || {
+        k.for_range(start, end, 1, |row| {
+            let place = Place::new(shape, row);
+            let dy = place.strided(dtype, call.dy, &call.of_dy);
+            let x = place.strided(dtype, call.x, &call.of_x);
+            let own = dtype.load(element(dtype, dy, feature));
+            let other = dtype.load_if(turns, element(dtype, dy, other));
+            let [cos, sin] =
+                [(call.cos, call.of_cos), (call.sin, call.of_sin)].map(|(table, strides)| {
+                    let table = place.strided(Dtype::F32, table, &strides);
+                    element(Dtype::F32, table, pair).load_if::<f32>(turns)
+                });
+            // Back: (a, b) is (a cos + b sin, b cos - a sin).
+            let sin = second.differs(0).select(-sin, sin);
+            let dz = turns.select(own * cos + other * sin, own);
+            let inv_rms = place.scalar(call.inv_rms).load::<f32>();
+            sum.add(dz * (dtype.load(element(dtype, x, feature)) * inv_rms));
+        });
+        call.partial(k, feature).store(sum.get());
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADS: Heads = Heads {
+        rows: 600,
+        positions: 300,
+        heads: 2,
+        features: 64,
+        pairs: 32,
+    };
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let dense = HeadStrides {
+            batch: 384,
+            position: 128,
+            head: 64,
+        };
+        let table = TableStrides {
+            batch: 0,
+            position: 32,
+        };
+        let arguments = NormRopeGradWeightArguments {
+            dy: 1,
+            x: 2,
+            inv_rms: 3,
+            cos: 4,
+            sin: 5,
+            partials: 6,
+            heads: HEADS,
+            of_heads: [dense; 2],
+            of_tables: [table; 2],
+        };
+        for aligned in [true, false] {
+            let variant = NormRopeGradWeight::new(Dtype::F32, Style::Half, &HEADS, aligned);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+
+    #[test]
+    fn sums_of_the_longest_heads_fit_in_static_memory() {
+        for dtype in Dtype::ALL {
+            for features in [MAX_FEATURES, 2 * MAX_FEATURES] {
+                let heads = Heads {
+                    features,
+                    pairs: features / 4,
+                    ..HEADS
+                };
+                let variant = NormRopeGradWeight::new(dtype, Style::Half, &heads, true);
+                assert_eq!(variant.ptx().dynamic_shared, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn every_block_has_a_cta() {
+        let grid = |heads: Heads, aligned| {
+            let variant = NormRopeGradWeight::new(Dtype::F32, Style::Half, &heads, aligned);
+            variant.launch(&heads).map(|launch| launch.grid)
+        };
+        assert_eq!(grid(HEADS, true), Some([1, 10, 1]));
+        let long = Heads {
+            features: 600,
+            ..HEADS
+        };
+        assert_eq!(grid(long, false), Some([3, 10, 1]));
+        assert_eq!(grid(Heads { rows: 0, ..HEADS }, true), None);
+    }
+}

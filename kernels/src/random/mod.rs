@@ -1,0 +1,380 @@
+//! Random values and dropout: what an element gets is a function of a key and of its global index
+//! alone, by [`philox`](crate::philox).
+//!
+//! Two forms, chosen by [`RandomWalk::form`]:
+//!
+//! - **Blocks**: elements lie densely and their indices follow each other from a multiple of 4. A
+//!   thread moves 16 bytes at once and takes all four words of each block that it computes.
+//! - **Strided**: anything else, as a shard that is a box of a larger tensor. A thread computes the
+//!   place of each of its elements, and a block for each.
+
+mod blocks;
+pub mod quantile;
+mod strided;
+
+use crate::Dtype;
+use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variant};
+use crate::elementwise::{Element, Layout, Walk};
+use crate::error::Result;
+use crate::philox::{Key, push_key};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// What becomes of a random word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Distribution {
+    /// Uniform in an interval.
+    Uniform,
+    /// Normal.
+    Normal,
+    /// An operand, scaled, or 0.
+    Dropout,
+    /// Whether dropout keeps the element, as a byte.
+    Mask,
+}
+
+/// A distribution with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Values {
+    /// low + length u with u in [0, 1), at most `last`.
+    Uniform {
+        /// The lower end.
+        low: f32,
+        /// The upper end less the lower.
+        length: f32,
+        /// The largest value of the format that may be drawn.
+        last: f32,
+    },
+    /// mean + std z.
+    Normal {
+        /// The mean.
+        mean: f32,
+        /// The standard deviation.
+        std: f32,
+    },
+    /// x scale where the word is at least `threshold`, else 0.
+    Dropout {
+        /// The least word that keeps its element.
+        threshold: u32,
+        /// What is kept is multiplied by this.
+        scale: f32,
+    },
+    /// 1 where the word is at least `threshold`, else 0.
+    Mask {
+        /// The least word that keeps its element.
+        threshold: u32,
+    },
+}
+
+impl Values {
+    /// Which distribution it is.
+    pub fn distribution(&self) -> Distribution {
+        match self {
+            Values::Uniform { .. } => Distribution::Uniform,
+            Values::Normal { .. } => Distribution::Normal,
+            Values::Dropout { .. } => Distribution::Dropout,
+            Values::Mask { .. } => Distribution::Mask,
+        }
+    }
+
+    fn push(&self, arguments: &mut Arguments) {
+        match *self {
+            Values::Uniform { low, length, last } => {
+                arguments.push_f32(low).push_f32(length).push_f32(last);
+            }
+            Values::Normal { mean, std } => {
+                arguments.push_f32(mean).push_f32(std);
+            }
+            Values::Dropout { threshold, scale } => {
+                arguments.push_u32(threshold).push_f32(scale);
+            }
+            Values::Mask { threshold } => {
+                arguments.push_u32(threshold);
+            }
+        }
+    }
+}
+
+/// How the elements of the result, their global indices and perhaps an operand lie.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomWalk {
+    walk: Walk,
+    first: u64,
+}
+
+impl RandomWalk {
+    /// Elements of shape `extents` whose result lies densely and whose global indices are `first`
+    /// plus these strides; the operand's strides where there is one.
+    ///
+    /// # Errors
+    /// As [`Walk::new`].
+    pub fn new(
+        extents: &[usize],
+        result: &[isize],
+        (first, places): (u64, &[isize]),
+        operand: Option<&[isize]>,
+    ) -> Result<RandomWalk> {
+        let walk = match operand {
+            Some(operand) => Walk::new(extents, result, &[places, operand]),
+            None => Walk::new(extents, result, &[places]),
+        };
+        Ok(RandomWalk { walk: walk?, first })
+    }
+
+    /// The form of the kernel that walks so. `aligned`: whether result and operand begin at
+    /// multiples of 16 bytes.
+    pub fn form(&self, aligned: bool) -> Layout {
+        self.walk.layout(aligned && self.first.is_multiple_of(4))
+    }
+}
+
+/// A kernel that draws random values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Random {
+    distribution: Distribution,
+    format: Element,
+    layout: Layout,
+}
+
+impl Random {
+    /// Values of a distribution in a format, which a mask ignores; the operand of dropout has it too.
+    pub fn new(distribution: Distribution, dtype: Dtype, layout: Layout) -> Random {
+        let format = match distribution {
+            Distribution::Mask => Element::Bool,
+            _ => Element::Float(dtype),
+        };
+        Random {
+            distribution,
+            format,
+            layout,
+        }
+    }
+
+    /// How to launch it over as many elements; `None` for none.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        let tile = match self.layout {
+            Layout::Contiguous => blocks::tile(self),
+            Layout::Strided { .. } => strided::TILE,
+        };
+        let ctas = elements.div_ceil(u64::from(tile));
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+
+    /// How its elements lie.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    fn parameters<'k>(&self, k: &'k Kernel) -> Parameters<'k> {
+        let operand = (self.distribution == Distribution::Dropout).then(|| k.pointer("x"));
+        let (result, key) = (k.pointer("y"), Key::parameters(k));
+        Parameters {
+            format: self.format,
+            operand,
+            result,
+            key,
+            rule: Rule::parameters(k, self.distribution),
+        }
+    }
+}
+
+impl Variant for Random {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        match self.layout {
+            Layout::Contiguous => blocks::write(k, self),
+            Layout::Strided { dims, wide: false } => strided::write::<u32, i32>(k, self, dims),
+            Layout::Strided { dims, wide: true } => strided::write::<u64, i64>(k, self, dims),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let distribution = match self.distribution {
+            Distribution::Uniform => "uniform",
+            Distribution::Normal => "normal",
+            Distribution::Dropout => "dropout",
+            Distribution::Mask => "dropout_mask",
+        };
+        let layout = match self.layout {
+            Layout::Contiguous => "blocks".to_owned(),
+            Layout::Strided { dims, wide: false } => format!("strided{dims}"),
+            Layout::Strided { dims, wide: true } => format!("strided{dims}_wide"),
+        };
+        format!("{distribution}_{}_{layout}", self.format.name())
+    }
+}
+
+/// What a [`Random`] kernel is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomArguments<'a> {
+    /// The address of the operand's first element; dropout reads it, nothing else does.
+    pub operand: u64,
+    /// The address of the result's first element.
+    pub result: u64,
+    /// The four words of the key.
+    pub key: [u32; 4],
+    /// The numbers of the distribution.
+    pub values: Values,
+    /// How they are walked.
+    pub walk: &'a RandomWalk,
+}
+
+impl RandomArguments<'_> {
+    /// The bytes of the parameters of `variant`.
+    pub fn arguments(&self, variant: &Random) -> Arguments {
+        let mut arguments = Arguments::new();
+        if variant.distribution == Distribution::Dropout {
+            arguments.push_pointer(self.operand);
+        }
+        arguments.push_pointer(self.result);
+        push_key(&mut arguments, self.key);
+        self.values.push(&mut arguments);
+        arguments.push_u64(self.walk.first);
+        match variant.layout {
+            Layout::Contiguous => {
+                arguments.push_u64(self.walk.walk.elements());
+            }
+            Layout::Strided { wide, .. } => {
+                crate::elementwise::push_walk(&mut arguments, &self.walk.walk, wide);
+            }
+        }
+        arguments
+    }
+}
+
+/// The parameters that both forms begin with.
+struct Parameters<'k> {
+    format: Element,
+    operand: Option<GlobalAddress<'k>>,
+    result: GlobalAddress<'k>,
+    key: Key<'k>,
+    rule: Rule<'k>,
+}
+
+/// [`Values`] in registers.
+enum Rule<'k> {
+    Uniform {
+        low: F32<'k>,
+        length: F32<'k>,
+        last: F32<'k>,
+    },
+    Normal {
+        mean: F32<'k>,
+        std: F32<'k>,
+    },
+    Dropout {
+        threshold: U32<'k>,
+        scale: F32<'k>,
+    },
+    Mask {
+        threshold: U32<'k>,
+    },
+}
+
+impl<'k> Rule<'k> {
+    fn parameters(k: &'k Kernel, distribution: Distribution) -> Rule<'k> {
+        match distribution {
+            Distribution::Uniform => Rule::Uniform {
+                low: k.f32_param("low"),
+                length: k.f32_param("length"),
+                last: k.f32_param("last"),
+            },
+            Distribution::Normal => Rule::Normal {
+                mean: k.f32_param("mean"),
+                std: k.f32_param("std"),
+            },
+            Distribution::Dropout => Rule::Dropout {
+                threshold: k.u32_param("threshold"),
+                scale: k.f32_param("scale"),
+            },
+            Distribution::Mask => Rule::Mask {
+                threshold: k.u32_param("threshold"),
+            },
+        }
+    }
+
+    /// What becomes of a word, and of the operand where there is one; unrounded but for the end of an
+    /// interval, which counts after rounding to `format`.
+    #[track_caller]
+    fn value(&self, format: Element, word: U32<'k>, operand: Option<F32<'k>>) -> F32<'k> {
+        match (self, operand) {
+            (Rule::Uniform { low, length, last }, _) => {
+                let unit = (word >> 8).signed().to_f32() * (1.0 / (1u32 << 24) as f32);
+                let value = format.rounded(unit * *length + *low);
+                value.gt(*last).select(*last, value)
+            }
+            (Rule::Normal { mean, std }, _) => quantile::normal(word) * *std + *mean,
+            (Rule::Dropout { threshold, scale }, Some(x)) => {
+                word.ge(*threshold).select(x * *scale, 0.0)
+            }
+            (Rule::Dropout { threshold, .. } | Rule::Mask { threshold }, _) => {
+                word.ge(*threshold).select(1.0, 0.0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let strides = [1; Walk::MAX_DIMS];
+        let walk = RandomWalk::new(&[7; 6], &strides, (4, &strides), Some(&strides)).unwrap();
+        let fill = RandomWalk::new(&[7; 6], &strides, (4, &strides), None).unwrap();
+        let (threshold, scale) = (7, 2.0);
+        let of = [
+            (Values::Mask { threshold }, &fill),
+            (Values::Dropout { threshold, scale }, &walk),
+            (
+                Values::Normal {
+                    mean: 0.0,
+                    std: 1.0,
+                },
+                &fill,
+            ),
+            (
+                Values::Uniform {
+                    low: 0.0,
+                    length: 1.0,
+                    last: 1.0,
+                },
+                &fill,
+            ),
+        ];
+        let strided = |wide| Layout::Strided { dims: 6, wide };
+        for (values, walk) in of {
+            for layout in [Layout::Contiguous, strided(false), strided(true)] {
+                let variant = Random::new(values.distribution(), Dtype::Bf16, layout);
+                let arguments = RandomArguments {
+                    operand: 256,
+                    result: 512,
+                    key: [1, 2, 3, 4],
+                    values,
+                    walk,
+                };
+                let bytes = arguments.arguments(&variant);
+                let parameters = variant.ptx().parameter_bytes();
+                assert_eq!(bytes.bytes().len(), parameters, "{variant:?}");
+            }
+        }
+    }
+
+    /// Only what begins with a whole block is computed by blocks.
+    #[test]
+    fn the_first_place_chooses_the_form() {
+        let form = |first| {
+            let walk = RandomWalk::new(&[3, 4], &[4, 1], (first, &[4, 1]), None).unwrap();
+            walk.form(true)
+        };
+        assert_eq!(form(8), Layout::Contiguous);
+        let (dims, wide) = (1, false);
+        assert_eq!(form(6), Layout::Strided { dims, wide });
+        let dropped = Random::new(Distribution::Mask, Dtype::F32, form(8));
+        assert_eq!(dropped.launch(0), None);
+        assert_eq!(dropped.launch(2049).unwrap().grid, [2, 1, 1]);
+    }
+}

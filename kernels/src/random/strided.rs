@@ -1,0 +1,60 @@
+//! The form for elements that lie anyhow: an index is taken apart into coordinates, and the global
+//! index is made of those as an address is.
+
+use super::{Parameters, Random, THREADS};
+use crate::assembler::{F32, GlobalAddress, Integer, Kernel, Pred, Register, U64};
+use crate::elementwise::strided::{Index, PER_THREAD, Strides};
+
+pub(super) use crate::elementwise::strided::TILE;
+
+/// What a thread has of one element.
+struct Place<'k> {
+    exists: Pred<'k>,
+    index: U64<'k>,
+    operand: Option<F32<'k>>,
+    result: GlobalAddress<'k>,
+}
+
+pub(super) fn write<I: Index<O>, O: Integer>(k: &Kernel, variant: &Random, dims: u8) {
+    let parameters = variant.parameters(k);
+    let first = k.u64_param("first");
+    let tensors = 2 + usize::from(parameters.operand.is_some());
+    let walk = Strides::<I, O>::parameters(k, dims.into(), tensors);
+
+    let thread = k.thread();
+    let places: Vec<Place<'_>> = (0..PER_THREAD)
+        .map(|i| {
+            let index = I::of_element(k, thread + i * THREADS);
+            load(&parameters, &walk, first, index)
+        })
+        .collect();
+    for place in places {
+        let word = parameters.key.word(place.index);
+        let value = parameters
+            .rule
+            .value(parameters.format, word, place.operand);
+        let format = parameters.format;
+        format.store_if(place.exists, place.result, value);
+    }
+}
+
+/// Tensor 0 of the walk is the result, 1 are the indices, 2 is the operand.
+fn load<'k, I: Index<O>, O: Integer>(
+    parameters: &Parameters<'k>,
+    walk: &Strides<'k, I, O>,
+    first: U64<'k>,
+    index: Register<'k, I>,
+) -> Place<'k> {
+    let exists = I::is_below(index, walk.elements);
+    let coordinates = walk.coordinates(index);
+    let size = parameters.format.size();
+    Place {
+        exists,
+        index: first + I::bytes(walk.offset(1, &coordinates), 1),
+        operand: parameters.operand.map(|x| {
+            let address = walk.address(2, x, size, &coordinates);
+            parameters.format.load_if(exists, address)
+        }),
+        result: walk.address(0, parameters.result, size, &coordinates),
+    }
+}

@@ -1,0 +1,233 @@
+//! Sorted runs, merged.
+
+use super::Sorted;
+use crate::assembler::{Arguments, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant};
+use crate::dtype::Dtype;
+
+/// Runs that become one.
+const AT_ONCE: u32 = 8;
+
+/// Threads of a CTA.
+const THREADS: u32 = 128;
+
+/// The sorted runs of a row: each of `len` keys, but for the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Their number.
+    pub count: u32,
+    /// Keys of each, and how far apart they begin.
+    pub len: u32,
+    /// Keys of the last one.
+    pub last: u32,
+}
+
+impl Runs {
+    /// The runs that they are merged into, of which each keeps the first `kept`.
+    #[must_use]
+    pub fn merged(&self, kept: u32) -> Runs {
+        let count = self.count.div_ceil(AT_ONCE);
+        let before_last = u64::from(self.count - 1) % u64::from(AT_ONCE);
+        let last = before_last * u64::from(self.len) + u64::from(self.last);
+        Runs {
+            count,
+            len: self.len.saturating_mul(AT_ONCE).min(kept),
+            last: last.min(kept.into()) as u32,
+        }
+    }
+}
+
+/// Runs of keys, eight at a time, as one. Where one is left, the elements themselves and their
+/// places.
+///
+/// A thread has one key. Its place is the number of keys before it in the eight runs, which it
+/// finds by eight binary searches at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MergeRuns {
+    /// The dtype of elements, where they are written in the place of keys.
+    elements: Option<Dtype>,
+}
+
+impl MergeRuns {
+    /// The kernel that merges `runs` of rows of `dtype`.
+    pub fn new(runs: Runs, dtype: Dtype) -> MergeRuns {
+        MergeRuns {
+            elements: (runs.count <= AT_ONCE).then_some(dtype),
+        }
+    }
+
+    /// How to launch it; `None` for no rows.
+    pub fn launch(&self, rows: u64, runs: Runs) -> Option<Launch> {
+        let keys = u64::from(runs.count) * u64::from(runs.len);
+        let parts = u32::try_from(keys.div_ceil(THREADS.into())).unwrap_or(u32::MAX);
+        // Keys of a row may be more CTAs than the second dimension takes: they are in the first.
+        let ctas = u64::from(parts).saturating_mul(rows);
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+}
+
+impl Variant for MergeRuns {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let to = Sorted::parameters(k, self.elements);
+        let from = k.pointer("from");
+        let (count, len, last) = (
+            k.u32_param("count"),
+            k.u32_param("len"),
+            k.u32_param("last"),
+        );
+        let (kept, parts, step) = (
+            k.u32_param("kept"),
+            k.u32_param("parts"),
+            k.u32_param("step"),
+        );
+
+        let row = k.cta() / parts;
+        let at = (k.cta() - row * parts).mad(THREADS, k.thread());
+        let (run, line) = (at / len, row.mul_wide(count) * len.wide());
+        let length_of = |run| length_of(run, [count, len, last]);
+        let exists = (at - run * len).lt(length_of(run));
+        let keys = from.element_wide::<u64>(line);
+        let own = keys.element::<u64>(at).load_if::<u64>(exists);
+
+        let group = run >> AT_ONCE.trailing_zeros();
+        let runs = (0..AT_ONCE).map(|i| {
+            let run = group * AT_ONCE + i;
+            let length = exists.select(length_of(run), 0u32);
+            (keys.element::<u64>(run * len), length)
+        });
+        let runs: Vec<(GlobalAddress<'_>, U32<'_>)> = runs.collect();
+        let place = keys_before(k, &runs, own, step);
+
+        let line = row.mul_wide((count + (AT_ONCE - 1)) >> AT_ONCE.trailing_zeros()) + group.wide();
+        let index = line * kept.wide() + place.wide();
+        to.store(exists & place.lt(kept), [row.wide(), index], own);
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        match self.elements {
+            None => "merge_runs_to_keys".to_owned(),
+            Some(dtype) => format!("merge_runs_to_{}", dtype.name()),
+        }
+    }
+}
+
+/// How many keys a run has: none where there is no such run.
+#[track_caller]
+fn length_of<'k>(run: U32<'k>, [count, len, last]: [U32<'k>; 3]) -> U32<'k> {
+    let full = run.equals(count - 1).select(last, len);
+    run.lt(count).select(full, 0u32)
+}
+
+/// How many keys of the runs are larger than `own`.
+#[track_caller]
+fn keys_before<'k>(
+    k: &'k Kernel,
+    runs: &[(GlobalAddress<'k>, U32<'k>)],
+    own: U64<'k>,
+    step: U32<'k>,
+) -> U32<'k> {
+    let before: Vec<_> = runs.iter().map(|_| k.var(0u32)).collect();
+    let step = k.var(step);
+    k.while_(
+        || step.gt(0),
+        || {
+            let probes = runs.iter().zip(&before).map(|((run, length), before)| {
+                let further = **before + *step;
+                let probe = run.element::<u64>(further - 1);
+                probe.load_if::<u64>(further.le(*length))
+            });
+            for (before, key) in before.iter().zip(probes.collect::<Vec<_>>()) {
+                before.add(key.gt(own).select(*step, 0u32));
+            }
+            step.set(*step >> 1);
+        },
+    );
+    before[1..]
+        .iter()
+        .fold(*before[0], |sum, before| sum + **before)
+}
+
+/// What [`MergeRuns`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeRunsArguments {
+    /// \[R, count, len\] of u64, read.
+    pub from: u64,
+    /// Where keys go, \[R, count, kept\] of the merged runs, where they are more than one.
+    pub keys: u64,
+    /// \[R, D\], read.
+    pub x: u64,
+    /// Where values go, \[R, kept\], where one run is left.
+    pub values: u64,
+    /// Where places go, \[R, kept\] of i64, where one run is left.
+    pub places: u64,
+    /// D.
+    pub features: u32,
+    /// The runs.
+    pub runs: Runs,
+    /// Keys that each merged run keeps.
+    pub kept: u32,
+}
+
+impl MergeRunsArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let Runs { count, len, last } = self.runs;
+        let keys = u64::from(count) * u64::from(len);
+        let parts = keys.div_ceil(THREADS.into()) as u32;
+        // The first step of a binary search: the largest power of two in a run.
+        let step = 1 << len.max(1).ilog2();
+
+        let mut arguments = Arguments::new();
+        for pointer in [self.keys, self.x, self.values, self.places] {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u32(self.features).push_pointer(self.from);
+        for value in [count, len, last, self.kept, parts, step] {
+            arguments.push_u32(value);
+        }
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUNS: Runs = Runs {
+        count: 149,
+        len: 50,
+        last: 20,
+    };
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = MergeRunsArguments {
+            from: 1,
+            keys: 2,
+            x: 3,
+            values: 4,
+            places: 5,
+            features: 6,
+            runs: RUNS,
+            kept: 50,
+        };
+        for runs in [RUNS, RUNS.merged(50).merged(50)] {
+            let bytes = arguments.arguments();
+            let ptx = MergeRuns::new(runs, Dtype::F32).ptx();
+            assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
+        }
+    }
+
+    /// Each merge leaves an eighth of the runs, in the end one, of all that are wanted.
+    #[test]
+    fn runs_become_one() {
+        let of = |count, len, last| Runs { count, len, last };
+        let first = RUNS.merged(50);
+        assert_eq!(first, of(19, 50, 50));
+        assert_eq!(first.merged(50), of(3, 50, 50));
+        assert_eq!(first.merged(50).merged(50), of(1, 50, 50));
+        assert_eq!(of(2, 1024, 5).merged(1029), of(1, 1029, 1029));
+        assert_eq!(of(9, 1024, 5).merged(9000), of(2, 8192, 5));
+    }
+}

@@ -1,0 +1,300 @@
+//! Tiles of rows, sorted.
+
+use super::{Sorted, key};
+use crate::assembler::{
+    Arguments, Exchanged, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32,
+    U64, Variant,
+};
+use crate::dtype::Dtype;
+
+/// Keys of a thread.
+const PER_THREAD: u32 = 8;
+
+/// Threads of a CTA at most.
+const MAX_THREADS: u32 = 128;
+
+/// Tiles of a row at most: what the second dimension of a grid takes.
+const MAX_TILES: u64 = 65_535;
+
+/// The keys of each tile of a row, sorted in descending order, and the first of them kept. Of rows
+/// that are one tile, the elements themselves and their places.
+///
+/// A bitonic sorting network (Batcher 1968). Key i belongs to thread i modulo threads: partners that
+/// lie far apart meet in the registers of one thread, near ones in a warp, those between in shared
+/// memory, where neighbours have neighbouring words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SortTiles {
+    dtype: Dtype,
+    threads: u32,
+    /// Elements of an access.
+    width: u32,
+    /// Whether rows are one tile.
+    last: bool,
+}
+
+impl SortTiles {
+    /// Elements of a row at most.
+    pub const MAX_FEATURES: u64 = MAX_TILES * (MAX_THREADS * PER_THREAD) as u64;
+
+    /// The kernel for rows of `features` elements. `aligned`: whether x begins at a multiple of 16
+    /// bytes.
+    pub fn new(dtype: Dtype, features: u64, aligned: bool) -> SortTiles {
+        let needed = features.div_ceil(PER_THREAD.into()).max(1);
+        let threads = needed.min(MAX_THREADS.into()).next_power_of_two() as u32;
+        let vectors = aligned && features.is_multiple_of(dtype.per_vector().into());
+        let sort = SortTiles {
+            dtype,
+            threads: threads.max(32),
+            width: if vectors { dtype.per_vector() } else { 1 },
+            last: false,
+        };
+        SortTiles {
+            last: sort.tiles(features) == 1,
+            ..sort
+        }
+    }
+
+    /// Elements of a tile.
+    pub fn tile(&self) -> u64 {
+        (self.threads * PER_THREAD).into()
+    }
+
+    /// Tiles of a row.
+    pub fn tiles(&self, features: u64) -> u64 {
+        features.div_ceil(self.tile()).max(1)
+    }
+
+    /// How to launch it; `None` for no rows.
+    pub fn launch(&self, rows: u64, features: u64) -> Option<Launch> {
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        Launch::new([rows, self.tiles(features) as u32, 1], self.threads)
+    }
+
+    /// The keys of this thread, in any order: all of a tile are sorted.
+    #[track_caller]
+    fn load<'k>(&self, row: GlobalAddress<'k>, first: U32<'k>, features: U32<'k>) -> Vec<U64<'k>> {
+        let thread = first.kernel().thread();
+        let accesses = (0..PER_THREAD / self.width).map(|access| {
+            let at = first + (thread + access * self.threads) * self.width;
+            let from = row.moved(at.mul_wide(self.dtype.size()));
+            let exists = at.lt(features);
+            let values = match self.width {
+                1 => vec![self.dtype.load_if(exists, from)],
+                _ => self.dtype.load_vector_if(exists, from).widen(),
+            };
+            (at, exists, values)
+        });
+        let mut keys = Vec::new();
+        for (at, exists, values) in accesses.collect::<Vec<_>>() {
+            let values = (0..).zip(values);
+            keys.extend(values.map(|(i, value)| key(value, at + i, exists)));
+        }
+        keys
+    }
+}
+
+impl Variant for SortTiles {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.threads);
+        let to = Sorted::parameters(k, self.last.then_some(self.dtype));
+        let (kept, tiles) = (k.u32_param("kept"), k.u32_param("tiles"));
+
+        let (row, tile) = (k.cta().wide(), k.cta_y());
+        let start = row * to.features.wide() * u64::from(self.dtype.size());
+        let first = tile * (self.threads * PER_THREAD);
+        let keys = self.load(to.x.moved(start), first, to.features);
+        let keys = Sorter::new(k, self.threads).sorted(keys);
+
+        let line = (row * tiles.wide() + tile.wide()) * kept.wide();
+        let kept = kept.min(to.features - first);
+        for (i, key) in (0..).zip(keys) {
+            let at = k.thread() + i * self.threads;
+            to.store(at.lt(kept), [row, line + at.wide()], key);
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let SortTiles {
+            dtype,
+            threads,
+            width,
+            last,
+        } = *self;
+        let to = if last { "elements" } else { "keys" };
+        format!("sort_tiles_{}_w{width}_t{threads}_to_{to}", dtype.name())
+    }
+}
+
+/// What [`SortTiles`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SortTilesArguments {
+    /// \[R, D\], read.
+    pub x: u64,
+    /// Where keys go, \[R, tiles, kept\] of u64, of rows of more than one tile.
+    pub keys: u64,
+    /// Where values go, \[R, kept\], of rows of one tile.
+    pub values: u64,
+    /// Where places go, \[R, kept\] of i64, of rows of one tile.
+    pub places: u64,
+    /// D, at most [`SortTiles::MAX_FEATURES`].
+    pub features: u32,
+    /// Keys that each tile keeps, at most those of a tile.
+    pub kept: u32,
+    /// As [`SortTiles::tiles`] says.
+    pub tiles: u32,
+}
+
+impl SortTilesArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.keys, self.x, self.values, self.places] {
+            arguments.push_pointer(pointer);
+        }
+        for value in [self.features, self.kept, self.tiles] {
+            arguments.push_u32(value);
+        }
+        arguments
+    }
+}
+
+/// The network.
+struct Sorter<'k> {
+    k: &'k Kernel,
+    threads: u32,
+    thread: U32<'k>,
+    /// Room for all keys.
+    shared: SharedAddress<'k>,
+}
+
+impl<'k> Sorter<'k> {
+    fn new(k: &'k Kernel, threads: u32) -> Sorter<'k> {
+        Sorter {
+            k,
+            threads,
+            thread: k.thread(),
+            shared: k.shared::<u64>(threads * PER_THREAD),
+        }
+    }
+
+    /// Of all threads' keys, those at this thread's places in descending order.
+    #[track_caller]
+    fn sorted(&self, keys: Vec<U64<'k>>) -> Vec<U64<'k>> {
+        let count = self.threads * PER_THREAD;
+        let mut keys = keys;
+        for size in (1..=count.trailing_zeros()).map(|bit| 1 << bit) {
+            let mut distance = size / 2;
+            while distance > 0 {
+                keys = self.step(keys, size, distance);
+                distance /= 2;
+            }
+        }
+        keys
+    }
+
+    /// Compares keys `distance` apart: within blocks of `size` the larger one comes first, and last
+    /// in every other block.
+    #[track_caller]
+    fn step(&self, keys: Vec<U64<'k>>, size: u32, distance: u32) -> Vec<U64<'k>> {
+        if distance >= self.threads {
+            return self.in_a_thread(keys, size, distance);
+        }
+        let partners: Vec<U64<'k>> = match distance {
+            ..32 => {
+                let exchanged = keys
+                    .iter()
+                    .map(|key| u64::butterfly(self.k, *key, distance));
+                exchanged.collect()
+            }
+            _ => self.through_shared_memory(&keys, distance),
+        };
+        let last = (self.thread & distance).differs(0);
+        let pairs = (0..).zip(keys.into_iter().zip(partners));
+        let chosen = pairs.map(|(i, (own, partner))| {
+            let smaller = self.wants_the_smaller(last, i, size);
+            (partner.gt(own) ^ smaller).select(partner, own)
+        });
+        chosen.collect()
+    }
+
+    /// Whether a thread keeps the smaller key of two at its place `i`, being `last` of the two or
+    /// not.
+    #[track_caller]
+    fn wants_the_smaller(&self, last: Pred<'k>, i: u32, size: u32) -> Pred<'k> {
+        if size < self.threads {
+            return last ^ (self.thread & size).differs(0);
+        }
+        match (i * self.threads) & size {
+            0 => last,
+            _ => !last,
+        }
+    }
+
+    #[track_caller]
+    fn in_a_thread(&self, keys: Vec<U64<'k>>, size: u32, distance: u32) -> Vec<U64<'k>> {
+        let apart = distance / self.threads;
+        let mut sorted = keys;
+        for low in (0..PER_THREAD).filter(|i| i & apart == 0) {
+            let [a, b] = [low, low + apart].map(|i| i as usize);
+            let (first, second) = (sorted[a], sorted[b]);
+            let (larger, smaller) = (first.max(second), first.min(second));
+            let descending = (low * self.threads) & size == 0;
+            (sorted[a], sorted[b]) = match descending {
+                true => (larger, smaller),
+                false => (smaller, larger),
+            };
+        }
+        sorted
+    }
+
+    #[track_caller]
+    fn through_shared_memory(&self, keys: &[U64<'k>], distance: u32) -> Vec<U64<'k>> {
+        let (own, line) = (self.shared.element::<u64>(self.thread), 8 * self.threads);
+        for (i, key) in (0..).zip(keys) {
+            own.offset(i * line).store(*key);
+        }
+        self.k.barrier();
+        let partner = self.shared.element::<u64>(self.thread ^ distance);
+        let loaded = (0..PER_THREAD).map(|i| partner.offset(i * line).load::<u64>());
+        let loaded = loaded.collect();
+        self.k.barrier(); // before the next step writes
+        loaded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = SortTilesArguments {
+            x: 1,
+            keys: 2,
+            values: 3,
+            places: 4,
+            features: 5,
+            kept: 6,
+            tiles: 7,
+        };
+        for features in [5, 5000] {
+            let bytes = arguments.arguments();
+            let ptx = SortTiles::new(Dtype::F32, features, true).ptx();
+            assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
+        }
+    }
+
+    /// Short rows take few threads; long ones are cut.
+    #[test]
+    fn tiles() {
+        let sort = |features| SortTiles::new(Dtype::Bf16, features, true);
+        let tiles = |features| (sort(features).tile(), sort(features).tiles(features));
+        assert_eq!(tiles(1), (256, 1));
+        assert_eq!(tiles(257), (512, 1));
+        assert_eq!(tiles(1024), (1024, 1));
+        assert_eq!(tiles(151_936), (1024, 149));
+        assert_eq!(sort(8).launch(3, 8).unwrap().grid, [3, 1, 1]);
+        assert_eq!(sort(8).launch(0, 8), None);
+    }
+}

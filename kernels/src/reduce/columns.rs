@@ -1,0 +1,70 @@
+//! Columns, whose elements lie lines apart: [O, R, I] to [O, P, I].
+
+use super::{Call, Reduce};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred};
+use crate::columns::{ColumnTile, Columns};
+use crate::dtype::Dtype;
+use crate::merge::Merge;
+
+pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
+    let call = Call::new(k);
+    let inner = call.inner.low();
+    let columns = Columns::new(k, tile, call.outer.low() * inner);
+    let outer = columns.first / inner;
+    let column = (columns.first - outer * inner).wide();
+
+    let start = call.first(k);
+    let end = (start + call.chunk).min(call.reduced);
+    let line = outer.wide() * call.reduced;
+    let folded = columns.fold(start, end, variant.merge, |row, exists| {
+        let element = (line + row) * call.inner + column;
+        let from = call.x.moved(element * u64::from(variant.from.size()));
+        load(variant, from, tile.width, exists)
+    });
+
+    let line = outer.wide() * call.chunks.wide() + k.cta_y().wide();
+    let index = line * call.inner + column;
+    let to = call.y.moved(index * u64::from(variant.to.size()));
+    let scaled: Vec<F32<'_>> = folded.into_iter().map(|it| it * call.scale).collect();
+    store(variant.to, to, columns.lead(), &scaled);
+}
+
+/// One element, or as many neighbours as a vector has; what changes nothing where there is none.
+#[track_caller]
+fn load<'k>(
+    variant: &Reduce,
+    from: GlobalAddress<'k>,
+    width: u32,
+    exists: Pred<'k>,
+) -> Vec<F32<'k>> {
+    let values = match width {
+        1 => vec![variant.from.load_if(exists, from)],
+        _ => variant.from.load_vector_if(exists, from).widen(),
+    };
+    let neutral = variant.merge.neutral();
+    match variant.merge {
+        Merge::Add => values, // zeros where there is none
+        Merge::Max | Merge::Min => {
+            let values = values.into_iter();
+            values.map(|value| exists.select(value, neutral)).collect()
+        }
+    }
+}
+
+/// Rounds and stores one value, or as many neighbours as an access may have.
+#[track_caller]
+fn store<'k>(dtype: Dtype, to: GlobalAddress<'k>, condition: Pred<'k>, values: &[F32<'k>]) {
+    if let [value] = values {
+        return dtype.store_if(condition, to, *value);
+    }
+    for (four, values) in (0..).zip(values.as_chunks::<4>().0) {
+        let to = to.offset(4 * four * i64::from(dtype.size()));
+        match dtype {
+            Dtype::F32 => to.store_vector_if(condition, *values),
+            Dtype::Bf16 => {
+                let [a, b, c, d] = *values;
+                to.store_vector_if(condition, [a.pack(b), c.pack(d)]);
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Sums and extremes over some dims of a tensor.
+//!
+//! A pass sees its operand as [O, R, I], row-major, and merges the middle extent away: rows are
+//! folded where I is 1, columns elsewhere. Reductions over several dims that do not
+//! lie side by side are several passes, and so are long ones: where one CTA a result would leave
+//! most of a GPU idle, a first pass merges chunks of R and a second one what they gave,
+//!
+//! ```text
+//! [O, R, I] -> [O, P, I] -> [O, I]
+//! ```
+//!
+//! All is merged in f32, what lies between passes is f32, and the last one rounds once. What is
+//! merged with what follows from the extents alone.
+
+mod columns;
+mod rows;
+
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
+};
+use crate::columns::{ColumnTile, THREADS};
+use crate::dtype::Dtype;
+use crate::merge::Merge;
+use crate::row::{ENOUGH_CTAS, MAX_CHUNK, PartTile, chunk_of_rows};
+
+/// Rows of a chunk of columns at least.
+const MIN_COLUMN_CHUNK: u64 = 64;
+
+/// Results of a pass at most, where they are columns.
+const MAX_RESULTS: u64 = 1 << 31;
+
+/// Threads side by side over columns, at most.
+const MAX_ACROSS: u64 = 64;
+
+/// Rows that are so few that every column has its own thread.
+const FEW_ROWS: u64 = 4;
+
+/// How a pass sees its operand: [outer, reduced, inner], row-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extents {
+    /// Results that follow each other, each from its own `reduced * inner` elements.
+    pub outer: u64,
+    /// Elements that are merged into one.
+    pub reduced: u64,
+    /// Results whose elements lie side by side.
+    pub inner: u64,
+}
+
+impl Extents {
+    /// Elements of the reduced extent that one CTA at most merges; the last chunk may have fewer.
+    pub fn chunk(&self) -> u64 {
+        if self.inner == 1 {
+            return chunk_of_rows(self.outer, self.reduced);
+        }
+        let results = self.outer.saturating_mul(self.inner).max(1);
+        let ctas = results.div_ceil(8 * MAX_ACROSS);
+        let most = self.reduced.div_ceil(MIN_COLUMN_CHUNK).max(1);
+        let chunks = (ENOUGH_CTAS / ctas).clamp(1, most);
+        self.reduced.div_ceil(chunks).max(1)
+    }
+
+    /// Results of the pass for each that is wanted: 1 where no other pass must follow.
+    pub fn chunks(&self) -> u64 {
+        self.reduced.div_ceil(self.chunk()).max(1)
+    }
+
+    /// The first extent that is larger than a kernel takes, with its name and the limit.
+    pub fn too_large(&self) -> Option<(&'static str, u64, u64)> {
+        let results = self.outer.saturating_mul(self.inner);
+        match self.inner {
+            1 => (self.chunk() > MAX_CHUNK).then_some(("reduced", self.reduced, MAX_CHUNK)),
+            _ => (results > MAX_RESULTS).then_some(("results", results, MAX_RESULTS)),
+        }
+    }
+}
+
+/// One pass: y = scale * (x merged over the reduced extent), chunk by chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reduce {
+    merge: Merge,
+    from: Dtype,
+    to: Dtype,
+    form: Form,
+}
+
+/// Which elements a thread has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Form {
+    /// Some lanes have a row, or the whole CTA.
+    Rows(PartTile),
+    /// Threads have columns.
+    Columns(ColumnTile),
+}
+
+impl Reduce {
+    /// The kernel that merges `from` into `to`. `aligned`: whether x and y begin at multiples of 16
+    /// bytes.
+    pub fn new(merge: Merge, from: Dtype, to: Dtype, extents: Extents, aligned: bool) -> Reduce {
+        let vector = u64::from(from.per_vector());
+        let form = match extents.inner {
+            1 => Form::Rows(PartTile::new(from, extents.outer, extents.reduced, aligned)),
+            inner => {
+                let whole = aligned && inner.is_multiple_of(vector);
+                let width = if whole { vector } else { 1 };
+                let most = match extents.reduced {
+                    ..=FEW_ROWS => THREADS.into(),
+                    _ => MAX_ACROSS,
+                };
+                let results = extents.outer.saturating_mul(inner / width);
+                Form::Columns(ColumnTile {
+                    across: results.clamp(1, most).next_power_of_two() as u32,
+                    width: width as u32,
+                })
+            }
+        };
+        Reduce {
+            merge,
+            from,
+            to,
+            form,
+        }
+    }
+
+    /// How to launch it; `None` for no results.
+    pub fn launch(&self, extents: Extents) -> Option<Launch> {
+        match self.form {
+            Form::Rows(tile) => tile.launch(extents.outer, extents.chunks()),
+            Form::Columns(tile) => {
+                let results = extents.outer.saturating_mul(extents.inner);
+                let ctas = results.div_ceil(tile.columns().into());
+                let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
+                Launch::new([ctas, extents.chunks() as u32, 1], THREADS)
+            }
+        }
+    }
+}
+
+/// The parameters in registers.
+struct Call<'k> {
+    x: GlobalAddress<'k>,
+    y: GlobalAddress<'k>,
+    outer: U64<'k>,
+    reduced: U64<'k>,
+    inner: U64<'k>,
+    chunk: U64<'k>,
+    chunks: U32<'k>,
+    scale: F32<'k>,
+}
+
+impl<'k> Call<'k> {
+    fn new(k: &'k Kernel) -> Call<'k> {
+        Call {
+            x: k.pointer("x"),
+            y: k.pointer("y"),
+            outer: k.u64_param("outer"),
+            reduced: k.u64_param("reduced"),
+            inner: k.u64_param("inner"),
+            chunk: k.u64_param("chunk"),
+            chunks: k.u32_param("chunks"),
+            scale: k.f32_param("scale"),
+        }
+    }
+
+    /// The first of the reduced extent that this CTA merges.
+    #[track_caller]
+    fn first(&self, k: &'k Kernel) -> U64<'k> {
+        k.cta_y().wide() * self.chunk
+    }
+}
+
+/// What [`Reduce`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct ReduceArguments {
+    /// \[O, R, I\], read.
+    pub x: u64,
+    /// \[O, P, I\], written, with P = [`Extents::chunks`].
+    pub y: u64,
+    /// O, R and I.
+    pub extents: Extents,
+    /// What results are multiplied by before they are rounded.
+    pub scale: f32,
+}
+
+impl ReduceArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let Extents {
+            outer,
+            reduced,
+            inner,
+        } = self.extents;
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x).push_pointer(self.y);
+        for extent in [outer, reduced, inner, self.extents.chunk()] {
+            arguments.push_u64(extent);
+        }
+        let chunks = self.extents.chunks() as u32;
+        arguments.push_u32(chunks).push_f32(self.scale);
+        arguments
+    }
+}
+
+impl Variant for Reduce {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        match self.form {
+            Form::Rows(tile) => rows::write(k, self, tile),
+            Form::Columns(tile) => columns::write(k, self, tile),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (merge, from, to) = (self.merge.name(), self.from.name(), self.to.name());
+        match self.form {
+            Form::Rows(tile) => format!("reduce_{merge}_rows_{}_to_{to}", tile.name()),
+            Form::Columns(ColumnTile { across, width }) => {
+                format!("reduce_{merge}_columns_{from}_w{width}_t{across}_to_{to}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents(outer: u64, reduced: u64, inner: u64) -> Extents {
+        Extents {
+            outer,
+            reduced,
+            inner,
+        }
+    }
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        for extents in [extents(2, 64, 1), extents(2, 3, 8)] {
+            let variant = Reduce::new(Merge::Max, Dtype::Bf16, Dtype::F32, extents, true);
+            let arguments = ReduceArguments {
+                x: 1,
+                y: 2,
+                extents,
+                scale: 1.0,
+            };
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+
+    /// Chunks cover the reduced extent, are whole vectors, and as many as the grid takes; a second
+    /// pass needs none.
+    #[test]
+    fn chunks_are_few() {
+        for reduced in [0, 1, 7, 64, 100, 8191, 8193, 151_936, 1 << 33] {
+            for (outer, inner) in [(1, 1), (7, 1), (1, 4096), (100_000, 1), (3, 5), (0, 2)] {
+                let extents = extents(outer, reduced, inner);
+                let (chunk, chunks) = (extents.chunk(), extents.chunks());
+                assert!((1..=ENOUGH_CTAS).contains(&chunks), "{extents:?}");
+                assert!(chunk * chunks >= reduced);
+                assert!(chunks == 1 || inner > 1 || chunk.is_multiple_of(8));
+                let rest = Extents {
+                    reduced: chunks,
+                    ..extents
+                };
+                assert!(rest.chunks() < chunks || chunks == 1, "{extents:?}");
+            }
+        }
+        // Many results keep the GPU busy without chunks.
+        assert_eq!(extents(4096, 8192 * 100, 1).chunks(), 1);
+        assert_eq!(extents(1, 8192 * 100, 1).chunks(), 100);
+    }
+
+    #[test]
+    fn the_form_follows_the_extents() {
+        let form = |[outer, reduced, inner]: [u64; 3], aligned| {
+            let extents = extents(outer, reduced, inner);
+            let entry = Reduce::new(Merge::Add, Dtype::Bf16, Dtype::F32, extents, aligned).entry();
+            entry.replace("reduce_sum_", "").replace("_to_f32", "")
+        };
+        assert_eq!(form([10, 8, 1], true), "rows_bf16_w8_t1");
+        assert_eq!(form([10, 8, 1], false), "rows_bf16_w1_t8");
+        assert_eq!(form([10, 4096, 1], true), "rows_bf16_w8_t256");
+        assert_eq!(form([10, 4097, 1], true), "rows_bf16_w1_t256");
+        assert_eq!(form([1, 4097, 1], true), "rows_bf16_w8_t256");
+        assert_eq!(form([1, 0, 1], true), "rows_bf16_w8_t1");
+        assert_eq!(form([1, 9, 4096], true), "columns_bf16_w8_t64");
+        assert_eq!(form([1, 2, 4096], true), "columns_bf16_w8_t256");
+        assert_eq!(form([2, 100, 3], true), "columns_bf16_w1_t8");
+    }
+}

@@ -1,0 +1,340 @@
+//! The residual stream and the norm that follows it, in one pass; and its gradient.
+//!
+//! ```text
+//! h_rd      = x_rd + b_rd                      what a block adds, rounded
+//! y_rd      = h_rd inv_rms_r w_d               as the norm of h
+//! dx_rd     = dh_rd + (the norm's dx of dy)    also of b
+//! ```
+//!
+//! Apart, a sum and a norm move 5 R D elements, and their gradients 6; together 4 and 4.
+
+use super::mean;
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
+};
+use crate::dtype::Dtype;
+use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
+
+/// h = x + b and y = h w / sqrt(mean(h^2) + eps), row by row; and 1 / sqrt(..), an f32 for each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddRmsNorm {
+    form: Form,
+}
+
+impl AddRmsNorm {
+    /// The kernel for rows of `features` elements. `aligned`: whether all matrices and w begin at
+    /// multiples of 16 bytes.
+    pub fn new(dtype: Dtype, features: usize, aligned: bool) -> AddRmsNorm {
+        AddRmsNorm {
+            form: Form::new(dtype, features, aligned),
+        }
+    }
+
+    /// How to launch it over as many rows; `None` for none.
+    pub fn launch(&self, rows: u64) -> Option<Launch> {
+        self.form.launch(rows)
+    }
+}
+
+impl Variant for AddRmsNorm {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let call = Call {
+            x: k.pointer("x"),
+            b: k.pointer("b"),
+            w: k.pointer("w"),
+            h: k.pointer("h"),
+            y: k.pointer("y"),
+            inv_rms: k.pointer("inv_rms"),
+            rows: k.u64_param("rows"),
+            features: k.u32_param("features"),
+            eps: k.f32_param("eps"),
+        };
+        match self.form {
+            Form::Tile(tile) => in_registers(k, tile, &call),
+            Form::Loop(tile) => in_a_loop(k, tile, &call),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("add_rms_norm_{}", self.form.name())
+    }
+}
+
+/// What [`AddRmsNorm`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct AddRmsNormArguments {
+    /// \[R, D\], read.
+    pub x: u64,
+    /// \[R, D\], read.
+    pub b: u64,
+    /// \[D\], read.
+    pub w: u64,
+    /// \[R, D\], written.
+    pub h: u64,
+    /// \[R, D\], written.
+    pub y: u64,
+    /// \[R\] of f32, written.
+    pub inv_rms: u64,
+    /// R.
+    pub rows: u64,
+    /// D.
+    pub features: u32,
+    /// What keeps the root away from 0.
+    pub eps: f32,
+}
+
+impl AddRmsNormArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.x, self.b, self.w, self.h, self.y, self.inv_rms] {
+            arguments.push_pointer(pointer);
+        }
+        arguments
+            .push_u64(self.rows)
+            .push_u32(self.features)
+            .push_f32(self.eps);
+        arguments
+    }
+}
+
+/// The parameters in registers.
+struct Call<'k> {
+    x: GlobalAddress<'k>,
+    b: GlobalAddress<'k>,
+    w: GlobalAddress<'k>,
+    h: GlobalAddress<'k>,
+    y: GlobalAddress<'k>,
+    inv_rms: GlobalAddress<'k>,
+    rows: U64<'k>,
+    features: U32<'k>,
+    eps: F32<'k>,
+}
+
+/// The norm is that of the rounded sum, which backward finds again.
+fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
+    let row = Row::new(k, tile, call.rows);
+    let (x, b) = (row.load(call.x), row.load(call.b));
+    let w = row.load_vector(call.w);
+
+    let h = x.plus(&b);
+    row.store_loaded(call.h, &h);
+    let h = h.widen();
+    let squares = k.var(0.0_f32);
+    for value in &h {
+        squares.add_product(*value, *value);
+    }
+    let mean = row.sum(squares.get()) / tile.features() as f32;
+    let inv_rms = (mean + call.eps).sqrt().reciprocal();
+
+    let w = w.widen();
+    row.store(call.y, |i| h[i] * inv_rms * w[i]);
+    row.store_scalar(call.inv_rms, inv_rms);
+}
+
+/// The second pass finds in the caches what this thread has written in the first.
+fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let [x, b, h, y] = [call.x, call.b, call.h, call.y].map(|matrix| row.of_matrix(matrix));
+
+    let squares = k.var(0.0_f32);
+    row.for_each(|at| {
+        let (x, b) = (at.load(x), at.load(b));
+        let sums = x.into_iter().zip(b).map(|(x, b)| at.rounded(x + b));
+        let sums: Vec<F32<'_>> = sums.collect();
+        at.store(h, |i| sums[i]);
+        for sum in &sums {
+            squares.add_product(*sum, *sum);
+        }
+    });
+    let mean = mean(k, squares, call.features);
+    let inv_rms = (mean + call.eps).sqrt().reciprocal();
+
+    row.for_each(|at| {
+        let (h, w) = (at.load(h), at.load(call.w));
+        at.store(y, |i| h[i] * inv_rms * w[i]);
+    });
+    let address = call.inv_rms.element::<f32>(k.cta());
+    address.store_if(k.thread().equals(0), inv_rms);
+}
+
+/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddRmsNormGradInput {
+    form: Form,
+}
+
+impl AddRmsNormGradInput {
+    /// The kernel for rows of `features` elements. `aligned`: whether all matrices and w begin at
+    /// multiples of 16 bytes.
+    pub fn new(dtype: Dtype, features: usize, aligned: bool) -> AddRmsNormGradInput {
+        AddRmsNormGradInput {
+            form: Form::new(dtype, features, aligned),
+        }
+    }
+
+    /// How to launch it over as many rows; `None` for none.
+    pub fn launch(&self, rows: u64) -> Option<Launch> {
+        self.form.launch(rows)
+    }
+}
+
+impl Variant for AddRmsNormGradInput {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let call = GradCall {
+            dh: k.pointer("dh"),
+            dy: k.pointer("dy"),
+            h: k.pointer("h"),
+            w: k.pointer("w"),
+            inv_rms: k.pointer("inv_rms"),
+            dx: k.pointer("dx"),
+            rows: k.u64_param("rows"),
+            features: k.u32_param("features"),
+        };
+        match self.form {
+            Form::Tile(tile) => grad_in_registers(k, tile, &call),
+            Form::Loop(tile) => grad_in_a_loop(k, tile, &call),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("add_rms_norm_grad_input_{}", self.form.name())
+    }
+}
+
+/// What [`AddRmsNormGradInput`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct AddRmsNormGradInputArguments {
+    /// \[R, D\], read.
+    pub dh: u64,
+    /// \[R, D\], read.
+    pub dy: u64,
+    /// \[R, D\], read.
+    pub h: u64,
+    /// \[D\], read.
+    pub w: u64,
+    /// \[R\] of f32, read.
+    pub inv_rms: u64,
+    /// \[R, D\], written.
+    pub dx: u64,
+    /// R.
+    pub rows: u64,
+    /// D.
+    pub features: u32,
+}
+
+impl AddRmsNormGradInputArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.dh, self.dy, self.h, self.w, self.inv_rms, self.dx] {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u64(self.rows).push_u32(self.features);
+        arguments
+    }
+}
+
+/// The parameters in registers.
+struct GradCall<'k> {
+    dh: GlobalAddress<'k>,
+    dy: GlobalAddress<'k>,
+    h: GlobalAddress<'k>,
+    w: GlobalAddress<'k>,
+    inv_rms: GlobalAddress<'k>,
+    dx: GlobalAddress<'k>,
+    rows: U64<'k>,
+    features: U32<'k>,
+}
+
+/// dx of one element, where `along_h` is inv_rms^3 mean(dy w h).
+#[track_caller]
+fn slope<'k>([dh, dy, h, w]: [F32<'k>; 4], inv_rms: F32<'k>, along_h: F32<'k>) -> F32<'k> {
+    dh + (dy * w * inv_rms - h * along_h)
+}
+
+fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
+    let row = Row::new(k, tile, call.rows);
+    let (dy, h, w) = (row.load(call.dy), row.load(call.h), row.load_vector(call.w));
+    let inv_rms = row.load_scalar(call.inv_rms);
+    // The longest rows leave no registers for what the sum does not need.
+    let is_long = tile.threads() > 128 && tile.vectors() > 3;
+    let early = (!is_long).then(|| row.load(call.dh));
+
+    let (dy, h, w) = (dy.widen(), h.widen(), w.widen());
+    let dot = k.var(0.0_f32);
+    for i in 0..h.len() {
+        dot.add_product(dy[i] * w[i], h[i]);
+    }
+    let mean = row.sum(dot.get()) / tile.features() as f32;
+    let along_h = mean * inv_rms * inv_rms * inv_rms;
+
+    let dh = early.unwrap_or_else(|| row.load(call.dh)).widen();
+    row.store(call.dx, |i| {
+        slope([dh[i], dy[i], h[i], w[i]], inv_rms, along_h)
+    });
+}
+
+/// The second pass finds the row in the caches.
+fn grad_in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &GradCall<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let [dh, dy, h, dx] = [call.dh, call.dy, call.h, call.dx].map(|matrix| row.of_matrix(matrix));
+    let inv_rms = call.inv_rms.element::<f32>(k.cta()).load::<f32>();
+
+    let dot = k.var(0.0_f32);
+    row.for_each(|at| {
+        let [dy, h, w] = [dy, h, call.w].map(|row| at.load(row));
+        for i in 0..h.len() {
+            dot.add_product(dy[i] * w[i], h[i]);
+        }
+    });
+    let along_h = mean(k, dot, call.features) * inv_rms * inv_rms * inv_rms;
+
+    row.for_each(|at| {
+        let [dh, dy, h, w] = [dh, dy, h, call.w].map(|row| at.load(row));
+        at.store(dx, |i| slope([dh[i], dy[i], h[i], w[i]], inv_rms, along_h));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        for features in [64, 65] {
+            let arguments = AddRmsNormArguments {
+                x: 1,
+                b: 2,
+                w: 3,
+                h: 4,
+                y: 5,
+                inv_rms: 6,
+                rows: 7,
+                features: 8,
+                eps: 9.0,
+            };
+            let variant = AddRmsNorm::new(Dtype::Bf16, features, true);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+
+            let arguments = AddRmsNormGradInputArguments {
+                dh: 1,
+                dy: 2,
+                h: 3,
+                w: 4,
+                inv_rms: 5,
+                dx: 6,
+                rows: 7,
+                features: 8,
+            };
+            let variant = AddRmsNormGradInput::new(Dtype::Bf16, features, true);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! Heads in registers, in the frame of kernels that turn them.
+//!
+//! A head belongs to a few lanes of a warp. A lane has *chunks*: a vector of the first half of the
+//! turned features and the one that lies H further on. Either style finds both features of a pair in
+//! one chunk, and the same accesses serve both: neighbours have neighbouring vectors. What is not
+//! turned follows, vector by vector.
+
+use super::{Direction, Heads, Shape, Style};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, U64, group_sum};
+use crate::dtype::{Dtype, Vector};
+
+/// The most chunks of a lane.
+const MAX_CHUNKS: u32 = 2;
+
+/// The most vectors of a lane that are not turned.
+const MAX_PASSED: u32 = 4;
+
+/// How heads are spread over lanes. Known while the kernel is written, so that everything unrolls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeadTile {
+    dtype: Dtype,
+    style: Style,
+    features: u32,
+    pairs: u32,
+    lanes: u32,
+}
+
+impl HeadTile {
+    /// Threads of a CTA.
+    pub(crate) const THREADS: u32 = 128;
+
+    /// `None` where halves do not consist of 16-byte vectors or heads are too long for registers.
+    pub(crate) fn new(dtype: Dtype, style: Style, heads: &Heads) -> Option<HeadTile> {
+        let Heads {
+            features, pairs, ..
+        } = *heads;
+        let per_vector = dtype.per_vector();
+        let whole = features.is_multiple_of(per_vector) && pairs.is_multiple_of(per_vector);
+        if !whole || pairs == 0 {
+            return None;
+        }
+
+        let lanes = (pairs / per_vector).min(32).next_power_of_two();
+        let tile = HeadTile {
+            dtype,
+            style,
+            features,
+            pairs,
+            lanes,
+        };
+        let fits = tile.chunks() <= MAX_CHUNKS && tile.passed() <= MAX_PASSED;
+        fits.then_some(tile)
+    }
+
+    /// Elements of a head.
+    pub(crate) fn features(self) -> u32 {
+        self.features
+    }
+
+    /// Elements of a vector.
+    pub(crate) fn per_vector(self) -> u32 {
+        self.dtype.per_vector()
+    }
+
+    /// Elements of a thread.
+    pub(crate) fn elements(self) -> u32 {
+        self.vectors().len() as u32 * self.per_vector()
+    }
+
+    /// Lanes of a head.
+    pub(crate) fn lanes(self) -> u32 {
+        self.lanes
+    }
+
+    /// Heads of a CTA of [`HeadTile::THREADS`].
+    pub(crate) fn rows(self) -> u32 {
+        Self::THREADS / self.lanes
+    }
+
+    /// What a kernel's name says of it: `bf16_half_d128_h64`.
+    pub(crate) fn name(self) -> String {
+        let (dtype, style) = (self.dtype.name(), self.style.name());
+        format!("{dtype}_{style}_d{}_h{}", self.features, self.pairs)
+    }
+
+    /// What a thread has of a head, turned, in the order of [`LoadedHead::widen`].
+    #[track_caller]
+    pub(crate) fn turned<'k>(
+        self,
+        direction: Direction,
+        values: &[F32<'k>],
+        angles: &Angles<'k>,
+    ) -> Vec<F32<'k>> {
+        let per_vector = self.dtype.per_vector() as usize;
+        let mut turned = values.to_vec();
+        for (i, [cos, sin]) in angles.0.iter().enumerate() {
+            let (chunk, pair) = (i / per_vector * 2 * per_vector, i % per_vector);
+            let [a, b] = match self.style {
+                Style::Half => [chunk + pair, chunk + per_vector + pair],
+                Style::Interleaved => [chunk + 2 * pair, chunk + 2 * pair + 1],
+            };
+            [turned[a], turned[b]] = direction.turn([values[a], values[b]], [*cos, *sin]);
+        }
+        turned
+    }
+
+    /// Where each vector of a lane begins, and whether it is in the head; nowhere unless `exists`.
+    #[track_caller]
+    pub(crate) fn places<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
+        let column = lane * self.dtype.per_vector();
+        let exist = self.exist(column, exists);
+        let starts = self.vectors().into_iter().map(|first| column + first);
+        starts.zip(exist).collect()
+    }
+
+    /// Whether each vector of the lane whose first column this is exists.
+    #[track_caller]
+    fn exist<'k>(self, column: U32<'k>, exists: Pred<'k>) -> Vec<Pred<'k>> {
+        let step = self.lanes * self.dtype.per_vector();
+        let in_line = |i: u32, line: u32| match line - i * step >= step {
+            true => exists,
+            false => exists & column.lt(line - i * step),
+        };
+        let chunks = (0..self.chunks()).flat_map(|i| [in_line(i, self.pairs); 2]);
+        let passed = (0..self.passed()).map(|i| in_line(i, self.features - 2 * self.pairs));
+        chunks.chain(passed).collect()
+    }
+
+    fn chunks(self) -> u32 {
+        (self.pairs / self.dtype.per_vector()).div_ceil(self.lanes)
+    }
+
+    fn passed(self) -> u32 {
+        let vectors = (self.features - 2 * self.pairs) / self.dtype.per_vector();
+        vectors.div_ceil(self.lanes)
+    }
+
+    /// The elements that begin each vector of lane 0, in the order of registers.
+    fn vectors(self) -> Vec<u32> {
+        let step = self.lanes * self.dtype.per_vector();
+        let chunks = (0..self.chunks()).flat_map(|i| [i * step, self.pairs + i * step]);
+        let passed = (0..self.passed()).map(|i| 2 * self.pairs + i * step);
+        chunks.chain(passed).collect()
+    }
+}
+
+/// Strides in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Strides<'k> {
+    batch: S64<'k>,
+    position: S64<'k>,
+    /// `None` in a table.
+    head: Option<S64<'k>>,
+}
+
+impl<'k> Strides<'k> {
+    /// Those of [`HeadStrides`](super::HeadStrides).
+    #[track_caller]
+    pub(crate) fn of_heads(k: &'k Kernel, tensor: &str) -> Strides<'k> {
+        Strides {
+            batch: k.i64_param(&format!("{tensor}_batch")),
+            position: k.i64_param(&format!("{tensor}_position")),
+            head: Some(k.i64_param(&format!("{tensor}_head"))),
+        }
+    }
+
+    /// Those of [`TableStrides`](super::TableStrides).
+    #[track_caller]
+    pub(crate) fn of_table(k: &'k Kernel, tensor: &str) -> Strides<'k> {
+        Strides {
+            batch: k.i64_param(&format!("{tensor}_batch")),
+            position: k.i64_param(&format!("{tensor}_position")),
+            head: None,
+        }
+    }
+}
+
+/// Which head of all.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'k> {
+    index: U32<'k>,
+    batch: S64<'k>,
+    position: S64<'k>,
+    head: S64<'k>,
+}
+
+impl<'k> Place<'k> {
+    /// Head `index`, counted in row-major order.
+    #[track_caller]
+    pub(crate) fn new(shape: &Shape<'k>, index: U32<'k>) -> Place<'k> {
+        let token = index / shape.heads;
+        let head = index - token * shape.heads;
+        let batch = token / shape.positions;
+        let position = token - batch * shape.positions;
+        let signed = |x: U32<'k>| x.wide().signed();
+        Place {
+            index,
+            batch: signed(batch),
+            position: signed(position),
+            head: signed(head),
+        }
+    }
+
+    /// Where the head, or its row of a table, begins, in elements.
+    #[track_caller]
+    fn element(&self, strides: &Strides<'k>) -> U64<'k> {
+        let row = self.position * strides.position;
+        let row = self.batch.mad(strides.batch, row);
+        let element = strides.head.map_or(row, |head| self.head.mad(head, row));
+        element.unsigned()
+    }
+
+    /// The head in a strided tensor, or its row of a table.
+    #[track_caller]
+    pub(crate) fn strided(
+        &self,
+        dtype: Dtype,
+        tensor: GlobalAddress<'k>,
+        strides: &Strides<'k>,
+    ) -> GlobalAddress<'k> {
+        tensor.moved(self.element(strides) * u64::from(dtype.size()))
+    }
+
+    /// The head in a dense tensor.
+    #[track_caller]
+    pub(crate) fn dense(
+        &self,
+        dtype: Dtype,
+        tensor: GlobalAddress<'k>,
+        features: U32<'k>,
+    ) -> GlobalAddress<'k> {
+        tensor.moved(self.index.mul_wide(features) * u64::from(dtype.size()))
+    }
+
+    /// Its element of a dense vector with an f32 for each head.
+    #[track_caller]
+    pub(crate) fn scalar(&self, vector: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        vector.element::<f32>(self.index)
+    }
+}
+
+/// A head and the part of it that a thread has.
+pub(crate) struct Head<'k> {
+    k: &'k Kernel,
+    tile: HeadTile,
+    place: Place<'k>,
+    features: U32<'k>,
+    /// The thread's first element of each half.
+    column: U32<'k>,
+    exists: Pred<'k>,
+    /// Whether the head exists and each of the thread's vectors is in it.
+    exist: Vec<Pred<'k>>,
+    leads: Pred<'k>,
+}
+
+/// Vectors of a head, as they lie in memory.
+pub(crate) struct LoadedHead<'k>(Vec<Vector<'k>>);
+
+impl<'k> LoadedHead<'k> {
+    /// The elements as f32; 0 where the head or the vector does not exist.
+    #[track_caller]
+    pub(crate) fn widen(&self) -> Vec<F32<'k>> {
+        self.0.iter().flat_map(Vector::widen).collect()
+    }
+}
+
+/// Cosines and sines of a thread's pairs.
+pub(crate) struct Angles<'k>(Vec<[F32<'k>; 2]>);
+
+impl<'k> Head<'k> {
+    /// Head `index`, if it `exists`, for lane `lane` of those that share it.
+    #[track_caller]
+    pub(crate) fn new(
+        k: &'k Kernel,
+        tile: HeadTile,
+        shape: &Shape<'k>,
+        [index, lane]: [U32<'k>; 2],
+        exists: Pred<'k>,
+    ) -> Head<'k> {
+        let column = lane * tile.dtype.per_vector();
+        Head {
+            k,
+            tile,
+            place: Place::new(shape, index),
+            features: shape.features,
+            column,
+            exists,
+            exist: tile.exist(column, exists),
+            leads: exists & lane.equals(0),
+        }
+    }
+
+    /// The head of this thread in a kernel of [`HeadTile::THREADS`] threads.
+    #[track_caller]
+    pub(crate) fn of_thread(k: &'k Kernel, tile: HeadTile, shape: &Shape<'k>) -> Head<'k> {
+        let (thread, bits) = (k.thread(), tile.lanes.trailing_zeros());
+        let index = k.cta().mad(tile.rows(), thread >> bits);
+        let lane = thread & (tile.lanes - 1);
+        Head::new(k, tile, shape, [index, lane], index.lt(shape.rows))
+    }
+
+    /// This head of a strided tensor.
+    #[track_caller]
+    pub(crate) fn load(&self, tensor: GlobalAddress<'k>, strides: &Strides<'k>) -> LoadedHead<'k> {
+        self.load_from(self.place.strided(self.tile.dtype, tensor, strides))
+    }
+
+    /// The elements of a vector of D that belong to this thread's features.
+    #[track_caller]
+    pub(crate) fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedHead<'k> {
+        self.load_from(vector)
+    }
+
+    /// The element of this head in a dense vector with an f32 for each.
+    #[track_caller]
+    pub(crate) fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
+        self.place.scalar(vector).load_if(self.exists)
+    }
+
+    /// The angles of this head's position, from both tables.
+    #[track_caller]
+    pub(crate) fn angles(&self, tables: [(GlobalAddress<'k>, Strides<'k>); 2]) -> Angles<'k> {
+        let [cos, sin] = tables.map(|(table, strides)| self.table(table, &strides));
+        Angles(
+            cos.into_iter()
+                .zip(sin)
+                .map(|(cos, sin)| [cos, sin])
+                .collect(),
+        )
+    }
+
+    /// Rounds and stores this head of a dense tensor; `values` in the order of
+    /// [`LoadedHead::widen`].
+    #[track_caller]
+    pub(crate) fn store(&self, tensor: GlobalAddress<'k>, values: &[F32<'k>]) {
+        let dtype = self.tile.dtype;
+        let start = self.column_of(self.place.dense(dtype, tensor, self.features), dtype.size());
+        let vectors = self.tile.vectors().into_iter().zip(&self.exist);
+        let values = values.chunks_exact(dtype.per_vector() as usize);
+        for ((first, exists), values) in vectors.zip(values) {
+            let to = start.offset(i64::from(first * dtype.size()));
+            dtype.round(|i| values[i]).store_if(*exists, to);
+        }
+    }
+
+    /// Stores one f32 for this head in a dense vector.
+    #[track_caller]
+    pub(crate) fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
+        self.place.scalar(vector).store_if(self.leads, value);
+    }
+
+    /// The sum over the lanes of this head, in each of them. Every lane of the warp must take part.
+    #[track_caller]
+    pub(crate) fn sum(&self, value: F32<'k>) -> F32<'k> {
+        group_sum(self.k, value, self.tile.lanes)
+    }
+
+    #[track_caller]
+    fn load_from(&self, start: GlobalAddress<'k>) -> LoadedHead<'k> {
+        let dtype = self.tile.dtype;
+        let start = self.column_of(start, dtype.size());
+        let vectors = self.tile.vectors().into_iter().zip(&self.exist);
+        let load = |(first, exists): (u32, &Pred<'k>)| {
+            dtype.load_vector_if(*exists, start.offset(i64::from(first * dtype.size())))
+        };
+        LoadedHead(vectors.map(load).collect())
+    }
+
+    /// The elements of a table that belong to this thread's pairs, chunk by chunk.
+    #[track_caller]
+    fn table(&self, table: GlobalAddress<'k>, strides: &Strides<'k>) -> Vec<F32<'k>> {
+        let start = self.place.strided(Dtype::F32, table, strides);
+        let chunks = 2 * self.tile.chunks() as usize;
+        let vectors = self.tile.vectors().into_iter().zip(&self.exist);
+        // A vector of features is as many angles where halves pair up, or half as many.
+        let per_vector = self.tile.dtype.per_vector();
+        let load = |(first, exists): (u32, &Pred<'k>)| match self.tile.style {
+            Style::Half if first >= self.tile.pairs => Vec::new(),
+            Style::Half => {
+                let from = self.column_of(start, 4).offset(i64::from(4 * first));
+                load_angles(*exists, from, per_vector)
+            }
+            Style::Interleaved => {
+                let from = self.column_of(start, 2).offset(i64::from(2 * first));
+                load_angles(*exists, from, per_vector / 2)
+            }
+        };
+        vectors.take(chunks).flat_map(load).collect()
+    }
+
+    /// The thread's first element behind `start`, of elements of `size` bytes.
+    #[track_caller]
+    fn column_of(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
+        start.moved(self.column.mul_wide(size))
+    }
+}
+
+/// 2, 4 or 8 f32 that follow each other.
+#[track_caller]
+fn load_angles<'k>(exists: Pred<'k>, from: GlobalAddress<'k>, count: u32) -> Vec<F32<'k>> {
+    match count {
+        2 => from.load_vector_if::<f32, 2>(exists).to_vec(),
+        _ => {
+            let fours = 0..i64::from(count / 4);
+            fours
+                .flat_map(|i| from.offset(16 * i).load_vector_if::<f32, 4>(exists))
+                .collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tile(dtype: Dtype, features: u32, pairs: u32) -> Option<HeadTile> {
+        let heads = Heads {
+            rows: 1,
+            positions: 1,
+            heads: 1,
+            features,
+            pairs,
+        };
+        HeadTile::new(dtype, Style::Half, &heads)
+    }
+
+    /// Every element of a head belongs to exactly one lane, and no lane has more than fits.
+    #[test]
+    fn tiles_cover_their_heads() {
+        for dtype in Dtype::ALL {
+            for features in 1..600 {
+                for pairs in 0..=features / 2 {
+                    let Some(tile) = tile(dtype, features, pairs) else {
+                        continue;
+                    };
+                    let step = tile.lanes * dtype.per_vector();
+                    let reach = |count: u32, line: u32| {
+                        assert!(
+                            count * step >= line && count * step < line + step,
+                            "{tile:?}"
+                        );
+                    };
+                    reach(tile.chunks(), pairs);
+                    reach(tile.passed(), features - 2 * pairs);
+                    assert!(tile.lanes.is_power_of_two() && tile.lanes <= 32);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn heads_that_do_not_fit_have_no_tile() {
+        assert!(tile(Dtype::Bf16, 128, 64).is_some());
+        assert!(tile(Dtype::Bf16, 128, 32).is_some());
+        assert!(tile(Dtype::Bf16, 128, 60).is_none(), "odd halves");
+        assert!(tile(Dtype::Bf16, 130, 64).is_none(), "an odd rest");
+        assert!(tile(Dtype::Bf16, 128, 0).is_none(), "nothing turns");
+        assert!(tile(Dtype::F32, 2048, 1024).is_none(), "too long");
+        assert!(
+            tile(Dtype::F32, 512, 4).is_none(),
+            "too much that is not turned"
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! Cosines and sines of every position's angles.
+//!
+//! Angles are computed in f64, for an f32 angle is off by 0.03 radians at position a million; and so
+//! are sine and cosine, so that they are right to f32's last place. An angle below 2^50 is reduced to
+//! r = angle - n pi / 2 with |r| <= pi / 4: the difference with the first part of pi / 2 is exact,
+//! for both are multiples of 2^-52, and further parts add what is missing.
+
+use crate::assembler::{
+    Arguments, F64, GlobalAddress, Kernel, Launch, Ptx, S32, S64, Target, U32, Variant,
+};
+
+/// Threads of a CTA, each with a pair.
+const THREADS: u32 = 256;
+
+/// Adding and subtracting 1.5 * 2^52 rounds to the nearest integer, which is then in the low bits of
+/// the sum.
+const ROUND: f64 = 6_755_399_441_055_744.0;
+
+/// From here on an f64 has at most two bits behind the point: there is no angle to speak of.
+const LARGEST_ANGLE: f64 = (1u64 << 50) as f64;
+
+/// pi / 2 in three parts, each an f64.
+const HALF_PI: [f64; 3] = [
+    std::f64::consts::FRAC_PI_2,
+    6.123_233_995_736_766e-17,
+    -1.497_384_904_859_169_8e-33,
+];
+
+/// sin(r) = r + r^3 q(r^2) on |r| <= pi / 4, by Taylor's series: error below 2^-53.
+const SIN_TAIL: [f64; 7] = [
+    -1.0 / 6.0,
+    1.0 / 120.0,
+    -1.0 / 5_040.0,
+    1.0 / 362_880.0,
+    -1.0 / 39_916_800.0,
+    1.0 / 6_227_020_800.0,
+    -1.0 / 1_307_674_368_000.0,
+];
+
+/// cos(r) = 1 - r^2 / 2 + r^4 q(r^2), likewise.
+const COS_TAIL: [f64; 7] = [
+    1.0 / 24.0,
+    -1.0 / 720.0,
+    1.0 / 40_320.0,
+    -1.0 / 3_628_800.0,
+    1.0 / 479_001_600.0,
+    -1.0 / 87_178_291_200.0,
+    1.0 / 20_922_789_888_000.0,
+];
+
+/// The format of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PositionFormat {
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+}
+
+impl PositionFormat {
+    /// All of them.
+    pub const ALL: [PositionFormat; 3] = [
+        PositionFormat::I64,
+        PositionFormat::I32,
+        PositionFormat::U32,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            PositionFormat::I64 => "i64",
+            PositionFormat::I32 => "i32",
+            PositionFormat::U32 => "u32",
+        }
+    }
+
+    #[track_caller]
+    fn load<'k>(self, positions: GlobalAddress<'k>, index: U32<'k>) -> S64<'k> {
+        match self {
+            PositionFormat::I64 => positions.element::<i64>(index).load(),
+            PositionFormat::I32 => {
+                let position: S32<'k> = positions.element::<i32>(index).load();
+                position.wide()
+            }
+            PositionFormat::U32 => {
+                let position: U32<'k> = positions.element::<u32>(index).load();
+                position.wide().signed()
+            }
+        }
+    }
+}
+
+/// cos and sin of position * inv_freq, both times a factor. An angle of 2^50 and more counts as 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RopeTables {
+    positions: PositionFormat,
+}
+
+impl RopeTables {
+    /// The most elements of a table.
+    pub const MAX_ELEMENTS: u32 = u32::MAX - THREADS;
+
+    /// The kernel for positions of this format.
+    pub fn new(positions: PositionFormat) -> RopeTables {
+        RopeTables { positions }
+    }
+
+    /// How to launch it over tables of as many elements; `None` for none.
+    pub fn launch(&self, elements: u32) -> Option<Launch> {
+        Launch::new([elements.div_ceil(THREADS), 1, 1], THREADS)
+    }
+}
+
+impl Variant for RopeTables {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (positions, inv_freq) = (k.pointer("positions"), k.pointer("inv_freq"));
+        let (cos, sin) = (k.pointer("cos"), k.pointer("sin"));
+        let (elements, pairs) = (k.u32_param("elements"), k.u32_param("pairs"));
+        let factor = k.u64_param("factor").to_f64_bits();
+
+        let element = k.cta().mad(THREADS, k.thread());
+        k.if_(element.lt(elements), || {
+            let row = element / pairs;
+            let pair = element - row * pairs;
+            let position = self.positions.load(positions, row).to_f64();
+            let inv_freq = inv_freq.element::<f32>(pair).load::<f32>().to_f64();
+            let [cosine, sine] = cos_and_sin(position * inv_freq);
+
+            let store = |table: GlobalAddress<'_>, value: F64<'_>| {
+                table
+                    .element::<f32>(element)
+                    .store((value * factor).to_f32());
+            };
+            store(cos, cosine);
+            store(sin, sine);
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("rope_tables_{}", self.positions.name())
+    }
+}
+
+/// What [`RopeTables`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeTablesArguments {
+    /// \[R\] of the kernel's format, read.
+    pub positions: u64,
+    /// \[H\] of f32, read.
+    pub inv_freq: u64,
+    /// \[R, H\] of f32, written.
+    pub cos: u64,
+    /// \[R, H\] of f32, written.
+    pub sin: u64,
+    /// R H.
+    pub elements: u32,
+    /// H.
+    pub pairs: u32,
+    /// What cosines and sines are multiplied by.
+    pub factor: f64,
+}
+
+impl RopeTablesArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.positions, self.inv_freq, self.cos, self.sin] {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u32(self.elements).push_u32(self.pairs);
+        arguments.push_u64(self.factor.to_bits());
+        arguments
+    }
+}
+
+/// Of an angle below [`LARGEST_ANGLE`]; of 0 for others.
+#[track_caller]
+fn cos_and_sin(angle: F64<'_>) -> [F64<'_>; 2] {
+    let one = angle.kernel().constant(1.0_f64);
+    let angle = angle.abs().lt(LARGEST_ANGLE).select(angle, 0.0);
+
+    let rounded = angle.fma(std::f64::consts::FRAC_2_PI, ROUND);
+    let n = rounded - ROUND;
+    let r = HALF_PI.iter().fold(angle, |r, part| n.fma(-part, r));
+    let r2 = r * r;
+    let sine = (r * r2).fma(polynomial(r2, &SIN_TAIL), r);
+    let cosine = (r2 * r2).fma(polynomial(r2, &COS_TAIL), r2.fma(-0.5, one));
+
+    // The lowest bits of n: a quarter turn exchanges the two, half a turn changes both signs.
+    let quadrant = rounded.to_bits().low();
+    let odd = (quadrant & 1).differs(0);
+    [
+        with_sign_in(quadrant + 1, odd.select(sine, cosine)),
+        with_sign_in(quadrant, odd.select(cosine, sine)),
+    ]
+}
+
+/// Minus `value` in the third and the fourth quadrant.
+#[track_caller]
+fn with_sign_in<'k>(quadrant: U32<'k>, value: F64<'k>) -> F64<'k> {
+    let sign = (quadrant & 2).wide() << 62;
+    (value.to_bits() ^ sign).to_f64_bits()
+}
+
+/// c[0] + c[1] x + c[2] x^2 + ..., by Horner's rule.
+#[track_caller]
+fn polynomial<'k>(x: F64<'k>, coefficients: &[f64]) -> F64<'k> {
+    let zero = x.kernel().constant(0.0_f64);
+    let highest_first = coefficients.iter().rev();
+    highest_first.fold(zero, |sum, c| sum.fma(x, *c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = RopeTablesArguments {
+            positions: 1,
+            inv_freq: 2,
+            cos: 3,
+            sin: 4,
+            elements: 5,
+            pairs: 6,
+            factor: 7.0,
+        };
+        for format in PositionFormat::ALL {
+            let variant = RopeTables::new(format);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

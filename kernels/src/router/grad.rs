@@ -1,0 +1,186 @@
+//! The gradient of the weights by the probabilities.
+
+use super::renormalised_name;
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, U64, Variable, Variant,
+};
+use crate::dtype::Dtype;
+use crate::faults::{FaultSite, Faults};
+use crate::lane_group::{Group, Tile};
+
+/// dp_ne = (dw_nj - mean_n) / s_n where e is the choice j of token n, and 0 elsewhere; dw_nj where
+/// weights are no shares of their sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RouterTopKGrad {
+    tile: Tile,
+    renormalise: bool,
+}
+
+impl RouterTopKGrad {
+    /// The kernel for so many experts. `aligned`: whether dp begins at a multiple of 16 bytes.
+    pub fn new(dtype: Dtype, experts: u32, aligned: bool, renormalise: bool) -> RouterTopKGrad {
+        RouterTopKGrad {
+            tile: Tile::new(dtype, experts, aligned),
+            renormalise,
+        }
+    }
+
+    /// How to launch it over N tokens; `None` for none.
+    pub fn launch(&self, tokens: u64) -> Option<Launch> {
+        self.tile.launch(tokens)
+    }
+}
+
+impl Variant for RouterTopKGrad {
+    fn ptx(&self) -> Ptx {
+        let k = &self.tile.kernel(self.entry());
+        let (probabilities, indices) = (k.pointer("probabilities"), k.pointer("indices"));
+        let (dweights, dprobabilities) = (k.pointer("dweights"), k.pointer("dprobabilities"));
+        let tokens = k.u64_param("tokens");
+        let (experts, top_k) = (k.u32_param("experts"), k.u32_param("top_k"));
+        let faults = Faults::parameters(k);
+
+        let group = &Group::new(k, self.tile, tokens, experts);
+        let slots = Slots {
+            group,
+            probabilities: group.of_matrix(probabilities, group.row),
+            indices,
+            dweights,
+            first: group.row * top_k.wide(),
+            experts,
+        };
+        let (sum, mean) = (k.var(0.0_f32), k.var(0.0_f32));
+        k.for_range(0u32, top_k, 1, |j| {
+            let (index, exists) = slots.index(j);
+            let lead = exists & group.lane.equals(0);
+            faults.report(lead & index.ge(experts), index.signed().wide());
+            if self.renormalise {
+                let probability = slots.probability(index);
+                sum.add(probability);
+                mean.add(slots.dweight(j) * probability);
+            }
+        });
+        let share = self.renormalise.then(|| (*mean / *sum, sum.get()));
+
+        let to = group.of_matrix(dprobabilities, group.row);
+        group.for_accesses(1, |accesses| {
+            let (element, inside) = accesses[0];
+            let values: Vec<Variable<'_, f32>> =
+                (0..self.tile.width).map(|_| k.var(0.0_f32)).collect();
+            k.for_range(0u32, top_k, 1, |j| {
+                let (index, _) = slots.index(j);
+                let slope = match share {
+                    Some((mean, sum)) => (slots.dweight(j) - mean) / sum,
+                    None => slots.dweight(j),
+                };
+                for (value, i) in values.iter().zip(0..) {
+                    let chosen = index.equals(element + i);
+                    value.set(chosen.select(slope, **value));
+                }
+            });
+            let values: Vec<_> = values.iter().map(Variable::get).collect();
+            group.store_if(group.exists & inside, group.at(to, element), &values);
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (renormalised, tile) = (renormalised_name(self.renormalise), self.tile.name());
+        format!("router_top_k_grad{renormalised}_{tile}")
+    }
+}
+
+/// The choices of the group's token.
+struct Slots<'a, 'k> {
+    group: &'a Group<'k>,
+    probabilities: GlobalAddress<'k>,
+    indices: GlobalAddress<'k>,
+    dweights: GlobalAddress<'k>,
+    first: U64<'k>,
+    experts: U32<'k>,
+}
+
+impl<'k> Slots<'_, 'k> {
+    /// The expert of a choice, and whether there is a token to choose.
+    #[track_caller]
+    fn index(&self, j: U32<'k>) -> (U32<'k>, Pred<'k>) {
+        let index = self.indices.element_wide::<u32>(self.first + j.wide());
+        (index.load_if(self.group.exists), self.group.exists)
+    }
+
+    #[track_caller]
+    fn probability(&self, index: U32<'k>) -> F32<'k> {
+        let known = self.group.exists & index.lt(self.experts);
+        let from = self.group.at(self.probabilities, index);
+        self.group.tile.dtype.load_if(known, from)
+    }
+
+    #[track_caller]
+    fn dweight(&self, j: U32<'k>) -> F32<'k> {
+        let dtype = self.group.tile.dtype;
+        let slot = (self.first + j.wide()) * u64::from(dtype.size());
+        dtype.load_if(self.group.exists, self.dweights.moved(slot))
+    }
+}
+
+/// What [`RouterTopKGrad`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterTopKGradArguments {
+    /// \[N, E\], read where weights are shares of their sum.
+    pub probabilities: u64,
+    /// \[N, K\] of i32, read.
+    pub indices: u64,
+    /// \[N, K\], read.
+    pub dweights: u64,
+    /// \[N, E\], written.
+    pub dprobabilities: u64,
+    /// N.
+    pub tokens: u64,
+    /// E.
+    pub experts: u32,
+    /// K.
+    pub top_k: u32,
+    /// Where indices out of range are told.
+    pub faults: FaultSite,
+}
+
+impl RouterTopKGradArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        let read = [self.probabilities, self.indices, self.dweights];
+        for pointer in read.into_iter().chain([self.dprobabilities]) {
+            arguments.push_pointer(pointer);
+        }
+        arguments
+            .push_u64(self.tokens)
+            .push_u32(self.experts)
+            .push_u32(self.top_k);
+        self.faults.push(&mut arguments);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = RouterTopKGradArguments {
+            probabilities: 1,
+            indices: 2,
+            dweights: 3,
+            dprobabilities: 4,
+            tokens: 5,
+            experts: 6,
+            top_k: 7,
+            faults: FaultSite::new(8, 9),
+        };
+        for renormalise in [false, true] {
+            let variant = RouterTopKGrad::new(Dtype::Bf16, 64, true, renormalise);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The scores of one token's experts, and the best of them.
+
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32, Variable};
+use crate::lane_group::Group;
+
+/// The row of a token: its probabilities, and what is added to rank them.
+pub(super) struct Scores<'a, 'k> {
+    pub(super) group: &'a Group<'k>,
+    pub(super) probabilities: GlobalAddress<'k>,
+    pub(super) bias: Option<GlobalAddress<'k>>,
+    pub(super) experts: U32<'k>,
+}
+
+/// An expert and its rank: a number that grows as its score does; 0 for no expert.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate<'k> {
+    pub(super) rank: U32<'k>,
+    pub(super) expert: U32<'k>,
+}
+
+/// The best that a lane has seen so far.
+pub(super) struct Best<'k> {
+    rank: Variable<'k, u32>,
+    expert: Variable<'k, u32>,
+}
+
+impl<'k> Best<'k> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Kernel) -> Best<'k> {
+        Best {
+            rank: k.var(0u32),
+            expert: k.var(0u32),
+        }
+    }
+
+    /// Takes a candidate that is better, where the predicate holds. Of equals the first stays.
+    #[track_caller]
+    pub(super) fn offer(&self, candidate: Candidate<'k>, condition: Option<Pred<'k>>) {
+        let better = candidate.rank.gt(*self.rank);
+        let better = condition.map_or(better, |condition| better & condition);
+        self.rank.set(better.select(candidate.rank, *self.rank));
+        self.expert
+            .set(better.select(candidate.expert, *self.expert));
+    }
+
+    /// The best of all lanes of the group, in each of them; of equals that with the lowest index.
+    /// All lanes of the warp must take part.
+    #[track_caller]
+    pub(super) fn of_group(&self, lanes: u32) -> Candidate<'k> {
+        let own = Candidate {
+            rank: self.rank.get(),
+            expert: self.expert.get(),
+        };
+        let distances = (0..lanes.trailing_zeros()).map(|bit| 1 << bit);
+        distances.fold(own, |best, distance| {
+            let rank = best.rank.exchanged(distance);
+            let expert = best.expert.exchanged(distance);
+            let lower = rank.equals(best.rank) & expert.lt(best.expert);
+            let better = rank.gt(best.rank) | lower;
+            Candidate {
+                rank: better.select(rank, best.rank),
+                expert: better.select(expert, best.expert),
+            }
+        })
+    }
+}
+
+impl<'k> Scores<'_, 'k> {
+    /// The experts of an access that begins at expert `first`: all loads are issued at once.
+    #[track_caller]
+    pub(super) fn candidates(&self, first: U32<'k>, inside: Pred<'k>) -> Vec<Candidate<'k>> {
+        let exists = self.group.exists & inside;
+        let from = self.group.at(self.probabilities, first);
+        let probabilities = self.group.load_if(exists, from);
+        let bias = self.bias.map(|bias| self.load_bias(bias, first, exists));
+
+        let probabilities = probabilities.widen().into_iter().zip(0..);
+        let candidate = |(probability, i): (F32<'k>, u32)| {
+            let score = match &bias {
+                None => probability,
+                Some(bias) => probability + bias[i as usize],
+            };
+            Candidate {
+                rank: exists.select(rank_of(score), 0),
+                expert: first + i,
+            }
+        };
+        probabilities.map(candidate).collect()
+    }
+
+    /// The probability of an expert, as it lies in memory; 0 for a token that does not exist.
+    #[track_caller]
+    pub(super) fn probability(&self, expert: U32<'k>) -> F32<'k> {
+        let known = self.group.exists & expert.lt(self.experts);
+        let from = self.group.at(self.probabilities, expert);
+        self.group.tile.dtype.load_if(known, from)
+    }
+
+    #[track_caller]
+    fn load_bias(&self, bias: GlobalAddress<'k>, first: U32<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
+        let from = bias.element::<f32>(first);
+        match self.group.tile.width {
+            1 => vec![from.load_if(exists)],
+            width => {
+                let fours = (0..i64::from(width / 4)).map(|i| from.offset(16 * i));
+                let fours = fours.map(|from| from.load_vector_if::<f32, 4>(exists));
+                fours.flatten().collect()
+            }
+        }
+    }
+}
+
+/// An integer above 0 that is larger where the score is: NaN has the largest, and the zeros are
+/// equal.
+#[track_caller]
+fn rank_of(score: F32<'_>) -> U32<'_> {
+    // The bits of positive floats sort as they do; those of negative ones the other way round.
+    let bits = score.equals(0.0).select(0.0, score).to_bits();
+    let all_or_sign = (bits.signed() >> 31).unsigned() | 0x8000_0000;
+    let nan = score.differs(score);
+    nan.select(u32::MAX, bits ^ all_or_sign)
+}

@@ -1,0 +1,307 @@
+//! The choice and its weights.
+
+use super::renormalised_name;
+use super::scores::{Best, Candidate, Scores};
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, U32, U64, Variable, Variant,
+};
+use crate::dtype::Dtype;
+use crate::lane_group::{Group, Tile};
+
+/// Experts of a lane whose ranks stay in registers.
+const EXPERTS_OF_LANE: u32 = 16;
+
+/// The K best experts of each token, in descending order, and their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RouterTopK {
+    tile: Tile,
+    /// Accesses of a lane to a row that stays in registers; `None` where rows are read anew.
+    accesses: Option<u32>,
+    biased: bool,
+    renormalise: bool,
+}
+
+impl RouterTopK {
+    /// The kernel for so many experts. `aligned`: whether probabilities and bias begin at multiples
+    /// of 16 bytes; `biased`: whether a bias is added for the choice; `renormalise`: whether weights
+    /// are divided by their sum.
+    pub fn new(
+        dtype: Dtype,
+        experts: u32,
+        aligned: bool,
+        [biased, renormalise]: [bool; 2],
+    ) -> RouterTopK {
+        let tile = Tile::new(dtype, experts, aligned);
+        let in_registers = experts <= 32 * EXPERTS_OF_LANE;
+        let lanes = experts.div_ceil(EXPERTS_OF_LANE).clamp(1, 32);
+        let lanes = lanes.next_power_of_two();
+        let accesses = (experts / tile.width).div_ceil(lanes);
+        RouterTopK {
+            tile: match in_registers {
+                true => Tile { lanes, ..tile },
+                false => tile,
+            },
+            accesses: in_registers.then_some(accesses),
+            biased,
+            renormalise,
+        }
+    }
+
+    /// How to launch it over N tokens; `None` for none.
+    pub fn launch(&self, tokens: u64) -> Option<Launch> {
+        self.tile.launch(tokens)
+    }
+}
+
+impl Variant for RouterTopK {
+    fn ptx(&self) -> Ptx {
+        let k = &self.tile.kernel(self.entry());
+        let (probabilities, bias) = (k.pointer("probabilities"), k.pointer("bias"));
+        let (weights, indices) = (k.pointer("weights"), k.pointer("indices"));
+        let tokens = k.u64_param("tokens");
+        let (experts, top_k) = (k.u32_param("experts"), k.u32_param("top_k"));
+
+        let group = &Group::new(k, self.tile, tokens, experts);
+        let scores = &Scores {
+            group,
+            probabilities: group.of_matrix(probabilities, group.row),
+            bias: self.biased.then_some(bias),
+            experts,
+        };
+        let choice = Choice {
+            scores,
+            weights,
+            indices,
+            first: group.row * top_k.wide(),
+            top_k,
+            renormalise: self.renormalise,
+        };
+        match self.accesses {
+            Some(accesses) => {
+                let ranked = InRegisters::new(scores, accesses);
+                choice.choose(|| ranked.best(), |chosen| ranked.remove(chosen));
+            }
+            None => {
+                let ranked = InMemory::new(scores);
+                choice.choose(|| ranked.best(), |chosen| ranked.remove(chosen));
+            }
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let biased = if self.biased { "_biased" } else { "" };
+        let form = self
+            .accesses
+            .map_or_else(|| "loop".to_owned(), |accesses| format!("a{accesses}"));
+        let (renormalised, tile) = (renormalised_name(self.renormalise), self.tile.name());
+        format!("router_top_k{biased}{renormalised}_{tile}_{form}")
+    }
+}
+
+/// Ranks of a row in registers; what was chosen has none any more.
+struct InRegisters<'k> {
+    k: &'k Kernel,
+    ranked: Vec<(Variable<'k, u32>, U32<'k>)>,
+}
+
+impl<'k> InRegisters<'k> {
+    #[track_caller]
+    fn new(scores: &Scores<'_, 'k>, accesses: u32) -> InRegisters<'k> {
+        let (group, k) = (scores.group, scores.group.k);
+        let Tile { width, lanes, .. } = group.tile;
+        let firsts = (0..accesses).map(|access| group.lane * width + access * lanes * width);
+        let candidates = firsts.map(|first| scores.candidates(first, first.lt(scores.experts)));
+        let candidates: Vec<Vec<Candidate<'k>>> = candidates.collect();
+        let ranked = candidates.into_iter().flatten();
+        InRegisters {
+            k,
+            ranked: ranked.map(|it| (k.var(it.rank), it.expert)).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn best(&self) -> Best<'k> {
+        let best = Best::new(self.k);
+        for (rank, expert) in &self.ranked {
+            let (rank, expert) = (**rank, *expert);
+            best.offer(Candidate { rank, expert }, None);
+        }
+        best
+    }
+
+    #[track_caller]
+    fn remove(&self, chosen: Candidate<'k>) {
+        for (rank, expert) in &self.ranked {
+            rank.set(expert.equals(chosen.expert).select(0, **rank));
+        }
+    }
+}
+
+/// Ranks that are computed anew for each choice, among those that come after the last chosen.
+struct InMemory<'a, 'k> {
+    scores: &'a Scores<'a, 'k>,
+    last_rank: Variable<'k, u32>,
+    /// The first expert of the last rank that is left.
+    next: Variable<'k, u32>,
+}
+
+impl<'a, 'k> InMemory<'a, 'k> {
+    #[track_caller]
+    fn new(scores: &'a Scores<'a, 'k>) -> InMemory<'a, 'k> {
+        let k = scores.group.k;
+        InMemory {
+            scores,
+            last_rank: k.var(u32::MAX),
+            next: k.var(0u32),
+        }
+    }
+
+    #[track_caller]
+    fn best(&self) -> Best<'k> {
+        let best = Best::new(self.scores.group.k);
+        self.scores.group.for_accesses(1, |accesses| {
+            let (first, inside) = accesses[0];
+            for candidate in self.scores.candidates(first, inside) {
+                let equal = candidate.rank.equals(*self.last_rank);
+                let left = equal & candidate.expert.ge(*self.next);
+                let left = left | candidate.rank.lt(*self.last_rank);
+                best.offer(candidate, Some(left));
+            }
+        });
+        best
+    }
+
+    #[track_caller]
+    fn remove(&self, chosen: Candidate<'k>) {
+        self.last_rank.set(chosen.rank);
+        self.next.set(chosen.expert + 1);
+    }
+}
+
+/// Where the choice goes.
+struct Choice<'a, 'k> {
+    scores: &'a Scores<'a, 'k>,
+    weights: GlobalAddress<'k>,
+    indices: GlobalAddress<'k>,
+    /// The token's first slot.
+    first: U64<'k>,
+    top_k: U32<'k>,
+    renormalise: bool,
+}
+
+impl<'k> Choice<'_, 'k> {
+    /// Takes the `best`, K times, and removes each from those that are left.
+    #[track_caller]
+    fn choose(&self, best: impl FnOnce() -> Best<'k>, remove: impl FnOnce(Candidate<'k>)) {
+        let group = self.scores.group;
+        let (k, lanes) = (group.k, group.tile.lanes);
+        let sum = k.var(0.0_f32);
+        k.for_range(0u32, self.top_k, 1, |j| {
+            let chosen = best().of_group(lanes);
+            remove(chosen);
+
+            // Slots are dealt out to lanes, who find them again in the second round.
+            let own = group.exists & (j & (lanes - 1)).equals(group.lane);
+            self.index(j).store_if(own, chosen.expert);
+            let probability = self.scores.probability(chosen.expert);
+            match self.renormalise {
+                true => sum.add(probability),
+                false => self.store_weight(own, j, probability),
+            }
+        });
+        if self.renormalise {
+            k.for_range(group.lane, self.top_k, lanes, |j| {
+                let chosen = self.index(j).load_if::<u32>(group.exists);
+                let weight = self.scores.probability(chosen) / *sum;
+                self.store_weight(group.exists, j, weight);
+            });
+        }
+    }
+
+    #[track_caller]
+    fn index(&self, j: U32<'k>) -> GlobalAddress<'k> {
+        self.indices.element_wide::<u32>(self.first + j.wide())
+    }
+
+    #[track_caller]
+    fn store_weight(&self, own: Pred<'k>, j: U32<'k>, weight: F32<'k>) {
+        let dtype = self.scores.group.tile.dtype;
+        let slot = (self.first + j.wide()) * u64::from(dtype.size());
+        dtype.store_if(own, self.weights.moved(slot), weight);
+    }
+}
+
+/// What [`RouterTopK`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterTopKArguments {
+    /// \[N, E\], read.
+    pub probabilities: u64,
+    /// \[E\] of f32, read where the kernel is biased.
+    pub bias: u64,
+    /// \[N, K\], written.
+    pub weights: u64,
+    /// \[N, K\] of i32, written.
+    pub indices: u64,
+    /// N.
+    pub tokens: u64,
+    /// E.
+    pub experts: u32,
+    /// K, E at most.
+    pub top_k: u32,
+}
+
+impl RouterTopKArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.probabilities, self.bias, self.weights, self.indices] {
+            arguments.push_pointer(pointer);
+        }
+        arguments
+            .push_u64(self.tokens)
+            .push_u32(self.experts)
+            .push_u32(self.top_k);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = RouterTopKArguments {
+            probabilities: 1,
+            bias: 2,
+            weights: 3,
+            indices: 4,
+            tokens: 5,
+            experts: 6,
+            top_k: 7,
+        };
+        for experts in [8, 1000] {
+            let variant = RouterTopK::new(Dtype::F32, experts, true, [true, true]);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+
+    /// No lane has more than its share of experts, and together they have all.
+    #[test]
+    fn lanes_share_the_experts() {
+        for dtype in Dtype::ALL {
+            for experts in 1..600 {
+                let variant = RouterTopK::new(dtype, experts, true, [false; 2]);
+                let Some(accesses) = variant.accesses else {
+                    assert!(experts > 512);
+                    continue;
+                };
+                let of_lane = accesses * variant.tile.width;
+                assert!(of_lane <= EXPERTS_OF_LANE, "{experts}");
+                assert!(of_lane * variant.tile.lanes >= experts, "{experts}");
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! How a kernel walks over rows: in registers where they fit, else in loops.
+
+use super::RowTile;
+use crate::assembler::{F32, GlobalAddress, Kernel, Launch, U32};
+use crate::dtype::Dtype;
+
+/// Threads of a CTA that loops over one row.
+pub(crate) const LOOP_THREADS: u32 = 256;
+
+/// How a kernel walks over its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Form {
+    /// A row in registers.
+    Tile(RowTile),
+    /// A row of any length and alignment: the CTA loops over it, more than once.
+    Loop(LoopTile),
+}
+
+/// How the CTA that loops over a row accesses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LoopTile {
+    dtype: Dtype,
+    /// Elements of an access: a vector of 16 bytes, or one.
+    width: u32,
+}
+
+impl Form {
+    /// For rows of `features` elements. `aligned`: whether all matrices and vectors begin at
+    /// multiples of 16 bytes.
+    pub(crate) fn new(dtype: Dtype, features: usize, aligned: bool) -> Form {
+        if let Some(tile) = RowTile::new(dtype, features).filter(|_| aligned) {
+            return Form::Tile(tile);
+        }
+        let vectors = aligned && features.is_multiple_of(dtype.per_vector() as usize);
+        Form::Loop(LoopTile {
+            dtype,
+            width: if vectors { dtype.per_vector() } else { 1 },
+        })
+    }
+
+    /// Threads of a CTA.
+    pub(crate) fn threads(self) -> u32 {
+        match self {
+            Form::Tile(tile) => tile.threads(),
+            Form::Loop(_) => LOOP_THREADS,
+        }
+    }
+
+    /// How to launch a kernel over as many rows; `None` for none.
+    pub(crate) fn launch(self, rows: u64) -> Option<Launch> {
+        match self {
+            Form::Tile(tile) => tile.launch(rows),
+            Form::Loop(_) => {
+                let ctas = u32::try_from(rows).unwrap_or(u32::MAX);
+                Launch::new([ctas, 1, 1], LOOP_THREADS)
+            }
+        }
+    }
+
+    /// What a kernel's name says of it: `bf16_d1024_t32`, `bf16_loop`.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Form::Tile(tile) => tile.name(),
+            Form::Loop(LoopTile { dtype, width: 1 }) => format!("{}_loop", dtype.name()),
+            Form::Loop(LoopTile { dtype, width }) => format!("{}_loop{width}", dtype.name()),
+        }
+    }
+}
+
+/// The row of a CTA that loops over it.
+#[derive(Clone, Copy)]
+pub(crate) struct LongRow<'k> {
+    k: &'k Kernel,
+    tile: LoopTile,
+    features: U32<'k>,
+}
+
+/// The elements of a row that a thread has in one round of the loop.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'k> {
+    tile: LoopTile,
+    first: U32<'k>,
+}
+
+impl<'k> LongRow<'k> {
+    /// The row of this CTA in a kernel of [`LOOP_THREADS`] threads.
+    pub(crate) fn new(k: &'k Kernel, tile: LoopTile, features: U32<'k>) -> LongRow<'k> {
+        LongRow { k, tile, features }
+    }
+
+    /// Where it begins in a matrix.
+    #[track_caller]
+    pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        let elements = self.k.cta().mul_wide(self.features);
+        matrix.moved(elements * u64::from(self.tile.dtype.size()))
+    }
+
+    /// Runs `body` for all places of this thread.
+    #[track_caller]
+    pub(crate) fn for_each(&self, body: impl FnOnce(Place<'k>)) {
+        let (k, tile) = (self.k, self.tile);
+        let first = match tile.width {
+            1 => k.thread(),
+            width => k.thread() * width,
+        };
+        k.for_range(first, self.features, LOOP_THREADS * tile.width, |first| {
+            body(Place { tile, first });
+        });
+    }
+}
+
+impl<'k> Place<'k> {
+    /// The elements in a row or vector that begins at `row`.
+    #[track_caller]
+    pub(crate) fn load(self, row: GlobalAddress<'k>) -> Vec<F32<'k>> {
+        let (dtype, from) = (self.tile.dtype, self.in_row(row));
+        match self.tile.width {
+            1 => vec![dtype.load(from)],
+            _ => dtype.load_vector(from).widen(),
+        }
+    }
+
+    /// Rounds and stores elements of a row; `value(i)` belongs to element `i` of [`Place::load`].
+    #[track_caller]
+    pub(crate) fn store(self, row: GlobalAddress<'k>, value: impl Fn(usize) -> F32<'k>) {
+        let (dtype, to) = (self.tile.dtype, self.in_row(row));
+        match self.tile.width {
+            1 => dtype.store(to, value(0)),
+            _ => dtype.round(value).store(to),
+        }
+    }
+
+    /// A value as [`Place::store`] rounds it.
+    #[track_caller]
+    pub(crate) fn rounded(self, value: F32<'k>) -> F32<'k> {
+        self.tile.dtype.rounded(value)
+    }
+
+    #[track_caller]
+    fn in_row(self, row: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        element(self.tile.dtype, row, self.first)
+    }
+}
+
+/// An element of a row or vector.
+#[track_caller]
+pub(crate) fn element<'k>(
+    dtype: Dtype,
+    row: GlobalAddress<'k>,
+    index: U32<'k>,
+) -> GlobalAddress<'k> {
+    row.moved(index.mul_wide(dtype.size()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows that are not whole vectors, or do not begin at a vector, are walked one by one.
+    #[test]
+    fn the_form_follows_length_and_alignment() {
+        let name = |features, aligned| Form::new(Dtype::Bf16, features, aligned).name();
+        assert_eq!(name(1024, true), "bf16_d1024_t32");
+        assert_eq!(name(1024, false), "bf16_loop");
+        assert_eq!(name(1025, true), "bf16_loop");
+        assert_eq!(name(1 << 20, true), "bf16_loop8");
+        assert_eq!(name((1 << 20) + 1, true), "bf16_loop");
+    }
+}

@@ -1,0 +1,182 @@
+//! y.
+
+use super::Function;
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant, block_fold,
+    block_sum,
+};
+use crate::dtype::Dtype;
+use crate::elementary::{exp, ln};
+use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
+
+/// Softmax of each row, or its logarithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Softmax {
+    function: Function,
+    form: Form,
+}
+
+impl Softmax {
+    /// The kernel for rows of `features` elements. `aligned`: whether x and y begin at multiples of
+    /// 16 bytes.
+    pub fn new(function: Function, dtype: Dtype, features: usize, aligned: bool) -> Softmax {
+        Softmax {
+            function,
+            form: Form::new(dtype, features, aligned),
+        }
+    }
+
+    /// How to launch it over as many rows; `None` for none.
+    pub fn launch(&self, rows: u64) -> Option<Launch> {
+        self.form.launch(rows)
+    }
+}
+
+impl Variant for Softmax {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let call = Call {
+            x: k.pointer("x"),
+            y: k.pointer("y"),
+            rows: k.u64_param("rows"),
+            features: k.u32_param("features"),
+        };
+        match self.form {
+            Form::Tile(tile) => in_registers(k, self.function, tile, &call),
+            Form::Loop(tile) => in_a_loop(k, self.function, tile, &call),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("{}_{}", self.function.name(), self.form.name())
+    }
+}
+
+/// What [`Softmax`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftmaxArguments {
+    /// \[R, D\], read.
+    pub x: u64,
+    /// \[R, D\], written.
+    pub y: u64,
+    /// R.
+    pub rows: u64,
+    /// D.
+    pub features: u32,
+}
+
+impl SoftmaxArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.x).push_pointer(self.y);
+        arguments.push_u64(self.rows).push_u32(self.features);
+        arguments
+    }
+}
+
+/// The parameters in registers.
+struct Call<'k> {
+    x: GlobalAddress<'k>,
+    y: GlobalAddress<'k>,
+    rows: U64<'k>,
+    features: U32<'k>,
+}
+
+/// Exponentials are computed once and stay in registers too.
+fn in_registers<'k>(k: &'k Kernel, function: Function, tile: RowTile, call: &Call<'k>) {
+    let row = Row::new(k, tile, call.rows);
+    let x = row.load(call.x);
+    let x = row.widen_or(&x, f32::NEG_INFINITY);
+    let max = row.max(largest(&x));
+
+    let shifted: Vec<F32<'k>> = x.iter().map(|x| *x - max).collect();
+    let powers: Vec<F32<'k>> = shifted.iter().map(|x| exp(*x)).collect();
+    let sum = k.var(0.0_f32);
+    for power in &powers {
+        sum.add(*power);
+    }
+    let sum = row.sum(sum.get());
+    match function {
+        Function::Softmax => {
+            let scale = sum.reciprocal();
+            row.store(call.y, |i| powers[i] * scale);
+        }
+        Function::LogSoftmax => {
+            let ln_sum = ln(sum);
+            row.store(call.y, |i| shifted[i] - ln_sum);
+        }
+    }
+}
+
+/// The second pass finds x in the caches.
+fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<'k>) {
+    let row = LongRow::new(k, tile, call.features);
+    let (x, y) = (row.of_matrix(call.x), row.of_matrix(call.y));
+
+    // The largest element so far, and the sum of e^(x - largest).
+    let (max, sum) = (k.var(f32::NEG_INFINITY), k.var(0.0_f32));
+    row.for_each(|at| {
+        let x = at.load(x);
+        let now = max.max(largest(&x));
+        let shift = finite(now);
+        sum.set(*sum * exp(*max - shift));
+        for x in x {
+            sum.add(exp(x - shift));
+        }
+        max.set(now);
+    });
+    let of_row = block_fold(k, max.get(), F32::max);
+    let sum = block_sum(k, *sum * exp(*max - finite(of_row)));
+
+    match function {
+        Function::Softmax => {
+            let scale = sum.reciprocal();
+            row.for_each(|at| {
+                let x = at.load(x);
+                at.store(y, |i| exp(x[i] - of_row) * scale);
+            });
+        }
+        Function::LogSoftmax => {
+            let ln_sum = ln(sum);
+            row.for_each(|at| {
+                let x = at.load(x);
+                at.store(y, |i| x[i] - of_row - ln_sum);
+            });
+        }
+    }
+}
+
+/// The largest; NaN where one is.
+#[track_caller]
+fn largest<'k>(values: &[F32<'k>]) -> F32<'k> {
+    let (first, others) = (values[0], &values[1..]);
+    others.iter().fold(first, |max, value| max.max(*value))
+}
+
+/// `max`, or 0 where nothing but minus infinity has come yet: e^(x - max) would be NaN.
+#[track_caller]
+fn finite(max: F32<'_>) -> F32<'_> {
+    max.equals(f32::NEG_INFINITY).select(0.0, max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = SoftmaxArguments {
+            x: 1,
+            y: 2,
+            rows: 3,
+            features: 4,
+        };
+        for features in [64, 65] {
+            let variant = Softmax::new(Function::Softmax, Dtype::F32, features, true);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

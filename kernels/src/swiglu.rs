@@ -1,0 +1,370 @@
+//! The gated linear unit of feed-forward blocks (Shazeer 2020) and its gradient.
+//!
+//! Legend: R rows, F features. A row of `gate_up` is gate, then up: \[R, 2, F\], dense.
+//!
+//! ```text
+//! y     = gate s up                      with s = 1 / (1 + e^-gate)
+//! dgate = dy up (s (1 + gate (1 - s)))
+//! dup   = dy (gate s)
+//! ```
+//!
+//! All is computed in f32 and rounded once. Nothing is shared between threads: the kernels are
+//! bound by memory, and move 3 R F elements forward and 5 R F backward, which is the least.
+//!
+//! Two forms. Where rows are whole vectors of 16 bytes, the vectors of all rows are one line that is
+//! cut among CTAs, so that none idles whatever F is; a division finds a vector's row. Where they
+//! are not, a CTA loops over one row.
+
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
+};
+use crate::dtype::{Dtype, Vector};
+use crate::elementary::sigmoid;
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// Which kernel walks over the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Form {
+    /// As many vectors a thread, a CTA's width apart, their loads in flight together.
+    Vectors { a_thread: u32 },
+    /// Element by element, a CTA a row.
+    Loop,
+}
+
+impl Form {
+    fn new(dtype: Dtype, [rows, features]: [u64; 2], aligned: bool, a_thread: u32) -> Form {
+        let per_vector = u64::from(dtype.per_vector());
+        // Threads beyond the last vector count on.
+        let most = u64::from(u32::MAX - THREADS * a_thread);
+        let few = rows.saturating_mul(features / per_vector) <= most;
+        match aligned && features.is_multiple_of(per_vector) && few {
+            true => Form::Vectors { a_thread },
+            false => Form::Loop,
+        }
+    }
+
+    fn launch(self, dtype: Dtype, [rows, features]: [u64; 2]) -> Option<Launch> {
+        let ctas = match self {
+            Form::Vectors { a_thread } => {
+                let vectors = rows.saturating_mul(features / u64::from(dtype.per_vector()));
+                vectors.div_ceil(u64::from(THREADS * a_thread))
+            }
+            Form::Loop => rows.min(rows.saturating_mul(features)),
+        };
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+
+    fn name(self, dtype: Dtype) -> String {
+        let form = match self {
+            Form::Vectors { .. } => "vectors",
+            Form::Loop => "loop",
+        };
+        format!("{}_{form}", dtype.name())
+    }
+}
+
+/// y = silu(gate) up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SwiGlu {
+    dtype: Dtype,
+    form: Form,
+}
+
+impl SwiGlu {
+    /// The kernel for `extents`, R and F. `aligned`: whether gate_up and y begin at multiples of 16
+    /// bytes.
+    pub fn new(dtype: Dtype, extents: [u64; 2], aligned: bool) -> SwiGlu {
+        let form = Form::new(dtype, extents, aligned, 2);
+        SwiGlu { dtype, form }
+    }
+
+    /// How to launch it on the same extents; `None` for no elements.
+    pub fn launch(&self, extents: [u64; 2]) -> Option<Launch> {
+        self.form.launch(self.dtype, extents)
+    }
+}
+
+impl Variant for SwiGlu {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (gate_up, y) = (k.pointer("gate_up"), k.pointer("y"));
+        let rows = k.u64_param("rows");
+        let features = k.u32_param("features");
+        let dtype = self.dtype;
+
+        match self.form {
+            Form::Vectors { a_thread } => {
+                let places = vectors(k, dtype, a_thread, [rows, features.wide()]);
+                let loaded: Vec<[Vector<'_>; 2]> = places
+                    .iter()
+                    .map(|(exists, place)| place.load_pair(dtype, *exists, gate_up))
+                    .collect();
+                for ((exists, place), pair) in places.iter().zip(loaded) {
+                    let [gate, up] = pair.map(|half| half.widen());
+                    let value = dtype.round(|i| product(gate[i], up[i]));
+                    value.store_if(*exists, place.in_row(dtype, y));
+                }
+            }
+            Form::Loop => each_element(k, features, |place| {
+                let [gate, up] = place.halves(dtype, gate_up).map(|half| dtype.load(half));
+                dtype.store(place.in_row(dtype, y), product(gate, up));
+            }),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("swiglu_{}", self.form.name(self.dtype))
+    }
+}
+
+/// What [`SwiGlu`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SwiGluArguments {
+    /// \[R, 2, F\], read.
+    pub gate_up: u64,
+    /// \[R, F\], written.
+    pub y: u64,
+    /// R.
+    pub rows: u64,
+    /// F.
+    pub features: u32,
+}
+
+impl SwiGluArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.gate_up).push_pointer(self.y);
+        arguments.push_u64(self.rows).push_u32(self.features);
+        arguments
+    }
+}
+
+/// The gradient of [`SwiGlu`], of both halves at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SwiGluGrad {
+    dtype: Dtype,
+    form: Form,
+}
+
+impl SwiGluGrad {
+    /// The kernel for `extents`, R and F. `aligned`: whether gate_up, dy and dgate_up begin at
+    /// multiples of 16 bytes.
+    pub fn new(dtype: Dtype, extents: [u64; 2], aligned: bool) -> SwiGluGrad {
+        let form = Form::new(dtype, extents, aligned, 1);
+        SwiGluGrad { dtype, form }
+    }
+
+    /// How to launch it on the same extents; `None` for no elements.
+    pub fn launch(&self, extents: [u64; 2]) -> Option<Launch> {
+        self.form.launch(self.dtype, extents)
+    }
+}
+
+impl Variant for SwiGluGrad {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (gate_up, dy) = (k.pointer("gate_up"), k.pointer("dy"));
+        let dgate_up = k.pointer("dgate_up");
+        let rows = k.u64_param("rows");
+        let features = k.u32_param("features");
+        let dtype = self.dtype;
+
+        match self.form {
+            Form::Vectors { a_thread } => {
+                for (exists, place) in vectors(k, dtype, a_thread, [rows, features.wide()]) {
+                    let pair = place.load_pair(dtype, exists, gate_up);
+                    let dy = dtype.load_vector_if(exists, place.in_row(dtype, dy));
+                    let ([gate, up], dy) = (pair.map(|half| half.widen()), dy.widen());
+                    let slopes: Vec<[F32<'_>; 2]> = (0..dy.len())
+                        .map(|i| slopes(gate[i], up[i], dy[i]))
+                        .collect();
+                    for (half, to) in place.halves(dtype, dgate_up).into_iter().enumerate() {
+                        let values = dtype.round(|i| slopes[i][half]);
+                        values.store_if(exists, to);
+                    }
+                }
+            }
+            Form::Loop => each_element(k, features, |place| {
+                let [gate, up] = place.halves(dtype, gate_up).map(|half| dtype.load(half));
+                let slopes = slopes(gate, up, dtype.load(place.in_row(dtype, dy)));
+                for (to, slope) in place.halves(dtype, dgate_up).into_iter().zip(slopes) {
+                    dtype.store(to, slope);
+                }
+            }),
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("swiglu_grad_{}", self.form.name(self.dtype))
+    }
+}
+
+/// What [`SwiGluGrad`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct SwiGluGradArguments {
+    /// \[R, 2, F\], read.
+    pub gate_up: u64,
+    /// \[R, F\], read.
+    pub dy: u64,
+    /// \[R, 2, F\], written.
+    pub dgate_up: u64,
+    /// R.
+    pub rows: u64,
+    /// F.
+    pub features: u32,
+}
+
+impl SwiGluGradArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.gate_up, self.dy, self.dgate_up] {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u64(self.rows).push_u32(self.features);
+        arguments
+    }
+}
+
+#[track_caller]
+fn product<'k>(gate: F32<'k>, up: F32<'k>) -> F32<'k> {
+    gate * sigmoid(gate) * up
+}
+
+/// dgate and dup.
+#[track_caller]
+fn slopes<'k>(gate: F32<'k>, up: F32<'k>, dy: F32<'k>) -> [F32<'k>; 2] {
+    let one = gate.kernel().constant(1.0);
+    let s = sigmoid(gate);
+    let slope = s * (one + gate * (one - s));
+    [dy * up * slope, dy * (gate * s)]
+}
+
+/// A place in a row of y; the same in both halves of a row of gate_up.
+struct Place<'k> {
+    /// The first element of the row in a matrix \[R, F\].
+    row: U64<'k>,
+    column: U64<'k>,
+    features: U64<'k>,
+}
+
+impl<'k> Place<'k> {
+    /// In a matrix \[R, F\].
+    #[track_caller]
+    fn in_row(&self, dtype: Dtype, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        matrix.moved((self.row + self.column) * u64::from(dtype.size()))
+    }
+
+    /// In both halves of \[R, 2, F\].
+    #[track_caller]
+    fn halves(&self, dtype: Dtype, pairs: GlobalAddress<'k>) -> [GlobalAddress<'k>; 2] {
+        let size = u64::from(dtype.size());
+        let first = pairs.moved((self.row * 2 + self.column) * size);
+        [first, first.moved(self.features * size)]
+    }
+
+    #[track_caller]
+    fn load_pair(
+        &self,
+        dtype: Dtype,
+        exists: Pred<'k>,
+        pairs: GlobalAddress<'k>,
+    ) -> [Vector<'k>; 2] {
+        self.halves(dtype, pairs)
+            .map(|half| dtype.load_vector_if(exists, half))
+    }
+}
+
+/// The vectors of a thread, of those of all rows one behind the other, and whether each exists.
+#[track_caller]
+fn vectors<'k>(
+    k: &'k Kernel,
+    dtype: Dtype,
+    a_thread: u32,
+    [rows, features]: [U64<'k>; 2],
+) -> Vec<(Pred<'k>, Place<'k>)> {
+    let a_row = features.low() >> dtype.per_vector().trailing_zeros();
+    let count = rows.low() * a_row;
+    let first = k.cta().mad(THREADS * a_thread, k.thread());
+    let place = |i: u32| {
+        let vector = first + i * THREADS;
+        let row = vector / a_row;
+        let column = (vector - row * a_row) << dtype.per_vector().trailing_zeros();
+        let place = Place {
+            row: row.wide() * features,
+            column: column.wide(),
+            features,
+        };
+        (vector.lt(count), place)
+    };
+    (0..a_thread).map(place).collect()
+}
+
+/// Calls `body` for each element of the CTA's row that falls to this thread.
+#[track_caller]
+fn each_element<'k>(k: &'k Kernel, features: U32<'k>, body: impl Fn(Place<'k>)) {
+    let row = k.cta().mul_wide(features);
+    k.for_range(k.thread(), features, THREADS, |column| {
+        body(Place {
+            row,
+            column: column.wide(),
+            features: features.wide(),
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        for aligned in [true, false] {
+            let variant = SwiGlu::new(Dtype::Bf16, [3, 64], aligned);
+            let arguments = SwiGluArguments {
+                gate_up: 1,
+                y: 2,
+                rows: 3,
+                features: 64,
+            };
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+
+            let variant = SwiGluGrad::new(Dtype::Bf16, [3, 64], aligned);
+            let arguments = SwiGluGradArguments {
+                gate_up: 1,
+                dy: 2,
+                dgate_up: 3,
+                rows: 3,
+                features: 64,
+            };
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+
+    /// Odd rows and unaligned ones loop, and so do more vectors than 32 bits count.
+    #[test]
+    fn the_form_follows_extents_and_alignment() {
+        let entry = |extents, aligned| SwiGlu::new(Dtype::Bf16, extents, aligned).entry();
+        assert_eq!(entry([3, 64], true), "swiglu_bf16_vectors");
+        assert_eq!(entry([3, 64], false), "swiglu_bf16_loop");
+        assert_eq!(entry([3, 65], true), "swiglu_bf16_loop");
+        assert_eq!(entry([1 << 29, 64], true), "swiglu_bf16_loop");
+    }
+
+    #[test]
+    fn rows_of_any_length_fill_ctas() {
+        let launch = |extents| SwiGlu::new(Dtype::Bf16, extents, true).launch(extents);
+        // 768 features are 96 vectors: 512 of them fill a CTA.
+        assert_eq!(launch([64, 768]).map(|it| it.grid), Some([12, 1, 1]));
+        assert_eq!(launch([5, 7]).map(|it| it.grid), Some([5, 1, 1]));
+        assert_eq!(launch([0, 768]), None);
+        assert_eq!(launch([5, 0]), None);
+    }
+}

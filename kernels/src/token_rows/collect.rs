@@ -1,0 +1,210 @@
+//! Rows back at their tokens.
+
+use super::{ABSENT, Group, IN_FLIGHT, Loaded, Tile, weighted_name};
+use crate::assembler::{
+    Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, U64, Variable, Variant,
+};
+use crate::dtype::Dtype;
+use crate::faults::{FaultSite, Faults};
+
+/// Row n is the sum of the rows that the slots of token n went to, times their weights where there
+/// are weights, in the order of the slots. Slots of no place count as zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CollectTokens {
+    tile: Tile,
+    weighted: bool,
+}
+
+impl CollectTokens {
+    /// The kernel for rows of `features` elements. `aligned`: whether y and out begin at multiples
+    /// of 16 bytes.
+    pub fn new(dtype: Dtype, features: u32, aligned: bool, weighted: bool) -> CollectTokens {
+        CollectTokens {
+            tile: Tile::new(dtype, features, aligned),
+            weighted,
+        }
+    }
+
+    /// How to launch it over N tokens; `None` for none.
+    pub fn launch(&self, tokens: u64) -> Option<Launch> {
+        self.tile.launch(tokens)
+    }
+}
+
+impl Variant for CollectTokens {
+    fn ptx(&self) -> Ptx {
+        let k = &self.tile.kernel(self.entry());
+        let (y, weights) = (k.pointer("y"), k.pointer("weights"));
+        let (place, out) = (k.pointer("place"), k.pointer("out"));
+        let tokens = k.u64_param("tokens");
+        let [rows, top_k, features] = ["rows", "top_k", "features"].map(|name| k.u32_param(name));
+
+        let faults = Faults::parameters(k);
+        let group = Group::new(k, self.tile, tokens, features);
+        let slots = Slots {
+            group: &group,
+            y,
+            place,
+            weights: self.weighted.then_some(weights),
+            first: group.row * top_k.wide(),
+            count: top_k,
+            rows,
+            faults,
+        };
+        let to = group.of_matrix(out, group.row);
+        group.for_accesses(1, |elements| {
+            let (element, inside) = elements[0];
+            let sums: Vec<Variable<'_, f32>> =
+                (0..self.tile.width).map(|_| k.var(0.0_f32)).collect();
+            k.for_range(0u32, top_k, IN_FLIGHT, |first| {
+                slots.add(first, element, inside, &sums);
+            });
+            let sums: Vec<_> = sums.iter().map(Variable::get).collect();
+            group.store_if(group.exists & inside, group.at(to, element), &sums);
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let (weighted, tile) = (weighted_name(self.weighted), self.tile.name());
+        format!("collect_tokens{weighted}_{tile}")
+    }
+}
+
+/// The slots of the group's token.
+struct Slots<'a, 'k> {
+    group: &'a Group<'k>,
+    y: GlobalAddress<'k>,
+    place: GlobalAddress<'k>,
+    weights: Option<GlobalAddress<'k>>,
+    first: U64<'k>,
+    count: U32<'k>,
+    rows: U32<'k>,
+    faults: Faults<'k>,
+}
+
+impl<'k> Slots<'_, 'k> {
+    /// Adds to `sums` what an access reads of the rows of a few slots: all loads first, then the
+    /// sums in order.
+    #[track_caller]
+    fn add(&self, first: U32<'k>, element: U32<'k>, inside: Pred<'k>, sums: &[Variable<'k, f32>]) {
+        let slots = (0..IN_FLIGHT).map(|i| first + i);
+        let places = slots.map(|slot| self.place_of(slot, element, inside));
+        let places: Vec<_> = places.collect();
+        let loaded: Vec<_> = places
+            .into_iter()
+            .map(|(slot, row, exists)| self.load(slot, row, exists, element))
+            .collect();
+
+        for (weight, loaded) in loaded {
+            for (sum, value) in sums.iter().zip(loaded.widen()) {
+                match weight {
+                    None => sum.add(value),
+                    Some(weight) => sum.add_product(weight, value),
+                }
+            }
+        }
+    }
+
+    /// The row that a slot went to, and whether there is one.
+    #[track_caller]
+    fn place_of(
+        &self,
+        slot: U32<'k>,
+        element: U32<'k>,
+        inside: Pred<'k>,
+    ) -> (U64<'k>, U32<'k>, Pred<'k>) {
+        let exists = self.group.exists & inside & slot.lt(self.count);
+        let slot = self.first + slot.wide();
+        let place = self.place.element_wide::<u32>(slot);
+        let row = place.load_if::<u32>(exists);
+        // The lane of the first element tells.
+        let wild = row.ge(self.rows) & row.differs(ABSENT);
+        let told = exists & element.equals(0) & wild;
+        self.faults.report(told, row.signed().wide());
+        (slot, row, exists & row.lt(self.rows))
+    }
+
+    #[track_caller]
+    fn load(
+        &self,
+        slot: U64<'k>,
+        row: U32<'k>,
+        exists: Pred<'k>,
+        element: U32<'k>,
+    ) -> (Option<F32<'k>>, Loaded<'k>) {
+        let weight = self.weights.map(|weights| {
+            let weight = weights.element_wide::<f32>(slot);
+            weight.load_if(exists)
+        });
+        let from = self.group.of_matrix(self.y, row.wide());
+        (
+            weight,
+            self.group.load_if(exists, self.group.at(from, element)),
+        )
+    }
+}
+
+/// What [`CollectTokens`] is called with; pointers are device addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectTokensArguments {
+    /// \[C, H\], read.
+    pub y: u64,
+    /// \[N, K\] of f32, read where the kernel is weighted.
+    pub weights: u64,
+    /// \[N, K\] of i32, read.
+    pub place: u64,
+    /// \[N, H\], written.
+    pub out: u64,
+    /// N.
+    pub tokens: u64,
+    /// C.
+    pub rows: u32,
+    /// K.
+    pub top_k: u32,
+    /// H.
+    pub features: u32,
+    /// Where places out of range are told.
+    pub faults: FaultSite,
+}
+
+impl CollectTokensArguments {
+    /// The bytes of the kernel's parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        for pointer in [self.y, self.weights, self.place, self.out] {
+            arguments.push_pointer(pointer);
+        }
+        arguments.push_u64(self.tokens);
+        for extent in [self.rows, self.top_k, self.features] {
+            arguments.push_u32(extent);
+        }
+        self.faults.push(&mut arguments);
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = CollectTokensArguments {
+            y: 1,
+            weights: 2,
+            place: 3,
+            out: 4,
+            tokens: 5,
+            rows: 6,
+            top_k: 7,
+            features: 8,
+            faults: FaultSite::new(9, 10),
+        };
+        for weighted in [false, true] {
+            let variant = CollectTokens::new(Dtype::F32, 7, true, weighted);
+            let bytes = arguments.arguments();
+            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        }
+    }
+}

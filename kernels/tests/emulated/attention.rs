@@ -1,0 +1,558 @@
+//! Attention and its gradients against f64, under every mask.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::Dtype;
+use meshgrad_kernels::attention::{
+    Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
+    AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
+    Integers, Problem, Sequences, View,
+};
+
+use crate::device::{Device, encoded, values};
+
+/// Where queries and keys stand.
+#[derive(Clone, Debug)]
+enum Standing {
+    Rows,
+    /// First positions and valid keys: of each batch row, or of all.
+    Cached(Vec<i64>, Vec<i64>),
+    /// Offsets of queries and of keys.
+    Packed(Vec<i64>, Vec<i64>),
+}
+
+/// One attention.
+#[derive(Clone, Debug)]
+struct Case {
+    form: Form,
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    causal: bool,
+    window: Option<usize>,
+    standing: Standing,
+}
+
+impl Case {
+    /// Two query heads on one of keys.
+    fn new(form: Form, [batch, queries, keys]: [usize; 3], head_dim: usize) -> Case {
+        Case {
+            form,
+            batch,
+            queries,
+            keys,
+            heads: 2,
+            kv_heads: 1,
+            head_dim,
+            causal: false,
+            window: None,
+            standing: Standing::Rows,
+        }
+    }
+
+    fn causal(self) -> Case {
+        Case {
+            causal: true,
+            ..self
+        }
+    }
+
+    fn window(self, window: usize) -> Case {
+        Case {
+            window: Some(window),
+            ..self
+        }
+    }
+
+    fn at(self, standing: Standing) -> Case {
+        Case { standing, ..self }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self.form {
+            Form::TensorCores { .. } => Dtype::Bf16,
+            Form::Plain(dtype) => dtype,
+        }
+    }
+
+    fn scale(&self) -> f64 {
+        1.5 / (self.head_dim as f64).sqrt()
+    }
+
+    /// Whether a query of a batch row sees a key.
+    fn sees(&self, batch: usize, query: usize, key: usize) -> bool {
+        let of = |list: &[i64]| list[if list.len() == 1 { 0 } else { batch }];
+        let (position, key) = match &self.standing {
+            Standing::Rows => (query as i64, key as i64),
+            Standing::Cached(offsets, lengths) => {
+                if key as i64 >= of(lengths) {
+                    return false;
+                }
+                (of(offsets) + query as i64, key as i64)
+            }
+            Standing::Packed(of_q, of_k) => {
+                let sequence = |begins: &[i64], at: usize| {
+                    begins
+                        .iter()
+                        .rposition(|begin| *begin <= at as i64)
+                        .unwrap()
+                };
+                let sequence_q = sequence(of_q, query);
+                if sequence_q != sequence(of_k, key) {
+                    return false;
+                }
+                let [queries, keys] =
+                    [of_q, of_k].map(|list| list[sequence_q + 1] - list[sequence_q]);
+                let position = query as i64 - of_q[sequence_q] + keys - queries;
+                (position, key as i64 - of_k[sequence_q])
+            }
+        };
+        let late = self.causal && key > position;
+        let early = self
+            .window
+            .is_some_and(|window| key <= position - window as i64);
+        !late && !early
+    }
+}
+
+/// A [B, T, H, D] operand with room behind each token.
+struct Operand {
+    values: Vec<f32>,
+    view: View,
+    strides: [usize; 3],
+    head_dim: usize,
+}
+
+impl Operand {
+    fn new(device: &Device, case: &Case, [tokens, heads]: [usize; 2], seed: u64) -> Operand {
+        let dtype = case.dtype();
+        let room = match case.form {
+            Form::TensorCores { .. } => 8,
+            Form::Plain(_) => 3,
+        };
+        let token = heads * case.head_dim + room;
+        let strides = [tokens * token, token, case.head_dim];
+        let values = values(dtype, case.batch * tokens * token, seed);
+        Operand {
+            view: View {
+                address: device.put_floats(dtype, &values),
+                strides: strides.map(|stride| stride as u64 * u64::from(dtype.size())),
+            },
+            values,
+            strides,
+            head_dim: case.head_dim,
+        }
+    }
+
+    fn row(&self, place: [usize; 3]) -> &[f32] {
+        let at = place.iter().zip(self.strides).map(|(i, stride)| i * stride);
+        &self.values[at.sum::<usize>()..][..self.head_dim]
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| f64::from(*a) * f64::from(*b))
+        .sum()
+}
+
+/// Everything of one case, on a device and on the host.
+struct Run<'a> {
+    device: &'a Device,
+    case: Case,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    dout: Operand,
+    problem: Problem,
+}
+
+/// What the forward pass gave.
+struct Forward {
+    out: Vec<f32>,
+    lse: Vec<f32>,
+    on_device: (View, u64),
+    counters: Counters,
+}
+
+/// What is expected.
+struct Expected {
+    out: Vec<f64>,
+    lse: Vec<f64>,
+    dq: Vec<f64>,
+    dk: Vec<f64>,
+    dv: Vec<f64>,
+}
+
+impl<'a> Run<'a> {
+    fn new(device: &'a Device, case: &Case) -> Run<'a> {
+        let of_queries = [case.queries, case.heads];
+        let of_keys = [case.keys, case.kv_heads];
+        let extents = Extents::new(
+            [case.batch, case.queries, case.keys],
+            [case.heads, case.kv_heads],
+            case.head_dim,
+        );
+        let narrow = |list: &[i64]| Integers {
+            address: {
+                let bytes = list.iter().flat_map(|x| (*x as i32).to_le_bytes());
+                device.put(&bytes.collect::<Vec<_>>())
+            },
+            wide: false,
+            step: u32::from(list.len() > 1),
+        };
+        let wide = |list: &[i64]| Integers {
+            address: {
+                let bytes = list.iter().flat_map(|x| x.to_le_bytes());
+                device.put(&bytes.collect::<Vec<_>>())
+            },
+            wide: true,
+            step: u32::from(list.len() > 1),
+        };
+        let sequences = match &case.standing {
+            Standing::Rows => Sequences::Rows,
+            Standing::Cached(offsets, lengths) => Sequences::Cached {
+                q_offset: wide(offsets),
+                k_len: wide(lengths),
+            },
+            Standing::Packed(of_q, of_k) => Sequences::Packed {
+                cu_seqlens_q: narrow(of_q),
+                cu_seqlens_k: wide(of_k),
+                count: of_q.len() as u32 - 1,
+            },
+        };
+        Run {
+            device,
+            q: Operand::new(device, case, of_queries, 1),
+            k: Operand::new(device, case, of_keys, 2),
+            v: Operand::new(device, case, of_keys, 3),
+            dout: Operand::new(device, case, of_queries, 4),
+            problem: Problem {
+                extents: extents.unwrap(),
+                causal: case.causal,
+                window: case.window,
+                sequences,
+                scale: case.scale() as f32,
+            },
+            case: case.clone(),
+        }
+    }
+
+    /// Room for a dense [B, T, H, D] result.
+    fn result(&self, tokens: usize, heads: usize) -> (View, usize) {
+        let (case, size) = (&self.case, u64::from(self.case.dtype().size()));
+        let count = case.batch * tokens * heads * case.head_dim;
+        let strides = [tokens * heads, heads, 1].map(|rows| (rows * case.head_dim) as u64 * size);
+        let address = self.device.room(count * size as usize);
+        (View { address, strides }, count)
+    }
+
+    fn forward(&self) -> Forward {
+        let case = &self.case;
+        let (out, count) = self.result(case.queries, case.heads);
+        let rows = case.batch * case.heads * case.queries;
+        let lse = self.device.room(4 * rows);
+        let variant = Attention::new(case.form);
+        let arguments = AttentionArguments {
+            q: self.q.view,
+            k: self.k.view,
+            v: self.v.view,
+            out,
+            lse,
+            problem: self.problem,
+        };
+        let launch = variant.launch(&self.problem).unwrap();
+        let counters = self.device.run(&variant, launch, &arguments.arguments());
+        Forward {
+            out: self.device.floats(case.dtype(), out.address, count),
+            lse: self.device.floats(Dtype::F32, lse, rows),
+            on_device: (out, lse),
+            counters,
+        }
+    }
+
+    /// dq, dk and dv, from the results of the forward pass.
+    fn backward(&self, (out, lse): (View, u64)) -> ([Vec<f32>; 3], Vec<Counters>) {
+        let (case, problem) = (&self.case, self.problem);
+        let aligned = matches!(case.form, Form::TensorCores { .. });
+        let delta = self.device.room(4 * case.batch * case.heads * case.queries);
+        let variant = AttentionDelta::new(case.dtype(), case.head_dim, aligned);
+        let arguments = AttentionDeltaArguments {
+            out,
+            dout: self.dout.view,
+            delta,
+            extents: problem.extents,
+        };
+        let launch = variant.launch(&problem.extents).unwrap();
+        self.device.run(&variant, launch, &arguments.arguments());
+
+        let (dq, of_queries) = self.result(case.queries, case.heads);
+        let [q, k, v, dout] = [&self.q, &self.k, &self.v, &self.dout].map(|x| x.view);
+        let variant = AttentionGradQueries::new(case.form);
+        let arguments = AttentionGradQueriesArguments {
+            q,
+            k,
+            v,
+            dout,
+            lse,
+            delta,
+            dq,
+            problem,
+        };
+        let launch = variant.launch(&problem).unwrap();
+        let queries = self.device.run(&variant, launch, &arguments.arguments());
+
+        let [(dk, of_keys), (dv, _)] = [(); 2].map(|()| self.result(case.keys, case.kv_heads));
+        let variant = AttentionGradKeys::new(case.form);
+        let arguments = AttentionGradKeysArguments {
+            q,
+            k,
+            v,
+            dout,
+            lse,
+            delta,
+            dk,
+            dv,
+            problem,
+        };
+        let mut counters = vec![queries];
+        if let Some(launch) = variant.launch(&problem) {
+            counters.push(self.device.run(&variant, launch, &arguments.arguments()));
+        }
+        let results = [(dq, of_queries), (dk, of_keys), (dv, of_keys)];
+        let floats =
+            |(view, count): (View, usize)| self.device.floats(case.dtype(), view.address, count);
+        (results.map(floats), counters)
+    }
+
+    fn reference(&self) -> Expected {
+        let case = &self.case;
+        let (h, g, t, d) = (case.heads, case.kv_heads, case.queries, case.head_dim);
+        let of_queries = vec![0.0; case.batch * t * h * d];
+        let of_keys = vec![0.0; case.batch * case.keys * g * d];
+        let mut all = Expected {
+            out: of_queries.clone(),
+            lse: vec![f64::NEG_INFINITY; case.batch * h * t],
+            dq: of_queries,
+            dk: of_keys.clone(),
+            dv: of_keys,
+        };
+        for b in 0..case.batch {
+            for head in 0..h {
+                for i in 0..t {
+                    self.add_query([b, i, head], &mut all);
+                }
+            }
+        }
+        all
+    }
+
+    /// Adds what one query gives and what it gets.
+    fn add_query(&self, [b, i, head]: [usize; 3], all: &mut Expected) {
+        let case = &self.case;
+        let (h, g, t, d) = (case.heads, case.kv_heads, case.queries, case.head_dim);
+        let (kv, scale) = (head / (h / g), case.scale());
+        let [q, dout] = [&self.q, &self.dout].map(|x| x.row([b, i, head]));
+        let [k, v] = [&self.k, &self.v].map(|x| move |j: usize| x.row([b, j, kv]));
+
+        let seen: Vec<usize> = (0..case.keys).filter(|j| case.sees(b, i, *j)).collect();
+        let weights: Vec<f64> = seen.iter().map(|j| (scale * dot(q, k(*j))).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        all.lse[(b * h + head) * t + i] = total.ln();
+        let slopes: Vec<f64> = seen.iter().map(|j| dot(dout, v(*j))).collect();
+        let weighted = weights
+            .iter()
+            .zip(&slopes)
+            .map(|(weight, slope)| weight * slope);
+        let mean = weighted.sum::<f64>() / total;
+
+        let own = ((b * t + i) * h + head) * d;
+        for ((j, weight), slope) in seen.iter().zip(&weights).zip(&slopes) {
+            let (weight, of_key) = (weight / total, ((b * case.keys + j) * g + kv) * d);
+            let slope = scale * weight * (slope - mean);
+            for x in 0..d {
+                all.out[own + x] += weight * f64::from(v(*j)[x]);
+                all.dq[own + x] += slope * f64::from(k(*j)[x]);
+                all.dk[of_key + x] += slope * f64::from(q[x]);
+                all.dv[of_key + x] += weight * f64::from(dout[x]);
+            }
+        }
+    }
+
+    fn assert_close(&self, what: &str, found: &[f32], expected: &[f64], bound: f64) {
+        assert_eq!(found.len(), expected.len());
+        for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let near = (f64::from(*found) - expected).abs() <= bound * (1.0 + expected.abs());
+            assert!(
+                near || f64::from(*found) == *expected,
+                "{what} {at}: {found}, not {expected}, in {:?}",
+                self.case
+            );
+        }
+    }
+
+    fn bound(&self) -> f64 {
+        match self.case.dtype() {
+            Dtype::F32 => 3e-6,
+            Dtype::Bf16 => 8e-3,
+        }
+    }
+}
+
+/// Runs all kernels of a case and compares; returns the bytes of all results.
+fn check(device: &Device, case: &Case) -> Vec<u8> {
+    let run = Run::new(device, case);
+    let forward = run.forward();
+    let expected = run.reference();
+    run.assert_close("out", &forward.out, &expected.out, run.bound());
+    run.assert_close("lse", &forward.lse, &expected.lse, 4e-6);
+
+    let ([dq, dk, dv], of_gradients) = run.backward(forward.on_device);
+    run.assert_close("dq", &dq, &expected.dq, run.bound());
+    run.assert_close("dk", &dk, &expected.dk, run.bound());
+    run.assert_close("dv", &dv, &expected.dv, run.bound());
+    for counters in of_gradients.iter().chain([&forward.counters]) {
+        let (passes, ideal) = (counters.total.passes, counters.total.ideal_passes);
+        assert_eq!(passes, ideal, "{}", counters.kernel);
+    }
+
+    let mut bytes = encoded(Dtype::F32, &forward.lse);
+    for result in [forward.out, dq, dk, dv] {
+        bytes.extend(encoded(case.dtype(), &result));
+    }
+    bytes
+}
+
+const FORMS: [(Form, usize); 4] = [
+    (Form::TensorCores { head_dim: 64 }, 64),
+    (Form::TensorCores { head_dim: 40 }, 40),
+    (Form::Plain(Dtype::F32), 20),
+    (Form::Plain(Dtype::Bf16), 5),
+];
+
+/// Every mask, in small extents that reach over a tile.
+fn masks(form: Form, head_dim: usize) -> Vec<Case> {
+    let case = |extents: [usize; 3]| Case::new(form, extents, head_dim);
+    let packed = Standing::Packed(vec![0, 3, 3, 73, 80], vec![0, 5, 5, 75, 77]);
+    let cached = Standing::Cached(vec![60, 3], vec![66, 0]);
+    vec![
+        case([1, 70, 100]),
+        case([1, 67, 67]).causal(),
+        case([1, 3, 135]).causal().window(5),
+        case([1, 80, 80]).causal().window(5),
+        case([1, 3, 9]).window(0),
+        case([2, 6, 70]).causal().at(cached),
+        case([1, 1, 70]).at(Standing::Cached(vec![9], vec![65])),
+        case([1, 80, 77]).causal().at(packed),
+        case([1, 4, 0]),
+    ]
+}
+
+#[test]
+fn every_mask_equals_the_definition() {
+    for device in Device::all() {
+        for (form, head_dim) in FORMS {
+            for case in masks(form, head_dim) {
+                check(&device, &case);
+            }
+        }
+    }
+}
+
+/// A tile of queries reads the keys that it sees once, and keys are read as often as queries see
+/// them; each result is written once.
+#[test]
+fn bytes_moved() {
+    let device = Device::plain();
+    let form = Form::TensorCores { head_dim: 64 };
+    let (row, number) = (128, 4); // bytes of 64 features, and of lse or delta
+    let assert_bytes = |counters: &Counters, read: u64, written: u64| {
+        let moved = [counters.total.bytes_read, counters.total.bytes_written];
+        assert_eq!(moved, [read, written], "{}", counters.kernel);
+        let (passes, ideal) = (counters.total.passes, counters.total.ideal_passes);
+        assert_eq!(passes, ideal, "{}", counters.kernel);
+    };
+
+    // Two tiles of queries and of keys, of which the first queries see the first keys only.
+    let run = Run::new(&device, &Case::new(form, [1, 128, 128], 64).causal());
+    let forward = run.forward();
+    let (_, gradients) = run.backward(forward.on_device);
+    let (queries, heads) = (2 * 128, 2);
+    let seen = heads * (64 + 128);
+    assert_bytes(
+        &forward.counters,
+        row * (queries + 2 * seen),
+        queries * (row + number),
+    );
+    // Four lanes share a query, and each reads its numbers.
+    let read = queries * (2 * row + 4 * 2 * number) + 2 * row * seen;
+    assert_bytes(&gradients[0], read, row * queries);
+    let read = 2 * row * 128 + seen * (2 * row + 2 * number);
+    assert_bytes(&gradients[1], read, 2 * row * 128);
+}
+
+/// Every head dim that has another shape of tiles.
+#[test]
+fn head_dims() {
+    let device = Device::plain();
+    for head_dim in [16, 24, 32, 80, 128, 136, 192, 256] {
+        let form = Form::new(Dtype::Bf16, head_dim, true);
+        assert_eq!(
+            form,
+            Form::TensorCores {
+                head_dim: head_dim as u32
+            }
+        );
+        check(&device, &Case::new(form, [1, 20, 70], head_dim).causal());
+    }
+    for head_dim in [1, 64, 70] {
+        let form = Form::new(Dtype::F32, head_dim, true);
+        check(&device, &Case::new(form, [1, 20, 70], head_dim).causal());
+    }
+}
+
+/// The bits of a query do not depend on how the others are cut: decoding from a cache, packed
+/// sequences and the whole give the same.
+#[test]
+fn bits_of_a_query_are_its_own() {
+    let device = Device::plain();
+    for (form, head_dim) in FORMS {
+        let one = |case: Case| Run::new(&device, &case).forward().out;
+        let whole = Case::new(form, [1, 100, 100], head_dim).causal();
+        let all = one(whole.clone());
+        let packed = Standing::Packed(vec![0, 100], vec![0, 100]);
+        assert!(all == one(whole.clone().at(packed)), "{form:?}");
+
+        // The operands are the same numbers, of which the first 30 queries are asked alone.
+        let few = one(Case {
+            queries: 30,
+            ..whole
+        });
+        assert!(all[..few.len()] == few, "{form:?}");
+    }
+}
+
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (form, head_dim) in EXERCISED {
+        let case = |extents: [usize; 3]| Case::new(form, extents, head_dim);
+        let packed = Standing::Packed(vec![0, 3, 4], vec![0, 5, 8]);
+        let cached = Standing::Cached(vec![60, 3], vec![66, 0]);
+        bytes.extend(check(device, &case([1, 4, 70]).causal()));
+        bytes.extend(check(device, &case([2, 2, 66]).at(cached)));
+        bytes.extend(check(device, &case([1, 4, 8]).at(packed)));
+    }
+    bytes
+}
+
+/// The kernels of the catalogue.
+const EXERCISED: [(Form, usize); 5] = [
+    (Form::TensorCores { head_dim: 64 }, 64),
+    (Form::TensorCores { head_dim: 128 }, 128),
+    (Form::TensorCores { head_dim: 200 }, 200),
+    (Form::Plain(Dtype::F32), 20),
+    (Form::Plain(Dtype::Bf16), 5),
+];

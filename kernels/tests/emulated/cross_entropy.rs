@@ -1,0 +1,373 @@
+//! Rows of logits against f64: statistics tile by tile, their gradient, and the sum of losses.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::Dtype;
+use meshgrad_kernels::cross_entropy::{
+    Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
+    CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
+};
+use meshgrad_kernels::faults::{Fault, FaultSite};
+
+use crate::device::{Device, decoded, encoded, values};
+
+/// The label of rows that do not count.
+const IGNORE: i64 = 77;
+
+/// The vocabulary of which a tile has a part.
+const FIRST_CLASS: i64 = 1000;
+
+/// Rows and classes: one, few, whole vectors, ragged ends, all of a warp's, of a CTA's; none.
+const EXTENTS: [[usize; 2]; 9] = [
+    [1, 1],
+    [5, 8],
+    [6, 31],
+    [3, 136],
+    [2, 512],
+    [2, 517],
+    [3, 1003],
+    [1, 4096],
+    [3, 0],
+];
+
+/// A tile of logits, and a label for each of its rows: in it, beside it, in rows that do not count,
+/// and outside of the vocabulary.
+struct Tile {
+    rows: usize,
+    classes: usize,
+    leading: usize,
+    logits: Vec<f32>,
+    labels: Vec<i64>,
+    on_device: [u64; 2],
+    /// The word for what is outside of the vocabulary.
+    faults: u64,
+}
+
+impl Tile {
+    fn new(device: &Device, label: Label, [rows, classes]: [usize; 2], seed: u64) -> Tile {
+        let leading = classes.next_multiple_of(16) + 16;
+        let logits: Vec<f32> = values(Dtype::F32, rows * leading, seed)
+            .into_iter()
+            .map(|x| 8.0 * x)
+            .collect();
+        let of_row = |row: usize| match row % 5 {
+            0 => FIRST_CLASS + (row * 37 % classes.max(1)) as i64,
+            1 => FIRST_CLASS + classes as i64 + 7,
+            2 => IGNORE,
+            3 => FIRST_CLASS + classes as i64 - 1,
+            _ => FIRST_CLASS + classes as i64 * (row as i64 % 2) - 1,
+        };
+        let labels: Vec<i64> = (0..rows).map(of_row).collect();
+        let on_device = [
+            device.put_floats(Dtype::F32, &logits),
+            put_labels(device, label, &labels),
+        ];
+        Tile {
+            rows,
+            classes,
+            leading,
+            logits,
+            labels,
+            on_device,
+            faults: device.put(&[0; 8]),
+        }
+    }
+
+    fn vocabulary(&self) -> Classes {
+        Classes {
+            first: FIRST_CLASS,
+            total: FIRST_CLASS as u64 + self.classes as u64 + 1,
+            ignore_index: IGNORE,
+            faults: FaultSite::new(self.faults, 3),
+        }
+    }
+
+    /// That the label outside of the vocabulary was told, if there is one.
+    fn assert_told(&self, device: &Device) {
+        let word = device.bytes(self.faults, 8).try_into().unwrap();
+        let told = Fault::from_word(u64::from_le_bytes(word));
+        let outside = (self.rows > 1).then(|| Fault {
+            site: 3,
+            index: FIRST_CLASS + self.classes as i64 + 7,
+        });
+        assert_eq!(told, outside);
+    }
+
+    fn row(&self, row: usize) -> impl Iterator<Item = f64> + Clone {
+        let logits = &self.logits[row * self.leading..][..self.classes];
+        logits.iter().map(|logit| f64::from(*logit))
+    }
+
+    /// Where the label of a row that counts is among the classes.
+    fn label(&self, row: usize) -> Option<usize> {
+        let at = usize::try_from(self.labels[row] - FIRST_CLASS).ok()?;
+        (self.labels[row] != IGNORE && at < self.classes).then_some(at)
+    }
+
+    fn within(&self) -> usize {
+        (0..self.rows)
+            .filter(|row| self.label(*row).is_some())
+            .count()
+    }
+
+    fn lanes(&self) -> Lanes {
+        Lanes::choose(self.classes as u32).unwrap()
+    }
+
+    /// What is moved is what is said, without a bank conflict; in whole sectors where rows are.
+    #[track_caller]
+    fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
+        let total = [counters.total.bytes_read, counters.total.bytes_written];
+        // A report reads and writes the word.
+        let told = 8 * (0..self.rows).filter(|row| row % 5 == 1).count();
+        let all = all.map(|bytes| (bytes + told) as u64);
+        assert_eq!(total, all, "{}", counters.kernel);
+        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
+        let different = different.map(|bytes| (bytes + told.min(8)) as u64);
+        assert_eq!(unique, different, "{}", counters.kernel);
+        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        if self.classes.is_multiple_of(16) {
+            let total = counters.total;
+            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+        }
+    }
+}
+
+fn put_labels(device: &Device, label: Label, labels: &[i64]) -> u64 {
+    let bytes = |it: &i64| match label {
+        Label::I64 => it.to_le_bytes().to_vec(),
+        Label::I32 => (*it as i32).to_le_bytes().to_vec(),
+        Label::U32 => (*it as u32).to_le_bytes().to_vec(),
+    };
+    device.put(&labels.iter().flat_map(bytes).collect::<Vec<u8>>())
+}
+
+/// Takes a tile into the statistics at these addresses.
+fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: bool) {
+    let [logits, labels] = tile.on_device;
+    let [max, sum_exp, label_logit] = out;
+    let variant = CrossEntropyStatistics {
+        lanes: tile.lanes(),
+        label,
+        first,
+    };
+    let arguments = CrossEntropyStatisticsArguments {
+        logits,
+        labels,
+        max,
+        sum_exp,
+        label_logit,
+        leading: tile.leading as u64,
+        vocabulary: tile.vocabulary(),
+        rows: tile.rows as u32,
+        classes: tile.classes as u32,
+    };
+    let launch = variant.launch(tile.rows as u32).unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    tile.assert_told(device);
+
+    // Each logit once, the label's twice.
+    let (within, rows) = (4 * tile.within(), tile.rows);
+    let of_rows = rows * label.size() as usize + if first { 0 } else { 8 * rows };
+    let read = 4 * rows * tile.classes + of_rows;
+    let written = 8 * rows + if first { 4 * rows } else { within };
+    tile.assert_traffic(&counters, [read + within, written], [read, written]);
+}
+
+/// Statistics of two tiles, of the second's classes as if they were the first's; checked.
+fn both_tiles(device: &Device, label: Label, extents: [usize; 2]) -> Vec<f32> {
+    let tiles = [1, 2].map(|seed| Tile::new(device, label, extents, seed));
+    let rows = extents[0];
+    let out = [(); 3].map(|()| device.room(4 * rows));
+    for (tile, first) in tiles.iter().zip([true, false]) {
+        statistics(device, label, tile, out, first);
+    }
+
+    let found = out.map(|from| device.floats(Dtype::F32, from, rows));
+    let of_row = |row: usize| [found[0][row], found[1][row], found[2][row]];
+    for row in 0..rows {
+        let [found_max, found_sum, found_logit] = of_row(row);
+        let logits = tiles[0].row(row).chain(tiles[1].row(row));
+        let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.map(|logit| (logit - max).exp()).sum();
+        assert_eq!(f64::from(found_max), max);
+        let error = (f64::from(found_sum) - sum).abs();
+        assert!(error <= 1e-5 * sum, "{found_sum} instead of {sum}");
+        let of_label = tiles[1].label(row);
+        let logit = of_label.map_or(0.0, |at| tiles[1].logits[row * tiles[1].leading + at]);
+        assert_eq!(found_logit, logit);
+    }
+    found.concat()
+}
+
+#[test]
+fn statistics_of_tiles() {
+    for device in Device::all() {
+        for (extents, label) in EXTENTS.into_iter().zip(Label::ALL.into_iter().cycle()) {
+            both_tiles(&device, label, extents);
+        }
+    }
+}
+
+/// The gradient of a tile, checked: its bytes.
+fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) -> Vec<u8> {
+    let tile = Tile::new(device, label, extents, 3);
+    let (rows, classes, leading) = (tile.rows, tile.classes, tile.leading);
+    let lse: Vec<f32> = (0..rows)
+        .map(|row| tile.row(row).map(f64::exp).sum::<f64>().ln() as f32)
+        .collect();
+    let dloss = values(Dtype::F32, rows, 4);
+    let [logits, labels] = tile.on_device;
+    let dlogits = match dtype {
+        Dtype::F32 => logits,
+        Dtype::Bf16 => device.room(rows * leading * 2),
+    };
+    let variant = CrossEntropyGradient {
+        dtype,
+        lanes: tile.lanes(),
+        label,
+    };
+    let arguments = CrossEntropyGradientArguments {
+        logits,
+        labels,
+        lse: device.put_floats(Dtype::F32, &lse),
+        dloss: device.put_floats(Dtype::F32, &dloss),
+        dlogits,
+        leading: leading as u64,
+        vocabulary: tile.vocabulary(),
+        rows: rows as u32,
+        classes: classes as u32,
+    };
+    let launch = variant.launch(rows as u32).unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    tile.assert_told(device);
+
+    // Every thread of a row reads what there is of it beside logits.
+    let threads = match variant.lanes {
+        Lanes::Warp => 32,
+        Lanes::Cta => 256,
+    };
+    let (count, of_row) = (rows * classes, 8 + label.size() as usize);
+    let written = count * dtype.size() as usize;
+    let all = 4 * count + threads * rows * of_row;
+    tile.assert_traffic(
+        &counters,
+        [all, written],
+        [4 * count + rows * of_row, written],
+    );
+
+    let mut bits = Vec::new();
+    let size = dtype.size() as usize;
+    for row in 0..rows {
+        let start = dlogits + (row * leading * size) as u64;
+        let bytes = device.bytes(start, classes * size);
+        let found = decoded(dtype, &bytes);
+        for (class, (found, logit)) in found.iter().zip(tile.row(row)).enumerate() {
+            let onehot = if tile.label(row) == Some(class) {
+                1.0
+            } else {
+                0.0
+            };
+            let softmax = (logit - f64::from(lse[row])).exp();
+            let expected = match tile.labels[row] {
+                IGNORE => 0.0,
+                _ => f64::from(dloss[row]) * (softmax - onehot),
+            };
+            let bound = match dtype {
+                Dtype::F32 => 1e-6,
+                Dtype::Bf16 => 4e-3,
+            };
+            let error = (f64::from(*found) - expected).abs();
+            assert!(
+                error <= bound * (expected.abs() + 1e-3),
+                "{found}, not {expected}"
+            );
+        }
+        bits.extend(bytes);
+    }
+    bits
+}
+
+#[test]
+fn gradients_of_tiles() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for (extents, label) in EXTENTS.into_iter().zip(Label::ALL.into_iter().cycle()) {
+                if extents[1] > 0 {
+                    gradient(&device, dtype, label, extents);
+                }
+            }
+        }
+    }
+}
+
+/// The sum of `rows` losses, checked: both results' bytes.
+fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
+    let [lse, label_logit] = [5, 6].map(|seed| values(dtype, rows, seed));
+    let of_row = |row: usize| {
+        if row.is_multiple_of(3) {
+            IGNORE
+        } else {
+            row as i64
+        }
+    };
+    let labels: Vec<i64> = (0..rows).map(of_row).collect();
+    let [loss, count] = [(); 2].map(|()| device.room(4));
+    let variant = CrossEntropySum { dtype, label };
+    let arguments = CrossEntropySumArguments {
+        lse: device.put_floats(dtype, &lse),
+        label_logit: device.put_floats(dtype, &label_logit),
+        labels: put_labels(device, label, &labels),
+        loss,
+        count,
+        ignore_index: IGNORE,
+        rows: rows as u64,
+    };
+    let launch = variant.launch().unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    let read = rows * (2 * dtype.size() + label.size()) as usize;
+    assert_eq!(counters.total.bytes_read, read as u64);
+    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+
+    let counted = (0..rows).filter(|row| labels[*row] != IGNORE);
+    let expected: f64 = counted
+        .clone()
+        .map(|row| f64::from(lse[row]) - f64::from(label_logit[row]))
+        .sum();
+    let found = [loss, count].map(|from| device.floats(dtype, from, 1)[0]);
+    let rounded = |x: f64| decoded(dtype, &encoded(dtype, &[x as f32]))[0];
+    assert_eq!(found[1], rounded(counted.count() as f64));
+    let close = (f64::from(found[0]) - expected).abs() <= 4e-3 * expected.abs().max(1e-3);
+    assert!(close, "{} instead of {expected}", found[0]);
+    encoded(dtype, &found)
+}
+
+#[test]
+fn sums_of_losses() {
+    for device in Device::all() {
+        for (rows, dtype) in [0, 1, 511, 5000]
+            .into_iter()
+            .zip(Dtype::ALL.into_iter().cycle())
+        {
+            sum(&device, dtype, Label::I64, rows);
+        }
+    }
+}
+
+/// Every kernel of the catalogue, on rows with whole vectors and without.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for label in Label::ALL {
+        let extents = [[6, 60], [2, 1003]];
+        let few = if label == Label::I64 { 2 } else { 1 };
+        for extents in extents.into_iter().take(few) {
+            bits.extend(encoded(Dtype::F32, &both_tiles(device, label, extents)));
+            for dtype in Dtype::ALL {
+                bits.extend(gradient(device, dtype, label, extents));
+            }
+        }
+        for dtype in Dtype::ALL {
+            bits.extend(sum(device, dtype, label, 700));
+        }
+    }
+    bits
+}

@@ -1,0 +1,280 @@
+//! The counting sort by expert against a stable sort on the host.
+
+use meshgrad_kernels::catalogue::HELD_EXPERTS;
+use meshgrad_kernels::expert_order::{
+    Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
+    ExpertOffsets, ExpertOffsetsArguments, ExpertPlace, ExpertPlaceArguments, ExpertStarts,
+    ExpertStartsArguments, IndexFormat,
+};
+
+use meshgrad_kernels::faults::{Fault, FaultSite};
+
+use crate::device::Device;
+
+/// A choice of experts, of which those from `first` on are held.
+struct Problem {
+    index: IndexFormat,
+    indices: Vec<i64>,
+    first: u32,
+    held: u32,
+    blocks: Blocks,
+    experts: u32,
+}
+
+/// What the kernels made of it.
+#[derive(Debug, PartialEq)]
+struct Sorted {
+    offsets: Vec<i64>,
+    order: Vec<i32>,
+    place: Vec<i32>,
+    counts: Vec<f32>,
+}
+
+impl Problem {
+    /// `slots` choices among `experts` that look random, of which `held` are held from `first` on.
+    fn new(index: IndexFormat, slots: usize, [experts, first, held]: [u32; 3]) -> Problem {
+        let choose = |i: usize| (i * i % 8191 * 31 + i) as i64 % i64::from(experts.max(1));
+        Problem {
+            index,
+            indices: (0..slots).map(choose).collect(),
+            first,
+            held,
+            blocks: Blocks::new(slots as u32),
+            experts,
+        }
+    }
+
+    fn expected(&self) -> Sorted {
+        let group = |index: i64| {
+            let group = index.checked_sub(i64::from(self.first));
+            group.filter(|group| (0..i64::from(self.held)).contains(group))
+        };
+        let slots = 0..self.indices.len();
+        let held = slots.filter(|slot| group(self.indices[*slot]).is_some());
+        let mut by_expert: Vec<usize> = held.collect();
+        by_expert.sort_by_key(|slot| self.indices[*slot]);
+
+        let mut order = vec![-1; self.indices.len()];
+        let mut place = order.clone();
+        for (row, slot) in by_expert.iter().enumerate() {
+            order[row] = *slot as i32;
+            place[*slot] = row as i32;
+        }
+        let before = |expert: i64| {
+            let indices = self.indices.iter().filter_map(|index| group(*index));
+            indices.filter(|group| *group < expert).count() as i64
+        };
+        let offsets: Vec<i64> = (0..=i64::from(self.held)).map(before).collect();
+        let counts = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as f32);
+        Sorted {
+            order,
+            place,
+            counts: counts.collect(),
+            offsets,
+        }
+    }
+
+    fn indices_on(&self, device: &Device) -> u64 {
+        let bytes = |index: &i64| match self.index {
+            IndexFormat::I32 | IndexFormat::U32 => (*index as i32).to_le_bytes().to_vec(),
+            IndexFormat::I64 => index.to_le_bytes().to_vec(),
+        };
+        let bytes: Vec<u8> = self.indices.iter().flat_map(bytes).collect();
+        device.put(&bytes)
+    }
+
+    /// Runs all kernels. All indices name experts.
+    fn sort(&self, device: &Device) -> Sorted {
+        let (sorted, fault) = self.sort_and_tell(device);
+        assert_eq!(fault, None);
+        sorted
+    }
+
+    /// Runs all kernels, and what they tell. Slots are read twice and placed once.
+    fn sort_and_tell(&self, device: &Device) -> (Sorted, Option<Fault>) {
+        let (slots, held, blocks) = (self.indices.len(), self.held as usize, self.blocks);
+        let cells = held * blocks.count() as usize;
+        let (counts, totals) = (device.room(4 * cells), device.room(4 * held));
+        let offsets = device.room(8 * (held + 1));
+        let (order, place) = (device.room(4 * slots), device.room(4 * slots));
+        let (indices, word) = (self.indices_on(device), device.put(&[0; 8]));
+
+        let variant = ExpertHistogram::new(self.index, self.held);
+        let launch = variant.launch(blocks, self.held).unwrap();
+        let arguments = ExpertHistogramArguments {
+            indices,
+            counts,
+            blocks,
+            held: self.held,
+            first_expert: self.first,
+        };
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        let of_indices = slots as u64 * u64::from(self.index.size());
+        let parts = u64::from(launch.grid[1]);
+        assert_eq!(counters.total.bytes_read, parts * of_indices);
+        assert_eq!(counters.total.bytes_written, 4 * cells as u64);
+
+        if let Some(launch) = ExpertStarts.launch(self.held) {
+            let arguments = ExpertStartsArguments {
+                counts,
+                totals,
+                blocks,
+            };
+            let counters = device.run(&ExpertStarts, launch, &arguments.arguments());
+            assert_eq!(counters.total.bytes_read, 4 * cells as u64);
+            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        }
+
+        let arguments = ExpertOffsetsArguments {
+            totals,
+            offsets,
+            held: self.held,
+        };
+        let launch = ExpertOffsets.launch().unwrap();
+        device.run(&ExpertOffsets, launch, &arguments.arguments());
+
+        let variant = ExpertPlace::new(self.index, self.held);
+        let launch = variant.launch(blocks, self.held).unwrap();
+        let arguments = ExpertPlaceArguments {
+            indices,
+            starts: counts,
+            offsets,
+            order,
+            place,
+            blocks,
+            held: self.held,
+            first_expert: self.first,
+            experts: self.experts.into(),
+            faults: FaultSite::new(word, 5),
+        };
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        let fault = device.fault(word);
+        if fault.is_none() {
+            assert_eq!(counters.total.bytes_written, 8 * slots as u64);
+            assert_eq!(counters.unique_bytes_written, 8 * slots as u64);
+        }
+
+        let [order, place] = [order, place].map(|from| i32s(&device.bytes(from, 4 * slots)));
+        let offsets_bytes = device.bytes(offsets, 8 * (held + 1));
+        let (offsets_values, _) = offsets_bytes.as_chunks();
+        let sorted = Sorted {
+            offsets: offsets_values
+                .iter()
+                .map(|it| i64::from_le_bytes(*it))
+                .collect(),
+            order,
+            place,
+            counts: self.counts(device, offsets),
+        };
+        (sorted, fault)
+    }
+
+    fn counts(&self, device: &Device, offsets: u64) -> Vec<f32> {
+        let counts = device.room(4 * self.held as usize);
+        let arguments = ExpertCountsArguments {
+            offsets,
+            counts,
+            held: self.held,
+        };
+        let Some(launch) = ExpertCounts.launch(self.held) else {
+            return Vec::new();
+        };
+        device.run(&ExpertCounts, launch, &arguments.arguments());
+        let bytes = device.bytes(counts, 4 * self.held as usize);
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|it| f32::from_le_bytes(*it))
+            .collect()
+    }
+}
+
+fn i32s(bytes: &[u8]) -> Vec<i32> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|it| i32::from_le_bytes(*it))
+        .collect()
+}
+
+/// No slots, few, some blocks; all experts held, some, none; one that everybody wants; more than a
+/// CTA counts.
+#[test]
+fn a_stable_sort() {
+    for device in Device::all() {
+        for index in IndexFormat::ALL {
+            for (slots, experts) in [
+                (0, [4, 0, 4]),
+                (1, [1, 0, 1]),
+                (77, [8, 0, 8]),
+                (77, [8, 3, 4]),
+                (77, [8, 8, 0]),
+                (5000, [128, 0, 128]),
+                (2500, [1, 0, 1]),
+                (2100, [2500, 200, 2200]),
+            ] {
+                let problem = Problem::new(index, slots, experts);
+                assert_eq!(
+                    problem.sort(&device),
+                    problem.expected(),
+                    "{slots} {experts:?}"
+                );
+            }
+        }
+    }
+}
+
+/// A block of several tiles counts on from one to the next.
+#[test]
+fn blocks_of_many_tiles() {
+    let device = Device::plain();
+    let mut problem = Problem::new(IndexFormat::I32, 7000, [40, 5, 30]);
+    problem.blocks = Blocks::of_tiles(7000, 3);
+    assert_eq!(problem.blocks.count(), 2);
+    assert_eq!(problem.sort(&device), problem.expected());
+}
+
+/// What names no expert gets no row, however large or small it is, and the host is told.
+#[test]
+fn wild_indices_are_placed_nowhere() {
+    for device in Device::all() {
+        for index in IndexFormat::ALL {
+            let mut problem = Problem::new(index, 50, [6, 2, 3]);
+            let wild = [-1, i64::from(i32::MIN), i64::from(i32::MAX), 5, 6];
+            let wilder = [i64::MIN, i64::MAX, 1 << 32, (1 << 32) + 3, -(1 << 32) + 2];
+            problem.indices.extend(wild);
+            if index == IndexFormat::I64 {
+                problem.indices.extend(wilder);
+            }
+            problem.blocks = Blocks::new(problem.indices.len() as u32);
+            let (sorted, fault) = problem.sort_and_tell(&device);
+            assert_eq!(sorted, problem.expected());
+            // Of all that are out of range the word keeps one: negative ones count as largest.
+            let index = match index {
+                IndexFormat::I32 => -1,
+                IndexFormat::U32 => i64::from(u32::MAX),
+                IndexFormat::I64 => -1,
+            };
+            assert_eq!(fault, Some(Fault { site: 5, index }));
+        }
+    }
+}
+
+/// Every kernel of the catalogue, on two blocks; of each round an index is out of range.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for index in IndexFormat::ALL {
+        for held in HELD_EXPERTS {
+            let mut problem = Problem::new(index, 2100, [held + 3, 1, held]);
+            for slot in (0..256).step_by(32) {
+                problem.indices[slot] = i64::from(held) + 3;
+            }
+            let (sorted, _) = problem.sort_and_tell(device);
+            bits.extend(sorted.place.iter().flat_map(|row| row.to_le_bytes()));
+            bits.extend(sorted.order.iter().flat_map(|slot| slot.to_le_bytes()));
+        }
+    }
+    bits
+}

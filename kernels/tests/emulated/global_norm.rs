@@ -1,0 +1,117 @@
+//! The norm of gradients and clipping by it, against f64.
+
+use meshgrad_kernels::global_norm::{
+    AddSquares, AddSquaresArguments, ClipScale, ClipScaleArguments, SumSquares,
+    SumSquaresArguments, partials_of,
+};
+use meshgrad_kernels::{Dtype, catalogue};
+
+use crate::device::{Device, encoded, values};
+
+/// The norm of the elements of all tensors, each of which is read once.
+fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
+    let of = |(_, x): &(Dtype, Vec<f32>)| partials_of(x.len() as u64);
+    let count: u64 = tensors.iter().map(of).sum();
+    let partials = device.room(8 * count as usize);
+    let mut first = 0;
+    for (dtype, x) in tensors {
+        let elements = x.len() as u64;
+        let padding = if aligned { 0 } else { dtype.size() };
+        let bytes = [vec![0; padding as usize], encoded(*dtype, x)].concat();
+        let arguments = SumSquaresArguments {
+            x: device.put(&bytes) + u64::from(padding),
+            partials: partials + 8 * first,
+            elements,
+        };
+        let variant = SumSquares::new(*dtype, elements, aligned);
+        if let Some(launch) = variant.launch(elements) {
+            let counters = device.run(&variant, launch, &arguments.arguments());
+            let bytes = elements * u64::from(dtype.size());
+            assert_eq!(counters.total.bytes_read, bytes, "{}", counters.kernel);
+            assert_eq!(counters.unique_bytes_read, bytes, "{}", counters.kernel);
+            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        }
+        first += partials_of(elements);
+    }
+
+    let arguments = AddSquaresArguments {
+        partials,
+        norm: device.room(4),
+        count,
+    };
+    device.run(
+        &AddSquares,
+        AddSquares.launch().unwrap(),
+        &arguments.arguments(),
+    );
+    device.floats(Dtype::F32, arguments.norm, 1)[0]
+}
+
+fn tensors(extents: &[(Dtype, u64)]) -> Vec<(Dtype, Vec<f32>)> {
+    let tensors = extents.iter().enumerate().map(|(seed, (dtype, elements))| {
+        let x = values(*dtype, *elements as usize, seed as u64);
+        (*dtype, x)
+    });
+    tensors.collect()
+}
+
+#[test]
+fn norms_of_many_tensors() {
+    let extents = [
+        (Dtype::F32, 9000),
+        (Dtype::Bf16, 17),
+        (Dtype::F32, 0),
+        (Dtype::F32, 1),
+        (Dtype::Bf16, 1100),
+    ];
+    for device in Device::all() {
+        let tensors = tensors(&extents);
+        let elements = tensors.iter().flat_map(|(_, x)| x);
+        let squares: f64 = elements.map(|x| f64::from(*x).powi(2)).sum();
+        for aligned in [true, false] {
+            assert_eq!(norm(&device, &tensors, aligned), squares.sqrt() as f32);
+        }
+        assert_eq!(norm(&device, &[], true), 0.0);
+        // The squares of these are no f32.
+        assert_eq!(norm(&device, &[(Dtype::F32, vec![3e30, 4e30])], true), 5e30);
+        let nan = norm(&device, &[(Dtype::F32, vec![1.0, f32::NAN])], true);
+        assert!(nan.is_nan());
+    }
+}
+
+fn clip(device: &Device, norm: f32, weight: f32, max_norm: f64) -> [f32; 2] {
+    let arguments = ClipScaleArguments {
+        norm: device.put_floats(Dtype::F32, &[norm]),
+        weight: device.put_floats(Dtype::F32, &[weight]),
+        scale: device.room(4),
+        mean_norm: device.room(4),
+        max_norm,
+    };
+    let variant = ClipScale::new(max_norm > 0.0);
+    device.run(&variant, variant.launch().unwrap(), &arguments.arguments());
+    [arguments.scale, arguments.mean_norm].map(|at| device.floats(Dtype::F32, at, 1)[0])
+}
+
+#[test]
+fn clipping() {
+    for device in Device::all() {
+        for unlimited in [0.0, -1.0, f64::INFINITY, 6.0] {
+            assert_eq!(clip(&device, 50.0, 10.0, unlimited), [0.1, 5.0]);
+        }
+        let expected = 1.0 / (5.0 + 1e-6) / 10.0;
+        assert_eq!(clip(&device, 50.0, 10.0, 1.0), [expected as f32, 5.0]);
+        for (norm, weight) in [(f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0)] {
+            for max_norm in [0.0, 1.0] {
+                let [scale, mean] = clip(&device, norm, weight, max_norm);
+                assert!(scale.is_nan() && !mean.is_finite());
+            }
+        }
+    }
+}
+
+/// Every kernel of the catalogue.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let norm = norm(device, &tensors(&catalogue::SQUARED), true);
+    let clipped = [0.0, 1.0].map(|max_norm| clip(device, norm, 3.0, max_norm));
+    encoded(Dtype::F32, &[vec![norm], clipped.concat()].concat())
+}

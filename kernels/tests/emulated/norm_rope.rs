@@ -1,0 +1,270 @@
+//! The norm of heads and their turn in one pass, against f64.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::norm_rope::{
+    NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
+    NormRopeGradWeightArguments,
+};
+use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
+use meshgrad_kernels::rope::{Direction, Heads, Style};
+use meshgrad_kernels::{Dtype, Variant, catalogue};
+
+use crate::device::{Device, decoded, values};
+use crate::rope::{Strided, Tables, rounding, turned};
+
+const EPS: f32 = 1e-5;
+
+/// Operands on a device and on the host.
+struct Problem {
+    dtype: Dtype,
+    style: Style,
+    heads: Heads,
+    x: Strided,
+    dy: Strided,
+    w: Vec<f32>,
+    w_on_device: u64,
+    tables: Tables,
+}
+
+impl Problem {
+    fn new(device: &Device, dtype: Dtype, style: Style, heads: Heads, others: u32) -> Problem {
+        let w = values(dtype, heads.features as usize, 5);
+        Problem {
+            dtype,
+            style,
+            heads,
+            x: Strided::new(device, dtype, &heads, others, 3),
+            dy: Strided::new(device, dtype, &heads, 0, 4),
+            w_on_device: device.put_floats(dtype, &w),
+            w,
+            tables: Tables::new(device, &heads, others > 0),
+        }
+    }
+
+    /// Of all heads.
+    fn bytes(&self) -> usize {
+        (self.heads.rows * self.heads.features * self.dtype.size()) as usize
+    }
+
+    /// y and inv_rms; where the latter lies.
+    fn forward(&self, device: &Device, aligned: bool) -> (Vec<u8>, Vec<f32>, u64) {
+        let (bytes, rows) = (self.bytes(), self.heads.rows as usize);
+        let (y, inv_rms) = (device.room(bytes), device.room(4 * rows));
+        let arguments = NormRopeArguments {
+            x: self.x.address,
+            w: self.w_on_device,
+            cos: self.tables.on_device[0],
+            sin: self.tables.on_device[1],
+            y,
+            inv_rms,
+            heads: self.heads,
+            eps: EPS,
+            of_x: self.x.strides,
+            of_tables: [self.tables.strides; 2],
+        };
+        let variant = NormRope::new(self.dtype, self.style, &self.heads, aligned);
+        let launch = variant.launch(&self.heads).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        self.assert_traffic(&counters, 1, bytes + 4 * rows);
+        let inv_rms_values = device.floats(Dtype::F32, inv_rms, rows);
+        (device.bytes(y, bytes), inv_rms_values, inv_rms)
+    }
+
+    fn grad_input(&self, device: &Device, inv_rms: u64, aligned: bool) -> Vec<u8> {
+        let bytes = self.bytes();
+        let dx = device.room(bytes);
+        let arguments = NormRopeGradInputArguments {
+            dy: self.dy.address,
+            x: self.x.address,
+            w: self.w_on_device,
+            inv_rms,
+            cos: self.tables.on_device[0],
+            sin: self.tables.on_device[1],
+            dx,
+            heads: self.heads,
+            of_heads: [self.dy.strides, self.x.strides],
+            of_tables: [self.tables.strides; 2],
+        };
+        let variant = NormRopeGradInput::new(self.dtype, self.style, &self.heads, aligned);
+        let launch = variant.launch(&self.heads).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        self.assert_traffic(&counters, 2, bytes);
+        device.bytes(dx, bytes)
+    }
+
+    fn grad_weight(&self, device: &Device, inv_rms: u64, aligned: bool) -> Vec<f32> {
+        let (rows, features) = (u64::from(self.heads.rows), self.heads.features);
+        let lines = rows.div_ceil(rows_per_partial(rows));
+        let bytes = 4 * lines as usize * features as usize;
+        let (partials, dw) = (device.room(bytes), device.room(4 * features as usize));
+        let arguments = NormRopeGradWeightArguments {
+            dy: self.dy.address,
+            x: self.x.address,
+            inv_rms,
+            cos: self.tables.on_device[0],
+            sin: self.tables.on_device[1],
+            partials,
+            heads: self.heads,
+            of_heads: [self.dy.strides, self.x.strides],
+            of_tables: [self.tables.strides; 2],
+        };
+        let variant = NormRopeGradWeight::new(self.dtype, self.style, &self.heads, aligned);
+        let launch = variant.launch(&self.heads).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        if !variant.entry().ends_with("loop") {
+            let unique = counters.unique_bytes_read as usize;
+            let tables = 8 * self.tables.cos.len();
+            assert_eq!(unique, 2 * self.bytes() + tables + 4 * rows as usize);
+            let (heads, scalars) = (2 * self.bytes(), self.scalars());
+            let tables = 8 * (self.heads.rows * self.heads.pairs) as usize;
+            assert_eq!(counters.total.bytes_read as usize, heads + tables + scalars);
+            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        }
+        assert_eq!(counters.total.bytes_written as usize, bytes);
+
+        let sum = SumPartials::new(false);
+        let arguments = SumPartialsArguments {
+            partials,
+            to: dw,
+            rows: lines,
+            features,
+        };
+        let launch = sum.launch(features).unwrap();
+        device.run(&sum, launch, &arguments.arguments());
+        device.floats(Dtype::F32, dw, features as usize)
+    }
+
+    /// Bytes of inv_rms that the lanes of all heads read.
+    fn scalars(&self) -> usize {
+        let vectors = self.heads.pairs / self.dtype.per_vector();
+        let lanes = vectors.min(32).next_power_of_two();
+        (4 * self.heads.rows * lanes) as usize
+    }
+
+    /// `operands` heads are read once in registers, w and tables once for each head; the rest comes
+    /// from caches. All that differs is moved.
+    #[track_caller]
+    fn assert_traffic(&self, counters: &Counters, operands: usize, written: usize) {
+        let size = self.dtype.size() as usize;
+        let (features, rows) = (self.heads.features as usize, self.heads.rows as usize);
+        let saved = if operands > 1 { 4 * rows } else { 0 };
+        let unique = operands * self.bytes() + features * size + 8 * self.tables.cos.len() + saved;
+        assert_eq!(counters.unique_bytes_read as usize, unique);
+        assert_eq!(counters.total.bytes_written as usize, written);
+        assert_eq!(counters.unique_bytes_written as usize, written);
+        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        if !counters.kernel.ends_with("loop") {
+            let tables = 8 * self.heads.pairs as usize * rows;
+            let scalars = if operands > 1 { self.scalars() } else { 0 };
+            let all = (operands + 1) * self.bytes() + tables + scalars;
+            assert_eq!(
+                counters.total.bytes_read as usize, all,
+                "{}",
+                counters.kernel
+            );
+        }
+    }
+
+    fn check(&self, y: &[f32], inv_rms: &[f32], dx: &[f32], dw: &[f32]) {
+        let features = self.heads.features as usize;
+        let mut sums = vec![0.0; features];
+        for (row, inv_rms) in inv_rms.iter().enumerate() {
+            let token = row / self.heads.heads as usize;
+            let angle = |pair| self.tables.angle(&self.heads, token, pair);
+            let (x, dy) = (
+                self.x.head(&self.heads, row),
+                self.dy.head(&self.heads, row),
+            );
+            let w: Vec<f64> = self.w.iter().map(|w| f64::from(*w)).collect();
+            let squares: f64 = x.iter().map(|x| x * x).sum();
+            let inv = 1.0 / (squares / features as f64 + f64::from(EPS)).sqrt();
+            assert!((f64::from(*inv_rms) / inv - 1.0).abs() < 1e-6);
+
+            let normed: Vec<f64> = x.iter().zip(&w).map(|(x, w)| x * inv * w).collect();
+            let expected = turned(self.style, Direction::Forward, &self.heads, &normed, angle);
+            let dz = turned(self.style, Direction::Back, &self.heads, &dy, angle);
+            let products = (0..features).map(|i| dz[i] * w[i] * x[i]);
+            let mean = products.sum::<f64>() / features as f64;
+            for i in 0..features {
+                let at = row * features + i;
+                self.assert_close("y", y[at], expected[i]);
+                let slope = inv * (dz[i] * w[i] - x[i] * inv * inv * mean);
+                self.assert_close("dx", dx[at], slope);
+                sums[i] += dz[i] * x[i] * inv;
+            }
+        }
+        for (dw, expected) in dw.iter().zip(sums) {
+            let bound = 1e-6 * (1.0 + f64::from(self.heads.rows));
+            assert!(
+                (f64::from(*dw) - expected).abs() < bound,
+                "{dw}, not {expected}"
+            );
+        }
+    }
+
+    #[track_caller]
+    fn assert_close(&self, what: &str, found: f32, expected: f64) {
+        let bound = 10.0 * rounding(self.dtype) * (1.0 + expected.abs());
+        let error = (f64::from(found) - expected).abs();
+        let (dtype, style, heads) = (self.dtype, self.style, self.heads);
+        assert!(
+            error <= bound,
+            "{what} of {dtype:?} {style:?} {heads:?}: {found}, not {expected}"
+        );
+    }
+
+    /// All of it, in one of the forms.
+    fn run(&self, device: &Device, aligned: bool) -> Vec<u8> {
+        let (y, inv_rms, at) = self.forward(device, aligned);
+        let dx = self.grad_input(device, at, aligned);
+        let dw = self.grad_weight(device, at, aligned);
+        let (found_y, found_dx) = (decoded(self.dtype, &y), decoded(self.dtype, &dx));
+        self.check(&found_y, &inv_rms, &found_dx, &dw);
+        let dw = dw.iter().flat_map(|dw| dw.to_le_bytes());
+        y.into_iter().chain(dx).chain(dw).collect()
+    }
+}
+
+/// Every form and style; a head and several, more heads than a block; heads among others; a table
+/// for all sequences and one for each. Forms sum in other orders, each in its own.
+#[test]
+fn forward_and_gradients() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for style in Style::ALL {
+                for extents in [[128, 64], [320, 160], [120, 24], [9, 3], [2, 1], [5, 0]] {
+                    let heads = catalogue::heads(extents);
+                    for others in [0, 1] {
+                        let problem = Problem::new(&device, dtype, style, heads, others);
+                        problem.run(&device, true);
+                        problem.run(&device, false);
+                    }
+                }
+            }
+            // Three blocks of heads, the last of two.
+            let heads = Heads {
+                rows: 130,
+                positions: 65,
+                ..catalogue::heads([64, 32])
+            };
+            let problem = Problem::new(&device, dtype, Style::Half, heads, 0);
+            problem.run(&device, true);
+            problem.run(&device, false);
+        }
+    }
+}
+
+/// Every kernel of the catalogue, with more heads than one CTA takes.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for dtype in Dtype::ALL {
+        for style in Style::ALL {
+            for extents in catalogue::HEADS {
+                let heads = catalogue::heads(extents);
+                let problem = Problem::new(device, dtype, style, heads, 1);
+                bits.extend(problem.run(device, true));
+            }
+        }
+    }
+    bits
+}

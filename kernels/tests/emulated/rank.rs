@@ -1,0 +1,208 @@
+//! Places of extremes and the largest elements, against a stable sort on the host.
+
+use meshgrad_kernels::rank::{
+    Best, BestArguments, BestOfChunks, BestOfChunksArguments, Direction, MergeRuns,
+    MergeRunsArguments, Runs, SortTiles, SortTilesArguments, chunks_of_rows,
+};
+use meshgrad_kernels::{Dtype, catalogue};
+
+use crate::device::{Device, encoded, values};
+
+/// Rows with many equals, both zeros, infinities, and here and there a NaN.
+fn rows(dtype: Dtype, rows: usize, features: usize) -> Vec<f32> {
+    let coarse = values(dtype, rows * features, 7);
+    let mut x: Vec<f32> = coarse.iter().map(|x| (x * 40.0).trunc()).collect();
+    for (at, x) in x.iter_mut().enumerate() {
+        match at % 509 {
+            77 => *x = f32::INFINITY,
+            78 => *x = f32::NEG_INFINITY,
+            399 => *x = f32::NAN,
+            _ => {}
+        }
+    }
+    x
+}
+
+/// The places of a row's elements, best first; NaN before all, equals by their index.
+fn order(row: &[f32], direction: Direction) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|a, b| {
+        let [a, b] = [row[*a], row[*b]];
+        let by_value = match direction {
+            Direction::Largest => b.partial_cmp(&a),
+            Direction::Smallest => a.partial_cmp(&b),
+        };
+        by_value.unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))
+    });
+    order
+}
+
+fn integers(device: &Device, address: u64, count: usize) -> Vec<u64> {
+    let bytes = device.bytes(address, 8 * count);
+    let values = bytes.as_chunks().0.iter();
+    values.map(|x| u64::from_le_bytes(*x)).collect()
+}
+
+/// The place of the best element of each row, in one kernel or in two, which read x once.
+fn best(device: &Device, direction: Direction, dtype: Dtype, x: &[f32], extents: [u64; 2]) -> u64 {
+    let [rows, features] = extents;
+    let chunks = chunks_of_rows(rows, features);
+    let places = device.room(8 * rows as usize);
+    let keys = device.room(8 * (rows * chunks) as usize);
+    let variant = Best::new(direction, dtype, rows, features, true);
+    let arguments = BestArguments {
+        x: device.put_floats(dtype, x),
+        places: if chunks > 1 { keys } else { places },
+        rows,
+        features,
+    };
+    let Some(launch) = variant.launch(rows, features) else {
+        return places;
+    };
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    let bytes = rows * features * u64::from(dtype.size());
+    assert_eq!(counters.total.bytes_read, bytes, "{}", counters.kernel);
+    assert_eq!(counters.unique_bytes_read, bytes, "{}", counters.kernel);
+    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+
+    if chunks > 1 {
+        let arguments = BestOfChunksArguments {
+            keys,
+            places,
+            chunks: chunks as u32,
+        };
+        let launch = BestOfChunks.launch(rows).unwrap();
+        device.run(&BestOfChunks, launch, &arguments.arguments());
+    }
+    places
+}
+
+#[test]
+fn places_of_extremes() {
+    let extents = [[0, 3], [1, 1], [300, 5], [3, 64], [2, 1100], [1, 9001]];
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for direction in [Direction::Largest, Direction::Smallest] {
+                for [count, features] in extents {
+                    let x = rows(dtype, count as usize, features as usize);
+                    let places = best(&device, direction, dtype, &x, [count, features]);
+                    let places = integers(&device, places, count as usize);
+                    for (row, place) in x.chunks(features as usize).zip(places) {
+                        let [first, ..] = order(row, direction)[..] else {
+                            unreachable!("no row is empty")
+                        };
+                        assert_eq!(place as usize, first, "[{count}, {features}]");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Values and places of the `k` largest elements of each row.
+fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64; 2] {
+    let rows = x.len() as u64 / features;
+    let x = device.put_floats(dtype, x);
+    let values = device.room((rows * k) as usize * dtype.size() as usize);
+    let places = device.room((rows * k) as usize * 8);
+
+    let sort = SortTiles::new(dtype, features, true);
+    let (tiles, len) = (sort.tiles(features), sort.tile().min(k));
+    let mut keys = device.room((rows * tiles * len * 8) as usize);
+    let arguments = SortTilesArguments {
+        x,
+        keys,
+        values,
+        places,
+        features: features as u32,
+        kept: len as u32,
+        tiles: tiles as u32,
+    };
+    let launch = sort.launch(rows, features).unwrap();
+    let counters = device.run(&sort, launch, &arguments.arguments());
+    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+    if tiles > 1 {
+        let bytes = rows * features * u64::from(dtype.size());
+        assert_eq!(counters.total.bytes_read, bytes, "{}", counters.kernel);
+    }
+
+    let last = (features - (tiles - 1) * sort.tile()).min(len);
+    let mut runs = Runs {
+        count: tiles as u32,
+        len: len as u32,
+        last: last as u32,
+    };
+    while runs.count > 1 {
+        let merge = MergeRuns::new(runs, dtype);
+        let merged = runs.merged(k as u32);
+        let to = device.room((rows * u64::from(merged.count * merged.len) * 8) as usize);
+        let arguments = MergeRunsArguments {
+            from: keys,
+            keys: to,
+            x,
+            values,
+            places,
+            features: features as u32,
+            runs,
+            kept: merged.len,
+        };
+        device.run(
+            &merge,
+            merge.launch(rows, runs).unwrap(),
+            &arguments.arguments(),
+        );
+        (keys, runs) = (to, merged);
+    }
+    [values, places]
+}
+
+/// Of one tile and of many, in one merge and in two; few, and all; of vectors and of odd rows.
+#[test]
+fn the_top_is_the_front_of_a_stable_sort() {
+    let extents = [
+        [1, 1, 1],
+        [3, 17, 17],
+        [2, 300, 5],
+        [1, 1024, 1024],
+        [2, 1030, 7],
+        [1, 2100, 1500],
+        [1, 9001, 3],
+        [1, 8300, 8300],
+    ];
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for [count, features, k] in extents {
+                let x = rows(dtype, count, features);
+                let [values, places] = top(&device, dtype, &x, features as u64, k as u64);
+                let places = integers(&device, places, count * k);
+                let values = device.floats(dtype, values, count * k);
+                for (at, row) in x.chunks(features).enumerate() {
+                    let order = order(row, Direction::Largest);
+                    for (i, place) in order[..k].iter().enumerate() {
+                        let (value, found) = (values[at * k + i], places[at * k + i]);
+                        assert_eq!(found as usize, *place, "{features}, {k}: {i}");
+                        assert!(value == row[*place] || value.is_nan() && row[*place].is_nan());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every kernel of the catalogue.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for (direction, dtype, extents) in catalogue::BESTS {
+        let [count, features] = extents.map(|extent| extent as usize);
+        let x = rows(dtype, count, features);
+        let places = best(device, direction, dtype, &x, extents);
+        bits.extend(device.bytes(places, 8 * count));
+    }
+    for (dtype, features) in catalogue::SORTED {
+        let x = rows(dtype, 1, features as usize);
+        let [values, places] = top(device, dtype, &x, features, 9);
+        bits.extend(encoded(dtype, &device.floats(dtype, values, 9)));
+        bits.extend(device.bytes(places, 8 * 9));
+    }
+    bits
+}

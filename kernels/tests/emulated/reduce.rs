@@ -1,0 +1,164 @@
+//! Sums and extremes against f64.
+
+use meshgrad_kernels::merge::Merge;
+use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
+use meshgrad_kernels::{Dtype, catalogue};
+
+use crate::device::{Device, encoded, values};
+
+/// One pass: formats, extents, and whether the operand begins at a multiple of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    merge: Merge,
+    from: Dtype,
+    to: Dtype,
+    extents: Extents,
+    aligned: bool,
+}
+
+impl Pass {
+    fn new(merge: Merge, from: Dtype, to: Dtype, [outer, reduced, inner]: [u64; 3]) -> Pass {
+        let extents = Extents {
+            outer,
+            reduced,
+            inner,
+        };
+        Pass {
+            merge,
+            from,
+            to,
+            extents,
+            aligned: true,
+        }
+    }
+
+    /// The results of `x`, which is moved once, without a bank conflict.
+    fn run(&self, device: &Device, x: &[f32]) -> Vec<f32> {
+        let Extents { outer, inner, .. } = self.extents;
+        let results = (outer * self.extents.chunks() * inner) as usize;
+        let padding = if self.aligned { 0 } else { 1 };
+        let size = self.from.size() as usize;
+        let bytes = [vec![0; padding * size], encoded(self.from, x)].concat();
+        let arguments = ReduceArguments {
+            x: device.put(&bytes) + (padding * size) as u64,
+            y: device.room(results * self.to.size() as usize),
+            extents: self.extents,
+            scale: 1.0,
+        };
+        let variant = Reduce::new(self.merge, self.from, self.to, self.extents, self.aligned);
+        if let Some(launch) = variant.launch(self.extents) {
+            let counters = device.run(&variant, launch, &arguments.arguments());
+            let total = counters.total;
+            let moved = [x.len() * size, results * self.to.size() as usize];
+            let moved = moved.map(|bytes| bytes as u64);
+            assert_eq!([total.bytes_read, total.bytes_written], moved, "{self:?}");
+            let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
+            assert_eq!(unique, moved, "{self:?}");
+            assert_eq!(total.passes, total.ideal_passes, "{self:?}");
+        }
+        device.floats(self.to, arguments.y, results)
+    }
+
+    fn check(&self, device: &Device) {
+        let Extents {
+            outer,
+            reduced,
+            inner,
+        } = self.extents;
+        let x = values(self.from, (outer * reduced * inner) as usize, 5);
+        let found = self.run(device, &x);
+
+        let (chunk, chunks) = (self.extents.chunk(), self.extents.chunks());
+        for (at, found) in (0..).zip(found) {
+            let (line, column) = (at / inner, at % inner);
+            let (outer, first) = (line / chunks, line % chunks * chunk);
+            let rows = first..reduced.min(first + chunk);
+            let elements = rows.map(|row| {
+                let element = (outer * reduced + row) * inner + column;
+                f64::from(x[element as usize])
+            });
+            let (expected, error) = match self.merge {
+                Merge::Add => (elements.sum::<f64>(), 2e-6 * (1.0 + chunk as f64).sqrt()),
+                Merge::Max => (elements.fold(f64::NEG_INFINITY, f64::max), 0.0),
+                Merge::Min => (elements.fold(f64::INFINITY, f64::min), 0.0),
+            };
+            let rounding = match self.to {
+                Dtype::F32 => 1e-6,
+                Dtype::Bf16 => 4e-3,
+            };
+            let close = (f64::from(found) - expected).abs() <= error + rounding * expected.abs();
+            assert!(
+                close || f64::from(found) == expected,
+                "{self:?}: result {at} is {found}, not {expected}"
+            );
+        }
+    }
+}
+
+/// Rows and columns, of few elements and of many; in chunks; of one result and of none; of nothing.
+const EXTENTS: [[u64; 3]; 15] = [
+    [1, 1, 1],
+    [300, 4, 1],
+    [5, 64, 1],
+    [2, 1100, 1],
+    [2, 133, 1],
+    [1, 9000, 1],
+    [1, 1, 100],
+    [3, 4, 8],
+    [2, 5, 7],
+    [1, 200, 6],
+    [5, 9, 48],
+    [3, 0, 1],
+    [2, 0, 3],
+    [0, 3, 1],
+    [0, 3, 2],
+];
+
+#[test]
+fn rows_and_columns() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for extents in EXTENTS {
+                for aligned in [true, false] {
+                    let pass = Pass::new(Merge::Add, dtype, Dtype::F32, extents);
+                    Pass { aligned, ..pass }.check(&device);
+                }
+            }
+        }
+        for merge in [Merge::Max, Merge::Min] {
+            for extents in EXTENTS {
+                Pass::new(merge, Dtype::F32, Dtype::Bf16, extents).check(&device);
+                Pass::new(merge, Dtype::Bf16, Dtype::Bf16, extents).check(&device);
+            }
+        }
+    }
+}
+
+/// Whether it is of a row or of a column, in the first access or in the rest.
+#[test]
+fn a_nan_is_seen() {
+    let device = Device::plain();
+    for merge in Merge::ALL {
+        for (extents, result) in [([1, 9, 1], 0), ([2, 33, 1], 0), ([1, 9, 4], 0)] {
+            for place in [0, 8] {
+                let pass = Pass::new(merge, Dtype::F32, Dtype::F32, extents);
+                let mut x = values(Dtype::F32, extents.iter().product::<u64>() as usize, 1);
+                x[place * extents[2] as usize] = f32::NAN;
+                let found = pass.run(&device, &x);
+                for (at, found) in found.iter().enumerate() {
+                    assert_eq!(found.is_nan(), at == result, "{pass:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Every kernel of the catalogue.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let results = catalogue::REDUCTIONS.map(|(merge, from, to, extents)| {
+        let pass = Pass::new(merge, from, to, extents);
+        let x = values(from, extents.iter().product::<u64>() as usize, 2);
+        encoded(to, &pass.run(device, &x))
+    });
+    results.concat()
+}

@@ -1,0 +1,368 @@
+//! Tables of angles and turned heads against f64.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::rope::{
+    Direction, HeadStrides, Heads, PositionFormat, Rope, RopeArguments, RopeTables,
+    RopeTablesArguments, Style, TableStrides,
+};
+use meshgrad_kernels::{Dtype, Variant, catalogue};
+
+use crate::device::{Device, encoded, values};
+
+/// Tables on a device and on the host, for each sequence or one for all.
+pub(crate) struct Tables {
+    pub(crate) cos: Vec<f32>,
+    pub(crate) sin: Vec<f32>,
+    pub(crate) on_device: [u64; 2],
+    pub(crate) strides: TableStrides,
+}
+
+impl Tables {
+    pub(crate) fn new(device: &Device, heads: &Heads, one_for_all: bool) -> Tables {
+        let (pairs, positions) = (heads.pairs as usize, heads.positions as usize);
+        let batch = heads.rows as usize / (positions * heads.heads as usize);
+        let sequences = if one_for_all { 1 } else { batch };
+        let angles: Vec<f32> = (0..sequences * positions * pairs)
+            .map(|i| (i as f32 * 0.37).rem_euclid(6.0))
+            .collect();
+        let cos: Vec<f32> = angles.iter().map(|angle| angle.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|angle| angle.sin()).collect();
+        let on_device = [&cos, &sin].map(|table| device.put_floats(Dtype::F32, table));
+        let strides = TableStrides {
+            batch: if one_for_all {
+                0
+            } else {
+                (positions * pairs) as i64
+            },
+            position: pairs as i64,
+        };
+        Tables {
+            cos,
+            sin,
+            on_device,
+            strides,
+        }
+    }
+
+    /// Cosine and sine of a pair of a token, which are counted over all sequences.
+    pub(crate) fn angle(&self, heads: &Heads, token: usize, pair: usize) -> [f64; 2] {
+        let positions = heads.positions as usize;
+        let row = match self.strides.batch {
+            0 => token % positions,
+            _ => token,
+        };
+        let at = row * heads.pairs as usize + pair;
+        [self.cos[at], self.sin[at]].map(f64::from)
+    }
+}
+
+/// The features of a pair.
+pub(crate) fn pair_of(style: Style, heads: &Heads, pair: usize) -> [usize; 2] {
+    match style {
+        Style::Half => [pair, pair + heads.pairs as usize],
+        Style::Interleaved => [2 * pair, 2 * pair + 1],
+    }
+}
+
+/// A head turned in f64.
+pub(crate) fn turned(
+    style: Style,
+    direction: Direction,
+    heads: &Heads,
+    x: &[f64],
+    angle: impl Fn(usize) -> [f64; 2],
+) -> Vec<f64> {
+    let mut y = x.to_vec();
+    for pair in 0..heads.pairs as usize {
+        let [a, b] = pair_of(style, heads, pair);
+        let [cos, sin] = angle(pair);
+        let sin = match direction {
+            Direction::Forward => sin,
+            Direction::Back => -sin,
+        };
+        [y[a], y[b]] = [x[a] * cos - x[b] * sin, x[b] * cos + x[a] * sin];
+    }
+    y
+}
+
+/// Where the heads lie: densely, or among others as queries lie among keys and values.
+pub(crate) fn strides(heads: &Heads, others: u32) -> HeadStrides {
+    let position = i64::from(heads.heads + others) * i64::from(heads.features);
+    HeadStrides {
+        batch: i64::from(heads.positions) * position,
+        position,
+        head: heads.features.into(),
+    }
+}
+
+/// Heads on a device and on the host.
+pub(crate) struct Strided {
+    pub(crate) values: Vec<f32>,
+    pub(crate) address: u64,
+    pub(crate) strides: HeadStrides,
+}
+
+impl Strided {
+    pub(crate) fn new(
+        device: &Device,
+        dtype: Dtype,
+        heads: &Heads,
+        others: u32,
+        seed: u64,
+    ) -> Self {
+        let strides = strides(heads, others);
+        let tokens = i64::from(heads.rows / heads.heads);
+        let values = values(dtype, (tokens * strides.position) as usize, seed);
+        let address = device.put_floats(dtype, &values);
+        Strided {
+            values,
+            address,
+            strides,
+        }
+    }
+
+    /// Head `row`, counted in row-major order.
+    pub(crate) fn head(&self, heads: &Heads, row: usize) -> Vec<f64> {
+        let (token, head) = (row / heads.heads as usize, row % heads.heads as usize);
+        let start = token * self.strides.position as usize + head * self.strides.head as usize;
+        let values = &self.values[start..start + heads.features as usize];
+        values.iter().map(|x| f64::from(*x)).collect()
+    }
+}
+
+pub(crate) fn rounding(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 2e-7,
+        Dtype::Bf16 => 4e-3,
+    }
+}
+
+/// A kernel on heads, and what it must move.
+struct Problem {
+    dtype: Dtype,
+    style: Style,
+    heads: Heads,
+    x: Strided,
+    tables: Tables,
+}
+
+impl Problem {
+    fn run(&self, device: &Device, direction: Direction, aligned: bool) -> Vec<u8> {
+        let bytes = self.bytes();
+        let y = device.room(bytes);
+        let variant = Rope::new(self.dtype, self.style, direction, &self.heads, aligned);
+        let arguments = RopeArguments {
+            x: self.x.address,
+            cos: self.tables.on_device[0],
+            sin: self.tables.on_device[1],
+            y,
+            heads: self.heads,
+            of_x: self.x.strides,
+            of_cos: self.tables.strides,
+            of_sin: self.tables.strides,
+        };
+        let launch = variant.launch(&self.heads).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        self.assert_traffic(&counters, !variant.entry().ends_with("loop"));
+        device.bytes(y, bytes)
+    }
+
+    /// Of x and of y.
+    fn bytes(&self) -> usize {
+        (self.heads.rows * self.heads.features * self.dtype.size()) as usize
+    }
+
+    /// x and y once; the tables once for each head, from caches but for the first.
+    #[track_caller]
+    fn assert_traffic(&self, counters: &Counters, in_registers: bool) {
+        let (total, moved) = (counters.total, self.bytes() as u64);
+        let a_head = 8 * u64::from(self.heads.pairs);
+        let tables = a_head * u64::from(self.heads.rows);
+        assert_eq!(total.bytes_read, moved + tables, "{}", counters.kernel);
+        assert_eq!(total.bytes_written, moved);
+        let distinct = 8 * self.tables.cos.len() as u64;
+        assert_eq!(counters.unique_bytes_read, moved + distinct);
+        assert_eq!(counters.unique_bytes_written, moved);
+        assert_eq!(total.passes, total.ideal_passes);
+
+        // A lane's eight angles are two accesses, each to half of a sector.
+        let halves = self.dtype == Dtype::Bf16 && self.style == Style::Half;
+        let size = self.dtype.size();
+        let lines = [self.heads.features * size, self.heads.pairs * size];
+        // Half of a table's row belongs to the first half of the features.
+        let lines = lines.into_iter().chain([self.heads.pairs * 2]);
+        let whole = lines.into_iter().all(|bytes| bytes.is_multiple_of(32));
+        if in_registers && whole && !halves {
+            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+        }
+    }
+
+    fn check(&self, direction: Direction, y: &[f32]) {
+        let features = self.heads.features as usize;
+        for (row, y) in y.chunks_exact(features).enumerate() {
+            let token = row / self.heads.heads as usize;
+            let x = self.x.head(&self.heads, row);
+            let angle = |pair| self.tables.angle(&self.heads, token, pair);
+            let expected = turned(self.style, direction, &self.heads, &x, angle);
+            for (column, (y, expected)) in y.iter().zip(expected).enumerate() {
+                let bound = rounding(self.dtype) * (1.0 + expected.abs());
+                let error = (f64::from(*y) - expected).abs();
+                let (dtype, style, heads) = (self.dtype, self.style, self.heads);
+                assert!(
+                    error <= bound,
+                    "{dtype:?} {style:?} {heads:?}: {y}, not {expected} in {row}, {column}"
+                );
+            }
+        }
+    }
+}
+
+/// Every form, style and direction; heads among others; a table for all sequences and one for each.
+#[test]
+fn turned_heads() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for style in Style::ALL {
+                for extents in [[128, 64], [640, 320], [120, 24], [9, 3], [2, 1], [5, 0]] {
+                    for one_for_all in [true, false] {
+                        let heads = catalogue::heads(extents);
+                        let problem = Problem {
+                            dtype,
+                            style,
+                            heads,
+                            x: Strided::new(&device, dtype, &heads, u32::from(one_for_all), 1),
+                            tables: Tables::new(&device, &heads, one_for_all),
+                        };
+                        check(&device, &problem);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Aligned or not, the same bits.
+fn check(device: &Device, problem: &Problem) {
+    for direction in [Direction::Forward, Direction::Back] {
+        let results = [true, false].map(|aligned| problem.run(device, direction, aligned));
+        assert!(results[0] == results[1]);
+        problem.check(
+            direction,
+            &crate::device::decoded(problem.dtype, &results[0]),
+        );
+    }
+}
+
+fn tables(
+    device: &Device,
+    format: PositionFormat,
+    positions: &[i64],
+    factor: f64,
+) -> [Vec<f32>; 2] {
+    let inv_freq: Vec<f32> = (0..7).map(|i| 1e6f32.powf(-(i as f32) / 7.0)).collect();
+    let bytes: Vec<u8> = match format {
+        PositionFormat::I64 => positions.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        _ => positions
+            .iter()
+            .flat_map(|x| (*x as i32).to_le_bytes())
+            .collect(),
+    };
+    let pairs = inv_freq.len();
+    let elements = positions.len() * pairs;
+    let (cos, sin) = (device.room(4 * elements), device.room(4 * elements));
+    let arguments = RopeTablesArguments {
+        positions: device.put(&bytes),
+        inv_freq: device.put_floats(Dtype::F32, &inv_freq),
+        cos,
+        sin,
+        elements: elements as u32,
+        pairs: pairs as u32,
+        factor,
+    };
+    let variant = RopeTables::new(format);
+    let launch = variant.launch(elements as u32).unwrap();
+    device.run(&variant, launch, &arguments.arguments());
+
+    let found = [cos, sin].map(|table| device.floats(Dtype::F32, table, elements));
+    for (row, position) in positions.iter().enumerate() {
+        for (pair, inv_freq) in inv_freq.iter().enumerate() {
+            let angle = *position as f64 * f64::from(*inv_freq);
+            let at = row * pairs + pair;
+            let known = angle.abs() < (1u64 << 50) as f64;
+            let angle = if known { angle } else { 0.0 };
+            for (found, expected) in [(found[0][at], angle.cos()), (found[1][at], angle.sin())] {
+                let expected = (expected * factor) as f32;
+                let apart = found.to_bits().abs_diff(expected.to_bits());
+                assert!(apart <= 1, "position {position}: {found}, not {expected}");
+            }
+        }
+    }
+    found
+}
+
+/// Right to the last place, whatever the position; what has no angle is not turned.
+#[test]
+fn tables_are_right_at_far_positions() {
+    let near = [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        11,
+        22,
+        355,
+        1000,
+        4095,
+        131_071,
+        103_993,
+        1_146_408,
+        1 << 30,
+    ];
+    let far = [i64::from(i32::MAX), -1, -710, -(1 << 31)];
+    let farther = [
+        1 << 40,
+        6_134_899_525_417_045,
+        (1 << 50) - 1,
+        1 << 53,
+        i64::MIN,
+        i64::MAX,
+    ];
+    for device in Device::all() {
+        tables(&device, PositionFormat::U32, &near, 1.0);
+        let positions = [&near[..], &far].concat();
+        tables(&device, PositionFormat::I32, &positions, 1.3);
+        let positions = [&near[..], &far, &farther].concat();
+        tables(&device, PositionFormat::I64, &positions, 1.0);
+    }
+}
+
+/// Every kernel of the catalogue, with more heads than one CTA takes.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for format in PositionFormat::ALL {
+        let positions: Vec<i64> = (0..50).map(|i| i * 77).collect();
+        for table in tables(device, format, &positions, 1.0) {
+            bits.extend(encoded(Dtype::F32, &table));
+        }
+    }
+    for dtype in Dtype::ALL {
+        for style in Style::ALL {
+            for extents in catalogue::HEADS {
+                let heads = catalogue::heads(extents);
+                let problem = Problem {
+                    dtype,
+                    style,
+                    heads,
+                    x: Strided::new(device, dtype, &heads, 1, 1),
+                    tables: Tables::new(device, &heads, true),
+                };
+                for direction in [Direction::Forward, Direction::Back] {
+                    bits.extend(problem.run(device, direction, true));
+                }
+            }
+        }
+    }
+    bits
+}

@@ -1,0 +1,299 @@
+//! The choice of experts against a stable sort on the host, and its gradient: the same bits.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::Dtype;
+use meshgrad_kernels::catalogue::ROUTED_EXPERTS;
+use meshgrad_kernels::faults::{Fault, FaultSite};
+use meshgrad_kernels::router::{
+    RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,
+};
+
+use crate::device::{Device, decoded, encoded, values};
+
+/// [tokens, experts, choices]: a lane a token, many; whole accesses and odd; all of them chosen;
+/// more choices than lanes; more experts than registers hold.
+const EXTENTS: [[usize; 3]; 9] = [
+    [3, 1, 1],
+    [9, 8, 2],
+    [5, 24, 24],
+    [17, 57, 4],
+    [6, 128, 8],
+    [2, 130, 40],
+    [2, 512, 6],
+    [2, 520, 5],
+    [1, 601, 34],
+];
+
+/// Operands on a device and on the host.
+struct Problem {
+    dtype: Dtype,
+    extents: [usize; 3],
+    probabilities: Vec<f32>,
+    bias: Vec<f32>,
+    on_device: [u64; 2],
+}
+
+/// The experts of each token, and their weights.
+#[derive(Debug, PartialEq)]
+struct Chosen {
+    indices: Vec<i32>,
+    weights: Vec<f32>,
+}
+
+impl Problem {
+    /// Coarse values, so that there are ties; some zeros of either sign.
+    fn new(device: &Device, dtype: Dtype, extents: [usize; 3]) -> Problem {
+        let [tokens, experts, _] = extents;
+        let coarse = |value: &f32| (value * 16.0).round() / 16.0;
+        let probabilities: Vec<f32> = values(dtype, tokens * experts, 5)
+            .iter()
+            .map(coarse)
+            .collect();
+        let bias: Vec<f32> = values(dtype, experts, 6).iter().map(coarse).collect();
+        let on_device = [
+            device.put_floats(dtype, &probabilities),
+            device.put_floats(Dtype::F32, &bias),
+        ];
+        Problem {
+            dtype,
+            extents,
+            probabilities,
+            bias,
+            on_device,
+        }
+    }
+
+    fn row(&self, token: usize) -> &[f32] {
+        let experts = self.extents[1];
+        &self.probabilities[token * experts..][..experts]
+    }
+
+    fn slots(&self) -> usize {
+        self.extents[0] * self.extents[2]
+    }
+
+    fn expected(&self, [biased, renormalise]: [bool; 2]) -> Chosen {
+        let [tokens, experts, top_k] = self.extents;
+        let (mut indices, mut weights) = (Vec::new(), Vec::new());
+        for token in 0..tokens {
+            let row = self.row(token);
+            let score = |e: usize| {
+                if biased {
+                    row[e] + self.bias[e]
+                } else {
+                    row[e]
+                }
+            };
+            let mut ranked: Vec<usize> = (0..experts).collect();
+            // NaN before all numbers; the sort is stable, so equals stay in order.
+            ranked.sort_by(|a, b| {
+                let (a, b) = (score(*a), score(*b));
+                let by_number = b.partial_cmp(&a);
+                by_number.unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))
+            });
+            let chosen = ranked.into_iter().take(top_k);
+            let chosen: Vec<usize> = chosen.collect();
+            let sum = match renormalise {
+                true => chosen.iter().fold(0.0, |sum, e| sum + row[*e]),
+                false => 1.0,
+            };
+            weights.extend(chosen.iter().map(|e| row[*e] / sum));
+            indices.extend(chosen.into_iter().map(|e| e as i32));
+        }
+        Chosen {
+            indices,
+            weights: decoded(self.dtype, &encoded(self.dtype, &weights)),
+        }
+    }
+
+    fn choose(&self, device: &Device, flags: [bool; 2]) -> Chosen {
+        let [tokens, experts, top_k] = self.extents;
+        let size = self.dtype.size() as usize;
+        let (weights, indices) = (
+            device.room(size * self.slots()),
+            device.room(4 * self.slots()),
+        );
+        let variant = RouterTopK::new(self.dtype, experts as u32, true, flags);
+        let arguments = RouterTopKArguments {
+            probabilities: self.on_device[0],
+            bias: self.on_device[1],
+            weights,
+            indices,
+            tokens: tokens as u64,
+            experts: experts as u32,
+            top_k: top_k as u32,
+        };
+        let launch = variant.launch(tokens as u64).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+
+        // Weights that are shares of their sum find their experts in what was just written.
+        let [biased, renormalise] = flags;
+        let read = size * self.probabilities.len()
+            + if biased { 4 * experts } else { 0 }
+            + if renormalise { 4 * self.slots() } else { 0 };
+        assert_least(&counters, [read, (4 + size) * self.slots()]);
+        let indices = device.bytes(indices, 4 * self.slots());
+        Chosen {
+            indices: indices
+                .as_chunks()
+                .0
+                .iter()
+                .map(|it| i32::from_le_bytes(*it))
+                .collect(),
+            weights: device.floats(self.dtype, weights, self.slots()),
+        }
+    }
+
+    /// The gradient for these choices; and what the device's word tells.
+    fn gradient(
+        &self,
+        device: &Device,
+        indices: &[i32],
+        renormalise: bool,
+    ) -> (Vec<f32>, Option<Fault>) {
+        let [tokens, experts, top_k] = self.extents;
+        let bytes: Vec<u8> = indices.iter().flat_map(|it| it.to_le_bytes()).collect();
+        let word = device.put(&[0; 8]);
+        let dprobabilities = device.room(self.probabilities.len() * self.dtype.size() as usize);
+        let variant = RouterTopKGrad::new(self.dtype, experts as u32, true, renormalise);
+        let arguments = RouterTopKGradArguments {
+            probabilities: self.on_device[0],
+            indices: device.put(&bytes),
+            dweights: device.put_floats(self.dtype, &self.dweights()),
+            dprobabilities,
+            tokens: tokens as u64,
+            experts: experts as u32,
+            top_k: top_k as u32,
+            faults: FaultSite::new(word, 3),
+        };
+        let launch = variant.launch(tokens as u64).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        let all = device.floats(self.dtype, dprobabilities, self.probabilities.len());
+        let fault = device.fault(word);
+        let written = self.probabilities.len() * self.dtype.size() as usize;
+        let told = if fault.is_some() { 8 } else { 0 };
+        assert_eq!(counters.unique_bytes_written as usize, written + told);
+        (all, fault)
+    }
+
+    fn dweights(&self) -> Vec<f32> {
+        values(self.dtype, self.slots(), 7)
+    }
+
+    fn expected_gradient(&self, indices: &[i32], renormalise: bool) -> Vec<f32> {
+        let [tokens, experts, top_k] = self.extents;
+        let (dweights, mut slopes) = (self.dweights(), vec![0.0; tokens * experts]);
+        for token in 0..tokens {
+            let row = self.row(token);
+            let slots = token * top_k..(token + 1) * top_k;
+            let chosen = || indices[slots.clone()].iter().map(|e| *e as usize);
+            let (mut sum, mut mean) = (1.0, 0.0);
+            if renormalise {
+                sum = chosen().fold(0.0, |sum, e| sum + row[e]);
+                let products = chosen().zip(&dweights[slots.clone()]);
+                mean = products.fold(0.0, |sum, (e, dw)| sum + dw * row[e]) / sum;
+            }
+            for (expert, dw) in chosen().zip(&dweights[slots.clone()]) {
+                slopes[token * experts + expert] = (dw - mean) / sum;
+            }
+        }
+        decoded(self.dtype, &encoded(self.dtype, &slopes))
+    }
+}
+
+/// That no more is touched than must be.
+#[track_caller]
+fn assert_least(counters: &Counters, [read, written]: [usize; 2]) {
+    let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
+    assert_eq!(unique, [read as u64, written as u64], "{}", counters.kernel);
+    assert_eq!(
+        counters.total.bytes_written, written as u64,
+        "{}",
+        counters.kernel
+    );
+}
+
+const FLAGS: [[bool; 2]; 4] = [[false, false], [true, false], [false, true], [true, true]];
+
+#[test]
+fn the_choice_is_a_stable_sort() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for (extents, flags) in EXTENTS.into_iter().zip(FLAGS.into_iter().cycle()) {
+                let problem = Problem::new(&device, dtype, extents);
+                let found = problem.choose(&device, flags);
+                assert_eq!(found, problem.expected(flags), "{extents:?} {flags:?}");
+
+                for renormalise in [false, true] {
+                    let (slopes, fault) = problem.gradient(&device, &found.indices, renormalise);
+                    let expected = problem.expected_gradient(&found.indices, renormalise);
+                    assert_eq!(slopes, expected, "{extents:?} {renormalise}");
+                    assert_eq!(fault, None);
+                }
+            }
+        }
+    }
+}
+
+/// In registers and in a loop: NaN first, infinities in their places, zeros of either sign equal.
+#[test]
+fn what_is_no_number_has_a_rank() {
+    let device = Device::plain();
+    for experts in [8, 520] {
+        let mut problem = Problem::new(&device, Dtype::F32, [1, experts, 7]);
+        problem.probabilities.fill(f32::NEG_INFINITY);
+        let odd = [
+            -0.0,
+            1.0,
+            f32::NAN,
+            0.0,
+            f32::INFINITY,
+            f32::NAN,
+            -f32::MIN_POSITIVE,
+        ];
+        problem.probabilities[..7].copy_from_slice(&odd);
+        problem.on_device[0] = device.put_floats(Dtype::F32, &problem.probabilities);
+        let found = problem.choose(&device, [false; 2]);
+        assert_eq!(found.indices, [2, 5, 4, 1, 0, 3, 6]);
+        assert_eq!(found.weights[2..], [f32::INFINITY, 1.0, 0.0, 0.0, odd[6]]);
+        assert!(found.weights[..2].iter().all(|weight| weight.is_nan()));
+    }
+}
+
+/// An index out of range has no gradient, and the host is told of it.
+#[test]
+fn wild_indices_are_told() {
+    for device in Device::all() {
+        let problem = Problem::new(&device, Dtype::Bf16, [2, 24, 2]);
+        for (wild, told) in [([3, 24, 5, 6], 24), ([3, -7, 5, 6], -7)] {
+            let (slopes, fault) = problem.gradient(&device, &wild, false);
+            let index = told;
+            assert_eq!(fault, Some(Fault { site: 3, index }));
+            let dweights = problem.dweights();
+            let mut expected = vec![0.0; 48];
+            (expected[3], expected[24 + 5], expected[24 + 6]) =
+                (dweights[0], dweights[2], dweights[3]);
+            assert_eq!(slopes, expected);
+        }
+    }
+}
+
+/// Every kernel of the catalogue; one index is out of range.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for dtype in Dtype::ALL {
+        for experts in ROUTED_EXPERTS {
+            let problem = Problem::new(device, dtype, [3, experts as usize, 3]);
+            for flags in [[false, false], [true, true]] {
+                let mut chosen = problem.choose(device, flags);
+                bits.extend(encoded(dtype, &chosen.weights));
+                chosen.indices[4] = experts as i32;
+                if experts <= 128 {
+                    let (slopes, _) = problem.gradient(device, &chosen.indices, flags[1]);
+                    bits.extend(encoded(dtype, &slopes));
+                }
+            }
+        }
+    }
+    bits
+}

@@ -1,0 +1,230 @@
+//! Softmax, its logarithm and their gradients against f64.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::row::RowTile;
+use meshgrad_kernels::softmax::{
+    Function, Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments,
+};
+use meshgrad_kernels::{Dtype, catalogue};
+
+use crate::device::{Device, encoded, values};
+
+/// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; one element; many
+/// rows, and none.
+const EXTENTS: [[usize; 2]; 7] = [
+    [9, 64],
+    [2, 520],
+    [1, 1160],
+    [2, 301],
+    [3, 1],
+    [20, 24],
+    [0, 8],
+];
+
+/// Operands on a device and on the host, and the result.
+struct Problem<'a> {
+    device: &'a Device,
+    function: Function,
+    dtype: Dtype,
+    rows: usize,
+    features: usize,
+    x: Vec<f32>,
+    dy: Vec<f32>,
+}
+
+impl<'a> Problem<'a> {
+    fn new(
+        device: &'a Device,
+        function: Function,
+        dtype: Dtype,
+        [rows, features]: [usize; 2],
+    ) -> Problem<'a> {
+        let x = values(dtype, rows * features, 1);
+        Problem {
+            device,
+            function,
+            dtype,
+            rows,
+            features,
+            // Between -8 and 8, exact in either format.
+            x: x.into_iter().map(|x| x * 8.0).collect(),
+            dy: values(dtype, rows * features, 3),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.x.len() * self.dtype.size() as usize
+    }
+
+    /// How often a kernel reads and writes a whole matrix, and without a bank conflict; of rows in
+    /// registers no part of a sector is moved in vain.
+    #[track_caller]
+    fn assert_traffic(&self, counters: &Counters, [read, different, written]: [usize; 3]) {
+        let total = counters.total;
+        let expected = [read, written].map(|times| (times * self.bytes()) as u64);
+        assert_eq!([total.bytes_read, total.bytes_written], expected);
+        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
+        let expected = [different, written].map(|times| (times * self.bytes()) as u64);
+        assert_eq!(unique, expected, "{}", counters.kernel);
+        assert_eq!(total.passes, total.ideal_passes, "{}", counters.kernel);
+
+        let row = self.features * self.dtype.size() as usize;
+        if self.in_registers() && row.is_multiple_of(32) {
+            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+        }
+    }
+
+    fn in_registers(&self) -> bool {
+        RowTile::new(self.dtype, self.features).is_some()
+    }
+
+    fn forward(&self) -> u64 {
+        let variant = Softmax::new(self.function, self.dtype, self.features, true);
+        let arguments = SoftmaxArguments {
+            x: self.device.put_floats(self.dtype, &self.x),
+            y: self.device.room(self.bytes()),
+            rows: self.rows as u64,
+            features: self.features as u32,
+        };
+        let Some(launch) = variant.launch(self.rows as u64) else {
+            return arguments.y; // nothing to do
+        };
+        let counters = self.device.run(&variant, launch, &arguments.arguments());
+        let read = if self.in_registers() { 1 } else { 2 };
+        self.assert_traffic(&counters, [read, 1, 1]);
+        arguments.y
+    }
+
+    fn gradient(&self, y: u64) -> u64 {
+        let variant = SoftmaxGrad::new(self.function, self.dtype, self.features, true);
+        let arguments = SoftmaxGradArguments {
+            y,
+            dy: self.device.put_floats(self.dtype, &self.dy),
+            dx: self.device.room(self.bytes()),
+            rows: self.rows as u64,
+            features: self.features as u32,
+        };
+        let Some(launch) = variant.launch(self.rows as u64) else {
+            return arguments.dx;
+        };
+        let counters = self.device.run(&variant, launch, &arguments.arguments());
+        let read = match (self.in_registers(), self.function) {
+            (true, _) => 2,
+            (false, Function::LogSoftmax) => 3,
+            (false, Function::Softmax) => 4,
+        };
+        self.assert_traffic(&counters, [read, 2, 1]);
+        arguments.dx
+    }
+
+    fn floats(&self, from: u64) -> Vec<f32> {
+        self.device.floats(self.dtype, from, self.x.len())
+    }
+
+    #[track_caller]
+    fn assert_close(&self, found: f32, expected: f64) {
+        let bound = match self.dtype {
+            Dtype::F32 => 2e-6,
+            Dtype::Bf16 => 8e-3,
+        };
+        let error = (f64::from(found) - expected).abs();
+        let Problem { rows, features, .. } = self;
+        assert!(
+            error <= bound * (0.1 + expected.abs()),
+            "{:?} of {:?} [{rows}, {features}]: {found}, not {expected}",
+            self.function,
+            self.dtype
+        );
+    }
+
+    fn check(&self) {
+        let at_y = self.forward();
+        let (y, dx) = (self.floats(at_y), self.floats(self.gradient(at_y)));
+        for row in 0..self.rows {
+            let range = row * self.features..(row + 1) * self.features;
+            let sum: f64 = self.x[range.clone()].iter().map(|x| exp(*x)).sum();
+            let pairs = range.clone().map(|i| match self.function {
+                Function::Softmax => f64::from(y[i]) * f64::from(self.dy[i]),
+                Function::LogSoftmax => f64::from(self.dy[i]),
+            });
+            let of_row: f64 = pairs.sum();
+            for i in range {
+                let dy = f64::from(self.dy[i]);
+                let (expected, slope) = match self.function {
+                    Function::Softmax => (exp(self.x[i]) / sum, f64::from(y[i]) * (dy - of_row)),
+                    Function::LogSoftmax => {
+                        (f64::from(self.x[i]) - sum.ln(), dy - exp(y[i]) * of_row)
+                    }
+                };
+                self.assert_close(y[i], expected);
+                self.assert_close(dx[i], slope);
+            }
+        }
+    }
+}
+
+fn exp(x: f32) -> f64 {
+    f64::from(x).exp()
+}
+
+#[test]
+fn both_functions_and_their_gradients() {
+    for device in Device::all() {
+        for function in Function::ALL {
+            for dtype in Dtype::ALL {
+                for extents in EXTENTS {
+                    Problem::new(&device, function, dtype, extents).check();
+                }
+            }
+        }
+    }
+}
+
+/// Masked elements are 0; what has no softmax is NaN: a row that is masked whole, a row with a NaN
+/// or with infinity. Whether in registers, over vectors or element by element.
+#[test]
+fn rows_without_a_softmax() {
+    let device = Device::plain();
+    let (minus, nan) = (f32::NEG_INFINITY, f32::NAN);
+    for features in [64, 65, 8196] {
+        let mut problem = Problem::new(&device, Function::Softmax, Dtype::F32, [5, features]);
+        let rows = problem.x.chunks_mut(features);
+        for (row, x) in rows.enumerate() {
+            match row {
+                0 => x[..features - 1].fill(minus),
+                1 => x.fill(minus),
+                2 => x[features / 2] = nan,
+                3 => x[features / 2] = f32::INFINITY,
+                _ => x[1..].fill(minus),
+            }
+        }
+        let y = problem.floats(problem.forward());
+        let rows: Vec<&[f32]> = y.chunks(features).collect();
+        assert_eq!(rows[0][features - 1], 1.0);
+        assert!(rows[0][..features - 1].iter().all(|y| *y == 0.0));
+        assert!(rows[1..4].concat().iter().all(|y| y.is_nan()));
+        assert_eq!((rows[4][0], rows[4][1]), (1.0, 0.0));
+
+        problem.function = Function::LogSoftmax;
+        let y = problem.floats(problem.forward());
+        let rows: Vec<&[f32]> = y.chunks(features).collect();
+        assert_eq!((rows[0][features - 1], rows[0][0]), (0.0, minus));
+        assert!(rows[1..4].concat().iter().all(|y| y.is_nan()));
+    }
+}
+
+/// Every kernel of the catalogue, with fewer rows than a CTA takes and with more.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for function in Function::ALL {
+        for (dtype, features) in catalogue::SOFTMAX_ROWS {
+            let rows = if features < 100 { 3 } else { 1 };
+            let problem = Problem::new(device, function, dtype, [rows, features]);
+            let y = problem.forward();
+            for result in [y, problem.gradient(y)] {
+                bits.extend(encoded(dtype, &problem.floats(result)));
+            }
+        }
+    }
+    bits
+}

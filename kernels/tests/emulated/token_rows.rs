@@ -1,0 +1,381 @@
+//! Rows on their way to experts and back, against f64 on the host.
+
+use meshgrad_emulator::Counters;
+use meshgrad_kernels::Dtype;
+use meshgrad_kernels::catalogue::TOKEN_FEATURES;
+use meshgrad_kernels::faults::{Fault, FaultSite};
+use meshgrad_kernels::token_rows::{
+    CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments, TokenDots,
+    TokenDotsArguments,
+};
+
+use crate::device::{Device, encoded, values};
+
+/// [tokens, slots a token, rows in use, features]: whole and odd rows, fewer rows than slots, more
+/// slots than are in flight, none.
+const EXTENTS: [[usize; 4]; 6] = [
+    [5, 2, 10, 64],
+    [9, 3, 20, 24],
+    [3, 6, 11, 520],
+    [4, 2, 5, 7],
+    [2, 1, 0, 8],
+    [1, 1, 1, 1],
+];
+
+/// Operands on a device and on the host.
+struct Problem {
+    dtype: Dtype,
+    tokens: usize,
+    top_k: usize,
+    features: usize,
+    order: Vec<i32>,
+    place: Vec<i32>,
+    used: usize,
+    x: Vec<f32>,
+    y: Vec<f32>,
+    weights: Vec<f32>,
+    on_device: OnDevice,
+    /// Whether what is moved is not what the host knows.
+    wild: bool,
+}
+
+/// Addresses.
+struct OnDevice {
+    x: u64,
+    y: u64,
+    weights: u64,
+    order: u64,
+    place: u64,
+    end: u64,
+    word: u64,
+}
+
+impl Problem {
+    /// The first `used` of the slots, turned round, have rows; the others none.
+    fn new(device: &Device, dtype: Dtype, [tokens, top_k, used, features]: [usize; 4]) -> Problem {
+        let slots = tokens * top_k;
+        let (mut order, mut place) = (vec![-1; slots], vec![-1; slots]);
+        // A permutation of the last `used` slots.
+        let mut taken: Vec<usize> = (slots - used..slots).collect();
+        taken.rotate_left(used / 3);
+        for (row, slot) in taken.into_iter().enumerate() {
+            order[row] = slot as i32;
+            place[slot] = row as i32;
+        }
+        let x = values(dtype, tokens * features, 1);
+        let y = values(dtype, slots * features, 2);
+        let weights = values(Dtype::F32, slots, 3);
+        let ints = |values: &[i32]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+            device.put(&bytes)
+        };
+        let on_device = OnDevice {
+            x: device.put_floats(dtype, &x),
+            y: device.put_floats(dtype, &y),
+            weights: device.put_floats(Dtype::F32, &weights),
+            order: ints(&order),
+            place: ints(&place),
+            end: device.put(&(used as i64).to_le_bytes()),
+            word: device.put(&[0; 8]),
+        };
+        Problem {
+            dtype,
+            tokens,
+            top_k,
+            features,
+            order,
+            place,
+            used,
+            x,
+            y,
+            weights,
+            on_device,
+            wild: false,
+        }
+    }
+
+    fn slots(&self) -> usize {
+        self.order.len()
+    }
+
+    fn bytes(&self, rows: usize) -> u64 {
+        (rows * self.features * self.dtype.size() as usize) as u64
+    }
+
+    /// Different tokens that have a row.
+    fn tokens_in_use(&self) -> usize {
+        let mut tokens: Vec<usize> = (0..self.used).map(|row| self.token(row)).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens.len()
+    }
+
+    fn token(&self, row: usize) -> usize {
+        self.order[row] as usize / self.top_k
+    }
+
+    fn permute(&self, device: &Device, weighted: bool) -> Vec<f32> {
+        let rows = self.slots() as u32;
+        let y = device.room(self.bytes(self.slots()) as usize);
+        let variant = PermuteTokens::new(self.dtype, self.features as u32, true, weighted);
+        let arguments = PermuteTokensArguments {
+            x: self.on_device.x,
+            weights: self.on_device.weights,
+            order: self.on_device.order,
+            end: self.on_device.end,
+            y,
+            rows,
+            top_k: self.top_k as u32,
+            features: self.features as u32,
+            faults: FaultSite::new(self.on_device.word, 2),
+        };
+        let launch = variant.launch(rows).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        // The end, the slots of used rows, and their weights.
+        let small = 8 + 4 * self.used as u64 * if weighted { 2 } else { 1 };
+        let read = self.bytes(self.tokens_in_use()) + small;
+        self.assert_least(&counters, [read, self.bytes(self.slots())]);
+        device.floats(self.dtype, y, self.slots() * self.features)
+    }
+
+    fn collect(&self, device: &Device, weighted: bool) -> Vec<f32> {
+        let out = device.room(self.bytes(self.tokens) as usize);
+        let variant = CollectTokens::new(self.dtype, self.features as u32, true, weighted);
+        let arguments = CollectTokensArguments {
+            y: self.on_device.y,
+            weights: self.on_device.weights,
+            place: self.on_device.place,
+            out,
+            tokens: self.tokens as u64,
+            rows: self.slots() as u32,
+            top_k: self.top_k as u32,
+            features: self.features as u32,
+            faults: FaultSite::new(self.on_device.word, 2),
+        };
+        let launch = variant.launch(self.tokens as u64).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        let weights = if weighted { 4 * self.used as u64 } else { 0 };
+        let read = self.bytes(self.used) + 4 * self.slots() as u64 + weights;
+        self.assert_least(&counters, [read, self.bytes(self.tokens)]);
+        device.floats(self.dtype, out, self.tokens * self.features)
+    }
+
+    fn dots(&self, device: &Device) -> Vec<f32> {
+        let slots = self.slots() as u32;
+        let dweights = device.room(4 * self.slots());
+        let variant = TokenDots::new(self.dtype, self.features as u32, true);
+        let arguments = TokenDotsArguments {
+            dout: self.on_device.x,
+            y: self.on_device.y,
+            place: self.on_device.place,
+            dweights,
+            slots,
+            rows: slots,
+            top_k: self.top_k as u32,
+            features: self.features as u32,
+            faults: FaultSite::new(self.on_device.word, 2),
+        };
+        let launch = variant.launch(slots).unwrap();
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        let rows = self.bytes(self.tokens_in_use()) + self.bytes(self.used);
+        let written = 4 * u64::from(slots);
+        self.assert_least(&counters, [rows + written, written]);
+        device.floats(Dtype::F32, dweights, self.slots())
+    }
+
+    /// That no more is touched than must be, each byte written once, and rows of whole sectors in
+    /// whole sectors.
+    #[track_caller]
+    fn assert_least(&self, counters: &Counters, [read, written]: [u64; 2]) {
+        if self.wild {
+            return;
+        }
+        assert_eq!(counters.unique_bytes_read, read, "{}", counters.kernel);
+        assert_eq!(
+            counters.unique_bytes_written, written,
+            "{}",
+            counters.kernel
+        );
+        assert_eq!(counters.total.bytes_written, written, "{}", counters.kernel);
+        if self.bytes(1).is_multiple_of(32) {
+            let rows = counters.instructions.iter();
+            for (line, text, counts) in rows.filter(|(_, text, _)| text.contains("global.v4")) {
+                let place = format!("{} line {line}: {text}", counters.kernel);
+                assert_eq!(counts.sectors, counts.ideal_sectors, "{place}");
+            }
+        }
+    }
+
+    fn bound(&self) -> f64 {
+        match self.dtype {
+            Dtype::F32 => 2e-6,
+            Dtype::Bf16 => 8e-3,
+        }
+    }
+
+    #[track_caller]
+    fn assert_close(&self, found: &[f32], expected: impl Fn(usize) -> f64, bound: f64) {
+        for (at, found) in found.iter().enumerate() {
+            let expected = expected(at);
+            let error = (f64::from(*found) - expected).abs();
+            assert!(
+                error <= bound * (1.0 + expected.abs()),
+                "{at}: {found}, not {expected}"
+            );
+        }
+    }
+
+    fn check(&self, device: &Device) {
+        let features = self.features;
+        let row_of = |row: usize, column: usize| match row < self.used {
+            true => f64::from(self.x[self.token(row) * features + column]),
+            false => 0.0,
+        };
+        let moved = |at: usize| row_of(at / features, at % features);
+        self.assert_close(&self.permute(device, false), moved, 0.0);
+        let weighed = |at: usize| {
+            let slot = self.order[at / features].max(0) as usize;
+            f64::from(self.weights[slot]) * moved(at)
+        };
+        self.assert_close(&self.permute(device, true), weighed, self.bound());
+
+        let sum = |at: usize, weight: &dyn Fn(usize) -> f64| -> f64 {
+            let first = at / features * self.top_k;
+            let slots = (first..first + self.top_k).filter(|slot| self.place[*slot] >= 0);
+            let row = |slot: usize| self.place[slot] as usize * features + at % features;
+            slots
+                .map(|slot| weight(slot) * f64::from(self.y[row(slot)]))
+                .sum()
+        };
+        let alone = self.collect(device, false);
+        self.assert_close(&alone, |at| sum(at, &|_| 1.0), self.bound());
+        let weighed = self.collect(device, true);
+        let weight = |slot: usize| f64::from(self.weights[slot]);
+        self.assert_close(&weighed, |at| sum(at, &weight), self.bound());
+
+        let dot = |slot: usize| -> f64 {
+            let Ok(row) = usize::try_from(self.place[slot]) else {
+                return 0.0;
+            };
+            let (x, y) = (
+                &self.x[slot / self.top_k * features..],
+                &self.y[row * features..],
+            );
+            let pairs = x.iter().zip(y).take(features);
+            pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+        };
+        self.assert_close(&self.dots(device), dot, 1e-5);
+        assert_eq!(device.fault(self.on_device.word), None);
+    }
+}
+
+impl Problem {
+    /// The results of all kernels.
+    fn all(&self, device: &Device) -> Vec<u8> {
+        let mut bits = encoded(Dtype::F32, &self.dots(device));
+        for weighted in [false, true] {
+            bits.extend(encoded(self.dtype, &self.permute(device, weighted)));
+            bits.extend(encoded(self.dtype, &self.collect(device, weighted)));
+        }
+        bits
+    }
+
+    /// Rows end too late, and no slot or place is in range.
+    fn be_wild(&mut self, device: &Device) {
+        let wild: Vec<u8> = [1 << 20; 15]
+            .iter()
+            .flat_map(|it: &i32| it.to_le_bytes())
+            .collect();
+        self.on_device.order = device.put(&wild);
+        self.on_device.place = self.on_device.order;
+        self.on_device.end = device.put(&99i64.to_le_bytes());
+        self.wild = true;
+    }
+}
+
+#[test]
+fn there_and_back() {
+    for device in Device::all() {
+        for dtype in Dtype::ALL {
+            for extents in EXTENTS {
+                Problem::new(&device, dtype, extents).check(&device);
+            }
+        }
+    }
+}
+
+/// Slots and places out of range, and an end beyond all rows, read nothing: they count as absent,
+/// and the host is told.
+#[test]
+fn wild_places_are_absent() {
+    let device = Device::plain();
+    let mut problem = Problem::new(&device, Dtype::F32, [3, 2, 6, 8]);
+    let ints =
+        |values: &[i32]| -> Vec<u8> { values.iter().flat_map(|it| it.to_le_bytes()).collect() };
+    let wild = [6, -2, i32::MIN, i32::MAX, 1, 0];
+    problem.on_device.order = device.put(&ints(&wild));
+    problem.on_device.place = problem.on_device.order;
+    let ends = [-1, 6, 1 << 40];
+
+    for end in ends {
+        let word = device.put(&[0; 8]);
+        problem.on_device.end = device.put(&i64::to_le_bytes(end));
+        let y = device.room(4 * 48);
+        let variant = PermuteTokens::new(Dtype::F32, 8, true, false);
+        let arguments = PermuteTokensArguments {
+            x: problem.on_device.x,
+            weights: problem.on_device.weights,
+            order: problem.on_device.order,
+            end: problem.on_device.end,
+            y,
+            rows: 6,
+            top_k: 2,
+            features: 8,
+            faults: FaultSite::new(word, 2),
+        };
+        device.run(&variant, variant.launch(6).unwrap(), &arguments.arguments());
+        let index = if end == -1 { -1 } else { -2 };
+        assert_eq!(device.fault(word), Some(Fault { site: 2, index }));
+        let rows = device.floats(Dtype::F32, y, 48);
+        assert!(rows[..32].iter().all(|value| *value == 0.0), "{end}");
+        let last = if end < 0 {
+            vec![0.0; 8]
+        } else {
+            problem.x[..8].to_vec()
+        };
+        assert_eq!(rows[40..], last, "{end}");
+    }
+
+    let word = device.put(&[0; 8]);
+    let variant = TokenDots::new(Dtype::F32, 8, true);
+    let dweights = device.room(4 * 6);
+    let arguments = TokenDotsArguments {
+        dout: problem.on_device.x,
+        y: problem.on_device.y,
+        place: problem.on_device.place,
+        dweights,
+        slots: 6,
+        rows: 6,
+        top_k: 2,
+        features: 8,
+        faults: FaultSite::new(word, 2),
+    };
+    device.run(&variant, variant.launch(6).unwrap(), &arguments.arguments());
+    assert_eq!(device.fault(word), Some(Fault { site: 2, index: -2 }));
+    let found = device.floats(Dtype::F32, dweights, 6);
+    assert!(found[..4].iter().all(|value| *value == 0.0) && found[5] != 0.0);
+}
+
+/// Every kernel of the catalogue, as it should be and with an end, slots and places out of range.
+pub(crate) fn exercise(device: &Device) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for dtype in Dtype::ALL {
+        for features in TOKEN_FEATURES {
+            let mut problem = Problem::new(device, dtype, [3, 5, 11, features as usize]);
+            bits.extend(problem.all(device));
+            problem.be_wild(device);
+            bits.extend(problem.all(device));
+        }
+    }
+    bits
+}

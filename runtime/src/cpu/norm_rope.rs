@@ -1,0 +1,177 @@
+//! Kernels of the norm of heads and their turn, in one pass.
+
+use super::norm::{add_partials, rows_a_partial};
+use super::rope::{Turn, turned};
+use super::rows::{Flat, Rows, rows_a_task, sum};
+use super::{blocks, for_blocks, for_parts};
+use crate::ops::RopeStyle;
+use crate::{Element, Float, Number, Result, Tensor};
+
+/// Tables of angles with a row for each position, and how many heads share it.
+pub(crate) struct Angles<'a> {
+    pub(crate) cos: &'a Tensor,
+    pub(crate) sin: &'a Tensor,
+    pub(crate) heads: usize,
+    pub(crate) style: RopeStyle,
+}
+
+/// The rows of both tables.
+struct Tables<'a> {
+    cos: Rows<'a, f32>,
+    sin: Rows<'a, f32>,
+    heads: usize,
+    style: RopeStyle,
+}
+
+impl<'a> Tables<'a> {
+    fn new(angles: &Angles<'a>) -> Result<Tables<'a>> {
+        Ok(Tables {
+            cos: Rows::new(angles.cos)?,
+            sin: Rows::new(angles.sin)?,
+            heads: angles.heads,
+            style: angles.style,
+        })
+    }
+
+    /// Head `row` turned.
+    #[inline(always)]
+    fn turn<S: Float, T: Float<Wide = S::Wide>>(
+        &self,
+        turn: Turn,
+        row: usize,
+        x: &[S],
+        y: &mut [T],
+    ) {
+        let position = row / self.heads;
+        let angles = [self.cos.row(position), self.sin.row(position)];
+        turned(x, angles, self.style, turn, y);
+    }
+}
+
+/// y = turned(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
+pub(crate) fn norm_rope<T: Float>(
+    [x, w]: [&Tensor; 2],
+    angles: &Angles<'_>,
+    eps: f64,
+    y: &mut [T],
+    inv_rms: &mut [T::Wide],
+) -> Result<()> {
+    let (x, w, tables) = (Rows::<T>::new(x)?, Flat::<T>::new(w)?, Tables::new(angles)?);
+    let w = &*w;
+    let (eps, columns) = (T::Wide::from_f64(eps), w.len());
+    if columns == 0 {
+        inv_rms.fill(T::Wide::ONE / eps.sqrt());
+        return Ok(());
+    }
+
+    let rows = rows_a_task(columns);
+    let out = (blocks(y, rows * columns), blocks(inv_rms, rows));
+    for_parts(out, |task, (y, inv_rms)| {
+        let mut normed = vec![T::Wide::ZERO; columns];
+        vectorised!(T::Wide, || {
+            let out = y.chunks_exact_mut(columns).zip(inv_rms);
+            for (at, (y, inv_rms)) in out.enumerate() {
+                let row = task * rows + at;
+                *inv_rms = norm(x.row(row), w, eps, &mut normed);
+                tables.turn(Turn::Forward, row, &normed, y);
+            }
+        });
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn norm<T: Float>(x: &[T], w: &[T], eps: T::Wide, normed: &mut [T::Wide]) -> T::Wide {
+    let mean = sum([x], |[x]| x * x) / T::Wide::from_f64(x.len() as f64);
+    let inv_rms = T::Wide::ONE / (mean + eps).sqrt();
+    for ((normed, x), w) in normed.iter_mut().zip(x).zip(w) {
+        *normed = x.wide() * inv_rms * w.wide();
+    }
+    inv_rms
+}
+
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy turned back, head by head.
+pub(crate) fn norm_rope_grad_input<T: Float>(
+    [dy, x, w, inv_rms]: [&Tensor; 4],
+    angles: &Angles<'_>,
+    dx: &mut [T],
+) -> Result<()> {
+    let (dy, x, tables) = (
+        Rows::<T>::new(dy)?,
+        Rows::<T>::new(x)?,
+        Tables::new(angles)?,
+    );
+    let (w, inv_rms) = (Flat::<T>::new(w)?, Flat::<T::Wide>::new(inv_rms)?);
+    let (w, inv_rms) = (&*w, &*inv_rms);
+    let columns = w.len();
+    if columns == 0 {
+        return Ok(());
+    }
+    let inv_columns = T::Wide::ONE / T::Wide::from_f64(columns as f64);
+
+    for_blocks(dx, rows_a_task(columns) * columns, |start, dx| {
+        let (mut dzw, mut wide_x) = (vec![T::Wide::ZERO; columns], vec![T::Wide::ZERO; columns]);
+        vectorised!(T::Wide, || {
+            for (at, dx) in dx.chunks_exact_mut(columns).enumerate() {
+                let row = start / columns + at;
+                let inv_rms = inv_rms[row];
+                tables.turn(Turn::Back, row, dy.row(row), &mut dzw);
+                for ((dzw, w), (wide, x)) in
+                    dzw.iter_mut().zip(w).zip(wide_x.iter_mut().zip(x.row(row)))
+                {
+                    *dzw *= w.wide();
+                    *wide = x.wide();
+                }
+
+                let dot = sum([&dzw[..], &wide_x], |[dzw, x]| dzw * x);
+                let along_x = dot * inv_columns * inv_rms * inv_rms * inv_rms;
+                for ((dx, dzw), x) in dx.iter_mut().zip(&dzw).zip(&wide_x) {
+                    *dx = T::narrow(*dzw * inv_rms - *x * along_x);
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// dw = sum over heads of dz x inv_rms, added to `dw` unless that is `empty`.
+///
+/// `partial` has room for one sum for each [`rows_a_partial`] heads; they are added in order.
+pub(crate) fn norm_rope_grad_weight<T: Float>(
+    [dy, x, inv_rms]: [&Tensor; 3],
+    angles: &Angles<'_>,
+    partial: &mut [T::Wide],
+    dw: &mut [T::Wide],
+    empty: bool,
+) -> Result<()> {
+    let columns = dw.len();
+    let (dy, x, tables) = (
+        Rows::<T>::new(dy)?,
+        Rows::<T>::new(x)?,
+        Tables::new(angles)?,
+    );
+    let inv_rms = Flat::<T::Wide>::new(inv_rms)?;
+    let inv_rms = &*inv_rms;
+    if columns == 0 {
+        return Ok(());
+    }
+
+    let rows = rows_a_partial(columns);
+    for_blocks(partial, columns, |start, sums| {
+        let first = start / columns * rows;
+        let last = inv_rms.len().min(first + rows);
+        let mut dz = vec![T::Wide::ZERO; columns];
+        vectorised!(T::Wide, || {
+            sums.fill(T::Wide::ZERO);
+            for row in first..last {
+                tables.turn(Turn::Back, row, dy.row(row), &mut dz);
+                let inv_rms = inv_rms[row];
+                for ((sum, dz), x) in sums.iter_mut().zip(&dz).zip(x.row(row)) {
+                    *sum += *dz * (x.wide() * inv_rms);
+                }
+            }
+        });
+    });
+    add_partials::<T>(partial, dw, empty);
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! Plans of attention, and their launches.
+
+use meshgrad_kernels::attention::{
+    Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
+    AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
+    Integers, Problem, Sequences, View,
+};
+
+use crate::cpu::attention::{AttentionError, Shape};
+use crate::ops::{AttentionMask, AttentionSequences};
+use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{DType, Device, Fresh, Result, Tensor, ops};
+
+/// An attention as kernels take it: operands that they can read, all on one GPU.
+pub(crate) struct Called {
+    shape: Shape,
+    causal: bool,
+    window: Option<usize>,
+    scale: f64,
+    /// The tensors of the mask's sequences, contiguous.
+    lists: Option<[Tensor; 2]>,
+    packed: bool,
+}
+
+impl Called {
+    /// # Errors
+    /// What the extents of operands and mask tell: what is wrong with values only the GPU could see.
+    pub(crate) fn new(
+        device: &Device,
+        shape: Shape,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Result<Called> {
+        if shape.head_dim == 0 {
+            return Err(AttentionError::HeadDim.into());
+        }
+        let lists = match &mask.sequences {
+            AttentionSequences::Rows => None,
+            AttentionSequences::Cached { q_offset, k_len } => {
+                per_row("q_offset", q_offset, shape.batch)?;
+                per_row("k_len", k_len, shape.batch)?;
+                Some([q_offset, k_len])
+            }
+            AttentionSequences::Packed {
+                cu_seqlens_q,
+                cu_seqlens_k,
+            } => {
+                packed([cu_seqlens_q, cu_seqlens_k], &shape)?;
+                Some([cu_seqlens_q, cu_seqlens_k])
+            }
+        };
+        let ready = |list: &Tensor| ops::contiguous(&ops::to_device(list, device)?);
+        let lists = match lists {
+            Some([queries, keys]) => Some([ready(queries)?, ready(keys)?]),
+            None => None,
+        };
+        Ok(Called {
+            shape,
+            causal: mask.causal,
+            window: mask.window,
+            scale,
+            lists,
+            packed: matches!(mask.sequences, AttentionSequences::Packed { .. }),
+        })
+    }
+
+    /// Extents, mask and scale for a launch.
+    fn problem(&self, gpu: &Launcher<'_>) -> Result<Problem> {
+        let shape = &self.shape;
+        let extents = Extents::new(
+            [shape.batch, shape.queries, shape.keys],
+            [shape.heads, shape.kv_heads],
+            shape.head_dim,
+        );
+        let sequences = match &self.lists {
+            None => Sequences::Rows,
+            Some([queries, keys]) => {
+                let of_queries = integers(gpu, queries)?;
+                let of_keys = integers(gpu, keys)?;
+                match self.packed {
+                    true => Sequences::Packed {
+                        cu_seqlens_q: of_queries,
+                        cu_seqlens_k: of_keys,
+                        count: queries.elements() as u32 - 1,
+                    },
+                    false => Sequences::Cached {
+                        q_offset: of_queries,
+                        k_len: of_keys,
+                    },
+                }
+            }
+        };
+        Ok(Problem {
+            extents: gpu.planned(extents.map_err(Unplanned::from))?,
+            causal: self.causal,
+            window: self.window,
+            sequences,
+            scale: self.scale as f32,
+        })
+    }
+}
+
+fn per_row(name: &'static str, values: &Tensor, batch: usize) -> Result<()> {
+    let got = values.elements();
+    match got == 1 || got == batch {
+        true => Ok(()),
+        false => Err(AttentionError::PerRow { name, got, batch }.into()),
+    }
+}
+
+fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
+    let Shape { batch, .. } = *shape;
+    if batch != 1 {
+        return Err(AttentionError::PackedBatch { batch }.into());
+    }
+    let of_axes = [
+        ("cu_seqlens_q", of_queries, shape.queries),
+        ("cu_seqlens_k", of_keys, shape.keys),
+    ];
+    for (name, list, end) in of_axes {
+        // Of no sequence there are no tokens, and of no offset at all not even those.
+        let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
+        if !spans {
+            return Err(AttentionError::Offsets { name, end }.into());
+        }
+    }
+    let [queries, keys] = [of_queries, of_keys].map(|list| list.elements() - 1);
+    match queries == keys {
+        true => Ok(()),
+        false => Err(AttentionError::Sequences { queries, keys }.into()),
+    }
+}
+
+fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
+    let wide = match list.dtype() {
+        DType::I64 => Ok(true),
+        DType::I32 => Ok(false),
+        other => Err(Unplanned::DType(other)),
+    };
+    Ok(Integers {
+        address: gpu.read(list)?,
+        wide: gpu.planned(wide)?,
+        step: u32::from(list.elements() > 1),
+    })
+}
+
+/// `x` \[B, T, H, D\] as a kernel can read it, and reads it fast: itself, or a copy.
+pub(crate) fn rows(x: &Tensor) -> Result<Tensor> {
+    let operand = Operand::of(x);
+    let dense = x.layout().strides().last() == Some(&1);
+    let Ok(dtype) = float(x.dtype()) else {
+        return Ok(x.clone()); // which no kernel takes
+    };
+    let gains = Form::gains_by_alignment(dtype, x.shape()[3]);
+    match dense && (lines_up(&operand) || !gains) {
+        true => Ok(x.clone()),
+        false => ops::copy(x),
+    }
+}
+
+/// Whether all rows begin at multiples of 16 bytes.
+fn lines_up(x: &Operand) -> bool {
+    let strides = &x.layout.strides()[..3];
+    let even = |stride: &isize| x.dtype.bytes(stride.unsigned_abs()).is_multiple_of(16);
+    x.is_aligned() && strides.iter().all(even)
+}
+
+/// The form of the kernels for these operands.
+fn form(operands: &[&Tensor]) -> Result<Form, Unplanned> {
+    let operands: Vec<Operand> = operands.iter().map(|x| Operand::of(x)).collect();
+    let first = &operands[0];
+    let (dtype, head_dim) = (float(first.dtype)?, first.layout.shape()[3]);
+    Ok(Form::new(dtype, head_dim, operands.iter().all(lines_up)))
+}
+
+fn view(address: u64, x: &Operand) -> View {
+    let bytes = |dim: usize| x.dtype.bytes(x.layout.strides()[dim] as usize) as u64;
+    View {
+        address,
+        strides: [0, 1, 2].map(bytes),
+    }
+}
+
+fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View> {
+    Ok(view(gpu.read(x)?, &Operand::of(x)))
+}
+
+fn make(gpu: &Launcher<'_>, y: &Fresh) -> Result<View> {
+    Ok(view(gpu.make(y)?, &Operand::fresh(y)))
+}
+
+/// out and lse. Operands are [`rows`].
+pub(crate) fn attention(
+    gpu: &Launcher<'_>,
+    called: &Called,
+    [q, k, v]: [&Tensor; 3],
+    [out, lse]: [&Fresh; 2],
+) -> Result<()> {
+    let problem = called.problem(gpu)?;
+    let variant = Attention::new(gpu.planned(form(&[q, k, v]))?);
+    let plan = Plan {
+        launch: variant.launch(&problem),
+        variant,
+    };
+    let arguments = AttentionArguments {
+        q: read(gpu, q)?,
+        k: read(gpu, k)?,
+        v: read(gpu, v)?,
+        out: make(gpu, out)?,
+        lse: gpu.make(lse)?,
+        problem,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+/// What [`attention_grad`] reads. All but `lse` are [`rows`]; that is contiguous.
+pub(crate) struct GradOperands<'a> {
+    pub(crate) q: &'a Tensor,
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
+    pub(crate) out: &'a Tensor,
+    pub(crate) lse: &'a Tensor,
+    pub(crate) dout: &'a Tensor,
+}
+
+/// Elements of f32 that [`attention_grad`] needs as workspace: one for each query and head.
+pub(crate) fn grad_workspace(shape: &Shape) -> usize {
+    shape.batch * shape.heads * shape.queries
+}
+
+/// dq, dk and dv: first what both subtract, then queries and keys each on their own.
+pub(crate) fn attention_grad(
+    gpu: &Launcher<'_>,
+    called: &Called,
+    operands: &GradOperands<'_>,
+    workspace: &Fresh,
+    [dq, dk, dv]: [&Fresh; 3],
+) -> Result<()> {
+    let GradOperands {
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+    } = *operands;
+    let problem = called.problem(gpu)?;
+    let form = gpu.planned(form(&[q, k, v, dout]))?;
+    let [lse, delta] = [gpu.read(lse)?, gpu.make(workspace)?];
+    let [of_q, of_k, of_v, of_dout] = [q, k, v, dout].map(|x| read(gpu, x));
+    let (q, k, v, of_dout) = (of_q?, of_k?, of_v?, of_dout?);
+
+    let aligned = [out, dout].iter().all(|x| lines_up(&Operand::of(x)));
+    let dtype = gpu.planned(float(out.dtype()))?;
+    let variant = AttentionDelta::new(dtype, called.shape.head_dim, aligned);
+    let plan = Plan {
+        launch: variant.launch(&problem.extents),
+        variant,
+    };
+    let arguments = AttentionDeltaArguments {
+        out: read(gpu, out)?,
+        dout: of_dout,
+        delta,
+        extents: problem.extents,
+    };
+    gpu.run(&plan, &arguments.arguments())?;
+
+    let variant = AttentionGradQueries::new(form);
+    let plan = Plan {
+        launch: variant.launch(&problem),
+        variant,
+    };
+    let arguments = AttentionGradQueriesArguments {
+        q,
+        k,
+        v,
+        dout: of_dout,
+        lse,
+        delta,
+        dq: make(gpu, dq)?,
+        problem,
+    };
+    gpu.run(&plan, &arguments.arguments())?;
+
+    let variant = AttentionGradKeys::new(form);
+    let plan = Plan {
+        launch: variant.launch(&problem),
+        variant,
+    };
+    let arguments = AttentionGradKeysArguments {
+        q,
+        k,
+        v,
+        dout: of_dout,
+        lse,
+        delta,
+        dk: make(gpu, dk)?,
+        dv: make(gpu, dv)?,
+        problem,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+
+    /// Heads of a fused projection are read as they lie, if they line up.
+    #[test]
+    fn rows_that_line_up() {
+        let operand = |features: usize, offset| {
+            let shape = crate::Shape::new(&[2, 7, 4, features]).unwrap();
+            Operand {
+                dtype: DType::BF16,
+                layout: Layout::contiguous(shape, offset),
+            }
+        };
+        assert!(lines_up(&operand(64, 8)));
+        assert!(!lines_up(&operand(64, 4)), "begins between chunks");
+        assert!(!lines_up(&operand(12, 0)), "rows begin between chunks");
+    }
+}

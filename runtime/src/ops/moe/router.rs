@@ -1,0 +1,129 @@
+//! Choosing experts.
+
+use crate::cpu::moe as kernels;
+use crate::cpu::rows::Flat;
+use crate::cuda::moe as cuda;
+use crate::ops::contiguous;
+use crate::{Error, Result, Signature, Tensor, for_float};
+
+pub(super) static ROUTER_TOP_K: Signature = Signature::new(
+    "router_top_k",
+    "probabilities: F[n e!] -> weights: F[n k], indices: i32[n k]",
+    1,
+);
+pub(super) static ROUTER_TOP_K_BIASED: Signature = Signature::new(
+    "router_top_k_biased",
+    "probabilities: F[n e!], bias: A[e!] -> weights: F[n k], indices: i32[n k]",
+    1,
+);
+pub(super) static ROUTER_TOP_K_GRAD: Signature = Signature::new(
+    "router_top_k_grad",
+    "probabilities: F[n e!], indices: i32[n k!], dweights: F[n k!] -> dprobabilities: F[n e!]",
+    0,
+)
+.linear_in(&["dweights"]);
+/// The `k` most probable experts of each token, in descending order, and their weights: their
+/// probabilities, divided by their sum if `renormalise` (Qwen3-MoE's `norm_topk_prob`). Equals go
+/// to the lower index; NaN ranks first.
+///
+/// `bias` is added for the choice alone and never reaches the weights: it balances the load without
+/// a loss (DeepSeek-V3, section 2.1.2).
+///
+/// # Shapes
+/// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64
+/// for f64); returns weights [N, K] of the same float and indices [N, K] i32.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Argument`] unless 1 <= `k` <= E.
+pub fn router_top_k(
+    probabilities: &Tensor,
+    k: usize,
+    renormalise: bool,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    let mut call = match bias {
+        None => ROUTER_TOP_K.call(&[probabilities])?,
+        Some(bias) => ROUTER_TOP_K_BIASED.call(&[probabilities, bias])?,
+    };
+    let experts = call.extent("e");
+    if k == 0 || k > experts {
+        let problem = format!("cannot choose k = {k} of {experts} experts; k is at least 1");
+        return Err(Error::Argument {
+            op: call.name(),
+            problem,
+        });
+    }
+
+    call.set_extent("k", k);
+    let (mut weights, mut indices) = (call.output(0)?, call.output(1)?);
+    let probabilities = contiguous(probabilities)?;
+    let bias = bias.map(contiguous).transpose()?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let results = [&weights, &indices];
+            cuda::router_top_k(gpu, &probabilities, bias.as_ref(), renormalise, results)
+        }),
+        false => call.compute(|| {
+            for_float!(probabilities.dtype(), T => {
+                let bias = bias.as_ref().map(Flat::new).transpose()?;
+                kernels::router_top_k::<T>(
+                    &Flat::new(&probabilities)?,
+                    bias.as_deref(),
+                    experts,
+                    k,
+                    renormalise,
+                    weights.slice()?,
+                    indices.slice()?,
+                );
+                Ok(())
+            })
+        }),
+    }?;
+    Ok((weights.finish(), indices.finish()))
+}
+
+/// The gradient of [`router_top_k`]'s weights with respect to the probabilities. The choice has
+/// none.
+///
+/// # Shapes
+/// `probabilities` [N, E], `indices` [N, K] as chosen, `dweights` [N, K]; returns [N, E].
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+pub fn router_top_k_grad(
+    probabilities: &Tensor,
+    indices: &Tensor,
+    dweights: &Tensor,
+    renormalise: bool,
+) -> Result<Tensor> {
+    let call = ROUTER_TOP_K_GRAD.call(&[probabilities, indices, dweights])?;
+    let (experts, k) = (call.extent("e"), call.extent("k"));
+    let mut call = call.with_flops(4 * dweights.elements() as u64);
+    let mut dprobabilities = call.output(0)?;
+
+    let (probabilities, dweights) = (contiguous(probabilities)?, contiguous(dweights)?);
+    let indices = contiguous(indices)?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let operands = [&probabilities, &indices, &dweights];
+            cuda::router_top_k_grad(gpu, operands, renormalise, &dprobabilities)
+        }),
+        false => call.compute(|| {
+            for_float!(probabilities.dtype(), T => {
+                let indices = Flat::<i32>::new(&indices)?;
+                kernels::check_indices(call.name(), &indices, experts, false)?;
+                kernels::router_top_k_grad::<T>(
+                    &Flat::new(&probabilities)?,
+                    &indices,
+                    &Flat::new(&dweights)?,
+                    experts,
+                    k,
+                    renormalise,
+                    dprobabilities.slice()?,
+                );
+                Ok(())
+            })
+        }),
+    }?;
+    Ok(dprobabilities.finish())
+}

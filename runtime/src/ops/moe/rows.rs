@@ -1,0 +1,278 @@
+//! Moving rows to the experts and back.
+
+use crate::cpu::moe as kernels;
+use crate::cpu::rows::Flat;
+use crate::cuda::moe as cuda;
+use crate::ops::{cast, contiguous};
+use crate::{Call, DType, Error, Number, Result, Signature, Tensor, for_float};
+
+pub(super) static PERMUTE: Signature = Signature::new(
+    "permute_tokens",
+    "x: F[n! h], order: i32[c!], offsets: i64[g!] -> y: F[c h]",
+    0,
+)
+.linear_in(&["x"]);
+pub(super) static PERMUTE_GRAD: Signature = Signature::new(
+    "permute_tokens_grad",
+    "dy: F[c! h], place: i32[n k] -> dx: F[n h]",
+    0,
+)
+.linear_in(&["dy"]);
+pub(super) static UNPERMUTE: Signature = Signature::new(
+    "unpermute_tokens",
+    "y: F[c! h], weights: G[n k], place: i32[n k] -> out: F[n h]",
+    0,
+)
+.linear_in(&["y", "weights"]);
+pub(super) static UNPERMUTE_GRAD_INPUT: Signature = Signature::new(
+    "unpermute_tokens_grad_input",
+    "dout: F[n! h], weights: G[n! k!], order: i32[c!], offsets: i64[g!] -> dy: F[c h]",
+    0,
+)
+.linear_in(&["dout", "weights"]);
+pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
+    "unpermute_tokens_grad_weights",
+    "dout: F[n h], y: F[c! h], place: i32[n k] -> dweights: A[n k]",
+    0,
+)
+.linear_in(&["dout", "y"]);
+
+/// Brings each token to its experts: row r of the result is `x[order[r] / K]`.
+///
+/// # Shapes
+/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`] with C = N K; returns [C, H]. Rows
+/// beyond the last offset are unspecified.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that fall or
+/// leave the rows.
+pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
+    let operands = [x, order, offsets];
+    let mut call = PERMUTE.call(&operands)?;
+    let top_k = slots_a_token(&PERMUTE, &operands, call.extent("c"), call.extent("n"))?;
+    let width = call.extent("h");
+    let mut y = call.output(0)?;
+
+    let (x, rows) = (contiguous(x)?, Rows::new(order, offsets)?);
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let rows = rows.on_gpu(&call)?;
+            cuda::permute_tokens(gpu, &x, None, rows, top_k, &y)
+        }),
+        false => call.compute(|| {
+            rows.read(&call, |order| {
+                for_float!(x.dtype(), T => {
+                    kernels::permute_tokens::<T>(&Flat::new(&x)?, width, top_k, order, y.slice()?);
+                    Ok(())
+                })
+            })
+        }),
+    }?;
+    Ok(y.finish())
+}
+
+/// The gradient of [`permute_tokens`]: each token sums the rows that its slots went to, in their
+/// order.
+///
+/// # Shapes
+/// `dy` [C, H], `place` [N, K]; returns [N, H].
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
+    let call = PERMUTE_GRAD.call(&[dy, place])?;
+    let (width, top_k) = (call.extent("h"), call.extent("k"));
+    let mut call = call.with_flops((place.elements() * width) as u64);
+    let mut dx = call.output(0)?;
+
+    let (dy, place) = (contiguous(dy)?, contiguous(place)?);
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::collect_tokens(gpu, &dy, None, &place, &dx)),
+        false => call.compute(|| {
+            let place = checked_places(&call, &place)?;
+            for_float!(dy.dtype(), T => {
+                let dy = Flat::<T>::new(&dy)?;
+                kernels::collect::<T>(&dy, width, top_k, &place, |_| Number::ONE, dx.slice()?);
+                Ok(())
+            })
+        }),
+    }?;
+    Ok(dx.finish())
+}
+
+/// Brings the experts' results back: each token is the sum of the rows that its slots went to,
+/// weighed, in their order, summed in f32 (f64 for f64) and rounded once. Slots whose expert is not
+/// held count as zero.
+///
+/// # Shapes
+/// `y` [C, H], `weights` [N, K] of any float dtype, `place` [N, K]; returns [N, H] of `y`'s dtype.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<Tensor> {
+    let call = UNPERMUTE.call(&[y, weights, place])?;
+    let (width, top_k) = (call.extent("h"), call.extent("k"));
+    let mut call = call.with_flops((2 * place.elements() * width) as u64);
+    let mut out = call.output(0)?;
+
+    let (y, place, weights) = (
+        contiguous(y)?,
+        contiguous(place)?,
+        widened(weights, y.dtype())?,
+    );
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::collect_tokens(gpu, &y, Some(&weights), &place, &out)),
+        false => call.compute(|| {
+            let place = checked_places(&call, &place)?;
+            for_float!(y.dtype(), T => {
+                let (y, weights) = (Flat::<T>::new(&y)?, Flat::new(&weights)?);
+                let weight = |slot| weights[slot];
+                kernels::collect::<T>(&y, width, top_k, &place, weight, out.slice()?);
+                Ok(())
+            })
+        }),
+    }?;
+    Ok(out.finish())
+}
+
+/// The gradient of [`unpermute_tokens`] with respect to its rows: row r is `weights[order[r]] *
+/// dout[order[r] / K]`.
+///
+/// # Shapes
+/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`]; returns [C,
+/// H] of `dout`'s dtype. Rows beyond the last offset are unspecified.
+///
+/// # Errors
+/// As [`permute_tokens`].
+pub fn unpermute_tokens_grad_input(
+    dout: &Tensor,
+    weights: &Tensor,
+    order: &Tensor,
+    offsets: &Tensor,
+) -> Result<Tensor> {
+    let operands = [dout, weights, order, offsets];
+    let call = UNPERMUTE_GRAD_INPUT.call(&operands)?;
+    let (width, top_k) = (call.extent("h"), call.extent("k"));
+    let capacity = call.extent("c");
+    if weights.elements() != capacity {
+        let problem = format!(
+            "`order` needs {} elements, one a weight",
+            weights.elements()
+        );
+        return Err(UNPERMUTE_GRAD_INPUT.error(&operands, problem));
+    }
+
+    let mut call = call.with_flops((capacity * width) as u64);
+    let mut dy = call.output(0)?;
+    let (dout, weights) = (contiguous(dout)?, widened(weights, dout.dtype())?);
+    let rows = Rows::new(order, offsets)?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let rows = rows.on_gpu(&call)?;
+            cuda::permute_tokens(gpu, &dout, Some(&weights), rows, top_k, &dy)
+        }),
+        false => call.compute(|| {
+            rows.read(&call, |order| {
+                for_float!(dout.dtype(), T => {
+                    let (x, weights) = (Flat::<T>::new(&dout)?, Flat::new(&weights)?);
+                    let dy = dy.slice()?;
+                    kernels::permute_tokens_weighted::<T>(&x, &weights, width, top_k, order, dy);
+                    Ok(())
+                })
+            })
+        }),
+    }?;
+    Ok(dy.finish())
+}
+
+/// The gradient of [`unpermute_tokens`] with respect to its weights: of slot (n, k), the dot
+/// product of `dout[n]` with the row that the slot went to; zero where the expert is not held.
+///
+/// # Shapes
+/// `dout` [N, H], `y` [C, H], `place` [N, K]; returns [N, K] f32 (f64 for f64).
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+pub fn unpermute_tokens_grad_weights(dout: &Tensor, y: &Tensor, place: &Tensor) -> Result<Tensor> {
+    let call = UNPERMUTE_GRAD_WEIGHTS.call(&[dout, y, place])?;
+    let (width, top_k) = (call.extent("h"), call.extent("k"));
+    let mut call = call.with_flops((2 * place.elements() * width) as u64);
+    let mut dweights = call.output(0)?;
+
+    let (dout, y, place) = (contiguous(dout)?, contiguous(y)?, contiguous(place)?);
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::token_dots(gpu, [&dout, &y, &place], &dweights)),
+        false => call.compute(|| {
+            let place = checked_places(&call, &place)?;
+            for_float!(y.dtype(), T => {
+                let (dout, y) = (Flat::<T>::new(&dout)?, Flat::new(&y)?);
+                kernels::dots::<T>(&dout, &y, width, top_k, &place, dweights.slice()?);
+                Ok(())
+            })
+        }),
+    }?;
+    Ok(dweights.finish())
+}
+
+/// K, from C = N K.
+fn slots_a_token(
+    signature: &Signature,
+    operands: &[&Tensor],
+    capacity: usize,
+    tokens: usize,
+) -> Result<usize> {
+    if capacity.is_multiple_of(tokens) {
+        return Ok(capacity.checked_div(tokens).unwrap_or(0));
+    }
+    let problem = format!("`order` needs a multiple of {tokens} elements, as many for each token");
+    Err(signature.error(operands, problem))
+}
+
+/// Weights in the dtype that rows of `dtype` are summed in.
+fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
+    contiguous(&cast(weights, dtype.accumulator())?)
+}
+
+/// The places, checked against the rows (`c`) of the call.
+fn checked_places<'a>(call: &Call, place: &'a Tensor) -> Result<Flat<'a, i32>> {
+    let place = Flat::new(place)?;
+    kernels::check_indices(call.name(), &place, call.extent("c"), true)?;
+    Ok(place)
+}
+
+/// The slots of the rows that are in use.
+struct Rows {
+    order: Tensor,
+    offsets: Tensor,
+}
+
+impl Rows {
+    fn new(order: &Tensor, offsets: &Tensor) -> Result<Rows> {
+        Ok(Rows {
+            order: contiguous(order)?,
+            offsets: contiguous(offsets)?,
+        })
+    }
+
+    /// The same for a kernel, which reads the last offset and checks each slot that it reads.
+    fn on_gpu(&self, call: &Call) -> Result<[&Tensor; 2]> {
+        match self.offsets.elements() {
+            0 => Err(Error::Argument {
+                op: call.name(),
+                problem: "there is one offset more than there are experts, so at least one".into(),
+            }),
+            _ => Ok([&self.order, &self.offsets]),
+        }
+    }
+
+    /// Calls `f` with the checked slots, from the first row to the last that is in use.
+    fn read(&self, call: &Call, f: impl FnOnce(&[i32]) -> Result<()>) -> Result<()> {
+        let order = Flat::<i32>::new(&self.order)?;
+        let offsets = Flat::<i64>::new(&self.offsets)?;
+        let used = kernels::check_offsets(call.name(), &offsets, order.len())?;
+
+        let order = &order[..used];
+        kernels::check_indices(call.name(), order, self.order.elements(), false)?;
+        f(order)
+    }
+}

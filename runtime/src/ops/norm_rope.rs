@@ -1,0 +1,184 @@
+//! Queries and keys on their way into attention: the norm of each head, then its turn by the angles
+//! of its position, in one pass.
+//!
+//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are turned
+//! (2 H <= D).
+
+use super::rope::{check_pairs, for_each_sequence};
+use super::{RopeStyle, contiguous_range, dense_last, summed_in};
+use crate::cpu::norm::rows_a_partial;
+use crate::cpu::norm_rope::{self as kernels, Angles};
+use crate::cuda::norm_rope as cuda;
+use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
+
+static RMS_NORM_ROPE: Signature = Signature::new(
+    "rms_norm_rope",
+    "x: F[b t n d!], w: F[d!], cos: f32[b t h!], sin: f32[b t h!] -> \
+     y: F[b t n d], inv_rms: A[b t n]",
+    0,
+);
+static RMS_NORM_ROPE_GRAD_INPUT: Signature = Signature::new(
+    "rms_norm_rope_grad_input",
+    "dy: F[b t n d!], x: F[b t n d!], w: F[d!], inv_rms: A[b t n], \
+     cos: f32[b t h!], sin: f32[b t h!] -> dx: F[b t n d]",
+    0,
+)
+.linear_in(&["dy", "w"]);
+static RMS_NORM_ROPE_GRAD_WEIGHT_INTO: Signature = Signature::new(
+    "rms_norm_rope_grad_weight_into",
+    "dy: F[b t n d!], x: F[b t n d!], inv_rms: A[b t n], \
+     cos: f32[b t h!], sin: f32[b t h!], dw: A[d!] -> dw: A[d]",
+    0,
+)
+.linear_in(&["dy"]);
+
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &RMS_NORM_ROPE,
+    &RMS_NORM_ROPE_GRAD_INPUT,
+    &RMS_NORM_ROPE_GRAD_WEIGHT_INTO,
+];
+
+/// [`rope`](crate::ops::rope) of [`rms_norm`](crate::ops::rms_norm) over the features of each head;
+/// returns (y, inv_rms). In f32 (f64 for f64), rounded once.
+///
+/// # Shapes
+/// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` [B, T, H], or [T, H] for all
+/// sequences, f32; `y` as `x`, `inv_rms` [B, T, N] in the accumulator's dtype.
+///
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature), also when 2 H > D.
+pub fn rms_norm_rope(
+    x: &Tensor,
+    w: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    style: RopeStyle,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    let (cos, sin) = (for_each_sequence(x, cos)?, for_each_sequence(x, sin)?);
+    let mut call = RMS_NORM_ROPE
+        .call(&[x, w, &cos, &sin])?
+        .with_flops(7 * x.elements() as u64);
+    check_pairs(&RMS_NORM_ROPE, &call, &[x, w, &cos, &sin])?;
+
+    let (x, w) = (dense_last(x)?, ops::contiguous(w)?);
+    let (cos, sin) = (dense_last(&cos)?, dense_last(&sin)?);
+    let (mut y, mut inv_rms) = (call.output(0)?, call.output(1)?);
+    let angles = angles([&cos, &sin], call.extent("n"), style);
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::norm_rope(gpu, [&x, &w], &angles, eps, [&y, &inv_rms])),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => {
+                let (y, inv_rms) = (y.slice()?, inv_rms.slice()?);
+                kernels::norm_rope::<T>([&x, &w], &angles, eps, y, inv_rms)
+            })
+        }),
+    }?;
+    Ok((y.finish(), inv_rms.finish()))
+}
+
+/// The gradient of [`rms_norm_rope`] with respect to `x`.
+///
+/// # Shapes
+/// `dy` and `x` [B, T, N, D], `w` \[D\], `inv_rms` [B, T, N] as [`rms_norm_rope`] returned it, the
+/// tables as it takes them; returns `x`'s shape and dtype.
+///
+/// # Errors
+/// As [`rms_norm_rope`].
+pub fn rms_norm_rope_grad_input(
+    dy: &Tensor,
+    x: &Tensor,
+    w: &Tensor,
+    inv_rms: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    style: RopeStyle,
+) -> Result<Tensor> {
+    let (cos, sin) = (for_each_sequence(x, cos)?, for_each_sequence(x, sin)?);
+    let operands = [dy, x, w, inv_rms, &cos, &sin];
+    let mut call = RMS_NORM_ROPE_GRAD_INPUT
+        .call(&operands)?
+        .with_flops(11 * x.elements() as u64);
+    check_pairs(&RMS_NORM_ROPE_GRAD_INPUT, &call, &operands)?;
+
+    let (dy, x) = (dense_last(dy)?, dense_last(x)?);
+    let (w, inv_rms) = (ops::contiguous(w)?, ops::contiguous(inv_rms)?);
+    let (cos, sin) = (dense_last(&cos)?, dense_last(&sin)?);
+    let mut dx = call.output(0)?;
+    let angles = angles([&cos, &sin], call.extent("n"), style);
+    let operands = [&dy, &x, &w, &inv_rms];
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| cuda::norm_rope_grad_input(gpu, operands, &angles, &dx)),
+        false => call.compute(|| {
+            for_float!(x.dtype(), T => {
+                kernels::norm_rope_grad_input::<T>(operands, &angles, dx.slice()?)
+            })
+        }),
+    }?;
+    Ok(dx.finish())
+}
+
+/// Adds the gradient of [`rms_norm_rope`] with respect to `w` to `dw`.
+///
+/// Blocks of heads are summed apart and then in order, so that the bits depend on the shape alone.
+///
+/// # Shapes
+/// As [`rms_norm_rope_grad_input`]; `dw` \[D\] of any float dtype.
+///
+/// # Errors
+/// As [`rms_norm_rope`]; [`Error::Busy`](crate::Error::Busy) while someone uses `dw`.
+pub fn rms_norm_rope_grad_weight_into(
+    dy: &Tensor,
+    x: &Tensor,
+    inv_rms: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    style: RopeStyle,
+    dw: &mut Accumulator,
+) -> Result<()> {
+    let (cos, sin) = (for_each_sequence(x, cos)?, for_each_sequence(x, sin)?);
+    summed_in(inv_rms.dtype(), dw, |dw| {
+        let operands = [dy, x, inv_rms, &cos, &sin, dw.buffer()];
+        let call = RMS_NORM_ROPE_GRAD_WEIGHT_INTO
+            .call(&operands)?
+            .with_flops(6 * x.elements() as u64);
+        check_pairs(&RMS_NORM_ROPE_GRAD_WEIGHT_INTO, &call, &operands)?;
+
+        let (dy, x, inv_rms) = (dense_last(dy)?, dense_last(x)?, ops::contiguous(inv_rms)?);
+        let (cos, sin) = (dense_last(&cos)?, dense_last(&sin)?);
+        let range = contiguous_range(call.name(), dw.buffer())?;
+        let angles = angles([&cos, &sin], call.extent("n"), style);
+
+        let (columns, empty) = (call.extent("d"), dw.is_empty());
+        let operands = [&dy, &x, &inv_rms];
+        if call.device().is_gpu() {
+            call.launch(|gpu| {
+                let plan = gpu.planned(cuda::GradWeight::plan([&dy, &x], &angles, empty))?;
+                let (elements, dtype) = plan.workspace();
+                let partials = call.workspace(elements, dtype)?;
+                cuda::norm_rope_grad_weight(gpu, &plan, operands, &angles, &partials, dw.buffer())
+            })?;
+        } else {
+            let partials = inv_rms.elements().div_ceil(rows_a_partial(columns));
+            let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
+            call.compute(|| {
+                for_float!(x.dtype(), T => {
+                    let mut to = dw.buffer().write(call.name())?;
+                    let (partials, to) = (partials.slice()?, &mut to[range]);
+                    kernels::norm_rope_grad_weight::<T>(operands, &angles, partials, to, empty)
+                })
+            })?;
+        }
+        dw.filled();
+        Ok(())
+    })
+}
+
+fn angles<'a>([cos, sin]: [&'a Tensor; 2], heads: usize, style: RopeStyle) -> Angles<'a> {
+    Angles {
+        cos,
+        sin,
+        heads,
+        style,
+    }
+}

@@ -1,0 +1,47 @@
+//! Mixture-of-experts layers.
+
+use super::tensor;
+use crate::{DType, Device, Result, ops};
+
+/// Few experts and many, indices of each size.
+pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
+    for index in [DType::I32, DType::U32, DType::I64] {
+        for experts in [8, 128, 1000] {
+            let indices = ops::full(device, &[30, 4], index, 0.0)?;
+            let sorted = ops::expert_order(&indices, experts, 0, experts)?;
+            ops::expert_counts(&sorted.offsets)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows of a few lanes, of a warp, odd.
+pub(super) fn token_rows(device: &Device, dtype: DType) -> Result<()> {
+    let indices = ops::full(device, &[3, 2], DType::I32, 0.0)?;
+    let sorted = ops::expert_order(&indices, 4, 0, 4)?;
+    let (order, offsets, place) = (&sorted.order, &sorted.offsets, &sorted.place);
+    for features in [64, 2048, 33] {
+        let x = tensor(device, &[3, features], dtype)?;
+        let weights = tensor(device, &[3, 2], dtype)?;
+        let y = ops::permute_tokens(&x, order, offsets)?;
+        ops::permute_tokens_grad(&y, place)?;
+        let out = ops::unpermute_tokens(&y, &weights, place)?;
+        ops::unpermute_tokens_grad_input(&out, &weights, order, offsets)?;
+        ops::unpermute_tokens_grad_weights(&out, &y, place)?;
+    }
+    Ok(())
+}
+
+/// Experts of whole accesses, odd, more than registers hold.
+pub(super) fn router(device: &Device, dtype: DType) -> Result<()> {
+    for experts in [8, 64, 128, 57, 600] {
+        let probabilities = tensor(device, &[3, experts], dtype)?;
+        let bias = tensor(device, &[experts], DType::F32)?;
+        for renormalise in [false, true] {
+            let (weights, indices) = ops::router_top_k(&probabilities, 4, renormalise, None)?;
+            ops::router_top_k(&probabilities, 4, renormalise, Some(&bias))?;
+            ops::router_top_k_grad(&probabilities, &indices, &weights, renormalise)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! Places of extremes, and the largest elements.
+
+use super::tensor;
+use crate::{DType, Device, Result, ops};
+
+/// Rows of few lanes, of a CTA, in chunks; of vectors and of odd extents; one tile and many.
+pub(super) fn ranks(device: &Device, dtype: DType) -> Result<()> {
+    for [rows, columns] in [
+        [3, 7],
+        [3, 64],
+        [5, 4096],
+        [5, 333],
+        [2, 151_936],
+        [1, 30_001],
+    ] {
+        let x = tensor(device, &[rows, columns], dtype)?;
+        ops::argmax(&x, 1)?;
+        ops::argmin(&x, 1)?;
+        ops::argmax(&x, 0)?;
+        ops::top_k(&x, 3)?;
+        ops::top_k(&x, columns)?;
+    }
+    Ok(())
+}

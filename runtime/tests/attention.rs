@@ -1,0 +1,217 @@
+//! Attention on every device, against f64 on the CPU.
+
+mod devices;
+
+use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use meshgrad_runtime::{
+    AttentionError, DType, Device, Error, Tensor,
+    ops::{self, AttentionMask, AttentionSequences},
+};
+
+/// Operands and a mask.
+struct Case {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+}
+
+fn list(device: &Device, values: &[i64]) -> Tensor {
+    Tensor::from_slice(device, &[values.len()], values).unwrap()
+}
+
+fn narrow(device: &Device, values: &[i32]) -> Tensor {
+    Tensor::from_slice(device, &[values.len()], values).unwrap()
+}
+
+/// The same mask for operands on the CPU.
+fn on_the_cpu(mask: &AttentionMask) -> AttentionMask {
+    let to_cpu = |x: &Tensor| ops::to_device(x, reference()).unwrap();
+    let sequences = match &mask.sequences {
+        AttentionSequences::Rows => AttentionSequences::Rows,
+        AttentionSequences::Cached { q_offset, k_len } => AttentionSequences::Cached {
+            q_offset: to_cpu(q_offset),
+            k_len: to_cpu(k_len),
+        },
+        AttentionSequences::Packed {
+            cu_seqlens_q,
+            cu_seqlens_k,
+        } => AttentionSequences::Packed {
+            cu_seqlens_q: to_cpu(cu_seqlens_q),
+            cu_seqlens_k: to_cpu(cu_seqlens_k),
+        },
+    };
+    AttentionMask {
+        sequences,
+        ..mask.clone()
+    }
+}
+
+/// Heads of one projection [B, T, H + 2 G, D].
+fn fused(
+    device: &Device,
+    dtype: DType,
+    [batch, tokens]: [usize; 2],
+    [heads, kv_heads]: [usize; 2],
+    head_dim: usize,
+) -> [Tensor; 3] {
+    let all = heads + 2 * kv_heads;
+    let qkv = numbered(device, &[batch, tokens, all, head_dim], dtype, 1.5);
+    let part = |range| qkv.slice(2, range).unwrap();
+    [
+        part(0..heads),
+        part(heads..heads + kv_heads),
+        part(heads + kv_heads..all),
+    ]
+}
+
+/// Every mask; fused, turned and separate operands; head dims that fit tiles and that do not; no
+/// queries, no keys.
+fn cases(device: &Device, dtype: DType) -> Vec<Case> {
+    let causal = AttentionMask::causal;
+    let window = |window| AttentionMask {
+        window: Some(window),
+        ..causal()
+    };
+    let at = |sequences| AttentionMask {
+        sequences,
+        ..causal()
+    };
+    let cached = at(AttentionSequences::Cached {
+        q_offset: list(device, &[65, 3]),
+        k_len: list(device, &[70, 8]),
+    });
+    let packed = at(AttentionSequences::Packed {
+        cu_seqlens_q: narrow(device, &[0, 3, 3, 70]),
+        cu_seqlens_k: list(device, &[0, 5, 9, 75]),
+    });
+
+    let mut all = Vec::new();
+    let mut add = |[q, k, v]: [Tensor; 3], mask| all.push(Case { q, k, v, mask });
+    let of = |shape: [usize; 4], scale| numbered(device, &shape, dtype, scale);
+    let separate = |[b, t, s]: [usize; 3], [h, g]: [usize; 2], d: usize| {
+        [
+            of([b, t, h, d], 1.5),
+            of([b, s, g, d], 1.0),
+            of([b, s, g, d], 2.0),
+        ]
+    };
+
+    add(fused(device, dtype, [2, 70], [4, 2], 16), causal());
+    add(fused(device, dtype, [1, 9], [2, 1], 10), window(3));
+    add(separate([1, 5, 70], [3, 3], 64), AttentionMask::default());
+    add(separate([2, 5, 75], [2, 1], 24), cached);
+    add(separate([1, 70, 75], [2, 2], 8), packed);
+    add(separate([1, 3, 0], [2, 1], 8), causal());
+    add(separate([1, 0, 3], [2, 1], 8), causal());
+    add(separate([1, 3, 3], [0, 0], 8), causal());
+    add(separate([1, 2, 3], [1, 1], 1), AttentionMask::default());
+
+    let turned = of([1, 2, 6, 8], 1.5).transpose(1, 2).unwrap();
+    add([turned.clone(), turned.clone(), turned.clone()], causal());
+    let across = turned.transpose(2, 3).unwrap();
+    add([across.clone(), across.clone(), across], causal());
+    all
+}
+
+/// Scores of some tens err by a few units of their last place.
+fn tolerance(dtype: DType) -> f64 {
+    (8.0 * rounding(dtype)).max(2e-5)
+}
+
+#[test]
+fn forward_and_gradients() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for case in cases(&device, dtype) {
+                eprintln!("{:?} {:?} {:?}", case.q, case.k, case.mask);
+                check(&case, dtype);
+            }
+        }
+    }
+}
+
+fn check(case: &Case, dtype: DType) {
+    const SCALE: f64 = 0.4;
+    let Case { q, k, v, mask } = case;
+    let (out, lse) = ops::attention(q, k, v, mask, SCALE).unwrap();
+    assert_eq!((out.dtype(), lse.dtype()), (dtype, DType::F32));
+    let (exact_q, exact_k, exact_v) = (exact(q), exact(k), exact(v));
+    let exact_mask = on_the_cpu(mask);
+    let (exact_out, exact_lse) =
+        ops::attention(&exact_q, &exact_k, &exact_v, &exact_mask, SCALE).unwrap();
+    assert_close(&out, &exact_out, tolerance(dtype), 1.0);
+    assert_close(&lse, &exact_lse, 1e-5, 1.0);
+
+    let dout = ops::cos(q).unwrap();
+    let gradients = ops::attention_grad(q, k, v, &out, &lse, &dout, mask, SCALE).unwrap();
+    let exact_dout = exact(&dout);
+    let exact_gradients = ops::attention_grad(
+        &exact_q,
+        &exact_k,
+        &exact_v,
+        &exact_out,
+        &exact_lse,
+        &exact_dout,
+        &exact_mask,
+        SCALE,
+    );
+    let (dq, dk, dv) = gradients;
+    let (exact_dq, exact_dk, exact_dv) = exact_gradients.unwrap();
+    for (found, expected) in [(dq, exact_dq), (dk, exact_dk), (dv, exact_dv)] {
+        assert_close(&found, &expected, tolerance(dtype), largest(&expected));
+    }
+}
+
+/// The largest magnitude, or 1: rounding errs by as much of it.
+fn largest(x: &Tensor) -> f64 {
+    values(x)
+        .iter()
+        .fold(1.0, |largest, x| x.abs().max(largest))
+}
+
+/// What extents tell is refused on every device alike.
+#[test]
+fn wrong_masks_are_errors() {
+    for device in devices() {
+        let x = numbered(&device, &[2, 3, 1, 8], DType::F32, 1.0);
+        let error = |x: &Tensor, sequences| {
+            let mask = AttentionMask {
+                sequences,
+                ..AttentionMask::default()
+            };
+            ops::attention(x, x, x, &mask, 1.0).err().unwrap()
+        };
+        let cached = AttentionSequences::Cached {
+            q_offset: list(&device, &[0, 0, 0]),
+            k_len: list(&device, &[3]),
+        };
+        let wrong = error(&x, cached);
+        assert!(
+            matches!(
+                wrong,
+                Error::Attention(AttentionError::PerRow { got: 3, .. })
+            ),
+            "{wrong}"
+        );
+
+        let packed = |of_queries: &[i64]| AttentionSequences::Packed {
+            cu_seqlens_q: list(&device, of_queries),
+            cu_seqlens_k: list(&device, &[0, 3]),
+        };
+        let wrong = error(&x, packed(&[0, 3]));
+        assert!(
+            matches!(
+                wrong,
+                Error::Attention(AttentionError::PackedBatch { batch: 2 })
+            ),
+            "{wrong}"
+        );
+        let one = x.slice(0, 0..1).unwrap();
+        let wrong = error(&one, packed(&[0, 1, 3]));
+        assert!(
+            matches!(wrong, Error::Attention(AttentionError::Sequences { .. })),
+            "{wrong}"
+        );
+    }
+}

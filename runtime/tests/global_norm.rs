@@ -1,0 +1,53 @@
+//! The norm of gradients and clipping by it on every device, against f64.
+
+mod devices;
+
+use devices::{devices, numbered, values};
+use meshgrad_runtime::{DType, Tensor, ops};
+
+/// Any number of tensors, dtypes and layouts; more than an op may use at once otherwise.
+#[test]
+fn norms_of_many_tensors() {
+    for device in devices() {
+        let of = |shape: &[usize], dtype| numbered(&device, shape, dtype, 1.0);
+        let mut tensors = vec![
+            of(&[20_001], DType::F32),
+            of(&[20, 30], DType::F32).transpose(0, 1).unwrap(),
+            of(&[0], DType::F32),
+            of(&[300], DType::BF16).slice(0, 1..300).unwrap(),
+        ];
+        tensors.extend((0..20).map(|i| of(&[i], DType::F32)));
+        let squares: f64 = tensors.iter().flat_map(values).map(|x| x * x).sum();
+        let tensors: Vec<&Tensor> = tensors.iter().collect();
+        let norm = ops::global_norm(&tensors).unwrap();
+        let found = f64::from(norm.item::<f32>().unwrap());
+        assert!((found / squares.sqrt() - 1.0).abs() < 1e-7);
+
+        let nothing = ops::global_norm(&tensors[2..3]).unwrap();
+        assert_eq!(nothing.item::<f32>().unwrap(), 0.0);
+        assert!(ops::global_norm(&[]).is_err());
+    }
+}
+
+/// Scaled gradients have the norm of the mean, but never more than allowed; no scale is made of a
+/// norm that is not finite.
+#[test]
+fn clipping() {
+    for device in devices() {
+        let scalar = |x: f32| Tensor::scalar(&device, x).unwrap();
+        let clip = |norm: f32, weight: f32, max_norm: f64| {
+            let (norm, weight) = (scalar(norm), scalar(weight));
+            let (scale, mean) = ops::clip_scale(&norm, &weight, max_norm).unwrap();
+            [scale, mean].map(|x| x.item::<f32>().unwrap())
+        };
+        for unlimited in [0.0, -1.0, f64::INFINITY, 6.0] {
+            assert_eq!(clip(50.0, 10.0, unlimited), [0.1, 5.0]);
+        }
+        let [scale, mean] = clip(50.0, 10.0, 1.0);
+        assert_eq!((scale, mean), ((1.0 / (5.0 + 1e-6) / 10.0) as f32, 5.0));
+        for (norm, weight) in [(f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0)] {
+            assert!(clip(norm, weight, 1.0)[0].is_nan());
+        }
+        assert!(ops::clip_scale(&scalar(1.0), &scalar(1.0), f64::NAN).is_err());
+    }
+}

@@ -1,0 +1,276 @@
+//! Steps of AdamW on every device: the bits of the CPU, in one launch.
+
+mod devices;
+
+use devices::{devices, numbered, reference, values};
+use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
+use meshgrad_runtime::{CudaError, DType, Device, Draw, Error, Key, Kind, Region, Result, Tensor};
+
+const ADAMW: AdamW = AdamW {
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.1,
+};
+
+/// A parameter with its gradient and its state.
+struct Trained {
+    param: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    rounding: Option<Draw>,
+    constants: AdamW,
+}
+
+impl Trained {
+    /// Elements that begin `skip` elements behind the start of their storages.
+    fn new(device: &Device, shape: &[usize], dtype: DType, skip: usize) -> Trained {
+        let count: usize = shape.iter().product();
+        let of = |dtype, kind| {
+            let flat = Tensor::zeros(device, &[skip + count], dtype, kind).unwrap();
+            let part = flat.slice(0, skip..skip + count).unwrap();
+            part.view(shape).unwrap().unwrap()
+        };
+        let param = of(dtype, Kind::Parameter);
+        ops::copy_into(&numbered(device, shape, dtype, 1.0), &param).unwrap();
+        let state = || of(DType::F32, Kind::OptimizerState);
+        Trained {
+            param,
+            gradient: numbered(device, shape, DType::F32, 0.3),
+            mean: state(),
+            square: state(),
+            rounding: None,
+            constants: ADAMW,
+        }
+    }
+
+    fn rounded(self, draw: Draw) -> Trained {
+        let rounding = Some(draw);
+        Trained { rounding, ..self }
+    }
+
+    fn operands(&self) -> AdamWOperands<'_> {
+        AdamWOperands {
+            param: &self.param,
+            gradient: &self.gradient,
+            mean: &self.mean,
+            square: &self.square,
+            constants: self.constants,
+            rounding: self.rounding.as_ref(),
+        }
+    }
+
+    fn bits(&self) -> [Vec<u64>; 3] {
+        let bits = |x: &Tensor| values(x).into_iter().map(f64::to_bits).collect();
+        [&self.param, &self.mean, &self.square].map(bits)
+    }
+}
+
+/// Owns what [`StepScalars`] lends.
+struct Scalars([Tensor; 3]);
+
+impl Scalars {
+    fn new(device: &Device, learning_rate: f32, step: f32, scale: f32) -> Scalars {
+        let scalar = |x: f32| Tensor::scalar(device, x).unwrap();
+        Scalars([learning_rate, step, scale].map(scalar))
+    }
+
+    fn lend(&self) -> StepScalars<'_> {
+        let [learning_rate, step, scale] = &self.0;
+        StepScalars {
+            learning_rate,
+            step,
+            scale,
+        }
+    }
+}
+
+/// Shapes, dtypes, places in storages, roundings, gradients that are not contiguous.
+fn everything(device: &Device) -> Vec<Trained> {
+    let new = |shape: &[usize], dtype, skip| Trained::new(device, shape, dtype, skip);
+    let key = Key::new(5).fold_name("weights");
+    let matrix = Region::whole(&[20, 40]).unwrap();
+    let rows = matrix.slice(0, 3..9).unwrap();
+    let columns = matrix.slice(1, 8..20).unwrap();
+    let odd = matrix.slice(1, 3..10).unwrap().permute(&[1, 0]).unwrap();
+    let within = |region: &Region| new(region.shape(), DType::BF16, 0).rounded(key.within(region));
+
+    let mut all = vec![
+        new(&[70, 300], DType::F32, 0),
+        new(&[3], DType::F32, 5),
+        new(&[0, 4], DType::F32, 0),
+        new(&[], DType::F32, 0),
+        new(&[2049], DType::BF16, 0),
+        new(&[9], DType::BF16, 3),
+        new(&[70, 30], DType::BF16, 0).rounded(key.into()),
+        new(&[], DType::BF16, 0).rounded(key.fold(1).into()),
+        within(&rows),
+        within(&columns),
+        within(&odd),
+    ];
+    all[1].constants.weight_decay = 0.0;
+    let turned = numbered(device, &[300, 70], DType::F32, 0.2);
+    all[0].gradient = turned.transpose(0, 1).unwrap();
+    all
+}
+
+#[test]
+fn steps_have_the_bits_of_the_cpu() {
+    let trained = |device: &Device| {
+        let all = everything(device);
+        let mut table = AdamWTable::default();
+        for step in 1..4 {
+            let scalars = Scalars::new(device, 0.01, step as f32, 0.7);
+            let operands: Vec<_> = all.iter().map(Trained::operands).collect();
+            table.step(&operands, scalars.lend()).unwrap();
+        }
+        all.iter().map(Trained::bits).collect::<Vec<_>>()
+    };
+    let expected = trained(reference());
+    for device in devices() {
+        for (at, (found, expected)) in trained(&device).iter().zip(&expected).enumerate() {
+            assert!(found == expected, "parameter {at} on {device}");
+        }
+    }
+}
+
+/// A step of all is one launch, and as many ops as there are parameters; where nothing is finite it
+/// changes nothing.
+#[test]
+fn all_at_once() {
+    for device in devices() {
+        let all = [3, 5000, 64].map(|count| Trained::new(&device, &[count], DType::F32, 0));
+        let operands = all.each_ref().map(Trained::operands);
+        let mut table = AdamWTable::default();
+        let before = device.work();
+        let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
+        table.step(&operands, scalars.lend()).unwrap();
+        let work = device.work();
+        let launches = if device.is_gpu() { 1 } else { 0 };
+        assert_eq!(work.kernel_launches - before.kernel_launches, launches);
+        assert_eq!((work.ops - before.ops, all[0].param.version()), (3, 2));
+
+        let bits = all.each_ref().map(Trained::bits);
+        for scale in [f32::NAN, f32::INFINITY] {
+            let scalars = Scalars::new(&device, 0.01, 2.0, scale);
+            table.step(&operands, scalars.lend()).unwrap();
+            assert!(bits == all.each_ref().map(Trained::bits));
+        }
+        assert!(table.step(&[], scalars.lend()).is_ok());
+    }
+}
+
+/// The table is uploaded once: a step like one before can be captured, another cannot.
+#[test]
+fn steps_are_replayed() {
+    let Some(device) = devices::gpu() else { return };
+    let one = Trained::new(&device, &[100], DType::F32, 0);
+    let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
+    let mut table = AdamWTable::default();
+    table.step(&[one.operands()], scalars.lend()).unwrap();
+    let mut graph = device
+        .capture(|| table.step(&[one.operands()], scalars.lend()))
+        .unwrap();
+    graph.launch().unwrap();
+
+    let twice = Trained::new(reference(), &[100], DType::F32, 0);
+    let same = Scalars::new(reference(), 0.01, 1.0, 1.0);
+    for _ in 0..2 {
+        ops::adamw_step_many(&[twice.operands()], same.lend()).unwrap();
+    }
+    assert!(one.bits() == twice.bits());
+
+    let mut other = AdamWTable::default();
+    let captured = device.capture(|| other.step(&[one.operands()], scalars.lend()));
+    assert!(matches!(
+        captured.err(),
+        Some(Error::Cuda(CudaError::Capture { .. }))
+    ));
+}
+
+/// Changes below the last digit of bf16 are lost by rounding to nearest, and are there on average
+/// when rounded at random.
+#[test]
+fn small_changes_add_up() {
+    for device in devices() {
+        let mean_after = |rounding: Option<Draw>| {
+            let ones = Tensor::zeros(&device, &[4000], DType::BF16, Kind::Parameter).unwrap();
+            ops::fill_into(&ones, 1.0).unwrap();
+            let mut one = Trained::new(&device, &[4000], DType::BF16, 0);
+            (one.param, one.rounding, one.constants.weight_decay) = (ones, rounding, 0.0);
+            one.gradient = ops::full(&device, &[4000], DType::F32, 1.0).unwrap();
+            for step in 1..=20 {
+                let scalars = Scalars::new(&device, 2e-4, step as f32, 1.0);
+                ops::adamw_step_many(&[one.operands()], scalars.lend()).unwrap();
+            }
+            values(&one.param).iter().sum::<f64>() / 4000.0
+        };
+        assert_eq!(mean_after(None), 1.0);
+        let mean = mean_after(Some(Key::new(3).into()));
+        assert!((mean - (1.0 - 20.0 * 2e-4)).abs() < 2e-4, "{mean}");
+    }
+}
+
+/// A shard that is rounded at random is cut out of the whole.
+#[test]
+fn shards_are_cut_out_of_the_whole() {
+    for device in devices() {
+        let key = Key::new(9);
+        let stepped = |one: &Trained| {
+            let scalars = Scalars::new(&device, 0.01, 7.0, 1.0);
+            ops::adamw_step_many(&[one.operands()], scalars.lend()).unwrap();
+            one.bits()
+        };
+        let whole = Trained::new(&device, &[8, 24], DType::BF16, 0);
+        let region = Region::whole(&[8, 24]).unwrap().slice(1, 4..12).unwrap();
+        let mut shard = Trained::new(&device, &[8, 8], DType::BF16, 0);
+        let cut = |x: &Tensor| ops::copy(&x.slice(1, 4..12).unwrap()).unwrap();
+        ops::copy_into(&cut(&whole.param), &shard.param).unwrap();
+        shard.gradient = cut(&whole.gradient);
+        let shard = shard.rounded(key.within(&region));
+        let whole = whole.rounded(key.into());
+
+        stepped(&whole);
+        let of_shard = stepped(&shard);
+        let cut = values(&cut(&whole.param)).into_iter().map(f64::to_bits);
+        assert!(of_shard[0] == cut.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn mistakes_are_errors_and_change_nothing() {
+    for device in devices() {
+        let one = Trained::new(&device, &[6], DType::F32, 0);
+        let before = one.bits();
+        let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
+        let step = |operands: &[AdamWOperands<'_>]| -> Result<()> {
+            ops::adamw_step_many(operands, scalars.lend())
+        };
+        let operands = one.operands();
+        let message = step(&[operands, operands]).err().unwrap().to_string();
+        let expected = "adamw_step: writes twice to the elements of f32[6] on";
+        assert!(message.starts_with(expected), "{message}");
+
+        let of_parameter = AdamWOperands {
+            gradient: &one.param,
+            ..operands
+        };
+        assert!(matches!(step(&[of_parameter]), Err(Error::Busy { .. })));
+        let of_a_value = AdamWOperands {
+            mean: &one.gradient,
+            ..operands
+        };
+        assert!(matches!(step(&[of_a_value]), Err(Error::Immutable { .. })));
+        let elsewhere = Key::new(0).within(&Region::whole(&[7]).unwrap());
+        let of_another_shape = AdamWOperands {
+            rounding: Some(&elsewhere),
+            ..operands
+        };
+        assert!(matches!(
+            step(&[of_another_shape]),
+            Err(Error::Argument { .. })
+        ));
+        assert!(one.bits() == before);
+    }
+}

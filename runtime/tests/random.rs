@@ -1,0 +1,115 @@
+//! Random values and dropout on every device: the bits of the CPU.
+
+mod devices;
+
+use devices::{devices, numbered, reference, values};
+use meshgrad_runtime::{DType, Device, Draw, Key, Kind, Region, Tensor, Truth, ops};
+
+/// Shapes with what they hold of a larger tensor: whole tensors; rows, from a whole block of random
+/// words on and not; columns; a box that is transposed; one element; none.
+fn draws() -> Vec<(Vec<usize>, Draw)> {
+    let key = Key::new(42).fold_name("layers.0.mlp").fold(7);
+    let whole = |shape: &[usize]| (shape.to_vec(), Draw::from(key));
+    let region = |region: Region| (region.shape().to_vec(), key.within(&region));
+
+    let matrix = Region::whole(&[40, 60]).unwrap();
+    let experts = Region::whole(&[4, 9, 11]).unwrap();
+    let block = experts.slice(0, 1..3).unwrap().slice(2, 2..9).unwrap();
+    vec![
+        whole(&[70, 61]),
+        whole(&[3]),
+        whole(&[]),
+        whole(&[4, 0, 2]),
+        region(matrix.slice(0, 7..39).unwrap()),
+        region(experts.slice(0, 1..3).unwrap()),
+        region(matrix.slice(1, 3..33).unwrap()),
+        region(block.permute(&[2, 0, 1]).unwrap()),
+    ]
+}
+
+#[track_caller]
+fn assert_same_bits(actual: &Tensor, expected: &Tensor) {
+    assert_eq!(actual.dtype(), expected.dtype());
+    assert_eq!(actual.shape(), expected.shape());
+    let bits = |x: &Tensor| values(x).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+    assert!(bits(actual) == bits(expected), "{actual:?}");
+}
+
+#[test]
+fn values_are_those_of_the_cpu() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (shape, draw) in draws() {
+                let draw = || draw.clone();
+                let uniform = |device: &Device, low, high| {
+                    ops::uniform(device, &shape, dtype, draw(), low, high).unwrap()
+                };
+                for (low, high) in [(0.0, 1.0), (-3.0, -2.0), (2.0, 2.0), (0.1, 0.100_1)] {
+                    let expected = uniform(reference(), low, high);
+                    assert_same_bits(&uniform(&device, low, high), &expected);
+                }
+                let normal = |device| ops::normal(device, &shape, dtype, draw(), 0.5, 2.0).unwrap();
+                assert_same_bits(&normal(&device), &normal(reference()));
+            }
+        }
+    }
+}
+
+/// In place, behind a prefix that is left alone: where 16 bytes begin and where not.
+#[test]
+fn parameters_are_filled_in_place() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for start in [8, 3] {
+                let filled = |device: &Device| {
+                    let flat = Tensor::zeros(device, &[300], dtype, Kind::Parameter).unwrap();
+                    let part = flat.slice(0, start..290).unwrap();
+                    ops::normal_into(&part, Key::new(1), 0.0, 1.0).unwrap();
+                    let end = flat.slice(0, 290..300).unwrap();
+                    ops::uniform_into(&end, Key::new(2), 1.0, 2.0).unwrap();
+                    flat
+                };
+                assert_same_bits(&filled(&device), &filled(reference()));
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_and_its_gradient() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (shape, draw) in draws() {
+                for probability in [0.0, 0.25, 0.999_999_999_9] {
+                    let dropped = |device: &Device| {
+                        let x = numbered(device, &shape, dtype, 2.0);
+                        ops::dropout(&x, draw.clone(), probability).unwrap()
+                    };
+                    assert_same_bits(&dropped(&device), &dropped(reference()));
+                }
+                let mask = |device: &Device| {
+                    let mask = ops::dropout_mask(device, &shape, draw.clone(), 0.25).unwrap();
+                    mask.to_vec::<Truth>().unwrap()
+                };
+                assert!(mask(&device) == mask(reference()));
+            }
+
+            let turned = |device: &Device| {
+                let x = numbered(device, &[33, 50], dtype, 2.0);
+                let x = x.transpose(0, 1).unwrap().slice(0, 3..40).unwrap();
+                ops::dropout_grad(&x, Key::new(3), 0.5).unwrap()
+            };
+            assert_same_bits(&turned(&device), &turned(reference()));
+            assert!(ops::dropout(&numbered(&device, &[3], dtype, 1.0), Key::new(0), 1.0).is_err());
+        }
+    }
+}
+
+/// f64 is the CPU's.
+#[test]
+fn gpus_do_not_draw_f64() {
+    let Some(gpu) = devices::gpu() else { return };
+    let drawn = ops::normal(&gpu, &[3], DType::F64, Key::new(0), 0.0, 1.0);
+    let message = drawn.err().unwrap().to_string();
+    assert!(message.contains("f64"), "{message}");
+}

@@ -1,0 +1,117 @@
+//! What makes the host wait for a GPU, and what does not.
+
+mod devices;
+
+use devices::{devices, gpu, numbered, values};
+use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
+use meshgrad_runtime::{CudaError, DType, Device, Error, Key, Kind, Tensor};
+
+fn zeros(device: &Device, kind: Kind) -> Tensor {
+    Tensor::zeros(device, &[300], DType::F32, kind).unwrap()
+}
+
+/// What a step of training does beside its model: tokens are uploaded, metrics begin to be read, the
+/// parameters change. No value is waited for before it is asked for.
+#[test]
+fn a_step_waits_for_nothing() {
+    for device in devices() {
+        let param = zeros(&device, Kind::Parameter);
+        ops::normal_into(&param, Key::new(1), 0.0, 1.0).unwrap();
+        let state = [(); 2].map(|()| zeros(&device, Kind::OptimizerState));
+        let now = [(); 3]
+            .map(|()| Tensor::zeros(&device, &[], DType::F32, Kind::OptimizerState).unwrap());
+        let mut table = AdamWTable::default();
+        let before = device.waits();
+        let mut readings = Vec::new();
+        for step in 1..4 {
+            let batch = vec![step as f32; 300];
+            let batch = Tensor::from_slice(&device, &[300], &batch).unwrap();
+            let gradient = ops::mul(&batch, &param).unwrap();
+            for (tensor, value) in now.iter().zip([0.01, f64::from(step), 1.0]) {
+                ops::fill_into(tensor, value).unwrap();
+            }
+            let operands = AdamWOperands {
+                param: &param,
+                gradient: &gradient,
+                mean: &state[0],
+                square: &state[1],
+                constants: AdamW {
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    eps: 1e-8,
+                    weight_decay: 0.1,
+                },
+                rounding: None,
+            };
+            let scalars = StepScalars {
+                learning_rate: &now[0],
+                step: &now[1],
+                scale: &now[2],
+            };
+            table.step(&[operands], scalars).unwrap();
+            if device.is_gpu() {
+                readings.push(gradient.read_later::<f32>().unwrap());
+            }
+        }
+        assert_eq!(device.waits(), before);
+
+        let mut expected = before;
+        for reading in readings {
+            assert_eq!(reading.wait().unwrap().len(), 300);
+            expected += 1;
+        }
+        assert_eq!(device.waits(), expected);
+        param.to_vec::<f32>().unwrap();
+        device.synchronize().unwrap();
+        device.stream().unwrap().synchronize().unwrap();
+        assert_eq!(
+            device.waits(),
+            if device.is_gpu() { expected + 3 } else { 0 }
+        );
+    }
+}
+
+/// A reading has the values of its time, in row-major order, of any layout and size.
+#[test]
+fn readings_do_not_see_what_comes_after() {
+    for device in devices() {
+        let cache = zeros(&device, Kind::Cache);
+        ops::fill_into(&cache, 1.0).unwrap();
+        let (first, part) = (
+            cache.read_later::<f32>().unwrap(),
+            cache.slice(0, 7..9).unwrap().read_later::<f32>().unwrap(),
+        );
+        ops::fill_into(&cache, 2.0).unwrap();
+        let second = cache.read_later::<f32>().unwrap();
+        assert_eq!(second.wait().unwrap(), [2.0; 300]);
+        assert_eq!(first.wait().unwrap(), [1.0; 300]);
+        assert_eq!(part.wait().unwrap(), [1.0; 2]);
+
+        for shape in [&[40, 70][..], &[0, 3], &[]] {
+            let x = numbered(&device, shape, DType::F32, 1.0);
+            let x = match shape.len() {
+                2 => x.transpose(0, 1).unwrap(),
+                _ => x,
+            };
+            let read = x.read_later::<f32>().unwrap().wait().unwrap();
+            let read: Vec<f64> = read.into_iter().map(f64::from).collect();
+            assert_eq!(read, values(&x));
+        }
+        assert!(matches!(
+            cache.read_later::<i64>().err(),
+            Some(Error::WrongDType { .. })
+        ));
+        drop(cache.read_later::<f32>().unwrap());
+    }
+}
+
+#[test]
+fn a_graph_reads_nothing() {
+    let Some(gpu) = gpu() else { return };
+    let x = numbered(&gpu, &[3], DType::F32, 1.0);
+    let captured = gpu.capture(|| x.read_later::<f32>());
+    assert!(matches!(
+        captured.err(),
+        Some(Error::Cuda(CudaError::Capture { .. }))
+    ));
+}

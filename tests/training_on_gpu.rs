@@ -1,0 +1,299 @@
+//! Training on a GPU, which here is the emulator: the CPU's losses and gradients, resumed from the
+//! CPU's checkpoints, without a wait inside of a step, and as a captured graph.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use meshgrad::models::{Balancing, Compute, Loss};
+use meshgrad::prelude::*;
+use meshgrad::runtime::Error;
+use meshgrad::train::config::Config;
+use meshgrad::train::data::Data;
+use meshgrad::train::optimizer::Optimizer;
+use meshgrad::train::run_folder::RunFolder;
+use meshgrad::train::sampler::{Order, Windows};
+use meshgrad::train::session::{self, Options, model_config};
+use meshgrad::train::trainer::{Trainer, dtype};
+
+/// Grouped queries, a shared embedding, a leading dense layer: what the models know, small.
+const CONFIG: &str = r#"
+    train = { steps = 5, batch_size = 2, seq_len = 64, dtype = "f32" }
+    data = { paths = ["TEXT"], tokenizer = "byte", val_fraction = 0.0 }
+    balancing = { z_loss_coef = 0.001 }
+    [model]
+    model_type = "qwen3_moe"
+    hidden_size = 64
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_key_value_heads = 2
+    head_dim = 16
+    num_experts = 4
+    num_experts_per_tok = 2
+    moe_intermediate_size = 48
+    router_aux_loss_coef = 0.01
+"#;
+
+fn config(sets: &[&str]) -> Config {
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("CONTRIBUTING.md");
+    let text = CONFIG.replace("TEXT", text.to_str().unwrap());
+    let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+    Config::parse(&text, "the test", &sets).unwrap()
+}
+
+/// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's.
+fn gpu() -> Device {
+    match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
+        Ok("cuda") => Device::cuda(0).unwrap(),
+        _ => Device::emulator(0).unwrap(),
+    }
+}
+
+/// A run's text and order, and its trainer on a device.
+struct Run {
+    data: Data,
+    order: Order,
+    windows: Windows,
+    trainer: Trainer,
+    _place: tempfile::TempDir,
+}
+
+impl Run {
+    fn new(config: &Config, device: &Device) -> Run {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(place.path()).unwrap();
+        let data = Data::prepare(&config.data, &folder).unwrap();
+        let tokens = data.tokens.training().len();
+        let windows = Windows::new("training", tokens, config.train.seq_len).unwrap();
+        let model_config = model_config(config, data.tokenizer.vocab_size()).unwrap();
+        let model = Qwen3::materialized(&model_config, device, config.train.seed).unwrap();
+        Run {
+            order: Order::new(windows, config.train.batch_size, config.train.seed),
+            trainer: Trainer::new(model, config, device).unwrap(),
+            data,
+            windows,
+            _place: place,
+        }
+    }
+
+    fn losses(&mut self, steps: u64) -> Vec<f64> {
+        let step = |step| {
+            let tokens = self.data.tokens.training();
+            let outcome = self
+                .trainer
+                .step(step, &self.order, self.windows, &tokens)
+                .unwrap();
+            outcome.read().unwrap().loss
+        };
+        (1..=steps).map(step).collect()
+    }
+}
+
+/// f32: each of the losses of five steps is the CPU's to 1e-4; kept activations or recomputed ones.
+#[test]
+fn losses_are_those_of_the_cpu() {
+    for sets in [
+        &[] as &[&str],
+        &[
+            "train.activation_checkpointing=true",
+            "train.micro_batch_size=1",
+        ],
+    ] {
+        let config = config(sets);
+        let expected = Run::new(&config, &Device::cpu()).losses(5);
+        let found = Run::new(&config, &gpu()).losses(5);
+        for (found, expected) in found.iter().zip(&expected) {
+            let apart = (found / expected - 1.0).abs();
+            assert!(apart <= 1e-4, "{found} and {expected}, {apart:e} apart");
+        }
+        assert!(expected[4] < expected[0], "the model learns: {expected:?}");
+    }
+}
+
+/// The gradients of all parameters after one backward pass, one after the other.
+fn gradient(config: &Config, device: &Device) -> Vec<f64> {
+    let run = Run::new(config, device);
+    let model = &run.trainer.model;
+    let mut grads = Grads::new(&model.params()).unwrap();
+    backward(
+        model,
+        &tokens(device),
+        dtype(config.train.dtype),
+        &mut grads,
+    );
+    let all = grads.all().unwrap();
+    let values = |(_, gradient): &(Param, Tensor)| gradient.to_vec::<f32>().unwrap();
+    all.iter().flat_map(values).map(f64::from).collect()
+}
+
+/// bf16: the gradient of all parameters has the angle to the CPU's in f32 that the CPU's in bf16
+/// has, and its length.
+#[test]
+fn bf16_gradients_point_the_same_way() {
+    let exact = gradient(&config(&[]), &Device::cpu());
+    let bf16 = config(&["train.dtype=bf16"]);
+    let on_cpu = gradient(&bf16, &Device::cpu());
+    let on_gpu = gradient(&bf16, &gpu());
+
+    let (cpu_angle, gpu_angle) = (angle(&exact, &on_cpu), angle(&exact, &on_gpu));
+    assert!(
+        gpu_angle <= 2.0 * cpu_angle && gpu_angle < 0.01,
+        "1 - cos {gpu_angle:e}, the CPU's {cpu_angle:e}"
+    );
+    let lengths = [&on_gpu, &exact].map(|gradient| dot(gradient, gradient).sqrt());
+    let apart = (lengths[0] / lengths[1] - 1.0).abs();
+    assert!(apart < 0.01, "norms {lengths:?}");
+}
+
+/// 1 - cos of the angle between two vectors.
+fn angle(a: &[f64], b: &[f64]) -> f64 {
+    1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn tokens(device: &Device) -> Tensor {
+    let ids: Vec<i64> = (0..128).map(|i| (i * i + 7 * i) % 256).collect();
+    Tensor::from_slice(device, &[2, 64], &ids).unwrap()
+}
+
+fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Loss {
+    let compute = Compute {
+        dtype,
+        checkpointing: false,
+    };
+    let balancing = Balancing {
+        auxiliary: 0.01,
+        z: 0.001,
+    };
+    let (loss, tape) = Tape::record(|| Ok(model.loss(ids, ids, compute, balancing))).unwrap();
+    let loss = loss.unwrap();
+    let one = values::full(ids.device(), &[], DType::F32, 1.0).unwrap();
+    tape.backward(&[(&loss.total, one)], grads).unwrap();
+    loss
+}
+
+/// Begun on the CPU, resumed on a GPU, and the other way round: the losses of a run that stayed.
+#[test]
+fn runs_move_between_devices() {
+    let config = config(&["train.steps=4"]);
+    let gpu = gpu();
+    let losses = |devices: [&Device; 2]| {
+        let place = tempfile::tempdir().unwrap();
+        for (device, stop_after) in devices.into_iter().zip([Some(2), None]) {
+            let options = Options {
+                run_dir: place.path().to_owned(),
+                stop_after,
+                ..Options::default()
+            };
+            session::run(&config, &options, device, &AtomicBool::new(false)).unwrap();
+        }
+        let metrics = place.path().join("metrics.jsonl");
+        let records = meshgrad::train::metrics::read(&metrics).unwrap();
+        let launches: Vec<bool> = records
+            .iter()
+            .map(|it| it.kernel_launches > Some(50))
+            .collect();
+        let on_gpu = devices.map(|device| device.is_gpu());
+        assert_eq!(launches, [on_gpu[0], on_gpu[0], on_gpu[1], on_gpu[1]]);
+        records.iter().map(|it| it.loss).collect::<Vec<f64>>()
+    };
+
+    let cpu = Device::cpu();
+    let stayed = losses([&cpu, &cpu]);
+    for devices in [[&cpu, &gpu], [&gpu, &cpu]] {
+        for (moved, stayed) in losses(devices).iter().zip(&stayed) {
+            assert!((moved / stayed - 1.0).abs() <= 1e-4, "{moved} and {stayed}");
+        }
+    }
+}
+
+/// What the host gives a GPU in a step, it gives without waiting.
+#[test]
+fn a_step_waits_for_nobody() {
+    for dtype in ["f32", "bf16"] {
+        let config = config(&[&format!("train.dtype={dtype}")]);
+        let gpu = gpu();
+        let mut run = Run::new(&config, &gpu);
+        let tokens = run.data.tokens.training();
+        for step in 1..=3 {
+            let before = gpu.waits();
+            let outcome = run.trainer.step(step, &run.order, run.windows, &tokens);
+            let waits = gpu.waits() - before;
+            assert_eq!(waits, 0, "step {step} in {dtype}");
+            outcome.unwrap().read().unwrap();
+            assert!(gpu.waits() > before, "reading waits");
+        }
+    }
+}
+
+/// A model with its optimizer, of which single steps are done.
+struct Stepping {
+    model: Qwen3,
+    optimizer: Optimizer,
+    grads: Grads,
+    ids: Tensor,
+    dtype: DType,
+}
+
+impl Stepping {
+    fn new(config: &Config, device: &Device) -> Stepping {
+        let model_config = model_config(config, 257).unwrap();
+        let model = Qwen3::materialized(&model_config, device, 7).unwrap();
+        let (optimizer, grads) = Optimizer::new(&model, device, &config.optimizer).unwrap();
+        Stepping {
+            model,
+            optimizer,
+            grads,
+            ids: tokens(device),
+            dtype: dtype(config.train.dtype),
+        }
+    }
+
+    /// All of a step but its number and its learning rate, which lie on the device.
+    fn work(&mut self) -> Tensor {
+        let loss = backward(&self.model, &self.ids, self.dtype, &mut self.grads);
+        self.optimizer.apply(&mut self.grads, &loss.weight).unwrap();
+        loss.cross_entropy
+    }
+
+    fn begin(&self, step: u64) {
+        self.optimizer.begin(step, 1e-3).unwrap();
+    }
+
+    fn parameters(&self) -> Vec<Vec<f32>> {
+        let params = self.model.params();
+        let value = |param: &Param| param.value().unwrap().to_vec::<f32>().unwrap();
+        params.iter().map(value).collect()
+    }
+}
+
+/// A step captured as a graph and replayed: the bits of steps done one by one.
+#[test]
+fn a_captured_step_replays_with_the_same_bits() {
+    for dtype in ["f32", "bf16"] {
+        let config = config(&[&format!("train.dtype={dtype}")]);
+        let gpu = gpu();
+        let (mut eager, mut captured) =
+            (Stepping::new(&config, &gpu), Stepping::new(&config, &gpu));
+        let mut losses = Vec::new();
+        for step in 1..=4 {
+            eager.begin(step);
+            losses.push(eager.work().item::<f32>().unwrap());
+        }
+
+        // The first step takes the memory that all others use again.
+        captured.begin(1);
+        assert_eq!(captured.work().item::<f32>().unwrap(), losses[0]);
+        let mut graph = gpu.capture(|| Ok::<_, Error>(captured.work())).unwrap();
+        for (step, loss) in (2..=4).zip(&losses[1..]) {
+            captured.begin(step);
+            graph.launch().unwrap();
+            assert_eq!(graph.results().item::<f32>().unwrap(), *loss, "step {step}");
+        }
+        drop(graph);
+        assert!(captured.parameters() == eager.parameters(), "{dtype}");
+    }
+}
