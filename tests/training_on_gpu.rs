@@ -17,7 +17,7 @@ use meshgrad::train::trainer::{Trainer, dtype};
 
 /// Grouped queries, a shared embedding, a leading dense layer: what the models know, small.
 const CONFIG: &str = r#"
-    train = { steps = 5, batch_size = 2, seq_len = 64, dtype = "f32" }
+    train = { steps = 5, batch_size = 2, micro_batch_size = 2, seq_len = 64, dtype = "f32" }
     data = { paths = ["TEXT"], tokenizer = "byte", val_fraction = 0.0 }
     balancing = { z_loss_coef = 0.001 }
     [model]

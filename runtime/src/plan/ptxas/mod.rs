@@ -94,9 +94,6 @@ const LAUNCHES: &[Launches] = &[
     norms::gradients,
 ];
 
-/// Ops that no GPU can do yet.
-const WITHOUT_KERNELS: &[&str] = &[];
-
 #[test]
 fn every_kernel_of_an_op_assembles_without_a_warning() {
     let launched = launched(|device| {
