@@ -299,15 +299,18 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// How long a step took whose tensors have just been read. A GPU begins with it when it is done
-    /// with the one before.
+    /// How long a step took whose tensors have just been read: as long as the host had to do with
+    /// it, or on a GPU, which begins with it when it is done with the one before, since that was
+    /// known.
     fn took(&mut self, begun: Instant, given: Instant) -> Duration {
+        let by_host = given - begun;
         if !self.device.is_gpu() {
-            return given - begun;
+            return by_host;
         }
         let now = Instant::now();
         let before = self.last_read.replace(now);
-        now - before.map_or(begun, |before| before.max(begun))
+        let since = now - before.map_or(begun, |before| before.max(begun));
+        since.max(by_host)
     }
 
     fn validates(&self, step: u64) -> bool {

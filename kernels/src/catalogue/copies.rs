@@ -1,7 +1,7 @@
 //! Copies in every unit, both ways; casts from and to every format.
 
 use super::Family;
-use crate::copies::{Cast, Copy, Fill, Format, Transpose, Unit};
+use crate::copies::{Arange, Cast, Copy, Fill, Format, Transpose, Unit};
 use crate::elementwise::Walk;
 use crate::{Error, Result, Variant};
 
@@ -53,6 +53,7 @@ pub(super) fn copies() -> Family {
         kernels.push(Ok(Fill::new(unit, false).ptx()));
     }
     kernels.push(transpose(Unit::B2, &stack));
+    kernels.extend([false, true].map(|wide| Ok(Arange::new(wide).ptx())));
     for [from, to] in CASTS {
         let cast = columns.clone().map(|walk| Cast::new(from, to, &walk).ptx());
         kernels.push(cast);

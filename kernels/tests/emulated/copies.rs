@@ -3,8 +3,8 @@
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::catalogue::CASTS;
 use meshgrad_kernels::copies::{
-    At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments, Format, Transpose,
-    TransposeArguments, Unit,
+    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
+    Format, Transpose, TransposeArguments, Unit,
 };
 use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::faults::{Fault, FaultSite};
@@ -216,6 +216,35 @@ fn fill(device: &Device, unit: Unit, count: usize, aligned: bool) -> Vec<u8> {
     found
 }
 
+#[test]
+fn counting_reaches_every_element_and_no_other() {
+    for device in Device::all() {
+        for count in [1, 2, 3, 4, 515, 2049] {
+            arange(&device, false, count);
+            arange(&device, true, count);
+        }
+    }
+}
+
+fn arange(device: &Device, wide: bool, count: usize) -> Vec<u8> {
+    let size = if wide { 8 } else { 4 };
+    let y = device.put(&vec![0xee; (count + 4) * size]);
+    let variant = Arange::new(wide);
+    let arguments = ArangeArguments {
+        y,
+        elements: count as u64,
+    };
+    let launch = variant.launch(count as u64).unwrap();
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    assert_eq!(counters.total.bytes_written, (count * size) as u64);
+
+    let found = device.bytes(y, (count + 4) * size);
+    let counted = (0..count as u64).flat_map(|i| i.to_le_bytes()[..size].to_vec());
+    let expected: Vec<u8> = counted.chain(vec![0xee; 4 * size]).collect();
+    assert_eq!(found, expected);
+    found
+}
+
 /// Elements of a format: small and large ones, below zero, beyond what others hold, odd ones.
 fn elements(format: Format) -> Vec<u8> {
     let whole = [
@@ -384,6 +413,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         bits.extend(copied(device, unit, &[40, 70], &[1, 40], true).0);
         bits.extend(fill(device, unit, 37, true));
         bits.extend(fill(device, unit, 37, false));
+        bits.extend(arange(device, unit == Unit::B8, 37));
     }
     bits.extend(copied(device, Unit::B2, &[2, 40, 3, 70], &[40, 1, 80, 240], true).0);
     for [from, to] in CASTS {

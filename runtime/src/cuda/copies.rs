@@ -1,14 +1,14 @@
 //! Plans of what moves elements, and their launches: copies between layouts, casts, fills.
 
 use meshgrad_kernels::copies::{
-    At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments, Format, Transpose,
-    TransposeArguments, Turned, Unit,
+    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
+    Format, Transpose, TransposeArguments, Turned, Unit,
 };
 use meshgrad_kernels::elementwise::Walk;
 
 use super::elementwise::Target;
 use crate::plan::{Launcher, Operand, Plan, Unplanned};
-use crate::{DType, Element, Result, Tensor};
+use crate::{DType, Element, Fresh, Result, Tensor};
 
 /// y\[c\] = x\[c\], of one dtype.
 pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
@@ -81,6 +81,21 @@ pub(crate) fn fill<T: Element>(gpu: &Launcher<'_>, value: T, y: &Target) -> Resu
         variant,
     };
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+}
+
+/// y\[i\] = i, of an index dtype.
+pub(crate) fn arange(gpu: &Launcher<'_>, y: &Fresh) -> Result<()> {
+    let elements = y.shape().elements() as u64;
+    let variant = Arange::new(y.dtype().bytes(1) == 8);
+    let arguments = ArangeArguments {
+        y: gpu.make(y)?,
+        elements,
+    };
+    let kernel = Plan {
+        launch: variant.launch(elements),
+        variant,
+    };
+    gpu.run(&kernel, &arguments.arguments())
 }
 
 /// The bits of 1, 2, 4 or 8 bytes, repeated to 8 bytes.

@@ -70,6 +70,13 @@ fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
 /// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
+    if device.is_gpu() {
+        if !dtype.is_index() {
+            return Err(Error::NotAnIndex { dtype });
+        }
+        cuda::arange(&Launcher::new("arange", device), &fresh)?;
+        return Ok(fresh.finish());
+    }
     crate::for_index!(dtype, T => {
         match device.computes() {
             true => fresh.copy_from("arange", &(0..count).map(|at| at as T).collect::<Vec<T>>()),

@@ -4,6 +4,9 @@ use super::tensor;
 use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
 pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
+    for index in [DType::I32, DType::I64] {
+        ops::arange(device, 5, index)?;
+    }
     let x = tensor(device, &[6, 64], dtype)?;
     ops::copy(&x.transpose(0, 1)?)?;
     for to in [DType::F32, DType::BF16] {

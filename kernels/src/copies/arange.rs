@@ -1,0 +1,111 @@
+//! 0, 1, 2, ..
+
+use super::{Raw, Unit};
+use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
+use crate::elementwise::THREADS;
+
+/// y\[i\] = i, for integers of 4 or 8 bytes that begin at a multiple of 16 bytes: a vector of them
+/// by each thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Arange {
+    wide: bool,
+}
+
+/// What an [`Arange`] is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct ArangeArguments {
+    /// The address of the first element.
+    pub y: u64,
+    /// How many there are.
+    pub elements: u64,
+}
+
+impl ArangeArguments {
+    /// The bytes of the parameters.
+    pub fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.push_pointer(self.y).push_u64(self.elements);
+        arguments
+    }
+}
+
+impl Arange {
+    /// The kernel for integers of 8 bytes if `wide`, otherwise of 4.
+    pub fn new(wide: bool) -> Arange {
+        Arange { wide }
+    }
+
+    /// How to launch it; `None` for no elements.
+    pub fn launch(&self, elements: u64) -> Option<Launch> {
+        let ctas = elements.div_ceil(u64::from(THREADS * self.per_vector()));
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+
+    fn per_vector(&self) -> u32 {
+        16 / self.element().bytes()
+    }
+
+    fn element(&self) -> Unit {
+        match self.wide {
+            true => Unit::B8,
+            false => Unit::B4,
+        }
+    }
+}
+
+impl Variant for Arange {
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let (y, elements) = (k.pointer("y"), k.u64_param("elements"));
+
+        let vector = k.cta().mul_wide(THREADS) + k.thread().wide();
+        let first = vector * u64::from(self.per_vector());
+        let to = y.moved(vector * 16);
+        let values: Vec<_> = (0..u64::from(self.per_vector()))
+            .map(|i| first + i)
+            .collect();
+
+        let whole = values[values.len() - 1].lt(elements);
+        let words = match self.wide {
+            true => [values[0], values[0] >> 32, values[1], values[1] >> 32].map(|x| x.low()),
+            false => [values[0], values[1], values[2], values[3]].map(|x| x.low()),
+        };
+        Unit::B16.store_if(whole, to, Raw::Vector(words));
+
+        // The last vector may have fewer.
+        for (i, value) in (0..).zip(&values[..values.len() - 1]) {
+            let exists = !whole & value.lt(elements);
+            let raw = match self.wide {
+                true => Raw::Wide(*value),
+                false => Raw::Word(value.low()),
+            };
+            let place = to.offset(i * i64::from(self.element().bytes()));
+            self.element().store_if(exists, place, raw);
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        format!("arange_b{}", self.element().bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_fill_the_parameter_space() {
+        let arguments = ArangeArguments {
+            y: 256,
+            elements: 77,
+        };
+        for wide in [false, true] {
+            let bytes = arguments.arguments();
+            let ptx = Arange::new(wide).ptx();
+            assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
+        }
+        assert_eq!(Arange::new(true).launch(0), None);
+        assert_eq!(Arange::new(true).launch(513).unwrap().grid, [2, 1, 1]);
+    }
+}
