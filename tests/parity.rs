@@ -132,6 +132,31 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
     }
 }
 
+/// On a GPU, which is the emulator unless `MESHGRAD_TEST_GPU` is `cuda`: experts and dense layers,
+/// windows, biases, scaled positions.
+#[test]
+fn a_gpu_computes_what_transformers_does() {
+    let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
+        Ok("cuda") => "cuda",
+        _ => "emulator",
+    };
+    let place = tempfile::tempdir().unwrap();
+    for name in [
+        "dense-bias-yarn",
+        "dense-window-linear",
+        "moe-hub-sharded",
+        "moe-sparse-step",
+    ] {
+        let fixture = fixtures().into_iter().find(|path| path.ends_with(name));
+        let fixture = fixture.unwrap_or_else(|| panic!("no fixture {name}"));
+        let output = place.path().join("out.safetensors");
+        forward(&fixture, &output, &["--device", device]);
+        let expected = read(&fixture.join("expected.safetensors"));
+        let found = differences(&expected, &read(&output));
+        assert!(found.is_empty(), "{name}:\n{}", found.join("\n"));
+    }
+}
+
 /// In bf16 the gradients still point the same way.
 #[test]
 fn bf16_points_the_same_way() {

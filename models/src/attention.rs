@@ -3,9 +3,11 @@
 //! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
 //! of a head.
 
+use std::sync::{Arc, OnceLock};
+
 use meshgrad_autograd::{Module, Param, Result, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
-use meshgrad_runtime::{Tensor, ops as values};
+use meshgrad_runtime::{Device, Tensor, ops as values};
 
 use crate::cache::LayerCache;
 use crate::config::Qwen3Config;
@@ -105,22 +107,51 @@ impl Module for Attention {
     }
 }
 
-/// Rotary tables for `positions`, i64 [b, t].
-///
-/// # Errors
-/// When the configuration's rotary scaling is impossible.
-pub fn rotary(config: &Qwen3Config, positions: &Tensor) -> crate::Result<(Tensor, Tensor)> {
-    let rope = config.rope()?;
-    let frequencies = rope.inverse_frequencies(config.head_dim());
-    let frequencies: Vec<f32> = frequencies
-        .into_iter()
-        .map(|radians| radians as f32)
-        .collect();
-    let device = positions.device();
-    let frequencies = Tensor::from_slice(device, &[frequencies.len()], &frequencies)?;
-    Ok(values::rope_tables(
-        positions,
-        &frequencies,
-        rope.attention_factor(),
-    )?)
+/// The angles by which queries and keys are turned. Clones share what lies on the device.
+#[derive(Clone)]
+pub struct Rotary {
+    /// Radians a position, for each pair of features.
+    frequencies: Vec<f32>,
+    attention_factor: f64,
+    /// The frequencies where the model computes: copied there once, so that no step has to.
+    on_device: Arc<OnceLock<Tensor>>,
+}
+
+impl Rotary {
+    /// Those of a configuration.
+    ///
+    /// # Errors
+    /// When its rotary scaling is impossible.
+    pub fn new(config: &Qwen3Config) -> crate::Result<Rotary> {
+        let rope = config.rope()?;
+        let frequencies = rope.inverse_frequencies(config.head_dim()).into_iter();
+        Ok(Rotary {
+            frequencies: frequencies.map(|radians| radians as f32).collect(),
+            attention_factor: rope.attention_factor(),
+            on_device: Arc::default(),
+        })
+    }
+
+    /// Cosines and sines for `positions`, i64 [b, t]: each [b, t, c/2], f32.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn tables(&self, positions: &Tensor) -> crate::Result<(Tensor, Tensor)> {
+        let frequencies = self.frequencies_on(positions.device())?;
+        let tables = values::rope_tables(positions, &frequencies, self.attention_factor);
+        Ok(tables?)
+    }
+
+    fn frequencies_on(&self, device: &Device) -> crate::Result<Tensor> {
+        if let Some(kept) = self.on_device.get()
+            && kept.device() == device
+        {
+            return Ok(kept.clone());
+        }
+        let shape = [self.frequencies.len()];
+        let frequencies = Tensor::from_slice(device, &shape, &self.frequencies)?;
+        // Whoever is not the first, or on another device, copies anew.
+        let _ = self.on_device.set(frequencies.clone());
+        Ok(frequencies)
+    }
 }

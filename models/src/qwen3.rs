@@ -7,7 +7,7 @@ use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor, ops as values};
 
 use crate::Result;
-use crate::attention::{Attention, Positions, rotary};
+use crate::attention::{Attention, Positions, Rotary};
 use crate::balance::{load_balancing_loss, router_z_loss};
 use crate::cache::{Cache, LayerCache};
 use crate::config::Qwen3Config;
@@ -24,6 +24,7 @@ pub const IGNORE_INDEX: i64 = -100;
 pub struct Qwen3 {
     config: Qwen3Config,
     embed_tokens: Param,
+    rotary: Rotary,
     layers: Vec<Layer>,
     norm: RmsNorm,
     /// [v, d]; the embedding itself where they are tied.
@@ -104,6 +105,7 @@ impl Qwen3 {
         Ok(Qwen3 {
             config: config.clone(),
             embed_tokens,
+            rotary: Rotary::new(config)?,
             layers: layers?,
             norm: RmsNorm::new("model.norm", d, config.rms_norm_eps)?,
             lm_head,
@@ -252,7 +254,7 @@ impl Qwen3 {
         let t = ids_bt.extent(-1)?;
         let positions = values::arange(ids_bt.device(), first + t, DType::I64)?;
         let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
-        let (cos, sin) = rotary(&self.config, &positions)?;
+        let (cos, sin) = self.rotary.tables(&positions)?;
         // One table for all rows of the batch.
         let shape = [ids_bt.shape()[0], t, cos.extent(-1)?];
         let (cos, sin) = (cos.broadcast_to(&shape)?, sin.broadcast_to(&shape)?);
