@@ -26,6 +26,15 @@ pub(crate) struct Plan<V> {
     pub(crate) launch: Option<Launch>,
 }
 
+/// One kernel over the rows of a matrix.
+#[derive(Debug)]
+pub(crate) struct Rows<V> {
+    pub(crate) kernel: Plan<V>,
+    pub(crate) rows: u64,
+    /// Elements of a row.
+    pub(crate) features: u32,
+}
+
 /// Why there is no plan.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unplanned {

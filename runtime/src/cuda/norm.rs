@@ -6,7 +6,7 @@ use meshgrad_kernels::rms_norm::{
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 
-use crate::plan::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::plan::{Launcher, Operand, Plan, Rows, Unplanned, aligned, extent, float};
 use crate::{DType, Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -126,14 +126,6 @@ pub(crate) fn add_rms_norm_grad_input(
         features: plan.features,
     };
     gpu.run(&plan.kernel, &arguments.arguments())
-}
-
-/// One kernel over rows.
-#[derive(Debug)]
-struct Rows<V> {
-    kernel: Plan<V>,
-    rows: u64,
-    features: u32,
 }
 
 fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, Unplanned> {

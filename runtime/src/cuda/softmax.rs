@@ -4,7 +4,7 @@
 pub(crate) use meshgrad_kernels::softmax::Function;
 use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
 
-use crate::plan::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::plan::{Launcher, Operand, Plan, Rows, Unplanned, aligned, extent, float};
 use crate::{Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -38,14 +38,6 @@ pub(crate) fn softmax_grad(
         features: plan.features,
     };
     gpu.run(&plan.kernel, &arguments.arguments())
-}
-
-/// One kernel over rows.
-#[derive(Debug)]
-struct Rows<V> {
-    kernel: Plan<V>,
-    rows: u64,
-    features: u32,
 }
 
 fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, Unplanned> {

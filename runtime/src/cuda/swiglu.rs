@@ -2,7 +2,7 @@
 
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
 
-use crate::plan::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::plan::{Launcher, Operand, Plan, Rows, Unplanned, aligned, extent, float};
 use crate::{Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -36,14 +36,6 @@ pub(crate) fn swiglu_grad(
         features: plan.features,
     };
     gpu.run(&plan.kernel, &arguments.arguments())
-}
-
-/// One kernel over rows.
-#[derive(Debug)]
-struct Rows<V> {
-    kernel: Plan<V>,
-    rows: u64,
-    features: u32,
 }
 
 /// `y` [.., F] in the making; results are aligned.
