@@ -1,8 +1,6 @@
 //! Products of ragged groups on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, gpu, numbered, reference, rounding};
+use crate::devices::{assert_close, devices, exact, gpu, numbered, reference, rounding};
 use meshgrad_runtime::{
     Accumulator, CudaError, DType, Device, Error, Kind, PinnedBuffer, Shape, Tensor, ops,
 };
@@ -69,7 +67,10 @@ fn views() {
             let at = apart.expect("a dim of one element leaves the others as they are");
             let y = ops::grouped_matmul_nt(&x, &w, &at).unwrap();
             let dense = ops::grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 30, 30, 37]));
-            assert_eq!(devices::values(&y), devices::values(&dense.unwrap()));
+            assert_eq!(
+                crate::devices::values(&y),
+                crate::devices::values(&dense.unwrap())
+            );
         }
     }
 }
@@ -134,7 +135,7 @@ fn unused_rows_are_not_read() {
             let mut dw = accumulator(&device, w.shape(), DType::F32);
             ops::grouped_matmul_grad_weight_into(&x, &x, &at, &mut dw).unwrap();
             for result in [&y, &dx, dw.total().unwrap()] {
-                assert!(devices::values(result).iter().all(|x| x.is_finite()));
+                assert!(crate::devices::values(result).iter().all(|x| x.is_finite()));
             }
         }
     }
@@ -163,7 +164,10 @@ fn a_graph_follows_its_offsets() {
                 .unwrap();
             graph.launch().unwrap();
             let expected = ops::grouped_matmul_nt(&x, &w, &offsets(&device, &ends)).unwrap();
-            assert_eq!(devices::values(graph.results()), devices::values(&expected));
+            assert_eq!(
+                crate::devices::values(graph.results()),
+                crate::devices::values(&expected)
+            );
         }
     }
 }

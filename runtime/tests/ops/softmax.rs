@@ -1,8 +1,6 @@
 //! Softmax, its logarithm and their gradients on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, rounding};
+use crate::devices::{assert_close, devices, exact, numbered, rounding};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 /// Rows that fit in registers, rows that do not, one element, no elements, strides.

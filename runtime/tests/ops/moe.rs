@@ -1,8 +1,6 @@
 //! Mixture-of-experts layers on every device, against the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Device, Result, Tensor, ops};
 
 /// [tokens, choices, experts, first held, held].

@@ -1,8 +1,6 @@
 //! Attention on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::{
     AttentionError, DType, Device, Error, Tensor,
     ops::{self, AttentionMask, AttentionSequences},

@@ -1,8 +1,6 @@
 //! Ops that move elements: one body, the device a parameter; what is expected is the CPU's.
 
-mod devices;
-
-use devices::{devices, gpu, reference};
+use crate::devices::{devices, gpu, reference};
 use meshgrad_runtime::{CudaError, DType, Device, Element, Error, Kind, Shape, Tensor, Truth, ops};
 
 /// Elements of any dtype that differ from their neighbours.

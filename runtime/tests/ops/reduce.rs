@@ -1,8 +1,6 @@
 //! Sums, means and extremes on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, rounding, values};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 type Op = fn(&Tensor, &[isize]) -> Result<Tensor>;

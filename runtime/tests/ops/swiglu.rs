@@ -1,8 +1,6 @@
 //! The gated linear unit and its gradient on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, rounding};
+use crate::devices::{assert_close, devices, exact, numbered, rounding};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 /// Rows of vectors and odd ones, one element, no rows, no features, strides.

@@ -1,8 +1,6 @@
 //! Rotary positions on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::RopeStyle;
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 

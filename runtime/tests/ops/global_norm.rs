@@ -1,8 +1,6 @@
 //! The norm of gradients and clipping by it on every device, against f64.
 
-mod devices;
-
-use devices::{devices, numbered, values};
+use crate::devices::{devices, numbered, values};
 use meshgrad_runtime::{DType, Tensor, ops};
 
 /// Any number of tensors, dtypes and layouts; more than an op may use at once otherwise.

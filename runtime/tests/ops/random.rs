@@ -1,8 +1,6 @@
 //! Random values and dropout on every device: the bits of the CPU.
 
-mod devices;
-
-use devices::{devices, numbered, reference, values};
+use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::{DType, Device, Draw, Key, Kind, Region, Tensor, Truth, ops};
 
 /// Shapes with what they hold of a larger tensor: whole tensors; rows, from a whole block of random
@@ -108,7 +106,9 @@ fn dropout_and_its_gradient() {
 /// f64 is the CPU's.
 #[test]
 fn gpus_do_not_draw_f64() {
-    let Some(gpu) = devices::gpu() else { return };
+    let Some(gpu) = crate::devices::gpu() else {
+        return;
+    };
     let drawn = ops::normal(&gpu, &[3], DType::F64, Key::new(0), 0.0, 1.0);
     let message = drawn.err().unwrap().to_string();
     assert!(message.contains("f64"), "{message}");

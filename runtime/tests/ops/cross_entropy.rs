@@ -1,8 +1,6 @@
 //! Cross entropy fused with its linear layer, on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::Targets;
 use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
 

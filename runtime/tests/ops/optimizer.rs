@@ -1,8 +1,6 @@
 //! Steps of AdamW on every device: the bits of the CPU, in one launch.
 
-mod devices;
-
-use devices::{devices, numbered, reference, values};
+use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{CudaError, DType, Device, Draw, Error, Key, Kind, Region, Result, Tensor};
 
@@ -164,7 +162,9 @@ fn all_at_once() {
 /// The table is uploaded once: a step like one before can be captured, another cannot.
 #[test]
 fn steps_are_replayed() {
-    let Some(device) = devices::gpu() else { return };
+    let Some(device) = crate::devices::gpu() else {
+        return;
+    };
     let one = Trained::new(&device, &[100], DType::F32, 0);
     let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
     let mut table = AdamWTable::default();

@@ -1,8 +1,6 @@
 //! Indices out of range on a GPU: a kernel reports, the host learns of it where it waits.
 
-mod devices;
-
-use devices::gpu;
+use crate::devices::gpu;
 use meshgrad_kernels::assembler::Kernel;
 use meshgrad_kernels::faults::Faults;
 use meshgrad_kernels::{Arguments, Launch, Ptx, Target, Variant};

@@ -1,8 +1,6 @@
 //! RMSNorm and its gradients on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Tensor, ops};
 
 const EPS: f64 = 1e-6;

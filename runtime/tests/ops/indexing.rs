@@ -1,8 +1,6 @@
 //! What indices choose: one body, the device a parameter; what is expected is the CPU's.
 
-mod devices;
-
-use devices::{devices, exact, gpu, numbered, reference, values};
+use crate::devices::{devices, exact, gpu, numbered, reference, values};
 use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
 
 const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];

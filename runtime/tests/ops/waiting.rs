@@ -1,8 +1,6 @@
 //! What makes the host wait for a GPU, and what does not.
 
-mod devices;
-
-use devices::{devices, gpu, numbered, values};
+use crate::devices::{devices, gpu, numbered, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{CudaError, DType, Device, Error, Key, Kind, Tensor};
 

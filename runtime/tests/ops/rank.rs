@@ -1,9 +1,7 @@
 //! Places of extremes and the largest elements on every device, against the CPU, which they equal
 //! to the last place.
 
-mod devices;
-
-use devices::{devices, reference, values};
+use crate::devices::{devices, reference, values};
 use meshgrad_runtime::{DType, Device, Error, Tensor, ops};
 
 /// Whole numbers with many equals, a NaN here and there, and infinities.

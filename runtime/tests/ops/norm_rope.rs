@@ -1,9 +1,7 @@
 //! The norm of heads and their turn in one pass, on every device, against the two ops in f64 on the
 //! CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::RopeStyle;
 use meshgrad_runtime::{Accumulator, DType, Device, Tensor, ops};
 

@@ -1,8 +1,6 @@
 //! Who may write what others use: an op's own operands, and work on other streams.
 
-mod devices;
-
-use devices::{devices, gpu, numbered, values};
+use crate::devices::{devices, gpu, numbered, values};
 use meshgrad_runtime::{
     Accumulator, DType, Device, Error, Kind, Pending, Result, Stream, Tensor, ops, with_stream,
 };

@@ -1,8 +1,6 @@
 //! Matrix products on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Device, Tensor, ops};
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
@@ -136,7 +134,7 @@ fn long_sums() {
                 let c = ops::matmul(&a, &b).unwrap();
                 assert_close(&c, &expected, tolerance(dtype, 1500), 1.0);
                 let again = ops::matmul(&a, &b).unwrap();
-                assert_eq!(devices::values(&c), devices::values(&again));
+                assert_eq!(crate::devices::values(&c), crate::devices::values(&again));
 
                 let mut into = Accumulator::new(&device, *c.shape(), DType::F32).unwrap();
                 for times in 1..3 {
@@ -183,13 +181,13 @@ fn nothing_to_sum() {
             let shape = *ops::matmul(&a, &b).unwrap().shape();
             let mut into = Accumulator::new(&device, shape, DType::F32).unwrap();
             ops::matmul_into(&a, &b, &mut into).unwrap();
-            assert_eq!(devices::values(into.total().unwrap()), [0.0; 48]);
+            assert_eq!(crate::devices::values(into.total().unwrap()), [0.0; 48]);
             let [some, other] =
                 [[2, 4, 5], [2, 5, 6]].map(|shape| numbered(&device, &shape, dtype, 1.0));
             ops::matmul_into(&some, &other, &mut into).unwrap();
-            let before = devices::values(into.total().unwrap());
+            let before = crate::devices::values(into.total().unwrap());
             ops::matmul_into(&a, &b, &mut into).unwrap();
-            assert_eq!(devices::values(into.total().unwrap()), before);
+            assert_eq!(crate::devices::values(into.total().unwrap()), before);
         }
     }
 }
@@ -197,7 +195,9 @@ fn nothing_to_sum() {
 /// Kernels count rows by signed numbers: what has more is refused, not left uncomputed.
 #[test]
 fn more_rows_than_kernels_count() {
-    let Some(gpu) = devices::gpu() else { return };
+    let Some(gpu) = crate::devices::gpu() else {
+        return;
+    };
     let meta = Device::meta(gpu.properties());
     let tall = |rows| ops::full(&meta, &[rows, 1], DType::BF16, 0.0).unwrap();
     let most = i32::MAX as usize;

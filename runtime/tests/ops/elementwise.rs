@@ -1,8 +1,6 @@
 //! The elementwise ops on every device, against f64 on the CPU.
 
-mod devices;
-
-use devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::{
     Accumulator, DType, Error, Function, Kind, Number, Result, Signature, Tensor, ops,
 };
