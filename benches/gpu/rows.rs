@@ -47,7 +47,11 @@ const ROW_JOBS: &[RowJob] = &[
         name: "swiglu",
         bytes: |width| 1.5 * width,
         compiles: true,
-        run: |of| Ok(vec![values::swiglu(&of[X])?]),
+        run: |of| {
+            let [rows, features] = [of[X].extent(0)?, of[X].extent(1)?];
+            let gate_up = values::reshape(&of[X], &[rows, 2, features / 2])?;
+            Ok(vec![values::swiglu(&gate_up)?])
+        },
     },
     RowJob {
         name: "cast",
