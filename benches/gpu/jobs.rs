@@ -38,8 +38,11 @@ pub(crate) struct Group {
     pub(crate) jobs: Vec<Job>,
     /// Bytes of one set of operands.
     pub(crate) bytes: usize,
-    pub(crate) operands: Box<dyn Fn(&Source<'_>) -> Result<Vec<Tensor>>>,
+    pub(crate) operands: Operands,
 }
+
+/// Makes one set of operands.
+pub(crate) type Operands = Box<dyn Fn(&Source<'_>) -> Result<Vec<Tensor>>>;
 
 /// Operands of random values, for how fast a chip is depends on them.
 pub(crate) struct Source<'d> {

@@ -19,6 +19,7 @@ mod jobs;
 mod layers;
 #[path = "../measure.rs"]
 mod measure;
+mod models;
 #[path = "../peer.rs"]
 mod peer;
 mod products;

@@ -32,7 +32,7 @@ pub struct At {
     pub faults: FaultSite,
 }
 
-/// What a [`Copy`] is called with.
+/// What a [`struct@Copy`] is called with.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyArguments<'a> {
     /// The address of the first element of x.

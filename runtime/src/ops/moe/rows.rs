@@ -40,7 +40,7 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 /// Brings each token to its experts: row r of the result is `x[order[r] / K]`.
 ///
 /// # Shapes
-/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`] with C = N K; returns [C, H]. Rows
+/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder) with C = N K; returns [C, H]. Rows
 /// beyond the last offset are unspecified.
 ///
 /// # Errors
@@ -139,7 +139,7 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
 /// dout[order[r] / K]`.
 ///
 /// # Shapes
-/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`]; returns [C,
+/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder); returns [C,
 /// H] of `dout`'s dtype. Rows beyond the last offset are unspecified.
 ///
 /// # Errors
