@@ -331,6 +331,29 @@ fn a_loss_that_is_no_number_ends_the_run() {
     assert_eq!(before, content(&place.path("run").join("step-000003")));
 }
 
+/// The emulated GPU trains, counts what it launched, and writes a text.
+#[test]
+fn the_program_computes_on_a_gpu() {
+    let place = Place::new();
+    let said = place.train("run", &["--device", "emulator", "--stop-after", "2"]);
+    assert!(said.contains("emulator:0"), "{said}");
+    let launches = |record: &serde_json::Value| record["kernel_launches"].as_u64().unwrap();
+    let records = metrics(&place.path("run"));
+    assert!(launches(&records[0]) > 100);
+    assert_eq!(launches(&records[0]), launches(&records[1]));
+
+    let sample = ["sample", "run", "--prompt", "fn", "--tokens", "3"];
+    let sample = |device: &[&str]| place.meshgrad(&[&sample, device].concat());
+    let text = sample(&["--device", "emulator"]);
+    assert!(
+        text.status.success(),
+        "{}",
+        String::from_utf8_lossy(&text.stderr)
+    );
+    assert!(text.stdout.starts_with(b"fn"));
+    place.refuses(&["train", "small.toml", "--device", "emulator:1000"]);
+}
+
 #[test]
 fn usage_errors_exit_with_2() {
     let place = Place::new();

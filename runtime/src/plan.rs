@@ -94,6 +94,9 @@ pub(crate) fn float(dtype: DType) -> Result<Dtype, Unplanned> {
     }
 }
 
+/// The most that an index of 32 bits, which goes on by what a CTA does at once, counts to.
+pub(crate) const MOST: u32 = i32::MAX as u32;
+
 /// An extent as the kernels of a family take it, `most` at most.
 pub(crate) fn extent(
     kernel: &'static str,

@@ -158,7 +158,10 @@ impl Storage {
             (Block::Gpu(block), Some(gpu)) => {
                 stream::forbid_in_capture(op)?;
                 let stream = stream::raw(&self.device, gpu);
-                Ok(gpu.upload(&stream, from, block)?)
+                if gpu.upload(&stream, from, block)? {
+                    self.device.count_wait();
+                }
+                Ok(())
             }
             _ => Err(self.no_values()),
         }

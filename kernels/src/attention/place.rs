@@ -236,6 +236,12 @@ impl<'k> Place<'k> {
             let span = |list: Integers<'k>, most: U32<'k>, faults: Option<Faults<'k>>| {
                 let begin = list.checked(sequence, most, faults);
                 let end = list.checked(sequence + 1, most, faults);
+                if let Some(faults) = faults {
+                    // Sequences follow each other from the first token to the last.
+                    let first = sequence.equals(0) & begin.differs(0);
+                    let last = (sequence + 1).equals(call.count) & end.differs(most);
+                    faults.report(first | last | end.lt(begin), end.wide().signed());
+                }
                 (begin, end.max(begin) - begin)
             };
             let (begin, length) = span(call.of_queries, call.queries, of_queries);

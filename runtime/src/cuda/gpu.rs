@@ -160,15 +160,16 @@ impl Gpu {
         self.tell(stream, met)
     }
 
-    /// Puts a copy of `from` to the start of `to` into `stream`.
+    /// Puts a copy of `from` to the start of `to` into `stream`; tells whether the host had to wait
+    /// for room in pinned memory.
     pub(crate) fn upload(
         &self,
         stream: &Arc<RawStream>,
         from: &[u8],
         to: &Block,
-    ) -> Result<(), CudaError> {
+    ) -> Result<bool, CudaError> {
         match from.is_empty() {
-            true => Ok(()),
+            true => Ok(false),
             false => self.staged(|staging| staging.upload(stream, from, to)),
         }
     }

@@ -184,18 +184,22 @@ impl PinnedCopy {
         *behind = [0; faults::WORD];
         let word = word.map(|from| (behind.as_mut_ptr().cast(), from, faults::WORD));
         let values = (bytes > 0).then_some((buffer.address.cast(), from, bytes));
-        let copy = PinnedCopy::not_begun(buffer);
+        let mut copy = PinnedCopy::not_begun(buffer);
         stream.context().bind()?;
         for (to, from, bytes) in values.into_iter().chain(word) {
             // SAFETY: block and word are large enough, and their memory is given to others in the
             // order of streams only, or not at all; the buffer is pinned, large enough, and given to
             // nobody before `done`.
-            unsafe {
+            let begun = unsafe {
                 call!(
                     &**stream.context(),
                     cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())
                 )
-            }?;
+            };
+            if let Err(error) = begun {
+                copy.lose(); // another copy may have begun
+                return Err(error);
+            }
         }
         copy.begun(stream)
     }
@@ -253,23 +257,39 @@ impl Drop for PinnedCopy {
 const STAGE: usize = (4 << 20) - 64;
 
 /// The way of ordinary host memory to the GPU and back: two pinned buffers, so that the host copies
-/// into or out of one while the GPU does with the other.
+/// into or out of one while the GPU does with the other. Small uploads lie side by side in one of
+/// them, so that the host can give a GPU many of these, and the work between them, and not wait.
 pub(crate) struct Staging {
     stages: [Stage; 2],
+    /// Which of them the next upload begins in.
+    current: usize,
 }
 
 struct Stage {
     buffer: Pinned,
-    /// When the GPU is done with the buffer.
-    done: Option<Event>,
+    /// Bytes in front that the GPU may still copy.
+    filled: usize,
+    /// When the GPU is done with them: a moment for each stream.
+    done: Vec<Event>,
 }
 
 impl Stage {
-    fn wait(&mut self) -> Result<(), CudaError> {
-        match self.done.take() {
-            Some(done) => done.synchronize(),
-            None => Ok(()),
+    /// Waits until all of it is free, and tells whether there was anything to wait for.
+    fn wait(&mut self) -> Result<bool, CudaError> {
+        let waits = !self.done.is_empty();
+        for done in self.done.drain(..) {
+            done.synchronize()?;
         }
+        self.filled = 0;
+        Ok(waits)
+    }
+
+    /// What was put into `stream` so far uses the first `filled` bytes.
+    fn used(&mut self, stream: &Arc<RawStream>, filled: usize) -> Result<(), CudaError> {
+        self.filled = filled;
+        self.done.retain(|done| !done.is_of(stream)); // a later moment says as much
+        self.done.push(stream.record()?);
+        Ok(())
     }
 }
 
@@ -278,42 +298,51 @@ impl Staging {
         let stage = || {
             Ok::<Stage, CudaError>(Stage {
                 buffer: Pinned::new(context, STAGE + 64)?,
-                done: None,
+                filled: 0,
+                done: Vec::new(),
             })
         };
         Ok(Staging {
             stages: [stage()?, stage()?],
+            current: 0,
         })
     }
 
     /// Puts a copy of `from` to the start of `to` into `stream`. Returns when `from` is no longer
-    /// needed.
+    /// needed, and whether the host waited for the GPU until then.
     pub(crate) fn upload(
         &mut self,
         stream: &Arc<RawStream>,
         from: &[u8],
         to: &Block,
-    ) -> Result<(), CudaError> {
+    ) -> Result<bool, CudaError> {
         assert!(from.len() <= to.bytes(), "an upload fits its block");
+        let mut waited = false;
         for (at, from) in from.chunks(STAGE).enumerate() {
-            let stage = &mut self.stages[at % 2];
-            stage.wait()?;
-            stage.buffer.bytes_mut()[..from.len()].copy_from_slice(from);
+            if self.stages[self.current].filled + from.len() > STAGE {
+                self.current = 1 - self.current;
+                waited |= self.stages[self.current].wait()?;
+            }
+            let stage = &mut self.stages[self.current];
+            let place = stage.filled..stage.filled + from.len();
+            let staged = &mut stage.buffer.bytes_mut()[place.clone()];
+            staged.copy_from_slice(from);
 
             let to = to.address() + (at * STAGE) as u64;
-            let address = stage.buffer.address.cast();
+            let address = staged.as_ptr().cast();
             stream.context().bind()?;
             // SAFETY: the block is large enough, and its memory is given to others in the order of
-            // streams only; the buffer is pinned, large enough, and not touched before `done`.
+            // streams only; the buffer is pinned, large enough, and these bytes are not touched
+            // before `done`.
             unsafe {
                 call!(
                     &**stream.context(),
                     cuMemcpyHtoDAsync_v2(to, address, from.len(), stream.raw())
                 )
             }?;
-            stage.done = Some(stream.record()?);
+            stage.used(stream, place.end)?;
         }
-        Ok(())
+        Ok(waited)
     }
 
     /// Puts a copy of the device's word of faults, if it has one, into `stream`.
@@ -398,8 +427,7 @@ impl Staging {
                 cuMemcpyDtoHAsync_v2(address, from, bytes, stream.raw())
             )
         }?;
-        stage.done = Some(stream.record()?);
-        Ok(())
+        stage.used(stream, bytes)
     }
 }
 

@@ -6,7 +6,7 @@ use meshgrad_kernels::rms_norm::{
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 
-use crate::plan::{Launcher, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::plan::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
 use crate::{DType, Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -137,7 +137,7 @@ fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, Unpla
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, u32::MAX)?,
+        features: extent(FAMILY, "features", features, MOST)?,
     })
 }
 
@@ -150,7 +150,7 @@ fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGrad
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, u32::MAX)?,
+        features: extent(FAMILY, "features", features, MOST)?,
     })
 }
 
@@ -163,7 +163,7 @@ fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, u32::MAX)?,
+        features: extent(FAMILY, "features", features, MOST)?,
     })
 }
 
@@ -179,7 +179,7 @@ fn add_grad_input(
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, u32::MAX)?,
+        features: extent(FAMILY, "features", features, MOST)?,
     })
 }
 
@@ -203,7 +203,7 @@ impl GradWeight {
         features: usize,
         empty: bool,
     ) -> Result<GradWeight, Unplanned> {
-        let width = extent(FAMILY, "features", features, u32::MAX)?;
+        let width = extent(FAMILY, "features", features, MOST)?;
         let partials = RmsNormGradWeight::new(float(x.dtype)?, features, aligned(&[&dy, &x]));
         let sum = SumPartials::new(!empty);
         let rows = rows as u64;

@@ -10,7 +10,7 @@ use meshgrad_kernels::rope::{
 
 use crate::cpu::rope::Turn;
 use crate::ops::RopeStyle;
-use crate::plan::{Launcher, Operand, Plan, Unplanned, extent, float};
+use crate::plan::{Launcher, MOST, Operand, Plan, Unplanned, extent, float};
 use crate::{DType, Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -94,10 +94,10 @@ impl Turned {
         let rows: usize = shape[..3].iter().product();
         let heads = Heads {
             rows: extent(FAMILY, "heads", rows, Heads::MAX_ROWS)?,
-            positions: extent(FAMILY, "positions", shape[1], u32::MAX)?,
-            heads: extent(FAMILY, "heads of a position", shape[2], u32::MAX)?,
-            features: extent(FAMILY, "features", shape[3], u32::MAX)?,
-            pairs: extent(FAMILY, "pairs", tables[0].layout.shape()[2], u32::MAX)?,
+            positions: extent(FAMILY, "positions", shape[1], MOST)?,
+            heads: extent(FAMILY, "heads of a position", shape[2], MOST)?,
+            features: extent(FAMILY, "features", shape[3], MOST)?,
+            pairs: extent(FAMILY, "pairs", tables[0].layout.shape()[2], MOST)?,
         };
         let of_x = head_strides(x);
         let of_tables = tables.map(|table| {
@@ -153,7 +153,7 @@ fn tables_plan(
     };
     let elements = positions.saturating_mul(pairs);
     let elements = extent(FAMILY, "angles", elements, RopeTables::MAX_ELEMENTS)?;
-    let pairs = extent(FAMILY, "pairs", pairs, u32::MAX)?;
+    let pairs = extent(FAMILY, "pairs", pairs, MOST)?;
     let variant = RopeTables::new(format);
     let launch = variant.launch(elements);
     Ok((Plan { variant, launch }, elements, pairs))

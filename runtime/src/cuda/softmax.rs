@@ -4,7 +4,7 @@
 pub(crate) use meshgrad_kernels::softmax::Function;
 use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
 
-use crate::plan::{Launcher, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::plan::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
 use crate::{Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -72,7 +72,7 @@ fn rows_of(x: &Operand) -> Result<(u64, u32), Unplanned> {
     let shape = x.layout.shape();
     let features = shape.last().copied().unwrap_or(1);
     let rows = shape.elements().checked_div(features).unwrap_or(0);
-    let features = extent(FAMILY, "features", features, u32::MAX)?;
+    let features = extent(FAMILY, "features", features, MOST)?;
     Ok((rows as u64, features))
 }
 

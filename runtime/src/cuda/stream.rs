@@ -110,6 +110,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
+    /// Whether this is a moment in `stream`.
+    pub(crate) fn is_of(&self, stream: &Arc<RawStream>) -> bool {
+        Arc::ptr_eq(&self.stream, stream)
+    }
+
     /// Waits on the host until this moment has come.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.stream.context.bind()?;

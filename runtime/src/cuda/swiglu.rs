@@ -2,7 +2,7 @@
 
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
 
-use crate::plan::{Launcher, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::plan::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
 use crate::{Fresh, Result, Tensor};
 
 /// What kernels call the family in errors.
@@ -70,7 +70,7 @@ fn extents(x: &Operand) -> Result<([u64; 2], u32), Unplanned> {
     let shape = x.layout.shape();
     let features = shape.last().copied().unwrap_or(1);
     let rows = shape.elements().checked_div(features).unwrap_or(0);
-    let width = extent(FAMILY, "features", features, u32::MAX)?;
+    let width = extent(FAMILY, "features", features, MOST)?;
     Ok(([rows as u64, features as u64], width))
 }
 

@@ -6,7 +6,7 @@
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::cuda::attention as cuda;
 use crate::ops::contiguous;
-use crate::{DType, Element, Error, Result, Signature, Tensor, for_float};
+use crate::{DType, Element, Error, Fresh, Result, Signature, Tensor, for_float};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
@@ -107,6 +107,7 @@ pub fn attention(
     let call = call.with_flops(4 * multiply_adds(&shape, mask));
     if call.device().is_gpu() {
         let called = cuda::Called::new(call.device(), shape, mask, scale)?;
+        clear_if_packed(mask, &mut [&mut out, &mut lse])?;
         call.launch(|gpu| cuda::attention(gpu, &called, [&q, &k, &v], [&out, &lse]))?;
         return Ok((out.finish(), lse.finish()));
     }
@@ -129,6 +130,15 @@ pub fn attention(
         })
     })?;
     Ok((out.finish(), lse.finish()))
+}
+
+/// Only a GPU reads the offsets of packed sequences, late: tokens that no sequence has are zeros, not
+/// what the memory held before.
+fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut Fresh]) -> Result<()> {
+    match mask.sequences {
+        AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.clear()),
+        _ => Ok(()),
+    }
 }
 
 /// The gradients of [`attention`] with respect to q, k and v, from its results and the gradient of
@@ -173,6 +183,7 @@ pub fn attention_grad(
             lse: &lse,
             dout: &dout,
         };
+        clear_if_packed(mask, &mut [&mut dq, &mut dk, &mut dv])?;
         let gradients = [&dq, &dk, &dv];
         call.launch(|gpu| cuda::attention_grad(gpu, &called, &operands, &workspace, gradients))?;
         return Ok((dq.finish(), dk.finish(), dv.finish()));

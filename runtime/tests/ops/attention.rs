@@ -190,6 +190,33 @@ fn wrong_lengths_are_told() {
     }
 }
 
+/// Sequences that leave tokens out are told; tokens of none are zeros on a GPU.
+#[test]
+fn wrong_offsets_are_told() {
+    let lists: [&[i64]; 3] = [&[0, 3], &[1, 5], &[0, 6]];
+    for (device, offsets) in devices().iter().flat_map(|it| lists.map(|list| (it, list))) {
+        let x = numbered(device, &[1, 5, 1, 8], DType::F32, 1.0);
+        let mask = AttentionMask {
+            sequences: AttentionSequences::Packed {
+                cu_seqlens_q: list(device, offsets),
+                cu_seqlens_k: list(device, offsets),
+            },
+            ..AttentionMask::default()
+        };
+        let out = ops::attention(&x, &x, &x, &mask, 1.0);
+        let read = |out: Tensor| (out.to_vec::<f32>(), out);
+        match out.map(|(out, _)| read(out)) {
+            Ok((values, out)) => {
+                assert!(values.is_err() && device.is_gpu(), "{offsets:?}");
+                let out = out.to_vec::<f32>().unwrap();
+                assert!(out.iter().all(|x| x.is_finite()));
+                assert!(offsets != [0, 3] || out[24..].iter().all(|x| *x == 0.0));
+            }
+            Err(_) => assert!(!device.is_gpu(), "{offsets:?}"),
+        }
+    }
+}
+
 /// What extents tell is refused on every device alike.
 #[test]
 fn wrong_masks_are_errors() {

@@ -8,6 +8,23 @@ fn zeros(device: &Device, kind: Kind) -> Tensor {
     Tensor::zeros(device, &[300], DType::F32, kind).unwrap()
 }
 
+/// Small uploads lie side by side until a buffer of 4 MiB is full, and then in the other one: the
+/// host waits when both are, and the values are the right ones all the same.
+#[test]
+fn uploads_go_ahead_of_the_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let before = gpu.waits();
+    let batch = |at: usize| vec![at as f32; 1 << 18]; // 1 MiB
+    let upload = |at| Tensor::from_slice(&gpu, &[1 << 18], &batch(at)).unwrap();
+    let mut tensors: Vec<Tensor> = (0..6).map(upload).collect();
+    assert_eq!(gpu.waits(), before);
+    tensors.extend((6..16).map(upload));
+    assert!(gpu.waits() > before);
+    for (at, tensor) in tensors.iter().enumerate() {
+        assert_eq!(tensor.to_vec::<f32>().unwrap(), batch(at));
+    }
+}
+
 /// What a step of training does beside its model: tokens are uploaded, metrics begin to be read, the
 /// parameters change. No value is waited for before it is asked for.
 #[test]
