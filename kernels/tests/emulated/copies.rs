@@ -358,7 +358,13 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
         walk: &walk,
     };
     let launch = variant.launch(walk.elements()).unwrap();
-    device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let moved = [counters.total.bytes_read, counters.total.bytes_written];
+    assert_eq!(
+        moved,
+        [twice.len() as u64, room as u64],
+        "each element once"
+    );
 
     let y = device.bytes(at_y, room);
     let found = y.chunks(to.size() as usize).map(|y| value(to, y).0);

@@ -122,7 +122,13 @@ fn gather(device: &Device, unit: Unit, format: Ids, wide: bool, ids: &[i64; 15])
         indexed,
     };
     let launch = variant.launch(15).unwrap();
-    device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let chosen = ids.iter().filter(|id| (0..7).contains(*id)).count();
+    let told = 8 * (ids.len() - chosen); // the word, which is read and written
+    let read = 15 * format.size() as usize + chosen * size + told;
+    let moved = [counters.total.bytes_read, counters.total.bytes_written];
+    let expected = [read, 15 * size + told].map(|bytes| bytes as u64);
+    assert_eq!(moved, expected, "each element once");
 
     let y = device.bytes(arguments.y, 15 * size);
     for (at, y) in y.chunks(size).enumerate() {

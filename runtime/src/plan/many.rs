@@ -13,7 +13,7 @@ impl Launcher<'_> {
     /// # Errors
     /// [`Error::Immutable`]; [`Error::Argument`] when two that change share elements;
     /// [`Error::Busy`] when what is read is of a storage that changes, and while work on another
-    /// stream uses it otherwise. Nothing has changed then.
+    /// stream uses it otherwise. No element has changed then, though versions may have.
     pub(crate) fn use_many(
         &self,
         changed: &[&Tensor],

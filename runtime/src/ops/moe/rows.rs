@@ -40,12 +40,12 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 /// Brings each token to its experts: row r of the result is `x[order[r] / K]`.
 ///
 /// # Shapes
-/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder) with C = N K; returns [C, H]. Rows
-/// beyond the last offset are unspecified.
+/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder) with C = N K;
+/// returns [C, H]. Rows beyond the last offset are unspecified.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that fall or
-/// leave the rows.
+/// leave the rows. A GPU tells of indices out of range later, and looks at the last offset only.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;
