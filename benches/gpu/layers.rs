@@ -2,7 +2,9 @@
 //! experts, the end of the model, the step of the optimizer.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops::{AdamW, AdamWOperands, AttentionMask, StepScalars, Targets};
+use meshgrad::runtime::ops::{
+    AdamW, AdamWOperands, AttentionMask, RopeStyle, StepScalars, Targets,
+};
 use meshgrad::runtime::{Accumulator, Key, Result};
 use serde_json::{Value, json};
 
@@ -14,10 +16,12 @@ const BF16: DType = DType::BF16;
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let attention = shapes.attention.iter();
     let attention = attention.flat_map(|it| FLOATS.map(|dtype| attention_of(it, dtype)));
+    let positions = shapes.attention.iter().map(positions);
     let moe = shapes.moe.iter().map(experts);
     let ends = shapes.vocabulary.iter().map(end);
     let steps = shapes.adamw.iter().map(step);
-    attention.chain(moe).chain(ends).chain(steps).collect()
+    let layers = positions.chain(attention).chain(moe);
+    layers.chain(ends).chain(steps).collect()
 }
 
 fn job(
@@ -92,6 +96,50 @@ fn attention_of(shape: &shapes::Attention, dtype: DType) -> Group {
             let dout = source.random("dout", &queries, dtype)?;
             let (out, lse) = values::attention(&q, &k, &v, &mask, scale)?;
             Ok(vec![q, k, v, dout, out, lse])
+        }),
+    }
+}
+
+/// The turn of queries, alone and with the norm before it.
+fn positions(shape: &shapes::Attention) -> Group {
+    let shapes::Attention {
+        batch,
+        tokens,
+        heads,
+        head_dim,
+        what,
+        ..
+    } = shape.clone();
+    let queries = [batch, tokens, heads, head_dim];
+    let elements: usize = queries.iter().product();
+    let bytes = Amount::Bytes((4 * elements) as f64);
+    let extents = json!({"batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim});
+    let mut jobs = vec![
+        job("rope", BF16, bytes, &extents, |of| {
+            Ok(vec![values::rope(&of[0], &of[1], &of[2], RopeStyle::Half)?])
+        }),
+        job("rms_norm_rope", BF16, bytes, &extents, |of| {
+            let [x, cos, sin, w] = [0, 1, 2, 3].map(|at| &of[at]);
+            let (y, inv_rms) = values::rms_norm_rope(x, w, cos, sin, RopeStyle::Half, 1e-6)?;
+            Ok(vec![y, inv_rms])
+        }),
+    ];
+    for job in &mut jobs {
+        job.compiles = true;
+    }
+    Group {
+        title: format!("{queries:?}: {what}"),
+        jobs,
+        bytes: BF16.bytes(elements),
+        operands: Box::new(move |source| {
+            let x = source.random("x", &queries, BF16)?;
+            let w = source.random("w", &[head_dim], BF16)?;
+            let at = values::arange(source.device, tokens, DType::I64)?.unsqueeze(0)?;
+            let frequencies = source.random("frequencies", &[head_dim / 2], DType::F32)?;
+            let (cos, sin) = values::rope_tables(&at, &frequencies, 1.0)?;
+            let table = [batch, tokens, head_dim / 2];
+            let (cos, sin) = (cos.broadcast_to(&table)?, sin.broadcast_to(&table)?);
+            Ok(vec![x, cos, sin, w])
         }),
     }
 }

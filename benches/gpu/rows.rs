@@ -87,6 +87,21 @@ const ROW_JOBS: &[RowJob] = &[
         run: |of| Ok(vec![values::softmax(&of[X])?]),
     },
     RowJob {
+        name: "softmax_grad",
+        bytes: |width| 3.0 * width,
+        compiles: false,
+        run: |of| Ok(vec![values::softmax_grad(&of[X], &of[DY])?]),
+    },
+    RowJob {
+        name: "add_rms_norm",
+        bytes: |width| 4.0 * width,
+        compiles: true,
+        run: |of| {
+            let (h, y, inv_rms) = values::add_rms_norm(&of[X], &of[DY], &of[W], EPSILON)?;
+            Ok(vec![h, y, inv_rms])
+        },
+    },
+    RowJob {
         name: "sum of rows",
         bytes: |width| width,
         compiles: false,

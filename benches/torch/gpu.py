@@ -4,7 +4,7 @@
     {"what": a row kernel, "dtype": "f32"|"bf16", "shape": [R, D], ..}
     {"what": "matmul", "dtype": .., "m": M, "n": N, "k": K, "transposes": "nn"|"nt"|"tn"|"tt", ..}
     {"what": "copy", "dtype": .., "elements": N, ..}
-    {"what": "attention"|"attention_grad", "batch": B, "tokens": T, "heads": H, "kv_heads": G, "head_dim": D, ..}
+    {"what": "attention"|"attention_grad"|"rope"|"rms_norm_rope", "batch": B, "tokens": T, "heads": H, "kv_heads": G, "head_dim": D, ..}
     {"what": "router"|"expert_order"|"permute"|"unpermute"|"grouped_gemm"|.., "tokens": N, "hidden": H, "inner": F,
      "experts": E, "chosen": K, ..}
     {"what": "linear_cross_entropy"|"linear_cross_entropy_grads", "tokens": N, "hidden": H, "vocabulary": V, ..}
@@ -86,6 +86,15 @@ def rms_norm_grads(x, dy, w, y):
     return torch.autograd.grad(y, (x, w), dy, retain_graph=True)
 
 
+def add_rms_norm(x, dy, w, *_):
+    h = x + dy
+    return h, torch.nn.functional.rms_norm(h, w.shape, w, EPSILON)
+
+
+def softmax_grad(x, dy, *_):
+    return torch._softmax_backward_data(dy, x, -1, x.dtype)
+
+
 def swiglu(x, *_):
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
@@ -97,6 +106,15 @@ def attention(q, k, v, *_):
 
 def attention_grad(q, k, v, dout, out):
     return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+
+def rope(x, cos, sin, *_):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def rms_norm_rope(x, cos, sin, w):
+    return rope(torch.nn.functional.rms_norm(x, w.shape, w, EPSILON), cos, sin)
 
 
 def router(of):
@@ -140,12 +158,16 @@ WORK = {
     "cast": cast,
     "rms_norm": rms_norm,
     "rms_norm_grads": rms_norm_grads,
+    "add_rms_norm": add_rms_norm,
+    "softmax_grad": softmax_grad,
     "softmax": lambda x, *_: torch.softmax(x, -1),
     "sum of rows": lambda x, *_: x.sum(1),
     "sum of columns": lambda x, *_: x.sum(0),
     "matmul": lambda a, b: torch.matmul(a, b),
     "attention": attention,
     "attention_grad": attention_grad,
+    "rope": rope,
+    "rms_norm_rope": rms_norm_rope,
     "router": router,
     "expert_order": expert_order,
     "permute": lambda of: of["x"][of["token"]],
@@ -170,6 +192,8 @@ def operands(request: dict) -> tuple:
         a = uniform(k, m, dtype=dtype).T if a_transposed else uniform(m, k, dtype=dtype)
         b = uniform(n, k, dtype=dtype).T if b_transposed else uniform(k, n, dtype=dtype)
         return a, b
+    if what.endswith("rope"):
+        return of_positions(request, dtype)
     if what.startswith("attention"):
         return of_attention(request, dtype)
     if "experts" in request:
@@ -198,6 +222,13 @@ def of_attention(request: dict, dtype) -> tuple:
         return q, k, v
     q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     return q, k, v, torch.rand_like(q), attention(q, k, v)
+
+
+def of_positions(request: dict, dtype) -> tuple:
+    batch, tokens, heads, features = (request[name] for name in ("batch", "tokens", "heads", "head_dim"))
+    angles = torch.outer(torch.arange(tokens, device=device), uniform(features // 2, dtype=torch.float32))
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return uniform(batch, tokens, heads, features, dtype=dtype), cos, sin, uniform(features, dtype=dtype)
 
 
 def of_experts(request: dict, dtype) -> dict:
