@@ -244,7 +244,8 @@ impl Device {
 
     /// How often the host was made to wait for the work of a GPU since the device was made: to read
     /// values ([`Tensor::to_vec`](crate::Tensor::to_vec), [`Reading::wait`](crate::Reading::wait)),
-    /// to synchronise, or because uploads of some 4 MiB were on their way already. Not part of [`Work`], which a device that computes nothing counts alike.
+    /// to synchronise, or because uploads of some 4 MiB were on their way already. Not part
+    /// of [`Work`], which a device that computes nothing counts alike.
     pub fn waits(&self) -> u64 {
         self.0.work.waits.load(Ordering::Relaxed)
     }

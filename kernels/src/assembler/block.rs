@@ -175,6 +175,29 @@ pub fn block_fold<'k, T: Exchanged>(
     })
 }
 
+/// The sum over the threads of the CTA before this one, and over all of them.
+///
+/// Every thread must take part, and the CTA must consist of whole warps. In a loop, a
+/// [`Kernel::barrier`] must stand between one round and the next.
+#[track_caller]
+pub fn block_sums_before<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
+    let warps = k.threads() / 32;
+    let sums = k.shared::<u32>(warps);
+    let to_lane = value.sum_to_lane();
+    k.if_(k.lane().equals(31), || {
+        sums.element::<u32>(k.warp()).store(to_lane);
+    });
+    k.barrier();
+
+    let (mut before, mut total) = (to_lane - value, k.constant(0u32));
+    for warp in 0..warps {
+        let of_warp = sums.offset(4 * warp).load::<u32>();
+        before = before + k.warp().gt(warp).select(of_warp, 0);
+        total = total + of_warp;
+    }
+    [before, total]
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Kernel, Target};

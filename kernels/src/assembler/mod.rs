@@ -54,8 +54,8 @@ mod tensor_core;
 
 pub use barrier::Barrier;
 pub use block::{
-    Exchanged, across_groups, block_fold, block_sum, exchange_with_neighbour, group_fold,
-    group_max, group_sum, warp_sum,
+    Exchanged, across_groups, block_fold, block_sum, block_sums_before, exchange_with_neighbour,
+    group_fold, group_max, group_sum, warp_sum,
 };
 pub use control::Variable;
 pub use kernel::{Kernel, Target};

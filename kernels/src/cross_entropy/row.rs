@@ -1,6 +1,9 @@
 //! A row of a tile of logits in registers.
 
-use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_sum, group_sum};
+use crate::assembler::{
+    F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_fold, block_sum, group_fold,
+    group_sum,
+};
 
 /// The most classes of a tile.
 pub const MOST_CLASSES: u32 = VECTORS * 4 * CTA;
@@ -145,24 +148,10 @@ impl<'k> Row<'k> {
     #[track_caller]
     pub(super) fn max(&self, logits: &Logits<'k>) -> F32<'k> {
         let own = self.fold(logits, f32::NEG_INFINITY, |it| it, F32::max);
-        let of_warp = (0..5).rev().fold(own, |max, bit| {
-            let distance = 1 << bit;
-            let operands: [&dyn std::fmt::Display; 4] = [&max, &distance, &31, &-1];
-            max.max(self.k.compute::<f32>("shfl.sync.bfly.b32", &operands))
-        });
-        if self.lanes == Lanes::Warp {
-            return of_warp;
+        match self.lanes {
+            Lanes::Warp => group_fold(self.k, own, 32, F32::max),
+            Lanes::Cta => block_fold(self.k, own, F32::max),
         }
-
-        let warps = CTA / 32;
-        let shared = self.k.shared::<f32>(warps);
-        self.k.if_(self.k.lane().equals(0), || {
-            shared.element::<f32>(self.k.warp()).store(of_warp);
-        });
-        self.k.barrier();
-        let first = shared.load::<f32>();
-        let others = (1..warps).map(|warp| shared.offset(4 * warp).load::<f32>());
-        others.fold(first, F32::max)
     }
 
     /// The sum of what `value` gives for each of the row's logits, in each of its threads. Every

@@ -1,7 +1,7 @@
 //! The loss of all rows.
 
 use super::Label;
-use crate::assembler::{Arguments, F32, F64, Kernel, Launch, Ptx, SharedAddress, Target, Variant};
+use crate::assembler::{Arguments, F64, Kernel, Launch, Ptx, SharedAddress, Target, Variant};
 use crate::dtype::Dtype;
 
 /// Threads of the CTA.
@@ -52,7 +52,7 @@ impl Variant for CrossEntropySum {
             let loaded = [0, 1, 2, 3].map(load);
             for ([lse, label_logit], label, exists) in loaded {
                 let counts = exists & label.differs(ignore_index);
-                let loss = to_f64(lse) - to_f64(label_logit);
+                let loss = lse.to_f64() - label_logit.to_f64();
                 sum.add(counts.select(loss, 0.0));
                 counted.add(counts.select(k.constant(1.0_f64), 0.0));
             }
@@ -91,12 +91,6 @@ fn total<'k>(k: &'k Kernel, shared: [SharedAddress<'k>; 2], values: [F64<'k>; 2]
     }
     // The first thread wrote these itself.
     own.map(|own| own.load())
-}
-
-/// Exactly.
-#[track_caller]
-fn to_f64(x: F32<'_>) -> F64<'_> {
-    x.kernel().compute("cvt.f64.f32", &[&x])
 }
 
 /// What [`CrossEntropySum`] is called with; pointers are device addresses.

@@ -1,7 +1,7 @@
 //! From counts to where each expert's rows begin, and back to counts.
 
-use super::{Blocks, THREADS, WARPS};
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, S64, Target, U32, Variant};
+use super::{Blocks, THREADS};
+use crate::assembler::{Arguments, Kernel, Launch, Ptx, S64, Target, Variant, block_sums_before};
 
 /// starts\[g, b\] = sum of counts\[g, ..b\], in place; totals\[g\] = sum of counts\[g, ..\]. A CTA
 /// for each expert.
@@ -24,7 +24,7 @@ impl Variant for ExpertStarts {
         let (expert, block) = (k.cta(), k.thread());
         let cell = expert.mul_wide(blocks) + block.wide();
         let (cell, exists) = (counts.element_wide::<u32>(cell), block.lt(blocks));
-        let [before, total] = sums_before(k, cell.load_if::<u32>(exists));
+        let [before, total] = block_sums_before(k, cell.load_if::<u32>(exists));
         cell.store_if(exists, before);
         let of_expert = totals.element::<u32>(expert);
         of_expert.store_if(block.equals(0), total);
@@ -84,7 +84,7 @@ impl Variant for ExpertOffsets {
             let expert = base + k.thread();
             let exists = expert.lt(held);
             let total = totals.element::<u32>(expert).load_if::<u32>(exists);
-            let [before, of_all] = sums_before(k, total);
+            let [before, of_all] = block_sums_before(k, total);
             let next = offsets.element::<u64>(expert).offset(8);
             next.store_if(exists, (*sum + before + total).wide());
             sum.add(of_all);
@@ -173,26 +173,6 @@ impl ExpertCountsArguments {
             .push_u32(self.held);
         arguments
     }
-}
-
-/// The sum over the threads before this one, and over all. In a loop a barrier must stand between
-/// one round and the next.
-#[track_caller]
-fn sums_before<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
-    let sums = k.shared::<u32>(WARPS);
-    let to_lane = value.sum_to_lane();
-    k.if_(k.lane().equals(31), || {
-        sums.element::<u32>(k.warp()).store(to_lane);
-    });
-    k.barrier();
-
-    let (mut before, mut total) = (to_lane - value, k.constant(0u32));
-    for warp in 0..WARPS {
-        let of_warp = sums.offset(4 * warp).load::<u32>();
-        before = before + k.warp().gt(warp).select(of_warp, 0);
-        total = total + of_warp;
-    }
-    [before, total]
 }
 
 #[cfg(test)]

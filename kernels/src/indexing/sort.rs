@@ -7,6 +7,7 @@
 
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,
+    block_sums_before,
 };
 
 /// Bits of a digit.
@@ -176,16 +177,15 @@ impl<'k> Call<'k> {
         let k = self.k;
         // Keys that do not exist have a digit of their own.
         let digit = key.exists.select(key.digit, DIGITS);
-        let same: U32<'k> = k.compute("match.any.sync.b32", &[&digit, &"0xffffffff"]);
+        let same = digit.lanes_alike();
         let before: U32<'k> = k.compute("mov.u32", &[&"%lanemask_lt"]);
-        let rank: U32<'k> = k.compute("popc.b32", &[&(same & before)]);
-        let all: U32<'k> = k.compute("popc.b32", &[&same]);
+        let (rank, all) = ((same & before).ones(), same.ones());
 
         let next = table.element::<u32>(k.warp().mad(DIGITS, key.digit));
         let first = next.load::<u32>();
-        k.emit("bar.warp.sync 0xffffffff");
+        k.warp_barrier();
         k.if_(key.exists & rank.equals(0), || next.store(first + all));
-        k.emit("bar.warp.sync 0xffffffff");
+        k.warp_barrier();
         first + rank
     }
 }
@@ -195,30 +195,6 @@ struct Key<'k> {
     exists: Pred<'k>,
     key: U32<'k>,
     digit: U32<'k>,
-}
-
-/// The sum of the values of the threads before, and of all. All threads must take part; in a loop a
-/// barrier must stand between one round and the next.
-#[track_caller]
-fn sums_before<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
-    let (lane, mut sum) = (k.lane(), value);
-    for bit in 0..5 {
-        let distance = 1u32 << bit;
-        let below: U32<'k> = k.compute("shfl.sync.up.b32", &[&sum, &distance, &0, &-1]);
-        sum = sum + lane.ge(distance).select(below, 0);
-    }
-    let warps = k.shared::<u32>(WARPS);
-    k.if_(lane.equals(31), || {
-        warps.element::<u32>(k.warp()).store(sum)
-    });
-    k.barrier();
-    let (mut before, mut all) = (sum - value, k.constant(0u32));
-    for warp in 0..WARPS {
-        let of_warp = warps.offset(4 * warp).load::<u32>();
-        before = before + k.warp().gt(warp).select(of_warp, 0);
-        all = all + of_warp;
-    }
-    [before, all]
 }
 
 impl Variant for Pass {
@@ -268,7 +244,7 @@ fn scan(call: &Call<'_>) {
         let tile = first + k.thread();
         let exists = tile.lt(call.tiles);
         let at = call.of_tile(k.cta(), tile);
-        let [before, all] = sums_before(k, at.load_if::<u32>(exists));
+        let [before, all] = block_sums_before(k, at.load_if::<u32>(exists));
         at.store_if(exists, before + *carried);
         carried.add(all);
         k.barrier();
@@ -296,7 +272,7 @@ fn place(call: &Call<'_>) {
 
     // Where the keys of each warp begin that have this thread's digit.
     let digit = k.thread();
-    let [smaller, _] = sums_before(k, call.total(digit).load());
+    let [smaller, _] = block_sums_before(k, call.total(digit).load());
     let own = table.element::<u32>(digit);
     let mut start = smaller + call.of_tile(digit, k.cta()).load::<u32>();
     for warp in 0..WARPS {

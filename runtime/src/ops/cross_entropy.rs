@@ -84,7 +84,8 @@ pub struct Targets<'a> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the
 /// vocabulary nor ignored (a GPU takes it as another shard's, and tells of it when the host next
-/// waits: [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange)); [`Error::Argument`] when the shard reaches outside of the vocabulary.
+/// waits: [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange)); [`Error::Argument`] when
+/// the shard reaches outside of the vocabulary.
 pub fn linear_cross_entropy(
     x: &Tensor,
     w: &Tensor,
