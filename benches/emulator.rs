@@ -8,6 +8,7 @@
 //! Each takes turns with the others. What a kernel executes is what the emulator's own counters say
 //! of the same launch.
 
+#[path = "../src/bench/measure.rs"]
 mod measure;
 
 use anyhow::Context;

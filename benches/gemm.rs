@@ -8,7 +8,9 @@
 //! C [m, n] = A [m, k] B [k, n]; the second letter `t` of a row means that B is stored [n, k], as a
 //! weight [out, in] is, the first that A is stored [k, m]. 2 m n k operations a product.
 
+#[path = "../src/bench/measure.rs"]
 mod measure;
+#[path = "../src/bench/peer.rs"]
 mod peer;
 
 use clap::Parser;

@@ -9,6 +9,7 @@
 //! arguments, the result's memory, finding the kernel. The operations after that run on a device
 //! that stands for a GPU and launches nothing: all of it is ours.
 
+#[path = "../src/bench/measure.rs"]
 mod measure;
 
 use std::ffi::{CString, c_void};

@@ -8,7 +8,9 @@
 //! `plain` computes without a graph, `record` computes and records, `backward` goes back.
 //! `bookkeeping` is what an operation without kernels costs both ways together: the tape alone.
 
+#[path = "../src/bench/measure.rs"]
 mod measure;
+#[path = "../src/bench/peer.rs"]
 mod peer;
 
 use clap::Parser;

@@ -13,7 +13,9 @@
 //! | groups of rank 0 | that, and the ranks of each group that rank 0 is in |
 //! | all lists | that, and the lists of all groups of the tokens that Megatron asks for |
 
+#[path = "../src/bench/measure.rs"]
 mod measure;
+#[path = "../src/bench/peer.rs"]
 mod peer;
 
 use std::hint::black_box;

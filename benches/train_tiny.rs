@@ -8,7 +8,9 @@
 //! 9,185,792 parameters, 8 sequences of 256 tokens a step. Without `--torch` it times meshgrad
 //! alone, from weights of its own.
 
+#[path = "../src/bench/measure.rs"]
 mod measure;
+#[path = "../src/bench/peer.rs"]
 mod peer;
 
 use std::path::Path;

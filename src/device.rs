@@ -22,6 +22,22 @@ pub(crate) struct OnCpu {
     device: DeviceName,
 }
 
+/// The option of commands that are about GPUs.
+#[derive(clap::Args)]
+pub(crate) struct OnGpu {
+    /// Where to compute: `cuda[:N]`, `emulator[:N]` (the same kernels, run and examined on the CPU:
+    /// how long that takes says nothing), `cpu` or `auto`.
+    #[arg(long, default_value = "cuda")]
+    device: DeviceName,
+}
+
+impl OnGpu {
+    /// The device, which is `cpu` where the CPU is meant.
+    pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
+        self.device.open(cpu)
+    }
+}
+
 impl OnFastest {
     /// The device, which is `cpu` where the CPU is meant.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {

@@ -1,6 +1,7 @@
 //! The program: a command line over the facade. Whoever wants another loop writes another main.
 
 mod answer;
+mod bench;
 mod check;
 mod ckpt;
 mod device;
@@ -55,6 +56,8 @@ enum Command {
     Mesh(mesh::MeshArguments),
     /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),
+    /// Measure how fast this machine computes, beside torch.
+    Bench(bench::BenchArguments),
 }
 
 #[derive(clap::Args)]
@@ -147,6 +150,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
         Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
         // Some of its exit codes are answers.
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
+        Command::Bench(arguments) => return bench::bench(arguments, device),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
         Command::Check(arguments) => check::check(&arguments.device.open(device)?),
     }?;

@@ -82,6 +82,8 @@ fn help() {
         &["sample", "--help"],
         &["forward", "--help"],
         &["check", "--help"],
+        &["bench", "gpu", "--help"],
+        &["bench", "gpu", "train", "--help"],
     ];
     assert_says!("help", all.map(meshgrad).join("\n\n"));
 }
@@ -105,6 +107,10 @@ fn what_a_gpu_can_do() {
 fn refusals() {
     let set =
         |setting: &str| meshgrad(&["train", "small.toml", "--run-dir", "run", "--set", setting]);
+    let time_on_emulator = |rest: &[&str]| {
+        let begin = ["bench", "gpu", "time", "--device", "emulator", "--smoke"];
+        meshgrad(&[&begin[..], rest].concat())
+    };
     let all = [
         set("model.hiden_size=32"),
         set("train.steps=\"many\""),
@@ -128,6 +134,11 @@ fn refusals() {
             "--output",
             "o.safetensors",
         ]),
+        time_on_emulator(&["--shapes", "absent.toml"]),
+        time_on_emulator(&["--shapes", "text.txt"]),
+        time_on_emulator(&["--torch", "nothing/python"]),
+        meshgrad(&["bench", "gpu", "time", "--device", "tpu"]),
+        meshgrad(&["bench", "gpu", "compare", "nothing", "nothing"]),
         meshgrad(&["trian"]),
     ];
     assert_says!("refusals", all.join("\n\n"));

@@ -14,9 +14,9 @@ mod counts;
 mod files;
 mod goals;
 mod loads;
-#[path = "../measure.rs"]
+#[path = "../../src/bench/measure.rs"]
 mod measure;
-#[path = "../peer.rs"]
+#[path = "../../src/bench/peer.rs"]
 mod peer;
 mod peers;
 mod planning;

@@ -5,9 +5,9 @@
     {"what": "matmul", "dtype": .., "m": M, "n": N, "k": K, "transposes": "nn"|"nt"|"tn"|"tt", ..}
     {"what": "copy", "dtype": .., "elements": N, ..}
     {"what": "attention"|"attention_grad"|"rope"|"rms_norm_rope", "batch": B, "tokens": T, "heads": H, "kv_heads": G, "head_dim": D, ..}
-    {"what": "router"|"expert_order"|"permute"|"unpermute"|"grouped_gemm"|.., "tokens": N, "hidden": H, "inner": F,
+    {"what": "router"|"expert_order"|"permute"|"unpermute"|"grouped_gemm"|their gradients, "tokens": N, "hidden": H, "inner": F,
      "experts": E, "chosen": K, ..}
-    {"what": "linear_cross_entropy"|"linear_cross_entropy_grads", "tokens": N, "hidden": H, "vocabulary": V, ..}
+    {"what": "embedding"|"linear_cross_entropy"|their gradients, "tokens": N, "hidden": H, "vocabulary": V, ..}
     {"what": "adamw", "tensors": N, "elements": M, ..}
 
 each with "sets": S, "repeats": R, "compiled": bool -> {"seconds": [of one operation, the mean of R in a row]}. Operations go
@@ -23,7 +23,7 @@ EPSILON = 1e-6
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it works")
+    parser.add_argument("--device", default="cuda", help="as torch calls it; cpu only to see that it works")
     options = parser.parse_args()
 
     global torch, device
@@ -100,6 +100,10 @@ def swiglu(x, *_):
     return torch.nn.functional.silu(gate) * up
 
 
+def swiglu_grad(x, dy, _w, y):
+    return torch.autograd.grad(y, x, dy[:, : y.shape[1]], retain_graph=True)
+
+
 def attention(q, k, v, *_):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
@@ -122,6 +126,10 @@ def router(of):
     return weights / weights.sum(-1, keepdim=True), indices
 
 
+def router_grad(of):
+    return torch.autograd.grad(of["routed"], of["probabilities"], of["weights"], retain_graph=True)
+
+
 def expert_order(of):
     order = of["slots"].argsort(stable=True)
     return order, torch.bincount(of["slots"], minlength=of["experts"]).cumsum(0)
@@ -132,6 +140,19 @@ def unpermute(of):
     return torch.zeros_like(of["x"]).index_add(0, of["token"], y)
 
 
+def permute_grad(of):
+    return torch.zeros_like(of["x"]).index_add(0, of["token"], of["permuted"])
+
+
+def unpermute_grad_input(of):
+    return of["x"][of["token"]] * of["weights"].flatten()[of["order"], None]
+
+
+def unpermute_grad_weights(of):
+    dots = (of["x"][of["token"]] * of["permuted"]).sum(-1)
+    return torch.empty_like(dots).index_copy(0, of["order"], dots)
+
+
 def grouped_gemm_grad_weight(of):
     # One product for each expert, of two matrices that share their groups of rows.
     return grouped(of["dgate_up"].T, of["permuted"], of)
@@ -139,6 +160,14 @@ def grouped_gemm_grad_weight(of):
 
 def grouped(a, b, of):
     return torch.nn.functional.grouped_mm(a, b, offs=of["offsets"])
+
+
+def embedding(table, ids, *_):
+    return torch.nn.functional.embedding(ids, table)
+
+
+def embedding_grad(table, ids, dy, y):
+    return torch.autograd.grad(y, table, dy, retain_graph=True)
 
 
 def linear_cross_entropy(x, w, labels):
@@ -155,6 +184,11 @@ WORK = {
     "silu": lambda x, *_: torch.nn.functional.silu(x),
     "silu_mul": lambda x, dy, *_: torch.nn.functional.silu(x) * dy,
     "swiglu": swiglu,
+    "swiglu_grad": swiglu_grad,
+    "transpose": lambda x, *_: x.T.contiguous(),
+    "largest 8": lambda x, *_: x.topk(8, dim=-1),
+    "normal": lambda x, *_: torch.randn_like(x),
+    "dropout": lambda x, *_: torch.nn.functional.dropout(x, 0.1),
     "cast": cast,
     "rms_norm": rms_norm,
     "rms_norm_grads": rms_norm_grads,
@@ -169,12 +203,18 @@ WORK = {
     "rope": rope,
     "rms_norm_rope": rms_norm_rope,
     "router": router,
+    "router_grad": router_grad,
     "expert_order": expert_order,
     "permute": lambda of: of["x"][of["token"]],
+    "permute_grad": permute_grad,
     "unpermute": unpermute,
+    "unpermute_grad_input": unpermute_grad_input,
+    "unpermute_grad_weights": unpermute_grad_weights,
     "grouped_gemm": lambda of: grouped(of["permuted"], of["gate_up"].transpose(1, 2), of),
     "grouped_gemm_grad_input": lambda of: grouped(of["dgate_up"], of["gate_up"], of),
     "grouped_gemm_grad_weight": grouped_gemm_grad_weight,
+    "embedding": embedding,
+    "embedding_grad": embedding_grad,
     "linear_cross_entropy": linear_cross_entropy,
     "linear_cross_entropy_grads": linear_cross_entropy_grads,
     "adamw": lambda optimizer: optimizer.step(),
@@ -205,10 +245,11 @@ def operands(request: dict) -> tuple:
 
     rows, features = request["shape"]
     x, dy, w = (uniform(*shape, dtype=dtype) for shape in ((rows, features), (rows, features), (features,)))
-    if what != "rms_norm_grads":
+    forward = {"rms_norm_grads": rms_norm, "swiglu_grad": swiglu}.get(what)
+    if forward is None:
         return x, dy, w
     x.requires_grad_(), w.requires_grad_()
-    return x, dy, w, rms_norm(x, dy, w)
+    return x, dy, w, forward(x, dy, w)
 
 
 def of_attention(request: dict, dtype) -> tuple:
@@ -236,12 +277,15 @@ def of_experts(request: dict, dtype) -> dict:
     experts, chosen = request["experts"], request["chosen"]
     probabilities = (4 * uniform(tokens, experts, dtype=dtype)).softmax(-1)
     weights, indices = probabilities.topk(chosen, dim=-1)
+    probabilities.requires_grad_(request["what"] == "router_grad")
+    routed, _ = router({"probabilities": probabilities, "chosen": chosen})
     slots = indices.flatten()
     order = slots.argsort(stable=True)
     x, token = uniform(tokens, hidden, dtype=dtype), order // chosen
     return {
         "x": x,
         "probabilities": probabilities,
+        "routed": routed,
         "chosen": chosen,
         "experts": experts,
         "slots": slots,
@@ -259,6 +303,9 @@ def of_vocabulary(request: dict, dtype) -> tuple:
     tokens, hidden, vocabulary = (request[name] for name in ("tokens", "hidden", "vocabulary"))
     x, w = uniform(tokens, hidden, dtype=dtype), uniform(vocabulary, hidden, dtype=dtype)
     labels = torch.arange(tokens, device=device) * 7919 % vocabulary
+    if request["what"].startswith("embedding"):
+        w.requires_grad_()
+        return w, labels, x, embedding(w, labels)
     if request["what"] == "linear_cross_entropy":
         return x, w, labels
     x.requires_grad_(), w.requires_grad_()

@@ -4,7 +4,8 @@ grouped_mm, SDPA, fused AdamW, clipping. Takes requests, one JSON object a line:
 
     {"steps": N} -> {"seconds": [of one step, the mean of N in a row], "peak_bytes": B}
 
---run is a JSON object: {"model": {as config.json}, "batch": B, "tokens": T, "device": "cuda"|"cpu", "learning_rate": X}.
+--run is a JSON object: {"model": {as config.json}, "batch": B, "tokens": T, "device": as torch calls it, "learning_rate": X,
+"compiled": bool}. "compiled" is torch.compile.
 """
 
 import argparse
@@ -31,6 +32,7 @@ def main():
         model = HandWritten(grouped=True)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02) if parameter.ndim > 1 else torch.nn.init.ones_(parameter)
+    trained = torch.compile(model) if run["compiled"] else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=run["learning_rate"], betas=tiny.BETAS, eps=tiny.EPS, fused=True)
     vocabulary = run["model"]["vocab_size"]
     ids = torch.arange(run["batch"] * run["tokens"], device=device) * 7919 % vocabulary
@@ -38,7 +40,7 @@ def main():
 
     def step():
         with torch.autocast(device.type, torch.bfloat16):
-            loss = model(ids, ids)
+            loss = trained(ids, ids)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), tiny.MAX_GRAD_NORM, foreach=True)
         optimizer.step()
@@ -58,7 +60,6 @@ def main():
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         return {"seconds": [seconds], "peak_bytes": peak}
 
-    answer({"steps": 2})
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     serve(answer, device=name, cuda=torch.version.cuda)
 

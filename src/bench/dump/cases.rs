@@ -9,7 +9,7 @@
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Accumulator, Key, Result, Shape};
 
-use crate::models;
+use super::models;
 
 /// A result and what is promised of it.
 pub(crate) struct Case {

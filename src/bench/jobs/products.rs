@@ -3,8 +3,8 @@
 use meshgrad::prelude::*;
 use serde_json::json;
 
-use crate::jobs::{Amount, FLOATS, Group, Job};
-use crate::shapes::{Gemm, Shapes};
+use super::{Amount, FLOATS, Group, Job};
+use crate::bench::shapes::{Gemm, Shapes};
 
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let of_dtype = |dtype: DType| shapes.gemm.iter().map(move |gemm| product(gemm, dtype));
@@ -19,17 +19,11 @@ fn product(gemm: &Gemm, dtype: DType) -> Group {
         transposes,
         what,
     } = gemm.clone();
-    let job = Job {
-        name: "matmul",
-        dtype,
-        amount: Amount::Flops(2.0 * (m * n * k) as f64),
-        request: json!({
-            "what": "matmul", "dtype": dtype.name(),
-            "m": m, "n": n, "k": k, "transposes": transposes,
-        }),
-        compiles: false,
-        run: Box::new(|of| Ok(vec![values::matmul(&of[0], &of[1])?])),
-    };
+    let extents = json!({"m": m, "n": n, "k": k, "transposes": transposes});
+    let flops = Amount::Flops(2.0 * (m * n * k) as f64);
+    let job = Job::new("matmul", dtype, flops, &extents, |of| {
+        Ok(vec![values::matmul(&of[0], &of[1])?])
+    });
     Group {
         title: format!("{m}, {n}, {k} {transposes}: {what}"),
         jobs: vec![job],

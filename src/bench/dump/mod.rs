@@ -1,22 +1,27 @@
-//! Results as files: raw little-endian bytes, and an index that says what they are.
+//! What kernels compute, as files: raw little-endian bytes, and an index that says what they are.
+
+mod cases;
+mod compare;
+mod models;
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use anyhow::{Context, bail};
 use half::bf16;
-use meshgrad::prelude::{DType, Tensor};
+use meshgrad::prelude::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::Where;
-use crate::cases::cases;
+use cases::cases;
+pub(crate) use compare::Compare;
 
-/// Runs every kernel on fixed inputs and writes what it computes.
+use crate::device::OnGpu;
+
+/// Run every kernel on fixed inputs and write what it computes.
 #[derive(clap::Args)]
 pub(crate) struct Dump {
-    /// Where kernels run.
-    #[arg(long)]
-    device: Where,
+    #[command(flatten)]
+    device: OnGpu,
     /// The folder to write, index.json and one file a result; made if it is not there.
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
@@ -46,8 +51,8 @@ pub(crate) struct Entry {
 const INDEX: &str = "index.json";
 
 impl Dump {
-    pub(crate) fn run(&self) -> anyhow::Result<()> {
-        let device = self.device.device()?;
+    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
+        let device = self.device.open(cpu)?;
         let gpu = device.properties().gpu.clone();
         let cases = cases(&device)?;
         fs::create_dir_all(&self.to)

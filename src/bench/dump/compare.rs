@@ -8,9 +8,9 @@ use anyhow::{Context, bail, ensure};
 use half::bf16;
 use serde_json::{Value, json};
 
-use crate::dump::{Entry, Index};
+use super::{Entry, Index};
 
-/// Compares two folders of results; exits with 1 if exact ones differ.
+/// Compare two folders of results; exit code 1 if exact ones differ.
 #[derive(clap::Args)]
 pub(crate) struct Compare {
     /// What is judged: usually a GPU's results.

@@ -1,12 +1,11 @@
 //! Copies and kernels over rows, whose bound is memory.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::Accumulator;
-use meshgrad::runtime::Result;
+use meshgrad::runtime::{Accumulator, Key, Result};
 use serde_json::json;
 
-use crate::jobs::{Amount, FLOATS, Group, Job};
-use crate::shapes::Shapes;
+use super::{Amount, FLOATS, Group, Job};
+use crate::bench::shapes::Shapes;
 
 /// A row kernel.
 struct RowJob {
@@ -52,6 +51,23 @@ const ROW_JOBS: &[RowJob] = &[
             let gate_up = values::reshape(&of[X], &[rows, 2, features / 2])?;
             Ok(vec![values::swiglu(&gate_up)?])
         },
+    },
+    RowJob {
+        name: "swiglu_grad",
+        bytes: |width| 2.5 * width,
+        compiles: false,
+        run: |of| {
+            let [rows, features] = [of[X].extent(0)?, of[X].extent(1)?];
+            let gate_up = values::reshape(&of[X], &[rows, 2, features / 2])?;
+            let dy = of[DY].slice(1, 0..features / 2)?;
+            Ok(vec![values::swiglu_grad(&gate_up, &dy)?])
+        },
+    },
+    RowJob {
+        name: "transpose",
+        bytes: |width| 2.0 * width,
+        compiles: false,
+        run: |of| Ok(vec![values::copy(&of[X].transpose(0, 1)?)?]),
     },
     RowJob {
         name: "cast",
@@ -102,6 +118,31 @@ const ROW_JOBS: &[RowJob] = &[
         },
     },
     RowJob {
+        name: "largest 8",
+        bytes: |width| width,
+        compiles: false,
+        run: |of| {
+            let (largest, at) = values::top_k(&of[X], LARGEST)?;
+            Ok(vec![largest, at])
+        },
+    },
+    RowJob {
+        name: "normal",
+        bytes: |width| width,
+        compiles: false,
+        run: |of| {
+            let (x, key) = (&of[X], Key::new(1));
+            let y = values::normal(x.device(), x.shape(), x.dtype(), key, 0.0, 1.0)?;
+            Ok(vec![y])
+        },
+    },
+    RowJob {
+        name: "dropout",
+        bytes: |width| 2.0 * width,
+        compiles: false,
+        run: |of| Ok(vec![values::dropout(&of[X], Key::new(1), 0.1)?]),
+    },
+    RowJob {
         name: "sum of rows",
         bytes: |width| width,
         compiles: false,
@@ -117,6 +158,8 @@ const ROW_JOBS: &[RowJob] = &[
 
 const EPSILON: f64 = 1e-6;
 
+const LARGEST: usize = 8;
+
 /// The float that a cast is timed to.
 fn other(x: &Tensor) -> DType {
     match x.dtype() {
@@ -127,14 +170,10 @@ fn other(x: &Tensor) -> DType {
 
 /// The device's bandwidth: a copy, alone in its group.
 pub(crate) fn copy(elements: usize) -> Group {
-    let job = Job {
-        name: "copy",
-        dtype: DType::F32,
-        amount: Amount::Bytes(8.0 * elements as f64),
-        request: json!({"what": "copy", "dtype": "f32", "elements": elements}),
-        compiles: false,
-        run: Box::new(|of| Ok(vec![values::copy(&of[0])?])),
-    };
+    let (bytes, extents) = (8.0 * elements as f64, json!({"elements": elements}));
+    let job = Job::new("copy", DType::F32, Amount::Bytes(bytes), &extents, |of| {
+        Ok(vec![values::copy(&of[0])?])
+    });
     Group {
         title: format!("{elements}"),
         jobs: vec![job],
@@ -150,17 +189,15 @@ pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn row_kernels([rows, features]: [usize; 2], dtype: DType) -> Group {
-    let job = |job: &RowJob| Job {
-        name: job.name,
-        dtype,
-        amount: Amount::Bytes((rows * features) as f64 * (job.bytes)(dtype.bytes(1) as f64)),
-        request: json!({"what": job.name, "dtype": dtype.name(), "shape": [rows, features]}),
-        compiles: job.compiles,
-        run: Box::new(job.run),
+    let extents = json!({"shape": [rows, features]});
+    let job = |row: &RowJob| {
+        let bytes = (rows * features) as f64 * (row.bytes)(dtype.bytes(1) as f64);
+        let job = Job::new(row.name, dtype, Amount::Bytes(bytes), &extents, row.run);
+        if row.compiles { job.compiled() } else { job }
     };
-    let jobs = ROW_JOBS
-        .iter()
-        .filter(|job| job.name != "swiglu" || features % 2 == 0);
+    // An odd row has no halves.
+    let halves = |row: &&RowJob| !row.name.starts_with("swiglu") || features % 2 == 0;
+    let jobs = ROW_JOBS.iter().filter(halves);
     Group {
         title: format!("{rows}, {features}"),
         jobs: jobs.map(job).collect(),

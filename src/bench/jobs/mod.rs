@@ -1,24 +1,70 @@
-//! What a job is: something to time, on operands that a group of jobs shares, and how torch is
-//! asked for the same. The jobs themselves: [`rows`](super::rows), [`products`](super::products),
-//! [`layers`](super::layers).
+//! Jobs: something to time, on operands that a group of jobs shares, and how torch is asked for the
+//! same. A file is a part of a model.
+
+mod attention;
+mod experts;
+mod optimizer;
+mod products;
+mod rows;
+mod vocabulary;
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Key, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::shapes::Shapes;
-use crate::{layers, products, rows};
+use super::shapes::Shapes;
+
+pub(crate) use rows::copy;
 
 /// One thing to time.
 pub(crate) struct Job {
     pub(crate) name: &'static str,
     pub(crate) dtype: DType,
     pub(crate) amount: Amount,
-    /// How the peer is asked for the same.
-    pub(crate) request: Value,
+    /// How the peer is asked for the same, if it can do that.
+    pub(crate) request: Option<Value>,
     /// Whether the peer is also timed under torch.compile: where that can make one kernel of several.
     pub(crate) compiles: bool,
     pub(crate) run: Run,
+}
+
+impl Job {
+    /// A job that torch does too, in a single way. `extents` say of what.
+    fn new(
+        name: &'static str,
+        dtype: DType,
+        amount: Amount,
+        extents: &Value,
+        run: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + 'static,
+    ) -> Job {
+        let mut request = extents.clone();
+        request["what"] = json!(name);
+        request["dtype"] = json!(dtype.name());
+        Job {
+            name,
+            dtype,
+            amount,
+            request: Some(request),
+            compiles: false,
+            run: Box::new(run),
+        }
+    }
+
+    /// The same, for which torch.compile may make one kernel of several.
+    fn compiled(self) -> Job {
+        Job {
+            compiles: true,
+            ..self
+        }
+    }
+
+    /// The same, of which torch has nothing.
+    fn without_peer(self) -> Job {
+        Job {
+            request: None,
+            ..self
+        }
+    }
 }
 
 /// Computes something of one set of operands.
@@ -53,13 +99,21 @@ pub(crate) struct Source<'d> {
 
 impl Source<'_> {
     /// Values between -1 and 1.
-    pub(crate) fn random(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    fn random(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let key = Key::new(self.set as u64).fold_name(name);
         values::uniform(self.device, shape, dtype, key, -1.0, 1.0)
     }
 
+    /// Ids that come in no order, i64.
+    fn tokens(&self, count: usize, vocabulary: usize) -> Result<Tensor> {
+        let ids: Vec<i64> = (0..count)
+            .map(|at| ((at * 7919) % vocabulary) as i64)
+            .collect();
+        Tensor::from_slice(self.device, &[count], &ids)
+    }
+
     /// [rows, columns], stored as its transpose if `transposed`.
-    pub(crate) fn matrix(
+    fn matrix(
         &self,
         name: &str,
         [rows, columns]: [usize; 2],
@@ -77,9 +131,14 @@ impl Source<'_> {
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let mut groups = rows::groups(shapes);
     groups.extend(products::groups(shapes));
-    groups.extend(layers::groups(shapes));
+    groups.extend(attention::groups(shapes));
+    groups.extend(experts::groups(shapes));
+    groups.extend(vocabulary::groups(shapes));
+    groups.extend(optimizer::groups(shapes));
     groups
 }
 
+const BF16: DType = DType::BF16;
+
 /// The dtypes that GPUs compute in.
-pub(crate) const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+const FLOATS: [DType; 2] = [DType::F32, DType::BF16];

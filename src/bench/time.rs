@@ -4,25 +4,23 @@
 //! around that, by the number of operations. Launching is hidden behind the work before, as in a training
 //! step. Operations go through several sets of operands where one would stay in the L2 cache.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use meshgrad::prelude::*;
 use serde_json::{Value, json};
 
-use crate::Where;
-use crate::jobs::{Amount, Group, Job, Source, groups};
-use crate::measure::{Options, Spread, finish, seconds};
-use crate::peer::{Peer, PeerOptions, numbers};
-use crate::rows::copy;
-use crate::shapes::Shapes;
+use super::beside::{beside, torch_name};
+use super::jobs::{Amount, Group, Job, Source, copy, groups};
+use super::measure::{Options, Spread, finish, seconds};
+use super::peer::{Peer, PeerOptions, numbers};
+use super::shapes::Shapes;
+use crate::device::OnGpu;
 
-/// Times the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
+/// Time the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
 #[derive(clap::Args)]
 pub(crate) struct Time {
-    /// Where kernels run. The emulator's times say nothing: use --smoke.
-    #[arg(long)]
-    device: Where,
+    #[command(flatten)]
+    device: OnGpu,
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -67,8 +65,8 @@ impl Times {
 }
 
 impl Time {
-    pub(crate) fn run(&self) -> anyhow::Result<()> {
-        let mut contest = Contest::new(self)?;
+    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
+        let mut contest = Contest::new(self, self.device.open(cpu)?)?;
         let shapes = Shapes::read(self.shapes.as_deref(), self.options.smoke)?;
         let gpu = contest.device.properties().gpu.clone();
         let gpu = gpu.map_or_else(String::new, |gpu| gpu.model);
@@ -103,19 +101,11 @@ impl Time {
 }
 
 impl Contest {
-    fn new(time: &Time) -> anyhow::Result<Contest> {
-        let device = time.device.device()?;
+    fn new(time: &Time, device: Device) -> anyhow::Result<Contest> {
         let smoke = time.options.smoke;
-        let torch_device = match time.device {
-            Where::Cuda => "cuda",
-            Where::Emulator => "cpu",
-        };
-        let start = |python: &Path| Peer::start(python, "gpu.py", &["--device", torch_device]);
-        let mut peer = time.peer.torch.as_deref().map(start).transpose()?;
-        if let Some(peer) = &mut peer {
-            // Nothing of it spins between requests.
-            peer.pause = Duration::ZERO;
-        }
+        let torch_device = torch_name(&device);
+        let arguments = ["--device", &torch_device];
+        let peer = beside(&device, &time.peer, "gpu.py", &arguments)?;
         Ok(Contest {
             device,
             versions: peer.as_ref().map_or(Value::Null, |peer| peer.hello.clone()),
@@ -197,7 +187,9 @@ impl Contest {
         let Some(peer) = &mut self.peer else {
             return Vec::new();
         };
-        let mut request = job.request.clone();
+        let Some(mut request) = job.request.clone() else {
+            return Vec::new();
+        };
         request["compiled"] = json!(compiled);
         request["sets"] = json!(sets);
         request["repeats"] = json!(repeats);

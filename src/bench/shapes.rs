@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde::Deserialize;
 
 /// What is timed at which extents.
@@ -78,6 +78,9 @@ pub(crate) struct Train {
     pub(crate) what: String,
     pub(crate) batch: usize,
     pub(crate) tokens: usize,
+    /// Whether two of it do not fit into a GPU's memory.
+    #[serde(default)]
+    pub(crate) alone: bool,
     /// As in a config.json.
     pub(crate) model: toml::Table,
 }
@@ -95,9 +98,51 @@ impl Shapes {
         if let Some(path) = file {
             let text = fs::read_to_string(path);
             let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-            return toml::from_str(&text).with_context(|| format!("in {}", path.display()));
+            let shapes: Shapes =
+                toml::from_str(&text).with_context(|| format!("in {}", path.display()))?;
+            shapes
+                .check()
+                .with_context(|| format!("in {}", path.display()))?;
+            return Ok(shapes);
         }
-        let file: File = toml::from_str(include_str!("../shapes.toml"))?;
+        let file: File = toml::from_str(include_str!("../../benches/shapes.toml"))?;
         Ok(if smoke { file.smoke } else { file.full })
+    }
+
+    /// That there is something to do: the ops themselves tell of extents that do not fit together.
+    fn check(&self) -> anyhow::Result<()> {
+        let is_empty = self.copy == 0
+            || self.rows.iter().any(|it| it.contains(&0))
+            || self.gemm.iter().any(|it| [it.m, it.n, it.k].contains(&0))
+            || self.attention.iter().any(Attention::is_empty)
+            || self.moe.iter().any(Moe::is_empty)
+            || (self.vocabulary.iter())
+                .any(|it| [it.tokens, it.hidden, it.vocabulary].contains(&0))
+            || (self.adamw.iter()).any(|it| [it.tensors, it.elements].contains(&0))
+            || (self.train.iter()).any(|it| [it.batch, it.tokens].contains(&0));
+        ensure!(!is_empty, "an extent is 0: nothing can be timed");
+        for gemm in &self.gemm {
+            let known = ["nn", "nt", "tn", "tt"].contains(&gemm.transposes.as_str());
+            let given = &gemm.transposes;
+            ensure!(
+                known,
+                "transposes = \"{given}\": nn, nt, tn and tt are known"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Attention {
+    fn is_empty(&self) -> bool {
+        let extents = [self.batch, self.tokens, self.heads, self.kv_heads];
+        extents.contains(&0) || self.head_dim == 0
+    }
+}
+
+impl Moe {
+    fn is_empty(&self) -> bool {
+        let extents = [self.tokens, self.hidden, self.inner, self.experts];
+        extents.contains(&0) || self.chosen == 0
     }
 }

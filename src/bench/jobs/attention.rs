@@ -1,0 +1,115 @@
+//! Attention, and the turn of queries and keys by their position before it.
+
+use meshgrad::prelude::*;
+use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
+use serde_json::json;
+
+use super::{Amount, BF16, FLOATS, Group, Job};
+use crate::bench::shapes::{self, Shapes};
+
+pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
+    let layers = shapes.attention.iter();
+    let attention = layers.flat_map(|it| FLOATS.map(|dtype| attention_of(it, dtype)));
+    shapes
+        .attention
+        .iter()
+        .map(positions)
+        .chain(attention)
+        .collect()
+}
+
+fn attention_of(shape: &shapes::Attention, dtype: DType) -> Group {
+    let shapes::Attention {
+        batch,
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        what,
+    } = shape.clone();
+    let (queries, keys) = (
+        [batch, tokens, heads, head_dim],
+        [batch, tokens, kv_heads, head_dim],
+    );
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let mask = || AttentionMask {
+        causal: true,
+        ..AttentionMask::default()
+    };
+    // Two products forward and five backward, of which the mask leaves half.
+    let product = (batch * heads * tokens * tokens * head_dim) as f64;
+    let extents = json!({
+        "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads,
+        "head_dim": head_dim,
+    });
+    let (forward, backward) = (mask(), mask());
+    let amount = |products: f64| Amount::Flops(products * product);
+    let jobs = vec![
+        Job::new("attention", dtype, amount(2.0), &extents, move |of| {
+            let (out, lse) = values::attention(&of[0], &of[1], &of[2], &forward, scale)?;
+            Ok(vec![out, lse])
+        }),
+        Job::new("attention_grad", dtype, amount(5.0), &extents, move |of| {
+            let [q, k, v, dout, out, lse] = [0, 1, 2, 3, 4, 5].map(|at| &of[at]);
+            let (dq, dk, dv) = values::attention_grad(q, k, v, out, lse, dout, &backward, scale)?;
+            Ok(vec![dq, dk, dv])
+        }),
+    ];
+    let mask = mask();
+    Group {
+        title: format!("{queries:?}, {kv_heads} for keys, causal: {what}"),
+        jobs,
+        bytes: dtype.bytes(queries.iter().chain(&keys).product::<usize>() / tokens),
+        operands: Box::new(move |source| {
+            let q = source.random("q", &queries, dtype)?;
+            let k = source.random("k", &keys, dtype)?;
+            let v = source.random("v", &keys, dtype)?;
+            let dout = source.random("dout", &queries, dtype)?;
+            let (out, lse) = values::attention(&q, &k, &v, &mask, scale)?;
+            Ok(vec![q, k, v, dout, out, lse])
+        }),
+    }
+}
+
+/// The turn of queries, alone and with the norm before it.
+fn positions(shape: &shapes::Attention) -> Group {
+    let shapes::Attention {
+        batch,
+        tokens,
+        heads,
+        head_dim,
+        what,
+        ..
+    } = shape.clone();
+    let queries = [batch, tokens, heads, head_dim];
+    let elements: usize = queries.iter().product();
+    let bytes = Amount::Bytes((4 * elements) as f64);
+    let extents = json!({"batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim});
+    let jobs = vec![
+        Job::new("rope", BF16, bytes, &extents, |of| {
+            Ok(vec![values::rope(&of[0], &of[1], &of[2], RopeStyle::Half)?])
+        })
+        .compiled(),
+        Job::new("rms_norm_rope", BF16, bytes, &extents, |of| {
+            let [x, cos, sin, w] = [0, 1, 2, 3].map(|at| &of[at]);
+            let (y, inv_rms) = values::rms_norm_rope(x, w, cos, sin, RopeStyle::Half, 1e-6)?;
+            Ok(vec![y, inv_rms])
+        })
+        .compiled(),
+    ];
+    Group {
+        title: format!("{queries:?}: {what}"),
+        jobs,
+        bytes: BF16.bytes(elements),
+        operands: Box::new(move |source| {
+            let x = source.random("x", &queries, BF16)?;
+            let w = source.random("w", &[head_dim], BF16)?;
+            let at = values::arange(source.device, tokens, DType::I64)?.unsqueeze(0)?;
+            let frequencies = source.random("frequencies", &[head_dim / 2], DType::F32)?;
+            let (cos, sin) = values::rope_tables(&at, &frequencies, 1.0)?;
+            let table = [batch, tokens, head_dim / 2];
+            let (cos, sin) = (cos.broadcast_to(&table)?, sin.broadcast_to(&table)?);
+            Ok(vec![x, cos, sin, w])
+        }),
+    }
+}

@@ -1,0 +1,97 @@
+//! The step of the optimizer.
+
+use meshgrad::prelude::*;
+use meshgrad::runtime::ops::{AdamW, AdamWOperands, StepScalars};
+use meshgrad::runtime::{Draw, Key, Result};
+use serde_json::json;
+
+use super::{Amount, BF16, Group, Job, Source};
+use crate::bench::shapes::{self, Shapes};
+
+pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
+    shapes.adamw.iter().flat_map(step).collect()
+}
+
+/// Tensors of a set for each parameter: it, its gradient, two running means; then three scalars.
+const OF_PARAMETER: usize = 4;
+
+fn step(shape: &shapes::AdamW) -> [Group; 2] {
+    let shapes::AdamW {
+        tensors,
+        elements,
+        what,
+    } = shape.clone();
+    let extents = json!({"tensors": tensors, "elements": elements});
+    let all = tensors * elements;
+    // The parameter and both means are read and written, the gradient is read; all but a bf16
+    // parameter are f32.
+    let bytes = |parameter: usize| Amount::Bytes((all * (2 * parameter + 20)) as f64);
+    let exact = Job::new("adamw", DType::F32, bytes(4), &extents, |of| {
+        adamw(of, None)
+    });
+    let drawn = Job::new(
+        "adamw, rounding at random",
+        BF16,
+        bytes(2),
+        &extents,
+        |of| adamw(of, Some(&Key::new(1).into())),
+    );
+    [(exact, DType::F32), (drawn.without_peer(), BF16)].map(|(job, dtype)| Group {
+        title: format!("{tensors} tensors of {elements}: {what}"),
+        jobs: vec![job],
+        bytes: all * (dtype.bytes(1) + 12),
+        operands: Box::new(move |source| operands(source, tensors, elements, dtype)),
+    })
+}
+
+fn operands(
+    source: &Source<'_>,
+    tensors: usize,
+    elements: usize,
+    parameter: DType,
+) -> Result<Vec<Tensor>> {
+    let mut all = Vec::new();
+    for tensor in 0..tensors {
+        for (name, kind, dtype) in [
+            ("param", Kind::Parameter, parameter),
+            ("gradient", Kind::Gradient, DType::F32),
+            ("mean", Kind::OptimizerState, DType::F32),
+            ("square", Kind::OptimizerState, DType::F32),
+        ] {
+            let key = Key::new(source.set as u64).fold_name(&format!("{name} {tensor}"));
+            let to = Tensor::zeros(source.device, &[elements], dtype, kind)?;
+            values::uniform_into(&to, key, 0.0, 1.0)?;
+            all.push(to);
+        }
+    }
+    for value in [1e-4, 10.0, 1.0] {
+        all.push(values::full(source.device, &[], DType::F32, value)?);
+    }
+    Ok(all)
+}
+
+fn adamw(of: &[Tensor], rounding: Option<&Draw>) -> Result<Vec<Tensor>> {
+    let (parameters, scalars) = of.split_at(of.len() - 3);
+    let operands = parameters
+        .chunks_exact(OF_PARAMETER)
+        .map(|of| AdamWOperands {
+            param: &of[0],
+            gradient: &of[1],
+            mean: &of[2],
+            square: &of[3],
+            constants: AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            },
+            rounding,
+        });
+    let scalars = StepScalars {
+        learning_rate: &scalars[0],
+        step: &scalars[1],
+        scale: &scalars[2],
+    };
+    values::adamw_step_many(&operands.collect::<Vec<_>>(), scalars)?;
+    Ok(Vec::new())
+}

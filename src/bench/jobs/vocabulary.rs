@@ -1,0 +1,121 @@
+//! The ends of a model: the table of its vocabulary, and the loss.
+
+use meshgrad::prelude::*;
+use meshgrad::runtime::Accumulator;
+use meshgrad::runtime::ops::Targets;
+use serde_json::json;
+
+use super::{Amount, BF16, Group, Job};
+use crate::bench::shapes::{self, Shapes};
+
+pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
+    let tables = shapes.vocabulary.iter().map(table);
+    tables.chain(shapes.vocabulary.iter().map(loss)).collect()
+}
+
+fn table(shape: &shapes::Vocabulary) -> Group {
+    let shapes::Vocabulary {
+        tokens,
+        hidden,
+        vocabulary,
+        what,
+    } = shape.clone();
+    let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
+    let row = (tokens * hidden) as f64;
+    // The sums of the whole table are f32, and written once; those of no token as zeros.
+    let sums = 4.0 * (vocabulary * hidden) as f64;
+    let jobs = vec![
+        Job::new(
+            "embedding",
+            BF16,
+            Amount::Bytes(4.0 * row),
+            &extents,
+            |of| Ok(vec![values::embedding(&of[0], &of[1])?]),
+        ),
+        Job::new(
+            "embedding_grad",
+            BF16,
+            Amount::Bytes(2.0 * row + sums),
+            &extents,
+            |of| {
+                let [table, ids, dy] = [0, 1, 2].map(|at| &of[at]);
+                let mut dtable = Accumulator::new(table.device(), *table.shape(), DType::F32)?;
+                values::embedding_grad_into(dy, ids, &mut dtable)?;
+                Ok(vec![dtable.buffer().clone()])
+            },
+        ),
+    ];
+    Group {
+        title: format!("{tokens} of {vocabulary} rows of {hidden}: {what}"),
+        jobs,
+        bytes: BF16.bytes((2 * tokens + vocabulary) * hidden),
+        operands: Box::new(move |source| {
+            let table = source.random("table", &[vocabulary, hidden], BF16)?;
+            let ids = source.tokens(tokens, vocabulary)?;
+            let dy = source.random("dy", &[tokens, hidden], BF16)?;
+            Ok(vec![table, ids, dy])
+        }),
+    }
+}
+
+fn loss(shape: &shapes::Vocabulary) -> Group {
+    let shapes::Vocabulary {
+        tokens,
+        hidden,
+        vocabulary,
+        what,
+    } = shape.clone();
+    let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
+    let product = 2.0 * (tokens * hidden * vocabulary) as f64;
+    let amount = |products: f64| Amount::Flops(products * product);
+    let jobs = vec![
+        Job::new("linear_cross_entropy", BF16, amount(1.0), &extents, |of| {
+            let targets = targets(&of[1], &of[2]);
+            let (max, sum, logit) = values::linear_cross_entropy(&of[0], &of[1], targets)?;
+            Ok(vec![max, sum, logit])
+        }),
+        // Useful products; ours computes the logits again, which is one more.
+        Job::new(
+            "linear_cross_entropy_grads",
+            BF16,
+            amount(2.0),
+            &extents,
+            |of| {
+                let [x, w, lse, dloss] = [0, 1, 3, 4].map(|at| &of[at]);
+                let mut dw = Accumulator::new(x.device(), *w.shape(), DType::F32)?;
+                let dx = values::linear_cross_entropy_grad_both_into(
+                    x,
+                    w,
+                    targets(w, &of[2]),
+                    lse,
+                    dloss,
+                    &mut dw,
+                )?;
+                Ok(vec![dx, dw.buffer().clone()])
+            },
+        ),
+    ];
+    Group {
+        title: format!("{tokens} tokens, {hidden} to {vocabulary}: {what}"),
+        jobs,
+        bytes: BF16.bytes((tokens + vocabulary) * hidden),
+        operands: Box::new(move |source| {
+            let x = source.random("x", &[tokens, hidden], BF16)?;
+            let w = source.random("w", &[vocabulary, hidden], BF16)?;
+            let labels = source.tokens(tokens, vocabulary)?;
+            let (max, sum, _) = values::linear_cross_entropy(&x, &w, targets(&w, &labels))?;
+            let lse = values::add(&max, &values::ln(&sum)?)?;
+            let dloss = values::full(source.device, &[tokens], DType::F32, 1.0)?;
+            Ok(vec![x, w, labels, lse, dloss])
+        }),
+    }
+}
+
+fn targets<'a>(w: &Tensor, labels: &'a Tensor) -> Targets<'a> {
+    Targets {
+        labels,
+        ignore_index: -100,
+        vocab_start: 0,
+        vocab_total: w.shape()[0],
+    }
+}
