@@ -199,14 +199,11 @@ impl<'a> Launcher<'a> {
     /// ([`faults`](meshgrad_kernels::faults)): the host gets [`CudaError::IndexOutOfRange`] when it
     /// next copies values from this device or synchronises. Also part of graphs.
     ///
-    /// # Errors
-    /// [`Error::Cuda`] when the driver has no memory for a word.
-    ///
     /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
-    pub fn faults(&self, extent: usize) -> Result<FaultSite> {
+    pub fn faults(&self, extent: usize) -> FaultSite {
         match self.device.gpu() {
-            Some(gpu) => Ok(gpu.fault_site(self.op, extent)?),
-            None => Ok(FaultSite::new(0, 1)),
+            Some(gpu) => gpu.fault_site(self.op, extent),
+            None => FaultSite::new(0, 1),
         }
     }
 

@@ -245,11 +245,18 @@ impl Storage {
 
     /// As [`Storage::address`], for work by which `op` changes it. Counts as a new version.
     pub(crate) fn address_to_write(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
+        let address = self.address_to_claim(op)?;
+        self.raise_version();
+        Ok(address)
+    }
+
+    /// As [`Storage::address_to_write`], for an op that raises the version later: once it knows that
+    /// it may write everything that it has to.
+    pub(crate) fn address_to_claim(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
         }
         stream::touch(self, Access::Write, op)?;
-        self.raise_version();
         self.fresh_address()
     }
 
@@ -284,7 +291,7 @@ impl Storage {
         self.kept_by.swap(scope, Ordering::Relaxed) != scope
     }
 
-    fn raise_version(&self) {
+    pub(crate) fn raise_version(&self) {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 

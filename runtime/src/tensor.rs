@@ -274,6 +274,14 @@ impl Tensor {
         Ok(self.storage.address_to_write(op)? + self.offset_bytes())
     }
 
+    pub(crate) fn address_to_claim(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address_to_claim(op)? + self.offset_bytes())
+    }
+
+    pub(crate) fn raise_version(&self) {
+        self.storage.raise_version();
+    }
+
     fn offset_bytes(&self) -> u64 {
         self.dtype.bytes(self.layout.offset()) as u64
     }

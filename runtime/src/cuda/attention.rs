@@ -208,7 +208,7 @@ pub(crate) fn attention(
     };
     let [of_queries, of_keys] = problem.ranges();
     let arguments = AttentionArguments {
-        faults: [gpu.faults(of_queries)?, gpu.faults(of_keys)?],
+        faults: [gpu.faults(of_queries), gpu.faults(of_keys)],
         q: read(gpu, q)?,
         k: read(gpu, k)?,
         v: read(gpu, v)?,

@@ -49,7 +49,7 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
             position,
             stride: plan.stride,
             extent: extent as u64,
-            faults: gpu.faults(extent)?,
+            faults: gpu.faults(extent),
         }),
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
-use super::driver::{call, check};
+use super::driver::call;
 use super::memory::relaxed;
 use super::stream::RawStream;
 use super::{Context, CudaError};
@@ -21,15 +21,15 @@ pub(super) const WORD: usize = size_of::<u64>();
 /// The word and the sites of one device.
 pub(crate) struct Faults {
     context: Arc<Context>,
-    state: Mutex<State>,
+    /// Where the word lies.
+    word: u64,
+    sites: Mutex<Sites>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Where the word lies, once an op has asked for it.
-    word: Option<u64>,
+struct Sites {
     /// Ops and extents by number, which is the index here and one.
-    sites: Vec<Site>,
+    all: Vec<Site>,
     numbers: HashMap<Site, u32>,
 }
 
@@ -40,38 +40,37 @@ struct Site {
 }
 
 impl Faults {
-    pub(super) fn new(context: &Arc<Context>) -> Faults {
-        Faults {
+    /// Takes memory for the word, and waits until it is zero: no op has to, later.
+    pub(super) fn new(context: &Arc<Context>, stream: &RawStream) -> Result<Faults, CudaError> {
+        context.bind()?;
+        let mut word = 0;
+        // SAFETY: the context is current; writes one address.
+        unsafe { call!(&**context, cuMemAlloc_v2(&mut word, WORD)) }?;
+        let faults = Faults {
             context: context.clone(),
-            state: Mutex::default(),
-        }
-    }
-
-    /// Where kernels of `op` report indices that are not in 0..extent. `stream` records no graph.
-    pub(super) fn site(
-        &self,
-        stream: &RawStream,
-        op: &'static str,
-        extent: usize,
-    ) -> Result<FaultSite, CudaError> {
-        let mut state = self.lock();
-        let word = match state.word {
-            Some(word) => word,
-            None => *state.word.insert(self.take_word(stream)?),
+            word,
+            sites: Mutex::default(),
         };
-        Ok(FaultSite::new(word, state.number(Site { op, extent })))
+        faults.clear(stream)?;
+        stream.synchronize()?;
+        Ok(faults)
     }
 
-    /// The address of the word, where any op has asked for it.
+    /// Where kernels of `op` report indices that are not in 0..extent.
+    pub(super) fn site(&self, op: &'static str, extent: usize) -> FaultSite {
+        FaultSite::new(self.word, self.lock().number(Site { op, extent }))
+    }
+
+    /// The address of the word, where any op may raise it.
     pub(super) fn word(&self) -> Option<u64> {
-        self.lock().word
+        (!self.lock().all.is_empty()).then_some(self.word)
     }
 
     /// The error that a value of the word means, if it means one.
     pub(super) fn error(&self, word: u64) -> Option<CudaError> {
         let Fault { site, index } = Fault::from_word(word)?;
-        let state = self.lock();
-        let site = state.sites.get((site as usize).checked_sub(1)?)?;
+        let sites = self.lock();
+        let site = sites.all.get((site as usize).checked_sub(1)?)?;
         Some(CudaError::IndexOutOfRange {
             device: self.context.to_string(),
             op: site.op,
@@ -82,43 +81,32 @@ impl Faults {
 
     /// Puts into `stream` that the word is zero again.
     pub(super) fn clear(&self, stream: &RawStream) -> Result<(), CudaError> {
-        match self.word() {
-            Some(word) => clear(stream, word),
-            None => Ok(()),
+        stream.context().bind()?;
+        // SAFETY: the word was taken in `new` and lives as long as its device.
+        unsafe {
+            call!(
+                &**stream.context(),
+                cuMemsetD8Async(self.word, 0, WORD, stream.raw())
+            )
         }
     }
 
-    /// Memory for the word, and in it a zero.
-    fn take_word(&self, stream: &RawStream) -> Result<u64, CudaError> {
-        self.context.bind()?;
-        let mut address = 0;
-        // Also while this thread captures a graph: it is done here and now, not by the graph.
-        relaxed(|| {
-            // SAFETY: the context is current; writes one address.
-            let code = unsafe { sys::cuMemAlloc_v2(&mut address, WORD) };
-            check(&*self.context, "cuMemAlloc_v2", code)?;
-            clear(stream, address)?;
-            stream.synchronize()
-        })?;
-        Ok(address)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Sites> {
+        self.sites.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Sites {
     /// The number of a site: the next one for a new site, the last for all that are too many.
     fn number(&mut self, site: Site) -> u32 {
         if let Some(number) = self.numbers.get(&site) {
             return *number;
         }
-        if self.sites.len() == FaultSite::LAST as usize {
+        if self.all.len() == FaultSite::LAST as usize {
             return FaultSite::LAST;
         }
-        self.sites.push(site);
-        let number = self.sites.len() as u32;
+        self.all.push(site);
+        let number = self.all.len() as u32;
         self.numbers.insert(site, number);
         number
     }
@@ -126,27 +114,12 @@ impl State {
 
 impl Drop for Faults {
     fn drop(&mut self) {
-        let Some(word) = self.lock().word.take() else {
-            return;
-        };
         if self.context.bind().is_ok() {
             let _ = relaxed(|| {
-                // SAFETY: taken above; the streams of the device end with it, and so do graphs.
-                unsafe { sys::cuMemFree_v2(word) }
+                // SAFETY: taken in `new`; the streams of the device end with it, and so do graphs.
+                unsafe { sys::cuMemFree_v2(self.word) }
             });
         }
-    }
-}
-
-/// Puts into `stream` that the word at `address` is zero again.
-fn clear(stream: &RawStream, address: u64) -> Result<(), CudaError> {
-    stream.context().bind()?;
-    // SAFETY: the address is that of a word taken above, which lives as long as its device.
-    unsafe {
-        call!(
-            &**stream.context(),
-            cuMemsetD8Async(address, 0, WORD, stream.raw())
-        )
     }
 }
 
@@ -156,11 +129,11 @@ mod tests {
 
     #[test]
     fn a_site_has_one_number() {
-        let mut state = State::default();
+        let mut sites = Sites::default();
         let site = |op, extent| Site { op, extent };
-        assert_eq!(state.number(site("gather", 3)), 1);
-        assert_eq!(state.number(site("gather", 4)), 2);
-        assert_eq!(state.number(site("embedding", 3)), 3);
-        assert_eq!(state.number(site("gather", 3)), 1);
+        assert_eq!(sites.number(site("gather", 3)), 1);
+        assert_eq!(sites.number(site("gather", 4)), 2);
+        assert_eq!(sites.number(site("embedding", 3)), 3);
+        assert_eq!(sites.number(site("gather", 3)), 1);
     }
 }

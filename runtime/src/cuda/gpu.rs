@@ -37,12 +37,14 @@ impl Gpu {
     pub(crate) fn new(library: Library, ordinal: usize) -> Result<(Gpu, GpuProperties), CudaError> {
         let (context, properties) = Context::new(library, ordinal)?;
         let context = Arc::new(context);
+        let streams = Streams::new(&context)?;
+        let faults = Faults::new(&context, streams.base())?;
         let gpu = Gpu {
-            streams: Arc::new(Streams::new(&context)?),
+            streams: Arc::new(streams),
             modules: Modules::new(&context),
             read: Mutex::default(),
             staging: Mutex::default(),
-            faults: Faults::new(&context),
+            faults,
             context,
         };
         Ok((gpu, properties))
@@ -79,12 +81,8 @@ impl Gpu {
     }
 
     /// Where kernels of `op` report indices that are not in 0..extent.
-    pub(crate) fn fault_site(
-        &self,
-        op: &'static str,
-        extent: usize,
-    ) -> Result<FaultSite, CudaError> {
-        self.faults.site(self.base(), op, extent)
+    pub(crate) fn fault_site(&self, op: &'static str, extent: usize) -> FaultSite {
+        self.faults.site(op, extent)
     }
 
     /// Waits on the host for the first stream, into which graphs are launched. Possible also while

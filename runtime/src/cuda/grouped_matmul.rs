@@ -88,7 +88,7 @@ fn grouped(
         offsets_stride: offsets.layout().strides()[0] as i64,
         groups,
         // An offset may be as many as there are rows.
-        faults: gpu.faults(rows as usize + 1)?,
+        faults: gpu.faults(rows as usize + 1),
     })
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn sum_rows(
         indexed: Indexed {
             extent: choices as u64,
             stride: numbers.strides()[rows.dim] as i64,
-            faults: gpu.faults(choices)?,
+            faults: gpu.faults(choices),
         },
         rows: plan.rows,
     };

@@ -28,7 +28,7 @@ pub(crate) fn select(
         indexed: Indexed {
             extent: extent as u64,
             stride: plan.inner as i64,
-            faults: gpu.faults(extent)?,
+            faults: gpu.faults(extent),
         },
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
@@ -53,7 +53,7 @@ pub(crate) fn gather(
         indexed: Indexed {
             extent: extent as u64,
             stride: x.layout().strides()[dim] as i64,
-            faults: gpu.faults(extent)?,
+            faults: gpu.faults(extent),
         },
     };
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))

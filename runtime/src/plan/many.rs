@@ -13,7 +13,7 @@ impl Launcher<'_> {
     /// # Errors
     /// [`Error::Immutable`]; [`Error::Argument`] when two that change share elements;
     /// [`Error::Busy`] when what is read is of a storage that changes, and while work on another
-    /// stream uses it otherwise. No element has changed then, though versions may have.
+    /// stream uses it otherwise. Nothing has changed then, versions included.
     pub(crate) fn use_many(
         &self,
         changed: &[&Tensor],
@@ -30,14 +30,17 @@ impl Launcher<'_> {
             return Err(Error::Busy { op: self.op });
         }
 
-        let mut fresh = storages;
-        let changed = changed.iter().map(|x| match fresh.remove(&x.storage_id()) {
-            true => x.address_to_write(self.op),
-            false => x.address(self.op),
-        });
-        let changed: Result<Vec<u64>> = changed.collect();
-        let read: Result<Vec<u64>> = read.iter().map(|x| x.address(self.op)).collect();
-        Ok((changed?, read?))
+        let claimed = changed.iter().map(|x| x.address_to_claim(self.op));
+        let claimed = claimed.collect::<Result<Vec<u64>>>()?;
+        let read = read.iter().map(|x| x.address(self.op));
+        let read = read.collect::<Result<Vec<u64>>>()?;
+        let mut unraised = storages;
+        for x in changed {
+            if unraised.remove(&x.storage_id()) {
+                x.raise_version();
+            }
+        }
+        Ok((claimed, read))
     }
 
     /// That all may change, and none has an element of another.

@@ -1,6 +1,7 @@
 //! Who may write what others use: an op's own operands, and work on other streams.
 
 use crate::devices::{devices, gpu, numbered, values};
+use meshgrad_runtime::ops::{AdamW, AdamWOperands, StepScalars};
 use meshgrad_runtime::{
     Accumulator, DType, Device, Error, Kind, Pending, Result, Stream, Tensor, ops, with_stream,
 };
@@ -41,6 +42,41 @@ fn an_op_does_not_read_what_it_changes() {
         // A copy of its own may be read, and so may one storage by two operands.
         ops::copy_into(&ops::copy(&part(0..4)).unwrap(), &part(2..6)).unwrap();
         ops::add(&part(0..4), &part(2..6)).unwrap();
+    }
+}
+
+/// An op of many tensors that may not use one of them has not touched the others.
+#[test]
+fn a_refused_step_raises_no_version() {
+    for gpu in gpus() {
+        let state = || Tensor::zeros(&gpu, &[8], DType::F32, Kind::OptimizerState).unwrap();
+        let [param, gradient, mean, square] = [state(), state(), state(), state()];
+        let stream = gpu.stream().unwrap();
+        let pending = write(&stream, &gradient).unwrap();
+        let one = ops::full(&gpu, &[], DType::F32, 1.0).unwrap();
+        let scalars = StepScalars {
+            learning_rate: &one,
+            step: &one,
+            scale: &one,
+        };
+        let operands = AdamWOperands {
+            param: &param,
+            gradient: &gradient,
+            mean: &mean,
+            square: &square,
+            constants: AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            },
+            rounding: None,
+        };
+        assert_busy(ops::adamw_step_many(&[operands], scalars));
+        assert_eq!([&param, &mean, &square].map(Tensor::version), [0, 0, 0]);
+        pending.wait().unwrap();
+        ops::adamw_step_many(&[operands], scalars).unwrap();
+        assert_eq!([&param, &mean, &square].map(Tensor::version), [1, 1, 1]);
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn permute_tokens(
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.faults(plan.rows as usize)?,
+        faults: gpu.faults(plan.rows as usize),
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
@@ -56,7 +56,7 @@ pub(crate) fn collect_tokens(
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.faults(plan.rows as usize)?,
+        faults: gpu.faults(plan.rows as usize),
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
@@ -78,7 +78,7 @@ pub(crate) fn token_dots(
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.faults(plan.rows as usize)?,
+        faults: gpu.faults(plan.rows as usize),
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
