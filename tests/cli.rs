@@ -82,6 +82,8 @@ fn help() {
         &["sample", "--help"],
         &["forward", "--help"],
         &["check", "--help"],
+        &["bench", "--help"],
+        &["bench", "cpu", "--help"],
         &["bench", "gpu", "--help"],
         &["bench", "gpu", "train", "--help"],
     ];

@@ -8,6 +8,7 @@ mod beside;
 mod dump;
 mod jobs;
 mod measure;
+mod peak;
 mod peer;
 mod shapes;
 mod time;
@@ -26,6 +27,8 @@ pub(crate) struct BenchArguments {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// Time the ops of the CPU at the shapes of a small model, beside a copy, an FMA loop and torch.
+    Cpu(time::TimeCpu),
     /// The kernels of a GPU: how long they take, how fast models train, what they compute.
     Gpu(GpuArguments),
 }
@@ -38,7 +41,7 @@ struct GpuArguments {
 
 #[derive(Subcommand)]
 enum GpuPart {
-    Time(time::Time),
+    Time(time::TimeGpu),
     Train(train::Train),
     Dump(dump::Dump),
     Compare(dump::Compare),
@@ -46,7 +49,13 @@ enum GpuPart {
 
 /// Runs a bench. `cpu` is the device that is meant by that name.
 pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<ExitCode> {
-    let Bench::Gpu(gpu) = &arguments.bench;
+    let gpu = match &arguments.bench {
+        Bench::Cpu(time) => {
+            time.run(cpu)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Gpu(gpu) => gpu,
+    };
     match &gpu.part {
         GpuPart::Time(time) => time.run(cpu)?,
         GpuPart::Train(train) => train.run(cpu)?,

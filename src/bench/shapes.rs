@@ -4,11 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use meshgrad::prelude::DType;
 use serde::Deserialize;
 
 /// What is timed at which extents.
 #[derive(Deserialize)]
 pub(crate) struct Shapes {
+    /// The dtypes that everything but a copy and AdamW is timed in.
+    pub(crate) floats: Vec<Float>,
     /// Rows and features.
     pub(crate) rows: Vec<[usize; 2]>,
     /// Elements of the copy that shows the device's bandwidth.
@@ -18,7 +21,31 @@ pub(crate) struct Shapes {
     pub(crate) moe: Vec<Moe>,
     pub(crate) vocabulary: Vec<Vocabulary>,
     pub(crate) adamw: Vec<AdamW>,
+    #[serde(default)]
     pub(crate) train: Vec<Train>,
+}
+
+/// A section of `benches/shapes.toml`.
+#[derive(Clone, Copy)]
+pub(crate) enum Section {
+    Gpu,
+    Cpu,
+    Smoke,
+}
+
+#[derive(Deserialize)]
+struct File {
+    gpu: Shapes,
+    cpu: Shapes,
+    smoke: Shapes,
+}
+
+/// A dtype that devices compute in.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Float {
+    F32,
+    Bf16,
 }
 
 /// A matrix product.
@@ -86,15 +113,16 @@ pub(crate) struct Train {
 }
 
 impl Shapes {
-    /// Those of `file`, otherwise of `benches/shapes.toml`.
-    pub(crate) fn read(file: Option<&Path>, smoke: bool) -> anyhow::Result<Shapes> {
-        #[derive(Deserialize)]
-        struct File {
-            #[serde(flatten)]
-            full: Shapes,
-            smoke: Shapes,
-        }
+    pub(crate) fn floats(&self) -> impl Iterator<Item = DType> + use<> {
+        let floats = self.floats.clone().into_iter();
+        floats.map(|float| match float {
+            Float::F32 => DType::F32,
+            Float::Bf16 => DType::BF16,
+        })
+    }
 
+    /// Those of `file`, otherwise a section of `benches/shapes.toml`.
+    pub(crate) fn read(file: Option<&Path>, section: Section) -> anyhow::Result<Shapes> {
         if let Some(path) = file {
             let text = fs::read_to_string(path);
             let text = text.with_context(|| format!("cannot read {}", path.display()))?;
@@ -106,7 +134,11 @@ impl Shapes {
             return Ok(shapes);
         }
         let file: File = toml::from_str(include_str!("../../benches/shapes.toml"))?;
-        Ok(if smoke { file.smoke } else { file.full })
+        Ok(match section {
+            Section::Gpu => file.gpu,
+            Section::Cpu => file.cpu,
+            Section::Smoke => file.smoke,
+        })
     }
 
     /// That there is something to do: the ops themselves tell of extents that do not fit together.

@@ -2,7 +2,7 @@
 //!
 //! A turn starts many operations one after the other and waits for the last: the host's clock
 //! around that, by the number of operations. Launching is hidden behind the work before, as in a training
-//! step. Operations go through several sets of operands where one would stay in the L2 cache.
+//! step. Operations go through several sets of operands where one would stay in the cache.
 
 use std::path::PathBuf;
 
@@ -12,15 +12,41 @@ use serde_json::{Value, json};
 use super::beside::{beside, torch_name};
 use super::jobs::{Amount, Group, Job, Source, copy, groups};
 use super::measure::{Options, Spread, finish, seconds};
+use super::peak;
 use super::peer::{Peer, PeerOptions, numbers};
-use super::shapes::Shapes;
+use super::shapes::{Section, Shapes};
 use crate::device::OnGpu;
 
 /// Time the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
 #[derive(clap::Args)]
-pub(crate) struct Time {
+pub(crate) struct TimeGpu {
     #[command(flatten)]
     device: OnGpu,
+    #[command(flatten)]
+    time: Time,
+}
+
+impl TimeGpu {
+    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
+        self.time.run(self.device.open(cpu)?, "gpu", Section::Gpu)
+    }
+}
+
+/// Time the ops of the CPU at the shapes of a small model, beside a copy, an FMA loop and torch.
+#[derive(clap::Args)]
+pub(crate) struct TimeCpu {
+    #[command(flatten)]
+    time: Time,
+}
+
+impl TimeCpu {
+    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
+        self.time.run(cpu.clone(), "cpu", Section::Cpu)
+    }
+}
+
+#[derive(clap::Args)]
+struct Time {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -36,12 +62,15 @@ pub(crate) struct Time {
     turn: f64,
 }
 
+/// Bytes of the last cache of a CPU that is shared by few cores.
+const CPU_CACHE: usize = 32 << 20;
+
 /// The contestants: ours and, if there is one, the peer.
 struct Contest {
     device: Device,
     peer: Option<Peer>,
-    /// Why there is no peer any more.
-    peer_error: Option<String>,
+    /// What the peer could not do, and why.
+    peer_errors: Vec<String>,
     versions: Value,
     rounds: usize,
     turn: f64,
@@ -65,38 +94,91 @@ impl Times {
 }
 
 impl Time {
-    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
-        let mut contest = Contest::new(self, self.device.open(cpu)?)?;
-        let shapes = Shapes::read(self.shapes.as_deref(), self.options.smoke)?;
+    fn run(&self, device: Device, bench: &str, section: Section) -> anyhow::Result<()> {
+        let section = if self.options.smoke {
+            Section::Smoke
+        } else {
+            section
+        };
+        let shapes = Shapes::read(self.shapes.as_deref(), section)?;
+        let mut contest = Contest::new(self, device)?;
         let gpu = contest.device.properties().gpu.clone();
-        let gpu = gpu.map_or_else(String::new, |gpu| gpu.model);
-        println!(
-            "{} ({gpu}), {} rounds: medians (least - most)\n",
-            contest.device, contest.rounds
-        );
+        let model = gpu.map_or_else(String::new, |gpu| format!(" ({})", gpu.model));
+        let (device, rounds) = (contest.device.clone(), contest.rounds);
+        println!("{device}{model}, {rounds} rounds: medians (least - most)\n");
 
         let bandwidth = copy(shapes.copy);
         let (job, times) = contest.times(&bandwidth)?.remove(0);
-        let ceiling = job.amount.rate(times.ours.median);
-        println!("A copy of {} f32: {ceiling:.2} GB/s\n", shapes.copy);
+        let mut bounds = Bounds::new(&device, job.amount.rate(times.ours.median));
+        println!("A copy of {} f32: {:.2} GB/s", shapes.copy, bounds.copy);
+        if let Some(fma) = bounds.f32 {
+            println!("Multiply-adds of f32 in registers: {:.3} TFLOP/s", fma);
+        }
         println!(
-            "| | shape | dtype | | meshgrad | torch | torch.compile | of copy | torch's best time / \
-             ours |"
+            "\n| | shape | dtype | | meshgrad | torch | torch.compile | of bound | torch's best \
+             time / ours |"
         );
         println!("|---|---|---|---|---|---|---|---|---|");
-        let mut rows = vec![row(job, &bandwidth.title, &times, ceiling)];
+        let mut rows = vec![row(job, &bandwidth.title, &times, &bounds)];
         for group in groups(&shapes) {
             for (job, times) in contest.times(&group)? {
-                rows.push(row(job, &group.title, &times, ceiling));
+                bounds.see(job, &times);
+                rows.push(row(job, &group.title, &times, &bounds));
             }
         }
 
         let report = json!({
-            "bench": "gpu", "device": contest.device.to_string(), "gpu": gpu,
-            "rounds": contest.rounds, "copy_gb_per_s": ceiling,
-            "peer_error": contest.peer_error, "rows": rows,
+            "bench": bench, "device": device.to_string(), "gpu": model.trim(),
+            "rounds": rounds, "bounds": bounds.json(), "peer_errors": contest.peer_errors,
+            "rows": rows,
         });
         finish(&self.options, report, contest.versions)
+    }
+}
+
+/// What nothing on a device can be faster than.
+struct Bounds {
+    /// GB/s of a copy larger than any cache.
+    copy: f64,
+    /// TFLOP/s of multiply-adds in registers, where that was measured.
+    f32: Option<f64>,
+    /// TFLOP/s of the fastest product in bf16 that anybody computed so far.
+    bf16: Option<f64>,
+}
+
+impl Bounds {
+    fn new(device: &Device, copy: f64) -> Bounds {
+        Bounds {
+            copy,
+            f32: (!device.is_gpu()).then(|| peak::multiply_adds(device.properties().threads)),
+            bf16: None,
+        }
+    }
+
+    /// Takes notice of what a product reached.
+    fn see(&mut self, job: &Job, times: &Times) {
+        if let (DType::BF16, Amount::Flops(_)) = (job.dtype, job.amount) {
+            let best = times.best_of_torch().unwrap_or(f64::INFINITY);
+            let rate = job.amount.rate(times.ours.median.min(best));
+            self.bf16 = Some(self.bf16.map_or(rate, |before| before.max(rate)));
+        }
+    }
+
+    /// The part that `ours` is of the bound of a job, where there is one.
+    fn part(&self, job: &Job, ours: Spread) -> Option<f64> {
+        let bound = match (job.amount, job.dtype) {
+            (Amount::Bytes(_), _) => Some(self.copy),
+            (Amount::Flops(_), DType::F32) => self.f32,
+            (Amount::Flops(_), _) => self.bf16,
+        };
+        bound.map(|bound| ours.median / bound)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "copy_gb_per_s": self.copy, "f32_fma_tflop_per_s": self.f32,
+            "bf16_fastest_product_tflop_per_s": self.bf16,
+        })
     }
 }
 
@@ -104,13 +186,14 @@ impl Contest {
     fn new(time: &Time, device: Device) -> anyhow::Result<Contest> {
         let smoke = time.options.smoke;
         let torch_device = torch_name(&device);
-        let arguments = ["--device", &torch_device];
-        let peer = beside(&device, &time.peer, "gpu.py", &arguments)?;
+        let threads = device.properties().threads.to_string();
+        let arguments = ["--device", &torch_device, "--threads", &threads];
+        let peer = beside(&device, &time.peer, "ops.py", &arguments)?;
         Ok(Contest {
             device,
             versions: peer.as_ref().map_or(Value::Null, |peer| peer.hello.clone()),
             peer,
-            peer_error: None,
+            peer_errors: Vec::new(),
             rounds: if smoke { 1 } else { time.rounds.max(1) },
             turn: if smoke { 0.0 } else { time.turn },
             smoke,
@@ -135,10 +218,10 @@ impl Contest {
         timed.collect()
     }
 
-    /// So many sets of operands that they do not fit into the L2 cache.
+    /// So many sets of operands that they do not fit into the cache.
     fn sets(&self, group: &Group) -> usize {
         let gpu = &self.device.properties().gpu;
-        let cache = gpu.as_ref().map_or(0, |gpu| gpu.l2_cache);
+        let cache = gpu.as_ref().map_or(CPU_CACHE, |gpu| gpu.l2_cache);
         let most = if self.smoke { 2 } else { 32 };
         (2 * cache).div_ceil(group.bytes).clamp(1, most)
     }
@@ -193,15 +276,22 @@ impl Contest {
         request["compiled"] = json!(compiled);
         request["sets"] = json!(sets);
         request["repeats"] = json!(repeats);
-        match peer.ask(&request) {
-            Ok(answer) => numbers(&answer["seconds"]),
+        let error = match peer.ask(&request) {
+            Ok(answer) => match answer["error"].as_str() {
+                None => return numbers(&answer["seconds"]),
+                Some(error) => error.to_owned(),
+            },
             Err(error) => {
-                eprintln!("torch failed at {request}: {error:#}");
-                self.peer_error = Some(format!("{request}: {error:#}"));
-                self.peer = None;
-                Vec::new()
+                self.peer = None; // it has ended
+                format!("{error:#}")
             }
+        };
+        let error = format!("{request}: {error}");
+        if self.peer_errors.last() != Some(&error) {
+            eprintln!("torch failed at {error}");
+            self.peer_errors.push(error);
         }
+        Vec::new()
     }
 }
 
@@ -231,15 +321,12 @@ impl Amount {
     }
 }
 
-/// Prints a row and returns it; `ceiling` is the rate of a copy.
-fn row(job: &Job, shape: &str, times: &Times, ceiling: f64) -> Value {
+/// Prints a row and returns it.
+fn row(job: &Job, shape: &str, times: &Times, bounds: &Bounds) -> Value {
     let ours = job.amount.rates(times.ours);
     let [torch, compiled] =
         [times.torch, times.compiled].map(|times| times.map(|times| job.amount.rates(times)));
-    let of_copy = match job.amount {
-        Amount::Bytes(_) => Some(ours.median / ceiling),
-        Amount::Flops(_) => None,
-    };
+    let of_bound = bounds.part(job, ours);
     let faster = times.best_of_torch().map(|torch| torch / times.ours.median);
 
     let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
@@ -250,7 +337,7 @@ fn row(job: &Job, shape: &str, times: &Times, ceiling: f64) -> Value {
         job.amount.unit(),
         torch.map_or("-".into(), |torch| torch.to_string()),
         compiled.map_or("-".into(), |compiled| compiled.to_string()),
-        percent(of_copy),
+        percent(of_bound),
         faster.map_or("-".into(), |faster| format!("{faster:.2}")),
     );
     let microseconds = |s: Spread| {
@@ -269,6 +356,6 @@ fn row(job: &Job, shape: &str, times: &Times, ceiling: f64) -> Value {
             "torch": times.torch.map(microseconds),
             "torch.compile": times.compiled.map(microseconds),
         },
-        "of_copy": of_copy, "torch_best_time_by_ours": faster,
+        "of_bound": of_bound, "torch_best_time_by_ours": faster,
     })
 }

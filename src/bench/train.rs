@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::beside::{beside, torch_name};
 use super::measure::{Options, Spread, finish, seconds};
 use super::peer::{Peer, PeerOptions, numbers};
-use super::shapes::{self, Shapes};
+use super::shapes::{self, Section, Shapes};
 use crate::device::OnGpu;
 
 /// Train the models of benches/shapes.toml for some steps, beside torch.
@@ -101,7 +101,11 @@ impl Findings {
 
 impl Train {
     pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
-        let shapes = Shapes::read(self.shapes.as_deref(), self.options.smoke)?;
+        let section = match self.options.smoke {
+            true => Section::Smoke,
+            false => Section::Gpu,
+        };
+        let shapes = Shapes::read(self.shapes.as_deref(), section)?;
         let device = self.device.open(cpu)?;
         println!("| model | | tokens/s | memory | MFU, 6N + 12LHQT | MFU, 6N + 6LHQT |");
         println!("|---|---|---|---|---|---|");

@@ -4,21 +4,19 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
 use serde_json::json;
 
-use super::{Amount, BF16, FLOATS, Group, Job};
+use super::{Amount, Group, Job};
 use crate::bench::shapes::{self, Shapes};
 
 pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
-    let layers = shapes.attention.iter();
-    let attention = layers.flat_map(|it| FLOATS.map(|dtype| attention_of(it, dtype)));
-    shapes
-        .attention
-        .iter()
-        .map(positions)
-        .chain(attention)
-        .collect()
+    let mut groups = Vec::new();
+    for dtype in shapes.floats() {
+        let layers = shapes.attention.iter();
+        groups.extend(layers.flat_map(|it| [positions(it, dtype), attention(it, dtype)]));
+    }
+    groups
 }
 
-fn attention_of(shape: &shapes::Attention, dtype: DType) -> Group {
+fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
     let shapes::Attention {
         batch,
         tokens,
@@ -59,7 +57,8 @@ fn attention_of(shape: &shapes::Attention, dtype: DType) -> Group {
     Group {
         title: format!("{queries:?}, {kv_heads} for keys, causal: {what}"),
         jobs,
-        bytes: dtype.bytes(queries.iter().chain(&keys).product::<usize>() / tokens),
+        bytes: dtype
+            .bytes(3 * queries.iter().product::<usize>() + 2 * keys.iter().product::<usize>()),
         operands: Box::new(move |source| {
             let q = source.random("q", &queries, dtype)?;
             let k = source.random("k", &keys, dtype)?;
@@ -72,7 +71,7 @@ fn attention_of(shape: &shapes::Attention, dtype: DType) -> Group {
 }
 
 /// The turn of queries, alone and with the norm before it.
-fn positions(shape: &shapes::Attention) -> Group {
+fn positions(shape: &shapes::Attention, dtype: DType) -> Group {
     let shapes::Attention {
         batch,
         tokens,
@@ -83,14 +82,14 @@ fn positions(shape: &shapes::Attention) -> Group {
     } = shape.clone();
     let queries = [batch, tokens, heads, head_dim];
     let elements: usize = queries.iter().product();
-    let bytes = Amount::Bytes((4 * elements) as f64);
+    let bytes = Amount::Bytes((2 * dtype.bytes(elements)) as f64);
     let extents = json!({"batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim});
     let jobs = vec![
-        Job::new("rope", BF16, bytes, &extents, |of| {
+        Job::new("rope", dtype, bytes, &extents, |of| {
             Ok(vec![values::rope(&of[0], &of[1], &of[2], RopeStyle::Half)?])
         })
         .compiled(),
-        Job::new("rms_norm_rope", BF16, bytes, &extents, |of| {
+        Job::new("rms_norm_rope", dtype, bytes, &extents, |of| {
             let [x, cos, sin, w] = [0, 1, 2, 3].map(|at| &of[at]);
             let (y, inv_rms) = values::rms_norm_rope(x, w, cos, sin, RopeStyle::Half, 1e-6)?;
             Ok(vec![y, inv_rms])
@@ -100,10 +99,10 @@ fn positions(shape: &shapes::Attention) -> Group {
     Group {
         title: format!("{queries:?}: {what}"),
         jobs,
-        bytes: BF16.bytes(elements),
+        bytes: dtype.bytes(elements),
         operands: Box::new(move |source| {
-            let x = source.random("x", &queries, BF16)?;
-            let w = source.random("w", &[head_dim], BF16)?;
+            let x = source.random("x", &queries, dtype)?;
+            let w = source.random("w", &[head_dim], dtype)?;
             let at = values::arange(source.device, tokens, DType::I64)?.unsqueeze(0)?;
             let frequencies = source.random("frequencies", &[head_dim / 2], DType::F32)?;
             let (cos, sin) = values::rope_tables(&at, &frequencies, 1.0)?;

@@ -4,11 +4,13 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::Accumulator;
 use serde_json::json;
 
-use super::{Amount, BF16, Group, Job};
+use super::{Amount, Group, Job};
 use crate::bench::shapes::{self, Shapes};
 
 pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
-    shapes.moe.iter().map(experts).collect()
+    let floats = shapes.floats();
+    let of_dtype = |dtype| shapes.moe.iter().map(move |it| experts(it, dtype));
+    floats.flat_map(of_dtype).collect()
 }
 
 /// Where the operands are in a set.
@@ -23,7 +25,7 @@ const PERMUTED: usize = 7;
 const GATE_UP: usize = 8;
 const DGATE_UP: usize = 9;
 
-fn experts(shape: &shapes::Moe) -> Group {
+fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
     let shapes::Moe {
         tokens,
         hidden,
@@ -36,12 +38,12 @@ fn experts(shape: &shapes::Moe) -> Group {
     let extents = json!({
         "tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "chosen": chosen,
     });
-    let bytes = |elements: usize| Amount::Bytes(elements as f64 * 2.0);
+    let bytes = |elements: usize| Amount::Bytes(dtype.bytes(elements) as f64);
     let product = Amount::Flops(2.0 * (copies * hidden * 2 * inner) as f64);
     let routing = vec![
         Job::new(
             "router",
-            BF16,
+            dtype,
             bytes(tokens * experts),
             &extents,
             move |of| {
@@ -52,7 +54,7 @@ fn experts(shape: &shapes::Moe) -> Group {
         ),
         Job::new(
             "router_grad",
-            BF16,
+            dtype,
             bytes(2 * tokens * experts),
             &extents,
             |of| {
@@ -64,7 +66,7 @@ fn experts(shape: &shapes::Moe) -> Group {
         ),
         Job::new(
             "expert_order",
-            BF16,
+            dtype,
             bytes(4 * copies),
             &extents,
             move |of| {
@@ -75,40 +77,40 @@ fn experts(shape: &shapes::Moe) -> Group {
     ];
     let rows = bytes((tokens + copies) * hidden);
     let moving = vec![
-        Job::new("permute", BF16, rows, &extents, |of| {
+        Job::new("permute", dtype, rows, &extents, |of| {
             let [x, order, offsets] = [X, ORDER, OFFSETS].map(|at| &of[at]);
             Ok(vec![values::permute_tokens(x, order, offsets)?])
         }),
-        Job::new("permute_grad", BF16, rows, &extents, |of| {
+        Job::new("permute_grad", dtype, rows, &extents, |of| {
             Ok(vec![values::permute_tokens_grad(
                 &of[PERMUTED],
                 &of[PLACE],
             )?])
         }),
-        Job::new("unpermute", BF16, rows, &extents, |of| {
+        Job::new("unpermute", dtype, rows, &extents, |of| {
             let [y, weights, place] = [PERMUTED, WEIGHTS, PLACE].map(|at| &of[at]);
             Ok(vec![values::unpermute_tokens(y, weights, place)?])
         }),
-        Job::new("unpermute_grad_input", BF16, rows, &extents, |of| {
+        Job::new("unpermute_grad_input", dtype, rows, &extents, |of| {
             let [dout, weights, order, offsets] = [X, WEIGHTS, ORDER, OFFSETS].map(|at| &of[at]);
             let dy = values::unpermute_tokens_grad_input(dout, weights, order, offsets)?;
             Ok(vec![dy])
         }),
-        Job::new("unpermute_grad_weights", BF16, rows, &extents, |of| {
+        Job::new("unpermute_grad_weights", dtype, rows, &extents, |of| {
             let [dout, y, place] = [X, PERMUTED, PLACE].map(|at| &of[at]);
             Ok(vec![values::unpermute_tokens_grad_weights(dout, y, place)?])
         }),
     ];
     let products = vec![
-        Job::new("grouped_gemm", BF16, product, &extents, |of| {
+        Job::new("grouped_gemm", dtype, product, &extents, |of| {
             let [x, w, offsets] = [PERMUTED, GATE_UP, OFFSETS].map(|at| &of[at]);
             Ok(vec![values::grouped_matmul_nt(x, w, offsets)?])
         }),
-        Job::new("grouped_gemm_grad_input", BF16, product, &extents, |of| {
+        Job::new("grouped_gemm_grad_input", dtype, product, &extents, |of| {
             let [dy, w, offsets] = [DGATE_UP, GATE_UP, OFFSETS].map(|at| &of[at]);
             Ok(vec![values::grouped_matmul_grad_input(dy, w, offsets)?])
         }),
-        Job::new("grouped_gemm_grad_weight", BF16, product, &extents, |of| {
+        Job::new("grouped_gemm_grad_weight", dtype, product, &extents, |of| {
             let [dy, x, offsets] = [DGATE_UP, PERMUTED, OFFSETS].map(|at| &of[at]);
             let mut dw = Accumulator::new(x.device(), *of[GATE_UP].shape(), DType::F32)?;
             values::grouped_matmul_grad_weight_into(dy, x, offsets, &mut dw)?;
@@ -120,16 +122,16 @@ fn experts(shape: &shapes::Moe) -> Group {
             "{tokens} tokens, {chosen} of {experts} experts, {hidden} to {inner}: {what}"
         ),
         jobs: [routing, moving, products].into_iter().flatten().collect(),
-        bytes: BF16.bytes(copies * hidden + experts * 2 * inner * hidden),
+        bytes: dtype.bytes(copies * hidden + experts * 2 * inner * hidden),
         operands: Box::new(move |source| {
-            let x = source.random("x", &[tokens, hidden], BF16)?;
-            let scores = source.random("scores", &[tokens, experts], BF16)?;
+            let x = source.random("x", &[tokens, hidden], dtype)?;
+            let scores = source.random("scores", &[tokens, experts], dtype)?;
             let probabilities = values::softmax(&values::affine(&scores, 4.0, 0.0)?)?;
             let (weights, indices) = values::router_top_k(&probabilities, chosen, true, None)?;
             let order = values::expert_order(&indices, experts, 0, experts)?;
             let permuted = values::permute_tokens(&x, &order.order, &order.offsets)?;
-            let gate_up = source.random("gate_up", &[experts, 2 * inner, hidden], BF16)?;
-            let dgate_up = source.random("dgate_up", &[copies, 2 * inner], BF16)?;
+            let gate_up = source.random("gate_up", &[experts, 2 * inner, hidden], dtype)?;
+            let dgate_up = source.random("dgate_up", &[copies, 2 * inner], dtype)?;
             Ok(vec![
                 x,
                 probabilities,

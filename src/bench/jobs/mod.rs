@@ -137,8 +137,3 @@ pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     groups.extend(optimizer::groups(shapes));
     groups
 }
-
-const BF16: DType = DType::BF16;
-
-/// The dtypes that GPUs compute in.
-const FLOATS: [DType; 2] = [DType::F32, DType::BF16];

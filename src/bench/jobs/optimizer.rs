@@ -5,7 +5,7 @@ use meshgrad::runtime::ops::{AdamW, AdamWOperands, StepScalars};
 use meshgrad::runtime::{Draw, Key, Result};
 use serde_json::json;
 
-use super::{Amount, BF16, Group, Job, Source};
+use super::{Amount, Group, Job, Source};
 use crate::bench::shapes::{self, Shapes};
 
 pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
@@ -31,12 +31,12 @@ fn step(shape: &shapes::AdamW) -> [Group; 2] {
     });
     let drawn = Job::new(
         "adamw, rounding at random",
-        BF16,
+        DType::BF16,
         bytes(2),
         &extents,
         |of| adamw(of, Some(&Key::new(1).into())),
     );
-    [(exact, DType::F32), (drawn.without_peer(), BF16)].map(|(job, dtype)| Group {
+    [(exact, DType::F32), (drawn.without_peer(), DType::BF16)].map(|(job, dtype)| Group {
         title: format!("{tensors} tensors of {elements}: {what}"),
         jobs: vec![job],
         bytes: all * (dtype.bytes(1) + 12),

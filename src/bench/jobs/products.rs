@@ -3,12 +3,12 @@
 use meshgrad::prelude::*;
 use serde_json::json;
 
-use super::{Amount, FLOATS, Group, Job};
+use super::{Amount, Group, Job};
 use crate::bench::shapes::{Gemm, Shapes};
 
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let of_dtype = |dtype: DType| shapes.gemm.iter().map(move |gemm| product(gemm, dtype));
-    FLOATS.into_iter().flat_map(of_dtype).collect()
+    shapes.floats().flat_map(of_dtype).collect()
 }
 
 fn product(gemm: &Gemm, dtype: DType) -> Group {

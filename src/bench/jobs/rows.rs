@@ -4,7 +4,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::{Accumulator, Key, Result};
 use serde_json::json;
 
-use super::{Amount, FLOATS, Group, Job};
+use super::{Amount, Group, Job};
 use crate::bench::shapes::Shapes;
 
 /// A row kernel.
@@ -184,8 +184,11 @@ pub(crate) fn copy(elements: usize) -> Group {
 
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let rows = shapes.rows.iter();
-    let rows = rows.flat_map(|shape| FLOATS.map(|dtype| row_kernels(*shape, dtype)));
-    rows.collect()
+    let of_shape = |shape: &[usize; 2]| {
+        let shape = *shape;
+        shapes.floats().map(move |dtype| row_kernels(shape, dtype))
+    };
+    rows.flat_map(of_shape).collect()
 }
 
 fn row_kernels([rows, features]: [usize; 2], dtype: DType) -> Group {

@@ -5,15 +5,19 @@ use meshgrad::runtime::Accumulator;
 use meshgrad::runtime::ops::Targets;
 use serde_json::json;
 
-use super::{Amount, BF16, Group, Job};
+use super::{Amount, Group, Job};
 use crate::bench::shapes::{self, Shapes};
 
 pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
-    let tables = shapes.vocabulary.iter().map(table);
-    tables.chain(shapes.vocabulary.iter().map(loss)).collect()
+    let mut groups = Vec::new();
+    for dtype in shapes.floats() {
+        let ends = shapes.vocabulary.iter();
+        groups.extend(ends.flat_map(|it| [table(it, dtype), loss(it, dtype)]));
+    }
+    groups
 }
 
-fn table(shape: &shapes::Vocabulary) -> Group {
+fn table(shape: &shapes::Vocabulary, dtype: DType) -> Group {
     let shapes::Vocabulary {
         tokens,
         hidden,
@@ -21,21 +25,21 @@ fn table(shape: &shapes::Vocabulary) -> Group {
         what,
     } = shape.clone();
     let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
-    let row = (tokens * hidden) as f64;
+    let rows = dtype.bytes(tokens * hidden) as f64;
     // The sums of the whole table are f32, and written once; those of no token as zeros.
     let sums = 4.0 * (vocabulary * hidden) as f64;
     let jobs = vec![
         Job::new(
             "embedding",
-            BF16,
-            Amount::Bytes(4.0 * row),
+            dtype,
+            Amount::Bytes(2.0 * rows),
             &extents,
             |of| Ok(vec![values::embedding(&of[0], &of[1])?]),
         ),
         Job::new(
             "embedding_grad",
-            BF16,
-            Amount::Bytes(2.0 * row + sums),
+            dtype,
+            Amount::Bytes(rows + sums),
             &extents,
             |of| {
                 let [table, ids, dy] = [0, 1, 2].map(|at| &of[at]);
@@ -48,17 +52,17 @@ fn table(shape: &shapes::Vocabulary) -> Group {
     Group {
         title: format!("{tokens} of {vocabulary} rows of {hidden}: {what}"),
         jobs,
-        bytes: BF16.bytes((2 * tokens + vocabulary) * hidden),
+        bytes: dtype.bytes((2 * tokens + vocabulary) * hidden),
         operands: Box::new(move |source| {
-            let table = source.random("table", &[vocabulary, hidden], BF16)?;
+            let table = source.random("table", &[vocabulary, hidden], dtype)?;
             let ids = source.tokens(tokens, vocabulary)?;
-            let dy = source.random("dy", &[tokens, hidden], BF16)?;
+            let dy = source.random("dy", &[tokens, hidden], dtype)?;
             Ok(vec![table, ids, dy])
         }),
     }
 }
 
-fn loss(shape: &shapes::Vocabulary) -> Group {
+fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
     let shapes::Vocabulary {
         tokens,
         hidden,
@@ -69,7 +73,7 @@ fn loss(shape: &shapes::Vocabulary) -> Group {
     let product = 2.0 * (tokens * hidden * vocabulary) as f64;
     let amount = |products: f64| Amount::Flops(products * product);
     let jobs = vec![
-        Job::new("linear_cross_entropy", BF16, amount(1.0), &extents, |of| {
+        Job::new("linear_cross_entropy", dtype, amount(1.0), &extents, |of| {
             let targets = targets(&of[1], &of[2]);
             let (max, sum, logit) = values::linear_cross_entropy(&of[0], &of[1], targets)?;
             Ok(vec![max, sum, logit])
@@ -77,7 +81,7 @@ fn loss(shape: &shapes::Vocabulary) -> Group {
         // Useful products; ours computes the logits again, which is one more.
         Job::new(
             "linear_cross_entropy_grads",
-            BF16,
+            dtype,
             amount(2.0),
             &extents,
             |of| {
@@ -98,10 +102,10 @@ fn loss(shape: &shapes::Vocabulary) -> Group {
     Group {
         title: format!("{tokens} tokens, {hidden} to {vocabulary}: {what}"),
         jobs,
-        bytes: BF16.bytes((tokens + vocabulary) * hidden),
+        bytes: dtype.bytes((tokens + vocabulary) * hidden),
         operands: Box::new(move |source| {
-            let x = source.random("x", &[tokens, hidden], BF16)?;
-            let w = source.random("w", &[vocabulary, hidden], BF16)?;
+            let x = source.random("x", &[tokens, hidden], dtype)?;
+            let w = source.random("w", &[vocabulary, hidden], dtype)?;
             let labels = source.tokens(tokens, vocabulary)?;
             let (max, sum, _) = values::linear_cross_entropy(&x, &w, targets(&w, &labels))?;
             let lse = values::add(&max, &values::ln(&sum)?)?;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times torch's kernels on a GPU: takes requests, one JSON object a line.
+"""Times torch's operations on a GPU or a CPU: takes requests, one JSON object a line.
 
     {"what": a row kernel, "dtype": "f32"|"bf16", "shape": [R, D], ..}
     {"what": "matmul", "dtype": .., "m": M, "n": N, "k": K, "transposes": "nn"|"nt"|"tn"|"tt", ..}
@@ -10,9 +10,9 @@
     {"what": "embedding"|"linear_cross_entropy"|their gradients, "tokens": N, "hidden": H, "vocabulary": V, ..}
     {"what": "adamw", "tensors": N, "elements": M, ..}
 
-each with "sets": S, "repeats": R, "compiled": bool -> {"seconds": [of one operation, the mean of R in a row]}. Operations go
-through S sets of operands, so that these come from memory. f32 products do not use TF32. The first request of a kind warms
-up. "compiled" is torch.compile.
+each with "sets": S, "repeats": R, "compiled": bool -> {"seconds": [of one operation, the mean of R in a row]} or
+{"error": why torch cannot do that}. Operations go through S sets of operands, so that these come from memory. f32 products
+do not use TF32. The first request of a kind warms up. "compiled" is torch.compile.
 """
 
 import argparse
@@ -23,18 +23,30 @@ EPSILON = 1e-6
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cuda", help="as torch calls it; cpu only to see that it works")
+    parser.add_argument("--device", default="cuda", help="as torch calls it")
+    parser.add_argument("--threads", type=int, help="of the CPU")
     options = parser.parse_args()
 
     global torch, device
     import torch
 
     device = torch.device(options.device)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
     from serve import serve
 
-    serve(Bench().answer, device=name(), cuda=torch.version.cuda)
+    bench = Bench()
+
+    def answer(request: dict) -> dict:
+        try:
+            return bench.answer(request)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            bench.forget()  # what else is asked for may work
+            return {"error": str(error)}
+
+    serve(answer, device=name(), cuda=torch.version.cuda)
 
 
 def name() -> str:
@@ -45,6 +57,9 @@ class Bench:
     """Keeps the operands of the last kind of request."""
 
     def __init__(self):
+        self.forget()
+
+    def forget(self):
         self.kind, self.work, self.sets = None, None, []
 
     def answer(self, request: dict) -> dict:
