@@ -1,8 +1,8 @@
-//! NVIDIA's assembler takes every kernel that the ops launch, without a warning: the functions that
-//! elementwise ops write down among them, which no list of the kernels' crate can know.
+//! Launches of every kernel of every op: NVIDIA's assembler takes them without a warning, and the
+//! emulator runs them in many orders until nothing of them is left that no launch reaches. The
+//! functions that elementwise ops write down are among them, which no list of the kernels' crate
+//! can know.
 
-#[path = "../../../../kernels/tests/ptxas/assemble.rs"]
-mod assemble;
 mod attention;
 mod copies;
 mod cross_entropy;
@@ -12,9 +12,12 @@ mod grouped;
 mod indexing;
 mod moe;
 mod norms;
+mod operands;
 mod optimizer;
+mod orders;
 mod positions;
 mod products;
+mod ptxas;
 mod random;
 mod ranks;
 mod reductions;
@@ -24,8 +27,38 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use meshgrad_kernels::{Ptx, Variant};
+use operands::{extremes, gradient, indices, tensor};
 
-use crate::{Accumulator, DType, Device, GpuProperties, Properties, Result, Shape, Tensor, ops};
+use crate::{DType, Device, GpuProperties, Properties, Result};
+
+/// Launches all kernels of some ops, with operands of one dtype.
+type Launches = fn(&Device, DType) -> Result<()>;
+
+/// By family.
+const LAUNCHES: &[(&str, Launches)] = &[
+    ("functions", functions::functions),
+    ("copies", copies::copies),
+    ("indexing", indexing::indexing),
+    ("norms", norms::norms),
+    ("products", products::products),
+    ("cross_entropy", cross_entropy::cross_entropy),
+    ("grouped", grouped::grouped),
+    ("gates", gates::gates),
+    ("expert_order", moe::expert_order),
+    ("token_rows", moe::token_rows),
+    ("positions", positions::positions),
+    ("random", random::random),
+    ("router", moe::router),
+    ("optimizer", optimizer::optimizer),
+    ("softmax", softmax::softmax),
+    ("reductions", reductions::reductions),
+    ("attention", attention::attention),
+    ("ranks", ranks::ranks),
+    ("gradients", norms::gradients),
+];
+
+/// Of the operands that ops compute with on a GPU.
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
 /// Kernels by name, and the ops that launched any.
 #[derive(Default)]
@@ -50,8 +83,8 @@ pub(super) fn note(op: &'static str, variant: &impl Variant) {
     });
 }
 
-/// What `work` launches on a GPU that computes nothing.
-fn launched(work: impl FnOnce(&Device) -> Result<()>) -> Launched {
+/// What a family launches on a GPU that computes nothing.
+fn launched(launches: Launches) -> Launched {
     let gpu = GpuProperties {
         model: "counted".into(),
         compute_capability: (9, 0),
@@ -65,61 +98,8 @@ fn launched(work: impl FnOnce(&Device) -> Result<()>) -> Launched {
         ..Device::cpu().properties().clone()
     });
     LAUNCHED.set(Some(Launched::default()));
-    work(&device).unwrap();
+    for dtype in DTYPES {
+        launches(&device, dtype).unwrap();
+    }
     LAUNCHED.take().unwrap()
-}
-
-/// Launches all kernels of some ops, with operands of one dtype.
-type Launches = fn(&Device, DType) -> Result<()>;
-
-const LAUNCHES: &[Launches] = &[
-    functions::functions,
-    copies::copies,
-    indexing::indexing,
-    norms::norms,
-    products::products,
-    cross_entropy::cross_entropy,
-    grouped::grouped,
-    gates::gates,
-    moe::expert_order,
-    moe::token_rows,
-    positions::positions,
-    random::random,
-    moe::router,
-    optimizer::optimizer,
-    softmax::softmax,
-    reductions::reductions,
-    attention::attention,
-    ranks::ranks,
-    norms::gradients,
-];
-
-#[test]
-fn every_kernel_of_an_op_assembles_without_a_warning() {
-    let launched = launched(|device| {
-        for dtype in [DType::F32, DType::BF16] {
-            for launches in LAUNCHES {
-                launches(device, dtype)?;
-            }
-        }
-        Ok(())
-    });
-
-    // The functions of elementwise ops are kernels of the ops, not of the catalogue: all are here.
-    let missing: Vec<&str> = ops::signatures()
-        .map(|op| op.name())
-        .filter(|op| !launched.ops.contains(op))
-        .collect();
-    assert!(missing.is_empty(), "ops that launched nothing: {missing:?}");
-
-    let kernels: Vec<Ptx> = launched.kernels.into_values().collect();
-    assemble::assemble(&kernels, "ptxas.txt");
-}
-
-fn tensor(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
-    ops::full(device, shape, dtype, 1.0)
-}
-
-fn gradient(device: &Device, shape: &[usize]) -> Result<Accumulator> {
-    Accumulator::new(device, Shape::new(shape)?, DType::F32)
 }
