@@ -74,7 +74,8 @@ pub fn launch(
     }?;
     let touched = |which: usize| {
         let sets = grid.touched.iter().flatten();
-        sets.map(|sets| sets[which].count()).sum()
+        let sets = sets.filter_map(|sets| sets[which].get());
+        sets.map(ByteSet::count).sum()
     };
     let unique = [touched(0), touched(1)];
     Ok(Counters::new(grid.kernel, grid.ctas(), &outcome, unique))
@@ -153,13 +154,8 @@ fn prepare<'l>(
     };
     parameters.write(0, launch.parameters);
     let allocations = space.snapshot();
-    let touched = options.counters.then(|| {
-        let sets = allocations.iter().map(|it| {
-            let bytes = if it.is_freed() { 0 } else { it.info.bytes };
-            [ByteSet::new(bytes), ByteSet::new(bytes)]
-        });
-        sets.collect()
-    });
+    let touched = options.counters;
+    let touched = touched.then(|| allocations.iter().map(|_| Default::default()).collect());
     Ok(Grid {
         kernel,
         space,

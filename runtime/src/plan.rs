@@ -5,9 +5,9 @@
 //! GPU does that it stands for. FLOPs and bytes are not in it: the op's
 //! [`Signature`](crate::Signature) tells them, on every device alike.
 
-mod many;
 #[cfg(test)]
-mod ptxas;
+mod launches;
+mod many;
 
 use std::cell::RefCell;
 
@@ -256,7 +256,7 @@ impl<'a> Launcher<'a> {
         };
         self.device.count_launch();
         #[cfg(test)]
-        ptxas::note(self.op, &plan.variant);
+        launches::note(self.op, &plan.variant);
         match self.device.gpu() {
             Some(gpu) => {
                 let stream = stream::raw(self.device, gpu);

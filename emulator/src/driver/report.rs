@@ -3,6 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::machine::counters::Counters;
@@ -17,6 +18,8 @@ pub(crate) struct Reports {
     last: Mutex<String>,
     /// JSON of each launch since counting began.
     counted: Mutex<Option<Vec<String>>>,
+    /// Held while counters are written: each launch's stay together.
+    writing: Mutex<()>,
 }
 
 impl Reports {
@@ -26,6 +29,7 @@ impl Reports {
             counters_to,
             last: Mutex::default(),
             counted: Mutex::default(),
+            writing: Mutex::default(),
         }
     }
 
@@ -80,12 +84,16 @@ impl Reports {
         }
         let written = match &self.counters_to {
             CountersTo::Nowhere => Ok(()),
-            CountersTo::Stderr => io::stderr().write_all(counters.to_table().as_bytes()),
-            CountersTo::File(path) => OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(path)
-                .and_then(|mut file| writeln!(file, "{}", counters.to_json())),
+            CountersTo::Stderr => {
+                let table = counters.to_table();
+                let _alone = lock(&self.writing);
+                io::stderr().write_all(table.as_bytes())
+            }
+            CountersTo::File(path) => {
+                let line = counters.to_json() + "\n";
+                let _alone = lock(&self.writing);
+                append(path, line.as_bytes())
+            }
         };
         if let Err(error) = written {
             self.say(&format!("counters are lost: {error}"));
@@ -100,6 +108,40 @@ impl Reports {
     }
 }
 
+/// In one call, so that lines of several processes do not mix either.
+fn append(path: &Path, line: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(line)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, process, thread};
+
+    use super::*;
+
+    #[test]
+    fn counters_of_many_threads_stay_apart() {
+        let file = format!("meshgrad-counters-{}", process::id());
+        let path = env::temp_dir().join(file);
+        let reports = Reports::new(true, CountersTo::File(path.clone()));
+        let counters = Counters {
+            unreached: vec![(1, "trap;".to_owned()); 300],
+            ..Counters::default()
+        };
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| reports.count(&counters)));
+            }
+        });
+
+        let written = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(written.lines().count(), 200);
+        assert!(written.lines().all(|line| line == counters.to_json()));
+    }
 }

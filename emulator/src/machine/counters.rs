@@ -6,6 +6,7 @@ use super::check::Touch;
 use super::cta::Cta;
 use super::home::{Home, Spot};
 use super::registers::lanes_of;
+use crate::memory::ByteSet;
 use crate::program::Kernel;
 
 /// Counts of one instruction, or of all together.
@@ -69,12 +70,13 @@ impl Counters {
     pub(crate) fn new(kernel: &Kernel, ctas: u64, counts: &[Counts], unique: [u64; 2]) -> Counters {
         let mut total = Counts::default();
         let (mut instructions, mut unreached) = (Vec::new(), Vec::new());
-        for (instruction, counts) in kernel.code.iter().zip(counts) {
+        let lines: Vec<&str> = kernel.text.lines().collect();
+        for (place, (instruction, counts)) in kernel.code.iter().zip(counts).enumerate() {
             total.add(counts);
-            let text = kernel.line(instruction.line).to_owned();
+            let line = lines.get((instruction.line as usize).saturating_sub(1));
+            let text = line.map_or("", |line| line.trim()).to_owned();
             match counts.executed {
-                // The end that every kernel has behind its last instruction stands at its head.
-                0 if text.contains(".entry") => {}
+                0 if place == kernel.end => {} // which the text need not say
                 0 => unreached.push((instruction.line, text)),
                 _ => instructions.push((instruction.line, text, *counts)),
             }
@@ -107,6 +109,12 @@ impl Counters {
             let counts = fields(counts);
             // Writing to a string cannot fail.
             let _ = write!(json, "{comma}{{\"line\":{line},\"text\":{text},{counts}}}");
+        }
+        json.push_str("],\"unreached\":[");
+        for (index, (line, text)) in self.unreached.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            let text = quoted(text);
+            let _ = write!(json, "{comma}{{\"line\":{line},\"text\":{text}}}");
         }
         json.push_str("]}");
         json
@@ -221,35 +229,40 @@ impl Cta<'_> {
                 counts.ideal_sectors += ideal;
                 counts.bytes_read += if touch.reads { bytes } else { 0 };
                 counts.bytes_written += if touch.writes { bytes } else { 0 };
-                if let Some(touched) = &self.grid.touched {
-                    for lane in lanes_of(lanes) {
-                        let at = offsets[lane] as usize;
-                        for (set, wanted) in touched[index].iter().zip([touch.reads, touch.writes])
-                        {
-                            if wanted {
-                                set.set(at, touch.bytes);
-                            }
-                        }
-                    }
-                }
+                self.count_different_bytes(index, spot, touch);
             }
             Home::Local | Home::Param => {}
         }
     }
+
+    /// Of the allocation with this index.
+    fn count_different_bytes(&self, index: usize, spot: &Spot, touch: Touch) {
+        let Some(touched) = &self.grid.touched else {
+            return;
+        };
+        let block = self.grid.allocations[index].info.bytes;
+        let sets = touched[index].iter().zip([touch.reads, touch.writes]);
+        for (set, _) in sets.filter(|(_, wanted)| *wanted) {
+            let set = set.get_or_init(|| ByteSet::new(block));
+            for lane in lanes_of(spot.lanes) {
+                set.set(spot.offsets[lane] as usize, touch.bytes);
+            }
+        }
+    }
 }
+
+/// Sectors, or words of banks, that are looked at together at most: nine words of eight lanes that
+/// move 32 bytes each.
+const MOST_TOUCHED: usize = 72;
 
 /// 32-byte sectors that accesses of `bytes` bytes at `offsets` touch, and the fewest possible.
 pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
-    let mut touched: Vec<u64> = lanes_of(mask)
-        .flat_map(|lane| offsets[lane] / 32..=(offsets[lane] + bytes as u64 - 1) / 32)
-        .collect();
-    touched.sort_unstable();
-    touched.dedup();
-    let mut different: Vec<u64> = lanes_of(mask).map(|lane| offsets[lane]).collect();
-    different.sort_unstable();
-    different.dedup();
-    let ideal = (different.len() * bytes).div_ceil(32) as u64;
-    (touched.len() as u64, ideal)
+    let touched = lanes_of(mask)
+        .flat_map(|lane| offsets[lane] / 32..=(offsets[lane] + bytes as u64 - 1) / 32);
+    let touched = distinct(touched, &mut [0; MOST_TOUCHED]).len();
+    let different = distinct(lanes_of(mask).map(|lane| offsets[lane]), &mut [0; 32]).len();
+    let ideal = (different * bytes).div_ceil(32) as u64;
+    (touched as u64, ideal)
 }
 
 /// Passes over 32 banks of 4 bytes that a warp's access of shared memory takes, and the fewest
@@ -266,13 +279,12 @@ pub(crate) fn passes(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64)
         if part == 0 {
             continue;
         }
-        let mut words: Vec<u64> = lanes_of(part)
-            .flat_map(|lane| offsets[lane] / 4..=(offsets[lane] + bytes as u64 - 1) / 4)
-            .collect();
-        words.sort_unstable();
-        words.dedup();
+        let words = lanes_of(part)
+            .flat_map(|lane| offsets[lane] / 4..=(offsets[lane] + bytes as u64 - 1) / 4);
+        let mut room = [0; MOST_TOUCHED];
+        let words = distinct(words, &mut room);
         let mut banks = [0u64; 32];
-        for word in &words {
+        for word in words {
             banks[(*word % 32) as usize] += 1;
         }
         passes += banks.iter().max().copied().unwrap_or(0).max(1);
@@ -281,12 +293,53 @@ pub(crate) fn passes(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64)
     (passes, ideal)
 }
 
+/// The numbers sorted, each once. This runs at every access: without heap memory.
+fn distinct(numbers: impl Iterator<Item = u64>, room: &mut [u64]) -> &[u64] {
+    let mut count = 0;
+    for number in numbers {
+        room[count] = number;
+        count += 1;
+    }
+    room[..count].sort_unstable();
+    let mut kept = 0;
+    for at in 0..count {
+        if kept == 0 || room[at] != room[kept - 1] {
+            room[kept] = room[at];
+            kept += 1;
+        }
+    }
+    &room[..kept]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn offsets(stride: u64) -> [u64; 32] {
         std::array::from_fn(|lane| lane as u64 * stride)
+    }
+
+    #[test]
+    fn json_tells_what_was_reached_and_what_was_not() {
+        let total = Counts {
+            executed: 3,
+            ..Counts::default()
+        };
+        let counters = Counters {
+            kernel: "k".into(),
+            ctas: 1,
+            total,
+            instructions: vec![(7, "bra \"x\";".into(), total)],
+            unreached: vec![(8, "trap;".into()), (9, "ret;".into())],
+            ..Counters::default()
+        };
+        let json = counters.to_json();
+        assert!(
+            json.contains(r#""by_instruction":[{"line":7,"text":"bra \"x\";","executed":3,"#),
+            "{json}"
+        );
+        let unreached = r#""unreached":[{"line":8,"text":"trap;"},{"line":9,"text":"ret;"}]}"#;
+        assert!(json.ends_with(unreached), "{json}");
     }
 
     #[test]

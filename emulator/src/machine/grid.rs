@@ -1,7 +1,7 @@
 //! What all CTAs of a launch share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::order::Committed;
 use super::registers::LANES;
@@ -28,8 +28,8 @@ pub(crate) struct Grid<'l> {
     pub(crate) stamp: u32,
     /// What was published where in global memory, by address.
     pub(crate) published: Mutex<HashMap<u64, Committed>>,
-    /// Bytes read and written so far by allocation; only when counting.
-    pub(crate) touched: Option<Vec<[ByteSet; 2]>>,
+    /// Bytes read and written so far by allocation, of those that were; only when counting.
+    pub(crate) touched: Option<Vec<[OnceLock<ByteSet>; 2]>>,
     pub(crate) multiprocessors: u32,
     pub(crate) number: u64,
 }

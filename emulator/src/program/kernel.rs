@@ -28,6 +28,9 @@ pub struct Kernel {
     pub(crate) static_local: u32,
     pub(crate) frames: Vec<Frame>,
     pub(crate) code: Vec<Instruction>,
+    /// Where in the code the end stands that every kernel has behind its last instruction: its text
+    /// need not say it.
+    pub(crate) end: usize,
     pub(crate) files: Vec<String>,
     pub(crate) text: std::sync::Arc<str>,
     pub(crate) planes: usize,

@@ -44,11 +44,12 @@ pub(crate) fn lower(
     let parameters = lowering.declare_kernel_parameters(entry);
     let body = entry.body.as_deref().unwrap_or_default();
     lowering.body(body)?;
+    let end = lowering.code.len();
     lowering.push(entry.line, Op::Exit);
     lowering.called_functions()?;
     lowering.resolve_labels()?;
     lowering.check_shared(entry)?;
-    Ok(lowering.finish(entry, parameters))
+    Ok(lowering.finish(entry, parameters, end))
 }
 
 /// The state of lowering one kernel.
@@ -157,7 +158,12 @@ impl<'a> Lowering<'a> {
         parameters
     }
 
-    fn finish(self, entry: &syntax::Function, parameters: Vec<KernelParameter>) -> Kernel {
+    fn finish(
+        self,
+        entry: &syntax::Function,
+        parameters: Vec<KernelParameter>,
+        end: usize,
+    ) -> Kernel {
         let last = parameters.last();
         let parameter_bytes = last.map_or(0, |last| last.offset + last.bytes);
         let threads = entry.max_threads.or(entry.required_threads);
@@ -182,6 +188,7 @@ impl<'a> Lowering<'a> {
             static_local,
             frames,
             code: self.code,
+            end,
             files,
             text: self.module.text.clone(),
             planes: given.planes,

@@ -120,3 +120,25 @@ fn halves_are_compared_on_their_own() {
     assert_eq!(rows[2], [0, pair(one, one), 0, pair(one, 0)]);
     assert_eq!(rows[3], [0, pair(one, one), 0, pair(0, 0)]);
 }
+
+/// The end that every kernel has is no instruction that somebody could miss, whatever the line says
+/// on which it stands.
+#[test]
+fn what_no_warp_reaches_is_told() {
+    let body = "bra END;\ntrap;\nEND:";
+    let missed = |text: &str| {
+        let options = Options {
+            counters: true,
+            ..Options::default()
+        };
+        let run = run(text, (1, 32), 1, &[0], &options).unwrap();
+        run.counters.unreached
+    };
+    let lines = kernel(body);
+    let line = lines.lines().position(|line| line == "trap;").unwrap() as u32 + 1;
+    assert_eq!(missed(&lines), [(line, "trap;".to_owned())]);
+
+    let one_line = ".version 7.8 .target sm_80 .address_size 64 \
+                    .entry k(.param .u64 out, .param .u64 in) { bra END; trap; END: ret; }";
+    assert_eq!(missed(one_line), [(1, one_line.to_owned())]);
+}

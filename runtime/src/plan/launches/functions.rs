@@ -1,7 +1,10 @@
 //! Elementwise ops.
 
-use super::{gradient, tensor};
+use super::{extremes, gradient, tensor};
 use crate::{DType, Device, Result, Tensor, ops};
+
+/// Elements of more than one CTA, the last of them fewer.
+pub(super) const MORE_THAN_A_TILE: usize = 8395;
 
 pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
     type Unary = fn(&Tensor) -> Result<Tensor>;
@@ -55,7 +58,7 @@ pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
         ops::ge,
         |a, b| ops::select(&ops::lt(a, b)?, a, b),
     ];
-    let x = tensor(device, &[64], dtype)?;
+    let x = extremes(device, &[MORE_THAN_A_TILE], dtype)?;
     for function in unary {
         function(&x)?;
     }
@@ -71,7 +74,7 @@ pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
         }
         ops::add(&view, &view)?;
     }
-    let mut into = gradient(device, &[64])?;
+    let mut into = gradient(device, &[MORE_THAN_A_TILE])?;
     ops::add_into(&x, &mut into)?;
     ops::add_into(&x, &mut into)
 }

@@ -3,15 +3,18 @@
 use super::tensor;
 use crate::{DType, Device, Result, ops};
 
-/// Rows of few lanes, of a CTA, in chunks; of vectors and of odd extents; one tile and many.
+/// Rows of few lanes, of a CTA, in chunks; of vectors and of odd extents, and single ones that end
+/// within a vector; one tile and many.
 pub(super) fn ranks(device: &Device, dtype: DType) -> Result<()> {
     for [rows, columns] in [
         [3, 7],
         [3, 64],
         [5, 4096],
         [5, 333],
-        [2, 151_936],
-        [1, 30_001],
+        [2, 16_392],
+        [1, 63],
+        [1, 4097],
+        [1, 9001],
     ] {
         let x = tensor(device, &[rows, columns], dtype)?;
         ops::argmax(&x, 1)?;

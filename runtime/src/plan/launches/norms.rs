@@ -18,9 +18,10 @@ pub(super) fn norms(device: &Device, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// The norm of gradients, short and long, and clipping by it.
+/// The norm of gradients, short and long, whole vectors and others, and clipping by it.
 pub(super) fn gradients(device: &Device, dtype: DType) -> Result<()> {
-    let all: Result<Vec<Tensor>> = [3, 500, 5001, 1 << 20]
+    let vector = 128 / dtype.bits();
+    let all: Result<Vec<Tensor>> = [3, vector, 499, 5001, 20_001]
         .into_iter()
         .map(|elements| tensor(device, &[elements], dtype))
         .collect();

@@ -1,13 +1,13 @@
 //! Mixture-of-experts layers.
 
-use super::tensor;
+use super::{indices, tensor};
 use crate::{DType, Device, Result, ops};
 
 /// Few experts and many, indices of each size.
 pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
     for index in [DType::I32, DType::U32, DType::I64] {
         for experts in [8, 128, 1000] {
-            let indices = ops::full(device, &[30, 4], index, 0.0)?;
+            let indices = indices(device, &[30, 4], index, experts)?;
             let sorted = ops::expert_order(&indices, experts, 0, experts)?;
             ops::expert_counts(&sorted.offsets)?;
         }
@@ -17,7 +17,7 @@ pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
 
 /// Rows of a few lanes, of a warp, odd.
 pub(super) fn token_rows(device: &Device, dtype: DType) -> Result<()> {
-    let indices = ops::full(device, &[3, 2], DType::I32, 0.0)?;
+    let indices = indices(device, &[3, 2], DType::I32, 4)?;
     let sorted = ops::expert_order(&indices, 4, 0, 4)?;
     let (order, offsets, place) = (&sorted.order, &sorted.offsets, &sorted.place);
     for features in [64, 2048, 33] {

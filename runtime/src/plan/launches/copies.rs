@@ -1,5 +1,6 @@
 //! Ops that move elements.
 
+use super::functions::MORE_THAN_A_TILE;
 use super::tensor;
 use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
@@ -7,11 +8,14 @@ pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
     for index in [DType::I32, DType::I64] {
         ops::arange(device, 5, index)?;
     }
+    for from in [dtype, DType::Bool] {
+        let x = tensor(device, &[MORE_THAN_A_TILE], from)?;
+        for to in [DType::F32, DType::BF16, DType::Bool] {
+            ops::cast(&x, to)?;
+        }
+    }
     let x = tensor(device, &[6, 64], dtype)?;
     ops::copy(&x.transpose(0, 1)?)?;
-    for to in [DType::F32, DType::BF16] {
-        ops::cast(&x, to)?;
-    }
     let cache = Tensor::zeros(device, &[6, 64], dtype, Kind::Cache)?;
     ops::copy_into(&x, &cache)?;
     ops::fill_into(&cache, 2.0)?;
@@ -25,6 +29,7 @@ pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
 /// Elements of every size, dense, turned and apart; casts from and to all.
 fn every_dtype(device: &Device) -> Result<()> {
     for from in DType::ALL {
+        ops::full(device, &[5], from, 1.0)?;
         let x = tensor(device, &[3, 10, 16], from)?;
         ops::copy(&x.transpose(1, 2)?)?;
         ops::copy(&x.slice(2, 1..4)?)?;

@@ -1,0 +1,46 @@
+//! Steps of an optimizer.
+
+use super::tensor;
+use crate::ops::{AdamW, AdamWOperands, StepScalars};
+use crate::{DType, Device, Draw, Key, Kind, Region, Result, Tensor, ops};
+
+/// Parameters whole and parts of larger ones, of more elements than the threads of a CTA move at
+/// once: rows that end within the four that move together, and rows that do not.
+pub(super) fn optimizer(device: &Device, dtype: DType) -> Result<()> {
+    for (columns, first) in [(687, 3), (688, 4)] {
+        let part = Region::whole(&[3, 700])?.slice(1, first..first + columns)?;
+        let key = Key::new(1);
+        for draw in [None, Some(Draw::from(key)), Some(key.within(&part))] {
+            step(device, dtype, [3, columns], draw.as_ref())?;
+        }
+    }
+    Ok(())
+}
+
+fn step(device: &Device, dtype: DType, shape: [usize; 2], rounding: Option<&Draw>) -> Result<()> {
+    let values = |dtype, kind| -> Result<Tensor> {
+        let values = Tensor::zeros(device, &shape, dtype, kind)?;
+        ops::copy_into(&tensor(device, &shape, dtype)?, &values)?;
+        Ok(values)
+    };
+    let scalar = |value: f32| Tensor::scalar(device, value);
+    let operands = AdamWOperands {
+        param: &values(dtype, Kind::Parameter)?,
+        gradient: &values(DType::F32, Kind::Gradient)?,
+        mean: &values(DType::F32, Kind::OptimizerState)?,
+        square: &Tensor::zeros(device, &shape, DType::F32, Kind::OptimizerState)?,
+        constants: AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+        },
+        rounding,
+    };
+    let scalars = StepScalars {
+        learning_rate: &scalar(0.1)?,
+        step: &scalar(3.0)?,
+        scale: &scalar(0.5)?,
+    };
+    ops::adamw_step_many(&[operands], scalars)
+}

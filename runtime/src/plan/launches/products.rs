@@ -1,0 +1,46 @@
+//! Products of matrices.
+
+use super::{gradient, tensor};
+use crate::{DType, Device, Result, ops};
+
+/// Lines of whole vectors and odd ones, sums in one and in parts, as a layer asks for them.
+pub(super) fn products(device: &Device, dtype: DType) -> Result<()> {
+    let extents = [
+        [8, 64, 64],
+        [8, 33, 17],
+        [64, 64, 64],
+        [64, 512, 64],
+        [64, 513, 63],
+        [64, 64, 512],
+        [512, 64, 64],
+    ];
+    for [rows, inputs, outputs] in extents {
+        let x = tensor(device, &[rows, inputs], dtype)?;
+        let w = tensor(device, &[outputs, inputs], dtype)?;
+        let dy = ops::linear(&x, &w)?;
+        ops::linear_grad_input(&dy, &w)?;
+        let mut dw = gradient(device, &[outputs, inputs])?;
+        ops::linear_grad_weight_into(&dy, &x, &mut dw)?;
+        ops::linear_grad_weight_into(&dy, &x, &mut dw)?;
+        ops::matmul(&x, &w.transpose(0, 1)?)?;
+        ops::matmul_into(&dy.transpose(0, 1)?, &x, &mut dw)?;
+    }
+    large(device, dtype)
+}
+
+/// The tiles of large products. They are as short as can be in all but one dim, for the emulator
+/// computes them.
+fn large(device: &Device, dtype: DType) -> Result<()> {
+    let operand = |shape: [usize; 2]| tensor(device, &shape, dtype);
+    let rows = 132 * 128;
+    ops::linear(&operand([rows, 8])?, &operand([8, 8])?)?;
+    ops::linear_grad_input(&operand([rows, 8])?, &operand([8, 8])?)?;
+    let (dy, x) = (operand([8, rows])?, operand([8, 8])?);
+    let mut dw = gradient(device, &[rows, 8])?;
+    ops::linear_grad_weight_into(&dy, &x, &mut dw)?;
+    ops::linear_grad_weight_into(&dy, &x, &mut dw)?;
+    if dtype == DType::BF16 {
+        ops::linear(&operand([2 * rows, 8])?, &operand([256, 8])?)?;
+    }
+    Ok(())
+}
