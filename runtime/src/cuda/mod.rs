@@ -1,10 +1,6 @@
 //! The CUDA back end: contexts, memory, streams, kernels and graphs of a GPU, or of the emulator in
 //! the place of one; and the plans of ops, family by family as on the CPU ([`elementwise`],
 //! [`matmul`], [`norm`] and so on). But for the plans it knows no tensor and no op.
-//! [`matmul`], [`norm`], [`random`]). But for the plans it knows no tensor and no op.
-//! [`matmul`], [`norm`], [`optimizer`], [`random`]). But for the plans it knows no tensor and no op.
-//! the place of one; and the plans of ops, family by family as on the CPU ([`attention`],
-//! [`elementwise`], [`matmul`], [`norm`]). But for the plans it knows no tensor and no op.
 //!
 //! cudarc is used for the driver's types and functions only; who owns what is decided here.
 

@@ -6,6 +6,7 @@ use std::mem::transmute;
 use half::bf16;
 use pulp::{Simd, f32x16, u32x16, x86::V4};
 
+use super::pack::Unit;
 use super::vector::Arithmetic;
 
 pulp::simd_type! {
@@ -65,8 +66,8 @@ impl Arithmetic for Dot {
     }
 
     #[inline(always)]
-    fn unpacked(_: &[bf16]) -> Option<&[u32]> {
-        None
+    fn unpacked(elements: &[bf16]) -> Option<&[u32]> {
+        u32::of_elements(elements)
     }
 
     #[inline(always)]

@@ -29,7 +29,7 @@ pub(super) trait Unit<T>: Pod {
         transpose_by_swaps(block);
     }
 
-    /// Elements as units, where they are the same.
+    /// Elements as units, where they lie as units do; a last one that is not whole is left out.
     fn of_elements(_: &[T]) -> Option<&[Self]> {
         None
     }
@@ -113,6 +113,12 @@ impl Unit<bf16> for u32 {
     #[inline(always)]
     fn join(first: bf16, second: bf16) -> Self {
         u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
+    }
+
+    /// Neighbours are pairs, if the first lies where a pair may.
+    #[inline(always)]
+    fn of_elements(elements: &[bf16]) -> Option<&[u32]> {
+        bytemuck::try_cast_slice(&elements[..elements.len() / 2 * 2]).ok()
     }
 
     /// On little-endian machines, the only ones with such instructions, neighbours are pairs.

@@ -32,7 +32,7 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
     /// Runs `f` with the instruction set enabled.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// Elements as units, where they are the same.
+    /// Elements as units, where they lie as units do.
     fn unpacked(elements: &[Self::Input]) -> Option<&[Self::Packed]>;
 
     fn units(self, panel: &[Self::Packed]) -> &[Self::Units];
@@ -78,8 +78,12 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     #[inline(always)]
     fn unpacked(rows: MatrixRef<'_, A::Input>) -> Option<Rows<'_, A::Packed>> {
         let (elements, stride) = rows.contiguous_rows()?;
-        let units = A::unpacked(elements)?;
-        Some(Rows { units, stride })
+        let whole = stride % A::Packed::DEPTH == 0 && rows.cols() % A::Packed::DEPTH == 0;
+        let units = A::unpacked(elements).filter(|_| whole)?;
+        Some(Rows {
+            units,
+            stride: stride / A::Packed::DEPTH,
+        })
     }
 
     #[inline(always)]
