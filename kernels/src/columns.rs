@@ -58,16 +58,16 @@ impl<'k> Columns<'k> {
         }
     }
 
-    /// What `load` gives for a row, merged over the rows from `start` to before `end`. Where its
-    /// predicate does not hold, `load` gives the neutral value. Complete in threads that
-    /// [`Columns::lead`].
+    /// What `values` makes of what `load` reads of a row, merged over the rows from `start` to before
+    /// `end`: all rows of a step are loaded before the first is used. Where the predicate does not
+    /// hold, `values` gives the neutral value. Complete in threads that [`Columns::lead`].
     #[track_caller]
-    pub(crate) fn fold(
+    pub(crate) fn fold<Loaded>(
         &self,
-        start: U64<'k>,
-        end: U64<'k>,
+        [start, end]: [U64<'k>; 2],
         merge: Merge,
-        load: impl Fn(U64<'k>, Pred<'k>) -> Vec<F32<'k>>,
+        load: impl Fn(U64<'k>, Pred<'k>) -> Loaded,
+        values: impl Fn(Loaded, Pred<'k>) -> Vec<F32<'k>>,
     ) -> Vec<F32<'k>> {
         let lanes = u64::from(self.tile.lanes());
         let folded = (0..self.tile.width).map(|_| self.k.var(merge.neutral()));
@@ -78,10 +78,11 @@ impl<'k> Columns<'k> {
             .for_range(start + self.below.wide(), end, step, |row| {
                 let rows = (0..u64::from(ROWS_IN_FLIGHT)).map(|i| {
                     let row = row + i * lanes;
-                    load(row, self.exist & row.lt(end))
+                    let exists = self.exist & row.lt(end);
+                    (load(row, exists), exists)
                 });
-                for values in rows.collect::<Vec<_>>() {
-                    for (folded, value) in folded.iter().zip(values) {
+                for (loaded, exists) in rows.collect::<Vec<_>>() {
+                    for (folded, value) in folded.iter().zip(values(loaded, exists)) {
                         merge.into(folded, value);
                     }
                 }

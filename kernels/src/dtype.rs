@@ -1,6 +1,6 @@
 //! The number formats that kernels read and write.
 
-use crate::assembler::{Bf16, Bf16x2, F32, GlobalAddress, Pair, Pred};
+use crate::assembler::{B16, Bf16, Bf16x2, F32, GlobalAddress, Pair, Pred};
 
 /// A floating-point format in memory. Kernels compute in f32 whichever it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +159,50 @@ impl<'k> Vector<'k> {
         match self {
             Vector::F32(values) => to.store_vector_if(condition, *values),
             Vector::Bf16(pairs) => to.store_vector_if(condition, *pairs),
+        }
+    }
+}
+
+/// What an access has read, as it lies in memory.
+pub(crate) enum Loaded<'k> {
+    Vector(Vector<'k>),
+    F32(F32<'k>),
+    Bf16(B16<'k>),
+}
+
+impl<'k> Loaded<'k> {
+    /// One element, or as many as a vector has, where the predicate holds; zeros elsewhere.
+    #[track_caller]
+    pub(crate) fn new(
+        dtype: Dtype,
+        width: u32,
+        condition: Pred<'k>,
+        from: GlobalAddress<'k>,
+    ) -> Loaded<'k> {
+        match (width, dtype) {
+            (1, Dtype::F32) => Loaded::F32(from.load_if(condition)),
+            (1, Dtype::Bf16) => Loaded::Bf16(from.load_if::<Bf16>(condition)),
+            _ => Loaded::Vector(dtype.load_vector_if(condition, from)),
+        }
+    }
+
+    /// The elements as f32, exactly.
+    #[track_caller]
+    pub(crate) fn widen(&self) -> Vec<F32<'k>> {
+        match self {
+            Loaded::Vector(vector) => vector.widen(),
+            Loaded::F32(value) => vec![*value],
+            Loaded::Bf16(value) => vec![value.to_f32()],
+        }
+    }
+
+    /// Stores the same bits, where the predicate holds.
+    #[track_caller]
+    pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
+        match self {
+            Loaded::Vector(vector) => vector.store_if(condition, to),
+            Loaded::F32(value) => to.store_if(condition, *value),
+            Loaded::Bf16(value) => to.store_if(condition, *value),
         }
     }
 }

@@ -1,15 +1,11 @@
 //! Rows of any length that belong to a few lanes of a warp each, for kernels that walk over them
 //! access by access.
 
-use crate::assembler::{B16, Bf16, F32, GlobalAddress, Kernel, Launch, Pred, Target, U32, U64};
-use crate::dtype::{Dtype, Vector};
+use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, Target, U32, U64};
+use crate::dtype::{Dtype, Loaded};
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
-
-/// As many as leave 64 registers to a thread: all loads can be in flight, and half the threads that
-/// there can be are there.
-const CTAS_PER_SM: u32 = 8;
 
 /// Accesses of a lane that are in flight together.
 pub(crate) const IN_FLIGHT: u32 = 4;
@@ -38,7 +34,7 @@ impl Tile {
     }
 
     pub(crate) fn kernel(self, entry: String) -> Kernel {
-        Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(CTAS_PER_SM)
+        Kernel::new(entry, Target::Sm80, THREADS).for_loads()
     }
 
     pub(crate) fn launch(self, rows: u64) -> Option<Launch> {
@@ -113,11 +109,7 @@ impl<'k> Group<'k> {
     /// What an access reads, where the predicate holds; zeros elsewhere.
     #[track_caller]
     pub(crate) fn load_if(&self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Loaded<'k> {
-        match (self.tile.width, self.tile.dtype) {
-            (1, Dtype::F32) => Loaded::F32(from.load_if(condition)),
-            (1, Dtype::Bf16) => Loaded::Bf16(from.load_if::<Bf16>(condition)),
-            (_, dtype) => Loaded::Vector(dtype.load_vector_if(condition, from)),
-        }
+        Loaded::new(self.tile.dtype, self.tile.width, condition, from)
     }
 
     /// Rounds and stores what an access takes, where the predicate holds.
@@ -127,35 +119,6 @@ impl<'k> Group<'k> {
         match values {
             [value] => dtype.store_if(condition, to, *value),
             _ => dtype.round(|i| values[i]).store_if(condition, to),
-        }
-    }
-}
-
-/// What an access has read, as it lies in memory.
-pub(crate) enum Loaded<'k> {
-    Vector(Vector<'k>),
-    F32(F32<'k>),
-    Bf16(B16<'k>),
-}
-
-impl<'k> Loaded<'k> {
-    /// The elements as f32, exactly.
-    #[track_caller]
-    pub(crate) fn widen(&self) -> Vec<F32<'k>> {
-        match self {
-            Loaded::Vector(vector) => vector.widen(),
-            Loaded::F32(value) => vec![*value],
-            Loaded::Bf16(value) => vec![value.to_f32()],
-        }
-    }
-
-    /// Stores the same bits, where the predicate holds.
-    #[track_caller]
-    pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
-        match self {
-            Loaded::Vector(vector) => vector.store_if(condition, to),
-            Loaded::F32(value) => to.store_if(condition, *value),
-            Loaded::Bf16(value) => to.store_if(condition, *value),
         }
     }
 }

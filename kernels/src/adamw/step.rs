@@ -2,7 +2,7 @@
 
 use super::table::{Entry, PlacesOnGpu};
 use super::{AdamW, CHUNK, GROUP, GROUPS, Kind, THREADS, TILE};
-use crate::assembler::{Bf16x2, F32, F64, GlobalAddress, Kernel, Pred, U32, U64};
+use crate::assembler::{Bf16x2, F32, F64, GlobalAddress, Kernel, Pair, Pred, U32, U64};
 use crate::dtype::Dtype;
 use crate::philox::Key;
 
@@ -171,8 +171,27 @@ struct Arrays<'k> {
 struct Group<'k> {
     at: U32<'k>,
     exists: Pred<'k>,
-    param: Vec<F32<'k>>,
+    param: Four<'k>,
     others: [[F32<'k>; 4]; 3],
+}
+
+/// Four elements as they lie in memory.
+enum Four<'k> {
+    F32([F32<'k>; 4]),
+    Bf16([Pair<'k>; 2]),
+}
+
+impl<'k> Four<'k> {
+    #[track_caller]
+    fn widen(&self) -> [F32<'k>; 4] {
+        match self {
+            Four::F32(values) => *values,
+            Four::Bf16([low, high]) => {
+                let ([a, b], [c, d]) = (low.unpack(), high.unpack());
+                [a, b, c, d]
+            }
+        }
+    }
 }
 
 impl<'k> Arrays<'k> {
@@ -195,12 +214,11 @@ impl<'k> Arrays<'k> {
         let param = match dtype(self.kind) {
             Dtype::F32 => {
                 let from = self.param.element::<f32>(at);
-                from.load_vector_if::<f32, 4>(exists).to_vec()
+                Four::F32(from.load_vector_if(exists))
             }
             Dtype::Bf16 => {
                 let from = self.param.moved(at.mul_wide(2));
-                let pairs = from.load_vector_if::<Bf16x2, 2>(exists);
-                pairs.iter().flat_map(|pair| pair.unpack()).collect()
+                Four::Bf16(from.load_vector_if::<Bf16x2, 2>(exists))
             }
         };
         let others = self.others.map(|array| {
@@ -217,9 +235,8 @@ impl<'k> Arrays<'k> {
 
     #[track_caller]
     fn step_group(&self, group: Group<'k>, scale: F32<'k>, factors: &Factors<'k>) {
-        let [g, m, v] = group.others;
-        let stepped =
-            [0, 1, 2, 3].map(|i: usize| factors.step(scale, [group.param[i], g[i], m[i], v[i]]));
+        let (p, [g, m, v]) = (group.param.widen(), group.others);
+        let stepped = [0, 1, 2, 3].map(|i: usize| factors.step(scale, [p[i], g[i], m[i], v[i]]));
         let words = self.noise.as_ref().map(|noise| {
             let element = self.start + group.at.wide();
             noise.group(self.k, element)

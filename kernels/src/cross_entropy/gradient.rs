@@ -42,9 +42,9 @@ impl Variant for CrossEntropyGradient {
 
         let row = Row::new(k, self.lanes, rows, classes);
         let loaded = row.load(row.of(logits, leading, 4));
-        let label = self.label.load_if(row.exists, labels, row.index);
         let of_row = [lse, dloss].map(|it| it.element_wide::<f32>(row.index));
         let [lse, dloss] = of_row.map(|it| it.load_if::<f32>(row.exists));
+        let label = self.label.load_if(row.exists, labels, row.index);
 
         let slope = Slope::new(lse, dloss, vocabulary.place(label, classes));
         let to = row.of(dlogits, leading, self.dtype.size());

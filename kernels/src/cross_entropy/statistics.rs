@@ -38,10 +38,10 @@ impl Variant for CrossEntropyStatistics {
         let row = Row::new(k, self.lanes, rows, classes);
         let start = row.of(logits, leading, 4);
         let loaded = row.load(start);
-        let label = self.label.load_if(row.leads, labels, row.index);
         let of_row = [max, sum_exp, label_logit].map(|it| it.element_wide::<f32>(row.index));
         let [max, sum_exp, label_logit] = of_row;
         let before = (!self.first).then(|| [max, sum_exp].map(|it| it.load_if::<f32>(row.leads)));
+        let label = self.label.load_if(row.leads, labels, row.index);
 
         let in_tile = vocabulary.place(label, classes);
         let within = row.leads & in_tile.within;

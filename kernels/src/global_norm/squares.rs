@@ -36,7 +36,7 @@ impl SumSquares {
 
 impl Variant for SumSquares {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS);
+        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).for_loads();
         let (x, partials) = (k.pointer("x"), k.pointer("partials"));
         let of = Chunked {
             rows: k.constant(1u64),

@@ -1,6 +1,6 @@
 //! Indices as they lie in memory.
 
-use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U64};
+use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::{FaultSite, Faults};
 
 /// The format of indices.
@@ -48,11 +48,30 @@ impl Ids {
 
     /// Loads an index where the predicate holds; 0 elsewhere.
     #[track_caller]
-    pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> S64<'k> {
+    pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Id<'k> {
         match self {
-            Ids::I64 => from.load_if(condition),
-            Ids::I32 => from.load_if::<i32>(condition).wide(),
-            Ids::U32 => from.load_if::<u32>(condition).wide().signed(),
+            Ids::I64 => Id::I64(from.load_if(condition)),
+            Ids::I32 => Id::I32(from.load_if(condition)),
+            Ids::U32 => Id::U32(from.load_if(condition)),
+        }
+    }
+}
+
+/// An index as it lies in memory: to widen it is to wait for it.
+#[derive(Clone, Copy)]
+pub(super) enum Id<'k> {
+    I64(S64<'k>),
+    I32(S32<'k>),
+    U32(U32<'k>),
+}
+
+impl<'k> Id<'k> {
+    #[track_caller]
+    fn wide(self) -> S64<'k> {
+        match self {
+            Id::I64(index) => index,
+            Id::I32(index) => index.wide(),
+            Id::U32(index) => index.wide().signed(),
         }
     }
 }
@@ -85,7 +104,8 @@ impl<'k> Choice<'k> {
     /// Whether the index of an element that `exists` chooses something, and how far that lies behind
     /// the first. Tells of one that does not.
     #[track_caller]
-    pub(super) fn choose(self, exists: Pred<'k>, index: S64<'k>) -> (Pred<'k>, S64<'k>) {
+    pub(super) fn choose(self, exists: Pred<'k>, index: Id<'k>) -> (Pred<'k>, S64<'k>) {
+        let index = index.wide();
         let inside = index.unsigned().lt(self.extent);
         self.faults.report(exists & !inside, index);
         (exists & inside, index * self.stride)

@@ -3,7 +3,7 @@
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
 };
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, Loaded};
 
 const THREADS: u32 = 128;
 
@@ -178,7 +178,7 @@ struct Item<'k> {
 
 impl Variant for SumRows {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
         let (x, keys, positions) = (k.pointer("x"), k.pointer("keys"), k.pointer("positions"));
         let (starts, sum) = (k.pointer("starts"), k.pointer("sum"));
         let (items, count) = (k.u32_param("items"), k.u32_param("count"));
@@ -199,7 +199,7 @@ impl Variant for SumRows {
             let before = if self.every {
                 zeros
             } else {
-                load(self.to, self.width, k.constant(true), to)
+                widened(&load(self.to, self.width, k.constant(true), to))
             };
             let sums: Vec<_> = before.into_iter().map(|x| k.var(x)).collect();
             k.for_range(item.start, item.end, TOGETHER, |first| {
@@ -215,8 +215,8 @@ impl Variant for SumRows {
                     let from = x.moved(element(row, inner, column, self.from));
                     loaded.push((exists, load(self.from, self.width, exists, from)));
                 }
-                for (exists, values) in loaded {
-                    for (sum, value) in sums.iter().zip(values) {
+                for (exists, loaded) in loaded {
+                    for (sum, value) in sums.iter().zip(widened(&loaded)) {
                         sum.set(exists.select(**sum + value, **sum));
                     }
                 }
@@ -288,22 +288,24 @@ fn element<'k>(row: U64<'k>, inner: U32<'k>, column: U32<'k>, dtype: Dtype) -> U
     (row * inner.wide() + column.wide()) * u64::from(dtype.size())
 }
 
-/// `width` elements where the predicate holds, as f32.
+/// `width` elements where the predicate holds.
 #[track_caller]
 fn load<'k>(
     dtype: Dtype,
     width: u32,
     condition: Pred<'k>,
     from: GlobalAddress<'k>,
-) -> Vec<F32<'k>> {
-    if width == 1 {
-        return vec![dtype.load_if(condition, from)];
-    }
-    let vectors = (0..i64::from(width / dtype.per_vector())).map(|i| from.offset(16 * i));
-    let vectors: Vec<_> = vectors
-        .map(|from| dtype.load_vector_if(condition, from))
-        .collect();
-    vectors.iter().flat_map(|vector| vector.widen()).collect()
+) -> Vec<Loaded<'k>> {
+    let accesses = i64::from(width.div_ceil(dtype.per_vector()));
+    let starts = (0..accesses).map(|i| from.offset(16 * i));
+    starts
+        .map(|from| Loaded::new(dtype, width, condition, from))
+        .collect()
+}
+
+#[track_caller]
+fn widened<'k>(loaded: &[Loaded<'k>]) -> Vec<F32<'k>> {
+    loaded.iter().flat_map(Loaded::widen).collect()
 }
 
 /// As many elements, rounded.

@@ -78,7 +78,7 @@ impl Best {
 
 impl Variant for Best {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS);
+        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).for_loads();
         let (x, places) = (k.pointer("x"), k.pointer("places"));
         let of = Chunked {
             rows: k.u64_param("rows"),

@@ -1,6 +1,6 @@
 //! Sorted runs, merged.
 
-use super::Sorted;
+use super::{Ranked, Sorted};
 use crate::assembler::{Arguments, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant};
 use crate::dtype::Dtype;
 
@@ -100,7 +100,12 @@ impl Variant for MergeRuns {
 
         let line = row.mul_wide((count + (AT_ONCE - 1)) >> AT_ONCE.trailing_zeros()) + group.wide();
         let index = line * kept.wide() + place.wide();
-        to.store(exists & place.lt(kept), [row.wide(), index], own);
+        let ranked = Ranked {
+            exists: exists & place.lt(kept),
+            key: own,
+            to: index,
+        };
+        to.store(row.wide(), &[ranked]);
         k.finish()
     }
 

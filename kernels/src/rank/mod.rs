@@ -20,7 +20,7 @@ pub use merge::{MergeRuns, MergeRunsArguments, Runs};
 pub use sort::{SortTiles, SortTilesArguments};
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32, U64};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, Loaded};
 
 /// A key that is below all others: of no element.
 const NONE: u64 = 0;
@@ -77,18 +77,35 @@ impl<'k> Sorted<'k> {
         }
     }
 
-    /// Stores a key at `index`, or what it stands for in row `row`, where the predicate holds.
+    /// Stores keys, or what they stand for in row `row`: all of that is read before the first store.
     #[track_caller]
-    fn store(&self, condition: Pred<'k>, [row, index]: [U64<'k>; 2], key: U64<'k>) {
+    fn store(&self, row: U64<'k>, keys: &[Ranked<'k>]) {
         let Some(dtype) = self.elements else {
-            let to = self.keys.element_wide::<u64>(index);
-            return to.store_if(condition, key);
+            for it in keys {
+                let to = self.keys.element_wide::<u64>(it.to);
+                to.store_if(it.exists, it.key);
+            }
+            return;
         };
-        let (place, size) = (index_of(key).wide(), u64::from(dtype.size()));
-        let element = row * self.features.wide() + place;
-        let value = dtype.load_if(condition, self.x.moved(element * size));
-        dtype.store_if(condition, self.values.moved(index * size), value);
-        let to = self.places.element_wide::<u64>(index);
-        to.store_if(condition, place);
+        let (start, size) = (row * self.features.wide(), u64::from(dtype.size()));
+        let load = |it: &Ranked<'k>| {
+            let from = self.x.moved((start + index_of(it.key).wide()) * size);
+            Loaded::new(dtype, 1, it.exists, from)
+        };
+        let values: Vec<Loaded<'k>> = keys.iter().map(load).collect();
+        for (it, value) in keys.iter().zip(values) {
+            value.store_if(it.exists, self.values.moved(it.to * size));
+            let place = self.places.element_wide::<u64>(it.to);
+            place.store_if(it.exists, index_of(it.key).wide());
+        }
     }
+}
+
+/// A key whose rank is known.
+struct Ranked<'k> {
+    /// Whether there is such a key, and it is kept.
+    exists: Pred<'k>,
+    key: U64<'k>,
+    /// Where it goes, counted from the first row.
+    to: U64<'k>,
 }

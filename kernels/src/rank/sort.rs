@@ -1,11 +1,11 @@
 //! Tiles of rows, sorted.
 
-use super::{Sorted, key};
+use super::{Ranked, Sorted, key};
 use crate::assembler::{
     Arguments, Exchanged, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32,
     U64, Variant,
 };
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, Loaded};
 
 /// Keys of a thread.
 const PER_THREAD: u32 = 8;
@@ -78,15 +78,15 @@ impl SortTiles {
             let at = first + (thread + access * self.threads) * self.width;
             let from = row.moved(at.mul_wide(self.dtype.size()));
             let exists = at.lt(features);
-            let values = match self.width {
-                1 => vec![self.dtype.load_if(exists, from)],
-                _ => self.dtype.load_vector_if(exists, from).widen(),
-            };
-            (at, exists, values)
+            (
+                at,
+                exists,
+                Loaded::new(self.dtype, self.width, exists, from),
+            )
         });
         let mut keys = Vec::new();
-        for (at, exists, values) in accesses.collect::<Vec<_>>() {
-            let values = (0..).zip(values);
+        for (at, exists, loaded) in accesses.collect::<Vec<_>>() {
+            let values = (0..).zip(loaded.widen());
             keys.extend(values.map(|(i, value)| key(value, at + i, exists)));
         }
         keys
@@ -107,10 +107,15 @@ impl Variant for SortTiles {
 
         let line = (row * tiles.wide() + tile.wide()) * kept.wide();
         let kept = kept.min(to.features - first);
-        for (i, key) in (0..).zip(keys) {
+        let ranked = (0..).zip(keys).map(|(i, key)| {
             let at = k.thread() + i * self.threads;
-            to.store(at.lt(kept), [row, line + at.wide()], key);
-        }
+            Ranked {
+                exists: at.lt(kept),
+                key,
+                to: line + at.wide(),
+            }
+        });
+        to.store(row, &ranked.collect::<Vec<_>>());
         k.finish()
     }
 

@@ -3,7 +3,7 @@
 use super::{Call, Reduce};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred};
 use crate::columns::{ColumnTile, Columns};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, Loaded};
 use crate::merge::Merge;
 
 pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
@@ -16,11 +16,16 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
     let start = call.first(k);
     let end = (start + call.chunk).min(call.reduced);
     let line = outer.wide() * call.reduced;
-    let folded = columns.fold(start, end, variant.merge, |row, exists| {
-        let element = (line + row) * call.inner + column;
-        let from = call.x.moved(element * u64::from(variant.from.size()));
-        load(variant, from, tile.width, exists)
-    });
+    let folded = columns.fold(
+        [start, end],
+        variant.merge,
+        |row, exists| {
+            let element = (line + row) * call.inner + column;
+            let from = call.x.moved(element * u64::from(variant.from.size()));
+            Loaded::new(variant.from, tile.width, exists, from)
+        },
+        |loaded, exists| values(variant.merge, &loaded, exists),
+    );
 
     let line = outer.wide() * call.chunks.wide() + k.cta_y().wide();
     let index = line * call.inner + column;
@@ -29,20 +34,11 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
     store(variant.to, to, columns.lead(), &scaled);
 }
 
-/// One element, or as many neighbours as a vector has; what changes nothing where there is none.
+/// The elements of an access; what changes nothing where there are none.
 #[track_caller]
-fn load<'k>(
-    variant: &Reduce,
-    from: GlobalAddress<'k>,
-    width: u32,
-    exists: Pred<'k>,
-) -> Vec<F32<'k>> {
-    let values = match width {
-        1 => vec![variant.from.load_if(exists, from)],
-        _ => variant.from.load_vector_if(exists, from).widen(),
-    };
-    let neutral = variant.merge.neutral();
-    match variant.merge {
+fn values<'k>(merge: Merge, loaded: &Loaded<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
+    let (values, neutral) = (loaded.widen(), merge.neutral());
+    match merge {
         Merge::Add => values, // zeros where there is none
         Merge::Max | Merge::Min => {
             let values = values.into_iter();

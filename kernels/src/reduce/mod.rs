@@ -202,7 +202,7 @@ impl ReduceArguments {
 
 impl Variant for Reduce {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
         match self.form {
             Form::Rows(tile) => rows::write(k, self, tile),
             Form::Columns(tile) => columns::write(k, self, tile),

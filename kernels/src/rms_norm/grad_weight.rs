@@ -4,7 +4,7 @@ use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
 };
 use crate::columns::{ColumnTile, Columns, THREADS};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, Loaded};
 use crate::merge::Merge;
 use crate::row::element;
 
@@ -55,35 +55,28 @@ impl RmsNormGradWeight {
     /// The products of one row in the columns of this thread; zeros where the predicate does not
     /// hold.
     #[track_caller]
-    fn products<'k>(
+    fn load<'k>(
         &self,
         call: &Call<'k>,
         columns: &Columns<'k>,
         row: U64<'k>,
         exists: Pred<'k>,
-    ) -> Vec<F32<'k>> {
+    ) -> Row<'k> {
         let index = row * call.features.wide() + columns.first.wide();
         let at = |matrix: GlobalAddress<'k>| matrix.moved(index * u64::from(self.dtype.size()));
         let inv_rms = call.inv_rms.element_wide::<f32>(row).load_if(exists);
-        let (dy, x) = match self.tile.width {
-            1 => {
-                let load = |matrix| vec![self.dtype.load_if(exists, at(matrix))];
-                (load(call.dy), load(call.x))
-            }
-            _ => {
-                let load = |matrix| self.dtype.load_vector_if(exists, at(matrix));
-                let (dy, x) = (load(call.dy), load(call.x));
-                (dy.widen(), x.widen())
-            }
-        };
-        let pairs = dy.into_iter().zip(x);
-        pairs.map(|(dy, x)| dy * (x * inv_rms)).collect()
+        let load = |matrix| Loaded::new(self.dtype, self.tile.width, exists, at(matrix));
+        Row {
+            inv_rms,
+            dy: load(call.dy),
+            x: load(call.x),
+        }
     }
 }
 
 impl Variant for RmsNormGradWeight {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
         let call = Call {
             dy: k.pointer("dy"),
             x: k.pointer("x"),
@@ -98,8 +91,8 @@ impl Variant for RmsNormGradWeight {
         let start = partial.wide() * call.rows_per_partial;
         let end = (start + call.rows_per_partial).min(call.rows);
         let columns = Columns::new(k, self.tile, call.features);
-        let load = |row, exists| self.products(&call, &columns, row, exists);
-        let sums = columns.fold(start, end, Merge::Add, load);
+        let load = |row, exists| self.load(&call, &columns, row, exists);
+        let sums = columns.fold([start, end], Merge::Add, load, |row, _| row.products());
 
         let to = call
             .partials
@@ -125,6 +118,21 @@ struct Call<'k> {
     rows: U64<'k>,
     rows_per_partial: U64<'k>,
     features: U32<'k>,
+}
+
+/// What a thread has read of a row.
+struct Row<'k> {
+    inv_rms: F32<'k>,
+    dy: Loaded<'k>,
+    x: Loaded<'k>,
+}
+
+impl<'k> Row<'k> {
+    #[track_caller]
+    fn products(&self) -> Vec<F32<'k>> {
+        let pairs = self.dy.widen().into_iter().zip(self.x.widen());
+        pairs.map(|(dy, x)| dy * (x * self.inv_rms)).collect()
+    }
 }
 
 /// Stores one f32, or fours of them.
@@ -197,15 +205,20 @@ impl SumPartials {
 
 impl Variant for SumPartials {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
         let (partials, to) = (k.pointer("partials"), k.pointer("to"));
         let (rows, features) = (k.u64_param("rows"), k.u32_param("features"));
 
         let columns = Columns::new(k, Self::TILE, features);
-        let sums = columns.fold(k.constant(0u64), rows, Merge::Add, |row, exists| {
-            let index = row * features.wide() + columns.first.wide();
-            vec![partials.element_wide::<f32>(index).load_if(exists)]
-        });
+        let sums = columns.fold(
+            [k.constant(0u64), rows],
+            Merge::Add,
+            |row, exists| {
+                let index = row * features.wide() + columns.first.wide();
+                partials.element_wide::<f32>(index).load_if(exists)
+            },
+            |value, _| vec![value],
+        );
 
         let to = element(Dtype::F32, to, columns.first);
         let sum = match self.accumulate {

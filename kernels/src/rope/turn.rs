@@ -61,7 +61,7 @@ impl Rope {
 
 impl Variant for Rope {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).for_loads();
         let call = Call {
             x: k.pointer("x"),
             cos: k.pointer("cos"),

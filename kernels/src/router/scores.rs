@@ -1,6 +1,7 @@
 //! The scores of one token's experts, and the best of them.
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32, Variable};
+use crate::dtype::Loaded;
 use crate::lane_group::Group;
 
 /// The row of a token: its probabilities, and what is added to rank them.
@@ -66,26 +67,17 @@ impl<'k> Best<'k> {
 }
 
 impl<'k> Scores<'_, 'k> {
-    /// The experts of an access that begins at expert `first`: all loads are issued at once.
+    /// Reads the experts of an access that begins at expert `first`.
     #[track_caller]
-    pub(super) fn candidates(&self, first: U32<'k>, inside: Pred<'k>) -> Vec<Candidate<'k>> {
+    pub(super) fn load(&self, first: U32<'k>, inside: Pred<'k>) -> Access<'k> {
         let exists = self.group.exists & inside;
         let from = self.group.at(self.probabilities, first);
-        let probabilities = self.group.load_if(exists, from);
-        let bias = self.bias.map(|bias| self.load_bias(bias, first, exists));
-
-        let probabilities = probabilities.widen().into_iter().zip(0..);
-        let candidate = |(probability, i): (F32<'k>, u32)| {
-            let score = match &bias {
-                None => probability,
-                Some(bias) => probability + bias[i as usize],
-            };
-            Candidate {
-                rank: exists.select(rank_of(score), 0),
-                expert: first + i,
-            }
-        };
-        probabilities.map(candidate).collect()
+        Access {
+            first,
+            exists,
+            probabilities: self.group.load_if(exists, from),
+            bias: self.bias.map(|bias| self.load_bias(bias, first, exists)),
+        }
     }
 
     /// The probability of an expert, as it lies in memory; 0 for a token that does not exist.
@@ -107,6 +99,32 @@ impl<'k> Scores<'_, 'k> {
                 fours.flatten().collect()
             }
         }
+    }
+}
+
+/// What an access has read of neighbouring experts.
+pub(super) struct Access<'k> {
+    first: U32<'k>,
+    exists: Pred<'k>,
+    probabilities: Loaded<'k>,
+    bias: Option<Vec<F32<'k>>>,
+}
+
+impl<'k> Access<'k> {
+    #[track_caller]
+    pub(super) fn candidates(&self) -> Vec<Candidate<'k>> {
+        let probabilities = self.probabilities.widen().into_iter().zip(0..);
+        let candidate = |(probability, i): (F32<'k>, u32)| {
+            let score = match &self.bias {
+                None => probability,
+                Some(bias) => probability + bias[i as usize],
+            };
+            Candidate {
+                rank: self.exists.select(rank_of(score), 0),
+                expert: self.first + i,
+            }
+        };
+        probabilities.map(candidate).collect()
     }
 }
 

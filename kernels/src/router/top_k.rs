@@ -1,7 +1,7 @@
 //! The choice and its weights.
 
 use super::renormalised_name;
-use super::scores::{Best, Candidate, Scores};
+use super::scores::{Access, Best, Candidate, Scores};
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, U32, U64, Variable, Variant,
 };
@@ -111,9 +111,9 @@ impl<'k> InRegisters<'k> {
         let (group, k) = (scores.group, scores.group.k);
         let Tile { width, lanes, .. } = group.tile;
         let firsts = (0..accesses).map(|access| group.lane * width + access * lanes * width);
-        let candidates = firsts.map(|first| scores.candidates(first, first.lt(scores.experts)));
-        let candidates: Vec<Vec<Candidate<'k>>> = candidates.collect();
-        let ranked = candidates.into_iter().flatten();
+        let loaded = firsts.map(|first| scores.load(first, first.lt(scores.experts)));
+        let loaded: Vec<Access<'k>> = loaded.collect(); // all in flight
+        let ranked = loaded.iter().flat_map(Access::candidates);
         InRegisters {
             k,
             ranked: ranked.map(|it| (k.var(it.rank), it.expert)).collect(),
@@ -162,7 +162,7 @@ impl<'a, 'k> InMemory<'a, 'k> {
         let best = Best::new(self.scores.group.k);
         self.scores.group.for_accesses(1, |accesses| {
             let (first, inside) = accesses[0];
-            for candidate in self.scores.candidates(first, inside) {
+            for candidate in self.scores.load(first, inside).candidates() {
                 let equal = candidate.rank.equals(*self.last_rank);
                 let left = equal & candidate.expert.ge(*self.next);
                 let left = left | candidate.rank.lt(*self.last_rank);

@@ -34,7 +34,7 @@ impl Softmax {
 
 impl Variant for Softmax {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).for_loads();
         let call = Call {
             x: k.pointer("x"),
             y: k.pointer("y"),

@@ -89,11 +89,10 @@ impl<'k> Slots<'_, 'k> {
     #[track_caller]
     fn add(&self, first: U32<'k>, element: U32<'k>, inside: Pred<'k>, sums: &[Variable<'k, f32>]) {
         let slots = (0..IN_FLIGHT).map(|i| first + i);
-        let places = slots.map(|slot| self.place_of(slot, element, inside));
-        let places: Vec<_> = places.collect();
+        let places: Vec<_> = slots.map(|slot| self.place_of(slot, inside)).collect();
         let loaded: Vec<_> = places
             .into_iter()
-            .map(|(slot, row, exists)| self.load(slot, row, exists, element))
+            .map(|place| self.load(place, element))
             .collect();
 
         for (weight, loaded) in loaded {
@@ -106,43 +105,44 @@ impl<'k> Slots<'_, 'k> {
         }
     }
 
-    /// The row that a slot went to, and whether there is one.
+    /// Reads where a slot went to.
     #[track_caller]
-    fn place_of(
-        &self,
-        slot: U32<'k>,
-        element: U32<'k>,
-        inside: Pred<'k>,
-    ) -> (U64<'k>, U32<'k>, Pred<'k>) {
+    fn place_of(&self, slot: U32<'k>, inside: Pred<'k>) -> Place<'k> {
         let exists = self.group.exists & inside & slot.lt(self.count);
         let slot = self.first + slot.wide();
         let place = self.place.element_wide::<u32>(slot);
-        let row = place.load_if::<u32>(exists);
+        Place {
+            slot,
+            exists,
+            row: place.load_if(exists),
+        }
+    }
+
+    /// Reads of the row there, if it is one, and the slot's weight.
+    #[track_caller]
+    fn load(&self, place: Place<'k>, element: U32<'k>) -> (Option<F32<'k>>, Loaded<'k>) {
+        let Place { slot, row, exists } = place;
         // The lane of the first element tells.
         let wild = row.ge(self.rows) & row.differs(ABSENT);
         let told = exists & element.equals(0) & wild;
         self.faults.report(told, row.signed().wide());
-        (slot, row, exists & row.lt(self.rows))
-    }
 
-    #[track_caller]
-    fn load(
-        &self,
-        slot: U64<'k>,
-        row: U32<'k>,
-        exists: Pred<'k>,
-        element: U32<'k>,
-    ) -> (Option<F32<'k>>, Loaded<'k>) {
+        let exists = exists & row.lt(self.rows);
         let weight = self.weights.map(|weights| {
             let weight = weights.element_wide::<f32>(slot);
             weight.load_if(exists)
         });
         let from = self.group.of_matrix(self.y, row.wide());
-        (
-            weight,
-            self.group.load_if(exists, self.group.at(from, element)),
-        )
+        let loaded = self.group.load_if(exists, self.group.at(from, element));
+        (weight, loaded)
     }
+}
+
+/// The row that a slot went to, as it was read, and whether there is such a slot.
+struct Place<'k> {
+    slot: U64<'k>,
+    row: U32<'k>,
+    exists: Pred<'k>,
 }
 
 /// What [`CollectTokens`] is called with; pointers are device addresses.

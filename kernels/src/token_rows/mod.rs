@@ -24,7 +24,8 @@ pub use collect::{CollectTokens, CollectTokensArguments};
 pub use dots::{TokenDots, TokenDotsArguments};
 pub use permute::{PermuteTokens, PermuteTokensArguments};
 
-use crate::lane_group::{Group, IN_FLIGHT, Loaded, Tile};
+use crate::dtype::Loaded;
+use crate::lane_group::{Group, IN_FLIGHT, Tile};
 
 /// The place of a slot that has none.
 const ABSENT: u32 = u32::MAX;

@@ -243,6 +243,15 @@ fn rounding_at_random() {
     for (special, gradient) in [(0, f32::INFINITY), (1, f32::NAN)] {
         one.arrays[1][special] = gradient;
     }
+    let largest = bf16::MAX.to_f32();
+    let specials = [
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        largest,
+        -largest,
+    ];
+    one.arrays[0][2..7].copy_from_slice(&specials);
     for (at, address) in one.entry.addresses.iter_mut().enumerate() {
         let dtype = if at == 0 { Dtype::Bf16 } else { Dtype::F32 };
         *address = device.put_floats(dtype, &one.arrays[at]);
@@ -253,9 +262,16 @@ fn rounding_at_random() {
     run(&device, &parameters, 1.0, 1.0);
     let [p, ..] = parameters[0].on_device(&device);
     assert!(p[0].is_nan() && p[1].is_nan());
+    assert_eq!(p[2..4], [f32::INFINITY, f32::NEG_INFINITY]);
+    assert!(p[4].is_nan());
+    // Nor does what is finite become infinite.
+    for (p, largest) in [(p[5], largest), (-p[6], largest)] {
+        let below = f32::from_bits(largest.to_bits() - 0x1_0000);
+        assert!(p == largest || p == below, "{p}");
+    }
     let below = p.iter().filter(|x| **x == 0.996_093_75).count() as f64;
     let above = p.iter().filter(|x| **x == 1.0).count() as f64;
-    assert_eq!(below + above + 2.0, count as f64);
+    assert_eq!(below + above + 7.0, count as f64);
     let share = 0.001 / 0.003_906_25;
     let deviation = (share * (1.0 - share) / count as f64).sqrt();
     assert!(

@@ -8,6 +8,7 @@ use meshgrad_kernels::row::RowTile;
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, decoded, encoded, values};
+use crate::traffic::{assert_moved, assert_whole_sectors};
 
 const EPS: f32 = 1e-5;
 
@@ -135,16 +136,10 @@ impl Problem {
     /// Bytes in all and different ones, read and written; whole sectors; no bank conflict.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
-        let total = counters.total;
-        let moved = [total.bytes_read, total.bytes_written];
-        assert_eq!(moved, all.map(|bytes| bytes as u64), "{}", counters.kernel);
-        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-        let different = different.map(|bytes| bytes as u64);
-        assert_eq!(unique, different, "{}", counters.kernel);
-        assert_eq!(total.passes, total.ideal_passes);
+        assert_moved(counters, all, different);
         let bytes = self.features * self.dtype.size() as usize;
         if self.tile().is_some() && bytes.is_multiple_of(32) {
-            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+            assert_whole_sectors(counters);
         }
     }
 

@@ -10,6 +10,7 @@ use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::Device;
+use crate::traffic::{assert_once, assert_whole_sectors};
 
 /// Bytes that differ from each other.
 fn bytes(count: usize) -> Vec<u8> {
@@ -78,13 +79,10 @@ fn copy(device: &Device, unit: Unit, walk: &Walk, [x, y]: [u64; 2], at: Option<A
 
 /// That every element is read and written once, and no bank or sector is visited for nothing.
 #[track_caller]
-fn assert_once(counters: &Counters, bytes: usize, whole_sectors: bool) {
-    let total = counters.total;
-    assert_eq!([total.bytes_read, total.bytes_written], [bytes as u64; 2]);
-    assert_eq!(counters.unique_bytes_read, bytes as u64);
-    assert_eq!(total.passes, total.ideal_passes, "{}", counters.kernel);
+fn assert_copied(counters: &Counters, bytes: usize, whole_sectors: bool) {
+    assert_once(counters, [bytes; 2]);
     if whole_sectors {
-        assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+        assert_whole_sectors(counters);
     }
 }
 
@@ -103,7 +101,7 @@ fn copies_move_every_element_once() {
                 let (y, counters) = copied(&device, unit, extents, strides, false);
                 let repeated = strides.contains(&0);
                 if !repeated {
-                    assert_once(&counters, y.len(), whole && size >= 4);
+                    assert_copied(&counters, y.len(), whole && size >= 4);
                 }
             }
         }
@@ -118,7 +116,7 @@ fn rows_are_copied_in_vectors() {
         let row = 256 / unit.bytes() as usize;
         let (_, counters) = copied(&device, unit, &[32, row], &[2 * row as isize, 1], false);
         assert_eq!(counters.kernel, "copy_b16_strided2");
-        assert_once(&counters, 32 * 256, true);
+        assert_copied(&counters, 32 * 256, true);
     }
 }
 
@@ -128,9 +126,9 @@ fn transposes_move_whole_sectors() {
     for device in Device::all() {
         for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
             let (y, counters) = copied(&device, unit, &[64, 128], &[1, 64], true);
-            assert_once(&counters, y.len(), true);
+            assert_copied(&counters, y.len(), true);
             let (y, counters) = copied(&device, unit, &[9, 70], &[1, 9], true);
-            assert_once(&counters, y.len(), false);
+            assert_copied(&counters, y.len(), false);
             copied(&device, unit, &[3, 33, 2, 65], &[33, 1, 99, 198], true);
         }
     }

@@ -9,6 +9,7 @@ use meshgrad_kernels::cross_entropy::{
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::{Device, decoded, encoded, values};
+use crate::traffic::{assert_moved, assert_once, assert_whole_sectors};
 
 /// The label of rows that do not count.
 const IGNORE: i64 = 77;
@@ -116,18 +117,12 @@ impl Tile {
     /// What is moved is what is said, without a bank conflict; in whole sectors where rows are.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
-        let total = [counters.total.bytes_read, counters.total.bytes_written];
         // A report reads and writes the word.
         let told = 8 * (0..self.rows).filter(|row| row % 5 == 1).count();
-        let all = all.map(|bytes| (bytes + told) as u64);
-        assert_eq!(total, all, "{}", counters.kernel);
-        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-        let different = different.map(|bytes| (bytes + told.min(8)) as u64);
-        assert_eq!(unique, different, "{}", counters.kernel);
-        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        let all = all.map(|bytes| bytes + told);
+        assert_moved(counters, all, different.map(|bytes| bytes + told.min(8)));
         if self.classes.is_multiple_of(16) {
-            let total = counters.total;
-            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+            assert_whole_sectors(counters);
         }
     }
 }
@@ -325,8 +320,8 @@ fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
     let launch = variant.launch().unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
     let read = rows * (2 * dtype.size() + label.size()) as usize;
-    assert_eq!(counters.total.bytes_read, read as u64);
-    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+    assert_once(&counters, [read, 2 * dtype.size() as usize]);
+    assert_whole_sectors(&counters);
 
     let counted = (0..rows).filter(|row| labels[*row] != IGNORE);
     let expected: f64 = counted

@@ -87,6 +87,18 @@ impl Device {
         address
     }
 
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
+        self.space.write(address, bytes).unwrap();
+    }
+
+    /// Leaves out as many addresses before whatever is allocated next: what is freed keeps its own.
+    pub(crate) fn skip(&self, bytes: u64) {
+        const PIECE: usize = 64 << 20;
+        for _ in 0..bytes.div_ceil(PIECE as u64) {
+            self.space.free(self.room(PIECE)).unwrap();
+        }
+    }
+
     /// Memory that holds these values, rounded.
     pub(crate) fn put_floats(&self, dtype: Dtype, values: &[f32]) -> u64 {
         self.put(&encoded(dtype, values))

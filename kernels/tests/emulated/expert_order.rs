@@ -1,5 +1,6 @@
 //! The counting sort by expert against a stable sort on the host.
 
+use meshgrad_emulator::Counters;
 use meshgrad_kernels::catalogue::HELD_EXPERTS;
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
@@ -10,6 +11,7 @@ use meshgrad_kernels::expert_order::{
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::Device;
+use crate::traffic::{assert_bytes, assert_moved, assert_no_conflicts, assert_once};
 
 /// A choice of experts, of which those from `first` on are held.
 struct Problem {
@@ -111,8 +113,9 @@ impl Problem {
         let counters = device.run(&variant, launch, &arguments.arguments());
         let of_indices = slots as u64 * u64::from(self.index.size());
         let parts = u64::from(launch.grid[1]);
-        assert_eq!(counters.total.bytes_read, parts * of_indices);
-        assert_eq!(counters.total.bytes_written, 4 * cells as u64);
+        let all = [(parts * of_indices) as usize, 4 * cells];
+        assert_bytes(&counters, all, [of_indices as usize, 4 * cells]);
+        self.assert_conflicts(&counters);
 
         if let Some(launch) = ExpertStarts.launch(self.held) {
             let arguments = ExpertStartsArguments {
@@ -121,8 +124,7 @@ impl Problem {
                 blocks,
             };
             let counters = device.run(&ExpertStarts, launch, &arguments.arguments());
-            assert_eq!(counters.total.bytes_read, 4 * cells as u64);
-            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+            assert_once(&counters, [4 * cells, 4 * (cells + held)]);
         }
 
         let arguments = ExpertOffsetsArguments {
@@ -131,7 +133,8 @@ impl Problem {
             held: self.held,
         };
         let launch = ExpertOffsets.launch().unwrap();
-        device.run(&ExpertOffsets, launch, &arguments.arguments());
+        let counters = device.run(&ExpertOffsets, launch, &arguments.arguments());
+        assert_once(&counters, [4 * held, 8 * (held + 1)]);
 
         let variant = ExpertPlace::new(self.index, self.held);
         let launch = variant.launch(blocks, self.held).unwrap();
@@ -150,8 +153,13 @@ impl Problem {
         let counters = device.run(&variant, launch, &arguments.arguments());
         let fault = device.fault(word);
         if fault.is_none() {
-            assert_eq!(counters.total.bytes_written, 8 * slots as u64);
-            assert_eq!(counters.unique_bytes_written, 8 * slots as u64);
+            // Each CTA reads where its experts begin, and each thread of it where the last ends.
+            let of_starts = 4 * cells + 8 * held * blocks.count() as usize;
+            let of_ends = 8 * launch.block[0] as usize * counters.ctas as usize;
+            let all = (parts * of_indices) as usize + of_starts + of_ends;
+            let different = of_indices as usize + 4 * cells + 8 * (held + 1);
+            assert_bytes(&counters, [all, 8 * slots], [different, 8 * slots]);
+            self.assert_conflicts(&counters);
         }
 
         let [order, place] = [order, place].map(|from| i32s(&device.bytes(from, 4 * slots)));
@@ -169,6 +177,14 @@ impl Problem {
         (sorted, fault)
     }
 
+    /// Experts choose the banks where a warp counts: of one and the same there is no conflict.
+    #[track_caller]
+    fn assert_conflicts(&self, counters: &Counters) {
+        if self.experts == 1 {
+            assert_no_conflicts(counters);
+        }
+    }
+
     fn counts(&self, device: &Device, offsets: u64) -> Vec<f32> {
         let counts = device.room(4 * self.held as usize);
         let arguments = ExpertCountsArguments {
@@ -179,7 +195,10 @@ impl Problem {
         let Some(launch) = ExpertCounts.launch(self.held) else {
             return Vec::new();
         };
-        device.run(&ExpertCounts, launch, &arguments.arguments());
+        let counters = device.run(&ExpertCounts, launch, &arguments.arguments());
+        // Two ends each, of which the second is the first of the next.
+        let (held, written) = (self.held as usize, 4 * self.held as usize);
+        assert_moved(&counters, [16 * held, written], [8 * (held + 1), written]);
         let bytes = device.bytes(counts, 4 * self.held as usize);
         bytes
             .as_chunks()

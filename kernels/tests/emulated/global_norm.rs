@@ -7,6 +7,7 @@ use meshgrad_kernels::global_norm::{
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{assert_once, assert_whole_sectors};
 
 /// The norm of the elements of all tensors, each of which is read once.
 fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
@@ -26,10 +27,11 @@ fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
         let variant = SumSquares::new(*dtype, elements, aligned);
         if let Some(launch) = variant.launch(elements) {
             let counters = device.run(&variant, launch, &arguments.arguments());
-            let bytes = elements * u64::from(dtype.size());
-            assert_eq!(counters.total.bytes_read, bytes, "{}", counters.kernel);
-            assert_eq!(counters.unique_bytes_read, bytes, "{}", counters.kernel);
-            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+            let bytes = x.len() * dtype.size() as usize;
+            assert_once(&counters, [bytes, 8 * partials_of(elements) as usize]);
+            if aligned && bytes.is_multiple_of(32) {
+                assert_whole_sectors(&counters);
+            }
         }
         first += partials_of(elements);
     }
@@ -39,11 +41,9 @@ fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
         norm: device.room(4),
         count,
     };
-    device.run(
-        &AddSquares,
-        AddSquares.launch().unwrap(),
-        &arguments.arguments(),
-    );
+    let launch = AddSquares.launch().unwrap();
+    let counters = device.run(&AddSquares, launch, &arguments.arguments());
+    assert_once(&counters, [8 * count as usize, 4]);
     device.floats(Dtype::F32, arguments.norm, 1)[0]
 }
 

@@ -1,5 +1,8 @@
 //! Elements and rows that indices choose, against the host.
 
+use std::collections::BTreeSet;
+
+use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::copies::Unit;
 use meshgrad_kernels::elementwise::Walk;
@@ -10,6 +13,9 @@ use meshgrad_kernels::indexing::{
 };
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{
+    assert_bytes, assert_moved, assert_no_conflicts, assert_once, assert_whole_sectors_of,
+};
 
 const SITE: u32 = 9;
 
@@ -74,8 +80,12 @@ fn select(
     let counters = device.run(&variant, launch, &arguments.arguments(&variant));
     if ids.iter().all(|id| (0..extent as i64).contains(id)) {
         let of_ids = outer * ids.len() * units * format.size() as usize;
-        let moved = [counters.total.bytes_read, counters.total.bytes_written];
-        assert_eq!(moved, [count + of_ids, count].map(|bytes| bytes as u64));
+        let rows: BTreeSet<i64> = ids.iter().copied().collect();
+        let different = outer * rows.len() * inner + ids.len() * format.size() as usize;
+        assert_moved(&counters, [count + of_ids, count], [different, count]);
+        if inner.is_multiple_of(32) {
+            assert_whole_sectors_of(&counters, "global.v4");
+        }
     }
 
     let y = device.bytes(arguments.y, count);
@@ -169,6 +179,26 @@ struct Sorted {
     starts: u64,
 }
 
+/// What a pass moves: 256 counts for each CTA, before and behind the scan, and 256 for all together.
+/// Keys choose the banks of shared memory where a warp counts: equal ones do not conflict.
+#[track_caller]
+fn assert_pass(counters: &Counters, pass: Pass, ids: &[i64]) {
+    let (count, of_all) = (ids.len(), 1024);
+    let of_ctas = 4 * counts(count as u32) as usize - of_all;
+    match pass {
+        Pass::Count => assert_bytes(counters, [4 * count, of_ctas], [4 * count, of_ctas]),
+        Pass::Scan => assert_once(counters, [of_ctas, of_ctas + of_all]),
+        Pass::Place => {
+            let read = 8 * count + of_ctas;
+            let [all, different] = [read + of_ctas, read + of_all];
+            assert_bytes(counters, [all, 8 * count], [different, 8 * count]);
+        }
+    }
+    if ids.iter().all(|id| *id == ids[0]) {
+        assert_no_conflicts(counters);
+    }
+}
+
 /// Sorts the positions of ids, and holds that against the host.
 fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) -> Sorted {
     let count = ids.len() as u32;
@@ -187,8 +217,16 @@ fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) ->
         rows: rows as u32,
     };
     let launch = variant.launch(ids.len() as u64).unwrap();
-    device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
     assert_told(device, word, &ids, rows);
+    let outside = ids
+        .iter()
+        .filter(|id| !(0..rows as i64).contains(id))
+        .count();
+    let of_ids = ids.len() * format.size() as usize;
+    let all = [of_ids + 8 * outside, 8 * (ids.len() + outside)];
+    let told = if outside > 0 { 8 } else { 0 };
+    assert_moved(&counters, all, [of_ids + told, 8 * ids.len() + told]);
 
     let counted = device.room(4 * counts(count) as usize);
     let passes = passes(rows as u32);
@@ -202,7 +240,8 @@ fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) ->
         };
         for variant in Pass::ALL {
             let launch = variant.launch(count).unwrap();
-            device.run(&variant, launch, &arguments.arguments());
+            let counters = device.run(&variant, launch, &arguments.arguments());
+            assert_pass(&counters, variant, &ids);
         }
     }
     let lists = lists[passes as usize % 2];
@@ -214,7 +253,10 @@ fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) ->
         rows: rows as u32,
     };
     let launch = Starts.launch(rows as u32).unwrap();
-    device.run(&Starts, launch, &arguments.arguments());
+    let counters = device.run(&Starts, launch, &arguments.arguments());
+    // A search for each row, from caches.
+    assert!(counters.unique_bytes_read <= 4 * ids.len() as u64);
+    assert_eq!(counters.total.bytes_written, 4 * (rows as u64 + 1));
 
     let sorted = Sorted {
         ids,
@@ -362,6 +404,7 @@ fn sums_move_the_minimum() {
     assert_eq!(counters.unique_bytes_read, 4 * 40 * 512 + of_lists);
     assert_eq!(counters.total.bytes_written, 4 * 8 * 512);
     assert_eq!(counters.unique_bytes_written, 4 * 8 * 512);
+    assert_whole_sectors_of(&counters, "global.v4");
     // Each of 128 threads of a row reads its positions and both ends itself.
     assert_eq!(
         counters.total.bytes_read,

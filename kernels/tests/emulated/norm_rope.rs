@@ -10,7 +10,8 @@ use meshgrad_kernels::rope::{Direction, Heads, Style};
 use meshgrad_kernels::{Dtype, Variant, catalogue};
 
 use crate::device::{Device, decoded, values};
-use crate::rope::{Strided, Tables, rounding, turned};
+use crate::rope::{Strided, Tables, moves_whole_sectors, rounding, turned};
+use crate::traffic::{assert_moved, assert_whole_sectors};
 
 const EPS: f32 = 1e-5;
 
@@ -117,8 +118,12 @@ impl Problem {
             assert_eq!(unique, 2 * self.bytes() + tables + 4 * rows as usize);
             let (heads, scalars) = (2 * self.bytes(), self.scalars());
             let tables = 8 * (self.heads.rows * self.heads.pairs) as usize;
-            assert_eq!(counters.total.bytes_read as usize, heads + tables + scalars);
-            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+            assert_moved(
+                &counters,
+                [heads + tables + scalars, bytes],
+                [unique, bytes],
+            );
+            self.assert_sectors(&counters);
         }
         assert_eq!(counters.total.bytes_written as usize, bytes);
 
@@ -157,11 +162,15 @@ impl Problem {
             let tables = 8 * self.heads.pairs as usize * rows;
             let scalars = if operands > 1 { self.scalars() } else { 0 };
             let all = (operands + 1) * self.bytes() + tables + scalars;
-            assert_eq!(
-                counters.total.bytes_read as usize, all,
-                "{}",
-                counters.kernel
-            );
+            assert_moved(counters, [all, written], [unique, written]);
+            self.assert_sectors(counters);
+        }
+    }
+
+    #[track_caller]
+    fn assert_sectors(&self, counters: &Counters) {
+        if moves_whole_sectors(self.dtype, self.style, &self.heads) {
+            assert_whole_sectors(counters);
         }
     }
 

@@ -7,6 +7,9 @@ use meshgrad_kernels::rank::{
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{
+    assert_moved, assert_no_conflicts, assert_once, assert_whole_sectors, assert_whole_sectors_of,
+};
 
 /// Rows with many equals, both zeros, infinities, and here and there a NaN.
 fn rows(dtype: Dtype, rows: usize, features: usize) -> Vec<f32> {
@@ -60,10 +63,12 @@ fn best(device: &Device, direction: Direction, dtype: Dtype, x: &[f32], extents:
         return places;
     };
     let counters = device.run(&variant, launch, &arguments.arguments());
-    let bytes = rows * features * u64::from(dtype.size());
-    assert_eq!(counters.total.bytes_read, bytes, "{}", counters.kernel);
-    assert_eq!(counters.unique_bytes_read, bytes, "{}", counters.kernel);
-    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+    let of_row = features as usize * dtype.size() as usize;
+    let of_keys = 8 * (rows * chunks) as usize;
+    assert_once(&counters, [rows as usize * of_row, of_keys]);
+    if of_row.is_multiple_of(32) && chunks == 1 {
+        assert_whole_sectors(&counters);
+    }
 
     if chunks > 1 {
         let arguments = BestOfChunksArguments {
@@ -72,7 +77,8 @@ fn best(device: &Device, direction: Direction, dtype: Dtype, x: &[f32], extents:
             chunks: chunks as u32,
         };
         let launch = BestOfChunks.launch(rows).unwrap();
-        device.run(&BestOfChunks, launch, &arguments.arguments());
+        let counters = device.run(&BestOfChunks, launch, &arguments.arguments());
+        assert_once(&counters, [of_keys, 8 * rows as usize]);
     }
     places
 }
@@ -120,10 +126,18 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
     };
     let launch = sort.launch(rows, features).unwrap();
     let counters = device.run(&sort, launch, &arguments.arguments());
-    assert_eq!(counters.total.passes, counters.total.ideal_passes);
-    if tiles > 1 {
-        let bytes = rows * features * u64::from(dtype.size());
-        assert_eq!(counters.total.bytes_read, bytes, "{}", counters.kernel);
+    // Keys of each tile; or elements, which are read once more, with their places.
+    let (size, chosen) = (u64::from(dtype.size()), rows * k);
+    let x_bytes = rows * features * size;
+    let rest = (features - (tiles - 1) * sort.tile()).min(len);
+    let all = match tiles {
+        1 => [x_bytes + chosen * size, chosen * (size + 8)],
+        _ => [x_bytes, 8 * rows * ((tiles - 1) * len + rest)],
+    };
+    let bytes = |[read, written]: [u64; 2]| [read as usize, written as usize];
+    assert_moved(&counters, bytes(all), bytes([x_bytes, all[1]]));
+    if (features * size).is_multiple_of(32) {
+        assert_whole_sectors_of(&counters, "ld.global.v4");
     }
 
     let last = (features - (tiles - 1) * sort.tile()).min(len);
@@ -146,11 +160,15 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
             runs,
             kept: merged.len,
         };
-        device.run(
-            &merge,
-            merge.launch(rows, runs).unwrap(),
-            &arguments.arguments(),
-        );
+        let launch = merge.launch(rows, runs).unwrap();
+        let counters = device.run(&merge, launch, &arguments.arguments());
+        // Where a key goes is searched in the other runs, from caches; nothing is written twice.
+        let of_keys = 8 * rows * u64::from(runs.count) * u64::from(runs.len);
+        let of_chosen = if merged.count == 1 { chosen * size } else { 0 };
+        assert!(counters.unique_bytes_read <= of_keys + of_chosen);
+        let written = [counters.total.bytes_written, counters.unique_bytes_written];
+        assert_eq!(written[0], written[1]);
+        assert_no_conflicts(&counters);
         (keys, runs) = (to, merged);
     }
     [values, places]

@@ -1,10 +1,12 @@
 //! Sums and extremes against f64.
 
+use meshgrad_emulator::Counters;
 use meshgrad_kernels::merge::Merge;
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{assert_once, assert_whole_sectors_of};
 
 /// One pass: formats, extents, and whether the operand begins at a multiple of 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +50,23 @@ impl Pass {
         let variant = Reduce::new(self.merge, self.from, self.to, self.extents, self.aligned);
         if let Some(launch) = variant.launch(self.extents) {
             let counters = device.run(&variant, launch, &arguments.arguments());
-            let total = counters.total;
             let moved = [x.len() * size, results * self.to.size() as usize];
-            let moved = moved.map(|bytes| bytes as u64);
-            assert_eq!([total.bytes_read, total.bytes_written], moved, "{self:?}");
-            let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-            assert_eq!(unique, moved, "{self:?}");
-            assert_eq!(total.passes, total.ideal_passes, "{self:?}");
+            assert_once(&counters, moved);
+            self.assert_sectors(&counters);
         }
         device.floats(self.to, arguments.y, results)
+    }
+
+    /// Lines of whole sectors are read in whole sectors. Results that are one a row are not: their
+    /// threads lie apart.
+    fn assert_sectors(&self, counters: &Counters) {
+        let Extents { reduced, inner, .. } = self.extents;
+        let line = if inner == 1 { reduced } else { inner };
+        let chunk = self.extents.chunk() * inner;
+        let whole = |elements: u64| (elements * u64::from(self.from.size())).is_multiple_of(32);
+        if self.aligned && whole(line) && whole(chunk) {
+            assert_whole_sectors_of(counters, "ld.global");
+        }
     }
 
     fn check(&self, device: &Device) {

@@ -9,6 +9,7 @@ use meshgrad_kernels::row::RowTile;
 use meshgrad_kernels::{Dtype, Variant, catalogue};
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{assert_moved, assert_once, assert_whole_sectors, assert_whole_sectors_of};
 
 const EPS: f32 = 1e-5;
 
@@ -84,25 +85,12 @@ impl Problem {
         );
     }
 
-    /// How many bytes a kernel reads and writes in all, w and inv_rms once for every row, and how
-    /// many different ones. Without a bank conflict.
-    #[track_caller]
-    fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
-        let total = [counters.total.bytes_read, counters.total.bytes_written];
-        assert_eq!(total, all.map(|bytes| bytes as u64), "{}", counters.kernel);
-        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-        let different = different.map(|bytes| bytes as u64);
-        assert_eq!(unique, different, "{}", counters.kernel);
-        assert_eq!(counters.total.passes, counters.total.ideal_passes);
-    }
-
     /// Where rows in registers consist of whole sectors, nothing else of a sector is moved.
     #[track_caller]
     fn assert_whole_sectors(&self, counters: &Counters) {
         let bytes = self.features * self.dtype.size() as usize;
         if RowTile::new(self.dtype, self.features).is_some() && bytes.is_multiple_of(32) {
-            let total = counters.total;
-            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+            assert_whole_sectors(counters);
         }
     }
 
@@ -132,11 +120,8 @@ impl Problem {
         };
         let written = count * size + 4 * self.rows;
         let different = (count + self.features) * size;
-        self.assert_traffic(
-            &counters,
-            [(of_x + count) * size, written],
-            [different, written],
-        );
+        let all = (of_x + count) * size;
+        assert_moved(&counters, [all, written], [different, written]);
         self.assert_whole_sectors(&counters);
         [y, inv_rms]
     }
@@ -186,7 +171,7 @@ fn grad_input(device: &Device, problem: &Problem, inv_rms: u64) -> u64 {
     let all = passes * 3 * count * size + 4 * problem.rows * threads;
     let different = (2 * count + problem.features) * size + 4 * problem.rows;
     let written = count * size;
-    problem.assert_traffic(&counters, [all, written], [different, written]);
+    assert_moved(&counters, [all, written], [different, written]);
     problem.assert_whole_sectors(&counters);
     dx
 }
@@ -255,11 +240,15 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
         false => problem.features / problem.dtype.per_vector() as usize,
     };
     let written = 4 * count as usize * problem.features;
-    problem.assert_traffic(
+    assert_moved(
         &counters,
         [2 * of_matrix * size + 4 * problem.rows * vectors, written],
         [2 * of_matrix * size + 4 * problem.rows, written],
     );
+    // A thread's eight sums are two stores, each to half of a sector.
+    if vectors < problem.features && (problem.features * size).is_multiple_of(32) {
+        assert_whole_sectors_of(&counters, "ld.global");
+    }
 
     let before = values(Dtype::F32, problem.features, 9);
     let dw = device.put_floats(Dtype::F32, &before);
@@ -272,7 +261,10 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
             features,
         };
         let launch = variant.launch(features).unwrap();
-        device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments.arguments());
+        let of_dw = 4 * problem.features;
+        let read = count as usize * of_dw + if accumulate { of_dw } else { 0 };
+        assert_once(&counters, [read, of_dw]);
         device.floats(Dtype::F32, dw, problem.features)
     };
     let (added, alone, none) = (sum(true, count), sum(false, count), sum(false, 0));

@@ -8,6 +8,7 @@ use meshgrad_kernels::rope::{
 use meshgrad_kernels::{Dtype, Variant, catalogue};
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{assert_moved, assert_whole_sectors, assert_whole_sectors_of};
 
 /// Tables on a device and on the host, for each sequence or one for all.
 pub(crate) struct Tables {
@@ -137,6 +138,19 @@ pub(crate) fn rounding(dtype: Dtype) -> f64 {
     }
 }
 
+/// Whether heads and rows of tables consist of whole sectors, and a lane's access to a table has
+/// whole ones: eight angles are two accesses, each to half of a sector.
+pub(crate) fn moves_whole_sectors(dtype: Dtype, style: Style, heads: &Heads) -> bool {
+    let halves = dtype == Dtype::Bf16 && style == Style::Half;
+    // Half of a table's row belongs to the first half of the features.
+    let lines = [
+        heads.features * dtype.size(),
+        heads.pairs * dtype.size(),
+        heads.pairs * 2,
+    ];
+    !halves && lines.iter().all(|bytes| bytes.is_multiple_of(32))
+}
+
 /// A kernel on heads, and what it must move.
 struct Problem {
     dtype: Dtype,
@@ -175,25 +189,12 @@ impl Problem {
     /// x and y once; the tables once for each head, from caches but for the first.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, in_registers: bool) {
-        let (total, moved) = (counters.total, self.bytes() as u64);
-        let a_head = 8 * u64::from(self.heads.pairs);
-        let tables = a_head * u64::from(self.heads.rows);
-        assert_eq!(total.bytes_read, moved + tables, "{}", counters.kernel);
-        assert_eq!(total.bytes_written, moved);
-        let distinct = 8 * self.tables.cos.len() as u64;
-        assert_eq!(counters.unique_bytes_read, moved + distinct);
-        assert_eq!(counters.unique_bytes_written, moved);
-        assert_eq!(total.passes, total.ideal_passes);
-
-        // A lane's eight angles are two accesses, each to half of a sector.
-        let halves = self.dtype == Dtype::Bf16 && self.style == Style::Half;
-        let size = self.dtype.size();
-        let lines = [self.heads.features * size, self.heads.pairs * size];
-        // Half of a table's row belongs to the first half of the features.
-        let lines = lines.into_iter().chain([self.heads.pairs * 2]);
-        let whole = lines.into_iter().all(|bytes| bytes.is_multiple_of(32));
-        if in_registers && whole && !halves {
-            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+        let (moved, pairs) = (self.bytes(), self.heads.pairs as usize);
+        let tables = 8 * pairs * self.heads.rows as usize;
+        let distinct = 8 * self.tables.cos.len();
+        assert_moved(counters, [moved + tables, moved], [moved + distinct, moved]);
+        if in_registers && moves_whole_sectors(self.dtype, self.style, &self.heads) {
+            assert_whole_sectors(counters);
         }
     }
 
@@ -281,7 +282,16 @@ fn tables(
     };
     let variant = RopeTables::new(format);
     let launch = variant.launch(elements as u32).unwrap();
-    device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments.arguments());
+    // Each angle reads its position and its frequency, nearly all of them from caches.
+    let (written, of_angle) = (8 * elements, bytes.len() / positions.len() + 4);
+    let different = bytes.len() + 4 * pairs;
+    assert_moved(
+        &counters,
+        [of_angle * elements, written],
+        [different, written],
+    );
+    assert_whole_sectors_of(&counters, "st.global");
 
     let found = [cos, sin].map(|table| device.floats(Dtype::F32, table, elements));
     for (row, position) in positions.iter().enumerate() {

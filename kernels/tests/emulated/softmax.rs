@@ -8,6 +8,7 @@ use meshgrad_kernels::softmax::{
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{assert_moved, assert_whole_sectors};
 
 /// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; one element; many
 /// rows, and none.
@@ -60,17 +61,13 @@ impl<'a> Problem<'a> {
     /// registers no part of a sector is moved in vain.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, [read, different, written]: [usize; 3]) {
-        let total = counters.total;
-        let expected = [read, written].map(|times| (times * self.bytes()) as u64);
-        assert_eq!([total.bytes_read, total.bytes_written], expected);
-        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-        let expected = [different, written].map(|times| (times * self.bytes()) as u64);
-        assert_eq!(unique, expected, "{}", counters.kernel);
-        assert_eq!(total.passes, total.ideal_passes, "{}", counters.kernel);
+        let [all, different] = [[read, written], [different, written]];
+        let bytes = |times: usize| times * self.bytes();
+        assert_moved(counters, all.map(bytes), different.map(bytes));
 
         let row = self.features * self.dtype.size() as usize;
         if self.in_registers() && row.is_multiple_of(32) {
-            assert_eq!(total.sectors, total.ideal_sectors, "{}", counters.kernel);
+            assert_whole_sectors(counters);
         }
     }
 

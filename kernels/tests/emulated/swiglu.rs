@@ -5,6 +5,7 @@ use meshgrad_kernels::Dtype;
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
 
 use crate::device::{Device, decoded, values};
+use crate::traffic::{assert_once, assert_whole_sectors};
 
 /// Less than a CTA and more, rows of a few vectors and of many, odd rows, one element.
 const EXTENTS: [[usize; 2]; 6] = [[1, 8], [70, 64], [3, 1544], [5, 7], [2, 301], [1, 1]];
@@ -85,15 +86,10 @@ impl Problem {
     /// Every byte once; in whole sectors where rows consist of such.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, bytes: [usize; 2], aligned: bool) {
-        let bytes = bytes.map(|bytes| bytes as u64);
-        let total = counters.total;
-        assert_eq!([total.bytes_read, total.bytes_written], bytes);
-        let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
-        assert_eq!(unique, bytes);
-        assert_eq!(total.passes, total.ideal_passes);
+        assert_once(counters, bytes);
         let sectors = (self.features * self.dtype.size() as usize).is_multiple_of(32);
         if self.is_vectorised(aligned) && sectors {
-            assert_eq!(total.sectors, total.ideal_sectors);
+            assert_whole_sectors(counters);
         }
     }
 

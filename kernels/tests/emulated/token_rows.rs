@@ -10,6 +10,7 @@ use meshgrad_kernels::token_rows::{
 };
 
 use crate::device::{Device, encoded, values};
+use crate::traffic::{assert_moved, assert_whole_sectors_of};
 
 /// [tokens, slots a token, rows in use, features]: whole and odd rows, fewer rows than slots, more
 /// slots than are in flight, none.
@@ -131,10 +132,14 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // The end, the slots of used rows, and their weights.
-        let small = 8 + 4 * self.used as u64 * if weighted { 2 } else { 1 };
-        let read = self.bytes(self.tokens_in_use()) + small;
-        self.assert_least(&counters, [read, self.bytes(self.slots())]);
+        // The end, which all threads read, the slots of used rows, and their weights, which each lane
+        // of a row reads.
+        let of_row = if weighted { 8 } else { 4 };
+        let (used, lanes) = (self.used as u64, lanes_of(&counters));
+        let read = self.bytes(self.tokens_in_use()) + 8 + of_row * used;
+        let threads = u64::from(launch.grid[0]) * u64::from(launch.block[0]);
+        let all = self.bytes(self.used) + lanes * of_row * used + 8 * threads;
+        self.assert_traffic(&counters, [all, read, self.bytes(self.slots())]);
         device.floats(self.dtype, y, self.slots() * self.features)
     }
 
@@ -154,9 +159,17 @@ impl Problem {
         };
         let launch = variant.launch(self.tokens as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
+        // Each access to a row reads where it is.
         let weights = if weighted { 4 * self.used as u64 } else { 0 };
-        let read = self.bytes(self.used) + 4 * self.slots() as u64 + weights;
-        self.assert_least(&counters, [read, self.bytes(self.tokens)]);
+        let small = 4 * self.slots() as u64 + weights;
+        let accesses = self.bytes(1)
+            / if counters.kernel.contains("_w1_") {
+                self.dtype.size().into()
+            } else {
+                16
+            };
+        let [all, read] = [accesses, 1].map(|times| self.bytes(self.used) + times * small);
+        self.assert_traffic(&counters, [all, read, self.bytes(self.tokens)]);
         device.floats(self.dtype, out, self.tokens * self.features)
     }
 
@@ -177,32 +190,26 @@ impl Problem {
         };
         let launch = variant.launch(slots).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
+        // Each lane of a slot reads where its row is.
         let rows = self.bytes(self.tokens_in_use()) + self.bytes(self.used);
         let written = 4 * u64::from(slots);
-        self.assert_least(&counters, [rows + written, written]);
+        let all = 2 * self.bytes(self.used) + lanes_of(&counters) * written;
+        self.assert_traffic(&counters, [all, rows + written, written]);
         device.floats(Dtype::F32, dweights, self.slots())
     }
 
-    /// That no more is touched than must be, each byte written once, and rows of whole sectors in
+    /// What is read in all and what differs, each byte written once, and rows of whole sectors in
     /// whole sectors.
     #[track_caller]
-    fn assert_least(&self, counters: &Counters, [read, written]: [u64; 2]) {
+    fn assert_traffic(&self, counters: &Counters, [all, read, written]: [u64; 3]) {
         if self.wild {
             return;
         }
-        assert_eq!(counters.unique_bytes_read, read, "{}", counters.kernel);
-        assert_eq!(
-            counters.unique_bytes_written, written,
-            "{}",
-            counters.kernel
-        );
-        assert_eq!(counters.total.bytes_written, written, "{}", counters.kernel);
+        let [all, different] = [[all, written], [read, written]];
+        let bytes = |moved: u64| moved as usize;
+        assert_moved(counters, all.map(bytes), different.map(bytes));
         if self.bytes(1).is_multiple_of(32) {
-            let rows = counters.instructions.iter();
-            for (line, text, counts) in rows.filter(|(_, text, _)| text.contains("global.v4")) {
-                let place = format!("{} line {line}: {text}", counters.kernel);
-                assert_eq!(counts.sectors, counts.ideal_sectors, "{place}");
-            }
+            assert_whole_sectors_of(counters, "global.v4");
         }
     }
 
@@ -267,6 +274,13 @@ impl Problem {
         self.assert_close(&self.dots(device), dot, 1e-5);
         assert_eq!(device.fault(self.on_device.word), None);
     }
+}
+
+/// Lanes of a row, as the name of the kernel tells.
+pub(crate) fn lanes_of(counters: &Counters) -> u64 {
+    let mut parts = counters.kernel.split('_');
+    let lanes = parts.find_map(|part| part.strip_prefix('t')?.parse().ok());
+    lanes.expect("a kernel for groups of lanes")
 }
 
 impl Problem {

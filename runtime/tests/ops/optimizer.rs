@@ -212,6 +212,50 @@ fn small_changes_add_up() {
     }
 }
 
+/// Infinities and NaN stay what they are, everything else becomes one of its two neighbours, and over
+/// many keys their mean is the value.
+#[test]
+fn rounding_at_random_keeps_to_neighbours() {
+    const KEYS: u64 = 300;
+    let largest = f64::from(f32::from_bits(0x7f7f_0000));
+    let finite = [1.0, -1.0, 3.5, -0.007_812_5, largest, -largest, 1e-30];
+    let special = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    for device in devices() {
+        let mut sums = [0.0; 7];
+        let before: Vec<f32> = finite.iter().chain(&special).map(|x| *x as f32).collect();
+        let before = Tensor::from_slice(&device, &[10], &before).unwrap();
+        let before = ops::cast(&before, DType::BF16).unwrap();
+        for key in 0..KEYS {
+            let mut one = Trained::new(&device, &[10], DType::BF16, 0);
+            ops::copy_into(&before, &one.param).unwrap();
+            one.gradient = ops::full(&device, &[10], DType::F32, 0.0).unwrap();
+            let one = one.rounded(Key::new(key).into());
+            let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
+            ops::adamw_step_many(&[one.operands()], scalars.lend()).unwrap();
+
+            let after = values(&one.param);
+            assert_eq!(after[7..9], special[..2]);
+            assert!(after[9].is_nan());
+            for ((sum, before), after) in sums.iter_mut().zip(values(&before)).zip(after) {
+                let decayed = before as f32 * 0.999;
+                let towards_zero = f32::from_bits(decayed.to_bits() & 0xffff_0000);
+                let away = f32::from_bits(towards_zero.to_bits() + 0x1_0000);
+                let neighbours = [towards_zero, away].map(f64::from);
+                assert!(neighbours.contains(&after), "{before}: {after}");
+                *sum += after / before;
+            }
+        }
+        // A neighbour is at most 2^-7 away: the mean of as many draws is five deviations sharp.
+        for sum in sums {
+            let mean = sum / KEYS as f64;
+            assert!(
+                (mean - 0.999).abs() < 5.0 * 0.004 / (KEYS as f64).sqrt(),
+                "{mean}"
+            );
+        }
+    }
+}
+
 /// A shard that is rounded at random is cut out of the whole.
 #[test]
 fn shards_are_cut_out_of_the_whole() {

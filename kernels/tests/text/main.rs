@@ -1,5 +1,9 @@
 //! What is emitted, for readers: the text of one small kernel of each kind, without the lines that
-//! point at Rust source. `UPDATE_GOLDEN=1` writes the files anew.
+//! point at Rust source. `UPDATE_GOLDEN=1` writes the files anew. And what holds for the text of every
+//! kernel, whether it is shown or not.
+
+mod instructions;
+mod laws;
 
 use std::path::Path;
 use std::{env, fs};

@@ -1,0 +1,315 @@
+//! Laws over the text of every kernel of the catalogue: how rows are accessed, that all loads are
+//! in flight, and that no sum depends on who comes first.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use meshgrad_kernels::Ptx;
+use meshgrad_kernels::catalogue::families;
+
+use crate::instructions::{Instruction, blocks};
+
+/// Families whose kernels walk over rows: each is moved once, from memory to registers.
+const ROWS: &[&str] = &[
+    "elementwise",
+    "rms_norm",
+    "copies",
+    "indexing",
+    "gemm_parts",
+    "cross_entropy",
+    "swiglu",
+    "token_rows",
+    "rope",
+    "random",
+    "norm_rope",
+    "router",
+    "adamw",
+    "softmax",
+    "reduce",
+    "add_rms_norm",
+    "rank",
+    "global_norm",
+];
+
+/// The others: products move tiles to shared memory, several ahead; the counting sort by expert has
+/// nothing but indices, which it counts in shared memory.
+const TILES: &[&str] = &[
+    "gemm_f32",
+    "gemm_bf16",
+    "grouped",
+    "expert_order",
+    "attention",
+];
+
+/// Where a parameter of a kernel in vectors is not accessed by 16 bytes: kernels by the beginning of
+/// their name, their parameters, and why.
+const NARROW: &[(&str, &[&str], &str)] = &[
+    (
+        "",
+        &["inv_rms", "lse", "dloss", "max", "sum_exp"],
+        "one a row",
+    ),
+    (
+        "",
+        &["labels", "label_logit", "indices", "dweights"],
+        "one a row or a choice",
+    ),
+    (
+        "",
+        &["ids", "order", "place", "starts", "keys", "positions"],
+        "indices",
+    ),
+    ("", &["weights", "end", "fault_word"], "one a row, or one"),
+    ("", &["places", "values"], "places go where they belong"),
+    ("reduce", &["y"], "one a row, or four columns"),
+    ("sum_squares", &["partials"], "one a CTA"),
+    (
+        "norm_rope_grad_weight",
+        &["partials"],
+        "a column a thread, from shared memory",
+    ),
+    ("gemm_sum_parts_bf16", &["c"], "four sums, rounded"),
+    ("rope", &["cos", "sin"], "an angle for two features"),
+    ("norm_rope", &["cos", "sin"], "an angle for two features"),
+    (
+        "sort_tiles",
+        &["x"],
+        "the sorted once more, by their places",
+    ),
+    ("fill_", &["y"], "the rest is written in the same block"),
+    (
+        "router_top_k",
+        &["probabilities"],
+        "the chosen once more, from a cache",
+    ),
+];
+
+fn of_rows() -> impl Iterator<Item = Ptx> {
+    let families = families().into_iter();
+    let rows = families.filter(|(family, _)| ROWS.contains(family));
+    rows.flat_map(|(_, kernels)| kernels)
+}
+
+/// A new family must say which of the laws it is under.
+#[test]
+fn every_family_is_of_rows_or_of_tiles() {
+    let known: BTreeSet<&str> = ROWS.iter().chain(TILES).copied().collect();
+    let families: BTreeSet<&str> = families().into_iter().map(|(family, _)| family).collect();
+    assert_eq!(known, families);
+    assert_eq!(known.len(), ROWS.len() + TILES.len());
+}
+
+/// The same bits in every run: nothing is added or compared in an order that depends on time, but
+/// integers, for which no order matters.
+#[test]
+fn no_float_is_atomic() {
+    let is_float = |part: &str| part.starts_with('f') || part.starts_with("bf");
+    for (_, kernels) in families() {
+        for ptx in kernels {
+            for instruction in blocks(&ptx.text).iter().flatten() {
+                let mut parts = instruction.opcode.split('.');
+                let atomic = matches!(parts.next(), Some("atom" | "red" | "redux"));
+                let of_floats = atomic && parts.any(is_float);
+                assert!(!of_floats, "{}: {}", ptx.entry, instruction.text);
+            }
+        }
+    }
+}
+
+/// Whether its name says that a kernel moves 16 bytes at once.
+fn in_vectors(entry: &str) -> bool {
+    let words = [
+        "vectors",
+        "contiguous",
+        "blocks",
+        "aligned",
+        "b16",
+        "loop4",
+        "w4",
+        "w8",
+    ];
+    let features = |part: &str| {
+        let digits = part.strip_prefix('d').unwrap_or("");
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let is_one = |part: &str| words.contains(&part) || features(part);
+    // Units of a bool are as many as those of its neighbours, which are larger.
+    entry.split('_').any(is_one) && !entry.contains("bool")
+}
+
+/// A row is accessed by 16 bytes. Narrower accesses are the rest of a row that has no whole number of
+/// those, in a block of their own.
+#[test]
+fn rows_move_in_accesses_of_16_bytes() {
+    let mut seen = 0;
+    // The pointers of AdamW are in a table, which its own tests follow.
+    let kernels = of_rows().filter(|ptx| !ptx.entry.starts_with("adamw"));
+    for ptx in kernels.filter(|ptx| in_vectors(&ptx.entry)) {
+        let excused = NARROW
+            .iter()
+            .filter(|(start, ..)| ptx.entry.starts_with(start));
+        let excused: HashSet<&str> = excused.flat_map(|(_, names, _)| *names).copied().collect();
+        let mut wide = HashSet::new();
+        let mut all = HashSet::new();
+        for accesses in accesses_by_block(&ptx.text) {
+            let accesses = accesses.iter().filter(|it| !excused.contains(it.parameter));
+            let accesses: Vec<&Access<'_>> = accesses.collect();
+            let is_body = accesses.iter().any(|it| it.bytes == 16);
+            for it in accesses {
+                let narrow = is_body && it.bytes != 16;
+                assert!(!narrow, "{}: {} of `{}`", ptx.entry, it.text, it.parameter);
+                all.insert(it.parameter);
+                wide.extend((it.bytes == 16).then_some(it.parameter));
+            }
+        }
+        assert_eq!(
+            wide, all,
+            "{}: operands that are never moved in vectors",
+            ptx.entry
+        );
+        seen += 1;
+    }
+    assert!(seen > 100, "only {seen} kernels are in vectors");
+}
+
+/// An access of global memory, and the pointer among the parameters that it comes from.
+struct Access<'t> {
+    text: &'t str,
+    parameter: &'t str,
+    bytes: u32,
+}
+
+fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
+    let (mut parameters, mut pointers) = (HashMap::new(), HashMap::new());
+    let mut found = Vec::new();
+    for block in blocks(ptx) {
+        let mut accesses = Vec::new();
+        for it in &block {
+            if let Some((_, name)) = it.text.split_once("ld.param.u64") {
+                let (register, name) = name.split_once(", ").expect("a register and a name");
+                parameters.insert(register.trim(), name.trim_matches(['[', ']']));
+                continue;
+            }
+            let known = if it.opcode.starts_with("cvta") {
+                &parameters
+            } else {
+                &pointers
+            };
+            let from = it
+                .read
+                .iter()
+                .find_map(|register| known.get(register))
+                .copied();
+            if let Some(bytes) = it.global_bytes() {
+                accesses.push(Access {
+                    text: it.text,
+                    parameter: from.expect("an address is made from a pointer"),
+                    bytes,
+                });
+            } else if let (Some(name), [to]) = (from, &it.written[..]) {
+                pointers.insert(to, name);
+            }
+        }
+        found.push(accesses);
+    }
+    found
+}
+
+/// Whatever a thread reads in a step is asked for before it waits for any of it: between two loads
+/// nothing is done with what the first brings, but where the address of the second comes from it.
+#[test]
+fn all_loads_are_in_flight() {
+    let in_units = ["copy_", "transpose_", "select_", "gather_", "keys_"];
+    for ptx in of_rows() {
+        let whole = in_units.iter().any(|start| ptx.entry.starts_with(start));
+        for block in blocks(&ptx.text) {
+            let vectors =
+                |it: &Instruction<'_>| it.is_global_load() && it.global_bytes() == Some(16);
+            if whole || block.iter().any(vectors) {
+                assert_in_flight(&ptx.entry, &block);
+            }
+        }
+    }
+}
+
+/// Kernels that keep a row in registers.
+const IN_REGISTERS: &[&str] = &[
+    "rms_norm_",
+    "add_rms_norm_",
+    "softmax_",
+    "log_softmax_",
+    "rope_",
+    "norm_rope_",
+];
+
+/// Of those the one whose longest row leaves no registers for an operand that its sum does not need.
+const IN_TWO_READS: &str = "add_rms_norm_grad_input_f32_d8192_t512";
+
+/// A row in registers is read at once, not in one step after the other.
+#[test]
+fn rows_in_registers_are_read_at_once() {
+    for ptx in of_rows().filter(|ptx| in_vectors(&ptx.entry)) {
+        let in_registers = |start: &&str| ptx.entry.starts_with(*start);
+        if ptx.entry.contains("_d") && IN_REGISTERS.iter().any(in_registers) {
+            let blocks = blocks(&ptx.text);
+            let reads = blocks
+                .iter()
+                .filter(|block| block.iter().any(Instruction::is_global_load));
+            let expected = if ptx.entry == IN_TWO_READS { 2 } else { 1 };
+            assert_eq!(reads.count(), expected, "{}", ptx.entry);
+        }
+    }
+}
+
+/// Loads by how many others their addresses and predicates wait for; what has been made of them.
+#[derive(Default)]
+struct Flight<'t> {
+    /// How many loads, one behind the other, a register waits for.
+    behind: HashMap<&'t str, usize>,
+    /// The same of what lies in shared memory.
+    shared: usize,
+    /// What brings a register from memory.
+    loaded: HashMap<&'t str, usize>,
+    /// The first instruction that waits for a load behind as many.
+    waits: HashMap<usize, &'t str>,
+}
+
+fn assert_in_flight(entry: &str, block: &[Instruction<'_>]) {
+    let mut flight = Flight::default();
+    for it in block {
+        let behind = it
+            .read
+            .iter()
+            .filter_map(|register| flight.behind.get(register));
+        let mut behind = behind.max().copied().unwrap_or(0);
+        for depth in it
+            .read
+            .iter()
+            .filter_map(|register| flight.loaded.get(register))
+        {
+            flight.waits.entry(*depth).or_insert(it.text);
+        }
+        if it.is_global_load() {
+            let wait = flight.waits.get(&behind);
+            assert!(
+                wait.is_none(),
+                "{entry}: `{}` waits for `{}`",
+                it.text,
+                wait.unwrap()
+            );
+            for register in &it.written {
+                flight.loaded.insert(register, behind);
+                flight.behind.insert(register, behind + 1);
+            }
+            continue;
+        }
+        match it.opcode {
+            opcode if opcode.starts_with("st.shared") => flight.shared = flight.shared.max(behind),
+            opcode if opcode.starts_with("ld.shared") => behind = behind.max(flight.shared),
+            _ => {}
+        }
+        for register in &it.written {
+            flight.loaded.remove(register);
+            flight.behind.insert(register, behind);
+        }
+    }
+}
