@@ -38,6 +38,9 @@ const ROWS: &[Row] = &[
     (2048, 2048, 2048, "nt", "larger square"),
 ];
 
+/// Operations of a turn: some hundredths of a second.
+const TURN: f64 = 1e10;
+
 /// Times matrix products.
 #[derive(Parser)]
 struct Arguments {
@@ -102,7 +105,9 @@ fn measure(
     mut peer: Option<&mut Peer>,
 ) -> anyhow::Result<Value> {
     let flops = 2.0 * (m * n * k) as f64;
-    let repeats = (1e9 / flops).clamp(3.0, 300.0) as usize;
+    let repeats = (TURN / flops).clamp(5.0, 2000.0) as usize;
+    // The first of a turn find cold caches and sleeping threads.
+    let cold = repeats.div_ceil(10);
     let a = Operand::new(device, [m, k], transposes.starts_with('t'), dtype)?;
     let b = Operand::new(device, [k, n], transposes.ends_with('t'), dtype)?;
     let mut crate_out = vec![0.0f32; m * n];
@@ -110,18 +115,17 @@ fn measure(
     let mut rates = [const { Vec::<f64>::new() }; 3];
     for _ in 0..rounds {
         let mut take = |who: usize, seconds: f64| rates[who].push(1e-9 * flops / seconds);
-        for repeat in 0..=repeats {
+        for repeat in 0..cold + repeats {
             let (seconds, product) = seconds(|| values::matmul(&a.tensor, &b.tensor));
             product?;
-            // The first of a turn finds cold caches and sleeping threads.
-            if repeat > 0 {
+            if repeat >= cold {
                 take(0, seconds);
             }
         }
         if dtype == DType::F32 {
-            for repeat in 0..=repeats {
+            for repeat in 0..cold + repeats {
                 let (seconds, ()) = seconds(|| by_crate(&a, &b, [m, n, k], &mut crate_out));
-                if repeat > 0 {
+                if repeat >= cold {
                     take(1, seconds);
                 }
             }
@@ -129,12 +133,12 @@ fn measure(
         if let Some(peer) = &mut peer {
             let request = json!({
                 "m": m, "n": n, "k": k, "dtype": dtype.name(),
-                "transposes": transposes, "repeats": repeats + 1,
+                "transposes": transposes, "repeats": cold + repeats,
             });
             let answer = peer.ask(&request)?;
             numbers(&answer["seconds"])
                 .into_iter()
-                .skip(1)
+                .skip(cold)
                 .for_each(|seconds| take(2, seconds));
         }
     }

@@ -37,6 +37,7 @@ pub(crate) mod simd_math;
 pub(crate) mod softmax;
 pub(crate) mod strided;
 pub(crate) mod swiglu;
+mod team;
 pub(crate) mod writes;
 
 pub(crate) use parallel::{BLOCK, Shared, blocks, for_blocks, for_parts, for_tasks};

@@ -1,24 +1,21 @@
 //! The one parallel loop, and the memory that its tasks write.
 //!
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
-//! Nothing else knows the thread pool: the machinery of a parallel loop is large, and here it is
-//! compiled once and not once a kernel.
+//! Nothing else but [`team`] knows the thread pool: the machinery of a parallel loop is large, and
+//! here it is compiled once and not once a kernel.
 
 use std::marker::PhantomData;
 
-use rayon::prelude::*;
+use super::team;
 
 /// Elements that one task of an elementwise kernel handles; fewer than this are not worth a second
 /// thread.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
-/// Calls `task` with each of `0..count`, in parallel where there are several.
+/// Calls `task` with each of `0..count`, in parallel where there are several. One loop is shared at
+/// a time: those inside of it are not.
 pub(crate) fn for_tasks(count: usize, task: &(dyn Fn(usize) + Sync)) {
-    match count {
-        0 => {}
-        1 => task(0),
-        _ => (0..count).into_par_iter().with_max_len(1).for_each(task),
-    }
+    team::share(count, task);
 }
 
 /// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel where there

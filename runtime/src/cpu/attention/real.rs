@@ -8,6 +8,7 @@ use half::bf16;
 use pulp::Simd;
 
 use crate::cpu::simd_math;
+use crate::dtype::Float;
 
 /// A dtype of queries, keys and values.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
@@ -54,12 +55,12 @@ impl Element for bf16 {
 
     #[inline(always)]
     fn to_real(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
+        self.wide()
     }
 
     #[inline(always)]
     fn from_real(real: f32) -> Self {
-        bf16::from_f32(real)
+        bf16::narrow(real)
     }
 }
 

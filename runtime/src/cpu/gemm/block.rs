@@ -39,9 +39,12 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
     }
 }
 
-/// Bytes along k of a slab: with this a panel of A (8 or 32 rows), which is read again for each
-/// panel of B, stays in the first-level cache, and the slabs of both operands in the second.
+/// Bytes along k of a slab: with this a panel of B (48 columns), which is read again for each panel
+/// of A (8 or 32 rows), stays in the second-level cache and half of a short one in the first.
 const SLAB_BYTES: usize = 2048;
+
+/// Most columns of a kernel's tile.
+const MAX_TILE_COLS: usize = 64;
 
 /// Most rows and columns of a block; the larger, the less often operands are packed again.
 const MAX_EXTENT: usize = 528;
@@ -77,11 +80,15 @@ pub(super) fn multiply_all<'a, K, C>(
     }
 
     let grid = Grid::for_threads(kernel, || (0..count).map(problem));
-    for_tasks(count, &|index| {
-        let problem = problem(index);
-        for_tasks(grid.blocks(&problem), &|i| {
-            grid.multiply(kernel, &problem, i, update);
-        });
+    let mut ends = Vec::with_capacity(count);
+    for index in 0..count {
+        let before = ends.last().copied().unwrap_or(0);
+        ends.push(before + grid.blocks(&problem(index)));
+    }
+    for_tasks(ends.last().copied().unwrap_or(0), &|task| {
+        let index = ends.partition_point(|end| *end <= task);
+        let first = index.checked_sub(1).map_or(0, |before| ends[before]);
+        grid.multiply(kernel, &problem(index), task - first, update);
     });
 }
 
@@ -192,7 +199,7 @@ struct Buffers {
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
         a: buffer(SLAB_BUFFER_BYTES),
-        b: buffer(SLAB_BUFFER_BYTES),
+        b: buffer(MAX_TILE_COLS * SLAB_BYTES),
         sums: buffer(SUM_BUFFER_BYTES),
     });
 }
@@ -245,7 +252,7 @@ fn multiply_slabs<K, C>(
     block: Problem<'_, K::Input, C>,
     update: Update,
     a_panels: &mut [K::Packed],
-    b_panels: &mut [K::Packed],
+    b_panel: &mut [K::Packed],
     sums: &mut [K::Sum],
 ) where
     K: Kernel,
@@ -255,7 +262,6 @@ fn multiply_slabs<K, C>(
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
     let slab_depth = SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT;
-    let one_tile_down = c.rows() <= tile.rows;
 
     for slab in (0..depth).step_by(slab_depth) {
         let live_depth = slab_depth.min(depth - slab);
@@ -276,42 +282,33 @@ fn multiply_slabs<K, C>(
         // With a single slab one tile of sums serves all, and stays in the first-level cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
-        for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
-            let a_rows = match unpacked {
-                Some(Rows { units, stride }) => Rows {
-                    units: &units[row * stride..],
-                    stride,
-                },
-                None => Rows {
-                    units: &a_panels[panel * a_len..][..a_len],
-                    stride: units,
-                },
-            };
-            for (b_index, col) in (0..c.cols()).step_by(tile.cols).enumerate() {
+        for col in (0..c.cols()).step_by(tile.cols) {
+            let cols = tile.cols.min(c.cols() - col);
+            let b_panel = &mut b_panel[..b_len];
+            kernel.pack_b(b_t.part([col, slab], [cols, live_depth]), b_panel);
+
+            for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
+                let a_rows = match unpacked {
+                    Some(Rows { units, stride }) => Rows {
+                        units: &units[row * stride..],
+                        stride,
+                    },
+                    None => Rows {
+                        units: &a_panels[panel * a_len..][..a_len],
+                        stride: units,
+                    },
+                };
                 let live = Tile {
                     rows: tile.rows.min(c.rows() - row),
-                    cols: tile.cols.min(c.cols() - col),
+                    cols,
                 };
-
-                // The first rows pack what the others read again. Where there are no others, one
-                // panel serves all columns, and B passes through the caches once.
-                let place = if one_tile_down { 0 } else { b_index * b_len };
-                let b_panel = &mut b_panels[place..][..b_len];
-                if row == 0 {
-                    kernel.pack_b(b_t.part([col, slab], [live.cols, live_depth]), b_panel);
-                }
-
                 let sums = &mut sums[next_sums..][..tile.len()];
                 next_sums += sum_stride;
 
                 kernel.multiply(a_rows, b_panel, live, start, sums);
                 if is_last {
-                    store(
-                        c.part([row, col], [live.rows, live.cols]),
-                        sums,
-                        tile,
-                        update,
-                    );
+                    let c = c.part([row, col], [live.rows, live.cols]);
+                    store(c, sums, tile, update);
                 }
             }
         }

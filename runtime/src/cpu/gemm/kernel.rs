@@ -4,6 +4,7 @@ use bytemuck::Pod;
 use half::bf16;
 
 use super::MatrixRef;
+use crate::dtype::Float;
 
 /// The extents of the tile of C that a micro-kernel keeps in registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,28 +141,11 @@ impl Output<f64> for f64 {
 impl Output<f32> for bf16 {
     #[inline(always)]
     fn replace(sum: f32) -> Self {
-        round_to_bf16(sum)
+        bf16::narrow(sum)
     }
 
     #[inline(always)]
     fn add(self, sum: f32) -> Self {
-        round_to_bf16(widen(self) + sum)
+        bf16::narrow(self.wide() + sum)
     }
-}
-
-/// bf16 is the upper half of an f32.
-#[inline(always)]
-pub(super) fn widen(value: bf16) -> f32 {
-    f32::from_bits(u32::from(value.to_bits()) << 16)
-}
-
-/// Round to nearest, ties to even, as `bf16::from_f32`, but without branches so that loops over it
-/// become vector code.
-#[inline(always)]
-fn round_to_bf16(value: f32) -> bf16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let quiet_nan = (bits >> 16) | 0x0040;
-
-    bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
 }

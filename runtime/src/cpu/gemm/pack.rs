@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use half::bf16;
 
 use super::MatrixRef;
-use super::kernel::widen;
+use crate::dtype::Float;
 
 /// Units along either side of a block: one 64-byte vector of 4-byte units.
 pub(super) const BLOCK: usize = 16;
@@ -83,7 +83,7 @@ impl Unit<bf16> for f32 {
 
     #[inline(always)]
     fn join(first: bf16, _: bf16) -> Self {
-        widen(first)
+        first.wide()
     }
 
     #[inline(always)]
