@@ -84,6 +84,7 @@ fn help() {
         &["check", "--help"],
         &["bench", "--help"],
         &["bench", "cpu", "--help"],
+        &["bench", "growth", "--help"],
         &["bench", "gpu", "--help"],
         &["bench", "gpu", "train", "--help"],
     ];

@@ -6,8 +6,10 @@
 
 mod beside;
 mod dump;
+mod growth;
 mod jobs;
 mod measure;
+mod ours;
 mod peak;
 mod peer;
 mod shapes;
@@ -29,6 +31,8 @@ pub(crate) struct BenchArguments {
 enum Bench {
     /// Time the ops of the CPU at the shapes of a small model, beside a copy, an FMA loop and torch.
     Cpu(time::TimeCpu),
+    /// Time the training of a small model that grows, one extent after the other.
+    Growth(growth::Growth),
     /// The kernels of a GPU: how long they take, how fast models train, what they compute.
     Gpu(GpuArguments),
 }
@@ -52,6 +56,10 @@ pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<
     let gpu = match &arguments.bench {
         Bench::Cpu(time) => {
             time.run(cpu)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Growth(growth) => {
+            growth.run(cpu)?;
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Gpu(gpu) => gpu,

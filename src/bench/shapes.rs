@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::DType;
 use serde::Deserialize;
 
@@ -162,6 +163,13 @@ impl Shapes {
             );
         }
         Ok(())
+    }
+}
+
+impl Train {
+    pub(crate) fn config(&self) -> anyhow::Result<Qwen3Config> {
+        let text = serde_json::to_string(&self.model)?;
+        Qwen3Config::from_json(&text).with_context(|| format!("the model of `{}`", self.what))
     }
 }
 

@@ -5,14 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Balancing, Compute};
 use meshgrad::prelude::*;
-use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::optimizer::Optimizer;
 use serde_json::{Value, json};
 
 use super::beside::{beside, torch_name};
-use super::measure::{Options, Spread, finish, seconds};
+use super::measure::{Options, Spread, finish};
+use super::ours::{LEARNING_RATE, Ours};
 use super::peer::{Peer, PeerOptions, numbers};
 use super::shapes::{self, Section, Shapes};
 use crate::device::OnGpu;
@@ -39,8 +37,6 @@ pub(crate) struct Train {
     #[arg(long, default_value_t = 989.5)]
     peak_tflops: f64,
 }
-
-const LEARNING_RATE: f64 = 1e-4;
 
 /// Steps before any that count: kernels are loaded, compiled, and memory is taken.
 const WARM_UP: usize = 2;
@@ -149,7 +145,7 @@ impl Train {
         device: &Device,
         findings: &mut Findings,
     ) -> anyhow::Result<()> {
-        let config = config(train)?;
+        let config = train.config()?;
         let mut contestants = Vec::new();
         for &who in who {
             match self.trainer(who, train, &config, device, findings) {
@@ -191,7 +187,8 @@ impl Train {
         findings: &mut Findings,
     ) -> anyhow::Result<Option<Box<dyn Trainer>>> {
         if who == Who::Meshgrad {
-            let mut ours = Ours::new(config, train, device)?;
+            let shape = [train.batch, train.tokens];
+            let mut ours = Ours::new(config, shape, DType::BF16, device)?;
             ours.turn(WARM_UP)?;
             return Ok(Some(Box::new(ours)));
         }
@@ -239,11 +236,6 @@ impl Train {
     }
 }
 
-fn config(train: &shapes::Train) -> anyhow::Result<Qwen3Config> {
-    let text = serde_json::to_string(&train.model)?;
-    Qwen3Config::from_json(&text).with_context(|| format!("the model of `{}`", train.what))
-}
-
 /// Floating-point operations a token of a step, without any that are done twice (Chowdhery et al.
 /// 2022, PaLM, appendix B): 6 for each parameter that the token is multiplied with, and 12 L H Q T
 /// for attention, of which a causal mask leaves half. H heads of Q features, T tokens in a row.
@@ -282,68 +274,12 @@ impl Trainer for Torch {
     }
 }
 
-struct Ours {
-    device: Device,
-    model: Qwen3,
-    optimizer: Optimizer,
-    grads: Grads,
-    ids: Tensor,
-    step: u64,
-}
-
-impl Ours {
-    fn new(config: &Qwen3Config, train: &shapes::Train, device: &Device) -> anyhow::Result<Ours> {
-        let model = Qwen3::materialized(config, device, 1)?;
-        let (optimizer, grads) = Optimizer::new(&model, device, &OptimizerConfig::default())?;
-        let (shape, vocabulary) = ([train.batch, train.tokens], config.vocab_size);
-        let ids: Vec<i64> = (0..shape[0] * shape[1])
-            .map(|at| ((at * 7919 + at / 3) % vocabulary) as i64)
-            .collect();
-        Ok(Ours {
-            device: device.clone(),
-            model,
-            optimizer,
-            grads,
-            ids: Tensor::from_slice(device, &shape, &ids)?,
-            step: 0,
-        })
-    }
-
-    fn step(&mut self) -> anyhow::Result<()> {
-        self.step += 1;
-        let compute = Compute {
-            dtype: DType::BF16,
-            checkpointing: false,
-        };
-        let ids = &self.ids;
-        let (loss, tape) = Tape::record(|| {
-            let loss = self.model.loss(ids, ids, compute, Balancing::default());
-            Ok(loss)
-        })?;
-        let loss = loss?;
-        let one = values::full(&self.device, &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], &mut self.grads)?;
-        let (grads, weight) = (&mut self.grads, &loss.weight);
-        self.optimizer
-            .step(grads, weight, self.step, LEARNING_RATE)?;
-        Ok(())
-    }
-}
-
 impl Trainer for Ours {
     fn turn(&mut self, steps: usize) -> anyhow::Result<f64> {
-        self.device.synchronize()?;
-        let (seconds, done) = seconds(|| -> anyhow::Result<()> {
-            for _ in 0..steps {
-                self.step()?;
-            }
-            Ok(self.device.synchronize()?)
-        });
-        done?;
-        Ok(seconds / steps as f64)
+        Ours::turn(self, steps)
     }
 
     fn peak(&self) -> Value {
-        json!(self.device.memory().peak)
+        json!(Ours::peak(self))
     }
 }

@@ -1,0 +1,264 @@
+//! How the rate of training grows and falls: with rows a step, tokens a row, experts, layers, and
+//! with ranks in place of threads.
+
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::{fs, thread};
+
+use anyhow::{Context, anyhow};
+use meshgrad::prelude::*;
+use plotters::prelude::*;
+use serde_json::{Value, json};
+
+use super::measure::{Options, Spread, finish};
+use super::ours::Ours;
+use super::shapes::{Section, Shapes, Train};
+
+/// Time the training of a small model that grows, one extent after the other.
+#[derive(clap::Args)]
+pub(crate) struct Growth {
+    #[command(flatten)]
+    options: Options,
+    /// Also draw the rates, as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Turns of each size.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of a turn, about.
+    #[arg(long, default_value_t = 0.5)]
+    turn: f64,
+}
+
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+/// An extent, and how a model gets it.
+struct Extent {
+    name: &'static str,
+    sizes: &'static [usize],
+    grow: fn(&mut Train, usize),
+}
+
+const EXTENTS: [Extent; 4] = [
+    Extent {
+        name: "rows of 256 tokens a step",
+        sizes: &[1, 2, 4, 8, 16, 32],
+        grow: |train, size| train.batch = size,
+    },
+    Extent {
+        name: "tokens a row, 2,048 a step",
+        sizes: &[64, 128, 256, 512, 1024, 2048],
+        grow: |train, size| (train.batch, train.tokens) = (2048 / size, size),
+    },
+    Extent {
+        name: "experts, 2 a token",
+        sizes: &[2, 4, 8, 16, 32, 64],
+        grow: |train, size| set(train, "num_experts", size),
+    },
+    Extent {
+        name: "layers",
+        sizes: &[1, 2, 4, 8, 16],
+        grow: |train, size| set(train, "num_hidden_layers", size),
+    },
+];
+
+fn set(train: &mut Train, key: &str, size: usize) {
+    train.model.insert(key.into(), (size as i64).into());
+}
+
+/// Tokens a second at a size.
+struct Point {
+    size: usize,
+    dtype: DType,
+    rate: Spread,
+}
+
+impl Growth {
+    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
+        let smoke = self.options.smoke;
+        let section = if smoke { Section::Smoke } else { Section::Cpu };
+        let shapes = Shapes::read(None, section)?;
+        let train = shapes.train.first().context("there is no model to train")?;
+        println!("{}, tokens a second: medians (least - most)", train.what);
+
+        let mut extents = Vec::new();
+        for extent in &EXTENTS {
+            println!("\n| {} | f32 | bf16 |\n|---|---|---|", extent.name);
+            let sizes = if smoke {
+                &extent.sizes[..1]
+            } else {
+                extent.sizes
+            };
+            let mut points = Vec::new();
+            for &size in sizes {
+                let mut grown = train.clone();
+                (extent.grow)(&mut grown, size);
+                for dtype in DTYPES {
+                    let rate = self.rate(&grown, dtype, cpu)?;
+                    points.push(Point { size, dtype, rate });
+                }
+                let [f32, bf16] = points.last_chunk().context("two dtypes")?;
+                println!("| {size} | {} | {} |", f32.rate, bf16.rate);
+            }
+            extents.push((extent.name, points));
+        }
+        let ranks = self.ranks(train, cpu)?;
+        if let Some(path) = &self.plot {
+            draw(path, &train.what, &extents)?;
+        }
+        let of_extent = |(name, points): &(&str, Vec<Point>)| {
+            let points = points.iter().map(|point| {
+                let dtype = point.dtype.name();
+                json!({"size": point.size, "dtype": dtype, "tokens_per_s": point.rate.json()})
+            });
+            json!({"extent": name, "points": points.collect::<Vec<_>>()})
+        };
+        let report = json!({
+            "bench": "growth", "model": train.what, "rounds": self.rounds,
+            "extents": extents.iter().map(of_extent).collect::<Vec<_>>(), "ranks": ranks,
+        });
+        finish(&self.options, report, Value::Null)
+    }
+
+    /// Tokens a second of a model that trains alone.
+    fn rate(&self, train: &Train, dtype: DType, device: &Device) -> anyhow::Result<Spread> {
+        let tokens = (train.batch * train.tokens) as f64;
+        let shape = [train.batch, train.tokens];
+        let mut ours = Ours::new(&train.config()?, shape, dtype, device)?;
+        ours.turn(1)?;
+        let steps = self.steps(ours.turn(1)?);
+        let turns = (0..self.rounds()).map(|_| Ok(tokens / ours.turn(steps)?));
+        Ok(Spread::of(&turns.collect::<anyhow::Result<Vec<f64>>>()?))
+    }
+
+    fn rounds(&self) -> usize {
+        if self.options.smoke {
+            1
+        } else {
+            self.rounds.max(1)
+        }
+    }
+
+    /// Steps of a turn, if one takes so many seconds.
+    fn steps(&self, seconds: f64) -> usize {
+        match self.options.smoke {
+            true => 1,
+            false => (self.turn / seconds).ceil().clamp(1.0, 1000.0) as usize,
+        }
+    }
+
+    /// One rank with all threads beside as many ranks as threads, each with its part of the rows.
+    /// They exchange no gradients: what is told is what sharing the machine costs.
+    fn ranks(&self, train: &Train, cpu: &Device) -> anyhow::Result<Value> {
+        let ranks = cpu.properties().threads.max(1);
+        println!("\n| ranks x threads | f32 | bf16 |\n|---|---|---|");
+        let mut rows = Vec::new();
+        for (count, threads) in [(1, ranks), (ranks, 1)] {
+            let mut part = train.clone();
+            part.batch = train.batch.div_ceil(count);
+            let mut rates = Vec::new();
+            for dtype in DTYPES {
+                rates.push(self.side_by_side(&part, dtype, count, threads)?);
+            }
+            println!("| {count} x {threads} | {} | {} |", rates[0], rates[1]);
+            rows.push(json!({
+                "ranks": count, "threads": threads, "rows_a_rank": part.batch,
+                "tokens_per_s": {"f32": rates[0].json(), "bf16": rates[1].json()},
+            }));
+        }
+        Ok(json!(rows))
+    }
+
+    /// Tokens a second of some ranks together, which begin each turn at once.
+    fn side_by_side(
+        &self,
+        train: &Train,
+        dtype: DType,
+        ranks: usize,
+        threads: usize,
+    ) -> anyhow::Result<Spread> {
+        let barrier = Barrier::new(ranks);
+        let config = train.config()?;
+        let shape = [train.batch, train.tokens];
+        let rank = |device: &Device| -> anyhow::Result<Vec<f64>> {
+            let begun = Ours::new(&config, shape, dtype, device);
+            let mut ours = begun.and_then(|mut ours| ours.turn(1).map(|_| ours));
+            let mut turns = Vec::new();
+            for _ in 0..self.rounds() {
+                // Who has failed comes too, or the others wait for ever.
+                barrier.wait();
+                let turn = ours.as_mut().map(|ours| ours.turn(STEPS_OF_RANKS));
+                turns.extend(turn.ok());
+            }
+            ours.and_then(|_| turns.into_iter().collect())
+        };
+        let devices = (0..ranks).map(|_| Device::cpu_with_threads(threads));
+        let devices = devices.collect::<Result<Vec<_>, _>>()?;
+        let turns = thread::scope(|scope| {
+            let rank = &rank;
+            let begin = |device: &'_ Device| {
+                let device = device.clone();
+                scope.spawn(move || device.run(|| rank(&device)))
+            };
+            let running: Vec<_> = devices.iter().map(begin).collect();
+            let joined = running.into_iter().map(|running| {
+                let joined = running.join();
+                joined.unwrap_or_else(|_| Err(anyhow!("a rank panicked")))
+            });
+            joined.collect::<anyhow::Result<Vec<_>>>()
+        })?;
+        let tokens = (ranks * train.batch * train.tokens) as f64;
+        let rates = (0..self.rounds()).map(|round| {
+            let slowest = turns.iter().map(|turns| turns[round]);
+            tokens / slowest.fold(0.0, f64::max)
+        });
+        Ok(Spread::of(&rates.collect::<Vec<_>>()))
+    }
+}
+
+/// Steps of a turn of ranks side by side, all of which do as many.
+const STEPS_OF_RANKS: usize = 4;
+
+/// A panel for each extent: tokens a second over its sizes, which double.
+fn draw(path: &Path, model: &str, extents: &[(&str, Vec<Point>)]) -> anyhow::Result<()> {
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, (960, 720)).into_drawing_area();
+    draw_panels(&area, model, extents).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    drop(area);
+    fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))
+}
+
+type Area<'s> = DrawingArea<SVGBackend<'s>, plotters::coord::Shift>;
+
+fn draw_panels(
+    area: &Area<'_>,
+    model: &str,
+    extents: &[(&str, Vec<Point>)],
+) -> Result<(), Box<dyn std::error::Error>> {
+    area.fill(&WHITE)?;
+    let title = format!("{model}: tokens a second, f32 (blue) and bf16 (red)");
+    let area = area.titled(&title, ("sans-serif", 20))?;
+    for (panel, (name, points)) in area.split_evenly((2, 2)).iter().zip(extents) {
+        let sizes = || points.iter().map(|point| point.size as f64);
+        let first = sizes().fold(f64::INFINITY, f64::min);
+        let last = sizes().fold(first * 1.01, f64::max);
+        let most = points
+            .iter()
+            .map(|point| point.rate.max)
+            .fold(1.0, f64::max);
+        let mut chart = ChartBuilder::on(panel)
+            .caption(name, ("sans-serif", 16))
+            .margin(10)
+            .x_label_area_size(30)
+            .y_label_area_size(60)
+            .build_cartesian_2d((first..last).log_scale().base(2.0), 0.0..1.05 * most)?;
+        chart.configure_mesh().draw()?;
+        for (dtype, colour) in DTYPES.into_iter().zip([&BLUE, &RED]) {
+            let of_dtype = points.iter().filter(|point| point.dtype == dtype);
+            let curve = of_dtype.map(|point| (point.size as f64, point.rate.median));
+            chart.draw_series(LineSeries::new(curve, colour.stroke_width(2)).point_size(3))?;
+        }
+    }
+    area.present()?;
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! A model of ours in training, of which turns are timed.
+
+use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::{Balancing, Compute};
+use meshgrad::prelude::*;
+use meshgrad::train::config::OptimizerConfig;
+use meshgrad::train::optimizer::Optimizer;
+
+use super::measure::seconds;
+
+pub(crate) const LEARNING_RATE: f64 = 1e-4;
+
+pub(crate) struct Ours {
+    device: Device,
+    model: Qwen3,
+    optimizer: Optimizer,
+    grads: Grads,
+    ids: Tensor,
+    dtype: DType,
+    step: u64,
+}
+
+impl Ours {
+    /// A model with random weights that computes in `dtype`; `shape` is rows and their tokens.
+    pub(crate) fn new(
+        config: &Qwen3Config,
+        shape: [usize; 2],
+        dtype: DType,
+        device: &Device,
+    ) -> anyhow::Result<Ours> {
+        let model = Qwen3::materialized(config, device, 1)?;
+        let (optimizer, grads) = Optimizer::new(&model, device, &OptimizerConfig::default())?;
+        let vocabulary = config.vocab_size;
+        let ids: Vec<i64> = (0..shape[0] * shape[1])
+            .map(|at| ((at * 7919 + at / 3) % vocabulary) as i64)
+            .collect();
+        Ok(Ours {
+            device: device.clone(),
+            model,
+            optimizer,
+            grads,
+            ids: Tensor::from_slice(device, &shape, &ids)?,
+            dtype,
+            step: 0,
+        })
+    }
+
+    fn step(&mut self) -> anyhow::Result<()> {
+        self.step += 1;
+        let compute = Compute {
+            dtype: self.dtype,
+            checkpointing: false,
+        };
+        let ids = &self.ids;
+        let (loss, tape) = Tape::record(|| {
+            let loss = self.model.loss(ids, ids, compute, Balancing::default());
+            Ok(loss)
+        })?;
+        let loss = loss?;
+        let one = values::full(&self.device, &[], DType::F32, 1.0)?;
+        tape.backward(&[(&loss.total, one)], &mut self.grads)?;
+        let (grads, weight) = (&mut self.grads, &loss.weight);
+        self.optimizer
+            .step(grads, weight, self.step, LEARNING_RATE)?;
+        Ok(())
+    }
+
+    /// Seconds of a step, the mean of some in a row.
+    pub(crate) fn turn(&mut self, steps: usize) -> anyhow::Result<f64> {
+        self.device.synchronize()?;
+        let (seconds, done) = seconds(|| -> anyhow::Result<()> {
+            for _ in 0..steps {
+                self.step()?;
+            }
+            Ok(self.device.synchronize()?)
+        });
+        done?;
+        Ok(seconds / steps as f64)
+    }
+
+    /// The most bytes of the device's memory so far.
+    pub(crate) fn peak(&self) -> usize {
+        self.device.memory().peak
+    }
+}
