@@ -248,11 +248,16 @@ fn draw_panels(
             .fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(panel)
             .caption(name, ("sans-serif", 16))
-            .margin(10)
+            .margin(20)
             .x_label_area_size(30)
             .y_label_area_size(60)
             .build_cartesian_2d((first..last).log_scale().base(2.0), 0.0..1.05 * most)?;
-        chart.configure_mesh().draw()?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_label_formatter(&|size| format!("{size:.0}"))
+            .y_label_formatter(&|rate| format!("{rate:.0}"))
+            .draw()?;
         for (dtype, colour) in DTYPES.into_iter().zip([&BLUE, &RED]) {
             let of_dtype = points.iter().filter(|point| point.dtype == dtype);
             let curve = of_dtype.map(|point| (point.size as f64, point.rate.median));
