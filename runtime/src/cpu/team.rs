@@ -11,7 +11,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,9 @@ const LINGER: Duration = Duration::from_micros(200);
 
 /// Looks at the clock, and leaves the core to others, after so many looks at the door.
 const LOOKS: u32 = 64;
+
+/// Loops without a helper that was asked, after which it is asked again.
+const PATIENCE: u32 = 8;
 
 /// The door's bits: how many helpers are inside, whether more may come in, and the loop's number.
 const INSIDE: u64 = OPEN - 1;
@@ -48,8 +51,10 @@ struct Member {
     next: AtomicUsize,
     /// Where its part ends.
     end: AtomicUsize,
-    /// Whether it was asked to help and has not yet given up.
-    awake: AtomicBool,
+    /// Whether it was asked to help and has not yet gone home.
+    asked: AtomicBool,
+    /// Loops without it since it was asked; 0 once it is here.
+    missed: AtomicU32,
 }
 
 // SAFETY: `task` is all that is not `Sync`. The caller writes it only while the door is shut and
@@ -109,17 +114,33 @@ impl Team {
         self.door.store(open, Ordering::Release);
         let opened = Opened(self);
 
-        for (at, member) in self.members.iter().enumerate().take(parts).skip(1) {
-            if !member.awake.swap(true, Ordering::Relaxed) {
-                let team = self.clone();
-                rayon::spawn(move || team.help(at));
-            }
+        for at in 1..parts {
+            self.ask(at);
         }
         self.work(0);
         drop(opened);
         let panic = self.first_panic().take();
         if let Some(panic) = panic {
             resume_unwind(panic);
+        }
+    }
+
+    /// Sees to it that a member helps, now or soon.
+    fn ask(self: &Arc<Team>, member: usize) {
+        let Member { asked, missed, .. } = &self.members[member];
+        if !asked.swap(true, Ordering::Relaxed) {
+            missed.store(1, Ordering::Relaxed);
+            let team = self.clone();
+            return rayon::spawn(move || team.help(member));
+        }
+        // Rayon may miss to wake a thread that is just falling asleep: it counts on the caller to
+        // run the job itself one day. A second job wakes one for sure, for the first is still there.
+        let loops = missed.load(Ordering::Relaxed);
+        if loops > 0 {
+            missed.store(loops.saturating_add(1), Ordering::Relaxed);
+            if loops >= PATIENCE && loops.is_power_of_two() {
+                rayon::spawn(|| ());
+            }
         }
     }
 
@@ -153,6 +174,7 @@ impl Team {
     /// What a helper does: it comes in to each loop once, and waits between.
     fn help(&self, member: usize) {
         let (mut until, mut looks, mut done) = (Instant::now() + LINGER, 0u32, 0);
+        self.members[member].missed.store(0, Ordering::Relaxed);
         loop {
             if let Some(number) = self.come_in(done) {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work(member))) {
@@ -167,7 +189,7 @@ impl Team {
                 continue;
             }
             if Instant::now() > until {
-                self.members[member].awake.store(false, Ordering::Relaxed);
+                self.members[member].asked.store(false, Ordering::Relaxed);
                 return;
             }
             thread::yield_now(); // there may be more threads than cores
@@ -275,6 +297,23 @@ mod tests {
             share(2, &|_| {
                 barrier.wait();
             });
+        });
+    }
+
+    /// Whatever the time between loops, before and after helpers have gone home: none is lost.
+    #[test]
+    fn helpers_come_back() {
+        on_threads(2, || {
+            let barrier = std::sync::Barrier::new(2);
+            for loops in 0..2000u32 {
+                let until = Instant::now() + LINGER * (loops % 50) / 25;
+                while Instant::now() < until {
+                    spin_loop();
+                }
+                share(2, &|_| {
+                    barrier.wait();
+                });
+            }
         });
     }
 
