@@ -30,6 +30,9 @@ pub(crate) struct Growth {
     turn: f64,
 }
 
+/// Steps of a turn of ranks side by side, all of which do as many.
+const STEPS_OF_RANKS: usize = 4;
+
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
 /// An extent, and how a model gets it.
@@ -215,9 +218,6 @@ impl Growth {
         Ok(Spread::of(&rates.collect::<Vec<_>>()))
     }
 }
-
-/// Steps of a turn of ranks side by side, all of which do as many.
-const STEPS_OF_RANKS: usize = 4;
 
 /// A panel for each extent: tokens a second over its sizes, which double.
 fn draw(path: &Path, model: &str, extents: &[(&str, Vec<Point>)]) -> anyhow::Result<()> {

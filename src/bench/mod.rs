@@ -53,23 +53,16 @@ enum GpuPart {
 
 /// Runs a bench. `cpu` is the device that is meant by that name.
 pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<ExitCode> {
-    let gpu = match &arguments.bench {
-        Bench::Cpu(time) => {
-            time.run(cpu)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Bench::Growth(growth) => {
-            growth.run(cpu)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Bench::Gpu(gpu) => gpu,
-    };
-    match &gpu.part {
-        GpuPart::Time(time) => time.run(cpu)?,
-        GpuPart::Train(train) => train.run(cpu)?,
-        GpuPart::Dump(dump) => dump.run(cpu)?,
-        // Results that differ are an answer.
-        GpuPart::Compare(compare) => return compare.run(),
+    match &arguments.bench {
+        Bench::Cpu(time) => time.run(cpu)?,
+        Bench::Growth(growth) => growth.run(cpu)?,
+        Bench::Gpu(gpu) => match &gpu.part {
+            GpuPart::Time(time) => time.run(cpu)?,
+            GpuPart::Train(train) => train.run(cpu)?,
+            GpuPart::Dump(dump) => dump.run(cpu)?,
+            // Results that differ are an answer.
+            GpuPart::Compare(compare) => return compare.run(),
+        },
     }
     Ok(ExitCode::SUCCESS)
 }
