@@ -57,6 +57,9 @@ struct Time {
     /// Other shapes than those of benches/shapes.toml, written like them.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
+    /// Only the ops whose name or dtype contains this; may be given several times, and all must fit.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
     /// Seconds of a turn, about.
     #[arg(long, default_value_t = 0.05)]
     turn: f64,
@@ -94,6 +97,13 @@ impl Times {
 }
 
 impl Time {
+    fn wants(&self, job: &Job) -> bool {
+        let names = [job.name, job.dtype.name()];
+        self.only
+            .iter()
+            .all(|text| names.iter().any(|name| name.contains(text.as_str())))
+    }
+
     fn run(&self, device: Device, bench: &str, section: Section) -> anyhow::Result<()> {
         let section = if self.options.smoke {
             Section::Smoke
@@ -120,7 +130,11 @@ impl Time {
         );
         println!("|---|---|---|---|---|---|---|---|---|");
         let mut rows = vec![row(job, &bandwidth.title, &times, &bounds)];
-        for group in groups(&shapes) {
+        for mut group in groups(&shapes) {
+            group.jobs.retain(|job| self.wants(job));
+            if group.jobs.is_empty() {
+                continue;
+            }
             for (job, times) in contest.times(&group)? {
                 bounds.see(job, &times);
                 rows.push(row(job, &group.title, &times, &bounds));

@@ -13,7 +13,7 @@ use half::bf16;
 use pulp::x86::V4;
 
 use super::MatrixRef;
-use super::kernel::{Kernel, Rows, Start, Tile};
+use super::kernel::{Kernel, Order, Rows, Start, Tile};
 use super::pack::{pack_by_depth, pack_by_lane};
 use super::vector::Closure;
 
@@ -133,13 +133,16 @@ impl Kernel for AmxKernel {
     }
 
     #[inline(always)]
-    fn pack_a(self, rows: MatrixRef<'_, bf16>, panels: &mut [u32]) {
+    fn pack_a(self, rows: MatrixRef<'_, bf16>, panels: &mut [u32], stride: usize) -> Order {
         let units = rows.cols().next_multiple_of(Self::DEPTH_STEP) / Self::DEPTH_PER_UNIT;
-        let panels = panels.chunks_exact_mut(TILE * units);
+        let panels = panels
+            .chunks_mut(stride)
+            .map(|panel| &mut panel[..TILE * units]);
         for (panel, row) in panels.zip((0..rows.rows()).step_by(TILE)) {
             let live = TILE.min(rows.rows() - row);
             pack_by_lane(rows.part([row, 0], [live, rows.cols()]), TILE, panel);
         }
+        Order::Rows { stride: units }
     }
 
     #[inline(always)]

@@ -49,8 +49,15 @@ const MAX_TILE_COLS: usize = 64;
 /// Most rows and columns of a block; the larger, the less often operands are packed again.
 const MAX_EXTENT: usize = 528;
 
-const SLAB_BUFFER_BYTES: usize = MAX_EXTENT * SLAB_BYTES;
+/// Bytes between panels of A. Without, they would begin on the same lines of a cache, and many
+/// could not be written side by side.
+const PANEL_GAP: usize = 64;
+
+const A_BUFFER_BYTES: usize = MAX_EXTENT * (SLAB_BYTES + PANEL_GAP);
 const SUM_BUFFER_BYTES: usize = MAX_EXTENT * MAX_EXTENT * size_of::<f32>();
+
+/// To pack an element takes about as long as so many multiply-adds.
+const PACKING: usize = 10;
 
 /// Products of fewer multiply-adds in all are not worth waking another thread.
 const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
@@ -70,91 +77,83 @@ pub(super) fn multiply_all<'a, K, C>(
         .map(|i| problem(i).multiply_adds())
         .fold(0, usize::saturating_add);
 
-    if work < SERIAL_MULTIPLY_ADDS || rayon::current_num_threads() == 1 {
-        let grid = Grid::largest(kernel);
+    let threads = match work < SERIAL_MULTIPLY_ADDS {
+        true => 1,
+        false => rayon::current_num_threads(),
+    };
+    if threads == 1 {
         for index in 0..count {
             let problem = problem(index);
-            (0..grid.blocks(&problem)).for_each(|i| grid.multiply(kernel, &problem, i, update));
+            let cut = Cut::new(kernel, &problem, 1);
+            (0..cut.blocks()).for_each(|i| cut.multiply(kernel, &problem, i, update));
         }
         return;
     }
 
-    let grid = Grid::for_threads(kernel, || (0..count).map(problem));
+    let mut cuts = Vec::with_capacity(count);
     let mut ends = Vec::with_capacity(count);
     for index in 0..count {
+        let problem = problem(index);
+        let part = problem.multiply_adds() as f64 / work as f64;
+        let threads = (threads as f64 * part).ceil() as usize;
+        let cut = Cut::new(kernel, &problem, threads.max(1));
         let before = ends.last().copied().unwrap_or(0);
-        ends.push(before + grid.blocks(&problem(index)));
+        ends.push(before + cut.blocks());
+        cuts.push(cut);
     }
     for_tasks(ends.last().copied().unwrap_or(0), &|task| {
         let index = ends.partition_point(|end| *end <= task);
         let first = index.checked_sub(1).map_or(0, |before| ends[before]);
-        grid.multiply(kernel, &problem(index), task - first, update);
+        cuts[index].multiply(kernel, &problem(index), task - first, update);
     });
 }
 
-/// How C is cut into blocks. It decides who computes an element, never how.
+/// Into how many blocks C is cut. It decides who computes an element, never how.
 #[derive(Debug, Clone, Copy)]
-struct Grid {
-    tile: Tile,
-    /// Most rows and columns of a block, multiples of the tile's.
-    block: Tile,
+struct Cut {
+    down: usize,
+    across: usize,
 }
 
-impl Grid {
-    fn largest<K: Kernel>(kernel: K) -> Self {
+impl Cut {
+    /// The cut with which `threads` are done first.
+    fn new<K: Kernel, C: Copy>(
+        kernel: K,
+        problem: &Problem<'_, K::Input, C>,
+        threads: usize,
+    ) -> Self {
         let tile = kernel.tile();
-        let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
-        let block = Tile {
-            rows: most / tile.rows * tile.rows,
-            cols: most / tile.cols * tile.cols,
-        };
-
-        Self { tile, block }
-    }
-
-    /// The largest blocks that still give each thread one, but none smaller than a few tiles.
-    fn for_threads<'a, K, C, P>(kernel: K, problems: impl Fn() -> P) -> Self
-    where
-        K: Kernel,
-        C: Copy + 'a,
-        P: Iterator<Item = Problem<'a, K::Input, C>>,
-    {
-        let wanted = rayon::current_num_threads();
-        let mut grid = Self::largest(kernel);
-
-        while problems()
-            .map(|problem| grid.blocks(&problem))
-            .sum::<usize>()
-            < wanted
-        {
-            let Tile { rows, cols } = grid.block;
-            let (larger, step) = match rows >= cols {
-                true => (&mut grid.block.rows, grid.tile.rows),
-                false => (&mut grid.block.cols, grid.tile.cols),
-            };
-            if *larger <= 4 * step {
-                break;
-            }
-            *larger = (*larger / 2).next_multiple_of(step);
+        let (rows, cols) = (problem.c.rows(), problem.c.cols());
+        if rows == 0 || cols == 0 {
+            return Self { down: 0, across: 0 };
         }
-        grid
+
+        let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
+        let least_down = rows.div_ceil(most / tile.rows * tile.rows);
+        let least_across = cols.div_ceil(most / tile.cols * tile.cols);
+        let most_down = (least_down + threads).min(rows.div_ceil(tile.rows));
+        let most_across = cols.div_ceil(tile.cols);
+        let cuts = (least_down..=most_down).map(|down| {
+            let across = threads.div_ceil(down).min(most_across);
+            let across = across.max(least_across);
+            Self { down, across }
+        });
+        let time = |cut: &Self| {
+            let (_, rows) = share(rows, cut.down, 0, tile.rows);
+            let (_, cols) = share(cols, cut.across, 0, tile.cols);
+            let block = rows * cols.next_multiple_of(tile.cols) + PACKING * (rows + cols);
+            cut.blocks().div_ceil(threads) * block
+        };
+        cuts.min_by_key(time).unwrap_or(Self { down: 1, across: 1 })
     }
 
-    /// Blocks down and across, of about equal size.
-    fn counts<T: Copy, C: Copy>(&self, problem: &Problem<'_, T, C>) -> (usize, usize) {
-        let down = problem.c.rows().div_ceil(self.block.rows);
-        let across = problem.c.cols().div_ceil(self.block.cols);
-        (down, across)
-    }
-
-    fn blocks<T: Copy, C: Copy>(&self, problem: &Problem<'_, T, C>) -> usize {
-        let (down, across) = self.counts(problem);
-        down * across
+    fn blocks(self) -> usize {
+        self.down * self.across
     }
 
     /// Computes block `index` of a problem on this thread.
     fn multiply<K, C>(
-        &self,
+        self,
         kernel: K,
         problem: &Problem<'_, K::Input, C>,
         index: usize,
@@ -163,10 +162,10 @@ impl Grid {
         K: Kernel,
         C: Output<K::Sum>,
     {
-        let (down, across) = self.counts(problem);
-        let (first_row, rows) = share(problem.c.rows(), down, index / across, self.tile.rows);
-        let (first_col, cols) = share(problem.c.cols(), across, index % across, self.tile.cols);
-        let depth = problem.a.cols();
+        let (tile, depth) = (kernel.tile(), problem.a.cols());
+        let (down, across) = (index / self.across, index % self.across);
+        let (first_row, rows) = share(problem.c.rows(), self.down, down, tile.rows);
+        let (first_col, cols) = share(problem.c.cols(), self.across, across, tile.cols);
 
         let part = Problem {
             a: problem.a.part([first_row, 0], [rows, depth]),
@@ -198,7 +197,7 @@ struct Buffers {
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
-        a: buffer(SLAB_BUFFER_BYTES),
+        a: buffer(A_BUFFER_BYTES),
         b: buffer(MAX_TILE_COLS * SLAB_BYTES),
         sums: buffer(SUM_BUFFER_BYTES),
     });
@@ -274,11 +273,13 @@ fn multiply_slabs<K, C>(
         let is_last = slab + live_depth == depth;
 
         let (a_len, b_len) = (tile.rows * units, tile.cols * units);
+        let a_stride = a_len + PANEL_GAP / size_of::<K::Packed>();
         let a_slab = a.part([0, slab], [a.rows(), live_depth]);
         let unpacked = K::unpacked(a_slab);
-        if unpacked.is_none() {
-            kernel.pack_a(a_slab, a_panels);
-        }
+        let order = match unpacked {
+            Some(rows) => rows.order,
+            None => kernel.pack_a(a_slab, a_panels, a_stride),
+        };
         // With a single slab one tile of sums serves all, and stays in the first-level cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
@@ -287,15 +288,16 @@ fn multiply_slabs<K, C>(
             let b_panel = &mut b_panel[..b_len];
             kernel.pack_b(b_t.part([col, slab], [cols, live_depth]), b_panel);
 
+            let next_cols = tile.cols.min(c.cols() - col - cols);
+            let next_b = b_t.part([col + cols, slab], [next_cols, live_depth]);
+            let panels = c.rows().div_ceil(tile.rows);
             for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
+                next_b.prefetch(panel, panels);
                 let a_rows = match unpacked {
-                    Some(Rows { units, stride }) => Rows {
-                        units: &units[row * stride..],
-                        stride,
-                    },
+                    Some(rows) => rows.after(row),
                     None => Rows {
-                        units: &a_panels[panel * a_len..][..a_len],
-                        stride: units,
+                        units: &a_panels[panel * a_stride..][..a_len],
+                        order,
                     },
                 };
                 let live = Tile {

@@ -26,11 +26,34 @@ pub(super) enum Start {
     Resume,
 }
 
-/// Some rows of A: row i begins at `units[i * stride]`.
+/// In which order units of some rows of A lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Order {
+    /// Row i begins at `i * stride`.
+    Rows { stride: usize },
+    /// Unit p of the rows of a tile begins at `p * tile().rows`.
+    Depth,
+}
+
+/// Some rows of A.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'a, P> {
     pub(super) units: &'a [P],
-    pub(super) stride: usize,
+    pub(super) order: Order,
+}
+
+impl<P> Rows<'_, P> {
+    /// Without the first `rows`.
+    pub(super) fn after(self, rows: usize) -> Self {
+        let start = match self.order {
+            Order::Rows { stride } => rows * stride,
+            Order::Depth => rows,
+        };
+        Rows {
+            units: &self.units[start..],
+            ..self
+        }
+    }
 }
 
 /// A micro-kernel and the panels it reads. Its panels of A hold `tile().rows` rows, those of B
@@ -53,8 +76,14 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// `rows` of A where they are, if the kernel can read them there.
     fn unpacked(rows: MatrixRef<'_, Self::Input>) -> Option<Rows<'_, Self::Packed>>;
 
-    /// Packs [rows, depth] of A: one panel after the other.
-    fn pack_a(self, rows: MatrixRef<'_, Self::Input>, panels: &mut [Self::Packed]);
+    /// Packs [rows, depth] of A into panels that begin `stride` units apart, in the order that is
+    /// told.
+    fn pack_a(
+        self,
+        rows: MatrixRef<'_, Self::Input>,
+        panels: &mut [Self::Packed],
+        stride: usize,
+    ) -> Order;
 
     /// Packs [at most tile().cols, depth] of B transposed.
     fn pack_b(self, cols: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);

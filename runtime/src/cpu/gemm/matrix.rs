@@ -251,6 +251,37 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
             .then(|| (&self.data[start..], stride))
     }
 
+    /// Asks for share `index` of `count` of the elements, so that they are near when they are
+    /// read. Nothing happens where neither rows nor columns are contiguous.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, index: usize, count: usize) {
+        let by_rows = match self.rows_are_contiguous() {
+            true => *self,
+            false => self.transposed(),
+        };
+        let (rows, cols) = (by_rows.rows(), by_rows.cols());
+        if !by_rows.rows_are_contiguous() || cols == 0 {
+            return;
+        }
+        for row in rows * index / count..rows * (index + 1) / count {
+            by_rows.prefetch_row(row);
+        }
+    }
+
+    /// Asks for a row, if there is such a one. Rows must be contiguous.
+    #[inline(always)]
+    pub(super) fn prefetch_row(&self, row: usize) {
+        let cols = self.cols();
+        if row >= self.rows() || cols == 0 {
+            return;
+        }
+        let row = self.row(row, 0, cols);
+        for element in row.iter().step_by(CACHE_LINE / size_of::<T>()) {
+            prefetch(element);
+        }
+        prefetch(&row[cols - 1]);
+    }
+
     /// `len` elements of a row. Rows must be contiguous.
     #[inline(always)]
     pub(super) fn row(&self, row: usize, first: usize, len: usize) -> &'a [T] {
@@ -258,6 +289,22 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         let start = self.layout.index(row, first) as usize;
         &self.data[start..start + len]
     }
+}
+
+/// Bytes that come from memory together.
+const CACHE_LINE: usize = 64;
+
+/// Asks for the cache line of `element`.
+#[inline(always)]
+fn prefetch<T>(element: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(element).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = element;
 }
 
 /// A matrix to write, or a batch of them. No two of its elements are the same memory.

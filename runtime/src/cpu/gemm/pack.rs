@@ -13,6 +13,10 @@ use crate::dtype::Float;
 /// Units along either side of a block: one 64-byte vector of 4-byte units.
 pub(super) const BLOCK: usize = 16;
 
+/// Rows ahead of the one that is read are asked for: they lie too far apart for a processor to
+/// see them coming.
+const AHEAD: usize = 12;
+
 type Block<U> = [[U; BLOCK]; BLOCK];
 
 /// A unit made from `DEPTH` elements of type `T` that follow each other along k.
@@ -133,30 +137,46 @@ impl Unit<bf16> for u32 {
     }
 }
 
-/// Row i, in units, goes to `rows[i * units..]`, where `units` is how many a row has: what a
+/// Row i, in units, goes to `panel[i * units..]`, where `units` is how many a row has: what a
 /// micro-kernel reads that broadcasts units of single rows.
 #[inline(always)]
-pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, rows: &mut [U]) {
+pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut [U]) {
     let units = lanes.cols().div_ceil(U::DEPTH);
-    let mut block = Block::<U>::zeroed();
-    for (index, rows) in rows.chunks_mut(BLOCK * units).enumerate() {
-        let lane = index * BLOCK;
-        if lane >= lanes.rows() {
-            return;
-        }
-        for unit in (0..units).step_by(BLOCK) {
-            if lanes.rows_are_contiguous() {
-                read_contiguous_lanes(&lanes, lane, unit, &mut block);
-            } else {
-                for (unit, units) in (unit..).zip(&mut block) {
-                    *units = units_at_depth(&lanes, lane, unit);
-                }
-                U::transpose(&mut block);
+    for (lane, row) in (0..lanes.rows()).zip(panel.chunks_mut(units)) {
+        if !lanes.rows_are_contiguous() {
+            for (unit, to) in row.iter_mut().enumerate() {
+                *to = units_at_depth(&lanes, lane, unit)[0];
             }
+            continue;
+        }
 
-            let live = BLOCK.min(units - unit);
-            for (row, packed) in rows.chunks_exact_mut(units).zip(&block) {
-                copy_units(&mut row[unit..unit + live], packed);
+        for (first, to) in (0..units).step_by(BLOCK).zip(row.chunks_mut(BLOCK)) {
+            copy_units(to, &neighbours(&lanes, lane, first));
+        }
+    }
+}
+
+/// Unit p of lane i of a panel of `width` lanes goes to `p * width + i` there. Panels begin
+/// `stride` units apart; lanes must be neighbours in memory, and are read in one go.
+#[inline(always)]
+pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
+    lanes: MatrixRef<'_, T>,
+    width: usize,
+    panels: &mut [U],
+    stride: usize,
+) {
+    let by_depth = lanes.transposed();
+    for unit in 0..lanes.cols().div_ceil(U::DEPTH) {
+        for depth in unit * U::DEPTH..(unit + 1) * U::DEPTH {
+            by_depth.prefetch_row(depth + AHEAD);
+        }
+        for lane in (0..lanes.rows()).step_by(BLOCK) {
+            let units = units_at_depth(&lanes, lane, unit);
+            for (index, units) in units.chunks_exact(width).enumerate() {
+                let panel = lane / width + index;
+                if panel * width < lanes.rows() {
+                    panels[panel * stride + unit * width..][..width].copy_from_slice(units);
+                }
             }
         }
     }
@@ -173,9 +193,18 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
 ) {
     let by_depth = lanes.transposed();
     if U::DEPTH == 1 && by_depth.rows_are_contiguous() && lanes.rows() == width {
-        for (unit, row) in panel.chunks_exact_mut(width).enumerate() {
-            for (unit, element) in row.iter_mut().zip(by_depth.row(unit, 0, width)) {
-                *unit = U::join(*element, *element);
+        for (depth, row) in panel.chunks_exact_mut(width).enumerate() {
+            by_depth.prefetch_row(depth + AHEAD);
+            let elements = by_depth.row(depth, 0, width);
+            for (units, elements) in row.chunks_mut(BLOCK).zip(elements.chunks(BLOCK)) {
+                match <&[T; BLOCK]>::try_from(elements) {
+                    Ok(whole) => copy_units(units, &U::join_neighbours(whole)),
+                    Err(_) => {
+                        for (unit, element) in units.iter_mut().zip(elements) {
+                            *unit = U::join(*element, *element);
+                        }
+                    }
+                }
             }
         }
         return;
@@ -240,21 +269,33 @@ fn read_contiguous_lanes<T: Pod, U: Unit<T>>(
     first_unit: usize,
     block: &mut Block<U>,
 ) {
+    for (lane, units) in (first_lane..).zip(block) {
+        *units = match lane < lanes.rows() {
+            true => neighbours(lanes, lane, first_unit),
+            false => [U::zeroed(); BLOCK],
+        };
+    }
+}
+
+/// 16 units of a lane that is contiguous along k, zero outside of `lanes`.
+#[inline(always)]
+fn neighbours<T: Pod, U: Unit<T>>(
+    lanes: &MatrixRef<'_, T>,
+    lane: usize,
+    first_unit: usize,
+) -> [U; BLOCK] {
     let depth = first_unit * U::DEPTH;
     let whole = BLOCK * U::DEPTH;
     let live = whole.min(lanes.cols().saturating_sub(depth));
-
-    for (lane, units) in (first_lane..).zip(block) {
-        if lane >= lanes.rows() || live == 0 {
-            *units = [U::zeroed(); BLOCK];
-        } else if live == whole {
-            *units = U::join_neighbours(lanes.row(lane, depth, whole));
-        } else {
-            let mut padded = [T::zeroed(); 2 * BLOCK];
-            padded[..live].copy_from_slice(lanes.row(lane, depth, live));
-            *units = U::join_neighbours(&padded[..whole]);
-        }
+    if live == whole {
+        return U::join_neighbours(lanes.row(lane, depth, whole));
     }
+
+    let mut padded = [T::zeroed(); 2 * BLOCK];
+    if live > 0 {
+        padded[..live].copy_from_slice(lanes.row(lane, depth, live));
+    }
+    U::join_neighbours(&padded[..whole])
 }
 
 /// Unit `unit` of 16 lanes of any strides, zero outside of `lanes`; fast when neighbouring lanes

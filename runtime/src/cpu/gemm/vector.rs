@@ -11,8 +11,8 @@ use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::MatrixRef;
-use super::kernel::{Dispatch, Element, Kernel, Rows, Start, Tile, WithKernel};
-use super::pack::{Unit, pack_by_depth, pack_rows};
+use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Tile, WithKernel};
+use super::pack::{Unit, pack_by_depth, pack_panels_by_depth, pack_rows};
 
 /// A vector multiply-add and the types it works on.
 pub(super) trait Arithmetic: Copy + Send + Sync {
@@ -82,13 +82,32 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         let units = A::unpacked(elements).filter(|_| whole)?;
         Some(Rows {
             units,
-            stride: stride / A::Packed::DEPTH,
+            order: Order::Rows {
+                stride: stride / A::Packed::DEPTH,
+            },
         })
     }
 
     #[inline(always)]
-    fn pack_a(self, rows: MatrixRef<'_, A::Input>, panels: &mut [A::Packed]) {
-        pack_rows(rows, panels);
+    fn pack_a(
+        self,
+        rows: MatrixRef<'_, A::Input>,
+        panels: &mut [A::Packed],
+        stride: usize,
+    ) -> Order {
+        if rows.transposed().rows_are_contiguous() {
+            pack_panels_by_depth(rows, Self::ROWS, panels, stride);
+            return Order::Depth;
+        }
+
+        let firsts = (0..rows.rows()).step_by(Self::ROWS);
+        for (first, panel) in firsts.zip(panels.chunks_mut(stride)) {
+            let live = Self::ROWS.min(rows.rows() - first);
+            pack_rows(rows.part([first, 0], [live, rows.cols()]), panel);
+        }
+        Order::Rows {
+            stride: rows.cols().div_ceil(A::Packed::DEPTH),
+        }
     }
 
     #[inline(always)]
@@ -109,22 +128,23 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         // and by vectors.
         if A::REGISTERS >= 32 {
             match live.rows {
-                5.. => multiply_rows::<A, 8>(self.0, a, b, live, start, sums),
-                2.. => multiply_rows::<A, 4>(self.0, a, b, live, start, sums),
-                _ => multiply_rows::<A, 1>(self.0, a, b, live, start, sums),
+                5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 4, 8>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1, 8>(self.0, a, b, live, start, sums),
             }
         } else {
             match live.rows {
-                2.. => multiply_rows::<A, 4>(self.0, a, b, live, start, sums),
-                _ => multiply_rows::<A, 1>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 4, 4>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1, 4>(self.0, a, b, live, start, sums),
             }
         }
     }
 }
 
-/// Computes the first `ROWS` rows of a tile; in place of those that are not there, the last.
+/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile; in place of those that are not
+/// there, the last or zeros.
 #[inline(always)]
-fn multiply_rows<A: Arithmetic, const ROWS: usize>(
+fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
     math: A,
     a: Rows<'_, A::Packed>,
     b: &[A::Packed],
@@ -134,23 +154,59 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize>(
 ) {
     let (b, _) = math.units(b).as_chunks::<ACROSS>();
     let (tile, _) = math.sums(tile).as_chunks_mut::<ACROSS>();
-    let a: [&[A::Packed]; ROWS] = std::array::from_fn(
-        #[inline(always)]
-        |i| &a.units[i.min(live.rows - 1) * a.stride..][..b.len()],
-    );
-
-    match live.cols.div_ceil(A::LANES) {
-        3.. => multiply_vectors::<A, ROWS, 3>(math, a, b, start, tile),
-        2 => multiply_vectors::<A, ROWS, 2>(math, a, b, start, tile),
-        _ => multiply_vectors::<A, ROWS, 1>(math, a, b, start, tile),
+    match a.order {
+        Order::Rows { stride } => {
+            let rows: [&[A::Packed]; ROWS] = std::array::from_fn(
+                #[inline(always)]
+                |i| &a.units[i.min(live.rows - 1) * stride..][..b.len()],
+            );
+            multiply_columns::<A, ROWS>(
+                math,
+                #[inline(always)]
+                |i, p| rows[i][p],
+                b,
+                live,
+                start,
+                tile,
+            );
+        }
+        Order::Depth => {
+            let depths = &a.units.as_chunks::<TILE_ROWS>().0[..b.len()];
+            multiply_columns::<A, ROWS>(
+                math,
+                #[inline(always)]
+                |i, p| depths[p][i],
+                b,
+                live,
+                start,
+                tile,
+            );
+        }
     }
 }
 
-/// Computes `ROWS` rows by `COLS` vectors, the upper left part of a tile.
+#[inline(always)]
+fn multiply_columns<A: Arithmetic, const ROWS: usize>(
+    math: A,
+    unit: impl Fn(usize, usize) -> A::Packed,
+    b: &[[A::Units; ACROSS]],
+    live: Tile,
+    start: Start,
+    tile: &mut [[A::Sums; ACROSS]],
+) {
+    match live.cols.div_ceil(A::LANES) {
+        3.. => multiply_vectors::<A, ROWS, 3>(math, unit, b, start, tile),
+        2 => multiply_vectors::<A, ROWS, 2>(math, unit, b, start, tile),
+        _ => multiply_vectors::<A, ROWS, 1>(math, unit, b, start, tile),
+    }
+}
+
+/// Computes `ROWS` rows by `COLS` vectors, the upper left part of a tile. `unit(i, p)` is unit p of
+/// row i of A.
 #[inline(always)]
 fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize>(
     math: A,
-    a: [&[A::Packed]; ROWS],
+    unit: impl Fn(usize, usize) -> A::Packed,
     b: &[[A::Units; ACROSS]],
     start: Start,
     tile: &mut [[A::Sums; ACROSS]],
@@ -164,10 +220,10 @@ fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize>(
     }
 
     for (p, cols) in b.iter().enumerate() {
-        for i in 0..ROWS {
-            let row = math.broadcast(a[i][p]);
-            for j in 0..COLS {
-                sums[i][j] = math.multiply_add(row, cols[j], sums[i][j]);
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let row = math.broadcast(unit(i, p));
+            for (sum, &col) in sums.iter_mut().zip(cols) {
+                *sum = math.multiply_add(row, col, *sum);
             }
         }
     }
