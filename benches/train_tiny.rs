@@ -167,7 +167,7 @@ fn start_peers(
     peers
         .into_iter()
         .map(|(name, implementation, experts)| {
-            let threads = rayon_threads();
+            let threads = cpu_threads();
             let mut options = vec![
                 "--serve",
                 "--impl",
@@ -193,7 +193,7 @@ fn start_peers(
         .collect()
 }
 
-fn rayon_threads() -> String {
+fn cpu_threads() -> String {
     Device::cpu().properties().threads.to_string()
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::cpu;
 use crate::cuda::{self, Allocator, Gpu, Imagined, NoBlock, Pool};
 use crate::memory::{Block, HostMemory, Memory, NoMemory};
 use crate::{CacheUse, CudaError, Error, GpuProperties, Library, MemoryUse, Result};
@@ -58,7 +59,8 @@ struct Inner {
 
 /// What computes.
 enum Backend {
-    Cpu(Option<rayon::ThreadPool>),
+    /// With so many threads, if that was said.
+    Cpu(Option<usize>),
     Gpu(Box<Gpu>),
     /// Nothing does: shapes and counts only.
     Meta,
@@ -74,25 +76,22 @@ struct Counters {
 }
 
 impl Device {
-    /// A CPU device whose kernels use the thread pool of the caller, rayon's global one by default.
+    /// A CPU device whose kernels use as many threads as the caller has: inside [`Device::run`]
+    /// those of that device, otherwise as many as the machine runs at a time.
     pub fn cpu() -> Device {
-        let properties = cpu_properties(rayon::current_num_threads());
+        let properties = cpu_properties(cpu::threads());
         Device::new(properties, host_memory(true), Backend::Cpu(None))
     }
 
-    /// A CPU device with a pool of `threads` threads of its own. A rank's main function belongs
-    /// into [`Device::run`].
+    /// A CPU device whose kernels use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Threads`] when the pool cannot be started.
+    /// [`Error::NoThreads`] for none.
     pub fn cpu_with_threads(threads: usize) -> Result<Device> {
-        let fail = |reason: String| Error::Threads { threads, reason };
         if threads == 0 {
-            return Err(fail("at least one is needed".into()));
+            return Err(Error::NoThreads);
         }
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| fail(error.to_string()))?;
-        let backend = Backend::Cpu(Some(pool));
+        let backend = Backend::Cpu(Some(threads));
         Ok(Device::new(
             cpu_properties(threads),
             host_memory(true),
@@ -161,11 +160,10 @@ impl Device {
         }))
     }
 
-    /// Runs `main` as a worker of this device's pool, so that kernels inside find the pool without
-    /// crossing threads. Entering costs about 13 us: once a program, not once an op.
-    pub fn run<T: Send>(&self, main: impl FnOnce() -> T + Send) -> T {
-        match &self.0.backend {
-            Backend::Cpu(Some(pool)) => pool.install(main),
+    /// Runs `main` with this device's number of threads for kernels of [`Device::cpu`] too.
+    pub fn run<T>(&self, main: impl FnOnce() -> T) -> T {
+        match self.0.backend {
+            Backend::Cpu(Some(threads)) => cpu::with_threads(threads, main),
             _ => main(),
         }
     }
@@ -388,13 +386,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_of_its_own() {
+    fn threads_of_its_own() {
         let device = Device::cpu_with_threads(3).unwrap();
         assert_eq!(device.properties().threads, 3);
-        assert_eq!(device.run(rayon::current_num_threads), 3);
-        assert!(matches!(
-            Device::cpu_with_threads(0),
-            Err(Error::Threads { threads: 0, .. })
-        ));
+        assert_eq!(device.run(cpu::threads), 3);
+        assert!(matches!(Device::cpu_with_threads(0), Err(Error::NoThreads)));
     }
 }

@@ -252,14 +252,9 @@ pub enum Error {
     #[error(transparent)]
     Cuda(#[from] CudaError),
 
-    /// A thread pool could not be started.
-    #[error("could not start a pool of {threads} threads: {reason}")]
-    Threads {
-        /// How many were asked for.
-        threads: usize,
-        /// What the pool said.
-        reason: String,
-    },
+    /// A device was to compute with no threads.
+    #[error("a CPU device cannot have 0 threads; give it at least one")]
+    NoThreads,
 }
 
 impl Error {

@@ -568,7 +568,7 @@ impl Call {
         }
         self.device.count(self.flops(), self.bytes);
         match self.device.computes() {
-            true => kernel(),
+            true => self.device.run(kernel),
             false => Ok(()),
         }
     }

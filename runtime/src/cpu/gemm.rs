@@ -20,7 +20,7 @@
 //! "Anatomy of high-performance matrix multiplication", 2008.)
 //!
 //! **Memory.** A thread that takes part keeps about 3.2 MiB of buffers; nothing else is
-//! allocated. **Threads** are those of the ambient rayon pool.
+//! allocated. **Threads** are as many as the caller's device has.
 
 mod block;
 mod grouped;

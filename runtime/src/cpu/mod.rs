@@ -21,6 +21,7 @@ pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod gemm;
+mod helpers;
 pub(crate) mod indexing;
 pub(crate) mod moe;
 pub(crate) mod norm;
@@ -41,6 +42,7 @@ mod team;
 pub(crate) mod writes;
 
 pub(crate) use parallel::{BLOCK, Shared, blocks, for_blocks, for_parts, for_tasks};
+pub(crate) use team::{threads, with_threads};
 
 /// Runs `f` compiled for the widest vectors of this machine.
 #[inline(always)]

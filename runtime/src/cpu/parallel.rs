@@ -1,8 +1,7 @@
 //! The one parallel loop, and the memory that its tasks write.
 //!
 //! Work is split by size and never by the number of threads, so that results do not depend on it.
-//! Nothing else but [`team`] knows the thread pool: the machinery of a parallel loop is large, and
-//! here it is compiled once and not once a kernel.
+//! The machinery of a parallel loop is compiled once here, and not once a kernel.
 
 use std::marker::PhantomData;
 

@@ -2,19 +2,20 @@
 //! it.
 //!
 //! To wake a thread takes tens of microseconds, and a step of a small model is hundreds of loops of
-//! some hundred. So helpers, which are jobs of the ambient rayon pool, wait for the caller's next
-//! loop for [`LINGER`] before they give their thread back. Each begins with the same part of every
-//! loop, which the last loop has left in the caches of its core, and then takes what others have not
-//! come to.
+//! some hundred. So helpers wait for the caller's next loop for [`LINGER`] before they go to sleep.
+//! Each begins with the same part of every loop, which the last loop has left in the caches of its
+//! core, and then takes what others have not come to.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use super::helpers::{self, Request};
 
 /// How long a helper waits for the next loop: longer than the code between two ops takes, shorter
 /// than anyone notices.
@@ -22,9 +23,6 @@ const LINGER: Duration = Duration::from_micros(200);
 
 /// Looks at the clock, and leaves the core to others, after so many looks at the door.
 const LOOKS: u32 = 64;
-
-/// Loops without a helper that was asked, after which it is asked again.
-const PATIENCE: u32 = 8;
 
 /// The door's bits: how many helpers are inside, whether more may come in, and the loop's number.
 const INSIDE: u64 = OPEN - 1;
@@ -34,7 +32,7 @@ const LOOP: u64 = OPEN << 1;
 type Task<'t> = dyn Fn(usize) + Sync + 't;
 
 /// A caller, who is member 0, and those who help it.
-struct Team {
+pub(super) struct Team {
     door: AtomicU64,
     /// The loop. Written by the caller while nobody is inside, read by those inside.
     task: UnsafeCell<Option<*const Task<'static>>>,
@@ -53,8 +51,6 @@ struct Member {
     end: AtomicUsize,
     /// Whether it was asked to help and has not yet gone home.
     asked: AtomicBool,
-    /// Loops without it since it was asked; 0 once it is here.
-    missed: AtomicU32,
 }
 
 // SAFETY: `task` is all that is not `Sync`. The caller writes it only while the door is shut and
@@ -69,11 +65,39 @@ thread_local! {
     static TEAM: RefCell<Arc<Team>> = RefCell::new(Arc::new(Team::of(1)));
     /// Whether this thread runs a loop's task: a loop inside of one is not shared again.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// How many threads share this thread's loops, where that was said.
+    static THREADS: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Calls `task` with each of `0..count`, each once, on this thread and those of the ambient pool.
+/// How many threads share a loop of this thread: as [`with_threads`] says, or as many as the
+/// machine runs at a time.
+pub(crate) fn threads() -> usize {
+    static OF_MACHINE: LazyLock<usize> =
+        LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
+
+    THREADS
+        .get()
+        .unwrap_or(*OF_MACHINE)
+        .clamp(1, INSIDE as usize)
+}
+
+/// Runs `f`, whose loops so many threads share.
+pub(crate) fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
+    struct Before(Option<usize>);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            THREADS.set(self.0);
+        }
+    }
+
+    let _before = Before(THREADS.replace(Some(threads)));
+    f()
+}
+
+/// Calls `task` with each of `0..count`, each once, on this thread and its helpers.
 pub(super) fn share(count: usize, task: &Task<'_>) {
-    let threads = rayon::current_num_threads().min(INSIDE as usize);
+    let threads = threads();
     if threads <= 1 || count <= 1 || IS_INSIDE.get() {
         return (0..count).for_each(task);
     }
@@ -127,19 +151,11 @@ impl Team {
 
     /// Sees to it that a member helps, now or soon.
     fn ask(self: &Arc<Team>, member: usize) {
-        let Member { asked, missed, .. } = &self.members[member];
+        let asked = &self.members[member].asked;
         if !asked.swap(true, Ordering::Relaxed) {
-            missed.store(1, Ordering::Relaxed);
             let team = self.clone();
-            return rayon::spawn(move || team.help(member));
-        }
-        // Rayon may miss to wake a thread that is just falling asleep: it counts on the caller to
-        // run the job itself one day. A second job wakes one for sure, for the first is still there.
-        let loops = missed.load(Ordering::Relaxed);
-        if loops > 0 {
-            missed.store(loops.saturating_add(1), Ordering::Relaxed);
-            if loops >= PATIENCE && loops.is_power_of_two() {
-                rayon::spawn(|| ());
+            if !helpers::send(Request { team, member }) {
+                asked.store(false, Ordering::Relaxed);
             }
         }
     }
@@ -172,9 +188,8 @@ impl Team {
     }
 
     /// What a helper does: it comes in to each loop once, and waits between.
-    fn help(&self, member: usize) {
+    pub(super) fn help(&self, member: usize) {
         let (mut until, mut looks, mut done) = (Instant::now() + LINGER, 0u32, 0);
-        self.members[member].missed.store(0, Ordering::Relaxed);
         loop {
             if let Some(number) = self.come_in(done) {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work(member))) {
@@ -189,11 +204,15 @@ impl Team {
                 continue;
             }
             if Instant::now() > until {
-                self.members[member].asked.store(false, Ordering::Relaxed);
                 return;
             }
             thread::yield_now(); // there may be more threads than cores
         }
+    }
+
+    /// Has the next loop ask again for a member who has gone home.
+    pub(super) fn gone(&self, member: usize) {
+        self.members[member].asked.store(false, Ordering::Relaxed);
     }
 
     /// Goes through the door if it is open to a loop other than `done`: its number.
@@ -255,12 +274,6 @@ impl Drop for Inside {
 mod tests {
     use super::*;
 
-    /// Runs `f` on a pool of its own.
-    fn on_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        pool.unwrap().install(f)
-    }
-
     fn times_seen(count: usize) -> Vec<usize> {
         let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         share(count, &|at| {
@@ -272,7 +285,7 @@ mod tests {
     #[test]
     fn every_number_comes_once() {
         for threads in [1, 2, 5] {
-            on_threads(threads, || {
+            with_threads(threads, || {
                 for repeat in 0..300 {
                     for count in [0, 1, 2, 3, 64] {
                         let seen = times_seen(count);
@@ -292,7 +305,7 @@ mod tests {
     /// Two threads at least take part: each waits for the other.
     #[test]
     fn helpers_help() {
-        on_threads(2, || {
+        with_threads(2, || {
             let barrier = std::sync::Barrier::new(2);
             share(2, &|_| {
                 barrier.wait();
@@ -303,7 +316,7 @@ mod tests {
     /// Whatever the time between loops, before and after helpers have gone home: none is lost.
     #[test]
     fn helpers_come_back() {
-        on_threads(2, || {
+        with_threads(2, || {
             let barrier = std::sync::Barrier::new(2);
             for loops in 0..2000u32 {
                 let until = Instant::now() + LINGER * (loops % 50) / 25;
@@ -319,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_loop_inside_of_a_loop_is_done() {
-        on_threads(3, || {
+        with_threads(3, || {
             let sum = AtomicUsize::new(0);
             share(4, &|outer| {
                 share(5, &|inner| {
@@ -333,7 +346,7 @@ mod tests {
     /// Whoever panics, the caller does, once nobody works any more; the next loop is whole again.
     #[test]
     fn panics_reach_the_caller() {
-        on_threads(3, || {
+        with_threads(3, || {
             for bad in 0..6 {
                 let failed = catch_unwind(AssertUnwindSafe(|| {
                     share(6, &|at| assert!(at != bad, "number {at}"));

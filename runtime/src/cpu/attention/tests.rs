@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::real::Real;
 use super::*;
+use crate::cpu::with_threads;
 
 /// Lengths around the sizes of strips and blocks.
 const LENGTHS: [usize; 7] = [1, 2, 7, 63, 64, 65, 130];
@@ -550,13 +551,7 @@ fn bf16_keeps_angle_and_norm() {
 fn bits_do_not_depend_on_threads() {
     fn check<E: Number>(case: &Case) {
         let x = Operands::<E>::random(case);
-        let run = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
-            pool.install(|| attend(case, &x))
-        };
+        let run = |threads| with_threads(threads, || attend(case, &x));
 
         let one = run(1);
         for threads in [2, 3, 8] {

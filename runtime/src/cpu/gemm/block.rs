@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use super::kernel::{Kernel, Output, Rows, Start, Tile};
 use super::matrix::Target;
 use super::{MatrixRef, Update};
-use crate::cpu::for_tasks;
+use crate::cpu::{for_tasks, threads};
 
 /// One product of a batch or a group.
 pub(super) struct Problem<'a, T, C> {
@@ -79,7 +79,7 @@ pub(super) fn multiply_all<'a, K, C>(
 
     let threads = match work < SERIAL_MULTIPLY_ADDS {
         true => 1,
-        false => rayon::current_num_threads(),
+        false => threads(),
     };
     if threads == 1 {
         for index in 0..count {
@@ -293,6 +293,11 @@ fn multiply_slabs<K, C>(
             let panels = c.rows().div_ceil(tile.rows);
             for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
                 next_b.prefetch(panel, panels);
+                if col == 0 && unpacked.is_some() {
+                    let ahead = (row + tile.rows).min(a.rows());
+                    let rows = tile.rows.min(a.rows() - ahead);
+                    a_slab.part([ahead, 0], [rows, live_depth]).prefetch(0, 1);
+                }
                 let a_rows = match unpacked {
                     Some(rows) => rows.after(row),
                     None => Rows {

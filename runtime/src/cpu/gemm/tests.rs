@@ -8,6 +8,7 @@ use super::block::{Problem, multiply_all};
 use super::kernel::{Element, Kernel, Output, WithKernel};
 use super::vector::{F32, F64, VectorKernel};
 use super::{GemmError, MatrixMut, MatrixRef, Update};
+use crate::cpu::with_threads;
 
 mod grouped;
 mod laws;
@@ -157,12 +158,6 @@ fn on_best<T: Element>(test: &impl EachKernel<T>) {
     }
 
     T::with_kernel(Best(test));
-}
-
-/// A pool of `threads` threads for one test.
-pub(super) fn with_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    pool.expect("a test can start threads").install(f)
 }
 
 #[test]
