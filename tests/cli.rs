@@ -85,6 +85,7 @@ fn help() {
         &["bench", "--help"],
         &["bench", "cpu", "--help"],
         &["bench", "growth", "--help"],
+        &["bench", "start", "--help"],
         &["bench", "gpu", "--help"],
         &["bench", "gpu", "train", "--help"],
     ];
@@ -140,6 +141,8 @@ fn refusals() {
         time_on_emulator(&["--shapes", "absent.toml"]),
         time_on_emulator(&["--shapes", "text.txt"]),
         time_on_emulator(&["--torch", "nothing/python"]),
+        meshgrad(&["bench", "cpu", "--smoke", "--only", "sofmax"]),
+        meshgrad(&["bench", "start", "--smoke", "--set", "train.steps=0"]),
         meshgrad(&["bench", "gpu", "time", "--device", "tpu"]),
         meshgrad(&["bench", "gpu", "compare", "nothing", "nothing"]),
         meshgrad(&["trian"]),

@@ -13,6 +13,7 @@ mod ours;
 mod peak;
 mod peer;
 mod shapes;
+mod start;
 mod time;
 mod train;
 
@@ -33,6 +34,8 @@ enum Bench {
     Cpu(time::TimeCpu),
     /// Time the training of a small model that grows, one extent after the other.
     Growth(growth::Growth),
+    /// Time from the start of the program to the end of the first step of training.
+    Start(start::Start),
     /// The kernels of a GPU: how long they take, how fast models train, what they compute.
     Gpu(GpuArguments),
 }
@@ -56,6 +59,7 @@ pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<
     match &arguments.bench {
         Bench::Cpu(time) => time.run(cpu)?,
         Bench::Growth(growth) => growth.run(cpu)?,
+        Bench::Start(start) => start.run(cpu)?,
         Bench::Gpu(gpu) => match &gpu.part {
             GpuPart::Time(time) => time.run(cpu)?,
             GpuPart::Train(train) => train.run(cpu)?,

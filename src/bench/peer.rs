@@ -31,13 +31,20 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts `script` of benches/torch.
     pub(crate) fn start(python: &Path, script: &str, arguments: &[&str]) -> anyhow::Result<Peer> {
-        let mut process = Command::new(python)
-            .arg(scripts().join(script))
-            .args(arguments)
+        Peer::start_command(
+            Command::new(python)
+                .arg(scripts().join(script))
+                .args(arguments),
+        )
+    }
+
+    /// Starts a script that `command` runs, and waits until it says hello.
+    pub(crate) fn start_command(command: &mut Command) -> anyhow::Result<Peer> {
+        let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot start {}", python.display()))?;
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let requests = process.stdin.take();
         let answers = process.stdout.take().context("no standard output")?;
         let mut peer = Peer {
@@ -78,7 +85,7 @@ impl Drop for Peer {
 }
 
 /// benches/torch, or what `MESHGRAD_BENCH_PEERS` names where there is no checkout.
-fn scripts() -> PathBuf {
+pub(crate) fn scripts() -> PathBuf {
     match std::env::var_os("MESHGRAD_BENCH_PEERS") {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/torch"),

@@ -4,8 +4,10 @@
 //! around that, by the number of operations. Launching is hidden behind the work before, as in a training
 //! step. Operations go through several sets of operands where one would stay in the cache.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use meshgrad::prelude::*;
 use serde_json::{Value, json};
 
@@ -97,11 +99,27 @@ impl Times {
 }
 
 impl Time {
-    fn wants(&self, job: &Job) -> bool {
-        let names = [job.name, job.dtype.name()];
-        self.only
-            .iter()
-            .all(|text| names.iter().any(|name| name.contains(text.as_str())))
+    /// The groups of the jobs that `--only` leaves.
+    fn wanted(&self, groups: Vec<Group>) -> anyhow::Result<Vec<Group>> {
+        let is_wanted = |job: &Job| {
+            let names = [job.name, job.dtype.name()];
+            let fits = |text: &String| names.iter().any(|name| name.contains(text.as_str()));
+            self.only.iter().all(fits)
+        };
+        let jobs = || groups.iter().flat_map(|group| &group.jobs);
+        if !jobs().any(is_wanted) {
+            let names: BTreeSet<_> = jobs().map(|job| job.name).collect();
+            let names = Vec::from_iter(names).join(", ");
+            bail!(
+                "--only {}: no op fits; they are {names}",
+                self.only.join(" --only ")
+            );
+        }
+        let filtered = groups.into_iter().map(|mut group| {
+            group.jobs.retain(is_wanted);
+            group
+        });
+        Ok(filtered.filter(|group| !group.jobs.is_empty()).collect())
     }
 
     fn run(&self, device: Device, bench: &str, section: Section) -> anyhow::Result<()> {
@@ -111,6 +129,7 @@ impl Time {
             section
         };
         let shapes = Shapes::read(self.shapes.as_deref(), section)?;
+        let groups = self.wanted(groups(&shapes))?;
         let mut contest = Contest::new(self, device)?;
         let gpu = contest.device.properties().gpu.clone();
         let model = gpu.map_or_else(String::new, |gpu| format!(" ({})", gpu.model));
@@ -130,11 +149,7 @@ impl Time {
         );
         println!("|---|---|---|---|---|---|---|---|---|");
         let mut rows = vec![row(job, &bandwidth.title, &times, &bounds)];
-        for mut group in groups(&shapes) {
-            group.jobs.retain(|job| self.wants(job));
-            if group.jobs.is_empty() {
-                continue;
-            }
+        for group in groups {
             for (job, times) in contest.times(&group)? {
                 bounds.see(job, &times);
                 rows.push(row(job, &group.title, &times, &bounds));

@@ -1,0 +1,197 @@
+//! How long one waits for the first step of training: programs that start, ours beside torch.
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use meshgrad::prelude::Device;
+use serde_json::{Value, json};
+
+use super::measure::{Options, Spread, finish, seconds};
+use super::peer::{Peer, PeerOptions, scripts};
+
+/// Time from the start of the program to the end of the first step of training: `meshgrad train`
+/// with its defaults, which also makes the vocabulary and the tokens, beside torch.
+#[derive(clap::Args)]
+pub(crate) struct Start {
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    peer: PeerOptions,
+    /// How often each program is started, after a first time that is not counted.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Also passed to `meshgrad train`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// A program that is started again and again.
+struct Contestant<'a> {
+    name: &'static str,
+    start: Box<dyn Fn() -> anyhow::Result<Started> + 'a>,
+    seconds: Vec<f64>,
+    versions: Value,
+}
+
+struct Started {
+    /// Until the end of the first step.
+    seconds: f64,
+    versions: Value,
+}
+
+impl<'a> Contestant<'a> {
+    fn new(name: &'static str, start: impl Fn() -> anyhow::Result<Started> + 'a) -> Self {
+        Contestant {
+            name,
+            start: Box::new(start),
+            seconds: Vec::new(),
+            versions: Value::Null,
+        }
+    }
+}
+
+impl Start {
+    pub(crate) fn run(&self, cpu: &Device) -> anyhow::Result<()> {
+        let threads = cpu.properties().threads.to_string();
+        let scratch = Scratch::new()?;
+        let folder = &scratch.0;
+        let mut contestants = vec![Contestant::new("meshgrad train", || {
+            self.start_ours(folder, &threads)
+        })];
+        if let Some(python) = &self.peer.torch {
+            let of_torch = |name, implementation, cache: &'static str| {
+                let (folder, threads) = (folder.join(cache), &threads);
+                Contestant::new(name, move || {
+                    start_torch(python, implementation, threads, &folder)
+                })
+            };
+            contestants.extend([
+                of_torch("torch eager", "eager", KEPT),
+                of_torch("torch.compile, compiled before", "compile", KEPT),
+                of_torch("torch.compile, never compiled", "compile", EMPTIED),
+            ]);
+        }
+
+        let rounds = if self.options.smoke {
+            0
+        } else {
+            self.rounds.max(1)
+        };
+        for round in 0..=rounds {
+            for contestant in &mut contestants {
+                scratch.remove(EMPTIED)?;
+                let started = (contestant.start)()?;
+                contestant.versions = started.versions;
+                // The first time fills the caches of files and of compilers.
+                if round > 0 || self.options.smoke {
+                    contestant.seconds.push(started.seconds);
+                }
+            }
+        }
+        self.report(&contestants)
+    }
+
+    /// Starts this program, and ends it after its first step.
+    fn start_ours(&self, folder: &Path, threads: &str) -> anyhow::Result<Started> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let start = Instant::now();
+        let mut process = Command::new(program)
+            .args(["train", "--device", "cpu", "--threads", threads])
+            .args(["--set", "log.every=1", "--run-dir"])
+            .arg(folder.join(EMPTIED))
+            .args(self.set.iter().flat_map(|set| ["--set", set]))
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start meshgrad train")?;
+        let output = process.stdout.take().context("no standard output")?;
+        let is_first = |line: &std::io::Result<String>| {
+            let step = line
+                .as_ref()
+                .ok()
+                .and_then(|line| line.strip_prefix("step "));
+            step.is_some_and(|step| step.trim_start().starts_with("1/"))
+        };
+        let came = BufReader::new(output).lines().any(|line| is_first(&line));
+        let seconds = start.elapsed().as_secs_f64();
+        process.kill()?;
+        process.wait()?;
+        if !came {
+            bail!("meshgrad train ended before its first step; its message is above");
+        }
+        let versions = Value::Null;
+        Ok(Started { seconds, versions })
+    }
+
+    fn report(&self, contestants: &[Contestant<'_>]) -> anyhow::Result<()> {
+        println!("| | seconds to the end of the first step | times ours |");
+        println!("|---|---|---|");
+        let ours = Spread::of(&contestants[0].seconds).median;
+        let mut rows = Vec::new();
+        for Contestant { name, seconds, .. } in contestants {
+            let spread = Spread::of(seconds);
+            println!("| {name} | {spread} | {:.2} |", spread.median / ours);
+            rows.push(json!({"what": name, "seconds": spread.json()}));
+        }
+        let report = json!({"bench": "start", "rounds": self.rounds, "rows": rows});
+        let versions = contestants.last().map(|last| last.versions.clone());
+        finish(&self.options, report, versions.unwrap_or_default())
+    }
+}
+
+/// Starts tiny in torch, whose hello comes after its first step. torch.compile keeps what it
+/// compiled in `cache`.
+fn start_torch(
+    python: &Path,
+    implementation: &str,
+    threads: &str,
+    cache: &Path,
+) -> anyhow::Result<Started> {
+    let mut command = Command::new(python);
+    command
+        .arg(scripts().join("train_tiny.py"))
+        .args(["--serve", "--warmup", "1", "--impl", implementation])
+        .args(["--threads", threads])
+        .env("TORCHINDUCTOR_CACHE_DIR", cache);
+    let (seconds, peer) = seconds(|| Peer::start_command(&mut command));
+    let versions = peer?.hello["versions"].clone();
+    Ok(Started { seconds, versions })
+}
+
+/// A folder of the scratch that stays while the bench runs.
+const KEPT: &str = "kept";
+
+/// One that is removed before each start.
+const EMPTIED: &str = "emptied";
+
+/// A folder that goes when this does.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> anyhow::Result<Scratch> {
+        let folder = format!("meshgrad-bench-start-{}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Scratch(folder))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        let folder = self.0.join(name);
+        match fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left of it is in a folder of temporary files.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
