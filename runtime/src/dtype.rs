@@ -228,6 +228,9 @@ pub trait Wide:
     /// Minus infinity.
     const NEG_INFINITY: Self;
 
+    /// The larger of both; itself where one is NaN.
+    fn larger(self, other: Self) -> Self;
+
     /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine;
     /// as it is for f64, of which only gradient checks make use.
     fn vectorised<R>(f: impl FnOnce() -> R) -> R;
@@ -252,6 +255,11 @@ macro_rules! wide_floats {
 
             impl Wide for $rust {
                 const NEG_INFINITY: $rust = $rust::NEG_INFINITY;
+
+                #[inline(always)]
+                fn larger(self, other: $rust) -> $rust {
+                    if other > self { other } else { self }
+                }
 
                 #[inline(always)]
                 fn vectorised<R>($f: impl FnOnce() -> R) -> R {

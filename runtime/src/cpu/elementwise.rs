@@ -54,8 +54,16 @@ fn body<W: Wide, const N: usize>(
 ) -> impl Fn(&[[W; CHUNK]; N], &mut [W]) + Sync {
     |inputs, out| {
         vectorised!(W, || {
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = f.value(std::array::from_fn(
+            // One count for all, checked here: or the loop looks at each element whether it is there,
+            // and the end of a chunk is no vector code.
+            let count = out.len();
+            let inputs: [&[W]; N] = std::array::from_fn(
+                #[inline(always)]
+                |input| &inputs[input][..count],
+            );
+            #[expect(clippy::needless_range_loop, reason = "all of the same count")]
+            for i in 0..count {
+                out[i] = f.value(std::array::from_fn(
                     #[inline(always)]
                     |input| inputs[input][i],
                 ));

@@ -1,9 +1,10 @@
 //! Reductions in a fixed order: each result folds blocks of [`BLOCK`] elements, each block in
-//! [`LANES`] interleaved lanes, and merges lanes and blocks from first to last.
+//! [`LANES`] interleaved lanes, which are merged in halves, and merges blocks from first to last.
 
+use super::rows::merge_halves;
 use super::strided::{CHUNK, Source};
 use super::{BLOCK, blocks, for_blocks, for_parts};
-use crate::{Float, Result, Tensor};
+use crate::{Float, Result, Tensor, Wide};
 
 const LANES: usize = 16;
 
@@ -36,7 +37,7 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
 
 /// `out[column] = finish(fold of x[.., column])`: `x` is [rows, columns] in row-major order.
 ///
-/// A task owns some columns and walks all rows, so that rows are folded in order.
+/// Rows are folded in blocks of about [`BLOCK`] elements, and the blocks from first to last.
 pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Tensor,
     rows: usize,
@@ -46,25 +47,42 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
     let columns = out.len();
-    let task = |start: usize, part: &mut [T]| {
-        let mut folded = [fold.start; CHUNK];
+    if columns == 0 {
+        return Ok(());
+    }
+    let rows_a_block = BLOCK.div_ceil(columns);
+    let mut partial = vec![fold.start; rows.div_ceil(rows_a_block) * columns];
+    for_blocks(&mut partial, columns, |start, partial| {
+        let first = start / columns * rows_a_block;
         let mut buffer = [fold.start; CHUNK];
-        let (folded, buffer) = (&mut folded[..part.len()], &mut buffer[..part.len()]);
-        for row in 0..rows {
-            x.load_wide(row * columns + start, buffer);
-            vectorised!(T::Wide, || {
-                for (folded, value) in folded.iter_mut().zip(&*buffer) {
-                    *folded = (fold.merge)(*folded, *value);
-                }
-            });
+        for row in first..rows.min(first + rows_a_block) {
+            for (at, folded) in partial.chunks_mut(CHUNK).enumerate() {
+                let buffer = &mut buffer[..folded.len()];
+                x.load_wide(row * columns + at * CHUNK, buffer);
+                merge_each(folded, buffer, fold);
+            }
         }
-        for (out, folded) in part.iter_mut().zip(&*folded) {
-            *out = T::narrow(finish(*folded));
-        }
-    };
+    });
 
-    for_blocks(out, CHUNK, task);
+    for_blocks(out, BLOCK, |start, out| {
+        let mut folded = vec![fold.start; out.len()];
+        for partial in partial.chunks(columns) {
+            merge_each(&mut folded, &partial[start..start + out.len()], fold);
+        }
+        for (out, folded) in out.iter_mut().zip(folded) {
+            *out = T::narrow(finish(folded));
+        }
+    });
     Ok(())
+}
+
+/// Merges each of `values` into its place.
+fn merge_each<W: Wide>(folded: &mut [W], values: &[W], fold: &Fold<W, impl Fn(W, W) -> W>) {
+    vectorised!(W, || {
+        for (folded, value) in folded.iter_mut().zip(values) {
+            *folded = (fold.merge)(*folded, *value);
+        }
+    });
 }
 
 /// Folds `len` elements from `start` on: block by block, the blocks in parallel where there are
@@ -100,12 +118,19 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
         let part = &mut buffer[..CHUNK.min(len - first)];
         x.load_wide(start + first, part);
         vectorised!(T::Wide, || {
-            for group in part.chunks(LANES) {
-                for (lane, value) in lanes.iter_mut().zip(group) {
-                    *lane = (fold.merge)(*lane, *value);
+            let (groups, rest) = part.as_chunks::<LANES>();
+            for group in groups {
+                // All new at once: where lanes change one by one the compiler makes no vectors.
+                let mut merged = lanes;
+                for (merged, value) in merged.iter_mut().zip(group) {
+                    *merged = (fold.merge)(*merged, *value);
                 }
+                lanes = merged;
+            }
+            for (lane, value) in lanes.iter_mut().zip(rest) {
+                *lane = (fold.merge)(*lane, *value);
             }
         });
     }
-    lanes.into_iter().fold(fold.start, &fold.merge)
+    merge_halves(&mut lanes, &fold.merge)
 }

@@ -82,11 +82,20 @@ pub(crate) fn rows_a_task(columns: usize) -> usize {
 }
 
 /// `for_rows!(out, columns, |row, out| ..)` calls a closure with each row of `out`, `columns`
-/// elements long: as vector code, and in parallel where there are many.
+/// elements long: as vector code, and in parallel where there are many. With `|row, out, scratch|`
+/// it also gets room for a row of wide numbers.
 ///
 /// A macro, because the closure must be inlined to become vector code, and only an attribute makes
 /// sure that it is.
 macro_rules! for_rows {
+    ($out:expr, $columns:expr, |$row:ident, $y:ident, $scratch:ident| $body:expr) => {
+        $crate::cpu::rows::each_row_with_scratch(
+            $out,
+            $columns,
+            #[inline(always)]
+            |$row, $y, $scratch| $body,
+        )
+    };
     ($out:expr, $columns:expr, |$row:ident, $y:ident| $body:expr) => {
         $crate::cpu::rows::each_row(
             $out,
@@ -106,13 +115,29 @@ pub(crate) fn each_row<T: Float>(
     columns: usize,
     f: impl Fn(usize, &mut [T]) + Sync,
 ) {
+    each_row_with_scratch(
+        out,
+        columns,
+        #[inline(always)]
+        |row, out, _| f(row, out),
+    );
+}
+
+/// As [`each_row`], with room for a row of wide numbers.
+#[inline(always)]
+pub(crate) fn each_row_with_scratch<T: Float>(
+    out: &mut [T],
+    columns: usize,
+    f: impl Fn(usize, &mut [T], &mut [T::Wide]) + Sync,
+) {
     if columns == 0 {
         return;
     }
     for_blocks(out, rows_a_task(columns) * columns, |start, part| {
+        let mut scratch = vec![T::Wide::ZERO; columns];
         vectorised!(T::Wide, || {
             for (at, out) in part.chunks_exact_mut(columns).enumerate() {
-                f(start / columns + at, out);
+                f(start / columns + at, out, &mut scratch);
             }
         });
     });
@@ -152,12 +177,11 @@ pub(crate) fn sum<T: Float, const N: usize>(
 /// The largest element of a row; minus infinity where there is none. NaN is passed over.
 #[inline(always)]
 pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
-    let larger = |a: T::Wide, b: T::Wide| if b > a { b } else { a };
     fold(
         [row],
         T::Wide::NEG_INFINITY,
-        |max, [x]| larger(max, x),
-        larger,
+        |max, [x]| max.larger(x),
+        T::Wide::larger,
     )
 }
 
@@ -171,36 +195,44 @@ fn fold<T: Float, const N: usize>(
     merge: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) -> T::Wide {
     let columns = rows[0].len();
-    let row = |n: usize| &rows[n][..columns];
+    let rest = columns - columns % LANES;
+    let rows: [&[T]; N] = from_fn(
+        #[inline(always)]
+        |n| &rows[n][..columns],
+    );
 
     let mut lanes = [start; LANES];
-    for first in (0..columns - columns % LANES).step_by(LANES) {
+    for first in (0..rest).step_by(LANES) {
         let groups: [&[T]; N] = from_fn(
             #[inline(always)]
-            |n| &row(n)[first..first + LANES],
+            |n| &rows[n][first..first + LANES],
         );
-        for (at, lane) in lanes.iter_mut().enumerate() {
-            *lane = step(
-                *lane,
-                from_fn(
-                    #[inline(always)]
-                    |n| groups[n][at].wide(),
-                ),
-            );
-        }
-    }
-    let rest = columns - columns % LANES;
-    for (at, lane) in lanes.iter_mut().enumerate().take(columns - rest) {
-        *lane = step(
-            *lane,
-            from_fn(
+        // All new at once: where lanes change one by one the compiler makes no vectors of them.
+        let mut stepped = lanes;
+        for (at, stepped) in stepped.iter_mut().enumerate() {
+            let values = from_fn(
                 #[inline(always)]
-                |n| row(n)[rest + at].wide(),
-            ),
+                |n| groups[n][at].wide(),
+            );
+            *stepped = step(lanes[at], values);
+        }
+        lanes = stepped;
+    }
+    for (at, lane) in lanes.iter_mut().enumerate().take(columns - rest) {
+        let values = from_fn(
+            #[inline(always)]
+            |n| rows[n][rest + at].wide(),
         );
+        *lane = step(*lane, values);
     }
 
-    let mut width = LANES / 2;
+    merge_halves(&mut lanes, &merge)
+}
+
+/// Merges the second half of some lanes, a power of two of them, into the first, until one is left.
+#[inline(always)]
+pub(crate) fn merge_halves<W: Copy>(lanes: &mut [W], merge: &impl Fn(W, W) -> W) -> W {
+    let mut width = lanes.len() / 2;
     while width > 0 {
         let (low, high) = lanes.split_at_mut(width);
         for (low, high) in low.iter_mut().zip(high) {

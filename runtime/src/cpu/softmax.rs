@@ -5,17 +5,19 @@ use crate::{Float, Number, Result, Tensor};
 
 pub(crate) fn softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
     let x = Rows::<T>::new(x)?;
-    for_rows!(y, columns, |row, y| softmax_row(x.row(row), y));
+    for_rows!(y, columns, |row, y, exps| softmax_row(x.row(row), y, exps));
     Ok(())
 }
 
-/// Exponentials are computed twice: cheaper than a row of them in the wide type.
 #[inline(always)]
-fn softmax_row<T: Float>(x: &[T], y: &mut [T]) {
+fn softmax_row<T: Float>(x: &[T], y: &mut [T], exps: &mut [T::Wide]) {
     let max = max(x);
-    let scale = T::Wide::ONE / sum([x], |[x]| (x - max).exp());
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = T::narrow((x.wide() - max).exp() * scale);
+    for (exp, x) in exps.iter_mut().zip(x) {
+        *exp = (x.wide() - max).exp();
+    }
+    let scale = T::Wide::ONE / sum([&*exps], |[exp]| exp);
+    for (y, exp) in y.iter_mut().zip(exps) {
+        *y = T::narrow(*exp * scale);
     }
 }
 
