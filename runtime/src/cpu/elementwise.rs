@@ -4,7 +4,7 @@
 //! A function is compiled once for each wide type. Reading, rounding and the loop around them are
 //! compiled once for each element type and shared by all functions.
 
-use super::strided::{CHUNK, Source};
+use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Element, Error, Float, Fresh, Number, Result, Tensor, Truth, Wide};
 
@@ -19,7 +19,7 @@ pub trait Function<const N: usize>: Sync {
 }
 
 /// What [`Function`]s do to a chunk.
-type Body<'a, W, const N: usize> = &'a (dyn Fn(&[[W; CHUNK]; N], &mut [W]) + Sync);
+type Body<'a, W, const N: usize> = &'a (dyn Fn(&[Chunk<W>; N], &mut [W]) + Sync);
 
 /// `y[i] = f(inputs[..][i])`, inputs of `y`'s dtype read in row-major order.
 pub(crate) fn map<const N: usize>(
@@ -49,9 +49,7 @@ pub(crate) fn test<const N: usize>(
     }
 }
 
-fn body<W: Wide, const N: usize>(
-    f: &impl Function<N>,
-) -> impl Fn(&[[W; CHUNK]; N], &mut [W]) + Sync {
+fn body<W: Wide, const N: usize>(f: &impl Function<N>) -> impl Fn(&[Chunk<W>; N], &mut [W]) + Sync {
     |inputs, out| {
         vectorised!(W, || {
             // One count for all, checked here: or the loop looks at each element whether it is there,
@@ -80,8 +78,8 @@ fn for_chunks<T: Float, U: Stored<T::Wide>, const N: usize>(
 ) -> Result<()> {
     let sources = sources::<T, N>(inputs)?;
     for_blocks(out, BLOCK, |start, part| {
-        let mut buffers = [[T::Wide::ZERO; CHUNK]; N];
-        let mut results = [T::Wide::ZERO; CHUNK];
+        let mut buffers = [Chunk::of(T::Wide::ZERO); N];
+        let mut results = Chunk::of(T::Wide::ZERO);
         for (at, out) in part.chunks_mut(CHUNK).enumerate() {
             for (buffer, source) in buffers.iter_mut().zip(&sources) {
                 source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
@@ -121,11 +119,11 @@ impl<W: Wide> Stored<W> for Truth {
 pub(crate) fn accumulate<T: Float, U: Float>(x: &Tensor, out: &mut [U], empty: bool) -> Result<()> {
     let x = Source::<T>::new(x)?;
     for_blocks(out, BLOCK, |start, part| {
-        let mut chunk = [T::Wide::ZERO; CHUNK];
+        let mut chunk = Chunk::of(T::Wide::ZERO);
         for (at, out) in part.chunks_mut(CHUNK).enumerate() {
             x.load_wide(start + at * CHUNK, &mut chunk[..out.len()]);
             vectorised!(U::Wide, || {
-                for (out, x) in out.iter_mut().zip(&chunk) {
+                for (out, x) in out.iter_mut().zip(chunk.iter()) {
                     let x = U::Wide::from_f64(x.to_f64());
                     *out = U::narrow(if empty { x } else { out.wide() + x });
                 }
@@ -163,7 +161,7 @@ pub(crate) fn cast_through<V: Between>(x: &Tensor, y: &mut Fresh) -> Result<()> 
             let mut chunk = [V::default(); CHUNK];
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 load(start + at * CHUNK, &mut chunk[..out.len()]);
-                for (out, value) in out.iter_mut().zip(&chunk) {
+                for (out, value) in out.iter_mut().zip(chunk.iter()) {
                     *out = value.element();
                 }
             }

@@ -28,6 +28,7 @@ pub(crate) mod norm;
 pub(crate) mod norm_rope;
 pub(crate) mod optimizer;
 mod parallel;
+mod prefetch;
 pub(crate) mod quantile;
 pub(crate) mod random;
 pub(crate) mod rank;

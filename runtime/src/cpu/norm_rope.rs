@@ -33,18 +33,20 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// Head `row` turned.
+    /// The heads from `first` to `end`, each with the angles of its position.
     #[inline(always)]
-    fn turn<S: Float, T: Float<Wide = S::Wide>>(
-        &self,
-        turn: Turn,
-        row: usize,
-        x: &[S],
-        y: &mut [T],
-    ) {
-        let position = row / self.heads;
-        let angles = [self.cos.row(position), self.sin.row(position)];
-        turned(x, angles, self.style, turn, y);
+    fn heads(&self, first: usize, end: usize, mut f: impl FnMut(usize, [&[f32]; 2])) {
+        let mut head = first;
+        while head < end {
+            // Looked up once a position: that takes as long as half a head.
+            let position = head / self.heads;
+            let angles = [self.cos.row(position), self.sin.row(position)];
+            let last = end.min((position + 1) * self.heads);
+            while head < last {
+                f(head, angles);
+                head += 1;
+            }
+        }
     }
 }
 
@@ -69,12 +71,20 @@ pub(crate) fn norm_rope<T: Float>(
     for_parts(out, |task, (y, inv_rms)| {
         let mut normed = vec![T::Wide::ZERO; columns];
         vectorised!(T::Wide, || {
-            let out = y.chunks_exact_mut(columns).zip(inv_rms);
-            for (at, (y, inv_rms)) in out.enumerate() {
-                let row = task * rows + at;
-                *inv_rms = norm(x.row(row), w, eps, &mut normed);
-                tables.turn(Turn::Forward, row, &normed, y);
-            }
+            let first = task * rows;
+            let end = first + inv_rms.len();
+            let mut out = y.chunks_exact_mut(columns).zip(inv_rms);
+            tables.heads(
+                first,
+                end,
+                #[inline(always)]
+                |row, angles| {
+                    if let Some((y, inv_rms)) = out.next() {
+                        *inv_rms = norm(x.row(row), w, eps, &mut normed);
+                        turned(&normed, angles, tables.style, Turn::Forward, y);
+                    }
+                },
+            );
         });
     });
     Ok(())
@@ -112,23 +122,31 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
     for_blocks(dx, rows_a_task(columns) * columns, |start, dx| {
         let (mut dzw, mut wide_x) = (vec![T::Wide::ZERO; columns], vec![T::Wide::ZERO; columns]);
         vectorised!(T::Wide, || {
-            for (at, dx) in dx.chunks_exact_mut(columns).enumerate() {
-                let row = start / columns + at;
-                let inv_rms = inv_rms[row];
-                tables.turn(Turn::Back, row, dy.row(row), &mut dzw);
-                for ((dzw, w), (wide, x)) in
-                    dzw.iter_mut().zip(w).zip(wide_x.iter_mut().zip(x.row(row)))
-                {
-                    *dzw *= w.wide();
-                    *wide = x.wide();
-                }
+            let first = start / columns;
+            let end = first + dx.len() / columns;
+            let mut out = dx.chunks_exact_mut(columns);
+            tables.heads(
+                first,
+                end,
+                #[inline(always)]
+                |row, angles| {
+                    let Some(dx) = out.next() else { return };
+                    let inv_rms = inv_rms[row];
+                    turned(dy.row(row), angles, tables.style, Turn::Back, &mut dzw);
+                    for ((dzw, w), (wide, x)) in
+                        dzw.iter_mut().zip(w).zip(wide_x.iter_mut().zip(x.row(row)))
+                    {
+                        *dzw *= w.wide();
+                        *wide = x.wide();
+                    }
 
-                let dot = sum([&dzw[..], &wide_x], |[dzw, x]| dzw * x);
-                let along_x = dot * inv_columns * inv_rms * inv_rms * inv_rms;
-                for ((dx, dzw), x) in dx.iter_mut().zip(&dzw).zip(&wide_x) {
-                    *dx = T::narrow(*dzw * inv_rms - *x * along_x);
-                }
-            }
+                    let dot = sum([&dzw[..], &wide_x], |[dzw, x]| dzw * x);
+                    let along_x = dot * inv_columns * inv_rms * inv_rms * inv_rms;
+                    for ((dx, dzw), x) in dx.iter_mut().zip(&dzw).zip(&wide_x) {
+                        *dx = T::narrow(*dzw * inv_rms - *x * along_x);
+                    }
+                },
+            );
         });
     });
     Ok(())
@@ -163,13 +181,18 @@ pub(crate) fn norm_rope_grad_weight<T: Float>(
         let mut dz = vec![T::Wide::ZERO; columns];
         vectorised!(T::Wide, || {
             sums.fill(T::Wide::ZERO);
-            for row in first..last {
-                tables.turn(Turn::Back, row, dy.row(row), &mut dz);
-                let inv_rms = inv_rms[row];
-                for ((sum, dz), x) in sums.iter_mut().zip(&dz).zip(x.row(row)) {
-                    *sum += *dz * (x.wide() * inv_rms);
-                }
-            }
+            tables.heads(
+                first,
+                last,
+                #[inline(always)]
+                |row, angles| {
+                    turned(dy.row(row), angles, tables.style, Turn::Back, &mut dz);
+                    let inv_rms = inv_rms[row];
+                    for ((sum, dz), x) in sums.iter_mut().zip(&dz).zip(x.row(row)) {
+                        *sum += *dz * (x.wide() * inv_rms);
+                    }
+                },
+            );
         });
     });
     add_partials::<T>(partial, dw, empty);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::random::Words;
-use super::strided::{CHUNK, Source};
+use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, blocks as cut, for_parts};
 use crate::ops::AdamW;
 use crate::{Float, Number, Result, Tensor, Wide, for_float};
@@ -124,7 +124,7 @@ impl<T: Float> Block<'_, T> {
         } = self;
         let by = **factors;
         vectorised!(T::Wide, || {
-            let mut chunk = [T::Wide::ZERO; CHUNK];
+            let mut chunk = Chunk::of(T::Wide::ZERO);
             let params = param.chunks_mut(CHUNK);
             let states = mean.chunks_mut(CHUNK).zip(square.chunks_mut(CHUNK));
             for (at, (param, (mean, square))) in params.zip(states).enumerate() {
@@ -153,9 +153,9 @@ fn round<T: Float>(to: &mut [T], from: &[T::Wide], words: Option<&Words>, start:
     let Some(words) = words else {
         return elements.for_each(|(to, from)| *to = T::narrow(*from));
     };
-    let mut random = [0; CHUNK];
+    let mut random = Chunk::of(0);
     words.load_high(start, &mut random[..from.len()]);
-    for ((to, from), word) in elements.zip(&random) {
+    for ((to, from), word) in elements.zip(random.iter()) {
         *to = T::narrow_at_random(*from, *word);
     }
 }
@@ -190,7 +190,7 @@ fn block_of_squares<T: Float>(x: &Source<'_, T>, range: Range<usize>) -> f64 {
     const LANES: usize = 32;
 
     vectorised!(T::Wide, || {
-        let (mut lanes, mut chunk) = ([0.0f64; LANES], [0.0f64; CHUNK]);
+        let (mut lanes, mut chunk) = ([0.0f64; LANES], Chunk::of(0.0f64));
         for start in range.clone().step_by(CHUNK) {
             let chunk = &mut chunk[..CHUNK.min(range.end - start)];
             x.load(start, chunk, |element| element.to_f64());

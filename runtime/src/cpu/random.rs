@@ -5,7 +5,7 @@
 //! digits.
 
 use super::quantile::{normal_f32, normal_f64};
-use super::strided::{CHUNK, Dims, Source};
+use super::strided::{CHUNK, Chunk, Dims, Source};
 use super::{BLOCK, for_blocks};
 use crate::philox::philox;
 use crate::{Element, Float, Key, Layout, Number, Result, Tensor, Truth, Wide};
@@ -44,8 +44,11 @@ impl Words {
     #[inline(always)]
     fn load(&self, part: Part, start: usize, to: &mut [u32]) {
         let mut filled = 0;
-        self.places
-            .for_each_run(start, to.len(), |place, stride, run| {
+        self.places.for_each_run(
+            start,
+            to.len(),
+            #[inline(always)]
+            |place, stride, run| {
                 let to = &mut to[filled..filled + run];
                 filled += run;
                 if stride == 1 {
@@ -55,7 +58,8 @@ impl Words {
                     let place = (place as isize + i as isize * stride) as u64;
                     self.load_run(part, place, std::slice::from_mut(word));
                 }
-            });
+            },
+        );
     }
 
     /// Stores the words of the elements with global indices from `first` on.
@@ -152,7 +156,8 @@ fn join(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// `out[i] = value(high, low)` of the random words of element i.
+/// `out[i] = value(high, low)` of the random words of element i. `value` must be
+/// `#[inline(always)]`, or it is compiled without vectors.
 pub(crate) fn fill<T: Float<Wide: Variate>>(
     words: &Words,
     out: &mut [T],
@@ -160,14 +165,14 @@ pub(crate) fn fill<T: Float<Wide: Variate>>(
 ) {
     for_blocks(out, BLOCK, |start, part| {
         vectorised!(T::Wide, || {
-            let (mut high, mut low) = ([0; CHUNK], [0; CHUNK]);
+            let (mut high, mut low) = (Chunk::of(0), Chunk::of(0));
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 let start = start + at * CHUNK;
                 words.load(Part::High, start, &mut high[..out.len()]);
                 if T::Wide::WIDE {
                     words.load(Part::Low, start, &mut low[..out.len()]);
                 }
-                for (out, (high, low)) in out.iter_mut().zip(high.iter().zip(&low)) {
+                for (out, (high, low)) in out.iter_mut().zip(high.iter().zip(low.iter())) {
                     *out = value(*high, *low);
                 }
             }
@@ -187,12 +192,12 @@ pub(crate) fn dropout<T: Float>(
     let scale = T::Wide::from_f64(scale);
     for_blocks(out, BLOCK, |start, part| {
         vectorised!(T::Wide, || {
-            let (mut random, mut x_part) = ([0; CHUNK], [T::Wide::ZERO; CHUNK]);
+            let (mut random, mut x_part) = (Chunk::of(0), Chunk::of(T::Wide::ZERO));
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 let start = start + at * CHUNK;
                 words.load(Part::High, start, &mut random[..out.len()]);
                 x.load_wide(start, &mut x_part[..out.len()]);
-                for (out, (random, x)) in out.iter_mut().zip(random.iter().zip(&x_part)) {
+                for (out, (random, x)) in out.iter_mut().zip(random.iter().zip(x_part.iter())) {
                     let kept = if *random >= threshold {
                         *x * scale
                     } else {
@@ -210,10 +215,10 @@ pub(crate) fn dropout<T: Float>(
 pub(crate) fn mask(words: &Words, threshold: u32, out: &mut [Truth]) {
     for_blocks(out, BLOCK, |start, part| {
         vectorised!(f32, || {
-            let mut random = [0; CHUNK];
+            let mut random = Chunk::of(0);
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 words.load(Part::High, start + at * CHUNK, &mut random[..out.len()]);
-                for (out, random) in out.iter_mut().zip(&random) {
+                for (out, random) in out.iter_mut().zip(random.iter()) {
                     *out = Truth::from(*random >= threshold);
                 }
             }

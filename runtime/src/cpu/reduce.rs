@@ -2,7 +2,7 @@
 //! [`LANES`] interleaved lanes, which are merged in halves, and merges blocks from first to last.
 
 use super::rows::merge_halves;
-use super::strided::{CHUNK, Source};
+use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::{Float, Result, Tensor, Wide};
 
@@ -54,7 +54,7 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     let mut partial = vec![fold.start; rows.div_ceil(rows_a_block) * columns];
     for_blocks(&mut partial, columns, |start, partial| {
         let first = start / columns * rows_a_block;
-        let mut buffer = [fold.start; CHUNK];
+        let mut buffer = Chunk::of(fold.start);
         for row in first..rows.min(first + rows_a_block) {
             for (at, folded) in partial.chunks_mut(CHUNK).enumerate() {
                 let buffer = &mut buffer[..folded.len()];
@@ -113,7 +113,7 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     fold: &Fold<T::Wide, M>,
 ) -> T::Wide {
     let mut lanes = [fold.start; LANES];
-    let mut buffer = [fold.start; CHUNK];
+    let mut buffer = Chunk::of(fold.start);
     for first in (0..len).step_by(CHUNK) {
         let part = &mut buffer[..CHUNK.min(len - first)];
         x.load_wide(start + first, part);

@@ -1,9 +1,42 @@
 //! Reading tensors of any layout in row-major order, a chunk at a time.
 
+use std::ops::{Deref, DerefMut};
+
+use super::prefetch::prefetch;
 use crate::{Element, Float, Layout, Read, Result, Tensor};
 
 /// Elements that a kernel handles at a time in buffers on its stack.
 pub(crate) const CHUNK: usize = 256;
+
+/// Room for [`CHUNK`] elements, none of whose vectors lies across two lines of a cache: those take
+/// twice as long, and longer if they are read again at once.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Chunk<W>([W; CHUNK]);
+
+impl<W: Copy> Chunk<W> {
+    /// All elements the same.
+    #[inline(always)]
+    pub(crate) fn of(value: W) -> Self {
+        Chunk([value; CHUNK])
+    }
+}
+
+impl<W> Deref for Chunk<W> {
+    type Target = [W; CHUNK];
+
+    #[inline(always)]
+    fn deref(&self) -> &[W; CHUNK] {
+        &self.0
+    }
+}
+
+impl<W> DerefMut for Chunk<W> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [W; CHUNK] {
+        &mut self.0
+    }
+}
 
 /// Calls `f` with the place of every element, in row-major order.
 pub(crate) fn for_each_offset(layout: &Layout, mut f: impl FnMut(usize)) {
@@ -96,19 +129,26 @@ impl<'a, T: Element> Source<'a, T> {
     #[inline(always)]
     pub(crate) fn load<U: Copy>(&self, start: usize, to: &mut [U], convert: impl Fn(T) -> U) {
         let mut filled = 0;
-        self.dims
-            .for_each_run(start, to.len(), |place, stride, run| {
+        self.dims.for_each_run(
+            start,
+            to.len(),
+            #[inline(always)]
+            |place, stride, run| {
                 let to = &mut to[filled..filled + run];
                 filled += run;
                 match stride {
                     1 => {
+                        let end = place + run;
+                        let ahead = self.elements.get(end + run..end + 2 * run);
+                        prefetch(ahead.unwrap_or_default());
                         for (to, from) in to.iter_mut().zip(&self.elements[place..place + run]) {
                             *to = convert(*from);
                         }
                     }
                     _ => self.gather(place, stride, to, &convert),
                 }
-            });
+            },
+        );
     }
 
     /// Stores `convert` of the elements at `place`, `place + stride`, .. in `to`.

@@ -344,14 +344,19 @@ fn fill_uniform<T: Float<Wide: Variate>>(words: &Words, interval: Interval, out:
     let wide = T::Wide::from_f64;
     let (low, length) = (wide(interval.low), wide(interval.high - interval.low));
     let last = wide(interval.last::<T>());
-    kernels::fill::<T>(words, out, |high_word, low_word| {
-        let value = T::narrow(T::Wide::unit(high_word, low_word) * length + low);
-        if value.wide() > last {
-            T::narrow(last)
-        } else {
-            value
-        }
-    });
+    kernels::fill::<T>(
+        words,
+        out,
+        #[inline(always)]
+        move |high_word, low_word| {
+            let value = T::narrow(T::Wide::unit(high_word, low_word) * length + low);
+            if value.wide() > last {
+                T::narrow(last)
+            } else {
+                value
+            }
+        },
+    );
 }
 
 /// What normal values are like.
@@ -383,9 +388,12 @@ impl Bell {
 
 fn fill_normal<T: Float<Wide: Variate>>(words: &Words, bell: Bell, out: &mut [T]) {
     let (mean, std) = (T::Wide::from_f64(bell.mean), T::Wide::from_f64(bell.std));
-    kernels::fill::<T>(words, out, |high, low| {
-        T::narrow(T::Wide::normal(high, low) * std + mean)
-    });
+    kernels::fill::<T>(
+        words,
+        out,
+        #[inline(always)]
+        move |high, low| T::narrow(T::Wide::normal(high, low) * std + mean),
+    );
 }
 
 #[cfg(test)]

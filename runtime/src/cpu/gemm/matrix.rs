@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::GemmError;
+use crate::cpu::prefetch::prefetch;
 
 /// Where the elements of a batch of matrices lie. An empty batch list is one matrix.
 #[derive(Debug, Clone, Copy)]
@@ -259,8 +260,8 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
             true => *self,
             false => self.transposed(),
         };
-        let (rows, cols) = (by_rows.rows(), by_rows.cols());
-        if !by_rows.rows_are_contiguous() || cols == 0 {
+        let rows = by_rows.rows();
+        if !by_rows.rows_are_contiguous() || by_rows.cols() == 0 {
             return;
         }
         for row in rows * index / count..rows * (index + 1) / count {
@@ -271,15 +272,9 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     /// Asks for a row, if there is such a one. Rows must be contiguous.
     #[inline(always)]
     pub(super) fn prefetch_row(&self, row: usize) {
-        let cols = self.cols();
-        if row >= self.rows() || cols == 0 {
-            return;
+        if row < self.rows() {
+            prefetch(self.row(row, 0, self.cols()));
         }
-        let row = self.row(row, 0, cols);
-        for element in row.iter().step_by(CACHE_LINE / size_of::<T>()) {
-            prefetch(element);
-        }
-        prefetch(&row[cols - 1]);
     }
 
     /// `len` elements of a row. Rows must be contiguous.
@@ -289,22 +284,6 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         let start = self.layout.index(row, first) as usize;
         &self.data[start..start + len]
     }
-}
-
-/// Bytes that come from memory together.
-const CACHE_LINE: usize = 64;
-
-/// Asks for the cache line of `element`.
-#[inline(always)]
-fn prefetch<T>(element: &T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint, which reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(element).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = element;
 }
 
 /// A matrix to write, or a batch of them. No two of its elements are the same memory.

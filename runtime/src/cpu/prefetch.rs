@@ -1,0 +1,27 @@
+//! Asking for memory before it is read, where a processor does not see the reads coming.
+
+/// Bytes that come from memory together.
+const CACHE_LINE: usize = 64;
+
+/// Asks for all cache lines of `elements`.
+#[inline(always)]
+pub(crate) fn prefetch<T>(elements: &[T]) {
+    for element in elements.iter().step_by(CACHE_LINE / size_of::<T>()) {
+        prefetch_line(element);
+    }
+    if let Some(last) = elements.last() {
+        prefetch_line(last); // where the first does not begin a line
+    }
+}
+
+#[inline(always)]
+fn prefetch_line<T>(element: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = element;
+}
