@@ -136,7 +136,10 @@ pub(crate) fn accumulate<T: Float, U: Float>(x: &Tensor, out: &mut [U], empty: b
 /// `out[i] = x[i]`.
 pub(crate) fn copy<T: Element>(x: &Tensor, out: &mut [T]) -> Result<()> {
     let x = Source::<T>::new(x)?;
-    for_blocks(out, BLOCK, |start, part| x.copy(start, part));
+    match x.columns() {
+        Some(columns) => columns.copy(out),
+        None => for_blocks(out, BLOCK, |start, part| x.copy(start, part)),
+    }
     Ok(())
 }
 

@@ -40,6 +40,7 @@ pub(crate) mod softmax;
 pub(crate) mod strided;
 pub(crate) mod swiglu;
 mod team;
+mod transpose;
 pub(crate) mod writes;
 
 pub(crate) use parallel::{BLOCK, Shared, blocks, for_blocks, for_parts, for_tasks};

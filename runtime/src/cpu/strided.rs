@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use super::prefetch::prefetch;
+use super::transpose::Columns;
 use crate::{Element, Float, Layout, Read, Result, Tensor};
 
 /// Elements that a kernel handles at a time in buffers on its stack.
@@ -67,6 +68,26 @@ impl Dims {
         }
     }
 
+    /// The last two dims, extents and strides, and all others.
+    pub(crate) fn split_last_two(&self) -> Option<(Dims, [(usize, isize); 2])> {
+        let (outer, last) = self.dims.split_last_chunk()?;
+        let outer = Dims {
+            dims: outer.to_vec(),
+            offset: self.offset,
+        };
+        Some((outer, *last))
+    }
+
+    /// The place of element `index` in row-major order.
+    pub(crate) fn place(&self, mut index: usize) -> usize {
+        let mut place = self.offset as isize;
+        for &(extent, stride) in self.dims.iter().rev() {
+            place += (index % extent) as isize * stride;
+            index /= extent;
+        }
+        place as usize
+    }
+
     /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together
     /// are the elements `start..start + len` in row-major order.
     #[inline(always)]
@@ -109,6 +130,11 @@ impl<'a, T: Element> Source<'a, T> {
             elements: tensor.read()?,
             dims: Dims::new(tensor.layout()),
         })
+    }
+
+    /// As matrices stored column by column, if that is what they are.
+    pub(super) fn columns(&self) -> Option<Columns<'_, T>> {
+        Columns::new(&self.elements, &self.dims)
     }
 
     /// Copies the elements from `start` on into `to`.
