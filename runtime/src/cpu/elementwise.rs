@@ -59,7 +59,6 @@ fn body<W: Wide, const N: usize>(f: &impl Function<N>) -> impl Fn(&[Chunk<W>; N]
                 #[inline(always)]
                 |input| &inputs[input][..count],
             );
-            #[expect(clippy::needless_range_loop, reason = "all of the same count")]
             for i in 0..count {
                 out[i] = f.value(std::array::from_fn(
                     #[inline(always)]

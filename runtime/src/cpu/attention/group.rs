@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::real::{Element, Real};
 use super::rows::Rows;
 use super::{Attention, mask::Segment};
+use crate::cpu::prefetch::prefetch;
 
 /// Rows in a strip.
 pub(super) const STRIP: usize = 32;
@@ -119,6 +120,10 @@ impl<E: Element> Group<'_, E> {
         let head_dim = self.attention.shape.head_dim;
         let (rows, lacking) = to.split_at_mut(strip.rows * padded(head_dim));
 
+        // Rows of a head lie apart, and a processor does not see them coming.
+        for place in self.places(strip.first).take(strip.rows) {
+            prefetch(from.row(place, head_dim));
+        }
         let places = self.places(strip.first);
         for (place, to) in places.zip(rows.chunks_exact_mut(padded(head_dim))) {
             load_row(from.row(place, head_dim), to);
@@ -130,13 +135,17 @@ impl<E: Element> Group<'_, E> {
     #[inline(always)]
     pub(super) fn load_keys(&self, from: &Rows<E>, keys: Range<usize>, to: &mut [E::Real]) {
         let head_dim = self.attention.shape.head_dim;
+        let row = |key: usize| {
+            let at = self.segment.keys.start + key;
+            from.row([self.segment.batch, at, self.kv_head], head_dim)
+        };
+        let end = keys.end;
         for (key, to) in keys.zip(to.chunks_exact_mut(padded(head_dim))) {
-            let place = [
-                self.segment.batch,
-                self.segment.keys.start + key,
-                self.kv_head,
-            ];
-            load_row(from.row(place, head_dim), to);
+            load_row(row(key), to);
+        }
+        // Those of the next block, while this one is multiplied.
+        for key in end..(end + KEYS).min(self.segment.keys.len()) {
+            prefetch(row(key));
         }
     }
 }
