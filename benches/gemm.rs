@@ -59,7 +59,7 @@ fn main() -> anyhow::Result<()> {
         arguments.rounds = 1;
     }
     let device = Device::cpu();
-    device.run(|| bench(&arguments, &device))
+    bench(&arguments, &device)
 }
 
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {

@@ -42,7 +42,7 @@ fn main() -> anyhow::Result<()> {
         (arguments.rounds, arguments.operations) = (1, 10);
     }
     let device = Device::cpu_with_threads(1)?;
-    device.run(|| bench(&arguments, &device))
+    bench(&arguments, &device)
 }
 
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {

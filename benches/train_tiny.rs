@@ -86,7 +86,7 @@ fn main() -> anyhow::Result<()> {
         (arguments.rounds, arguments.steps, arguments.warmup) = (1, 1, 0);
     }
     let device = Device::cpu();
-    device.run(|| bench(&arguments, &device))
+    bench(&arguments, &device)
 }
 
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {

@@ -135,12 +135,11 @@ impl Kernel for AmxKernel {
     #[inline(always)]
     fn pack_a(self, rows: MatrixRef<'_, bf16>, panels: &mut [u32], stride: usize) -> Order {
         let units = rows.cols().next_multiple_of(Self::DEPTH_STEP) / Self::DEPTH_PER_UNIT;
-        let panels = panels
-            .chunks_mut(stride)
-            .map(|panel| &mut panel[..TILE * units]);
-        for (panel, row) in panels.zip((0..rows.rows()).step_by(TILE)) {
-            let live = TILE.min(rows.rows() - row);
-            pack_by_lane(rows.part([row, 0], [live, rows.cols()]), TILE, panel);
+        let firsts = (0..rows.rows()).step_by(TILE);
+        for (first, panel) in firsts.zip(panels.chunks_mut(stride)) {
+            let live = TILE.min(rows.rows() - first);
+            let rows = rows.part([first, 0], [live, rows.cols()]);
+            pack_by_lane(rows, TILE, &mut panel[..TILE * units]);
         }
         Order::Rows { stride: units }
     }

@@ -292,7 +292,10 @@ fn multiply_slabs<K, C>(
             let next_b = b_t.part([col + cols, slab], [next_cols, live_depth]);
             let panels = c.rows().div_ceil(tile.rows);
             for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
-                next_b.prefetch(panel, panels);
+                // What a single panel asks for could not come before it is needed.
+                if panels > 1 {
+                    next_b.prefetch(panel, panels);
+                }
                 if col == 0 && unpacked.is_some() {
                     let ahead = (row + tile.rows).min(a.rows());
                     let rows = tile.rows.min(a.rows() - ahead);

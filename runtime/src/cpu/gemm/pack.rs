@@ -144,8 +144,13 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
     let units = lanes.cols().div_ceil(U::DEPTH);
     for (lane, row) in (0..lanes.rows()).zip(panel.chunks_mut(units)) {
         if !lanes.rows_are_contiguous() {
+            let element = |depth| match depth < lanes.cols() {
+                true => lanes.get(lane, depth),
+                false => T::zeroed(),
+            };
             for (unit, to) in row.iter_mut().enumerate() {
-                *to = units_at_depth(&lanes, lane, unit)[0];
+                let depth = unit * U::DEPTH;
+                *to = U::join(element(depth), element(depth + U::DEPTH - 1));
             }
             continue;
         }
@@ -165,11 +170,8 @@ pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     panels: &mut [U],
     stride: usize,
 ) {
-    let by_depth = lanes.transposed();
     for unit in 0..lanes.cols().div_ceil(U::DEPTH) {
-        for depth in unit * U::DEPTH..(unit + 1) * U::DEPTH {
-            by_depth.prefetch_row(depth + AHEAD);
-        }
+        prefetch_depths::<T, U>(&lanes, unit);
         for lane in (0..lanes.rows()).step_by(BLOCK) {
             let units = units_at_depth(&lanes, lane, unit);
             for (index, units) in units.chunks_exact(width).enumerate() {
@@ -191,26 +193,9 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     width: usize,
     panel: &mut [U],
 ) {
-    let by_depth = lanes.transposed();
-    if U::DEPTH == 1 && by_depth.rows_are_contiguous() && lanes.rows() == width {
-        for (depth, row) in panel.chunks_exact_mut(width).enumerate() {
-            by_depth.prefetch_row(depth + AHEAD);
-            let elements = by_depth.row(depth, 0, width);
-            for (units, elements) in row.chunks_mut(BLOCK).zip(elements.chunks(BLOCK)) {
-                match <&[T; BLOCK]>::try_from(elements) {
-                    Ok(whole) => copy_units(units, &U::join_neighbours(whole)),
-                    Err(_) => {
-                        for (unit, element) in units.iter_mut().zip(elements) {
-                            *unit = U::join(*element, *element);
-                        }
-                    }
-                }
-            }
-        }
-        return;
-    }
     if !lanes.rows_are_contiguous() {
         for (unit, row) in panel.chunks_exact_mut(width).enumerate() {
+            prefetch_depths::<T, U>(&lanes, unit);
             for (index, units) in row.chunks_mut(BLOCK).enumerate() {
                 copy_units(units, &units_at_depth(&lanes, index * BLOCK, unit));
             }
@@ -256,6 +241,18 @@ pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
                 *units = units_at_depth(&lanes, lane, unit);
             }
             U::transpose(tile);
+        }
+    }
+}
+
+/// Asks for what lanes that are neighbours have at the depth of a unit some way ahead.
+#[inline(always)]
+fn prefetch_depths<T: Pod, U: Unit<T>>(lanes: &MatrixRef<'_, T>, unit: usize) {
+    let by_depth = lanes.transposed();
+    if by_depth.rows_are_contiguous() {
+        let first = unit * U::DEPTH + AHEAD;
+        for depth in first..first + U::DEPTH {
+            by_depth.prefetch_row(depth);
         }
     }
 }
