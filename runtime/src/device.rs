@@ -1,6 +1,6 @@
 //! Devices: where tensors live and ops run.
 //!
-//! A [`Device`] is a handle that owns an allocator, perhaps a thread pool or a GPU's streams, and
+//! A [`Device`] is a handle that owns an allocator, a number of threads or a GPU's streams, and
 //! counters. Every rank makes its own.
 
 use std::fmt;

@@ -12,8 +12,7 @@ pub(super) struct Request {
     pub(super) member: usize,
 }
 
-/// Helpers that sleep, each by what wakes it. As many as ever worked at the same time, and few of
-/// those that a program needs once are in the way later.
+/// Helpers that sleep, each by what wakes it. They stay for good, for whichever team asks next.
 static ASLEEP: Mutex<Vec<Sender<Request>>> = Mutex::new(Vec::new());
 
 fn asleep() -> MutexGuard<'static, Vec<Sender<Request>>> {
@@ -45,8 +44,6 @@ fn serve(itself: &Sender<Request>, requests: &Receiver<Request>) {
     // Ends never: it holds a sender of its own.
     for Request { team, member } in requests {
         team.help(member);
-        // First to bed, then gone: who asks at once finds this helper and starts no other.
         asleep().push(itself.clone());
-        team.gone(member);
     }
 }

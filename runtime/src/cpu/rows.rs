@@ -89,8 +89,9 @@ pub(crate) fn rows_a_task(columns: usize) -> usize {
 /// sure that it is.
 macro_rules! for_rows {
     ($out:expr, $columns:expr, |$row:ident, $y:ident, $scratch:ident| $body:expr) => {
-        $crate::cpu::rows::each_row_with_scratch(
+        $crate::cpu::rows::each_row(
             $out,
+            $columns,
             $columns,
             #[inline(always)]
             |$row, $y, $scratch| $body,
@@ -100,41 +101,28 @@ macro_rules! for_rows {
         $crate::cpu::rows::each_row(
             $out,
             $columns,
+            0,
             #[inline(always)]
-            |$row, $y| $body,
+            |$row, $y, _| $body,
         )
     };
 }
 
 pub(crate) use for_rows;
 
-/// What [`for_rows`] does; `f` must be `#[inline(always)]`.
+/// What [`for_rows`] does, with room for `scratch` wide numbers; `f` must be `#[inline(always)]`.
 #[inline(always)]
 pub(crate) fn each_row<T: Float>(
     out: &mut [T],
     columns: usize,
-    f: impl Fn(usize, &mut [T]) + Sync,
-) {
-    each_row_with_scratch(
-        out,
-        columns,
-        #[inline(always)]
-        |row, out, _| f(row, out),
-    );
-}
-
-/// As [`each_row`], with room for a row of wide numbers.
-#[inline(always)]
-pub(crate) fn each_row_with_scratch<T: Float>(
-    out: &mut [T],
-    columns: usize,
+    scratch: usize,
     f: impl Fn(usize, &mut [T], &mut [T::Wide]) + Sync,
 ) {
     if columns == 0 {
         return;
     }
     for_blocks(out, rows_a_task(columns) * columns, |start, part| {
-        let mut scratch = vec![T::Wide::ZERO; columns];
+        let mut scratch = vec![T::Wide::ZERO; scratch];
         vectorised!(T::Wide, || {
             for (at, out) in part.chunks_exact_mut(columns).enumerate() {
                 f(start / columns + at, out, &mut scratch);

@@ -164,6 +164,7 @@ impl<'a, T: Element> Source<'a, T> {
                 filled += run;
                 match stride {
                     1 => {
+                        // The chunk after the next, which is on its way.
                         let end = place + run;
                         let ahead = self.elements.get(end + run..end + 2 * run);
                         prefetch(ahead.unwrap_or_default());

@@ -135,7 +135,7 @@ impl Team {
         }
         let number = self.door.load(Ordering::Relaxed) / LOOP;
         let open = number.wrapping_add(1).wrapping_mul(LOOP) | OPEN;
-        self.door.store(open, Ordering::Release);
+        self.door.store(open, Ordering::SeqCst);
         let opened = Opened(self);
 
         for at in 1..parts {
@@ -152,7 +152,7 @@ impl Team {
     /// Sees to it that a member helps, now or soon.
     fn ask(self: &Arc<Team>, member: usize) {
         let asked = &self.members[member].asked;
-        if !asked.swap(true, Ordering::Relaxed) {
+        if !asked.swap(true, Ordering::SeqCst) {
             let team = self.clone();
             if !helpers::send(Request { team, member }) {
                 asked.store(false, Ordering::Relaxed);
@@ -204,15 +204,25 @@ impl Team {
                 continue;
             }
             if Instant::now() > until {
-                return;
+                if self.leave(member, done) {
+                    return;
+                }
+                until = Instant::now() + LINGER;
             }
             thread::yield_now(); // there may be more threads than cores
         }
     }
 
-    /// Has the next loop ask again for a member who has gone home.
-    pub(super) fn gone(&self, member: usize) {
-        self.members[member].asked.store(false, Ordering::Relaxed);
+    /// Sends a helper home, unless a loop was opened that still counts on it. The caller opens the
+    /// door and then looks whether to ask; this says that it may be asked and then looks at the
+    /// door. All in one order, so one of both sees the other.
+    fn leave(&self, member: usize, done: u64) -> bool {
+        let asked = &self.members[member].asked;
+        asked.store(false, Ordering::SeqCst);
+        let door = self.door.load(Ordering::SeqCst);
+        let counts_on_it = door & OPEN != 0 && door / LOOP != done;
+        // Where it was asked again meanwhile, another helper comes.
+        !counts_on_it || asked.swap(true, Ordering::SeqCst)
     }
 
     /// Goes through the door if it is open to a loop other than `done`: its number.

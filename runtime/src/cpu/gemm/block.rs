@@ -129,7 +129,10 @@ impl Cut {
         }
 
         let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
-        let least_down = rows.div_ceil(most / tile.rows * tile.rows);
+        // Rows that need no buffer may be as many as there are: B is packed less often.
+        let buffers_rows = problem.a.cols() > slab_depth::<K>() || K::unpacked(problem.a).is_none();
+        let most_rows = if buffers_rows { most } else { rows.max(most) };
+        let least_down = rows.div_ceil(most_rows / tile.rows * tile.rows);
         let least_across = cols.div_ceil(most / tile.cols * tile.cols);
         let most_down = (least_down + threads).min(rows.div_ceil(tile.rows));
         let most_across = cols.div_ceil(tile.cols);
@@ -182,6 +185,11 @@ fn share(extent: usize, count: usize, index: usize, step: usize) -> (usize, usiz
     let length = extent.div_ceil(count).next_multiple_of(step);
     let start = (index * length).min(extent);
     (start, length.min(extent - start))
+}
+
+/// Elements along k of a slab.
+fn slab_depth<K: Kernel>() -> usize {
+    SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT
 }
 
 /// 64 bytes, so that buffers begin on a cache line.
@@ -260,10 +268,9 @@ fn multiply_slabs<K, C>(
     let Problem { a, b, c } = block;
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
-    let slab_depth = SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT;
 
-    for slab in (0..depth).step_by(slab_depth) {
-        let live_depth = slab_depth.min(depth - slab);
+    for slab in (0..depth).step_by(slab_depth::<K>()) {
+        let live_depth = slab_depth::<K>().min(depth - slab);
         let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
         let start = if slab == 0 {
             Start::Zero
