@@ -1,7 +1,7 @@
 //! Training on a GPU, which here is the emulator: the CPU's losses and gradients, resumed from the
 //! CPU's checkpoints, without a wait inside of a step, and as a captured graph.
 
-use std::path::Path;
+use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
 use meshgrad::models::{Balancing, Compute, Loss};
@@ -41,9 +41,15 @@ const DENSE: &[&str] = &[
     "model.intermediate_size=96",
 ];
 
+/// A file of the test's own, so that it also runs where there is no checkout.
+static TEXT: LazyLock<tempfile::NamedTempFile> = LazyLock::new(|| {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), include_str!("../CONTRIBUTING.md")).unwrap();
+    file
+});
+
 fn config(sets: &[&str]) -> Config {
-    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("CONTRIBUTING.md");
-    let text = CONFIG.replace("TEXT", text.to_str().unwrap());
+    let text = CONFIG.replace("TEXT", TEXT.path().to_str().unwrap());
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
     Config::parse(&text, "the test", &sets).unwrap()
 }
