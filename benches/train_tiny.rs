@@ -135,7 +135,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     }
     println!(
         "\nmeshgrad's tensors: {:.0} MB at their peak",
-        device.memory().peak as f64 / 1e6
+        device.memory_stats().peak as f64 / 1e6
     );
 
     let report = json!({
@@ -144,7 +144,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
         "rounds": arguments.rounds,
         "steps_a_round": arguments.steps,
         "first_losses_agree_within": first_difference(&contestants),
-        "tensor_peak_bytes": device.memory().peak,
+        "tensor_peak_bytes": device.memory_stats().peak,
         "contestants": contestants.iter().map(Contestant::json).collect::<Vec<_>>(),
     });
     finish(&arguments.options, report, versions)

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     values::linear(&large, &weight)?;
     println!(
         "on meta          {} GB, {} TFLOP",
-        meta.memory().peak >> 30,
+        meta.memory_stats().peak >> 30,
         meta.work().flops / 1_000_000_000_000
     );
     Ok(())

@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             checkpointing: false,
         },
     )?;
-    let (work, memory) = (meta.work(), meta.memory());
+    let (work, memory) = (meta.work(), meta.memory_stats());
     println!(
         "Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, {} GB at the peak",
         work.flops as f64 / 1e12,

@@ -93,10 +93,10 @@ fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
     call.launch(|gpu| {
         let rows = call.rows() as u64;
         let mut arguments = Arguments::new();
-        arguments.push_pointer(gpu.read(&x)?);
+        arguments.push_pointer(gpu.ptr(&x)?);
         arguments
-            .push_pointer(gpu.make(&y)?)
-            .push_pointer(gpu.make(&length)?);
+            .push_pointer(gpu.uninit_ptr(&y)?)
+            .push_pointer(gpu.uninit_ptr(&length)?);
         arguments.push_u64(rows);
         // SAFETY: these are its parameters; it reads the rows of x and writes as many of y and
         // lengths.
@@ -125,11 +125,11 @@ fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tenso
         let rows = call.rows() as u64;
         let mut arguments = Arguments::new();
         arguments
-            .push_pointer(gpu.read(&dy)?)
-            .push_pointer(gpu.read(&y)?);
+            .push_pointer(gpu.ptr(&dy)?)
+            .push_pointer(gpu.ptr(&y)?);
         arguments
-            .push_pointer(gpu.read(&length)?)
-            .push_pointer(gpu.make(&dx)?);
+            .push_pointer(gpu.ptr(&length)?)
+            .push_pointer(gpu.uninit_ptr(&dx)?);
         arguments.push_u64(rows);
         // SAFETY: these are its parameters; it reads rows of dy and y and lengths, and writes as
         // many rows of dx.

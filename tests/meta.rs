@@ -40,7 +40,7 @@ fn step(
     let one = values::full(device, &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
     optimizer.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();
-    (device.work(), device.memory().peak)
+    (device.work(), device.memory_stats().peak)
 }
 
 /// Every op of a training step, in both dtypes, kept and recomputed: the same memory and the same

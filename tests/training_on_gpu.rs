@@ -266,7 +266,7 @@ fn resumed_is_uninterrupted() {
             session::run(&config, &options, &gpu, &AtomicBool::new(false)).unwrap();
         }
         let step = place.path().join("step-000003");
-        ["model.safetensors", "trainer/mean/model.safetensors"]
+        ["model.safetensors", "trainer/exp_avg/model.safetensors"]
             .map(|file| std::fs::read(step.join(file)).unwrap())
     };
     assert!(weights(&[Some(1), None]) == weights(&[None]));

@@ -179,12 +179,12 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         [at.any(&[3, 4], 8)?, at.any(&[3, 4], 9)?],
         condition.clone(),
     );
-    cases.push(case("select", inputs, move |[a, b]| {
-        ops::select(&of_all, a, b)
+    cases.push(case("where_", inputs, move |[a, b]| {
+        ops::where_(&of_all, a, b)
     }));
     let inputs = [at.any(&[3, 1], 8)?, at.any(&[4], 9)?];
     cases.push(case("select, broadcast", inputs, move |[a, b]| {
-        ops::select(&condition, a, b)
+        ops::where_(&condition, a, b)
     }));
     Ok(())
 }

@@ -229,10 +229,10 @@ fn an_add_keeps_nothing() {
         Tape::record(|| ops::add(&Var::input(a.clone()), &Var::input(b.clone()))).unwrap();
     assert_eq!(tape.saved_bytes(), 0);
 
-    let live = device.memory().live;
+    let live = device.memory_stats().live;
     drop((a, b));
     assert!(
-        device.memory().live < live,
+        device.memory_stats().live < live,
         "the tape keeps the operands of an add alive"
     );
 }
@@ -253,11 +253,11 @@ fn saved_bytes_count_each_storage_once() {
 #[test]
 fn inference_keeps_nothing() {
     let net = Net::new();
-    let live = net.device.memory().live;
+    let live = net.device.memory_stats().live;
     let y = net.forward(&Var::constant(net.input(1))).unwrap();
     assert!(!y.is_tracked());
     drop(y);
-    assert_eq!(net.device.memory().live, live);
+    assert_eq!(net.device.memory_stats().live, live);
 }
 
 /// A thousand steps, some of them dropped before backward, leave memory as it was.
@@ -279,7 +279,7 @@ fn steps_leak_nothing() {
         // What was not consumed by backward is freed here.
         drop(unused);
         drop(y);
-        let live = net.device.memory().live;
+        let live = net.device.memory_stats().live;
         assert_eq!(*after_first.get_or_insert(live), live);
     }
 }
@@ -482,7 +482,7 @@ fn saves_may_be_packed() {
     let (plain, bytes) = run(None);
     let (moved, _) = run(Some(Arc::new(ToDevice(away.clone()))));
     assert_eq!(plain, moved);
-    assert!(away.memory().peak > 0);
+    assert!(away.memory_stats().peak > 0);
 
     let (narrow, narrow_bytes) = run(Some(Arc::new(ToBf16)));
     assert_eq!(narrow_bytes, bytes / 2);

@@ -39,7 +39,7 @@ impl Mlp {
     /// When `x` has other features.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let gate_up = ops::merge_first(&self.gate_up_proj.var_as(x.dtype())?)?;
-        let inside = ops::swiglu(&ops::halves(&ops::linear(x, &gate_up)?)?)?;
+        let inside = ops::swiglu(&ops::chunk(&ops::linear(x, &gate_up)?, 2)?)?;
         self.down_proj.forward(&inside)
     }
 }

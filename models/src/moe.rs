@@ -131,7 +131,7 @@ impl Moe {
         let gate_up = ops::reshape(&gate_up, &[held, 2 * features, gate_up.shape()[3]])?;
 
         let inside_c2f = ops::grouped_matmul(x_cd, &gate_up, offsets)?;
-        let inside_cf = ops::swiglu(&ops::halves(&inside_c2f)?)?;
+        let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;
         ops::grouped_matmul(&inside_cf, &down, offsets)
     }
 }

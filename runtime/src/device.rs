@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use crate::cpu;
 use crate::cuda::{self, Allocator, Gpu, Imagined, NoBlock, Pool};
 use crate::memory::{Block, HostMemory, Memory, NoMemory};
-use crate::{CacheUse, CudaError, Error, GpuProperties, Library, MemoryUse, Result};
+use crate::{AllocatorStats, CudaError, Error, GpuProperties, Library, MemoryStats, Result};
 
 /// What a device is able to do. A meta device takes another device's properties and so stands for
 /// it.
@@ -200,20 +200,20 @@ impl Device {
     }
 
     /// How much memory is in use, in bytes.
-    pub fn memory(&self) -> MemoryUse {
+    pub fn memory_stats(&self) -> MemoryStats {
         self.0.memory.usage()
     }
 
     /// How the cache of a GPU's memory is doing; `None` on a CPU device.
-    pub fn cache(&self) -> Option<CacheUse> {
+    pub fn allocator_stats(&self) -> Option<AllocatorStats> {
         self.0.memory.cache()
     }
 
     /// How much memory of the host is pinned for copies to and from this GPU, in bytes: in
     /// [`PinnedBuffer`](crate::PinnedBuffer)s, and in those that copies of ordinary memory go
     /// through. None on another device.
-    pub fn pinned_memory(&self) -> MemoryUse {
-        self.gpu().map_or_else(MemoryUse::default, Gpu::pinned)
+    pub fn pinned_memory_stats(&self) -> MemoryStats {
+        self.gpu().map_or_else(MemoryStats::default, Gpu::pinned)
     }
 
     /// Starts measuring the peaks anew from what is live now.
@@ -225,7 +225,7 @@ impl Device {
     }
 
     /// Gives memory that is kept for reuse back to the operating system or the GPU's driver.
-    pub fn release_kept_memory(&self) {
+    pub fn empty_cache(&self) {
         self.0.memory.release_kept();
     }
 
@@ -241,7 +241,7 @@ impl Device {
     }
 
     /// How often the host was made to wait for the work of a GPU since the device was made: to read
-    /// values ([`Tensor::to_vec`](crate::Tensor::to_vec), [`Reading::wait`](crate::Reading::wait)),
+    /// values ([`Tensor::to_vec`](crate::Tensor::to_vec), [`AsyncRead::wait`](crate::AsyncRead::wait)),
     /// to synchronise, or because uploads of some 4 MiB were on their way already. Not part
     /// of [`Work`], which a device that computes nothing counts alike.
     pub fn waits(&self) -> u64 {
@@ -292,10 +292,10 @@ impl Device {
             NoMemory::Host => Error::OutOfMemory {
                 device: self.to_string(),
                 bytes,
-                live: self.memory().live,
+                live: self.memory_stats().live,
             },
             NoMemory::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
-            NoMemory::Gpu(NoBlock::Exhausted(held)) => Error::Cuda(CudaError::OutOfMemory {
+            NoMemory::Gpu(NoBlock::OutOfMemory(held)) => Error::Cuda(CudaError::OutOfMemory {
                 device: self.to_string(),
                 held,
             }),

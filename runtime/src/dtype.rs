@@ -116,23 +116,23 @@ impl fmt::Display for DType {
 /// One element of a [`DType::Bool`] tensor.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
-pub struct Truth(u8);
+pub struct Bool(u8);
 
-impl Truth {
+impl Bool {
     /// Whether it stands for true.
     pub fn holds(self) -> bool {
         self.0 != 0
     }
 }
 
-impl From<bool> for Truth {
-    fn from(value: bool) -> Truth {
-        Truth(value.into())
+impl From<bool> for Bool {
+    fn from(value: bool) -> Bool {
+        Bool(value.into())
     }
 }
 
-impl PartialEq for Truth {
-    fn eq(&self, other: &Truth) -> bool {
+impl PartialEq for Bool {
+    fn eq(&self, other: &Bool) -> bool {
         self.holds() == other.holds()
     }
 }
@@ -192,7 +192,7 @@ elements! {
     i32 => I32: |x| x.into(), x.into(); |y| y as i32;
     u32 => U32: |x| x.into(), x.into(); |y| y as u32;
     u8 => U8: |x| x.into(), x.into(); |y| y as u8;
-    Truth => Bool: |x| u8::from(x.holds()).into(), x.holds().into(); |y| Truth::from(y as f64 != 0.0);
+    Bool => Bool: |x| u8::from(x.holds()).into(), x.holds().into(); |y| Bool::from(y as f64 != 0.0);
 }
 
 /// A float that kernels compute with. Arithmetic happens in [`Float::Wide`]; an element is widened
@@ -369,7 +369,7 @@ macro_rules! for_any {
                 $body
             }
             $crate::DType::Bool => {
-                type $T = $crate::Truth;
+                type $T = $crate::Bool;
                 $body
             }
         }

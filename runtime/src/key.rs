@@ -44,7 +44,7 @@ pub struct Key {
 impl Key {
     /// The key of a run: the 128-bit number `seed`.
     pub fn new(seed: u64) -> Key {
-        let [low, high] = halves(seed);
+        let [low, high] = low_and_high(seed);
         Key {
             words: [low, high, 0, 0],
         }
@@ -74,8 +74,8 @@ impl Key {
     }
 
     /// Draws from this key for a tensor that holds the elements `region` of a larger one.
-    pub fn within(self, region: &Region) -> Draw {
-        Draw {
+    pub fn within(self, region: &Region) -> RegionKey {
+        RegionKey {
             key: self,
             region: Some(region.clone()),
         }
@@ -83,7 +83,7 @@ impl Key {
 
     fn mix(self, purpose: u32, value: u64) -> Key {
         let [a, b, c, d] = self.words;
-        let [low, high] = halves(value);
+        let [low, high] = low_and_high(value);
         let counter = [low, high, c, d].map(|word| [u64::from(word)]);
         Key {
             words: philox([a ^ purpose, b], counter).map(|[word]| word),
@@ -95,7 +95,7 @@ impl Key {
     }
 }
 
-fn halves(value: u64) -> [u32; 2] {
+fn low_and_high(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
@@ -157,12 +157,12 @@ impl Region {
 /// The random values an op draws: those of a key at the elements of a region. A [`Key`] alone
 /// stands for the whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draw {
+pub struct RegionKey {
     key: Key,
     region: Option<Region>,
 }
 
-impl Draw {
+impl RegionKey {
     /// The key.
     pub fn key(&self) -> Key {
         self.key
@@ -187,9 +187,9 @@ impl Draw {
     }
 }
 
-impl From<Key> for Draw {
-    fn from(key: Key) -> Draw {
-        Draw { key, region: None }
+impl From<Key> for RegionKey {
+    fn from(key: Key) -> RegionKey {
+        RegionKey { key, region: None }
     }
 }
 

@@ -14,6 +14,7 @@
 //! ```
 
 mod accumulator;
+mod async_read;
 mod cpu;
 mod cuda;
 mod device;
@@ -29,7 +30,6 @@ pub mod ops;
 mod philox;
 mod pinned;
 mod plan;
-mod reading;
 mod shape;
 mod signature;
 mod storage;
@@ -38,26 +38,26 @@ mod symbol;
 mod tensor;
 
 pub use accumulator::Accumulator;
+pub use async_read::AsyncRead;
 pub use cpu::attention::AttentionError;
 pub use cpu::elementwise::Function;
 pub use cpu::gemm::GemmError;
-pub use cuda::{CacheUse, CudaError, Exhausted, GpuProperties, Library};
+pub use cuda::{AllocatorStats, CudaError, GpuProperties, Library, OutOfMemoryReport};
 pub use device::{Device, Properties, Work};
-pub use dtype::{DType, Element, Float, Truth, Wide};
+pub use dtype::{Bool, DType, Element, Float, Wide};
 pub use error::{Error, Result};
 pub use graph::Graph;
-pub use key::{Draw, Key, Region};
+pub use key::{Key, Region, RegionKey};
 pub use layout::Layout;
-pub use memory::MemoryUse;
+pub use memory::MemoryStats;
 pub use number::Number;
 pub use pinned::{PendingUpload, PinnedBuffer};
 pub use plan::Launcher;
-pub use reading::Reading;
 pub use shape::{MAX_DIMS, Shape};
 pub use signature::{Call, Signature};
-pub use storage::{Kind, Read, Write};
+pub use storage::{Kind, ReadGuard, WriteGuard};
 pub use stream::{Pending, Stream, with_stream};
-pub use tensor::{Fresh, Tensor};
+pub use tensor::{Tensor, UninitTensor};
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

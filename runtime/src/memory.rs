@@ -10,14 +10,14 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::cuda::{self, Allocator, CacheUse, NoBlock, Pool};
+use crate::cuda::{self, Allocator, AllocatorStats, NoBlock, Pool};
 
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// How much memory a device uses, in bytes of whole size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryUse {
+pub struct MemoryStats {
     /// In tensors that exist now.
     pub live: usize,
     /// The largest `live` since the last [`Device::reset_peak`](crate::Device::reset_peak).
@@ -85,7 +85,7 @@ impl Memory {
         }
     }
 
-    pub(crate) fn usage(&self) -> MemoryUse {
+    pub(crate) fn usage(&self) -> MemoryStats {
         match self {
             Memory::Host(memory) => memory.usage(),
             Memory::Gpu(memory) => locked(memory).usage().memory(),
@@ -100,7 +100,7 @@ impl Memory {
     }
 
     /// The caching allocator's numbers, on a GPU.
-    pub(crate) fn cache(&self) -> Option<CacheUse> {
+    pub(crate) fn cache(&self) -> Option<AllocatorStats> {
         self.gpu().map(|memory| memory.usage())
     }
 
@@ -167,7 +167,7 @@ pub(crate) struct HostMemory {
 #[derive(Default)]
 struct State {
     kept: HashMap<usize, Vec<Option<HostBlock>>>,
-    usage: MemoryUse,
+    usage: MemoryStats,
 }
 
 impl HostMemory {
@@ -218,7 +218,7 @@ impl HostMemory {
         state.usage.reserved = state.usage.live;
     }
 
-    fn usage(&self) -> MemoryUse {
+    fn usage(&self) -> MemoryStats {
         self.lock().usage
     }
 
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(again.as_ref().unwrap().address(), address);
         assert_eq!(
             memory.usage(),
-            MemoryUse {
+            MemoryStats {
                 live: 1024,
                 peak: 1024,
                 reserved: 1024
@@ -278,7 +278,7 @@ mod tests {
         memory.give_back(1010, again);
         memory.release_kept();
         memory.reset_peak();
-        assert_eq!(memory.usage(), MemoryUse::default());
+        assert_eq!(memory.usage(), MemoryStats::default());
     }
 
     /// The device without memory counts what the device with memory counts.

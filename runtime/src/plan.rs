@@ -15,7 +15,7 @@ use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Arguments, Dtype, Error as KernelError, Launch, Variant};
 
 use crate::holds::Access;
-use crate::{DType, Device, Error, Fresh, Kind, Layout, Result, Tensor, stream};
+use crate::{DType, Device, Error, Kind, Layout, Result, Tensor, UninitTensor, stream};
 
 /// One kernel that an op wants to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Operand {
     }
 
     /// A tensor in the making.
-    pub(crate) fn fresh(y: &Fresh) -> Operand {
+    pub(crate) fn fresh(y: &UninitTensor) -> Operand {
         Operand {
             dtype: y.dtype(),
             layout: Layout::contiguous(*y.shape(), 0),
@@ -170,7 +170,7 @@ impl<'a> Launcher<'a> {
     /// # Errors
     /// [`Error::Busy`] when this op changes its storage too, and while work on another stream
     /// does; [`Error::Argument`] for more parameters, caches and their like than a kernel takes.
-    pub fn read(&self, x: &Tensor) -> Result<u64> {
+    pub fn ptr(&self, x: &Tensor) -> Result<u64> {
         self.uses(x, Access::Read)?;
         x.address(self.op)
     }
@@ -181,8 +181,8 @@ impl<'a> Launcher<'a> {
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`] when this op
     /// uses its storage otherwise, and while work on another stream does; [`Error::Argument`] as
-    /// for [`Launcher::read`].
-    pub fn change(&self, into: &Tensor) -> Result<u64> {
+    /// for [`Launcher::ptr`].
+    pub fn mut_ptr(&self, into: &Tensor) -> Result<u64> {
         self.uses(into, Access::Write)?;
         into.address_to_write(self.op)
     }
@@ -191,7 +191,7 @@ impl<'a> Launcher<'a> {
     ///
     /// # Errors
     /// None on a GPU.
-    pub fn make(&self, y: &Fresh) -> Result<u64> {
+    pub fn uninit_ptr(&self, y: &UninitTensor) -> Result<u64> {
         y.address()
     }
 
@@ -200,7 +200,7 @@ impl<'a> Launcher<'a> {
     /// next copies values from this device or synchronises. Also part of graphs.
     ///
     /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
-    pub fn faults(&self, extent: usize) -> FaultSite {
+    pub fn fault_site(&self, extent: usize) -> FaultSite {
         match self.device.gpu() {
             Some(gpu) => gpu.fault_site(self.op, extent),
             None => FaultSite::new(0, 1),
@@ -231,8 +231,8 @@ impl<'a> Launcher<'a> {
     ///
     /// # Safety
     /// The arguments must be those that the kernel declares, and with them it must access nothing
-    /// but elements of tensors whose addresses [`Launcher::read`], [`Launcher::change`] and
-    /// [`Launcher::make`] gave to this call: it can reach all of the GPU's memory, and memory of
+    /// but elements of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
+    /// [`Launcher::uninit_ptr`] gave to this call: it can reach all of the GPU's memory, and memory of
     /// the host that the GPU copies from. (The emulator ends a kernel that accesses what was never
     /// allocated.)
     ///

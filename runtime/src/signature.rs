@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 use meshgrad_mesh::Rule;
 
 use crate::plan::Launcher;
-use crate::tensor::Fresh;
+use crate::tensor::UninitTensor;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 
 const MAX_NAMES: usize = 12;
@@ -531,7 +531,7 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`], [`Error::TooManyDims`].
-    pub fn output(&mut self, at: usize) -> Result<Fresh> {
+    pub fn output(&mut self, at: usize) -> Result<UninitTensor> {
         let operand = &self.signature.parsed().outputs[at];
         let dtype = self.bound.dtype(operand.dtype);
         let dtype = dtype.unwrap_or_else(|| panic!("{}: dtype of `{}`", self.name(), operand.name));
@@ -543,9 +543,9 @@ impl Call {
     ///
     /// # Errors
     /// As [`Call::output`].
-    pub fn output_of(&mut self, shape: Shape, dtype: DType) -> Result<Fresh> {
+    pub fn output_of(&mut self, shape: Shape, dtype: DType) -> Result<UninitTensor> {
         self.bytes += dtype.bytes(shape.elements()) as u64;
-        Fresh::new(&self.device, shape, dtype)
+        UninitTensor::new(&self.device, shape, dtype)
     }
 
     /// Memory that the op needs while it runs, of `elements` elements; counted, and given back when
@@ -553,8 +553,8 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].
-    pub fn workspace(&self, elements: usize, dtype: DType) -> Result<Fresh> {
-        Fresh::new(&self.device, Shape::new(&[elements])?, dtype)
+    pub fn workspace(&self, elements: usize, dtype: DType) -> Result<UninitTensor> {
+        UninitTensor::new(&self.device, Shape::new(&[elements])?, dtype)
     }
 
     /// Runs the arithmetic of an op that computes on the CPU only, unless the device computes

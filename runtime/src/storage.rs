@@ -79,7 +79,7 @@ impl Storage {
     }
 
     /// All elements, for reading.
-    pub(crate) fn read<T: Element>(&self) -> Result<Read<'_, T>> {
+    pub(crate) fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
         let free = |borrows| (borrows >= 0).then_some(borrows + 1);
         let borrowed = self
             .borrows
@@ -90,14 +90,14 @@ impl Storage {
             borrows: &self.borrows,
         };
         let bytes = self.slice()?;
-        Ok(Read {
+        Ok(ReadGuard {
             elements: elements(bytes),
             _release: release,
         })
     }
 
     /// All elements, for writing by `op`. Counts as a new version.
-    pub(crate) fn write<T: Element>(&self, op: &'static str) -> Result<Write<'_, T>> {
+    pub(crate) fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
         }
@@ -114,7 +114,7 @@ impl Storage {
         // SAFETY: the borrow count says that nobody else reads or writes until `release` is dropped, and a block is
         // always initialised.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
-        Ok(Write {
+        Ok(WriteGuard {
             elements: elements_mut(bytes),
             _release: release,
         })
@@ -136,17 +136,17 @@ impl Storage {
 
     /// Puts a copy of `bytes` bytes behind `offset` on a GPU to pinned memory into the current
     /// stream.
-    pub(crate) fn download_later(
+    pub(crate) fn download_async(
         self: &Arc<Storage>,
         offset: usize,
         bytes: usize,
     ) -> Result<PinnedCopy> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("read_later")?;
-                stream::touch(self, Access::Read, "read_later")?;
+                stream::forbid_in_capture("read_async")?;
+                stream::touch(self, Access::Read, "read_async")?;
                 let stream = stream::raw(&self.device, gpu);
-                Ok(gpu.download_later(&stream, Part { block, offset }, bytes)?)
+                Ok(gpu.download_async(&stream, Part { block, offset }, bytes)?)
             }
             _ => Err(self.no_values()),
         }
@@ -367,12 +367,12 @@ impl Drop for Release<'_> {
 }
 
 /// The elements of a storage, borrowed for reading. Indexed by a layout's offset and strides.
-pub struct Read<'a, T> {
+pub struct ReadGuard<'a, T> {
     elements: &'a [T],
     _release: Release<'a>,
 }
 
-impl<T> Deref for Read<'_, T> {
+impl<T> Deref for ReadGuard<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -381,12 +381,12 @@ impl<T> Deref for Read<'_, T> {
 }
 
 /// The elements of a storage, borrowed for writing.
-pub struct Write<'a, T> {
+pub struct WriteGuard<'a, T> {
     elements: &'a mut [T],
     _release: Release<'a>,
 }
 
-impl<T> Deref for Write<'_, T> {
+impl<T> Deref for WriteGuard<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -394,7 +394,7 @@ impl<T> Deref for Write<'_, T> {
     }
 }
 
-impl<T> DerefMut for Write<'_, T> {
+impl<T> DerefMut for WriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.elements
     }

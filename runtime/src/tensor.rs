@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cuda::{Pinned, PinnedCopy};
-use crate::storage::{Kind, Read, Storage, Write};
+use crate::storage::{Kind, ReadGuard, Storage, WriteGuard};
 use crate::{DType, Device, Element, Error, Layout, Result, Shape};
 
 /// An n-dimensional array on a device. Cloning shares the storage.
@@ -27,7 +27,7 @@ impl Tensor {
         shape: &[usize],
         elements: &[T],
     ) -> Result<Tensor> {
-        let mut fresh = Fresh::new(device, Shape::new(shape)?, T::DTYPE)?;
+        let mut fresh = UninitTensor::new(device, Shape::new(shape)?, T::DTYPE)?;
         if elements.len() != fresh.layout.shape().elements() {
             let shape = *fresh.layout.shape();
             return Err(Error::Length {
@@ -53,7 +53,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
-        let mut fresh = Fresh::of_kind(device, Shape::new(shape)?, dtype, kind)?;
+        let mut fresh = UninitTensor::of_kind(device, Shape::new(shape)?, dtype, kind)?;
         fresh.clear()?;
         Ok(fresh.finish())
     }
@@ -225,7 +225,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU;
     /// [`Error::Busy`] while someone writes.
-    pub fn read<T: Element>(&self) -> Result<Read<'_, T>> {
+    pub fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.read()
     }
@@ -235,7 +235,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a
     /// meta device; [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while someone reads or writes.
-    pub fn write<T: Element>(&self, op: &'static str) -> Result<Write<'_, T>> {
+    pub fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.write(op)
     }
@@ -255,10 +255,10 @@ impl Tensor {
 
     /// Puts a copy of its elements, which are contiguous, to pinned memory into the current stream of
     /// a GPU.
-    pub(crate) fn download_later(&self) -> Result<PinnedCopy> {
+    pub(crate) fn download_async(&self) -> Result<PinnedCopy> {
         let bytes = self.dtype.bytes(self.elements());
         self.storage
-            .download_later(self.offset_bytes() as usize, bytes)
+            .download_async(self.offset_bytes() as usize, bytes)
     }
 
     /// Where its first element lies on a GPU, for work that is put into the current stream now.
@@ -327,26 +327,31 @@ impl fmt::Debug for Tensor {
 }
 
 /// A tensor in the making: contiguous, known to nobody else, so that it can be written.
-pub struct Fresh {
+pub struct UninitTensor {
     storage: Storage,
     layout: Layout,
     dtype: DType,
 }
 
-impl Fresh {
+impl UninitTensor {
     /// Memory for a result of `shape`. It holds stale values: the op must write every element.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].
-    pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<Fresh> {
-        Fresh::of_kind(device, shape, dtype, Kind::Value)
+    pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<UninitTensor> {
+        UninitTensor::of_kind(device, shape, dtype, Kind::Value)
     }
 
-    /// As [`Fresh::new`], for a tensor that may change later as `kind` says.
+    /// As [`UninitTensor::new`], for a tensor that may change later as `kind` says.
     ///
     /// # Errors
-    /// As [`Fresh::new`].
-    pub fn of_kind(device: &Device, shape: Shape, dtype: DType, kind: Kind) -> Result<Fresh> {
+    /// As [`UninitTensor::new`].
+    pub fn of_kind(
+        device: &Device,
+        shape: Shape,
+        dtype: DType,
+        kind: Kind,
+    ) -> Result<UninitTensor> {
         let elements = shape
             .iter()
             .try_fold(1usize, |product, extent| product.checked_mul(*extent));
@@ -357,7 +362,7 @@ impl Fresh {
         let bytes = bytes.ok_or(Error::TooLarge { shape, dtype })?;
 
         let storage = Storage::new(device, bytes, kind)?;
-        Ok(Fresh {
+        Ok(UninitTensor {
             storage,
             layout: Layout::contiguous(shape, 0),
             dtype,

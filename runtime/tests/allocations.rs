@@ -99,7 +99,7 @@ fn a_result_allocates_its_handle() {
         let square = x.slice(0, 0..70).unwrap();
         assert_eq!(steady(|| drop(ops::linear(&x, &square).unwrap())), 1);
     }
-    assert_eq!(gpu.cache().unwrap().segments_taken, 1);
+    assert_eq!(gpu.allocator_stats().unwrap().segments_allocated, 1);
 }
 
 /// Nor does work on another stream, which remembers what it uses.

@@ -4,12 +4,12 @@
 mod devices;
 
 use devices::gpu;
-use meshgrad_runtime::{CudaError, DType, Error, Fresh, Kind, Shape, Tensor, ops};
+use meshgrad_runtime::{CudaError, DType, Error, Kind, Shape, Tensor, UninitTensor, ops};
 
 /// A tensor whose elements nobody has written: the emulator ends a kernel that reads them.
 fn unwritten(gpu: &meshgrad_runtime::Device) -> Tensor {
     let shape = Shape::new(&[100]).unwrap();
-    Fresh::new(gpu, shape, DType::F32).unwrap().finish()
+    UninitTensor::new(gpu, shape, DType::F32).unwrap().finish()
 }
 
 #[test]

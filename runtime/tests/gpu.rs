@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use devices::{exact, gpu, numbered, values};
 use meshgrad_runtime::{
-    CudaError, DType, Device, Error, Fresh, Kind, Shape, Signature, Tensor, ops, with_stream,
+    CudaError, DType, Device, Error, Kind, Shape, Signature, Tensor, UninitTensor, ops, with_stream,
 };
 
 /// Values come back as they went, in pieces larger than the staging buffers too.
@@ -50,7 +50,7 @@ fn the_host_cannot_address_them() {
         x.write::<f32>("test"),
         Err(Error::NotOnHost { .. })
     ));
-    let mut fresh = Fresh::new(&gpu, Shape::new(&[4]).unwrap(), DType::F32).unwrap();
+    let mut fresh = UninitTensor::new(&gpu, Shape::new(&[4]).unwrap(), DType::F32).unwrap();
     assert!(matches!(fresh.slice::<f32>(), Err(Error::NotOnHost { .. })));
     assert!(matches!(x.to_vec::<i32>(), Err(Error::WrongDType { .. })));
 }
@@ -128,7 +128,7 @@ fn streams_keep_their_order() {
     drop(with_stream(&streams[0], || ops::neg(&sum)).unwrap());
     drop((x, sum));
     gpu.synchronize().unwrap();
-    assert_eq!(gpu.memory().live, 0);
+    assert_eq!(gpu.memory_stats().live, 0);
 }
 
 /// The emulator may do the work of several streams in any order that they allow: none changes a
@@ -205,7 +205,7 @@ fn a_panic_ends_the_capture() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.stream().unwrap();
     let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
-    let before = gpu.memory();
+    let before = gpu.memory_stats();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         gpu.capture(|| -> Result<(), Error> {
             let y = ops::neg(&x)?;
@@ -214,9 +214,9 @@ fn a_panic_ends_the_capture() {
         })
     }));
     assert!(panicked.is_err());
-    assert_eq!(gpu.memory().live, before.live);
-    gpu.release_kept_memory();
-    assert_eq!(gpu.memory().reserved, before.reserved);
+    assert_eq!(gpu.memory_stats().live, before.live);
+    gpu.empty_cache();
+    assert_eq!(gpu.memory_stats().reserved, before.reserved);
 
     let mut graph = gpu.capture(|| ops::neg(&x)).unwrap();
     graph.launch().unwrap();
@@ -238,7 +238,7 @@ fn a_panic_on_another_stream_lets_go() {
     assert!(panicked.is_err());
     assert_eq!(values(&cache), [3.0; 3]);
     drop(cache);
-    assert_eq!(gpu.memory().live, 0);
+    assert_eq!(gpu.memory_stats().live, 0);
 }
 
 /// A graph cannot end before what was put beside it; the failure says how to wait.
@@ -266,14 +266,14 @@ fn captures_of_other_threads_are_left_alone() {
     let Some(gpu) = gpu() else { return };
     let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
     drop(ops::full(&gpu, &[30 << 20], DType::U8, 0.0).unwrap());
-    let reserved = gpu.memory().reserved;
+    let reserved = gpu.memory_stats().reserved;
     let mut graph = gpu
         .capture(|| {
             let y = ops::neg(&x)?;
             std::thread::scope(|threads| {
                 let other = threads.spawn(|| {
-                    gpu.release_kept_memory();
-                    assert!(gpu.memory().reserved >= reserved, "nothing went back");
+                    gpu.empty_cache();
+                    assert!(gpu.memory_stats().reserved >= reserved, "nothing went back");
                     gpu.synchronize().err()
                 });
                 let refused = other.join().unwrap().unwrap().to_string();
@@ -282,8 +282,8 @@ fn captures_of_other_threads_are_left_alone() {
             ops::neg(&y)
         })
         .unwrap();
-    gpu.release_kept_memory();
-    assert!(gpu.memory().reserved < reserved);
+    gpu.empty_cache();
+    assert!(gpu.memory_stats().reserved < reserved);
     graph.launch().unwrap();
     assert_eq!(values(graph.results()), [2.0; 3]);
 }
@@ -294,7 +294,7 @@ fn memory_runs_out() {
     let Some(gpu) = gpu() else { return };
     let whole = gpu.properties().gpu.as_ref().unwrap().memory;
     let kept = ops::full(&gpu, &[5 << 20], DType::U8, 0.0).unwrap();
-    let refused = Fresh::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8)
+    let refused = UninitTensor::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8)
         .err()
         .unwrap();
     let message = refused.to_string();
@@ -305,10 +305,13 @@ fn memory_runs_out() {
     assert!(message.contains("in use: 1 x 5.0 MiB"), "{message}");
     drop(kept);
 
-    gpu.release_kept_memory();
-    assert_eq!((gpu.memory().live, gpu.memory().reserved), (0, 0));
-    let cache = gpu.cache().unwrap();
-    assert_eq!(cache.segments_taken, cache.segments_given_back);
+    gpu.empty_cache();
+    assert_eq!(
+        (gpu.memory_stats().live, gpu.memory_stats().reserved),
+        (0, 0)
+    );
+    let cache = gpu.allocator_stats().unwrap();
+    assert_eq!(cache.segments_allocated, cache.segments_freed);
 }
 
 /// A meta device of this GPU counts what the GPU counts.
@@ -326,8 +329,8 @@ fn meta_devices_count_the_same() {
             .unwrap();
         ops::add(&z, &y).unwrap();
     }
-    assert_eq!(gpu.memory(), meta.memory());
+    assert_eq!(gpu.memory_stats(), meta.memory_stats());
     assert_eq!(gpu.work(), meta.work());
-    assert_eq!(gpu.cache(), meta.cache());
+    assert_eq!(gpu.allocator_stats(), meta.allocator_stats());
     assert_eq!(gpu.work().kernel_launches, 4);
 }

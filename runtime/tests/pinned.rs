@@ -122,21 +122,21 @@ fn what_does_not_fit_is_refused() {
 fn what_is_pinned_is_counted() {
     let Some(gpu) = gpu() else { return };
     let [a, b] = [1000, 24].map(|bytes| PinnedBuffer::new(&gpu, bytes).unwrap());
-    assert_eq!(gpu.pinned_memory().live, 1024);
+    assert_eq!(gpu.pinned_memory_stats().live, 1024);
     drop(a);
-    assert_eq!(gpu.pinned_memory().live, 24);
-    assert_eq!(gpu.pinned_memory().peak, 1024);
+    assert_eq!(gpu.pinned_memory_stats().live, 24);
+    assert_eq!(gpu.pinned_memory_stats().peak, 1024);
 
     let x = Tensor::zeros(&gpu, &[6], DType::F32, Kind::Cache).unwrap();
     let upload = x.fill_from_pinned(0..24, b).unwrap();
-    assert_eq!(gpu.pinned_memory().live, 24, "the upload owns it");
+    assert_eq!(gpu.pinned_memory_stats().live, 24, "the upload owns it");
     drop(upload);
     gpu.reset_peak();
-    assert_eq!(gpu.pinned_memory().peak, 0);
+    assert_eq!(gpu.pinned_memory_stats().peak, 0);
 
     let cpu = Device::cpu();
     let _ordinary = PinnedBuffer::new(&cpu, 1000).unwrap();
-    assert_eq!(cpu.pinned_memory().peak, 0);
+    assert_eq!(cpu.pinned_memory_stats().peak, 0);
 }
 
 /// An upload takes its place in the current stream, with the rules of what changes.

@@ -80,6 +80,6 @@ impl Ours {
 
     /// The most bytes of the device's memory so far.
     pub(crate) fn peak(&self) -> usize {
-        self.device.memory().peak
+        self.device.memory_stats().peak
     }
 }

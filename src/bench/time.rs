@@ -233,7 +233,7 @@ impl Contest {
     /// Times every job of a group.
     fn times<'g>(&mut self, group: &'g Group) -> anyhow::Result<Vec<(&'g Job, Times)>> {
         // The peer needs memory too.
-        self.device.release_kept_memory();
+        self.device.empty_cache();
         let sets = self.sets(group);
         let operands: Vec<_> = (0..sets)
             .map(|set| {

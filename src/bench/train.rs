@@ -111,7 +111,7 @@ impl Train {
             let together = if train.alone { 1 } else { Who::ALL.len() };
             for who in Who::ALL.chunks(together) {
                 self.compete(who, train, &device, &mut findings)?;
-                device.release_kept_memory();
+                device.empty_cache();
             }
         }
         let (rounds, steps) = self.turns();

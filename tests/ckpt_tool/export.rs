@@ -32,7 +32,7 @@ fn run(place: &Workplace) -> Model {
         })
     };
     write("").unwrap();
-    write("trainer/mean").unwrap();
+    write("trainer/exp_avg").unwrap();
     staging.write("config.json", &config).unwrap();
     staging.write("tokenizer.json", b"{}\n").unwrap();
     staging.write("trainer/state.json", b"{}\n").unwrap();

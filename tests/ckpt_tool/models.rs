@@ -179,7 +179,7 @@ pub(crate) fn checkpoint(run: &Path, step: u64, model: &Model) {
     let embedding = "model.embed_tokens.weight";
     let mean = tensor(Dtype::F32, &model[embedding].shape, step);
     let means = Model::from([(embedding.to_owned(), mean)]);
-    write(&mut staging, "trainer/mean", &means, u64::MAX);
+    write(&mut staging, "trainer/exp_avg", &means, u64::MAX);
     staging.write("trainer/state.json", b"{}\n").unwrap();
     staging.commit().unwrap();
 }

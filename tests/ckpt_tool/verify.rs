@@ -57,7 +57,7 @@ fn every_flipped_byte_is_found() {
 
     let files = [
         "model.safetensors",
-        "trainer/mean/model.safetensors",
+        "trainer/exp_avg/model.safetensors",
         "trainer/state.json",
         "manifest.json",
     ];

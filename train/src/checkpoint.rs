@@ -6,7 +6,7 @@
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run
 //!   trainer/state.json               step and seed, from which learning rate, samples and draws follow
-//!   trainer/mean/, trainer/square/   AdamW's running means, under the names of the parameters
+//!   trainer/exp_avg/, trainer/exp_avg_sq/   AdamW's running means, under the names of the parameters
 //!   trainer/router_bias/             what steers the routers' choice, where experts are balanced so
 //!   manifest.json                    sizes and digests; written last
 //! ```
@@ -57,17 +57,17 @@ pub fn snapshot(
     snapshot.add("tokenizer.json", tokenizer_json);
 
     let entries = optimizer.entries().iter();
-    let means: Vec<_> = entries
+    let exp_avg: Vec<_> = entries
         .clone()
-        .map(|e| (e.param.clone(), e.mean.clone()))
+        .map(|e| (e.param.clone(), e.exp_avg.clone()))
         .collect();
-    let squares: Vec<_> = entries
-        .map(|e| (e.param.clone(), e.square.clone()))
+    let exp_avg_sq: Vec<_> = entries
+        .map(|e| (e.param.clone(), e.exp_avg_sq.clone()))
         .collect();
     let biases = router_biases(model)?;
     for (tensors, folder) in [
-        (&means, "trainer/mean"),
-        (&squares, "trainer/square"),
+        (&exp_avg, "trainer/exp_avg"),
+        (&exp_avg_sq, "trainer/exp_avg_sq"),
         (&biases, ROUTER_BIAS),
     ] {
         if !tensors.is_empty() {
@@ -110,14 +110,17 @@ pub fn load_state(
     let state = read_state(checkpoint)?;
     let folder = checkpoint.path();
     let entries = optimizer.entries().iter();
-    let means: Vec<(_, Tensor)> = entries
+    let exp_avg: Vec<(_, Tensor)> = entries
         .clone()
-        .map(|e| (e.param.clone(), e.mean.clone()))
+        .map(|e| (e.param.clone(), e.exp_avg.clone()))
         .collect();
-    let squares: Vec<(_, Tensor)> = entries
-        .map(|e| (e.param.clone(), e.square.clone()))
+    let exp_avg_sq: Vec<(_, Tensor)> = entries
+        .map(|e| (e.param.clone(), e.exp_avg_sq.clone()))
         .collect();
-    for (tensors, part) in [(&means, "trainer/mean"), (&squares, "trainer/square")] {
+    for (tensors, part) in [
+        (&exp_avg, "trainer/exp_avg"),
+        (&exp_avg_sq, "trainer/exp_avg_sq"),
+    ] {
         let part = folder.join(part);
         Loading::of(&part)
             .progress(progress)

@@ -28,9 +28,9 @@ pub struct Entry {
     /// The parameter.
     pub param: Param,
     /// The running mean of its gradient.
-    pub mean: Tensor,
+    pub exp_avg: Tensor,
     /// The running mean of its squared gradient.
-    pub square: Tensor,
+    pub exp_avg_sq: Tensor,
 }
 
 impl Optimizer {
@@ -51,11 +51,11 @@ impl Optimizer {
         let zeros =
             |shape: &[usize]| Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState);
         let entry = |param: Param| {
-            let (mean, square) = (zeros(param.shape())?, zeros(param.shape())?);
+            let (exp_avg, exp_avg_sq) = (zeros(param.shape())?, zeros(param.shape())?);
             Ok(Entry {
                 param,
-                mean,
-                square,
+                exp_avg,
+                exp_avg_sq,
             })
         };
         let entries: Result<Vec<Entry>> = params.into_iter().map(entry).collect();
@@ -129,8 +129,8 @@ impl Optimizer {
             .map(|(entry, (value, (param, gradient)))| AdamWOperands {
                 param: value,
                 gradient,
-                mean: &entry.mean,
-                square: &entry.square,
+                exp_avg: &entry.exp_avg,
+                exp_avg_sq: &entry.exp_avg_sq,
                 constants: constants(&self.config, param),
                 rounding: None,
             })

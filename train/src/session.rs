@@ -292,7 +292,7 @@ impl<'a> Session<'a> {
             lr: learning_rate,
             grad_norm: measured.grad_norm,
             tokens_per_s,
-            memory: self.device.memory().peak as u64,
+            memory: self.device.memory_stats().peak as u64,
             expert_load: measured.expert_load,
             eta: report::eta(started.elapsed(), done, steps),
         });

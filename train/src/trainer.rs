@@ -3,7 +3,7 @@
 use meshgrad_autograd::{Grads, Tape};
 use meshgrad_models::balance::update_router_bias;
 use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
-use meshgrad_runtime::{DType, Device, Reading, Tensor, ops};
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
 use crate::Result;
 use crate::config::{ComputeDType, Config};
@@ -63,11 +63,11 @@ pub struct PendingOutcome {
     pub step: u64,
     /// Its learning rate.
     pub learning_rate: f64,
-    loss: Reading<f32>,
-    weight: Reading<f32>,
-    grad_norm: Reading<f32>,
+    loss: AsyncRead<f32>,
+    weight: AsyncRead<f32>,
+    grad_norm: AsyncRead<f32>,
     /// With the number of experts.
-    expert_counts: Option<(Reading<f32>, usize)>,
+    expert_counts: Option<(AsyncRead<f32>, usize)>,
 }
 
 impl Outcome {
@@ -86,13 +86,13 @@ impl Outcome {
     /// When the device has no values.
     pub fn later(&self) -> Result<PendingOutcome> {
         let counts = self.expert_counts.as_ref();
-        let counts = counts.map(|counts| Ok((counts.read_later()?, counts.extent(-1)?)));
+        let counts = counts.map(|counts| Ok((counts.read_async()?, counts.extent(-1)?)));
         Ok(PendingOutcome {
             step: self.step,
             learning_rate: self.learning_rate,
-            loss: self.loss.read_later()?,
-            weight: self.weight.read_later()?,
-            grad_norm: self.grad_norm.read_later()?,
+            loss: self.loss.read_async()?,
+            weight: self.weight.read_async()?,
+            grad_norm: self.grad_norm.read_async()?,
             expert_counts: counts.transpose().map_err(crate::TrainError::Runtime)?,
         })
     }
@@ -121,7 +121,7 @@ impl PendingOutcome {
 }
 
 /// The value of a scalar.
-fn sum(reading: Reading<f32>) -> Result<f64> {
+fn sum(reading: AsyncRead<f32>) -> Result<f64> {
     Ok(reading.wait()?.into_iter().map(f64::from).sum())
 }
 
@@ -263,8 +263,8 @@ impl Trainer {
                 .model
                 .loss(&ids, &labels, compute, Balancing::default())?;
             sums.push((
-                measured.cross_entropy.read_later()?,
-                measured.weight.read_later()?,
+                measured.cross_entropy.read_async()?,
+                measured.weight.read_async()?,
             ));
         }
         let (mut loss, mut weight) = (0.0, 0.0);

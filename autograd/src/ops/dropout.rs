@@ -1,6 +1,6 @@
 //! Dropout (Srivastava et al. 2014).
 
-use meshgrad_runtime::{Draw, ops};
+use meshgrad_runtime::{RegionKey, ops};
 
 use crate::{Result, Track, Var};
 
@@ -15,7 +15,7 @@ use crate::{Result, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::dropout`].
-pub fn dropout(x: &Var, draw: impl Into<Draw>, probability: f64) -> Result<Var> {
+pub fn dropout(x: &Var, draw: impl Into<RegionKey>, probability: f64) -> Result<Var> {
     let draw = draw.into();
     let y = ops::dropout(x.value(), draw.clone(), probability)?;
     y.tracked_linear([x], move |dy, [dx]| {

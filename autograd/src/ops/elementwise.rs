@@ -241,14 +241,14 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::select`].
-pub fn select(condition: &Tensor, a: &Var, b: &Var) -> Result<Var> {
-    let y = ops::select(condition, a.value(), b.value())?;
+pub fn where_(condition: &Tensor, a: &Var, b: &Var) -> Result<Var> {
+    let y = ops::where_(condition, a.value(), b.value())?;
     let (a_shape, b_shape, kept) = (*a.shape(), *b.shape(), condition.save());
     y.tracked_linear([a, b], move |dy, [da, db]| {
         let zero = ops::full(dy.device(), &[], dy.dtype(), 0.0)?;
         let condition = kept.get()?;
-        add_summed(da, a_shape, || Ok(ops::select(&condition, dy, &zero)?))?;
-        add_summed(db, b_shape, || Ok(ops::select(&condition, &zero, dy)?))
+        add_summed(da, a_shape, || Ok(ops::where_(&condition, dy, &zero)?))?;
+        add_summed(db, b_shape, || Ok(ops::where_(&condition, &zero, dy)?))
     })
 }
 

@@ -5,7 +5,7 @@ use meshgrad_runtime::ops::{self, RopeStyle};
 
 use crate::{Result, Save, Track, Var};
 
-/// The first features of each head turned by angles that grow with the position; keeps the tables
+/// The first features of each head rotated by angles that grow with the position; keeps the tables
 /// alone.
 ///
 /// # Shapes

@@ -110,12 +110,23 @@ pub fn split_last(x: &Var, c: usize) -> Result<Var> {
     reshape(x, &[leading, &[last / c, c]].concat())
 }
 
-/// The last dim in its two halves: [.., 2 c] to [.., 2, c].
+/// Splits the last dim into `chunks` equal parts, which become a new dim before it: [.., n c] to
+/// [.., n, c].
 ///
 /// # Errors
-/// [`Argument`](meshgrad_runtime::Error::Argument) when it is odd.
-pub fn halves(x: &Var) -> Result<Var> {
-    split_last(x, x.value().extent(-1)? / 2)
+/// [`Argument`](meshgrad_runtime::Error::Argument) when `chunks` does not divide the last dim.
+pub fn chunk(x: &Var, chunks: usize) -> Result<Var> {
+    let last = x.value().extent(-1)?;
+    if chunks == 0 || last % chunks != 0 {
+        let problem = format!("cannot split {last} features into {chunks} equal chunks");
+        return Err(meshgrad_runtime::Error::Argument {
+            op: "chunk",
+            problem,
+        }
+        .into());
+    }
+    let leading = &x.shape()[..x.shape().len() - 1];
+    reshape(x, &[leading, &[chunks, last / chunks]].concat())
 }
 
 /// The last two dims as one: [.., n, c] to [.., n c].

@@ -7,7 +7,7 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::check_ties;
 use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
 use meshgrad_ckpt::plan::{PlanError, Want};
-use meshgrad_runtime::{Device, Fresh, Kind, Tensor};
+use meshgrad_runtime::{Device, Kind, Tensor, UninitTensor};
 
 use super::{Experts, map, read_config, specs};
 use crate::load::{LoadOptions, load};
@@ -135,7 +135,7 @@ impl<'a> Loading<'a> {
 
 /// Memory for a parameter's value, which holds anything until it is loaded.
 fn unfilled(param: &Param, device: &Device) -> Result<Tensor> {
-    let fresh = Fresh::of_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
+    let fresh = UninitTensor::of_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
     let fresh = fresh.map_err(|source| Error::not_loaded(param.name(), source))?;
     Ok(fresh.finish())
 }

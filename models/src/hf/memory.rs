@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 use meshgrad_autograd::Param;
 use meshgrad_ckpt::Dtype;
-use meshgrad_runtime::{Element, Read, Tensor};
+use meshgrad_runtime::{Element, ReadGuard, Tensor};
 
 use crate::Result;
 use crate::load::dtype_of;
@@ -26,7 +26,7 @@ enum One<'t> {
 }
 
 enum Elements<'t, T> {
-    Here(Read<'t, T>, Range<usize>),
+    Here(ReadGuard<'t, T>, Range<usize>),
     Copied(Vec<T>),
 }
 

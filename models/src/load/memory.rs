@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use meshgrad_ckpt::Dtype;
-use meshgrad_runtime::{DType, Tensor, Write};
+use meshgrad_runtime::{DType, Tensor, WriteGuard};
 
 use crate::{Error, Result};
 
@@ -19,8 +19,8 @@ pub(crate) fn dtype_of(dtype: DType) -> Result<Dtype> {
 
 /// A contiguous tensor on the CPU, to be filled.
 pub(super) enum Lent<'t> {
-    F32(Write<'t, f32>, Range<usize>),
-    BF16(Write<'t, bf16>, Range<usize>),
+    F32(WriteGuard<'t, f32>, Range<usize>),
+    BF16(WriteGuard<'t, bf16>, Range<usize>),
 }
 
 impl<'t> Lent<'t> {

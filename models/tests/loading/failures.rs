@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use meshgrad_ckpt::Dtype;
 use meshgrad_models::hf::{Experts, Loading};
 use meshgrad_models::{Error, Qwen3};
-use meshgrad_runtime::{CudaError, DType, Device, Error as RuntimeError, Fresh, Shape, ops};
+use meshgrad_runtime::{CudaError, DType, Device, Error as RuntimeError, Shape, UninitTensor, ops};
 
 use crate::folders::{CONFIGS, Folder, config};
 use crate::{COMPARING, again, assert_without_values, fill, gpu};
@@ -71,7 +71,7 @@ fn a_copy_that_fails_is_told_with_the_tensor() {
     let fail = |read: u64, all: u64| {
         if read > all / 2 && !begun.swap(true, Ordering::Relaxed) {
             // The emulator ends a kernel that reads what nobody wrote, now or later.
-            let unwritten = Fresh::new(&gpu, Shape::new(&[100]).unwrap(), DType::F32);
+            let unwritten = UninitTensor::new(&gpu, Shape::new(&[100]).unwrap(), DType::F32);
             let _ = ops::neg(&unwritten.unwrap().finish());
         }
     };
@@ -125,7 +125,7 @@ fn a_file_that_is_cut_meanwhile() {
                 assert_without_values(&model);
             }
         }
-        assert!([0, COMPARING].contains(&device.pinned_memory().live));
+        assert!([0, COMPARING].contains(&device.pinned_memory_stats().live));
     }
 }
 

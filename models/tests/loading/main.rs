@@ -14,7 +14,7 @@ use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
 use meshgrad_models::hf::{self, Experts, Loading};
 use meshgrad_models::{Error, Qwen3};
-use meshgrad_runtime::{Device, MemoryUse, with_stream};
+use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
 /// A GPU: the machine's with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
 /// with the tests.
@@ -91,7 +91,7 @@ fn what_arrives_is_the_same_everywhere() {
 
 /// Something was pinned, not more than the bound, and of that nothing is left.
 fn assert_bounded(gpu: &Device, bound: u64) {
-    let MemoryUse { live, peak, .. } = gpu.pinned_memory();
+    let MemoryStats { live, peak, .. } = gpu.pinned_memory_stats();
     assert!(
         live == 0 || live == COMPARING,
         "{live} bytes are pinned still"
@@ -138,9 +138,9 @@ fn the_cpu_copies_nothing_extra() {
         for param in loaded.model.params() {
             assert_eq!(param.value().unwrap().version(), 1, "{}", param.name());
         }
-        let memory = device.memory();
+        let memory = device.memory_stats();
         assert_eq!(memory.peak, memory.live);
-        assert_eq!(device.pinned_memory().peak, 0);
+        assert_eq!(device.pinned_memory_stats().peak, 0);
     }
 }
 

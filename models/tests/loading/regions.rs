@@ -97,12 +97,12 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
         64 << 20,
     ];
     while let Some(bound) = bounds.pop() {
-        let before = gpu.pinned_memory().live;
+        let before = gpu.pinned_memory_stats().live;
         gpu.reset_peak();
         let loaded = load_to(&gpu, bound);
-        let peak = gpu.pinned_memory().peak - before;
+        let peak = gpu.pinned_memory_stats().peak - before;
         assert!(peak as u64 <= bound, "{peak} of {bound}");
-        assert_eq!(gpu.pinned_memory().live, before);
+        assert_eq!(gpu.pinned_memory_stats().live, before);
         match loaded {
             Ok(tensors) => {
                 assert!(bits_of(&tensors) == expected, "{bound}");

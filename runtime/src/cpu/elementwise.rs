@@ -6,7 +6,7 @@
 
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
-use crate::{Element, Error, Float, Fresh, Number, Result, Tensor, Truth, Wide};
+use crate::{Bool, Element, Error, Float, Number, Result, Tensor, UninitTensor, Wide};
 
 /// A function of `N` numbers, for every type that kernels compute in: see
 /// [`ops::map`](crate::ops::map).
@@ -25,7 +25,7 @@ type Body<'a, W, const N: usize> = &'a (dyn Fn(&[Chunk<W>; N], &mut [W]) + Sync)
 pub(crate) fn map<const N: usize>(
     f: &impl Function<N>,
     inputs: [&Tensor; N],
-    y: &mut Fresh,
+    y: &mut UninitTensor,
 ) -> Result<()> {
     match y.dtype() {
         crate::DType::F64 => for_chunks::<f64, f64, N>(inputs, y.slice()?, &body(f)),
@@ -39,12 +39,12 @@ pub(crate) fn map<const N: usize>(
 pub(crate) fn test<const N: usize>(
     f: &impl Function<N>,
     inputs: [&Tensor; N],
-    y: &mut Fresh,
+    y: &mut UninitTensor,
 ) -> Result<()> {
     match inputs[0].dtype() {
-        crate::DType::F64 => for_chunks::<f64, Truth, N>(inputs, y.slice()?, &body(f)),
-        crate::DType::F32 => for_chunks::<f32, Truth, N>(inputs, y.slice()?, &body(f)),
-        crate::DType::BF16 => for_chunks::<half::bf16, Truth, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::F64 => for_chunks::<f64, Bool, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::F32 => for_chunks::<f32, Bool, N>(inputs, y.slice()?, &body(f)),
+        crate::DType::BF16 => for_chunks::<half::bf16, Bool, N>(inputs, y.slice()?, &body(f)),
         other => Err(Error::NotAFloat { dtype: other }),
     }
 }
@@ -107,10 +107,10 @@ impl<T: Float> Stored<T::Wide> for T {
     }
 }
 
-impl<W: Wide> Stored<W> for Truth {
+impl<W: Wide> Stored<W> for Bool {
     #[inline(always)]
-    fn stored(result: W) -> Truth {
-        Truth::from(result != W::ZERO)
+    fn stored(result: W) -> Bool {
+        Bool::from(result != W::ZERO)
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn cast<T: Float<Wide = f32>, U: Float<Wide = f32>>(
 }
 
 /// `out[i] = x[i]` for any element types, by way of `V`: i64 between integers, else f64.
-pub(crate) fn cast_through<V: Between>(x: &Tensor, y: &mut Fresh) -> Result<()> {
+pub(crate) fn cast_through<V: Between>(x: &Tensor, y: &mut UninitTensor) -> Result<()> {
     let load = crate::for_any!(x.dtype(), T => V::loader::<T>(x))?;
     crate::for_any!(y.dtype(), U => {
         for_blocks(y.slice::<U>()?, BLOCK, |start, part| {
@@ -211,18 +211,18 @@ impl Between for i64 {
 }
 
 /// `out[i]` is `a[i]` where `condition[i]` holds, else `b[i]`.
-pub(crate) fn select<T: Element>(
+pub(crate) fn where_<T: Element>(
     condition: &Tensor,
     a: &Tensor,
     b: &Tensor,
     out: &mut [T],
 ) -> Result<()> {
-    let condition = Source::<Truth>::new(condition)?;
+    let condition = Source::<Bool>::new(condition)?;
     let [a, b] = sources::<T, 2>([a, b])?;
     for_blocks(out, BLOCK, |start, part| {
         for (at, out) in part.chunks_mut(CHUNK).enumerate() {
             let start = start + at * CHUNK;
-            let mut holds = [Truth::default(); CHUNK];
+            let mut holds = [Bool::default(); CHUNK];
             let mut otherwise = [T::zeroed(); CHUNK];
             condition.copy(start, &mut holds[..out.len()]);
             b.copy(start, &mut otherwise[..out.len()]);

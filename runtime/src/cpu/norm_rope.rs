@@ -1,7 +1,7 @@
-//! Kernels of the norm of heads and their turn, in one pass.
+//! Kernels of the norm of heads and their rotation, in one pass.
 
 use super::norm::{add_partials, rows_a_partial};
-use super::rope::{Turn, turned};
+use super::rope::{Rotation, rotate};
 use super::rows::{Flat, Rows, rows_a_task, sum};
 use super::{blocks, for_blocks, for_parts};
 use crate::ops::RopeStyle;
@@ -50,7 +50,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// y = turned(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
+/// y = rotate(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
 pub(crate) fn norm_rope<T: Float>(
     [x, w]: [&Tensor; 2],
     angles: &Angles<'_>,
@@ -81,7 +81,7 @@ pub(crate) fn norm_rope<T: Float>(
                 |row, angles| {
                     if let Some((y, inv_rms)) = out.next() {
                         *inv_rms = norm(x.row(row), w, eps, &mut normed);
-                        turned(&normed, angles, tables.style, Turn::Forward, y);
+                        rotate(&normed, angles, tables.style, Rotation::Forward, y);
                     }
                 },
             );
@@ -100,7 +100,7 @@ fn norm<T: Float>(x: &[T], w: &[T], eps: T::Wide, normed: &mut [T::Wide]) -> T::
     inv_rms
 }
 
-/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy turned back, head by head.
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, head by head.
 pub(crate) fn norm_rope_grad_input<T: Float>(
     [dy, x, w, inv_rms]: [&Tensor; 4],
     angles: &Angles<'_>,
@@ -132,7 +132,13 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
                 |row, angles| {
                     let Some(dx) = out.next() else { return };
                     let inv_rms = inv_rms[row];
-                    turned(dy.row(row), angles, tables.style, Turn::Back, &mut dzw);
+                    rotate(
+                        dy.row(row),
+                        angles,
+                        tables.style,
+                        Rotation::Inverse,
+                        &mut dzw,
+                    );
                     for ((dzw, w), (wide, x)) in
                         dzw.iter_mut().zip(w).zip(wide_x.iter_mut().zip(x.row(row)))
                     {
@@ -186,7 +192,13 @@ pub(crate) fn norm_rope_grad_weight<T: Float>(
                 last,
                 #[inline(always)]
                 |row, angles| {
-                    turned(dy.row(row), angles, tables.style, Turn::Back, &mut dz);
+                    rotate(
+                        dy.row(row),
+                        angles,
+                        tables.style,
+                        Rotation::Inverse,
+                        &mut dz,
+                    );
                     let inv_rms = inv_rms[row];
                     for ((sum, dz), x) in sums.iter_mut().zip(&dz).zip(x.row(row)) {
                         *sum += *dz * (x.wide() * inv_rms);

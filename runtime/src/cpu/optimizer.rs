@@ -61,8 +61,8 @@ fn power(mut base: f64, mut exponent: u32) -> f64 {
 pub(crate) struct Update<'a, T: Float> {
     pub(crate) param: &'a mut [T],
     pub(crate) gradient: Source<'a, T::Wide>,
-    pub(crate) mean: &'a mut [T::Wide],
-    pub(crate) square: &'a mut [T::Wide],
+    pub(crate) exp_avg: &'a mut [T::Wide],
+    pub(crate) exp_avg_sq: &'a mut [T::Wide],
     pub(crate) factors: Factors<T::Wide>,
     /// By which it is rounded, where that is at random.
     pub(crate) words: Option<Words>,
@@ -79,20 +79,20 @@ impl<T: Float> Update<'_, T> {
     fn blocks(&mut self) -> impl Iterator<Item = Block<'_, T>> {
         let params = self.param.chunks_mut(BLOCK);
         let states = self
-            .mean
+            .exp_avg
             .chunks_mut(BLOCK)
-            .zip(self.square.chunks_mut(BLOCK));
+            .zip(self.exp_avg_sq.chunks_mut(BLOCK));
         let (gradient, factors) = (&self.gradient, &self.factors);
         let words = self.words.as_ref();
         let blocks = params.zip(states).enumerate();
-        blocks.map(move |(at, (param, (mean, square)))| {
+        blocks.map(move |(at, (param, (exp_avg, exp_avg_sq)))| {
             let start = at * BLOCK;
             Block {
                 param,
                 gradient,
                 start,
-                mean,
-                square,
+                exp_avg,
+                exp_avg_sq,
                 factors,
                 words,
             }
@@ -105,8 +105,8 @@ struct Block<'a, T: Float> {
     param: &'a mut [T],
     gradient: &'a Source<'a, T::Wide>,
     start: usize,
-    mean: &'a mut [T::Wide],
-    square: &'a mut [T::Wide],
+    exp_avg: &'a mut [T::Wide],
+    exp_avg_sq: &'a mut [T::Wide],
     factors: &'a Factors<T::Wide>,
     words: Option<&'a Words>,
 }
@@ -117,8 +117,8 @@ impl<T: Float> Block<'_, T> {
             param,
             gradient,
             start,
-            mean,
-            square,
+            exp_avg,
+            exp_avg_sq,
             factors,
             words,
         } = self;
@@ -126,12 +126,16 @@ impl<T: Float> Block<'_, T> {
         vectorised!(T::Wide, || {
             let mut chunk = Chunk::of(T::Wide::ZERO);
             let params = param.chunks_mut(CHUNK);
-            let states = mean.chunks_mut(CHUNK).zip(square.chunks_mut(CHUNK));
-            for (at, (param, (mean, square))) in params.zip(states).enumerate() {
+            let states = exp_avg.chunks_mut(CHUNK).zip(exp_avg_sq.chunks_mut(CHUNK));
+            for (at, (param, (exp_avg, exp_avg_sq))) in params.zip(states).enumerate() {
                 let chunk = &mut chunk[..param.len()];
                 let start = *start + at * CHUNK;
                 gradient.load_wide(start, chunk);
-                let elements = param.iter().zip(mean).zip(square).zip(chunk.iter_mut());
+                let elements = param
+                    .iter()
+                    .zip(exp_avg)
+                    .zip(exp_avg_sq)
+                    .zip(chunk.iter_mut());
                 for (((p, m), v), stepped) in elements {
                     let g = *stepped * by.scale;
                     *m += by.mean_gain * (g - *m);

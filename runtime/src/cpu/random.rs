@@ -8,7 +8,7 @@ use super::quantile::{normal_f32, normal_f64};
 use super::strided::{CHUNK, Chunk, Dims, Source};
 use super::{BLOCK, for_blocks};
 use crate::philox::philox;
-use crate::{Element, Float, Key, Layout, Number, Result, Tensor, Truth, Wide};
+use crate::{Bool, Element, Float, Key, Layout, Number, Result, Tensor, Wide};
 
 /// Blocks of four words that are computed side by side.
 const LANES: usize = 16;
@@ -212,14 +212,14 @@ pub(crate) fn dropout<T: Float>(
 }
 
 /// Whether the random word of each element is at least `threshold`.
-pub(crate) fn mask(words: &Words, threshold: u32, out: &mut [Truth]) {
+pub(crate) fn mask(words: &Words, threshold: u32, out: &mut [Bool]) {
     for_blocks(out, BLOCK, |start, part| {
         vectorised!(f32, || {
             let mut random = Chunk::of(0);
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 words.load(Part::High, start + at * CHUNK, &mut random[..out.len()]);
                 for (out, random) in out.iter_mut().zip(random.iter()) {
-                    *out = Truth::from(*random >= threshold);
+                    *out = Bool::from(*random >= threshold);
                 }
             }
         });

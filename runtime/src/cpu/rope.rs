@@ -7,9 +7,9 @@ use crate::{Element, Float, Result, Tensor};
 
 /// By the angle, or by minus the angle.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Rotation {
     Forward,
-    Back,
+    Inverse,
 }
 
 /// cos and sin of position * inv_freq, times `factor`, by way of f64.
@@ -42,13 +42,13 @@ pub(crate) fn tables(
     Ok(())
 }
 
-/// Turns the pairs of every head; `cos` and `sin` have one row for all `heads` of a position.
+/// Rotates the pairs of every head; `cos` and `sin` have one row for all `heads` of a position.
 pub(crate) fn rope<T: Float>(
     x: &Tensor,
     [cos, sin]: [&Tensor; 2],
     heads: usize,
     style: RopeStyle,
-    turn: Turn,
+    rotation: Rotation,
     y: &mut [T],
 ) -> Result<()> {
     let features = x.shape()[3];
@@ -62,7 +62,7 @@ pub(crate) fn rope<T: Float>(
         let (cos, sin) = (cos.row(position), sin.row(position));
         for (head, y) in y.chunks_exact_mut(features).enumerate() {
             let x = x.row(position * heads + head);
-            turned(x, [cos, sin], style, turn, y);
+            rotate(x, [cos, sin], style, rotation, y);
         }
     });
     Ok(())
@@ -70,18 +70,18 @@ pub(crate) fn rope<T: Float>(
 
 /// One head, whose elements may be wide already.
 #[inline(always)]
-pub(super) fn turned<S: Float, T: Float<Wide = S::Wide>>(
+pub(super) fn rotate<S: Float, T: Float<Wide = S::Wide>>(
     x: &[S],
     [cos, sin]: [&[f32]; 2],
     style: RopeStyle,
-    turn: Turn,
+    rotation: Rotation,
     y: &mut [T],
 ) {
-    match (style, turn) {
-        (RopeStyle::Half, Turn::Forward) => half(x, cos, sin, |sin| sin, y),
-        (RopeStyle::Half, Turn::Back) => half(x, cos, sin, |sin| -sin, y),
-        (RopeStyle::Interleaved, Turn::Forward) => interleaved(x, cos, sin, |sin| sin, y),
-        (RopeStyle::Interleaved, Turn::Back) => interleaved(x, cos, sin, |sin| -sin, y),
+    match (style, rotation) {
+        (RopeStyle::Half, Rotation::Forward) => half(x, cos, sin, |sin| sin, y),
+        (RopeStyle::Half, Rotation::Inverse) => half(x, cos, sin, |sin| -sin, y),
+        (RopeStyle::Interleaved, Rotation::Forward) => interleaved(x, cos, sin, |sin| sin, y),
+        (RopeStyle::Interleaved, Rotation::Inverse) => interleaved(x, cos, sin, |sin| -sin, y),
     }
 }
 
@@ -129,7 +129,7 @@ fn interleaved<S: Float, T: Float<Wide = S::Wide>>(
     }
 }
 
-/// What is not turned.
+/// What is not rotated.
 #[inline(always)]
 fn pass<S: Float, T: Float<Wide = S::Wide>>(x: &[S], y: &mut [T]) {
     for (y, x) in y.iter_mut().zip(x) {

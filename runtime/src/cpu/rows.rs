@@ -5,14 +5,14 @@ use std::ops::{Deref, Range};
 
 use super::{BLOCK, for_blocks};
 use crate::ops::contiguous_range;
-use crate::{Element, Float, Number, Read, Result, Tensor, Wide};
+use crate::{Element, Float, Number, ReadGuard, Result, Tensor, Wide};
 
 /// Interleaved partial results of a fold along a row: enough to hide the latency of an addition.
 const LANES: usize = 32;
 
 /// The rows of a tensor whose last dim lies side by side, whatever the strides of the others.
 pub(crate) struct Rows<'a, T> {
-    elements: Read<'a, T>,
+    elements: ReadGuard<'a, T>,
     /// Extents and strides of the other dims, merged, outermost first.
     outer: Vec<(usize, isize)>,
     offset: usize,
@@ -54,7 +54,7 @@ impl<'a, T: Element> Rows<'a, T> {
 
 /// All elements of a contiguous tensor.
 pub(crate) struct Flat<'a, T> {
-    elements: Read<'a, T>,
+    elements: ReadGuard<'a, T>,
     range: Range<usize>,
 }
 

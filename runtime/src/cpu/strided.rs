@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use super::prefetch::prefetch;
 use super::transpose::Columns;
-use crate::{Element, Float, Layout, Read, Result, Tensor};
+use crate::{Element, Float, Layout, ReadGuard, Result, Tensor};
 
 /// Elements that a kernel handles at a time in buffers on its stack.
 pub(crate) const CHUNK: usize = 256;
@@ -120,7 +120,7 @@ impl Dims {
 
 /// One input of a kernel: a tensor's elements in row-major order, whatever its layout.
 pub(crate) struct Source<'a, T> {
-    elements: Read<'a, T>,
+    elements: ReadGuard<'a, T>,
     dims: Dims,
 }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use crate::ops::contiguous_range;
-use crate::{Element, Error, Result, Tensor, Write};
+use crate::{Element, Error, Result, Tensor, WriteGuard};
 
 /// The storages of some tensors, each borrowed for writing once.
 pub(crate) struct Writes<'a, T> {
-    storages: BTreeMap<usize, Write<'a, T>>,
+    storages: BTreeMap<usize, WriteGuard<'a, T>>,
 }
 
 impl<'a, T: Element> Writes<'a, T> {

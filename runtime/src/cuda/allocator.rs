@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use super::CudaError;
 use blocks::{FreeList, Node, Nodes, State};
 use report::LISTED;
-pub use report::{CacheUse, Exhausted};
+pub use report::{AllocatorStats, OutOfMemoryReport};
 
 /// Alignment and smallest step of block sizes, in bytes.
 const GRAIN: usize = 512;
@@ -62,7 +62,7 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 pub(crate) enum NoBlock {
     /// There is no memory, even after everything that is cached went back.
-    Exhausted(Box<Exhausted>),
+    OutOfMemory(Box<OutOfMemoryReport>),
     /// Where memory comes from failed.
     Failed(CudaError),
 }
@@ -99,7 +99,7 @@ pub(crate) struct Allocator {
     capacity: usize,
     nodes: Nodes,
     pools: BTreeMap<Pool, Cache>,
-    usage: CacheUse,
+    usage: AllocatorStats,
 }
 
 /// The blocks of a pool that nobody uses.
@@ -128,7 +128,7 @@ impl Allocator {
             capacity,
             nodes: Nodes::default(),
             pools: BTreeMap::new(),
-            usage: CacheUse::default(),
+            usage: AllocatorStats::default(),
         }
     }
 
@@ -218,7 +218,7 @@ impl Allocator {
             self.nodes.remove(id);
             self.segments.give_back(node.address, node.bytes);
             self.usage.reserved -= node.bytes;
-            self.usage.segments_given_back += 1;
+            self.usage.segments_freed += 1;
         }
     }
 
@@ -249,7 +249,7 @@ impl Allocator {
         }
     }
 
-    pub(crate) fn usage(&self) -> CacheUse {
+    pub(crate) fn usage(&self) -> AllocatorStats {
         let mut usage = self.usage;
         let nodes = self.nodes.iter().map(|(_, node)| node);
         for cached in nodes.filter(|node| node.state != State::Live) {
@@ -279,11 +279,11 @@ impl Allocator {
             taken = self.take_segment(bytes)?;
         }
         let Some((address, segment)) = taken else {
-            return Err(NoBlock::Exhausted(Box::new(self.exhausted(bytes))));
+            return Err(NoBlock::OutOfMemory(Box::new(self.exhausted(bytes))));
         };
 
         self.usage.reserved += segment;
-        self.usage.segments_taken += 1;
+        self.usage.segments_allocated += 1;
         let id = self.nodes.add(Node {
             address,
             bytes: segment,
@@ -376,7 +376,7 @@ impl Allocator {
         self.nodes.remove(right);
     }
 
-    fn exhausted(&self, asked: usize) -> Exhausted {
+    fn exhausted(&self, asked: usize) -> OutOfMemoryReport {
         let mut sizes = BTreeMap::<usize, usize>::new();
         for (_, node) in self
             .nodes
@@ -388,7 +388,7 @@ impl Allocator {
         let mut largest: Vec<(usize, usize)> = sizes.into_iter().collect();
         largest.sort_by_key(|(bytes, count)| std::cmp::Reverse((bytes * count, *bytes)));
         largest.truncate(LISTED);
-        Exhausted {
+        OutOfMemoryReport {
             asked,
             held: self.usage(),
             capacity: self.capacity,

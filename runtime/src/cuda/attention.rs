@@ -9,7 +9,7 @@ use meshgrad_kernels::attention::{
 use crate::cpu::attention::{AttentionError, Shape};
 use crate::ops::{AttentionMask, AttentionSequences};
 use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
-use crate::{DType, Device, Fresh, Result, Tensor, ops};
+use crate::{DType, Device, Result, Tensor, UninitTensor, ops};
 
 /// An attention as kernels take it: operands that they can read, all on one GPU.
 pub(crate) struct Called {
@@ -138,7 +138,7 @@ fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
         other => Err(Unplanned::DType(other)),
     };
     Ok(Integers {
-        address: gpu.read(list)?,
+        address: gpu.ptr(list)?,
         wide: gpu.planned(wide)?,
         step: u32::from(list.elements() > 1),
     })
@@ -186,11 +186,11 @@ fn view(address: u64, x: &Operand) -> View {
 }
 
 fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View> {
-    Ok(view(gpu.read(x)?, &Operand::of(x)))
+    Ok(view(gpu.ptr(x)?, &Operand::of(x)))
 }
 
-fn make(gpu: &Launcher<'_>, y: &Fresh) -> Result<View> {
-    Ok(view(gpu.make(y)?, &Operand::fresh(y)))
+fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View> {
+    Ok(view(gpu.uninit_ptr(y)?, &Operand::fresh(y)))
 }
 
 /// out and lse. Operands are [`rows`].
@@ -198,7 +198,7 @@ pub(crate) fn attention(
     gpu: &Launcher<'_>,
     called: &Called,
     [q, k, v]: [&Tensor; 3],
-    [out, lse]: [&Fresh; 2],
+    [out, lse]: [&UninitTensor; 2],
 ) -> Result<()> {
     let problem = called.problem(gpu)?;
     let variant = Attention::new(gpu.planned(form([q, k, v]))?);
@@ -208,12 +208,12 @@ pub(crate) fn attention(
     };
     let [of_queries, of_keys] = problem.ranges();
     let arguments = AttentionArguments {
-        faults: [gpu.faults(of_queries), gpu.faults(of_keys)],
+        faults: [gpu.fault_site(of_queries), gpu.fault_site(of_keys)],
         q: read(gpu, q)?,
         k: read(gpu, k)?,
         v: read(gpu, v)?,
         out: make(gpu, out)?,
-        lse: gpu.make(lse)?,
+        lse: gpu.uninit_ptr(lse)?,
         problem,
     };
     gpu.run(&plan, &arguments.arguments())
@@ -239,8 +239,8 @@ pub(crate) fn attention_grad(
     gpu: &Launcher<'_>,
     called: &Called,
     operands: &GradOperands<'_>,
-    workspace: &Fresh,
-    [dq, dk, dv]: [&Fresh; 3],
+    workspace: &UninitTensor,
+    [dq, dk, dv]: [&UninitTensor; 3],
 ) -> Result<()> {
     let GradOperands {
         q,
@@ -252,7 +252,7 @@ pub(crate) fn attention_grad(
     } = *operands;
     let problem = called.problem(gpu)?;
     let form = gpu.planned(form([q, k, v, dout]))?;
-    let [lse, delta] = [gpu.read(lse)?, gpu.make(workspace)?];
+    let [lse, delta] = [gpu.ptr(lse)?, gpu.uninit_ptr(workspace)?];
     let [of_q, of_k, of_v, of_dout] = [q, k, v, dout].map(|x| read(gpu, x));
     let (q, k, v, of_dout) = (of_q?, of_k?, of_v?, of_dout?);
 

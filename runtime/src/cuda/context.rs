@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attri
 
 use super::driver::{self, call, check};
 use super::{CudaError, Library};
-use crate::MemoryUse;
+use crate::MemoryStats;
 
 /// The oldest compute capability that our kernels run on.
 const OLDEST: (u32, u32) = (8, 0);
@@ -112,9 +112,9 @@ impl Context {
     }
 
     /// How much memory of the host is pinned.
-    pub(crate) fn pinned(&self) -> MemoryUse {
+    pub(crate) fn pinned(&self) -> MemoryStats {
         let live = self.pinned.live.load(Ordering::Relaxed);
-        MemoryUse {
+        MemoryStats {
             live,
             peak: self.pinned.peak.load(Ordering::Relaxed),
             reserved: live,

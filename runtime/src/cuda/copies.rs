@@ -8,11 +8,11 @@ use meshgrad_kernels::elementwise::Walk;
 
 use super::elementwise::Target;
 use crate::plan::{Launcher, Operand, Plan, Unplanned};
-use crate::{DType, Element, Fresh, Result, Tensor};
+use crate::{DType, Element, Result, Tensor, UninitTensor};
 
 /// y\[c\] = x\[c\], of one dtype.
 pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    let [from, to] = [gpu.read(x)?, y.address];
+    let [from, to] = [gpu.ptr(x)?, y.address];
     let (x, y) = (Operand::of(x), &y.operand);
     let walk = gpu.planned(walk(&x, y))?;
     if let Some((kernel, turned)) = turning(&x, &walk) {
@@ -37,8 +37,8 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
 /// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU, where all of it is inside.
 pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let extent = (into.shape()[1] + 1).saturating_sub(x.shape()[1]);
-    let position = gpu.read(at)?;
-    let (from, to) = (gpu.read(x)?, gpu.change(into)?);
+    let position = gpu.ptr(at)?;
+    let (from, to) = (gpu.ptr(x)?, gpu.mut_ptr(into)?);
     let [x, into] = [x, into].map(Operand::of);
     let plan = gpu.planned(Positioned::plan(&x, &into))?;
     let arguments = CopyArguments {
@@ -49,7 +49,7 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
             position,
             stride: plan.stride,
             extent: extent as u64,
-            faults: gpu.faults(extent),
+            faults: gpu.fault_site(extent),
         }),
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
@@ -60,7 +60,7 @@ pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let plan = gpu.planned(casting(&Operand::of(x), &y.operand))?;
     let (kernel, walk) = plan;
     let arguments = CastArguments {
-        x: gpu.read(x)?,
+        x: gpu.ptr(x)?,
         y: y.address,
         walk: &walk,
     };
@@ -84,11 +84,11 @@ pub(crate) fn fill<T: Element>(gpu: &Launcher<'_>, value: T, y: &Target) -> Resu
 }
 
 /// y\[i\] = i, of an index dtype.
-pub(crate) fn arange(gpu: &Launcher<'_>, y: &Fresh) -> Result<()> {
+pub(crate) fn arange(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<()> {
     let elements = y.shape().elements() as u64;
     let variant = Arange::new(y.dtype().bytes(1) == 8);
     let arguments = ArangeArguments {
-        y: gpu.make(y)?,
+        y: gpu.uninit_ptr(y)?,
         elements,
     };
     let kernel = Plan {

@@ -21,7 +21,7 @@ use super::elementwise::{Target, cast_from};
 use super::matmul::{Lines, Product, multiply};
 use crate::ops::Targets;
 use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
-use crate::{Call, DType, Fresh, Layout, Result, Shape, Tensor};
+use crate::{Call, DType, Layout, Result, Shape, Tensor, UninitTensor};
 
 /// The most rows of a tile.
 const TILE_ROWS: usize = 4096;
@@ -98,12 +98,12 @@ impl Labels {
     fn new(gpu: &Launcher<'_>, targets: &Targets<'_>, labels: &Tensor) -> Result<Labels> {
         Ok(Labels {
             format: gpu.planned(format(labels.dtype()))?,
-            address: gpu.read(labels)?,
+            address: gpu.ptr(labels)?,
             vocabulary: Classes {
                 first: targets.vocab_start as i64,
                 total: targets.vocab_total as u64,
                 ignore_index: targets.ignore_index,
-                faults: gpu.faults(targets.vocab_total),
+                faults: gpu.fault_site(targets.vocab_total),
             },
         })
     }
@@ -166,16 +166,20 @@ pub(crate) fn statistics(
     call: &Call,
     [x, w, labels]: [&Tensor; 3],
     targets: Targets<'_>,
-    out: [&Fresh; 3],
+    out: [&UninitTensor; 3],
 ) -> Result<()> {
     gpu.planned(float(x.dtype()))?;
     let tiles = Tiles::of(call);
     let workspace = call.workspace(tiles.elements(), DType::F32)?;
-    let tile = tiles.lines(gpu.make(&workspace)?, DType::F32);
+    let tile = tiles.lines(gpu.uninit_ptr(&workspace)?, DType::F32);
     let labels = Labels::new(gpu, &targets, labels)?;
     let operands = [Lines::of(gpu, x)?, Lines::of(gpu, w)?];
     let [max, sum_exp, label_logit] = out;
-    let out = [gpu.make(max)?, gpu.make(sum_exp)?, gpu.make(label_logit)?];
+    let out = [
+        gpu.uninit_ptr(max)?,
+        gpu.uninit_ptr(sum_exp)?,
+        gpu.uninit_ptr(label_logit)?,
+    ];
 
     for rows in tiles.rows() {
         for classes in tiles.classes() {
@@ -232,27 +236,27 @@ impl Gradients<'_> {
         &self,
         gpu: &Launcher<'_>,
         call: &Call,
-        dx: Option<&Fresh>,
+        dx: Option<&UninitTensor>,
         dw: Option<(&Tensor, bool)>,
     ) -> Result<()> {
         let format = gpu.planned(float(self.x.dtype()))?;
         let tiles = Tiles::of(call);
         let dtype = self.x.dtype();
         let workspace = call.workspace(tiles.elements(), DType::F32)?;
-        let tile = tiles.lines(gpu.make(&workspace)?, DType::F32);
+        let tile = tiles.lines(gpu.uninit_ptr(&workspace)?, DType::F32);
         // In f32 the gradient takes the place of the logits.
         let narrow = match dtype {
             DType::F32 => None,
             _ => Some(call.workspace(tiles.elements(), dtype)?),
         };
         let dtile = match &narrow {
-            Some(narrow) => tiles.lines(gpu.make(narrow)?, dtype),
+            Some(narrow) => tiles.lines(gpu.uninit_ptr(narrow)?, dtype),
             None => tile,
         };
 
         let labels = Labels::new(gpu, &self.targets, self.labels)?;
         let operands @ [x, w] = [Lines::of(gpu, self.x)?, Lines::of(gpu, self.w)?];
-        let of_rows = [gpu.read(self.lse)?, gpu.read(self.dloss)?];
+        let of_rows = [gpu.ptr(self.lse)?, gpu.ptr(self.dloss)?];
         let dx = dx.map(|dx| InputGradient::new(gpu, call, &tiles, dx));
         let dx = dx.transpose()?;
         let dw = match dw {
@@ -320,11 +324,16 @@ struct InputGradient {
     dx: Lines,
     sums: Lines,
     /// The memory of sums that are not in dx itself.
-    workspace: Option<Fresh>,
+    workspace: Option<UninitTensor>,
 }
 
 impl InputGradient {
-    fn new(gpu: &Launcher<'_>, call: &Call, tiles: &Tiles, dx: &Fresh) -> Result<InputGradient> {
+    fn new(
+        gpu: &Launcher<'_>,
+        call: &Call,
+        tiles: &Tiles,
+        dx: &UninitTensor,
+    ) -> Result<InputGradient> {
         let features = call.extent("d");
         let lines = |address, dtype| Lines {
             address,
@@ -333,14 +342,14 @@ impl InputGradient {
             leading: features,
             aligned: true,
         };
-        let dx = lines(gpu.make(dx)?, dx.dtype());
+        let dx = lines(gpu.uninit_ptr(dx)?, dx.dtype());
         let in_place = dx.dtype == DType::F32 || tiles.classes <= TILE_CLASSES;
         let workspace = match in_place {
             true => None,
             false => Some(call.workspace(tiles.rows.min(TILE_ROWS) * features, DType::F32)?),
         };
         let sums = match &workspace {
-            Some(workspace) => lines(gpu.make(workspace)?, DType::F32),
+            Some(workspace) => lines(gpu.uninit_ptr(workspace)?, DType::F32),
             None => dx,
         };
         Ok(InputGradient {
@@ -381,18 +390,18 @@ pub(crate) fn sum(
     gpu: &Launcher<'_>,
     [lse, label_logit, labels]: [&Tensor; 3],
     ignore_index: i64,
-    [loss, count]: [&Fresh; 2],
+    [loss, count]: [&UninitTensor; 2],
 ) -> Result<()> {
     let variant = CrossEntropySum {
         dtype: gpu.planned(float(lse.dtype()))?,
         label: gpu.planned(format(labels.dtype()))?,
     };
     let arguments = CrossEntropySumArguments {
-        lse: gpu.read(lse)?,
-        label_logit: gpu.read(label_logit)?,
-        labels: gpu.read(labels)?,
-        loss: gpu.make(loss)?,
-        count: gpu.make(count)?,
+        lse: gpu.ptr(lse)?,
+        label_logit: gpu.ptr(label_logit)?,
+        labels: gpu.ptr(labels)?,
+        loss: gpu.uninit_ptr(loss)?,
+        count: gpu.uninit_ptr(count)?,
         ignore_index,
         rows: lse.elements() as u64,
     };

@@ -7,7 +7,7 @@ use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, 
 use crate::cpu::elementwise::Function;
 use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
 use crate::symbol::{self, Constants};
-use crate::{DType, Fresh, Number, Result, Tensor};
+use crate::{DType, Number, Result, Tensor, UninitTensor};
 
 /// Where a kernel writes.
 pub(crate) struct Target {
@@ -18,17 +18,17 @@ pub(crate) struct Target {
 
 impl Target {
     /// The whole of a tensor in the making.
-    pub(crate) fn fresh(gpu: &Launcher<'_>, y: &Fresh) -> Result<Target> {
+    pub(crate) fn fresh(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<Target> {
         Ok(Target {
             operand: Operand::fresh(y),
-            address: gpu.make(y)?,
+            address: gpu.uninit_ptr(y)?,
         })
     }
 
     /// A range of one dim of a tensor in the making.
     pub(crate) fn part(
         gpu: &Launcher<'_>,
-        y: &Fresh,
+        y: &UninitTensor,
         dim: usize,
         range: Range<usize>,
     ) -> Result<Target> {
@@ -47,7 +47,7 @@ impl Target {
     pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Target> {
         Ok(Target {
             operand: Operand::of(into),
-            address: gpu.change(into)?,
+            address: gpu.mut_ptr(into)?,
         })
     }
 
@@ -77,16 +77,16 @@ pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -
 }
 
 /// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].
-pub(crate) fn select(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> Result<()> {
-    struct Select;
+pub(crate) fn where_(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> Result<()> {
+    struct Where;
 
-    impl Function<3> for Select {
+    impl Function<3> for Where {
         fn value<W: Number>(&self, [condition, a, b]: [W; 3]) -> W {
             condition.if_eq(W::ZERO, b, a)
         }
     }
 
-    map(gpu, &Select, operands, y)
+    map(gpu, &Where, operands, y)
 }
 
 /// to\[i\] += x\[i\], or to\[i\] = x\[i\] where `to` is `empty`.
@@ -104,7 +104,7 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
     }
     let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
     // Each element of the sum is read by the thread that writes it.
-    launch(gpu, &plan, &[to.address, gpu.read(x)?], to)
+    launch(gpu, &plan, &[to.address, gpu.ptr(x)?], to)
 }
 
 /// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
@@ -117,7 +117,7 @@ pub(crate) fn map<const N: usize>(
     let plan = gpu.planned(plan(f, inputs.map(Operand::of), y.operand))?;
     let mut addresses = [0; N];
     for (address, input) in addresses.iter_mut().zip(inputs) {
-        *address = gpu.read(input)?;
+        *address = gpu.ptr(input)?;
     }
     launch(gpu, &plan, &addresses, y)
 }

@@ -1,6 +1,6 @@
 //! What can go wrong on a GPU: of the machine, of the driver, of a kernel.
 
-use super::{Exhausted, Library};
+use super::{Library, OutOfMemoryReport};
 
 /// An error of a GPU, of its driver or of the emulator in its place.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -112,7 +112,7 @@ pub enum CudaError {
         /// The device.
         device: String,
         /// What was asked for and what is held.
-        held: Box<Exhausted>,
+        held: Box<OutOfMemoryReport>,
     },
 
     /// The host has no memory that a GPU could copy from.

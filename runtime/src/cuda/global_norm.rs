@@ -7,7 +7,7 @@ use meshgrad_kernels::global_norm::{
 };
 
 use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
-use crate::{DType, Fresh, Result, Tensor};
+use crate::{DType, Result, Tensor, UninitTensor};
 
 /// How many partial sums all `tensors` have together.
 pub(crate) fn partials(tensors: &[&Tensor]) -> usize {
@@ -19,14 +19,14 @@ pub(crate) fn partials(tensors: &[&Tensor]) -> usize {
 pub(crate) fn sum_squares(
     gpu: &Launcher<'_>,
     x: &Tensor,
-    partials: &Fresh,
+    partials: &UninitTensor,
     first: usize,
 ) -> Result<usize> {
     let plan = gpu.planned(squares(&Operand::of(x)))?;
     let elements = x.elements() as u64;
     let arguments = SumSquaresArguments {
-        x: gpu.read(x)?,
-        partials: gpu.make(partials)? + DType::F64.bytes(first) as u64,
+        x: gpu.ptr(x)?,
+        partials: gpu.uninit_ptr(partials)? + DType::F64.bytes(first) as u64,
         elements,
     };
     gpu.run(&plan, &arguments.arguments())?;
@@ -34,14 +34,18 @@ pub(crate) fn sum_squares(
 }
 
 /// norm = the root of the sum of all partial sums.
-pub(crate) fn add_squares(gpu: &Launcher<'_>, partials: &Fresh, norm: &Fresh) -> Result<()> {
+pub(crate) fn add_squares(
+    gpu: &Launcher<'_>,
+    partials: &UninitTensor,
+    norm: &UninitTensor,
+) -> Result<()> {
     let plan = Plan {
         launch: AddSquares.launch(),
         variant: AddSquares,
     };
     let arguments = AddSquaresArguments {
-        partials: gpu.make(partials)?,
-        norm: gpu.make(norm)?,
+        partials: gpu.uninit_ptr(partials)?,
+        norm: gpu.uninit_ptr(norm)?,
         count: partials.shape().elements() as u64,
     };
     gpu.run(&plan, &arguments.arguments())
@@ -52,15 +56,15 @@ pub(crate) fn clip_scale(
     gpu: &Launcher<'_>,
     [norm, weight]: [&Tensor; 2],
     max_norm: f64,
-    scale: &Fresh,
-    mean_norm: &Fresh,
+    scale: &UninitTensor,
+    mean_norm: &UninitTensor,
 ) -> Result<()> {
     let variant = ClipScale::new(max_norm > 0.0);
     let arguments = ClipScaleArguments {
-        norm: gpu.read(norm)?,
-        weight: gpu.read(weight)?,
-        scale: gpu.make(scale)?,
-        mean_norm: gpu.make(mean_norm)?,
+        norm: gpu.ptr(norm)?,
+        weight: gpu.ptr(weight)?,
+        scale: gpu.uninit_ptr(scale)?,
+        mean_norm: gpu.uninit_ptr(mean_norm)?,
         max_norm,
     };
     let plan = Plan {

@@ -13,7 +13,7 @@ use super::module::Modules;
 use super::stream::RawStream;
 use super::streams::Streams;
 use super::{Context, CudaError, GpuProperties, Library};
-use crate::MemoryUse;
+use crate::MemoryStats;
 
 /// Pinned memory of a reading is at least so much, so that the next ones fit it too.
 const READING: usize = 4096;
@@ -108,7 +108,7 @@ impl Gpu {
     }
 
     /// How much memory of the host is pinned.
-    pub(crate) fn pinned(&self) -> MemoryUse {
+    pub(crate) fn pinned(&self) -> MemoryStats {
         self.context.pinned()
     }
 
@@ -118,7 +118,7 @@ impl Gpu {
     }
 
     /// Puts a copy of `bytes` bytes of `from` to pinned memory into `stream`.
-    pub(crate) fn download_later(
+    pub(crate) fn download_async(
         &self,
         stream: &Arc<RawStream>,
         from: Part<'_>,

@@ -59,8 +59,8 @@ fn arguments(
     Extents { m, n, k, .. }: Extents,
 ) -> Result<GemmArguments> {
     Ok(GemmArguments {
-        a: gpu.read(&a.tensor)?,
-        b: gpu.read(&b.tensor)?,
+        a: gpu.ptr(&a.tensor)?,
+        b: gpu.ptr(&b.tensor)?,
         c: c.address,
         m,
         n,
@@ -84,11 +84,11 @@ fn grouped(
 ) -> Result<GroupedArguments> {
     Ok(GroupedArguments {
         product,
-        offsets: gpu.read(offsets)?,
+        offsets: gpu.ptr(offsets)?,
         offsets_stride: offsets.layout().strides()[0] as i64,
         groups,
         // An offset may be as many as there are rows.
-        faults: gpu.faults(rows as usize + 1),
+        faults: gpu.fault_site(rows as usize + 1),
     })
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn sum_rows(
     let operands = [x, index].map(Operand::of);
     let plan = gpu.planned(IndexSum::plan(&operands, rows, &to.operand))?;
     let workspace = call.workspace(plan.workspace(), DType::U32)?;
-    let start = gpu.make(&workspace)?;
+    let start = gpu.uninit_ptr(&workspace)?;
     let place = |elements: u64| start + 4 * elements;
     let count = u64::from(plan.count);
     let lists = [0, 2].map(|list| [place(list * count), place((list + 1) * count)]);
@@ -52,14 +52,14 @@ pub(crate) fn sum_rows(
     let choices = rows.numbers[rows.dim];
     let numbers = Layout::contiguous(rows.numbers, 0);
     let arguments = KeysArguments {
-        index: gpu.read(index)?,
+        index: gpu.ptr(index)?,
         keys: lists[0][0],
         positions: lists[0][1],
         walk: &plan.walk,
         indexed: Indexed {
             extent: choices as u64,
             stride: numbers.strides()[rows.dim] as i64,
-            faults: gpu.faults(choices),
+            faults: gpu.fault_site(choices),
         },
         rows: plan.rows,
     };
@@ -95,7 +95,7 @@ pub(crate) fn sum_rows(
     gpu.run(&kernel, &arguments.arguments())?;
 
     let arguments = SumRowsArguments {
-        x: gpu.read(x)?,
+        x: gpu.ptr(x)?,
         sorted,
         starts,
         sum: to.address,

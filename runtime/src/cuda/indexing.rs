@@ -5,7 +5,7 @@ use meshgrad_kernels::indexing::{Gather, GatherArguments, Ids, Indexed, Select, 
 
 use super::copies::unit;
 use crate::plan::{Launcher, Operand, Plan, Unplanned};
-use crate::{DType, Fresh, Layout, Result, Tensor};
+use crate::{DType, Layout, Result, Tensor, UninitTensor};
 
 /// y\[o, j, ..\] = x\[o, ids\[j\], ..\] along dim `dim`, of contiguous tensors.
 pub(crate) fn select(
@@ -13,22 +13,22 @@ pub(crate) fn select(
     x: &Tensor,
     dim: usize,
     ids: &Tensor,
-    y: &Fresh,
+    y: &UninitTensor,
 ) -> Result<()> {
     let operand = Operand::of(x);
     let plan = gpu.planned(selecting(&operand, dim, ids.dtype(), ids.elements()))?;
     let extent = x.shape()[dim];
     let arguments = SelectArguments {
-        x: gpu.read(x)?,
-        ids: gpu.read(ids)?,
-        y: gpu.make(y)?,
+        x: gpu.ptr(x)?,
+        ids: gpu.ptr(ids)?,
+        y: gpu.uninit_ptr(y)?,
         outer: plan.outer,
         chosen: ids.elements() as u64,
         inner: plan.inner,
         indexed: Indexed {
             extent: extent as u64,
             stride: plan.inner as i64,
-            faults: gpu.faults(extent),
+            faults: gpu.fault_site(extent),
         },
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
@@ -40,20 +40,20 @@ pub(crate) fn gather(
     x: &Tensor,
     dim: usize,
     index: &Tensor,
-    y: &Fresh,
+    y: &UninitTensor,
 ) -> Result<()> {
     let operands = [x, index].map(Operand::of);
     let (kernel, walk) = gpu.planned(gathering(&operands, dim))?;
     let extent = x.shape()[dim];
     let arguments = GatherArguments {
-        x: gpu.read(x)?,
-        index: gpu.read(index)?,
-        y: gpu.make(y)?,
+        x: gpu.ptr(x)?,
+        index: gpu.ptr(index)?,
+        y: gpu.uninit_ptr(y)?,
         walk: &walk,
         indexed: Indexed {
             extent: extent as u64,
             stride: x.layout().strides()[dim] as i64,
-            faults: gpu.faults(extent),
+            faults: gpu.fault_site(extent),
         },
     };
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))

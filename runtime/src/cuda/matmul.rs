@@ -42,7 +42,7 @@ pub(crate) fn multiply(
     let elements = plan.extents.elements();
     let parts = plan.split.parts;
     let workspace = call.workspace(parts as usize * elements as usize, DType::F32)?;
-    let workspace = gpu.make(&workspace)?;
+    let workspace = gpu.uninit_ptr(&workspace)?;
     multiply_into(gpu, &plan, [a, b], workspace, None)?;
     let arguments = SumPartsArguments {
         parts: workspace,

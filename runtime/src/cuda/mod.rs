@@ -35,7 +35,7 @@ mod stream;
 mod streams;
 pub(crate) mod swiglu;
 
-pub use allocator::{CacheUse, Exhausted};
+pub use allocator::{AllocatorStats, OutOfMemoryReport};
 pub use context::GpuProperties;
 pub use driver::Library;
 pub use error::CudaError;

@@ -7,7 +7,7 @@ use meshgrad_kernels::rms_norm::{
 };
 
 use crate::plan::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
-use crate::{DType, Fresh, Result, Tensor};
+use crate::{DType, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "rms_norm";
@@ -17,16 +17,16 @@ pub(crate) fn rms_norm(
     gpu: &Launcher<'_>,
     [x, w]: [&Tensor; 2],
     eps: f64,
-    y: &Fresh,
-    inv_rms: &Fresh,
+    y: &UninitTensor,
+    inv_rms: &UninitTensor,
 ) -> Result<()> {
     let rows = inv_rms.shape().elements();
     let plan = gpu.planned(forward(&Operand::of(x), &Operand::of(w), rows))?;
     let arguments = RmsNormArguments {
-        x: gpu.read(x)?,
-        w: gpu.read(w)?,
-        y: gpu.make(y)?,
-        inv_rms: gpu.make(inv_rms)?,
+        x: gpu.ptr(x)?,
+        w: gpu.ptr(w)?,
+        y: gpu.uninit_ptr(y)?,
+        inv_rms: gpu.uninit_ptr(inv_rms)?,
         rows: plan.rows,
         features: plan.features,
         eps: eps as f32,
@@ -38,16 +38,16 @@ pub(crate) fn rms_norm(
 pub(crate) fn rms_norm_grad_input(
     gpu: &Launcher<'_>,
     [dy, x, w, inv_rms]: [&Tensor; 4],
-    dx: &Fresh,
+    dx: &UninitTensor,
 ) -> Result<()> {
     let operands = [dy, x, w].map(Operand::of);
     let plan = gpu.planned(grad_input(&operands, inv_rms.elements()))?;
     let arguments = RmsNormGradInputArguments {
-        dy: gpu.read(dy)?,
-        x: gpu.read(x)?,
-        w: gpu.read(w)?,
-        inv_rms: gpu.read(inv_rms)?,
-        dx: gpu.make(dx)?,
+        dy: gpu.ptr(dy)?,
+        x: gpu.ptr(x)?,
+        w: gpu.ptr(w)?,
+        inv_rms: gpu.ptr(inv_rms)?,
+        dx: gpu.uninit_ptr(dx)?,
         rows: plan.rows,
         features: plan.features,
     };
@@ -60,19 +60,19 @@ pub(crate) fn rms_norm_grad_weight(
     gpu: &Launcher<'_>,
     plan: &GradWeight,
     [dy, x, inv_rms]: [&Tensor; 3],
-    workspace: &Fresh,
+    workspace: &UninitTensor,
     dw: &Tensor,
 ) -> Result<()> {
-    let partials = gpu.make(workspace)?;
+    let partials = gpu.uninit_ptr(workspace)?;
     let arguments = RmsNormGradWeightArguments {
-        dy: gpu.read(dy)?,
-        x: gpu.read(x)?,
-        inv_rms: gpu.read(inv_rms)?,
+        dy: gpu.ptr(dy)?,
+        x: gpu.ptr(x)?,
+        inv_rms: gpu.ptr(inv_rms)?,
         partials,
         rows: plan.rows,
         features: plan.features,
     };
-    let to = gpu.change(dw)?;
+    let to = gpu.mut_ptr(dw)?;
     gpu.run(&plan.partials, &arguments.arguments())?;
 
     let arguments = SumPartialsArguments {
@@ -89,17 +89,17 @@ pub(crate) fn add_rms_norm(
     gpu: &Launcher<'_>,
     [x, b, w]: [&Tensor; 3],
     eps: f64,
-    [h, y, inv_rms]: [&Fresh; 3],
+    [h, y, inv_rms]: [&UninitTensor; 3],
 ) -> Result<()> {
     let operands = [x, b, w].map(Operand::of);
     let plan = gpu.planned(add_forward(&operands, inv_rms.shape().elements()))?;
     let arguments = AddRmsNormArguments {
-        x: gpu.read(x)?,
-        b: gpu.read(b)?,
-        w: gpu.read(w)?,
-        h: gpu.make(h)?,
-        y: gpu.make(y)?,
-        inv_rms: gpu.make(inv_rms)?,
+        x: gpu.ptr(x)?,
+        b: gpu.ptr(b)?,
+        w: gpu.ptr(w)?,
+        h: gpu.uninit_ptr(h)?,
+        y: gpu.uninit_ptr(y)?,
+        inv_rms: gpu.uninit_ptr(inv_rms)?,
         rows: plan.rows,
         features: plan.features,
         eps: eps as f32,
@@ -111,17 +111,17 @@ pub(crate) fn add_rms_norm(
 pub(crate) fn add_rms_norm_grad_input(
     gpu: &Launcher<'_>,
     [dh, dy, h, w, inv_rms]: [&Tensor; 5],
-    dx: &Fresh,
+    dx: &UninitTensor,
 ) -> Result<()> {
     let operands = [dh, dy, h, w].map(Operand::of);
     let plan = gpu.planned(add_grad_input(&operands, inv_rms.elements()))?;
     let arguments = AddRmsNormGradInputArguments {
-        dh: gpu.read(dh)?,
-        dy: gpu.read(dy)?,
-        h: gpu.read(h)?,
-        w: gpu.read(w)?,
-        inv_rms: gpu.read(inv_rms)?,
-        dx: gpu.make(dx)?,
+        dh: gpu.ptr(dh)?,
+        dy: gpu.ptr(dy)?,
+        h: gpu.ptr(h)?,
+        w: gpu.ptr(w)?,
+        inv_rms: gpu.ptr(inv_rms)?,
+        dx: gpu.uninit_ptr(dx)?,
         rows: plan.rows,
         features: plan.features,
     };

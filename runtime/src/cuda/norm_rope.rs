@@ -1,4 +1,4 @@
-//! Plans of the norm of heads and their turn, and their launches. Heads and tables are read as they
+//! Plans of the norm of heads and their rotation, and their launches. Heads and tables are read as they
 //! lie, as by [`rope`](super::rope).
 
 use meshgrad_kernels::norm_rope::{
@@ -7,64 +7,64 @@ use meshgrad_kernels::norm_rope::{
 };
 use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
 
-use super::rope::{Turned, format, head_strides, is_aligned};
+use super::rope::{RotatedHeads, format, head_strides, is_aligned};
 use crate::cpu::norm_rope::Angles;
 use crate::plan::{Launcher, Operand, Plan, Unplanned, float};
-use crate::{DType, Fresh, Result, Tensor};
+use crate::{DType, Result, Tensor, UninitTensor};
 
-/// y = turned(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
+/// y = rotated(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
 pub(crate) fn norm_rope(
     gpu: &Launcher<'_>,
     [x, w]: [&Tensor; 2],
     angles: &Angles<'_>,
     eps: f64,
-    [y, inv_rms]: [&Fresh; 2],
+    [y, inv_rms]: [&UninitTensor; 2],
 ) -> Result<()> {
-    let turned = gpu.planned(turned(x, angles))?;
-    let aligned = turned.aligned && Operand::of(w).is_aligned();
+    let rotated = gpu.planned(rotated(x, angles))?;
+    let aligned = rotated.aligned && Operand::of(w).is_aligned();
     let dtype = gpu.planned(float(x.dtype()))?;
-    let variant = NormRope::new(dtype, format(angles.style), &turned.heads, aligned);
+    let variant = NormRope::new(dtype, format(angles.style), &rotated.heads, aligned);
     let arguments = NormRopeArguments {
-        x: gpu.read(x)?,
-        w: gpu.read(w)?,
-        cos: gpu.read(angles.cos)?,
-        sin: gpu.read(angles.sin)?,
-        y: gpu.make(y)?,
-        inv_rms: gpu.make(inv_rms)?,
-        heads: turned.heads,
+        x: gpu.ptr(x)?,
+        w: gpu.ptr(w)?,
+        cos: gpu.ptr(angles.cos)?,
+        sin: gpu.ptr(angles.sin)?,
+        y: gpu.uninit_ptr(y)?,
+        inv_rms: gpu.uninit_ptr(inv_rms)?,
+        heads: rotated.heads,
         eps: eps as f32,
-        of_x: turned.of_x,
-        of_tables: turned.of_tables,
+        of_x: rotated.of_x,
+        of_tables: rotated.of_tables,
     };
-    let launch = variant.launch(&turned.heads);
+    let launch = variant.launch(&rotated.heads);
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
-/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy turned back, head by head.
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, head by head.
 pub(crate) fn norm_rope_grad_input(
     gpu: &Launcher<'_>,
     [dy, x, w, inv_rms]: [&Tensor; 4],
     angles: &Angles<'_>,
-    dx: &Fresh,
+    dx: &UninitTensor,
 ) -> Result<()> {
-    let turned = gpu.planned(turned(x, angles))?;
+    let rotated = gpu.planned(rotated(x, angles))?;
     let dy_aligned = gpu.planned(is_aligned(&Operand::of(dy)))?;
-    let aligned = turned.aligned && dy_aligned && Operand::of(w).is_aligned();
+    let aligned = rotated.aligned && dy_aligned && Operand::of(w).is_aligned();
     let dtype = gpu.planned(float(x.dtype()))?;
-    let variant = NormRopeGradInput::new(dtype, format(angles.style), &turned.heads, aligned);
+    let variant = NormRopeGradInput::new(dtype, format(angles.style), &rotated.heads, aligned);
     let arguments = NormRopeGradInputArguments {
-        dy: gpu.read(dy)?,
-        x: gpu.read(x)?,
-        w: gpu.read(w)?,
-        inv_rms: gpu.read(inv_rms)?,
-        cos: gpu.read(angles.cos)?,
-        sin: gpu.read(angles.sin)?,
-        dx: gpu.make(dx)?,
-        heads: turned.heads,
-        of_heads: [head_strides(&Operand::of(dy)), turned.of_x],
-        of_tables: turned.of_tables,
+        dy: gpu.ptr(dy)?,
+        x: gpu.ptr(x)?,
+        w: gpu.ptr(w)?,
+        inv_rms: gpu.ptr(inv_rms)?,
+        cos: gpu.ptr(angles.cos)?,
+        sin: gpu.ptr(angles.sin)?,
+        dx: gpu.uninit_ptr(dx)?,
+        heads: rotated.heads,
+        of_heads: [head_strides(&Operand::of(dy)), rotated.of_x],
+        of_tables: rotated.of_tables,
     };
-    let launch = variant.launch(&turned.heads);
+    let launch = variant.launch(&rotated.heads);
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn norm_rope_grad_input(
 pub(crate) struct GradWeight {
     partials: Plan<NormRopeGradWeight>,
     sum: Plan<SumPartials>,
-    turned: Turned,
+    rotated: RotatedHeads,
     /// Partial sums of each feature.
     lines: u64,
 }
@@ -85,9 +85,9 @@ impl GradWeight {
         angles: &Angles<'_>,
         empty: bool,
     ) -> Result<GradWeight, Unplanned> {
-        let turned = turned(x, angles)?;
-        let aligned = turned.aligned && is_aligned(&Operand::of(dy))?;
-        let (dtype, heads) = (float(x.dtype())?, &turned.heads);
+        let rotated = rotated(x, angles)?;
+        let aligned = rotated.aligned && is_aligned(&Operand::of(dy))?;
+        let (dtype, heads) = (float(x.dtype())?, &rotated.heads);
         let partials = NormRopeGradWeight::new(dtype, format(angles.style), heads, aligned);
         let sum = SumPartials::new(!empty);
         let rows = u64::from(heads.rows);
@@ -101,13 +101,13 @@ impl GradWeight {
                 variant: sum,
             },
             lines: rows.div_ceil(rows_per_partial(rows)),
-            turned,
+            rotated,
         })
     }
 
     /// The elements and dtype of the memory that it needs beside its operands.
     pub(crate) fn workspace(&self) -> (usize, DType) {
-        let features = self.turned.heads.features as usize;
+        let features = self.rotated.heads.features as usize;
         (self.lines as usize * features, DType::F32)
     }
 }
@@ -119,34 +119,34 @@ pub(crate) fn norm_rope_grad_weight(
     plan: &GradWeight,
     [dy, x, inv_rms]: [&Tensor; 3],
     angles: &Angles<'_>,
-    workspace: &Fresh,
+    workspace: &UninitTensor,
     dw: &Tensor,
 ) -> Result<()> {
-    let partials = gpu.make(workspace)?;
-    let turned = &plan.turned;
+    let partials = gpu.uninit_ptr(workspace)?;
+    let rotated = &plan.rotated;
     let arguments = NormRopeGradWeightArguments {
-        dy: gpu.read(dy)?,
-        x: gpu.read(x)?,
-        inv_rms: gpu.read(inv_rms)?,
-        cos: gpu.read(angles.cos)?,
-        sin: gpu.read(angles.sin)?,
+        dy: gpu.ptr(dy)?,
+        x: gpu.ptr(x)?,
+        inv_rms: gpu.ptr(inv_rms)?,
+        cos: gpu.ptr(angles.cos)?,
+        sin: gpu.ptr(angles.sin)?,
         partials,
-        heads: turned.heads,
-        of_heads: [head_strides(&Operand::of(dy)), turned.of_x],
-        of_tables: turned.of_tables,
+        heads: rotated.heads,
+        of_heads: [head_strides(&Operand::of(dy)), rotated.of_x],
+        of_tables: rotated.of_tables,
     };
-    let to = gpu.change(dw)?;
+    let to = gpu.mut_ptr(dw)?;
     gpu.run(&plan.partials, &arguments.arguments())?;
 
     let arguments = SumPartialsArguments {
         partials,
         to,
         rows: plan.lines,
-        features: turned.heads.features,
+        features: rotated.heads.features,
     };
     gpu.run(&plan.sum, &arguments.arguments())
 }
 
-fn turned(x: &Tensor, angles: &Angles<'_>) -> Result<Turned, Unplanned> {
-    Turned::new(&Operand::of(x), [angles.cos, angles.sin].map(Operand::of))
+fn rotated(x: &Tensor, angles: &Angles<'_>) -> Result<RotatedHeads, Unplanned> {
+    RotatedHeads::new(&Operand::of(x), [angles.cos, angles.sin].map(Operand::of))
 }

@@ -25,7 +25,7 @@ pub(crate) fn adamw(
 ) -> Result<()> {
     let changed = operands
         .iter()
-        .flat_map(|one| [one.param, one.mean, one.square]);
+        .flat_map(|one| [one.param, one.exp_avg, one.exp_avg_sq]);
     let changed: Vec<&Tensor> = changed.collect();
     let now = [scalars.learning_rate, scalars.step, scalars.scale];
     let read: Vec<&Tensor> = gradients.iter().chain(now).collect();
@@ -36,12 +36,12 @@ pub(crate) fn adamw(
 
     let mut entries = Vec::with_capacity(operands.len());
     let addresses = changed.as_chunks::<3>().0.iter().zip(gradients);
-    for (one, ([param, mean, square], gradient)) in operands.iter().zip(addresses) {
+    for (one, ([param, exp_avg, exp_avg_sq], gradient)) in operands.iter().zip(addresses) {
         let rounding = match one.rounding {
             Some(draw) => Some((draw.key(), draw.places(gpu.op(), one.param.shape())?)),
             None => None,
         };
-        let addresses = [*param, *gradient, *mean, *square];
+        let addresses = [*param, *gradient, *exp_avg, *exp_avg_sq];
         entries.push(gpu.planned(entry(one, rounding, addresses))?);
     }
 
@@ -50,7 +50,7 @@ pub(crate) fn adamw(
         return Ok(());
     }
     let uploaded = table.of(&entries, scalars.step)?;
-    let start = gpu.read(uploaded)?;
+    let start = gpu.ptr(uploaded)?;
     let arguments = AdamWArguments {
         table: start,
         chunks: start + 8 * table.words.len() as u64,

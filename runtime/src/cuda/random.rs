@@ -18,7 +18,7 @@ pub(crate) fn draw(
     let drawn = plan(values.distribution(), places, x.map(Operand::of), y.operand);
     let drawn = gpu.planned(drawn)?;
     let arguments = RandomArguments {
-        operand: x.map_or(Ok(0), |x| gpu.read(x))?,
+        operand: x.map_or(Ok(0), |x| gpu.ptr(x))?,
         result: y.address,
         key: key.words(),
         values,

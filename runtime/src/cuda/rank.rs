@@ -8,7 +8,7 @@ use meshgrad_kernels::rank::{
 };
 
 use crate::plan::{Operand, Plan, Unplanned, extent, float};
-use crate::{Call, DType, Fresh, Result, Tensor};
+use crate::{Call, DType, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "rank";
@@ -19,18 +19,18 @@ pub(crate) fn first_best(
     direction: Direction,
     x: &Tensor,
     columns: usize,
-    places: &Fresh,
+    places: &UninitTensor,
 ) -> Result<()> {
     call.launch(|gpu| {
         let plan = gpu.planned(Extremes::plan(direction, &Operand::of(x), columns))?;
-        let x = gpu.read(x)?;
-        let to = gpu.make(places)?;
+        let x = gpu.ptr(x)?;
+        let to = gpu.uninit_ptr(places)?;
         if plan.chunks == 1 {
             return gpu.run(&plan.best, &plan.arguments(x, to).arguments());
         }
 
         let workspace = call.workspace(plan.rows as usize * plan.chunks as usize, DType::I64)?;
-        let keys = gpu.make(&workspace)?;
+        let keys = gpu.uninit_ptr(&workspace)?;
         gpu.run(&plan.best, &plan.arguments(x, keys).arguments())?;
         let arguments = BestOfChunksArguments {
             keys,
@@ -87,18 +87,22 @@ pub(crate) fn top_k(
     call: &Call,
     x: &Tensor,
     [columns, k]: [usize; 2],
-    values: &Fresh,
-    places: &Fresh,
+    values: &UninitTensor,
+    places: &UninitTensor,
 ) -> Result<()> {
     call.launch(|gpu| {
         let plan = gpu.planned(Top::plan(&Operand::of(x), columns, k))?;
-        let [x, values, places] = [gpu.read(x)?, gpu.make(values)?, gpu.make(places)?];
+        let [x, values, places] = [
+            gpu.ptr(x)?,
+            gpu.uninit_ptr(values)?,
+            gpu.uninit_ptr(places)?,
+        ];
         let room = |runs: Runs| call.workspace(plan.keys_of(runs), DType::I64);
 
         let mut held = room(plan.runs)?;
         let arguments = SortTilesArguments {
             x,
-            keys: gpu.make(&held)?,
+            keys: gpu.uninit_ptr(&held)?,
             values,
             places,
             features: plan.features,
@@ -112,8 +116,8 @@ pub(crate) fn top_k(
             let merged = runs.merged(plan.k);
             let to = room(merged)?;
             let arguments = MergeRunsArguments {
-                from: gpu.make(&held)?,
-                keys: gpu.make(&to)?,
+                from: gpu.uninit_ptr(&held)?,
+                keys: gpu.uninit_ptr(&to)?,
                 x,
                 values,
                 places,

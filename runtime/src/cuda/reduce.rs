@@ -6,7 +6,7 @@ use meshgrad_kernels::{Dtype, Error as KernelError, merge::Merge};
 use crate::ops::contiguous;
 use crate::plan::{Operand, Plan, Unplanned, float};
 use crate::shape::MAX_DIMS;
-use crate::{Call, DType, Fresh, Layout, Result, Tensor};
+use crate::{Call, DType, Layout, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "reduce";
@@ -26,7 +26,7 @@ pub(crate) fn reduce(
     x: &Tensor,
     reduced: &[usize],
     how: How,
-    y: &Fresh,
+    y: &UninitTensor,
 ) -> Result<()> {
     let x = match in_memory_order(x.layout(), reduced) {
         Some(_) => x.clone(),
@@ -34,8 +34,8 @@ pub(crate) fn reduce(
     };
     call.launch(|gpu| {
         let runs = in_memory_order(x.layout(), reduced).unwrap_or_default();
-        let mut from = (gpu.read(&x)?, Operand::of(&x));
-        let mut held: Option<Fresh> = None;
+        let mut from = (gpu.ptr(&x)?, Operand::of(&x));
+        let mut held: Option<UninitTensor> = None;
         for step in passes(runs) {
             let workspace = match step.last {
                 true => None,
@@ -46,7 +46,7 @@ pub(crate) fn reduce(
             let plan = gpu.planned(step.plan(how.merge, &from.1, to.dtype()))?;
             let arguments = ReduceArguments {
                 x: from.0,
-                y: gpu.make(to)?,
+                y: gpu.uninit_ptr(to)?,
                 extents: step.extents,
                 scale,
             };

@@ -8,10 +8,10 @@ use meshgrad_kernels::rope::{
     RopeTablesArguments, Style, TableStrides,
 };
 
-use crate::cpu::rope::Turn;
+use crate::cpu::rope::Rotation;
 use crate::ops::RopeStyle;
 use crate::plan::{Launcher, MOST, Operand, Plan, Unplanned, extent, float};
-use crate::{DType, Fresh, Result, Tensor};
+use crate::{DType, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "rope";
@@ -21,15 +21,15 @@ pub(crate) fn tables(
     gpu: &Launcher<'_>,
     [positions, inv_freq]: [&Tensor; 2],
     factor: f64,
-    [cos, sin]: [&Fresh; 2],
+    [cos, sin]: [&UninitTensor; 2],
 ) -> Result<()> {
     let plan = tables_plan(positions.dtype(), positions.elements(), inv_freq.elements());
     let (plan, elements, pairs) = gpu.planned(plan)?;
     let arguments = RopeTablesArguments {
-        positions: gpu.read(positions)?,
-        inv_freq: gpu.read(inv_freq)?,
-        cos: gpu.make(cos)?,
-        sin: gpu.make(sin)?,
+        positions: gpu.ptr(positions)?,
+        inv_freq: gpu.ptr(inv_freq)?,
+        cos: gpu.uninit_ptr(cos)?,
+        sin: gpu.uninit_ptr(sin)?,
         elements,
         pairs,
         factor,
@@ -37,33 +37,33 @@ pub(crate) fn tables(
     gpu.run(&plan, &arguments.arguments())
 }
 
-/// Turns the pairs of every head of `x` [b, t, n, d] by tables [b, t, h].
+/// Rotates the pairs of every head of `x` [b, t, n, d] by tables [b, t, h].
 pub(crate) fn rope(
     gpu: &Launcher<'_>,
     x: &Tensor,
     [cos, sin]: [&Tensor; 2],
     style: RopeStyle,
-    turn: Turn,
-    y: &Fresh,
+    rotation: Rotation,
+    y: &UninitTensor,
 ) -> Result<()> {
-    let direction = match turn {
-        Turn::Forward => Direction::Forward,
-        Turn::Back => Direction::Back,
+    let direction = match rotation {
+        Rotation::Forward => Direction::Forward,
+        Rotation::Inverse => Direction::Back,
     };
-    let turned = Turned::new(&Operand::of(x), [cos, sin].map(Operand::of));
-    let turned = gpu.planned(turned)?;
+    let rotated = RotatedHeads::new(&Operand::of(x), [cos, sin].map(Operand::of));
+    let rotated = gpu.planned(rotated)?;
     let dtype = gpu.planned(float(x.dtype()))?;
-    let (heads, aligned) = (&turned.heads, turned.aligned);
+    let (heads, aligned) = (&rotated.heads, rotated.aligned);
     let variant = Rope::new(dtype, format(style), direction, heads, aligned);
     let arguments = RopeArguments {
-        x: gpu.read(x)?,
-        cos: gpu.read(cos)?,
-        sin: gpu.read(sin)?,
-        y: gpu.make(y)?,
-        heads: turned.heads,
-        of_x: turned.of_x,
-        of_cos: turned.of_tables[0],
-        of_sin: turned.of_tables[1],
+        x: gpu.ptr(x)?,
+        cos: gpu.ptr(cos)?,
+        sin: gpu.ptr(sin)?,
+        y: gpu.uninit_ptr(y)?,
+        heads: rotated.heads,
+        of_x: rotated.of_x,
+        of_cos: rotated.of_tables[0],
+        of_sin: rotated.of_tables[1],
     };
     let launch = variant.launch(heads);
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
@@ -77,9 +77,9 @@ pub(super) fn format(style: RopeStyle) -> Style {
     }
 }
 
-/// Heads and the tables that turn them, as kernels take them.
+/// Heads and the tables that rotate them, as kernels take them.
 #[derive(Debug)]
-pub(super) struct Turned {
+pub(super) struct RotatedHeads {
     pub(super) heads: Heads,
     pub(super) of_x: HeadStrides,
     pub(super) of_tables: [TableStrides; 2],
@@ -87,9 +87,9 @@ pub(super) struct Turned {
     pub(super) aligned: bool,
 }
 
-impl Turned {
+impl RotatedHeads {
     /// `x` [b, t, n, d] and two tables [b, t, h], their last dims dense.
-    pub(super) fn new(x: &Operand, tables: [Operand; 2]) -> Result<Turned, Unplanned> {
+    pub(super) fn new(x: &Operand, tables: [Operand; 2]) -> Result<RotatedHeads, Unplanned> {
         let shape = x.layout.shape();
         let rows: usize = shape[..3].iter().product();
         let heads = Heads {
@@ -107,7 +107,7 @@ impl Turned {
         let aligned = is_aligned(x)?
             && tables.iter().all(Operand::is_aligned)
             && of_tables.iter().all(TableStrides::keep_alignment);
-        Ok(Turned {
+        Ok(RotatedHeads {
             heads,
             of_x,
             of_tables,
@@ -176,15 +176,15 @@ mod tests {
         x.layout = x.layout.slice(2, 2..4).unwrap();
         let mut table = operand(DType::F32, &[1, 3, 32], 0);
         table.layout = table.layout.broadcast_to(&[2, 3, 32]).unwrap();
-        let turned = Turned::new(&x, [table, table]).unwrap();
-        assert!(turned.aligned);
-        assert_eq!((turned.heads.rows, turned.heads.heads), (12, 2));
-        assert_eq!(turned.of_x.position, 6 * 64);
-        assert_eq!(turned.of_tables[0].batch, 0);
-        assert_eq!(turned.of_tables[1].position, 32);
+        let rotated = RotatedHeads::new(&x, [table, table]).unwrap();
+        assert!(rotated.aligned);
+        assert_eq!((rotated.heads.rows, rotated.heads.heads), (12, 2));
+        assert_eq!(rotated.of_x.position, 6 * 64);
+        assert_eq!(rotated.of_tables[0].batch, 0);
+        assert_eq!(rotated.of_tables[1].position, 32);
 
         let odd = operand(DType::BF16, &[2, 3, 2, 64], 1);
-        assert!(!Turned::new(&odd, [table, table]).unwrap().aligned);
+        assert!(!RotatedHeads::new(&odd, [table, table]).unwrap().aligned);
     }
 
     #[test]

@@ -5,17 +5,22 @@ pub(crate) use meshgrad_kernels::softmax::Function;
 use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
 
 use crate::plan::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
-use crate::{Fresh, Result, Tensor};
+use crate::{Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "softmax";
 
 /// y = softmax(x) or its logarithm, row by row.
-pub(crate) fn softmax(gpu: &Launcher<'_>, function: Function, x: &Tensor, y: &Fresh) -> Result<()> {
+pub(crate) fn softmax(
+    gpu: &Launcher<'_>,
+    function: Function,
+    x: &Tensor,
+    y: &UninitTensor,
+) -> Result<()> {
     let plan = gpu.planned(forward(function, &Operand::of(x)))?;
     let arguments = SoftmaxArguments {
-        x: gpu.read(x)?,
-        y: gpu.make(y)?,
+        x: gpu.ptr(x)?,
+        y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
         features: plan.features,
     };
@@ -27,13 +32,13 @@ pub(crate) fn softmax_grad(
     gpu: &Launcher<'_>,
     function: Function,
     [y, dy]: [&Tensor; 2],
-    dx: &Fresh,
+    dx: &UninitTensor,
 ) -> Result<()> {
     let plan = gpu.planned(gradient(function, &[y, dy].map(Operand::of)))?;
     let arguments = SoftmaxGradArguments {
-        y: gpu.read(y)?,
-        dy: gpu.read(dy)?,
-        dx: gpu.make(dx)?,
+        y: gpu.ptr(y)?,
+        dy: gpu.ptr(dy)?,
+        dx: gpu.uninit_ptr(dx)?,
         rows: plan.rows,
         features: plan.features,
     };

@@ -3,17 +3,17 @@
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
 
 use crate::plan::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
-use crate::{Fresh, Result, Tensor};
+use crate::{Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "swiglu";
 
 /// y = silu(gate) up.
-pub(crate) fn swiglu(gpu: &Launcher<'_>, gate_up: &Tensor, y: &Fresh) -> Result<()> {
+pub(crate) fn swiglu(gpu: &Launcher<'_>, gate_up: &Tensor, y: &UninitTensor) -> Result<()> {
     let plan = gpu.planned(forward(&Operand::of(gate_up), &Operand::fresh(y)))?;
     let arguments = SwiGluArguments {
-        gate_up: gpu.read(gate_up)?,
-        y: gpu.make(y)?,
+        gate_up: gpu.ptr(gate_up)?,
+        y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
         features: plan.features,
     };
@@ -25,13 +25,13 @@ pub(crate) fn swiglu_grad(
     gpu: &Launcher<'_>,
     gate_up: &Tensor,
     dy: &Tensor,
-    dgate_up: &Fresh,
+    dgate_up: &UninitTensor,
 ) -> Result<()> {
     let plan = gpu.planned(backward(&Operand::of(gate_up), &Operand::of(dy)))?;
     let arguments = SwiGluGradArguments {
-        gate_up: gpu.read(gate_up)?,
-        dy: gpu.read(dy)?,
-        dgate_up: gpu.make(dgate_up)?,
+        gate_up: gpu.ptr(gate_up)?,
+        dy: gpu.ptr(dy)?,
+        dgate_up: gpu.uninit_ptr(dgate_up)?,
         rows: plan.rows,
         features: plan.features,
     };

@@ -6,7 +6,7 @@
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::cuda::attention as cuda;
 use crate::ops::contiguous;
-use crate::{DType, Element, Error, Fresh, Result, Signature, Tensor, for_float};
+use crate::{DType, Element, Error, Result, Signature, Tensor, UninitTensor, for_float};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
@@ -134,7 +134,7 @@ pub fn attention(
 
 /// Only a GPU reads the offsets of packed sequences, late: tokens that no sequence has are zeros, not
 /// what the memory held before.
-fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut Fresh]) -> Result<()> {
+fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> Result<()> {
     match mask.sequences {
         AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.clear()),
         _ => Ok(()),
@@ -483,7 +483,7 @@ mod tests {
             device.reset_peak();
             let (out, lse) = attention(&x, &x, &x, &mask, 0.5).unwrap();
             attention_grad(&x, &x, &x, &out, &lse, &out, &mask, 0.5).unwrap();
-            (device.work(), device.memory().peak)
+            (device.work(), device.memory_stats().peak)
         };
         let cpu = Device::cpu();
         let meta = Device::meta(cpu.properties());

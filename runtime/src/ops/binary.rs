@@ -330,8 +330,8 @@ fn broadcast_pair(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<(Tensor, Te
     Ok((a.broadcast_to(shape)?, b.broadcast_to(shape)?))
 }
 
-static SELECT: Signature = Signature::new(
-    "select",
+static WHERE: Signature = Signature::new(
+    "where_",
     "condition: bool[~], a: T[~], b: T[~] -> y: T[~]",
     0,
 )
@@ -345,18 +345,18 @@ static SELECT: Signature = Signature::new(
 ///
 /// # Errors
 /// [`Error::Signature`].
-pub fn select(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let mut call = SELECT.call(&[condition, a, b])?;
+pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let mut call = WHERE.call(&[condition, a, b])?;
     let shape = call.broadcast();
     let condition = condition.broadcast_to(&shape)?;
     let (a, b) = broadcast_pair(a, b, &shape)?;
     let mut y = call.output(0)?;
     match call.device().is_gpu() {
         true => {
-            call.launch(|gpu| cuda::select(gpu, [&condition, &a, &b], &Target::fresh(gpu, &y)?))
+            call.launch(|gpu| cuda::where_(gpu, [&condition, &a, &b], &Target::fresh(gpu, &y)?))
         }
         false => call
-            .compute(|| for_any!(a.dtype(), T => cpu::select::<T>(&condition, &a, &b, y.slice()?))),
+            .compute(|| for_any!(a.dtype(), T => cpu::where_::<T>(&condition, &a, &b, y.slice()?))),
     }?;
     Ok(y.finish())
 }
@@ -371,7 +371,7 @@ pub(super) fn signatures() -> Vec<&'static Signature> {
             &ADD_INTO,
             &CLAMP,
             &CLAMP_GRAD,
-            &SELECT,
+            &WHERE,
         ],
     ]
     .concat()
@@ -473,7 +473,7 @@ mod tests {
         let device = Device::cpu();
         let x = Tensor::from_slice(&device, &[3], &[-2.0f32, 0.5, 9.0]).unwrap();
         let zero = Tensor::scalar(&device, 0.0f32).unwrap();
-        let positive = select(&gt(&x, &zero).unwrap(), &x, &zero).unwrap();
+        let positive = where_(&gt(&x, &zero).unwrap(), &x, &zero).unwrap();
         assert_eq!(positive.to_vec::<f32>().unwrap(), [0.0, 0.5, 9.0]);
         assert_eq!(
             clamp(&x, -1.0, 1.0).unwrap().to_vec::<f32>().unwrap(),

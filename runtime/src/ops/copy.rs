@@ -12,7 +12,7 @@ use crate::cuda::elementwise::{self, Target};
 use crate::ops::binary::contiguous_range;
 use crate::plan::Launcher;
 use crate::{
-    DType, Device, Element, Error, Fresh, Layout, Result, Shape, Signature, Tensor, for_any,
+    DType, Device, Element, Error, Layout, Result, Shape, Signature, Tensor, UninitTensor, for_any,
 };
 
 static CONTIGUOUS: Signature =
@@ -43,13 +43,13 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
 pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
-    let mut fresh = Fresh::new(device, Shape::new(shape)?, dtype)?;
+    let mut fresh = UninitTensor::new(device, Shape::new(shape)?, dtype)?;
     for_any!(dtype, T => fill(&mut fresh, T::from_f64(value)))?;
     Ok(fresh.finish())
 }
 
 /// Sets every element of a tensor in the making to `value`.
-fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
+fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
     if bytemuck::bytes_of(&value).iter().all(|byte| *byte == 0) {
         return fresh.clear();
     }
@@ -69,7 +69,7 @@ fn fill<T: Element>(fresh: &mut Fresh, value: T) -> Result<()> {
 /// # Errors
 /// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
-    let mut fresh = Fresh::new(device, Shape::new(&[count])?, dtype)?;
+    let mut fresh = UninitTensor::new(device, Shape::new(&[count])?, dtype)?;
     if device.is_gpu() {
         if !dtype.is_index() {
             return Err(Error::NotAnIndex { dtype });
@@ -269,7 +269,7 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     if x.device() == device {
         return Ok(x.clone());
     }
-    let mut fresh = Fresh::new(device, *x.shape(), x.dtype())?;
+    let mut fresh = UninitTensor::new(device, *x.shape(), x.dtype())?;
     let through_host = device.is_gpu() || x.device().is_gpu();
     for_any!(x.dtype(), T => match device.computes() {
         true if through_host => fresh.copy_from("to_device", &x.to_vec::<T>()?),

@@ -17,7 +17,7 @@ use super::embedding::index_list;
 use super::{contiguous_range, summed_in};
 use crate::cpu::cross_entropy::{self as kernels, Gradient, Labels, Tiles};
 use crate::cuda::cross_entropy as cuda;
-use crate::{Accumulator, Call, Error, Fresh, Result, Signature, Tensor, for_float, ops};
+use crate::{Accumulator, Call, Error, Result, Signature, Tensor, UninitTensor, for_float, ops};
 
 static LINEAR_CROSS_ENTROPY: Signature = Signature::new(
     "linear_cross_entropy",
@@ -187,7 +187,7 @@ pub fn linear_cross_entropy_grad_both_into(
         gradients(&call, [x, w, lse, dloss], targets, Some(dx), Some(dw))
     })?;
     // `summed_in` has called the closure, or returned its error.
-    Ok(made.map_or_else(|| unreachable!(), Fresh::finish))
+    Ok(made.map_or_else(|| unreachable!(), UninitTensor::finish))
 }
 
 /// The sum of lse - label_logit over the rows that count, and how many do. Returns (loss, count).
@@ -232,7 +232,7 @@ fn gradients(
     call: &Call,
     [x, w, lse, dloss]: [&Tensor; 4],
     targets: Targets<'_>,
-    mut dx: Option<&mut Fresh>,
+    mut dx: Option<&mut UninitTensor>,
     dw: Option<&mut Accumulator>,
 ) -> Result<()> {
     check_shard(call, targets)?;

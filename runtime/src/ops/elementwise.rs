@@ -2,7 +2,7 @@
 
 use crate::cpu::elementwise::{self as cpu, Function};
 use crate::cuda::elementwise::{self as cuda, Target};
-use crate::{Call, Error, Fresh, Result, Tensor};
+use crate::{Call, Error, Result, Tensor, UninitTensor};
 
 /// `y[i] = f(inputs[..][i])`: how an elementwise op computes, on whichever device.
 ///
@@ -46,7 +46,7 @@ pub fn map<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
     inputs: [&Tensor; N],
-    y: &mut Fresh,
+    y: &mut UninitTensor,
 ) -> Result<()> {
     let fits = |x: &&Tensor| x.shape() == y.shape() && x.dtype() == y.dtype();
     if let Some(other) = inputs.into_iter().find(|x| !fits(x)) {
@@ -68,7 +68,7 @@ pub(super) fn test<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
     inputs: [&Tensor; N],
-    y: &mut Fresh,
+    y: &mut UninitTensor,
 ) -> Result<()> {
     run(call, f, inputs, y, |y| cpu::test(f, inputs, y))
 }
@@ -78,8 +78,8 @@ fn run<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
     inputs: [&Tensor; N],
-    y: &mut Fresh,
-    on_cpu: impl FnOnce(&mut Fresh) -> Result<()>,
+    y: &mut UninitTensor,
+    on_cpu: impl FnOnce(&mut UninitTensor) -> Result<()>,
 ) -> Result<()> {
     match call.device().is_gpu() {
         true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(gpu, y)?)),

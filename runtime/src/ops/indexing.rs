@@ -12,7 +12,8 @@ use crate::cuda::index_sums::Rows;
 use crate::ops::{cast, contiguous};
 use crate::plan::Launcher;
 use crate::{
-    Call, DType, Error, Float, Fresh, Read, Result, Shape, Signature, Tensor, for_any, for_float,
+    Call, DType, Error, Float, ReadGuard, Result, Shape, Signature, Tensor, UninitTensor, for_any,
+    for_float,
 };
 
 static CONCAT: Signature = Signature::new("concat", "first: T[*], other: T[*] -> y: T[*]", 0)
@@ -63,7 +64,7 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let inner: usize = extents[dim + 1..].iter().product();
     let widths: Vec<usize> = tensors.iter().map(|x| x.shape()[dim] * inner).collect();
     let device = first.device();
-    let mut y = Fresh::new(device, shape, first.dtype())?;
+    let mut y = UninitTensor::new(device, shape, first.dtype())?;
     device.count(0, 2 * first.dtype().bytes(shape.elements()) as u64);
     if device.is_gpu() {
         let mut start = 0;
@@ -224,7 +225,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
         let around = Around::new(x.layout(), dim, index.shape());
         let index = checked(&call, &index, x.shape()[dim])?;
         for_any!(x.dtype(), T => {
-            let x: Read<'_, T> = x.read()?;
+            let x: ReadGuard<'_, T> = x.read()?;
             kernels::gather::<T>(&x, &around, &index, y.slice()?);
         });
         Ok(())
@@ -325,8 +326,8 @@ fn checked<'a>(call: &Call, ids: &'a Tensor, extent: usize) -> Result<Flat<'a, i
 /// A result that is summed in the accumulator's dtype, and workspace for that where the dtypes
 /// differ.
 struct RoundedOnce {
-    out: Fresh,
-    wide: Option<Fresh>,
+    out: UninitTensor,
+    wide: Option<UninitTensor>,
 }
 
 impl RoundedOnce {

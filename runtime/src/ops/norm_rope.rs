@@ -1,7 +1,7 @@
-//! Queries and keys on their way into attention: the norm of each head, then its turn by the angles
+//! Queries and keys on their way into attention: the norm of each head, then its rotation by the angles
 //! of its position, in one pass.
 //!
-//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are turned
+//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are rotated
 //! (2 H <= D).
 
 use super::rope::{check_pairs, for_each_sequence};

@@ -10,12 +10,12 @@ use crate::cpu::writes::Writes;
 use crate::cuda::global_norm;
 use crate::cuda::optimizer as cuda;
 use crate::ops::binary::contiguous_range;
-use crate::{Call, Draw, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
+use crate::{Call, Element, Error, Float, RegionKey, Result, Signature, Tensor, for_float, ops};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
-    "param: F[..], gradient: A[..], mean: A[..], square: A[..], \
-     learning_rate: f32[], step: f32[], scale: f32[] -> param: F[..], mean: A[..], square: A[..]",
+    "param: F[..], gradient: A[..], exp_avg: A[..], exp_avg_sq: A[..], \
+     learning_rate: f32[], step: f32[], scale: f32[] -> param: F[..], exp_avg: A[..], exp_avg_sq: A[..]",
     16,
 );
 static GLOBAL_NORM: Signature = Signature::new("global_norm", "x: F[*] -> norm: f32[]", 2);
@@ -59,25 +59,25 @@ pub struct AdamWOperands<'a> {
     /// Its gradient.
     pub gradient: &'a Tensor,
     /// The running mean of its gradient; zeros before the first step.
-    pub mean: &'a Tensor,
+    pub exp_avg: &'a Tensor,
     /// The running mean of its gradient's square; zeros before the first step.
-    pub square: &'a Tensor,
+    pub exp_avg_sq: &'a Tensor,
     /// Its constants: not every parameter decays.
     pub constants: AdamW,
     /// Rounds a bf16 parameter at random, up or down so that the mean is what was rounded: by the
     /// word that this key, with the step folded in, has for an element. To nearest without.
-    pub rounding: Option<&'a Draw>,
+    pub rounding: Option<&'a RegionKey>,
 }
 
 /// One step of AdamW in place (Loshchilov & Hutter 2019), in the order of `torch.optim.AdamW`:
 ///
 /// ```text
-/// g      = scale * gradient
-/// param  = param * (1 - learning_rate * weight_decay)
-/// mean   = mean + (1 - beta1) * (g - mean)
-/// square = beta2 * square + (1 - beta2) * g^2
-/// param  = param - learning_rate / (1 - beta1^step) * mean
-///                  / (sqrt(square) / sqrt(1 - beta2^step) + eps)
+/// g          = scale * gradient
+/// param      = param * (1 - learning_rate * weight_decay)
+/// exp_avg    = exp_avg + (1 - beta1) * (g - exp_avg)
+/// exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * g^2
+/// param      = param - learning_rate / (1 - beta1^step) * exp_avg
+///                      / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
 /// ```
 ///
 /// Where `scale` is not finite, nothing changes: a gradient with a NaN or infinity does not reach
@@ -96,16 +96,16 @@ pub struct AdamWOperands<'a> {
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
-    mean: &Tensor,
-    square: &Tensor,
+    exp_avg: &Tensor,
+    exp_avg_sq: &Tensor,
     scalars: StepScalars<'_>,
     constants: AdamW,
 ) -> Result<()> {
     let operands = AdamWOperands {
         param,
         gradient,
-        mean,
-        square,
+        exp_avg,
+        exp_avg_sq,
         constants,
         rounding: None,
     };
@@ -183,8 +183,8 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
     let AdamWOperands {
         param,
         gradient,
-        mean,
-        square,
+        exp_avg,
+        exp_avg_sq,
         ..
     } = *operands;
     let StepScalars {
@@ -192,8 +192,16 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
         step,
         scale,
     } = scalars;
-    let call = ADAMW_STEP.call(&[param, gradient, mean, square, learning_rate, step, scale])?;
-    for written in [param, mean, square] {
+    let call = ADAMW_STEP.call(&[
+        param,
+        gradient,
+        exp_avg,
+        exp_avg_sq,
+        learning_rate,
+        step,
+        scale,
+    ])?;
+    for written in [param, exp_avg, exp_avg_sq] {
         contiguous_range(call.name(), written)?;
     }
     if let Some(draw) = operands.rounding {
@@ -233,7 +241,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
     let params: Vec<&Tensor> = operands.iter().map(|one| one.param).collect();
     let states: Vec<&Tensor> = operands
         .iter()
-        .flat_map(|one| [one.mean, one.square])
+        .flat_map(|one| [one.exp_avg, one.exp_avg_sq])
         .collect();
     let mut param_writes = Writes::<T>::new(op, &params)?;
     let mut state_writes = Writes::<T::Wide>::new(op, &states)?;
@@ -243,7 +251,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
     let mut updates = Vec::with_capacity(operands.len());
     let mut states = states.into_iter();
     for (one, param) in operands.iter().zip(params) {
-        let (Some(mean), Some(square)) = (states.next(), states.next()) else {
+        let (Some(exp_avg), Some(exp_avg_sq)) = (states.next(), states.next()) else {
             break;
         };
         let gradient = Source::new(one.gradient)?;
@@ -251,8 +259,8 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
         updates.push(Update {
             param,
             gradient,
-            mean,
-            square,
+            exp_avg,
+            exp_avg_sq,
             factors,
             words: words(one, now.step)?,
         });

@@ -14,8 +14,8 @@ use crate::for_float;
 use crate::ops::binary::contiguous_range;
 use crate::plan::Launcher;
 use crate::{
-    Call, DType, Device, Draw, Element, Error, Float, Fresh, Key, Layout, Result, Shape, Signature,
-    Tensor,
+    Call, DType, Device, Element, Error, Float, Key, Layout, RegionKey, Result, Shape, Signature,
+    Tensor, UninitTensor,
 };
 
 static UNIFORM_INTO: Signature = Signature::new("uniform_into", "into: F[..] -> into: F[..]", 2);
@@ -38,7 +38,7 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `low > high`, either is not finite, `into` is not
 /// contiguous or the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
-pub fn uniform_into(into: &Tensor, draw: impl Into<Draw>, low: f64, high: f64) -> Result<()> {
+pub fn uniform_into(into: &Tensor, draw: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
     let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
@@ -62,7 +62,7 @@ pub fn uniform(
     device: &Device,
     shape: &[usize],
     dtype: DType,
-    draw: impl Into<Draw>,
+    draw: impl Into<RegionKey>,
     low: f64,
     high: f64,
 ) -> Result<Tensor> {
@@ -88,7 +88,7 @@ pub fn uniform(
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, either is not finite, `into`
 /// is not contiguous or the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
-pub fn normal_into(into: &Tensor, draw: impl Into<Draw>, mean: f64, std: f64) -> Result<()> {
+pub fn normal_into(into: &Tensor, draw: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
     let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
@@ -113,7 +113,7 @@ pub fn normal(
     device: &Device,
     shape: &[usize],
     dtype: DType,
-    draw: impl Into<Draw>,
+    draw: impl Into<RegionKey>,
     mean: f64,
     std: f64,
 ) -> Result<Tensor> {
@@ -138,7 +138,7 @@ pub fn normal(
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1) or the region has
 /// another shape.
-pub fn dropout(x: &Tensor, draw: impl Into<Draw>, probability: f64) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, draw: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
     drop_elements(&DROPOUT, x, draw.into(), probability)
 }
 
@@ -149,7 +149,7 @@ pub fn dropout(x: &Tensor, draw: impl Into<Draw>, probability: f64) -> Result<Te
 ///
 /// # Errors
 /// As [`dropout`].
-pub fn dropout_grad(dy: &Tensor, draw: impl Into<Draw>, probability: f64) -> Result<Tensor> {
+pub fn dropout_grad(dy: &Tensor, draw: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
     drop_elements(&DROPOUT_GRAD, dy, draw.into(), probability)
 }
 
@@ -160,7 +160,7 @@ pub fn dropout_grad(dy: &Tensor, draw: impl Into<Draw>, probability: f64) -> Res
 pub fn dropout_mask(
     device: &Device,
     shape: &[usize],
-    draw: impl Into<Draw>,
+    draw: impl Into<RegionKey>,
     probability: f64,
 ) -> Result<Tensor> {
     let threshold = threshold("dropout_mask", probability)?;
@@ -174,7 +174,7 @@ pub fn dropout_mask(
 fn drop_elements(
     signature: &'static Signature,
     x: &Tensor,
-    draw: Draw,
+    draw: RegionKey,
     probability: f64,
 ) -> Result<Tensor> {
     let threshold = threshold(signature.name(), probability)?;
@@ -218,7 +218,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    fn new(op: &'static str, draw: Draw, shape: &Shape) -> Result<Drawn> {
+    fn new(op: &'static str, draw: RegionKey, shape: &Shape) -> Result<Drawn> {
         Ok(Drawn {
             key: draw.key(),
             places: draw.places(op, shape)?,
@@ -248,7 +248,7 @@ impl Drawn {
 struct FreshDraw {
     op: &'static str,
     drawn: Drawn,
-    fresh: Fresh,
+    fresh: UninitTensor,
 }
 
 impl FreshDraw {
@@ -257,7 +257,7 @@ impl FreshDraw {
         device: &Device,
         shape: &[usize],
         dtype: DType,
-        draw: Draw,
+        draw: RegionKey,
     ) -> Result<FreshDraw> {
         if !dtype.computes() && dtype != DType::Bool {
             return Err(Error::NotAFloat { dtype });
@@ -266,7 +266,7 @@ impl FreshDraw {
         Ok(FreshDraw {
             op,
             drawn: Drawn::new(op, draw, &shape)?,
-            fresh: Fresh::new(device, shape, dtype)?,
+            fresh: UninitTensor::new(device, shape, dtype)?,
         })
     }
 
@@ -274,7 +274,7 @@ impl FreshDraw {
     fn fill(
         mut self,
         values: Values,
-        fill: impl FnOnce(&Words, &mut Fresh) -> Result<()>,
+        fill: impl FnOnce(&Words, &mut UninitTensor) -> Result<()>,
     ) -> Result<Tensor> {
         let device = self.fresh.device().clone();
         if device.is_gpu() {

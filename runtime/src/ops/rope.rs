@@ -5,7 +5,7 @@
 
 use super::dense_last;
 use crate::cpu::rope as kernels;
-use crate::cpu::rope::Turn;
+use crate::cpu::rope::Rotation;
 use crate::cuda::rope as cuda;
 use crate::{Call, DType, Result, Signature, Tensor, for_float, ops};
 
@@ -71,8 +71,8 @@ pub fn rope_tables(
     Ok((cos.finish(), sin.finish()))
 }
 
-/// Turns each pair of features by its angle: (a, b) becomes (a cos - b sin, b cos + a sin). The
-/// first 2 H features of a head are turned, the others pass through.
+/// Rotates each pair of features by its angle: (a, b) becomes (a cos - b sin, b cos + a sin). The
+/// first 2 H features of a head are rotated, the others pass through.
 ///
 /// # Shapes
 /// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns
@@ -81,10 +81,10 @@ pub fn rope_tables(
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature), also when 2 H > D.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
-    turn(&ROPE, x, [cos, sin], style, Turn::Forward)
+    rotate(&ROPE, x, [cos, sin], style, Rotation::Forward)
 }
 
-/// The gradient of [`rope`]: the turn back.
+/// The gradient of [`rope`]: the inverse rotation.
 ///
 /// # Shapes
 /// As [`rope`], with `dy` for `x`.
@@ -92,15 +92,15 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<
 /// # Errors
 /// As [`rope`].
 pub fn rope_grad(dy: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
-    turn(&ROPE_GRAD, dy, [cos, sin], style, Turn::Back)
+    rotate(&ROPE_GRAD, dy, [cos, sin], style, Rotation::Inverse)
 }
 
-fn turn(
+fn rotate(
     signature: &'static Signature,
     x: &Tensor,
     tables: [&Tensor; 2],
     style: RopeStyle,
-    turn: Turn,
+    rotation: Rotation,
 ) -> Result<Tensor> {
     let [cos, sin] = tables.map(|table| for_each_sequence(x, table));
     let (cos, sin) = (cos?, sin?);
@@ -113,10 +113,10 @@ fn turn(
     let mut y = call.output(0)?;
     let heads = call.extent("n");
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::rope(gpu, &x, [&cos, &sin], style, turn, &y)),
+        true => call.launch(|gpu| cuda::rope(gpu, &x, [&cos, &sin], style, rotation, &y)),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
-                kernels::rope::<T>(&x, [&cos, &sin], heads, style, turn, y.slice()?)
+                kernels::rope::<T>(&x, [&cos, &sin], heads, style, rotation, y.slice()?)
             })
         }),
     }?;
@@ -131,7 +131,7 @@ pub(super) fn check_pairs(
 ) -> Result<()> {
     let (pairs, features) = (call.extent("h"), call.extent("d"));
     if 2 * pairs > features {
-        let problem = format!("{pairs} pairs of angles turn more than d = {features} features");
+        let problem = format!("{pairs} pairs of angles rotate more than d = {features} features");
         return Err(signature.error(operands, problem));
     }
     Ok(())

@@ -31,12 +31,12 @@ fn a_pending_keeps_what_its_work_reads() {
     let x = tensor(&device);
     let pending = with_stream(&stream, || ops::neg(&x)).unwrap();
     drop(x);
-    assert_eq!(device.memory().live, 2 * ONE);
+    assert_eq!(device.memory_stats().live, 2 * ONE);
 
     let y = pending.wait().unwrap();
-    assert_eq!(device.memory().live, ONE);
+    assert_eq!(device.memory_stats().live, ONE);
     drop(y);
-    assert_eq!(device.memory().live, 0);
+    assert_eq!(device.memory_stats().live, 0);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn dropping_a_pending_lets_go() {
     let x = tensor(&device);
     drop(with_stream(&stream, || ops::neg(&x)).unwrap());
     drop(x);
-    assert_eq!(device.memory().live, 0);
+    assert_eq!(device.memory_stats().live, 0);
 }
 
 /// Memory that the first stream used is given out on its own stream only after that has waited.
@@ -86,9 +86,9 @@ fn scopes_nest() {
     let pending = with_stream(&outer, || with_stream(&inner, || ops::neg(&x))?.wait());
     let pending = pending.unwrap();
     drop(x);
-    assert_eq!(device.memory().live, 2 * ONE);
+    assert_eq!(device.memory_stats().live, 2 * ONE);
     drop(pending.wait().unwrap());
-    assert_eq!(device.memory().live, 0);
+    assert_eq!(device.memory_stats().live, 0);
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn graphs_own_their_memory() {
     let graph = device.capture(|| ops::neg(&ops::neg(&x)?)).unwrap();
     drop(x);
     assert_eq!(
-        device.memory().live,
+        device.memory_stats().live,
         2 * ONE,
         "x, which the graph reads, and its result"
     );
     drop(graph);
-    assert_eq!(device.memory().live, 0);
+    assert_eq!(device.memory_stats().live, 0);
 
     let cpu = Device::cpu();
     let refused = cpu.capture(|| Ok::<(), Error>(())).err();
@@ -145,11 +145,11 @@ fn buffers_of_a_scope_are_used_again() {
         let buffer = || {
             let buffer = Tensor::zeros(device, &[1000], crate::DType::F32, Kind::Cache).unwrap();
             ops::fill_into(&buffer, 1.0).unwrap();
-            assert_eq!(device.memory().live, ONE);
+            assert_eq!(device.memory_stats().live, ONE);
             buffer.address("test").unwrap()
         };
         assert_eq!(buffer(), buffer());
-        device.memory().live as u64
+        device.memory_stats().live as u64
     };
     assert_eq!(inside(twice).unwrap().wait().unwrap(), 0);
 

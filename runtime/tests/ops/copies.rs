@@ -1,7 +1,7 @@
 //! Ops that move elements: one body, the device a parameter; what is expected is the CPU's.
 
 use crate::devices::{devices, gpu, reference};
-use meshgrad_runtime::{CudaError, DType, Device, Element, Error, Kind, Shape, Tensor, Truth, ops};
+use meshgrad_runtime::{Bool, CudaError, DType, Device, Element, Error, Kind, Shape, Tensor, ops};
 
 /// Elements of any dtype that differ from their neighbours.
 fn elements(shape: &[usize], dtype: DType) -> Tensor {
@@ -30,7 +30,7 @@ fn bits(x: &Tensor) -> Vec<u8> {
         DType::I32 => of::<i32>(x),
         DType::U32 => of::<u32>(x),
         DType::U8 => of::<u8>(x),
-        _ => of::<Truth>(x),
+        _ => of::<Bool>(x),
     }
 }
 

@@ -145,8 +145,8 @@ fn comparisons_and_selection() {
                 compare(&exact(&a), &exact(&b)).unwrap(),
             );
             assert_eq!(values(&holds), values(&expected));
-            let chosen = ops::select(&holds, &a, &b).unwrap();
-            let expected = ops::select(&expected, &exact(&a), &exact(&b)).unwrap();
+            let chosen = ops::where_(&holds, &a, &b).unwrap();
+            let expected = ops::where_(&expected, &exact(&a), &exact(&b)).unwrap();
             assert_close(&chosen, &expected, 0.0, 0.0);
         }
     }

@@ -41,12 +41,12 @@ fn pick(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let y = call.output(0)?;
     call.launch(|gpu| {
         let mut arguments = Arguments::new();
-        for address in [gpu.read(x)?, gpu.read(ids)?, gpu.make(&y)?] {
+        for address in [gpu.ptr(x)?, gpu.ptr(ids)?, gpu.uninit_ptr(&y)?] {
             arguments.push_pointer(address);
         }
         let count = ids.elements() as u32;
         arguments.push_u64(x.elements() as u64).push_u32(count);
-        gpu.faults(x.elements()).push(&mut arguments);
+        gpu.fault_site(x.elements()).push(&mut arguments);
         let launch = Launch::new([count.div_ceil(32), 1, 1], 32);
         // SAFETY: these are its parameters; it reads `x` inside of its extent, `ids`, and writes `y`.
         unsafe { gpu.launch(&Pick, launch, &arguments) }
@@ -105,12 +105,12 @@ fn the_next_read_tells() {
 fn readings_tell() {
     let Some(gpu) = gpu() else { return };
     let [x, ids] = operands(&gpu, &[(5, 13)]);
-    let before = x.read_later::<f32>().unwrap();
+    let before = x.read_async::<f32>().unwrap();
     pick(&x, &ids).unwrap();
-    let after = x.read_later::<f32>().unwrap();
+    let after = x.read_async::<f32>().unwrap();
     assert_eq!(before.wait().unwrap().len(), 10);
     assert_met(after.wait(), 13);
-    assert_eq!(x.read_later::<f32>().unwrap().wait().unwrap().len(), 10);
+    assert_eq!(x.read_async::<f32>().unwrap().wait().unwrap().len(), 10);
 }
 
 /// Negative ones count as the largest; an empty read, an item and synchronising tell too.
@@ -185,7 +185,7 @@ fn fill(ids: &Tensor, from: &Tensor) {
 fn others_do_not_pay() {
     let Some(gpu) = gpu() else { return };
     gpu.synchronize().unwrap();
-    assert_eq!(gpu.pinned_memory().live, 0);
+    assert_eq!(gpu.pinned_memory_stats().live, 0);
 
     let meta = Device::meta(gpu.properties());
     let x = Tensor::zeros(&meta, &[10], DType::F32, Kind::Cache).unwrap();

@@ -2,7 +2,9 @@
 
 use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
-use meshgrad_runtime::{CudaError, DType, Device, Draw, Error, Key, Kind, Region, Result, Tensor};
+use meshgrad_runtime::{
+    CudaError, DType, Device, Error, Key, Kind, Region, RegionKey, Result, Tensor,
+};
 
 const ADAMW: AdamW = AdamW {
     beta1: 0.9,
@@ -15,9 +17,9 @@ const ADAMW: AdamW = AdamW {
 struct Trained {
     param: Tensor,
     gradient: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    rounding: Option<Draw>,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rounding: Option<RegionKey>,
     constants: AdamW,
 }
 
@@ -36,14 +38,14 @@ impl Trained {
         Trained {
             param,
             gradient: numbered(device, shape, DType::F32, 0.3),
-            mean: state(),
-            square: state(),
+            exp_avg: state(),
+            exp_avg_sq: state(),
             rounding: None,
             constants: ADAMW,
         }
     }
 
-    fn rounded(self, draw: Draw) -> Trained {
+    fn rounded(self, draw: RegionKey) -> Trained {
         let rounding = Some(draw);
         Trained { rounding, ..self }
     }
@@ -52,8 +54,8 @@ impl Trained {
         AdamWOperands {
             param: &self.param,
             gradient: &self.gradient,
-            mean: &self.mean,
-            square: &self.square,
+            exp_avg: &self.exp_avg,
+            exp_avg_sq: &self.exp_avg_sq,
             constants: self.constants,
             rounding: self.rounding.as_ref(),
         }
@@ -61,7 +63,7 @@ impl Trained {
 
     fn bits(&self) -> [Vec<u64>; 3] {
         let bits = |x: &Tensor| values(x).into_iter().map(f64::to_bits).collect();
-        [&self.param, &self.mean, &self.square].map(bits)
+        [&self.param, &self.exp_avg, &self.exp_avg_sq].map(bits)
     }
 }
 
@@ -194,7 +196,7 @@ fn steps_are_replayed() {
 #[test]
 fn small_changes_add_up() {
     for device in devices() {
-        let mean_after = |rounding: Option<Draw>| {
+        let mean_after = |rounding: Option<RegionKey>| {
             let ones = Tensor::zeros(&device, &[4000], DType::BF16, Kind::Parameter).unwrap();
             ops::fill_into(&ones, 1.0).unwrap();
             let mut one = Trained::new(&device, &[4000], DType::BF16, 0);
@@ -302,7 +304,7 @@ fn mistakes_are_errors_and_change_nothing() {
         };
         assert!(matches!(step(&[of_parameter]), Err(Error::Busy { .. })));
         let of_a_value = AdamWOperands {
-            mean: &one.gradient,
+            exp_avg: &one.gradient,
             ..operands
         };
         assert!(matches!(step(&[of_a_value]), Err(Error::Immutable { .. })));

@@ -1,13 +1,13 @@
 //! Random values and dropout on every device: the bits of the CPU.
 
 use crate::devices::{devices, numbered, reference, values};
-use meshgrad_runtime::{DType, Device, Draw, Key, Kind, Region, Tensor, Truth, ops};
+use meshgrad_runtime::{Bool, DType, Device, Key, Kind, Region, RegionKey, Tensor, ops};
 
 /// Shapes with what they hold of a larger tensor: whole tensors; rows, from a whole block of random
 /// words on and not; columns; a box that is transposed; one element; none.
-fn draws() -> Vec<(Vec<usize>, Draw)> {
+fn draws() -> Vec<(Vec<usize>, RegionKey)> {
     let key = Key::new(42).fold_name("layers.0.mlp").fold(7);
-    let whole = |shape: &[usize]| (shape.to_vec(), Draw::from(key));
+    let whole = |shape: &[usize]| (shape.to_vec(), RegionKey::from(key));
     let region = |region: Region| (region.shape().to_vec(), key.within(&region));
 
     let matrix = Region::whole(&[40, 60]).unwrap();
@@ -87,7 +87,7 @@ fn dropout_and_its_gradient() {
                 }
                 let mask = |device: &Device| {
                     let mask = ops::dropout_mask(device, &shape, draw.clone(), 0.25).unwrap();
-                    mask.to_vec::<Truth>().unwrap()
+                    mask.to_vec::<Bool>().unwrap()
                 };
                 assert!(mask(&device) == mask(reference()));
             }

@@ -50,7 +50,7 @@ fn an_op_does_not_read_what_it_changes() {
 fn a_refused_step_raises_no_version() {
     for gpu in gpus() {
         let state = || Tensor::zeros(&gpu, &[8], DType::F32, Kind::OptimizerState).unwrap();
-        let [param, gradient, mean, square] = [state(), state(), state(), state()];
+        let [param, gradient, exp_avg, exp_avg_sq] = [state(), state(), state(), state()];
         let stream = gpu.stream().unwrap();
         let pending = write(&stream, &gradient).unwrap();
         let one = ops::full(&gpu, &[], DType::F32, 1.0).unwrap();
@@ -62,8 +62,8 @@ fn a_refused_step_raises_no_version() {
         let operands = AdamWOperands {
             param: &param,
             gradient: &gradient,
-            mean: &mean,
-            square: &square,
+            exp_avg: &exp_avg,
+            exp_avg_sq: &exp_avg_sq,
             constants: AdamW {
                 beta1: 0.9,
                 beta2: 0.95,
@@ -73,10 +73,16 @@ fn a_refused_step_raises_no_version() {
             rounding: None,
         };
         assert_busy(ops::adamw_step_many(&[operands], scalars));
-        assert_eq!([&param, &mean, &square].map(Tensor::version), [0, 0, 0]);
+        assert_eq!(
+            [&param, &exp_avg, &exp_avg_sq].map(Tensor::version),
+            [0, 0, 0]
+        );
         pending.wait().unwrap();
         ops::adamw_step_many(&[operands], scalars).unwrap();
-        assert_eq!([&param, &mean, &square].map(Tensor::version), [1, 1, 1]);
+        assert_eq!(
+            [&param, &exp_avg, &exp_avg_sq].map(Tensor::version),
+            [1, 1, 1]
+        );
     }
 }
 

@@ -48,8 +48,8 @@ fn a_step_waits_for_nothing() {
             let operands = AdamWOperands {
                 param: &param,
                 gradient: &gradient,
-                mean: &state[0],
-                square: &state[1],
+                exp_avg: &state[0],
+                exp_avg_sq: &state[1],
                 constants: AdamW {
                     beta1: 0.9,
                     beta2: 0.95,
@@ -65,7 +65,7 @@ fn a_step_waits_for_nothing() {
             };
             table.step(&[operands], scalars).unwrap();
             if device.is_gpu() {
-                readings.push(gradient.read_later::<f32>().unwrap());
+                readings.push(gradient.read_async::<f32>().unwrap());
             }
         }
         assert_eq!(device.waits(), before);
@@ -93,11 +93,11 @@ fn readings_do_not_see_what_comes_after() {
         let cache = zeros(&device, Kind::Cache);
         ops::fill_into(&cache, 1.0).unwrap();
         let (first, part) = (
-            cache.read_later::<f32>().unwrap(),
-            cache.slice(0, 7..9).unwrap().read_later::<f32>().unwrap(),
+            cache.read_async::<f32>().unwrap(),
+            cache.slice(0, 7..9).unwrap().read_async::<f32>().unwrap(),
         );
         ops::fill_into(&cache, 2.0).unwrap();
-        let second = cache.read_later::<f32>().unwrap();
+        let second = cache.read_async::<f32>().unwrap();
         assert_eq!(second.wait().unwrap(), [2.0; 300]);
         assert_eq!(first.wait().unwrap(), [1.0; 300]);
         assert_eq!(part.wait().unwrap(), [1.0; 2]);
@@ -108,15 +108,15 @@ fn readings_do_not_see_what_comes_after() {
                 2 => x.transpose(0, 1).unwrap(),
                 _ => x,
             };
-            let read = x.read_later::<f32>().unwrap().wait().unwrap();
+            let read = x.read_async::<f32>().unwrap().wait().unwrap();
             let read: Vec<f64> = read.into_iter().map(f64::from).collect();
             assert_eq!(read, values(&x));
         }
         assert!(matches!(
-            cache.read_later::<i64>().err(),
+            cache.read_async::<i64>().err(),
             Some(Error::WrongDType { .. })
         ));
-        drop(cache.read_later::<f32>().unwrap());
+        drop(cache.read_async::<f32>().unwrap());
     }
 }
 
@@ -124,7 +124,7 @@ fn readings_do_not_see_what_comes_after() {
 fn a_graph_reads_nothing() {
     let Some(gpu) = gpu() else { return };
     let x = numbered(&gpu, &[3], DType::F32, 1.0);
-    let captured = gpu.capture(|| x.read_later::<f32>());
+    let captured = gpu.capture(|| x.read_async::<f32>());
     assert!(matches!(
         captured.err(),
         Some(Error::Cuda(CudaError::Capture { .. }))

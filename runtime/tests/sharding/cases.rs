@@ -2,7 +2,7 @@
 
 use meshgrad_mesh::{Reduction, Rule};
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
-use meshgrad_runtime::{Draw, Key, Region, Result, Tensor, ops};
+use meshgrad_runtime::{Key, Region, RegionKey, Result, Tensor, ops};
 
 use crate::call::{
     CPU, Case, Local, added, case, changing, given, indices, local, numbers, positive, to_f32,
@@ -54,7 +54,7 @@ fn products() -> Vec<Case> {
 
 fn elementwise() -> Vec<Case> {
     let (x, dy) = (numbers(&[5, 4], 1), numbers(&[5, 4], 2));
-    let draw = |local: &Local| -> Result<Draw> {
+    let draw = |local: &Local| -> Result<RegionKey> {
         let mut region = Region::whole(&[5, 4])?;
         for dim in 0..2 {
             let start = local.starts[0][dim];
@@ -118,8 +118,8 @@ fn broadcasts() -> Vec<Case> {
             case("lt", pair(), |o| Ok(vec![ops::lt(&o[0], &o[1])?])),
         ]);
         let condition = ops::lt(&numbers(&of_b, 3), &numbers(&of_b, 4)).unwrap();
-        cases.push(case("select", vec![condition, a, b], |o| {
-            Ok(vec![ops::select(&o[0], &o[1], &o[2])?])
+        cases.push(case("where_", vec![condition, a, b], |o| {
+            Ok(vec![ops::where_(&o[0], &o[1], &o[2])?])
         }));
     }
     cases
@@ -432,7 +432,7 @@ fn steps() -> Vec<Case> {
     operands.push(positive(&[5], 3));
     operands.extend([0.5f32, 2.0, 0.25].map(|x| Tensor::scalar(&CPU, x).unwrap()));
     vec![case("adamw_step", operands, |o| {
-        let (param, mean, square) = (changing(&o[0])?, changing(&o[2])?, changing(&o[3])?);
+        let (param, exp_avg, exp_avg_sq) = (changing(&o[0])?, changing(&o[2])?, changing(&o[3])?);
         let scalars = ops::StepScalars {
             learning_rate: &o[4],
             step: &o[5],
@@ -444,8 +444,8 @@ fn steps() -> Vec<Case> {
             eps: 1e-8,
             weight_decay: 0.1,
         };
-        ops::adamw_step(&param, &o[1], &mean, &square, scalars, constants)?;
-        Ok(vec![param, mean, square])
+        ops::adamw_step(&param, &o[1], &exp_avg, &exp_avg_sq, scalars, constants)?;
+        Ok(vec![param, exp_avg, exp_avg_sq])
     })]
 }
 

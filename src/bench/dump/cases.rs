@@ -50,7 +50,7 @@ const BINARY: &[Binary] = &[
     ("eq", values::eq),
     ("lt", values::lt),
     ("ge", values::ge),
-    ("select", |a, b| values::select(&values::le(a, b)?, a, b)),
+    ("where_", |a, b| values::where_(&values::le(a, b)?, a, b)),
     ("tanh_grad", values::tanh_grad),
     ("silu_grad", values::silu_grad),
     ("chain", |a, b| {

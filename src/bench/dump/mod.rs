@@ -111,7 +111,7 @@ fn bytes(x: &Tensor) -> anyhow::Result<Vec<u8>> {
         DType::F32 => little_endian(x.to_vec::<f32>()?, f32::to_le_bytes),
         DType::BF16 => little_endian(x.to_vec::<bf16>()?, bf16::to_le_bytes),
         DType::Bool => x
-            .to_vec::<meshgrad::runtime::Truth>()?
+            .to_vec::<meshgrad::runtime::Bool>()?
             .into_iter()
             .map(|t| u8::from(t.holds()))
             .collect(),

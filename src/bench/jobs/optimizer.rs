@@ -2,7 +2,7 @@
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::{AdamW, AdamWOperands, StepScalars};
-use meshgrad::runtime::{Draw, Key, Result};
+use meshgrad::runtime::{Key, RegionKey, Result};
 use serde_json::json;
 
 use super::{Amount, Group, Job, Source};
@@ -55,8 +55,8 @@ fn operands(
         for (name, kind, dtype) in [
             ("param", Kind::Parameter, parameter),
             ("gradient", Kind::Gradient, DType::F32),
-            ("mean", Kind::OptimizerState, DType::F32),
-            ("square", Kind::OptimizerState, DType::F32),
+            ("exp_avg", Kind::OptimizerState, DType::F32),
+            ("exp_avg_sq", Kind::OptimizerState, DType::F32),
         ] {
             let key = Key::new(source.set as u64).fold_name(&format!("{name} {tensor}"));
             let to = Tensor::zeros(source.device, &[elements], dtype, kind)?;
@@ -70,15 +70,15 @@ fn operands(
     Ok(all)
 }
 
-fn adamw(of: &[Tensor], rounding: Option<&Draw>) -> Result<Vec<Tensor>> {
+fn adamw(of: &[Tensor], rounding: Option<&RegionKey>) -> Result<Vec<Tensor>> {
     let (parameters, scalars) = of.split_at(of.len() - 3);
     let operands = parameters
         .chunks_exact(OF_PARAMETER)
         .map(|of| AdamWOperands {
             param: &of[0],
             gradient: &of[1],
-            mean: &of[2],
-            square: &of[3],
+            exp_avg: &of[2],
+            exp_avg_sq: &of[3],
             constants: AdamW {
                 beta1: 0.9,
                 beta2: 0.95,

@@ -3,11 +3,11 @@
 use std::fmt;
 
 use super::MIB;
-use crate::MemoryUse;
+use crate::MemoryStats;
 
 /// What an allocator holds, in bytes, and how often it asked for more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheUse {
+pub struct AllocatorStats {
     /// In blocks that are in use, with what rounding adds.
     pub live: usize,
     /// The largest `live` since the peak was last reset.
@@ -19,20 +19,20 @@ pub struct CacheUse {
     /// The largest block that is cached.
     pub largest_cached: usize,
     /// How often the driver was asked for memory.
-    pub segments_taken: u64,
+    pub segments_allocated: u64,
     /// How often memory was given back to the driver.
-    pub segments_given_back: u64,
+    pub segments_freed: u64,
 }
 
-impl CacheUse {
+impl AllocatorStats {
     /// In blocks that are kept for reuse.
     pub fn cached(&self) -> usize {
         self.reserved - self.live
     }
 
     /// The part that every device has.
-    pub(crate) fn memory(&self) -> MemoryUse {
-        MemoryUse {
+    pub(crate) fn memory(&self) -> MemoryStats {
+        MemoryStats {
             live: self.live,
             peak: self.peak,
             reserved: self.reserved,
@@ -51,23 +51,23 @@ impl CacheUse {
 
 /// There is no memory for a request: what was asked for, and what is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exhausted {
+pub struct OutOfMemoryReport {
     /// Bytes asked for, with what rounding adds.
     pub asked: usize,
     /// What the allocator holds.
-    pub held: CacheUse,
+    pub held: AllocatorStats,
     /// Bytes of memory that the GPU has.
     pub capacity: usize,
     /// Sizes of the blocks in use and how many there are of each, those that hold most first.
     pub largest: Vec<(usize, usize)>,
 }
 
-/// How many sizes an [`Exhausted`] lists.
+/// How many sizes an [`OutOfMemoryReport`] lists.
 pub(super) const LISTED: usize = 8;
 
-impl fmt::Display for Exhausted {
+impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CacheUse {
+        let AllocatorStats {
             live,
             reserved,
             of_graphs,
@@ -92,7 +92,7 @@ impl fmt::Display for Exhausted {
     }
 }
 
-impl Exhausted {
+impl OutOfMemoryReport {
     /// What gives memory free, where there is any.
     fn ways_out(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("; take a smaller batch")?;

@@ -25,7 +25,7 @@ fn a_block_that_came_back_is_given_out_again() {
     assert_eq!(again.address(), address);
     assert_eq!(memory.usage().live, 1024);
     assert_eq!(memory.usage().reserved, SMALL_SEGMENT);
-    assert_eq!(memory.usage().segments_taken, 1);
+    assert_eq!(memory.usage().segments_allocated, 1);
     memory.give_back(again, false);
 }
 
@@ -58,7 +58,7 @@ fn free_neighbours_are_joined() {
     let mut take = || memory.take(BASE, 512 * 1024).unwrap();
     let [a, b, c, d] = [take(), take(), take(), take()];
     let first = a.address();
-    assert_eq!(memory.usage().segments_taken, 1);
+    assert_eq!(memory.usage().segments_allocated, 1);
 
     for block in [a, c, b, d] {
         memory.give_back(block, false);
@@ -77,9 +77,9 @@ fn exhaustion_frees_the_cache_first_and_then_says_what_is_held() {
     let cached = memory.take(BASE, 60 * MIB).unwrap();
     memory.give_back(cached, false);
     let large = memory.take(SIDE, 64 * MIB).unwrap();
-    assert_eq!(memory.usage().segments_given_back, 1);
+    assert_eq!(memory.usage().segments_freed, 1);
 
-    let Err(NoBlock::Exhausted(error)) = memory.take(BASE, 50 * MIB) else {
+    let Err(NoBlock::OutOfMemory(error)) = memory.take(BASE, 50 * MIB) else {
         panic!("there is no memory left");
     };
     assert_eq!(
@@ -106,7 +106,7 @@ fn exhaustion_names_graphs_and_others() {
     let mut memory = Allocator::new(Box::new(Imagined::new(100 * MIB)), 200 * MIB);
     let inside = memory.take(private, 40 * MIB).unwrap();
     memory.give_back(inside, false);
-    let Err(NoBlock::Exhausted(error)) = memory.take(BASE, 80 * MIB) else {
+    let Err(NoBlock::OutOfMemory(error)) = memory.take(BASE, 80 * MIB) else {
         panic!("a graph's memory does not go back");
     };
     assert_eq!(
@@ -192,7 +192,7 @@ fn play(steps: &[Step]) -> Vec<Option<u64>> {
     memory.release_cached();
     let end = memory.usage();
     assert_eq!((end.live, end.reserved), (0, 0));
-    assert_eq!(end.segments_taken, end.segments_given_back);
+    assert_eq!(end.segments_allocated, end.segments_freed);
     addresses
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use meshgrad_kernels::gemm::{Order, Output};
 
 use crate::plan::{Launcher, Operand};
-use crate::{DType, Fresh, Result, Tensor, ops};
+use crate::{DType, Result, Tensor, UninitTensor, ops};
 
 /// An operand: a matrix or a batch of them, \[.., rows, columns\].
 pub(crate) struct Matrices {
@@ -41,7 +41,7 @@ impl Matrices {
 
     pub(super) fn part(&self, gpu: &Launcher<'_>) -> Result<Part> {
         Ok(Part {
-            address: gpu.read(&self.tensor)?,
+            address: gpu.ptr(&self.tensor)?,
             lie: self.lie,
         })
     }
@@ -62,12 +62,12 @@ pub(crate) struct Lines {
 impl Lines {
     /// A contiguous tensor that is read, as \[rows, its last dim\].
     pub(crate) fn of(gpu: &Launcher<'_>, x: &Tensor) -> Result<Lines> {
-        Lines::at(gpu.read(x)?, x)
+        Lines::at(gpu.ptr(x)?, x)
     }
 
     /// A contiguous tensor that is changed, as \[rows, its last dim\].
     pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Lines> {
-        Lines::at(gpu.change(into)?, into)
+        Lines::at(gpu.mut_ptr(into)?, into)
     }
 
     fn at(address: u64, x: &Tensor) -> Result<Lines> {
@@ -237,9 +237,9 @@ impl Sums {
 
 impl Product {
     /// The whole of a tensor in the making.
-    pub(crate) fn fresh(gpu: &Launcher<'_>, c: &Fresh) -> Result<Product> {
+    pub(crate) fn fresh(gpu: &Launcher<'_>, c: &UninitTensor) -> Result<Product> {
         Ok(Product {
-            address: gpu.make(c)?,
+            address: gpu.uninit_ptr(c)?,
             sums: Sums {
                 dtype: c.dtype(),
                 adds: false,
@@ -252,7 +252,7 @@ impl Product {
     /// Added to `into`, or in the place of what is there where that is `empty`.
     pub(crate) fn into(gpu: &Launcher<'_>, into: &Tensor, empty: bool) -> Result<Product> {
         Ok(Product {
-            address: gpu.change(into)?,
+            address: gpu.mut_ptr(into)?,
             sums: Sums {
                 dtype: into.dtype(),
                 adds: !empty,

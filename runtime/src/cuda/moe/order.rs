@@ -8,7 +8,7 @@ use meshgrad_kernels::expert_order::{
 
 use super::FAMILY;
 use crate::plan::{Launcher, Plan, Unplanned, extent};
-use crate::{DType, Fresh, Result, Tensor};
+use crate::{DType, Result, Tensor, UninitTensor};
 
 /// What sorting slots by expert asks of a GPU.
 #[derive(Debug)]
@@ -84,8 +84,8 @@ pub(crate) fn expert_order(
     plan: &Sort,
     indices: &Tensor,
     experts: usize,
-    [counts, totals]: [&Fresh; 2],
-    [offsets, order, place]: [&Fresh; 3],
+    [counts, totals]: [&UninitTensor; 2],
+    [offsets, order, place]: [&UninitTensor; 3],
 ) -> Result<()> {
     let &Sort {
         blocks,
@@ -93,8 +93,12 @@ pub(crate) fn expert_order(
         held,
         ..
     } = plan;
-    let (indices, counts, totals) = (gpu.read(indices)?, gpu.make(counts)?, gpu.make(totals)?);
-    let offsets = gpu.make(offsets)?;
+    let (indices, counts, totals) = (
+        gpu.ptr(indices)?,
+        gpu.uninit_ptr(counts)?,
+        gpu.uninit_ptr(totals)?,
+    );
+    let offsets = gpu.uninit_ptr(offsets)?;
 
     let arguments = ExpertHistogramArguments {
         indices,
@@ -120,19 +124,23 @@ pub(crate) fn expert_order(
         indices,
         starts: counts,
         offsets,
-        order: gpu.make(order)?,
-        place: gpu.make(place)?,
+        order: gpu.uninit_ptr(order)?,
+        place: gpu.uninit_ptr(place)?,
         blocks,
         held,
         first_expert,
         experts: experts as u64,
-        faults: gpu.faults(experts),
+        faults: gpu.fault_site(experts),
     };
     gpu.run(&plan.place, &arguments.arguments())
 }
 
 /// How many rows each expert has.
-pub(crate) fn expert_counts(gpu: &Launcher<'_>, offsets: &Tensor, counts: &Fresh) -> Result<()> {
+pub(crate) fn expert_counts(
+    gpu: &Launcher<'_>,
+    offsets: &Tensor,
+    counts: &UninitTensor,
+) -> Result<()> {
     let held = extent(
         FAMILY,
         "experts",
@@ -145,8 +153,8 @@ pub(crate) fn expert_counts(gpu: &Launcher<'_>, offsets: &Tensor, counts: &Fresh
         variant: ExpertCounts,
     };
     let arguments = ExpertCountsArguments {
-        offsets: gpu.read(offsets)?,
-        counts: gpu.make(counts)?,
+        offsets: gpu.ptr(offsets)?,
+        counts: gpu.uninit_ptr(counts)?,
         held,
     };
     gpu.run(&plan, &arguments.arguments())

@@ -6,7 +6,7 @@ use meshgrad_kernels::router::{
 
 use super::FAMILY;
 use crate::plan::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
-use crate::{Fresh, Result, Tensor};
+use crate::{Result, Tensor, UninitTensor};
 
 /// The best experts of each token, as many as `indices` has room for, and their weights.
 pub(crate) fn router_top_k(
@@ -14,17 +14,17 @@ pub(crate) fn router_top_k(
     probabilities: &Tensor,
     bias: Option<&Tensor>,
     renormalise: bool,
-    [weights, indices]: [&Fresh; 2],
+    [weights, indices]: [&UninitTensor; 2],
 ) -> Result<()> {
     let (rows, biases) = (Operand::of(probabilities), bias.map(Operand::of));
     let plan = gpu.planned(choice(&rows, biases.as_ref(), renormalise))?;
     let top_k = extent(FAMILY, "choices", indices.shape()[1], u32::MAX);
     let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
     let arguments = RouterTopKArguments {
-        probabilities: gpu.read(probabilities)?,
-        bias: bias.map_or(Ok(0), |bias| gpu.read(bias))?,
-        weights: gpu.make(weights)?,
-        indices: gpu.make(indices)?,
+        probabilities: gpu.ptr(probabilities)?,
+        bias: bias.map_or(Ok(0), |bias| gpu.ptr(bias))?,
+        weights: gpu.uninit_ptr(weights)?,
+        indices: gpu.uninit_ptr(indices)?,
         tokens: tokens as u64,
         experts: experts as u32, // the plan has seen that they fit
         top_k: gpu.planned(top_k)?,
@@ -37,20 +37,20 @@ pub(crate) fn router_top_k_grad(
     gpu: &Launcher<'_>,
     [probabilities, indices, dweights]: [&Tensor; 3],
     renormalise: bool,
-    dprobabilities: &Fresh,
+    dprobabilities: &UninitTensor,
 ) -> Result<()> {
     let plan = gpu.planned(gradient(&Operand::fresh(dprobabilities), renormalise))?;
     let top_k = extent(FAMILY, "choices", indices.shape()[1], u32::MAX);
     let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
     let arguments = RouterTopKGradArguments {
-        probabilities: gpu.read(probabilities)?,
-        indices: gpu.read(indices)?,
-        dweights: gpu.read(dweights)?,
-        dprobabilities: gpu.make(dprobabilities)?,
+        probabilities: gpu.ptr(probabilities)?,
+        indices: gpu.ptr(indices)?,
+        dweights: gpu.ptr(dweights)?,
+        dprobabilities: gpu.uninit_ptr(dprobabilities)?,
         tokens: tokens as u64,
         experts: experts as u32, // the plan has seen that they fit
         top_k: gpu.planned(top_k)?,
-        faults: gpu.faults(experts),
+        faults: gpu.fault_site(experts),
     };
     gpu.run(&plan, &arguments.arguments())
 }

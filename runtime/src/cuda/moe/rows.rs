@@ -7,7 +7,7 @@ use meshgrad_kernels::token_rows::{
 
 use super::FAMILY;
 use crate::plan::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
-use crate::{Fresh, Result, Tensor};
+use crate::{Result, Tensor, UninitTensor};
 
 /// Row r of `y` is the row of `x` whose slot is `order[r]`, times the weight of that slot where
 /// there are weights; zero from the last of the offsets on, of which there must be one.
@@ -17,21 +17,21 @@ pub(crate) fn permute_tokens(
     weights: Option<&Tensor>,
     [order, offsets]: [&Tensor; 2],
     top_k: usize,
-    y: &Fresh,
+    y: &UninitTensor,
 ) -> Result<()> {
     let plan = permute(&Operand::of(x), y.shape()[0], top_k, weights.is_some());
     let plan = gpu.planned(plan)?;
     let last = offsets.elements().saturating_sub(1) as u64;
     let arguments = PermuteTokensArguments {
-        x: gpu.read(x)?,
-        weights: weights.map_or(Ok(0), |weights| gpu.read(weights))?,
-        order: gpu.read(order)?,
-        end: gpu.read(offsets)? + 8 * last,
-        y: gpu.make(y)?,
+        x: gpu.ptr(x)?,
+        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        order: gpu.ptr(order)?,
+        end: gpu.ptr(offsets)? + 8 * last,
+        y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.faults(plan.rows as usize),
+        faults: gpu.fault_site(plan.rows as usize),
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
@@ -43,20 +43,20 @@ pub(crate) fn collect_tokens(
     y: &Tensor,
     weights: Option<&Tensor>,
     place: &Tensor,
-    out: &Fresh,
+    out: &UninitTensor,
 ) -> Result<()> {
     let places = Operand::of(place);
     let plan = gpu.planned(collect(&Operand::of(y), &places, weights.is_some()))?;
     let arguments = CollectTokensArguments {
-        y: gpu.read(y)?,
-        weights: weights.map_or(Ok(0), |weights| gpu.read(weights))?,
-        place: gpu.read(place)?,
-        out: gpu.make(out)?,
+        y: gpu.ptr(y)?,
+        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        place: gpu.ptr(place)?,
+        out: gpu.uninit_ptr(out)?,
         tokens: out.shape()[0] as u64,
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.faults(plan.rows as usize),
+        faults: gpu.fault_site(plan.rows as usize),
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }
@@ -65,20 +65,20 @@ pub(crate) fn collect_tokens(
 pub(crate) fn token_dots(
     gpu: &Launcher<'_>,
     [dout, y, place]: [&Tensor; 3],
-    dweights: &Fresh,
+    dweights: &UninitTensor,
 ) -> Result<()> {
     let operands = [dout, y, place].map(Operand::of);
     let plan = gpu.planned(dots(&operands))?;
     let arguments = TokenDotsArguments {
-        dout: gpu.read(dout)?,
-        y: gpu.read(y)?,
-        place: gpu.read(place)?,
-        dweights: gpu.make(dweights)?,
+        dout: gpu.ptr(dout)?,
+        y: gpu.ptr(y)?,
+        place: gpu.ptr(place)?,
+        dweights: gpu.uninit_ptr(dweights)?,
         slots: place.elements() as u32, // the plan has seen that they fit
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.faults(plan.rows as usize),
+        faults: gpu.fault_site(plan.rows as usize),
     };
     gpu.run(&plan.kernel, &arguments.arguments())
 }

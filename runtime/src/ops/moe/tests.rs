@@ -432,7 +432,11 @@ fn shapes_alone_are_enough() {
         let make =
             |shape: &[usize]| Tensor::zeros(device, shape, DType::F32, crate::Kind::Cache).unwrap();
         let y = layer(&make(&[n, h]), &make(&[n, e]), &make(&[e, o, h]), k, (0, e));
-        (y.shape().to_vec(), device.work(), device.memory().peak)
+        (
+            y.shape().to_vec(),
+            device.work(),
+            device.memory_stats().peak,
+        )
     };
     let meta = Device::meta(real.properties());
     assert_eq!(run(&meta), run(&real));

@@ -36,8 +36,8 @@ fn f64s(x: &Tensor) -> Vec<f64> {
 /// A parameter with its state.
 struct Trained {
     param: Tensor,
-    mean: Tensor,
-    square: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
 }
 
 impl Trained {
@@ -49,29 +49,29 @@ impl Trained {
         let param = changing(Kind::Parameter, &tensor(device, &numbers(count, 0), dtype));
         Trained {
             param,
-            mean: zeros(),
-            square: zeros(),
+            exp_avg: zeros(),
+            exp_avg_sq: zeros(),
         }
     }
 
     fn operands<'a>(&'a self, gradient: &'a Tensor) -> AdamWOperands<'a> {
         let Trained {
             param,
-            mean,
-            square,
+            exp_avg,
+            exp_avg_sq,
         } = self;
         AdamWOperands {
             param,
             gradient,
-            mean,
-            square,
+            exp_avg,
+            exp_avg_sq,
             constants: ADAMW,
             rounding: None,
         }
     }
 
     fn all(&self) -> [Vec<f64>; 3] {
-        [&self.param, &self.mean, &self.square].map(f64s)
+        [&self.param, &self.exp_avg, &self.exp_avg_sq].map(f64s)
     }
 }
 
@@ -186,14 +186,15 @@ fn together_equals_one_by_one() {
         for count in counts {
             let Trained {
                 param,
-                mean,
-                square,
+                exp_avg,
+                exp_avg_sq,
             } = &flat;
-            let [param, mean, square] = [param, mean, square].map(|x| part(x, start, count));
+            let [param, exp_avg, exp_avg_sq] =
+                [param, exp_avg, exp_avg_sq].map(|x| part(x, start, count));
             parts.push(Trained {
                 param,
-                mean,
-                square,
+                exp_avg,
+                exp_avg_sq,
             });
             start += count;
         }
@@ -274,10 +275,10 @@ fn steps_that_cannot_be_taken() {
         "adamw_step: writes twice to the elements of f32[4] on cpu"
     );
     let wide = AdamWOperands {
-        mean: &tensor(&device, &[0.0; 4], DType::F64),
+        exp_avg: &tensor(&device, &[0.0; 4], DType::F64),
         ..one
     };
-    assert!(step(&[one, wide], &scalars).contains("`mean` must be f32"));
+    assert!(step(&[one, wide], &scalars).contains("`exp_avg` must be f32"));
     assert_eq!(trained.all(), before);
     assert!(adamw_step_many(&[], scalars.lend()).is_ok());
 }
@@ -286,12 +287,12 @@ fn steps_that_cannot_be_taken() {
 #[test]
 fn norms_of_many_tensors() {
     let device = Device::cpu();
-    let square = ops::reshape(
+    let exp_avg_sq = ops::reshape(
         &tensor(&device, &numbers(40_000, 2), DType::F32),
         &[200, 200],
     );
     let tensors = [
-        square.unwrap().transpose(0, 1).unwrap(),
+        exp_avg_sq.unwrap().transpose(0, 1).unwrap(),
         tensor(&device, &numbers(17, 3), DType::F64),
         tensor(&device, &[], DType::F32),
         tensor(&device, &numbers(300, 4), DType::BF16),
@@ -358,7 +359,7 @@ fn meta_devices_only_count() {
     let gradients = [3, 5].map(|count| tensor(&device, &numbers(count, 0), DType::F32));
     let norm = global_norm(&[&gradients[0], &gradients[1]]).unwrap();
     let (scale, _) = clip_scale(&norm, &norm, 1.0).unwrap();
-    let (before, live) = (device.work(), device.memory().live);
+    let (before, live) = (device.work(), device.memory_stats().live);
 
     let scalars = StepScalars {
         learning_rate: &norm,
@@ -375,5 +376,5 @@ fn meta_devices_only_count() {
         (after.ops - before.ops, after.flops - before.flops),
         (2, 16 * 8)
     );
-    assert_eq!(device.memory().live, live);
+    assert_eq!(device.memory_stats().live, live);
 }

@@ -2,7 +2,7 @@ use half::bf16;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Key, Kind, Region, Truth};
+use crate::{Bool, Key, Kind, Region};
 
 const COUNT: usize = 200_000;
 
@@ -208,7 +208,7 @@ fn dropout_draws_its_mask_again() {
             dropout_grad(&x, key, 0.25).unwrap(),
         );
         let mask = dropout_mask(&device, &[70, 300], key, 0.25).unwrap();
-        let mask = mask.to_vec::<Truth>().unwrap();
+        let mask = mask.to_vec::<Bool>().unwrap();
         assert_eq!(f64s(&y), f64s(&dx));
 
         let rounding = if dtype == DType::BF16 {

@@ -56,7 +56,7 @@ pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
         ops::le,
         ops::gt,
         ops::ge,
-        |a, b| ops::select(&ops::lt(a, b)?, a, b),
+        |a, b| ops::where_(&ops::lt(a, b)?, a, b),
     ];
     let x = extremes(device, &[MORE_THAN_A_TILE], dtype)?;
     for function in unary {

@@ -2,7 +2,7 @@
 
 use super::tensor;
 use crate::ops::{AdamW, AdamWOperands, StepScalars};
-use crate::{DType, Device, Draw, Key, Kind, Region, Result, Tensor, ops};
+use crate::{DType, Device, Key, Kind, Region, RegionKey, Result, Tensor, ops};
 
 /// Parameters whole and parts of larger ones, of more elements than the threads of a CTA move at
 /// once: rows that end within the four that move together, and rows that do not.
@@ -10,14 +10,19 @@ pub(super) fn optimizer(device: &Device, dtype: DType) -> Result<()> {
     for (columns, first) in [(687, 3), (688, 4)] {
         let part = Region::whole(&[3, 700])?.slice(1, first..first + columns)?;
         let key = Key::new(1);
-        for draw in [None, Some(Draw::from(key)), Some(key.within(&part))] {
+        for draw in [None, Some(RegionKey::from(key)), Some(key.within(&part))] {
             step(device, dtype, [3, columns], draw.as_ref())?;
         }
     }
     Ok(())
 }
 
-fn step(device: &Device, dtype: DType, shape: [usize; 2], rounding: Option<&Draw>) -> Result<()> {
+fn step(
+    device: &Device,
+    dtype: DType,
+    shape: [usize; 2],
+    rounding: Option<&RegionKey>,
+) -> Result<()> {
     let values = |dtype, kind| -> Result<Tensor> {
         let values = Tensor::zeros(device, &shape, dtype, kind)?;
         ops::copy_into(&tensor(device, &shape, dtype)?, &values)?;
@@ -27,8 +32,8 @@ fn step(device: &Device, dtype: DType, shape: [usize; 2], rounding: Option<&Draw
     let operands = AdamWOperands {
         param: &values(dtype, Kind::Parameter)?,
         gradient: &values(DType::F32, Kind::Gradient)?,
-        mean: &values(DType::F32, Kind::OptimizerState)?,
-        square: &Tensor::zeros(device, &shape, DType::F32, Kind::OptimizerState)?,
+        exp_avg: &values(DType::F32, Kind::OptimizerState)?,
+        exp_avg_sq: &Tensor::zeros(device, &shape, DType::F32, Kind::OptimizerState)?,
         constants: AdamW {
             beta1: 0.9,
             beta2: 0.95,

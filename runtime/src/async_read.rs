@@ -1,4 +1,4 @@
-//! Reading values without waiting for what comes after them.
+//! AsyncRead values without waiting for what comes after them.
 //!
 //! [`Tensor::to_vec`] waits for all that the stream was given, also after the tensor was made. What
 //! is read a step late, as a loss, is copied to the host by the GPU in its turn; whoever wants it
@@ -9,7 +9,7 @@ use crate::{Device, Element, Result, Tensor, ops, stream};
 
 /// Values of a tensor on their way to the host. Dropped before they are there it waits for them too.
 #[must_use = "the values are there after `wait`"]
-pub struct Reading<T> {
+pub struct AsyncRead<T> {
     device: Device,
     state: State<T>,
 }
@@ -32,7 +32,7 @@ impl Tensor {
     ///
     /// # fn main() -> Result<()> {
     /// let x = Tensor::from_slice(&Device::cpu(), &[2], &[1.0f32, 2.0])?;
-    /// let reading = ops::square(&x)?.read_later::<f32>()?;
+    /// let reading = ops::square(&x)?.read_async::<f32>()?;
     /// let _more = ops::exp(&x)?; // nobody waits for this
     /// assert_eq!(reading.wait()?, [1.0, 4.0]);
     /// # Ok(())
@@ -42,22 +42,22 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::to_vec`], but for what the work before may fail with;
     /// [`Error::Cuda`](crate::Error::Cuda) inside [`Device::capture`].
-    pub fn read_later<T: Element>(&self) -> Result<Reading<T>> {
+    pub fn read_async<T: Element>(&self) -> Result<AsyncRead<T>> {
         let device = self.device().clone();
         if device.gpu().is_none() {
             let state = State::Here(self.to_vec()?);
-            return Ok(Reading { device, state });
+            return Ok(AsyncRead { device, state });
         }
         self.expect_dtype(T::DTYPE)?;
         let state = State::Coming {
-            copy: ops::contiguous(self)?.download_later()?,
+            copy: ops::contiguous(self)?.download_async()?,
             elements: self.elements(),
         };
-        Ok(Reading { device, state })
+        Ok(AsyncRead { device, state })
     }
 }
 
-impl<T: Element> Reading<T> {
+impl<T: Element> AsyncRead<T> {
     /// The elements. Waits on the host until they are there.
     ///
     /// # Errors
