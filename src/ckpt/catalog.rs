@@ -60,7 +60,7 @@ impl Kind {
             Kind::File => "a safetensors file".to_owned(),
             Kind::Model => "a Hugging Face folder".to_owned(),
             Kind::Files => "safetensors that no index ties together".to_owned(),
-            Kind::Checkpoint(published) => match published.step() {
+            Kind::Checkpoint(checkpoint) => match checkpoint.step() {
                 Some(step) => format!("a checkpoint, of step {step}, sealed by its manifest"),
                 None => "a checkpoint, sealed by its manifest".to_owned(),
             },
@@ -139,13 +139,13 @@ impl Catalog {
     /// Opens what is at `path` and checks all headers and indexes; reads no data.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Catalog> {
         let metadata =
-            fs::metadata(path).with_context(|| format!("cannot open {}", shown(path)))?;
+            fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         if !metadata.is_dir() {
             return Ok(Catalog::new(path, Kind::File, vec![Part::file("", path)?]));
         }
 
         let warning = match Committed::open(path) {
-            Ok(published) => return Catalog::of_published(published),
+            Ok(checkpoint) => return Catalog::from_checkpoint(checkpoint),
             Err(Error::Incomplete {
                 flaw: Flaw::NoManifest,
                 ..
@@ -159,15 +159,15 @@ impl Catalog {
     }
 
     /// A sealed folder: every folder below it that has safetensors is a part.
-    pub(crate) fn of_published(published: Committed) -> anyhow::Result<Catalog> {
-        let path = published.path().to_owned();
-        let files = published.files().map(|(file, _)| Path::new(file));
+    pub(crate) fn from_checkpoint(checkpoint: Committed) -> anyhow::Result<Catalog> {
+        let path = checkpoint.path().to_owned();
+        let files = checkpoint.files().map(|(file, _)| Path::new(file));
         let folders: BTreeSet<PathBuf> = files
             .filter(|file| file.extension().is_some_and(|e| e == EXTENSION))
             .filter_map(|file| Some(file.parent()?.to_owned()))
             .collect();
 
-        let mut catalog = Catalog::new(&path, Kind::Checkpoint(published), Vec::new());
+        let mut catalog = Catalog::new(&path, Kind::Checkpoint(checkpoint), Vec::new());
         for folder in folders {
             catalog.add_folder(&folder.to_string_lossy())?;
         }
@@ -194,7 +194,7 @@ impl Catalog {
             bail!(
                 "{} holds no safetensors file and no checkpoint; give a safetensors file, a folder \
                  of them, a run or one of its checkpoints",
-                shown(path)
+                display_path(path)
             );
         }
         Ok(catalog)
@@ -204,9 +204,12 @@ impl Catalog {
         let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
         let Some(newest) = survey.complete.last().cloned() else {
             let reasons = incomplete.join("; ");
-            bail!("{} has no complete checkpoint: {reasons}", shown(path));
+            bail!(
+                "{} has no complete checkpoint: {reasons}",
+                display_path(path)
+            );
         };
-        let mut catalog = Catalog::of_published(newest)?;
+        let mut catalog = Catalog::from_checkpoint(newest)?;
         catalog.warnings.extend(incomplete);
         catalog.run = Some(survey);
         Ok(catalog)
@@ -225,15 +228,15 @@ impl Catalog {
     /// Adds the tensors of a folder, "" for the path itself; whether it is a Hugging Face folder.
     fn add_folder(&mut self, name: &str) -> anyhow::Result<bool> {
         let folder = below(&self.path, name);
-        let files = safetensors_in(&folder)?;
+        let files = safetensors_files(&folder)?;
         match Folder::open(&folder) {
             Ok(model) => {
-                let is_other = |file: &&String| !is_file_of(&model, &folder.join(file));
+                let is_other = |file: &&String| !contains_file(&model, &folder.join(file));
                 let others: Vec<&str> = files.iter().filter(is_other).map(String::as_str).collect();
                 if !others.is_empty() {
                     self.warnings.push(format!(
                         "{} holds files that are not of its model: {}; give their own paths",
-                        shown(&folder),
+                        display_path(&folder),
                         others.join(", ")
                     ));
                 }
@@ -264,10 +267,10 @@ impl Catalog {
         if !folder.is_dir() {
             return Ok(());
         }
-        let mut below = names_in(&folder)?;
+        let mut below = file_names(&folder)?;
         below.retain(|name| !name.starts_with('.') && folder.join(name).is_dir());
         for inner in below {
-            if !safetensors_in(&folder.join(&inner))?.is_empty() {
+            if !safetensors_files(&folder.join(&inner))?.is_empty() {
                 let prefix = if name.is_empty() { "" } else { "/" };
                 self.add_folder(&format!("{name}{prefix}{inner}"))?;
             }
@@ -302,13 +305,13 @@ impl Catalog {
         let firsts = folded.iter().filter_map(|f| f.members.first());
         let mut nearest: Vec<&str> = firsts.map(|&at| entries[at].name.as_str()).collect();
         let wanted: Vec<char> = glob.chars().filter(|c| !"*?[]".contains(*c)).collect();
-        nearest.sort_by_cached_key(|name| edits_within(&wanted, name));
+        nearest.sort_by_cached_key(|name| substring_distance(&wanted, name));
         nearest.truncate(SHOWN);
 
         let count = entries.len();
         let mut message = format!(
             "no tensor matches `{glob}` among the {count} of {}",
-            shown(&self.path)
+            display_path(&self.path)
         );
         if !nearest.is_empty() {
             let nearest = nearest.iter().map(|name| format!("`{}`", printable(name)));
@@ -333,7 +336,7 @@ impl Part {
 }
 
 /// How many edits make `wanted` a part of `name` (Sellers 1980).
-fn edits_within(wanted: &[char], name: &str) -> usize {
+fn substring_distance(wanted: &[char], name: &str) -> usize {
     // Edits that make the first characters of `wanted` the end of what was read of `name`.
     let mut edits: Vec<usize> = (0..=wanted.len()).collect();
     let mut fewest = wanted.len();
@@ -358,7 +361,7 @@ fn below(folder: &Path, name: &str) -> PathBuf {
 }
 
 /// Whether a model consists of this file too, by a link or by its own name.
-fn is_file_of(model: &Folder, path: &Path) -> bool {
+fn contains_file(model: &Folder, path: &Path) -> bool {
     let real = fs::canonicalize(path).ok();
     let paths = model.files().iter().map(TensorFile::path);
     let mut reals = paths.map(|file| fs::canonicalize(file).ok());
@@ -366,8 +369,8 @@ fn is_file_of(model: &Folder, path: &Path) -> bool {
 }
 
 /// The names of the safetensors files directly in a folder, sorted.
-fn safetensors_in(folder: &Path) -> anyhow::Result<Vec<String>> {
-    let mut names = names_in(folder)?;
+fn safetensors_files(folder: &Path) -> anyhow::Result<Vec<String>> {
+    let mut names = file_names(folder)?;
     names.retain(|name| {
         let path = Path::new(name);
         !name.starts_with('.') && path.extension().is_some_and(|e| e == EXTENSION)
@@ -375,20 +378,20 @@ fn safetensors_in(folder: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-fn names_in(folder: &Path) -> anyhow::Result<Vec<String>> {
+fn file_names(folder: &Path) -> anyhow::Result<Vec<String>> {
     let read = || -> std::io::Result<Vec<String>> {
         let entries = fs::read_dir(folder)?;
         let names = entries.map(|entry| Ok(entry?.file_name().into_string()));
         let names: std::io::Result<Vec<_>> = names.collect();
         Ok(names?.into_iter().flatten().collect())
     };
-    let mut names = read().with_context(|| format!("cannot read {}", shown(folder)))?;
+    let mut names = read().with_context(|| format!("cannot read {}", display_path(folder)))?;
     names.sort();
     Ok(names)
 }
 
 /// A path as it can be shown.
-pub(crate) fn shown(path: &Path) -> String {
+pub(crate) fn display_path(path: &Path) -> String {
     printable(&path.to_string_lossy())
 }
 
@@ -398,7 +401,8 @@ mod tests {
 
     #[test]
     fn edits_are_counted_wherever_they_are_fewest() {
-        let edits = |wanted: &str, name| edits_within(&wanted.chars().collect::<Vec<_>>(), name);
+        let edits =
+            |wanted: &str, name| substring_distance(&wanted.chars().collect::<Vec<_>>(), name);
         assert_eq!(edits("norm", "model.norm.weight"), 0);
         assert_eq!(edits("nrom", "model.norm.weight"), 2);
         assert_eq!(edits("q_prj", "layers.0.q_proj.weight"), 1);

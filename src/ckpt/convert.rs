@@ -8,12 +8,12 @@ use meshgrad::ckpt::exec::check_ties;
 use meshgrad::ckpt::mapping::{Bound, Mapping, Problem, Waivers};
 use serde::Serialize;
 
-use super::catalog::shown;
-use super::destination::{FloatType, begin, closing_notes, copy_companions, writer};
-use super::given::{Waived, misfit, read_map, text_of};
-use super::origin::{Origin, Summary};
+use super::arguments::{Waived, mapping_errors, path_text, read_map};
+use super::catalog::display_path;
+use super::destination::{FloatType, copy_sidecar_files, folder_writer, stage, summary_rows};
 use super::size::{self, ByteSize};
-use super::stream::{Means, Stream};
+use super::source::{Source, Summary};
+use super::stream::{Limits, Stream};
 use super::values::progress_bar;
 use super::warn;
 use crate::answer::Answer;
@@ -56,7 +56,8 @@ pub(super) struct Report {
     map: Option<String>,
     inverse: bool,
     destination: Summary,
-    way_back: Option<WayBack>,
+    #[serde(rename = "way_back")]
+    inverse_report: Option<Inverse>,
     dtype: Option<&'static str>,
     /// Tensors that were rounded to it.
     rounded: u64,
@@ -69,7 +70,7 @@ pub(super) struct Report {
 
 /// Whether the map can be undone.
 #[derive(Serialize)]
-struct WayBack {
+struct Inverse {
     proven: bool,
     /// Why there is none.
     why: Option<String>,
@@ -77,15 +78,15 @@ struct WayBack {
     ties: u64,
 }
 
-/// What is made of an origin, and how.
-pub(super) struct Job<'a> {
-    pub(super) origin: &'a Origin,
+/// What is made of an source, and how.
+pub(super) struct Conversion<'a> {
+    pub(super) source: &'a Source,
     pub(super) mapping: &'a Mapping,
     pub(super) waivers: Waivers,
     pub(super) dtype: Option<FloatType>,
     pub(super) destination: &'a PathBuf,
     pub(super) max_shard: ByteSize,
-    pub(super) means: Means,
+    pub(super) limits: Limits,
 }
 
 pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::Result<Answer> {
@@ -94,90 +95,92 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         true => mapping.reversed(),
         false => mapping,
     };
-    let origin = Origin::open(&arguments.source)?;
-    let job = Job {
-        origin: &origin,
+    let source = Source::open(&arguments.source)?;
+    let conversion = Conversion {
+        source: &source,
         mapping: &mapping,
         waivers: arguments.waived.waivers()?,
         dtype: arguments.dtype,
         destination: &arguments.destination,
         max_shard: arguments.max_shard,
-        means: Means {
+        limits: Limits {
             budget: arguments.budget,
             threads,
         },
     };
-    let bound = match mapping.bind(&origin.specs(), None, &job.waivers) {
+    let bound = match mapping.bind(&source.specs(), None, &conversion.waivers) {
         Ok(bound) => bound,
         Err(report) => {
             let map = Some(arguments.map.clone());
-            return misfit(origin.folder.path(), &map, &report, arguments.json);
+            return mapping_errors(source.folder.path(), &map, &report, arguments.json);
         }
     };
-    let mut report = job.carry_out(&bound)?;
-    report.map = Some(text_of(&arguments.map));
+    let mut report = conversion.run(&bound)?;
+    report.map = Some(path_text(&arguments.map));
     report.inverse = arguments.inverse;
-    report.way_back = Some(WayBack::of(&bound));
+    report.inverse_report = Some(Inverse::of(&bound));
 
     if arguments.json {
         return Answer::json(&report, 0);
     }
-    warn(&origin.warnings);
+    warn(&source.warnings);
     Ok(Answer::success(report.text()))
 }
 
-impl Job<'_> {
+impl Conversion<'_> {
     /// Makes what `bound` says and writes the folder.
-    pub(super) fn carry_out(&self, bound: &Bound) -> anyhow::Result<Report> {
+    pub(super) fn run(&self, bound: &Bound) -> anyhow::Result<Report> {
         let start = Instant::now();
         let retyped = match self.dtype {
             Some(dtype) => {
                 let waivers = self.waivers.clone().and("narrowed")?;
                 let wanted = dtype.of(bound);
-                Some((self.mapping).bind(&self.origin.specs(), Some(&wanted), &waivers)?)
+                Some((self.mapping).bind(&self.source.specs(), Some(&wanted), &waivers)?)
             }
             None => None,
         };
         let waived = bound.report().waived.iter().map(ToString::to_string);
         let waived = waived.collect();
         let bound = retyped.as_ref().unwrap_or(bound);
-        check_ties(bound, &self.origin.folder)?;
+        check_ties(bound, &self.source.folder)?;
 
         let made: Vec<_> = bound.made().collect();
         ensure!(
             !made.is_empty(),
             "nothing would be made: no rule of the map finds its tensors in {}; is the other \
              direction meant?",
-            shown(self.origin.folder.path())
+            display_path(self.source.folder.path())
         );
-        let writer = writer(&made, self.max_shard.0)?;
+        let writer = folder_writer(&made, self.max_shard.0)?;
         let bytes = made
             .iter()
             .map(|it| it.shape.iter().product::<u64>() * it.dtype.bits() as u64 / 8)
             .sum();
-        let mut staging = begin(self.destination)?;
-        let folder = &self.origin.folder;
-        let copied = copy_companions(self.origin.folder_path(), &mut staging, self.dtype)?;
+        let mut staging = stage(self.destination)?;
+        let folder = &self.source.folder;
+        let copied = copy_sidecar_files(self.source.folder_path(), &mut staging, self.dtype)?;
         let progress = progress_bar(bytes);
         let wants = bound.wants();
-        let mut stream = Stream::new(bound.graph(), folder, wants, self.means, &progress)?;
-        writer.write(&mut staging, "", |tensor, data| stream.give(tensor, data))?;
+        let mut stream = Stream::new(bound.graph(), folder, wants, self.limits, &progress)?;
+        writer.write(&mut staging, "", |tensor, data| {
+            stream.write_tensor(tensor, data)
+        })?;
         let read_bytes = stream.read_bytes();
-        let published = staging.commit()?;
+        let checkpoint = staging.commit()?;
         progress.finish_and_clear();
 
         let is_data = |path: &str| path.ends_with(".safetensors");
         Ok(Report {
-            source: self.origin.summary(),
+            source: self.source.summary(),
             map: None,
             inverse: false,
             destination: Summary {
                 path: self.destination.clone(),
                 tensors: made.len() as u64,
-                files: published.files().filter(|(path, _)| is_data(path)).count() as u64,
+                files: checkpoint.files().filter(|(path, _)| is_data(path)).count() as u64,
                 bytes,
             },
-            way_back: None,
+            inverse_report: None,
             dtype: self.dtype.map(|dtype| dtype.dtype().name()),
             rounded: retyped.as_ref().map_or(0, rounded),
             waived,
@@ -195,15 +198,15 @@ fn rounded(bound: &Bound) -> u64 {
     narrowed.count() as u64
 }
 
-impl WayBack {
-    fn of(bound: &Bound) -> WayBack {
+impl Inverse {
+    fn of(bound: &Bound) -> Inverse {
         match bound.inverse() {
-            Ok(back) => WayBack {
+            Ok(back) => Inverse {
                 proven: true,
                 why: None,
                 ties: back.ties().len() as u64,
             },
-            Err(error) => WayBack {
+            Err(error) => Inverse {
                 proven: false,
                 why: Some(error.to_string()),
                 ties: 0,
@@ -239,8 +242,8 @@ impl Report {
             let direction = if self.inverse { ", backwards" } else { "" };
             note("map", format!("{}{direction}", printable(map)));
         }
-        if let Some(way_back) = &self.way_back {
-            note("way back", way_back.text());
+        if let Some(inverse_report) = &self.inverse_report {
+            note("way back", inverse_report.text());
         }
         if let Some(dtype) = self.dtype {
             let rounded = size::counted(self.rounded, "tensor");
@@ -250,7 +253,7 @@ impl Report {
             note("waived", size::counted(self.waived.len() as u64, "problem"));
         }
         let bytes = (self.read_bytes, self.destination.bytes);
-        for row in closing_notes(&self.copied, bytes, self.seconds) {
+        for row in summary_rows(&self.copied, bytes, self.seconds) {
             notes.row(row);
         }
         format!("{table}\n{notes}")

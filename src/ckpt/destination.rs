@@ -9,13 +9,13 @@ use meshgrad::ckpt::mapping::{Bound, TensorSpec};
 use meshgrad::ckpt::{Dtype, FolderWriter, Staging};
 use serde_json::{Map, Value};
 
-use super::catalog::shown;
+use super::catalog::display_path;
 use super::size;
 use super::stream::file_shape;
 use crate::table::printable;
 
 /// The last notes of a report: what was copied beside tensors, and what all of it took.
-pub(super) fn closing_notes(
+pub(super) fn summary_rows(
     copied: &[String],
     (read, written): (u64, u64),
     seconds: f64,
@@ -30,13 +30,13 @@ pub(super) fn closing_notes(
 }
 
 /// What lies beside weights in a folder of the hub: configurations, tokenizers, templates.
-const COMPANIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
+const SIDECAR_EXTENSIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
 
 /// What is written anew, or of the folder it is in only.
-const OWN: [&str; 2] = ["manifest.json", "layout.json"];
+const GENERATED: [&str; 2] = ["manifest.json", "layout.json"];
 
 /// The largest file that is taken for one of them.
-const LARGEST: u64 = 256 << 20;
+const MAX_SIDECAR_BYTES: u64 = 256 << 20;
 
 /// The dtypes that weights are converted to.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -81,20 +81,20 @@ impl FloatType {
 }
 
 /// Begins a folder.
-pub(super) fn begin(path: &Path) -> anyhow::Result<Staging> {
+pub(super) fn stage(path: &Path) -> anyhow::Result<Staging> {
     let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| anyhow!("{} is no name for a new folder", shown(path)))?;
+    let name = name.ok_or_else(|| anyhow!("{} is no name for a new folder", display_path(path)))?;
     let parent = path.parent().unwrap_or(Path::new(""));
     ensure!(
         parent.as_os_str().is_empty() || parent.is_dir(),
         "{} is no folder, so {name} cannot be made in it",
-        shown(parent)
+        display_path(parent)
     );
     Ok(Staging::new(parent, name)?)
 }
 
 /// A writer of all that is made, by name.
-pub(super) fn writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<FolderWriter> {
+pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<FolderWriter> {
     let mut writer = FolderWriter::new().max_shard_bytes(max_shard);
     for spec in made {
         writer.add(&spec.name, spec.dtype, &file_shape(&spec.shape))?;
@@ -104,7 +104,7 @@ pub(super) fn writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<Fold
 
 /// Copies what lies beside the weights of a folder, where they are in one; in its configuration it
 /// names `dtype` if there is one. Returns the names.
-pub(super) fn copy_companions(
+pub(super) fn copy_sidecar_files(
     folder: Option<&Path>,
     staging: &mut Staging,
     dtype: Option<FloatType>,
@@ -113,11 +113,12 @@ pub(super) fn copy_companions(
     let Some(folder) = folder else {
         return Ok(copied);
     };
-    for (name, path) in companions(folder)? {
-        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", shown(&path)))?;
+    for (name, path) in sidecar_files(folder)? {
+        let bytes =
+            fs::read(&path).with_context(|| format!("cannot read {}", display_path(&path)))?;
         let bytes = match dtype {
             Some(dtype) if name == "config.json" => with_dtype(&bytes, dtype)
-                .with_context(|| format!("cannot read {}", shown(&path)))?,
+                .with_context(|| format!("cannot read {}", display_path(&path)))?,
             _ => bytes,
         };
         staging.write(&name, &bytes)?;
@@ -127,7 +128,7 @@ pub(super) fn copy_companions(
 }
 
 /// The files that are copied, by name.
-fn companions(folder: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+fn sidecar_files(folder: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(folder)? {
@@ -135,29 +136,29 @@ fn companions(folder: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
-            if is_companion(name) && is_of_folder(folder, &path) {
+            if is_sidecar_file(name) && is_safe_to_copy(folder, &path) {
                 found.push((name.to_owned(), path));
             }
         }
         found.sort();
         Ok(found)
     };
-    read().with_context(|| format!("cannot read {}", shown(folder)))
+    read().with_context(|| format!("cannot read {}", display_path(folder)))
 }
 
-fn is_companion(name: &str) -> bool {
+fn is_sidecar_file(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|it| it.to_str());
-    extension.is_some_and(|it| COMPANIONS.contains(&it))
+    extension.is_some_and(|it| SIDECAR_EXTENSIONS.contains(&it))
         && !name.ends_with(".index.json")
         && !name.starts_with('.')
-        && !OWN.contains(&name)
+        && !GENERATED.contains(&name)
         && printable(name) == name
 }
 
 /// A file of the folder; a link only as the Hugging Face cache has them, into its blobs: another
 /// one could lead anywhere, and what it leads to would be handed on.
-fn is_of_folder(folder: &Path, path: &Path) -> bool {
-    let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= LARGEST;
+fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
+    let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= MAX_SIDECAR_BYTES;
     let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
     if !fs::metadata(path).is_ok_and(|it| small(&it)) {
         return false;

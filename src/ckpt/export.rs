@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use meshgrad::ckpt::mapping::{Mapping, Waivers};
 
-use super::catalog::shown;
-use super::convert::Job;
+use super::arguments::mapping_errors;
+use super::catalog::display_path;
+use super::convert::Conversion;
 use super::destination::FloatType;
-use super::given::misfit;
-use super::origin::Origin;
 use super::size::ByteSize;
-use super::stream::Means;
+use super::source::Source;
+use super::stream::Limits;
 use super::warn;
 use crate::answer::Answer;
 
@@ -37,41 +37,41 @@ pub(super) struct ExportArguments {
 }
 
 pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Result<Answer> {
-    let origin = Origin::open(&arguments.checkpoint)?;
-    let folder = origin.folder.path();
+    let source = Source::open(&arguments.checkpoint)?;
+    let folder = source.folder.path();
     ensure!(
-        origin.folder_path().is_some(),
+        source.folder_path().is_some(),
         "{} is a file: give the folder that it is in, whose config.json says what its weights are; \
          `meshgrad ckpt convert` takes a file",
-        shown(folder)
+        display_path(folder)
     );
     ensure!(
         folder.join("config.json").is_file(),
         "{} has no config.json, so nothing could load what is exported; `meshgrad ckpt convert` \
          copies weights alone",
-        shown(folder)
+        display_path(folder)
     );
     // Weights of a checkpoint have the names of the hub already.
     let mapping = Mapping::identity();
-    let job = Job {
-        origin: &origin,
+    let conversion = Conversion {
+        source: &source,
         mapping: &mapping,
         waivers: Waivers::none(),
         dtype: Some(arguments.dtype),
         destination: &arguments.hf,
         max_shard: arguments.max_shard,
-        means: Means {
+        limits: Limits {
             budget: arguments.budget,
             threads,
         },
     };
-    let report = match mapping.bind(&origin.specs(), None, &job.waivers) {
-        Ok(bound) => job.carry_out(&bound)?,
-        Err(report) => return misfit(folder, &None, &report, arguments.json),
+    let report = match mapping.bind(&source.specs(), None, &conversion.waivers) {
+        Ok(bound) => conversion.run(&bound)?,
+        Err(report) => return mapping_errors(folder, &None, &report, arguments.json),
     };
     if arguments.json {
         return Answer::json(&report, 0);
     }
-    warn(&origin.warnings);
+    warn(&source.warnings);
     Ok(Answer::success(report.text()))
 }

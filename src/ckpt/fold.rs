@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const SEPARATORS: [char; 2] = ['.', '/'];
 
 /// Stands for a number in a template; no tensor has it in its name.
-const HOLE: char = '\0';
+const PLACEHOLDER: char = '\0';
 
 /// Runs of numbers shown in one brace.
 const MAX_RUNS: usize = 8;
@@ -87,7 +87,7 @@ fn split(name: &str) -> (String, Vec<u64>) {
         match number(part) {
             Some(number) => {
                 numbers.push(number);
-                template.push(HOLE);
+                template.push(PLACEHOLDER);
                 template.push_str(&piece[part.len()..]);
             }
             None => template.push_str(piece),
@@ -131,8 +131,8 @@ fn render(template: &str, product: &[Vec<u64>]) -> String {
     let mut pattern = String::new();
     for character in template.chars() {
         match (character, sets.as_slice().first()) {
-            (HOLE, Some(set)) => {
-                pattern.push_str(&braces(set));
+            (PLACEHOLDER, Some(set)) => {
+                pattern.push_str(&brace_range(set));
                 sets.next();
             }
             _ => pattern.push(character),
@@ -142,7 +142,7 @@ fn render(template: &str, product: &[Vec<u64>]) -> String {
 }
 
 /// `7`, `{0..47}`, `{3..47..4}`, `{0..2,5,9..12}`.
-fn braces(set: &[u64]) -> String {
+fn brace_range(set: &[u64]) -> String {
     if let [only] = set {
         return only.to_string();
     }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(patterns(&names), wanted);
     }
 
-    /// What a shell makes of a pattern with braces.
+    /// What a shell makes of a pattern with brace_range.
     fn expand(pattern: &str) -> Vec<String> {
         let Some((before, rest)) = pattern.split_once('{') else {
             return vec![pattern.to_owned()];
@@ -290,7 +290,7 @@ mod tests {
             ),
         ];
         for (set, wanted) in all {
-            assert_eq!(braces(&set), wanted);
+            assert_eq!(brace_range(&set), wanted);
         }
     }
 

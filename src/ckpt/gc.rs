@@ -9,8 +9,8 @@ use meshgrad::ckpt::{
 };
 use serde::Serialize;
 
-use super::catalog::shown;
-use super::given::text_of;
+use super::arguments::path_text;
+use super::catalog::display_path;
 use super::size::{self, counted};
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
@@ -64,7 +64,7 @@ pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
     ensure!(
         Committed::open(run).is_err(),
         "{} is a checkpoint; give the run that it is in",
-        shown(run)
+        display_path(run)
     );
     let removed = match (arguments.dry_run, arguments.keep) {
         (false, Some(keep)) => keep_last(run, keep)?,
@@ -92,7 +92,7 @@ fn would_be_removed(run: &Path, keep: Option<NonZeroUsize>) -> anyhow::Result<Ve
 impl Item {
     fn new(leftover: &Leftover) -> Item {
         Item {
-            path: text_of(&leftover.path),
+            path: path_text(&leftover.path),
             what: match leftover.kind {
                 LeftoverKind::Checkpoint => "checkpoint",
                 LeftoverKind::InterruptedSave => "interrupted save",
@@ -107,7 +107,7 @@ impl Item {
 impl LeftAlone {
     fn running(save: &Leftover) -> LeftAlone {
         LeftAlone {
-            path: text_of(&save.path),
+            path: path_text(&save.path),
             why: "it is being written".to_owned(),
         }
     }
@@ -118,7 +118,7 @@ impl LeftAlone {
             Error::Io { path, .. } => (path.as_path(), error.to_string()),
             other => (run, other.to_string()),
         };
-        let path = text_of(path);
+        let path = path_text(path);
         LeftAlone { path, why }
     }
 }
@@ -140,11 +140,11 @@ impl Report {
         let incomplete = survey.incomplete.iter();
         let incomplete = incomplete.map(|error| LeftAlone::of_error(run, error));
         Report {
-            run: text_of(run),
+            run: path_text(run),
             dry_run: arguments.dry_run,
             removed: removed.iter().map(Item::new).collect(),
             bytes: removed.iter().map(|it| it.bytes).sum(),
-            kept: kept.map(|it| text_of(it.path())).collect(),
+            kept: kept.map(|it| path_text(it.path())).collect(),
             left_alone: running.chain(incomplete).collect(),
         }
     }

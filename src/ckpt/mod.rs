@@ -3,6 +3,7 @@
 //!
 //! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
 
+mod arguments;
 mod bench;
 mod catalog;
 mod convert;
@@ -12,12 +13,11 @@ mod diff;
 mod export;
 mod fold;
 mod gc;
-mod given;
 mod inspect;
-mod origin;
 mod plan;
 mod reshard;
 mod size;
+mod source;
 mod stream;
 mod values;
 mod verify;

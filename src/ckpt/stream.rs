@@ -20,14 +20,14 @@ use super::size::ByteSize;
 
 /// Memory and threads for making tensors.
 #[derive(Clone, Copy)]
-pub(super) struct Means {
+pub(super) struct Limits {
     pub(super) budget: ByteSize,
     pub(super) threads: usize,
 }
 
-impl Means {
+impl Limits {
     /// Bytes of tensors that are held at once.
-    pub(super) fn held(self) -> u64 {
+    pub(super) fn target_bytes(self) -> u64 {
         self.budget.0 / 2
     }
 }
@@ -39,7 +39,7 @@ pub(super) struct Stream<'a> {
     sources: Sources,
     options: Options,
     /// Bytes of tensors that are held at once.
-    held: u64,
+    target_bytes: u64,
     /// All tensors, by name.
     wants: BTreeMap<Arc<str>, Want>,
     /// Those that are made and were not asked for yet.
@@ -53,7 +53,7 @@ impl<'a> Stream<'a> {
         graph: &'a Graph,
         folder: &'a Folder,
         wants: Vec<Want>,
-        means: Means,
+        limits: Limits,
         progress: &'a ProgressBar,
     ) -> anyhow::Result<Stream<'a>> {
         let wants = wants.into_iter().map(|want| (want.target.clone(), want));
@@ -62,11 +62,11 @@ impl<'a> Stream<'a> {
             catalog: Catalog::of(folder),
             sources: Sources::of(folder, Choice::Auto)?,
             options: Options {
-                threads: means.threads,
-                budget: Some(means.budget.0),
+                threads: limits.threads,
+                budget: Some(limits.budget.0),
                 ..Options::for_folder(folder)
             },
-            held: means.held(),
+            target_bytes: limits.target_bytes(),
             wants: wants.collect(),
             ready: BTreeMap::new(),
             progress,
@@ -80,7 +80,7 @@ impl<'a> Stream<'a> {
     }
 
     /// Gives a tensor to its file.
-    pub(super) fn give(
+    pub(super) fn write_tensor(
         &mut self,
         tensor: &TensorInfo,
         sink: &mut TensorSink<'_>,
@@ -88,10 +88,10 @@ impl<'a> Stream<'a> {
         if !self.ready.contains_key(tensor.name.as_str()) {
             // What is left is of another file.
             self.ready.clear();
-            self.make_from(&tensor.name)?;
+            self.load_group(&tensor.name)?;
         }
         let Some(bytes) = self.ready.remove(tensor.name.as_str()) else {
-            return self.give_by_rows(tensor, sink);
+            return self.write_by_rows(tensor, sink);
         };
         sink.append(&bytes)?;
         self.progress.inc(bytes.len() as u64);
@@ -99,7 +99,7 @@ impl<'a> Stream<'a> {
     }
 
     /// Makes a tensor and some that follow it; nothing if it alone is too large.
-    fn make_from(&mut self, name: &str) -> anyhow::Result<()> {
+    fn load_group(&mut self, name: &str) -> anyhow::Result<()> {
         let mut group = self.group(name);
         while !group.is_empty() {
             match self.plan(&group) {
@@ -128,7 +128,7 @@ impl<'a> Stream<'a> {
                 continue;
             }
             held = held.saturating_add(bytes_of(want, own));
-            if held > self.held {
+            if held > self.target_bytes {
                 break;
             }
             group.push(want.clone());
@@ -136,7 +136,7 @@ impl<'a> Stream<'a> {
         group
     }
 
-    fn give_by_rows(
+    fn write_by_rows(
         &mut self,
         tensor: &TensorInfo,
         sink: &mut TensorSink<'_>,
@@ -147,7 +147,7 @@ impl<'a> Stream<'a> {
             .get(tensor.name.as_str())
             .ok_or_else(unknown)?
             .clone();
-        let mut at_once = self.held;
+        let mut at_once = self.target_bytes;
         let mut all = by_rows(&want, tensor.dtype, at_once);
         // The least is one row: if that does not fit, the plan says what it needs.
         while at_once > 0 {

@@ -6,9 +6,9 @@ use anyhow::Context;
 use meshgrad::ckpt::{Committed, Error, Flaw, survey};
 use serde::Serialize;
 
-use super::catalog::{Catalog, shown};
+use super::catalog::{Catalog, display_path};
 use super::size::{self, counted};
-use super::values::in_turn;
+use super::values::parallel_map;
 use super::warn;
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
@@ -110,7 +110,7 @@ pub(super) fn verify(arguments: &VerifyArguments, threads: usize) -> anyhow::Res
     let checked = if arguments.deep {
         check_digests(&sealed, threads)
     } else {
-        sealed.iter().map(Verdict::of_published).collect()
+        sealed.iter().map(Verdict::from_checkpoint).collect()
     };
     report.checked.extend(checked);
     report.checked.sort_by(|a, b| a.path.cmp(&b.path));
@@ -136,13 +136,13 @@ enum Found {
 fn find(path: &Path) -> anyhow::Result<Found> {
     let metadata = path
         .metadata()
-        .with_context(|| format!("cannot open {}", shown(path)))?;
+        .with_context(|| format!("cannot open {}", display_path(path)))?;
     if !metadata.is_dir() {
         return Ok(Found::Unsealed);
     }
 
     match Committed::open(path) {
-        Ok(published) => return Ok(Found::Checkpoints(vec![published], Vec::new())),
+        Ok(checkpoint) => return Ok(Found::Checkpoints(vec![checkpoint], Vec::new())),
         Err(Error::Incomplete {
             flaw: Flaw::NoManifest,
             ..
@@ -166,11 +166,11 @@ fn find(path: &Path) -> anyhow::Result<Found> {
 
 /// Reads all files of checkpoints.
 fn check_digests(sealed: &[Committed], threads: usize) -> Vec<Verdict> {
-    let bytes = |published: &Committed| published.files().map(|(_, bytes)| bytes).sum::<u64>();
+    let bytes = |checkpoint: &Committed| checkpoint.files().map(|(_, bytes)| bytes).sum::<u64>();
     let all = sealed.iter().map(bytes).sum();
     let worker = || {
         |at: usize, progress: &indicatif::ProgressBar| {
-            let mut verdict = Verdict::of_published(&sealed[at]);
+            let mut verdict = Verdict::from_checkpoint(&sealed[at]);
             if let Err(error) = sealed[at].verify() {
                 verdict.status = Status::of(&error);
                 verdict.problem = Some(problem(&error));
@@ -179,18 +179,18 @@ fn check_digests(sealed: &[Committed], threads: usize) -> Vec<Verdict> {
             Ok(verdict)
         }
     };
-    let verdicts = in_turn(threads, sealed.len(), all, worker);
+    let verdicts = parallel_map(threads, sealed.len(), all, worker);
     verdicts.into_iter().flatten().collect()
 }
 
 impl Verdict {
-    fn of_published(published: &Committed) -> Verdict {
+    fn from_checkpoint(checkpoint: &Committed) -> Verdict {
         Verdict {
-            path: published.path().to_string_lossy().into_owned(),
+            path: checkpoint.path().to_string_lossy().into_owned(),
             sealed: true,
             status: Status::Ok,
-            files: published.files().len() as u64,
-            bytes: published.files().map(|(_, bytes)| bytes).sum(),
+            files: checkpoint.files().len() as u64,
+            bytes: checkpoint.files().map(|(_, bytes)| bytes).sum(),
             problem: None,
         }
     }

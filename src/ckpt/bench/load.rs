@@ -1,4 +1,4 @@
-//! Our own loads: every tensor as it is, by a plan, in one of the ways there are.
+//! Our own loads: every tensor as it is, by a plan, in one of the methods there are.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -14,12 +14,12 @@ use meshgrad::ckpt::mapping::TensorSpec;
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Targets, Want};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
 
-use super::memory::{Held, Pool, map};
-use super::stop::Stop;
+use super::interrupt::Interrupt;
+use super::memory::{Pool, ResidentTargets, map};
 
 /// The backends by the names of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Way {
+pub(super) enum Method {
     /// Positioned reads through the page cache.
     Pread,
     /// Reads past the page cache.
@@ -30,62 +30,62 @@ pub(super) enum Way {
     Auto,
 }
 
-impl Way {
+impl Method {
     pub(super) fn choice(self) -> Choice {
         match self {
-            Way::Pread => Choice::Only(Backend::Pread),
-            Way::Direct => Choice::Only(Backend::Direct),
-            Way::Mmap => Choice::Only(Backend::Mapped),
-            Way::Auto => Choice::Auto,
+            Method::Pread => Choice::Only(Backend::Pread),
+            Method::Direct => Choice::Only(Backend::Direct),
+            Method::Mmap => Choice::Only(Backend::Mapped),
+            Method::Auto => Choice::Auto,
         }
     }
 
     fn options(self) -> Options {
         match self {
-            Way::Direct => Options::direct(),
+            Method::Direct => Options::direct(),
             _ => Options::default(),
         }
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Way::Pread => "pread",
-            Way::Direct => "O_DIRECT",
-            Way::Mmap => "mmap",
-            Way::Auto => "auto",
+            Method::Pread => "pread",
+            Method::Direct => "O_DIRECT",
+            Method::Mmap => "mmap",
+            Method::Auto => "auto",
         }
     }
 }
 
 /// What becomes of tensors that are loaded.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum Residency {
     /// All are in memory at the end.
-    Held,
+    Resident,
     /// Each leaves when it is complete; larger ones are loaded so many bytes at a time.
-    Leaving { piece: u64 },
+    Streamed { chunk: u64 },
 }
 
 /// What plans are made of.
 pub(super) struct Planner<'f> {
     pub(super) folder: &'f Folder,
     pub(super) threads: usize,
-    pub(super) fate: Fate,
+    pub(super) residency: Residency,
     /// For tensors, windows and the plan itself.
     pub(super) budget: u64,
 }
 
 impl Planner<'_> {
-    pub(super) fn plan(&self, way: Way) -> anyhow::Result<LoadPlan> {
+    pub(super) fn plan(&self, method: Method) -> anyhow::Result<LoadPlan> {
         let mut graph = Graph::new();
         let mut wants = Vec::new();
         for tensor in self.folder.tensors() {
             let TensorSpec { name, dtype, shape } = TensorSpec::from(tensor);
             let source = graph.source(&name, dtype, &shape)?;
-            match self.fate {
-                Fate::Held => wants.push(Want::all(name, &graph, source)),
-                Fate::Leaving { piece } => {
-                    for rows in rows_at_a_time(&shape, dtype, piece) {
+            match self.residency {
+                Residency::Resident => wants.push(Want::all(name, &graph, source)),
+                Residency::Streamed { chunk } => {
+                    for rows in rows_at_a_time(&shape, dtype, chunk) {
                         // A number: no tensor's name and a part's can be the same.
                         wants.push(Want::new(wants.len().to_string(), source, rows));
                     }
@@ -95,20 +95,20 @@ impl Planner<'_> {
         let options = Options {
             threads: self.threads,
             budget: Some(self.budget),
-            targets: match self.fate {
-                Fate::Held => Targets::Stay,
-                Fate::Leaving { .. } => Targets::Leave,
+            targets: match self.residency {
+                Residency::Resident => Targets::Stay,
+                Residency::Streamed { .. } => Targets::Leave,
             },
-            ..way.options()
+            ..method.options()
         };
         let catalog = Catalog::of(self.folder);
         Ok(LoadPlan::new(&graph, &catalog, &wants, &options)?)
     }
 }
 
-/// Why files are not read in this way, if one is not.
-pub(super) fn refusal(folder: &Folder, way: Way) -> anyhow::Result<Option<String>> {
-    let sources = Sources::of(folder, way.choice())?;
+/// Why files are not read in this method, if one is not.
+pub(super) fn refusal(folder: &Folder, method: Method) -> anyhow::Result<Option<String>> {
+    let sources = Sources::of(folder, method.choice())?;
     let refused = sources.files().iter().find_map(|it| it.refused.clone());
     Ok(refused)
 }
@@ -117,39 +117,47 @@ pub(super) fn refusal(folder: &Folder, way: Way) -> anyhow::Result<Option<String
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pages {
     /// Those that were used before.
-    Used,
+    Reused,
     /// Those that nobody has touched.
     New,
 }
 
-/// Memory and a way to the user, for one load after the other.
+/// Memory and a method to the user, for one load after the other.
 pub(super) struct Loader<'a> {
     pub(super) planner: Planner<'a>,
     pub(super) memory: &'a RefCell<MmapMut>,
     pub(super) progress: &'a ProgressBar,
-    pub(super) stop: &'a Stop,
+    pub(super) interrupt: &'a Interrupt,
 }
 
 impl Loader<'_> {
     /// Seconds of one load. Planning and opening are not in them.
-    pub(super) fn load(&self, way: Way, pages: Pages) -> anyhow::Result<f64> {
-        let plan = self.planner.plan(way)?;
-        let sources = Sources::of(self.planner.folder, way.choice())?;
+    pub(super) fn load(&self, method: Method, pages: Pages) -> anyhow::Result<f64> {
+        let plan = self.planner.plan(method)?;
+        let sources = Sources::of(self.planner.folder, method.choice())?;
         let most = plan.memory().targets;
-        let (seconds, stats) = match (self.planner.fate, pages) {
-            (Fate::Held, Pages::Used) => {
+        let (seconds, stats) = match (self.planner.residency, pages) {
+            (Residency::Resident, Pages::Reused) => {
                 let mut memory = self.memory.borrow_mut();
-                self.execute(&plan, &sources, &Held::new(&plan, &mut memory, self.stop))
+                self.execute(
+                    &plan,
+                    &sources,
+                    &ResidentTargets::new(&plan, &mut memory, self.interrupt),
+                )
             }
-            (Fate::Held, Pages::New) => {
+            (Residency::Resident, Pages::New) => {
                 let mut memory = map(most as usize)?;
-                self.execute(&plan, &sources, &Held::new(&plan, &mut memory, self.stop))
+                self.execute(
+                    &plan,
+                    &sources,
+                    &ResidentTargets::new(&plan, &mut memory, self.interrupt),
+                )
             }
-            (Fate::Leaving { .. }, Pages::Used) => {
-                self.execute(&plan, &sources, &Pool::recycled(most, self.stop))
+            (Residency::Streamed { .. }, Pages::Reused) => {
+                self.execute(&plan, &sources, &Pool::recycled(most, self.interrupt))
             }
-            (Fate::Leaving { .. }, Pages::New) => {
-                self.execute(&plan, &sources, &Pool::new_each_time(most, self.stop))
+            (Residency::Streamed { .. }, Pages::New) => {
+                self.execute(&plan, &sources, &Pool::new_each_time(most, self.interrupt))
             }
         }?;
         let wanted: u64 = plan.targets().iter().map(|target| target.bytes).sum();

@@ -12,7 +12,7 @@ use memmap2::MmapMut;
 use meshgrad::ckpt::exec::{Sink, Slices};
 use meshgrad::ckpt::plan::{LoadPlan, Target};
 
-use super::stop::Stop;
+use super::interrupt::Interrupt;
 
 /// What offsets and lengths of direct reads are multiples of.
 pub(super) const ALIGNMENT: usize = 4096;
@@ -27,41 +27,45 @@ pub(super) fn map(bytes: usize) -> anyhow::Result<MmapMut> {
 }
 
 /// The same with all pages touched, to be used again and again.
-pub(super) fn map_and_touch(bytes: usize) -> anyhow::Result<MmapMut> {
+pub(super) fn map_touched(bytes: usize) -> anyhow::Result<MmapMut> {
     let mut memory = map(bytes)?;
     memory.fill(1);
     Ok(memory)
 }
 
 /// All targets one behind the other, in memory that outlives the load.
-pub(super) struct Held<'a> {
+pub(super) struct ResidentTargets<'a> {
     slices: Slices<'a>,
-    stop: &'a Stop,
+    interrupt: &'a Interrupt,
 }
 
-impl<'a> Held<'a> {
+impl<'a> ResidentTargets<'a> {
     /// Places for the targets of a plan in `memory`, which has room for them.
-    pub(super) fn new(plan: &LoadPlan, memory: &'a mut [u8], stop: &'a Stop) -> Held<'a> {
+    pub(super) fn new(
+        plan: &LoadPlan,
+        memory: &'a mut [u8],
+        interrupt: &'a Interrupt,
+    ) -> ResidentTargets<'a> {
         let mut rest = memory;
         let mut slices = Vec::with_capacity(plan.targets().len());
         for target in plan.targets() {
-            let (slice, behind) = rest.split_at_mut(target.bytes as usize);
+            let (slice, tail) = rest.split_at_mut(target.bytes as usize);
             slices.push(slice);
-            rest = behind;
+            rest = tail;
         }
-        Held {
+        ResidentTargets {
             slices: Slices::new(slices),
-            stop,
+            interrupt,
         }
     }
 }
 
-impl<'a> Sink for Held<'a> {
+impl<'a> Sink for ResidentTargets<'a> {
     type Buffer = &'a mut [u8];
     type Error = anyhow::Error;
 
     fn buffer(&self, target: &Target) -> anyhow::Result<&'a mut [u8]> {
-        self.stop.check()?;
+        self.interrupt.check()?;
         Ok(self.slices.buffer(target)?)
     }
 
@@ -76,12 +80,12 @@ pub(super) struct Pool<'a> {
     most: u64,
     /// Whether what comes back is kept for others.
     keeps: bool,
-    stop: &'a Stop,
-    stock: Mutex<Stock>,
+    interrupt: &'a Interrupt,
+    free_lists: Mutex<FreeLists>,
 }
 
 #[derive(Default)]
-struct Stock {
+struct FreeLists {
     /// What came back, by its size.
     free: BTreeMap<u64, Vec<Vec<u8>>>,
     /// Bytes of all buffers, free or not.
@@ -90,24 +94,24 @@ struct Stock {
 
 impl Pool<'_> {
     /// Memory of at most so many bytes, where no more than that is ever in use.
-    pub(super) fn recycled(most: u64, stop: &Stop) -> Pool<'_> {
+    pub(super) fn recycled(most: u64, interrupt: &Interrupt) -> Pool<'_> {
         Pool {
             most,
             keeps: true,
-            stop,
-            stock: Mutex::default(),
+            interrupt,
+            free_lists: Mutex::default(),
         }
     }
 
     /// The same, but every target gets memory from the allocator.
-    pub(super) fn new_each_time(most: u64, stop: &Stop) -> Pool<'_> {
+    pub(super) fn new_each_time(most: u64, interrupt: &Interrupt) -> Pool<'_> {
         let keeps = false;
-        let pool = Pool::recycled(most, stop);
+        let pool = Pool::recycled(most, interrupt);
         Pool { keeps, ..pool }
     }
 }
 
-impl Stock {
+impl FreeLists {
     /// A free buffer of this size, or that of a new one, for which room is made.
     fn take(&mut self, bytes: u64, most: u64) -> Option<Vec<u8>> {
         let found = self.free.get_mut(&bytes).and_then(Vec::pop);
@@ -132,18 +136,28 @@ impl Sink for Pool<'_> {
     type Error = anyhow::Error;
 
     fn buffer(&self, target: &Target) -> anyhow::Result<Vec<u8>> {
-        self.stop.check()?;
-        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = stock.take(target.bytes, self.most);
-        drop(stock);
+        self.interrupt.check()?;
+        let mut free_lists = self
+            .free_lists
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let found = free_lists.take(target.bytes, self.most);
+        drop(free_lists);
         Ok(found.unwrap_or_else(|| vec![0; target.bytes as usize]))
     }
 
     fn complete(&self, target: &Target, buffer: Vec<u8>) -> anyhow::Result<()> {
-        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free_lists = self
+            .free_lists
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match self.keeps {
-            true => stock.free.entry(target.bytes).or_default().push(buffer),
-            false => stock.bytes -= target.bytes,
+            true => free_lists
+                .free
+                .entry(target.bytes)
+                .or_default()
+                .push(buffer),
+            false => free_lists.bytes -= target.bytes,
         }
         Ok(())
     }
@@ -157,22 +171,26 @@ mod tests {
     /// those in use are, and a size that came back is used again.
     #[test]
     fn a_pool_keeps_to_its_bound() {
-        let mut stock = Stock::default();
+        let mut free_lists = FreeLists::default();
         let mut used: Vec<u64> = Vec::new();
         let mut recycled = 0;
         for turn in 0..2000u64 {
             let bytes = [100, 250, 400][(turn * turn % 7 % 3) as usize];
             while used.iter().sum::<u64>() + bytes > 1000 {
                 let back = used.remove((turn % used.len() as u64) as usize);
-                let buffers = stock.free.entry(back).or_default();
+                let buffers = free_lists.free.entry(back).or_default();
                 buffers.push(vec![0; back as usize]);
             }
-            recycled += u64::from(stock.take(bytes, 1000).is_some());
+            recycled += u64::from(free_lists.take(bytes, 1000).is_some());
             used.push(bytes);
 
-            let free: u64 = stock.free.iter().map(|(b, all)| b * all.len() as u64).sum();
-            assert_eq!(stock.bytes, free + used.iter().sum::<u64>());
-            assert!(stock.bytes <= 1000);
+            let free: u64 = free_lists
+                .free
+                .iter()
+                .map(|(b, all)| b * all.len() as u64)
+                .sum();
+            assert_eq!(free_lists.bytes, free + used.iter().sum::<u64>());
+            assert!(free_lists.bytes <= 1000);
         }
         assert!(recycled > 500, "{recycled}");
     }

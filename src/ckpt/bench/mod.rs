@@ -3,22 +3,22 @@
 //!
 //! ```text
 //! opening   index and headers; the plan
-//! reading   plain pread, the same digested, plain O_DIRECT; our loads in each way
+//! reading   plain pread, the same digested, plain O_DIRECT; our loads in each method
 //! writing   plain writes and a sync; our save                     with --write
 //! ```
 //!
 //! All of one kind take turns ([`rounds`]) and land in memory of one kind ([`memory`]); what is
 //! unlike is named.
 
-mod fit;
+mod baseline;
+mod budget;
+mod interrupt;
 mod load;
 mod machine;
 mod memory;
-mod plain;
 mod report;
 mod rounds;
 mod save;
-mod stop;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -28,19 +28,19 @@ use indicatif::ProgressBar;
 use memmap2::MmapMut;
 use meshgrad::ckpt::Folder;
 
-use super::origin::Origin;
 use super::size::{self, ByteSize};
+use super::source::Source;
 use super::values::progress_bar;
 use super::warn;
 use crate::answer::Answer;
-use fit::{Fit, fit};
-use load::{Fate, Loader, Pages, Planner, Way};
+use baseline::Files;
+use budget::{Allocation, allocate};
+use interrupt::Interrupt;
+use load::{Loader, Method, Pages, Planner, Residency};
 use machine::{Machine, Mount};
-use plain::Files;
 use report::{Report, Writing};
 use rounds::{Contestant, Standing, Turn, hold};
 use save::Writer;
-use stop::Stop;
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 an error.")]
@@ -57,7 +57,7 @@ pub(super) struct BenchArguments {
     /// How we load. May be repeated.
     #[arg(long = "backend", value_name = "WAY", value_delimiter = ',',
           default_values = ["pread", "direct", "mmap"])]
-    ways: Vec<Way>,
+    methods: Vec<Method>,
     /// Drop the files' pages from the page cache before each sample.
     #[arg(long)]
     cold: bool,
@@ -70,9 +70,9 @@ pub(super) struct BenchArguments {
 }
 
 pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Result<Answer> {
-    let stop = Stop::listen()?;
-    let origin = Origin::open(&arguments.path)?;
-    let bench = Bench::new(arguments, &origin, threads, &stop)?;
+    let interrupt = Interrupt::listen()?;
+    let source = Source::open(&arguments.path)?;
+    let bench = Bench::new(arguments, &source, threads, &interrupt)?;
     let report = bench.run()?;
 
     if arguments.json {
@@ -85,49 +85,49 @@ pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Resul
 /// What all samples share.
 struct Bench<'a> {
     arguments: &'a BenchArguments,
-    origin: &'a Origin,
+    source: &'a Source,
     threads: usize,
-    fit: Fit,
+    allocation: Allocation,
     files: Files,
     memory: RefCell<MmapMut>,
     progress: ProgressBar,
-    stop: &'a Stop,
+    interrupt: &'a Interrupt,
 }
 
 impl<'a> Bench<'a> {
     fn new(
         arguments: &'a BenchArguments,
-        origin: &'a Origin,
+        source: &'a Source,
         threads: usize,
-        stop: &'a Stop,
+        interrupt: &'a Interrupt,
     ) -> anyhow::Result<Bench<'a>> {
-        let folder = &origin.folder;
-        let fit = fit(folder, &arguments.ways, threads, arguments.budget.0)?;
+        let folder = &source.folder;
+        let allocation = allocate(folder, &arguments.methods, threads, arguments.budget.0)?;
         let paths = folder.files().iter().map(|file| file.path());
         let writes = if arguments.write.is_some() { 3 } else { 0 };
-        let contestants = 3 + arguments.ways.len() as u64 + 1 + writes;
+        let contestants = 3 + arguments.methods.len() as u64 + 1 + writes;
         let turns = contestants * (u64::from(arguments.samples) + 1);
         Ok(Bench {
             arguments,
-            origin,
+            source,
             threads,
-            files: Files::open(paths, fit.block, threads)?,
-            memory: RefCell::new(memory::map_and_touch(fit.kept)?),
-            fit,
-            progress: progress_bar(turns.saturating_mul(origin.summary().bytes)),
-            stop,
+            files: Files::open(paths, allocation.block, threads)?,
+            memory: RefCell::new(memory::map_touched(allocation.kept)?),
+            allocation,
+            progress: progress_bar(turns.saturating_mul(source.summary().bytes)),
+            interrupt,
         })
     }
 
     fn folder(&self) -> &'a Folder {
-        &self.origin.folder
+        &self.source.folder
     }
 
     fn run(&self) -> anyhow::Result<Report> {
         // Before anything is measured: it may have no room.
         let (folder, memory) = (self.folder(), &self.memory);
         let parent = self.arguments.write.as_deref();
-        let begin = |parent| Writer::begin(parent, folder, memory, &self.progress, self.stop);
+        let begin = |parent| Writer::begin(parent, folder, memory, &self.progress, self.interrupt);
         let writer = parent.map(begin).transpose()?;
 
         let opening = self.open()?;
@@ -139,18 +139,18 @@ impl<'a> Bench<'a> {
 
     fn hold(&self, contestants: &[Contestant<'_>]) -> anyhow::Result<Vec<Standing>> {
         let before = || match self.arguments.cold {
-            true => plain::drop_pages(&self.files),
+            true => baseline::drop_pages(&self.files),
             false => Ok(()),
         };
-        hold(contestants, self.arguments.samples, &before, self.stop)
+        hold(contestants, self.arguments.samples, &before, self.interrupt)
     }
 
     fn planner(&self) -> Planner<'a> {
         Planner {
             folder: self.folder(),
             threads: self.threads,
-            fate: self.fit.fate,
-            budget: self.fit.for_plans,
+            residency: self.allocation.residency,
+            budget: self.allocation.for_plans,
         }
     }
 
@@ -159,7 +159,7 @@ impl<'a> Bench<'a> {
             planner: self.planner(),
             memory: &self.memory,
             progress: &self.progress,
-            stop: self.stop,
+            interrupt: self.interrupt,
         }
     }
 
@@ -170,40 +170,40 @@ impl<'a> Bench<'a> {
             beside: None,
             turn: Ok(turn),
         };
-        let (planner, origin) = (self.planner(), self.origin);
+        let (planner, source) = (self.planner(), self.source);
         let tensors = size::counted(self.folder().tensors().len() as u64, "tensor");
         self.hold(&[
             contestant(
                 "index and headers".to_owned(),
-                Box::new(move || timed(|| Ok(origin.open_again()?))),
+                Box::new(move || timed(|| Ok(source.open_again()?))),
             ),
             contestant(
                 format!("plan of {tensors}"),
-                Box::new(move || timed(|| planner.plan(Way::Auto))),
+                Box::new(move || timed(|| planner.plan(Method::Auto))),
             ),
         ])
     }
 
     fn read(&self) -> anyhow::Result<Vec<Standing>> {
         let mut all = vec![
-            self.plain("plain pread", plain::Way::Cached),
-            self.plain("plain pread, xxh3 of it", plain::Way::Digested),
-            self.plain("plain O_DIRECT", plain::Way::Direct),
+            self.plain("plain pread", baseline::Method::Cached),
+            self.plain("plain pread, xxh3 of it", baseline::Method::Digested),
+            self.plain("plain O_DIRECT", baseline::Method::Direct),
         ];
         (all[1].beside, all[2].beside) = (Some(0), Some(0));
-        if let Some(refused) = load::refusal(self.folder(), Way::Direct)? {
+        if let Some(refused) = load::refusal(self.folder(), Method::Direct)? {
             all[2].turn = Err(refused);
         }
-        for way in &self.arguments.ways {
-            all.push(self.load(*way, Pages::Used)?);
+        for method in &self.arguments.methods {
+            all.push(self.load(*method, Pages::Reused)?);
         }
-        if let Some(way) = self.arguments.ways.first() {
-            all.push(self.load(*way, Pages::New)?);
+        if let Some(method) = self.arguments.methods.first() {
+            all.push(self.load(*method, Pages::New)?);
         }
         self.hold(&all)
     }
 
-    fn plain(&self, name: &str, way: plain::Way) -> Contestant<'_> {
+    fn plain(&self, name: &str, method: baseline::Method) -> Contestant<'_> {
         Contestant {
             name: name.to_owned(),
             bytes: self.files.bytes(),
@@ -211,9 +211,9 @@ impl<'a> Bench<'a> {
             turn: Ok(Box::new(move || {
                 let mut memory = self.memory.borrow_mut();
                 timed(|| {
-                    let read = self
-                        .files
-                        .read(way, &mut memory, &self.progress, self.stop)?;
+                    let read =
+                        self.files
+                            .read(method, &mut memory, &self.progress, self.interrupt)?;
                     let wanted = self.files.bytes();
                     anyhow::ensure!(read == wanted, "{read} bytes were read of {wanted}");
                     Ok(())
@@ -223,29 +223,30 @@ impl<'a> Bench<'a> {
     }
 
     /// A load of ours, beside the plain read of its kind.
-    fn load(&self, way: Way, pages: Pages) -> anyhow::Result<Contestant<'_>> {
+    fn load(&self, method: Method, pages: Pages) -> anyhow::Result<Contestant<'_>> {
         let new = match pages {
-            Pages::Used => "",
+            Pages::Reused => "",
             Pages::New => " into new memory",
         };
         let loader = self.loader();
-        let turn: Turn<'_> = Box::new(move || loader.load(way, pages));
-        let refused = load::refusal(self.folder(), way)?;
-        let refused = refused.or_else(|| self.too_much(pages));
+        let turn: Turn<'_> = Box::new(move || loader.load(method, pages));
+        let refused = load::refusal(self.folder(), method)?;
+        let refused = refused.or_else(|| self.over_budget(pages));
         Ok(Contestant {
-            name: format!("load by {}{new}", way.name()),
-            bytes: self.origin.summary().bytes,
-            beside: Some(if way == Way::Direct { 2 } else { 0 }),
+            name: format!("load by {}{new}", method.name()),
+            bytes: self.source.summary().bytes,
+            beside: Some(if method == Method::Direct { 2 } else { 0 }),
             turn: refused.map_or(Ok(turn), Err),
         })
     }
 
     /// Why there is no new memory beside that which is kept.
-    fn too_much(&self, pages: Pages) -> Option<String> {
-        let memory = self.fit.memory;
+    fn over_budget(&self, pages: Pages) -> Option<String> {
+        let memory = self.allocation.memory;
         let need = memory.total() + memory.targets;
-        let is_too_much =
-            pages == Pages::New && self.fit.fate == Fate::Held && need > self.arguments.budget.0;
+        let is_too_much = pages == Pages::New
+            && self.allocation.residency == Residency::Resident
+            && need > self.arguments.budget.0;
         is_too_much.then(|| {
             let need = size::bytes(need);
             format!("it takes as much again; give --budget {need} or more")
@@ -254,20 +255,20 @@ impl<'a> Bench<'a> {
 
     fn write(&self, writer: &Writer<'_>) -> anyhow::Result<Vec<Standing>> {
         // What is in memory, then, is the tensors, as far as there is room.
-        self.loader().load(Way::Auto, Pages::Used)?;
-        let contestant = |name: &str, way, beside| Contestant {
+        self.loader().load(Method::Auto, Pages::Reused)?;
+        let contestant = |name: &str, method, beside| Contestant {
             name: name.to_owned(),
-            bytes: self.origin.summary().bytes,
+            bytes: self.source.summary().bytes,
             beside,
-            turn: match writer.refusal(way) {
+            turn: match writer.refusal(method) {
                 Some(refused) => Err(refused),
-                None => Ok(Box::new(move || writer.write(way)) as Turn<'_>),
+                None => Ok(Box::new(move || writer.write(method)) as Turn<'_>),
             },
         };
         self.hold(&[
-            contestant("plain write, fsync", save::Way::Cached, None),
-            contestant("plain O_DIRECT, fsync", save::Way::Direct, Some(0)),
-            contestant("save: digests, fsync, seal", save::Way::Save, Some(0)),
+            contestant("plain write, fsync", save::Method::Cached, None),
+            contestant("plain O_DIRECT, fsync", save::Method::Direct, Some(0)),
+            contestant("save: digests, fsync, seal", save::Method::Save, Some(0)),
         ])
     }
 
@@ -279,7 +280,7 @@ impl<'a> Bench<'a> {
     ) -> Report {
         let (arguments, machine) = (self.arguments, Machine::this());
         let file_bytes = self.files.bytes();
-        let mut warnings = self.origin.warnings.clone();
+        let mut warnings = self.source.warnings.clone();
         if !arguments.cold
             && machine
                 .memory_bytes
@@ -296,14 +297,14 @@ impl<'a> Bench<'a> {
             command: command(),
             version: env!("CARGO_PKG_VERSION"),
             machine,
-            source: self.origin.summary(),
+            source: self.source.summary(),
             file_bytes,
             file_system: Mount::of(self.folder().path()),
             threads: self.threads,
             samples: arguments.samples,
             cold: arguments.cold,
             budget: arguments.budget.0,
-            memory: self.fit.memory,
+            memory: self.allocation.memory,
             warnings,
             opening,
             reading,

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::fit::Memory;
+use super::budget::Memory;
 use super::machine::{Machine, Mount};
 use super::rounds::{Spread, Standing};
-use crate::ckpt::origin::Summary;
 use crate::ckpt::size::{self, counted};
+use crate::ckpt::source::Summary;
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 

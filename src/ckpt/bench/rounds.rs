@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::stop::Stop;
+use super::interrupt::Interrupt;
 
 /// What takes turns.
 pub(super) struct Contestant<'a> {
@@ -69,7 +69,7 @@ pub(super) fn hold(
     contestants: &[Contestant<'_>],
     samples: u32,
     before: &dyn Fn() -> anyhow::Result<()>,
-    stop: &Stop,
+    interrupt: &Interrupt,
 ) -> anyhow::Result<Vec<Standing>> {
     let mut all = vec![Vec::new(); contestants.len()];
     for round in 0..=samples {
@@ -78,7 +78,7 @@ pub(super) fn hold(
             let Ok(turn) = &contestants[at].turn else {
                 continue;
             };
-            stop.check()?;
+            interrupt.check()?;
             before()?;
             let seconds = turn()?;
             if round > 0 {
@@ -159,7 +159,7 @@ mod tests {
             beside: Some(0),
             turn: Err("not here".to_owned()),
         });
-        let standings = hold(&all, 2, &|| Ok(()), &Stop::default()).unwrap();
+        let standings = hold(&all, 2, &|| Ok(()), &Interrupt::default()).unwrap();
         assert_eq!(*order.borrow(), "abbaab");
 
         let [_, b, c] = &standings[..] else {

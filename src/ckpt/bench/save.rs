@@ -16,32 +16,32 @@ use indicatif::ProgressBar;
 use memmap2::MmapMut;
 use meshgrad::ckpt::{Folder, FolderWriter, Staging};
 
+use super::baseline::{BLOCK, open_direct};
+use super::interrupt::Interrupt;
 use super::memory::ALIGNMENT;
-use super::plain::{BLOCK, open_direct};
-use super::stop::Stop;
-use crate::ckpt::catalog::shown;
+use crate::ckpt::catalog::display_path;
 
 /// How the bytes are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Method {
     /// One file through the page cache, then a sync.
     Cached,
     /// One file past the page cache, then a sync.
     Direct,
-    /// A checkpoint: digested, sealed, published.
+    /// A checkpoint: digested, sealed, checkpoint.
     Save,
 }
 
 /// Writes into a folder of its own, which is gone in the end.
 pub(super) struct Writer<'a> {
-    place: Staging,
+    staging: Staging,
     folder: &'a Folder,
     /// Of each tensor in memory, where there is room for all.
     offsets: BTreeMap<&'a str, usize>,
     bytes: u64,
     memory: &'a RefCell<MmapMut>,
     progress: &'a ProgressBar,
-    stop: &'a Stop,
+    interrupt: &'a Interrupt,
 }
 
 impl<'a> Writer<'a> {
@@ -52,82 +52,82 @@ impl<'a> Writer<'a> {
         folder: &'a Folder,
         memory: &'a RefCell<MmapMut>,
         progress: &'a ProgressBar,
-        stop: &'a Stop,
+        interrupt: &'a Interrupt,
     ) -> anyhow::Result<Writer<'a>> {
         ensure!(
             parent.is_dir(),
             "{} is no folder; --write takes one that is on the disk to be measured",
-            shown(parent)
+            display_path(parent)
         );
-        let place = Staging::new(parent, "meshgrad-bench")?;
+        let staging = Staging::new(parent, "meshgrad-bench")?;
         let (mut offsets, mut bytes) = (BTreeMap::new(), 0);
         for tensor in folder.tensors() {
             offsets.insert(tensor.name.as_str(), bytes);
             bytes += tensor.byte_len();
         }
         let bytes = bytes as u64;
-        place.check_space(bytes)?;
+        staging.check_space(bytes)?;
         Ok(Writer {
-            place,
+            staging,
             folder,
             offsets,
             bytes,
             memory,
             progress,
-            stop,
+            interrupt,
         })
     }
 
-    /// Why the file system does not write in this way.
-    pub(super) fn refusal(&self, way: Way) -> Option<String> {
+    /// Why the file system does not write in this method.
+    pub(super) fn refusal(&self, method: Method) -> Option<String> {
         let path = self.file();
         let tried = || -> std::io::Result<()> {
             let mut options = OpenOptions::new();
             let file = open_direct(options.write(true).create_new(true), &path)?;
             file.write_all_at(&self.memory.borrow()[..ALIGNMENT], 0)
         };
-        let refused = (way == Way::Direct).then(tried)?.err();
+        let refused = (method == Method::Direct).then(tried)?.err();
         let _ = std::fs::remove_file(&path);
         refused.map(|error| format!("the file system does not write directly: {error}"))
     }
 
     fn file(&self) -> PathBuf {
-        self.place.folder().join("plain")
+        self.staging.folder().join("plain")
     }
 
     /// Seconds of one write. To remove it is not in them.
-    pub(super) fn write(&self, way: Way) -> anyhow::Result<f64> {
+    pub(super) fn write(&self, method: Method) -> anyhow::Result<f64> {
         let memory = self.memory.borrow();
         let start = Instant::now();
-        match way {
-            Way::Save => drop(self.save(&memory)?),
-            Way::Cached | Way::Direct => self.write_plain(way, &memory)?,
+        match method {
+            Method::Save => drop(self.save(&memory)?),
+            Method::Cached | Method::Direct => self.write_plain(method, &memory)?,
         }
         let seconds = start.elapsed().as_secs_f64();
 
-        match way {
-            Way::Save => std::fs::remove_dir_all(self.checkpoint()),
-            Way::Cached | Way::Direct => std::fs::remove_file(self.file()),
+        match method {
+            Method::Save => std::fs::remove_dir_all(self.checkpoint()),
+            Method::Cached | Method::Direct => std::fs::remove_file(self.file()),
         }
         .context("cannot remove what was written")?;
         // The next one begins on a disk that is at rest.
-        File::open(self.place.folder())?.sync_all()?;
+        File::open(self.staging.folder())?.sync_all()?;
         Ok(seconds)
     }
 
     fn checkpoint(&self) -> PathBuf {
-        self.place.folder().join("checkpoint")
+        self.staging.folder().join("checkpoint")
     }
 
-    fn write_plain(&self, way: Way, memory: &[u8]) -> anyhow::Result<()> {
+    fn write_plain(&self, method: Method, memory: &[u8]) -> anyhow::Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         let path = self.file();
-        let mut file = match way {
-            Way::Direct => open_direct(&mut options, &path),
+        let mut file = match method {
+            Method::Direct => open_direct(&mut options, &path),
             _ => options.open(&path),
         }
-        .with_context(|| format!("cannot create {}", shown(&path)))?;
+        .with_context(|| format!("cannot create {}", display_path(&path)))?;
 
         let whole = memory.len() / ALIGNMENT * ALIGNMENT;
         let mut left = self.bytes;
@@ -135,10 +135,10 @@ impl<'a> Writer<'a> {
             if left == 0 {
                 break;
             }
-            self.stop.check()?;
+            self.interrupt.check()?;
             let len = left.min(block.len() as u64) as usize;
-            let rounded = match way {
-                Way::Direct => len.next_multiple_of(ALIGNMENT),
+            let rounded = match method {
+                Method::Direct => len.next_multiple_of(ALIGNMENT),
                 _ => len,
             };
             file.write_all(&block[..rounded])?;
@@ -150,7 +150,7 @@ impl<'a> Writer<'a> {
     }
 
     fn save(&self, memory: &[u8]) -> anyhow::Result<meshgrad::ckpt::Committed> {
-        let mut staging = Staging::new(self.place.folder(), "checkpoint")?;
+        let mut staging = Staging::new(self.staging.folder(), "checkpoint")?;
         let mut writer = FolderWriter::new();
         for tensor in self.folder.tensors() {
             writer.add(&tensor.name, tensor.dtype, &tensor.shape)?;
@@ -159,7 +159,7 @@ impl<'a> Writer<'a> {
             let mut at = self.offset_of(&tensor.name);
             let mut left = tensor.byte_len();
             while left > 0 {
-                self.stop.check()?;
+                self.interrupt.check()?;
                 at %= memory.len();
                 let len = left.min(memory.len() - at).min(BLOCK);
                 data.append(&memory[at..at + len])?;
@@ -208,10 +208,10 @@ mod tests {
             memory[at..at + tensor.byte_len()].copy_from_slice(&content(&tensor.name));
         }
         let memory = RefCell::new(memory);
-        let (progress, stop) = (ProgressBar::hidden(), Stop::default());
+        let (progress, interrupt) = (ProgressBar::hidden(), Interrupt::default());
         let parent = root.path().join("disk");
         std::fs::create_dir(&parent).unwrap();
-        let writer = Writer::begin(&parent, &folder, &memory, &progress, &stop).unwrap();
+        let writer = Writer::begin(&parent, &folder, &memory, &progress, &interrupt).unwrap();
 
         let saved = writer.save(&memory.borrow()).unwrap();
         saved.verify().unwrap();
@@ -221,11 +221,11 @@ mod tests {
         }
         std::fs::remove_dir_all(writer.checkpoint()).unwrap();
 
-        for way in [Way::Cached, Way::Direct] {
-            if writer.refusal(way).is_some() {
+        for method in [Method::Cached, Method::Direct] {
+            if writer.refusal(method).is_some() {
                 continue;
             }
-            writer.write_plain(way, &memory.borrow()).unwrap();
+            writer.write_plain(method, &memory.borrow()).unwrap();
             let bytes = std::fs::read(writer.file()).unwrap();
             assert_eq!(bytes, memory.borrow()[..10_600]);
             std::fs::remove_file(writer.file()).unwrap();

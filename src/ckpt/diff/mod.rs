@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::catalog::{Catalog, Entry};
 use super::size::ByteSize;
-use super::values::{Difference, Work, comparable, differences};
+use super::values::{Difference, Workers, comparable, differences};
 use super::{parse_glob, warn};
 use crate::answer::Answer;
 
@@ -66,11 +66,11 @@ struct SideReport {
 struct TensorReport {
     name: String,
     #[serde(flatten)]
-    form: Form,
+    tensor_type: TensorType,
 }
 
 #[derive(Serialize, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Form {
+struct TensorType {
     dtype: &'static str,
     shape: Vec<usize>,
 }
@@ -78,8 +78,8 @@ struct Form {
 #[derive(Serialize)]
 struct Mismatch {
     name: String,
-    a: Form,
-    b: Form,
+    a: TensorType,
+    b: TensorType,
 }
 
 #[derive(Serialize)]
@@ -107,7 +107,7 @@ struct ValueReport {
 type Pair<'a> = (Entry<'a>, Entry<'a>);
 
 pub(super) fn diff(arguments: &DiffArguments, threads: usize) -> anyhow::Result<Answer> {
-    let work = Work::new(arguments.budget, threads, 2)?;
+    let workers = Workers::new(arguments.budget, threads, 2)?;
     let (a, b) = (Catalog::open(&arguments.a)?, Catalog::open(&arguments.b)?);
     let (tensors_a, tensors_b) = select(&a, &b, &arguments.tensors)?;
 
@@ -123,7 +123,7 @@ pub(super) fn diff(arguments: &DiffArguments, threads: usize) -> anyhow::Result<
     };
     let pairs = report.match_names(tensors_a, tensors_b);
     if arguments.values {
-        report.values = Some(compare(pairs, work)?);
+        report.values = Some(compare(pairs, workers)?);
     }
     report.same = report.is_same();
 
@@ -158,7 +158,7 @@ fn select<'a>(
 }
 
 impl Report {
-    /// Sorts the tensors by whether both sides have them, and in the same form; returns the pairs
+    /// Sorts the tensors by whether both sides have them, and in the same tensor_type; returns the pairs
     /// of one shape.
     fn match_names<'a>(&mut self, a: Vec<Entry<'a>>, b: Vec<Entry<'a>>) -> Vec<Pair<'a>> {
         let mut of_name: BTreeMap<String, Entry> = a
@@ -181,14 +181,14 @@ impl Report {
                 self.only_in_a.push(TensorReport::new(&entry));
                 continue;
             };
-            let (form, other) = (Form::new(&entry), Form::new(&partner));
-            let same_shape = form.shape == other.shape;
-            if form == other {
+            let (tensor_type, other) = (TensorType::new(&entry), TensorType::new(&partner));
+            let same_shape = tensor_type.shape == other.shape;
+            if tensor_type == other {
                 self.matching += 1;
             } else {
                 self.mismatched.push(Mismatch {
                     name: entry.name.clone(),
-                    a: form,
+                    a: tensor_type,
                     b: other,
                 });
             }
@@ -208,12 +208,12 @@ impl Report {
     }
 }
 
-fn compare(pairs: Vec<Pair>, work: Work) -> anyhow::Result<ValuesReport> {
+fn compare(pairs: Vec<Pair>, workers: Workers) -> anyhow::Result<ValuesReport> {
     let (pairs, others): (Vec<Pair>, Vec<Pair>) = pairs
         .into_iter()
         .partition(|(a, b)| comparable(a.info.dtype, b.info.dtype));
 
-    let found = differences(&pairs, work)?;
+    let found = differences(&pairs, workers)?;
     let differing = pairs
         .iter()
         .zip(found)
@@ -253,14 +253,14 @@ impl TensorReport {
     fn new(entry: &Entry) -> TensorReport {
         TensorReport {
             name: entry.name.clone(),
-            form: Form::new(entry),
+            tensor_type: TensorType::new(entry),
         }
     }
 }
 
-impl Form {
-    fn new(entry: &Entry) -> Form {
-        Form {
+impl TensorType {
+    fn new(entry: &Entry) -> TensorType {
+        TensorType {
             dtype: entry.info.dtype.name(),
             shape: entry.info.shape.clone(),
         }

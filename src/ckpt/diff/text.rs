@@ -1,14 +1,14 @@
 //! The report of `diff` for people.
 
-use super::{Form, Report, SideReport, TensorReport, ValueReport, ValuesReport};
+use super::{Report, SideReport, TensorReport, TensorType, ValueReport, ValuesReport};
 use crate::ckpt::fold::{Folded, fold};
 use crate::ckpt::size::{self, counted};
-use crate::ckpt::values::{Difference, ULP_RANGES, float_text};
+use crate::ckpt::values::{Difference, ULP_BUCKETS, float_text};
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
 /// So few tensors with other values are shown one by one.
-const FEW: usize = 32;
+const MAX_LISTED: usize = 32;
 
 impl Report {
     pub(super) fn text(&self) -> String {
@@ -77,12 +77,16 @@ impl ValuesReport {
     }
 
     fn table(&self) -> Table {
-        let ranges = self.ulp_ranges();
+        let ranges = self.ulp_buckets();
         let mut head = ["tensor", "", "dtype", "elements", "differ", "first at"]
             .map(str::to_owned)
             .to_vec();
         head.extend(["max abs", "max rel", "nan, inf"].map(str::to_owned));
-        head.extend(ranges.iter().map(|&at| format!("{} ulp", ULP_RANGES[at].0)));
+        head.extend(
+            ranges
+                .iter()
+                .map(|&at| format!("{} ulp", ULP_BUCKETS[at].0)),
+        );
 
         let sides = [vec![Left; 3], vec![Right; head.len() - 3]].concat();
         let mut table = Table::new(sides).indented(2);
@@ -94,18 +98,18 @@ impl ValuesReport {
     }
 
     /// The ranges of the histogram that have counts.
-    fn ulp_ranges(&self) -> Vec<usize> {
+    fn ulp_buckets(&self) -> Vec<usize> {
         let histograms = || {
             self.differing
                 .iter()
                 .filter_map(|report| report.difference.ulps)
         };
         let counted = |&at: &usize| histograms().any(|counts| counts[at] > 0);
-        (0..ULP_RANGES.len()).filter(counted).collect()
+        (0..ULP_BUCKETS.len()).filter(counted).collect()
     }
 
     fn rows(&self) -> Vec<Folded> {
-        if self.differing.len() <= FEW {
+        if self.differing.len() <= MAX_LISTED {
             let alone = self
                 .differing
                 .iter()
@@ -117,8 +121,8 @@ impl ValuesReport {
             return alone.collect();
         }
         fold(self.differing.iter().map(|report| {
-            let form = (report.a_dtype, report.b_dtype, &report.shape);
-            (report.name.as_str(), form)
+            let tensor_type = (report.a_dtype, report.b_dtype, &report.shape);
+            (report.name.as_str(), tensor_type)
         }))
     }
 
@@ -171,7 +175,7 @@ impl ValueReport {
     }
 }
 
-impl Form {
+impl TensorType {
     fn text(&self) -> String {
         format!("{} {:?}", self.dtype, self.shape)
     }
@@ -197,13 +201,13 @@ fn only_in(side: &str, tensors: &[TensorReport]) -> Option<String> {
     }
     let names = tensors
         .iter()
-        .map(|tensor| (tensor.name.as_str(), &tensor.form));
+        .map(|tensor| (tensor.name.as_str(), &tensor.tensor_type));
     let mut table = Table::new([Left; 3]).indented(2);
     for folded in fold(names) {
         table.row([
             printable(&folded.pattern),
             times(&folded),
-            tensors[folded.members[0]].form.text(),
+            tensors[folded.members[0]].tensor_type.text(),
         ]);
     }
     let count = counted(tensors.len() as u64, "tensor");

@@ -13,14 +13,14 @@ use glob::Pattern;
 use meshgrad::ckpt::{Committed, Dtype};
 use serde::Serialize;
 
-use super::catalog::{Catalog, Entry, Kind, shown};
+use super::catalog::{Catalog, Entry, Kind, display_path};
 use super::size::ByteSize;
-use super::values::{Moments, Work, moments};
+use super::values::{Statistics, Workers, statistics};
 use super::{parse_glob, warn};
 use crate::answer::Answer;
 
 /// So few tensors that were asked for by name are shown one by one.
-const FEW: usize = 32;
+const MAX_LISTED: usize = 32;
 
 #[derive(clap::Args)]
 pub(super) struct InspectArguments {
@@ -106,7 +106,7 @@ struct TensorReport {
     shape: Vec<usize>,
     bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stats: Option<Moments>,
+    stats: Option<Statistics>,
 }
 
 impl Total {
@@ -127,15 +127,15 @@ pub(super) fn inspect(arguments: &InspectArguments, threads: usize) -> anyhow::R
     let selected = catalog.select(&arguments.tensors)?;
     let mut report = Report::new(&catalog, &selected)?;
     if arguments.stats {
-        let work = Work::new(arguments.budget, threads, 1)?;
-        report.add_stats(moments(&selected, work)?);
+        let workers = Workers::new(arguments.budget, threads, 1)?;
+        report.add_stats(statistics(&selected, workers)?);
     }
     if arguments.json {
         return Answer::json(&report, 0);
     }
 
     warn(&report.warnings);
-    let one_by_one = !arguments.tensors.is_empty() && selected.len() <= FEW;
+    let one_by_one = !arguments.tensors.is_empty() && selected.len() <= MAX_LISTED;
     Ok(Answer::success(report.text(one_by_one)))
 }
 
@@ -158,7 +158,7 @@ impl Report {
         let parts: Vec<PartReport> = parts.collect();
         let files: Vec<FileReport> = files(catalog)?;
         let step = match &catalog.kind {
-            Kind::Checkpoint(published) => published.step(),
+            Kind::Checkpoint(checkpoint) => checkpoint.step(),
             _ => None,
         };
 
@@ -183,7 +183,7 @@ impl Report {
         })
     }
 
-    fn add_stats(&mut self, all: Vec<Option<Moments>>) {
+    fn add_stats(&mut self, all: Vec<Option<Statistics>>) {
         self.has_stats = true;
         for (tensor, stats) in self.tensors.iter_mut().zip(all) {
             tensor.stats = stats;
@@ -192,17 +192,17 @@ impl Report {
 }
 
 fn checkpoints(complete: &[Committed]) -> Vec<CheckpointReport> {
-    let reports = complete.iter().map(|published| CheckpointReport {
-        name: published
+    let reports = complete.iter().map(|checkpoint| CheckpointReport {
+        name: checkpoint
             .path()
             .file_name()
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned(),
-        step: published.step(),
-        path: published.path().to_string_lossy().into_owned(),
-        files: published.files().len(),
-        bytes: published.files().map(|(_, bytes)| bytes).sum(),
+        step: checkpoint.step(),
+        path: checkpoint.path().to_string_lossy().into_owned(),
+        files: checkpoint.files().len(),
+        bytes: checkpoint.files().map(|(_, bytes)| bytes).sum(),
     });
     reports.collect()
 }
@@ -211,7 +211,7 @@ fn files(catalog: &Catalog) -> anyhow::Result<Vec<FileReport>> {
     let reports = catalog.files().map(|file| {
         let path = file.path();
         let metadata =
-            fs::metadata(path).with_context(|| format!("cannot open {}", shown(path)))?;
+            fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         Ok(FileReport {
             path: path.to_string_lossy().into_owned(),
             bytes: metadata.len(),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{CheckpointReport, Report, TensorReport, Total};
 use crate::ckpt::fold::{Folded, fold};
 use crate::ckpt::size::{self, counted};
-use crate::ckpt::values::{Moments, float_text};
+use crate::ckpt::values::{Statistics, float_text};
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
@@ -157,7 +157,7 @@ impl Report {
 
 /// The statistics of all elements of some tensors; dashes where the dtype is not decoded.
 fn stats_cells<'a>(tensors: impl Iterator<Item = &'a TensorReport>) -> [String; 7] {
-    let mut all = Moments::default();
+    let mut all = Statistics::default();
     for tensor in tensors {
         match &tensor.stats {
             Some(stats) => all.merge(stats),

@@ -14,9 +14,11 @@ use meshgrad::ckpt::mapping::{Bound, Template, TensorSpec};
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
 use serde::Serialize;
 
-use super::given::{Waived, misfit, parse_mesh, parse_template, read_layout, read_map, text_of};
-use super::origin::{Origin, Summary};
+use super::arguments::{
+    Waived, mapping_errors, parse_mesh, parse_template, path_text, read_layout, read_map,
+};
 use super::size::ByteSize;
+use super::source::{Source, Summary};
 use super::warn;
 use crate::answer::Answer;
 use crate::table::printable;
@@ -154,19 +156,19 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
             rank..rank + 1
         }
     };
-    let origin = Origin::open(&arguments.source)?;
+    let source = Source::open(&arguments.source)?;
     let waivers = arguments.waived.waivers()?;
-    let bound = match mapping.bind(&origin.specs(), None, &waivers) {
+    let bound = match mapping.bind(&source.specs(), None, &waivers) {
         Ok(bound) => bound,
         Err(report) => {
-            let path = origin.folder.path();
-            return misfit(path, &arguments.map, &report, arguments.json);
+            let path = source.folder.path();
+            return mapping_errors(path, &arguments.map, &report, arguments.json);
         }
     };
     let made = select(&bound, &arguments.wanted)?;
 
-    let catalog = Catalog::of(&origin.folder);
-    let options = options(arguments, &origin.folder, threads);
+    let catalog = Catalog::of(&source.folder);
+    let options = options(arguments, &source.folder, threads);
     let rank_report = |rank| -> anyhow::Result<RankReport> {
         let wants = wants(&bound, &made, &layout, rank)?;
         let plan = LoadPlan::new(bound.graph(), &catalog, &wants, &options);
@@ -177,8 +179,8 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
     let used = used.flat_map(|expr| bound.graph().sources_of(expr));
     let used: std::collections::BTreeSet<&str> = used.collect();
     let report = Report {
-        source: origin.summary(),
-        map: arguments.map.as_deref().map(text_of),
+        source: source.summary(),
+        map: arguments.map.as_deref().map(path_text),
         mesh: arguments.mesh.clone(),
         made: made.len() as u64,
         used: used.len() as u64,
@@ -196,7 +198,7 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
     if arguments.json {
         return Answer::json(&report, 0);
     }
-    warn(&origin.warnings);
+    warn(&source.warnings);
     Ok(Answer::success(report.text()))
 }
 

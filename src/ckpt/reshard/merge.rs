@@ -12,20 +12,20 @@ use meshgrad::ckpt::layout::Layout;
 use meshgrad::ckpt::mapping::TensorSpec;
 use meshgrad::ckpt::{TensorFile, TensorInfo, TensorSink};
 
-use super::record::{Record, Regions, rank_file};
+use super::record::{LayoutRecord, Regions, rank_file};
 use super::{Report, ReshardArguments};
-use crate::ckpt::catalog::shown;
-use crate::ckpt::destination::{begin, copy_companions, writer};
-use crate::ckpt::origin::Summary;
+use crate::ckpt::catalog::display_path;
+use crate::ckpt::destination::{copy_sidecar_files, folder_writer, stage};
 use crate::ckpt::size;
-use crate::ckpt::stream::{Means, extents, file_shape};
+use crate::ckpt::source::Summary;
+use crate::ckpt::stream::{Limits, extents, file_shape};
 use crate::ckpt::values::progress_bar;
 
 type Region = Vec<Range<u64>>;
 
-pub(super) fn merge(arguments: &ReshardArguments, means: Means) -> anyhow::Result<Report> {
+pub(super) fn merge(arguments: &ReshardArguments, limits: Limits) -> anyhow::Result<Report> {
     let start = Instant::now();
-    let record = Record::read(&arguments.source)?;
+    let record = LayoutRecord::read(&arguments.source)?;
     let (layout, specs) = record.layout()?;
     let files = open(arguments, &layout, &specs)?;
     let of_files = |file: &TensorFile| file.tensors().iter().map(bytes_of).sum::<u64>();
@@ -36,27 +36,27 @@ pub(super) fn merge(arguments: &ReshardArguments, means: Means) -> anyhow::Resul
         bytes: files.iter().map(of_files).sum(),
     };
 
-    let writer = writer(&specs, arguments.max_shard.0)?;
+    let writer = folder_writer(&specs, arguments.max_shard.0)?;
     let bytes = specs.iter().map(|it| size_of(it, &it.shape)).sum();
-    let mut staging = begin(&arguments.destination)?;
-    let copied = copy_companions(Some(&arguments.source), &mut staging, None)?;
+    let mut staging = stage(&arguments.destination)?;
+    let copied = copy_sidecar_files(Some(&arguments.source), &mut staging, None)?;
     let progress = progress_bar(bytes);
     let specs: BTreeMap<&str, &TensorSpec> = specs.iter().map(|it| (&*it.name, it)).collect();
-    let mut merging = Merging {
+    let mut merger = Merger {
         layout: &layout,
         files: &files,
-        means,
+        limits,
         progress: &progress,
         read_bytes: 0,
     };
     writer.write(&mut staging, "", |tensor, data| {
         match specs.get(&*tensor.name) {
-            Some(spec) => merging.give(spec, data),
+            Some(spec) => merger.write_tensor(spec, data),
             None => Err(anyhow!("`{}` is not in the layout", tensor.name)),
         }
     })?;
-    let read_bytes = merging.read_bytes;
-    let published = staging.commit()?;
+    let read_bytes = merger.read_bytes;
+    let checkpoint = staging.commit()?;
     progress.finish_and_clear();
 
     let is_data = |path: &str| path.ends_with(".safetensors");
@@ -67,7 +67,7 @@ pub(super) fn merge(arguments: &ReshardArguments, means: Means) -> anyhow::Resul
         destination: Summary {
             path: arguments.destination.clone(),
             tensors: specs.len() as u64,
-            files: published.files().filter(|(path, _)| is_data(path)).count() as u64,
+            files: checkpoint.files().filter(|(path, _)| is_data(path)).count() as u64,
             bytes,
         },
         copied,
@@ -101,7 +101,7 @@ fn open(
         let regions = Regions::of(layout, specs, rank)?;
         regions.check(specs, &file)?;
         for (spec, (name, region)) in specs.iter().zip(&regions.0) {
-            let path = shown(file.path());
+            let path = display_path(file.path());
             let Some(found) = file.get(name) else {
                 bail!("{path} does not have `{name}`");
             };
@@ -115,7 +115,7 @@ fn open(
             );
         }
         let (found, said) = (file.tensors().len(), specs.len());
-        let path = shown(file.path());
+        let path = display_path(file.path());
         ensure!(
             found == said,
             "{path} has {found} tensors, the layout says {said}"
@@ -125,10 +125,10 @@ fn open(
     Ok(files)
 }
 
-struct Merging<'a> {
+struct Merger<'a> {
     layout: &'a Layout,
     files: &'a [TensorFile],
-    means: Means,
+    limits: Limits,
     progress: &'a ProgressBar,
     read_bytes: u64,
 }
@@ -140,14 +140,14 @@ struct Part {
     region: Region,
 }
 
-impl Merging<'_> {
+impl Merger<'_> {
     /// Gives a tensor to its file, some rows at a time: those of the ranks, and what is made of
     /// them.
-    fn give(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
+    fn write_tensor(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
         let parts = self.parts(spec)?;
-        for rows in rows_at_a_time(&spec.shape, spec.dtype, self.means.held()) {
+        for rows in rows_at_a_time(&spec.shape, spec.dtype, self.limits.target_bytes()) {
             let bytes = size_of(spec, &extents(&rows));
-            let (need, have) = (bytes.saturating_mul(2), self.means.budget.0);
+            let (need, have) = (bytes.saturating_mul(2), self.limits.budget.0);
             ensure!(
                 need <= have,
                 "`{}` needs {} of memory and may have {}: raise the budget",

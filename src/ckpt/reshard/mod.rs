@@ -17,17 +17,17 @@ use meshgrad::ckpt::mapping::{Mapping, TensorSpec, Waivers};
 use meshgrad::ckpt::plan::Want;
 use serde::Serialize;
 
-use super::destination::{begin, closing_notes, copy_companions};
-use super::given::{misfit, parse_mesh, read_layout};
-use super::origin::{Origin, Summary};
+use super::arguments::{mapping_errors, parse_mesh, read_layout};
+use super::destination::{copy_sidecar_files, stage, summary_rows};
 use super::size::{self, ByteSize};
-use super::stream::{Means, Stream, extents, file_shape};
+use super::source::{Source, Summary};
+use super::stream::{Limits, Stream, extents, file_shape};
 use super::values::progress_bar;
 use super::warn;
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
-use record::{LAYOUT_FILE, REGION_KEY, Record, Regions, rank_file};
+use record::{LAYOUT_FILE, LayoutRecord, REGION_KEY, Regions, rank_file};
 
 #[derive(clap::Args)]
 pub(super) struct ReshardArguments {
@@ -72,25 +72,25 @@ struct Report {
 
 pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::Result<Answer> {
     let budget = arguments.budget;
-    let means = Means { budget, threads };
+    let limits = Limits { budget, threads };
     let report = match (&arguments.mesh, &arguments.places) {
         (Some(mesh), Some(places)) => {
             let (layout, places) = read_layout(mesh, places)?;
-            let origin = Origin::open(&arguments.source)?;
-            let specs = origin.specs();
+            let source = Source::open(&arguments.source)?;
+            let specs = source.specs();
             let mapping = Mapping::identity();
             if let Err(report) = mapping.bind(&specs, None, &Waivers::none()) {
-                return misfit(origin.folder.path(), &None, &report, arguments.json);
+                return mapping_errors(source.folder.path(), &None, &report, arguments.json);
             }
             warn(if arguments.json {
                 &[]
             } else {
-                &origin.warnings
+                &source.warnings
             });
-            let record = Record::new(mesh, &places, &layout, &specs);
-            split(arguments, &origin, &layout, &record, means)?
+            let record = LayoutRecord::new(mesh, &places, &layout, &specs);
+            split(arguments, &source, &layout, &record, limits)?
         }
-        _ => merge::merge(arguments, means)?,
+        _ => merge::merge(arguments, limits)?,
     };
     match arguments.json {
         true => Answer::json(&report, 0),
@@ -101,13 +101,13 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
 /// Writes the regions of all ranks.
 fn split(
     arguments: &ReshardArguments,
-    origin: &Origin,
+    source: &Source,
     layout: &Layout,
-    record: &Record,
-    means: Means,
+    record: &LayoutRecord,
+    limits: Limits,
 ) -> anyhow::Result<Report> {
     let start = Instant::now();
-    let specs = origin.specs();
+    let specs = source.specs();
     let mut rank_bytes = Vec::new();
     for rank in 0..layout.ranks() {
         let (file, _) = rank_writer(layout, &specs, rank)?;
@@ -115,9 +115,9 @@ fn split(
     }
     let bytes: u64 = rank_bytes.iter().sum();
 
-    let mut staging = begin(&arguments.destination)?;
+    let mut staging = stage(&arguments.destination)?;
     staging.check_space(bytes)?;
-    let copied = copy_companions(origin.folder_path(), &mut staging, None)?;
+    let copied = copy_sidecar_files(source.folder_path(), &mut staging, None)?;
     let identity = Mapping::identity().bind(&specs, None, &Waivers::none())?;
     let progress = progress_bar(bytes);
     let mut read_bytes = 0;
@@ -128,9 +128,9 @@ fn split(
             Some(Want::new(name, expr, region))
         });
         let (graph, wants) = (identity.graph(), wants.collect());
-        let mut stream = Stream::new(graph, &origin.folder, wants, means, &progress)?;
+        let mut stream = Stream::new(graph, &source.folder, wants, limits, &progress)?;
         staging.write_with(&rank_file(rank), |out| {
-            file.write_to(out, |tensor, data| stream.give(tensor, data))
+            file.write_to(out, |tensor, data| stream.write_tensor(tensor, data))
         })?;
         read_bytes += stream.read_bytes();
     }
@@ -139,7 +139,7 @@ fn split(
     progress.finish_and_clear();
 
     Ok(Report {
-        source: origin.summary(),
+        source: source.summary(),
         mesh: layout.to_string(),
         ranks: layout.ranks(),
         destination: Summary {
@@ -186,7 +186,7 @@ impl Report {
             note("a rank", format!("{least} to {most}"));
         }
         let bytes = (self.read_bytes, self.destination.bytes);
-        for row in closing_notes(&self.copied, bytes, self.seconds) {
+        for row in summary_rows(&self.copied, bytes, self.seconds) {
             notes.row(row);
         }
         format!("{table}\n{notes}")

@@ -11,8 +11,8 @@ use meshgrad::ckpt::layout::Layout;
 use meshgrad::ckpt::mapping::TensorSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::ckpt::catalog::shown;
-use crate::ckpt::given::parse_mesh;
+use crate::ckpt::arguments::parse_mesh;
+use crate::ckpt::catalog::display_path;
 
 pub(super) const LAYOUT_FILE: &str = "layout.json";
 
@@ -29,30 +29,35 @@ pub(super) fn rank_file(rank: u64) -> String {
 /// `layout.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Record {
+pub(super) struct LayoutRecord {
     version: u32,
     mesh: String,
     places: Vec<String>,
     ranks: u64,
-    tensors: BTreeMap<String, Whole>,
+    tensors: BTreeMap<String, TensorRecord>,
 }
 
 /// A tensor before it was split.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Whole {
+struct TensorRecord {
     dtype: String,
     shape: Vec<u64>,
 }
 
-impl Record {
-    pub(super) fn new(mesh: &str, places: &str, layout: &Layout, specs: &[TensorSpec]) -> Record {
+impl LayoutRecord {
+    pub(super) fn new(
+        mesh: &str,
+        places: &str,
+        layout: &Layout,
+        specs: &[TensorSpec],
+    ) -> LayoutRecord {
         let whole = |spec: &TensorSpec| {
             let dtype = spec.dtype.name().to_owned();
             let shape = spec.shape.clone();
-            (spec.name.clone(), Whole { dtype, shape })
+            (spec.name.clone(), TensorRecord { dtype, shape })
         };
-        Record {
+        LayoutRecord {
             version: VERSION,
             mesh: mesh.to_owned(),
             places: places.lines().map(str::to_owned).collect(),
@@ -65,21 +70,21 @@ impl Record {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    pub(super) fn read(folder: &Path) -> anyhow::Result<Record> {
+    pub(super) fn read(folder: &Path) -> anyhow::Result<LayoutRecord> {
         let path = folder.join(LAYOUT_FILE);
         let text = fs::read_to_string(&path).with_context(|| {
             format!(
                 "cannot read {}, which `meshgrad ckpt reshard` writes",
-                shown(&path)
+                display_path(&path)
             )
         })?;
-        let record: Record = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no layout", shown(&path)))?;
+        let record: LayoutRecord = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no layout", display_path(&path)))?;
         let version = record.version;
         ensure!(
             version == VERSION,
             "{} is of version {version}, this program knows {VERSION}",
-            shown(&path)
+            display_path(&path)
         );
         Ok(record)
     }
@@ -112,7 +117,7 @@ pub(super) struct Regions(pub(super) Vec<(String, Vec<Range<u64>>)>);
 
 /// A region in the metadata of a file; its extents are those of the tensor there.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
-struct Place {
+struct RegionRecord {
     offset: Vec<u64>,
     shape: Vec<u64>,
 }
@@ -127,17 +132,17 @@ impl Regions {
         Ok(Regions(regions?))
     }
 
-    fn places(&self, specs: &[TensorSpec]) -> BTreeMap<String, Place> {
-        let place = |(spec, (name, region)): (&TensorSpec, &(String, Vec<Range<u64>>))| {
+    fn records(&self, specs: &[TensorSpec]) -> BTreeMap<String, RegionRecord> {
+        let record = |(spec, (name, region)): (&TensorSpec, &(String, Vec<Range<u64>>))| {
             let offset = region.iter().map(|range| range.start).collect();
             let shape = spec.shape.clone();
-            (name.clone(), Place { offset, shape })
+            (name.clone(), RegionRecord { offset, shape })
         };
-        specs.iter().zip(&self.0).map(place).collect()
+        specs.iter().zip(&self.0).map(record).collect()
     }
 
     pub(super) fn to_json(&self, specs: &[TensorSpec]) -> anyhow::Result<String> {
-        Ok(serde_json::to_string(&self.places(specs))?)
+        Ok(serde_json::to_string(&self.records(specs))?)
     }
 
     /// That a file says the same of its regions.
@@ -146,23 +151,23 @@ impl Regions {
         specs: &[TensorSpec],
         file: &meshgrad::ckpt::TensorFile,
     ) -> anyhow::Result<()> {
-        let path = shown(file.path());
+        let path = display_path(file.path());
         let Some(json) = file.metadata().get(REGION_KEY) else {
             bail!("{path} does not say which regions it has: no `{REGION_KEY}` in its header");
         };
-        let said: BTreeMap<String, Place> = serde_json::from_str(json)
+        let said: BTreeMap<String, RegionRecord> = serde_json::from_str(json)
             .with_context(|| format!("{path}: `{REGION_KEY}` cannot be read"))?;
-        for (name, place) in self.places(specs) {
+        for (name, record) in self.records(specs) {
             let Some(said) = said.get(&name) else {
                 bail!("{path}: `{REGION_KEY}` does not name `{name}`");
             };
             ensure!(
-                *said == place,
+                *said == record,
                 "{path}: `{name}` begins at {:?} of {:?}, {LAYOUT_FILE} says {:?} of {:?}",
                 said.offset,
                 said.shape,
-                place.offset,
-                place.shape
+                record.offset,
+                record.shape
             );
         }
         Ok(())

@@ -5,10 +5,10 @@ use serde::Serialize;
 
 use super::super::catalog::Entry;
 use super::decode::{BLOCK, Decoder};
-use super::segments::{Segment, Work};
+use super::segments::{Segment, Workers};
 
 /// Upper ends of the ranges of the histogram of units in the last place; the last range is open.
-pub(crate) const ULP_RANGES: [(&str, u64); 6] = [
+pub(crate) const ULP_BUCKETS: [(&str, u64); 6] = [
     ("0", 0),
     ("1", 1),
     ("2-10", 10),
@@ -32,9 +32,9 @@ pub(crate) struct Difference {
     pub(crate) max_relative: Option<f64>,
     /// Pairs of which one at least is NaN or infinite.
     pub(crate) not_finite: u64,
-    /// Pairs of finite elements by units in the last place between them, in [`ULP_RANGES`]; for
+    /// Pairs of finite elements by units in the last place between them, in [`ULP_BUCKETS`]; for
     /// floats of one dtype.
-    pub(crate) ulps: Option<[u64; ULP_RANGES.len()]>,
+    pub(crate) ulps: Option<[u64; ULP_BUCKETS.len()]>,
 }
 
 impl Difference {
@@ -59,7 +59,7 @@ impl Difference {
         self.max_abs = greatest(self.max_abs, Some(distance.absolute));
         self.max_relative = greatest(self.max_relative, Some(distance.relative));
         if let Some(ulps) = distance.ulps {
-            let range = ULP_RANGES.iter().position(|(_, end)| ulps <= *end);
+            let range = ULP_BUCKETS.iter().position(|(_, end)| ulps <= *end);
             self.ulps.get_or_insert_default()[range.unwrap_or_default()] += 1;
         }
     }
@@ -140,7 +140,10 @@ pub(crate) fn comparable(a: Dtype, b: Dtype) -> bool {
 ///
 /// Of elements that are not decoded, less than a byte or complex, the bytes are compared and
 /// counted.
-pub(crate) fn differences(pairs: &[(Entry, Entry)], work: Work) -> anyhow::Result<Vec<Difference>> {
+pub(crate) fn differences(
+    pairs: &[(Entry, Entry)],
+    workers: Workers,
+) -> anyhow::Result<Vec<Difference>> {
     let comparisons: Vec<Comparison> = pairs.iter().map(|(a, b)| Comparison::new(a, b)).collect();
     let elements: Vec<u64> = comparisons
         .iter()
@@ -149,13 +152,13 @@ pub(crate) fn differences(pairs: &[(Entry, Entry)], work: Work) -> anyhow::Resul
     let bytes = pairs.iter().map(|(a, b)| a.bytes() + b.bytes()).sum();
 
     let worker = || {
-        let mut scratch = Scratch::new(work.buffer_bytes());
+        let mut scratch = Scratch::new(workers.buffer_bytes());
         let comparisons = &comparisons;
         move |segment: Segment, progress: &indicatif::ProgressBar| {
             comparisons[segment.tensor].segment(segment, &mut scratch, |bytes| progress.inc(bytes))
         }
     };
-    work.run(&elements, bytes, worker, Difference::merge)
+    workers.run(&elements, bytes, worker, Difference::merge)
 }
 
 /// The buffers of a thread.

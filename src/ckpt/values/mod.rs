@@ -2,9 +2,9 @@
 
 mod decode;
 mod difference;
-mod moments;
 mod segments;
+mod statistics;
 
-pub(super) use difference::{Difference, ULP_RANGES, comparable, differences};
-pub(super) use moments::{Moments, float_text, moments};
-pub(super) use segments::{Work, in_turn, progress_bar};
+pub(super) use difference::{Difference, ULP_BUCKETS, comparable, differences};
+pub(super) use segments::{Workers, parallel_map, progress_bar};
+pub(super) use statistics::{Statistics, float_text, statistics};

@@ -32,14 +32,14 @@ pub(crate) struct Segment {
 
 /// How work on tensors is done: by how many threads, with buffers of how many bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Work {
+pub(crate) struct Workers {
     threads: usize,
     buffer_bytes: usize,
 }
 
-impl Work {
+impl Workers {
     /// At most `threads` threads, each with some buffers, all of them within `budget`.
-    pub(crate) fn new(budget: ByteSize, threads: usize, buffers: u64) -> anyhow::Result<Work> {
+    pub(crate) fn new(budget: ByteSize, threads: usize, buffers: u64) -> anyhow::Result<Workers> {
         let least = MIN_BUFFER * buffers;
         ensure!(
             budget.0 >= least,
@@ -51,7 +51,7 @@ impl Work {
         let threads = threads.min((budget.0 / least) as usize).max(1);
         let share = budget.0 / (threads as u64 * buffers);
         let buffer_bytes = share.min(MAX_BUFFER) / MIN_BUFFER * MIN_BUFFER;
-        Ok(Work {
+        Ok(Workers {
             threads,
             buffer_bytes: buffer_bytes as usize,
         })
@@ -82,7 +82,7 @@ impl Work {
             let (mut worker, segments) = (worker(), &segments);
             move |at: usize, progress: &ProgressBar| worker(segments[at], progress)
         };
-        let done = in_turn(self.threads, segments.len(), bytes, worker);
+        let done = parallel_map(self.threads, segments.len(), bytes, worker);
 
         let mut merged: Vec<R> = elements.iter().map(|_| R::default()).collect();
         for (segment, result) in segments.iter().zip(done) {
@@ -94,7 +94,7 @@ impl Work {
 
 /// Calls `worker` on every thread, and what it returns for each of `count` pieces of work, which
 /// threads take in turn. Returns the results in order; after an error only up to that.
-pub(crate) fn in_turn<R: Send, W>(
+pub(crate) fn parallel_map<R: Send, W>(
     threads: usize,
     count: usize,
     bytes: u64,
@@ -193,13 +193,13 @@ mod tests {
         ] {
             for threads in [1, 2, 7, 64] {
                 for buffers in [1, 2] {
-                    let Ok(work) = Work::new(ByteSize(budget), threads, buffers) else {
+                    let Ok(workers) = Workers::new(ByteSize(budget), threads, buffers) else {
                         assert!(budget < MIN_BUFFER * buffers);
                         continue;
                     };
-                    let used = work.buffer_bytes() as u64 * buffers * work.threads as u64;
-                    assert!(used <= budget && used > 0 && work.threads <= threads);
-                    assert_eq!(work.buffer_bytes() as u64 % MIN_BUFFER, 0);
+                    let used = workers.buffer_bytes() as u64 * buffers * workers.threads as u64;
+                    assert!(used <= budget && used > 0 && workers.threads <= threads);
+                    assert_eq!(workers.buffer_bytes() as u64 % MIN_BUFFER, 0);
                 }
             }
         }
@@ -207,14 +207,14 @@ mod tests {
 
     #[test]
     fn the_first_error_is_told_and_ends_the_work() {
-        let work = Work::new(ByteSize(1 << 20), 4, 1).unwrap();
+        let workers = Workers::new(ByteSize(1 << 20), 4, 1).unwrap();
         let worker = || {
             |segment: Segment, _: &ProgressBar| match segment.tensor {
                 2 => anyhow::bail!("tensor 2"),
                 _ => Ok(()),
             }
         };
-        let error = work.run(&[1; 8], 8, worker, |(), ()| ()).unwrap_err();
+        let error = workers.run(&[1; 8], 8, worker, |(), ()| ()).unwrap_err();
         assert_eq!(error.to_string(), "tensor 2");
     }
 }

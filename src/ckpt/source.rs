@@ -7,23 +7,23 @@ use anyhow::{Context, bail};
 use meshgrad::ckpt::mapping::TensorSpec;
 use meshgrad::ckpt::{Committed, Error, Flaw, Folder, TensorInfo, survey};
 
-use super::catalog::shown;
+use super::catalog::display_path;
 
 /// An open folder, or a file taken for one.
-pub(super) struct Origin {
+pub(super) struct Source {
     pub(super) folder: Folder,
     /// What is worth a warning but forbids nothing.
     pub(super) warnings: Vec<String>,
 }
 
-impl Origin {
+impl Source {
     /// Opens a Hugging Face folder, a safetensors file, a checkpoint, or the newest one of a run;
     /// reads no data.
-    pub(super) fn open(path: &Path) -> anyhow::Result<Origin> {
+    pub(super) fn open(path: &Path) -> anyhow::Result<Source> {
         let metadata =
-            fs::metadata(path).with_context(|| format!("cannot open {}", shown(path)))?;
+            fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         if !metadata.is_dir() {
-            return Ok(Origin::new(Folder::open_file(path)?, Vec::new()));
+            return Ok(Source::new(Folder::open_file(path)?, Vec::new()));
         }
         let mut warnings = Vec::new();
         match Committed::open(path) {
@@ -36,27 +36,27 @@ impl Origin {
             Err(error) => return Err(error.into()),
         }
         match Folder::open(path) {
-            Ok(folder) => Ok(Origin::new(folder, warnings)),
-            Err(error @ Error::NoModel { .. }) => Origin::of_run(path, error),
+            Ok(folder) => Ok(Source::new(folder, warnings)),
+            Err(error @ Error::NoModel { .. }) => Source::of_run(path, error),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn new(folder: Folder, mut warnings: Vec<String>) -> Origin {
+    fn new(folder: Folder, mut warnings: Vec<String>) -> Source {
         let mismatch = folder.size_mismatch();
         warnings.extend(mismatch.map(|mismatch| mismatch.to_string()));
-        Origin { folder, warnings }
+        Source { folder, warnings }
     }
 
-    fn of_run(path: &Path, error: Error) -> anyhow::Result<Origin> {
+    fn of_run(path: &Path, error: Error) -> anyhow::Result<Source> {
         let mut survey = survey(path)?;
         let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
         match survey.complete.pop() {
-            Some(newest) => Ok(Origin::new(Folder::open(newest.path())?, incomplete)),
+            Some(newest) => Ok(Source::new(Folder::open(newest.path())?, incomplete)),
             None if incomplete.is_empty() => Err(error.into()),
             None => bail!(
                 "{} has no complete checkpoint: {}",
-                shown(path),
+                display_path(path),
                 incomplete.join("; ")
             ),
         }
@@ -117,7 +117,7 @@ impl Summary {
         use super::size::{bytes, counted};
         [
             title.to_owned(),
-            shown(&self.path),
+            display_path(&self.path),
             counted(self.tensors, "tensor"),
             bytes(self.bytes),
             counted(self.files, "file"),

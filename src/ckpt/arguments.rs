@@ -8,12 +8,12 @@ use meshgrad::ckpt::layout::{self, Layout};
 use meshgrad::ckpt::mapping::{Mapping, Report, Template, Waivers};
 use serde::Serialize;
 
-use super::catalog::shown;
+use super::catalog::display_path;
 use crate::answer::Answer;
 use crate::table::printable;
 
 /// More ranks than this are more likely a slip than a cluster.
-const MOST_RANKS: u64 = 100_000;
+const MAX_RANKS: u64 = 100_000;
 
 /// Problems that do not count.
 #[derive(clap::Args)]
@@ -44,9 +44,9 @@ impl Waived {
 pub(super) fn parse_mesh(text: &str) -> Result<String, String> {
     let layout = Layout::parse(text, "").map_err(|error| error.to_string())?;
     match layout.ranks() {
-        ..=MOST_RANKS => Ok(text.to_owned()),
+        ..=MAX_RANKS => Ok(text.to_owned()),
         ranks => Err(format!(
-            "{text} are {ranks} ranks; at most {MOST_RANKS} are taken"
+            "{text} are {ranks} ranks; at most {MAX_RANKS} are taken"
         )),
     }
 }
@@ -61,7 +61,7 @@ pub(super) fn read_map(path: Option<&Path>) -> anyhow::Result<Mapping> {
         return Ok(Mapping::identity());
     };
     let text = read(path)?;
-    Mapping::parse(&text).map_err(|error| anyhow!("{}: {error}", shown(path)))
+    Mapping::parse(&text).map_err(|error| anyhow!("{}: {error}", display_path(path)))
 }
 
 /// Reads the places of a layout; also returns their text.
@@ -69,28 +69,28 @@ pub(super) fn read_layout(mesh: &str, places: &Path) -> anyhow::Result<(Layout, 
     let text = read(places)?;
     match Layout::parse(mesh, &text) {
         Ok(layout) => Ok((layout, text)),
-        Err(error) => bail!("{}: {error}", shown(places)),
+        Err(error) => bail!("{}: {error}", display_path(places)),
     }
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", shown(path)))
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", display_path(path)))
 }
 
 /// A path in JSON.
-pub(super) fn text_of(path: &Path) -> String {
+pub(super) fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
 #[derive(Serialize)]
-struct Misfit {
+struct MappingErrors {
     source: String,
     map: Option<String>,
     problems: Vec<String>,
 }
 
 /// The answer where a map does not fit what there is.
-pub(super) fn misfit(
+pub(super) fn mapping_errors(
     source: &Path,
     map: &Option<PathBuf>,
     report: &Report,
@@ -98,17 +98,17 @@ pub(super) fn misfit(
 ) -> anyhow::Result<Answer> {
     if json {
         let problems = report.problems.iter().map(ToString::to_string);
-        let misfit = Misfit {
-            source: text_of(source),
-            map: map.as_deref().map(text_of),
+        let mapping_errors = MappingErrors {
+            source: path_text(source),
+            map: map.as_deref().map(path_text),
             problems: problems.collect(),
         };
-        return Answer::json(&misfit, 1);
+        return Answer::json(&mapping_errors, 1);
     }
     let map = map
         .as_deref()
-        .map_or_else(|| "the identity".to_owned(), shown);
-    let mut text = format!("{map} does not fit {}: ", shown(source));
+        .map_or_else(|| "the identity".to_owned(), display_path);
+    let mut text = format!("{map} does not fit {}: ", display_path(source));
     for line in report.to_string().lines() {
         text.push_str(&printable(line));
         text.push('\n');

@@ -8,25 +8,25 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Whether the user wants an end.
 #[derive(Default)]
-pub(super) struct Stop {
-    is_wanted: Arc<AtomicBool>,
+pub(super) struct Interrupt {
+    requested: Arc<AtomicBool>,
 }
 
-impl Stop {
+impl Interrupt {
     /// Listens to the signals of this process from now on.
-    pub(super) fn listen() -> anyhow::Result<Stop> {
-        let stop = Stop::default();
+    pub(super) fn listen() -> anyhow::Result<Interrupt> {
+        let interrupt = Interrupt::default();
         for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register(signal, Arc::clone(&stop.is_wanted))
+            signal_hook::flag::register(signal, Arc::clone(&interrupt.requested))
                 .context("cannot watch for Ctrl-C")?;
         }
-        Ok(stop)
+        Ok(interrupt)
     }
 
     /// An error when the end is wanted.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        let is_wanted = self.is_wanted.load(Ordering::Relaxed);
-        ensure!(!is_wanted, "interrupted; nothing was left behind");
+        let requested = self.requested.load(Ordering::Relaxed);
+        ensure!(!requested, "interrupted; nothing was left behind");
         Ok(())
     }
 }

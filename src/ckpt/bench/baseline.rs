@@ -11,16 +11,16 @@ use indicatif::ProgressBar;
 use meshgrad::ckpt::Digest;
 use std::os::unix::fs::FileExt;
 
+use super::interrupt::Interrupt;
 use super::memory::ALIGNMENT;
-use super::stop::Stop;
-use crate::ckpt::catalog::shown;
+use crate::ckpt::catalog::display_path;
 
 /// The most that is read at once.
 pub(super) const BLOCK: usize = 8 << 20;
 
 /// How the files are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Method {
     /// Through the page cache.
     Cached,
     /// The same, and each block digested as a manifest does.
@@ -29,8 +29,8 @@ pub(super) enum Way {
     Direct,
 }
 
-/// A file of the checkpoint, open both ways.
-struct Twice {
+/// A file of the checkpoint, open both methods.
+struct DualFile {
     cached: File,
     /// None where the file system refuses.
     direct: Option<File>,
@@ -39,14 +39,14 @@ struct Twice {
 
 /// The files of the checkpoint.
 pub(super) struct Files {
-    files: Vec<Twice>,
+    files: Vec<DualFile>,
     block: usize,
     threads: usize,
 }
 
 /// A part of a file, and how much room it takes in memory: whole pages.
 struct Block<'f> {
-    file: &'f Twice,
+    file: &'f DualFile,
     offset: u64,
     len: usize,
 }
@@ -64,15 +64,16 @@ impl Files {
         block: usize,
         threads: usize,
     ) -> anyhow::Result<Files> {
-        let open = |path: &Path| -> std::io::Result<Twice> {
+        let open = |path: &Path| -> std::io::Result<DualFile> {
             let cached = File::open(path)?;
-            Ok(Twice {
+            Ok(DualFile {
                 bytes: cached.metadata()?.len(),
                 direct: open_direct(OpenOptions::new().read(true), path).ok(),
                 cached,
             })
         };
-        let open = |path: &Path| open(path).with_context(|| format!("cannot open {}", shown(path)));
+        let open =
+            |path: &Path| open(path).with_context(|| format!("cannot open {}", display_path(path)));
         Ok(Files {
             files: paths.into_iter().map(open).collect::<Result<_, _>>()?,
             block,
@@ -105,15 +106,15 @@ impl Files {
     /// each thread again and again into its share. Returns how many bytes there were.
     pub(super) fn read(
         &self,
-        way: Way,
+        method: Method,
         memory: &mut [u8],
         progress: &ProgressBar,
-        stop: &Stop,
+        interrupt: &Interrupt,
     ) -> anyhow::Result<u64> {
         let act = |block: &Block<'_>, place: &mut [u8]| -> anyhow::Result<u64> {
-            stop.check()?;
-            block.read(way, place)?;
-            if way == Way::Digested {
+            interrupt.check()?;
+            block.read(method, place)?;
+            if method == Method::Digested {
                 black_box(Digest::of(&place[..block.len]));
             }
             progress.inc(block.len as u64);
@@ -139,8 +140,8 @@ impl Files {
         let next = || {
             let mut rest = lock(&rest);
             let block = rest.0.next()?;
-            let (place, behind) = std::mem::take(&mut rest.1).split_at_mut(block.room());
-            rest.1 = behind;
+            let (place, tail) = std::mem::take(&mut rest.1).split_at_mut(block.room());
+            rest.1 = tail;
             Some((block, place))
         };
         on_threads(0..self.threads, |_| {
@@ -154,8 +155,8 @@ impl Files {
 }
 
 impl Block<'_> {
-    fn read(&self, way: Way, place: &mut [u8]) -> anyhow::Result<()> {
-        if way != Way::Direct {
+    fn read(&self, method: Method, place: &mut [u8]) -> anyhow::Result<()> {
+        if method != Method::Direct {
             self.file
                 .cached
                 .read_exact_at(&mut place[..self.len], self.offset)?;
@@ -242,21 +243,24 @@ mod tests {
         Files::open(paths.iter().map(|path| &**path), block, threads).unwrap()
     }
 
-    /// In every way, with room for all and with little: each byte is read once and lands whole.
+    /// In every method, with room for all and with little: each byte is read once and lands whole.
     #[test]
     fn all_bytes_are_read() {
         let folder = tempfile::tempdir().unwrap();
-        let (progress, stop) = (ProgressBar::hidden(), Stop::default());
+        let (progress, interrupt) = (ProgressBar::hidden(), Interrupt::default());
         for (block, threads) in [(4096, 1), (8192, 3), (1 << 20, 2)] {
             let files = files(folder.path(), block, threads);
             assert_eq!(files.bytes(), 24_097);
-            for way in [Way::Cached, Way::Digested, Way::Direct] {
-                if way == Way::Direct && files.files.iter().any(|file| file.direct.is_none()) {
+            for method in [Method::Cached, Method::Digested, Method::Direct] {
+                if method == Method::Direct && files.files.iter().any(|file| file.direct.is_none())
+                {
                     continue; // as on tmpfs of an old kernel
                 }
                 for room in [files.room(), threads * block.min(20_480)] {
                     let mut memory = super::super::memory::map(room).unwrap();
-                    let read = files.read(way, &mut memory, &progress, &stop).unwrap();
+                    let read = files
+                        .read(method, &mut memory, &progress, &interrupt)
+                        .unwrap();
                     assert_eq!(read, 24_097);
                     if room < files.room() {
                         continue;

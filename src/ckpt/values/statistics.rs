@@ -9,11 +9,11 @@ use serde::{Serialize, Serializer};
 
 use super::super::catalog::Entry;
 use super::decode::{BLOCK, Decoder};
-use super::segments::Work;
+use super::segments::Workers;
 
 /// The elements of a tensor summed up. Extremes, mean and deviation are those of the finite ones.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(crate) struct Moments {
+pub(crate) struct Statistics {
     pub(crate) min: Option<Value>,
     pub(crate) max: Option<Value>,
     pub(crate) mean: Option<f64>,
@@ -110,7 +110,7 @@ fn range(values: &[f64]) -> Option<(f64, f64)> {
     ))
 }
 
-impl Moments {
+impl Statistics {
     fn add_floats(&mut self, values: &mut Vec<f64>) {
         self.zeros += values.iter().filter(|value| **value == 0.0).count() as u64;
         let finite = values.iter().filter(|value| value.is_finite()).count();
@@ -155,7 +155,7 @@ impl Moments {
     }
 
     /// Adds the elements of another tensor, or of another part of this one.
-    pub(crate) fn merge(&mut self, other: &Moments) {
+    pub(crate) fn merge(&mut self, other: &Statistics) {
         self.zeros += other.zeros;
         self.nan += other.nan;
         self.infinite += other.infinite;
@@ -165,7 +165,10 @@ impl Moments {
 }
 
 /// Reads all elements of `entries` once; `None` for dtypes that are not decoded.
-pub(crate) fn moments(entries: &[Entry], work: Work) -> anyhow::Result<Vec<Option<Moments>>> {
+pub(crate) fn statistics(
+    entries: &[Entry],
+    workers: Workers,
+) -> anyhow::Result<Vec<Option<Statistics>>> {
     let decoders: Vec<Option<Decoder>> = entries
         .iter()
         .map(|entry| Decoder::new(entry.info.dtype))
@@ -188,39 +191,39 @@ pub(crate) fn moments(entries: &[Entry], work: Work) -> anyhow::Result<Vec<Optio
     let bytes = decoded().map(|(entry, _)| entry.bytes()).sum();
 
     let worker = || {
-        let mut buffer = vec![0; work.buffer_bytes()];
+        let mut buffer = vec![0; workers.buffer_bytes()];
         let (mut floats, mut integers) = (Vec::new(), Vec::new());
         let (entries, decoders) = (&entries, &decoders);
         move |segment: super::segments::Segment, progress: &indicatif::ProgressBar| {
-            let mut moments = Moments::default();
+            let mut statistics = Statistics::default();
             let Some(decoder) = &decoders[segment.tensor] else {
-                return Ok(moments);
+                return Ok(statistics);
             };
             let entry = &entries[segment.tensor];
             let size = entry.info.dtype.bits() / 8;
 
             let (mut at, end) = (segment.start as usize * size, segment.end as usize * size);
             while at < end {
-                let data = &mut buffer[..(end - at).min(work.buffer_bytes())];
+                let data = &mut buffer[..(end - at).min(workers.buffer_bytes())];
                 entry.read(at, data)?;
                 for block in data.chunks(BLOCK * size) {
                     if decoder.integers(block, &mut integers) {
-                        moments.add_integers(&integers);
+                        statistics.add_integers(&integers);
                     } else {
                         decoder.floats(block, &mut floats);
-                        moments.add_floats(&mut floats);
+                        statistics.add_floats(&mut floats);
                     }
                 }
                 at += data.len();
                 progress.inc(data.len() as u64);
             }
-            Ok(moments)
+            Ok(statistics)
         }
     };
-    let all = work.run(&elements, bytes, worker, Moments::merge)?;
+    let all = workers.run(&elements, bytes, worker, Statistics::merge)?;
     let known = all.into_iter().zip(&decoders);
     Ok(known
-        .map(|(moments, decoder)| decoder.as_ref().map(|_| moments))
+        .map(|(statistics, decoder)| decoder.as_ref().map(|_| statistics))
         .collect())
 }
 
@@ -295,9 +298,9 @@ mod tests {
     fn merging_is_adding() {
         let values: Vec<f64> = (0..100).map(|at| f64::from(at * at % 17) - 5.0).collect();
         let of = |values: &[f64]| {
-            let mut moments = Moments::default();
-            moments.add_floats(&mut values.to_vec());
-            moments
+            let mut statistics = Statistics::default();
+            statistics.add_floats(&mut values.to_vec());
+            statistics
         };
         let whole = of(&values);
         for cut in 0..=values.len() {

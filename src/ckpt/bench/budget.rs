@@ -5,21 +5,21 @@ use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::plan::PlanError;
 use serde::Serialize;
 
-use super::load::{Fate, Planner, Way};
+use super::baseline::{BLOCK, Files};
+use super::load::{Method, Planner, Residency};
 use super::memory::ALIGNMENT;
-use super::plain::{BLOCK, Files};
-use crate::ckpt::catalog::shown;
+use crate::ckpt::catalog::display_path;
 use crate::ckpt::size;
 
 /// The least that a thread reads, and that is loaded of a tensor, at once.
-const LEAST: u64 = 64 << 10;
+const MIN_CHUNK: u64 = 64 << 10;
 
 /// The most of a tensor that is loaded at once where not all of them fit.
-const PIECE: u64 = 64 << 20;
+const MAX_CHUNK: u64 = 64 << 20;
 
 /// How the budget is used.
-pub(super) struct Fit {
-    pub(super) fate: Fate,
+pub(super) struct Allocation {
+    pub(super) residency: Residency,
     /// What plain reads take at once.
     pub(super) block: usize,
     /// Memory that is kept for all samples.
@@ -51,35 +51,42 @@ impl Memory {
 }
 
 /// Holds all tensors if they fit, else lets them leave.
-pub(super) fn fit(
+pub(super) fn allocate(
     folder: &Folder,
-    ways: &[Way],
+    methods: &[Method],
     threads: usize,
     budget: u64,
-) -> anyhow::Result<Fit> {
+) -> anyhow::Result<Allocation> {
     let tensors: u64 = folder.tensors().map(|it| it.byte_len() as u64).sum();
     let paths = || folder.files().iter().map(|file| file.path());
     let room = Files::open(paths(), BLOCK, threads)?.room() as u64;
     let kept = room.max(tensors);
     if let Some(rest) = budget.checked_sub(kept) {
         let for_plans = rest + tensors;
-        if let Ok(fit) = try_fit(folder, ways, threads, Fate::Held, kept, for_plans) {
-            return Ok(fit);
+        if let Ok(allocation) = try_allocate(
+            folder,
+            methods,
+            threads,
+            Residency::Resident,
+            kept,
+            for_plans,
+        ) {
+            return Ok(allocation);
         }
     }
 
     let share = budget / 4 / threads as u64;
     let block = share.min(BLOCK as u64) / ALIGNMENT as u64 * ALIGNMENT as u64;
-    let piece = (share / 2).min(PIECE);
-    if piece > LEAST
-        && let Ok(fit) = leaving(folder, ways, threads, budget, block, piece)
+    let chunk = (share / 2).min(MAX_CHUNK);
+    if chunk > MIN_CHUNK
+        && let Ok(allocation) = allocate_streamed(folder, methods, threads, budget, block, chunk)
     {
-        return Ok(fit);
+        return Ok(allocation);
     }
-    let least = leaving(folder, ways, threads, budget, LEAST, LEAST);
+    let least = allocate_streamed(folder, methods, threads, budget, MIN_CHUNK, MIN_CHUNK);
     least.map_err(|error| match error.downcast_ref() {
         Some(PlanError::Infeasible { need, .. }) => {
-            let need = need + LEAST * threads as u64;
+            let need = need + MIN_CHUNK * threads as u64;
             anyhow!(
                 "a budget of {} is too small: with {} it takes {} to load {} some rows at a time; \
                  give more by --budget, or fewer --threads",
@@ -87,7 +94,7 @@ pub(super) fn fit(
                 size::counted(threads as u64, "thread"),
                 // One decimal may show too little.
                 size::bytes(need + need / 16),
-                shown(folder.path()),
+                display_path(folder.path()),
             )
         }
         _ => error,
@@ -95,50 +102,53 @@ pub(super) fn fit(
 }
 
 /// Each thread has a block for plain reads; the rest is for plans.
-fn leaving(
+fn allocate_streamed(
     folder: &Folder,
-    ways: &[Way],
+    methods: &[Method],
     threads: usize,
     budget: u64,
     block: u64,
-    piece: u64,
-) -> anyhow::Result<Fit> {
+    chunk: u64,
+) -> anyhow::Result<Allocation> {
     let kept = block * threads as u64;
-    let (fate, for_plans) = (Fate::Leaving { piece }, budget.saturating_sub(kept));
-    let fit = try_fit(folder, ways, threads, fate, kept, for_plans)?;
+    let (residency, for_plans) = (Residency::Streamed { chunk }, budget.saturating_sub(kept));
+    let allocation = try_allocate(folder, methods, threads, residency, kept, for_plans)?;
     let block = block as usize;
-    Ok(Fit { block, ..fit })
+    Ok(Allocation {
+        block,
+        ..allocation
+    })
 }
 
-fn try_fit(
+fn try_allocate(
     folder: &Folder,
-    ways: &[Way],
+    methods: &[Method],
     threads: usize,
-    fate: Fate,
+    residency: Residency,
     kept: u64,
     for_plans: u64,
-) -> anyhow::Result<Fit> {
+) -> anyhow::Result<Allocation> {
     let planner = Planner {
         folder,
         threads,
-        fate,
+        residency,
         budget: for_plans,
     };
     let mut memory = Memory {
-        holds_all: fate == Fate::Held,
+        holds_all: residency == Residency::Resident,
         kept,
         targets: 0,
         windows: 0,
         plan: 0,
     };
-    for way in ways {
-        let own = planner.plan(*way)?.memory();
+    for method in methods {
+        let own = planner.plan(*method)?.memory();
         if own.total() > memory.targets + memory.windows + memory.plan {
             (memory.targets, memory.windows, memory.plan) = (own.targets, own.windows, own.plan);
         }
     }
-    Ok(Fit {
-        fate,
+    Ok(Allocation {
+        residency,
         block: BLOCK,
         kept: kept as usize,
         for_plans,
