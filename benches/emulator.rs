@@ -8,16 +8,13 @@
 //! Each takes turns with the others. What a kernel executes is what the emulator's own counters say
 //! of the same launch.
 
-#[path = "../src/bench/measure.rs"]
-mod measure;
-
 use anyhow::Context;
 use clap::Parser;
-use measure::{Options, Spread, finish, seconds};
 use meshgrad_emulator::Options as Emulation;
 use meshgrad_emulator::launch::{Launch, launch};
 use meshgrad_emulator::memory::{AddressSpace, Place};
 use meshgrad_emulator::program::{Kernel, Module};
+use meshgrad_harness::{Options, Spread, finish, timed};
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
 use meshgrad_kernels::expression::Expression;
 use meshgrad_kernels::gemm::{
@@ -187,8 +184,7 @@ impl Workload {
                 threads: 1,
                 ..Emulation::default()
             };
-            let (time, done) = seconds(|| self.launch(&options));
-            done?;
+            let time = timed(|| self.launch(&options))?;
             self.rates[at].push(self.work / time / 1e9);
         }
         Ok(())

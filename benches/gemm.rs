@@ -8,15 +8,9 @@
 //! C [m, n] = A [m, k] B [k, n]; the second letter `t` of a row means that B is stored [n, k], as a
 //! weight [out, in] is, the first that A is stored [k, m]. 2 m n k operations a product.
 
-#[path = "../src/bench/measure.rs"]
-mod measure;
-#[path = "../src/bench/peer.rs"]
-mod peer;
-
 use clap::Parser;
-use measure::{Options, Spread, finish, seconds};
 use meshgrad::prelude::*;
-use peer::{Peer, PeerOptions, numbers};
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, seconds};
 use serde_json::{Value, json};
 
 /// m, n, k and which operands are stored transposed.
@@ -64,9 +58,7 @@ fn main() -> anyhow::Result<()> {
 
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let threads = device.properties().threads.to_string();
-    let start =
-        |python: &std::path::PathBuf| Peer::start(python, "gemm.py", &["--threads", &threads]);
-    let mut peer = arguments.peer.torch.as_ref().map(start).transpose()?;
+    let mut peer = arguments.peer.start("gemm.py", &["--threads", &threads])?;
 
     println!(
         "GFLOP/s, {} rounds: medians (least - most)\n",
@@ -143,8 +135,7 @@ fn measure(
         }
     }
 
-    let spreads = rates.map(|rates| (!rates.is_empty()).then(|| Spread::of(&rates)));
-    let cell = |spread: Option<Spread>| spread.map_or("-".to_owned(), |spread| spread.to_string());
+    let spreads = rates.map(|rates| Spread::try_of(&rates));
     let [ours, by_crate, torch] = spreads.map(cell);
     println!("| {m}, {n}, {k} | {transposes} | {name} | {dtype} | {ours} | {by_crate} | {torch} |");
 

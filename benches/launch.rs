@@ -9,9 +9,6 @@
 //! arguments, the result's memory, finding the kernel. The operations after that run on a device
 //! that stands for a GPU and launches nothing: all of it is ours.
 
-#[path = "../src/bench/measure.rs"]
-mod measure;
-
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -21,9 +18,9 @@ use clap::Parser;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, result};
 use cudarc::nvrtc::Ptx as CudarcPtx;
-use measure::{Options, Spread, finish, seconds};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Result as ValueResult, Signature};
+use meshgrad_harness::{Options, Spread, finish, interleave, timed};
 use meshgrad_kernels::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 use serde_json::{Value, json};
 
@@ -181,11 +178,9 @@ impl<'c> Contestant<'c> {
         }
     }
 
-    fn turn(&mut self, launches: usize) -> anyhow::Result<()> {
-        let (time, done) = seconds(|| (0..launches).try_for_each(|_| (self.run)()));
-        done?;
-        self.nanoseconds.push(1e9 * time / launches as f64);
-        Ok(())
+    fn turn(&mut self, launches: usize) -> anyhow::Result<f64> {
+        let time = timed(|| (0..launches).try_for_each(|_| (self.run)()))?;
+        Ok(1e9 * time / launches as f64)
     }
 }
 
@@ -217,16 +212,13 @@ fn main() -> anyhow::Result<()> {
         }),
         Contestant::new("linear", || kept(values::linear(&x, &x))),
     ];
-    // The first turns warm up.
-    for contestant in &mut contestants {
-        contestant.turn(cli.launches)?;
-        contestant.nanoseconds.clear();
-    }
-    for _ in 0..cli.rounds {
-        for contestant in &mut contestants {
-            contestant.turn(cli.launches)?;
+    interleave(contestants.len(), cli.rounds, |round, at| {
+        let nanoseconds = contestants[at].turn(cli.launches)?;
+        if round > 0 {
+            contestants[at].nanoseconds.push(nanoseconds);
         }
-    }
+        anyhow::Ok(())
+    })?;
     report(&cli, &contestants)
 }
 

@@ -8,15 +8,9 @@
 //! `plain` computes without a graph, `record` computes and records, `backward` goes back.
 //! `bookkeeping` is what an operation without kernels costs both ways together: the tape alone.
 
-#[path = "../src/bench/measure.rs"]
-mod measure;
-#[path = "../src/bench/peer.rs"]
-mod peer;
-
 use clap::Parser;
-use measure::{Options, Spread, finish, seconds};
 use meshgrad::prelude::*;
-use peer::{Peer, PeerOptions, numbers};
+use meshgrad_harness::{Options, PeerOptions, Spread, cell, finish, numbers, seconds};
 use serde_json::{Value, json};
 
 const WHAT: [&str; 4] = ["plain", "record", "backward", "bookkeeping"];
@@ -46,8 +40,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
-    let start = |python: &std::path::PathBuf| Peer::start(python, "op_overhead.py", &[]);
-    let mut peer = arguments.peer.torch.as_ref().map(start).transpose()?;
+    let mut peer = arguments.peer.start("op_overhead.py", &[])?;
     let (mut ours, mut theirs) = ([const { Vec::new() }; 4], [const { Vec::new() }; 3]);
 
     // The first turns warm up.
@@ -78,12 +71,10 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     );
     println!("| | meshgrad | torch |");
     println!("|---|---|---|");
-    let spread = |all: &Vec<f64>| (!all.is_empty()).then(|| Spread::of(all));
+    let spread = |all: &Vec<f64>| Spread::try_of(all);
     let mut rows = Vec::new();
     for (at, what) in WHAT.into_iter().enumerate() {
         let (ours, theirs) = (spread(&ours[at]), theirs.get(at).and_then(spread));
-        let cell =
-            |spread: Option<Spread>| spread.map_or("-".to_owned(), |spread| spread.to_string());
         println!("| {what} | {} | {} |", cell(ours), cell(theirs));
         rows.push(json!({
             "what": what, "meshgrad": ours.map(Spread::json), "torch": theirs.map(Spread::json),

@@ -13,19 +13,13 @@
 //! | groups of rank 0 | that, and the ranks of each group that rank 0 is in |
 //! | all lists | that, and the lists of all groups of the tokens that Megatron asks for |
 
-#[path = "../src/bench/measure.rs"]
-mod measure;
-#[path = "../src/bench/peer.rs"]
-mod peer;
-
 use std::hint::black_box;
 
 use clap::Parser;
-use measure::{Options, Spread, finish, seconds};
 use meshgrad::dist::parallel::{
     Order, ParallelConfig, ParallelState, Parallelism, Settings, Source,
 };
-use peer::{Peer, PeerOptions, numbers};
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, seconds};
 use serde_json::{Value, json};
 
 /// Degrees by world: those of `benches/torch/parallel_dims.py`.
@@ -83,8 +77,7 @@ fn main() -> anyhow::Result<()> {
     if arguments.options.smoke {
         arguments.rounds = 1;
     }
-    let start = |python: &std::path::PathBuf| Peer::start(python, "parallel_dims.py", &["--serve"]);
-    let mut peer = arguments.peer.torch.as_ref().map(start).transpose()?;
+    let mut peer = arguments.peer.start("parallel_dims.py", &["--serve"])?;
     let mut rows = Vec::new();
 
     println!("| ranks | figure | ms: median (least - most) |\n|---|---|---|");

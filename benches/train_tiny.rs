@@ -8,21 +8,15 @@
 //! 9,185,792 parameters, 8 sequences of 256 tokens a step. Without `--torch` it times meshgrad
 //! alone, from weights of its own.
 
-#[path = "../src/bench/measure.rs"]
-mod measure;
-#[path = "../src/bench/peer.rs"]
-mod peer;
-
 use std::path::Path;
 
 use clap::{Parser, ValueEnum};
-use measure::{Options, Spread, finish, seconds};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Balancing, Compute, hf};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
-use peer::{Peer, PeerOptions, numbers};
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes, seconds};
 use serde_json::{Value, json};
 
 const BATCH: usize = 8;
@@ -394,8 +388,5 @@ impl Stream {
 
 /// The peak of this process's resident memory, in bytes; 0 where the system does not tell.
 fn peak_resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    proc_bytes("/proc/self/status", "VmHWM").unwrap_or(0)
 }

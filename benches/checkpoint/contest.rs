@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use meshgrad_harness::{Spread, interleave};
 use serde_json::{Value, json};
 
-use super::measure::Spread;
 use super::quiet::{Watch, make_cold, make_warm};
 
 /// Where the page cache stands before a turn.
@@ -69,33 +69,33 @@ pub(super) fn hold(
         .iter()
         .map(|it| Standing::of(it, cache))
         .collect();
-    for round in 0..=length.most_rounds {
-        for (contestant, standing) in contestants.iter_mut().zip(&mut standings) {
-            if standing.clean.len() >= length.samples || standing.failure.is_some() {
-                continue;
-            }
-            if round > 1 && Instant::now() > length.ends {
-                continue;
-            }
-            (contestant.before)()?;
-            match cache {
-                Cache::Warm => make_warm(&contestant.files)?,
-                Cache::Cold => make_cold(&contestant.files)?,
-            }
-            if round == 0 {
-                standing.failure = (contestant.turn)().err().map(|error| format!("{error:#}"));
-                continue;
-            }
-            match watch.observe(&mut contestant.turn) {
-                Err(error) => standing.failure = Some(format!("{error:#}")),
-                Ok(observed) if !observed.is_clean => standing.dropped += 1,
-                Ok(observed) => {
-                    standing.clean.push(observed.seconds);
-                    standing.own_cpu.push(observed.own_cpu);
-                }
+    interleave(contestants.len(), length.most_rounds, |round, at| {
+        let (contestant, standing) = (&mut contestants[at], &mut standings[at]);
+        if standing.clean.len() >= length.samples || standing.failure.is_some() {
+            return anyhow::Ok(());
+        }
+        if round > 1 && Instant::now() > length.ends {
+            return Ok(());
+        }
+        (contestant.before)()?;
+        match cache {
+            Cache::Warm => make_warm(&contestant.files)?,
+            Cache::Cold => make_cold(&contestant.files)?,
+        }
+        if round == 0 {
+            standing.failure = (contestant.turn)().err().map(|error| format!("{error:#}"));
+            return Ok(());
+        }
+        match watch.observe(&mut contestant.turn) {
+            Err(error) => standing.failure = Some(format!("{error:#}")),
+            Ok(observed) if !observed.is_clean => standing.dropped += 1,
+            Ok(observed) => {
+                standing.clean.push(observed.seconds);
+                standing.own_cpu.push(observed.own_cpu);
             }
         }
-    }
+        Ok(())
+    })?;
     Ok(standings)
 }
 
@@ -114,7 +114,7 @@ impl Standing {
 
     /// Seconds, if there are clean samples.
     pub(super) fn seconds(&self) -> Option<Spread> {
-        (!self.clean.is_empty()).then(|| Spread::of(&self.clean))
+        Spread::try_of(&self.clean)
     }
 
     pub(super) fn json(&self) -> Value {
@@ -123,7 +123,7 @@ impl Standing {
             "cache": self.cache.name(),
             "destination": self.destination,
             "seconds": self.seconds().map(Spread::json),
-            "own_cpu_s": self.seconds().map(|_| Spread::of(&self.own_cpu).json()),
+            "own_cpu_s": Spread::try_of(&self.own_cpu).map(Spread::json),
             "samples": self.clean.len(),
             "dropped": self.dropped,
             "failure": self.failure,

@@ -12,6 +12,7 @@ use meshgrad::ckpt::exec::{Replica, execute, execute_shared};
 use meshgrad::ckpt::graph::{Expr, Graph};
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use meshgrad_harness::proc_bytes;
 use serde_json::{Value, json};
 
 use super::files::Files;
@@ -221,7 +222,7 @@ fn read_share(
 
 /// Bytes that this process has read by system calls.
 fn rchar() -> anyhow::Result<u64> {
-    field("/proc/self/io", "rchar:")
+    proc_bytes("/proc/self/io", "rchar").context("no rchar in /proc/self/io")
 }
 
 /// L2: how far the memory rises above targets that were there before. Each backend has a process
@@ -278,12 +279,13 @@ pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     let mut arena = arena.borrow_mut();
     let sink = targets_in(&plan, &mut arena);
 
+    let resident = |name| proc_bytes("/proc/self/status", name).context("no VmRSS, VmHWM");
     // The plan is there already: only windows may come.
     fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
-    let before = 1024 * field("/proc/self/status", "VmRSS:")?;
+    let before = resident("VmRSS")?;
     let sources = Sources::of(&folder, Choice::Only(backend))?;
     execute(&plan, &sources, &sink, &|_| {})?;
-    let peak = 1024 * field("/proc/self/status", "VmHWM:")?;
+    let peak = resident("VmHWM")?;
     let row = json!({
         "backend": backend.to_string(),
         "planned_targets": planned.targets,
@@ -293,16 +295,6 @@ pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     });
     println!("{row}");
     Ok(())
-}
-
-/// The number behind a name in a file of /proc.
-fn field(path: &str, name: &str) -> anyhow::Result<u64> {
-    let text = fs::read_to_string(path).with_context(|| path.to_owned())?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next());
-    Ok(number
-        .with_context(|| format!("no {name} in {path}"))?
-        .parse()?)
 }
 
 /// L3: plans of one thing made again and again, from graphs made in another order each time. (Each

@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use anyhow::ensure;
-use memmap2::{Advice, Mmap, MmapMut};
+use memmap2::{Mmap, MmapMut};
 use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::exec::{Slices, execute, gather};
 use meshgrad::ckpt::graph::Graph;
@@ -16,11 +16,10 @@ use meshgrad::ckpt::mapping::{Bound, Mapping, TensorSpec, Waivers};
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
 use meshgrad::ckpt::{Dtype, TensorFile};
-use rustix::fs::OFlags;
+use meshgrad_harness::{PAGE, map_touched, open_direct, timed};
 use twox_hash::XxHash3_64;
 
 use super::contest::Contestant;
-use super::measure::seconds;
 
 /// What the floors read at once.
 const BLOCK: usize = 8 << 20;
@@ -64,10 +63,7 @@ pub(super) type Arena = RefCell<MmapMut>;
 
 /// So many bytes, in huge pages where the system has them, all touched.
 pub(super) fn arena(bytes: u64) -> anyhow::Result<Arena> {
-    let mut memory = MmapMut::map_anon(bytes as usize)?;
-    let _ = memory.advise(Advice::HugePage);
-    memory.fill(1);
-    Ok(RefCell::new(memory))
+    Ok(RefCell::new(map_touched(bytes as usize)?))
 }
 
 pub(super) fn bind(folder: &Folder, map: &str) -> anyhow::Result<Bound> {
@@ -178,11 +174,7 @@ fn contestant<'a>(
         destination: "reused arena",
         files,
         before: Box::new(|| Ok(())),
-        turn: Box::new(move || {
-            let (seconds, done) = seconds(&mut load);
-            done?;
-            Ok(seconds)
-        }),
+        turn: Box::new(move || timed(&mut load)),
     }
 }
 
@@ -236,27 +228,19 @@ fn open_data(path: &Path) -> anyhow::Result<(File, u64)> {
     Ok((File::open(path)?, starts.min().unwrap_or(0)))
 }
 
-fn open_direct(path: &Path) -> anyhow::Result<File> {
-    let mut options = OpenOptions::new();
-    let options = options
-        .read(true)
-        .custom_flags(OFlags::DIRECT.bits() as i32);
-    Ok(options.open(path)?)
-}
-
 /// As many bytes from the beginning of the file, in whole blocks.
 fn plain_direct(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
-    let file = open_direct(path)?;
+    let file = open_direct(OpenOptions::new().read(true), path)?;
     in_blocks(arena, |offset, block| {
-        let whole = block.len() / 4096 * 4096;
+        let whole = block.len() / PAGE * PAGE;
         Ok(file.read_exact_at(&mut block[..whole], offset)?)
     })
 }
 
 fn like_dd(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
-    let file = open_direct(path)?;
+    let file = open_direct(OpenOptions::new().read(true), path)?;
     let size = file.metadata()?.len();
-    let block = BLOCK.min(arena.len() / 4096 * 4096);
+    let block = BLOCK.min(arena.len() / PAGE * PAGE);
     let mut offset = 0;
     while offset < size {
         let read = file.read_at(&mut arena[..block], offset)?;

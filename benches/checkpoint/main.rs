@@ -14,10 +14,6 @@ mod counts;
 mod files;
 mod goals;
 mod loads;
-#[path = "../../src/bench/measure.rs"]
-mod measure;
-#[path = "../../src/bench/peer.rs"]
-mod peer;
 mod peers;
 mod planning;
 mod quiet;
@@ -31,8 +27,7 @@ use clap::{Parser, ValueEnum};
 use contest::{Cache, Length, Standing, hold};
 use files::{Files, Sizes};
 use goals::Goal;
-use measure::{Options, finish};
-use peer::PeerOptions;
+use meshgrad_harness::{Options, PeerOptions, finish};
 use peers::Peers;
 use planning::Steps;
 use quiet::Watch;

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use meshgrad_harness::{Peer, PeerOptions, numbers};
 use serde_json::{Value, json};
 
 use super::contest::Contestant;
-use super::peer::{Peer, PeerOptions, numbers};
 use super::saves;
 
 const LOADS: [(&str, &str, &str, &[&str]); 9] = [

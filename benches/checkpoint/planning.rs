@@ -7,11 +7,11 @@ use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::mapping::TensorSpec;
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
+use meshgrad_harness::{Spread, seconds, timed};
 use serde_json::{Value, json};
 
 use super::contest::Contestant;
 use super::loads::{IDENTITY, bind};
-use super::measure::{Spread, seconds};
 
 /// What `experts` is made of, as training wants it.
 const STACKED: &str = "
@@ -33,7 +33,7 @@ impl Steps {
     pub(super) fn json(&self) -> Value {
         let ms = |all: &[f64]| {
             let all: Vec<f64> = all.iter().map(|it| 1e3 * it).collect();
-            (!all.is_empty()).then(|| Spread::of(&all).json())
+            Spread::try_of(&all).map(Spread::json)
         };
         json!({
             "open_ms": ms(&self.open),
@@ -75,9 +75,7 @@ fn contestant<'a>(name: &str, act: impl Fn() -> anyhow::Result<()> + 'a) -> Cont
         before: Box::new(|| Ok(())),
         turn: Box::new(move || {
             act()?;
-            let (seconds, done) = seconds(&act);
-            done?;
-            Ok(seconds)
+            timed(&act)
         }),
     }
 }

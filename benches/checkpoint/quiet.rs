@@ -1,13 +1,14 @@
 //! Samples that nobody disturbed, as /proc/stat tells: what other processes compute while a sample
 //! is taken is known, and a sample that they had part in is dropped.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rustix::fs::{Advice, fadvise};
+use meshgrad_harness::drop_pages;
 
 /// What /proc counts time in, on every Linux.
 const TICK: f64 = 0.01;
@@ -100,11 +101,7 @@ impl Watch {
 /// Puts files on disk and out of the page cache.
 pub(super) fn make_cold(paths: &[PathBuf]) -> anyhow::Result<()> {
     for path in paths {
-        each_file(path, &mut |file| {
-            let file = std::fs::File::open(file)?;
-            file.sync_all()?;
-            Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
-        })?;
+        each_file(path, &mut |file| Ok(drop_pages(&File::open(file)?)?))?;
     }
     Ok(())
 }
@@ -113,7 +110,7 @@ pub(super) fn make_cold(paths: &[PathBuf]) -> anyhow::Result<()> {
 pub(super) fn make_warm(paths: &[PathBuf]) -> anyhow::Result<()> {
     for path in paths {
         each_file(path, &mut |file| {
-            let mut file = std::fs::File::open(file)?;
+            let mut file = File::open(file)?;
             let mut buffer = vec![0; 1 << 20];
             while file.read(&mut buffer)? > 0 {}
             Ok(())

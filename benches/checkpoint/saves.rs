@@ -1,18 +1,17 @@
 //! Saving from the arena, and what a checksum costs.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use meshgrad::ckpt::{Dtype, Error, FolderWriter, Staging};
-use rustix::fs::OFlags;
+use meshgrad_harness::{PAGE, open_direct, timed};
 use safetensors::tensor::TensorView;
 use twox_hash::XxHash3_64;
 
 use super::contest::Contestant;
 use super::files::{PARTS, Sizes};
 use super::loads::{Arena, in_blocks};
-use super::measure::seconds;
 
 pub(super) const OURS: &str = "meshgrad Staging + FolderWriter + commit";
 pub(super) const LIKE_DD: &str = "O_DIRECT as dd writes, and fsync, 1 thread";
@@ -59,11 +58,7 @@ fn contestant<'a>(
         destination,
         files: Vec::new(),
         before: Box::new(|| empty(folder)),
-        turn: Box::new(move || {
-            let (seconds, done) = seconds(&act);
-            done?;
-            Ok(seconds)
-        }),
+        turn: Box::new(move || timed(&act)),
     }
 }
 
@@ -98,9 +93,8 @@ fn save(folder: &Path, sizes: &Sizes, arena: &[u8]) -> anyhow::Result<()> {
 fn like_dd(folder: &Path, arena: &[u8]) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
     let options = options.write(true).create_new(true);
-    let options = options.custom_flags(OFlags::DIRECT.bits() as i32);
-    let file = options.open(folder.join("saved"))?;
-    let whole = arena.len() / 4096 * 4096;
+    let file = open_direct(options, &folder.join("saved"))?;
+    let whole = arena.len() / PAGE * PAGE;
     for (block, number) in arena[..whole].chunks(8 << 20).zip(0..) {
         file.write_all_at(block, number * (8 << 20))?;
     }

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use meshgrad::prelude::Device;
-
-use super::peer::{Peer, PeerOptions};
+use meshgrad_harness::{Peer, PeerOptions};
 
 /// Starts `script`, if torch is asked for, to be timed beside `device`.
 pub(crate) fn beside(
@@ -13,14 +12,13 @@ pub(crate) fn beside(
     script: &str,
     arguments: &[&str],
 ) -> anyhow::Result<Option<Peer>> {
-    let Some(python) = &options.torch else {
-        return Ok(None);
-    };
-    let mut peer = Peer::start(python, script, arguments)?;
-    if device.is_gpu() {
+    let mut peer = options.start(script, arguments)?;
+    if let Some(peer) = &mut peer
+        && device.is_gpu()
+    {
         peer.pause = Duration::ZERO; // nothing of it spins between requests
     }
-    Ok(Some(peer))
+    Ok(peer)
 }
 
 /// What torch calls `device`. Nothing of it runs on the emulator.

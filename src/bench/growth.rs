@@ -7,10 +7,10 @@ use std::{fs, thread};
 
 use anyhow::{Context, anyhow};
 use meshgrad::prelude::*;
+use meshgrad_harness::{Options, Spread, finish};
 use plotters::prelude::*;
 use serde_json::{Value, json};
 
-use super::measure::{Options, Spread, finish};
 use super::ours::Ours;
 use super::shapes::{Section, Shapes, Train};
 

@@ -5,8 +5,7 @@ use meshgrad::models::{Balancing, Compute};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
-
-use super::measure::seconds;
+use meshgrad_harness::timed;
 
 pub(crate) const LEARNING_RATE: f64 = 1e-4;
 
@@ -68,13 +67,12 @@ impl Ours {
     /// Seconds of a step, the mean of some in a row.
     pub(crate) fn turn(&mut self, steps: usize) -> anyhow::Result<f64> {
         self.device.synchronize()?;
-        let (seconds, done) = seconds(|| -> anyhow::Result<()> {
+        let seconds = timed(|| -> anyhow::Result<()> {
             for _ in 0..steps {
                 self.step()?;
             }
             Ok(self.device.synchronize()?)
-        });
-        done?;
+        })?;
         Ok(seconds / steps as f64)
     }
 

@@ -3,9 +3,8 @@
 use std::hint::black_box;
 use std::thread;
 
+use meshgrad_harness::seconds;
 use pulp::{Arch, Simd, WithSimd};
-
-use super::measure::seconds;
 
 /// Chains of multiply-adds that do not wait for each other: as many as any core has in flight, and
 /// no more than registers hold.

@@ -8,10 +8,8 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use meshgrad::prelude::Device;
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, interleave, scripts, seconds};
 use serde_json::{Value, json};
-
-use super::measure::{Options, Spread, finish, seconds};
-use super::peer::{Peer, PeerOptions, scripts};
 
 /// Time from the start of the program to the end of the first step of training: `meshgrad train`
 /// with its defaults, which also makes the vocabulary and the tokens, beside torch.
@@ -81,17 +79,17 @@ impl Start {
         } else {
             self.rounds.max(1)
         };
-        for round in 0..=rounds {
-            for contestant in &mut contestants {
-                scratch.remove(EMPTIED)?;
-                let started = (contestant.start)()?;
-                contestant.versions = started.versions;
-                // The first time fills the caches of files and of compilers.
-                if round > 0 || self.options.smoke {
-                    contestant.seconds.push(started.seconds);
-                }
+        interleave(contestants.len(), rounds, |round, at| {
+            let contestant = &mut contestants[at];
+            scratch.remove(EMPTIED)?;
+            let started = (contestant.start)()?;
+            contestant.versions = started.versions;
+            // The first time fills the caches of files and of compilers.
+            if round > 0 || self.options.smoke {
+                contestant.seconds.push(started.seconds);
             }
-        }
+            anyhow::Ok(())
+        })?;
         self.report(&contestants)
     }
 

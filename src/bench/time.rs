@@ -9,13 +9,12 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use meshgrad::prelude::*;
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, timed};
 use serde_json::{Value, json};
 
 use super::beside::{beside, torch_name};
 use super::jobs::{Amount, Group, Job, Source, copy, groups};
-use super::measure::{Options, Spread, finish, seconds};
 use super::peak;
-use super::peer::{Peer, PeerOptions, numbers};
 use super::shapes::{Section, Shapes};
 use crate::device::OnGpu;
 
@@ -271,11 +270,10 @@ impl Contest {
                 compiled.extend(self.torchs_turn(job, true, operands.len(), repeats));
             }
         }
-        let spread = |times: Vec<f64>| (!times.is_empty()).then(|| Spread::of(&times));
         Ok(Times {
             ours: Spread::of(&ours),
-            torch: spread(torch),
-            compiled: spread(compiled),
+            torch: Spread::try_of(&torch),
+            compiled: Spread::try_of(&compiled),
         })
     }
 
@@ -284,14 +282,13 @@ impl Contest {
         // Results stay until their set comes again, or all would be written to one place.
         let mut results = vec![Vec::new(); operands.len()];
         self.device.synchronize()?;
-        let (seconds, done) = seconds(|| -> meshgrad::runtime::Result<()> {
+        let seconds = timed(|| -> meshgrad::runtime::Result<()> {
             for repeat in 0..repeats {
                 let at = repeat % operands.len();
                 results[at] = (job.run)(&operands[at])?;
             }
             self.device.synchronize()
-        });
-        done?;
+        })?;
         Ok(seconds / repeats as f64)
     }
 
@@ -365,8 +362,8 @@ fn row(job: &Job, shape: &str, times: &Times, bounds: &Bounds) -> Value {
         job.name,
         job.dtype,
         job.amount.unit(),
-        torch.map_or("-".into(), |torch| torch.to_string()),
-        compiled.map_or("-".into(), |compiled| compiled.to_string()),
+        cell(torch),
+        cell(compiled),
         percent(of_bound),
         faster.map_or("-".into(), |faster| format!("{faster:.2}")),
     );

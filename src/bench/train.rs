@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers};
 use serde_json::{Value, json};
 
 use super::beside::{beside, torch_name};
-use super::measure::{Options, Spread, finish};
 use super::ours::{LEARNING_RATE, Ours};
-use super::peer::{Peer, PeerOptions, numbers};
 use super::shapes::{self, Section, Shapes};
 use crate::device::OnGpu;
 

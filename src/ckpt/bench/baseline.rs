@@ -3,16 +3,16 @@
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, ensure};
 use indicatif::ProgressBar;
 use meshgrad::ckpt::Digest;
-use std::os::unix::fs::FileExt;
+use meshgrad_harness::{PAGE, open_direct};
 
 use super::interrupt::Interrupt;
-use super::memory::ALIGNMENT;
 use crate::ckpt::catalog::display_path;
 
 /// The most that is read at once.
@@ -53,12 +53,12 @@ struct Block<'f> {
 
 impl Block<'_> {
     fn room(&self) -> usize {
-        self.len.next_multiple_of(ALIGNMENT)
+        self.len.next_multiple_of(PAGE)
     }
 }
 
 impl Files {
-    /// Opens the files, to be read by blocks of so many bytes, a multiple of [`ALIGNMENT`].
+    /// Opens the files, to be read by blocks of so many bytes, a multiple of [`PAGE`].
     pub(super) fn open<'p>(
         paths: impl IntoIterator<Item = &'p Path>,
         block: usize,
@@ -122,7 +122,7 @@ impl Files {
         };
 
         let has_room = memory.len() >= self.room();
-        let share = memory.len() / self.threads / ALIGNMENT * ALIGNMENT;
+        let share = memory.len() / self.threads / PAGE * PAGE;
         let blocks = Mutex::new(self.blocks());
         let next = || lock(&blocks).next();
         if !has_room {
@@ -197,36 +197,11 @@ fn on_threads<S: Send>(
     })
 }
 
-/// Opens a file past the page cache.
-#[cfg(target_os = "linux")]
-pub(super) fn open_direct(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    options.custom_flags(direct).open(path)
-}
-
-/// Opens a file past the page cache.
-#[cfg(not(target_os = "linux"))]
-pub(super) fn open_direct(_: &mut OpenOptions, _: &Path) -> std::io::Result<File> {
-    Err(std::io::ErrorKind::Unsupported.into())
-}
-
-/// Puts the files on disk and out of the page cache.
-#[cfg(target_os = "linux")]
+/// Syncs the files and drops their pages from the page cache.
 pub(super) fn drop_pages(files: &Files) -> anyhow::Result<()> {
-    for file in &files.files {
-        // Only pages that are on disk can be dropped.
-        file.cached.sync_all()?;
-        rustix::fs::fadvise(&file.cached, 0, None, rustix::fs::Advice::DontNeed)?;
-    }
-    Ok(())
-}
-
-/// Puts the files on disk and out of the page cache.
-#[cfg(not(target_os = "linux"))]
-pub(super) fn drop_pages(_: &Files) -> anyhow::Result<()> {
-    anyhow::bail!("--cold is not there on this system: it does not drop pages on request")
+    let mut files = files.files.iter();
+    let dropped = files.try_for_each(|file| meshgrad_harness::drop_pages(&file.cached));
+    dropped.context("--cold cannot drop the pages of a file")
 }
 
 #[cfg(test)]
@@ -257,7 +232,7 @@ mod tests {
                     continue; // as on tmpfs of an old kernel
                 }
                 for room in [files.room(), threads * block.min(20_480)] {
-                    let mut memory = super::super::memory::map(room).unwrap();
+                    let mut memory = meshgrad_harness::map_new(room).unwrap();
                     let read = files
                         .read(method, &mut memory, &progress, &interrupt)
                         .unwrap();

@@ -3,11 +3,11 @@
 use anyhow::anyhow;
 use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::plan::PlanError;
+use meshgrad_harness::PAGE;
 use serde::Serialize;
 
 use super::baseline::{BLOCK, Files};
 use super::load::{Method, Planner, Residency};
-use super::memory::ALIGNMENT;
 use crate::ckpt::catalog::display_path;
 use crate::ckpt::size;
 
@@ -76,7 +76,7 @@ pub(super) fn allocate(
     }
 
     let share = budget / 4 / threads as u64;
-    let block = share.min(BLOCK as u64) / ALIGNMENT as u64 * ALIGNMENT as u64;
+    let block = share.min(BLOCK as u64) / PAGE as u64 * PAGE as u64;
     let chunk = (share / 2).min(MAX_CHUNK);
     if chunk > MIN_CHUNK
         && let Ok(allocation) = allocate_streamed(folder, methods, threads, budget, block, chunk)

@@ -13,9 +13,10 @@ use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::mapping::TensorSpec;
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Targets, Want};
 use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use meshgrad_harness::map_new;
 
 use super::interrupt::Interrupt;
-use super::memory::{Pool, ResidentTargets, map};
+use super::memory::{Pool, ResidentTargets};
 
 /// The backends by the names of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -146,7 +147,7 @@ impl Loader<'_> {
                 )
             }
             (Residency::Resident, Pages::New) => {
-                let mut memory = map(most as usize)?;
+                let mut memory = map_new(most as usize)?;
                 self.execute(
                     &plan,
                     &sources,

@@ -7,31 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::Context;
-use memmap2::MmapMut;
 use meshgrad::ckpt::exec::{Sink, Slices};
 use meshgrad::ckpt::plan::{LoadPlan, Target};
 
 use super::interrupt::Interrupt;
-
-/// What offsets and lengths of direct reads are multiples of.
-pub(super) const ALIGNMENT: usize = 4096;
-
-/// New memory, of which no page has been touched; it begins at a page.
-pub(super) fn map(bytes: usize) -> anyhow::Result<MmapMut> {
-    let memory = MmapMut::map_anon(bytes.max(ALIGNMENT)).context("cannot get memory")?;
-    // Refused where there are none: then pages are small.
-    #[cfg(target_os = "linux")]
-    let _ = memory.advise(memmap2::Advice::HugePage);
-    Ok(memory)
-}
-
-/// The same with all pages touched, to be used again and again.
-pub(super) fn map_touched(bytes: usize) -> anyhow::Result<MmapMut> {
-    let mut memory = map(bytes)?;
-    memory.fill(1);
-    Ok(memory)
-}
 
 /// All targets one behind the other, in memory that outlives the load.
 pub(super) struct ResidentTargets<'a> {

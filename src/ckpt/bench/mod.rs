@@ -14,19 +14,19 @@ mod baseline;
 mod budget;
 mod interrupt;
 mod load;
-mod machine;
 mod memory;
+mod mount;
 mod report;
 mod rounds;
 mod save;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
 use meshgrad::ckpt::Folder;
+use meshgrad_harness::{Machine, map_touched, timed};
 
 use super::size::{self, ByteSize};
 use super::source::Source;
@@ -37,7 +37,7 @@ use baseline::Files;
 use budget::{Allocation, allocate};
 use interrupt::Interrupt;
 use load::{Loader, Method, Pages, Planner, Residency};
-use machine::{Machine, Mount};
+use mount::Mount;
 use report::{Report, Writing};
 use rounds::{Contestant, Standing, Turn, hold};
 use save::Writer;
@@ -112,7 +112,7 @@ impl<'a> Bench<'a> {
             source,
             threads,
             files: Files::open(paths, allocation.block, threads)?,
-            memory: RefCell::new(memory::map_touched(allocation.kept)?),
+            memory: RefCell::new(map_touched(allocation.kept)?),
             allocation,
             progress: progress_bar(turns.saturating_mul(source.summary().bytes)),
             interrupt,
@@ -323,13 +323,4 @@ fn command() -> String {
     let words = arguments.map(|word| word.to_string_lossy().into_owned());
     let all: Vec<String> = ["meshgrad".to_owned()].into_iter().chain(words).collect();
     all.join(" ")
-}
-
-/// Seconds of an action; what it gives is dropped later.
-fn timed<T>(action: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<f64> {
-    let start = Instant::now();
-    let given = action()?;
-    let seconds = start.elapsed().as_secs_f64();
-    drop(given);
-    Ok(seconds)
 }

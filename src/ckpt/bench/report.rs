@@ -1,10 +1,11 @@
 //! The report of `bench`, and how people see it.
 
+use meshgrad_harness::{Machine, Spread};
 use serde::Serialize;
 
 use super::budget::Memory;
-use super::machine::{Machine, Mount};
-use super::rounds::{Spread, Standing};
+use super::mount::Mount;
+use super::rounds::Standing;
 use crate::ckpt::size::{self, counted};
 use crate::ckpt::source::Summary;
 use crate::table::Side::{Left, Right};
@@ -46,7 +47,7 @@ impl Report {
         let source = self.source.row("");
         note("source", source[1..].join(", "));
         note("on", on(self.file_system.as_ref()));
-        note("machine", self.machine.text());
+        note("machine", machine_text(&self.machine));
         note("memory", self.memory_text());
         note("samples", self.samples_text());
 
@@ -91,18 +92,14 @@ fn on(mount: Option<&Mount>) -> String {
     })
 }
 
-impl Machine {
-    fn text(&self) -> String {
-        let cpu = self.cpu.as_deref().map(printable);
-        let memory = self.memory_bytes.map(size::bytes);
-        let parts = [
-            cpu,
-            Some(counted(self.cores as u64, "core")),
-            memory,
-            Some(printable(&self.kernel)),
-        ];
-        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
-    }
+fn machine_text(machine: &Machine) -> String {
+    let parts = [
+        machine.cpu.as_deref().map(printable),
+        Some(counted(machine.cores as u64, "core")),
+        machine.memory_bytes.map(size::bytes),
+        Some(printable(&machine.kernel)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn opening(standings: &[Standing]) -> Table {

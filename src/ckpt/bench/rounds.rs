@@ -1,6 +1,7 @@
 //! Contestants in turns: whatever disturbs a round disturbs all of it, and ratios are taken within
 //! rounds.
 
+use meshgrad_harness::{Spread, interleave};
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
@@ -40,28 +41,6 @@ pub(super) struct Beside {
     pub(super) speed: Spread,
 }
 
-/// The middle of some numbers, and how far they reach.
-#[derive(Serialize, Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
-}
-
-impl Spread {
-    /// `None` of no numbers.
-    pub(super) fn of(numbers: &[f64]) -> Option<Spread> {
-        let mut sorted = numbers.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
-            return None;
-        };
-        let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
-        let median = (low + high) / 2.0;
-        Some(Spread { median, min, max })
-    }
-}
-
 /// Lets them take turns, `samples` times each and once before, which does not count. Each round
 /// begins with another one: nobody follows the same predecessor always. `before` is called before
 /// each turn.
@@ -72,20 +51,18 @@ pub(super) fn hold(
     interrupt: &Interrupt,
 ) -> anyhow::Result<Vec<Standing>> {
     let mut all = vec![Vec::new(); contestants.len()];
-    for round in 0..=samples {
-        for step in 0..contestants.len() {
-            let at = (step + round as usize) % contestants.len();
-            let Ok(turn) = &contestants[at].turn else {
-                continue;
-            };
-            interrupt.check()?;
-            before()?;
-            let seconds = turn()?;
-            if round > 0 {
-                all[at].push(seconds);
-            }
+    interleave(contestants.len(), samples as usize, |round, at| {
+        let Ok(turn) = &contestants[at].turn else {
+            return Ok(());
+        };
+        interrupt.check()?;
+        before()?;
+        let seconds = turn()?;
+        if round > 0 {
+            all[at].push(seconds);
         }
-    }
+        anyhow::Ok(())
+    })?;
     let standing = |(contestant, own): (&Contestant<'_>, &Vec<f64>)| {
         let other = contestant
             .beside
@@ -100,11 +77,11 @@ fn standing(
     own: &[f64],
     other: Option<(&String, &Vec<f64>)>,
 ) -> Standing {
-    let seconds = Spread::of(own);
+    let seconds = Spread::try_of(own);
     let rate = |it: Spread| contestant.bytes as f64 / it.median;
     let beside = other.and_then(|(name, other)| {
         let ratios: Vec<f64> = other.iter().zip(own).map(|(b, a)| b / a).collect();
-        let (name, speed) = (name.clone(), Spread::of(&ratios)?);
+        let (name, speed) = (name.clone(), Spread::try_of(&ratios)?);
         Some(Beside { name, speed })
     });
     Standing {
@@ -123,15 +100,6 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-
-    #[test]
-    fn the_median_is_between() {
-        let spread = |median, min, max| Some(Spread { median, min, max });
-        assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&[3.0]), spread(3.0, 3.0, 3.0));
-        assert_eq!(Spread::of(&[9.0, 1.0, 2.0]), spread(2.0, 1.0, 9.0));
-        assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 9.0]), spread(3.0, 1.0, 9.0));
-    }
 
     /// Turns alternate, the first round is not counted, ratios are of one round each.
     #[test]

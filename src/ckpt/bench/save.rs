@@ -15,10 +15,10 @@ use anyhow::{Context, ensure};
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
 use meshgrad::ckpt::{Folder, FolderWriter, Staging};
+use meshgrad_harness::{PAGE, open_direct};
 
-use super::baseline::{BLOCK, open_direct};
+use super::baseline::BLOCK;
 use super::interrupt::Interrupt;
-use super::memory::ALIGNMENT;
 use crate::ckpt::catalog::display_path;
 
 /// How the bytes are written.
@@ -84,7 +84,7 @@ impl<'a> Writer<'a> {
         let tried = || -> std::io::Result<()> {
             let mut options = OpenOptions::new();
             let file = open_direct(options.write(true).create_new(true), &path)?;
-            file.write_all_at(&self.memory.borrow()[..ALIGNMENT], 0)
+            file.write_all_at(&self.memory.borrow()[..PAGE], 0)
         };
         let refused = (method == Method::Direct).then(tried)?.err();
         let _ = std::fs::remove_file(&path);
@@ -129,7 +129,7 @@ impl<'a> Writer<'a> {
         }
         .with_context(|| format!("cannot create {}", display_path(&path)))?;
 
-        let whole = memory.len() / ALIGNMENT * ALIGNMENT;
+        let whole = memory.len() / PAGE * PAGE;
         let mut left = self.bytes;
         for block in memory[..whole].chunks(BLOCK).cycle() {
             if left == 0 {
@@ -138,7 +138,7 @@ impl<'a> Writer<'a> {
             self.interrupt.check()?;
             let len = left.min(block.len() as u64) as usize;
             let rounded = match method {
-                Method::Direct => len.next_multiple_of(ALIGNMENT),
+                Method::Direct => len.next_multiple_of(PAGE),
                 _ => len,
             };
             file.write_all(&block[..rounded])?;
@@ -203,7 +203,7 @@ mod tests {
             .unwrap();
 
         let folder = Folder::open(&model).unwrap();
-        let mut memory = super::super::memory::map(3 * ALIGNMENT).unwrap();
+        let mut memory = meshgrad_harness::map_new(3 * PAGE).unwrap();
         for (tensor, at) in folder.tensors().zip([0, 5000]) {
             memory[at..at + tensor.byte_len()].copy_from_slice(&content(&tensor.name));
         }

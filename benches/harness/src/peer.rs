@@ -10,27 +10,35 @@ use serde_json::Value;
 
 /// Where the peer is.
 #[derive(clap::Args)]
-pub(crate) struct PeerOptions {
+pub struct PeerOptions {
     /// A Python interpreter with benches/torch/requirements.txt: the peer in the same run.
     #[arg(long, value_name = "PYTHON")]
-    pub(crate) torch: Option<PathBuf>,
+    pub torch: Option<PathBuf>,
+}
+
+impl PeerOptions {
+    /// Starts `script` of benches/torch, if a peer is asked for.
+    pub fn start(&self, script: &str, arguments: &[&str]) -> anyhow::Result<Option<Peer>> {
+        let start = |python: &PathBuf| Peer::start(python, script, arguments);
+        self.torch.as_ref().map(start).transpose()
+    }
 }
 
 /// A Python script that answers requests, one JSON object a line.
-pub(crate) struct Peer {
+pub struct Peer {
     process: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     /// What it said first: its versions.
-    pub(crate) hello: Value,
+    pub hello: Value,
     /// How long to wait after an answer, until the peer's threads, which spin after their work
     /// (0.2 s in Intel's OpenMP), leave the cores to whose turn is next.
-    pub(crate) pause: Duration,
+    pub pause: Duration,
 }
 
 impl Peer {
     /// Starts `script` of benches/torch.
-    pub(crate) fn start(python: &Path, script: &str, arguments: &[&str]) -> anyhow::Result<Peer> {
+    pub fn start(python: &Path, script: &str, arguments: &[&str]) -> anyhow::Result<Peer> {
         Peer::start_command(
             Command::new(python)
                 .arg(scripts().join(script))
@@ -39,7 +47,7 @@ impl Peer {
     }
 
     /// Starts a script that `command` runs, and waits until it says hello.
-    pub(crate) fn start_command(command: &mut Command) -> anyhow::Result<Peer> {
+    pub fn start_command(command: &mut Command) -> anyhow::Result<Peer> {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -59,7 +67,7 @@ impl Peer {
     }
 
     /// Waits for the answer, and then for [`Peer::pause`].
-    pub(crate) fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
+    pub fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
         let requests = self.requests.as_mut().context("the peer has ended")?;
         writeln!(requests, "{request}")?;
         requests.flush()?;
@@ -85,15 +93,15 @@ impl Drop for Peer {
 }
 
 /// benches/torch, or what `MESHGRAD_BENCH_PEERS` names where there is no checkout.
-pub(crate) fn scripts() -> PathBuf {
+pub fn scripts() -> PathBuf {
     match std::env::var_os("MESHGRAD_BENCH_PEERS") {
         Some(folder) => folder.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/torch"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../torch"),
     }
 }
 
 /// Numbers of an answer.
-pub(crate) fn numbers(value: &Value) -> Vec<f64> {
+pub fn numbers(value: &Value) -> Vec<f64> {
     let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
     items.iter().filter_map(Value::as_f64).collect()
 }

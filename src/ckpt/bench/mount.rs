@@ -5,44 +5,6 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// The machine, as far as it tells.
-#[derive(Serialize)]
-pub(super) struct Machine {
-    pub(super) cpu: Option<String>,
-    pub(super) cores: usize,
-    pub(super) memory_bytes: Option<u64>,
-    pub(super) kernel: String,
-}
-
-impl Machine {
-    /// This one.
-    pub(super) fn this() -> Machine {
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let release = read("/proc/sys/kernel/osrelease");
-        Machine {
-            cpu: field(&read("/proc/cpuinfo"), "model name").map(str::to_owned),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: memory_bytes(&read("/proc/meminfo")),
-            kernel: format!("{} {}", std::env::consts::OS, release.trim())
-                .trim_end()
-                .to_owned(),
-        }
-    }
-}
-
-/// The value of a line `NAME : VALUE`.
-fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then_some(value.trim())
-    })
-}
-
-fn memory_bytes(meminfo: &str) -> Option<u64> {
-    let total = field(meminfo, "MemTotal")?.strip_suffix(" kB")?;
-    Some(total.parse::<u64>().ok()? << 10)
-}
-
 /// A file system that is mounted.
 #[derive(Serialize, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
@@ -113,12 +75,5 @@ mod tests {
         assert_eq!(kind("/database"), named("ext4", "/dev/vda"));
         assert_eq!(kind("/data/with blank/x"), named("tmpfs", "tmpfs"));
         assert_eq!(find("", Path::new("/")), None);
-    }
-
-    #[test]
-    fn memory_is_in_kilobytes() {
-        let text = "MemTotal:       24633344 kB\nMemFree: 1 kB\n";
-        assert_eq!(memory_bytes(text), Some(24_633_344 << 10));
-        assert_eq!(memory_bytes("MemFree: 1 kB\n"), None);
     }
 }

@@ -1,0 +1,68 @@
+//! The options of every bench, and its report with machine and versions.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+
+use crate::machine::{Machine, proc_field};
+
+/// The options that all benches share.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Also write the report, with the machine and the versions, to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// One short round, to see that the bench works.
+    #[arg(long)]
+    pub smoke: bool,
+    /// What cargo passes to every bench.
+    #[arg(long, hide = true)]
+    pub bench: bool,
+}
+
+/// Adds machine and versions to `report`, and writes it where the options say.
+pub fn finish(options: &Options, mut report: Value, peers: Value) -> anyhow::Result<()> {
+    report["machine"] = machine()?;
+    report["versions"] = json!({
+        "meshgrad": env!("CARGO_PKG_VERSION"),
+        "commit": version(
+            "MESHGRAD_BENCH_COMMIT",
+            "git",
+            &["describe", "--always", "--dirty", "--exclude", "*"],
+        ),
+        "rustc": version("MESHGRAD_BENCH_RUSTC", "rustc", &["--version"]),
+        "peers": peers,
+    });
+    if let Some(file) = &options.json {
+        let text = format!("{report:#}\n");
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("\nwrote {}", file.display());
+    }
+    Ok(())
+}
+
+fn machine() -> anyhow::Result<Value> {
+    let mut machine = serde_json::to_value(Machine::this())?;
+    let device = meshgrad_runtime::Device::cpu();
+    let properties = device.properties();
+    let cpuinfo = ["cpu family", "model", "stepping"].map(|name| proc_field("/proc/cpuinfo", name));
+    machine["family_model_stepping"] = json!(cpuinfo.map(Option::unwrap_or_default));
+    machine["threads"] = json!(properties.threads);
+    machine["simd"] = json!(properties.simd);
+    machine["native_bf16"] = json!(properties.native_bf16);
+    machine["system"] = json!(output("uname", &["-sm"]));
+    Ok(machine)
+}
+
+/// What `variable` says, for executables that were taken elsewhere, or a program.
+fn version(variable: &str, program: &str, arguments: &[&str]) -> String {
+    std::env::var(variable).unwrap_or_else(|_| output(program, arguments))
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    text.unwrap_or_default()
+}
