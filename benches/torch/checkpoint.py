@@ -1,7 +1,7 @@
-"""Loads and saves checkpoints the usual ways, for benches/checkpoint.
+"""Loads and saves checkpoints in the usual ways, for benches/checkpoint.
 
-Memory is recycled: glibc keeps what is freed, so after the first time no page is new. Tensors that are loaded lazily are copied,
-so that everybody ends with all bytes in memory of its own.
+glibc keeps freed memory, so no page is new after the first round. Lazily loaded tensors are copied, so that every load ends
+with all bytes in its own memory.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 def keep_freed_memory():
-    """No memory maps for large blocks, and nothing given back to the system."""
+    """Stops malloc from mapping large blocks and from returning memory to the system."""
     trim_threshold, mmap_max = -1, -4
     libc = ctypes.CDLL(None)
     assert libc.mallopt(mmap_max, 0) == 1 and libc.mallopt(trim_threshold, -1) == 1
@@ -59,7 +59,7 @@ class Files:
         (self.indexed / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def in_place(self):
-        """Tensors to load into: the same ones every time."""
+        """Tensors to load into, the same ones every time."""
         if self.reused is None:
             self.reused = clone(self)
         return self.reused
@@ -82,7 +82,7 @@ def stack(files):
 
 
 def numpy_load_file(files):
-    import ml_dtypes  # noqa: F401  makes numpy know bfloat16
+    import ml_dtypes  # noqa: F401  registers bfloat16 with numpy
     from safetensors.numpy import load_file
 
     return load_file(files.safetensors)
@@ -151,12 +151,12 @@ ACTIONS = {action.__name__: action for action in [*LOADS, *SAVES, *HEADERS]}
 
 
 def rchar() -> int:
-    """Bytes that this process has read."""
+    """Bytes that this process has read by system calls."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def bytes_read(path: str, name: str, dim: int, ranks: int, dcp_folder: str) -> list[int]:
-    """Bytes read for rank 0's share of a tensor: by DCP into a DTensor, by get_slice of safetensors."""
+    """Bytes read for rank 0's shard of a tensor: by DCP into a DTensor, and by safetensors' get_slice."""
     if not dist.is_initialized():
         from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,9 +1,9 @@
-"""A simulated disk: what a power cut may leave of what a program did.
+"""A simulated disk: the states that a power cut may leave.
 
-It promises what POSIX does and no more, as the disk of `meshgrad ckpt crash-test`: the content of a file is there after
-a sync of the file, a name after a sync of its folder, a rename is one step, and what is not synced may reach the disk in
-part (sectors of 512 bytes) and in any order. File systems promise more: ext4 puts changes of names in order and flushes
-a file that is renamed over another; they leave fewer states.
+Like the disk of `meshgrad ckpt crash-test`, it guarantees what POSIX guarantees and no more. The content of a file is durable
+after a sync of the file, a name after a sync of its folder. A rename is atomic. Unsynced changes may reach the disk in part
+(sectors of 512 bytes) and in any order. Real file systems guarantee more and leave fewer states: ext4 orders changes of
+names and flushes a file that is renamed over another.
 """
 
 import random
@@ -12,7 +12,7 @@ SECTOR = 512
 
 
 class File:
-    """Bytes that are on the disk, and changes that may be: ("write", offset, bytes) and ("length", bytes)."""
+    """Bytes on the disk, and unsynced changes: ("write", offset, bytes) and ("length", bytes)."""
 
     def __init__(self, synced: bytes = b""):
         self.synced = synced
@@ -27,7 +27,7 @@ class File:
 
 
 class Folder:
-    """Names that are on the disk, and changes that may be: ("add", name, node), ("remove", name), ("rename", old, new)."""
+    """Names on the disk, and unsynced changes: ("add", name, node), ("remove", name), ("rename", old, new, node)."""
 
     def __init__(self):
         self.synced = {}
@@ -60,7 +60,7 @@ def apply(content: bytearray, change):
 
 
 def apply_names(names: dict, changes) -> dict:
-    """A rename that reaches the disk takes its node along, wherever its old name is by then."""
+    """Applies changes of names. A rename carries its node, even if the change that added the old name is lost."""
     names = dict(names)
     for kind, name, *rest in changes:
         if kind == "add":
@@ -75,17 +75,17 @@ def apply_names(names: dict, changes) -> dict:
 
 
 class Disk:
-    """A tree of files and folders, all of it synced at first."""
+    """A tree of files and folders, initially all synced."""
 
     def __init__(self, tree: dict[str, bytes | None]):
-        """`tree`: content by path, `None` for folders; parents before what is in them."""
+        """`tree`: content by path, `None` for folders. Every parent is listed."""
         self.root = Folder()
         for path, content in sorted(tree.items()):
             folder, name = self.parent(path)
             folder.synced[name] = Folder() if content is None else File(content)
 
     def find(self, path: str):
-        """The node of a path, or None."""
+        """The node at a path, or None."""
         node = self.root
         for name in filter(None, path.split("/")):
             node = node.names().get(name) if isinstance(node, Folder) else None
@@ -110,91 +110,91 @@ class Disk:
         folder.pending.append(("rename", old_name, new_name, folder.names()[old_name]))
 
     def nodes(self) -> list:
-        """All nodes that have a name, on the disk or in the cache."""
-        found, waiting = {}, [self.root]
-        while waiting:
-            node = waiting.pop()
+        """All nodes that are named on the disk or in the cache."""
+        found, queue = {}, [self.root]
+        while queue:
+            node = queue.pop()
             if id(node) in found:
                 continue
             found[id(node)] = node
             if isinstance(node, Folder):
                 added = [change[-1] for change in node.pending if change[0] in ("add", "rename")]
-                waiting.extend([*reversed(list(node.synced.values())), *added])
+                queue.extend([*reversed(list(node.synced.values())), *added])
         return list(found.values())
 
     def pending(self) -> int:
         return sum(len(node.pending) for node in self.nodes())
 
     def after_power_cut(self, survivors) -> dict[str, bytes | None]:
-        """The tree that is left when of the pending changes only `survivors` reached the disk: see [`choose`]."""
-        fate = Fate(survivors)
-        left = {}
+        """The tree after a power cut if only the pending changes `survivors` had reached the disk; see `choose`."""
+        survival = Survival(survivors)
+        after = {}
         for node in self.nodes():
             if isinstance(node, File):
-                left[id(node)] = fate.of_file(node)
+                after[id(node)] = survival.content(node)
             else:
-                kept = [change for change in node.pending if fate.survives()]
-                left[id(node)] = apply_names(node.synced, kept)
+                kept = [change for change in node.pending if survival.survives()]
+                after[id(node)] = apply_names(node.synced, kept)
         tree = {}
-        waiting = [("", self.root)]
-        while waiting:
-            path, node = waiting.pop()
+        queue = [("", self.root)]
+        while queue:
+            path, node = queue.pop()
             if isinstance(node, Folder):
                 tree[path] = None
-                waiting.extend((f"{path}/{name}".lstrip("/"), child) for name, child in left[id(node)].items())
+                queue.extend((f"{path}/{name}".lstrip("/"), child) for name, child in after[id(node)].items())
             else:
-                tree[path] = left[id(node)]
+                tree[path] = after[id(node)]
         del tree[""]
         return tree
 
 
 def choose(pending: int, budget: int, seed: int) -> list:
-    """At most `budget` sets of changes that survive: none, all, one only, all but one, and random ones with torn writes."""
+    """At most `budget` sets of surviving changes: none, all, one only, all but one, and random ones with torn writes."""
     if pending == 0:
         return ["none"]
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     regular = [("only", at) for at in range(pending) if pending > 1]
     regular += [("all but", at) for at in range(pending) if pending > 2]
-    chance.shuffle(regular)
+    rng.shuffle(regular)
     chosen = ["none", "all", *regular[: budget // 2]]
-    # A few changes have only so many states.
+    # Few changes have few distinct states.
     budget = min(budget, 2 + 16 * pending)
     while len(chosen) < budget:
-        chosen.append(("random", chance.getrandbits(63)))
+        chosen.append(("random", rng.getrandbits(63)))
     return chosen[:budget]
 
 
-class Fate:
-    """Decides over one change after the other."""
+class Survival:
+    """Decides for each change in order whether it survives."""
 
     def __init__(self, survivors):
         self.kind, self.number = (survivors, 0) if isinstance(survivors, str) else survivors
         self.at = -1
-        self.chance = random.Random(self.number)
-        self.likely = self.chance.choice([0.25, 0.5, 0.75])
+        self.rng = random.Random(self.number)
+        self.probability = self.rng.choice([0.25, 0.5, 0.75])
 
     def survives(self) -> bool:
         self.at += 1
         answers = {"none": False, "all": True, "only": self.at == self.number, "all but": self.at != self.number}
-        return answers[self.kind] if self.kind in answers else self.chance.random() < self.likely
+        return answers[self.kind] if self.kind in answers else self.rng.random() < self.probability
 
-    def of_file(self, file: File) -> bytes:
+    def content(self, file: File) -> bytes:
         content = bytearray(file.synced)
         for change in file.pending:
             if not self.survives():
                 continue
-            is_torn = self.kind == "random" and change[0] == "write" and self.chance.random() < 0.5
+            is_torn = self.kind == "random" and change[0] == "write" and self.rng.random() < 0.5
             for part in sectors(change) if is_torn else [change]:
-                if not is_torn or self.chance.random() < 0.5:
+                if not is_torn or self.rng.random() < 0.5:
                     apply(content, part)
-        # The length is noted elsewhere than the content, and may be there before it.
-        if self.kind == "random" and self.chance.random() < 0.25:
+        # The length is metadata and may reach the disk before the content.
+        if self.kind == "random" and self.rng.random() < 0.25:
             content.extend(bytes(max(0, file.length() - len(content))))
         return bytes(content)
 
 
 def sectors(write):
-    """A write as writes of one sector each."""
+    """Splits a write at sector boundaries."""
     _, offset, data = write
     start = 0
     while start < len(data):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The drill that meshgrad's checkpoints go through, for others: kills and power cuts while something saves.
+"""Crash-tests checkpoint libraries the way meshgrad tests its own: kills and power cuts during saves.
 
-  kills       real processes save in a loop and are killed (SIGKILL) at random moments; then what is there is loaded. The
-              page cache survives a kill, so this says nothing about power cuts.
-  power cuts  one save is traced by strace; every prefix of its system calls, and many sets of what had not been synced, is
-              a state that a power cut may leave (disk.py says by which rules). It is put into a folder and loaded.
+  kills       Real processes save in a loop and are killed (SIGKILL) at random moments. Then the remaining files are loaded.
+              The page cache survives a kill, so this does not test power cuts.
+  power cuts  One save is traced by strace. Every prefix of its system calls, with many sets of unsynced changes, is a state
+              that a power cut may leave (disk.py has the rules). Each state is written to a folder and loaded.
 
-Needs torch and safetensors, for the power cuts strace, and a built meshgrad to be beside them. Choices follow from --seed;
-when exactly a kill hits, and the names of temporary files, do not.
+Needs torch and safetensors; power cuts also need strace, and the comparison a built meshgrad. --seed determines all choices
+except the exact moment of a kill and the names of temporary files.
 """
 
 import argparse
@@ -26,19 +26,19 @@ import time
 
 import systems
 from disk import Disk, choose
-from judge import MEANINGS, WORDS, Tally, judge, table
+from outcome import MEANINGS, OUTCOMES, Tally, classify, table
 from trace import Replay, lines, record
 
-# Saves of a process that is to be killed; then it waits.
+# Saves per process before it waits to be killed.
 SAVES = 3
-# The parts of a report.
-KILLS, DURING, LATER = "kills", "power cuts while it saves", "power cuts when it has returned"
-# A load that takes longer, in seconds, or more memory, is none.
+# The parts of the report.
+KILLS, DURING, AFTER = "kills", "power cuts while it saves", "power cuts when it has returned"
+# A load that exceeds these limits has failed.
 LOAD_SECONDS, LOAD_BYTES = 60, 16 << 30
 
 
 def fork(work):
-    """Runs `work(tell)` in a process of its own group; gives its id and what it tells, line by line."""
+    """Runs `work(report_line)` in a child process with its own process group; returns its id and the lines it reports."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -57,51 +57,51 @@ def fork(work):
 
 
 def load(system, roots):
-    """What is in some folders, each loaded in a process that may die of it."""
+    """Loads some folders in child processes, which may crash; returns what each load found."""
     found, roots = [], list(roots)
     while len(found) < len(roots):
         left = roots[len(found) :]
 
-        def work(tell):
+        def work(report_line):
             resource.setrlimit(resource.RLIMIT_AS, (LOAD_BYTES, LOAD_BYTES))
             for root in left:
                 signal.alarm(LOAD_SECONDS)
-                tell(json.dumps(system.load(root)))
+                report_line(json.dumps(system.load(root)))
 
-        pid, told = fork(work)
-        found += [json.loads(line) for line in told if line.startswith("{")]
+        pid, output = fork(work)
+        found += [json.loads(line) for line in output if line.startswith("{")]
         _, status = os.waitpid(pid, 0)
         if status != 0:
             found.append({"error": f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "failed"})
     return found
 
 
-def save_whole(system, root, step):
-    """A save that nothing disturbs."""
+def save_undisturbed(system, root, step):
+    """Saves a step without a kill."""
 
-    def work(tell):
+    def work(report_line):
         system.prepare(root, range(step, step + 1))
         system.save(root, step)
 
-    pid, told = fork(work)
-    failure = told.read()
+    pid, output = fork(work)
+    failure = output.read()
     if os.waitpid(pid, 0)[1] != 0:
         sys.exit(f"{system.name} cannot save: {failure}")
 
 
-def kill_once(system, root, last, chance, typical):
-    """Kills a process that saves the steps after `last`. Gives the last step that had returned, and that had begun."""
+def kill_once(system, root, last, rng, save_times):
+    """Kills a process that saves the steps after `last`; returns the last steps whose saves had returned and begun."""
 
-    def work(tell):
+    def work(report_line):
         steps = range(last + 1, last + 1 + SAVES)
         system.prepare(root, steps)
         for step in steps:
-            tell(f"begun {step} {time.monotonic()}")
+            report_line(f"begun {step} {time.monotonic()}")
             system.save(root, step)
-            tell(f"saved {step} {time.monotonic()}")
+            report_line(f"saved {step} {time.monotonic()}")
         signal.pause()
 
-    pid, told = fork(work)
+    pid, output = fork(work)
     returned = begun = last
     times = []
 
@@ -114,36 +114,36 @@ def kill_once(system, root, last, chance, typical):
         begun, returned = (int(step), returned) if word == "begun" else (begun, int(step))
 
     while returned == last:
-        take(told.readline())
-    typical.append(times[1] - times[0])
-    usual = sorted(typical)[len(typical) // 2]
-    time.sleep(chance.uniform(0, 1.5 * usual))
+        take(output.readline())
+    save_times.append(times[1] - times[0])
+    median = sorted(save_times)[len(save_times) // 2]
+    time.sleep(rng.uniform(0, 1.5 * median))
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    for line in told:
+    for line in output:
         take(line)
     return returned, begun
 
 
 def kills(system, folder, count, seed):
-    """Kills a system's saves so many times."""
+    """Kills a system's saves `count` times."""
     root = os.path.join(folder, "killed")
     os.mkdir(root)
-    save_whole(system, root, 1)
-    chance, typical, last, tally = random.Random(seed), [], 1, Tally()
+    save_undisturbed(system, root, 1)
+    rng, save_times, last, tally = random.Random(seed), [], 1, Tally()
     for done in range(count):
-        show(f"{system.name}: kill {done + 1} of {count}")
-        returned, begun = kill_once(system, root, last, chance, typical)
+        show_progress(f"{system.name}: kill {done + 1} of {count}")
+        returned, begun = kill_once(system, root, last, rng, save_times)
         [found] = load(system, [root])
-        tally.count(found, judge(found, returned, begun))
+        tally.count(found, classify(found, returned, begun))
         last = begun
         system.prune(root, last - 1)
     shutil.rmtree(root)
     return tally
 
 
-def tree_of(root):
-    """All that is below a folder, as `Disk` takes it."""
+def read_tree(root):
+    """The contents of a folder as the tree that `Disk` takes."""
     tree = {}
     for path, folders, files in os.walk(root):
         for name in folders:
@@ -154,8 +154,8 @@ def tree_of(root):
     return tree
 
 
-def put(tree, root):
-    """Makes a tree."""
+def write_tree(tree, root):
+    """Writes a tree to a new folder."""
     os.mkdir(root)
     for path, content in sorted(tree.items()):
         if content is None:
@@ -174,42 +174,42 @@ def fingerprint(tree):
 
 
 def power_cuts(system, folder, states, seed):
-    """Cuts the power after every call of a save of step 2, where step 1 is on the disk."""
+    """Cuts the power after every system call of the save of step 2, with step 1 on the disk."""
     root, log = os.path.join(folder, "traced"), os.path.join(folder, "calls")
     os.mkdir(root)
-    save_whole(system, root, 1)
-    before = tree_of(root)
+    save_undisturbed(system, root, 1)
+    before = read_tree(root)
     system.prepare(root, range(2, 3))
-    show(f"{system.name}: tracing a save")
+    show_progress(f"{system.name}: tracing a save")
     record(system.command(root, 2), log)
     [found] = load(system, [root])
     if found != {"steps": [2.0]}:
-        sys.exit(f"{system.name}: its traced save gave {found}")
-    after = tree_of(root)
+        sys.exit(f"{system.name}: expected step 2 after the traced save, found {found}")
+    after = read_tree(root)
 
     def moments():
         disk = Disk(before)
         replay = Replay(root, disk)
         for call in lines(log):
-            if done := replay.carry_out(*call):
+            if done := replay.apply(*call):
                 yield disk, done
         if disk.after_power_cut("all") != after:
-            sys.exit(f"{system.name}: the trace does not give what was saved")
+            sys.exit(f"{system.name}: replaying the trace does not reproduce the saved files")
 
     calls = sum(1 for _ in moments())
-    during, later, seen = Tally(), Tally(), {}
+    during, after_return, seen = Tally(), Tally(), {}
     for at, (disk, done) in enumerate(moments(), 1):
-        show(f"{system.name}: {during.total()} power cuts of {states}, after {done}")
+        show_progress(f"{system.name}: {during.total()} power cuts of {states}, after {done}")
         is_last = at == calls
-        tally, returned, budget = (later, 2, states // 4) if is_last else (during, 1, max(4, states // calls))
+        tally, returned, budget = (after_return, 2, states // 4) if is_last else (during, 1, max(4, states // calls))
         cut(system, folder, disk, choose(disk.pending(), budget, seed + at), returned, tally, seen)
     shutil.rmtree(root)
     os.remove(log)
-    return {DURING: during, LATER: later, "calls": calls, "distinct states": len(seen)}
+    return {DURING: during, AFTER: after_return, "calls": calls, "distinct states": len(seen)}
 
 
 def cut(system, folder, disk, sets, returned, tally, seen):
-    """Judges what each set of survivors leaves."""
+    """Classifies the state that each set of surviving changes leaves."""
     prints, new = [], {}
     for survivors in sets:
         tree = disk.after_power_cut(survivors)
@@ -217,17 +217,17 @@ def cut(system, folder, disk, sets, returned, tally, seen):
         if prints[-1] not in seen:
             new[prints[-1]] = os.path.join(folder, f"state-{len(new)}")
             seen[prints[-1]] = None
-            put(tree, new[prints[-1]])
+            write_tree(tree, new[prints[-1]])
     for key, found in zip(new, load(system, new.values())):
         seen[key] = found
         shutil.rmtree(new[key])
     for key in prints:
-        tally.count(seen[key], judge(seen[key], returned, 2))
+        tally.count(seen[key], classify(seen[key], returned, 2))
 
 
 def crash_test(program, states, count, seed, folder):
-    """Our own drill, on the simulated disk of the library and with four writers."""
-    show("meshgrad ckpt crash-test")
+    """meshgrad's own crash test, on the library's simulated disk and with four writers."""
+    show_progress("meshgrad ckpt crash-test")
     command = [program, "ckpt", "crash-test", "--json", "--states", str(states), "--kills", str(count)]
     done = subprocess.run([*command, "--seed", str(seed), "--folder", folder], capture_output=True, text=True)
     if done.returncode == 2:
@@ -235,7 +235,7 @@ def crash_test(program, states, count, seed, folder):
     return json.loads(done.stdout)
 
 
-def show(line):
+def show_progress(line):
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{line[:100]}")
         sys.stderr.flush()
@@ -243,21 +243,21 @@ def show(line):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--meshgrad", metavar="PROGRAM", help="a built meshgrad; without it only the others are drilled")
-    parser.add_argument("--kills", type=int, default=200, help="kills of each system [200]; 0 for none")
-    parser.add_argument("--states", type=int, default=2000, help="states after a power cut of each, about [2000]; 0 for none")
-    parser.add_argument("--seed", type=int, default=1, help="choices follow from it [1]")
-    parser.add_argument("--bytes", type=int, default=4 << 20, help="of a checkpoint that is killed [4 MiB]")
-    parser.add_argument("--traced-bytes", type=int, default=256 << 10, help="of one that is traced [256 KiB]")
-    parser.add_argument("--only", metavar="WORD", help="systems whose name has this")
-    parser.add_argument("--folder", help="where it is done, on the disk that matters; removed in the end [the system's]")
+    parser.add_argument("--meshgrad", metavar="PROGRAM", help="a built meshgrad; without it meshgrad is skipped")
+    parser.add_argument("--kills", type=int, default=200, help="kills per system [200]; 0 for none")
+    parser.add_argument("--states", type=int, default=2000, help="approximate power-cut states per system [2000]; 0 for none")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random choices [1]")
+    parser.add_argument("--bytes", type=int, default=4 << 20, help="size of a checkpoint for kills [4 MiB]")
+    parser.add_argument("--traced-bytes", type=int, default=256 << 10, help="size of a checkpoint for power cuts [256 KiB]")
+    parser.add_argument("--only", metavar="WORD", help="test only systems whose name contains WORD")
+    parser.add_argument("--folder", help="where to work, on the disk to test; cleaned up at the end [the temporary folder]")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save-one", nargs=4, metavar=("SYSTEM", "ROOT", "STEP", "BYTES"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def save_one(name, root, step, size):
-    """The process that is traced."""
+    """One save: the process that is traced."""
     [system] = [system for system in systems.SYSTEMS if system.name == name]
     system(int(size)).save(root, int(step))
 
@@ -276,22 +276,22 @@ def drill(options, folder):
             entry.update(power_cuts(system, folder, options.states, options.seed))
         shutil.rmtree(folder)
         os.mkdir(folder)
-        counts = {part: entry[part].json() for part in [KILLS, DURING, LATER] if part in entry}
-        show("")
+        counts = {part: entry[part].json() for part in [KILLS, DURING, AFTER] if part in entry}
+        show_progress("")
         print(f"{kind.name}: {json.dumps(counts)}", file=sys.stderr, flush=True)
     if options.meshgrad and (options.only or "") in "meshgrad":
         limits = options.states * 10, options.kills
         report["crash-test"] = crash_test(options.meshgrad, *limits, options.seed, folder)
-    show("")
+    show_progress("")
     return report
 
 
 def print_report(report):
-    for part in [KILLS, DURING, LATER]:
+    for part in [KILLS, DURING, AFTER]:
         rows = {name: entry[part] for name, entry in report["systems"].items() if part in entry}
         if rows:
             print(table(part, rows))
-    for word in WORDS:
+    for word in OUTCOMES:
         print(f"{word:<12}{MEANINGS[word]}")
     print()
     for name, entry in report["systems"].items():
@@ -308,7 +308,7 @@ def main():
     if options.save_one:
         return save_one(*options.save_one)
     if options.states and not shutil.which("strace"):
-        sys.exit("crash-drill: power cuts need strace; install it, or give --states 0")
+        sys.exit("crash-drill: power cuts need strace; install it or pass --states 0")
     if options.meshgrad:
         systems.Meshgrad.program = os.path.abspath(options.meshgrad)
     with tempfile.TemporaryDirectory(prefix="crash-drill-", dir=options.folder) as parent:

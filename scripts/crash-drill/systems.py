@@ -1,7 +1,7 @@
-"""The systems that the drill is held on: how each saves and loads, as its users do.
+"""The systems under test: how users of each save and load.
 
-A checkpoint is a few float32 tensors all of whose elements are the number of the step. Every system saves it into `root` and
-loads from there what a user would load: what has the fixed name, or the newest that looks complete.
+A checkpoint is a few float32 tensors whose elements are all the number of the step. Every system saves it in `root` and
+loads from there what a user would load: the checkpoint with the fixed name, or the newest that looks complete.
 """
 
 import json
@@ -18,7 +18,7 @@ TENSORS = 4
 
 
 class System:
-    """`bytes`: of all tensors."""
+    """One way to save. `bytes` is the size of all tensors together."""
 
     name = ""
     promises = ""
@@ -33,24 +33,24 @@ class System:
         return {f"layers.{at}.weight": torch.full([self.elements], float(step)) for at in range(TENSORS)}
 
     def prepare(self, root: str, steps: range):
-        """What is done before the saves of these steps, in another folder."""
+        """Prepares the saves of these steps in another folder."""
 
     def save(self, root: str, step: int):
         raise NotImplementedError
 
     def command(self, root: str, step: int) -> list[str]:
-        """The same in a process of its own."""
+        """The command that saves in a separate process."""
         drill = os.path.join(os.path.dirname(__file__), "drill.py")
         return [sys.executable, drill, "--save-one", self.name, root, str(step), str(self.elements * TENSORS * 4)]
 
     def load(self, root: str) -> dict:
-        """What is there, for `judge`."""
+        """Loads what a user would load; returns what `classify` takes."""
         path = self.newest(root)
         if path is None or not os.path.exists(path):
             return {"nothing": True}
         try:
             return {"steps": self.steps(self.read(path))}
-        except BaseException as error:  # whatever a user would see; some are no `Exception`
+        except BaseException as error:  # any error that a user would see; some are not an `Exception`
             return {"error": kind_of(error)}
 
     def newest(self, root: str) -> str | None:
@@ -60,19 +60,19 @@ class System:
         raise NotImplementedError
 
     def steps(self, state: dict) -> list[float]:
-        """The values of all elements: of each tensor its extremes, in which a mixture shows."""
+        """The least and greatest element of every tensor: two or more values reveal a mixture."""
         if sorted(state) != sorted(f"layers.{at}.weight" for at in range(TENSORS)):
-            raise KeyError("other tensors")
+            raise KeyError("unexpected tensor names")
         values = set()
         for tensor in state.values():
             if tensor.numel() != self.elements:
-                raise ValueError("another shape")
-            # A number that is no number is one value too.
+                raise ValueError("unexpected shape")
+            # By `repr`, so that all NaNs are one value.
             values.update(repr(value.item()) for value in (tensor.min(), tensor.max()))
         return [float(value) if value != "nan" else -1.0 for value in sorted(values)]
 
     def prune(self, root: str, keep: int):
-        """Removes what is older than step `keep`."""
+        """Removes checkpoints older than step `keep`."""
         for name in os.listdir(root):
             if step_of(name) is not None and step_of(name) < keep:
                 shutil.rmtree(os.path.join(root, name))
@@ -82,7 +82,7 @@ class System:
 
 
 def kind_of(error: BaseException) -> str:
-    """Its type; of those that DCP gathers from ranks that of the first."""
+    """The error's type; of errors that DCP gathers from ranks, the first one's."""
     for first, _ in getattr(error, "failures", {}).values():
         return type(first).__name__
     return type(error).__name__
@@ -95,7 +95,7 @@ def step_of(name: str) -> int | None:
 
 class DcpSamePath(System):
     name = "torch DCP, one path"
-    promises = "each file is synced; of saving over a checkpoint nothing is said"
+    promises = "syncs each file; makes no promise about saving over a checkpoint"
 
     def save(self, root, step):
         import torch.distributed.checkpoint as dcp
@@ -115,7 +115,7 @@ class DcpSamePath(System):
 
 class DcpNewPath(DcpSamePath):
     name = "torch DCP, new path"
-    promises = "each file is synced, the metadata is renamed into place last; the user picks the newest that has metadata"
+    promises = "syncs each file, renames the metadata into place last; the user picks the newest folder with metadata"
 
     def path(self, root, step):
         return os.path.join(root, f"step-{step:06}")
@@ -128,7 +128,7 @@ class DcpNewPath(DcpSamePath):
 
 class SafetensorsFile(System):
     name = "safetensors, one file"
-    promises = "a file is replaced by a rename; nothing is said of durability, and nothing is synced"
+    promises = "replaces a file by a rename; makes no promise about durability and syncs nothing"
     packages = ["safetensors"]
 
     def save(self, root, step):
@@ -144,7 +144,7 @@ class SafetensorsFile(System):
 
 class SafetensorsFolder(System):
     name = "safetensors, shards and index"
-    promises = "each file as above; of several files nothing is said"
+    promises = "each file as above; makes no promise about several files"
     packages = ["safetensors"]
     index = "model.safetensors.index.json"
 
@@ -174,7 +174,7 @@ class SafetensorsFolder(System):
 
 class TorchSave(System):
     name = "torch.save"
-    promises = "nothing: the file is written in place"
+    promises = "none: writes the file in place"
 
     def save(self, root, step):
         import torch
@@ -188,30 +188,30 @@ class TorchSave(System):
 
 
 class Meshgrad(System):
-    """A checkpoint made of a folder by `meshgrad ckpt convert`: staged, sealed and published as all of ours are."""
+    """`meshgrad ckpt convert` of a folder: staged, sealed and committed like every meshgrad checkpoint."""
 
     name = "meshgrad"
-    promises = "a save that has returned is there, another is there whole or not at all"
+    promises = "a save that has returned is durable; any other is complete or absent"
     packages = ["safetensors"]
     program = ""
 
-    def beside(self, root: str) -> str:
+    def sources(self, root: str) -> str:
         return f"{root}-sources"
 
     def prepare(self, root, steps):
         from safetensors.torch import save_file
 
-        os.makedirs(self.beside(root), exist_ok=True)
-        with open(os.path.join(self.beside(root), "same.map"), "w") as file:
+        os.makedirs(self.sources(root), exist_ok=True)
+        with open(os.path.join(self.sources(root), "same.map"), "w") as file:
             file.write("{r:path} = {r:path}\n")
         for step in steps:
-            folder = os.path.join(self.beside(root), str(step))
+            folder = os.path.join(self.sources(root), str(step))
             os.makedirs(folder, exist_ok=True)
             save_file(self.state(step), os.path.join(folder, "model.safetensors"), {"format": "pt"})
 
     def command(self, root, step):
-        source, made = os.path.join(self.beside(root), str(step)), os.path.join(root, f"step-{step:06}")
-        map = os.path.join(self.beside(root), "same.map")
+        source, made = os.path.join(self.sources(root), str(step)), os.path.join(root, f"step-{step:06}")
+        map = os.path.join(self.sources(root), "same.map")
         return [self.program, "--threads", "1", "ckpt", "convert", source, made, "--map", map]
 
     def save(self, root, step):
@@ -226,7 +226,7 @@ class Meshgrad(System):
             return {"nothing": True} if "holds no safetensors" in done.stderr else {"error": "refused"}
         try:
             return {"steps": self.steps(self.read(json.loads(done.stdout)["path"]))}
-        except BaseException as error:  # whatever a user would see
+        except BaseException as error:  # any error that a user would see
             return {"error": kind_of(error)}
 
     def read(self, path):
@@ -236,9 +236,9 @@ class Meshgrad(System):
 
     def prune(self, root, keep):
         super().prune(root, keep)
-        for name in os.listdir(self.beside(root)):
+        for name in os.listdir(self.sources(root)):
             if name.isdigit() and int(name) < keep:
-                shutil.rmtree(os.path.join(self.beside(root), name))
+                shutil.rmtree(os.path.join(self.sources(root), name))
 
     def versions(self):
         done = subprocess.run([self.program, "--version"], capture_output=True, text=True, check=True)
@@ -249,7 +249,7 @@ SYSTEMS = [DcpSamePath, DcpNewPath, SafetensorsFile, SafetensorsFolder, TorchSav
 
 
 def start():
-    """Loads the libraries, once and for all processes that come of this one; none of them starts threads."""
+    """Imports the libraries once, for all forked processes. None of them starts threads."""
     import torch
     import torch.distributed.checkpoint  # noqa: F401
     from safetensors.torch import load_file  # noqa: F401

@@ -1,4 +1,4 @@
-"""The system calls of a save, as strace saw them, carried out on a simulated disk."""
+"""Traces the system calls of a save with strace and replays them on a simulated disk."""
 
 import os
 import re
@@ -20,13 +20,13 @@ STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
 def record(command: list[str], log: str):
-    """Runs a command and writes down what it does to files, with all the data."""
+    """Runs a command and logs its file system calls with all data."""
     strace = ["strace", "-f", "-qq", "-y", "-xx", "-s", str(1 << 28), "-e", f"trace={CALLS}", "-o", log]
     subprocess.run([*strace, *command], check=True, stdout=subprocess.DEVNULL)
 
 
 def lines(log: str):
-    """Whole calls: (name, text of the arguments, result), in the order in which they ended."""
+    """All calls as (name, text of the arguments, result), in the order in which they returned."""
     begun = {}
     with open(log) as file:
         for line in file:
@@ -41,19 +41,19 @@ def lines(log: str):
 
 
 def text(argument: str) -> bytes:
-    """The bytes of all strings in an argument."""
+    """The concatenated bytes of all strings in an argument."""
     return b"".join(bytes.fromhex(found.replace("\\x", "")) for found in STRING.findall(argument))
 
 
 def number(argument: str) -> int:
-    """A number, or a file's, behind which its path may stand."""
+    """A number, or a file descriptor, which strace may follow by a path."""
     return int(re.match(r"-?\d+", argument.strip())[0])
 
 
 class Replay:
-    """Carries calls out on a disk. Files outside of `root` are none of its affair.
+    """Applies calls to a disk. Files outside `root` are ignored.
 
-    The traced save is one process, so there is one table of open files.
+    The traced save is one process, so one table of open files suffices.
     """
 
     def __init__(self, root: str, disk: Disk):
@@ -65,8 +65,8 @@ class Replay:
         """A path below the root, or None."""
         path = os.fsdecode(text(argument))
         if not path.startswith("/") and folder is not None:
-            beside = re.search(r"<(.*)>", folder)
-            base = beside[1] if beside else "/"
+            folder_path = re.search(r"<(.*)>", folder)
+            base = folder_path[1] if folder_path else "/"
             base = os.fsdecode(bytes.fromhex(base.replace("\\x", ""))) if base.startswith("\\x") else base
             path = os.path.join(base, path)
         path = os.path.normpath(path)
@@ -74,8 +74,8 @@ class Replay:
             return ""
         return path[len(self.root) + 1 :] if path.startswith(self.root + "/") else None
 
-    def carry_out(self, name: str, arguments: str, result: int) -> str | None:
-        """Carries a call out; says what was done if it changed or synced something."""
+    def apply(self, name: str, arguments: str, result: int) -> str | None:
+        """Applies a call; returns a description if it changed or synced something."""
         if result < 0 and name != "close":
             return None
         parts = [part.strip() for part in ARGUMENT.findall(arguments) if part.strip()]
@@ -93,7 +93,7 @@ class Replay:
             return None
         node, flags, done = self.disk.find(path), parts[2], None
         if "O_TMPFILE" in flags:
-            raise NotImplementedError("a file without a name")
+            raise NotImplementedError("O_TMPFILE")
         if node is None:
             node, done = File(), path
             self.disk.add(path, node)
@@ -121,33 +121,33 @@ class Replay:
     on_dup2 = on_dup3 = on_dup
 
     def on_lseek(self, parts, result):
-        if place := self.node(parts[0]):
-            place[1] = result
+        if handle := self.node(parts[0]):
+            handle[1] = result
 
-    def put(self, place, offset: int, data: bytes):
-        place[0].pending.append(("write", offset, data))
-        return f"{len(data)} bytes at {offset} of {place[3]}"
+    def put(self, handle, offset: int, data: bytes):
+        handle[0].pending.append(("write", offset, data))
+        return f"{len(data)} bytes at {offset} of {handle[3]}"
 
     def on_write(self, parts, result):
-        place = self.node(parts[0])
-        if place is None or result == 0:
+        handle = self.node(parts[0])
+        if handle is None or result == 0:
             return None
-        if place[2]:
-            place[1] = place[0].length()
-        offset, place[1] = place[1], place[1] + result
-        return self.put(place, offset, text(parts[1])[:result])
+        if handle[2]:
+            handle[1] = handle[0].length()
+        offset, handle[1] = handle[1], handle[1] + result
+        return self.put(handle, offset, text(parts[1])[:result])
 
     on_writev = on_write
 
     def on_pwrite64(self, parts, result):
-        place = self.node(parts[0])
-        return place and self.put(place, number(parts[3]), text(parts[1])[:result])
+        handle = self.node(parts[0])
+        return handle and self.put(handle, number(parts[3]), text(parts[1])[:result])
 
     on_pwritev = on_pwritev2 = on_pwrite64
 
     def on_ftruncate(self, parts, _):
-        place = self.node(parts[0])
-        return place and self.set_length(place[0], number(parts[1]), place[3])
+        handle = self.node(parts[0])
+        return handle and self.set_length(handle[0], number(parts[1]), handle[3])
 
     def on_truncate(self, parts, _):
         path = self.path(None, parts[0])
@@ -158,18 +158,18 @@ class Replay:
         return f"{path} to {length} bytes"
 
     def on_fallocate(self, parts, _):
-        place = self.node(parts[0])
-        if place is None or "KEEP_SIZE" in parts[1]:
+        handle = self.node(parts[0])
+        if handle is None or "KEEP_SIZE" in parts[1]:
             return None
         end = number(parts[2]) + number(parts[3])
-        return self.set_length(place[0], max(end, place[0].length()), place[3])
+        return self.set_length(handle[0], max(end, handle[0].length()), handle[3])
 
     def on_renameat2(self, parts, _):
         old, new = self.path(parts[0], parts[1]), self.path(parts[2], parts[3])
         if old is None and new is None:
             return None
         if old is None or new is None:
-            raise NotImplementedError("a rename into the folder or out of it")
+            raise NotImplementedError("a rename into or out of the folder")
         self.disk.rename(old, new)
         return f"{old} to {new}"
 
@@ -199,11 +199,11 @@ class Replay:
         return self.on_mkdirat(["AT_FDCWD", parts[0]], result)
 
     def on_fsync(self, parts, _):
-        place = self.node(parts[0])
-        if place is None:
+        handle = self.node(parts[0])
+        if handle is None:
             return None
-        place[0].sync()
-        return place[3] or "the folder"
+        handle[0].sync()
+        return handle[3] or "the folder"
 
     on_fdatasync = on_fsync
 
@@ -226,7 +226,7 @@ class Replay:
 
     def on_linkat(self, parts, _):
         if self.path(parts[2], parts[3]) is not None:
-            raise NotImplementedError("a second name of a file")
+            raise NotImplementedError("a hard link")
 
     def on_link(self, parts, result):
         self.on_linkat(["AT_FDCWD", parts[0], "AT_FDCWD", parts[1]], result)
