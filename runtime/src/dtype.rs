@@ -5,7 +5,7 @@ use std::fmt;
 use half::{bf16, f16};
 
 use crate::Number;
-use crate::cpu::vectorised;
+use crate::cpu::vectorized;
 
 /// The type of a tensor's elements.
 ///
@@ -233,11 +233,11 @@ pub trait Wide:
 
     /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine;
     /// as it is for f64, of which only gradient checks make use.
-    fn vectorised<R>(f: impl FnOnce() -> R) -> R;
+    fn vectorized<R>(f: impl FnOnce() -> R) -> R;
 }
 
 macro_rules! wide_floats {
-    ($($rust:ident: |$f:ident| $vectorised:expr;)+) => {
+    ($($rust:ident: |$f:ident| $vectorized:expr;)+) => {
         $(
             impl Float for $rust {
                 type Wide = $rust;
@@ -262,8 +262,8 @@ macro_rules! wide_floats {
                 }
 
                 #[inline(always)]
-                fn vectorised<R>($f: impl FnOnce() -> R) -> R {
-                    $vectorised
+                fn vectorized<R>($f: impl FnOnce() -> R) -> R {
+                    $vectorized
                 }
             }
         )+
@@ -272,7 +272,7 @@ macro_rules! wide_floats {
 
 wide_floats! {
     f64: |f| f();
-    f32: |f| vectorised(f);
+    f32: |f| vectorized(f);
 }
 
 impl Float for bf16 {

@@ -1,4 +1,5 @@
-//! Starting a kernel touches no heap memory. Alone in its process, for it counts allocations.
+//! Launching a kernel does not allocate on the heap. In a separate process, because it counts
+//! allocations.
 
 mod devices;
 
@@ -14,11 +15,11 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: hands everything to the system's allocator.
+// SAFETY: forwards to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -31,17 +32,17 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How often `work` asked for memory.
+/// The number of heap allocations of `work`.
 fn allocations(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     work();
     ALLOCATIONS.get() - before
 }
 
-/// How often `work` asks for memory when it has run before.
+/// The number of heap allocations of `work` in the steady state.
 fn steady(work: impl Fn()) -> usize {
-    work(); // loads kernels, takes segments
-    work(); // finds the cache as it leaves it
+    work(); // loads kernels, allocates segments
+    work(); // the cache reaches its steady state
     allocations(work)
 }
 
@@ -52,15 +53,15 @@ fn sums(gpu: &Device, shape: &[usize]) -> RefCell<Accumulator> {
     RefCell::new(Accumulator::over(buffer).unwrap())
 }
 
-/// An op that writes where there is memory already does nothing but check, plan and launch.
+/// An op on preallocated outputs only checks, plans and launches.
 #[test]
 fn launching_allocates_nothing() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         let x = numbered(&gpu, &[30, 7, 20], dtype, 1.0);
-        let turned = x.permute(&[2, 0, 1]).unwrap();
+        let transposed = x.permute(&[2, 0, 1]).unwrap();
         let into = Tensor::zeros(&gpu, &[20, 30, 7], dtype, Kind::Cache).unwrap();
-        assert_eq!(steady(|| ops::copy_into(&turned, &into).unwrap()), 0);
+        assert_eq!(steady(|| ops::copy_into(&transposed, &into).unwrap()), 0);
         assert_eq!(steady(|| ops::fill_into(&into, 0.5).unwrap()), 0);
 
         let total = sums(&gpu, &[30, 7, 20]);
@@ -82,7 +83,7 @@ fn launching_allocates_nothing() {
     }
 }
 
-/// A result costs the heap its handle; its memory comes from the cache.
+/// A result allocates its handle on the heap; its device memory comes from the cache.
 #[test]
 fn a_result_allocates_its_handle() {
     let Some(gpu) = gpu() else { return };
@@ -102,7 +103,7 @@ fn a_result_allocates_its_handle() {
     assert_eq!(gpu.allocator_stats().unwrap().segments_allocated, 1);
 }
 
-/// Nor does work on another stream, which remembers what it uses.
+/// Work on another stream allocates nothing either, although it records the tensors it uses.
 #[test]
 fn a_scope_allocates_nothing() {
     let Some(gpu) = gpu() else { return };

@@ -1,19 +1,19 @@
-//! After a kernel has failed every call tells of that failure. Alone in its process, for a GPU's
-//! context is of no use afterwards.
+//! After a kernel has failed, every call reports that failure. In a separate process, because the
+//! GPU context is unusable afterwards.
 
 mod devices;
 
 use devices::gpu;
 use meshgrad_runtime::{CudaError, DType, Error, Kind, Shape, Tensor, UninitTensor, ops};
 
-/// A tensor whose elements nobody has written: the emulator ends a kernel that reads them.
+/// An uninitialized tensor: the emulator aborts a kernel that reads it.
 fn unwritten(gpu: &meshgrad_runtime::Device) -> Tensor {
     let shape = Shape::new(&[100]).unwrap();
     UninitTensor::new(gpu, shape, DType::F32).unwrap().finish()
 }
 
 #[test]
-fn memory_that_cannot_be_had_after_a_failure_tells_of_the_failure() {
+fn a_failed_allocation_reports_the_earlier_kernel_failure() {
     let Some(gpu) = gpu().filter(|gpu| gpu.to_string().starts_with("emulator")) else {
         return;
     };
@@ -23,7 +23,7 @@ fn memory_that_cannot_be_had_after_a_failure_tells_of_the_failure() {
         "{failed}"
     );
 
-    // More than is cached, so that the driver is asked.
+    // More than the cache holds, so that the driver is called.
     let refused = Tensor::zeros(&gpu, &[64 << 20], DType::U8, Kind::Cache).err();
     let Some(Error::Cuda(CudaError::Call {
         function: "cuMemAlloc_v2",

@@ -1,4 +1,4 @@
-//! What is particular to GPUs: values that the host cannot address, streams, graphs, errors.
+//! Behavior specific to GPUs: device memory, streams, graphs, errors.
 
 mod devices;
 
@@ -9,9 +9,9 @@ use meshgrad_runtime::{
     CudaError, DType, Device, Error, Kind, Shape, Signature, Tensor, UninitTensor, ops, with_stream,
 };
 
-/// Values come back as they went, in pieces larger than the staging buffers too.
+/// Values survive a round trip, also when larger than the staging buffers.
 #[test]
-fn values_come_and_go() {
+fn values_survive_a_round_trip() {
     let Some(gpu) = gpu() else { return };
     for count in [0usize, 1, 1000, 3 << 20] {
         let x: Vec<i32> = (0..count as i32).collect();
@@ -31,8 +31,8 @@ fn values_come_and_go() {
             .unwrap(),
         7
     );
-    let turned = x.transpose(0, 1).unwrap().to_vec::<i64>().unwrap();
-    assert_eq!(turned[..4], [0, 4, 8, 1]);
+    let transposed = x.transpose(0, 1).unwrap().to_vec::<i64>().unwrap();
+    assert_eq!(transposed[..4], [0, 4, 8, 1]);
     assert_eq!(
         ops::copy(&x).unwrap().to_vec::<i64>().unwrap(),
         x.to_vec::<i64>().unwrap()
@@ -55,7 +55,7 @@ fn the_host_cannot_address_them() {
     assert!(matches!(x.to_vec::<i32>(), Err(Error::WrongDType { .. })));
 }
 
-/// What has no kernel says so, and names itself.
+/// An op without a kernel fails and names itself.
 #[test]
 fn missing_kernels_are_errors() {
     let Some(gpu) = gpu() else { return };
@@ -102,7 +102,7 @@ fn devices_are_named_and_found() {
     );
 }
 
-/// Work on other streams gives what it gives on one, in whatever order the GPU does it.
+/// Work on several streams gives the results of one stream, in any order of execution.
 #[test]
 fn streams_keep_their_order() {
     let Some(gpu) = gpu() else { return };
@@ -131,7 +131,7 @@ fn streams_keep_their_order() {
     assert_eq!(gpu.memory_stats().live, 0);
 }
 
-/// The emulator may do the work of several streams in any order that they allow: none changes a
+/// The emulator may interleave streams in any order that their events allow. No order changes a
 /// value.
 #[test]
 fn streams_keep_their_order_however_they_interleave() {
@@ -152,14 +152,14 @@ fn streams_keep_their_order_however_they_interleave() {
     }
 }
 
-/// A graph does its work again with what its inputs hold then.
+/// A graph replays with the current contents of its inputs.
 #[test]
 fn graphs_run_again() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.stream().unwrap();
     let input = Tensor::zeros(&gpu, &[300], DType::F32, Kind::Cache).unwrap();
     let one = ops::full(&gpu, &[300], DType::F32, 1.0).unwrap();
-    // Kernels are loaded while nothing is recorded yet in the first round, and inside otherwise.
+    // In the first round kernels are loaded before the capture, otherwise during it.
     let mut graph = gpu
         .capture(|| {
             let doubled = ops::add(&input, &input)?;
@@ -179,14 +179,14 @@ fn graphs_run_again() {
 }
 
 #[test]
-fn graphs_refuse_what_waits() {
+fn graphs_reject_synchronization() {
     let Some(gpu) = gpu() else { return };
     let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
     let refused = gpu.capture(|| x.to_vec::<f32>()).err().unwrap();
     let waits = matches!(refused, Error::Cuda(CudaError::Capture { op: "read", .. }));
     assert!(waits, "{refused}");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
-    // Whoever copies from the host is named.
+    // The error names the caller that copies from the host.
     let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
     let made = gpu.capture(|| Ok::<_, Error>(message(Tensor::from_slice(&gpu, &[1], &[3.0f32]))));
     let begins = "from_slice during Device::capture: a graph cannot contain what waits for the GPU";
@@ -195,11 +195,11 @@ fn graphs_refuse_what_waits() {
         gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
             .is_err()
     );
-    // Afterwards all is well.
+    // The device works afterwards.
     assert_eq!(values(&ops::neg(&x).unwrap()), [-2.0; 3]);
 }
 
-/// A panic ends the capture, and what was begun for the graph is given back.
+/// A panic ends the capture and frees the memory of the graph.
 #[test]
 fn a_panic_ends_the_capture() {
     let Some(gpu) = gpu() else { return };
@@ -223,9 +223,9 @@ fn a_panic_ends_the_capture() {
     assert_eq!(values(graph.results()), [-2.0; 3]);
 }
 
-/// Work that panics on another stream is waited for like any other.
+/// Work that panics on another stream is joined like any other.
 #[test]
-fn a_panic_on_another_stream_lets_go() {
+fn a_panic_on_another_stream_releases_it() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.stream().unwrap();
     let cache = Tensor::zeros(&gpu, &[3], DType::F32, Kind::Cache).unwrap();
@@ -241,7 +241,7 @@ fn a_panic_on_another_stream_lets_go() {
     assert_eq!(gpu.memory_stats().live, 0);
 }
 
-/// A graph cannot end before what was put beside it; the failure says how to wait.
+/// A graph cannot end before work on other streams has joined; the error says how to wait.
 #[test]
 fn graphs_wait_for_their_other_streams() {
     let Some(gpu) = gpu() else { return };
@@ -254,13 +254,13 @@ fn graphs_wait_for_their_other_streams() {
         "with_stream during Device::capture: the graph cannot end before the work on another \
          stream: call Pending::wait, or drop the Pending, before the closure returns"
     );
-    // What was recorded for nothing holds nothing.
+    // The abandoned recording holds no tensor.
     ops::fill_into(&cache, 1.0).unwrap();
     assert_eq!(values(&cache), [1.0; 3]);
 }
 
-/// While one thread captures no other waits for the whole GPU, nor gives memory back that others
-/// may still use.
+/// While one thread captures, other threads neither synchronize the whole GPU nor free memory that
+/// the capture may use.
 #[test]
 fn captures_of_other_threads_are_left_alone() {
     let Some(gpu) = gpu() else { return };
@@ -273,7 +273,10 @@ fn captures_of_other_threads_are_left_alone() {
             std::thread::scope(|threads| {
                 let other = threads.spawn(|| {
                     gpu.empty_cache();
-                    assert!(gpu.memory_stats().reserved >= reserved, "nothing went back");
+                    assert!(
+                        gpu.memory_stats().reserved >= reserved,
+                        "no memory was freed"
+                    );
                     gpu.synchronize().err()
                 });
                 let refused = other.join().unwrap().unwrap().to_string();
@@ -288,7 +291,8 @@ fn captures_of_other_threads_are_left_alone() {
     assert_eq!(values(graph.results()), [2.0; 3]);
 }
 
-/// Running out of memory gives the cache back first, and then says what holds it.
+/// On out of memory the cache is freed first; if that is not enough, the error lists the live
+/// blocks.
 #[test]
 fn memory_runs_out() {
     let Some(gpu) = gpu() else { return };
@@ -314,7 +318,7 @@ fn memory_runs_out() {
     assert_eq!(cache.segments_allocated, cache.segments_freed);
 }
 
-/// A meta device of this GPU counts what the GPU counts.
+/// A meta device of this GPU counts the same as the GPU.
 #[test]
 fn meta_devices_count_the_same() {
     let Some(gpu) = gpu() else { return };

@@ -1,15 +1,15 @@
-//! What is wrong with a machine is told by one message, which names the way out. Each machine is a
-//! process of its own, for a process opens the driver once.
+//! A machine without a usable GPU is reported by one message with a remedy. Each case is a separate
+//! process, because a process opens the driver once.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use meshgrad_runtime::Device;
 
-/// Tells [`opens_a_gpu`] what to open: `emulator` or `cuda`.
+/// Selects what [`opens_a_gpu`] opens: `emulator` or `cuda`.
 const OPEN: &str = "MESHGRAD_TEST_OPEN";
 
-/// Not a test of its own: the process of the others, which says why there is no GPU.
+/// Not a test itself: the child process of the others, which prints why there is no GPU.
 #[test]
 fn opens_a_gpu() {
     let opened = match std::env::var(OPEN).as_deref() {
@@ -23,8 +23,8 @@ fn opens_a_gpu() {
     }
 }
 
-/// What opening the first GPU of `open` says where the environment has these variables: the device,
-/// or why there is none.
+/// The output of opening the first GPU of `open` with these environment variables: the device, or
+/// why there is none.
 fn opened(open: &str, variables: &[(&str, &str)]) -> String {
     let program = std::env::current_exe().unwrap();
     let run = Command::new(program)
@@ -40,10 +40,10 @@ fn opened(open: &str, variables: &[(&str, &str)]) -> String {
     message.unwrap_or_else(|| panic!("{said}")).0.to_string()
 }
 
-/// As [`opened`], of the emulator.
+/// [`opened`] with the emulator.
 fn emulated(variable: &str, value: &str) -> Option<String> {
     if !Device::emulator_is_built() {
-        eprintln!("no emulator: machines are not imitated");
+        eprintln!("no emulator found: skipped");
         return None;
     }
     Some(opened("emulator", &[(variable, value)]))
@@ -71,13 +71,13 @@ fn no_emulator() {
         "no emulator: looked for /nowhere/none.so; build it by `cargo build -p meshgrad-emulator`, \
          or name its file in MESHGRAD_EMULATOR"
     );
-    // A variable that is empty is as none.
+    // An empty variable counts as unset.
     if let Some(found) = emulated("MESHGRAD_EMULATOR", "") {
         assert_eq!(found, "emulator:0 opened");
     }
 }
 
-/// A file that is no library, and a library that is not the emulator.
+/// A file that is not a library, and a library that is not the emulator.
 #[test]
 fn broken_emulators() {
     let path = std::env::temp_dir().join(format!("not-a-library-{}", std::process::id()));
@@ -101,7 +101,7 @@ fn broken_emulators() {
     );
 }
 
-/// The C library, which this process uses.
+/// The C library of this process.
 fn other_library() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps

@@ -1,11 +1,12 @@
-//! A process has the driver or the emulator. Alone in its process, for it opens one of them.
+//! A process opens the driver or the emulator, never both. In a separate process, because it opens
+//! one of them.
 
 use meshgrad_runtime::{CudaError, Device, Error, Library};
 
 #[test]
 fn the_second_choice_is_an_error() {
     if !Device::emulator_is_built() {
-        eprintln!("no emulator: nothing to choose from");
+        eprintln!("no emulator found: skipped");
         return;
     }
     let first = Device::emulator(0).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that a GPU copies out of by itself.
+//! Pinned host memory: the source of asynchronous copies.
 
 mod devices;
 
@@ -19,10 +19,10 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|it| it.to_le_bytes()).collect()
 }
 
-/// Parts of tensors and of views get the bytes, everything else keeps its own, and the buffer comes
-/// back as it was.
+/// The bytes are copied to parts of tensors and views, other bytes do not change, and the buffer is
+/// returned unchanged.
 #[test]
-fn bytes_go_where_they_belong() {
+fn bytes_are_copied_to_their_range() {
     for device in devices() {
         let x = Tensor::zeros(&device, &[4, 2], DType::F32, Kind::Parameter).unwrap();
         let upload = x.fill_from_pinned(4..12, buffer(&device, &bytes(&[1.0, 2.0, 3.0])));
@@ -30,7 +30,7 @@ fn bytes_go_where_they_belong() {
         assert_eq!(back.as_ref(), bytes(&[1.0, 2.0, 3.0]));
         let rows = x.slice(0, 2..4).unwrap();
         let upload = rows.fill_from_pinned(8..16, back).unwrap();
-        // What comes after it in the stream sees it.
+        // Later work in the stream reads the new values.
         assert_eq!(
             x.to_vec::<f32>().unwrap(),
             [0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 1.0, 2.0]
@@ -50,7 +50,7 @@ fn bytes_go_where_they_belong() {
     }
 }
 
-/// A buffer that has come back may be overwritten: the copy before is done.
+/// A returned buffer may be overwritten: its copy is complete.
 #[test]
 fn a_buffer_is_reused() {
     for device in devices() {
@@ -66,9 +66,9 @@ fn a_buffer_is_reused() {
     }
 }
 
-/// The same where the emulator copies as late as events allow.
+/// The same when the emulator delays copies as long as events allow.
 #[test]
-fn a_buffer_is_reused_when_it_has_been_copied() {
+fn a_buffer_is_reused_after_a_delayed_copy() {
     if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
         return;
     }
@@ -85,7 +85,7 @@ fn a_buffer_is_reused_when_it_has_been_copied() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_ranges_are_rejected() {
     for device in devices() {
         let x = Tensor::zeros(&device, &[2, 3], DType::F32, Kind::Parameter).unwrap();
         let refused = |x: &Tensor, range: std::ops::Range<usize>, bytes: usize| {
@@ -101,8 +101,8 @@ fn what_does_not_fit_is_refused() {
             of(refused(&x, 0..8, 4)),
             "fill_from_pinned: bytes 0..8 are more than the 4 of the buffer"
         );
-        let turned = x.transpose(0, 1).unwrap();
-        assert!(of(refused(&turned, 0..4, 4)).contains("not contiguous"));
+        let transposed = x.transpose(0, 1).unwrap();
+        assert!(of(refused(&transposed, 0..4, 4)).contains("not contiguous"));
         let value = numbered(&device, &[4], DType::F32, 1.0);
         let error = refused(&value, 0..4, 4);
         assert!(matches!(error, Error::Immutable { .. }), "{error}");
@@ -110,16 +110,16 @@ fn what_does_not_fit_is_refused() {
         let other = PinnedBuffer::new(&Device::cpu(), 4).unwrap();
         let error = x.fill_from_pinned(0..4, other).unwrap_err();
         assert!(matches!(error, Error::Devices { .. }), "{error}");
-        assert_eq!(x.version(), 0, "what was refused did not count");
+        assert_eq!(x.version(), 0, "a rejected write does not bump the version");
 
         let meta = PinnedBuffer::new(&Device::meta(device.properties()), 4);
         assert!(matches!(meta, Err(Error::NoValues { .. })), "{meta:?}");
     }
 }
 
-/// What is pinned is counted, on a GPU, and given back.
+/// Pinned memory is counted, on a GPU, and freed.
 #[test]
-fn what_is_pinned_is_counted() {
+fn pinned_memory_is_counted() {
     let Some(gpu) = gpu() else { return };
     let [a, b] = [1000, 24].map(|bytes| PinnedBuffer::new(&gpu, bytes).unwrap());
     assert_eq!(gpu.pinned_memory_stats().live, 1024);
@@ -139,7 +139,7 @@ fn what_is_pinned_is_counted() {
     assert_eq!(cpu.pinned_memory_stats().peak, 0);
 }
 
-/// An upload takes its place in the current stream, with the rules of what changes.
+/// An upload is enqueued on the current stream and follows the aliasing rules of writes.
 #[test]
 fn streams_and_graphs() {
     let Some(gpu) = gpu() else { return };

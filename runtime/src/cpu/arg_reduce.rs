@@ -1,32 +1,32 @@
-//! Where the best elements of rows are.
+//! Indices of the largest or smallest elements of rows.
 
-use super::rank::{is_nan, ranks_before, top_of};
-use super::rows::rows_a_task;
+use super::rows::rows_per_task;
 use super::strided::CHUNK;
+use super::top_k::{is_nan, ranks_before, top_k_indices};
 use super::{blocks, for_blocks, for_parts};
 use crate::Float;
 
-/// The place of the first best element of each row of `x`, `columns` elements each, ranked by
-/// `key`.
-pub(crate) fn first_best<T: Float>(
+/// The index of the first element of each row of `x`, `columns` elements each, whose `key` is the
+/// largest. NaN counts as larger than all numbers.
+pub(crate) fn argmax_by<T: Float>(
     x: &[T],
     columns: usize,
     key: impl Fn(T) -> T::Wide + Sync,
     out: &mut [i64],
 ) {
-    for_blocks(out, rows_a_task(columns), |start, part| {
-        vectorised!(T::Wide, || {
+    for_blocks(out, rows_per_task(columns), |start, part| {
+        vectorized!(T::Wide, || {
             for (at, out) in part.iter_mut().enumerate() {
-                *out = first_best_of(&x[(start + at) * columns..][..columns], &key) as i64;
+                *out = argmax_of_row(&x[(start + at) * columns..][..columns], &key) as i64;
             }
         });
     });
 }
 
-/// Chunks without a better element, nearly all of a long row, are passed over by a test that is
-/// vector code.
+/// Skips chunks without a larger element by a vectorized test. In a long row these are nearly all
+/// chunks.
 #[inline(always)]
-fn first_best_of<T: Float>(row: &[T], key: &impl Fn(T) -> T::Wide) -> usize {
+fn argmax_of_row<T: Float>(row: &[T], key: &impl Fn(T) -> T::Wide) -> usize {
     let (mut best, mut place) = (key(row[0]), 0);
     for (at, chunk) in row.chunks(CHUNK).enumerate() {
         if is_nan(best) {
@@ -55,35 +55,36 @@ fn any_above<T: Float>(chunk: &[T], best: T::Wide, key: &impl Fn(T) -> T::Wide) 
     any != 0
 }
 
-/// The `k` best elements of each row of `x`, `columns` elements each, and their places.
+/// The `k` largest elements of each row of `x`, `columns` elements each, in descending order, and
+/// their indices.
 pub(crate) fn top_k<T: Float>(
     x: &[T],
     columns: usize,
     k: usize,
     values: &mut [T],
-    places: &mut [i64],
+    indices: &mut [i64],
 ) {
-    let rows = rows_a_task(columns);
-    let out = (blocks(values, rows * k), blocks(places, rows * k));
-    for_parts(out, |task, (values, places)| {
-        let out = values.chunks_mut(k).zip(places.chunks_mut(k));
-        for (at, (values, places)) in out.enumerate() {
+    let rows = rows_per_task(columns);
+    let out = (blocks(values, rows * k), blocks(indices, rows * k));
+    for_parts(out, |task, (values, indices)| {
+        let out = values.chunks_mut(k).zip(indices.chunks_mut(k));
+        for (at, (values, indices)) in out.enumerate() {
             let row = &x[(task * rows + at) * columns..][..columns];
-            top_of(columns, |at| row[at].wide(), places);
-            for (value, place) in values.iter_mut().zip(&*places) {
+            top_k_indices(columns, |at| row[at].wide(), indices);
+            for (value, place) in values.iter_mut().zip(&*indices) {
                 *value = row[*place as usize];
             }
         }
     });
 }
 
-/// Ranks descending.
+/// The key of argmax.
 #[inline(always)]
 pub(crate) fn largest<T: Float>(element: T) -> T::Wide {
     element.wide()
 }
 
-/// Ranks ascending.
+/// The key of argmin.
 #[inline(always)]
 pub(crate) fn smallest<T: Float>(element: T) -> T::Wide {
     -element.wide()

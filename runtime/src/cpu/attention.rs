@@ -1,16 +1,16 @@
-//! Scaled dot-product attention and its gradient on plain memory, block by block: memory is linear
-//! in the sequence.
+//! Scaled dot-product attention and its gradient on plain memory, block by block. Memory is linear
+//! in the sequence length.
 //!
 //! Legend: B batch rows, Tq queries, Tk keys, Hq heads, Hkv key-value heads, D head dimension. Head
 //! h of the queries uses key-value head h / (Hq / Hkv).
 //!
-//! Laws, each tested:
+//! Laws, all tested:
 //! - Bits do not depend on the number of threads.
-//! - The output of a query does not depend on the other queries: decoding one token against a
-//!   cache, a packed batch and a full forward pass give the same bits. (Blocks of keys are counted
-//!   from a sequence's first key, and a query's numbers meet no other query's.) Numbers that a mask
-//!   hides must be finite all the same.
-//! - A query that sees no key gives 0, log-sum-exp minus infinity, and no gradient.
+//! - The output of a query does not depend on the other queries: decoding one token with a cache, a
+//!   packed batch and a full forward pass give the same bits. Blocks of keys are counted from the
+//!   first key of a sequence, and values of different queries are never combined. Masked-out
+//!   elements must still be finite.
+//! - A query that attends to no key returns 0, log-sum-exp minus infinity, and no gradient.
 
 mod backward;
 mod forward;
@@ -29,10 +29,10 @@ pub(crate) use mask::{Mask, Offsets, Sequences};
 pub(crate) use real::Element;
 pub(crate) use rows::Rows;
 
-/// Keys are counted in f32 where masks are compared.
+/// Masks compare key indices in f32, which is exact up to here.
 const MAX_KEYS: usize = 1 << 24;
 
-/// Extents of one attention.
+/// The extents of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// B.
@@ -50,7 +50,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Query heads of one key-value head.
+    /// Query heads per key-value head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -66,7 +66,7 @@ impl Shape {
     }
 }
 
-/// One attention: operands, mask and scale.
+/// The operands, the mask and the scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention<'a, E> {
     /// Extents of the operands.
@@ -77,20 +77,20 @@ pub(crate) struct Attention<'a, E> {
     pub(crate) k: Rows<'a, E>,
     /// Values, [B, Tk, Hkv, D].
     pub(crate) v: Rows<'a, E>,
-    /// Which keys a query sees.
+    /// The keys that each query attends to.
     pub(crate) mask: Mask<'a>,
-    /// Factor of q k before softmax, usually 1 / sqrt(D).
+    /// Factor of q k^T before softmax, usually 1 / sqrt(D).
     pub(crate) scale: f64,
 }
 
 impl<E: Element> Attention<'_, E> {
     /// out = softmax(scale q k^T) v, [B, Tq, Hq, D], and lse = ln sum e^(scale q k), [B, Hq, Tq];
-    /// both dense.
+    /// both contiguous.
     ///
     /// Computed in f32 (f64 for f64). Needs no workspace.
     ///
     /// # Errors
-    /// When the operands, the outputs or the mask do not fit the shape.
+    /// If the operands, the outputs or the mask do not match the shape.
     pub(crate) fn forward(&self, out: &mut [E], lse: &mut [E::Real]) -> Result<(), AttentionError> {
         self.check()?;
         let [b, t, h, d] = self.shape.of_queries();
@@ -101,11 +101,11 @@ impl<E: Element> Attention<'_, E> {
         Ok(())
     }
 
-    /// Gradients of a loss with respect to q, k and v; those of k and v are sums over the heads of
-    /// a group.
+    /// Gradients with respect to q, k and v; those of k and v are summed over the query heads of a
+    /// key-value head.
     ///
     /// # Errors
-    /// When the operands, the gradients, the workspace or the mask do not fit the shape.
+    /// If the operands, the gradients, the workspace or the mask do not match the shape.
     pub(crate) fn backward(
         &self,
         saved: &Saved<E>,
@@ -151,47 +151,47 @@ impl<E: Element> Attention<'_, E> {
     }
 }
 
-/// Elements (f32, or f64 for f64) that [`Attention::backward`] needs as workspace.
+/// Workspace elements (f32, or f64 for f64) of [`Attention::backward`].
 pub(crate) fn backward_workspace(shape: &Shape) -> usize {
     slabs::workspace(shape)
 }
 
-/// What is wrong with the arguments.
+/// An invalid argument of attention.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttentionError {
-    /// Groups of query heads must be equal.
-    #[error(
-        "{heads} query heads cannot share {kv_heads} key-value heads: the first must be a multiple"
-    )]
+    /// The number of query heads is not a multiple of the number of key-value heads.
+    #[error("{heads} query heads are not a multiple of {kv_heads} key-value heads")]
     Heads {
         /// Hq.
         heads: usize,
         /// Hkv.
         kv_heads: usize,
     },
-    /// No features.
-    #[error("the head dimension is 0")]
+    /// The head dimension is 0.
+    #[error("the head dimension is 0; it must be at least 1")]
     HeadDim,
-    /// More keys than masks can count.
-    #[error("{keys} keys are more than 2^24; split the sequence")]
+    /// More keys than f32 counts exactly.
+    #[error("{keys} keys exceed the limit of 2^24; split the sequence")]
     TooManyKeys {
         /// Tk.
         keys: usize,
     },
-    /// A view reaches beyond its memory.
-    #[error("`{name}` of extents {extents:?} reaches element {end}, its memory has {len}")]
+    /// A view is out of bounds.
+    #[error(
+        "`{name}` of extents {extents:?} ends at element {end}, but its memory has {len} elements"
+    )]
     OutOfBounds {
         /// The operand.
         name: &'static str,
         /// Its extents.
         extents: [usize; 4],
-        /// One past the last element it reaches.
+        /// One past the last element of the view.
         end: usize,
-        /// Elements of its memory.
+        /// Elements in its memory.
         len: usize,
     },
-    /// A dense operand has the wrong length.
-    #[error("`{name}` has {len} elements, the shape asks for {needed}")]
+    /// A contiguous operand has the wrong length.
+    #[error("`{name}` has {len} elements, but the shape requires {needed}")]
     Length {
         /// The operand.
         name: &'static str,
@@ -201,15 +201,15 @@ pub enum AttentionError {
         needed: usize,
     },
     /// The workspace is too small.
-    #[error("the workspace has {len} elements, `backward_workspace` asks for {needed}")]
+    #[error("the workspace has {len} elements, but `backward_workspace` requires {needed}")]
     Workspace {
         /// Elements given.
         len: usize,
         /// Elements needed.
         needed: usize,
     },
-    /// A value a batch row is missing.
-    #[error("`{name}` has {got} values; give 1, or one for each of the {batch} batch rows")]
+    /// A per-row argument has the wrong number of values.
+    #[error("`{name}` has {got} values; pass 1 value, or one per batch row ({batch})")]
     PerRow {
         /// The argument.
         name: &'static str,
@@ -219,33 +219,33 @@ pub enum AttentionError {
         batch: usize,
     },
     /// More valid keys than keys.
-    #[error("`k_len` {len} is more than the {keys} keys there are")]
+    #[error("`k_len` is {len}, but there are only {keys} keys")]
     KeyLength {
         /// The value given.
         len: usize,
         /// Tk.
         keys: usize,
     },
-    /// Packed sequences are one batch row.
-    #[error("packed sequences need a batch of 1, not {batch}: join the rows end to end")]
+    /// Packed sequences with more than one batch row.
+    #[error("packed sequences require a batch of 1, not {batch}; concatenate the rows")]
     PackedBatch {
         /// B.
         batch: usize,
     },
-    /// Offsets that are no partition of the axis.
-    #[error("`{name}` must rise from 0 to {end}, the length of the packed axis")]
+    /// Offsets do not partition the packed dim.
+    #[error("`{name}` must be non-decreasing from 0 to {end}, the length of the packed dim")]
     Offsets {
         /// The argument.
         name: &'static str,
-        /// What the last offset must be.
+        /// The required last offset.
         end: usize,
     },
-    /// Queries and keys are packed from different numbers of sequences.
-    #[error("`cu_seqlens_q` has {queries} sequences, `cu_seqlens_k` has {keys}")]
+    /// Queries and keys have different numbers of sequences.
+    #[error("`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}")]
     Sequences {
-        /// In `cu_seqlens_q`.
+        /// Sequences in `cu_seqlens_q`.
         queries: usize,
-        /// In `cu_seqlens_k`.
+        /// Sequences in `cu_seqlens_k`.
         keys: usize,
     },
 }

@@ -1,21 +1,21 @@
-//! Kernels of the cross entropy that is fused with its linear layer: tiles of logits, folded while
-//! they are in cache.
+//! Kernels of the cross entropy fused with its linear layer: logits are computed tile by tile and
+//! reduced while in cache.
 
 use std::ops::Range;
 
 use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
-use super::rows::{Flat, for_rows, max, rows_a_task, sum};
+use super::rows::{Flat, for_rows, max, rows_per_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::ops::Targets;
 use crate::{Error, Float, Number, Result, Tensor, Wide};
 
-/// Logits in memory at a time. More rows read `w` (and `dw`) less often, more classes split the
+/// The tile of logits in memory. More rows read `w` (and `dw`) less often; more classes split the
 /// sums for `dx` less.
 const TILE_ROWS: usize = 512;
 const TILE_CLASSES: usize = 2048;
 
-/// How [rows, classes] logits of a layer with `features` inputs are cut. By size alone, so that
-/// bits depend on nothing else.
+/// How [rows, classes] logits of a layer with `features` inputs are tiled. Depends on the sizes
+/// alone, so that bits do too.
 pub(crate) struct Tiles {
     pub(crate) rows: usize,
     pub(crate) classes: usize,
@@ -48,7 +48,7 @@ fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |start| start..extent.min(start + step))
 }
 
-/// The labels, checked, as places among the classes of this shard.
+/// Checked labels, relative to the classes of this shard.
 pub(crate) struct Labels<'a> {
     labels: Flat<'a, i64>,
     ignore_index: i64,
@@ -84,28 +84,28 @@ impl<'a> Labels<'a> {
         })
     }
 
-    fn counts(&self, row: usize) -> bool {
+    fn is_counted(&self, row: usize) -> bool {
         self.labels[row] != self.ignore_index
     }
 
-    /// Where the label of `row` stands among `classes`, if it does.
+    /// The position of the label of `row` among `classes`, if it is one of them.
     fn within(&self, row: usize, classes: &Range<usize>) -> Option<usize> {
         let first = self.start + classes.start;
         let at = usize::try_from(self.labels[row]).ok()?.checked_sub(first)?;
-        (self.counts(row) && at < classes.len()).then_some(at)
+        (self.is_counted(row) && at < classes.len()).then_some(at)
     }
 }
 
-/// A float whose products `gemm` sums in its wide type.
-pub(crate) trait Multiplied:
+/// A float type whose products `gemm` sums in its wide type.
+pub(crate) trait GemmFloat:
     Float<Wide: gemm::Output<<Self as gemm::Element>::Sum>> + gemm::Element
 {
 }
 
-impl<T: Float<Wide: gemm::Output<<T as gemm::Element>::Sum>> + gemm::Element> Multiplied for T {}
+impl<T: Float<Wide: gemm::Output<<T as gemm::Element>::Sum>> + gemm::Element> GemmFloat for T {}
 
-/// Fills [max, sum_exp, label_logit], a value for each row.
-pub(crate) fn statistics<T: Multiplied>(
+/// Fills [max, sum_exp, label_logit], one value per row.
+pub(crate) fn statistics<T: GemmFloat>(
     x: &Tensor,
     w: &Tensor,
     labels: &Labels<'_>,
@@ -137,7 +137,7 @@ pub(crate) fn statistics<T: Multiplied>(
 }
 
 /// tile = x[rows] w[classes]^T.
-fn multiply_logits<T: Multiplied>(
+fn multiply_logits<T: GemmFloat>(
     x: &[T],
     w: &[T],
     features: usize,
@@ -149,7 +149,8 @@ fn multiply_logits<T: Multiplied>(
     product(x, w.transposed(), tile, Update::Replace)
 }
 
-/// Takes a tile of logits, whose first row is row `first` of all, into the statistics of its rows.
+/// Folds a tile of logits into the statistics of its rows. The first row of the tile is row
+/// `first`.
 fn fold_tile<W: Wide>(
     tile: &[W],
     classes: &Range<usize>,
@@ -158,7 +159,7 @@ fn fold_tile<W: Wide>(
     [max, sum_exp, label_logit]: [&mut [W]; 3],
 ) {
     let columns = classes.len();
-    let rows = rows_a_task(columns);
+    let rows = rows_per_task(columns);
     let out = (
         blocks(max, rows),
         blocks(sum_exp, rows),
@@ -169,7 +170,7 @@ fn fold_tile<W: Wide>(
         for (at, ((max, sum_exp), label_logit)) in out.enumerate() {
             let row = task * rows + at;
             let logits = &tile[row * columns..][..columns];
-            (*max, *sum_exp) = vectorised!(W, || fold_row(logits, *max, *sum_exp));
+            (*max, *sum_exp) = vectorized!(W, || fold_row(logits, *max, *sum_exp));
             if let Some(label) = labels.within(first + row, classes) {
                 *label_logit = logits[label];
             }
@@ -177,7 +178,7 @@ fn fold_tile<W: Wide>(
     });
 }
 
-/// The maximum so far and the sum of e^(logit - maximum) so far, after some more logits.
+/// Updates the running maximum and the sum of e^(logit - maximum) with more logits.
 #[inline(always)]
 fn fold_row<W: Wide>(logits: &[W], before: W, sum_before: W) -> (W, W) {
     let tile_max = max(logits);
@@ -192,7 +193,7 @@ fn fold_row<W: Wide>(logits: &[W], before: W, sum_before: W) -> (W, W) {
     (now, kept + more)
 }
 
-/// Both gradients, or one of them.
+/// Computes dx, dw or both.
 pub(crate) struct Gradient<'a, T: Float> {
     /// x, w, lse and dloss.
     pub(crate) operands: [&'a Tensor; 4],
@@ -202,8 +203,8 @@ pub(crate) struct Gradient<'a, T: Float> {
     pub(crate) dlogits: &'a mut [T],
 }
 
-impl<T: Multiplied> Gradient<'_, T> {
-    /// `dx` comes with room for the sums of one tile's rows, `dw` with whether it is empty.
+impl<T: GemmFloat> Gradient<'_, T> {
+    /// `dx` is given with a buffer for the sums of one tile of rows, `dw` with whether it is empty.
     pub(crate) fn compute(
         self,
         mut dx: Option<(&mut [T], &mut [T::Wide])>,
@@ -261,7 +262,7 @@ impl<T: Multiplied> Gradient<'_, T> {
     }
 }
 
-/// dlogit = dloss (e^(logit - lse) - [class is the label]), and 0 in rows that do not count.
+/// dlogit = dloss (e^(logit - lse) - [class is the label]), and 0 in ignored rows.
 fn differentiate<T: Float>(
     logits: &[T::Wide],
     [lse, dloss]: [&[T::Wide]; 2],
@@ -272,7 +273,7 @@ fn differentiate<T: Float>(
     let columns = classes.len();
     for_rows!(dlogits, columns, |at, dlogits| {
         let row = rows.start + at;
-        if !labels.counts(row) {
+        if !labels.is_counted(row) {
             return dlogits.fill(T::narrow(T::Wide::ZERO));
         }
 
@@ -290,7 +291,7 @@ fn differentiate<T: Float>(
 
 fn round<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, out| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             for (out, wide) in out.iter_mut().zip(&wide[start..]) {
                 *out = T::narrow(*wide);
             }
@@ -298,7 +299,7 @@ fn round<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     });
 }
 
-/// The sum of lse - label_logit over the rows that count, and their number.
+/// The sum of lse - label_logit over the rows that are not ignored, and their number.
 pub(crate) fn row_losses<T: Float>(
     lse: &Tensor,
     label_logit: &Tensor,
@@ -332,7 +333,7 @@ fn matrix<'a, T: Copy>(
     MatrixRef::new(part, [rows.len(), columns]).map_err(gemm_error)
 }
 
-fn product<T: Multiplied>(
+fn product<T: GemmFloat>(
     a: MatrixRef<'_, T>,
     b: MatrixRef<'_, T>,
     out: &mut [T::Wide],
@@ -342,7 +343,7 @@ fn product<T: Multiplied>(
     gemm(a, b, out, how).map_err(gemm_error)
 }
 
-/// Tiles are cut so that their products fit; a message tells which did not.
+/// Tiles always fit; the message names an operand that does not.
 fn gemm_error(error: gemm::GemmError) -> Error {
     Error::Argument {
         op: "linear_cross_entropy",

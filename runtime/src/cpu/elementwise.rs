@@ -1,24 +1,25 @@
-//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed there,
+//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed there
 //! and rounded into the output.
 //!
-//! A function is compiled once for each wide type. Reading, rounding and the loop around them are
-//! compiled once for each element type and shared by all functions.
+//! Each function is compiled once per wide type. Reading, rounding and the outer loop are compiled
+//! once per element type and shared by all functions.
 
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Bool, Element, Error, Float, Number, Result, Tensor, UninitTensor, Wide};
 
-/// A function of `N` numbers, for every type that kernels compute in: see
+/// A function of `N` numbers, generic over the types that kernels compute in: see
 /// [`ops::map`](crate::ops::map).
 ///
-/// For a GPU it is run once on symbols, which write its steps down. So it may not branch on what it
-/// computes with (there is [`Number::if_lt`] for that), and takes 24 steps and 4 constants at most.
+/// For a GPU the function is traced once with symbolic numbers. So it must not branch on its values
+/// (use [`Number::if_lt`]), and is limited to 24 operations and 4 constants.
 pub trait Function<const N: usize>: Sync {
-    /// Its value. Must be `#[inline(always)]`, or it is compiled without vectors.
+    /// The value at `x`. Must be `#[inline(always)]`: otherwise it is compiled without vector
+    /// instructions.
     fn value<W: Number>(&self, x: [W; N]) -> W;
 }
 
-/// What [`Function`]s do to a chunk.
+/// A [`Function`] applied to a chunk.
 type Body<'a, W, const N: usize> = &'a (dyn Fn(&[Chunk<W>; N], &mut [W]) + Sync);
 
 /// `y[i] = f(inputs[..][i])`, inputs of `y`'s dtype read in row-major order.
@@ -35,8 +36,8 @@ pub(crate) fn map<const N: usize>(
     }
 }
 
-/// Whether `f(inputs[..][i])`, which is 0 or 1, is 1.
-pub(crate) fn test<const N: usize>(
+/// `y[i] = f(inputs[..][i]) != 0`; `f` returns 0 or 1.
+pub(crate) fn predicate<const N: usize>(
     f: &impl Function<N>,
     inputs: [&Tensor; N],
     y: &mut UninitTensor,
@@ -51,9 +52,9 @@ pub(crate) fn test<const N: usize>(
 
 fn body<W: Wide, const N: usize>(f: &impl Function<N>) -> impl Fn(&[Chunk<W>; N], &mut [W]) + Sync {
     |inputs, out| {
-        vectorised!(W, || {
-            // One count for all, checked here: or the loop looks at each element whether it is there,
-            // and the end of a chunk is no vector code.
+        vectorized!(W, || {
+            // One length for all slices, checked here. Otherwise the loop checks bounds for each
+            // element and its tail is not vectorized.
             let count = out.len();
             let inputs: [&[W]; N] = std::array::from_fn(
                 #[inline(always)]
@@ -69,8 +70,8 @@ fn body<W: Wide, const N: usize>(f: &impl Function<N>) -> impl Fn(&[Chunk<W>; N]
     }
 }
 
-/// Calls `body` with each chunk of the inputs and stores what it makes of them.
-fn for_chunks<T: Float, U: Stored<T::Wide>, const N: usize>(
+/// Calls `body` with each chunk of the inputs and stores the results.
+fn for_chunks<T: Float, U: FromResult<T::Wide>, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut [U],
     body: Body<'_, T::Wide, N>,
@@ -85,9 +86,9 @@ fn for_chunks<T: Float, U: Stored<T::Wide>, const N: usize>(
             }
             let results = &mut results[..out.len()];
             body(&buffers, results);
-            vectorised!(T::Wide, || {
+            vectorized!(T::Wide, || {
                 for (out, result) in out.iter_mut().zip(results) {
-                    *out = U::stored(*result);
+                    *out = U::from_result(*result);
                 }
             });
         }
@@ -95,33 +96,33 @@ fn for_chunks<T: Float, U: Stored<T::Wide>, const N: usize>(
     Ok(())
 }
 
-/// An element that a result is stored as.
-trait Stored<W>: Element {
-    fn stored(result: W) -> Self;
+/// An element type that stores results computed in `W`.
+trait FromResult<W>: Element {
+    fn from_result(result: W) -> Self;
 }
 
-impl<T: Float> Stored<T::Wide> for T {
+impl<T: Float> FromResult<T::Wide> for T {
     #[inline(always)]
-    fn stored(result: T::Wide) -> T {
+    fn from_result(result: T::Wide) -> T {
         T::narrow(result)
     }
 }
 
-impl<W: Wide> Stored<W> for Bool {
+impl<W: Wide> FromResult<W> for Bool {
     #[inline(always)]
-    fn stored(result: W) -> Bool {
+    fn from_result(result: W) -> Bool {
         Bool::from(result != W::ZERO)
     }
 }
 
-/// `out[i] = x[i]`, or `out[i] += x[i]` unless it is `empty`, rounded once.
+/// `out[i] = x[i]` if `empty`, else `out[i] += x[i]`; rounded once.
 pub(crate) fn accumulate<T: Float, U: Float>(x: &Tensor, out: &mut [U], empty: bool) -> Result<()> {
     let x = Source::<T>::new(x)?;
     for_blocks(out, BLOCK, |start, part| {
         let mut chunk = Chunk::of(T::Wide::ZERO);
         for (at, out) in part.chunks_mut(CHUNK).enumerate() {
             x.load_wide(start + at * CHUNK, &mut chunk[..out.len()]);
-            vectorised!(U::Wide, || {
+            vectorized!(U::Wide, || {
                 for (out, x) in out.iter_mut().zip(chunk.iter()) {
                     let x = U::Wide::from_f64(x.to_f64());
                     *out = U::narrow(if empty { x } else { out.wide() + x });
@@ -135,28 +136,28 @@ pub(crate) fn accumulate<T: Float, U: Float>(x: &Tensor, out: &mut [U], empty: b
 /// `out[i] = x[i]`.
 pub(crate) fn copy<T: Element>(x: &Tensor, out: &mut [T]) -> Result<()> {
     let x = Source::<T>::new(x)?;
-    match x.columns() {
-        Some(columns) => columns.copy(out),
+    match x.column_major() {
+        Some(matrix) => matrix.copy(out),
         None => for_blocks(out, BLOCK, |start, part| x.copy(start, part)),
     }
     Ok(())
 }
 
-/// `out[i] = x[i]` between two of f32 and bf16, as vector code.
+/// `out[i] = x[i]` between f32 and bf16, vectorized.
 pub(crate) fn cast<T: Float<Wide = f32>, U: Float<Wide = f32>>(
     x: &Tensor,
     out: &mut [U],
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(f32, || x
+        vectorized!(f32, || x
             .load(start, part, |element| U::narrow(element.wide())));
     });
     Ok(())
 }
 
-/// `out[i] = x[i]` for any element types, by way of `V`: i64 between integers, else f64.
-pub(crate) fn cast_through<V: Between>(x: &Tensor, y: &mut UninitTensor) -> Result<()> {
+/// `out[i] = x[i]` for any element types, converted via `V`: i64 between integers, else f64.
+pub(crate) fn cast_via<V: Intermediate>(x: &Tensor, y: &mut UninitTensor) -> Result<()> {
     let load = crate::for_any!(x.dtype(), T => V::loader::<T>(x))?;
     crate::for_any!(y.dtype(), U => {
         for_blocks(y.slice::<U>()?, BLOCK, |start, part| {
@@ -172,11 +173,11 @@ pub(crate) fn cast_through<V: Between>(x: &Tensor, y: &mut UninitTensor) -> Resu
     })
 }
 
-/// Reads a stretch of a tensor's elements in row-major order.
+/// Reads a range of a tensor's elements in row-major order.
 type Loader<'a, V> = Box<dyn Fn(usize, &mut [V]) + Sync + 'a>;
 
-/// What elements of one type become on the way to another.
-pub(crate) trait Between: Copy + Default + Send + Sync {
+/// The type through which a cast converts.
+pub(crate) trait Intermediate: Copy + Default + Send + Sync {
     fn of(element: impl Element) -> Self;
     fn element<U: Element>(self) -> U;
 
@@ -186,7 +187,7 @@ pub(crate) trait Between: Copy + Default + Send + Sync {
     }
 }
 
-impl Between for f64 {
+impl Intermediate for f64 {
     #[inline(always)]
     fn of(element: impl Element) -> f64 {
         element.to_f64()
@@ -198,7 +199,7 @@ impl Between for f64 {
     }
 }
 
-impl Between for i64 {
+impl Intermediate for i64 {
     #[inline(always)]
     fn of(element: impl Element) -> i64 {
         element.to_i64()
@@ -210,7 +211,7 @@ impl Between for i64 {
     }
 }
 
-/// `out[i]` is `a[i]` where `condition[i]` holds, else `b[i]`.
+/// `out[i] = condition[i] ? a[i] : b[i]`.
 pub(crate) fn where_<T: Element>(
     condition: &Tensor,
     a: &Tensor,
@@ -239,6 +240,6 @@ pub(crate) fn where_<T: Element>(
 
 fn sources<'a, T: Element, const N: usize>(inputs: [&'a Tensor; N]) -> Result<[Source<'a, T>; N]> {
     let sources: Result<Vec<_>> = inputs.into_iter().map(Source::new).collect();
-    // Exactly N went in.
+    // The vector has exactly N elements.
     sources.map(|sources| sources.try_into().ok().unwrap_or_else(|| unreachable!()))
 }

@@ -1,7 +1,7 @@
-//! Kernels that gather rows of a table, and scatter gradients back.
+//! Kernels that gather rows of a table, and scatter gradients.
 
 use super::for_blocks;
-use super::rows::{Flat, Rows, copy_rows, rows_a_task};
+use super::rows::{Flat, Rows, copy_rows, rows_per_task};
 use crate::{Error, Float, Number, Result, Tensor};
 
 /// y[i] = table[ids[i]].
@@ -36,28 +36,28 @@ fn check_indices(op: &'static str, ids: &[i64], extent: usize) -> Result<()> {
     }
 }
 
-/// Positions sorted by id and, of one id, in ascending order.
-pub(crate) struct Order<'a> {
-    /// Where the positions of each id end.
+/// Positions grouped by id, in ascending order within each id.
+pub(crate) struct Positions<'a> {
+    /// The end of each id's positions.
     ends: &'a [i64],
     positions: &'a [i64],
 }
 
-/// The workspace that [`order_of`] needs.
-pub(crate) fn order_elements(extent: usize, ids: usize) -> usize {
+/// Elements of the workspace of [`group_positions`].
+pub(crate) fn position_workspace(extent: usize, ids: usize) -> usize {
     extent + ids
 }
 
-/// The positions of each of 0..extent in `ids`, by counting sort.
+/// Groups the positions of `ids` by id in 0..extent, by counting sort.
 ///
 /// # Errors
 /// [`Error::IndexOutOfRange`], naming `op`.
-pub(crate) fn order_of<'a>(
+pub(crate) fn group_positions<'a>(
     op: &'static str,
     ids: &Tensor,
     extent: usize,
     workspace: &'a mut [i64],
-) -> Result<Order<'a>> {
+) -> Result<Positions<'a>> {
     let ids = Flat::<i64>::new(ids)?;
     check_indices(op, &ids, extent)?;
 
@@ -76,21 +76,21 @@ pub(crate) fn order_of<'a>(
         positions[*next as usize] = position as i64;
         *next += 1;
     }
-    Ok(Order { ends, positions })
+    Ok(Positions { ends, positions })
 }
 
-impl Order<'_> {
+impl Positions<'_> {
     fn of(&self, id: usize) -> &[i64] {
         let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.positions[start as usize..self.ends[id] as usize]
     }
 }
 
-/// dtable[id] += dy[position] for the positions of each id, in order. Where `empty`, the table is
-/// written anew.
+/// dtable[id] += dy[position] for the positions of each id, in order. If `empty`, the table is
+/// overwritten.
 pub(crate) fn embedding_grad<T: Float>(
     dy: &Tensor,
-    order: &Order<'_>,
+    order: &Positions<'_>,
     features: usize,
     dtable: &mut [T::Wide],
     empty: bool,
@@ -100,8 +100,8 @@ pub(crate) fn embedding_grad<T: Float>(
         return Ok(());
     }
 
-    for_blocks(dtable, rows_a_task(features) * features, |start, part| {
-        vectorised!(T::Wide, || {
+    for_blocks(dtable, rows_per_task(features) * features, |start, part| {
+        vectorized!(T::Wide, || {
             for (at, sum) in part.chunks_exact_mut(features).enumerate() {
                 let positions = order.of(start / features + at);
                 add_rows(&dy, positions, sum, empty);

@@ -6,21 +6,21 @@
 //! | f64 | f64 | f64 |
 //! | bf16 | bf16 or f32 | f32, over the whole of k; rounded once, at the end |
 //!
-//! **Bits.** Element (i, j) is one chain of fused multiply-adds along k, started at zero, in an
-//! order that depends on k and on nothing else. So a row's bits depend neither on the other rows
-//! nor on the number of threads, and a grouped or batched product equals a loop of plain ones.
-//! (BLAS-like libraries do not promise this: they switch to other kernels for a single row or a
-//! small matrix.) Bits do differ between machines whose vector instructions differ.
+//! **Bits.** Element (i, j) is one chain of fused multiply-adds along k, starting at zero, in an
+//! order that depends on k alone. So a row's bits depend neither on the other rows nor on the
+//! number of threads, and a grouped or batched product equals a loop of plain ones. (BLAS-like
+//! libraries do not guarantee this: they use other kernels for a single row or a small matrix.)
+//! Bits differ between machines with different vector instructions.
 //!
-//! **Shape of the algorithm.** C is cut into blocks, the unit of parallelism. A block copies slabs
-//! of A and B, `k_slab` deep, into *panels*: the order in which the innermost loop, the
-//! *micro-kernel*, reads them. Strides, transposes and the tails of all extents end there, so a
-//! micro-kernel always computes a full tile from contiguous memory; rows of A that already are
-//! contiguous along k it reads where they lie. (Goto & van de Geijn,
-//! "Anatomy of high-performance matrix multiplication", 2008.)
+//! **Algorithm.** C is divided into blocks, the unit of parallelism. A block copies slabs of A and
+//! B, `k_slab` deep, into *panels*: the order in which the innermost loop, the *micro-kernel*,
+//! reads them. Packing handles strides, transposes and the tails of all extents, so a micro-kernel
+//! always computes a full tile from contiguous memory. Rows of A that are already contiguous along
+//! k are read in place. (Goto & van de Geijn, "Anatomy of high-performance matrix multiplication",
+//! 2008.)
 //!
-//! **Memory.** A thread that takes part keeps about 3.2 MiB of buffers; nothing else is
-//! allocated. **Threads** are as many as the caller's device has.
+//! **Memory.** Each participating thread keeps about 3.2 MiB of buffers; nothing else is allocated.
+//! The caller's device sets the number of **threads**.
 
 mod block;
 mod grouped;
@@ -44,7 +44,7 @@ pub(crate) use matrix::{MatrixMut, MatrixRef};
 use block::{Problem, multiply_all};
 use kernel::{Kernel, WithKernel};
 
-/// What happens to the old value of C.
+/// How C is updated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Update {
     /// `C = A B`; the old value is not read.
@@ -53,28 +53,28 @@ pub(crate) enum Update {
     Add,
 }
 
-/// Why a product could not be computed. Sizes and strides are in elements.
+/// An invalid argument of a matrix product. Sizes and strides are in elements.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GemmError {
-    /// A view reaches beyond its slice.
+    /// A view is out of bounds.
     #[error(
-        "a view of extents {extents:?} and strides {strides:?} at offset {offset} leaves its slice \
-         of {len} elements; the slice must hold every element of the view"
+        "a view of extents {extents:?} and strides {strides:?} at offset {offset} is out of bounds \
+         of its slice of {len} elements; the slice must hold every element of the view"
     )]
     OutOfBounds {
         /// Batch extents, rows and columns.
         extents: Vec<usize>,
         /// The stride of each extent.
         strides: Vec<isize>,
-        /// Where element (0, 0) of the first matrix lies.
+        /// The offset of element (0, 0) of the first matrix.
         offset: usize,
         /// Elements in the slice.
         len: usize,
     },
 
-    /// A writable view would name an element twice.
+    /// A mutable view addresses an element twice.
     #[error(
-        "a writable view of extents {extents:?} and strides {strides:?} may name an element \
+        "a mutable view of extents {extents:?} and strides {strides:?} may address an element \
          twice; each stride must be at least the span of the dims with smaller strides"
     )]
     Overlap {
@@ -84,8 +84,8 @@ pub enum GemmError {
         strides: Vec<isize>,
     },
 
-    /// The batch has another number of extents than of strides.
-    #[error("a batch of {extents} extents has {strides} strides; give one stride an extent")]
+    /// The batch has different numbers of extents and strides.
+    #[error("a batch of {extents} extents has {strides} strides; pass one stride per extent")]
     BatchRank {
         /// Number of batch extents.
         extents: usize,
@@ -93,28 +93,28 @@ pub enum GemmError {
         strides: usize,
     },
 
-    /// The operands do not fit each other.
-    #[error("{op}: {what} must agree, but are {left:?} and {right:?}")]
+    /// The operands do not match.
+    #[error("{op}: {what} must be equal, but are {left:?} and {right:?}")]
     Mismatch {
         /// The function called.
         op: &'static str,
-        /// What was compared.
+        /// The compared extents.
         what: &'static str,
-        /// The value on the left of `what`.
+        /// The first value.
         left: Vec<usize>,
-        /// The value on the right of `what`.
+        /// The second value.
         right: Vec<usize>,
     },
 
     /// Group offsets do not describe row ranges.
     #[error(
-        "{op}: group offsets must start at 0 or above, never fall and end at or before the {rows} \
-         rows, but offset {index} breaks this"
+        "{op}: group offsets must start at 0 or above, be non-decreasing and end at or before the \
+         {rows} rows, but offset {index} does not"
     )]
     Offsets {
         /// The function called.
         op: &'static str,
-        /// The first offset that breaks the rule.
+        /// The first invalid offset.
         index: usize,
         /// Rows of the operand that the offsets divide.
         rows: usize,
@@ -124,11 +124,11 @@ pub enum GemmError {
 /// `C = A B` or `C += A B`, for one matrix or a batch of them.
 ///
 /// # Shapes
-/// `a` [.., m, k], `b` [.., k, n], `c` [.., m, n] with equal batch extents; any strides, so
-/// `a.transposed()` costs nothing. With k = 0 the product is zero.
+/// `a` [.., m, k], `b` [.., k, n], `c` [.., m, n] with equal batch extents and any strides;
+/// `a.transposed()` is free. With k = 0 the product is zero.
 ///
 /// # Errors
-/// [`GemmError::Mismatch`] when the extents do not fit.
+/// [`GemmError::Mismatch`] if the extents do not match.
 pub(crate) fn gemm<T, C>(
     a: MatrixRef<'_, T>,
     b: MatrixRef<'_, T>,
@@ -162,7 +162,7 @@ where
     Ok(())
 }
 
-/// A list of products waiting for a kernel.
+/// A list of products to run with a kernel.
 struct Run<'p, 'a, T, C> {
     count: usize,
     problem: &'p (dyn Fn(usize) -> Problem<'a, T, C> + Sync),

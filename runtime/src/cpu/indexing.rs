@@ -1,11 +1,11 @@
-//! Kernels that move elements to where indices say. Indices have been checked.
+//! Kernels that copy or add elements by index. Indices have been checked.
 
-use super::rows::{copy_rows, rows_a_task};
+use super::rows::{copy_rows, rows_per_task};
 use super::strided::Source;
 use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::{Element, Float, Layout, Number, Result, Tensor};
 
-/// Row by row the rows of `inputs`, whose widths are `widths`, one after the other.
+/// Concatenates the rows of `inputs`, whose widths are `widths`.
 pub(crate) fn concat<T: Element>(
     inputs: &[&Tensor],
     widths: &[usize],
@@ -33,17 +33,17 @@ pub(crate) fn concat<T: Element>(
     Ok(())
 }
 
-/// A dim between those outside and those inside of it, in a contiguous tensor.
+/// A dim of a contiguous tensor.
 #[derive(Clone, Copy)]
-pub(crate) struct Middle {
-    /// Its extent.
+pub(crate) struct IndexedDim {
+    /// The extent of the dim.
     pub(crate) extent: usize,
-    /// The product of the extents inside of it.
+    /// The product of the extents of the dims after it.
     pub(crate) inner: usize,
 }
 
 /// `out[o, j, ..] = x[o, ids[j], ..]`.
-pub(crate) fn index_select<T: Element>(x: &[T], dim: Middle, ids: &[i64], out: &mut [T]) {
+pub(crate) fn index_select<T: Element>(x: &[T], dim: IndexedDim, ids: &[i64], out: &mut [T]) {
     copy_rows(out, dim.inner, |at, to| {
         let (outer, j) = (at / ids.len(), at % ids.len());
         let row = outer * dim.extent + ids[j] as usize;
@@ -53,14 +53,14 @@ pub(crate) fn index_select<T: Element>(x: &[T], dim: Middle, ids: &[i64], out: &
 
 /// `out[o, ids[j], ..] += dy[o, j, ..]` in the order of j, from zero.
 ///
-/// A task owns rows of `out` and looks for its own among all ids, so that nobody else writes there.
-pub(crate) fn index_add<T: Float>(dy: &[T], dim: Middle, ids: &[i64], out: &mut [T::Wide]) {
+/// A task owns rows of `out` and scans all ids for its rows, so no other task writes them.
+pub(crate) fn index_add<T: Float>(dy: &[T], dim: IndexedDim, ids: &[i64], out: &mut [T::Wide]) {
     let inner = dim.inner.max(1);
     let slab = (dim.extent * inner).max(1);
-    let rows_a_task = rows_a_task(inner);
+    let rows_per_task = rows_per_task(inner);
     for_parts(blocks(out, slab), |outer, slab| {
-        for_blocks(slab, rows_a_task * inner, |start, rows| {
-            vectorised!(T::Wide, || {
+        for_blocks(slab, rows_per_task * inner, |start, rows| {
+            vectorized!(T::Wide, || {
                 rows.fill(T::Wide::ZERO);
                 let (first_row, held) = (start / inner, rows.len() / inner);
                 for (j, id) in ids.iter().enumerate() {
@@ -80,21 +80,22 @@ pub(crate) fn index_add<T: Float>(dy: &[T], dim: Middle, ids: &[i64], out: &mut 
     });
 }
 
-/// Where elements lie in a tensor when their coordinate in one dim comes from an index tensor and
-/// the others are its own.
-pub(crate) struct Around {
-    /// Extents of the index tensor, and the other tensor's strides, zero in the indexed dim.
+/// Maps positions of an index tensor to offsets of another tensor: the coordinate in the indexed
+/// dim comes from the index tensor, all other coordinates are equal.
+pub(crate) struct IndexedLayout {
+    /// Extents of the index tensor with the strides of the other tensor; the stride of the indexed
+    /// dim is 0.
     dims: Vec<(usize, isize)>,
     offset: isize,
     indexed_stride: isize,
 }
 
-impl Around {
-    /// Of tensors with at least one dim.
-    pub(crate) fn new(layout: &Layout, dim: usize, index_shape: &[usize]) -> Around {
+impl IndexedLayout {
+    /// Both tensors have at least one dim.
+    pub(crate) fn new(layout: &Layout, dim: usize, index_shape: &[usize]) -> IndexedLayout {
         let strides = layout.strides();
         let stride = |at: usize| if at == dim { 0 } else { strides[at] };
-        Around {
+        IndexedLayout {
             dims: index_shape
                 .iter()
                 .enumerate()
@@ -105,13 +106,13 @@ impl Around {
         }
     }
 
-    /// How many elements follow each other in the innermost dim of the index tensor.
+    /// The extent of the innermost dim of the index tensor.
     fn run(&self) -> usize {
         self.dims.last().map_or(1, |(extent, _)| *extent).max(1)
     }
 
-    /// Calls `f(position, place)` for positions `start..start + indices.len()` of the index tensor,
-    /// in order; `start` begins a run.
+    /// Calls `f(position, offset)` for positions `start..start + indices.len()` of the index
+    /// tensor, in order; `start` is the first position of a row.
     #[inline(always)]
     fn for_each(&self, start: usize, indices: &[i64], mut f: impl FnMut(usize, usize)) {
         let Some((&(_, step), outer)) = self.dims.split_last() else {
@@ -125,31 +126,33 @@ impl Around {
                 row /= extent;
             }
             for (column, index) in indices.iter().enumerate() {
-                let place = base + column as isize * step + *index as isize * self.indexed_stride;
-                f(start + at * run + column, place as usize);
+                let offset = base + column as isize * step + *index as isize * self.indexed_stride;
+                f(start + at * run + column, offset as usize);
             }
         }
     }
 }
 
-/// `out[c] = x[c with the index at c in the indexed dim]`; `x` is a whole storage.
-pub(crate) fn gather<T: Element>(x: &[T], around: &Around, index: &[i64], out: &mut [T]) {
+/// `out[c] = x[c with the coordinate of the indexed dim replaced by index[c]]`; `x` is a whole
+/// storage.
+pub(crate) fn gather<T: Element>(x: &[T], around: &IndexedLayout, index: &[i64], out: &mut [T]) {
     let run = around.run();
-    for_blocks(out, rows_a_task(run) * run, |start, part| {
+    for_blocks(out, rows_per_task(run) * run, |start, part| {
         let index = &index[start..start + part.len()];
-        around.for_each(start, index, |position, place| {
-            part[position - start] = x[place]
+        around.for_each(start, index, |position, offset| {
+            part[position - start] = x[offset]
         });
     });
 }
 
-/// `out[c with the index at c in the indexed dim] += src[c]` in row-major order of c, from zero.
+/// `out[c with the coordinate of the indexed dim replaced by index[c]] += src[c]`, in row-major
+/// order of c, from zero.
 ///
-/// `out` falls into `slabs[0]` equal parts and `index` into `slabs[1]`, at most as many, which
-/// write to the part of their own number: parts are computed in parallel.
+/// `out` is divided into `slabs[0]` equal parts and `index` into `slabs[1] <= slabs[0]`. Part i of
+/// `index` writes only to part i of `out`, so the parts run in parallel.
 pub(crate) fn scatter_add<T: Float>(
     src: &[T],
-    around: &Around,
+    around: &IndexedLayout,
     index: &[i64],
     slabs: [usize; 2],
     out: &mut [T::Wide],
@@ -162,8 +165,8 @@ pub(crate) fn scatter_add<T: Float>(
         }
         let start = at * index_slab;
         let index = &index[start..start + index_slab];
-        around.for_each(start, index, |position, place| {
-            out[place - at * slab] += src[position].wide();
+        around.for_each(start, index, |position, offset| {
+            out[offset - at * slab] += src[position].wide();
         });
     });
 }
@@ -171,7 +174,7 @@ pub(crate) fn scatter_add<T: Float>(
 /// `out[i] = wide[i]`, rounded.
 pub(crate) fn narrow<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             for (out, wide) in part.iter_mut().zip(&wide[start..]) {
                 *out = T::narrow(*wide);
             }

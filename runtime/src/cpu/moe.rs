@@ -1,32 +1,34 @@
-//! Kernels of mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows
-//! there and back.
+//! Kernels of mixture-of-experts layers: routing, sorting tokens by expert, permuting and
+//! unpermuting rows.
 
-use super::rank::top_of;
-use super::rows::{copy_rows, for_rows, rows_a_task, sum};
+use super::rows::{copy_rows, for_rows, rows_per_task, sum};
 use super::strided::CHUNK;
+use super::top_k::top_k_indices;
 use super::{blocks, for_blocks, for_parts};
 use crate::{Element, Error, Float, Number, Result};
 
-/// Chooses the `k` best of each row of `probabilities`, ranked with `bias` added, and weighs them
-/// without it.
+/// Selects the `k` largest of each row of `probabilities` with `bias` added; the weights are
+/// without bias.
 pub(crate) fn router_top_k<T: Float>(
     probabilities: &[T],
     bias: Option<&[T::Wide]>,
     experts: usize,
     k: usize,
-    renormalise: bool,
+    renormalize: bool,
     weights: &mut [T],
     indices: &mut [i32],
 ) {
     let choose = |row: usize, weights: &mut [T], indices: &mut [i32]| {
         let row = &probabilities[row * experts..][..experts];
         match bias {
-            None => top_of(experts, |expert| row[expert].wide(), indices),
-            Some(bias) => top_of(experts, |expert| row[expert].wide() + bias[expert], indices),
+            None => top_k_indices(experts, |expert| row[expert].wide(), indices),
+            Some(bias) => {
+                top_k_indices(experts, |expert| row[expert].wide() + bias[expert], indices)
+            }
         }
 
         let chosen = |index: &i32| row[*index as usize].wide();
-        let scale = match renormalise {
+        let scale = match renormalize {
             true => indices.iter().map(chosen).sum(),
             false => T::Wide::ONE,
         };
@@ -35,7 +37,7 @@ pub(crate) fn router_top_k<T: Float>(
         }
     };
 
-    let rows = rows_a_task(experts);
+    let rows = rows_per_task(experts);
     let out = (blocks(weights, rows * k), blocks(indices, rows * k));
     for_parts(out, |task, (weights, indices)| {
         let out = weights.chunks_mut(k).zip(indices.chunks_mut(k));
@@ -45,14 +47,14 @@ pub(crate) fn router_top_k<T: Float>(
     });
 }
 
-/// The gradient of [`router_top_k`]; the choice itself has none. `indices` have been checked.
+/// The gradient of [`router_top_k`]; the selection itself has none. `indices` have been checked.
 pub(crate) fn router_top_k_grad<T: Float>(
     probabilities: &[T],
     indices: &[i32],
     dweights: &[T],
     experts: usize,
     k: usize,
-    renormalise: bool,
+    renormalize: bool,
     dprobabilities: &mut [T],
 ) {
     for_rows!(dprobabilities, experts, |row, dprobabilities| {
@@ -63,7 +65,7 @@ pub(crate) fn router_top_k_grad<T: Float>(
 
         // w_j = p_j / s with s = sum_j p_j, so dp_j = (dw_j - sum_i dw_i w_i) / s.
         let (mut mean, mut scale) = (T::Wide::ZERO, T::Wide::ONE);
-        if renormalise {
+        if renormalize {
             scale = indices.iter().map(chosen).sum();
             let products = indices
                 .iter()
@@ -79,8 +81,8 @@ pub(crate) fn router_top_k_grad<T: Float>(
     });
 }
 
-/// A stable counting sort of `indices` by expert, of which those from `first_expert` on are held:
-/// one for each difference of `offsets`. Indices have been checked.
+/// A stable counting sort of `indices` by expert. `offsets` has one more element than there are
+/// local experts; the first local expert is `first_expert`. Indices have been checked.
 pub(crate) fn expert_order<I: Element>(
     indices: &[I],
     first_expert: usize,
@@ -103,8 +105,8 @@ pub(crate) fn expert_order<I: Element>(
         offsets[group + 1] += offsets[group];
     }
 
-    // While rows are dealt out, `offsets[group]` is the next free row of the group: at the end,
-    // where the next begins.
+    // During the loop, `offsets[group]` is the next free row of the group; after it, the end of the
+    // group.
     order.fill(-1);
     for (slot, (index, place)) in indices.iter().zip(place).enumerate() {
         let Some(group) = group(index) else {
@@ -120,7 +122,7 @@ pub(crate) fn expert_order<I: Element>(
     offsets[0] = 0;
 }
 
-/// `out[row] = x[order[row] / top_k]`, and zeros in rows beyond `order`.
+/// `out[row] = x[order[row] / top_k]`; rows beyond `order` are zero.
 pub(crate) fn permute_tokens<T: Element>(
     x: &[T],
     width: usize,
@@ -134,7 +136,7 @@ pub(crate) fn permute_tokens<T: Element>(
     });
 }
 
-/// `out[row] = weights[order[row]] * x[order[row] / top_k]`, and zeros in rows beyond `order`.
+/// `out[row] = weights[order[row]] * x[order[row] / top_k]`; rows beyond `order` are zero.
 pub(crate) fn permute_tokens_weighted<T: Float>(
     x: &[T],
     weights: &[T::Wide],
@@ -155,8 +157,8 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
 }
 
 /// `out[token] = sum_j weight(token, j) * rows[place[token, j]]` in the order of j; a negative
-/// place counts as zero. `weight` gets the position of (token, j).
-pub(crate) fn collect<T: Float>(
+/// place contributes zero. `weight` takes the flat index of (token, j).
+pub(crate) fn unpermute_tokens<T: Float>(
     rows: &[T],
     width: usize,
     top_k: usize,
@@ -186,9 +188,8 @@ pub(crate) fn collect<T: Float>(
     });
 }
 
-/// `out[token, j] = sum over the width of dy[token] * y[place[token, j]]`; zero where the place is
-/// negative.
-pub(crate) fn dots<T: Float>(
+/// `out[token, j] = dot(dy[token], y[place[token, j]])`; zero where the place is negative.
+pub(crate) fn unpermute_tokens_grad_weights<T: Float>(
     dy: &[T],
     y: &[T],
     width: usize,
@@ -196,8 +197,8 @@ pub(crate) fn dots<T: Float>(
     place: &[i32],
     out: &mut [T::Wide],
 ) {
-    for_blocks(out, rows_a_task(width), |start, part| {
-        vectorised!(T::Wide, || {
+    for_blocks(out, rows_per_task(width), |start, part| {
+        vectorized!(T::Wide, || {
             for (at, out) in part.iter_mut().enumerate() {
                 let slot = start + at;
                 *out = usize::try_from(place[slot]).map_or(T::Wide::ZERO, |row| {
@@ -209,7 +210,7 @@ pub(crate) fn dots<T: Float>(
     });
 }
 
-/// Checks that every index is one of `extent` rows, or, where `absent` is legal, -1.
+/// Checks that every index is in 0..extent, or -1 if `absent`.
 pub(crate) fn check_indices<I: Element>(
     op: &'static str,
     indices: &[I],
@@ -232,15 +233,15 @@ pub(crate) fn check_indices<I: Element>(
     }
 }
 
-/// Checks that offsets rise from 0 and stay within `rows`, and returns the last: how many rows are
-/// in use.
+/// Checks that offsets start at 0, are sorted and end within `rows`, and returns the last: the
+/// number of rows in use.
 pub(crate) fn check_offsets(op: &'static str, offsets: &[i64], rows: usize) -> Result<usize> {
     let rises = offsets.first() == Some(&0) && offsets.is_sorted();
     match offsets.last() {
         Some(last) if rises && *last <= rows as i64 => Ok(*last as usize),
         _ => {
             let problem = format!(
-                "offsets {offsets:?} must begin with 0, never fall and end at or before {rows} rows"
+                "offsets {offsets:?} must start with 0, be non-decreasing and end at or before {rows} rows"
             );
             Err(Error::Argument { op, problem })
         }

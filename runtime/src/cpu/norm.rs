@@ -1,10 +1,10 @@
-//! Kernels of the norms.
+//! Kernels of RMS norm.
 
-use super::rows::{Flat, Rows, for_rows, rows_a_task, sum};
+use super::rows::{Flat, Rows, for_rows, rows_per_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::{Element, Float, Number, Result, Tensor};
 
-/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
+/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), per row.
 pub(crate) fn rms_norm<T: Float>(
     x: &Tensor,
     w: &Tensor,
@@ -20,10 +20,10 @@ pub(crate) fn rms_norm<T: Float>(
         return Ok(());
     }
 
-    let rows = rows_a_task(columns);
+    let rows = rows_per_task(columns);
     let out = (blocks(y, rows * columns), blocks(inv_rms, rows));
     for_parts(out, |task, (y, inv_rms)| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let out = y.chunks_exact_mut(columns).zip(inv_rms);
             for (at, (y, inv_rms)) in out.enumerate() {
                 *inv_rms = rms_norm_row(x.row(task * rows + at), w, eps, y);
@@ -43,7 +43,7 @@ fn rms_norm_row<T: Float>(x: &[T], w: &[T], eps: T::Wide, y: &mut [T]) -> T::Wid
     inv_rms
 }
 
-/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), row by row.
+/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), per row.
 pub(crate) fn rms_norm_grad_input<T: Float>(
     dy: &Tensor,
     x: &Tensor,
@@ -67,7 +67,7 @@ pub(crate) fn rms_norm_grad_input<T: Float>(
     Ok(())
 }
 
-/// h = x + b, and y and inv_rms as the norm of that, row by row.
+/// h = x + b; y and inv_rms are the norm of h, per row.
 pub(crate) fn add_rms_norm<T: Float>(
     [x, b, w]: [&Tensor; 3],
     eps: f64,
@@ -83,14 +83,14 @@ pub(crate) fn add_rms_norm<T: Float>(
         return Ok(());
     }
 
-    let rows = rows_a_task(columns);
+    let rows = rows_per_task(columns);
     let out = (
         blocks(h, rows * columns),
         blocks(y, rows * columns),
         blocks(inv_rms, rows),
     );
     for_parts(out, |task, (h, y, inv_rms)| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let out = h.chunks_exact_mut(columns).zip(y.chunks_exact_mut(columns));
             for (at, ((h, y), inv_rms)) in out.zip(inv_rms).enumerate() {
                 let row = task * rows + at;
@@ -104,7 +104,7 @@ pub(crate) fn add_rms_norm<T: Float>(
     Ok(())
 }
 
-/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), row by row.
+/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), per row.
 pub(crate) fn add_rms_norm_grad_input<T: Float>(
     [dh, dy, h, w, inv_rms]: [&Tensor; 5],
     dx: &mut [T],
@@ -126,15 +126,15 @@ pub(crate) fn add_rms_norm_grad_input<T: Float>(
     Ok(())
 }
 
-/// Rows that one partial sum of [`rms_norm_grad_weight`] covers: never few, so that the partial
-/// sums stay small.
-pub(crate) fn rows_a_partial(columns: usize) -> usize {
-    rows_a_task(columns).max(64)
+/// Rows per partial sum of [`rms_norm_grad_weight`]: at least 64, to bound the memory of the
+/// partial sums.
+pub(crate) fn rows_per_partial(columns: usize) -> usize {
+    rows_per_task(columns).max(64)
 }
 
-/// dw = sum over rows of dy x inv_rms, added to `dw` unless that is `empty`.
+/// dw = sum over rows of dy x inv_rms; overwrites `dw` if `empty`, else adds to it.
 ///
-/// `partial` has room for one sum for each [`rows_a_partial`] rows; they are added in order.
+/// `partial` holds one sum per [`rows_per_partial`] rows; the sums are added in order.
 pub(crate) fn rms_norm_grad_weight<T: Float>(
     [dy, x, inv_rms]: [&Tensor; 3],
     partial: &mut [T::Wide],
@@ -149,11 +149,11 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
         return Ok(());
     }
 
-    let rows = rows_a_partial(columns);
+    let rows = rows_per_partial(columns);
     for_blocks(partial, columns, |start, sums| {
         let first = start / columns * rows;
         let last = inv_rms.len().min(first + rows);
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             sums.fill(T::Wide::ZERO);
             for (row, inv_rms) in (first..last).zip(&inv_rms[first..last]) {
                 add_products(dy.row(row), x.row(row), *inv_rms, sums);
@@ -165,11 +165,11 @@ pub(crate) fn rms_norm_grad_weight<T: Float>(
     Ok(())
 }
 
-/// The lines of `partial` in order, added to `dw` unless that is `empty`.
+/// Adds the rows of `partial` in order; overwrites `dw` if `empty`, else adds to it.
 pub(super) fn add_partials<T: Float>(partial: &[T::Wide], dw: &mut [T::Wide], empty: bool) {
     let columns = dw.len();
     for_blocks(dw, BLOCK, |start, dw| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             if empty {
                 dw.fill(T::Wide::ZERO);
             }

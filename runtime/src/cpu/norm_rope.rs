@@ -1,13 +1,13 @@
-//! Kernels of the norm of heads and their rotation, in one pass.
+//! Kernels that normalize heads and rotate them, in one pass.
 
-use super::norm::{add_partials, rows_a_partial};
-use super::rope::{Rotation, rotate};
-use super::rows::{Flat, Rows, rows_a_task, sum};
+use super::norm::{add_partials, rows_per_partial};
+use super::rope::{Rotation, rotate_head};
+use super::rows::{Flat, Rows, rows_per_task, sum};
 use super::{blocks, for_blocks, for_parts};
 use crate::ops::RopeStyle;
 use crate::{Element, Float, Number, Result, Tensor};
 
-/// Tables of angles with a row for each position, and how many heads share it.
+/// Tables of angles with one row per position, and the number of heads that share a row.
 pub(crate) struct Angles<'a> {
     pub(crate) cos: &'a Tensor,
     pub(crate) sin: &'a Tensor,
@@ -33,12 +33,12 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// The heads from `first` to `end`, each with the angles of its position.
+    /// Calls `f` with the heads `first..end` and the angles of their positions.
     #[inline(always)]
     fn heads(&self, first: usize, end: usize, mut f: impl FnMut(usize, [&[f32]; 2])) {
         let mut head = first;
         while head < end {
-            // Looked up once a position: that takes as long as half a head.
+            // Looked up once per position: the lookup takes as long as half a head.
             let position = head / self.heads;
             let angles = [self.cos.row(position), self.sin.row(position)];
             let last = end.min((position + 1) * self.heads);
@@ -50,7 +50,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// y = rotate(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
+/// y = rotate(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), per head.
 pub(crate) fn norm_rope<T: Float>(
     [x, w]: [&Tensor; 2],
     angles: &Angles<'_>,
@@ -66,11 +66,11 @@ pub(crate) fn norm_rope<T: Float>(
         return Ok(());
     }
 
-    let rows = rows_a_task(columns);
+    let rows = rows_per_task(columns);
     let out = (blocks(y, rows * columns), blocks(inv_rms, rows));
     for_parts(out, |task, (y, inv_rms)| {
         let mut normed = vec![T::Wide::ZERO; columns];
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let first = task * rows;
             let end = first + inv_rms.len();
             let mut out = y.chunks_exact_mut(columns).zip(inv_rms);
@@ -81,7 +81,7 @@ pub(crate) fn norm_rope<T: Float>(
                 |row, angles| {
                     if let Some((y, inv_rms)) = out.next() {
                         *inv_rms = norm(x.row(row), w, eps, &mut normed);
-                        rotate(&normed, angles, tables.style, Rotation::Forward, y);
+                        rotate_head(&normed, angles, tables.style, Rotation::Forward, y);
                     }
                 },
             );
@@ -100,7 +100,8 @@ fn norm<T: Float>(x: &[T], w: &[T], eps: T::Wide, normed: &mut [T::Wide]) -> T::
     inv_rms
 }
 
-/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, head by head.
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated by the negative angle, per
+/// head.
 pub(crate) fn norm_rope_grad_input<T: Float>(
     [dy, x, w, inv_rms]: [&Tensor; 4],
     angles: &Angles<'_>,
@@ -119,9 +120,9 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
     }
     let inv_columns = T::Wide::ONE / T::Wide::from_f64(columns as f64);
 
-    for_blocks(dx, rows_a_task(columns) * columns, |start, dx| {
+    for_blocks(dx, rows_per_task(columns) * columns, |start, dx| {
         let (mut dzw, mut wide_x) = (vec![T::Wide::ZERO; columns], vec![T::Wide::ZERO; columns]);
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let first = start / columns;
             let end = first + dx.len() / columns;
             let mut out = dx.chunks_exact_mut(columns);
@@ -132,7 +133,7 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
                 |row, angles| {
                     let Some(dx) = out.next() else { return };
                     let inv_rms = inv_rms[row];
-                    rotate(
+                    rotate_head(
                         dy.row(row),
                         angles,
                         tables.style,
@@ -158,9 +159,9 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
     Ok(())
 }
 
-/// dw = sum over heads of dz x inv_rms, added to `dw` unless that is `empty`.
+/// dw = sum over heads of dz x inv_rms; overwrites `dw` if `empty`, else adds to it.
 ///
-/// `partial` has room for one sum for each [`rows_a_partial`] heads; they are added in order.
+/// `partial` holds one sum per [`rows_per_partial`] heads; the sums are added in order.
 pub(crate) fn norm_rope_grad_weight<T: Float>(
     [dy, x, inv_rms]: [&Tensor; 3],
     angles: &Angles<'_>,
@@ -180,19 +181,19 @@ pub(crate) fn norm_rope_grad_weight<T: Float>(
         return Ok(());
     }
 
-    let rows = rows_a_partial(columns);
+    let rows = rows_per_partial(columns);
     for_blocks(partial, columns, |start, sums| {
         let first = start / columns * rows;
         let last = inv_rms.len().min(first + rows);
         let mut dz = vec![T::Wide::ZERO; columns];
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             sums.fill(T::Wide::ZERO);
             tables.heads(
                 first,
                 last,
                 #[inline(always)]
                 |row, angles| {
-                    rotate(
+                    rotate_head(
                         dy.row(row),
                         angles,
                         tables.style,

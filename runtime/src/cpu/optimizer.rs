@@ -1,30 +1,27 @@
-//! Kernels of the optimizer: AdamW in one pass over parameter, gradient and state, and sums of
-//! squares.
+//! Optimizer kernels: AdamW in one pass over parameter, gradient and state, and sums of squares.
 
 use std::ops::Range;
 
 use super::random::Words;
 use super::strided::{CHUNK, Chunk, Source};
-use super::{BLOCK, blocks as cut, for_parts};
+use super::{BLOCK, blocks as split, for_parts};
 use crate::ops::AdamW;
 use crate::{Float, Number, Result, Tensor, Wide, for_float};
 
-/// What a step multiplies by.
+/// The factors of an AdamW step.
 #[derive(Clone, Copy)]
 pub(crate) struct Factors<W> {
-    /// Of the gradient.
+    /// Factor of the gradient.
     scale: W,
-    /// 1 - beta1.
-    mean_gain: W,
-    /// beta2 and 1 - beta2.
-    square_keep: W,
-    square_gain: W,
+    one_minus_beta1: W,
+    beta2: W,
+    one_minus_beta2: W,
     /// 1 - learning rate * weight decay.
-    keep: W,
+    decay: W,
     /// Learning rate / (1 - beta1^step).
-    rate: W,
+    step_size: W,
     /// 1 / sqrt(1 - beta2^step).
-    unbias: W,
+    inv_sqrt_correction: W,
     eps: W,
 }
 
@@ -33,18 +30,18 @@ impl<W: Wide> Factors<W> {
     pub(crate) fn new(of: AdamW, learning_rate: f64, step: u32, scale: f64) -> Factors<W> {
         Factors {
             scale: W::from_f64(scale),
-            mean_gain: W::from_f64(1.0 - of.beta1),
-            square_keep: W::from_f64(of.beta2),
-            square_gain: W::from_f64(1.0 - of.beta2),
-            keep: W::from_f64(1.0 - learning_rate * of.weight_decay),
-            rate: W::from_f64(learning_rate / (1.0 - power(of.beta1, step))),
-            unbias: W::from_f64(1.0 / (1.0 - power(of.beta2, step)).sqrt()),
+            one_minus_beta1: W::from_f64(1.0 - of.beta1),
+            beta2: W::from_f64(of.beta2),
+            one_minus_beta2: W::from_f64(1.0 - of.beta2),
+            decay: W::from_f64(1.0 - learning_rate * of.weight_decay),
+            step_size: W::from_f64(learning_rate / (1.0 - power(of.beta1, step))),
+            inv_sqrt_correction: W::from_f64(1.0 / (1.0 - power(of.beta2, step)).sqrt()),
             eps: W::from_f64(of.eps),
         }
     }
 }
 
-/// base^exponent by squaring: the C library's powers differ from machine to machine.
+/// base^exponent by squaring: `pow` of the C library differs between machines.
 fn power(mut base: f64, mut exponent: u32) -> f64 {
     let mut product = 1.0;
     while exponent > 0 {
@@ -57,22 +54,22 @@ fn power(mut base: f64, mut exponent: u32) -> f64 {
     product
 }
 
-/// A parameter with what its step reads and writes.
+/// A parameter with the gradient and state of its step.
 pub(crate) struct Update<'a, T: Float> {
     pub(crate) param: &'a mut [T],
     pub(crate) gradient: Source<'a, T::Wide>,
     pub(crate) exp_avg: &'a mut [T::Wide],
     pub(crate) exp_avg_sq: &'a mut [T::Wide],
     pub(crate) factors: Factors<T::Wide>,
-    /// By which it is rounded, where that is at random.
+    /// The random words of stochastic rounding, if enabled.
     pub(crate) words: Option<Words>,
 }
 
-/// One AdamW step of every parameter, in parallel by blocks of all of them together.
+/// One AdamW step of all parameters; blocks of all parameters run in parallel.
 pub(crate) fn adamw<T: Float>(updates: Vec<Update<'_, T>>) {
     let mut updates = updates;
     let mut steps: Vec<Block<'_, T>> = updates.iter_mut().flat_map(Update::blocks).collect();
-    for_parts(cut(&mut steps, 1), |_, step| step[0].run());
+    for_parts(split(&mut steps, 1), |_, step| step[0].run());
 }
 
 impl<T: Float> Update<'_, T> {
@@ -100,7 +97,7 @@ impl<T: Float> Update<'_, T> {
     }
 }
 
-/// Elements of one parameter, from its element `start` on.
+/// A block of one parameter, starting at element `start`.
 struct Block<'a, T: Float> {
     param: &'a mut [T],
     gradient: &'a Source<'a, T::Wide>,
@@ -123,7 +120,7 @@ impl<T: Float> Block<'_, T> {
             words,
         } = self;
         let by = **factors;
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let mut chunk = Chunk::of(T::Wide::ZERO);
             let params = param.chunks_mut(CHUNK);
             let states = exp_avg.chunks_mut(CHUNK).zip(exp_avg_sq.chunks_mut(CHUNK));
@@ -138,11 +135,11 @@ impl<T: Float> Block<'_, T> {
                     .zip(chunk.iter_mut());
                 for (((p, m), v), stepped) in elements {
                     let g = *stepped * by.scale;
-                    *m += by.mean_gain * (g - *m);
-                    *v = by.square_keep * *v + by.square_gain * g * g;
+                    *m += by.one_minus_beta1 * (g - *m);
+                    *v = by.beta2 * *v + by.one_minus_beta2 * g * g;
 
-                    let root = v.sqrt() * by.unbias + by.eps;
-                    *stepped = p.wide() * by.keep - by.rate * *m / root;
+                    let root = v.sqrt() * by.inv_sqrt_correction + by.eps;
+                    *stepped = p.wide() * by.decay - by.step_size * *m / root;
                 }
                 round(param, chunk, *words, start);
             }
@@ -150,7 +147,7 @@ impl<T: Float> Block<'_, T> {
     }
 }
 
-/// Rounds the elements from `start` on, to nearest or by their words.
+/// Rounds the elements that start at `start`, to nearest or stochastically.
 #[inline(always)]
 fn round<T: Float>(to: &mut [T], from: &[T::Wide], words: Option<&Words>, start: usize) {
     let elements = to.iter_mut().zip(from);
@@ -164,7 +161,7 @@ fn round<T: Float>(to: &mut [T], from: &[T::Wide], words: Option<&Words>, start:
     }
 }
 
-/// The blocks that [`sum_of_squares`] sums one by one: parts of each tensor, in row-major order.
+/// The blocks that [`sum_of_squares`] sums: ranges of each tensor, in row-major order.
 pub(crate) fn blocks<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Tensor, Range<usize>)> {
     let of = |tensor: &&'a Tensor| {
         let (tensor, elements) = (*tensor, tensor.elements());
@@ -174,11 +171,12 @@ pub(crate) fn blocks<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Tensor, Range<usize
     tensors.iter().flat_map(of).collect()
 }
 
-/// The sum of the squares of all elements, in f64: `sums` of the blocks, added from first to last.
+/// The sum of the squares of all elements, in f64: `sums` holds the sum of each block; they are
+/// added from first to last.
 pub(crate) fn sum_of_squares(blocks: &[(&Tensor, Range<usize>)], sums: &mut [f64]) -> Result<f64> {
     let mut outcomes: Vec<Result<()>> = blocks.iter().map(|_| Ok(())).collect();
     for_parts(
-        (cut(sums, 1), cut(&mut outcomes, 1)),
+        (split(sums, 1), split(&mut outcomes, 1)),
         |at, (sum, outcome)| {
             let (tensor, range) = &blocks[at];
             outcome[0] = for_float!(tensor.dtype(), T => {
@@ -193,7 +191,7 @@ pub(crate) fn sum_of_squares(blocks: &[(&Tensor, Range<usize>)], sums: &mut [f64
 fn block_of_squares<T: Float>(x: &Source<'_, T>, range: Range<usize>) -> f64 {
     const LANES: usize = 32;
 
-    vectorised!(T::Wide, || {
+    vectorized!(T::Wide, || {
         let (mut lanes, mut chunk) = ([0.0f64; LANES], Chunk::of(0.0f64));
         for start in range.clone().step_by(CHUNK) {
             let chunk = &mut chunk[..CHUNK.min(range.end - start)];

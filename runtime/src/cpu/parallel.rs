@@ -1,24 +1,23 @@
-//! The one parallel loop, and the memory that its tasks write.
+//! Parallel loops, and slices that their tasks write.
 //!
-//! Work is split by size and never by the number of threads, so that results do not depend on it.
-//! The machinery of a parallel loop is compiled once here, and not once a kernel.
+//! Work is split by size and never by the number of threads, so results do not depend on it. The
+//! loop is compiled once here, not per kernel.
 
 use std::marker::PhantomData;
 
-use super::team;
+use super::pool;
 
-/// Elements that one task of an elementwise kernel handles; fewer than this are not worth a second
-/// thread.
+/// Elements per task of an elementwise kernel. Less is not worth a second thread.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
-/// Calls `task` with each of `0..count`, in parallel where there are several. One loop is shared at
-/// a time: those inside of it are not.
+/// Calls `task` with each of `0..count`, in parallel if there are several. Nested loops run
+/// serially.
 pub(crate) fn for_tasks(count: usize, task: &(dyn Fn(usize) + Sync)) {
-    team::share(count, task);
+    pool::parallel_for(count, task);
 }
 
-/// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel where there
-/// are several. An empty `out` is one empty block.
+/// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel if there are
+/// several. An empty `out` is one empty block.
 pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     if out.len() <= block {
         return f(0, out);
@@ -26,44 +25,44 @@ pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize,
     for_parts(blocks(out, block), |at, part| f(at * block, part));
 }
 
-/// Calls `f` with the number and the part of each task, in parallel where there are several.
-pub(crate) fn for_parts<C: Cut>(cut: C, f: impl Fn(usize, C::Part) + Sync) {
-    for_tasks(cut.count(), &|at| {
+/// Calls `f` with the index and the part of each task, in parallel if there are several.
+pub(crate) fn for_parts<S: Split>(split: S, f: impl Fn(usize, S::Part) + Sync) {
+    for_tasks(split.count(), &|at| {
         // SAFETY: `for_tasks` passes each number once.
-        f(at, unsafe { cut.part(at) })
+        f(at, unsafe { split.part(at) })
     });
 }
 
-/// Slices cut into as many parts as there are tasks.
-pub(crate) trait Cut: Sync {
-    /// What one task writes.
+/// Slices divided into one part per task.
+pub(crate) trait Split: Sync {
+    /// The part of one task.
     type Part;
 
-    /// How many parts there are.
+    /// The number of parts.
     fn count(&self) -> usize;
 
     /// Part `at`.
     ///
     /// # Safety
-    /// No part may be asked for twice.
+    /// Each part is requested at most once.
     unsafe fn part(&self, at: usize) -> Self::Part;
 }
 
-/// A slice cut into blocks of equal length, of which the last may be shorter.
+/// A slice divided into blocks of equal length; the last may be shorter.
 pub(crate) struct Blocks<'a, T> {
-    slice: Shared<'a, T>,
+    slice: SharedSlice<'a, T>,
     block: usize,
 }
 
-/// `slice` cut into blocks of `block` elements.
+/// Divides `slice` into blocks of `block` elements.
 pub(crate) fn blocks<T>(slice: &mut [T], block: usize) -> Blocks<'_, T> {
     Blocks {
-        slice: Shared::new(slice),
+        slice: SharedSlice::new(slice),
         block: block.max(1),
     }
 }
 
-impl<'a, T: Send> Cut for Blocks<'a, T> {
+impl<'a, T: Send> Split for Blocks<'a, T> {
     type Part = &'a mut [T];
 
     fn count(&self) -> usize {
@@ -73,15 +72,15 @@ impl<'a, T: Send> Cut for Blocks<'a, T> {
     unsafe fn part(&self, at: usize) -> &'a mut [T] {
         let start = at * self.block;
         let len = self.block.min(self.slice.len - start);
-        // SAFETY: blocks do not overlap, and the caller asks for none twice.
+        // SAFETY: blocks do not overlap, and the caller requests none twice.
         unsafe { self.slice.part(start, len) }
     }
 }
 
-/// Defines the cut of several slices at once: task i has part i of each.
-macro_rules! cut_together {
+/// Implements [`Split`] for a tuple: task i has part i of each element.
+macro_rules! split_together {
     ($($C:ident $at:tt),+) => {
-        impl<$($C: Cut),+> Cut for ($($C,)+) {
+        impl<$($C: Split),+> Split for ($($C,)+) {
             type Part = ($($C::Part,)+);
 
             fn count(&self) -> usize {
@@ -89,28 +88,28 @@ macro_rules! cut_together {
             }
 
             unsafe fn part(&self, at: usize) -> Self::Part {
-                // SAFETY: the caller asks for no part twice.
+                // SAFETY: the caller requests no part twice.
                 unsafe { ($(self.$at.part(at),)+) }
             }
         }
     };
 }
 
-cut_together!(A 0, B 1);
-cut_together!(A 0, B 1, C 2);
+split_together!(A 0, B 1);
+split_together!(A 0, B 1, C 2);
 
-/// A slice that several tasks write at once, each its own places.
-pub(crate) struct Shared<'a, T> {
+/// A slice whose disjoint parts are written by concurrent tasks.
+pub(crate) struct SharedSlice<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Shared` is a `&mut [T]` whose parts are handed to threads, which is sound for `T:
-// Send`; that no part is handed out twice is what callers of `part` promise.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
+// SAFETY: a `SharedSlice` is a `&mut [T]` whose parts are sent to threads, which is sound for `T:
+// Send`. Callers of `part` promise disjoint parts.
+unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 
-impl<'a, T> Shared<'a, T> {
+impl<'a, T> SharedSlice<'a, T> {
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self {
             start: slice.as_mut_ptr(),
@@ -127,8 +126,8 @@ impl<'a, T> Shared<'a, T> {
     pub(crate) unsafe fn part(&self, from: usize, len: usize) -> &'a mut [T] {
         assert!(from <= self.len && len <= self.len - from);
 
-        // SAFETY: the range lies in the slice that is borrowed mutably for 'a, and the caller
-        // promises that nobody else has a part that overlaps it.
+        // SAFETY: the range is in the slice that is borrowed mutably for 'a, and the caller
+        // promises that no other part overlaps it.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
     }
 }
@@ -138,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_is_seen_once_with_its_number() {
+    fn each_part_is_visited_once_with_its_index() {
         for (len, block) in [(0, 3), (1, 3), (3, 3), (7, 3), (100, 1), (5, 0)] {
             let (mut numbers, mut halves) = (vec![0; len], vec![0; len.div_ceil(block.max(1))]);
             for_parts(
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_begin_where_they_say() {
+    fn block_starts_are_offsets() {
         let mut out = vec![0; 1000];
         for_blocks(&mut out, 64, |start, part| {
             for (i, out) in part.iter_mut().enumerate() {

@@ -1,16 +1,16 @@
-//! Asking for memory before it is read, where a processor does not see the reads coming.
+//! Prefetching, where the access pattern defeats the hardware prefetcher.
 
-/// Bytes that come from memory together.
+/// Bytes per cache line.
 const CACHE_LINE: usize = 64;
 
-/// Asks for all cache lines of `elements`.
+/// Prefetches all cache lines of `elements`.
 #[inline(always)]
 pub(crate) fn prefetch<T>(elements: &[T]) {
     for element in elements.iter().step_by(CACHE_LINE / size_of::<T>()) {
         prefetch_line(element);
     }
     if let Some(last) = elements.last() {
-        prefetch_line(last); // where the first does not begin a line
+        prefetch_line(last); // if the first element is not aligned to a line
     }
 }
 

@@ -1,33 +1,33 @@
 //! The quantile function (inverse CDF) of the normal distribution, from additions, multiplications,
-//! divisions, square roots and bits alone: what IEEE 754 rounds correctly and so every machine
-//! computes alike. Nothing is fused.
+//! divisions, square roots and bit operations only. IEEE 754 rounds these correctly, so every
+//! machine computes the same bits. Nothing is fused.
 //!
-//! With p the smaller of both tails and q = 1 - 2p, the quantile is q times a smooth function of
-//! w = -ln(1 - q^2): Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010).
-//! Rational functions in w with positive coefficients come close to it and lose nothing to
-//! cancellation. They were fitted for this file: least squares of the relative error at Chebyshev
-//! nodes, reweighted towards equal ripple, in 60 digits.
+//! With p the smaller of both tails and q = 1 - 2p, the quantile is q times a smooth function of w
+//! = -ln(1 - q^2): Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010). It is
+//! approximated by rational functions in w with positive coefficients, which avoid cancellation.
+//! They were fitted for this file in 60 digits: least squares of the relative error at Chebyshev
+//! nodes, reweighted towards equal ripple.
 //!
-//! What random ops return is part of what a run is: no constant here may change. Those of f32 stand
-//! beside a GPU's kernel, which has the same bits: degrees 6 and 5 in w on 0 <= w <= 22.2, relative
-//! error 1.1e-8.
+//! The results of random ops are part of a reproducible run, so no constant here may change. Those
+//! of f32 are in the GPU kernels' crate, whose kernel computes the same bits: degrees 6 and 5 in w
+//! on 0 <= w <= 22.2, relative error 1.1e-8.
 
 use meshgrad_kernels::random::quantile::{DENOMINATOR, LN_TAIL, NUMERATOR, SQRT_HALF, STEP};
 
 /// The standard normal quantile of (word + 1/2) / 2^32: within 6.4 standard deviations.
 ///
-/// Relative error below 5e-7 (measured over a million words at the end of the tail and every 257th
+/// Relative error below 5e-7 (measured over the 2^20 words at the end of the tail and every 257th
 /// elsewhere).
 #[inline(always)]
 pub(crate) fn normal_f32(word: u32) -> f32 {
-    // Both tails are counted from their end, so that p and q are exact up to rounding.
+    // Both tails are measured from their end, so that p and q are exact up to rounding.
     let upper = (word as i32) < 0;
     let from_end = if upper { !word } else { word };
     let from_middle = 0x7fff_ffff - from_end;
     let p = (from_end as i32 as f32 + 0.5) * STEP;
     let q = (from_middle as i32 as f32 + 0.5) * (2.0 * STEP);
 
-    // 1 - q^2 = 4 p (1 - p), of which no digit is lost.
+    // 1 - q^2 = 4 p (1 - p), computed without cancellation.
     let w = -ln_f32(2.0 * p * (1.0 + q));
     let size = q * (horner(w, NUMERATOR) / horner(w, DENOMINATOR));
     if upper { size } else { -size }
@@ -57,7 +57,7 @@ pub(crate) fn normal_f64(word: u64) -> f64 {
 
     let w = -ln_f64(2.0 * p * (1.0 + q));
     let size = if w < 5.0 {
-        q * (horner(w, CENTRE_NUMERATOR) / horner(w, CENTRE_DENOMINATOR))
+        q * (horner(w, CENTER_NUMERATOR) / horner(w, CENTER_DENOMINATOR))
     } else {
         let t = (-ln_f64(p)).sqrt() - 2.4;
         horner(t, TAIL_NUMERATOR) / horner(t, TAIL_DENOMINATOR)
@@ -66,7 +66,7 @@ pub(crate) fn normal_f64(word: u64) -> f64 {
 }
 
 /// In w, on 0 <= w <= 5; relative error 5e-18.
-const CENTRE_NUMERATOR: [f64; 9] = [
+const CENTER_NUMERATOR: [f64; 9] = [
     1.253_314_137_315_500_3,
     0.494_317_642_791_788_4,
     0.132_104_835_056_831_5,
@@ -77,7 +77,7 @@ const CENTRE_NUMERATOR: [f64; 9] = [
     1.645_677_708_326_447_6e-6,
     4.543_824_929_345_17e-8,
 ];
-const CENTRE_DENOMINATOR: [f64; 9] = [
+const CENTER_DENOMINATOR: [f64; 9] = [
     1.0,
     0.132_609_027_516_885,
     0.057_655_409_129_033_69,
@@ -179,7 +179,8 @@ mod tests {
         }
     }
 
-    /// The f32 quantile of a word is that of the f64 whose 32 low bits stand in the middle.
+    /// Compares the f32 quantile of a word with the f64 quantile of that word followed by the
+    /// middle 32 low bits.
     #[test]
     fn f32_is_close_to_f64() {
         let tail = 0..1 << 20;
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn both_tails_are_alike_and_ordered() {
+    fn quantiles_are_symmetric_and_increasing() {
         let words = (0..1u32 << 31).step_by(4_093);
         let mut last = f32::NEG_INFINITY;
         for word in words {

@@ -1,8 +1,8 @@
-//! Random words for the elements of a tensor, and what they become.
+//! Random words for the elements of a tensor, and floats made from them.
 //!
-//! Element `i` of the global tensor has word `i % 4` of Philox's block `i / 4`. An f64 also has the
-//! same word of another block for its low bits, so that narrower floats are an f64's leading
-//! digits.
+//! Element `i` of the global tensor has word `i % 4` of Philox block `i / 4`. An f64 also uses the
+//! same word of a second block for its low bits, so a narrower float is the leading digits of the
+//! f64.
 
 use super::quantile::{normal_f32, normal_f64};
 use super::strided::{CHUNK, Chunk, Dims, Source};
@@ -10,16 +10,16 @@ use super::{BLOCK, for_blocks};
 use crate::philox::philox;
 use crate::{Bool, Element, Float, Key, Layout, Number, Result, Tensor, Wide};
 
-/// Blocks of four words that are computed side by side.
+/// Philox blocks of four words that are computed in one vectorized batch.
 const LANES: usize = 16;
 
 /// The random words of a tensor's elements, in row-major order.
 pub(crate) struct Words {
     key: [u32; 4],
-    places: Dims,
+    indices: Dims,
 }
 
-/// Which of its two words of an element.
+/// The high or the low word of an element.
 #[derive(Clone, Copy)]
 enum Part {
     High = 0,
@@ -27,48 +27,48 @@ enum Part {
 }
 
 impl Words {
-    /// The words of `key` for elements whose global indices are their places in `places`.
-    pub(crate) fn new(key: Key, places: &Layout) -> Words {
+    /// The words of `key` for elements whose global indices are the offsets of `indices`.
+    pub(crate) fn new(key: Key, indices: &Layout) -> Words {
         Words {
             key: key.words(),
-            places: Dims::new(places),
+            indices: Dims::new(indices),
         }
     }
 
-    /// Stores the one word that an f32 takes of the elements from `start` on.
+    /// Stores the high words, the only ones that f32 uses, of the elements that start at `start`.
     pub(crate) fn load_high(&self, start: usize, to: &mut [u32]) {
         self.load(Part::High, start, to);
     }
 
-    /// Stores the words of the elements from `start` on.
+    /// Stores the words of the elements that start at `start`.
     #[inline(always)]
     fn load(&self, part: Part, start: usize, to: &mut [u32]) {
         let mut filled = 0;
-        self.places.for_each_run(
+        self.indices.for_each_run(
             start,
             to.len(),
             #[inline(always)]
-            |place, stride, run| {
+            |index, stride, run| {
                 let to = &mut to[filled..filled + run];
                 filled += run;
                 if stride == 1 {
-                    return self.load_run(part, place as u64, to);
+                    return self.load_run(part, index as u64, to);
                 }
                 for (i, word) in to.iter_mut().enumerate() {
-                    let place = (place as isize + i as isize * stride) as u64;
-                    self.load_run(part, place, std::slice::from_mut(word));
+                    let index = (index as isize + i as isize * stride) as u64;
+                    self.load_run(part, index, std::slice::from_mut(word));
                 }
             },
         );
     }
 
-    /// Stores the words of the elements with global indices from `first` on.
+    /// Stores the words of the elements with consecutive global indices that start at `first`.
     #[inline(always)]
     fn load_run(&self, part: Part, first: u64, mut to: &mut [u32]) {
         let mut block = first / 4;
         let mut skip = (first % 4) as usize;
         while !to.is_empty() {
-            // Few words take single blocks: most runs of a narrow shard are short.
+            // A few words take single blocks: most runs of a narrow shard are short.
             let mut words = [0; 4 * LANES];
             let made = match skip + to.len() <= LANES {
                 true => self.blocks::<1>(part, block, &mut words),
@@ -82,11 +82,11 @@ impl Words {
         }
     }
 
-    /// Stores `N` blocks of four words from `first` on; returns how many words they are.
+    /// Stores `N` blocks of four words that start at block `first`; returns the number of words.
     #[inline(always)]
     fn blocks<const N: usize>(&self, part: Part, first: u64, to: &mut [u32; 4 * LANES]) -> usize {
         let [a, b, c, d] = self.key;
-        // A block's number has 62 bits: the topmost bit of the counter's second word is free.
+        // Block indices have 62 bits, so the top bit of the counter's second word is free.
         let part = (part as u64) << 31;
         let block = |lane: usize| first + lane as u64;
         let counters = [
@@ -109,9 +109,9 @@ impl Words {
     }
 }
 
-/// A float made from random words: one for f32, two for f64, of which the second only adds digits.
+/// A float made from random words: one for f32, two for f64, where the low word only adds digits.
 pub(crate) trait Variate: Wide {
-    /// Whether it takes the low word too.
+    /// Whether it uses the low word.
     const WIDE: bool;
 
     /// Uniform in [0, 1): 24 bits in f32, 53 in f64.
@@ -156,15 +156,15 @@ fn join(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// `out[i] = value(high, low)` of the random words of element i. `value` must be
-/// `#[inline(always)]`, or it is compiled without vectors.
+/// `out[i] = value(high, low)` with the random words of element i. `value` must be
+/// `#[inline(always)]`: otherwise it is compiled without vector instructions.
 pub(crate) fn fill<T: Float<Wide: Variate>>(
     words: &Words,
     out: &mut [T],
     value: impl Fn(u32, u32) -> T + Sync,
 ) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let (mut high, mut low) = (Chunk::of(0), Chunk::of(0));
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 let start = start + at * CHUNK;
@@ -180,7 +180,7 @@ pub(crate) fn fill<T: Float<Wide: Variate>>(
     });
 }
 
-/// `out[i] = x[i] * scale` where the random word of element i is at least `threshold`, else 0.
+/// `out[i] = x[i] * scale` if the random word of element i is at least `threshold`, else 0.
 pub(crate) fn dropout<T: Float>(
     x: &Tensor,
     words: &Words,
@@ -191,7 +191,7 @@ pub(crate) fn dropout<T: Float>(
     let x = Source::<T>::new(x)?;
     let scale = T::Wide::from_f64(scale);
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let (mut random, mut x_part) = (Chunk::of(0), Chunk::of(T::Wide::ZERO));
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 let start = start + at * CHUNK;
@@ -214,7 +214,7 @@ pub(crate) fn dropout<T: Float>(
 /// Whether the random word of each element is at least `threshold`.
 pub(crate) fn mask(words: &Words, threshold: u32, out: &mut [Bool]) {
     for_blocks(out, BLOCK, |start, part| {
-        vectorised!(f32, || {
+        vectorized!(f32, || {
             let mut random = Chunk::of(0);
             for (at, out) in part.chunks_mut(CHUNK).enumerate() {
                 words.load(Part::High, start + at * CHUNK, &mut random[..out.len()]);
@@ -231,7 +231,8 @@ mod tests {
     use super::*;
     use crate::{Region, Shape};
 
-    /// Computed by another program from the definition in this module's head; frozen like the keys.
+    /// Computed by another program from the definition in the module docs; must never change, like
+    /// the keys.
     #[test]
     fn words_are_frozen() {
         let elements = [
@@ -245,8 +246,8 @@ mod tests {
         for (index, high, low) in elements {
             let one = whole.slice(0, index..index + 1).unwrap();
             let draw = Key::new(0x0123_4567_89ab_cdef).within(&one);
-            let places = draw.places("test", &Shape::new(&[1]).unwrap()).unwrap();
-            let words = Words::new(draw.key(), &places);
+            let indices = draw.places("test", &Shape::new(&[1]).unwrap()).unwrap();
+            let words = Words::new(draw.key(), &indices);
 
             let mut drawn = [0; 2];
             words.load(Part::High, 0, &mut drawn[..1]);
@@ -255,11 +256,11 @@ mod tests {
         }
     }
 
-    /// Single blocks, blocks side by side, any start: the same words.
+    /// Words do not depend on the start and length of the run, nor on the batching of blocks.
     #[test]
     fn runs_agree_with_single_elements() {
-        let places = Layout::contiguous(Shape::new(&[500]).unwrap(), 0);
-        let words = Words::new(Key::new(3), &places);
+        let indices = Layout::contiguous(Shape::new(&[500]).unwrap(), 0);
+        let words = Words::new(Key::new(3), &indices);
         let mut whole = [0; 500];
         for (at, word) in whole.iter_mut().enumerate() {
             words.load(Part::High, at, std::slice::from_mut(word));

@@ -1,5 +1,6 @@
-//! Reductions in a fixed order: each result folds blocks of [`BLOCK`] elements, each block in
-//! [`LANES`] interleaved lanes, which are merged in halves, and merges blocks from first to last.
+//! Reductions in a fixed order. Each result folds blocks of [`BLOCK`] elements, each block in
+//! [`LANES`] interleaved lanes. The second half of the lanes is merged into the first until one is
+//! left; then blocks are merged from first to last.
 
 use super::rows::merge_halves;
 use super::strided::{CHUNK, Chunk, Source};
@@ -9,14 +10,14 @@ use crate::{Float, Result, Tensor, Wide};
 const LANES: usize = 16;
 
 /// How elements are folded into one value. `merge` must be associative up to rounding, with `start`
-/// as its neutral value.
+/// as its neutral element.
 pub(crate) struct Fold<W, M> {
     pub(crate) start: W,
     pub(crate) merge: M,
 }
 
-/// `out[row] = finish(fold of x[row, ..])`: each output folds `columns` elements that follow each
-/// other in row-major order.
+/// `out[row] = finish(fold of x[row, ..])`: each output folds `columns` elements that are
+/// consecutive in row-major order.
 pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Tensor,
     columns: usize,
@@ -25,8 +26,8 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     finish: impl Fn(T::Wide) -> T::Wide + Sync,
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
-    let rows_a_task = (BLOCK / columns.max(1)).max(1);
-    for_blocks(out, rows_a_task, |start, part| {
+    let rows_per_task = (BLOCK / columns.max(1)).max(1);
+    for_blocks(out, rows_per_task, |start, part| {
         for (at, out) in part.iter_mut().enumerate() {
             let row = fold_row(&x, (start + at) * columns, columns, fold);
             *out = T::narrow(finish(row));
@@ -37,7 +38,7 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
 
 /// `out[column] = finish(fold of x[.., column])`: `x` is [rows, columns] in row-major order.
 ///
-/// Rows are folded in blocks of about [`BLOCK`] elements, and the blocks from first to last.
+/// Rows are folded in blocks of about [`BLOCK`] elements; blocks are merged from first to last.
 pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Tensor,
     rows: usize,
@@ -50,12 +51,12 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     if columns == 0 {
         return Ok(());
     }
-    let rows_a_block = BLOCK.div_ceil(columns);
-    let mut partial = vec![fold.start; rows.div_ceil(rows_a_block) * columns];
+    let rows_per_block = BLOCK.div_ceil(columns);
+    let mut partial = vec![fold.start; rows.div_ceil(rows_per_block) * columns];
     for_blocks(&mut partial, columns, |start, partial| {
-        let first = start / columns * rows_a_block;
+        let first = start / columns * rows_per_block;
         let mut buffer = Chunk::of(fold.start);
-        for row in first..rows.min(first + rows_a_block) {
+        for row in first..rows.min(first + rows_per_block) {
             for (at, folded) in partial.chunks_mut(CHUNK).enumerate() {
                 let buffer = &mut buffer[..folded.len()];
                 x.load_wide(row * columns + at * CHUNK, buffer);
@@ -76,17 +77,16 @@ pub(crate) fn columns<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     Ok(())
 }
 
-/// Merges each of `values` into its place.
+/// Merges each of `values` into the element of the same index.
 fn merge_each<W: Wide>(folded: &mut [W], values: &[W], fold: &Fold<W, impl Fn(W, W) -> W>) {
-    vectorised!(W, || {
+    vectorized!(W, || {
         for (folded, value) in folded.iter_mut().zip(values) {
             *folded = (fold.merge)(*folded, *value);
         }
     });
 }
 
-/// Folds `len` elements from `start` on: block by block, the blocks in parallel where there are
-/// several.
+/// Folds the `len` elements that start at `start`, in blocks that run in parallel.
 fn fold_row<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Source<'_, T>,
     start: usize,
@@ -117,10 +117,10 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     for first in (0..len).step_by(CHUNK) {
         let part = &mut buffer[..CHUNK.min(len - first)];
         x.load_wide(start + first, part);
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             let (groups, rest) = part.as_chunks::<LANES>();
             for group in groups {
-                // All new at once: where lanes change one by one the compiler makes no vectors.
+                // Writes a new array: updating lanes in place is not vectorized.
                 let mut merged = lanes;
                 for (merged, value) in merged.iter_mut().zip(group) {
                     *merged = (fold.merge)(*merged, *value);

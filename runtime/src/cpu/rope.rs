@@ -1,18 +1,18 @@
 //! Kernels of the rotary position embedding.
 
-use super::rows::{Flat, Rows, for_rows, rows_a_task};
+use super::rows::{Flat, Rows, for_rows, rows_per_task};
 use super::{blocks, for_parts};
 use crate::ops::RopeStyle;
 use crate::{Element, Float, Result, Tensor};
 
-/// By the angle, or by minus the angle.
+/// Rotation by the angle, or by its negative.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rotation {
     Forward,
     Inverse,
 }
 
-/// cos and sin of position * inv_freq, times `factor`, by way of f64.
+/// cos and sin of position * inv_freq, times `factor`, computed in f64.
 pub(crate) fn tables(
     positions: &Tensor,
     inv_freq: &Tensor,
@@ -27,8 +27,8 @@ pub(crate) fn tables(
         return Ok(());
     }
 
-    // A sine costs as much as many elementwise operations: tasks are small.
-    let rows = rows_a_task(16 * pairs);
+    // A sine costs as much as many elementwise operations, so tasks are small.
+    let rows = rows_per_task(16 * pairs);
     let out = (blocks(cos, rows * pairs), blocks(sin, rows * pairs));
     for_parts(out, |task, (cos, sin)| {
         let out = cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs));
@@ -42,7 +42,8 @@ pub(crate) fn tables(
     Ok(())
 }
 
-/// Rotates the pairs of every head; `cos` and `sin` have one row for all `heads` of a position.
+/// Rotates the pairs of every head; `cos` and `sin` have one row per position, shared by its
+/// `heads`.
 pub(crate) fn rope<T: Float>(
     x: &Tensor,
     [cos, sin]: [&Tensor; 2],
@@ -62,15 +63,15 @@ pub(crate) fn rope<T: Float>(
         let (cos, sin) = (cos.row(position), sin.row(position));
         for (head, y) in y.chunks_exact_mut(features).enumerate() {
             let x = x.row(position * heads + head);
-            rotate(x, [cos, sin], style, rotation, y);
+            rotate_head(x, [cos, sin], style, rotation, y);
         }
     });
     Ok(())
 }
 
-/// One head, whose elements may be wide already.
+/// Rotates one head. Its elements may already be widened.
 #[inline(always)]
-pub(super) fn rotate<S: Float, T: Float<Wide = S::Wide>>(
+pub(super) fn rotate_head<S: Float, T: Float<Wide = S::Wide>>(
     x: &[S],
     [cos, sin]: [&[f32]; 2],
     style: RopeStyle,
@@ -93,9 +94,9 @@ fn half<S: Float, T: Float<Wide = S::Wide>>(
     sign: impl Fn(T::Wide) -> T::Wide,
     y: &mut [T],
 ) {
-    let (x, passed) = x.split_at(2 * cos.len());
+    let (x, unrotated) = x.split_at(2 * cos.len());
     let (y, rest) = y.split_at_mut(2 * cos.len());
-    pass(passed, rest);
+    copy_unrotated(unrotated, rest);
 
     let (x_a, x_b) = x.split_at(cos.len());
     let (y_a, y_b) = y.split_at_mut(cos.len());
@@ -117,9 +118,9 @@ fn interleaved<S: Float, T: Float<Wide = S::Wide>>(
     sign: impl Fn(T::Wide) -> T::Wide,
     y: &mut [T],
 ) {
-    let (x, passed) = x.split_at(2 * cos.len());
+    let (x, unrotated) = x.split_at(2 * cos.len());
     let (y, rest) = y.split_at_mut(2 * cos.len());
-    pass(passed, rest);
+    copy_unrotated(unrotated, rest);
 
     let (x, y) = (x.as_chunks::<2>().0, y.as_chunks_mut::<2>().0);
     for (((cos, sin), x), y) in cos.iter().zip(sin).zip(x).zip(y) {
@@ -129,9 +130,9 @@ fn interleaved<S: Float, T: Float<Wide = S::Wide>>(
     }
 }
 
-/// What is not rotated.
+/// Copies the features that are not rotated.
 #[inline(always)]
-fn pass<S: Float, T: Float<Wide = S::Wide>>(x: &[S], y: &mut [T]) {
+fn copy_unrotated<S: Float, T: Float<Wide = S::Wide>>(x: &[S], y: &mut [T]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = T::narrow(x.wide());
     }

@@ -1,4 +1,5 @@
-//! Whole rows: reading tensors whose last dim is dense, loops over rows, and folds along one.
+//! Row kernels: reading tensors whose last dim is contiguous, loops over rows, and folds along a
+//! row.
 
 use std::array::from_fn;
 use std::ops::{Deref, Range};
@@ -10,7 +11,7 @@ use crate::{Element, Float, Number, ReadGuard, Result, Tensor, Wide};
 /// Interleaved partial results of a fold along a row: enough to hide the latency of an addition.
 const LANES: usize = 32;
 
-/// The rows of a tensor whose last dim lies side by side, whatever the strides of the others.
+/// The rows of a tensor whose last dim is contiguous; the other dims may have any strides.
 pub(crate) struct Rows<'a, T> {
     elements: ReadGuard<'a, T>,
     /// Extents and strides of the other dims, merged, outermost first.
@@ -35,20 +36,20 @@ impl<'a, T: Element> Rows<'a, T> {
         })
     }
 
-    /// Row `row`, counted in row-major order.
+    /// Row `row` in row-major order.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &[T] {
-        let mut place = self.offset as isize;
+        let mut offset = self.offset as isize;
         if let Some((&(_, outermost), inner)) = self.outer.split_first() {
             let mut rest = row;
             for &(extent, stride) in inner.iter().rev() {
-                place += (rest % extent) as isize * stride;
+                offset += (rest % extent) as isize * stride;
                 rest /= extent;
             }
-            place += rest as isize * outermost;
+            offset += rest as isize * outermost;
         }
-        let place = place as usize;
-        &self.elements[place..place + self.columns]
+        let offset = offset as usize;
+        &self.elements[offset..offset + self.columns]
     }
 }
 
@@ -76,17 +77,17 @@ impl<T> Deref for Flat<'_, T> {
     }
 }
 
-/// How many rows of `columns` elements one task handles.
-pub(crate) fn rows_a_task(columns: usize) -> usize {
+/// Rows of `columns` elements per task.
+pub(crate) fn rows_per_task(columns: usize) -> usize {
     (BLOCK / columns.max(1)).max(1)
 }
 
 /// `for_rows!(out, columns, |row, out| ..)` calls a closure with each row of `out`, `columns`
-/// elements long: as vector code, and in parallel where there are many. With `|row, out, scratch|`
-/// it also gets room for a row of wide numbers.
+/// elements long: vectorized, and in parallel if there are many. With `|row, out, scratch|` the
+/// closure also gets scratch space of `columns` wide numbers.
 ///
-/// A macro, because the closure must be inlined to become vector code, and only an attribute makes
-/// sure that it is.
+/// A macro, because the closure must be inlined to be vectorized, and only an attribute guarantees
+/// that.
 macro_rules! for_rows {
     ($out:expr, $columns:expr, |$row:ident, $y:ident, $scratch:ident| $body:expr) => {
         $crate::cpu::rows::each_row(
@@ -110,7 +111,8 @@ macro_rules! for_rows {
 
 pub(crate) use for_rows;
 
-/// What [`for_rows`] does, with room for `scratch` wide numbers; `f` must be `#[inline(always)]`.
+/// Implements [`for_rows`], with `scratch` wide numbers of scratch space; `f` must be
+/// `#[inline(always)]`.
 #[inline(always)]
 pub(crate) fn each_row<T: Float>(
     out: &mut [T],
@@ -121,9 +123,9 @@ pub(crate) fn each_row<T: Float>(
     if columns == 0 {
         return;
     }
-    for_blocks(out, rows_a_task(columns) * columns, |start, part| {
+    for_blocks(out, rows_per_task(columns) * columns, |start, part| {
         let mut scratch = vec![T::Wide::ZERO; scratch];
-        vectorised!(T::Wide, || {
+        vectorized!(T::Wide, || {
             for (at, out) in part.chunks_exact_mut(columns).enumerate() {
                 f(start / columns + at, out, &mut scratch);
             }
@@ -131,7 +133,7 @@ pub(crate) fn each_row<T: Float>(
     });
 }
 
-/// Calls `f` with each row of `out`, `columns` elements long, in parallel where there are many: for
+/// Calls `f` with each row of `out`, `columns` elements long, in parallel if there are many. For
 /// rows that are only copied.
 pub(crate) fn copy_rows<T: Element>(
     out: &mut [T],
@@ -141,7 +143,7 @@ pub(crate) fn copy_rows<T: Element>(
     if columns == 0 {
         return;
     }
-    for_blocks(out, rows_a_task(columns) * columns, |start, part| {
+    for_blocks(out, rows_per_task(columns) * columns, |start, part| {
         for (at, out) in part.chunks_exact_mut(columns).enumerate() {
             f(start / columns + at, out);
         }
@@ -162,7 +164,7 @@ pub(crate) fn sum<T: Float, const N: usize>(
     )
 }
 
-/// The largest element of a row; minus infinity where there is none. NaN is passed over.
+/// The largest element of a row; minus infinity if it is empty. NaN is ignored.
 #[inline(always)]
 pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
     fold(
@@ -173,8 +175,8 @@ pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
     )
 }
 
-/// Folds the columns of `rows` in [`LANES`] lanes, which are then merged in halves: an order that
-/// depends on their number alone.
+/// Folds the columns of `rows` in [`LANES`] lanes, which are then merged by halving. The order
+/// depends on the number of columns alone.
 #[inline(always)]
 fn fold<T: Float, const N: usize>(
     rows: [&[T]; N],
@@ -195,7 +197,7 @@ fn fold<T: Float, const N: usize>(
             #[inline(always)]
             |n| &rows[n][first..first + LANES],
         );
-        // All new at once: where lanes change one by one the compiler makes no vectors of them.
+        // Writes a new array: updating lanes in place is not vectorized.
         let mut stepped = lanes;
         for (at, stepped) in stepped.iter_mut().enumerate() {
             let values = from_fn(
@@ -217,7 +219,7 @@ fn fold<T: Float, const N: usize>(
     merge_halves(&mut lanes, &merge)
 }
 
-/// Merges the second half of some lanes, a power of two of them, into the first, until one is left.
+/// Merges the second half of the lanes, a power of two, into the first until one is left.
 #[inline(always)]
 pub(crate) fn merge_halves<W: Copy>(lanes: &mut [W], merge: &impl Fn(W, W) -> W) -> W {
     let mut width = lanes.len() / 2;

@@ -1,22 +1,21 @@
-//! Elementary functions of f32 that vectorise: no table, no branch, no call of libm.
+//! Vectorizable elementary functions of f32: no tables, no branches, no libm calls.
 //!
-//! Each function exists twice, from one source. `exp_f32s(simd, x)` works on a vector of
-//! [`pulp::Simd`]; `exp(x)` is the same code on [`pulp::Scalar`], to be called in a plain loop,
-//! which the compiler vectorises when the loop runs inside [`pulp::Arch::dispatch`].
+//! Each function has two forms with one source. `exp_f32s(simd, x)` works on a vector of
+//! [`pulp::Simd`]. `exp(x)` is the same code on [`pulp::Scalar`], for plain loops; the compiler
+//! vectorizes it when the loop runs inside [`pulp::Arch::dispatch`].
 //!
-//! The vector form fuses multiply and add where the SIMD level has the instruction, the scalar form
-//! never does. So bits may differ between the two forms and between SIMD levels, and nowhere else:
-//! a value's result does not depend on its place in the vector, on the slice's length, or on
-//! threads.
+//! The vector form fuses multiply and add if the SIMD level has the instruction; the scalar form
+//! never does. So bits may differ between the two forms and between SIMD levels. They do not depend
+//! on the position in the vector, on the length of the slice, or on the number of threads.
 
 use meshgrad_kernels::elementary::{EXP_TAIL, LN_2_HIGH, LN_2_LOW, LN_TAIL, ROUND};
 use pulp::{Scalar, Simd};
 
-/// Where e^x leaves the normal numbers: ln 2^-126, rounded towards 0.
+/// The smallest x whose e^x is a normal number: ln 2^-126, rounded towards 0.
 const LN_MIN_POSITIVE: f32 = -87.336_54;
 
-/// e^x. Error at most 1.1 ulp over all of f32; 0 below -104, infinity above 88.73, subnormal
-/// results included.
+/// e^x. Error at most 1.1 ulp over all of f32, subnormal results included; 0 below -104, infinity
+/// above 88.73.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     exp_f32s(Scalar, x)
@@ -40,12 +39,12 @@ pub(crate) fn ln(x: f32) -> f32 {
 pub(crate) fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let (lowest, highest) = (simd.splat_f32s(-104.0), simd.splat_f32s(89.0));
 
-    // The comparisons are false for NaN, which so passes through.
+    // The comparisons are false for NaN, so NaN propagates.
     let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
     let x = simd.select_f32s(simd.greater_than_f32s(x, highest), highest, x);
     let (mantissa, exponent) = exp_parts(simd, x);
 
-    // 2^exponent may be no f32 where the result is one; its halves always are.
+    // 2^exponent can overflow or underflow where the result does not; 2^(exponent / 2) cannot.
     let round = simd.splat_f32s(ROUND);
     let half = simd.mul_add_e_f32s(exponent, simd.splat_f32s(0.5), round);
     let half = simd.sub_f32s(half, round);
@@ -55,8 +54,8 @@ pub(crate) fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(scaled, power_of_two(simd, rest))
 }
 
-/// e^x of each lane for x <= 88, as softmax needs it: results below 2^-126 are 0. Otherwise as
-/// [`exp`], and cheaper.
+/// e^x of each lane for x <= 88, as softmax needs it: cheaper than [`exp`], results below 2^-126
+/// are flushed to 0.
 #[inline(always)]
 pub(crate) fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let lowest = simd.splat_f32s(LN_MIN_POSITIVE);
@@ -83,7 +82,7 @@ pub(crate) fn sigmoid_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 pub(crate) fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let zero = simd.splat_f32s(0.0);
 
-    // A subnormal is made normal first.
+    // Subnormals are scaled to normal numbers first.
     let subnormal = simd.less_than_f32s(x, simd.splat_f32s(f32::MIN_POSITIVE));
     let scaled = simd.mul_f32s(x, simd.splat_f32s(8_388_608.0));
     let normal = simd.select_f32s(subnormal, scaled, x);
@@ -111,7 +110,7 @@ pub(crate) fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     )
 }
 
-/// e^x = mantissa * 2^exponent with the mantissa near [sqrt(1/2), sqrt(2)] and a whole exponent.
+/// e^x = mantissa * 2^exponent with the mantissa near [sqrt(1/2), sqrt(2)] and an integer exponent.
 #[inline(always)]
 fn exp_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let round = simd.splat_f32s(ROUND);
@@ -126,17 +125,17 @@ fn exp_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     (simd.add_f32s(mantissa, simd.splat_f32s(1.0)), exponent)
 }
 
-/// 2^exponent of a whole exponent in [-126, 127].
+/// 2^exponent for an integer exponent in [-126, 127].
 #[inline(always)]
 fn power_of_two<S: Simd>(simd: S, exponent: S::f32s) -> S::f32s {
-    // The low bits of the sum are exponent + 127, which the shift moves to where f32 keeps its
-    // exponent.
+    // The low bits of the sum are exponent + 127; the shift moves them to the exponent field of
+    // f32.
     let biased = simd.add_f32s(exponent, simd.splat_f32s(ROUND + 127.0));
     let bits = simd.transmute_u32s_f32s(biased);
     simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(bits, simd.splat_u32s(23)))
 }
 
-/// x = mantissa * 2^exponent of a normal x, the mantissa in [sqrt(1/2), sqrt(2)).
+/// x = mantissa * 2^exponent for a normal x, the mantissa in [sqrt(1/2), sqrt(2)).
 #[inline(always)]
 fn ln_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let sqrt_half = simd.splat_u32s(std::f32::consts::FRAC_1_SQRT_2.to_bits());
@@ -145,7 +144,7 @@ fn ln_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let fraction = simd.and_u32s(offset, simd.splat_u32s(0x007f_ffff));
     let mantissa = simd.transmute_f32s_u32s(simd.add_u32s(fraction, sqrt_half));
 
-    // An integer e below 2^23 becomes a float as the low bits of 2^23 + e.
+    // Converts an integer e below 2^23 to a float by placing it in the low bits of 2^23 + e.
     let biased = simd.add_u32s(offset, simd.splat_u32s(127 << 23));
     let biased = simd.wrapping_dyn_shr_u32s(biased, simd.splat_u32s(23));
     let float = simd.or_u32s(biased, simd.splat_u32s(8_388_608.0f32.to_bits()));
@@ -171,9 +170,9 @@ mod tests {
     use super::*;
     use pulp::{Arch, WithSimd};
 
-    /// Distance in units of the reference's last place (as f32; subnormals share one place).
-    fn ulps(got: f32, want: f64) -> f64 {
-        let rounded = want as f32;
+    /// Distance in units in the last place of the reference (as f32; subnormals share one ulp).
+    fn ulps(got: f32, expected: f64) -> f64 {
+        let rounded = expected as f32;
         if got.is_nan() || rounded.is_nan() {
             return if got.is_nan() == rounded.is_nan() {
                 0.0
@@ -186,10 +185,10 @@ mod tests {
         }
 
         let exponent = (rounded.abs().to_bits() >> 23).max(1) as i32;
-        (f64::from(got) - want).abs() / 2f64.powi(exponent - 127 - 23)
+        (f64::from(got) - expected).abs() / 2f64.powi(exponent - 127 - 23)
     }
 
-    /// Both forms of one function.
+    /// The vector form of a function and its f64 reference.
     trait Function: Copy {
         fn vector<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s;
         fn exact(self, x: f64) -> f64;
@@ -211,7 +210,7 @@ mod tests {
         }
     }
 
-    /// The worst error of both forms over every `step`-th bit pattern that `domain` accepts.
+    /// The largest error of both forms over every `step`-th bit pattern that `domain` accepts.
     fn worst<F: Function>(f: F, step: usize, domain: impl Fn(f32) -> bool) -> f64 {
         let patterns = (0..=u32::MAX).step_by(step).map(f32::from_bits);
         let mut accepted = patterns.filter(|x| domain(*x));
@@ -242,7 +241,7 @@ mod tests {
         }
     }
 
-    /// A prime, so that all low bits occur. `MESHGRAD_EXHAUSTIVE=1` visits every f32.
+    /// A prime, so that all low bits occur. `MESHGRAD_EXHAUSTIVE=1` tests every f32.
     fn step() -> usize {
         if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() {
             1
@@ -284,23 +283,23 @@ mod tests {
     function!(Ln, ln_f32s, f64::ln);
 
     #[test]
-    fn exp_errs_by_at_most_1_1_ulp() {
+    fn exp_error_is_at_most_1_1_ulp() {
         assert!(worst(Exp, step(), |_| true) <= 1.1);
         assert!(worst(ExpFlushed, step(), |x| x.is_nan() || x <= 88.0) <= 1.1);
     }
 
     #[test]
-    fn ln_errs_by_at_most_1_5_ulp() {
+    fn ln_error_is_at_most_1_5_ulp() {
         assert!(worst(Ln, step(), |_| true) <= 1.5);
     }
 
     #[test]
-    fn sigmoid_errs_by_at_most_3_ulp() {
+    fn sigmoid_error_is_at_most_3_ulp() {
         assert!(worst(Sigmoid, step(), |x| x.is_nan() || x >= -87.0) <= 3.0);
     }
 
     #[test]
-    fn special_values_are_right() {
+    fn special_values_are_exact() {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(-0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);

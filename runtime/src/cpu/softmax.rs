@@ -1,4 +1,4 @@
-//! Kernels of softmax and its logarithm, row by row.
+//! Kernels of softmax and log-softmax, row by row.
 
 use super::rows::{Rows, for_rows, max, sum};
 use crate::{Float, Number, Result, Tensor};

@@ -1,22 +1,22 @@
-//! Reading tensors of any layout in row-major order, a chunk at a time.
+//! Reading tensors of any layout in row-major order, chunk by chunk.
 
 use std::ops::{Deref, DerefMut};
 
 use super::prefetch::prefetch;
-use super::transpose::Columns;
+use super::transpose::ColumnMajor;
 use crate::{Element, Float, Layout, ReadGuard, Result, Tensor};
 
-/// Elements that a kernel handles at a time in buffers on its stack.
+/// Elements that a kernel processes at a time in buffers on its stack.
 pub(crate) const CHUNK: usize = 256;
 
-/// Room for [`CHUNK`] elements, none of whose vectors lies across two lines of a cache: those take
-/// twice as long, and longer if they are read again at once.
+/// A buffer of [`CHUNK`] elements, aligned so that no vector crosses a cache line: such accesses
+/// take twice as long, and longer when read back at once.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Chunk<W>([W; CHUNK]);
 
 impl<W: Copy> Chunk<W> {
-    /// All elements the same.
+    /// A chunk filled with `value`.
     #[inline(always)]
     pub(crate) fn of(value: W) -> Self {
         Chunk([value; CHUNK])
@@ -39,18 +39,18 @@ impl<W> DerefMut for Chunk<W> {
     }
 }
 
-/// Calls `f` with the place of every element, in row-major order.
+/// Calls `f` with the offset of every element, in row-major order.
 pub(crate) fn for_each_offset(layout: &Layout, mut f: impl FnMut(usize)) {
     let dims = Dims::new(layout);
     let elements = layout.shape().elements();
-    dims.for_each_run(0, elements, |place, stride, run| {
+    dims.for_each_run(0, elements, |offset, stride, run| {
         for i in 0..run {
-            f((place as isize + i as isize * stride) as usize);
+            f((offset as isize + i as isize * stride) as usize);
         }
     });
 }
 
-/// Merged dims of a layout, for walking it in row-major order from anywhere.
+/// The merged dims of a layout, for traversal in row-major order from any element.
 pub(crate) struct Dims {
     dims: Vec<(usize, isize)>,
     offset: usize,
@@ -68,7 +68,7 @@ impl Dims {
         }
     }
 
-    /// The last two dims, extents and strides, and all others.
+    /// The other dims, and extent and stride of the last two.
     pub(crate) fn split_last_two(&self) -> Option<(Dims, [(usize, isize); 2])> {
         let (outer, last) = self.dims.split_last_chunk()?;
         let outer = Dims {
@@ -78,18 +78,18 @@ impl Dims {
         Some((outer, *last))
     }
 
-    /// The place of element `index` in row-major order.
-    pub(crate) fn place(&self, mut index: usize) -> usize {
-        let mut place = self.offset as isize;
+    /// The offset of element `index` in row-major order.
+    pub(crate) fn offset(&self, mut index: usize) -> usize {
+        let mut offset = self.offset as isize;
         for &(extent, stride) in self.dims.iter().rev() {
-            place += (index % extent) as isize * stride;
+            offset += (index % extent) as isize * stride;
             index /= extent;
         }
-        place as usize
+        offset as usize
     }
 
-    /// Calls `f(place, stride, run)` for stretches of `run` elements `stride` apart that together
-    /// are the elements `start..start + len` in row-major order.
+    /// Calls `f(offset, stride, run)` for runs of `run` elements, `stride` apart, that together are
+    /// the elements `start..start + len` in row-major order.
     #[inline(always)]
     pub(crate) fn for_each_run(
         &self,
@@ -106,19 +106,19 @@ impl Dims {
         let end = start + len;
         while at < end {
             let (mut row, column) = (at / inner, at % inner);
-            let mut place = self.offset as isize + column as isize * stride;
+            let mut offset = self.offset as isize + column as isize * stride;
             for &(extent, step) in outer.iter().rev() {
-                place += (row % extent) as isize * step;
+                offset += (row % extent) as isize * step;
                 row /= extent;
             }
             let run = (inner - column).min(end - at);
-            f(place as usize, stride, run);
+            f(offset as usize, stride, run);
             at += run;
         }
     }
 }
 
-/// One input of a kernel: a tensor's elements in row-major order, whatever its layout.
+/// An input of a kernel: a tensor's elements in row-major order, for any layout.
 pub(crate) struct Source<'a, T> {
     elements: ReadGuard<'a, T>,
     dims: Dims,
@@ -132,26 +132,26 @@ impl<'a, T: Element> Source<'a, T> {
         })
     }
 
-    /// As matrices stored column by column, if that is what they are.
-    pub(super) fn columns(&self) -> Option<Columns<'_, T>> {
-        Columns::new(&self.elements, &self.dims)
+    /// The elements as column-major matrices, if that is their layout.
+    pub(super) fn column_major(&self) -> Option<ColumnMajor<'_, T>> {
+        ColumnMajor::new(&self.elements, &self.dims)
     }
 
-    /// Copies the elements from `start` on into `to`.
+    /// Copies the elements that start at `start` into `to`.
     pub(crate) fn copy(&self, start: usize, to: &mut [T]) {
         let mut filled = 0;
         self.dims
-            .for_each_run(start, to.len(), |place, stride, run| {
+            .for_each_run(start, to.len(), |offset, stride, run| {
                 let to = &mut to[filled..filled + run];
                 filled += run;
                 match stride {
-                    1 => to.copy_from_slice(&self.elements[place..place + run]),
-                    _ => self.gather(place, stride, to, |element| element),
+                    1 => to.copy_from_slice(&self.elements[offset..offset + run]),
+                    _ => self.gather(offset, stride, to, |element| element),
                 }
             });
     }
 
-    /// Stores `convert` of the elements from `start` on in `to`.
+    /// Stores `convert` of the elements that start at `start` in `to`.
     #[inline(always)]
     pub(crate) fn load<U: Copy>(&self, start: usize, to: &mut [U], convert: impl Fn(T) -> U) {
         let mut filled = 0;
@@ -159,43 +159,49 @@ impl<'a, T: Element> Source<'a, T> {
             start,
             to.len(),
             #[inline(always)]
-            |place, stride, run| {
+            |offset, stride, run| {
                 let to = &mut to[filled..filled + run];
                 filled += run;
                 match stride {
                     1 => {
-                        // The chunk after the next, which is on its way.
-                        let end = place + run;
+                        // Prefetches the chunk after the next; the next is already on its way.
+                        let end = offset + run;
                         let ahead = self.elements.get(end + run..end + 2 * run);
                         prefetch(ahead.unwrap_or_default());
-                        for (to, from) in to.iter_mut().zip(&self.elements[place..place + run]) {
+                        for (to, from) in to.iter_mut().zip(&self.elements[offset..offset + run]) {
                             *to = convert(*from);
                         }
                     }
-                    _ => self.gather(place, stride, to, &convert),
+                    _ => self.gather(offset, stride, to, &convert),
                 }
             },
         );
     }
 
-    /// Stores `convert` of the elements at `place`, `place + stride`, .. in `to`.
+    /// Stores `convert` of the elements at `offset`, `offset + stride`, .. in `to`.
     #[inline(always)]
-    fn gather<U: Copy>(&self, place: usize, stride: isize, to: &mut [U], convert: impl Fn(T) -> U) {
+    fn gather<U: Copy>(
+        &self,
+        offset: usize,
+        stride: isize,
+        to: &mut [U],
+        convert: impl Fn(T) -> U,
+    ) {
         if stride == 0 {
-            return to.fill(convert(self.elements[place]));
+            return to.fill(convert(self.elements[offset]));
         }
         for (i, to) in to.iter_mut().enumerate() {
-            *to = convert(self.elements[(place as isize + i as isize * stride) as usize]);
+            *to = convert(self.elements[(offset as isize + i as isize * stride) as usize]);
         }
     }
 }
 
 impl<T: Float> Source<'_, T> {
-    /// Widens the elements from `start` on into `to`.
+    /// Widens the elements that start at `start` into `to`.
     ///
-    /// A function of its own, compiled once for each type and not into every kernel that reads.
+    /// Not inlined, so that it is compiled once per type and not into every kernel.
     #[inline(never)]
     pub(crate) fn load_wide(&self, start: usize, to: &mut [T::Wide]) {
-        vectorised!(T::Wide, || self.load(start, to, T::wide));
+        vectorized!(T::Wide, || self.load(start, to, T::wide));
     }
 }

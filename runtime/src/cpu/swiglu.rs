@@ -1,4 +1,4 @@
-//! Kernels of swiglu: rows 2i and 2i + 1 of its operand are gate and up of row i of its result.
+//! Kernels of SwiGLU: rows 2i and 2i + 1 of the operand are gate and up of row i of the result.
 
 use super::rows::{Rows, for_rows};
 use crate::{Float, Number, Result, Tensor};

@@ -1,33 +1,33 @@
-//! Copies of matrices that are stored column by column, tile by tile: a row of them lies on as many
-//! cache lines as it has elements.
+//! Copies of column-major matrices, tile by tile: each element of their rows is on another cache
+//! line.
 
 use super::prefetch::prefetch;
 use super::strided::Dims;
 use super::{BLOCK, for_blocks};
 use crate::Element;
 
-/// Rows and columns of a tile: a cache line of bf16 either way.
+/// Rows and columns of a tile: one cache line of bf16 in each direction.
 const TILE: usize = 32;
 
-/// Matrices stored column by column, whatever the strides of the dims before.
-pub(super) struct Columns<'a, T> {
+/// Column-major matrices; the outer dims may have any strides.
+pub(super) struct ColumnMajor<'a, T> {
     elements: &'a [T],
-    /// The first element of each matrix.
+    /// The offset of the first element of each matrix.
     matrices: Dims,
     rows: usize,
     columns: usize,
-    /// From one column to the next.
+    /// The distance between columns.
     stride: usize,
 }
 
-impl<'a, T: Element> Columns<'a, T> {
-    /// The elements that `dims` names, if the last two of them are such a matrix.
-    pub(super) fn new(elements: &'a [T], dims: &Dims) -> Option<Columns<'a, T>> {
+impl<'a, T: Element> ColumnMajor<'a, T> {
+    /// The elements of `dims`, if its last two dims are a column-major matrix.
+    pub(super) fn new(elements: &'a [T], dims: &Dims) -> Option<ColumnMajor<'a, T>> {
         let (matrices, [(rows, 1), (columns, stride)]) = dims.split_last_two()? else {
             return None;
         };
         let stride = usize::try_from(stride).ok()?;
-        (rows > 1 && columns > 1).then_some(Columns {
+        (rows > 1 && columns > 1).then_some(ColumnMajor {
             elements,
             matrices,
             rows,
@@ -36,17 +36,17 @@ impl<'a, T: Element> Columns<'a, T> {
         })
     }
 
-    /// Copies all of them into `out`, row by row.
+    /// Copies all matrices into `out`, row by row.
     pub(super) fn copy(&self, out: &mut [T]) {
         let rows = TILE.max(BLOCK / self.columns / TILE * TILE);
         for_blocks(out, rows * self.columns, |start, mut out| {
             let mut first = start / self.columns;
             while !out.is_empty() {
-                // Tiles end where a matrix does.
+                // Tiles do not cross matrices.
                 let in_matrix = first % self.rows;
                 let tile = TILE.min(self.rows - in_matrix);
                 let (now, rest) = out.split_at_mut(out.len().min(tile * self.columns));
-                let matrix = self.matrices.place(first / self.rows);
+                let matrix = self.matrices.offset(first / self.rows);
                 self.copy_rows(matrix + in_matrix, now);
                 first += tile;
                 out = rest;
@@ -54,10 +54,10 @@ impl<'a, T: Element> Columns<'a, T> {
         });
     }
 
-    /// Copies as many rows as `out` has room for; the first begins at `place`.
-    fn copy_rows(&self, place: usize, out: &mut [T]) {
+    /// Copies the rows that fit into `out`; the first starts at `offset`.
+    fn copy_rows(&self, offset: usize, out: &mut [T]) {
         let rows = out.len() / self.columns;
-        let column = |at: usize| &self.elements[place + at * self.stride..][..rows];
+        let column = |at: usize| &self.elements[offset + at * self.stride..][..rows];
         let mut tile = [[T::zeroed(); TILE]; TILE];
         for first in (0..self.columns).step_by(TILE) {
             let count = TILE.min(self.columns - first);
@@ -81,10 +81,10 @@ mod tests {
     use crate::ops::{arange, copy, reshape};
     use crate::{DType, Device};
 
-    /// Every element comes to its place: whole tiles, cut ones, several matrices in a block, and
-    /// matrices that are part of larger ones.
+    /// Every element is copied to its position: whole tiles, partial tiles, several matrices per
+    /// block, and matrices that are views of larger ones.
     #[test]
-    fn copies_are_what_they_copy() {
+    fn copies_equal_their_source() {
         let device = Device::cpu();
         for [matrices, columns, rows] in [
             [1, 64, 32],

@@ -1,4 +1,4 @@
-//! Writing to several tensors at once, some of which may be parts of one storage.
+//! Writing to several tensors at once, which may be views of one storage.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,25 +23,25 @@ impl<'a, T: Element> Writes<'a, T> {
         Ok(Writes { storages })
     }
 
-    /// The elements of each of `tensors`, which are contiguous and of these storages.
+    /// The elements of each of `tensors`, which must be contiguous and in these storages.
     ///
     /// # Errors
-    /// [`Error::Argument`], naming `op`, when two of them share elements.
+    /// [`Error::Argument`], naming `op`, if two of them share elements.
     pub(crate) fn parts(&mut self, op: &'static str, tensors: &[&Tensor]) -> Result<Vec<&mut [T]>> {
-        let mut wanted = Vec::with_capacity(tensors.len());
+        let mut ranges = Vec::with_capacity(tensors.len());
         for (at, tensor) in tensors.iter().enumerate() {
             let range = contiguous_range(op, tensor)?;
             if !range.is_empty() {
-                wanted.push((tensor.storage_id(), range.start, range.end, at));
+                ranges.push((tensor.storage_id(), range.start, range.end, at));
             }
         }
-        wanted.sort_unstable();
+        ranges.sort_unstable();
 
         let mut parts: Vec<&mut [T]> = tensors.iter().map(|_| <&mut [T]>::default()).collect();
-        let mut wanted = wanted.into_iter().peekable();
+        let mut ranges = ranges.into_iter().peekable();
         for (id, storage) in &mut self.storages {
             let (mut rest, mut done) = (&mut storage[..], 0);
-            while let Some((_, start, end, at)) = wanted.next_if(|(of, ..)| of == id) {
+            while let Some((_, start, end, at)) = ranges.next_if(|(of, ..)| of == id) {
                 let Some(gap) = start.checked_sub(done) else {
                     let problem = format!("writes twice to the elements of {:?}", tensors[at]);
                     return Err(Error::Argument { op, problem });

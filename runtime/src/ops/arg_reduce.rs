@@ -75,10 +75,10 @@ fn first_best(
             let (x, places) = (Flat::<T>::new(&x)?, places.slice()?);
             match direction {
                 Direction::Largest => {
-                    kernels::first_best(&x, columns, kernels::largest::<T>, places);
+                    kernels::argmax_by(&x, columns, kernels::largest::<T>, places);
                 }
                 Direction::Smallest => {
-                    kernels::first_best(&x, columns, kernels::smallest::<T>, places);
+                    kernels::argmax_by(&x, columns, kernels::smallest::<T>, places);
                 }
             }
             Ok(())

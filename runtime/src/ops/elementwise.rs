@@ -70,7 +70,7 @@ pub(super) fn test<const N: usize>(
     inputs: [&Tensor; N],
     y: &mut UninitTensor,
 ) -> Result<()> {
-    run(call, f, inputs, y, |y| cpu::test(f, inputs, y))
+    run(call, f, inputs, y, |y| cpu::predicate(f, inputs, y))
 }
 
 /// On a GPU a result's dtype says how it is written; on a CPU `on_cpu` knows.

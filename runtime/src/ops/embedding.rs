@@ -82,11 +82,11 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
         }
         let ids = index_list(ids)?;
         let mut order = call.workspace(
-            kernels::order_elements(table_rows, ids.elements()),
+            kernels::position_workspace(table_rows, ids.elements()),
             DType::I64,
         )?;
         call.compute(|| {
-            let order = kernels::order_of(call.name(), &ids, table_rows, order.slice()?)?;
+            let order = kernels::group_positions(call.name(), &ids, table_rows, order.slice()?)?;
             for_float!(dy.dtype(), T => {
                 let mut to = dtable.buffer().write(call.name())?;
                 kernels::embedding_grad::<T>(&dy, &order, features, &mut to[range], dtable.is_empty())

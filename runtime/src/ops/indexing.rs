@@ -3,7 +3,7 @@
 //! Sums with repeated indices run in the order of the indices, in f32 (f64 for f64), rounded once:
 //! the same bits each time.
 
-use crate::cpu::indexing::{self as kernels, Around, Middle};
+use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
 use crate::cuda;
@@ -134,7 +134,7 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
 pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let mut call = INDEX_SELECT.call(&[x, ids])?;
     let dim = x.dim(call.name(), dim)?;
-    let middle = middle(x.shape(), dim);
+    let middle = indexed_dim(x.shape(), dim);
     let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
 
     let x = contiguous(x)?;
@@ -196,7 +196,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
         let ids = checked(&call, &ids, extent)?;
         for_float!(dy.dtype(), T => {
             let dy = Flat::<T>::new(&dy)?;
-            sum.fill::<T>(|sum| kernels::index_add::<T>(&dy, middle(&shape, dim), &ids, sum))
+            sum.fill::<T>(|sum| kernels::index_add::<T>(&dy, indexed_dim(&shape, dim), &ids, sum))
         })
     })?;
     Ok(sum.out.finish())
@@ -222,7 +222,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     }
     let index = as_i64(index)?;
     call.compute(|| {
-        let around = Around::new(x.layout(), dim, index.shape());
+        let around = IndexedLayout::new(x.layout(), dim, index.shape());
         let index = checked(&call, &index, x.shape()[dim])?;
         for_any!(x.dtype(), T => {
             let x: ReadGuard<'_, T> = x.read()?;
@@ -267,7 +267,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
 
     let (src, index) = (contiguous(src)?, as_i64(index)?);
     call.compute(|| {
-        let around = Around::new(&crate::Layout::contiguous(shape, 0), dim, index.shape());
+        let around = IndexedLayout::new(&crate::Layout::contiguous(shape, 0), dim, index.shape());
         let slabs = if dim == 0 {
             [1, 1]
         } else {
@@ -300,8 +300,8 @@ fn check_fits(
     }
 }
 
-fn middle(shape: &Shape, dim: usize) -> Middle {
-    Middle {
+fn indexed_dim(shape: &Shape, dim: usize) -> IndexedDim {
+    IndexedDim {
         extent: shape[dim],
         inner: shape[dim + 1..].iter().product(),
     }

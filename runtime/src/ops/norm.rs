@@ -134,7 +134,7 @@ pub fn rms_norm_grad_weight_into(
                 cuda::rms_norm_grad_weight(gpu, &plan, operands, &partials, dw.buffer())
             })?;
         } else {
-            let partials = call.rows().div_ceil(kernels::rows_a_partial(columns));
+            let partials = call.rows().div_ceil(kernels::rows_per_partial(columns));
             let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
             call.compute(|| {
                 for_float!(x.dtype(), T => {

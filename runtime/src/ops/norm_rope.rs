@@ -6,7 +6,7 @@
 
 use super::rope::{check_pairs, for_each_sequence};
 use super::{RopeStyle, contiguous_range, dense_last, summed_in};
-use crate::cpu::norm::rows_a_partial;
+use crate::cpu::norm::rows_per_partial;
 use crate::cpu::norm_rope::{self as kernels, Angles};
 use crate::cuda::norm_rope as cuda;
 use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
@@ -159,7 +159,7 @@ pub fn rms_norm_rope_grad_weight_into(
                 cuda::norm_rope_grad_weight(gpu, &plan, operands, &angles, &partials, dw.buffer())
             })?;
         } else {
-            let partials = inv_rms.elements().div_ceil(rows_a_partial(columns));
+            let partials = inv_rms.elements().div_ceil(rows_per_partial(columns));
             let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
             call.compute(|| {
                 for_float!(x.dtype(), T => {

@@ -1,4 +1,4 @@
-//! The devices that a test runs on: one body, the device a parameter.
+//! The devices that tests run on; a test takes its device as a parameter.
 
 #![allow(dead_code)]
 
@@ -11,28 +11,28 @@ pub(crate) fn devices() -> Vec<Device> {
     [Some(Device::cpu()), gpu()].into_iter().flatten().collect()
 }
 
-/// A GPU: the machine's with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
-/// with the tests.
+/// A GPU: the real one if `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator, which cargo builds with
+/// the tests.
 pub(crate) fn gpu() -> Option<Device> {
     let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
         Ok("cuda") => Device::cuda(0),
-        Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: only `cuda` is known"),
+        Ok(other) => panic!("MESHGRAD_TEST_GPU={other} is unknown; the only value is `cuda`"),
         Err(_) if Device::emulator_is_built() => Device::emulator(0),
         Err(_) => {
-            eprintln!("no emulator: tested on the CPU only");
+            eprintln!("no emulator found: testing on the CPU only");
             return None;
         }
     };
     Some(device.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Where what is expected is computed.
+/// The device that computes expected values.
 pub(crate) fn reference() -> &'static Device {
     static REFERENCE: OnceLock<Device> = OnceLock::new();
     REFERENCE.get_or_init(Device::cpu)
 }
 
-/// Values that differ from element to element, between -`scale` and `scale`.
+/// Values between -`scale` and `scale` that differ from element to element.
 pub(crate) fn numbered(device: &Device, shape: &[usize], dtype: DType, scale: f64) -> Tensor {
     let count: usize = shape.iter().product();
     let values: Vec<f32> = (0..count)
@@ -53,8 +53,8 @@ pub(crate) fn values(x: &Tensor) -> Vec<f64> {
     exact(x).to_vec().unwrap()
 }
 
-/// That every element is within `tolerance` of the expected one, relative to the larger of that and
-/// `unit`.
+/// Asserts that every element is within `tolerance` of the expected one, relative to the larger of
+/// that and `unit`.
 #[track_caller]
 pub(crate) fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, unit: f64) {
     assert_eq!(actual.shape(), expected.shape());
@@ -64,12 +64,12 @@ pub(crate) fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, u
         let close = (actual - expected).abs() <= allowed || actual == expected;
         assert!(
             close || (actual.is_nan() && expected.is_nan()),
-            "element {at}: {actual} where {expected} was expected"
+            "element {at} is {actual}, expected {expected}"
         );
     }
 }
 
-/// What one rounding to `dtype` may change, relative.
+/// The relative error of one rounding to `dtype`.
 pub(crate) fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),

@@ -1,4 +1,4 @@
-//! Attention on every device, against f64 on the CPU.
+//! Attention on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::{
@@ -45,7 +45,7 @@ fn on_the_cpu(mask: &AttentionMask) -> AttentionMask {
     }
 }
 
-/// Heads of one projection [B, T, H + 2 G, D].
+/// Slices of one projection [B, T, H + 2 G, D].
 fn fused(
     device: &Device,
     dtype: DType,
@@ -63,8 +63,8 @@ fn fused(
     ]
 }
 
-/// Every mask; fused, turned and separate operands; head dims that fit tiles and that do not; no
-/// queries, no keys.
+/// Every mask; fused, transposed and separate operands; head dims that are a multiple of the tile
+/// and that are not; no queries, no keys.
 fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     let causal = AttentionMask::causal;
     let window = |window| AttentionMask {
@@ -105,14 +105,17 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     add(separate([1, 3, 3], [0, 0], 8), causal());
     add(separate([1, 2, 3], [1, 1], 1), AttentionMask::default());
 
-    let turned = of([1, 2, 6, 8], 1.5).transpose(1, 2).unwrap();
-    add([turned.clone(), turned.clone(), turned.clone()], causal());
-    let across = turned.transpose(2, 3).unwrap();
+    let transposed = of([1, 2, 6, 8], 1.5).transpose(1, 2).unwrap();
+    add(
+        [transposed.clone(), transposed.clone(), transposed.clone()],
+        causal(),
+    );
+    let across = transposed.transpose(2, 3).unwrap();
     add([across.clone(), across.clone(), across], causal());
     all
 }
 
-/// Scores of some tens err by a few units of their last place.
+/// Scores up to a few tens have an error of a few ulps.
 fn tolerance(dtype: DType) -> f64 {
     (8.0 * rounding(dtype)).max(2e-5)
 }
@@ -161,16 +164,17 @@ fn check(case: &Case, dtype: DType) {
     }
 }
 
-/// The largest magnitude, or 1: rounding errs by as much of it.
+/// The largest magnitude, or 1: rounding errors are relative to it.
 fn largest(x: &Tensor) -> f64 {
     values(x)
         .iter()
         .fold(1.0, |largest, x| x.abs().max(largest))
 }
 
-/// What only values tell is an error of the CPU's op, and on a GPU of what waits for it.
+/// Errors that depend on values are returned by the op on the CPU, and by the next synchronization
+/// on a GPU.
 #[test]
-fn wrong_lengths_are_told() {
+fn invalid_lengths_are_reported() {
     for device in devices() {
         let x = numbered(&device, &[1, 3, 1, 8], DType::F32, 1.0);
         let mask = AttentionMask {
@@ -184,15 +188,15 @@ fn wrong_lengths_are_told() {
         let message = out.err().unwrap().to_string();
         let expected = match device.is_gpu() {
             true => "attention: index 4 is outside of 0..4",
-            false => "`k_len` 4 is more than the 3 keys",
+            false => "`k_len` is 4, but there are only 3 keys",
         };
         assert!(message.contains(expected), "{message}");
     }
 }
 
-/// Sequences that leave tokens out are told; tokens of none are zeros on a GPU.
+/// Offsets that do not cover all tokens are reported; uncovered tokens are zero on a GPU.
 #[test]
-fn wrong_offsets_are_told() {
+fn invalid_offsets_are_reported() {
     let lists: [&[i64]; 3] = [&[0, 3], &[1, 5], &[0, 6]];
     for (device, offsets) in devices().iter().flat_map(|it| lists.map(|list| (it, list))) {
         let x = numbered(device, &[1, 5, 1, 8], DType::F32, 1.0);
@@ -217,9 +221,9 @@ fn wrong_offsets_are_told() {
     }
 }
 
-/// What extents tell is refused on every device alike.
+/// Invalid extents are rejected on every device alike.
 #[test]
-fn wrong_masks_are_errors() {
+fn invalid_masks_are_errors() {
     for device in devices() {
         let x = numbered(&device, &[2, 3, 1, 8], DType::F32, 1.0);
         let error = |x: &Tensor, sequences| {

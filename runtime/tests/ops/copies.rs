@@ -1,9 +1,9 @@
-//! Ops that move elements: one body, the device a parameter; what is expected is the CPU's.
+//! Ops that move elements, on every device, compared with the CPU.
 
 use crate::devices::{devices, gpu, reference};
 use meshgrad_runtime::{Bool, CudaError, DType, Device, Element, Error, Kind, Shape, Tensor, ops};
 
-/// Elements of any dtype that differ from their neighbours.
+/// Elements of any dtype that differ from the next ones.
 fn elements(shape: &[usize], dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
     let values: Vec<i64> = (0..count as i64).map(|i| i * 37 % 119 - 40).collect();
@@ -34,22 +34,22 @@ fn bits(x: &Tensor) -> Vec<u8> {
     }
 }
 
-/// Views of a [6, 20, 33] tensor: dense, turned, apart, repeated, empty.
+/// Views of a [6, 20, 33] tensor: contiguous, transposed, strided, broadcast, empty.
 fn views(x: &Tensor) -> Vec<Tensor> {
-    let turned = |a, b| x.transpose(a, b).unwrap();
+    let transposed = |a, b| x.transpose(a, b).unwrap();
     vec![
         x.clone(),
-        turned(1, 2),
-        turned(0, 2),
-        turned(0, 1),
+        transposed(1, 2),
+        transposed(0, 2),
+        transposed(0, 1),
         x.slice(2, 1..30).unwrap(),
-        turned(1, 2).slice(1, 3..20).unwrap(),
+        transposed(1, 2).slice(1, 3..20).unwrap(),
         x.slice(0, 2..2).unwrap(),
         x.slice(1, 4..5).unwrap().broadcast_to(&[6, 9, 33]).unwrap(),
     ]
 }
 
-/// Whatever the layout and the dtype, a copy has the same bits.
+/// A copy has the same bits, for every layout and dtype.
 #[test]
 fn copies_keep_bits() {
     for device in devices() {
@@ -107,7 +107,7 @@ fn fills_of_every_dtype() {
 }
 
 #[test]
-fn slices_have_gradients_of_zeros_around() {
+fn gradients_of_slices_are_padded_with_zeros() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16, DType::I64] {
             let dy = elements(&[4, 8, 6], dtype);
@@ -120,9 +120,9 @@ fn slices_have_gradients_of_zeros_around() {
                 let dx = ops::slice_grad(&there, &shape, dim, range).unwrap();
                 assert_eq!(bits(&dx), bits(&expected), "dim {dim} on {device}");
             }
-            let turned = dy.transpose(0, 2).unwrap();
+            let transposed = dy.transpose(0, 2).unwrap();
             let shape = Shape::new(&[6, 8, 9]).unwrap();
-            let expected = ops::slice_grad(&turned, &shape, 2, 5..9).unwrap();
+            let expected = ops::slice_grad(&transposed, &shape, 2, 5..9).unwrap();
             let there = on(&device, &dy).transpose(0, 2).unwrap();
             let dx = ops::slice_grad(&there, &shape, 2, 5..9).unwrap();
             assert_eq!(bits(&dx), bits(&expected), "on {device}");
@@ -153,9 +153,9 @@ fn concats_of_every_dtype_and_dim() {
     }
 }
 
-/// A cache grows at the position that a tensor tells.
+/// A cache is written at a position given by a tensor.
 #[test]
-fn copies_to_a_position() {
+fn copies_at_a_position() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16, DType::U8] {
             for inner in [1, 3, 16] {
@@ -168,19 +168,19 @@ fn copies_to_a_position() {
                     let rows = into.slice(1, start as usize..start as usize + 3).unwrap();
                     assert_eq!(bits(&rows), bits(&x), "{dtype} at {start} on {device}");
                 }
-                let turned = ops::copy(&x.transpose(0, 2).unwrap()).unwrap();
-                let turned = on(&device, &turned).transpose(0, 2).unwrap();
+                let transposed = ops::copy(&x.transpose(0, 2).unwrap()).unwrap();
+                let transposed = on(&device, &transposed).transpose(0, 2).unwrap();
                 let at = Tensor::from_slice(&device, &[1], &[4i64]).unwrap();
-                ops::copy_at_into(&turned, &into, &at).unwrap();
+                ops::copy_at_into(&transposed, &into, &at).unwrap();
                 assert_eq!(bits(&into.slice(1, 4..7).unwrap()), bits(&x));
             }
         }
     }
 }
 
-/// On a GPU a position that is outside leaves the cache as it was, and the next read tells.
+/// On a GPU an out-of-range position leaves the cache unchanged and is reported by the next read.
 #[test]
-fn positions_outside_are_told() {
+fn out_of_range_positions_are_reported() {
     let Some(gpu) = gpu() else { return };
     let into = Tensor::zeros(&gpu, &[2, 8, 4], DType::F32, Kind::Cache).unwrap();
     let x = ops::full(&gpu, &[2, 3, 4], DType::F32, 1.0).unwrap();

@@ -1,4 +1,4 @@
-//! Cross entropy fused with its linear layer, on every device, against f64 on the CPU.
+//! Cross entropy fused with its linear layer, on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::Targets;
@@ -7,8 +7,8 @@ use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tens
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const IGNORE: i64 = -100;
 
-/// Rows, classes, features: whole vectors and odd ones, several tiles of rows and of classes, one of
-/// each, none of each.
+/// Rows, classes, features: whole vectors and odd extents; several tiles, one tile or no tiles of
+/// rows and of classes.
 const EXTENTS: [[usize; 3]; 9] = [
     [6, 72, 16],
     [5, 33, 7],
@@ -21,7 +21,7 @@ const EXTENTS: [[usize; 3]; 9] = [
     [4, 5, 0],
 ];
 
-/// A layer, and a label for each row: of this shard of the vocabulary, of another, ignored.
+/// A layer with one label per row: of this shard of the vocabulary, of another shard, or ignored.
 struct Problem {
     x: Tensor,
     w: Tensor,
@@ -129,13 +129,17 @@ fn check(problem: &Problem) {
             tolerance,
             unit,
         );
-        assert_eq!(values(&dx), values(&also_dx), "from the same logits");
+        assert_eq!(
+            values(&dx),
+            values(&also_dx),
+            "gradients from the same logits"
+        );
         let both = [dw.total().unwrap(), also_dw.total().unwrap()].map(values);
-        assert_eq!(both[0], both[1], "from the same logits");
+        assert_eq!(both[0], both[1], "gradients from the same logits");
     }
 }
 
-/// Labels of every index dtype say the same; so do operands however they lie.
+/// Labels of every index dtype give the same result, and so do strided operands.
 #[test]
 fn labels_of_every_dtype_and_strided_operands() {
     for device in devices() {
@@ -195,7 +199,7 @@ fn labels_of_every_dtype_and_strided_operands() {
     }
 }
 
-/// The sum over rows that count, rounded once; 0 of nothing.
+/// The sum over rows that are not ignored, rounded once; 0 if all are ignored.
 #[test]
 fn sums_of_losses() {
     for device in devices() {
@@ -218,7 +222,8 @@ fn sums_of_losses() {
     }
 }
 
-/// A label that is no class is told: at once on a CPU, where the host next waits on a GPU.
+/// An out-of-range label is reported by the op on the CPU, and by the next synchronization on a
+/// GPU.
 #[test]
 fn labels_outside_of_the_vocabulary() {
     for device in devices() {

@@ -1,4 +1,4 @@
-//! The elementwise ops on every device, against f64 on the CPU.
+//! Elementwise ops on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::{
@@ -10,10 +10,10 @@ type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 
-/// Shapes with a tail, without elements, without dims, and of more than one CTA.
+/// Shapes with a tail, without elements, without dims, and of several CTAs.
 const SHAPES: [&[usize]; 6] = [&[], &[1], &[0, 3], &[7], &[3, 5, 2], &[33, 257]];
 
-/// All is computed in f32, with some roundings, and then rounded once to `dtype`.
+/// Results are computed in f32, with a few roundings, and rounded once to `dtype`.
 fn assert_rounded(actual: &Tensor, expected: &Tensor, dtype: DType) {
     match dtype {
         DType::BF16 => assert_close(actual, expected, rounding(dtype), 0.1),
@@ -21,15 +21,15 @@ fn assert_rounded(actual: &Tensor, expected: &Tensor, dtype: DType) {
     }
 }
 
-/// Where a function is tested.
+/// The domain in which a function is tested.
 enum Domain {
     All,
     Positive,
 }
 
-/// Every function of one operand is its value in f64, rounded.
+/// Every unary function equals its f64 value, rounded.
 #[test]
-fn functions_of_one_operand() {
+fn unary_functions_equal_f64() {
     let functions: [(&str, Unary, Domain); 15] = [
         ("neg", ops::neg, Domain::All),
         ("abs", ops::abs, Domain::All),
@@ -65,10 +65,10 @@ fn functions_of_one_operand() {
     }
 }
 
-/// Gradients too are functions of two operands.
+/// Binary functions, which include gradients.
 #[test]
-fn functions_of_two_operands() {
-    // What is added to the operands, so that they are not near zero.
+fn binary_functions_equal_f64() {
+    // Shifts that keep the operands away from zero.
     let (anywhere, first, second) = ([0.0, 0.0], [7.0, 0.0], [0.0, 7.0]);
     let functions: [(&str, Binary, [f64; 2]); 22] = [
         ("add", ops::add, anywhere),
@@ -114,7 +114,7 @@ fn functions_of_two_operands() {
     }
 }
 
-/// Broadcast and transposed operands are read as copies of them would be, to the bit.
+/// Broadcast and transposed operands give the bits of contiguous copies.
 #[test]
 fn strides() {
     for device in devices() {
@@ -155,7 +155,7 @@ fn comparisons_and_selection() {
 #[test]
 fn casts_round_to_nearest_even() {
     for device in devices() {
-        // Half of what bf16 tells apart at 1: both lie between two of its numbers.
+        // Half of the spacing of bf16 at 1: both values lie between two bf16 numbers.
         let half = 1.0 / 256.0;
         let special = [f32::NAN, f32::INFINITY, -3.3e38];
         let x = [&[1.0f32, 1.0 + half, 1.0 + 3.0 * half, 0.1][..], &special].concat();
@@ -193,9 +193,9 @@ fn accumulating_filling_and_copying_in_place() {
     }
 }
 
-/// An op of a user's, in one source for all devices.
+/// A user-defined op with one source for all devices.
 #[test]
-fn functions_of_ones_own() {
+fn user_defined_functions() {
     static SOFTPLUS: Signature = Signature::new("softplus", "x: F[..] -> y: F[..]", 3);
 
     struct Softplus;

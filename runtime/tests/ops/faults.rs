@@ -1,4 +1,5 @@
-//! Indices out of range on a GPU: a kernel reports, the host learns of it where it waits.
+//! Out-of-range indices on a GPU: the kernel records the error and the next synchronization returns
+//! it.
 
 use crate::devices::gpu;
 use meshgrad_kernels::assembler::Kernel;
@@ -8,7 +9,7 @@ use meshgrad_runtime::{
     CudaError, DType, Device, Error, Kind, Result, Signature, Tensor, with_stream,
 };
 
-/// y\[i\] = x\[ids\[i\]\], a thread an element.
+/// y\[i\] = x\[ids\[i\]\], one thread per element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Pick;
 
@@ -48,13 +49,14 @@ fn pick(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
         arguments.push_u64(x.elements() as u64).push_u32(count);
         gpu.fault_site(x.elements()).push(&mut arguments);
         let launch = Launch::new([count.div_ceil(32), 1, 1], 32);
-        // SAFETY: these are its parameters; it reads `x` inside of its extent, `ids`, and writes `y`.
+        // SAFETY: the arguments match the kernel's parameters; it reads `ids` and `x` within their
+        // extents, and writes `y`.
         unsafe { gpu.launch(&Pick, launch, &arguments) }
     })?;
     Ok(y.finish())
 }
 
-/// Ten numbers, and 100 ids of which those at some positions are given.
+/// Ten numbers, and 100 ids, some of which are given as (position, id).
 fn operands(gpu: &Device, strange: &[(usize, i64)]) -> [Tensor; 2] {
     let mut ids: Vec<i64> = (0..100).map(|i| i * 7 % 10).collect();
     for (at, id) in strange {
@@ -78,10 +80,10 @@ fn assert_met<T>(result: Result<T>, index: i64) {
     }
 }
 
-/// The next copy of values tells of it, once, and names op, index, extent and the way out; what was
-/// made holds zeros in these places.
+/// The next copy to the host returns the error once. It names op, index, extent and what to do. The
+/// output is zero at these positions.
 #[test]
-fn the_next_read_tells() {
+fn the_next_read_returns_the_error() {
     let Some(gpu) = gpu() else { return };
     let [x, ids] = operands(&gpu, &[(3, 10), (77, 12), (78, 11)]);
     let y = pick(&x, &ids).unwrap();
@@ -100,7 +102,7 @@ fn the_next_read_tells() {
     }
 }
 
-/// A reading tells of what came before it, once, and not of what came after.
+/// An async read returns errors of earlier work, once, and none of later work.
 #[test]
 fn readings_tell() {
     let Some(gpu) = gpu() else { return };
@@ -113,9 +115,10 @@ fn readings_tell() {
     assert_eq!(x.read_async::<f32>().unwrap().wait().unwrap().len(), 10);
 }
 
-/// Negative ones count as the largest; an empty read, an item and synchronising tell too.
+/// Negative indices count as the largest. An empty read, `item` and `synchronize` return the error
+/// as well.
 #[test]
-fn whoever_waits_is_told() {
+fn every_synchronization_returns_the_error() {
     let Some(gpu) = gpu() else { return };
     let [x, ids] = operands(&gpu, &[(0, 1 << 60), (99, -1)]);
     let none = Tensor::zeros(&gpu, &[0], DType::F32, Kind::Cache).unwrap();
@@ -144,7 +147,7 @@ fn work_on_other_streams_reports() {
     assert_eq!(y.to_vec::<f32>().unwrap()[50], 0.0);
 }
 
-/// A graph reports at every launch; what it is given decides.
+/// A graph reports at every launch, depending on its current inputs.
 #[test]
 fn graphs_report() {
     let Some(gpu) = gpu() else { return };
@@ -179,10 +182,10 @@ fn fill(ids: &Tensor, from: &Tensor) {
         .unwrap();
 }
 
-/// Without such an op there is no word to read when the host waits; a device that only counts
-/// launches as the GPU does.
+/// Other ops have no error word to read at a synchronization. The meta device counts the same
+/// launches as the GPU.
 #[test]
-fn others_do_not_pay() {
+fn other_ops_have_no_overhead() {
     let Some(gpu) = gpu() else { return };
     gpu.synchronize().unwrap();
     assert_eq!(gpu.pinned_memory_stats().live, 0);

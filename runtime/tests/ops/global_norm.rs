@@ -1,9 +1,9 @@
-//! The norm of gradients and clipping by it on every device, against f64.
+//! The global norm of gradients and clipping on every device, compared with f64.
 
 use crate::devices::{devices, numbered, values};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-/// Any number of tensors, dtypes and layouts; more than an op may use at once otherwise.
+/// More tensors than another op may take at once, of several dtypes and layouts.
 #[test]
 fn norms_of_many_tensors() {
     for device in devices() {
@@ -27,8 +27,7 @@ fn norms_of_many_tensors() {
     }
 }
 
-/// Scaled gradients have the norm of the mean, but never more than allowed; no scale is made of a
-/// norm that is not finite.
+/// Scaled gradients have the norm of the mean, at most the limit. A non-finite norm gives no scale.
 #[test]
 fn clipping() {
     for device in devices() {

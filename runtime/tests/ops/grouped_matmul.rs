@@ -1,12 +1,12 @@
-//! Products of ragged groups on every device, against f64 on the CPU.
+//! Products of ragged groups on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, gpu, numbered, reference, rounding};
 use meshgrad_runtime::{
     Accumulator, CudaError, DType, Device, Error, Kind, PinnedBuffer, Shape, Tensor, ops,
 };
 
-/// Offsets, rows, features in and out: groups of several tiles, of one row, of none, rows of no
-/// group; whole vectors and odd lines; no groups, no rows, nothing to sum.
+/// Offsets, rows, input and output features: groups of several tiles, of one row, of no rows; rows
+/// in no group; whole vectors and odd rows; no groups, no rows, k = 0.
 const CASES: [(&[i64], [usize; 3]); 7] = [
     (&[0, 75, 75, 76, 140], [150, 40, 72]),
     (&[0, 3, 3, 70], [70, 33, 17]),
@@ -23,8 +23,8 @@ fn offsets(device: &Device, ends: &[i64]) -> Tensor {
     Tensor::from_slice(device, &[ends.len()], ends).unwrap()
 }
 
-/// The same values in other strides.
-fn turned(x: &Tensor, a: isize, b: isize) -> Tensor {
+/// The same values with other strides.
+fn transposed(x: &Tensor, a: isize, b: isize) -> Tensor {
     ops::copy(&x.transpose(a, b).unwrap())
         .unwrap()
         .transpose(a, b)
@@ -51,14 +51,14 @@ fn products_and_their_gradients() {
     }
 }
 
-/// Any strides, and offsets that lie apart.
+/// Any strides of the operands and of the offsets.
 #[test]
 fn views() {
     for device in devices() {
         for dtype in FLOATS {
-            let x = turned(&numbered(&device, &[40, 24], dtype, 1.0), 0, 1);
-            let w = turned(&numbered(&device, &[3, 9, 24], dtype, 1.0), 1, 2);
-            let dy = turned(&numbered(&device, &[40, 9], dtype, 0.5), 0, 1);
+            let x = transposed(&numbered(&device, &[40, 24], dtype, 1.0), 0, 1);
+            let w = transposed(&numbered(&device, &[3, 9, 24], dtype, 1.0), 1, 2);
+            let dy = transposed(&numbered(&device, &[40, 9], dtype, 0.5), 0, 1);
             check(&x, &w, &dy, &[0, 30, 30, 37]);
 
             let apart = [0i64, 9, 30, 9, 30, 9, 37, 9];
@@ -100,7 +100,7 @@ fn check(x: &Tensor, w: &Tensor, dy: &Tensor, ends: &[i64]) {
     }
 }
 
-/// Where a group has no rows, an accumulator keeps its bits: also a negative zero.
+/// If a group has no rows, an accumulator keeps its bits, also a negative zero.
 #[test]
 fn empty_groups_add_nothing() {
     for device in devices() {
@@ -119,7 +119,7 @@ fn empty_groups_add_nothing() {
     }
 }
 
-/// Rows beyond the last offset are not read: a NaN there reaches nothing.
+/// Rows beyond the last offset are not read: a NaN there does not propagate.
 #[test]
 fn unused_rows_are_not_read() {
     for device in devices() {
@@ -141,8 +141,8 @@ fn unused_rows_are_not_read() {
     }
 }
 
-/// Nothing of a launch depends on where groups begin: a graph that was recorded once follows what is
-/// written to its offsets.
+/// A launch does not depend on the offsets: a graph recorded once uses the current contents of its
+/// offsets.
 #[test]
 fn a_graph_follows_its_offsets() {
     let Some(device) = gpu() else { return };
@@ -172,10 +172,9 @@ fn a_graph_follows_its_offsets() {
     }
 }
 
-/// A GPU alone knows its offsets: the host is told of wrong ones where it next waits, and the
-/// device stays usable.
+/// On a GPU, invalid offsets are reported by the next synchronization, and the device stays usable.
 #[test]
-fn a_gpu_tells_of_wrong_offsets() {
+fn invalid_offsets_are_reported_by_a_gpu() {
     let Some(device) = gpu() else { return };
     let x = numbered(&device, &[4, 3], DType::BF16, 1.0);
     let w = numbered(&device, &[2, 5, 3], DType::BF16, 1.0);

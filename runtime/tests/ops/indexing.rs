@@ -1,11 +1,11 @@
-//! What indices choose: one body, the device a parameter; what is expected is the CPU's.
+//! Indexing ops on every device, compared with the CPU.
 
 use crate::devices::{devices, exact, gpu, numbered, reference, values};
 use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
 
 const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];
 
-/// Indices below `extent`, some of them several times.
+/// Indices below `extent`, some of them repeated.
 fn ids(device: &Device, shape: &[usize], extent: usize, dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
     let values: Vec<i64> = (0..count)
@@ -35,13 +35,13 @@ fn embeddings_are_rows() {
                     "{features} {dtype} on {device}"
                 );
 
-                let turned = numbered(&device, &[features, 11], dtype, 1.0)
+                let transposed = numbered(&device, &[features, 11], dtype, 1.0)
                     .transpose(0, 1)
                     .unwrap();
-                let y = ops::embedding(&turned, &ids.transpose(0, 1).unwrap()).unwrap();
+                let y = ops::embedding(&transposed, &ids.transpose(0, 1).unwrap()).unwrap();
                 let ids = there(&ids).transpose(0, 1).unwrap();
-                let expected = ops::embedding(&exact(&turned), &ids).unwrap();
-                assert_eq!(values(&y), values(&expected), "turned on {device}");
+                let expected = ops::embedding(&exact(&transposed), &ids).unwrap();
+                assert_eq!(values(&y), values(&expected), "transposed on {device}");
             }
             let table = numbered(&device, &[11, 8], dtype, 1.0);
             let none = ops::embedding(&table, &ids(&device, &[0, 2], 11, DType::I64)).unwrap();
@@ -51,7 +51,7 @@ fn embeddings_are_rows() {
 }
 
 #[test]
-fn parts_are_selected_along_any_dim() {
+fn index_select_along_any_dim() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16, DType::I64, DType::Bool] {
             let x = ops::cast(&numbered(&device, &[5, 6, 16], DType::F32, 9.0), dtype).unwrap();
@@ -84,19 +84,19 @@ fn elements_are_gathered() {
                 let expected = ops::gather(&exact(&x), dim as isize, &there(&index)).unwrap();
                 assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
             }
-            let turned = x.transpose(0, 2).unwrap();
+            let transposed = x.transpose(0, 2).unwrap();
             let index = ids(&device, &[6, 3, 2], 5, DType::I64)
                 .transpose(0, 2)
                 .unwrap();
             let index = index.slice(0, 0..2).unwrap();
-            let y = ops::gather(&turned, 2, &index).unwrap();
-            let expected = ops::gather(&exact(&turned), 2, &there(&index)).unwrap();
-            assert_eq!(values(&y), values(&expected), "turned on {device}");
+            let y = ops::gather(&transposed, 2, &index).unwrap();
+            let expected = ops::gather(&exact(&transposed), 2, &there(&index)).unwrap();
+            assert_eq!(values(&y), values(&expected), "transposed on {device}");
         }
     }
 }
 
-/// Sums by index are those of the CPU, in the same order: f32 gives the same bits.
+/// Sums by index have the order of the CPU: f32 gives the same bits.
 #[test]
 fn gradients_of_embeddings_add_up() {
     for device in devices() {
@@ -164,7 +164,7 @@ fn elements_are_scattered() {
     }
 }
 
-/// More positions than a CTA sorts, and more rows than one digit tells apart.
+/// More positions than a CTA sorts, and more rows than one radix digit.
 #[test]
 fn many_positions_keep_their_order() {
     for device in devices() {
@@ -192,9 +192,9 @@ fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
     gpu.synchronize().unwrap();
 }
 
-/// On a GPU an index outside chooses zeros, and the next who waits is told.
+/// On a GPU an out-of-range index selects zeros and is reported by the next synchronization.
 #[test]
-fn indices_outside_are_told() {
+fn out_of_range_indices_are_reported() {
     let Some(gpu) = gpu() else { return };
     let x = ops::full(&gpu, &[4, 6], DType::F32, 2.0).unwrap();
     let wrong = Tensor::from_slice(&gpu, &[3], &[1i64, 6, 2]).unwrap();

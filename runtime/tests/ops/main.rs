@@ -1,5 +1,6 @@
-//! The ops on every device, against f64 on the CPU: a file for each family. Then what they promise
-//! together: who may write what others use, what is told of wrong indices, when the host waits.
+//! Every op on every device, compared with f64 on the CPU, one file per family. Further files test
+//! laws of all ops: aliasing and streams, reports of invalid indices, and which calls block the
+//! host.
 
 #[path = "../devices/mod.rs"]
 mod devices;
@@ -18,10 +19,10 @@ mod norm;
 mod norm_rope;
 mod optimizer;
 mod random;
-mod rank;
 mod reduce;
 mod rope;
 mod sharing;
 mod softmax;
 mod swiglu;
+mod top_k;
 mod waiting;

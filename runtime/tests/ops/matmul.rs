@@ -1,12 +1,12 @@
-//! Matrix products on every device, against f64 on the CPU.
+//! Matrix products on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Device, Tensor, ops};
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 
-/// (m, n, k): whole tiles and parts of them, one row, nothing to sum, nothing at all, sums so long
-/// that they are made in parts.
+/// (m, n, k): whole and partial tiles, one row, k = 0, no elements, and k so large that it is
+/// split.
 const EXTENTS: [[usize; 3]; 8] = [
     [64, 64, 32],
     [33, 65, 17],
@@ -18,16 +18,16 @@ const EXTENTS: [[usize; 3]; 8] = [
     [40, 9, 777],
 ];
 
-/// What summing `k` products of `dtype` may differ by, relative to a sum's size.
+/// The error of a sum of `k` products of `dtype`, relative to its magnitude.
 fn tolerance(dtype: DType, k: usize) -> f64 {
     2.0 * rounding(dtype) + 1e-6 * (k as f64)
 }
 
-/// Each operand as it is and as the transpose of another, which is read as it lies.
+/// A contiguous operand, and a transposed view.
 fn layouts(device: &Device, rows: usize, columns: usize, dtype: DType) -> [Tensor; 2] {
     let straight = numbered(device, &[rows, columns], dtype, 1.0);
-    let turned = numbered(device, &[columns, rows], dtype, 1.0);
-    [straight, turned.transpose(0, 1).unwrap()]
+    let transposed = numbered(device, &[columns, rows], dtype, 1.0);
+    [straight, transposed.transpose(0, 1).unwrap()]
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn linear_layers_and_their_gradients() {
 }
 
 #[test]
-fn adding_to_what_is_there() {
+fn products_accumulate() {
     for device in devices() {
         for dtype in FLOATS {
             let a = numbered(&device, &[2, 20, 16], dtype, 1.0);
@@ -119,8 +119,8 @@ fn adding_to_what_is_there() {
     }
 }
 
-/// Sums in parts are rounded once, or added to what is there, as others are; in a batch too, and from
-/// lines that lie apart. Twice the same gives the same bits.
+/// Split-k sums are rounded once or accumulated like others, also in a batch and with strided rows.
+/// They are deterministic.
 #[test]
 fn long_sums() {
     for device in devices() {
@@ -147,7 +147,7 @@ fn long_sums() {
     }
 }
 
-/// One row or one column, from views whose other stride is odd, and steps that need a copy.
+/// One row or one column, from views whose other stride is odd, and strides that require a copy.
 #[test]
 fn single_lines_of_odd_strides() {
     for device in devices() {
@@ -172,9 +172,9 @@ fn single_lines_of_odd_strides() {
     }
 }
 
-/// Without anything to sum a product is zero, and adds nothing to what is there.
+/// With k = 0 a product is zero, and adds nothing to an accumulator.
 #[test]
-fn nothing_to_sum() {
+fn empty_sums() {
     for device in devices() {
         for dtype in FLOATS {
             let [a, b] = [[2, 4, 0], [2, 0, 6]].map(|shape| numbered(&device, &shape, dtype, 1.0));
@@ -192,7 +192,7 @@ fn nothing_to_sum() {
     }
 }
 
-/// Kernels count rows by signed numbers: what has more is refused, not left uncomputed.
+/// Kernels count rows in signed 32-bit integers: more rows are an error.
 #[test]
 fn more_rows_than_kernels_count() {
     let Some(gpu) = crate::devices::gpu() else {

@@ -1,9 +1,9 @@
-//! Mixture-of-experts layers on every device, against the CPU.
+//! Mixture-of-experts layers on every device, compared with the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Device, Result, Tensor, ops};
 
-/// [tokens, choices, experts, first held, held].
+/// [tokens, choices, experts, first local expert, local experts].
 const CASES: [[usize; 5]; 7] = [
     [0, 2, 4, 0, 4],
     [1, 1, 1, 0, 1],
@@ -27,7 +27,7 @@ fn ints(x: &Tensor) -> Vec<i64> {
     ops::cast(&x, DType::I64).unwrap().to_vec().unwrap()
 }
 
-/// Offsets, order and places are those of a stable sort, whoever holds how many of the experts.
+/// Offsets, order and places equal those of a stable sort, for any number of local experts.
 #[test]
 fn order_is_a_stable_sort() {
     for device in devices() {
@@ -36,7 +36,7 @@ fn order_is_a_stable_sort() {
                 check_order(&indices(&device, case, dtype), case);
             }
         }
-        // A view that begins at any element.
+        // Views that start at any element.
         let all = indices(&device, [6, 3, 5, 1, 3], DType::I32);
         check_order(&all.slice(0, 1..6).unwrap(), [5, 3, 5, 1, 3]);
     }
@@ -65,9 +65,9 @@ fn check_order(indices: &Tensor, [tokens, k, experts, first, held]: [usize; 5]) 
     assert_eq!(ints(&counted), counts);
 }
 
-/// Rows there and back, and all gradients, for whole vectors, odd rows, one element and none.
+/// Permute, unpermute and all gradients, for whole vectors, odd rows, one element and none.
 #[test]
-fn rows_go_to_their_experts_and_back() {
+fn rows_are_permuted_and_unpermuted() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for case in CASES {
@@ -76,7 +76,7 @@ fn rows_go_to_their_experts_and_back() {
                     check_rows(&x, case);
                 }
             }
-            // Rows that do not begin at a vector, and columns that were rows.
+            // Rows that are not aligned to a vector, and transposed operands.
             let case = [6, 3, 7, 2, 3];
             let view = numbered(&device, &[7, 33], dtype, 2.0)
                 .slice(0, 1..7)
@@ -86,8 +86,8 @@ fn rows_go_to_their_experts_and_back() {
                 .slice(0, 1..7)
                 .unwrap();
             check_rows(&rows, case);
-            let turned = numbered(&device, &[16, 6], dtype, 2.0);
-            check_rows(&turned.transpose(0, 1).unwrap(), case);
+            let transposed = numbered(&device, &[16, 6], dtype, 2.0);
+            check_rows(&transposed.transpose(0, 1).unwrap(), case);
         }
     }
 }
@@ -130,7 +130,7 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
     assert_close(&dweights, &exact_dweights, 1e-5, 10.0);
 }
 
-/// There is an offset even without experts.
+/// Offsets have one element even without experts.
 #[test]
 fn no_offsets_are_an_error() {
     for device in devices() {
@@ -143,9 +143,9 @@ fn no_offsets_are_an_error() {
     }
 }
 
-/// The choice, its weights and their gradient have the CPU's bits, ties included.
+/// The selection, its weights and their gradient have the bits of the CPU, ties included.
 #[test]
-fn routers_choose_as_on_the_cpu() {
+fn routers_select_as_on_the_cpu() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for (shape, k) in [
@@ -162,8 +162,8 @@ fn routers_choose_as_on_the_cpu() {
                 .slice(0, 1..5)
                 .unwrap();
             check_router(&view, 4);
-            let turned = numbered(&device, &[12, 5], dtype, 1.0);
-            check_router(&turned.transpose(0, 1).unwrap(), 4);
+            let transposed = numbered(&device, &[12, 5], dtype, 1.0);
+            check_router(&transposed.transpose(0, 1).unwrap(), 4);
         }
     }
 }
@@ -199,10 +199,10 @@ fn check_router(scores: &Tensor, k: usize) {
     }
 }
 
-/// Indices that name nothing are errors: at once on the CPU, where the host next waits on a GPU,
-/// which goes on as if they were absent.
+/// Out-of-range indices are reported by the op on the CPU, and by the next synchronization on a
+/// GPU, which treats them as absent.
 #[test]
-fn wild_indices_are_errors() {
+fn out_of_range_indices_are_errors() {
     for device in devices() {
         let x = numbered(&device, &[2, 8], DType::F32, 1.0);
         let ids = |values: &[i32]| {
@@ -235,9 +235,9 @@ fn wild_indices_are_errors() {
     }
 }
 
-/// A whole layer, forward and backward: all experts here, and some of them.
+/// A whole layer, forward and backward, with all experts and with some of them.
 #[test]
-fn layers_learn_as_on_the_cpu() {
+fn layers_compute_as_on_the_cpu() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for held in [0..5, 1..4] {
@@ -254,7 +254,7 @@ fn layers_learn_as_on_the_cpu() {
                 for (name, tensor) in &found {
                     eprintln!("{name} of {dtype:?} on {device}");
                     let (_, expected) = exact.iter().find(|(of, _)| of == name).unwrap();
-                    // Every product rounds its result, sums of up to sixty terms.
+                    // Every product rounds its result; sums have up to sixty terms.
                     let tolerance = if dtype == DType::F32 { 1e-5 } else { 0.03 };
                     assert_close(tensor, expected, tolerance, 2.0);
                 }
@@ -263,12 +263,12 @@ fn layers_learn_as_on_the_cpu() {
     }
 }
 
-/// The sigmoid of scores: no two alike.
+/// The sigmoid of distinct scores.
 fn probabilities(device: &Device, shape: [usize; 2], dtype: DType) -> Tensor {
     ops::sigmoid(&numbered(device, &shape, dtype, 1.5)).unwrap()
 }
 
-/// Two of the experts for each token, each a gated product and one back.
+/// Two experts per token, each a gated product and a down projection.
 struct Layer {
     x: Tensor,
     probabilities: Tensor,

@@ -1,5 +1,5 @@
-//! The norm of heads and their turn in one pass, on every device, against the two ops in f64 on the
-//! CPU.
+//! RMS norm of heads fused with their rotation on every device, compared with the two ops in f64 on
+//! the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::RopeStyle;
@@ -9,8 +9,8 @@ const EPS: f64 = 1e-6;
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
-/// Heads of two sequences of three positions: vectors, all or some features turned, odd ones, none
-/// turned; no heads; no features.
+/// Heads of two sequences of three positions: vectors and odd extents; all, some or no features
+/// rotated; no heads; no features.
 const EXTENTS: [[usize; 3]; 7] = [
     [2, 128, 64],
     [3, 96, 32],
@@ -25,7 +25,7 @@ fn on(device: &Device, x: &Tensor) -> Tensor {
     ops::to_device(x, device).unwrap()
 }
 
-/// A table for each sequence, or for all.
+/// One table per sequence, or one for all.
 fn tables(device: &Device, sequences: usize, pairs: usize) -> [Tensor; 2] {
     let positions: Vec<i64> = (0..3 * sequences as i64).map(|i| i * 7).collect();
     let positions = Tensor::from_slice(device, &[sequences, 3], &positions).unwrap();
@@ -41,12 +41,12 @@ fn forward_and_gradients() {
         for dtype in [DType::F32, DType::BF16] {
             for [heads, features, pairs] in EXTENTS {
                 let dense = numbered(&device, &[2, 3, heads, features], dtype, 2.0);
-                // Queries among keys and values, and what lies altogether otherwise.
+                // Queries inside a fused projection, and transposed heads.
                 let others = numbered(&device, &[2, 3, heads + 4, features], dtype, 2.0);
                 let view = others.slice(2, 1..1 + heads).unwrap();
-                let turned = numbered(&device, &[2, 3, features, heads], dtype, 2.0);
-                let turned = turned.transpose(2, 3).unwrap();
-                for x in [&dense, &view, &turned] {
+                let transposed = numbered(&device, &[2, 3, features, heads], dtype, 2.0);
+                let transposed = transposed.transpose(2, 3).unwrap();
+                for x in [&dense, &view, &transposed] {
                     for sequences in [1, 2] {
                         let tables = tables(&device, sequences, pairs);
                         for style in STYLES {
@@ -88,7 +88,7 @@ fn check(x: &Tensor, [cos, sin]: &[Tensor; 2], style: RopeStyle, dtype: DType) {
     }
 }
 
-/// In f32 it is the two ops, to the bit on the CPU.
+/// In f32 the result equals that of the two ops, bit for bit on the CPU.
 #[test]
 fn f32_is_the_norm_and_then_the_turn() {
     let cpu = reference();
@@ -104,7 +104,7 @@ fn f32_is_the_norm_and_then_the_turn() {
 }
 
 #[test]
-fn more_pairs_than_features_are_refused() {
+fn more_pairs_than_features_are_rejected() {
     let cpu = reference();
     let [cos, sin] = tables(cpu, 2, 4);
     let (x, w) = (

@@ -1,4 +1,4 @@
-//! Steps of AdamW on every device: the bits of the CPU, in one launch.
+//! AdamW steps on every device: the bits of the CPU, in one launch.
 
 use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
@@ -24,7 +24,7 @@ struct Trained {
 }
 
 impl Trained {
-    /// Elements that begin `skip` elements behind the start of their storages.
+    /// Tensors that start `skip` elements into their storages.
     fn new(device: &Device, shape: &[usize], dtype: DType, skip: usize) -> Trained {
         let count: usize = shape.iter().product();
         let of = |dtype, kind| {
@@ -67,7 +67,7 @@ impl Trained {
     }
 }
 
-/// Owns what [`StepScalars`] lends.
+/// Owns the tensors of [`StepScalars`].
 struct Scalars([Tensor; 3]);
 
 impl Scalars {
@@ -86,7 +86,7 @@ impl Scalars {
     }
 }
 
-/// Shapes, dtypes, places in storages, roundings, gradients that are not contiguous.
+/// Several shapes, dtypes, storage offsets and rounding modes, and a non-contiguous gradient.
 fn everything(device: &Device) -> Vec<Trained> {
     let new = |shape: &[usize], dtype, skip| Trained::new(device, shape, dtype, skip);
     let key = Key::new(5).fold_name("weights");
@@ -110,8 +110,8 @@ fn everything(device: &Device) -> Vec<Trained> {
         within(&odd),
     ];
     all[1].constants.weight_decay = 0.0;
-    let turned = numbered(device, &[300, 70], DType::F32, 0.2);
-    all[0].gradient = turned.transpose(0, 1).unwrap();
+    let transposed = numbered(device, &[300, 70], DType::F32, 0.2);
+    all[0].gradient = transposed.transpose(0, 1).unwrap();
     all
 }
 
@@ -135,8 +135,8 @@ fn steps_have_the_bits_of_the_cpu() {
     }
 }
 
-/// A step of all is one launch, and as many ops as there are parameters; where nothing is finite it
-/// changes nothing.
+/// A step of all parameters is one launch, and counts one op per parameter. With a non-finite norm
+/// it changes nothing.
 #[test]
 fn all_at_once() {
     for device in devices() {
@@ -161,7 +161,7 @@ fn all_at_once() {
     }
 }
 
-/// The table is uploaded once: a step like one before can be captured, another cannot.
+/// The pointer table is uploaded once: a step with the same table can be captured, another cannot.
 #[test]
 fn steps_are_replayed() {
     let Some(device) = crate::devices::gpu() else {
@@ -191,8 +191,8 @@ fn steps_are_replayed() {
     ));
 }
 
-/// Changes below the last digit of bf16 are lost by rounding to nearest, and are there on average
-/// when rounded at random.
+/// Changes below the last bit of bf16 are lost with rounding to nearest, and kept on average with
+/// stochastic rounding.
 #[test]
 fn small_changes_add_up() {
     for device in devices() {
@@ -214,10 +214,10 @@ fn small_changes_add_up() {
     }
 }
 
-/// Infinities and NaN stay what they are, everything else becomes one of its two neighbours, and over
-/// many keys their mean is the value.
+/// Stochastic rounding keeps infinities and NaN, rounds any other value to one of its two
+/// neighbors, and the mean over many keys is the value.
 #[test]
-fn rounding_at_random_keeps_to_neighbours() {
+fn stochastic_rounding_is_unbiased() {
     const KEYS: u64 = 300;
     let largest = f64::from(f32::from_bits(0x7f7f_0000));
     let finite = [1.0, -1.0, 3.5, -0.007_812_5, largest, -largest, 1e-30];
@@ -247,7 +247,7 @@ fn rounding_at_random_keeps_to_neighbours() {
                 *sum += after / before;
             }
         }
-        // A neighbour is at most 2^-7 away: the mean of as many draws is five deviations sharp.
+        // A neighbor is at most 2^-7 away: the tolerance of the mean is five standard deviations.
         for sum in sums {
             let mean = sum / KEYS as f64;
             assert!(
@@ -258,9 +258,9 @@ fn rounding_at_random_keeps_to_neighbours() {
     }
 }
 
-/// A shard that is rounded at random is cut out of the whole.
+/// Stochastic rounding of a shard equals that part of the whole.
 #[test]
-fn shards_are_cut_out_of_the_whole() {
+fn shards_round_as_the_whole() {
     for device in devices() {
         let key = Key::new(9);
         let stepped = |one: &Trained| {

@@ -3,8 +3,8 @@
 use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::{Bool, DType, Device, Key, Kind, Region, RegionKey, Tensor, ops};
 
-/// Shapes with what they hold of a larger tensor: whole tensors; rows, from a whole block of random
-/// words on and not; columns; a box that is transposed; one element; none.
+/// Shapes and the region of a larger tensor that they hold: whole tensors; rows that start at a
+/// whole Philox block and rows that do not; columns; a transposed box; one element; none.
 fn draws() -> Vec<(Vec<usize>, RegionKey)> {
     let key = Key::new(42).fold_name("layers.0.mlp").fold(7);
     let whole = |shape: &[usize]| (shape.to_vec(), RegionKey::from(key));
@@ -34,7 +34,7 @@ fn assert_same_bits(actual: &Tensor, expected: &Tensor) {
 }
 
 #[test]
-fn values_are_those_of_the_cpu() {
+fn values_equal_those_of_the_cpu() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for (shape, draw) in draws() {
@@ -53,7 +53,7 @@ fn values_are_those_of_the_cpu() {
     }
 }
 
-/// In place, behind a prefix that is left alone: where 16 bytes begin and where not.
+/// In place, after a prefix that is not written, aligned to 16 bytes and not.
 #[test]
 fn parameters_are_filled_in_place() {
     for device in devices() {
@@ -92,20 +92,20 @@ fn dropout_and_its_gradient() {
                 assert!(mask(&device) == mask(reference()));
             }
 
-            let turned = |device: &Device| {
+            let transposed = |device: &Device| {
                 let x = numbered(device, &[33, 50], dtype, 2.0);
                 let x = x.transpose(0, 1).unwrap().slice(0, 3..40).unwrap();
                 ops::dropout_grad(&x, Key::new(3), 0.5).unwrap()
             };
-            assert_same_bits(&turned(&device), &turned(reference()));
+            assert_same_bits(&transposed(&device), &transposed(reference()));
             assert!(ops::dropout(&numbered(&device, &[3], dtype, 1.0), Key::new(0), 1.0).is_err());
         }
     }
 }
 
-/// f64 is the CPU's.
+/// Random f64 values exist on the CPU only.
 #[test]
-fn gpus_do_not_draw_f64() {
+fn gpus_reject_random_f64() {
     let Some(gpu) = crate::devices::gpu() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Sums, means and extremes on every device, against f64 on the CPU.
+//! Sums, means, maxima and minima on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, rounding, values};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
@@ -7,10 +7,10 @@ type Op = fn(&Tensor, &[isize]) -> Result<Tensor>;
 
 const OPS: [Op; 4] = [ops::sum, ops::mean, ops::max, ops::min];
 
-/// Every set of up to three dims.
+/// All subsets of up to three dims.
 const DIMS: [&[isize]; 8] = [&[], &[0], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]];
 
-/// Vectors and odd extents, long rows and long columns, strides, nothing.
+/// Vectors and odd extents, long rows and long columns, strided, empty.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
     let shapes = [
         [2, 3, 64],
@@ -45,21 +45,21 @@ fn any_dims_of_any_layout() {
 
 fn check(x: &Tensor, dims: &[isize], dtype: DType) {
     eprintln!("{x:?} over {dims:?}");
-    // What a sum of thousands in f32 may be wrong, and what lies below one rounding to bf16.
+    // The error of an f32 sum of thousands of elements, and less than one rounding to bf16.
     let unit = if dtype == DType::F32 { 1024.0 } else { 0.05 };
     for op in OPS {
         let y = op(x, dims).unwrap();
         assert_eq!(y.dtype(), dtype);
         assert_close(&y, &op(&exact(x), dims).unwrap(), rounding(dtype), unit);
     }
-    // No sum changes the extremes.
+    // Extremes are exact.
     let largest = ops::max(x, dims).unwrap();
     let exact_largest = ops::max(&exact(x), dims).unwrap();
     assert_eq!(values(&largest), values(&exact_largest));
 }
 
 #[test]
-fn a_nan_is_seen_and_nothing_is_neutral() {
+fn nan_propagates_and_empty_extremes_are_infinite() {
     for device in devices() {
         let mut elements = vec![1.0f32; 600];
         elements[250] = f32::NAN;

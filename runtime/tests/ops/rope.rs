@@ -1,4 +1,4 @@
-//! Rotary positions on every device, against f64 on the CPU.
+//! Rotary position embeddings on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::RopeStyle;
@@ -6,8 +6,8 @@ use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
-/// Heads of two sequences of three positions: vectors, all or some features turned, odd ones, none
-/// turned; no heads; no features.
+/// Heads of two sequences of three positions: vectors and odd extents; all, some or no features
+/// rotated; no heads; no features.
 const EXTENTS: [[usize; 3]; 7] = [
     [2, 128, 64],
     [3, 96, 32],
@@ -30,17 +30,17 @@ fn tables(device: &Device, positions: &Tensor, pairs: usize, factor: f64) -> (Te
     ops::rope_tables(&on(device, positions), &inv_freq, factor).unwrap()
 }
 
-/// The same tables as on the CPU, to the last place, for every index dtype and far positions.
+/// Tables equal those of the CPU bit for bit, for every index dtype and large positions.
 #[test]
-fn tables_are_those_of_the_cpu() {
+fn tables_equal_those_of_the_cpu() {
     let cpu = reference();
     let i64s = [0i64, 1, 7, -3, 131_071, 1 << 31, -(1 << 40), 355, 710, 22];
     let i64s = Tensor::from_slice(cpu, &[2, 5], &i64s).unwrap();
     let i32s = Tensor::from_slice(cpu, &[3], &[-5i32, 9, i32::MAX]).unwrap();
     let u32s = Tensor::from_slice(cpu, &[3], &[5u32, 9, u32::MAX]).unwrap();
-    let turned = i64s.transpose(0, 1).unwrap();
+    let transposed = i64s.transpose(0, 1).unwrap();
     for device in devices() {
-        for positions in [&i64s, &i32s, &u32s, &turned] {
+        for positions in [&i64s, &i32s, &u32s, &transposed] {
             for (pairs, factor) in [(64, 1.0), (3, 1.25), (0, 1.0)] {
                 let (cos, sin) = tables(&device, positions, pairs, factor);
                 let (expected_cos, expected_sin) = tables(cpu, positions, pairs, factor);
@@ -52,7 +52,7 @@ fn tables_are_those_of_the_cpu() {
 }
 
 #[test]
-fn turned_heads_and_their_gradient() {
+fn rotated_heads_and_their_gradient() {
     let positions = Tensor::from_slice(reference(), &[2, 3], &[0i64, 1, 2, 7, 70, 700]).unwrap();
     let of_all = positions.slice(0, 1..2).unwrap();
     for device in devices() {
@@ -60,13 +60,13 @@ fn turned_heads_and_their_gradient() {
             for [heads, features, pairs] in EXTENTS {
                 let shape = [2, 3, heads, features];
                 let dense = numbered(&device, &shape, dtype, 2.0);
-                // Queries among keys and values, and what lies altogether otherwise.
+                // Queries inside a fused projection, and transposed heads.
                 let others = [2, 3, heads + 4, features];
                 let view = numbered(&device, &others, dtype, 2.0);
                 let view = view.slice(2, 1..1 + heads).unwrap();
-                let turned = numbered(&device, &[2, 3, features, heads], dtype, 2.0);
-                let turned = turned.transpose(2, 3).unwrap();
-                for x in [&dense, &view, &turned] {
+                let transposed = numbered(&device, &[2, 3, features, heads], dtype, 2.0);
+                let transposed = transposed.transpose(2, 3).unwrap();
+                for x in [&dense, &view, &transposed] {
                     for positions in [&positions, &of_all] {
                         let (cos, sin) = tables(&device, positions, pairs, 1.1);
                         check(x, &broadcast(&cos), &broadcast(&sin), dtype);
@@ -77,7 +77,7 @@ fn turned_heads_and_their_gradient() {
     }
 }
 
-/// A table for all sequences as one for each, without a copy.
+/// Expands one table to one per sequence, without a copy.
 fn broadcast(table: &Tensor) -> Tensor {
     table.broadcast_to(&[2, 3, table.shape()[2]]).unwrap()
 }
@@ -97,7 +97,7 @@ fn check(x: &Tensor, cos: &Tensor, sin: &Tensor, dtype: DType) {
     }
 }
 
-/// A table [T, H] serves all sequences.
+/// A table [T, H] is shared by all sequences.
 #[test]
 fn one_table_for_all_sequences() {
     let positions = Tensor::from_slice(reference(), &[3], &[4i64, 5, 6]).unwrap();

@@ -1,4 +1,4 @@
-//! Who may write what others use: an op's own operands, and work on other streams.
+//! Aliasing rules: an op's operands, and tensors used by work on other streams.
 
 use crate::devices::{devices, gpu, numbered, values};
 use meshgrad_runtime::ops::{AdamW, AdamWOperands, StepScalars};
@@ -15,7 +15,7 @@ fn assert_busy(result: Result<()>) {
     assert!(matches!(result, Err(Error::Busy { .. })), "{result:?}");
 }
 
-/// An op that changes a storage reads no other part of it: threads of a GPU have no order.
+/// An op that writes a storage must not read another part of it: GPU threads are unordered.
 #[test]
 fn an_op_does_not_read_what_it_changes() {
     for device in devices() {
@@ -30,7 +30,11 @@ fn an_op_does_not_read_what_it_changes() {
         assert_busy(ops::matmul_into(&sum.buffer().clone(), &x, &mut sum));
         assert_busy(ops::matmul_into(&x, &sum.buffer().clone(), &mut sum));
         assert_busy(ops::add_into(&sum.buffer().clone(), &mut sum));
-        assert_eq!(values(sum.buffer()), values(&x), "nothing was done");
+        assert_eq!(
+            values(sum.buffer()),
+            values(&x),
+            "the accumulator is unchanged"
+        );
 
         let mut line = Accumulator::over(part(0..1).view(&[8]).unwrap().unwrap()).unwrap();
         let inv_rms = Tensor::zeros(&device, &[7], DType::F32, Kind::Cache).unwrap();
@@ -39,15 +43,15 @@ fn an_op_does_not_read_what_it_changes() {
             &rows, &rows, &inv_rms, &mut line,
         ));
 
-        // A copy of its own may be read, and so may one storage by two operands.
+        // A separate copy may be read, and two operands may share a storage.
         ops::copy_into(&ops::copy(&part(0..4)).unwrap(), &part(2..6)).unwrap();
         ops::add(&part(0..4), &part(2..6)).unwrap();
     }
 }
 
-/// An op of many tensors that may not use one of them has not touched the others.
+/// An op on many tensors that rejects one of them has not changed the others.
 #[test]
-fn a_refused_step_raises_no_version() {
+fn a_rejected_step_bumps_no_version() {
     for gpu in gpus() {
         let state = || Tensor::zeros(&gpu, &[8], DType::F32, Kind::OptimizerState).unwrap();
         let [param, gradient, exp_avg, exp_avg_sq] = [state(), state(), state(), state()];
@@ -86,7 +90,7 @@ fn a_refused_step_raises_no_version() {
     }
 }
 
-/// Each GPU, and the one that only counts in its place.
+/// A GPU, and a meta device of it.
 fn gpus() -> Vec<Device> {
     let gpu = gpu();
     let meta = gpu.iter().map(|gpu| Device::meta(gpu.properties()));
@@ -102,7 +106,7 @@ fn write(stream: &Stream, x: &Tensor) -> Result<Pending<()>> {
 }
 
 #[test]
-fn what_a_pending_reads_is_not_written() {
+fn inputs_of_a_pending_are_not_written() {
     for gpu in gpus() {
         let cache = cache(&gpu);
         let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
@@ -116,12 +120,16 @@ fn what_a_pending_reads_is_not_written() {
         assert_busy(ops::fill_into(&cache, 1.0));
         drop(second);
         ops::fill_into(&cache, 1.0).unwrap();
-        assert_eq!(cache.version(), 1, "what was refused did not count");
+        assert_eq!(
+            cache.version(),
+            1,
+            "a rejected write does not bump the version"
+        );
     }
 }
 
 #[test]
-fn what_a_pending_writes_is_not_used() {
+fn outputs_of_a_pending_are_not_used() {
     for gpu in gpus() {
         let cache = cache(&gpu);
         let [side, other] = [gpu.stream().unwrap(), gpu.stream().unwrap()];
@@ -134,7 +142,7 @@ fn what_a_pending_writes_is_not_used() {
             assert_busy(cache.to_vec::<f32>().map(drop));
         }
 
-        // Work of the same stream comes after it.
+        // Work on the same stream is ordered after it.
         let again = write(&side, &cache).unwrap();
         pending.wait().unwrap();
         assert_busy(ops::neg(&cache).map(drop));
@@ -143,9 +151,9 @@ fn what_a_pending_writes_is_not_used() {
     }
 }
 
-/// A scope's stream has waited for those around it, and those around must wait for it.
+/// The stream of a nested scope has waited for the outer ones; the outer ones must wait for it.
 #[test]
-fn scopes_inside_of_scopes() {
+fn nested_scopes() {
     for gpu in gpus() {
         let cache = cache(&gpu);
         let [outer, inner] = [gpu.stream().unwrap(), gpu.stream().unwrap()];
@@ -163,7 +171,7 @@ fn scopes_inside_of_scopes() {
     }
 }
 
-/// The graph reads and writes in the first stream, whenever it is launched.
+/// The graph accesses memory in the main stream, whenever it is launched.
 #[test]
 fn graphs_do_not_hold_what_they_use() {
     for gpu in gpus() {

@@ -1,9 +1,9 @@
-//! Softmax, its logarithm and their gradients on every device, against f64 on the CPU.
+//! Softmax, log-softmax and their gradients on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, rounding};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
-/// Rows that fit in registers, rows that do not, one element, no elements, strides.
+/// Rows that fit in registers and rows that do not, one element, no elements, strided.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
     let shapes: [&[usize]; 7] = [
         &[3, 64],
@@ -18,10 +18,10 @@ fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
         .iter()
         .map(|shape| numbered(device, shape, dtype, 6.0))
         .collect();
-    let turned = numbered(device, &[6, 10], dtype, 6.0);
-    all.push(turned.transpose(0, 1).unwrap());
+    let transposed = numbered(device, &[6, 10], dtype, 6.0);
+    all.push(transposed.transpose(0, 1).unwrap());
     let long = numbered(device, &[3, 65], dtype, 6.0);
-    all.push(long.slice(1, 1..65).unwrap()); // begins and goes on unaligned
+    all.push(long.slice(1, 1..65).unwrap()); // all rows are unaligned
     all
 }
 
@@ -42,7 +42,7 @@ fn forward_and_gradients() {
                     let y = function(&x).unwrap();
                     assert_eq!(y.dtype(), dtype);
                     let exact_y = function(&exact(&x)).unwrap();
-                    // A logarithm is a difference of numbers of this size, in f32.
+                    // A logarithm is a difference of f32 numbers of this magnitude.
                     let unit = if dtype == DType::F32 { 8.0 } else { 0.1 };
                     assert_close(&y, &exact_y, 4.0 * rounding(dtype), unit);
 
@@ -56,7 +56,7 @@ fn forward_and_gradients() {
     }
 }
 
-/// A row of nothing but minus infinity is NaN; elsewhere it is a mask.
+/// A row of only minus infinity gives NaN; other rows use it as a mask.
 #[test]
 fn minus_infinity() {
     let minus = f32::NEG_INFINITY;

@@ -1,9 +1,9 @@
-//! The gated linear unit and its gradient on every device, against f64 on the CPU.
+//! SwiGLU and its gradient on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, rounding};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-/// Rows of vectors and odd ones, one element, no rows, no features, strides.
+/// Rows of whole vectors and odd rows, one element, no rows, no features, strided.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
     let shapes: [&[usize]; 6] = [
         &[3, 2, 64],
@@ -17,9 +17,9 @@ fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
         .iter()
         .map(|shape| numbered(device, shape, dtype, 6.0))
         .collect();
-    let turned = numbered(device, &[2, 6, 16], dtype, 6.0);
-    all.push(turned.transpose(0, 1).unwrap());
-    // Rows that begin behind 16 bytes.
+    let transposed = numbered(device, &[2, 6, 16], dtype, 6.0);
+    all.push(transposed.transpose(0, 1).unwrap());
+    // Rows that are not aligned to 16 bytes.
     let wide = numbered(device, &[2 * 64 + 1], dtype, 6.0);
     let shifted = wide.slice(0, 1..129).unwrap();
     all.push(ops::reshape(&shifted, &[1, 2, 64]).unwrap());

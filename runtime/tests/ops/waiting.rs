@@ -1,4 +1,4 @@
-//! What makes the host wait for a GPU, and what does not.
+//! Which calls block the host until the GPU is done.
 
 use crate::devices::{devices, gpu, numbered, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
@@ -8,10 +8,10 @@ fn zeros(device: &Device, kind: Kind) -> Tensor {
     Tensor::zeros(device, &[300], DType::F32, kind).unwrap()
 }
 
-/// Small uploads lie side by side until a buffer of 4 MiB is full, and then in the other one: the
-/// host waits when both are, and the values are the right ones all the same.
+/// Small uploads fill one 4 MiB staging buffer, then the other. The host waits when both are full.
+/// Values stay correct.
 #[test]
-fn uploads_go_ahead_of_the_gpu() {
+fn uploads_are_asynchronous() {
     let Some(gpu) = gpu() else { return };
     let before = gpu.waits();
     let batch = |at: usize| vec![at as f32; 1 << 18]; // 1 MiB
@@ -25,10 +25,10 @@ fn uploads_go_ahead_of_the_gpu() {
     }
 }
 
-/// What a step of training does beside its model: tokens are uploaded, metrics begin to be read, the
-/// parameters change. No value is waited for before it is asked for.
+/// The host work of a training step: tokens are uploaded, metrics are read asynchronously,
+/// parameters change. The host blocks only when it requests a value.
 #[test]
-fn a_step_waits_for_nothing() {
+fn a_step_never_blocks_the_host() {
     for device in devices() {
         let param = zeros(&device, Kind::Parameter);
         ops::normal_into(&param, Key::new(1), 0.0, 1.0).unwrap();
@@ -86,9 +86,9 @@ fn a_step_waits_for_nothing() {
     }
 }
 
-/// A reading has the values of its time, in row-major order, of any layout and size.
+/// An async read returns the values at its time, in row-major order, for any layout and size.
 #[test]
-fn readings_do_not_see_what_comes_after() {
+fn async_reads_ignore_later_writes() {
     for device in devices() {
         let cache = zeros(&device, Kind::Cache);
         ops::fill_into(&cache, 1.0).unwrap();
@@ -121,7 +121,7 @@ fn readings_do_not_see_what_comes_after() {
 }
 
 #[test]
-fn a_graph_reads_nothing() {
+fn reads_fail_during_capture() {
     let Some(gpu) = gpu() else { return };
     let x = numbered(&gpu, &[3], DType::F32, 1.0);
     let captured = gpu.capture(|| x.read_async::<f32>());

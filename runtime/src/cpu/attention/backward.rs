@@ -1,11 +1,11 @@
-//! Gradients of attention, from the saved log-sum-exp; weights are computed anew, block by block.
+//! Gradients of attention from the saved log-sum-exp; the weights are recomputed block by block.
 //!
 //! With P = e^(scale Q K^T - lse) and delta = rowsum(dO * O): dV = P^T dO, dS = P * (dO V^T -
-//! delta) scale, dQ = dS K, dK = dS^T Q (Dao 2023). A gradient of lse only shifts delta, for d lse
-//! / d s = P.
+//! delta) scale, dQ = dS K, dK = dS^T Q (Dao 2023). A gradient of lse only shifts delta, because d
+//! lse / d s = P.
 //!
-//! A task owns some queries of one key-value head: their dQ is its alone, dK and dV go to its slab
-//! of the workspace.
+//! A task owns some queries of one key-value head. It alone writes their dQ; dK and dV are summed
+//! in its slab of the workspace.
 
 use std::ops::Range;
 
@@ -19,15 +19,15 @@ use super::rows::Rows;
 use super::scratch::with_blocks;
 use super::slabs::{Slabs, add_slabs};
 use super::{Attention, AttentionError, Shape, check_len, check_rows};
-use crate::cpu::{Shared, blocks, for_parts};
+use crate::cpu::{SharedSlice, blocks, for_parts};
 
 /// Strips that share a loaded block of keys and values.
 const STRIPS: usize = 4;
 
-/// Rows that are worked on at a time.
+/// Rows that are processed together.
 const ROWS: usize = STRIPS * STRIP;
 
-/// What the forward pass gave, and the gradients of it.
+/// The saved results of the forward pass, and their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Saved<'a, E: Element> {
     /// Output of the forward pass, [B, Tq, Hq, D].
@@ -36,18 +36,18 @@ pub(crate) struct Saved<'a, E: Element> {
     pub(crate) lse: &'a [E::Real],
     /// Gradient of `out`.
     pub(crate) dout: Rows<'a, E>,
-    /// Gradient of `lse`, if something used it.
+    /// Gradient of `lse`, if it was used.
     pub(crate) dlse: Option<&'a [E::Real]>,
 }
 
-/// Where gradients are written; all dense.
+/// The gradients to write; all contiguous.
 #[derive(Debug)]
 pub(crate) struct Gradients<'a, E> {
     /// [B, Tq, Hq, D].
     pub(crate) dq: &'a mut [E],
-    /// [B, Tk, Hkv, D]; zero for keys that no query sees.
+    /// [B, Tk, Hkv, D]; zero for keys that no query attends to.
     pub(crate) dk: &'a mut [E],
-    /// [B, Tk, Hkv, D]; zero for keys that no query sees.
+    /// [B, Tk, Hkv, D]; zero for keys that no query attends to.
     pub(crate) dv: &'a mut [E],
 }
 
@@ -83,7 +83,7 @@ pub(super) fn run<E: Element>(
     let slabs = Slabs::of(&shape);
     let Gradients { dq, dk, dv } = gradients;
 
-    // Without keys, or queries, there is nothing to split the workspace into.
+    // Without keys or queries, the workspace is empty.
     if workspace.is_empty() {
         for gradient in [dq, dk, dv] {
             gradient.fill(E::from_real(Real::ZERO));
@@ -91,7 +91,7 @@ pub(super) fn run<E: Element>(
         return;
     }
 
-    let dq = Shared::new(dq);
+    let dq = SharedSlice::new(dq);
     for_parts(blocks(workspace, slabs.len), |task, slab| {
         let (index, head) = (task % slabs.count, task / slabs.count);
         let (kv_head, batch) = (head % shape.kv_heads, head / shape.kv_heads);
@@ -122,7 +122,7 @@ fn backward_group<E: Element>(
     group: &Group<E>,
     saved: &Saved<E>,
     slab: &mut [E::Real],
-    dq: &Shared<E>,
+    dq: &SharedSlice<E>,
 ) {
     let width = padded(group.attention.shape.head_dim);
     let strips = group.rows.len().div_ceil(STRIP) * STRIP * width;
@@ -164,7 +164,7 @@ fn backward_group<E: Element>(
     });
 }
 
-/// The blocks of one group of rows. W is the padded head dimension.
+/// The buffers of one group of rows. W is the padded head dimension.
 struct BackwardGroup<'a, E: Element> {
     group: &'a Group<'a, E>,
     saved: &'a Saved<'a, E>,
@@ -190,10 +190,10 @@ struct BackwardGroup<'a, E: Element> {
     dk: &'a mut [E::Real],
     /// [Tk, W].
     dv: &'a mut [E::Real],
-    dq: &'a Shared<'a, E>,
+    dq: &'a SharedSlice<'a, E>,
 }
 
-/// Numbers of a strip's rows.
+/// Statistics of a strip's rows.
 #[derive(Clone, Copy)]
 struct PerRow<R> {
     lse: [R; STRIP],
@@ -216,14 +216,14 @@ impl<E: Element> WithSimd for BackwardGroup<'_, E> {
             }
         }
 
-        let seen = || {
+        let visible = || {
             strips
                 .iter()
                 .map(|strip| &strip.keys)
                 .filter(|keys| !keys.is_empty())
         };
-        let first = seen().map(|keys| keys.start).min().unwrap_or(0);
-        let end = seen().map(|keys| keys.end).max().unwrap_or(0);
+        let first = visible().map(|keys| keys.start).min().unwrap_or(0);
+        let end = visible().map(|keys| keys.end).max().unwrap_or(0);
 
         for block in (first / KEYS * KEYS..end).step_by(KEYS) {
             let loaded = block.max(first)..(block + KEYS).min(end);
@@ -236,7 +236,7 @@ impl<E: Element> WithSimd for BackwardGroup<'_, E> {
                 let keys = loaded.start.max(strip.keys.start)..loaded.end.min(strip.keys.end);
                 if !keys.is_empty() {
                     let offset = keys.start - loaded.start;
-                    self.weigh(simd, index, strip, &keys, offset, &per_row[index]);
+                    self.softmax_grad(simd, index, strip, &keys, offset, &per_row[index]);
                     self.add_products(simd, index, strip, &keys, offset);
                 }
             }
@@ -276,14 +276,14 @@ impl<E: Element> BackwardGroup<'_, E> {
         transpose(dout, sums, &mut self.dout_columns[at]);
 
         self.group.load_rows(&self.saved.out, strip, sums);
-        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.places(strip.first)) {
+        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
             let at = (b * heads + h) * queries + t;
 
             let (out, dout) = (&sums[row * width..][..width], &dout[row * width..][..width]);
             let dlse = self.saved.dlse.map_or(E::Real::ZERO, |dlse| dlse[at]);
             per_row.delta[row] = dot(simd, out, dout) - dlse;
 
-            // A row that sees no key has no weights; any number but infinity does.
+            // A row that attends to no key has no weights; any finite number works.
             let lse = self.saved.lse[at];
             per_row.lse[row] = if lse == Real::NEG_INFINITY {
                 Real::ZERO
@@ -294,9 +294,9 @@ impl<E: Element> BackwardGroup<'_, E> {
         sums.fill(Real::ZERO);
     }
 
-    /// P and dS of a block of keys, which stand at `offset` of those loaded.
+    /// P and dS of a block of keys, at `offset` of the loaded ones.
     #[inline(always)]
-    fn weigh<S: Simd>(
+    fn softmax_grad<S: Simd>(
         &mut self,
         simd: S,
         index: usize,
@@ -326,7 +326,7 @@ impl<E: Element> BackwardGroup<'_, E> {
             });
         }
 
-        simd.vectorize(Weigh {
+        simd.vectorize(SoftmaxGradStep {
             weights: self.weights,
             dscores: self.dscores,
             strip,
@@ -391,7 +391,7 @@ impl<E: Element> BackwardGroup<'_, E> {
         } = self.group.attention.shape;
         let width = padded(head_dim);
 
-        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.places(strip.first)) {
+        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
             // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
             let dq = unsafe {
                 self.dq
@@ -407,8 +407,8 @@ impl<E: Element> BackwardGroup<'_, E> {
     }
 }
 
-/// Turns scores into P and dP into dS, both [keys, STRIP].
-struct Weigh<'a, R> {
+/// Replaces scores by P and dP by dS, both [keys, STRIP].
+struct SoftmaxGradStep<'a, R> {
     weights: &'a mut [R],
     dscores: &'a mut [R],
     strip: &'a Strip<R>,
@@ -417,7 +417,7 @@ struct Weigh<'a, R> {
     per_row: &'a PerRow<R>,
 }
 
-impl<R: Real> WithSimd for Weigh<'_, R> {
+impl<R: Real> WithSimd for SoftmaxGradStep<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -437,7 +437,7 @@ impl<R: Real> WithSimd for Weigh<'_, R> {
     }
 }
 
-impl<R: Real> Weigh<'_, R> {
+impl<R: Real> SoftmaxGradStep<'_, R> {
     #[inline(always)]
     fn lanes<S: Simd, const N: usize>(&mut self, simd: S, lane: usize) {
         let low = load::<S, R, N>(&self.strip.low[lane..]);
@@ -467,7 +467,7 @@ impl<R: Real> Weigh<'_, R> {
     }
 }
 
-/// Sum of the products of two rows of whole vectors.
+/// Dot product of two rows of whole vectors.
 #[inline(always)]
 fn dot<S: Simd, R: Real>(simd: S, a: &[R], b: &[R]) -> R {
     let mut sum = R::splat(simd, R::ZERO);

@@ -1,4 +1,5 @@
-//! out = softmax(scale Q K^T) V with a running maximum and sum: no [Tq, Tk] matrix exists.
+//! out = softmax(scale Q K^T) V with a running maximum and sum. The [Tq, Tk] scores are never
+//! stored.
 
 use std::ops::Range;
 
@@ -9,18 +10,18 @@ use super::product::{Order, Product, lanes};
 use super::real::{Element, Real};
 use super::scratch::with_blocks;
 use super::{Attention, Shape};
-use crate::cpu::{Shared, for_tasks};
+use crate::cpu::{SharedSlice, for_tasks};
 
 /// Strips that share a loaded block of keys and values.
 const STRIPS: usize = 4;
 
-/// Rows of one task.
+/// Rows per task.
 const ROWS: usize = STRIPS * STRIP;
 
-/// Runs all tasks. Split by size alone: (batch row, key-value head, 128 rows).
+/// Runs all tasks. The split depends on the shape alone: (batch row, key-value head, 128 rows).
 pub(super) fn run<E: Element>(attention: &Attention<E>, out: &mut [E], lse: &mut [E::Real]) {
     let shape = attention.shape;
-    let (out, lse) = (Shared::new(out), Shared::new(lse));
+    let (out, lse) = (SharedSlice::new(out), SharedSlice::new(lse));
 
     let parts = (shape.queries * shape.group()).div_ceil(ROWS);
     let tasks = shape.batch * shape.kv_heads * parts;
@@ -47,7 +48,7 @@ pub(super) fn run<E: Element>(attention: &Attention<E>, out: &mut [E], lse: &mut
     });
 }
 
-fn forward_group<E: Element>(group: &Group<E>, out: &Shared<E>, lse: &Shared<E::Real>) {
+fn forward_group<E: Element>(group: &Group<E>, out: &SharedSlice<E>, lse: &SharedSlice<E::Real>) {
     let shape = &group.attention.shape;
     let width = padded(shape.head_dim);
     let strips = group.rows.len().div_ceil(STRIP);
@@ -74,7 +75,7 @@ fn forward_group<E: Element>(group: &Group<E>, out: &Shared<E>, lse: &Shared<E::
     });
 }
 
-/// The blocks of one task. W is the padded head dimension.
+/// The buffers of one task. W is the padded head dimension.
 struct ForwardGroup<'a, E: Element> {
     group: &'a Group<'a, E>,
     /// [strips, W, STRIP]: queries, transposed.
@@ -87,11 +88,11 @@ struct ForwardGroup<'a, E: Element> {
     values: &'a mut [E::Real],
     /// [KEYS, STRIP]: scores, then weights.
     scores: &'a mut [E::Real],
-    out: &'a Shared<'a, E>,
-    lse: &'a Shared<'a, E::Real>,
+    out: &'a SharedSlice<'a, E>,
+    lse: &'a SharedSlice<'a, E::Real>,
 }
 
-/// Softmax so far of a strip's rows.
+/// Running softmax statistics of a strip's rows.
 #[derive(Clone, Copy)]
 struct Running<R> {
     maximum: [R; STRIP],
@@ -111,14 +112,14 @@ impl<E: Element> WithSimd for ForwardGroup<'_, E> {
         let strips: [_; STRIPS] = std::array::from_fn(|index| self.group.strip(index));
         self.load_queries(&strips);
 
-        let seen = || {
+        let visible = || {
             strips
                 .iter()
                 .map(|strip| &strip.keys)
                 .filter(|keys| !keys.is_empty())
         };
-        let first = seen().map(|keys| keys.start).min().unwrap_or(0);
-        let end = seen().map(|keys| keys.end).max().unwrap_or(0);
+        let first = visible().map(|keys| keys.start).min().unwrap_or(0);
+        let end = visible().map(|keys| keys.end).max().unwrap_or(0);
 
         for block in (first / KEYS * KEYS..end).step_by(KEYS) {
             let loaded = block.max(first)..(block + KEYS).min(end);
@@ -149,7 +150,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         let queries = self.queries.chunks_exact_mut(STRIP * width);
         let sums = self.sums.chunks_exact_mut(STRIP * width);
 
-        // Before keys and values are loaded, their block is free; a strip's sums are, too.
+        // The block of keys is free until keys are loaded, and so are the sums of a strip.
         for ((strip, queries), sums) in strips.iter().zip(queries).zip(sums) {
             let spare = &mut self.keys[..STRIP * width];
             self.group.load_rows(&self.group.attention.q, strip, sums);
@@ -158,7 +159,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         }
     }
 
-    /// Adds a block of keys, which stand at `offset` of those loaded, to what a strip has seen.
+    /// Folds a block of keys, at `offset` of the loaded ones, into a strip's output.
     #[inline(always)]
     fn attend<S: Simd>(
         &mut self,
@@ -219,7 +220,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         } = self.group.attention.shape;
         let width = padded(head_dim);
 
-        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.places(strip.first)) {
+        for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
             let (maximum, sum) = (running.maximum[row], running.sum[row]);
 
             // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
@@ -240,7 +241,7 @@ impl<E: Element> ForwardGroup<'_, E> {
 
             let sums = &self.sums[(index * STRIP + row) * width..];
             for (out, sum) in out.iter_mut().zip(sums) {
-                // Adding zero makes -0 the 0 it is when masked keys are added too.
+                // Adding 0 turns -0 into 0, as adding masked keys does.
                 *out = E::from_real(*sum * factor + Real::ZERO);
             }
         }
@@ -258,8 +259,8 @@ fn decay_rows<S: Simd, R: Real>(simd: S, factors: &[R], rows: &mut [R], width: u
     }
 }
 
-/// Turns [keys, STRIP] scores into weights e^(scale score - maximum); gives back by what each row's
-/// earlier sums shrink.
+/// Replaces [keys, STRIP] scores by weights e^(scale score - maximum); returns the factors that
+/// rescale the earlier sums of each row.
 struct SoftmaxStep<'a, R> {
     scores: &'a mut [R],
     strip: &'a Strip<R>,
@@ -312,7 +313,7 @@ impl<R: Real> SoftmaxStep<'_, R> {
             }
         }
 
-        // A row that has seen no key yet has a maximum of minus infinity, from which nothing can be
+        // A row without visible keys so far has a maximum of minus infinity, which must not be
         // subtracted.
         let shift: [_; N] = std::array::from_fn(|n| R::finite_or_zero(simd, maximum[n]));
         let mut sum = [R::splat(simd, R::ZERO); N];

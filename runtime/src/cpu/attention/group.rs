@@ -1,9 +1,9 @@
-//! The unit of work: query rows of one key-value head, and the strips they are computed in.
+//! The unit of work: query rows of one key-value head, and the strips that divide them.
 //!
-//! A *row* is one query of one head. Rows of a segment are numbered position by position, the heads
-//! of the group within a position, so that neighbours see nearly the same keys. A *strip* is
-//! [`STRIP`] rows that stand in the lanes of vectors; scores are kept as [keys, rows], so that
-//! softmax runs down the lanes and no lane ever meets another.
+//! A *row* is one query of one head. Rows of a segment are numbered by position, then by head
+//! within the group, so that adjacent rows attend to nearly the same keys. A *strip* is [`STRIP`]
+//! rows, one per vector lane. Scores are stored as [keys, rows], so softmax reduces within a lane
+//! and lanes are never combined.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::cpu::prefetch::prefetch;
 /// Rows in a strip.
 pub(super) const STRIP: usize = 32;
 
-/// Keys in a block, counted from the first key of the sequence whatever the query.
+/// Keys per block, counted from the first key of the sequence, whatever the query.
 pub(super) const KEYS: usize = 64;
 
 /// The head dimension is padded with zeros to whole vectors of any SIMD level.
@@ -28,7 +28,7 @@ pub(super) struct Group<'a, E> {
     pub(super) attention: &'a Attention<'a, E>,
     pub(super) segment: &'a Segment,
     pub(super) kv_head: usize,
-    /// Counted from the segment's first row.
+    /// Relative to the first row of the segment.
     pub(super) rows: Range<usize>,
 }
 
@@ -38,24 +38,24 @@ pub(super) struct Strip<R> {
     /// Within the group.
     pub(super) first: usize,
     pub(super) rows: usize,
-    /// Keys that any row sees.
+    /// Keys that at least one row attends to.
     pub(super) keys: Range<usize>,
-    /// Keys that every row sees.
+    /// Keys that every row attends to.
     common: Range<usize>,
-    /// First visible key of each row, and the end.
+    /// The first visible key of each row, and the end.
     pub(super) low: [R; STRIP],
     pub(super) high: [R; STRIP],
 }
 
 impl<R: Real> Strip<R> {
-    /// Whether some row does not see some of these keys.
+    /// Whether any row masks out any of these keys.
     #[inline(always)]
     pub(super) fn masks(&self, keys: &Range<usize>) -> bool {
         keys.start < self.common.start || keys.end > self.common.end
     }
 
-    /// Lanes in use, in whole vectors of any SIMD level. No row stands in the last ones; they see
-    /// no key.
+    /// Lanes in use, rounded up to whole vectors of any SIMD level. The extra lanes have no row and
+    /// no visible key.
     #[inline(always)]
     pub(super) fn lanes(&self) -> usize {
         self.rows.next_multiple_of(16)
@@ -63,9 +63,9 @@ impl<R: Real> Strip<R> {
 }
 
 impl<E: Element> Group<'_, E> {
-    /// Batch row, query and head of the group's rows from `first` on.
+    /// Batch row, query and head of the group's rows, starting at `first`.
     #[inline(always)]
-    pub(super) fn places(&self, first: usize) -> impl Iterator<Item = [usize; 3]> {
+    pub(super) fn row_indices(&self, first: usize) -> impl Iterator<Item = [usize; 3]> {
         let heads = self.attention.shape.group();
         let (batch, first_head) = (self.segment.batch, self.kv_head * heads);
         let row = self.rows.start + first;
@@ -73,12 +73,12 @@ impl<E: Element> Group<'_, E> {
         let mut t = self.segment.queries.start + row / heads;
         let mut head = row % heads;
         std::iter::from_fn(move || {
-            let place = [batch, t, first_head + head];
+            let index = [batch, t, first_head + head];
             head += 1;
             if head == heads {
                 (t, head) = (t + 1, 0);
             }
-            Some(place)
+            Some(index)
         })
     }
 
@@ -90,19 +90,22 @@ impl<E: Element> Group<'_, E> {
 
         let mut low = [E::Real::ZERO; STRIP];
         let mut high = [E::Real::ZERO; STRIP];
-        let (mut first_seen, mut end) = (usize::MAX, 0);
+        let (mut first_visible, mut end) = (usize::MAX, 0);
         let mut common = 0..usize::MAX;
-        for (row, [_, t, _]) in (0..rows).zip(self.places(first)) {
-            let seen = self.segment.visible(t);
-            (low[row], high[row]) = (Real::from_count(seen.start), Real::from_count(seen.end));
+        for (row, [_, t, _]) in (0..rows).zip(self.row_indices(first)) {
+            let visible = self.segment.visible(t);
+            (low[row], high[row]) = (
+                Real::from_count(visible.start),
+                Real::from_count(visible.end),
+            );
 
-            common = common.start.max(seen.start)..common.end.min(seen.end);
-            if !seen.is_empty() {
-                (first_seen, end) = (first_seen.min(seen.start), end.max(seen.end));
+            common = common.start.max(visible.start)..common.end.min(visible.end);
+            if !visible.is_empty() {
+                (first_visible, end) = (first_visible.min(visible.start), end.max(visible.end));
             }
         }
 
-        let keys = first_seen.min(end)..end;
+        let keys = first_visible.min(end)..end;
         Strip {
             first,
             rows,
@@ -113,22 +116,21 @@ impl<E: Element> Group<'_, E> {
         }
     }
 
-    /// Copies rows of a [B, Tq, Hq, D] operand to [STRIP, padded D]; rows that the strip lacks
-    /// become zero.
+    /// Copies rows of a [B, Tq, Hq, D] operand to [STRIP, padded D]; missing rows are zero.
     #[inline(always)]
     pub(super) fn load_rows(&self, from: &Rows<E>, strip: &Strip<E::Real>, to: &mut [E::Real]) {
         let head_dim = self.attention.shape.head_dim;
-        let (rows, lacking) = to.split_at_mut(strip.rows * padded(head_dim));
+        let (rows, missing) = to.split_at_mut(strip.rows * padded(head_dim));
 
-        // Rows of a head lie apart, and a processor does not see them coming.
-        for place in self.places(strip.first).take(strip.rows) {
-            prefetch(from.row(place, head_dim));
+        // Rows of a head are far apart, so the hardware prefetcher does not load them.
+        for index in self.row_indices(strip.first).take(strip.rows) {
+            prefetch(from.row(index, head_dim));
         }
-        let places = self.places(strip.first);
-        for (place, to) in places.zip(rows.chunks_exact_mut(padded(head_dim))) {
-            load_row(from.row(place, head_dim), to);
+        let indices = self.row_indices(strip.first);
+        for (index, to) in indices.zip(rows.chunks_exact_mut(padded(head_dim))) {
+            load_row(from.row(index, head_dim), to);
         }
-        lacking.fill(E::Real::ZERO);
+        missing.fill(E::Real::ZERO);
     }
 
     /// Copies keys (or values) of a [B, Tk, Hkv, D] operand to [keys, padded D].
@@ -143,7 +145,7 @@ impl<E: Element> Group<'_, E> {
         for (key, to) in keys.zip(to.chunks_exact_mut(padded(head_dim))) {
             load_row(row(key), to);
         }
-        // Those of the next block, while this one is multiplied.
+        // Prefetches the next block while this one is multiplied.
         for key in end..(end + KEYS).min(self.segment.keys.len()) {
             prefetch(row(key));
         }
@@ -159,12 +161,12 @@ fn load_row<E: Element>(from: &[E], to: &mut [E::Real]) {
     padding.fill(E::Real::ZERO);
 }
 
-/// Writes [STRIP, columns] as [columns, STRIP]; what `spare`, of the same length, holds afterwards
-/// is arbitrary.
+/// Writes [STRIP, columns] as [columns, STRIP]. `spare`, of the same length, is overwritten with
+/// arbitrary values.
 ///
-/// Interleaving the `n` parts of a flat array moves element i to n i modulo (length - 1), so that
-/// interleaving 4, 4 and 2 parts moves r * columns + c to c * STRIP + r. The loops are of a form
-/// that compilers turn into shuffles.
+/// Interleaving the `n` parts of a flat array moves element i to n i modulo (length - 1), so
+/// interleaving 4, 4 and 2 parts moves r * columns + c to c * STRIP + r. The compiler turns these
+/// loops into shuffles.
 #[inline(always)]
 pub(super) fn transpose<R: Real>(from: &[R], spare: &mut [R], to: &mut [R]) {
     const { assert!(STRIP == 4 * 4 * 2) };

@@ -1,12 +1,12 @@
-//! Which keys a query sees. Every mask offered here is, for one query, one range of keys; that is
-//! all the kernels know.
+//! Attention masks. For each query, every supported mask is one range of keys, which is all that
+//! the kernels use.
 
 use std::ops::Range;
 
 use super::{AttentionError, Shape};
 
 /// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
-/// axis.
+/// dim.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offsets<'a>(pub(crate) &'a [i64]);
 
@@ -15,7 +15,7 @@ impl Offsets<'_> {
         self.0.len()
     }
 
-    /// Only of checked offsets, which are not negative.
+    /// Offsets must have been checked: they are not negative.
     fn get(self, index: usize) -> usize {
         self.0[index] as usize
     }
@@ -31,48 +31,48 @@ impl Offsets<'_> {
     }
 }
 
-/// Where the queries and keys stand in their sequences.
+/// How queries and keys are divided into sequences.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sequences<'a> {
-    /// Each row of the batch is one sequence: key j has position j, query i has position `q_offset`
-    /// + i. Both slices hold one value a batch row, or one for all.
+    /// Each batch row is one sequence: key j has position j, query i has position `q_offset` + i.
+    /// Both slices hold one value per batch row, or one for all.
     Rows {
         /// Position of the first query.
         q_offset: &'a [usize],
-        /// How many keys are valid; the others are never read.
+        /// The number of valid keys; the others are never read.
         k_len: &'a [usize],
     },
-    /// The batch is one row of several sequences end to end; a query sees keys of its own sequence
-    /// only. Where a sequence has fewer queries than keys, the queries are its last positions (as
-    /// in flash attention).
+    /// The batch has one row: several concatenated sequences. A query attends to keys of its own
+    /// sequence only. If a sequence has fewer queries than keys, the queries are its last positions
+    /// (as in flash attention).
     Packed {
-        /// Where each sequence's queries begin, and their end.
+        /// The start of each sequence's queries, and the total.
         cu_seqlens_q: Offsets<'a>,
-        /// Where each sequence's keys begin, and their end.
+        /// The start of each sequence's keys, and the total.
         cu_seqlens_k: Offsets<'a>,
     },
 }
 
-/// The mask as data. Conditions add up: a key is seen when none hides it.
+/// The mask as data. A key is visible if no condition hides it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask<'a> {
     /// Hides keys after the query's position.
     pub(crate) causal: bool,
-    /// Hides keys at or before the query's position minus this, so that under `causal` a query sees
-    /// itself and the `window` - 1 keys before it (`sliding_window` of Hugging Face's
+    /// Hides keys at or before the query's position minus this. Under `causal` a query attends to
+    /// itself and the `window` - 1 keys before it (`sliding_window` of Hugging Face
     /// configurations).
     pub(crate) window: Option<usize>,
-    /// Where queries and keys stand.
+    /// How queries and keys are divided into sequences.
     pub(crate) sequences: Sequences<'a>,
 }
 
-/// Queries of one sequence and the keys they may see.
+/// The queries of one sequence and its keys.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) batch: usize,
-    /// Along the axis of queries.
+    /// Range in the dim of queries.
     pub(super) queries: Range<usize>,
-    /// Along the axis of keys. Blocks of keys are counted from its start.
+    /// Range in the dim of keys. Blocks of keys are counted from its start.
     pub(super) keys: Range<usize>,
     /// Position of the first query among the keys.
     first_position: i64,
@@ -81,8 +81,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// The keys that query `t` (an index along the axis of queries) sees, counted from the
-    /// segment's first key.
+    /// The keys that query `t` (an index into the dim of queries) attends to, relative to the first
+    /// key of the segment.
     #[inline(always)]
     pub(super) fn visible(&self, t: usize) -> Range<usize> {
         let len = self.keys.len() as i64;
@@ -106,7 +106,7 @@ impl Segment {
 
 impl Mask<'_> {
     /// # Errors
-    /// When lengths or offsets do not fit the shape.
+    /// If lengths or offsets do not match the shape.
     pub(super) fn check(&self, shape: &Shape) -> Result<(), AttentionError> {
         match self.sequences {
             Sequences::Rows { q_offset, k_len } => {
@@ -144,8 +144,8 @@ impl Mask<'_> {
         }
     }
 
-    /// The segments of a batch row in order of their queries, which they cover. Only of a checked
-    /// mask.
+    /// The segments of a batch row, in the order of their queries, which they cover. The mask must
+    /// have been checked.
     pub(super) fn segments(&self, batch: usize, shape: &Shape) -> impl Iterator<Item = Segment> {
         let count = match self.sequences {
             Sequences::Rows { .. } => 1,

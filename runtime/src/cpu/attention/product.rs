@@ -1,9 +1,9 @@
-//! Products of small dense blocks, kept in registers.
+//! Products of small contiguous blocks, accumulated in registers.
 //!
-//! Every element of the result is one chain: c + a_0 b_0 + a_1 b_1 + ... in the order of k, each
-//! step one fused (or one rounded multiply and one rounded add, without FMA) operation of one lane.
-//! How many rows and columns share a tile, and where an element stands in it, is speed only and
-//! never bits: the law that a query's result does not depend on its neighbours rests on this.
+//! Every element of the result is one chain: c + a_0 b_0 + a_1 b_1 + ... in the order of k. Each
+//! step is one operation of one lane: fused, or without FMA a rounded multiply and a rounded add.
+//! The tile shape affects speed but not bits, so a query's result does not depend on the other
+//! queries.
 
 use pulp::{Simd, WithSimd};
 
@@ -18,8 +18,8 @@ pub(super) enum Order {
     Columns,
 }
 
-/// C = A B or C = C + A B: A is [M, K] in either order, B [K, N] and C [M, N] by rows; N is whole
-/// vectors.
+/// C = A B or C = C + A B: A is [M, K] in either order, B [K, N] and C [M, N] are row-major; N is a
+/// multiple of the vector length.
 pub(super) struct Product<'a, R> {
     pub(super) order: Order,
     pub(super) a: &'a [R],
@@ -30,7 +30,7 @@ pub(super) struct Product<'a, R> {
     pub(super) c_stride: usize,
     /// M, N, K.
     pub(super) extents: [usize; 3],
-    /// Add to what C holds.
+    /// Whether to add to C.
     pub(super) accumulate: bool,
 }
 
@@ -54,14 +54,14 @@ impl<R: Real> WithSimd for Product<'_, R> {
     }
 }
 
-/// Elements in one vector.
+/// Elements per vector.
 #[inline(always)]
 pub(super) fn lanes<S: Simd, R: Real>() -> usize {
     size_of::<R::Vector<S>>() / size_of::<R>()
 }
 
 impl<R: Real> Product<'_, R> {
-    /// All rows of `N` vectors of columns. Of 32 registers 12 x 2 hold sums, of 16 4 x 2.
+    /// All rows of `N` vectors of columns. 12 x 2 of 32 registers hold sums, or 4 x 2 of 16.
     #[inline(always)]
     fn panel<S: Simd, const N: usize>(&mut self, simd: S, column: usize) {
         let [m, ..] = self.extents;

@@ -1,5 +1,5 @@
-//! What attention asks of a number: [`Element`] is what memory holds, [`Real`] is what it is
-//! computed in.
+//! Number types of attention: [`Element`] is the type in memory, [`Real`] is the type of the
+//! computation.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -15,7 +15,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// f32, or f64 for f64.
     type Real: Real;
 
-    /// The same number; never rounds.
+    /// Widens exactly.
     fn to_real(self) -> Self::Real;
 
     /// The nearest element, ties to even.
@@ -64,7 +64,7 @@ impl Element for bf16 {
     }
 }
 
-/// f32 or f64, alone and in vectors.
+/// f32 or f64, as scalars and vectors.
 pub(crate) trait Real:
     Pod
     + PartialOrd
@@ -76,7 +76,7 @@ pub(crate) trait Real:
     + Sync
     + std::fmt::Debug
 {
-    /// As many as one register of the SIMD level holds.
+    /// A vector register of the SIMD level.
     type Vector<S: Simd>: Pod;
 
     /// 0.
@@ -85,25 +85,25 @@ pub(crate) trait Real:
     /// 1.
     const ONE: Self;
 
-    /// Below every number; e to its power is 0.
+    /// Minus infinity.
     const NEG_INFINITY: Self;
 
-    /// The nearest value.
+    /// `x`, rounded to nearest.
     fn from_f64(x: f64) -> Self;
 
-    /// Exact for whole numbers below 2^24.
+    /// Exact for counts below 2^24.
     fn from_count(count: usize) -> Self;
 
     /// The natural logarithm.
     fn ln(self) -> Self;
 
-    /// The whole vectors of a slice; a remainder is left out.
+    /// The whole vectors of a slice; the remainder is dropped.
     fn vectors<S: Simd>(slice: &[Self]) -> &[Self::Vector<S>];
 
-    /// The whole vectors of a slice; a remainder is left out.
+    /// The whole vectors of a slice; the remainder is dropped.
     fn vectors_mut<S: Simd>(slice: &mut [Self]) -> &mut [Self::Vector<S>];
 
-    /// All lanes x.
+    /// `x` in all lanes.
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
 
     /// a + b.
@@ -115,7 +115,7 @@ pub(crate) trait Real:
     /// a * b.
     fn mul_lanes<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// a * b + c, fused where the SIMD level can.
+    /// a * b + c, fused if the SIMD level has FMA.
     fn mul_add_lanes<S: Simd>(
         simd: S,
         a: Self::Vector<S>,
@@ -123,7 +123,7 @@ pub(crate) trait Real:
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// The greater of each lane.
+    /// The maximum of each lane.
     fn max_lanes<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
     /// x, or 0 in the lanes where x is minus infinity.
@@ -137,7 +137,7 @@ pub(crate) trait Real:
         range: [Self::Vector<S>; 2],
     ) -> Self::Vector<S>;
 
-    /// e^x of x <= 88; f32 results below 2^-126 are 0.
+    /// e^x for x <= 88; f32 results below 2^-126 are flushed to 0.
     fn exp_lanes<S: Simd>(simd: S, x: Self::Vector<S>) -> Self::Vector<S>;
 
     /// The sum of the lanes, as a tree.

@@ -1,13 +1,13 @@
-//! Views of what is read.
+//! Read-only views of operands.
 
-/// A [B, T, H, D] view of memory whose last axis is dense.
+/// A [B, T, H, D] view whose last dim is contiguous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a, T> {
     /// The memory.
     pub(crate) data: &'a [T],
-    /// Where element (0, 0, 0, 0) is.
+    /// The offset of element (0, 0, 0, 0).
     pub(crate) offset: usize,
-    /// Distance between neighbours along B, T and H, in elements.
+    /// Strides of B, T and H, in elements.
     pub(crate) strides: [usize; 3],
 }
 
@@ -19,7 +19,7 @@ impl<'a, T> Rows<'a, T> {
         &self.data[self.offset + b * by_b + t * by_t + h * by_h..][..head_dim]
     }
 
-    /// One past the last element that the view reaches; `None` when that overflows.
+    /// One past the last element of the view; `None` on overflow.
     pub(super) fn end(&self, [b, t, h, d]: [usize; 4]) -> Option<usize> {
         if b == 0 || t == 0 || h == 0 || d == 0 {
             return Some(0);

@@ -1,21 +1,21 @@
-//! Blocks that stay in the cache of the core that computes on them.
+//! Scratch buffers that stay in the cache of a thread's core.
 
 use std::cell::Cell;
 
 use bytemuck::{Pod, Zeroable};
 
-/// One cache line, so that no vector straddles two.
+/// One cache line, so that no vector crosses two.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([f64; 8]);
 
 thread_local! {
-    /// A few hundred KiB a thread at D = 128 (a function of D alone), kept so that it stays in the
-    /// cache.
+    /// A few hundred KiB per thread at D = 128 (a function of D alone), kept between calls so that
+    /// it stays in the cache.
     static LINES: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `f` with blocks of the given lengths, each on its own cache lines. What they hold is
+/// Calls `f` with buffers of the given lengths, each aligned to a cache line. Their contents are
 /// arbitrary.
 #[inline(always)]
 pub(super) fn with_blocks<R: Pod, const N: usize, Out>(

@@ -1,8 +1,8 @@
-//! Parts of dK and dV that tasks sum on their own.
+//! Partial sums of dK and dV, one per task.
 //!
-//! All queries of a head add to the same keys. To split them among tasks, each task has a *slab*
-//! with gradients of every key; slabs are then added in order. How many there are is a function of
-//! the shape, never of threads.
+//! All queries of a head add to the same keys. To split the queries among tasks, each task has a
+//! *slab* with gradients of every key; slabs are then added in order. The number of slabs depends
+//! on the shape alone, never on the number of threads.
 
 use std::ops::Range;
 
@@ -12,22 +12,22 @@ use super::mask::Segment;
 use super::real::{Element, Real};
 use crate::cpu::for_blocks;
 
-/// Fewer queries than this are not split, for slabs cost memory.
+/// Fewer queries than this are not split, because slabs take memory.
 const QUERIES_PER_SLAB: usize = 1024;
 
-/// Tasks enough to keep a machine busy without splitting a head's queries.
+/// With this many tasks, the queries of a head are not split.
 const ENOUGH_TASKS: usize = 32;
 
-/// Keys whose gradients one task adds up.
+/// Keys per task of the final sum.
 const KEYS_PER_TASK: usize = 64;
 
 /// How the queries of a head are split.
 #[derive(Clone, Copy)]
 pub(super) struct Slabs {
     pub(super) count: usize,
-    /// Queries of one slab, counted from the start of a sequence.
+    /// Queries per slab, counted from the start of a sequence.
     queries: usize,
-    /// Elements of one slab: dK, then dV, both [Tk, W].
+    /// Elements per slab: dK, then dV, both [Tk, W].
     pub(super) len: usize,
 }
 
@@ -50,7 +50,7 @@ impl Slabs {
     }
 
     /// The rows of a segment that belong to slab `index`. Sequences that share a slab have
-    /// different keys; the slabs of one sequence rise with its queries.
+    /// different keys; the slabs of one sequence are in the order of its queries.
     pub(super) fn rows(&self, index: usize, segment: &Segment, group: usize) -> Range<usize> {
         let Some(part) = index.checked_sub(segment.queries.start / self.queries) else {
             return 0..0;

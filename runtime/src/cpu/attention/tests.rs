@@ -1,4 +1,4 @@
-//! The laws of attention, against a plain f64 reference that knows masks only as a predicate.
+//! Laws of attention, checked against a plain f64 reference that evaluates masks as a predicate.
 
 use half::bf16;
 
@@ -33,7 +33,7 @@ struct Case {
 }
 
 impl Case {
-    /// Batch 2, two key-value heads, every key valid, nothing masked.
+    /// Batch 2, two key-value heads, all keys valid, no mask.
     fn new(queries: usize, keys: usize, group: usize, head_dim: usize) -> Self {
         let shape = Shape {
             batch: 2,
@@ -87,7 +87,7 @@ impl Case {
         self
     }
 
-    /// One of several masks, so that a sweep over shapes meets them all.
+    /// One of several masks, so that a sweep over shapes covers them all.
     fn masked(self, kind: usize) -> Self {
         let Shape { queries, keys, .. } = self.shape;
         match kind % 6 {
@@ -117,8 +117,8 @@ impl Case {
         }
     }
 
-    /// Whether query i sees key j, from the definition.
-    fn sees(&self, b: usize, i: usize, j: usize) -> bool {
+    /// Whether query i attends to key j, by definition.
+    fn attends(&self, b: usize, i: usize, j: usize) -> bool {
         let (position, key, valid) = match &self.sequences {
             Owned::Rows { q_offset, k_len } => {
                 let position = q_offset[b.min(q_offset.len() - 1)] + i;
@@ -171,7 +171,7 @@ fn dense<T>(data: &[T], extents: [usize; 4]) -> Rows<'_, T> {
     }
 }
 
-/// Numbers in [-1, 1) with a spread of magnitudes like that of activations.
+/// Numbers in [-1, 1) whose magnitudes are distributed like those of activations.
 fn random(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -249,7 +249,7 @@ impl<E: Number> Operands<E> {
     }
 }
 
-/// Everything attention gives.
+/// All results of attention.
 struct Results<E: Element> {
     out: Vec<E>,
     lse: Vec<E::Real>,
@@ -273,7 +273,7 @@ impl<E: Number> Results<E> {
     }
 }
 
-/// Forward and backward; outputs start as NaN, so that what is not written shows.
+/// Forward and backward. Outputs are initialized to NaN to detect elements that are not written.
 fn attend<E: Number>(case: &Case, x: &Operands<E>) -> Results<E> {
     let shape = case.shape;
     let attention = Attention {
@@ -348,7 +348,7 @@ fn reference(case: &Case, x: &Operands<f64>) -> Results<f64> {
         for i in 0..queries {
             let row = at(of_q, [b, i, h]);
             let seen: Vec<_> = (0..keys)
-                .filter(|j| case.sees(b, i, *j))
+                .filter(|j| case.attends(b, i, *j))
                 .map(|j| at(of_k, [b, j, h / case.shape.group()]))
                 .collect();
             if seen.is_empty() {
@@ -388,7 +388,7 @@ fn norm(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// |got - want| / |want| of each result is at most `tolerance`.
+/// Asserts that |actual - expected| / |expected| of each result is at most `tolerance`.
 fn assert_near<E: Number>(case: &Case, tolerance: f64) {
     let x = Operands::<E>::random(case);
     let got = attend(case, &x);
@@ -403,7 +403,7 @@ fn assert_near<E: Number>(case: &Case, tolerance: f64) {
         let error = norm(&difference);
         assert!(
             error <= tolerance * norm(want) + 1e-30,
-            "{name} errs by {error} in {case:?}"
+            "{name} has error {error} in {case:?}"
         );
     }
     for (got, want) in got.lse().into_iter().zip(&want.lse) {
@@ -448,7 +448,7 @@ fn every_mask_equals_the_definition() {
     }
 }
 
-/// Long enough that a head's queries are split into slabs.
+/// Long enough that the queries of a head are split into slabs.
 #[test]
 fn long_sequences_equal_the_definition() {
     let mut case = Case::new(2100, 2100, 1, 8).causal();
@@ -470,9 +470,9 @@ fn long_sequences_equal_the_definition() {
     assert_near::<f32>(&packed, 3e-6);
 }
 
-/// Scores of hundreds must neither overflow nor lose the row.
+/// Scores of several hundred must neither overflow nor underflow to an empty row.
 #[test]
-fn large_scores_are_harmless() {
+fn large_scores_do_not_overflow() {
     let case = Case::new(65, 65, 2, 32).causal();
     let mut x = Operands::<f32>::random(&case);
     x.q.iter_mut().for_each(|q| *q *= 300.0);
@@ -483,9 +483,9 @@ fn large_scores_are_harmless() {
     }
 }
 
-/// The gradients of sum(out * dout) + sum(lse * dlse) are its central differences.
+/// The gradients of sum(out * dout) + sum(lse * dlse) equal central differences.
 #[test]
-fn gradients_are_central_differences() {
+fn gradients_equal_central_differences() {
     let loss = |case: &Case, x: &Operands<f64>| {
         let r = attend(case, x);
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -526,7 +526,7 @@ fn gradients_are_central_differences() {
     }
 }
 
-/// bf16 has 8 bits: its results point where the exact ones do and are as long.
+/// bf16 has 8 bits: results match the exact ones in direction and norm.
 #[test]
 fn bf16_keeps_angle_and_norm() {
     for case in [
@@ -546,7 +546,7 @@ fn bf16_keeps_angle_and_norm() {
     }
 }
 
-/// Threads share the work, never the numbers.
+/// The number of threads does not change any bit.
 #[test]
 fn bits_do_not_depend_on_threads() {
     fn check<E: Number>(case: &Case) {
@@ -570,8 +570,8 @@ fn bits_do_not_depend_on_threads() {
     check::<f32>(&Case::packed(&[(1100, 1100), (900, 900)], 1, 8).causal());
 }
 
-/// Decoding against a cache gives the bits of the full forward pass, however the queries are cut;
-/// the rest of the cache is not even read.
+/// Decoding with a cache gives the bits of the full forward pass, for any division of the queries.
+/// Invalid cache entries are never read.
 #[test]
 fn cached_decoding_equals_full_forward() {
     fn check<E: Number>(full: &Case, step: usize) {
@@ -645,7 +645,7 @@ fn cached_decoding_equals_full_forward() {
     check::<f32>(&Case::new(70, 70, 3, 8).causal().window(9), 5);
 }
 
-/// Packing sequences end to end changes no bit of their results.
+/// Packing sequences does not change any bit of their results.
 #[test]
 fn packed_equals_separate() {
     let lengths = [(7, 7), (64, 64), (1, 1), (130, 130), (20, 50)];
@@ -695,9 +695,9 @@ fn packed_equals_separate() {
     }
 }
 
-/// Operands may be views of one fused projection.
+/// Operands can be views of one fused projection.
 #[test]
-fn fused_views_equal_dense_operands() {
+fn fused_views_equal_contiguous_operands() {
     let case = Case::new(67, 67, 2, 20).causal();
     let Shape {
         batch,
@@ -741,7 +741,7 @@ fn fused_views_equal_dense_operands() {
 }
 
 #[test]
-fn a_query_without_keys_gives_nothing() {
+fn a_query_without_keys_gives_zero() {
     let empty = [
         Case::new(70, 0, 2, 8),
         Case::new(70, 70, 2, 8).at(&[0], &[0]),
@@ -783,7 +783,7 @@ fn wrong_arguments_are_errors() {
         shape: Shape { heads: 3, ..shape },
         ..good
     };
-    assert!(error(&heads).contains("3 query heads cannot share 2"));
+    assert!(error(&heads).contains("3 query heads are not a multiple of 2"));
 
     let long = Attention {
         shape: Shape { keys: 7, ..shape },
@@ -808,7 +808,7 @@ fn wrong_arguments_are_errors() {
         ..good
     };
     let rows = |q_offset, k_len| masked(Sequences::Rows { q_offset, k_len });
-    assert!(error(&rows(&[0], &[7])).contains("`k_len` 7 is more than the 6 keys"));
+    assert!(error(&rows(&[0], &[7])).contains("`k_len` is 7, but there are only 6 keys"));
     assert!(error(&rows(&[0, 0, 0], &[6])).contains("`q_offset` has 3 values"));
 
     let offsets = Offsets(&[0, 4]);
@@ -824,6 +824,6 @@ fn wrong_arguments_are_errors() {
             shape: one,
             ..packed
         })
-        .contains("`cu_seqlens_k` must rise")
+        .contains("`cu_seqlens_k` must be non-decreasing")
     );
 }

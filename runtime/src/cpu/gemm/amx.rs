@@ -1,9 +1,9 @@
-//! bf16 by AMX (Sapphire Rapids and later): a core has eight registers of 16 rows x 64 bytes and an
-//! instruction that multiplies two of them, about 16 times the rate of f32 vectors.
+//! bf16 with AMX (Sapphire Rapids and later): a core has eight registers of 16 rows x 64 bytes and
+//! an instruction that multiplies two of them, at about 16 times the rate of f32 vectors.
 //!
 //! Four registers hold a 32 x 32 tile of sums, two a panel of A (16 rows x 32 deep each), two a
-//! panel of B (16 pairs deep x 16 columns each). Rust has no stable intrinsics for them yet, hence
-//! the assembly.
+//! panel of B (16 pairs deep x 16 columns each). Rust has no stable intrinsics for AMX yet, so this
+//! uses inline assembly.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -17,20 +17,20 @@ use super::kernel::{Kernel, Order, Rows, Start, Tile};
 use super::pack::{pack_by_depth, pack_by_lane};
 use super::vector::Closure;
 
-/// Rows and columns of the tile of sums; also the lanes of both panels.
+/// Rows and columns of the tile of sums, and lanes of both panels.
 const TILE: usize = 32;
 
-/// Pairs in a row of a register: the depth of one multiplication.
+/// Pairs per row of a register: the depth of one multiplication.
 const PAIRS: usize = 16;
 
-/// The kernel; its existence proves that the instructions may be used.
+/// The kernel. A value proves that the instructions may be used.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AmxKernel {
     vectors: V4,
 }
 
 impl AmxKernel {
-    /// Asks the processor and the operating system, once a process.
+    /// Queries the processor and the operating system, once per process.
     pub(super) fn detect() -> Option<Self> {
         static PERMITTED: OnceLock<bool> = OnceLock::new();
 
@@ -45,13 +45,14 @@ fn has_instructions() -> bool {
     const AMX_TILE: u32 = 1 << 24;
     const NEEDED: u32 = AMX_BF16 | AMX_TILE;
 
-    // SAFETY: every x86-64 processor has the instruction. (It became a safe function later.)
+    // SAFETY: every x86-64 processor has CPUID. (The intrinsic became safe in a later Rust
+    // version.)
     #[allow(unused_unsafe)]
     let (highest_leaf, features) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0).edx) };
     highest_leaf >= 7 && features & NEEDED == NEEDED
 }
 
-/// Linux enlarges a process's register state for tiles only on request (arch_prctl(2)); the
+/// Linux enables the AMX register state of a process only on request (arch_prctl(2)); the
 /// permission covers all of its threads.
 #[cfg(target_os = "linux")]
 fn permission_granted() -> bool {
@@ -60,8 +61,8 @@ fn permission_granted() -> bool {
     const XFEATURE_XTILEDATA: u64 = 18;
 
     let status: i64;
-    // SAFETY: the call takes two numbers and touches no memory of ours; `syscall` clobbers rcx
-    // and r11.
+    // SAFETY: the call takes two numbers and touches no memory of this process; `syscall` clobbers
+    // rcx and r11.
     unsafe {
         asm!(
             "syscall",
@@ -116,13 +117,13 @@ impl Kernel for AmxKernel {
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: `self` proves that the instructions may be used. Tile registers are nobody
-        // else's: neither the compiler nor a library uses them.
+        // SAFETY: `self` proves that the instructions may be used. Neither the compiler nor a
+        // library uses tile registers.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
 
         let result = pulp::Simd::vectorize(self.vectors, Closure(f));
 
-        // SAFETY: as above. Released tiles need not be saved when threads switch.
+        // SAFETY: as above. Released tiles need not be saved on a context switch.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
         result
     }
@@ -155,18 +156,19 @@ impl Kernel for AmxKernel {
         let steps = a.len() / (TILE * PAIRS);
         assert!(a.len() == b.len() && steps > 0 && sums.len() == TILE * TILE);
 
-        // SAFETY: `self` proves that the instructions may be used, and the driver calls this
-        // within `vectorize`, which configured them; panels and sums have the lengths read.
+        // SAFETY: `self` proves that the instructions may be used, and the caller runs this within
+        // `vectorize`, which configured the tiles; panels and sums have the lengths that are
+        // accessed.
         unsafe { multiply_panels(steps, a, b, live.rows > TILE / 2, start, sums) };
     }
 }
 
-/// One step reads 2048 bytes of each panel. A: 16 lanes of 64 bytes, then 16 more. B: 16 pairs of
+/// One step reads 2048 bytes of each panel. A: two groups of 16 lanes of 64 bytes. B: 16 pairs of
 /// 128 bytes, whose halves are the left and the right register.
 ///
 /// tmm0 to tmm3 hold the sums: upper left, upper right, lower left, lower right. Rows of the tile
-/// of sums are 128 bytes apart and its lower half begins at 2048; where no more than 16 rows are
-/// wanted, that half is left out.
+/// of sums are 128 bytes apart and its lower half starts at byte 2048. The lower half is skipped if
+/// at most 16 rows are used.
 ///
 /// # Safety
 /// Tiles are configured, `a` and `b` hold `steps` x 2048 bytes and `sums` 4096.
@@ -181,7 +183,7 @@ unsafe fn multiply_panels(
 ) {
     let resume = start == Start::Resume;
 
-    // SAFETY: reads and writes no more than the caller promises; all registers are named.
+    // SAFETY: accesses no more than the caller promises; all registers are named.
     unsafe {
         asm!(
             "test {resume}, {resume}",

@@ -1,4 +1,4 @@
-//! The loops around the micro-kernel: blocks of C shared among threads, slabs of k, tiles.
+//! The loops around the micro-kernel: blocks of C divided among threads, slabs of k, tiles.
 
 use std::cell::RefCell;
 use std::mem::size_of;
@@ -18,8 +18,8 @@ pub(super) struct Problem<'a, T, C> {
 }
 
 impl<T: Copy, C: Copy> Problem<'_, T, C> {
-    /// Computes the transpose instead where C is column-major, so that tiles leave along rows. The
-    /// bits are the same: a product does not care for the order of its factors.
+    /// Computes the transpose instead if C is column-major, so that tiles are stored along rows.
+    /// The bits are equal, because multiplication is commutative.
     fn along_rows(self) -> Self {
         if !self.c.is_column_major() {
             return self;
@@ -39,30 +39,30 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
     }
 }
 
-/// Bytes along k of a slab: with this a panel of B (48 columns), which is read again for each panel
-/// of A (8 or 32 rows), stays in the second-level cache and half of a short one in the first.
+/// Bytes along k of a slab. A panel of B (48 columns), which is read once per panel of A (8 or 32
+/// rows), then stays in the L2 cache, and half of a short one in L1.
 const SLAB_BYTES: usize = 2048;
 
-/// Most columns of a kernel's tile.
+/// The most columns of a micro-kernel's tile.
 const MAX_TILE_COLS: usize = 64;
 
-/// Most rows and columns of a block; the larger, the less often operands are packed again.
+/// The most rows and columns of a block. Larger blocks pack operands less often.
 const MAX_EXTENT: usize = 528;
 
-/// Bytes between panels of A. Without, they would begin on the same lines of a cache, and many
-/// could not be written side by side.
+/// Padding between panels of A, in bytes. Without it panels would map to the same cache sets, and
+/// few could be written concurrently.
 const PANEL_GAP: usize = 64;
 
 const A_BUFFER_BYTES: usize = MAX_EXTENT * (SLAB_BYTES + PANEL_GAP);
 const SUM_BUFFER_BYTES: usize = MAX_EXTENT * MAX_EXTENT * size_of::<f32>();
 
-/// To pack an element takes about as long as so many multiply-adds.
-const PACKING: usize = 10;
+/// The cost of packing one element, in multiply-adds.
+const PACKING_COST: usize = 10;
 
-/// Products of fewer multiply-adds in all are not worth waking another thread.
+/// Products with fewer multiply-adds run on the calling thread.
 const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
 
-/// Computes `count` problems, blocks of them in parallel.
+/// Computes `count` problems; their blocks run in parallel.
 pub(super) fn multiply_all<'a, K, C>(
     kernel: K,
     count: usize,
@@ -84,39 +84,39 @@ pub(super) fn multiply_all<'a, K, C>(
     if threads == 1 {
         for index in 0..count {
             let problem = problem(index);
-            let cut = Cut::new(kernel, &problem, 1);
-            (0..cut.blocks()).for_each(|i| cut.multiply(kernel, &problem, i, update));
+            let grid = Grid::new(kernel, &problem, 1);
+            (0..grid.blocks()).for_each(|i| grid.multiply(kernel, &problem, i, update));
         }
         return;
     }
 
-    let mut cuts = Vec::with_capacity(count);
+    let mut grids = Vec::with_capacity(count);
     let mut ends = Vec::with_capacity(count);
     for index in 0..count {
         let problem = problem(index);
         let part = problem.multiply_adds() as f64 / work as f64;
         let threads = (threads as f64 * part).ceil() as usize;
-        let cut = Cut::new(kernel, &problem, threads.max(1));
+        let grid = Grid::new(kernel, &problem, threads.max(1));
         let before = ends.last().copied().unwrap_or(0);
-        ends.push(before + cut.blocks());
-        cuts.push(cut);
+        ends.push(before + grid.blocks());
+        grids.push(grid);
     }
     for_tasks(ends.last().copied().unwrap_or(0), &|task| {
         let index = ends.partition_point(|end| *end <= task);
         let first = index.checked_sub(1).map_or(0, |before| ends[before]);
-        cuts[index].multiply(kernel, &problem(index), task - first, update);
+        grids[index].multiply(kernel, &problem(index), task - first, update);
     });
 }
 
-/// Into how many blocks C is cut. It decides who computes an element, never how.
+/// The grid of blocks of C. It decides which thread computes an element, never how.
 #[derive(Debug, Clone, Copy)]
-struct Cut {
+struct Grid {
     down: usize,
     across: usize,
 }
 
-impl Cut {
-    /// The cut with which `threads` are done first.
+impl Grid {
+    /// The grid with the shortest estimated time on `threads` threads.
     fn new<K: Kernel, C: Copy>(
         kernel: K,
         problem: &Problem<'_, K::Input, C>,
@@ -129,25 +129,27 @@ impl Cut {
         }
 
         let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
-        // Rows that need no buffer may be as many as there are: B is packed less often.
+        // If rows of A are not packed, a block can have any number of rows: B is packed less often.
         let buffers_rows = problem.a.cols() > slab_depth::<K>() || K::unpacked(problem.a).is_none();
         let most_rows = if buffers_rows { most } else { rows.max(most) };
         let least_down = rows.div_ceil(most_rows / tile.rows * tile.rows);
         let least_across = cols.div_ceil(most / tile.cols * tile.cols);
         let most_down = (least_down + threads).min(rows.div_ceil(tile.rows));
         let most_across = cols.div_ceil(tile.cols);
-        let cuts = (least_down..=most_down).map(|down| {
+        let grids = (least_down..=most_down).map(|down| {
             let across = threads.div_ceil(down).min(most_across);
             let across = across.max(least_across);
             Self { down, across }
         });
-        let time = |cut: &Self| {
-            let (_, rows) = share(rows, cut.down, 0, tile.rows);
-            let (_, cols) = share(cols, cut.across, 0, tile.cols);
-            let block = rows * cols.next_multiple_of(tile.cols) + PACKING * (rows + cols);
-            cut.blocks().div_ceil(threads) * block
+        let time = |grid: &Self| {
+            let (_, rows) = block_range(rows, grid.down, 0, tile.rows);
+            let (_, cols) = block_range(cols, grid.across, 0, tile.cols);
+            let block = rows * cols.next_multiple_of(tile.cols) + PACKING_COST * (rows + cols);
+            grid.blocks().div_ceil(threads) * block
         };
-        cuts.min_by_key(time).unwrap_or(Self { down: 1, across: 1 })
+        grids
+            .min_by_key(time)
+            .unwrap_or(Self { down: 1, across: 1 })
     }
 
     fn blocks(self) -> usize {
@@ -167,8 +169,8 @@ impl Cut {
     {
         let (tile, depth) = (kernel.tile(), problem.a.cols());
         let (down, across) = (index / self.across, index % self.across);
-        let (first_row, rows) = share(problem.c.rows(), self.down, down, tile.rows);
-        let (first_col, cols) = share(problem.c.cols(), self.across, across, tile.cols);
+        let (first_row, rows) = block_range(problem.c.rows(), self.down, down, tile.rows);
+        let (first_col, cols) = block_range(problem.c.cols(), self.across, across, tile.cols);
 
         let part = Problem {
             a: problem.a.part([first_row, 0], [rows, depth]),
@@ -179,9 +181,9 @@ impl Cut {
     }
 }
 
-/// Share `index` of `extent` cut into `count` nearly equal shares, multiples of `step`: its start
-/// and its length.
-fn share(extent: usize, count: usize, index: usize, step: usize) -> (usize, usize) {
+/// Start and length of range `index` when `extent` is divided into `count` nearly equal ranges,
+/// multiples of `step`.
+fn block_range(extent: usize, count: usize, index: usize, step: usize) -> (usize, usize) {
     let length = extent.div_ceil(count).next_multiple_of(step);
     let start = (index * length).min(extent);
     (start, length.min(extent - start))
@@ -192,7 +194,7 @@ fn slab_depth<K: Kernel>() -> usize {
     SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT
 }
 
-/// 64 bytes, so that buffers begin on a cache line.
+/// 64 bytes, to align buffers to cache lines.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct CacheLine([u8; 64]);
@@ -221,7 +223,7 @@ where
     C: Output<K::Sum>,
 {
     if block.a.cols() == 0 {
-        return leave_empty_sum(block.c, update);
+        return store_empty_product(block.c, update);
     }
 
     BUFFERS.with_borrow_mut(|buffers| {
@@ -229,8 +231,8 @@ where
         let b = bytemuck::cast_slice_mut(&mut buffers.b);
         let sums = bytemuck::cast_slice_mut(&mut buffers.sums);
 
-        // Everything below is inlined here: a function that is called instead would be compiled
-        // for the baseline of the architecture, and micro-kernels with it.
+        // Everything below must be inlined. A function that is called would be compiled for the
+        // baseline of the architecture, including the micro-kernels.
         kernel.vectorize(
             #[inline(always)]
             || multiply_slabs(kernel, block, update, a, b, sums),
@@ -238,8 +240,8 @@ where
     });
 }
 
-/// The product when k = 0.
-fn leave_empty_sum<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, update: Update) {
+/// Stores the product for k = 0.
+fn store_empty_product<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, update: Update) {
     if update == Update::Add {
         return;
     }
@@ -247,7 +249,7 @@ fn leave_empty_sum<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, update: U
     for row in 0..c.rows() {
         for col in 0..c.cols() {
             let element = c.part([row, col], [1, 1]);
-            // SAFETY: the element lies in this block, which is this thread's alone.
+            // SAFETY: the element is in this block, which only this thread writes.
             unsafe { element.update_row(0, &[S::zeroed()], |c, sum| *c = C::replace(sum)) };
         }
     }
@@ -287,7 +289,7 @@ fn multiply_slabs<K, C>(
             Some(rows) => rows.order,
             None => kernel.pack_a(a_slab, a_panels, a_stride),
         };
-        // With a single slab one tile of sums serves all, and stays in the first-level cache.
+        // With a single slab one tile of sums is reused for all and stays in the L1 cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
         for col in (0..c.cols()).step_by(tile.cols) {
@@ -299,7 +301,7 @@ fn multiply_slabs<K, C>(
             let next_b = b_t.part([col + cols, slab], [next_cols, live_depth]);
             let panels = c.rows().div_ceil(tile.rows);
             for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
-                // What a single panel asks for could not come before it is needed.
+                // With a single panel a prefetch would come too late.
                 if panels > 1 {
                     next_b.prefetch(panel, panels);
                 }
@@ -332,12 +334,12 @@ fn multiply_slabs<K, C>(
     }
 }
 
-/// Brings the live part of a finished tile to C.
+/// Stores the live part of a finished tile in C.
 #[inline(always)]
 fn store<S: Copy, C: Output<S>>(c: Target<'_, C>, sums: &[S], tile: Tile, update: Update) {
     for (row, sums) in sums.chunks_exact(tile.cols).take(c.rows()).enumerate() {
         let sums = &sums[..c.cols()];
-        // SAFETY: row and columns lie in `c`, a part of the block that is this thread's alone.
+        // SAFETY: row and columns are in `c`, a part of the block, which only this thread writes.
         unsafe {
             match update {
                 Update::Replace => c.update_row(row, sums, |c, sum| *c = C::replace(sum)),

@@ -1,4 +1,4 @@
-//! bf16 by AVX512-BF16: each lane multiplies a pair of bf16 and adds both products to an f32.
+//! bf16 with AVX512-BF16: each lane multiplies a pair of bf16 and adds both products to an f32.
 
 use std::arch::x86_64::{__cpuid, __m512, __m512bh, _mm512_dpbf16_ps};
 use std::mem::transmute;
@@ -10,7 +10,7 @@ use super::pack::Unit;
 use super::vector::Arithmetic;
 
 pulp::simd_type! {
-    /// Proof that the machine has the instruction.
+    /// Proof that the CPU supports the instruction.
     struct Bf16Dot {
         avx512bf16: "avx512bf16",
         avx512f: "avx512f",
@@ -35,12 +35,13 @@ impl Dot {
         })
     }
 
-    /// [`Dot::detect`] where the instruction beats widening to f32.
+    /// [`Dot::detect`], only if the instruction is faster than widening to f32.
     ///
     /// Measured on one core: 1.8 times the rate of f32 on AMD Zen 5 (453 against 256 GFLOP/s), but
     /// half of it on Intel Sapphire Rapids (69 against 150).
     pub(super) fn detect_fast() -> Option<Self> {
-        // SAFETY: every x86-64 processor has the instruction. (It became a safe function later.)
+        // SAFETY: every x86-64 processor has CPUID. (The intrinsic became safe in a later Rust
+        // version.)
         #[allow(unused_unsafe)]
         let vendor = unsafe { __cpuid(0) };
         let intel = [*b"Genu", *b"ineI", *b"ntel"].map(u32::from_le_bytes);
@@ -92,7 +93,7 @@ impl Arithmetic for Dot {
 
     #[inline(always)]
     fn multiply_add(self, a: u32x16, b: u32x16, sum: f32x16) -> f32x16 {
-        // SAFETY: `instruction` proves that it exists; the types are plain 64-byte vectors.
+        // SAFETY: `instruction` proves support; the types are plain 64-byte vectors.
         unsafe {
             let (a, b) = (
                 transmute::<u32x16, __m512bh>(a),

@@ -1,7 +1,7 @@
-//! Products over ragged groups of rows, as the experts of a mixture-of-experts layer need them.
+//! Products over ragged groups of rows, one group per expert of a mixture-of-experts layer.
 //!
-//! `offsets` holds groups + 1 row numbers: group g owns rows `offsets[g] .. offsets[g + 1]`. It may
-//! be empty. Rows outside of all groups are neither read nor written.
+//! `offsets` has groups + 1 elements: group g owns rows `offsets[g] .. offsets[g + 1]`, possibly
+//! none. Rows outside of all groups are neither read nor written.
 
 use super::block::Problem;
 use super::kernel::{Element, Output};
@@ -14,8 +14,8 @@ use super::{GemmError, MatrixMut, MatrixRef, Run, Update, agree};
 /// `x` [rows, k], `w` a batch \[groups\] of [k, n], `y` [rows, n], `offsets` [groups + 1].
 ///
 /// # Errors
-/// [`GemmError::Mismatch`] when extents do not fit, [`GemmError::Offsets`] when the offsets fall or
-/// leave the rows.
+/// [`GemmError::Mismatch`] if extents do not match, [`GemmError::Offsets`] if the offsets decrease
+/// or exceed the rows.
 pub(crate) fn grouped_gemm<T, C, O>(
     x: MatrixRef<'_, T>,
     w: MatrixRef<'_, T>,
@@ -63,8 +63,8 @@ where
 
 /// `dw_g (+)= x[rows of g]^T dy[rows of g]` for each group g: the gradient of `w`.
 ///
-/// A group without rows has the gradient zero: with [`Update::Replace`] it is written, with
-/// [`Update::Add`] nothing is touched.
+/// A group without rows has gradient zero: it is written with [`Update::Replace`] and not touched
+/// with [`Update::Add`].
 ///
 /// # Shapes
 /// `x` [rows, m], `dy` [rows, n], `dw` a batch \[groups\] of [m, n], `offsets` [groups + 1].

@@ -1,4 +1,4 @@
-//! What a micro-kernel is to the rest: a tile size, two panel layouts and an innermost loop.
+//! The interface of a micro-kernel: a tile size, two panel layouts and an innermost loop.
 
 use bytemuck::Pod;
 use half::bf16;
@@ -19,19 +19,19 @@ impl Tile {
     }
 }
 
-/// Whether a tile's sums begin here or continue from an earlier slab of k.
+/// Whether the sums of a tile start at zero or resume from the previous slab of k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     Zero,
     Resume,
 }
 
-/// In which order units of some rows of A lie.
+/// The memory order of units of some rows of A.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Order {
-    /// Row i begins at `i * stride`.
+    /// Row i starts at `i * stride`.
     Rows { stride: usize },
-    /// Unit p of the rows of a tile begins at `p * tile().rows`.
+    /// Unit p of the rows of a tile starts at `p * tile().rows`.
     Depth,
 }
 
@@ -56,8 +56,8 @@ impl<P> Rows<'_, P> {
     }
 }
 
-/// A micro-kernel and the panels it reads. Its panels of A hold `tile().rows` rows, those of B
-/// `tile().cols` columns; missing columns and depth are filled with zeros.
+/// A micro-kernel and the panels it reads. Panels of A hold `tile().rows` rows, panels of B
+/// `tile().cols` columns; missing columns and depth are zero.
 pub(super) trait Kernel: Copy + Send + Sync {
     type Input: Element;
     type Packed: Pod;
@@ -70,14 +70,14 @@ pub(super) trait Kernel: Copy + Send + Sync {
 
     fn tile(self) -> Tile;
 
-    /// Runs `f` with the vector instructions that this kernel needs.
+    /// Runs `f` with the vector instructions of this kernel enabled.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// `rows` of A where they are, if the kernel can read them there.
+    /// `rows` of A in place, if the kernel can read them unpacked.
     fn unpacked(rows: MatrixRef<'_, Self::Input>) -> Option<Rows<'_, Self::Packed>>;
 
-    /// Packs [rows, depth] of A into panels that begin `stride` units apart, in the order that is
-    /// told.
+    /// Packs [rows, depth] of A into panels that start `stride` units apart, and returns their
+    /// order.
     fn pack_a(
         self,
         rows: MatrixRef<'_, Self::Input>,
@@ -89,8 +89,8 @@ pub(super) trait Kernel: Copy + Send + Sync {
     fn pack_b(self, cols: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
 
     /// Adds the product of rows of A and a panel of B of equal depth to `sums`, a row-major tile.
-    /// `live` says how much of the tile is wanted, and how many rows there are; the rest may be
-    /// anything.
+    /// `live` is the part of the tile that is used; `a` has that many rows. The rest of `sums` is
+    /// arbitrary.
     fn multiply(
         self,
         a: Rows<'_, Self::Packed>,
@@ -101,7 +101,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
     );
 }
 
-/// Code that runs with whichever kernel fits the machine.
+/// Code that is generic over the kernel of this machine.
 pub(super) trait WithKernel<T: Element> {
     fn run<K: Kernel<Input = T, Sum = T::Sum>>(self, kernel: K);
 }
@@ -109,15 +109,15 @@ pub(super) trait WithKernel<T: Element> {
 /// An element type of A and B: f32, f64 or bf16.
 #[expect(
     private_bounds,
-    reason = "closed: each element type has its kernels here"
+    reason = "sealed: each element type has its kernels here"
 )]
 pub(crate) trait Element: Dispatch {
-    /// What products are summed in.
+    /// The type of the sums.
     type Sum: Pod + Send + Sync;
 }
 
 pub(super) trait Dispatch: Pod + Send + Sync {
-    /// Runs `op` with the best kernel of this machine.
+    /// Runs `op` with the fastest kernel of this machine.
     fn with_kernel(op: impl WithKernel<Self>)
     where
         Self: Element;

@@ -1,11 +1,11 @@
-//! Strided views of matrices in a slice, checked once when they are made.
+//! Strided views of matrices in a slice, checked once at construction.
 
 use std::marker::PhantomData;
 
 use super::GemmError;
 use crate::cpu::prefetch::prefetch;
 
-/// Where the elements of a batch of matrices lie. An empty batch list is one matrix.
+/// The layout of a batch of matrices. An empty batch is one matrix.
 #[derive(Debug, Clone, Copy)]
 struct Layout<'a> {
     offset: isize,
@@ -18,7 +18,7 @@ struct Layout<'a> {
 }
 
 impl<'a> Layout<'a> {
-    /// Checks that every element lies in a slice of `len` elements.
+    /// Checks that every element is in a slice of `len` elements.
     fn new(
         len: usize,
         offset: usize,
@@ -66,13 +66,13 @@ impl<'a> Layout<'a> {
         Ok(layout)
     }
 
-    /// Checks that no element has two names, so that two threads never write the same one.
+    /// Checks that no two indices address one element, so that no two threads write the same one.
     fn without_overlap(self) -> Result<Self, GemmError> {
         if self.dims().any(|(extent, _)| extent == 0) {
             return Ok(self);
         }
 
-        // By increasing stride: each dim must step over all that the dims before it span.
+        // In order of increasing stride, each dim must step over the span of the dims before it.
         let mut spanned: u128 = 0;
         let mut last = None;
         loop {
@@ -116,7 +116,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Matrix `index` of the batch, counted with the last extent fastest.
+    /// Matrix `index` of the batch; the last batch dim is the fastest.
     fn at(self, mut index: usize) -> Self {
         let mut offset = self.offset;
         for (&extent, &stride) in self.batch.iter().zip(self.batch_strides).rev() {
@@ -132,7 +132,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// The `rows` x `cols` part whose first element is (row, col). It must lie within.
+    /// The `rows` x `cols` submatrix whose first element is (row, col). It must be within bounds.
     fn part(self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Self {
         assert!(row + rows <= self.rows && col + cols <= self.cols);
         let empty = rows == 0 || cols == 0;
@@ -151,7 +151,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// A matrix to read, or a batch of them, with any strides (also zero and negative).
+/// A read-only matrix, or a batch of them, with any strides (also zero and negative).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixRef<'a, T> {
     data: &'a [T],
@@ -159,10 +159,10 @@ pub(crate) struct MatrixRef<'a, T> {
 }
 
 impl<'a, T: Copy> MatrixRef<'a, T> {
-    /// The rows of `data` one after another.
+    /// `data` as a row-major matrix.
     ///
     /// # Errors
-    /// [`GemmError::OutOfBounds`] when `data` holds fewer than rows x cols elements.
+    /// [`GemmError::OutOfBounds`] if `data` has fewer than rows x cols elements.
     pub(crate) fn new(data: &'a [T], extents: [usize; 2]) -> Result<Self, GemmError> {
         Self::strided(data, 0, extents, [extents[1] as isize, 1])
     }
@@ -170,7 +170,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     /// [rows, cols] elements: (i, j) is `data[offset + i * strides[0] + j * strides[1]]`.
     ///
     /// # Errors
-    /// [`GemmError::OutOfBounds`] when an element lies outside of `data`.
+    /// [`GemmError::OutOfBounds`] if an element is outside of `data`.
     pub(crate) fn strided(
         data: &'a [T],
         offset: usize,
@@ -180,11 +180,11 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         Self::batched(data, offset, extents, strides, &[], &[])
     }
 
-    /// One such matrix for each index into `batch`, `batch_strides` apart.
+    /// One matrix per index into `batch`, `batch_strides` apart.
     ///
     /// # Errors
-    /// [`GemmError::OutOfBounds`] when an element lies outside of `data`;
-    /// [`GemmError::BatchRank`] when `batch` and `batch_strides` differ in length.
+    /// [`GemmError::OutOfBounds`] if an element is outside of `data`; [`GemmError::BatchRank`] if
+    /// `batch` and `batch_strides` differ in length.
     pub(crate) fn batched(
         data: &'a [T],
         offset: usize,
@@ -197,7 +197,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         Ok(Self { data, layout })
     }
 
-    /// Rows and columns exchanged; nothing moves.
+    /// The transpose, without a copy.
     pub(crate) fn transposed(self) -> Self {
         Self {
             layout: self.layout.transposed(),
@@ -242,8 +242,8 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         self.layout.col_stride == 1
     }
 
-    /// The elements from (0, 0) on and the distance between rows, where each row is contiguous and
-    /// lies behind the one before.
+    /// The elements from (0, 0) on and the row stride, if each row is contiguous and starts after
+    /// the previous one.
     #[inline(always)]
     pub(super) fn contiguous_rows(&self) -> Option<(&'a [T], usize)> {
         let stride = usize::try_from(self.layout.row_stride).ok()?;
@@ -252,8 +252,8 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
             .then(|| (&self.data[start..], stride))
     }
 
-    /// Asks for share `index` of `count` of the elements, so that they are near when they are
-    /// read. Nothing happens where neither rows nor columns are contiguous.
+    /// Prefetches part `index` of `count` of the elements. Does nothing if neither rows nor columns
+    /// are contiguous.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: usize, count: usize) {
         let by_rows = match self.rows_are_contiguous() {
@@ -269,7 +269,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         }
     }
 
-    /// Asks for a row, if there is such a one. Rows must be contiguous.
+    /// Prefetches a row, if it exists. Rows must be contiguous.
     #[inline(always)]
     pub(super) fn prefetch_row(&self, row: usize) {
         if row < self.rows() {
@@ -286,7 +286,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     }
 }
 
-/// A matrix to write, or a batch of them. No two of its elements are the same memory.
+/// A mutable matrix, or a batch of them. No two elements share memory.
 #[derive(Debug)]
 pub(crate) struct MatrixMut<'a, T> {
     data: &'a mut [T],
@@ -294,10 +294,10 @@ pub(crate) struct MatrixMut<'a, T> {
 }
 
 impl<'a, T: Copy> MatrixMut<'a, T> {
-    /// The rows of `data` one after another.
+    /// `data` as a row-major matrix.
     ///
     /// # Errors
-    /// [`GemmError::OutOfBounds`] when `data` holds fewer than rows x cols elements.
+    /// [`GemmError::OutOfBounds`] if `data` has fewer than rows x cols elements.
     pub(crate) fn new(data: &'a mut [T], extents: [usize; 2]) -> Result<Self, GemmError> {
         Self::strided(data, 0, extents, [extents[1] as isize, 1])
     }
@@ -305,8 +305,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// [rows, cols] elements: (i, j) is `data[offset + i * strides[0] + j * strides[1]]`.
     ///
     /// # Errors
-    /// [`GemmError::OutOfBounds`] when an element lies outside of `data`; [`GemmError::Overlap`]
-    /// when a stride is smaller than what the dims of smaller strides span.
+    /// [`GemmError::OutOfBounds`] if an element is outside of `data`; [`GemmError::Overlap`] if a
+    /// stride is smaller than the span of the dims with smaller strides.
     pub(crate) fn strided(
         data: &'a mut [T],
         offset: usize,
@@ -316,10 +316,10 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         Self::batched(data, offset, extents, strides, &[], &[])
     }
 
-    /// One such matrix for each index into `batch`, `batch_strides` apart.
+    /// One matrix per index into `batch`, `batch_strides` apart.
     ///
     /// # Errors
-    /// As [`MatrixMut::strided`], and [`GemmError::BatchRank`] when `batch` and `batch_strides`
+    /// As [`MatrixMut::strided`], and [`GemmError::BatchRank`] if `batch` and `batch_strides`
     /// differ in length.
     pub(crate) fn batched(
         data: &'a mut [T],
@@ -336,7 +336,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         })
     }
 
-    /// Rows and columns exchanged; nothing moves.
+    /// The transpose, without a copy.
     #[cfg(test)]
     pub(crate) fn transposed(self) -> Self {
         Self {
@@ -360,7 +360,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         self.layout.batch
     }
 
-    /// The same memory as a value that threads can share while this view is borrowed.
+    /// The same memory as a value that threads share while this view is borrowed.
     pub(super) fn target(&mut self) -> Target<'_, T> {
         Target {
             data: self.data.as_mut_ptr(),
@@ -370,7 +370,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 }
 
-/// A [`MatrixMut`] lent to many threads, each of which writes elements of its own.
+/// A [`MatrixMut`] shared by threads, each of which writes disjoint elements.
 pub(super) struct Target<'a, T> {
     data: *mut T,
     layout: Layout<'a>,
@@ -385,8 +385,8 @@ impl<T> Clone for Target<'_, T> {
 
 impl<T> Copy for Target<'_, T> {}
 
-// SAFETY: elements are only reached through `update_row`, whose callers promise that no two threads
-// name the same element; `T: Send` lets a thread write what another one owns.
+// SAFETY: elements are only accessed through `update_row`, whose callers promise that no two
+// threads access the same element; `T: Send` lets a thread write elements that another thread owns.
 unsafe impl<T: Send> Send for Target<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Target<'_, T> {}
@@ -421,15 +421,15 @@ impl<'a, T: Copy> Target<'a, T> {
         }
     }
 
-    /// Whether going down a column takes smaller steps than going along a row.
+    /// Whether the row stride is smaller than the column stride.
     pub(super) fn is_column_major(&self) -> bool {
         self.layout.row_stride.unsigned_abs() < self.layout.col_stride.unsigned_abs()
     }
 
-    /// Calls `update(element, value)` for the elements of a row, one for each of `values`.
+    /// Calls `update(element, value)` for the elements of a row, one per value.
     ///
     /// # Safety
-    /// `row` and `values.len()` must lie within the matrix, and nobody else may reach these
+    /// `row` and `values.len()` must be within the matrix, and no other thread may access these
     /// elements meanwhile.
     #[inline(always)]
     pub(super) unsafe fn update_row<S: Copy>(
@@ -443,7 +443,7 @@ impl<'a, T: Copy> Target<'a, T> {
         let start = unsafe { self.data.offset(self.layout.index(row, 0)) };
 
         if self.layout.col_stride == 1 {
-            // SAFETY: `cols` consecutive elements of the row, which are the caller's alone.
+            // SAFETY: consecutive elements of the row, which only the caller accesses.
             let row = unsafe { std::slice::from_raw_parts_mut(start, values.len()) };
             for (element, &value) in row.iter_mut().zip(values) {
                 update(element, value);
@@ -452,7 +452,7 @@ impl<'a, T: Copy> Target<'a, T> {
         }
 
         for (col, &value) in values.iter().enumerate() {
-            // SAFETY: an element of the row, which is the caller's alone.
+            // SAFETY: an element of the row, which only the caller accesses.
             let element = unsafe { &mut *start.offset(col as isize * self.layout.col_stride) };
             update(element, value);
         }

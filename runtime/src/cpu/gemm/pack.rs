@@ -1,8 +1,8 @@
-//! Panels: copies of slabs of A and B in the order in which a micro-kernel reads them.
+//! Packing: copies of slabs of A and B in the order in which a micro-kernel reads them.
 //!
-//! A matrix is read in blocks of 16 x 16 *units*, along whichever of its dims is contiguous, and
-//! transposed in registers where the panel wants the other order. A unit is what a micro-kernel
-//! multiplies at once: one number, or two bf16 neighbours along k.
+//! A matrix is read in blocks of 16 x 16 *units*, along its contiguous dim, and transposed in
+//! registers if the panel needs the other order. A unit is the operand of one multiplication: one
+//! number, or two bf16 consecutive along k.
 
 use bytemuck::{Pod, Zeroable};
 use half::bf16;
@@ -10,30 +10,30 @@ use half::bf16;
 use super::MatrixRef;
 use crate::dtype::Float;
 
-/// Units along either side of a block: one 64-byte vector of 4-byte units.
+/// Rows and columns of a block, in units: one 64-byte vector of 4-byte units.
 pub(super) const BLOCK: usize = 16;
 
-/// Rows ahead of the one that is read are asked for: they lie too far apart for a processor to
-/// see them coming.
-const AHEAD: usize = 12;
+/// Prefetch distance in rows. The rows are too far apart for the hardware prefetcher.
+const PREFETCH_ROWS: usize = 12;
 
 type Block<U> = [[U; BLOCK]; BLOCK];
 
-/// A unit made from `DEPTH` elements of type `T` that follow each other along k.
+/// A unit of `DEPTH` elements of type `T` that are consecutive along k.
 pub(super) trait Unit<T>: Pod {
     const DEPTH: usize;
 
-    /// One unit from one or two elements; the second is not looked at when `DEPTH` is 1.
+    /// One unit from one or two elements; the second is ignored if `DEPTH` is 1.
     fn join(first: T, second: T) -> Self;
 
     /// 16 units from `16 * DEPTH` elements.
-    fn join_neighbours(elements: &[T]) -> [Self; BLOCK];
+    fn join_contiguous(elements: &[T]) -> [Self; BLOCK];
 
     fn transpose(block: &mut Block<Self>) {
         transpose_by_swaps(block);
     }
 
-    /// Elements as units, where they lie as units do; a last one that is not whole is left out.
+    /// Reinterprets elements as units, if their layouts are equal. An incomplete last unit is
+    /// dropped.
     fn of_elements(_: &[T]) -> Option<&[Self]> {
         None
     }
@@ -53,7 +53,7 @@ impl Unit<f64> for f64 {
     }
 
     #[inline(always)]
-    fn join_neighbours(elements: &[f64]) -> [f64; BLOCK] {
+    fn join_contiguous(elements: &[f64]) -> [f64; BLOCK] {
         join_singles(elements)
     }
 }
@@ -72,7 +72,7 @@ impl Unit<f32> for f32 {
     }
 
     #[inline(always)]
-    fn join_neighbours(elements: &[f32]) -> [f32; BLOCK] {
+    fn join_contiguous(elements: &[f32]) -> [f32; BLOCK] {
         join_singles(elements)
     }
 
@@ -91,7 +91,7 @@ impl Unit<bf16> for f32 {
     }
 
     #[inline(always)]
-    fn join_neighbours(elements: &[bf16]) -> [f32; BLOCK] {
+    fn join_contiguous(elements: &[bf16]) -> [f32; BLOCK] {
         join_singles(elements)
     }
 
@@ -110,7 +110,7 @@ fn join_singles<T: Copy, U: Unit<T>>(elements: &[T]) -> [U; BLOCK] {
     units
 }
 
-/// A pair along k, the first in the low half: what dot-product instructions take.
+/// A pair along k, the first in the low half: the operand of dot-product instructions.
 impl Unit<bf16> for u32 {
     const DEPTH: usize = 2;
 
@@ -119,15 +119,16 @@ impl Unit<bf16> for u32 {
         u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
     }
 
-    /// Neighbours are pairs, if the first lies where a pair may.
+    /// Consecutive elements are pairs, if the first is aligned to a pair.
     #[inline(always)]
     fn of_elements(elements: &[bf16]) -> Option<&[u32]> {
         bytemuck::try_cast_slice(&elements[..elements.len() / 2 * 2]).ok()
     }
 
-    /// On little-endian machines, the only ones with such instructions, neighbours are pairs.
+    /// On little-endian machines, the only ones with such instructions, consecutive elements are
+    /// pairs.
     #[inline(always)]
-    fn join_neighbours(elements: &[bf16]) -> [u32; BLOCK] {
+    fn join_contiguous(elements: &[bf16]) -> [u32; BLOCK] {
         bytemuck::pod_read_unaligned(bytemuck::cast_slice(elements))
     }
 
@@ -137,8 +138,8 @@ impl Unit<bf16> for u32 {
     }
 }
 
-/// Row i, in units, goes to `panel[i * units..]`, where `units` is how many a row has: what a
-/// micro-kernel reads that broadcasts units of single rows.
+/// Stores row i at `panel[i * units..]`, where `units` is the number of units per row: the order of
+/// micro-kernels that broadcast units of single rows.
 #[inline(always)]
 pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut [U]) {
     let units = lanes.cols().div_ceil(U::DEPTH);
@@ -156,13 +157,13 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
         }
 
         for (first, to) in (0..units).step_by(BLOCK).zip(row.chunks_mut(BLOCK)) {
-            copy_units(to, &neighbours(&lanes, lane, first));
+            copy_units(to, &contiguous_units(&lanes, lane, first));
         }
     }
 }
 
-/// Unit p of lane i of a panel of `width` lanes goes to `p * width + i` there. Panels begin
-/// `stride` units apart; lanes must be neighbours in memory, and are read in one go.
+/// Stores unit p of lane i of a panel of `width` lanes at `p * width + i` of that panel. Panels are
+/// `stride` units apart. Lanes must be contiguous; all panels are packed in one pass.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -184,9 +185,10 @@ pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     }
 }
 
-/// Unit p of lane i goes to `panel[p * width + i]`: a micro-kernel reads all lanes of one depth.
+/// Stores unit p of lane i at `panel[p * width + i]`: the order of micro-kernels that load all
+/// lanes of one depth.
 ///
-/// `lanes` is [at most width, depth]; the panel's remaining lanes and depth become zero.
+/// `lanes` is [at most width, depth]; the remaining lanes and depth of the panel are zero.
 #[inline(always)]
 pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -217,7 +219,8 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     }
 }
 
-/// 16 units of lane 0, the same 16 of lane 1 and so on, then the next 16: what tile registers load.
+/// Stores 16 units of lane 0, the same 16 of lane 1 and so on, then the next 16: the order of tile
+/// registers.
 ///
 /// `lanes` is [at most width, depth] and `width` a multiple of 16.
 #[cfg(target_arch = "x86_64")]
@@ -250,15 +253,15 @@ pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
 fn prefetch_depths<T: Pod, U: Unit<T>>(lanes: &MatrixRef<'_, T>, unit: usize) {
     let by_depth = lanes.transposed();
     if by_depth.rows_are_contiguous() {
-        let first = unit * U::DEPTH + AHEAD;
+        let first = unit * U::DEPTH + PREFETCH_ROWS;
         for depth in first..first + U::DEPTH {
             by_depth.prefetch_row(depth);
         }
     }
 }
 
-/// `block[i][p]`: unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`, which
-/// must be contiguous along k.
+/// `block[i][p]` is unit `first_unit + p` of lane `first_lane + i`, zero outside of `lanes`. The
+/// lanes must be contiguous along k.
 #[inline(always)]
 fn read_contiguous_lanes<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
@@ -268,7 +271,7 @@ fn read_contiguous_lanes<T: Pod, U: Unit<T>>(
 ) {
     for (lane, units) in (first_lane..).zip(block) {
         *units = match lane < lanes.rows() {
-            true => neighbours(lanes, lane, first_unit),
+            true => contiguous_units(lanes, lane, first_unit),
             false => [U::zeroed(); BLOCK],
         };
     }
@@ -276,7 +279,7 @@ fn read_contiguous_lanes<T: Pod, U: Unit<T>>(
 
 /// 16 units of a lane that is contiguous along k, zero outside of `lanes`.
 #[inline(always)]
-fn neighbours<T: Pod, U: Unit<T>>(
+fn contiguous_units<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
     lane: usize,
     first_unit: usize,
@@ -285,18 +288,18 @@ fn neighbours<T: Pod, U: Unit<T>>(
     let whole = BLOCK * U::DEPTH;
     let live = whole.min(lanes.cols().saturating_sub(depth));
     if live == whole {
-        return U::join_neighbours(lanes.row(lane, depth, whole));
+        return U::join_contiguous(lanes.row(lane, depth, whole));
     }
 
     let mut padded = [T::zeroed(); 2 * BLOCK];
     if live > 0 {
         padded[..live].copy_from_slice(lanes.row(lane, depth, live));
     }
-    U::join_neighbours(&padded[..whole])
+    U::join_contiguous(&padded[..whole])
 }
 
-/// Unit `unit` of 16 lanes of any strides, zero outside of `lanes`; fast when neighbouring lanes
-/// are neighbours in memory.
+/// Unit `unit` of 16 lanes of any strides, zero outside of `lanes`; fast if adjacent lanes are
+/// adjacent in memory.
 #[inline(always)]
 fn units_at_depth<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
@@ -345,8 +348,8 @@ fn elements_at_depth<T: Pod>(
     elements
 }
 
-/// Fills `row` with as many units. The widths that kernels use become plain vector moves; a copy of
-/// unknown length would be a call.
+/// Fills `row` from `units`. The widths that kernels use compile to vector moves; a copy of unknown
+/// length would be a call.
 #[inline(always)]
 fn copy_units<U: Pod>(row: &mut [U], units: &[U; BLOCK]) {
     match row.len() {
@@ -377,7 +380,7 @@ fn transpose_by_swaps<U>(block: &mut Block<U>) {
     }
 }
 
-/// Exchanges 1, 2, 4, then 8 neighbours: after step s, blocks of 2^s words are transposed.
+/// Exchanges at distance 1, 2, 4, then 8: after step s, blocks of 2^s words are transposed.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -400,7 +403,8 @@ fn transpose_avx512(block: &mut Block<u32>) {
         quads[i + 3] = _mm512_unpackhi_epi64(words[i + 1], words[i + 3]);
     }
 
-    // quads[4 g + c] lane l: rows 4 g .. 4 g + 4 of column 4 l + c. Now a transpose of lanes.
+    // quads[4 g + c] lane l: rows 4 g .. 4 g + 4 of column 4 l + c. The 128-bit lanes are
+    // transposed next.
     let mut columns = [_mm512_setzero_si512(); BLOCK];
     for c in 0..4 {
         let low = _mm512_shuffle_i32x4::<0x88>(quads[c], quads[4 + c]);

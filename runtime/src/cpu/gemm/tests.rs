@@ -1,4 +1,4 @@
-//! Laws of the product, for every kernel that the machine has.
+//! Laws of the product, for every kernel that this machine supports.
 
 use bytemuck::Pod;
 use half::bf16;
@@ -13,10 +13,10 @@ use crate::cpu::with_threads;
 mod grouped;
 mod laws;
 
-/// Around the edges of the kernels' tiles (4, 8, 24, 32, 48) and of the blocks of packing (16).
+/// Extents around the edges of the kernels' tiles (4, 8, 24, 32, 48) and of packing blocks (16).
 const EXTENTS: [usize; 16] = [0, 1, 2, 3, 7, 8, 9, 16, 17, 25, 31, 33, 47, 49, 64, 130];
 
-/// Small numbers in a fixed order; products of a few of them are exact even in bf16.
+/// Small pseudorandom numbers; products of a few of them are exact even in bf16.
 #[derive(Clone)]
 pub(super) struct Numbers(u64);
 
@@ -45,9 +45,9 @@ impl Numbers {
     }
 }
 
-/// A number that tests can make and look at.
+/// A number type of the tests.
 pub(super) trait Number: Pod + Send + Sync + std::fmt::Debug {
-    /// Relative distance of neighbouring numbers.
+    /// The relative distance of adjacent numbers.
     const EPSILON: f64;
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
@@ -83,12 +83,12 @@ impl Number for bf16 {
     }
 }
 
-/// Bit patterns, so that equality is equality of bits (and NaN equals itself).
+/// Bit patterns, so that equality compares bits (and NaN equals itself).
 pub(super) fn bits<T: Pod>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// The product by one named kernel, without the choice that `gemm` makes.
+/// The product with one given kernel, bypassing the selection of `gemm`.
 pub(super) fn product_by<K, C>(
     kernel: K,
     a: MatrixRef<'_, K::Input>,
@@ -103,7 +103,7 @@ pub(super) fn product_by<K, C>(
     multiply_all(kernel, 1, &|_| Problem { a, b, c }, update);
 }
 
-/// Runs a test with each kernel for `T` that this machine has.
+/// Runs a test with each kernel for `T` that this machine supports.
 pub(super) trait EachKernel<T: Element> {
     fn check<K: Kernel<Input = T, Sum = T::Sum>>(&self, kernel: K);
 }
@@ -126,7 +126,7 @@ pub(super) fn for_each_f64_kernel(test: &impl EachKernel<f64>) {
     on_best::<f64>(test);
 }
 
-/// Tiles, pairs and the portable path, whichever `gemm` would choose.
+/// AMX, AVX512-BF16 and the portable kernel, regardless of which `gemm` selects.
 pub(super) fn for_each_bf16_kernel(test: &impl EachKernel<bf16>) {
     check_widened(test, pulp::Scalar);
     #[cfg(target_arch = "x86_64")]
@@ -170,7 +170,7 @@ fn errors_name_both_values() {
     let error = super::gemm(a, b, c, Update::Replace).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "gemm: columns of a and rows of b must agree, but are [3] and [4]"
+        "gemm: columns of a and rows of b must be equal, but are [3] and [4]"
     );
 }
 
@@ -195,7 +195,7 @@ fn views_stay_within_their_slice() {
 }
 
 #[test]
-fn writable_views_name_each_element_once() {
+fn mutable_views_address_each_element_once() {
     let mut data = [0f32; 24];
     let mut view = |extents, strides, batch: &[usize], batch_strides: &[isize]| {
         MatrixMut::batched(&mut data, 0, extents, strides, batch, batch_strides).is_ok()

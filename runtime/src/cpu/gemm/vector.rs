@@ -1,7 +1,8 @@
-//! The micro-kernel over vector registers, for any instruction set that has a vector multiply-add.
+//! The micro-kernel on vector registers, for any instruction set with a vector multiply-add.
 //!
-//! At each depth it loads three vectors of B's panel, broadcasts a unit of one row of A after the
-//! other and multiplies: 8 x 3 vectors of sums where there are 32 registers, 4 x 3 where there are
+//! At each depth it loads three vectors of B's panel, and for each row of A broadcasts one unit and
+//! multiplies: 8 x 3 vectors of sums with 32 registers, 4 x 3 with 16. Rows of A that are
+//! contiguous along k are read in place, without packing.
 //! 16. Rows of A that are contiguous along k need no packing: they are read where they are.
 
 use std::marker::PhantomData;
@@ -14,17 +15,17 @@ use super::MatrixRef;
 use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Tile, WithKernel};
 use super::pack::{Unit, pack_by_depth, pack_panels_by_depth, pack_rows};
 
-/// A vector multiply-add and the types it works on.
+/// A vector multiply-add and its types.
 pub(super) trait Arithmetic: Copy + Send + Sync {
     type Input: Element;
     type Packed: Unit<Self::Input>;
     type Sum: Pod;
     /// A vector of packed units.
     type Units: Copy;
-    /// A vector of as many sums.
+    /// A vector of sums, as many as units.
     type Sums: Copy;
 
-    /// Sums in a vector.
+    /// Sums per vector.
     const LANES: usize;
     /// Vector registers of the machine.
     const REGISTERS: usize;
@@ -32,7 +33,7 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
     /// Runs `f` with the instruction set enabled.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// Elements as units, where they lie as units do.
+    /// Reinterprets elements as units, if their layouts are equal.
     fn unpacked(elements: &[Self::Input]) -> Option<&[Self::Packed]>;
 
     fn units(self, panel: &[Self::Packed]) -> &[Self::Units];
@@ -47,12 +48,12 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VectorKernel<A>(pub(super) A);
 
-/// Vectors in a row of a tile.
-const ACROSS: usize = 3;
+/// Vectors per row of a tile.
+const TILE_VECTORS: usize = 3;
 
 impl<A: Arithmetic> VectorKernel<A> {
     const ROWS: usize = if A::REGISTERS >= 32 { 8 } else { 4 };
-    const COLS: usize = ACROSS * A::LANES;
+    const COLS: usize = TILE_VECTORS * A::LANES;
 }
 
 impl<A: Arithmetic> Kernel for VectorKernel<A> {
@@ -124,8 +125,8 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         start: Start,
         sums: &mut [A::Sum],
     ) {
-        // Rows and columns that are not wanted (a short group, one token) are left out by halves
-        // and by vectors.
+        // Unused rows and columns (a short group, one token) are skipped: rows by halves of the
+        // tile, columns by vectors.
         if A::REGISTERS >= 32 {
             match live.rows {
                 5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),
@@ -141,8 +142,8 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     }
 }
 
-/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile; in place of those that are not
-/// there, the last or zeros.
+/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile. Missing rows read the last row, or
+/// zeros.
 #[inline(always)]
 fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
     math: A,
@@ -152,8 +153,8 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
     start: Start,
     tile: &mut [A::Sum],
 ) {
-    let (b, _) = math.units(b).as_chunks::<ACROSS>();
-    let (tile, _) = math.sums(tile).as_chunks_mut::<ACROSS>();
+    let (b, _) = math.units(b).as_chunks::<TILE_VECTORS>();
+    let (tile, _) = math.sums(tile).as_chunks_mut::<TILE_VECTORS>();
     match a.order {
         Order::Rows { stride } => {
             let rows: [&[A::Packed]; ROWS] = std::array::from_fn(
@@ -189,10 +190,10 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
 fn multiply_columns<A: Arithmetic, const ROWS: usize>(
     math: A,
     unit: impl Fn(usize, usize) -> A::Packed,
-    b: &[[A::Units; ACROSS]],
+    b: &[[A::Units; TILE_VECTORS]],
     live: Tile,
     start: Start,
-    tile: &mut [[A::Sums; ACROSS]],
+    tile: &mut [[A::Sums; TILE_VECTORS]],
 ) {
     match live.cols.div_ceil(A::LANES) {
         3.. => multiply_vectors::<A, ROWS, 3>(math, unit, b, start, tile),
@@ -207,9 +208,9 @@ fn multiply_columns<A: Arithmetic, const ROWS: usize>(
 fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize>(
     math: A,
     unit: impl Fn(usize, usize) -> A::Packed,
-    b: &[[A::Units; ACROSS]],
+    b: &[[A::Units; TILE_VECTORS]],
     start: Start,
-    tile: &mut [[A::Sums; ACROSS]],
+    tile: &mut [[A::Sums; TILE_VECTORS]],
 ) {
     let tile = &mut tile[..ROWS];
     let mut sums = [[math.zero(); COLS]; ROWS];
@@ -362,7 +363,7 @@ impl<R, F: FnOnce() -> R> WithSimd for Closure<F> {
     }
 }
 
-/// Chooses the instruction set for f32, f64 and for bf16 by widening.
+/// Selects the instruction set for f32, f64, and bf16 widened to f32.
 struct Detected<Op, Input>(Op, PhantomData<Input>);
 
 impl<Op: WithKernel<f32>> WithSimd for Detected<Op, f32> {

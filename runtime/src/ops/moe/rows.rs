@@ -92,7 +92,7 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
             let place = checked_places(&call, &place)?;
             for_float!(dy.dtype(), T => {
                 let dy = Flat::<T>::new(&dy)?;
-                kernels::collect::<T>(&dy, width, top_k, &place, |_| Number::ONE, dx.slice()?);
+                kernels::unpermute_tokens::<T>(&dy, width, top_k, &place, |_| Number::ONE, dx.slice()?);
                 Ok(())
             })
         }),
@@ -127,7 +127,7 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
             for_float!(y.dtype(), T => {
                 let (y, weights) = (Flat::<T>::new(&y)?, Flat::new(&weights)?);
                 let weight = |slot| weights[slot];
-                kernels::collect::<T>(&y, width, top_k, &place, weight, out.slice()?);
+                kernels::unpermute_tokens::<T>(&y, width, top_k, &place, weight, out.slice()?);
                 Ok(())
             })
         }),
@@ -206,7 +206,7 @@ pub fn unpermute_tokens_grad_weights(dout: &Tensor, y: &Tensor, place: &Tensor) 
             let place = checked_places(&call, &place)?;
             for_float!(y.dtype(), T => {
                 let (dout, y) = (Flat::<T>::new(&dout)?, Flat::new(&y)?);
-                kernels::dots::<T>(&dout, &y, width, top_k, &place, dweights.slice()?);
+                kernels::unpermute_tokens_grad_weights::<T>(&dout, &y, width, top_k, &place, dweights.slice()?);
                 Ok(())
             })
         }),

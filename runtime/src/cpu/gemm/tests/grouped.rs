@@ -1,10 +1,10 @@
-//! Batched and grouped products are loops of plain ones, bit for bit.
+//! Batched and grouped products equal loops of plain products, bit for bit.
 
 use super::super::{gemm, grouped_gemm, grouped_gemm_weight};
 use super::*;
 
 #[test]
-fn a_batch_is_a_loop() {
+fn a_batch_equals_a_loop() {
     let (heads, m, n, k) = (6, 40, 33, 70);
     let mut numbers = Numbers::new(5);
     let (a, b) = (
@@ -12,7 +12,7 @@ fn a_batch_is_a_loop() {
         numbers.vec::<f32>(3 * k * n),
     );
 
-    // a is [2, m, heads, k], b is shared by pairs of heads: [1, 3, 1, k, n] with zero strides.
+    // a is [2, m, heads, k]; pairs of heads share b: [1, 3, 1, k, n] with zero strides.
     let batch = [2, 3, 2];
     let a_strides = [(m * heads * k) as isize, 2 * k as isize, k as isize];
     let b_strides = [0, (k * n) as isize, 0];
@@ -56,7 +56,7 @@ fn group(g: usize) -> (usize, usize) {
     (OFFSETS[g] as usize, (OFFSETS[g + 1] - OFFSETS[g]) as usize)
 }
 
-fn grouped_is_a_loop<T, C>(update: Update, transposed: bool)
+fn grouped_equals_a_loop<T, C>(update: Update, transposed: bool)
 where
     T: Element + Number,
     C: Output<T::Sum> + Number,
@@ -92,19 +92,19 @@ where
 }
 
 #[test]
-fn groups_are_a_loop() {
+fn groups_equal_a_loop() {
     for update in [Update::Replace, Update::Add] {
         for transposed in [false, true] {
-            grouped_is_a_loop::<f32, f32>(update, transposed);
-            grouped_is_a_loop::<f64, f64>(update, transposed);
-            grouped_is_a_loop::<bf16, bf16>(update, transposed);
-            grouped_is_a_loop::<bf16, f32>(update, transposed);
+            grouped_equals_a_loop::<f32, f32>(update, transposed);
+            grouped_equals_a_loop::<f64, f64>(update, transposed);
+            grouped_equals_a_loop::<bf16, bf16>(update, transposed);
+            grouped_equals_a_loop::<bf16, f32>(update, transposed);
         }
     }
 }
 
-/// Also: an empty group's gradient becomes zero, or stays as it was.
-fn grouped_weights_are_a_loop<T, C>(update: Update)
+/// Also checks that the gradient of an empty group becomes zero, or keeps its value.
+fn grouped_weights_equal_a_loop<T, C>(update: Update)
 where
     T: Element + Number,
     C: Output<T::Sum> + Number,
@@ -147,17 +147,17 @@ where
 }
 
 #[test]
-fn grouped_weight_gradients_are_a_loop() {
+fn grouped_weight_gradients_equal_a_loop() {
     for update in [Update::Replace, Update::Add] {
-        grouped_weights_are_a_loop::<f32, f32>(update);
-        grouped_weights_are_a_loop::<f64, f64>(update);
-        grouped_weights_are_a_loop::<bf16, f32>(update);
-        grouped_weights_are_a_loop::<bf16, bf16>(update);
+        grouped_weights_equal_a_loop::<f32, f32>(update);
+        grouped_weights_equal_a_loop::<f64, f64>(update);
+        grouped_weights_equal_a_loop::<bf16, f32>(update);
+        grouped_weights_equal_a_loop::<bf16, bf16>(update);
     }
 }
 
 #[test]
-fn offsets_must_rise_within_the_rows() {
+fn offsets_must_be_non_decreasing_and_in_bounds() {
     let (x, w) = ([0f32; 12], [0f32; 8]);
     let x = MatrixRef::new(&x, [3, 4]).unwrap();
     let w = MatrixRef::batched(&w, 0, [4, 1], [1, 1], &[2], &[4]).unwrap();

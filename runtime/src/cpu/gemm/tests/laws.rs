@@ -1,8 +1,8 @@
-//! Against a naive product in f64, and bit for bit against itself.
+//! Laws of a single product: close to a naive product in f64, and equal to itself bit for bit.
 
 use super::*;
 
-/// Where the elements of an operand lie in its slice.
+/// The memory layout of an operand in its slice.
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Rows,
@@ -15,8 +15,8 @@ enum Order {
 
 const ORDERS: [Order; 4] = [Order::Rows, Order::Columns, Order::Sparse, Order::Backwards];
 
-/// Extents, strides, offset and the length of the slice they need.
-fn place(order: Order, rows: usize, cols: usize) -> ([isize; 2], usize, usize) {
+/// Strides, offset and the required length of the slice.
+fn layout(order: Order, rows: usize, cols: usize) -> ([isize; 2], usize, usize) {
     let (r, c) = (rows as isize, cols as isize);
     match order {
         Order::Rows => ([c, 1], 0, rows * cols),
@@ -27,16 +27,16 @@ fn place(order: Order, rows: usize, cols: usize) -> ([isize; 2], usize, usize) {
 }
 
 fn view<T: Copy>(data: &[T], order: Order, rows: usize, cols: usize) -> MatrixRef<'_, T> {
-    let (strides, offset, _) = place(order, rows, cols);
+    let (strides, offset, _) = layout(order, rows, cols);
     MatrixRef::strided(data, offset, [rows, cols], strides).unwrap()
 }
 
 fn view_mut<T: Copy>(data: &mut [T], order: Order, rows: usize, cols: usize) -> MatrixMut<'_, T> {
-    let (strides, offset, _) = place(order, rows, cols);
+    let (strides, offset, _) = layout(order, rows, cols);
     MatrixMut::strided(data, offset, [rows, cols], strides).unwrap()
 }
 
-/// Compares with sums in f64: an error of a few roundings of the sum of magnitudes.
+/// Compares with sums in f64. The tolerance is a few roundings of the sum of magnitudes.
 struct AgreesWithNaive<C> {
     orders: [Order; 3],
     extents: [usize; 3],
@@ -52,9 +52,9 @@ where
     fn check<K: Kernel<Input = T, Sum = T::Sum>>(&self, kernel: K) {
         let ([m, n, k], [a_order, b_order, c_order]) = (self.extents, self.orders);
         let mut numbers = Numbers::new((m * 31 + n) as u64 * 37 + k as u64);
-        let a_data = numbers.vec::<T>(place(a_order, m, k).2);
-        let b_data = numbers.vec::<T>(place(b_order, k, n).2);
-        let c_old = numbers.vec::<C>(place(c_order, m, n).2);
+        let a_data = numbers.vec::<T>(layout(a_order, m, k).2);
+        let b_data = numbers.vec::<T>(layout(b_order, k, n).2);
+        let c_old = numbers.vec::<C>(layout(c_order, m, n).2);
 
         let (a, b) = (view(&a_data, a_order, m, k), view(&b_data, b_order, k, n));
         let mut c_new = c_old.clone();
@@ -95,7 +95,7 @@ where
         }
 
         let mut untouched = c_old.clone();
-        let (strides, offset, _) = place(c_order, m, n);
+        let (strides, offset, _) = layout(c_order, m, n);
         for i in 0..m as isize {
             for j in 0..n as isize {
                 let index = (offset as isize + i * strides[0] + j * strides[1]) as usize;
@@ -161,21 +161,21 @@ fn bf16_into_f32_agrees_with_naive() {
     agrees_with_naive::<f32>().for_each(|test| for_each_bf16_kernel(&test));
 }
 
-/// Any rows of a product are the product of those rows alone, whatever lies beside them.
-struct RowsStandAlone {
+/// Any rows of a product equal the product of those rows alone, whatever the other rows are.
+struct RowsAreIndependent {
     extents: [usize; 3],
     order: Order,
 }
 
-impl<T> EachKernel<T> for RowsStandAlone
+impl<T> EachKernel<T> for RowsAreIndependent
 where
     T: Element<Sum: Number + Output<T::Sum>> + Number,
 {
     fn check<K: Kernel<Input = T, Sum = T::Sum>>(&self, kernel: K) {
         let [m, n, k] = self.extents;
         let mut numbers = Numbers::new(m as u64);
-        let a = numbers.vec::<T>(place(self.order, m, k).2);
-        let b = numbers.vec::<T>(place(self.order, k, n).2);
+        let a = numbers.vec::<T>(layout(self.order, m, k).2);
+        let b = numbers.vec::<T>(layout(self.order, k, n).2);
         let (a, b) = (view(&a, self.order, m, k), view(&b, self.order, k, n));
 
         let mut whole = vec![T::Sum::from_f64(0.0); m * n];
@@ -217,7 +217,7 @@ fn a_row_does_not_depend_on_the_others() {
     ];
     for extents in extents {
         for order in [Order::Rows, Order::Columns, Order::Sparse] {
-            let test = RowsStandAlone { extents, order };
+            let test = RowsAreIndependent { extents, order };
             for_each_f32_kernel(&test);
             for_each_f64_kernel(&test);
             for_each_bf16_kernel(&test);
@@ -270,7 +270,7 @@ fn bits_do_not_depend_on_threads() {
     }
 }
 
-/// C^T = B^T A^T, bit for bit: a column-major C is computed that way.
+/// C^T = B^T A^T, bit for bit. A column-major C is computed as its transpose.
 struct TransposeCommutes;
 
 impl<T> EachKernel<T> for TransposeCommutes
@@ -306,7 +306,7 @@ fn transpose_commutes_with_the_product() {
     for_each_bf16_kernel(&TransposeCommutes);
 }
 
-/// A NaN or an infinity reaches its row or column and nothing else, although tiles are padded.
+/// A NaN or an infinity reaches only its row or column, although tiles are padded.
 struct NonFinitePropagates;
 
 impl<T> EachKernel<T> for NonFinitePropagates
@@ -349,7 +349,7 @@ fn nan_and_infinity_propagate() {
     for_each_bf16_kernel(&NonFinitePropagates);
 }
 
-/// Sums stay in f32 over all of k: 1 + 1000 tiny numbers is not 1, as it would be in bf16.
+/// Sums stay in f32 over all of k: 1 + 1000 tiny numbers must not be 1, as it would be in bf16.
 struct SumsInF32;
 
 impl EachKernel<bf16> for SumsInF32 {
@@ -378,7 +378,7 @@ fn bf16_sums_are_rounded_once() {
 }
 
 #[test]
-fn rounding_to_bf16_is_that_of_half() {
+fn rounding_to_bf16_equals_half_crate() {
     let mut numbers = Numbers::new(1);
     let ties = (0..=u32::from(u16::MAX)).map(|high| high << 16 | 0x8000);
     let others = (0..200_000).map(|_| numbers.bits() as u32 ^ (numbers.bits() << 7) as u32);

@@ -1,12 +1,11 @@
-//! The order in which selections rank values: descending, NaN before all numbers, equals by their
-//! index.
+//! The order of top-k selection: descending, NaN before all numbers, ties by index.
 
 use crate::{Element, Wide};
 
-/// Winners that one pass over the scores looks for.
-const FEW: usize = 64;
+/// Winners that one pass over the scores finds.
+const WINNERS_PER_PASS: usize = 64;
 
-/// Whether `a` ranks before `b` whatever their indices.
+/// Whether `a` comes before `b` regardless of their indices.
 #[inline(always)]
 pub(crate) fn ranks_before<W: Wide>(a: W, b: W) -> bool {
     a > b || (is_nan(a) && !is_nan(b))
@@ -17,24 +16,24 @@ pub(crate) fn is_nan<W: Wide>(x: W) -> bool {
     x.partial_cmp(&x).is_none()
 }
 
-/// Fills `winners` with the indices, in ranking order, of the best among `score(0..count)`; there
-/// must be that many.
+/// Fills `winners` with the indices of the largest of `score(0..count)`, in order; `count >=
+/// winners.len()`.
 ///
-/// A pass keeps a short sorted list, which nearly every score misses; more winners take more
-/// passes, and no memory.
+/// A pass keeps a short sorted list, which few scores enter. More winners take more passes, and no
+/// memory.
 #[inline(always)]
-pub(crate) fn top_of<W: Wide, I: Element>(
+pub(crate) fn top_k_indices<W: Wide, I: Element>(
     count: usize,
     score: impl Fn(usize) -> W,
     winners: &mut [I],
 ) {
     let mut last = None;
-    for winners in winners.chunks_mut(FEW) {
+    for winners in winners.chunks_mut(WINNERS_PER_PASS) {
         last = Some(best_after(last, count, &score, winners));
     }
 }
 
-/// Fills `winners` with the best that rank after `bound`, and returns the last of them.
+/// Fills `winners` with the first scores after `bound` in this order, and returns the last of them.
 #[inline(always)]
 fn best_after<W: Wide, I: Element>(
     bound: Option<(W, usize)>,
@@ -42,7 +41,7 @@ fn best_after<W: Wide, I: Element>(
     score: &impl Fn(usize) -> W,
     winners: &mut [I],
 ) -> (W, usize) {
-    let mut held = [W::ZERO; FEW];
+    let mut held = [W::ZERO; WINNERS_PER_PASS];
     let mut found = 0;
     for index in 0..count {
         let value = score(index);

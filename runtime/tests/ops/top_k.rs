@@ -1,10 +1,9 @@
-//! Places of extremes and the largest elements on every device, against the CPU, which they equal
-//! to the last place.
+//! argmax, argmin and top-k on every device: equal to the CPU bit for bit.
 
 use crate::devices::{devices, reference, values};
 use meshgrad_runtime::{DType, Device, Error, Tensor, ops};
 
-/// Whole numbers with many equals, a NaN here and there, and infinities.
+/// Integers with many ties, some NaNs, and infinities.
 fn coarse(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
     let value = |i: usize| match i % 613 {
@@ -29,7 +28,7 @@ fn places(x: &Tensor) -> Vec<i64> {
 }
 
 #[test]
-fn places_of_extremes() {
+fn argmax_and_argmin() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for shape in [[1, 1, 1], [3, 17, 2], [2, 1100, 3], [0, 4, 2], [2, 3, 9001]] {
@@ -52,7 +51,7 @@ fn places_of_extremes() {
 }
 
 #[test]
-fn the_largest_elements() {
+fn top_k_elements() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             let shapes = [
@@ -65,8 +64,8 @@ fn the_largest_elements() {
             for (rows, columns, k) in shapes {
                 check_top(&coarse(&device, &[rows, columns], dtype), k);
             }
-            let turned = coarse(&device, &[40, 3], dtype).transpose(0, 1).unwrap();
-            check_top(&turned, 4);
+            let transposed = coarse(&device, &[40, 3], dtype).transpose(0, 1).unwrap();
+            check_top(&transposed, 4);
         }
         check_top(&coarse(&device, &[1, 20_001], DType::BF16), 50);
     }
@@ -83,7 +82,7 @@ fn check_top(x: &Tensor, k: usize) {
 }
 
 #[test]
-fn nothing_to_choose_from() {
+fn empty_dims() {
     for device in devices() {
         let x = coarse(&device, &[2, 0], DType::F32);
         assert!(matches!(ops::argmax(&x, 1), Err(Error::Argument { .. })));
