@@ -1,4 +1,4 @@
-//! Tensors: values on a device, views for free, ops that check what they are given.
+//! Tensors: values on a device, views without copies, ops that check their arguments.
 //!
 //! `cargo run --example 01-tensor`
 
@@ -9,24 +9,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let x = Tensor::from_slice(&device, &[2, 3], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?;
     println!("x                {x:?}");
 
-    // Views share the storage: nothing moves.
-    let turned = x.transpose(0, 1)?;
+    // Views share the storage.
+    let transposed = x.transpose(0, 1)?;
     let column = x.slice(1, 1..2)?;
-    println!("transposed       {:?}", turned.to_vec::<f32>()?);
+    println!("transposed       {:?}", transposed.to_vec::<f32>()?);
     println!("second column    {:?}", column.to_vec::<f32>()?);
 
     // Ops are functions; shapes broadcast.
-    let centred = values::sub(&x, &column)?;
-    let total = values::sum(&values::square(&centred)?, &[0, 1])?;
+    let centered = values::sub(&x, &column)?;
+    let total = values::sum(&values::square(&centered)?, &[0, 1])?;
     println!("sum of squares   {}", total.item::<f32>()?);
 
     // A mistake is an error that says what to do.
     let half = values::cast(&x, DType::BF16)?;
-    let error = values::add(&x, &half).err().ok_or("this must not work")?;
+    let error = values::add(&x, &half).err().ok_or("adding bf16 to f32 must fail")?;
     println!("a mistake        {error}");
 
-    // A meta device computes nothing and counts everything: here the memory of a product too large
-    // for this machine.
+    // A meta device computes nothing but counts everything: here the memory and FLOPs of a product
+    // that is too large for most machines.
     let meta = Device::meta(device.properties());
     let large = values::full(&meta, &[1 << 20, 1 << 14], DType::BF16, 0.0)?;
     let weight = values::full(&meta, &[1 << 14, 1 << 14], DType::BF16, 0.0)?;

@@ -1,4 +1,4 @@
-//! The tape: record, backward; the same gradients in two phases; recomputation instead of memory.
+//! The tape: record and backward, split backward, and activation checkpointing.
 //!
 //! `cargo run --example 02-autograd`
 
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let one = values::full(&device, &[2, 3], DType::F32, 1.0)?;
     let layer = |x: &Var, w: &Param| ops::silu(&ops::linear(x, &w.var()?)?);
 
-    // Nothing is recorded outside of a tape.
+    // Ops are recorded only inside `Tape::record`.
     let (y, tape) = Tape::record(|| layer(&Var::constant(x.clone()), &w))?;
     println!(
         "the tape holds {} ops and {} bytes for backward",
@@ -24,7 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let full = grads.get(&w)?.to_vec::<f32>()?;
     println!("dw      {full:.3?}");
 
-    // A pipeline stage sends the gradient of its input on before it computes those of its weights.
+    // A pipeline stage sends the gradient of its input before it computes the gradients of its
+    // weights.
     let ((x_in, y), tape) = Tape::record(|| {
         let x = Var::input(x.clone());
         let y = layer(&x, &w)?;
@@ -40,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "split backward equals full backward"
     );
 
-    // A checkpoint keeps its inputs and computes the rest again.
+    // A checkpoint saves only its inputs and recomputes the rest in backward.
     let inner = w.clone();
     let ([y], tape) = Tape::record(|| {
         let x = Var::constant(x.clone());
@@ -55,6 +56,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         full,
         "recomputed backward equals full backward"
     );
-    println!("split and recomputed gradients are the same, bit for bit");
+    println!("split and recomputed gradients equal the full ones bit for bit");
     Ok(())
 }

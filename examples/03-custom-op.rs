@@ -1,4 +1,4 @@
-//! An op of one's own: its value, what it keeps, its gradient, and the check of it.
+//! A custom op: its value, what it saves, its gradient, and a gradient check.
 //!
 //! `cargo run --example 03-custom-op`
 
@@ -7,8 +7,8 @@ use meshgrad::prelude::*;
 
 /// softplus(x) = ln(1 + e^x), whose derivative is sigmoid(x).
 ///
-/// Ops of users and of meshgrad look the same: compute with values, save what backward needs, and
-/// say where each gradient goes.
+/// User ops have the same form as built-in ones: compute the value, save what backward needs, and
+/// add each gradient to its slot.
 fn softplus(x: &Var) -> Result<Var> {
     let y = values::ln(&values::affine(&values::exp(x.value())?, 1.0, 1.0)?)?;
     let kept_x = x.save();
@@ -27,13 +27,13 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             .to_vec::<f64>()?
     );
 
-    // Finite differences in f64, as an input and as a parameter.
+    // Compares with central differences in f64, as an input and as a parameter.
     gradcheck(|x| Ok(vec![softplus(&x[0])?]), &[x], Tolerance::default())?;
     println!("its gradient agrees with finite differences");
 
-    // An op that forgets its gradient cannot lose one silently.
+    // An op without a backward is an error when a gradient would be lost.
     let floor = |x: &Var| values::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
     let error = Tape::record(|| floor(&Var::input(values::full(&device, &[2], DType::F32, 1.5)?)));
-    println!("{}", error.err().ok_or("this must not work")?);
+    println!("{}", error.err().ok_or("an op without a backward must fail")?);
     Ok(())
 }

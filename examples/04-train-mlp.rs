@@ -1,4 +1,4 @@
-//! A whole training loop on two spirals: model, gradients, AdamW, nothing hidden.
+//! A complete training loop on two spirals: model, gradients, AdamW.
 //!
 //! `cargo run --release --example 04-train-mlp`
 
@@ -8,7 +8,7 @@ use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
 
-/// Two features to two scores, by way of two hidden layers.
+/// Two features to two scores, with two hidden layers.
 struct Mlp {
     layers: [Linear; 3],
 }
@@ -38,7 +38,7 @@ impl Module for Mlp {
     }
 }
 
-/// `count` points on each of two spirals, and one-hot rows that say which.
+/// `count` points on each of two spirals, and their one-hot classes.
 fn spirals(device: &Device, count: usize) -> TapeResult<(Tensor, Tensor)> {
     let (mut points, mut classes) = (Vec::new(), Vec::new());
     for at in 0..2 * count {
@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Tensor::scalar(&device, 400.0f32)?,
     );
     for step in 1..=800 {
-        // The loss is a sum; the optimizer divides once, by its weight.
+        // The loss is a sum; the optimizer divides the gradients once, by `count`.
         let (loss, tape) = Tape::record(|| {
             let scores = model.forward(&Var::constant(points.clone()))?;
             let chosen = ops::mul(&ops::log_softmax(&scores)?, &Var::constant(classes.clone()))?;

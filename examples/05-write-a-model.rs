@@ -1,4 +1,4 @@
-//! A small language model in a few lines, and the same model on a device that computes nothing.
+//! A small language model in a few lines, and a large one on a meta device.
 //!
 //! `cargo run --release --example 05-write-a-model`
 
@@ -7,7 +7,7 @@ use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::models::{Compute, IGNORE_INDEX, config::Qwen3Config};
 use meshgrad::prelude::*;
 
-/// Predicts a byte from the byte before it, through one hidden layer.
+/// Predicts a byte from the previous byte, with one hidden layer.
 struct Bigram {
     embedding: Param,
     norm: RmsNorm,
@@ -26,7 +26,7 @@ impl Bigram {
         })
     }
 
-    /// Cross-entropy summed over the tokens, and how many there are.
+    /// Cross-entropy summed over the tokens, and the number of tokens.
     fn loss(&self, ids_t: &Tensor, labels_t: &Tensor) -> TapeResult<(Var, Tensor)> {
         let x_td = ops::embedding(&self.embedding.var()?, ids_t)?;
         let x_td = ops::add(&x_td, &ops::silu(&self.inside.forward(&x_td)?)?)?;
@@ -46,7 +46,7 @@ impl Module for Bigram {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu();
-    let model = Bigram::new()?; // Allocates nothing.
+    let model = Bigram::new()?; // allocates nothing
     model.materialize(&device, 1)?;
 
     let text = include_bytes!("05-write-a-model.rs").map(i64::from);
@@ -55,11 +55,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (loss, count) = model.loss(&ids, &labels)?;
     let mean = loss.value().item::<f32>()? / count.item::<f32>()?;
     println!(
-        "before training: {mean:.3} nats a byte; ln 256 is {:.3}",
+        "before training: {mean:.3} nats per byte; ln 256 is {:.3}",
         256f32.ln()
     );
 
-    // Qwen3-30B-A3B does not fit into this machine, but its memory and arithmetic can be asked for.
+    // Qwen3-30B-A3B does not fit into this machine, but a meta device predicts its memory and
+    // FLOPs.
     let config = Qwen3Config::from_json(include_str!("qwen3-30b-a3b.json"))?;
     let meta = Device::meta(device.properties());
     let large = Qwen3::materialized(&config, &meta, 1)?;
@@ -73,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     )?;
     let (work, memory) = (meta.work(), meta.memory_stats());
     println!(
-        "Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, {} GB at the peak",
+        "Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, peak {} GB",
         work.flops as f64 / 1e12,
         work.ops,
         memory.peak >> 30

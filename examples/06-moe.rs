@@ -1,5 +1,5 @@
-//! A mixture of experts trained by a loop of one's own: the same parts, and the same bits, as
-//! `meshgrad train`.
+//! Trains a mixture of experts with a custom loop. It uses the parts of `meshgrad train` and
+//! computes the same bits.
 //!
 //! `cargo run --release --example 06-moe -- CONFIG.toml RUN_DIR`
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         arguments.get(1).map_or("runs/06-moe", String::as_str),
     ))?;
 
-    run.set_aside_after(0)?; // What an earlier run left stays, out of the way.
+    run.set_aside_after(0)?; // moves the files of an earlier run aside
 
     let device = Device::cpu();
     let data = Data::prepare(&config.data, &run)?;
