@@ -1,19 +1,19 @@
-//! Matrix products at the shapes of tiny's layers and larger: meshgrad's, the `gemm` crate's (f32)
-//! and torch's, a few repeats each in turn.
+//! Times matrix products at the shapes of tiny's layers and larger: meshgrad, the `gemm` crate
+//! (f32) and torch, alternating every few repeats.
 //!
 //! ```text
 //! cargo bench --bench gemm -- --torch venv/bin/python [--json FILE]
 //! ```
 //!
-//! C [m, n] = A [m, k] B [k, n]; the second letter `t` of a row means that B is stored [n, k], as a
-//! weight [out, in] is, the first that A is stored [k, m]. 2 m n k operations a product.
+//! C [m, n] = A [m, k] B [k, n]. The first letter of a row is `t` if A is stored as [k, m], the
+//! second if B is stored as [n, k], like a weight [out, in]. A product is 2 m n k operations.
 
 use clap::Parser;
 use meshgrad::prelude::*;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, seconds};
 use serde_json::{Value, json};
 
-/// m, n, k and which operands are stored transposed.
+/// m, n, k, and which operands are stored transposed.
 type Row = (usize, usize, usize, &'static str, &'static str);
 
 const ROWS: &[Row] = &[
@@ -32,7 +32,7 @@ const ROWS: &[Row] = &[
     (2048, 2048, 2048, "nt", "larger square"),
 ];
 
-/// Operations of a turn: some hundredths of a second.
+/// Operations per turn: a few hundredths of a second.
 const TURN: f64 = 1e10;
 
 /// Times matrix products.
@@ -42,7 +42,7 @@ struct Arguments {
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// How often the contestants take turns.
+    /// Turns of each implementation.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
 }
@@ -88,7 +88,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     finish(&arguments.options, report, versions)
 }
 
-/// Times one product by everyone, prints its row and returns it.
+/// Times one product with each implementation, prints its row and returns it.
 fn measure(
     (m, n, k, transposes, name): Row,
     dtype: DType,
@@ -98,7 +98,7 @@ fn measure(
 ) -> anyhow::Result<Value> {
     let flops = 2.0 * (m * n * k) as f64;
     let repeats = (TURN / flops).clamp(5.0, 2000.0) as usize;
-    // The first of a turn find cold caches and sleeping threads.
+    // The first repeats of a turn run with cold caches and sleeping threads.
     let cold = repeats.div_ceil(10);
     let a = Operand::new(device, [m, k], transposes.starts_with('t'), dtype)?;
     let b = Operand::new(device, [k, n], transposes.ends_with('t'), dtype)?;
@@ -146,7 +146,7 @@ fn measure(
     }))
 }
 
-/// A matrix, perhaps a transposed view, and its elements as they are stored.
+/// A matrix, possibly a transposed view, and its elements in memory order.
 struct Operand {
     tensor: Tensor,
     elements: Vec<f32>,
@@ -168,7 +168,7 @@ impl Operand {
             true => Tensor::from_slice(device, &[columns, rows], &elements)?.transpose(0, 1)?,
             false => Tensor::from_slice(device, &[rows, columns], &elements)?,
         };
-        // A cast would store a transposed view row by row.
+        // A cast would make a transposed view contiguous.
         let tensor = match (dtype, transposed) {
             (DType::F32, _) => stored,
             (_, true) => values::cast(&stored.transpose(0, 1)?, dtype)?.transpose(0, 1)?,

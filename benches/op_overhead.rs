@@ -1,12 +1,13 @@
-//! What recording an operation costs when it computes nothing: a chain of products of one-element
-//! tensors on one thread, beside torch, in turns.
+//! Times the overhead of recording an operation: a chain of multiplications of one-element tensors
+//! on one thread, alternating with torch.
 //!
 //! ```text
 //! cargo bench --bench op_overhead -- --torch venv/bin/python [--json FILE]
 //! ```
 //!
-//! `plain` computes without a graph, `record` computes and records, `backward` goes back.
-//! `bookkeeping` is what an operation without kernels costs both ways together: the tape alone.
+//! `plain` computes without recording, `record` computes and records, `backward` is the backward
+//! pass. `bookkeeping` is the cost of the tape alone: record and backward of an operation without
+//! kernels.
 
 use clap::Parser;
 use meshgrad::prelude::*;
@@ -15,17 +16,17 @@ use serde_json::{Value, json};
 
 const WHAT: [&str; 4] = ["plain", "record", "backward", "bookkeeping"];
 
-/// Times what autograd costs an operation.
+/// Times the overhead of autograd per operation.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// How often the contestants take turns.
+    /// Turns of each implementation.
     #[arg(long, default_value_t = 50)]
     rounds: usize,
-    /// Operations of a turn.
+    /// Operations per turn.
     #[arg(long, default_value_t = 1000)]
     operations: usize,
 }
@@ -43,7 +44,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let mut peer = arguments.peer.start("op_overhead.py", &[])?;
     let (mut ours, mut theirs) = ([const { Vec::new() }; 4], [const { Vec::new() }; 3]);
 
-    // The first turns warm up.
+    // The first turns are warm-up.
     let warmup = if arguments.options.smoke { 0 } else { 3 };
     for round in 0..warmup + arguments.rounds {
         let measured = turn(device, arguments.operations)?;
@@ -66,7 +67,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     }
 
     println!(
-        "ns an operation, {} rounds: medians (least - most)\n",
+        "ns per operation, {} rounds: medians (minimum - maximum)\n",
         arguments.rounds
     );
     println!("| | meshgrad | torch |");
@@ -86,7 +87,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     finish(&arguments.options, report, versions)
 }
 
-/// Nanoseconds an operation of each of [`WHAT`].
+/// Nanoseconds per operation of each of [`WHAT`].
 fn turn(device: &Device, operations: usize) -> anyhow::Result<[f64; 4]> {
     let one = values::full(device, &[1], DType::F32, 1.0)?;
     let factor = Var::constant(values::full(device, &[1], DType::F32, 1.0001)?);
@@ -114,7 +115,7 @@ fn turn(device: &Device, operations: usize) -> anyhow::Result<[f64; 4]> {
     Ok([plain, record, backward, bookkeeping].map(each))
 }
 
-/// An operation that keeps its operand, as most do, and computes nothing either way.
+/// An operation that saves its operand, as most do, and computes nothing in either direction.
 fn without_kernels(x: &Var) -> meshgrad::autograd::Result<Var> {
     let kept = x.save();
     x.value().clone().tracked([x], move |dy, [dx]| {

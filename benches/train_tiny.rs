@@ -1,12 +1,12 @@
-//! Trains the configuration *tiny* beside transformers, hand-written torch and the same compiled,
-//! from the same weights on the same tokens, a few steps each in turn.
+//! Trains the configuration *tiny* with meshgrad, transformers, hand-written torch and
+//! torch.compile, from the same weights and tokens, alternating every few steps.
 //!
 //! ```text
 //! cargo bench --bench train_tiny -- --torch venv/bin/python [--dtype bf16] [--json FILE]
 //! ```
 //!
-//! 9,185,792 parameters, 8 sequences of 256 tokens a step. Without `--torch` it times meshgrad
-//! alone, from weights of its own.
+//! 9,185,792 parameters, 8 sequences of 256 tokens per step. Without `--torch` it times meshgrad
+//! alone, from its own initial weights.
 
 use std::path::Path;
 
@@ -31,23 +31,23 @@ const CONFIG: &str = r#"{
     "max_position_embeddings": 256
 }"#;
 
-/// Trains tiny, beside torch.
+/// Trains tiny with meshgrad and torch.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// What activations are; parameters and optimizer are f32 (autocast in torch).
+    /// The dtype of activations; parameters and optimizer state are f32 (autocast in torch).
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     dtype: Precision,
-    /// How often the contestants take turns.
+    /// Turns of each implementation.
     #[arg(long, default_value_t = 8)]
     rounds: usize,
-    /// Steps of each turn.
+    /// Steps per turn.
     #[arg(long, default_value_t = 4)]
     steps: usize,
-    /// Steps before the first turn, not counted.
+    /// Warm-up steps, not timed.
     #[arg(long, default_value_t = 3)]
     warmup: usize,
 }
@@ -128,7 +128,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
         println!("\nlosses of the first steps agree within {difference:.1e}");
     }
     println!(
-        "\nmeshgrad's tensors: {:.0} MB at their peak",
+        "\nmeshgrad's tensors: peak {:.0} MB",
         device.memory_stats().peak as f64 / 1e6
     );
 
@@ -144,7 +144,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     finish(&arguments.options, report, versions)
 }
 
-/// Starts the implementations in torch and lets them warm up.
+/// Starts the torch implementations and warms them up.
 fn start_peers(
     arguments: &Arguments,
     python: &Path,
@@ -191,12 +191,12 @@ fn cpu_threads() -> String {
     Device::cpu().properties().threads.to_string()
 }
 
-/// What one implementation did.
+/// The measurements of one implementation.
 struct Contestant {
     name: &'static str,
-    /// Of every step, warm-up included.
+    /// Per step, including warm-up.
     losses: Vec<f64>,
-    /// Seconds of forward, backward and optimizer, of every counted step.
+    /// Seconds of forward, backward and optimizer per timed step.
     parts: Vec<[f64; 3]>,
     peak_resident: u64,
 }
@@ -239,8 +239,8 @@ impl Contestant {
     }
 }
 
-/// How far the losses of the first steps lie apart: everyone computes the same, and rounding has had
-/// little time to grow. (It grows by jumps, where it changes which expert a token takes.)
+/// The largest difference between the losses of the first steps. All implementations compute the
+/// same, but rounding errors grow, in jumps when a token is routed to another expert.
 fn first_difference(contestants: &[Contestant]) -> Option<f64> {
     const FIRST: usize = 4;
 
@@ -254,7 +254,7 @@ fn first_difference(contestants: &[Contestant]) -> Option<f64> {
 
 fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
     println!(
-        "tiny, {}, {} rounds of {} steps: medians (least - most)\n",
+        "tiny, {}, {} rounds of {} steps: medians (minimum - maximum)\n",
         arguments.dtype.name(),
         arguments.rounds,
         arguments.steps
@@ -279,7 +279,7 @@ fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
     }
 }
 
-/// meshgrad's side: the loop that a user would write.
+/// The meshgrad implementation: the loop that a user would write.
 struct Ours {
     model: Qwen3,
     optimizer: Optimizer,
@@ -348,7 +348,7 @@ impl Ours {
 struct Stream {
     state: u64,
     token: u64,
-    /// The first of the next window: the last label of the one before.
+    /// The first token of the next window: the last label of the previous one.
     next: i64,
 }
 
@@ -386,7 +386,7 @@ impl Stream {
     }
 }
 
-/// The peak of this process's resident memory, in bytes; 0 where the system does not tell.
+/// The peak resident memory of this process in bytes; 0 if the system does not report it.
 fn peak_resident() -> u64 {
     proc_bytes("/proc/self/status", "VmHWM").unwrap_or(0)
 }

@@ -22,7 +22,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A mistake is an error that says what to do.
     let half = values::cast(&x, DType::BF16)?;
-    let error = values::add(&x, &half).err().ok_or("adding bf16 to f32 must fail")?;
+    let error = values::add(&x, &half)
+        .err()
+        .ok_or("adding bf16 to f32 must fail")?;
     println!("a mistake        {error}");
 
     // A meta device computes nothing but counts everything: here the memory and FLOPs of a product

@@ -34,6 +34,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // An op without a backward is an error when a gradient would be lost.
     let floor = |x: &Var| values::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
     let error = Tape::record(|| floor(&Var::input(values::full(&device, &[2], DType::F32, 1.5)?)));
-    println!("{}", error.err().ok_or("an op without a backward must fail")?);
+    println!(
+        "{}",
+        error.err().ok_or("an op without a backward must fail")?
+    );
     Ok(())
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times torch's matrix product: takes requests, one JSON object a line.
+"""Times torch's matrix product. Serves requests, one JSON object per line.
 
     {"dtype": "f32"|"bf16", "m": M, "n": N, "k": K, "transposes": "nn"|"nt"|"tn"|"tt", "repeats": R} -> {"seconds": [...]}
 

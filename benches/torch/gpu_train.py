@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a Qwen3-MoE with torch on a GPU: hand_written.py with another configuration, autocast to bf16 over f32 parameters,
-grouped_mm, SDPA, fused AdamW, clipping. Takes requests, one JSON object a line:
+"""Trains a Qwen3-MoE with torch on a GPU: hand_written.py with another configuration, bf16 autocast over f32 parameters,
+grouped_mm, SDPA, fused AdamW, clipping. Serves requests, one JSON object per line:
 
-    {"steps": N} -> {"seconds": [of one step, the mean of N in a row], "peak_bytes": B}
+    {"steps": N} -> {"seconds": [mean seconds per step], "peak_bytes": B}
 
---run is a JSON object: {"model": {as config.json}, "batch": B, "tokens": T, "device": as torch calls it, "learning_rate": X,
-"compiled": bool}. "compiled" is torch.compile.
+--run is a JSON object: {"model": {as config.json}, "batch": B, "tokens": T, "device": torch's name, "learning_rate": X,
+"compiled": bool}. "compiled" selects torch.compile.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main():
 
     defaults = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6}
     tiny.CONFIG.clear()
-    tiny.CONFIG.update(defaults | run["model"])  # before hand_written looks
+    tiny.CONFIG.update(defaults | run["model"])  # before hand_written reads it
     from hand_written import HandWritten
 
     device = torch.device(run["device"])

@@ -1,7 +1,7 @@
-"""tiny as somebody who knows torch would write it: sorted tokens, one matrix product an expert, SDPA.
+"""tiny in idiomatic torch: sorted tokens, one matrix product per expert, SDPA.
 
-Parameters have the names and shapes of transformers 5, so that one set of weights fits both.
-Legend: B sequences, T tokens, N = B T, H width, D features of a head, E experts, K chosen ones, F width of an expert.
+Parameters have the names and shapes of transformers 5, so both load the same weights.
+Legend: B sequences, T tokens, N = B T, H width, D head dimension, E experts, K experts per token, F expert width.
 """
 
 import torch
@@ -77,7 +77,7 @@ class Experts(nn.Module):
 
 @torch.compiler.disable
 def looped_experts(x, counts, gate_up_proj, down_proj):
-    """One product an expert. The compiler leaves it alone: the sizes change from step to step."""
+    """One product per expert. torch.compile skips it, because its sizes change every step."""
     parts = []
     for expert, rows in enumerate(x.split(counts.tolist())):
         gate, up = F.linear(rows, gate_up_proj[expert]).chunk(2, dim=-1)
@@ -86,7 +86,7 @@ def looped_experts(x, counts, gate_up_proj, down_proj):
 
 
 def grouped_experts(x, counts, gate_up_proj, down_proj):
-    """All experts in one call, sizes on the device: what transformers 5 does."""
+    """All experts in one call with sizes on the device, as in transformers 5."""
     offsets = counts.cumsum(0, dtype=torch.int32)
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

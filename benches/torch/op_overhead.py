@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times what autograd costs an operation that computes nothing: takes requests, one JSON object a line.
+"""Times the overhead of autograd per operation. Serves requests, one JSON object per line.
 
     {"operations": N} -> {"ns": [plain, record, backward]}
 
-A chain of multiplications of one-element f32 tensors, on one thread: nanoseconds an operation to compute without a graph, to
-compute and record, and to go backward.
+A chain of multiplications of one-element f32 tensors on one thread, in nanoseconds per operation: computing without recording,
+computing and recording, and the backward pass.
 """
 
 import time

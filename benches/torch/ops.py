@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times torch's operations on a GPU or a CPU: takes requests, one JSON object a line.
+"""Times torch's operations on a GPU or a CPU. Serves requests, one JSON object per line.
 
     {"what": a row kernel, "dtype": "f32"|"bf16", "shape": [R, D], ..}
     {"what": "matmul", "dtype": .., "m": M, "n": N, "k": K, "transposes": "nn"|"nt"|"tn"|"tt", ..}
@@ -10,9 +10,9 @@
     {"what": "embedding"|"linear_cross_entropy"|their gradients, "tokens": N, "hidden": H, "vocabulary": V, ..}
     {"what": "adamw", "tensors": N, "elements": M, ..}
 
-each with "sets": S, "repeats": R, "compiled": bool -> {"seconds": [of one operation, the mean of R in a row]} or
-{"error": why torch cannot do that}. Operations go through S sets of operands, so that these come from memory. f32 products
-do not use TF32. The first request of a kind warms up. "compiled" is torch.compile.
+each with "sets": S, "repeats": R, "compiled": bool -> {"seconds": [mean seconds per operation]} or {"error": message}.
+Operations cycle through S sets of operands, so that operands come from memory. f32 products do not use TF32. The first request
+of a kind warms up. "compiled" selects torch.compile.
 """
 
 import argparse
@@ -23,8 +23,8 @@ EPSILON = 1e-6
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cuda", help="as torch calls it")
-    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument("--device", default="cuda", help="torch's device name")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args()
 
     global torch, device
@@ -43,7 +43,7 @@ def main():
         try:
             return bench.answer(request)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            bench.forget()  # what else is asked for may work
+            bench.forget()  # later requests may succeed
             return {"error": str(error)}
 
     serve(answer, device=name(), cuda=torch.version.cuda)
@@ -54,7 +54,7 @@ def name() -> str:
 
 
 class Bench:
-    """Keeps the operands of the last kind of request."""
+    """Caches the operands of the last kind of request."""
 
     def __init__(self):
         self.forget()
@@ -66,7 +66,7 @@ class Bench:
         repeats = request.pop("repeats")
         compiled = request.pop("compiled")
         if (request, compiled) != self.kind:
-            self.sets = []  # gone before new ones come
+            self.sets = []  # freed before new ones are allocated
             work = WORK[request["what"]]
             self.kind, self.work = (request, compiled), torch.compile(work) if compiled else work
             self.sets = [operands(request) for _ in range(request["sets"])]
@@ -169,7 +169,7 @@ def unpermute_grad_weights(of):
 
 
 def grouped_gemm_grad_weight(of):
-    # One product for each expert, of two matrices that share their groups of rows.
+    # One product per expert, of two matrices with the same groups of rows.
     return grouped(of["dgate_up"].T, of["permuted"], of)
 
 
@@ -268,7 +268,7 @@ def operands(request: dict) -> tuple:
 
 
 def of_attention(request: dict, dtype) -> tuple:
-    """[B, T, H, D], as a layer has them, seen as [B, H, T, D], as torch wants them."""
+    """[B, T, H, D] as in a layer, viewed as [B, H, T, D] as torch expects."""
     batch, tokens, features = (request[name] for name in ("batch", "tokens", "head_dim"))
     q, k, v = (
         uniform(batch, tokens, request[heads], features, dtype=dtype).transpose(1, 2)

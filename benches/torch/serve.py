@@ -1,4 +1,4 @@
-"""Answers requests, one JSON object a line: how a bench in another language interleaves its rounds with torch's."""
+"""Serves requests, one JSON object per line, so that a bench in another language can interleave its rounds with torch's."""
 
 import json
 import platform
@@ -8,7 +8,7 @@ import torch
 
 
 def serve(answer, **hello):
-    """Says hello, then answers each line of standard input until it ends."""
+    """Sends the versions, then answers each line of standard input until it ends."""
     say({"versions": versions(), **hello})
     for line in sys.stdin:
         say(answer(json.loads(line)))

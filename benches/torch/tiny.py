@@ -1,7 +1,7 @@
-"""What all contestants share: the configuration `tiny`, its initial weights, and the tokens it is trained on.
+"""The configuration `tiny`, its initial weights, and its training tokens, shared by all implementations.
 
-tiny is a Qwen3-MoE of 9,185,792 parameters. Initial weights are normal with standard deviation 0.02, norms are 1; they are
-exported as a Hugging Face folder so that another program starts from the same ones.
+tiny is a Qwen3-MoE of 9,185,792 parameters. Initial weights are normal with standard deviation 0.02, norms are 1. They
+are exported as a Hugging Face folder for other programs.
 """
 
 import json
@@ -46,7 +46,7 @@ BETAS, EPS, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """The parameters as transformers 5 holds them: experts fused, gate and up in one tensor [E, 2F, H]."""
+    """Parameter shapes as in transformers 5: experts fused, gate and up in one tensor [E, 2F, H]."""
     c = CONFIG
     hidden, inner, experts = c["hidden_size"], c["moe_intermediate_size"], c["num_experts"]
     queries, keys = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
@@ -83,7 +83,7 @@ def initial_weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Reads a safetensors file (or the one in a folder), with experts fused or one by one."""
+    """Reads a safetensors file, or the one in a folder, with experts fused or separate."""
     stored = load_file(path / "model.safetensors" if path.is_dir() else path)
     weights = {}
     for name, shape in shapes().items():
@@ -104,7 +104,7 @@ def stack(stored: dict, name: str, fused: str, part: str) -> torch.Tensor:
 
 
 def export_weights(weights: dict[str, torch.Tensor], folder: Path):
-    """Writes a Hugging Face folder with experts one by one, as on the hub."""
+    """Writes a Hugging Face folder with separate experts, as on the hub."""
     stored = {}
     for name, value in weights.items():
         if name.endswith("experts.gate_up_proj"):
@@ -130,13 +130,13 @@ def export_weights(weights: dict[str, torch.Tensor], folder: Path):
 
 
 def synthetic_tokens(count: int, vocab_size: int) -> np.ndarray:
-    """A stream that any language can make, with enough structure to be learnt.
+    """A token stream that is easy to generate in any language and has structure to learn.
 
     s_0 = 42; s_{n+1} = 6364136223846793005 s_n + 1442695040888963407 mod 2^64; r_n = s_n >> 33, for n = 1, 2, ...
     t_0 = 0;  t_n = (5 t_{n-1} + 7 + (r_n >> 3) mod 4) mod V   if r_n mod 8 < 6
               t_n = (r_n >> 3) mod V                           otherwise
 
-    So three tokens of four have one of four successors. The stream is t_1, t_2, ...
+    So three of four tokens have one of four successors. The stream is t_1, t_2, ...
     """
     state, token = 42, 0
     tokens = np.empty(count, dtype=np.int64)
@@ -152,19 +152,19 @@ def synthetic_tokens(count: int, vocab_size: int) -> np.ndarray:
 
 
 def read_tokens(path: Path, width: str) -> np.ndarray:
-    """A file of little-endian u16 or u32 and nothing else."""
+    """Reads a file of little-endian u16 or u32."""
     tokens = np.fromfile(path, dtype={"u16": "<u2", "u32": "<u4"}[width]).astype(np.int64)
     if len(tokens) <= TOKENS:
-        raise SystemExit(f"{path} has {len(tokens)} tokens, one window needs {TOKENS + 1}")
+        raise SystemExit(f"{path} has {len(tokens)} tokens, but one window needs {TOKENS + 1}")
     if tokens.max() >= CONFIG["vocab_size"]:
-        raise SystemExit(f"{path} has token {tokens.max()}, the vocabulary ends at {CONFIG['vocab_size'] - 1}")
+        raise SystemExit(f"{path} has token {tokens.max()}, but the last token of the vocabulary is {CONFIG['vocab_size'] - 1}")
     return tokens
 
 
 def batch(tokens: np.ndarray, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """input_ids and labels [B, T] of a step, from 0. Window w is tokens w T .. w T + T, its labels one further.
+    """input_ids and labels [B, T] of a step (from 0). Window w is tokens w T .. w T + T; its labels are shifted by one.
 
-    Step k takes windows k B .. k B + B - 1, and begins again when the stream ends.
+    Step k uses windows k B .. k B + B - 1 and wraps around at the end of the stream.
     """
     windows = (len(tokens) - 1) // TOKENS
     starts = [(step * BATCH + row) % windows * TOKENS for row in range(BATCH)]

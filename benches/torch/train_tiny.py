@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains tiny with torch and prints one JSON object with its speed.
+"""Trains tiny with torch and prints its speed as one JSON object.
 
     train_tiny.py --impl hf|eager|compile [--dtype f32|bf16] [--steps 10] [--warmup 3] [--threads 2]
                   [--init FOLDER_OR_FILE] [--export-init FOLDER] [--data tokens.bin [--data-width u16|u32]] [--json OUT]
                   [--serve]
 
-hf is transformers as shipped, eager is hand_written.py, compile the same under torch.compile. AdamW and clipping are torch's
-fused and foreach kernels in all three: the fastest that a user would find.
+hf is transformers as shipped, eager is hand_written.py, compile the same under torch.compile. All three use torch's fused
+AdamW and foreach clipping, its fastest implementations.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PARTS = ("forward", "backward", "optimizer")
 
 def main():
     options = parse()
-    # Read once, when torch is first imported.
+    # torch reads these once, when it is imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
     global torch, tiny, serve, versions
     import tiny
@@ -74,26 +74,26 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--impl", choices=("hf", "eager", "compile"), default="hf")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast over f32 parameters")
-    parser.add_argument("--experts", choices=("loop", "grouped"), default="loop", help="of eager and compile")
+    parser.add_argument("--experts", choices=("loop", "grouped"), default="loop", help="for eager and compile")
     parser.add_argument("--steps", type=int, default=10, help="timed steps; 0 only exports")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="constant")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights")
-    parser.add_argument("--init", type=Path, help="start from these weights")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
+    parser.add_argument("--init", type=Path, help="initial weights")
     parser.add_argument("--export-init", type=Path, help="write the initial weights as a Hugging Face folder")
-    parser.add_argument("--data", type=Path, help="tokens; without it the stream of tiny.synthetic_tokens")
+    parser.add_argument("--data", type=Path, help="token file (default: tiny.synthetic_tokens)")
     parser.add_argument("--data-width", choices=("u16", "u32"), default="u16")
-    parser.add_argument("--json", type=Path, help="also write the report there")
-    parser.add_argument("--serve", action="store_true", help="after warm-up take requests {\"steps\": N}, one a line")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
+    parser.add_argument("--serve", action="store_true", help="after warm-up serve requests {\"steps\": N}, one per line")
     options = parser.parse_args()
     if min(options.steps, options.warmup) < 0 or options.threads < 1:
-        sys.exit("steps and warmup must not be negative, threads at least 1")
+        sys.exit("--steps and --warmup must be at least 0, --threads at least 1")
     return options
 
 
 def build(options, weights):
-    """A callable of (input_ids, labels), aligned, that returns the loss."""
+    """Returns a function of aligned (input_ids, labels) that computes the loss."""
     if options.impl == "hf":
         return build_hf(weights)
 
@@ -119,7 +119,7 @@ def build_hf(weights):
             self.inner = model
 
         def forward(self, input_ids, labels):
-            # transformers shifts labels by itself unless it is told that they are shifted.
+            # transformers shifts labels unless shift_labels is passed.
             return self.inner(input_ids=input_ids, labels=labels, shift_labels=labels, use_cache=False).loss
 
     return Loss().train()
