@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Parser;
 use meshgrad_emulator::Options as Emulation;
 use meshgrad_emulator::launch::{Launch, launch};
-use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_harness::{Options, Spread, finish, timed};
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
@@ -127,7 +127,7 @@ impl Workload {
         let module = Module::load(text, &space, 0, &Emulation::default())?;
         let kernel = module.kernel(entry).context("the kernel by its name")?;
         let mut operand = || {
-            let at = space.allocate(BYTES, Place::Device(0))?;
+            let at = space.allocate(BYTES, MemoryKind::Device(0))?;
             space.fill(at, &1f32.to_le_bytes(), BYTES / 4)?;
             anyhow::Ok(at)
         };

@@ -1,4 +1,4 @@
-// Tables in constant memory, module globals with initialisers, and what is written to them between
+// Tables in constant memory, module globals with initializers, and what is written to them between
 // launches.
 
 struct Entry {

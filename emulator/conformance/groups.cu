@@ -5,7 +5,7 @@
 
 namespace cg = cooperative_groups;
 
-// Sums over tiles of 8 lanes, and over a labelled partition.
+// Sums over tiles of 8 lanes, and over a labeled partition.
 extern "C" __global__ void tiles(const int *in, int *sums, int *by_label) {
     cg::thread_block block = cg::this_thread_block();
     cg::thread_block_tile<8> tile = cg::tiled_partition<8>(block);
@@ -31,17 +31,17 @@ extern "C" __global__ void places_for_odd(const int *in, int *taken, int *counte
     }
 }
 
-// Two halves of a block synchronise on their own.
+// Two halves of a block synchronize on their own.
 extern "C" __global__ void pair_of_tiles(const float *in, float *out) {
     __shared__ float values[64];
     cg::thread_block block = cg::this_thread_block();
     auto tile = cg::tiled_partition<32>(block);
     values[threadIdx.x] = in[threadIdx.x];
     tile.sync();
-    float neighbour = values[threadIdx.x ^ 1];
-    float sum = cg::reduce(tile, neighbour * neighbour, cg::plus<float>());
+    float neighbor = values[threadIdx.x ^ 1];
+    float sum = cg::reduce(tile, neighbor * neighbor, cg::plus<float>());
     block.sync();
     values[threadIdx.x] = sum;
     block.sync();
-    out[threadIdx.x] = neighbour / values[threadIdx.x ^ 32];
+    out[threadIdx.x] = neighbor / values[threadIdx.x ^ 32];
 }

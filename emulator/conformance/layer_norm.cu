@@ -1,4 +1,4 @@
-// Layer normalisation: mean and variance in one pass (Welford 1962), merged over the warp (Chan et
+// Layer normalization: mean and variance in one pass (Welford 1962), merged over the warp (Chan et
 // al. 1979). A warp a row.
 
 constexpr unsigned ALL = 0xffffffffu;

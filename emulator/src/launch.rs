@@ -14,7 +14,7 @@ use crate::memory::races::Mark;
 use crate::memory::{AddressSpace, Block, ByteSet};
 use crate::options::Options;
 use crate::program::Kernel;
-use crate::report::{Fault, Finding, Kind, Site, Thread};
+use crate::report::{Fault, Finding, FindingKind, Site, Thread};
 
 /// A launch: the kernel, its extents and its parameters.
 #[derive(Clone, Copy)]
@@ -84,7 +84,7 @@ pub fn launch(
 /// Whether CTAs take turns on one host thread: where they may speak to each other, and where the
 /// order is to be shuffled.
 fn takes_turns(kernel: &Kernel, options: &Options) -> bool {
-    kernel.communicates || options.shuffle.is_some()
+    kernel.communicates || options.schedule_seed.is_some()
 }
 
 /// Host threads that run a launch.
@@ -264,7 +264,7 @@ fn finish(outcomes: Vec<Outcome>, grid: &Grid<'_>) -> Result<Vec<Counts>, Launch
 
 /// CTAs that may speak to each other: some at a time, on one thread, in turns.
 fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
-    let mut random = grid.options.shuffle.map(Random::new);
+    let mut random = grid.options.schedule_seed.map(Random::new);
     let mut resident: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
     let mut done: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
     let mut counts: Vec<Counts> = Vec::new();
@@ -346,9 +346,9 @@ fn endless(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
     let (idle, waiters) = (cta.idle(), cta.waiters(warps));
     let message = format!(
         "no store, atomic, barrier or end of a thread in {idle} instructions: somebody waits for \
-         what never comes (or computes for long: see MESHGRAD_EMULATOR_PATIENCE){waiters}"
+         what never comes (or computes for long: see MESHGRAD_EMULATOR_STALL_LIMIT){waiters}"
     );
-    Fault::of_all(Kind::Deadlock, message)
+    Fault::of_all(FindingKind::Deadlock, message)
 }
 
 /// A fault with its place and its thread in words.
@@ -356,7 +356,9 @@ fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure 
     let grid = cta.grid;
     let id = grid.cta_id(cta.index);
     let pc = match fault.lane {
-        None if fault.kind == Kind::Deadlock || fault.kind == Kind::DivergentBarrier => {
+        None if fault.kind == FindingKind::Deadlock
+            || fault.kind == FindingKind::DivergentBarrier =>
+        {
             let fragments = &warps[warp].fragments;
             fragments.first().map_or(cta.pc, |fragment| fragment.pc)
         }

@@ -13,6 +13,6 @@ mod vectors;
 
 pub use machine::counters::{Counters, Counts};
 pub use numerics::Approximation;
-pub use options::{Asynchronous, Options, OptionsError};
+pub use options::{AsyncCopies, Options, OptionsError};
 pub use ptx::PtxError;
-pub use report::{Finding, Kind, Site, Thread};
+pub use report::{Finding, FindingKind, Site, Thread};

@@ -6,7 +6,7 @@ use crate::numerics::Approximation;
 
 /// When asynchronous operations happen between their start and the wait for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asynchronous {
+pub enum AsyncCopies {
     /// At once.
     Eager,
     /// When somebody waits for them.
@@ -21,13 +21,13 @@ pub enum Asynchronous {
 /// How kernels are run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Whether uninitialised reads, races and divergence are looked for. Addresses are always
+    /// Whether uninitialized reads, races and divergence are looked for. Addresses are always
     /// checked.
     pub sanitize: bool,
     /// Seeds the order in which warps and CTAs run; `None` for one after the other.
-    pub shuffle: Option<u64>,
+    pub schedule_seed: Option<u64>,
     /// When asynchronous copies happen.
-    pub asynchronous: Asynchronous,
+    pub async_copies: AsyncCopies,
     /// What approximate instructions give.
     pub approximation: Approximation,
     /// Host threads that run CTAs; 0 for all cores.
@@ -38,7 +38,7 @@ pub struct Options {
     pub shared_base: u32,
     /// Instructions of a CTA's warps without a visible effect (a store, a barrier) after which it
     /// counts as stuck. Loops that wait without changing a register are found long before.
-    pub patience: u64,
+    pub stall_limit: u64,
     /// Major and minor compute capability of the device that modules are loaded for. The driver
     /// takes its devices' own.
     pub capability: (u32, u32),
@@ -48,13 +48,13 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             sanitize: true,
-            shuffle: None,
-            asynchronous: Asynchronous::Eager,
+            schedule_seed: None,
+            async_copies: AsyncCopies::Eager,
             approximation: Approximation::Rounded,
             threads: 0,
             counters: false,
             shared_base: 0x400,
-            patience: 4_000_000_000,
+            stall_limit: 4_000_000_000,
             capability: (9, 0),
         }
     }
@@ -75,15 +75,15 @@ pub struct OptionsError {
 impl Options {
     /// Options as the environment says (docs/emulator.md):
     /// `MESHGRAD_EMULATOR_SANITIZE`, `_SCHEDULE`, `_ASYNC`, `_APPROX`, `_THREADS`, `_SHARED_BASE`
-    /// and `_PATIENCE`.
+    /// and `_STALL_LIMIT`.
     ///
     /// # Errors
     /// [`OptionsError`] for a value that means nothing.
-    pub fn from_environment() -> Result<Options, OptionsError> {
+    pub fn from_env() -> Result<Options, OptionsError> {
         Options::from_lookup(|variable| env::var(variable).ok())
     }
 
-    /// As [`Options::from_environment`], from any source of variables.
+    /// As [`Options::from_env`], from any source of variables.
     ///
     /// # Errors
     /// [`OptionsError`].
@@ -116,7 +116,7 @@ impl Options {
             "MESHGRAD_EMULATOR_SCHEDULE",
             "ordered or random:SEED",
             &|options, value| {
-                options.shuffle = match value {
+                options.schedule_seed = match value {
                     "ordered" => None,
                     _ => Some(value.strip_prefix("random:")?.parse().ok()?),
                 };
@@ -127,10 +127,10 @@ impl Options {
             "MESHGRAD_EMULATOR_ASYNC",
             "eager, lazy or random:SEED",
             &|options, value| {
-                options.asynchronous = match value {
-                    "eager" => Asynchronous::Eager,
-                    "lazy" => Asynchronous::Lazy,
-                    _ => Asynchronous::Random {
+                options.async_copies = match value {
+                    "eager" => AsyncCopies::Eager,
+                    "lazy" => AsyncCopies::Lazy,
+                    _ => AsyncCopies::Random {
                         seed: value.strip_prefix("random:")?.parse().ok()?,
                     },
                 };
@@ -169,10 +169,10 @@ impl Options {
             },
         )?;
         set(
-            "MESHGRAD_EMULATOR_PATIENCE",
+            "MESHGRAD_EMULATOR_STALL_LIMIT",
             "a number of instructions",
             &|options, value| {
-                options.patience = value.parse().ok()?;
+                options.stall_limit = value.parse().ok()?;
                 Some(())
             },
         )?;
@@ -198,9 +198,9 @@ mod tests {
             Options::from_lookup(move |variable| (variable == name).then(|| value.to_owned()))
         };
         let options = from("MESHGRAD_EMULATOR_SCHEDULE", "random:7").unwrap();
-        assert_eq!(options.shuffle, Some(7));
+        assert_eq!(options.schedule_seed, Some(7));
         let options = from("MESHGRAD_EMULATOR_ASYNC", "lazy").unwrap();
-        assert_eq!(options.asynchronous, Asynchronous::Lazy);
+        assert_eq!(options.async_copies, AsyncCopies::Lazy);
         let error = from("MESHGRAD_EMULATOR_ASYNC", "soon").unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -6,7 +6,7 @@ use crate::memory::races::Earlier;
 
 /// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FindingKind {
     /// An access outside of every allocation, or of the CTA's or thread's own memory.
     OutOfBounds,
     /// An access to memory that was freed.
@@ -14,13 +14,13 @@ pub enum Kind {
     /// An address that is not a multiple of the access's size.
     Misaligned,
     /// A register is read that was never written.
-    UninitialisedRegister,
+    UninitializedRegister,
     /// Global memory is read that was never written.
-    UninitialisedGlobal,
+    UninitializedGlobal,
     /// Shared memory is read that was never written.
-    UninitialisedShared,
+    UninitializedShared,
     /// Local memory is read that was never written.
-    UninitialisedLocal,
+    UninitializedLocal,
     /// Two threads access the same bytes of shared memory, unordered, and one writes.
     SharedRace,
     /// Two threads access the same bytes of global memory, unordered, and one writes.
@@ -41,31 +41,31 @@ pub enum Kind {
     InvalidArgument,
 }
 
-impl Kind {
+impl FindingKind {
     /// The name by which tests and programs know it: `out-of-bounds`.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::OutOfBounds => "out-of-bounds",
-            Kind::UseAfterFree => "use-after-free",
-            Kind::Misaligned => "misaligned",
-            Kind::UninitialisedRegister => "uninitialised-register",
-            Kind::UninitialisedGlobal => "uninitialised-global",
-            Kind::UninitialisedShared => "uninitialised-shared",
-            Kind::UninitialisedLocal => "uninitialised-local",
-            Kind::SharedRace => "shared-race",
-            Kind::GlobalRace => "global-race",
-            Kind::DivergentBarrier => "divergent-barrier",
-            Kind::DivergentInstruction => "divergent-instruction",
-            Kind::InactiveLane => "inactive-lane",
-            Kind::Deadlock => "deadlock",
-            Kind::Trap => "trap",
-            Kind::WriteToConstant => "write-to-constant",
-            Kind::InvalidArgument => "invalid-argument",
+            FindingKind::OutOfBounds => "out-of-bounds",
+            FindingKind::UseAfterFree => "use-after-free",
+            FindingKind::Misaligned => "misaligned",
+            FindingKind::UninitializedRegister => "uninitialized-register",
+            FindingKind::UninitializedGlobal => "uninitialized-global",
+            FindingKind::UninitializedShared => "uninitialized-shared",
+            FindingKind::UninitializedLocal => "uninitialized-local",
+            FindingKind::SharedRace => "shared-race",
+            FindingKind::GlobalRace => "global-race",
+            FindingKind::DivergentBarrier => "divergent-barrier",
+            FindingKind::DivergentInstruction => "divergent-instruction",
+            FindingKind::InactiveLane => "inactive-lane",
+            FindingKind::Deadlock => "deadlock",
+            FindingKind::Trap => "trap",
+            FindingKind::WriteToConstant => "write-to-constant",
+            FindingKind::InvalidArgument => "invalid-argument",
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FindingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -74,7 +74,7 @@ impl fmt::Display for Kind {
 /// A finding before it is known where it happened.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FindingKind,
     pub(crate) lane: Option<usize>,
     pub(crate) message: String,
     /// The access that it conflicts with.
@@ -82,7 +82,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    pub(crate) fn new(kind: Kind, lane: usize, message: impl Into<String>) -> Box<Fault> {
+    pub(crate) fn new(kind: FindingKind, lane: usize, message: impl Into<String>) -> Box<Fault> {
         Box::new(Fault {
             kind,
             lane: Some(lane),
@@ -92,7 +92,7 @@ impl Fault {
     }
 
     /// About a warp or CTA as a whole.
-    pub(crate) fn of_all(kind: Kind, message: impl Into<String>) -> Box<Fault> {
+    pub(crate) fn of_all(kind: FindingKind, message: impl Into<String>) -> Box<Fault> {
         Box::new(Fault {
             kind,
             lane: None,
@@ -168,7 +168,7 @@ impl fmt::Display for Thread {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Finding {
     /// What kind it is.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// The kernel's name.
     pub kernel: String,
     /// The instruction.

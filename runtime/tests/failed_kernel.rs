@@ -33,5 +33,5 @@ fn a_failed_allocation_reports_the_earlier_kernel_failure() {
     else {
         panic!("{refused:?}");
     };
-    assert!(reason.contains("uninitialised-global"), "{reason}");
+    assert!(reason.contains("uninitialized-global"), "{reason}");
 }

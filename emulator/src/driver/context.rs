@@ -54,7 +54,7 @@ const SYNC_DEPTH: i32 = 3;
 
 impl Default for Limits {
     fn default() -> Limits {
-        // Stack, printf buffer, heap, synchronisation depth, pending launches, L2 fetch, L2 kept.
+        // Stack, printf buffer, heap, synchronization depth, pending launches, L2 fetch, L2 kept.
         Limits([1024, 1 << 20, 8 << 20, 2, 2048, 64, 0])
     }
 }

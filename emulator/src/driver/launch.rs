@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::launch::{self, Launch, LaunchError};
 use crate::options::Options;
 use crate::program::Kernel;
-use crate::report::Kind;
+use crate::report::FindingKind;
 
 use super::context::ContextHandle;
 use super::device::{MAX_BLOCK, MAX_GRID, MAX_THREADS, Model};
@@ -85,9 +85,11 @@ fn code_of(error: &LaunchError) -> Code {
         LaunchError::Invalid { .. } => return Code::InvalidValue,
     };
     match finding.kind {
-        Kind::OutOfBounds | Kind::UseAfterFree | Kind::WriteToConstant => Code::IllegalAddress,
-        Kind::Misaligned => Code::MisalignedAddress,
-        Kind::Deadlock => Code::LaunchTimeout,
+        FindingKind::OutOfBounds | FindingKind::UseAfterFree | FindingKind::WriteToConstant => {
+            Code::IllegalAddress
+        }
+        FindingKind::Misaligned => Code::MisalignedAddress,
+        FindingKind::Deadlock => Code::LaunchTimeout,
         // A GPU would go on with wrong numbers, hang, or fail somewhere else.
         _ => Code::LaunchFailed,
     }

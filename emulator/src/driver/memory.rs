@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::memory::{AllocationInfo, MemoryError, Place};
+use crate::memory::{AllocationInfo, MemoryError, MemoryKind};
 
 use super::context::ContextHandle;
 use super::error::{Code, Error, Result};
@@ -51,11 +51,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn place(self, device: u32) -> Place {
+    fn memory_kind(self, device: u32) -> MemoryKind {
         match self {
-            Kind::Device | Kind::Pool(_) | Kind::Graph { .. } => Place::Device(device),
-            Kind::Pinned | Kind::Registered => Place::Pinned,
-            Kind::Managed => Place::Managed(device),
+            Kind::Device | Kind::Pool(_) | Kind::Graph { .. } => MemoryKind::Device(device),
+            Kind::Pinned | Kind::Registered => MemoryKind::Pinned,
+            Kind::Managed => MemoryKind::Managed(device),
         }
     }
 
@@ -285,7 +285,7 @@ impl State {
             kind,
             doomed: false,
         };
-        match self.space.allocate(bytes, kind.place(device)) {
+        match self.space.allocate(bytes, kind.memory_kind(device)) {
             Ok(address) => {
                 self.ledger.owners.insert(address, owner);
                 if matches!(kind, Kind::Pinned | Kind::Managed) {

@@ -1,7 +1,7 @@
 //! What is known of pointers: whose memory they point to, and which of the host's own memory was
 //! registered as page-locked.
 
-use crate::memory::{HOST_ALIGNMENT, Place};
+use crate::memory::{HOST_ALIGNMENT, MemoryKind};
 
 use super::Driver;
 use super::error::{Code, Result};
@@ -60,8 +60,8 @@ impl Driver {
     pub(crate) fn device_address(&self, address: u64) -> Result<u64> {
         self.with(|state| {
             state.current()?;
-            match state.space.find(address).map(|it| it.place) {
-                Some(Place::Pinned | Place::Managed(_)) => Ok(address),
+            match state.space.find(address).map(|it| it.kind) {
+                Some(MemoryKind::Pinned | MemoryKind::Managed(_)) => Ok(address),
                 _ => {
                     let words = format!("{address:#x} is not page-locked memory of the host");
                     Err(Code::InvalidValue.because(words))
@@ -84,8 +84,8 @@ impl Driver {
         self.with(|state| {
             state.current()?;
             state.check_range(address, bytes)?;
-            match state.allocation(address)?.place {
-                Place::Managed(_) => Ok(()),
+            match state.allocation(address)?.kind {
+                MemoryKind::Managed(_) => Ok(()),
                 _ => Err(Code::InvalidValue.because(format!("{address:#x} is no managed memory"))),
             }
         })
@@ -96,23 +96,23 @@ impl Driver {
         self.with(|state| {
             let info = state.allocation(address)?;
             let owner = state.ledger.owners.get(&info.base);
-            let is_host = info.place == Place::Pinned;
-            let device = match info.place {
-                Place::Device(device)
-                | Place::Managed(device)
-                | Place::Module(device)
-                | Place::Constant(device) => device,
-                Place::Pinned => owner.map_or(0, |it| it.device),
+            let is_host = info.kind == MemoryKind::Pinned;
+            let device = match info.kind {
+                MemoryKind::Device(device)
+                | MemoryKind::Managed(device)
+                | MemoryKind::Module(device)
+                | MemoryKind::Constant(device) => device,
+                MemoryKind::Pinned => owner.map_or(0, |it| it.device),
             };
             Ok(match attribute {
                 1 => PointerFact::Wide(owner.map_or(0, |it| it.context.raw())),
                 2 => PointerFact::Word(if is_host { 1 } else { 2 }),
                 3 => PointerFact::Wide(address),
-                4 if is_host || matches!(info.place, Place::Managed(_)) => {
+                4 if is_host || matches!(info.kind, MemoryKind::Managed(_)) => {
                     PointerFact::Wide(address)
                 }
                 7 => PointerFact::Wide(info.number),
-                8 => PointerFact::Word(u32::from(matches!(info.place, Place::Managed(_)))),
+                8 => PointerFact::Word(u32::from(matches!(info.kind, MemoryKind::Managed(_)))),
                 9 => PointerFact::Word(device),
                 11 => PointerFact::Wide(info.base),
                 12 => PointerFact::Wide(info.bytes as u64),

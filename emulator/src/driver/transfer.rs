@@ -145,6 +145,6 @@ impl State {
 
     fn is_pinned_allocation(&self, address: u64) -> bool {
         let info = self.space.find(address);
-        info.is_some_and(|it| it.place == crate::memory::Place::Pinned)
+        info.is_some_and(|it| it.kind == crate::memory::MemoryKind::Pinned)
     }
 }

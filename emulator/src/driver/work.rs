@@ -245,12 +245,12 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Place;
+    use crate::memory::MemoryKind;
 
     #[test]
     fn rows_of_a_copy_lie_a_pitch_apart() {
         let space = AddressSpace::new();
-        let to = space.allocate(64, Place::Device(0)).unwrap();
+        let to = space.allocate(64, MemoryKind::Device(0)).unwrap();
         space.fill(to, &[9], 64).unwrap();
         let staged: Arc<[u8]> = (0..12).collect();
         let rows = Rows {

@@ -9,7 +9,7 @@ use super::step::truth;
 use super::warp::Warp;
 use crate::options::Asynchronous;
 use crate::program::op::{CopyAsync, Space};
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 /// A copy of one lane from global to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Cta<'_> {
             };
             if source_bytes > copy.bytes {
                 let message = format!("{source_bytes} bytes are read to write {}", copy.bytes);
-                return Err(Fault::new(Kind::InvalidArgument, lane, message));
+                return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
             }
             copies.push(Copy {
                 lane,
@@ -120,9 +120,9 @@ impl Cta<'_> {
         for batch in batches(&copies) {
             self.check_copies(warp, &batch)?;
         }
-        match self.grid.options.asynchronous {
-            Asynchronous::Eager => self.carry_out(warp, &copies),
-            Asynchronous::Lazy | Asynchronous::Random { .. } => {
+        match self.grid.options.async_copies {
+            AsyncCopies::Eager => self.carry_out(warp, &copies),
+            AsyncCopies::Lazy | AsyncCopies::Random { .. } => {
                 warp.copies.pending.extend(copies);
                 Ok(())
             }

@@ -6,7 +6,7 @@ use super::registers::lanes_of;
 use super::step::Flow;
 use super::warp::{State, Warp};
 use crate::program::op::{Barrier, BarrierAction, PredicateSource, VoteKind};
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 /// One of the sixteen barriers of a CTA.
 #[derive(Clone, Debug)]
@@ -101,7 +101,7 @@ impl Cta<'_> {
             let gone = warp.exited & warp.lanes;
             let message =
                 format!("lanes {gone:#010x} of the warp have ended and never come to barrier {id}");
-            return Err(Fault::of_all(Kind::DivergentBarrier, message));
+            return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }
 
         if let BarrierAction::Reduce { from, .. } | BarrierAction::Count { from, .. } =
@@ -119,7 +119,7 @@ impl Cta<'_> {
         {
             let message =
                 format!("barrier {id} for {threads} threads, which others use for {expected}");
-            return Err(Fault::of_all(Kind::DivergentBarrier, message));
+            return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }
         state.expected = state.expected.or(threads);
         state.coming.join(&published);
@@ -147,13 +147,13 @@ impl Cta<'_> {
     fn check_barrier(&self, id: u32, threads: Option<u32>) -> Result<(), Box<Fault>> {
         if id > 15 {
             let message = format!("barrier {id}: there are 0 to 15");
-            return Err(Fault::of_all(Kind::InvalidArgument, message));
+            return Err(Fault::of_all(FindingKind::InvalidArgument, message));
         }
         match threads {
             Some(threads) if threads == 0 || threads % 32 != 0 => {
                 let message =
                     format!("a barrier for {threads} threads: a multiple of 32 is needed");
-                Err(Fault::of_all(Kind::InvalidArgument, message))
+                Err(Fault::of_all(FindingKind::InvalidArgument, message))
             }
             _ => Ok(()),
         }
@@ -230,7 +230,7 @@ impl Cta<'_> {
             Some(lane) => {
                 let other = values[lane];
                 let message = format!("{what} is {first} in some lanes and {other} in others");
-                Err(Fault::new(Kind::InvalidArgument, lane, message))
+                Err(Fault::new(FindingKind::InvalidArgument, lane, message))
             }
         }
     }

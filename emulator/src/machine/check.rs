@@ -8,8 +8,8 @@ use super::order::{Knowledge, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
 use crate::memory::races::{Earlier, Locked, Mark, Reach, Visitor};
-use crate::memory::{Block, Place};
-use crate::report::{Fault, Kind};
+use crate::memory::{Block, MemoryKind};
+use crate::report::{Fault, FindingKind};
 use crate::vectors::vectorised;
 
 /// An access as the checks see it.
@@ -49,7 +49,7 @@ pub(super) type Changes<'c> = &'c dyn Fn(&Block, usize, &Earlier) -> bool;
 pub(super) const ALWAYS: Changes<'_> = &|_, _, _| true;
 
 impl<'g> Cta<'g> {
-    /// Bounds, alignment, initialisation and races of an access. Who writes holds what comes back
+    /// Bounds, alignment, initialization and races of an access. Who writes holds what comes back
     /// until the bytes are stored.
     pub(super) fn check(
         &self,
@@ -65,13 +65,13 @@ impl<'g> Cta<'g> {
         let region = self.region(spot.home);
         let sanitize = self.grid.options.sanitize;
         if touch.reads && sanitize {
-            self.check_initialised(warp, spot, &region, touch.bytes)?;
+            self.check_initialized(warp, spot, &region, touch.bytes)?;
         }
         if touch.writes
-            && let Some(initialised) = region.initialised
+            && let Some(initialized) = region.initialized
         {
             for_ranges(spot, touch.bytes, |at, count| {
-                initialised.set(at, count);
+                initialized.set(at, count);
                 true
             });
         }
@@ -137,11 +137,11 @@ impl<'g> Cta<'g> {
         let inside = in_thread(lane) < end;
         let (kind, message) = match inside {
             true => (
-                Kind::Misaligned,
+                FindingKind::Misaligned,
                 format!("{bytes} bytes at {place}: a multiple of {align} is needed"),
             ),
             false => (
-                Kind::OutOfBounds,
+                FindingKind::OutOfBounds,
                 format!("{bytes} bytes at {place}, which has {size}"),
             ),
         };
@@ -152,8 +152,8 @@ impl<'g> Cta<'g> {
         let constant = match spot.home {
             Home::Param => true,
             Home::Global(index) => {
-                let place = self.grid.allocations[index].info.place;
-                matches!(place, Place::Constant(_))
+                let place = self.grid.allocations[index].info.kind;
+                matches!(place, MemoryKind::Constant(_))
             }
             Home::Shared | Home::Local => false,
         };
@@ -163,25 +163,25 @@ impl<'g> Cta<'g> {
         let lane = spot.lanes.trailing_zeros() as usize & 31;
         let place = self.place(spot.home, warp.index, lane, spot.offsets[lane]);
         let message = format!("{bytes} bytes at {place}");
-        Err(Fault::new(Kind::WriteToConstant, lane, message))
+        Err(Fault::new(FindingKind::WriteToConstant, lane, message))
     }
 
-    fn check_initialised(
+    fn check_initialized(
         &self,
         warp: &Warp,
         spot: &Spot,
         region: &Region<'_>,
         bytes: usize,
     ) -> Result<(), Box<Fault>> {
-        let Some(initialised) = region.initialised else {
+        let Some(initialized) = region.initialized else {
             return Ok(());
         };
-        if for_ranges(spot, bytes, |at, count| initialised.all(at, count)) {
+        if for_ranges(spot, bytes, |at, count| initialized.all(at, count)) {
             return Ok(());
         }
         let first = lanes_of(spot.lanes).find_map(|lane| {
             let at = spot.offsets[lane] as usize;
-            Some((lane, initialised.first_unset(at, bytes)?))
+            Some((lane, initialized.first_unset(at, bytes)?))
         });
         let Some((lane, unset)) = first else {
             return Ok(());
@@ -191,7 +191,7 @@ impl<'g> Cta<'g> {
         let missing = unset - start;
         let message =
             format!("{bytes} bytes at {place} are read, of which byte {missing} was never written");
-        Err(Fault::new(region.uninitialised, lane, message))
+        Err(Fault::new(region.uninitialized, lane, message))
     }
 
     fn check_races(
@@ -251,7 +251,7 @@ pub(super) fn mark_of(warp: &Warp, stamp: u32, touch: Touch) -> Mark {
 
 /// The fault of a race.
 pub(super) fn race(
-    kind: Kind,
+    kind: FindingKind,
     lane: usize,
     place: &str,
     touch: Touch,

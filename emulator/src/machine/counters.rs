@@ -21,9 +21,9 @@ pub struct Counts {
     /// The fewest sectors that hold so many bytes.
     pub ideal_sectors: u64,
     /// Passes over the banks of shared memory.
-    pub passes: u64,
-    /// The fewest passes for so many bytes: more means bank conflicts.
-    pub ideal_passes: u64,
+    pub wavefronts: u64,
+    /// The fewest wavefronts for so many bytes: more means bank conflicts.
+    pub ideal_wavefronts: u64,
     /// Bytes read from global memory.
     pub bytes_read: u64,
     /// Bytes written to global memory.
@@ -38,8 +38,8 @@ impl Counts {
         self.lanes += other.lanes;
         self.sectors += other.sectors;
         self.ideal_sectors += other.ideal_sectors;
-        self.passes += other.passes;
-        self.ideal_passes += other.ideal_passes;
+        self.wavefronts += other.wavefronts;
+        self.ideal_wavefronts += other.ideal_wavefronts;
         self.bytes_read += other.bytes_read;
         self.bytes_written += other.bytes_written;
         self.flops += other.flops;
@@ -125,7 +125,7 @@ impl Counters {
         let mut table = format!(
             "{}: {} CTAs, {} warp instructions, {} FLOPs\n\
              global memory: {} bytes read ({} different), {} written ({} different)\n\
-             {:>6} {:>10} {:>6} {:>9} {:>8} {:>6} {:>6}  instruction\n",
+             {:>6} {:>10} {:>6} {:>9} {:>8} {:>10} {:>6}  instruction\n",
             self.kernel,
             self.ctas,
             self.total.executed,
@@ -139,19 +139,19 @@ impl Counters {
             "lanes",
             "sectors",
             "x ideal",
-            "passes",
+            "wavefronts",
             "x ideal",
         );
         for (line, text, counts) in &self.instructions {
             let lanes = ratio(counts.lanes, counts.executed);
             let _ = writeln!(
                 table,
-                "{line:>6} {:>10} {lanes:>6} {:>9} {:>8} {:>6} {:>6}  {text}",
+                "{line:>6} {:>10} {lanes:>6} {:>9} {:>8} {:>10} {:>6}  {text}",
                 counts.executed,
                 counts.sectors,
                 ratio(counts.sectors, counts.ideal_sectors),
-                counts.passes,
-                ratio(counts.passes, counts.ideal_passes),
+                counts.wavefronts,
+                ratio(counts.wavefronts, counts.ideal_wavefronts),
             );
         }
         table
@@ -171,16 +171,17 @@ fn fields(counts: &Counts) -> String {
         lanes,
         sectors,
         ideal_sectors,
-        passes,
-        ideal_passes,
+        wavefronts,
+        ideal_wavefronts,
         bytes_read,
         bytes_written,
         flops,
     } = counts;
     format!(
         "\"executed\":{executed},\"lanes\":{lanes},\"sectors\":{sectors},\
-         \"ideal_sectors\":{ideal_sectors},\"passes\":{passes},\"ideal_passes\":{ideal_passes},\
-         \"bytes_read\":{bytes_read},\"bytes_written\":{bytes_written},\"flops\":{flops}"
+         \"ideal_sectors\":{ideal_sectors},\"wavefronts\":{wavefronts},\
+         \"ideal_wavefronts\":{ideal_wavefronts},\"bytes_read\":{bytes_read},\
+         \"bytes_written\":{bytes_written},\"flops\":{flops}"
     )
 }
 
@@ -205,11 +206,11 @@ impl Cta<'_> {
     #[inline(always)]
     pub(super) fn count_access(&mut self, spot: &Spot, touch: Touch) {
         if !self.counts.is_empty() {
-            self.count_sectors_and_passes(spot, touch);
+            self.count_sectors_and_wavefronts(spot, touch);
         }
     }
 
-    fn count_sectors_and_passes(&mut self, spot: &Spot, touch: Touch) {
+    fn count_sectors_and_wavefronts(&mut self, spot: &Spot, touch: Touch) {
         let Spot {
             home,
             lanes,
@@ -219,9 +220,9 @@ impl Cta<'_> {
         let bytes = u64::from(lanes.count_ones()) * touch.bytes as u64;
         match home {
             Home::Shared => {
-                let (passes, ideal) = passes(offsets, lanes, touch.bytes);
-                counts.passes += passes;
-                counts.ideal_passes += ideal;
+                let (wavefronts, ideal) = wavefronts(offsets, lanes, touch.bytes);
+                counts.wavefronts += wavefronts;
+                counts.ideal_wavefronts += ideal;
             }
             Home::Global(index) => {
                 let (sectors, ideal) = sectors(offsets, lanes, touch.bytes);
@@ -267,13 +268,13 @@ pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64
 
 /// Passes over 32 banks of 4 bytes that a warp's access of shared memory takes, and the fewest
 /// possible. Accesses of 8 and 16 bytes are served by halves and quarters of the warp.
-pub(crate) fn passes(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
+pub(crate) fn wavefronts(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
     let lanes_at_once = match bytes {
         0..=4 => 32,
         5..=8 => 16,
         _ => 8,
     };
-    let (mut passes, mut ideal) = (0, 0);
+    let (mut wavefronts, mut ideal) = (0, 0);
     for first in (0..32).step_by(lanes_at_once) {
         let part = mask & (u32::MAX >> (32 - lanes_at_once)) << first;
         if part == 0 {
@@ -287,10 +288,10 @@ pub(crate) fn passes(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64)
         for word in words {
             banks[(*word % 32) as usize] += 1;
         }
-        passes += banks.iter().max().copied().unwrap_or(0).max(1);
+        wavefronts += banks.iter().max().copied().unwrap_or(0).max(1);
         ideal += words.len().div_ceil(32).max(1) as u64;
     }
-    (passes, ideal)
+    (wavefronts, ideal)
 }
 
 /// The numbers sorted, each once. This runs at every access: without heap memory.
@@ -352,12 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn passes_of_strides() {
-        assert_eq!(passes(&offsets(4), u32::MAX, 4), (1, 1));
-        assert_eq!(passes(&offsets(8), u32::MAX, 4), (2, 1));
-        assert_eq!(passes(&offsets(128), u32::MAX, 4), (32, 1));
-        assert_eq!(passes(&offsets(0), u32::MAX, 4), (1, 1));
-        assert_eq!(passes(&offsets(132), u32::MAX, 4), (1, 1));
-        assert_eq!(passes(&offsets(16), u32::MAX, 16), (4, 4));
+    fn wavefronts_of_strides() {
+        assert_eq!(wavefronts(&offsets(4), u32::MAX, 4), (1, 1));
+        assert_eq!(wavefronts(&offsets(8), u32::MAX, 4), (2, 1));
+        assert_eq!(wavefronts(&offsets(128), u32::MAX, 4), (32, 1));
+        assert_eq!(wavefronts(&offsets(0), u32::MAX, 4), (1, 1));
+        assert_eq!(wavefronts(&offsets(132), u32::MAX, 4), (1, 1));
+        assert_eq!(wavefronts(&offsets(16), u32::MAX, 16), (4, 4));
     }
 }

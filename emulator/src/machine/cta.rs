@@ -15,7 +15,7 @@ use crate::memory::{Block, ByteSet};
 use crate::options::Asynchronous;
 use crate::program::Kernel;
 use crate::program::kernel::{Constant, LaneMask, Special};
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 /// Instructions a warp runs before others get their turn, where the order is not shuffled.
 const TURN: u32 = 4096;
@@ -23,7 +23,7 @@ const TURN: u32 = 4096;
 /// Shared memory, or the local memory of a CTA's threads, with what is known of it.
 pub(crate) struct Own {
     pub(crate) data: Block,
-    pub(crate) initialised: ByteSet,
+    pub(crate) initialized: ByteSet,
     pub(crate) bytes: usize,
 }
 
@@ -31,14 +31,14 @@ impl Own {
     fn new(bytes: usize) -> Option<Own> {
         Some(Own {
             data: Block::new(bytes)?,
-            initialised: ByteSet::new(bytes),
+            initialized: ByteSet::new(bytes),
             bytes,
         })
     }
 
     fn clear(&mut self) {
         self.data.clear();
-        self.initialised.clear();
+        self.initialized.clear();
     }
 }
 
@@ -128,8 +128,8 @@ impl<'g> Cta<'g> {
         }
         self.published.clear();
         let options = self.grid.options;
-        self.random = Random::new(options.shuffle.unwrap_or(0) ^ index << 20);
-        if let Asynchronous::Random { seed } = options.asynchronous {
+        self.random = Random::new(options.schedule_seed.unwrap_or(0) ^ index << 20);
+        if let AsyncCopies::Random { seed } = options.async_copies {
             self.copy_chance = Random::new(seed ^ index << 20);
         }
         self.notice();
@@ -171,7 +171,7 @@ impl<'g> Cta<'g> {
     /// Whether it can only go on if somebody else does something: it runs in a circle, or has run
     /// without a visible effect for longer than is waited for.
     pub(crate) fn waits(&self) -> bool {
-        self.circle.is_closed() || self.idle() > self.grid.options.patience
+        self.circle.is_closed() || self.idle() > self.grid.options.stall_limit
     }
 
     /// Registers as a thread finds them, where the warp's may be those of a CTA before.
@@ -238,7 +238,7 @@ impl<'g> Cta<'g> {
     pub(crate) fn turn(&mut self, warps: &mut [Warp]) -> Result<Turn, (usize, Box<Fault>)> {
         let (mut ran, began) = (false, self.instructions);
         for turn in 0..warps.len() {
-            let (at, instructions) = match self.grid.options.shuffle {
+            let (at, instructions) = match self.grid.options.schedule_seed {
                 None => (turn, TURN),
                 Some(_) => {
                     let at = self.random.below(warps.len() as u64) as usize;
@@ -254,7 +254,7 @@ impl<'g> Cta<'g> {
             return Ok(Turn::Done);
         }
         if ran || self.someone_can_run(warps) {
-            let least = match self.grid.options.shuffle {
+            let least = match self.grid.options.schedule_seed {
                 None => 1,
                 Some(_) => 64,
             };
@@ -286,14 +286,17 @@ impl<'g> Cta<'g> {
         if let Some(at) = waiting(|state| *state == State::Meeting) {
             let message =
                 format!("only part of the warp comes here, the rest waits elsewhere:{waiters}");
-            return (at, Fault::of_all(Kind::DivergentInstruction, message));
+            return (
+                at,
+                Fault::of_all(FindingKind::DivergentInstruction, message),
+            );
         }
         let at = waiting(|state| matches!(state, State::AtBarrier { .. })).unwrap_or(0);
         let torn = warps[at].fragments.len() > 1;
         let kind = if torn {
-            Kind::DivergentBarrier
+            FindingKind::DivergentBarrier
         } else {
-            Kind::Deadlock
+            FindingKind::Deadlock
         };
         let message = format!("every thread that is left waits:{waiters}");
         (at, Fault::of_all(kind, message))

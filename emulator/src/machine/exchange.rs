@@ -6,7 +6,7 @@ use super::registers::{LANES, Slot, lanes_of};
 use super::step::{Flow, truth};
 use super::warp::Warp;
 use crate::program::op::{Shuffle, ShuffleMode, Vote, VoteKind};
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 use crate::vectors::vectorised;
 
 impl Cta<'_> {
@@ -35,7 +35,7 @@ impl Cta<'_> {
             if strangers != 0 {
                 let lane = strangers.trailing_zeros() as usize;
                 let message = format!("the lane is not in the mask {all:#010x} that it gives");
-                return Err(Fault::new(Kind::DivergentInstruction, lane, message));
+                return Err(Fault::new(FindingKind::DivergentInstruction, lane, message));
             }
             if members != group {
                 return Ok(None);
@@ -52,7 +52,7 @@ impl Cta<'_> {
         if gone != 0 {
             let message =
                 format!("all of the warp must execute this, but lanes {gone:#010x} have ended");
-            return Err(Fault::of_all(Kind::DivergentInstruction, message));
+            return Err(Fault::of_all(FindingKind::DivergentInstruction, message));
         }
         Ok((mask != warp.lanes).then_some(Flow::Meet))
     }
@@ -103,7 +103,7 @@ impl Cta<'_> {
             let lane = in_vain.trailing_zeros() as usize & 31;
             let (source, _) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
             let message = format!("the value of lane {source}, which takes no part");
-            return Err(Fault::new(Kind::InactiveLane, lane, message));
+            return Err(Fault::new(FindingKind::InactiveLane, lane, message));
         }
         warp.registers.set_narrow(shuffle.to, mask, &value);
         if let Some(predicate) = shuffle.valid {

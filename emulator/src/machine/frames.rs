@@ -12,7 +12,7 @@ use super::step::Flow;
 use super::warp::{Fragment, Warp};
 use crate::program::kernel::Frame;
 use crate::program::op::Passed;
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 /// How deep calls of functions that run already may nest.
 const DEEPEST: usize = 1024;
@@ -66,7 +66,7 @@ impl Cta<'_> {
                     self.local.data.read(thread + from as usize, &mut copied);
                     self.local.data.write(thread + to as usize, &copied);
                     self.local
-                        .initialised
+                        .initialized
                         .set(thread + to as usize, bytes as usize);
                 }
             }
@@ -79,7 +79,7 @@ impl Cta<'_> {
                     };
                     let value = &value.to_le_bytes()[..bytes as usize];
                     self.local.data.write(at, value);
-                    self.local.initialised.set(at, bytes as usize);
+                    self.local.initialized.set(at, bytes as usize);
                 }
             }
             Passed::Load { to, from, bytes } => {
@@ -132,7 +132,7 @@ impl Cta<'_> {
         let (at, count) = self.memory_of(warp, frame, lane);
         let mut memory = vec![0; count];
         self.local.data.read(at, &mut memory);
-        let written = (at..at + count).map(|at| self.local.initialised.all(at, 1));
+        let written = (at..at + count).map(|at| self.local.initialized.all(at, 1));
         SavedFrame {
             registers: warp
                 .registers
@@ -154,7 +154,7 @@ impl Cta<'_> {
             self.local.data.write(at, &saved.memory);
             for (offset, written) in saved.written.iter().enumerate() {
                 if *written {
-                    self.local.initialised.set(at + offset, 1);
+                    self.local.initialized.set(at + offset, 1);
                 }
             }
             let predicates = frame.predicates.clone();
@@ -188,7 +188,7 @@ impl Cta<'_> {
                  that fit the call's prototype",
                 functions.len()
             );
-            return Err(Fault::new(Kind::InvalidArgument, lane, message));
+            return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
         }
         let back = warp.fragments[fragment].pc + 1;
         for (address, begin) in functions {
@@ -250,5 +250,5 @@ fn too_deep(frame: &Frame, lane: usize, depth: usize, left: u32) -> Box<Fault> {
              variables, and {left} are left"
         ),
     };
-    Fault::new(Kind::OutOfBounds, lane, message)
+    Fault::new(FindingKind::OutOfBounds, lane, message)
 }

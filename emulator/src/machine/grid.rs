@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_unravelled_as_each_of_it() {
+    fn a_row_is_unraveled_as_each_of_it() {
         for extents in [[1, 1, 1], [48, 1, 1], [3, 5, 7], [1, 40, 2], [64, 2, 1]] {
             for first in [0, 32, 64] {
                 let row = unravel_row(first, extents);

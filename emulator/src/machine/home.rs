@@ -8,7 +8,7 @@ use super::windows;
 use crate::memory::races::RaceShadow;
 use crate::memory::{Block, ByteSet};
 use crate::program::op::Space;
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 /// Addresses, or offsets, a lane each.
 pub(super) type Addresses = [u64; LANES];
@@ -34,11 +34,11 @@ pub(super) struct Spot {
 /// A memory, and what is known of it.
 pub(super) struct Region<'r> {
     pub(super) data: &'r Block,
-    pub(super) initialised: Option<&'r ByteSet>,
+    pub(super) initialized: Option<&'r ByteSet>,
     pub(super) races: Option<&'r RaceShadow>,
     pub(super) stamp: u32,
-    pub(super) uninitialised: Kind,
-    pub(super) race: Kind,
+    pub(super) uninitialized: FindingKind,
+    pub(super) race: FindingKind,
 }
 
 impl Cta<'_> {
@@ -89,11 +89,11 @@ impl Cta<'_> {
             Err(Fault::new(kind, first, format!("{bytes} bytes at {place}")))
         };
         let Some(index) = self.grid.find(addresses[first], self.hint) else {
-            return nowhere(Kind::OutOfBounds);
+            return nowhere(FindingKind::OutOfBounds);
         };
         let allocation = &self.grid.allocations[index];
         if allocation.is_freed() {
-            return nowhere(Kind::UseAfterFree);
+            return nowhere(FindingKind::UseAfterFree);
         }
         self.hint = index;
         let (base, size) = (allocation.info.base, allocation.info.bytes as u64);
@@ -154,33 +154,33 @@ impl Cta<'_> {
     pub(super) fn region(&self, home: Home) -> Region<'_> {
         let own = Region {
             data: self.data(home),
-            initialised: None,
+            initialized: None,
             races: None,
             stamp: 0,
-            uninitialised: Kind::UninitialisedLocal,
-            race: Kind::SharedRace,
+            uninitialized: FindingKind::UninitializedLocal,
+            race: FindingKind::SharedRace,
         };
         match home {
             Home::Shared => Region {
-                initialised: Some(&self.shared.initialised),
+                initialized: Some(&self.shared.initialized),
                 races: Some(&self.shared_races),
                 stamp: self.shared_stamp,
-                uninitialised: Kind::UninitialisedShared,
+                uninitialized: FindingKind::UninitializedShared,
                 ..own
             },
             Home::Local => Region {
-                initialised: Some(&self.local.initialised),
+                initialized: Some(&self.local.initialized),
                 ..own
             },
             Home::Param => own,
             Home::Global(index) => {
                 let allocation = &self.grid.allocations[index];
                 Region {
-                    initialised: Some(allocation.initialised()),
+                    initialized: Some(allocation.initialized()),
                     races: self.grid.options.sanitize.then(|| allocation.races()),
                     stamp: self.grid.stamp,
-                    uninitialised: Kind::UninitialisedGlobal,
-                    race: Kind::GlobalRace,
+                    uninitialized: FindingKind::UninitializedGlobal,
+                    race: FindingKind::GlobalRace,
                     ..own
                 }
             }

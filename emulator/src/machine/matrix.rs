@@ -8,7 +8,7 @@ use super::step::Flow;
 use super::warp::Warp;
 use crate::numerics::{matrix_move, tensor_core};
 use crate::program::op::{LoadMatrix, Multiply, Space};
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 impl Cta<'_> {
     pub(super) fn load_matrix(
@@ -31,7 +31,7 @@ impl Cta<'_> {
         let spot = self.locate(warp, space, &addresses, lanes, touch.bytes)?;
         if spot.home != Home::Shared || spot.lanes != lanes {
             let message = "a matrix is loaded from elsewhere than shared memory";
-            return Err(Fault::of_all(Kind::OutOfBounds, message));
+            return Err(Fault::of_all(FindingKind::OutOfBounds, message));
         }
         self.count_access(&spot, touch);
         self.check(warp, &spot, touch, ALWAYS)?;

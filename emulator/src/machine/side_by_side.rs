@@ -12,7 +12,7 @@ use super::lanes::each_lane;
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
 use super::windows;
-use crate::memory::Place;
+use crate::memory::MemoryKind;
 use crate::memory::races::Run;
 use crate::program::op::{Access, Address, Space};
 use crate::report::Fault;
@@ -72,7 +72,7 @@ impl Cta<'_> {
             Space::Generic | Space::Global => {
                 let index = self.grid.find(start, self.hint)?;
                 let allocation = &self.grid.allocations[index];
-                let constant = matches!(allocation.info.place, Place::Constant(_));
+                let constant = matches!(allocation.info.kind, MemoryKind::Constant(_));
                 if allocation.is_freed() || constant {
                     return None;
                 }
@@ -103,7 +103,7 @@ impl Cta<'_> {
     ) -> Result<bool, Box<Fault>> {
         let region = self.region(home);
         if self.grid.options.sanitize {
-            if !region.initialised.is_none_or(|it| it.all_lines(at, WORDS)) {
+            if !region.initialized.is_none_or(|it| it.all_lines(at, WORDS)) {
                 return Ok(false);
             }
             if let Some(races) = region.races {
@@ -182,8 +182,8 @@ impl Cta<'_> {
                 return Err(race(region.race, lane, &place, touch, earlier));
             }
         }
-        if let Some(initialised) = region.initialised {
-            initialised.set_lines(at, WORDS);
+        if let Some(initialized) = region.initialized {
+            initialized.set_lines(at, WORDS);
         }
         region.data.store_pairs(at, pairs.as_flattened());
         self.progress();

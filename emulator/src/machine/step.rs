@@ -8,7 +8,7 @@ use super::warp::{Fragment, State, Warp};
 use super::windows;
 use crate::options::Asynchronous;
 use crate::program::op::{Combine, Instruction, Op, PredicateSource, Set, SetPredicate};
-use crate::report::{Fault, Kind};
+use crate::report::{Fault, FindingKind};
 
 /// Where a fragment goes after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Cta<'_> {
         let mut ran = false;
         self.wake(warp);
         let random_copies = self.grid.kernel.copies
-            && matches!(self.grid.options.asynchronous, Asynchronous::Random { .. });
+            && matches!(self.grid.options.async_copies, AsyncCopies::Random { .. });
         while let Some(fragment) = warp.select() {
             let horizon = warp.horizon(fragment);
             loop {
@@ -78,8 +78,8 @@ impl Cta<'_> {
         let code = &self.grid.kernel.code;
         let at_barrier = |it: &Fragment| matches!(code[it.pc as usize].op, Op::Barrier(_));
         let kind = match warp.fragments.iter().any(at_barrier) {
-            true => Kind::DivergentBarrier,
-            false => Kind::DivergentInstruction,
+            true => FindingKind::DivergentBarrier,
+            false => FindingKind::DivergentInstruction,
         };
         Fault::of_all(kind, message)
     }
@@ -270,7 +270,11 @@ impl Cta<'_> {
             Op::Exit => return self.exit(warp, fragment, mask),
             Op::Trap => {
                 let lane = mask.trailing_zeros() as usize;
-                return Err(Fault::new(Kind::Trap, lane, "the kernel stopped itself"));
+                return Err(Fault::new(
+                    FindingKind::Trap,
+                    lane,
+                    "the kernel stopped itself",
+                ));
             }
             Op::Barrier(barrier) => return self.barrier(warp, fragment, barrier, mask),
             Op::WarpBarrier { members } => {
@@ -445,7 +449,7 @@ impl Cta<'_> {
         let index = *warp.registers.narrow(index);
         if let Some(lane) = lanes_of(mask).find(|lane| index[*lane] as usize >= targets.len()) {
             let message = format!("target {} of {}", index[lane], targets.len());
-            return Err(Fault::new(Kind::InvalidArgument, lane, message));
+            return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
         }
         for (number, target) in targets.iter().enumerate() {
             let going = lanes_of(mask)
@@ -492,7 +496,7 @@ fn combined(warp: &Warp, lanes: u32, combine: Option<(Combine, PredicateSource)>
 fn unwritten(missing: u32, what: &str) -> Box<Fault> {
     let lane = missing.trailing_zeros() as usize;
     let message = format!("{what} is read that was never written (lanes {missing:#010x})");
-    Fault::new(Kind::UninitialisedRegister, lane, message)
+    Fault::new(FindingKind::UninitializedRegister, lane, message)
 }
 
 fn branch(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {

@@ -10,7 +10,7 @@ use super::races::RaceShadow;
 
 /// What an allocation was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryKind {
     /// Memory of this device.
     Device(u32),
     /// Page-locked memory of the host.
@@ -23,14 +23,14 @@ pub enum Place {
     Constant(u32),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Device(device) => write!(f, "device {device}"),
-            Place::Pinned => f.write_str("pinned host memory"),
-            Place::Managed(device) => write!(f, "managed, device {device}"),
-            Place::Constant(device) => write!(f, "constants of a module, device {device}"),
-            Place::Module(device) => write!(f, "module variables, device {device}"),
+            MemoryKind::Device(device) => write!(f, "device {device}"),
+            MemoryKind::Pinned => f.write_str("pinned host memory"),
+            MemoryKind::Managed(device) => write!(f, "managed, device {device}"),
+            MemoryKind::Constant(device) => write!(f, "constants of a module, device {device}"),
+            MemoryKind::Module(device) => write!(f, "module variables, device {device}"),
         }
     }
 }
@@ -43,7 +43,7 @@ pub struct AllocationInfo {
     /// How many bytes were asked for.
     pub bytes: usize,
     /// What it was made for.
-    pub place: Place,
+    pub kind: MemoryKind,
     /// Counts allocations from 1 in the order they were made.
     pub number: u64,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Allocation {
     pub(crate) info: AllocationInfo,
     pub(crate) data: Block,
     freed: AtomicBool,
-    initialised: ByteSet,
+    initialized: ByteSet,
     races: OnceLock<RaceShadow>,
 }
 
@@ -64,7 +64,7 @@ impl Allocation {
             info,
             data,
             freed: AtomicBool::new(false),
-            initialised: ByteSet::new(info.bytes),
+            initialized: ByteSet::new(info.bytes),
             races: OnceLock::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Allocation {
             info,
             data: nothing,
             freed: AtomicBool::new(true),
-            initialised: ByteSet::new(0),
+            initialized: ByteSet::new(0),
             races: OnceLock::new(),
         }
     }
@@ -93,8 +93,8 @@ impl Allocation {
         self.freed.store(true, Relaxed);
     }
 
-    pub(crate) fn initialised(&self) -> &ByteSet {
-        &self.initialised
+    pub(crate) fn initialized(&self) -> &ByteSet {
+        &self.initialized
     }
 
     /// Forgets who accessed which bytes.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub(crate) use allocation::Allocation;
-pub use allocation::{AllocationInfo, Place};
+pub use allocation::{AllocationInfo, MemoryKind};
 pub(crate) use block::{ALIGNMENT, Block, HOST_ALIGNMENT};
 pub(crate) use bytes::ByteSet;
 
@@ -73,24 +73,26 @@ impl AddressSpace {
         AddressSpace::default()
     }
 
-    /// Memory of `bytes` bytes, whose contents count as uninitialised. Pinned and managed memory
+    /// Memory of `bytes` bytes, whose contents count as uninitialized. Pinned and managed memory
     /// lies at its address in the host's memory too.
     ///
     /// # Errors
     /// [`MemoryError::HostMemory`].
-    pub fn allocate(&self, bytes: usize, place: Place) -> Result<u64, MemoryError> {
+    pub fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<u64, MemoryError> {
         let data = Block::new(bytes).ok_or(MemoryError::HostMemory { bytes })?;
         let mut state = self.write_lock();
-        let base = match place {
-            Place::Pinned | Place::Managed(_) => data.host_address(),
-            Place::Device(_) | Place::Module(_) | Place::Constant(_) => state.next_address(bytes),
+        let base = match kind {
+            MemoryKind::Pinned | MemoryKind::Managed(_) => data.host_address(),
+            MemoryKind::Device(_) | MemoryKind::Module(_) | MemoryKind::Constant(_) => {
+                state.next_address(bytes)
+            }
         };
         state.count += 1;
         let number = state.count;
         let info = AllocationInfo {
             base,
             bytes,
-            place,
+            kind,
             number,
         };
         state.insert(Allocation::new(info, data));
@@ -111,11 +113,11 @@ impl AddressSpace {
         let info = AllocationInfo {
             base,
             bytes,
-            place: Place::Pinned,
+            kind: MemoryKind::Pinned,
             number: state.count,
         };
         let allocation = Allocation::new(info, data);
-        allocation.initialised().set(0, bytes);
+        allocation.initialized().set(0, bytes);
         state.insert(allocation);
         true
     }
@@ -137,10 +139,10 @@ impl AddressSpace {
 
         let info = state.by_address[at].info;
         state.by_address[at].set_freed();
-        match info.place {
+        match info.kind {
             // The host may give these addresses to somebody else.
-            Place::Pinned | Place::Managed(_) => drop(state.by_address.remove(at)),
-            Place::Device(_) | Place::Module(_) | Place::Constant(_) => {
+            MemoryKind::Pinned | MemoryKind::Managed(_) => drop(state.by_address.remove(at)),
+            MemoryKind::Device(_) | MemoryKind::Module(_) | MemoryKind::Constant(_) => {
                 let nothing = Block::new(0).ok_or(MemoryError::HostMemory { bytes: 8 })?;
                 state.by_address[at] = Arc::new(Allocation::tomb(info, nothing));
                 state.bury(info.base);
@@ -149,7 +151,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Writes from the host; the bytes are then initialised.
+    /// Writes from the host; the bytes are then initialized.
     ///
     /// # Errors
     /// [`MemoryError::Invalid`].
@@ -159,7 +161,7 @@ impl AddressSpace {
         }
         let (allocation, offset) = self.range(address, bytes.len())?;
         allocation.data.write(offset, bytes);
-        allocation.initialised().set(offset, bytes.len());
+        allocation.initialized().set(offset, bytes.len());
         Ok(())
     }
 
@@ -194,11 +196,11 @@ impl AddressSpace {
             allocation.data.write(offset + at, &chunk[..part]);
             at += part;
         }
-        allocation.initialised().set(offset, bytes);
+        allocation.initialized().set(offset, bytes);
         Ok(())
     }
 
-    /// Copies `bytes` bytes and what is known of their initialisation.
+    /// Copies `bytes` bytes and what is known of their initialization.
     ///
     /// # Errors
     /// [`MemoryError::Invalid`].
@@ -212,8 +214,8 @@ impl AddressSpace {
         source.data.read(from, &mut copied);
         target.data.write(to, &copied);
         target
-            .initialised()
-            .copy(to, source.initialised(), from, bytes);
+            .initialized()
+            .copy(to, source.initialized(), from, bytes);
         Ok(())
     }
 
@@ -378,12 +380,12 @@ impl fmt::Display for Described {
 fn named(allocation: &Allocation) -> String {
     let AllocationInfo {
         bytes,
-        place,
+        kind,
         number,
         ..
     } = allocation.info;
     let freed = if allocation.is_freed() { ", freed" } else { "" };
-    format!("allocation #{number} ({bytes} bytes, {place}{freed})")
+    format!("allocation #{number} ({bytes} bytes, {kind}{freed})")
 }
 
 #[cfg(test)]
@@ -393,12 +395,12 @@ mod tests {
     #[test]
     fn freed_memory_is_known_for_long_but_not_for_ever() {
         let space = AddressSpace::new();
-        let place = Place::Device(0);
-        let first = space.allocate(1 << 20, place).unwrap();
+        let kind = MemoryKind::Device(0);
+        let first = space.allocate(1 << 20, kind).unwrap();
         space.free(first).unwrap();
         assert!(space.describe(first).freed);
         for _ in 0..TOMBS {
-            let next = space.allocate(4, place).unwrap();
+            let next = space.allocate(4, kind).unwrap();
             space.free(next).unwrap();
         }
         assert!(!space.describe(first).freed);
@@ -408,7 +410,7 @@ mod tests {
     #[test]
     fn bytes_come_back_and_ranges_are_checked() {
         let space = AddressSpace::new();
-        let at = space.allocate(100, Place::Device(0)).unwrap();
+        let at = space.allocate(100, MemoryKind::Device(0)).unwrap();
         space.write(at + 10, &[1, 2, 3]).unwrap();
         let mut back = [0; 4];
         space.read(at + 9, &mut back).unwrap();
@@ -437,9 +439,9 @@ mod tests {
     #[test]
     fn freed_memory_is_known_as_freed_and_never_reused() {
         let space = AddressSpace::new();
-        let first = space.allocate(64, Place::Device(0)).unwrap();
+        let first = space.allocate(64, MemoryKind::Device(0)).unwrap();
         space.free(first).unwrap();
-        let second = space.allocate(64, Place::Device(0)).unwrap();
+        let second = space.allocate(64, MemoryKind::Device(0)).unwrap();
         assert_ne!(first, second);
         assert!(space.describe(first + 4).freed);
         assert!(space.read(first, &mut [0]).is_err());
@@ -450,23 +452,23 @@ mod tests {
     }
 
     #[test]
-    fn copies_carry_what_is_initialised() {
+    fn copies_carry_what_is_initialized() {
         let space = AddressSpace::new();
-        let from = space.allocate(64, Place::Device(0)).unwrap();
-        let to = space.allocate(64, Place::Device(0)).unwrap();
+        let from = space.allocate(64, MemoryKind::Device(0)).unwrap();
+        let to = space.allocate(64, MemoryKind::Device(0)).unwrap();
         space.fill(from, &[1, 2], 8).unwrap();
         space.fill(to, &[9], 64).unwrap();
         space.copy(to + 1, from + 8, 16).unwrap();
         let allocation = space.range(to, 1).unwrap().0;
-        assert!(allocation.initialised().all(0, 9));
-        assert_eq!(allocation.initialised().first_unset(0, 64), Some(9));
-        assert!(allocation.initialised().all(17, 47));
+        assert!(allocation.initialized().all(0, 9));
+        assert_eq!(allocation.initialized().first_unset(0, 64), Some(9));
+        assert!(allocation.initialized().all(17, 47));
     }
 
     #[test]
     fn pinned_memory_lies_where_the_host_sees_it() {
         let space = AddressSpace::new();
-        let at = space.allocate(64, Place::Pinned).unwrap();
+        let at = space.allocate(64, MemoryKind::Pinned).unwrap();
         assert_eq!(space.find(at + 63).unwrap().base, at);
         space.free(at).unwrap();
         assert_eq!(space.find(at), None);

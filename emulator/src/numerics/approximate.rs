@@ -5,7 +5,7 @@
 //! looks these functions up in tables and interpolates; which of the numbers within the documented
 //! error it delivers is its own affair. By default we deliver the best one: the exact value rounded
 //! once (computed in f64 with an error of some 2^-50, so that about one result in 2^26 is the other
-//! neighbour). A kernel must not depend on that luck: [`Approximation::Perturbed`] delivers other
+//! neighbor). A kernel must not depend on that luck: [`Approximation::Perturbed`] delivers other
 //! numbers within the documented error, decided by a hash of the operands and a seed.
 //!
 //! What the manual lists as special (zeros, infinities, NaN) is exact in both. `.ftz` is
@@ -51,7 +51,7 @@ impl MaximumError {
     }
 }
 
-/// The distance of neighbouring f32 at `x`.
+/// The distance of neighboring f32 at `x`.
 #[inline(always)]
 fn unit_of_last_place(x: f64) -> f64 {
     const SMALLEST: f64 = 1.0 / (1_u128 << 126) as f64 / (1 << 23) as f64;

@@ -2,7 +2,7 @@
 //!
 //! Implements PTX ISA, "Matrix Fragments for mma.m16n8k4 .. k32" in one rule. All these shapes tile
 //! the warp in the same way: eight groups of four lanes; a group holds a row of A, a column of B,
-//! and a row of the accumulator; the four lanes hold neighbouring registers along the other axis.
+//! and a row of the accumulator; the four lanes hold neighboring registers along the other axis.
 //!
 //! ```text
 //! A (16 x k)      lane 4g + t, register r: row g + 8 (r mod 2), e columns from e (t + 4 (r / 2))

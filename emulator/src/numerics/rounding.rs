@@ -138,8 +138,8 @@ pub(crate) fn sqrt(x: f32, rounding: Rounding) -> f32 {
 fn sum(a: f64, b: f64, rounding: Rounding) -> f32 {
     let total = sum_to_odd(a, b);
     // Opposite numbers sum to plus zero, but downwards to minus zero (IEEE 754, 6.3).
-    let cancelled = total == 0.0 && a.is_sign_negative() != b.is_sign_negative();
-    let total = if cancelled && rounding == Rounding::Down {
+    let canceled = total == 0.0 && a.is_sign_negative() != b.is_sign_negative();
+    let total = if canceled && rounding == Rounding::Down {
         -0.0
     } else {
         total
@@ -156,7 +156,7 @@ pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
     to_odd(total, error)
 }
 
-/// `nearest` moved to the neighbour with an odd last bit if the exact value, `nearest + error`, is
+/// `nearest` moved to the neighbor with an odd last bit if the exact value, `nearest + error`, is
 /// none of the two. A NaN error, which comes with infinities, counts as none.
 #[inline(always)]
 fn to_odd(nearest: f64, error: f64) -> f64 {
@@ -190,12 +190,12 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
         Rounding::Down => nearest.is_sign_negative(),
         Rounding::Up => !nearest.is_sign_negative(),
     };
-    let neighbour = if outwards {
+    let neighbor = if outwards {
         bits.wrapping_add(1)
     } else {
         bits.wrapping_sub(1)
     };
-    canonical(f32::from_bits(if too_large { neighbour } else { bits }))
+    canonical(f32::from_bits(if too_large { neighbor } else { bits }))
 }
 
 /// An f64 rounded to odd in f32, from where it may be rounded once more to at most 22 bits.

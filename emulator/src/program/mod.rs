@@ -20,7 +20,7 @@ pub use kernel::{Kernel, KernelParameter};
 use functions::Functions;
 use lower::ModuleNames;
 
-use crate::memory::{AddressSpace, MemoryError, Place};
+use crate::memory::{AddressSpace, MemoryError, MemoryKind};
 use crate::options::Options;
 use crate::ptx::PtxError;
 use crate::ptx::syntax::{self, Initial, Space, Variable};
@@ -52,7 +52,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Parses and decodes `text`, and allocates and initialises its variables in `space`.
+    /// Parses and decodes `text`, and allocates and initializes its variables in `space`.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -87,7 +87,7 @@ impl Module {
                 Err(error) => errors.push(error),
             }
         }
-        if let Err(error) = initialise(&names, &globals, space) {
+        if let Err(error) = initialize(&names, &globals, space) {
             errors.push(error);
         }
         let module = Module { kernels, globals };
@@ -135,8 +135,8 @@ fn allocate(
             continue;
         }
         let place = match variable.space {
-            Space::Const => Place::Constant(device),
-            _ => Place::Module(device),
+            Space::Const => MemoryKind::Constant(device),
+            _ => MemoryKind::Module(device),
         };
         match space.allocate(variable.bytes(), place) {
             Ok(address) => {
@@ -155,7 +155,7 @@ fn allocate(
     Ok(globals)
 }
 
-fn initialise(
+fn initialize(
     names: &ModuleNames<'_>,
     globals: &HashMap<String, (u64, usize)>,
     space: &AddressSpace,

@@ -52,7 +52,7 @@ impl Variable {
     }
 }
 
-/// A value of an initialiser, and where in the variable it lies.
+/// A value of an initializer, and where in the variable it lies.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placed {
     pub(crate) offset: usize,

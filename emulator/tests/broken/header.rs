@@ -28,7 +28,7 @@ pub(crate) struct Described {
 /// What a buffer holds before the launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
-    Uninitialised,
+    Uninitialized,
     Zero,
     /// Word i is i.
     Filled,
@@ -125,7 +125,7 @@ impl Header {
                 name: name.to_owned(),
                 bytes: bytes.parse().ok()?,
                 content: match content {
-                    "uninitialised" => Content::Uninitialised,
+                    "uninitialized" => Content::Uninitialized,
                     "zero" => Content::Zero,
                     "filled" => Content::Filled,
                     _ => return None,

@@ -111,7 +111,7 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
     for described in &header.buffers {
         let buffer = machine.allocate(described.bytes);
         match described.content {
-            Content::Uninitialised => {}
+            Content::Uninitialized => {}
             Content::Zero => machine.write(&buffer, &vec![0; described.bytes]),
             Content::Filled => machine.write(&buffer, &counted(described.bytes)),
         }

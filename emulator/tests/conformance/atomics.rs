@@ -138,7 +138,7 @@ fn old_values_are_given_to_one_thread_each() {
 fn exchanges_form_one_chain() {
     let Some(gpu) = corpus("atomics") else { return };
     let end = u32::MAX;
-    let (head, before) = (gpu.upload(&[end]), gpu.uninitialised(4 * 128));
+    let (head, before) = (gpu.upload(&[end]), gpu.uninitialized(4 * 128));
     gpu.launch(
         "exchange_chain",
         [2, 1, 1],
@@ -212,7 +212,7 @@ fn the_last_block_adds_the_sums_of_all() {
     };
     let n = 3000usize;
     let mut noise = Noise::new(7);
-    let (partial, out) = (gpu.uninitialised(4 * 7), gpu.uninitialised(4));
+    let (partial, out) = (gpu.uninitialized(4 * 7), gpu.uninitialized(4));
     for _ in 0..3 {
         let values = noise.whole_f32(n, -100, 100);
         let from = gpu.upload(&values);
@@ -227,8 +227,8 @@ fn a_flag_carries_a_message() {
     let Some(gpu) = corpus("last_block") else {
         return;
     };
-    let (data, flag) = (gpu.uninitialised(4 * 64), gpu.zeros(4));
-    let out = gpu.uninitialised(4 * 64 * 3);
+    let (data, flag) = (gpu.uninitialized(4 * 64), gpu.zeros(4));
+    let out = gpu.uninitialized(4 * 64 * 3);
     gpu.launch(
         "message",
         [4, 1, 1],

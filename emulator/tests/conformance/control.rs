@@ -61,7 +61,7 @@ fn every_lane_leaves_its_loop_when_it_is_done() {
     };
     let mut numbers: Vec<u32> = (1..=192).collect();
     numbers[100] = 63_728_127; // 949 steps: the kernel gives up
-    let (from, steps) = (gpu.upload(&numbers), gpu.uninitialised(4 * 192));
+    let (from, steps) = (gpu.upload(&numbers), gpu.uninitialized(4 * 192));
     gpu.launch("collatz", [2, 1, 1], [96, 1, 1], 0, arguments![from, steps]);
     let count = |start: u32| {
         let (mut n, mut count) = (u64::from(start), 0);
@@ -83,7 +83,7 @@ fn mandelbrot_to_the_bit() {
         return;
     };
     let (width, height, limit) = (60, 33, 80);
-    let out = gpu.uninitialised(4 * 60 * 33);
+    let out = gpu.uninitialized(4 * 60 * 33);
     let arguments = arguments![out, width, height, limit];
     gpu.launch("mandelbrot", [4, 5, 1], [16, 8, 1], 0, arguments);
     let escape = |at: i32| {
@@ -117,7 +117,7 @@ fn searches_of_different_length() {
         .map(|i| if i < 40 { i - 3 } else { 40 + (i + 1) % 24 })
         .collect();
     let [table, wanted, list] = [&sorted, &keys, &next].map(|values| gpu.upload(values));
-    let (found, hops) = (gpu.uninitialised(4 * 64), gpu.uninitialised(4 * 64));
+    let (found, hops) = (gpu.uninitialized(4 * 64), gpu.uninitialized(4 * 64));
     let arguments = arguments![table, 77i32, wanted, list, found, hops];
     gpu.launch("searches", [1, 1, 1], [64, 1, 1], 0, arguments);
 
@@ -139,7 +139,7 @@ fn warps_that_leave_do_not_hold_up_the_rest() {
     };
     let n = 150usize;
     let values: Vec<i32> = (0..n as i32).map(|i| i * i).collect();
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * n));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * n));
     gpu.launch(
         "early_exits",
         [2, 1, 1],
@@ -156,7 +156,7 @@ fn functions_return_structures_and_write_through_pointers() {
     let Some(gpu) = corpus("calls") else { return };
     let mut noise = Noise::new(3);
     let z = noise.vector(32, |noise| [(); 2].map(|()| noise.integer(-4, 4) as f32));
-    let (from, out) = (gpu.upload(&z), gpu.uninitialised(8 * 32));
+    let (from, out) = (gpu.upload(&z), gpu.uninitialized(8 * 32));
     gpu.launch(
         "complex_power",
         [1, 1, 1],
@@ -172,7 +172,7 @@ fn functions_return_structures_and_write_through_pointers() {
     assert_eq!(gpu.download::<[f32; 2]>(&out), powers);
 
     let values = noise.vector(90, |noise| noise.integer(-99, 99) as i32);
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(8 * 96));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(8 * 96));
     gpu.launch(
         "window_extremes",
         [3, 1, 1],
@@ -189,7 +189,7 @@ fn functions_return_structures_and_write_through_pointers() {
 #[test]
 fn recursion_to_different_depths() {
     let Some(gpu) = corpus("calls") else { return };
-    let out = gpu.uninitialised(4 * 32);
+    let out = gpu.uninitialized(4 * 32);
     gpu.launch("recursion", [1, 1, 1], [32, 1, 1], 0, arguments![out]);
     // Ackermann's function for m = 0, 1, 2: n + 1, n + 2, 2 n + 3.
     let want = (0..32u32).map(|i| [i / 8 + 1, i / 8 + 2, 2 * (i / 8) + 3][i as usize % 3]);
@@ -204,7 +204,7 @@ fn calls_through_pointers() {
     let a = noise.vector(32, |noise| noise.integer(-99, 99) as i32);
     let b = noise.vector(32, |noise| noise.integer(-99, 99) as i32);
     let [choice, x, y] = [&which, &a, &b].map(|values| gpu.upload(values));
-    let out = gpu.uninitialised(4 * 32);
+    let out = gpu.uninitialized(4 * 32);
     gpu.launch(
         "indirect",
         [1, 1, 1],
@@ -221,7 +221,7 @@ fn arrays_of_a_threads_own() {
     let Some(gpu) = corpus("locals") else { return };
     let mut noise = Noise::new(5);
     let mut keys = noise.vector(16 * 64, |noise| noise.f32(-9.0, 9.0));
-    let (from, out) = (gpu.upload(&keys), gpu.uninitialised(4 * keys.len()));
+    let (from, out) = (gpu.upload(&keys), gpu.uninitialized(4 * keys.len()));
     gpu.launch(
         "insertion_sort",
         [2, 1, 1],
@@ -234,7 +234,7 @@ fn arrays_of_a_threads_own() {
     assert_eq!(gpu.download::<f32>(&out), keys);
 
     let bytes = noise.vector(64, |noise| noise.u32() as u8);
-    let (from, out) = (gpu.upload(&bytes), gpu.uninitialised(8 * 32));
+    let (from, out) = (gpu.upload(&bytes), gpu.uninitialized(8 * 32));
     gpu.launch(
         "bytes_as_words",
         [1, 1, 1],
@@ -276,7 +276,7 @@ fn a_stack_machine_a_thread() {
             x * x - y * y
         });
     }
-    let (from, out) = (gpu.upload(&programs), gpu.uninitialised(4 * 32));
+    let (from, out) = (gpu.upload(&programs), gpu.uninitialized(4 * 32));
     gpu.launch(
         "stack_machine",
         [1, 1, 1],

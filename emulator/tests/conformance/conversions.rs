@@ -37,7 +37,7 @@ fn floats_to_everything() {
         noise.f32(-1.0, 1.0) * 10f32.powi(noise.integer(-2, 9) as i32)
     });
     let n = values.len();
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 16 * n));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 16 * n));
     gpu.launch(
         "from_float",
         [4, 1, 1],
@@ -96,7 +96,7 @@ fn sixty_four_bits_to_and_from() {
         noise.f64(-1.0, 1.0) * 10f64.powi(noise.integer(0, 15) as i32)
     });
     let n = values.len();
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(8 * 10 * n));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(8 * 10 * n));
     gpu.launch(
         "to_and_from_long",
         [4, 1, 1],
@@ -134,7 +134,7 @@ fn narrow_integers_keep_their_sign_and_width() {
     let bytes: Vec<i8> = (0..256).map(|i| i as u8 as i8).collect();
     let halves = noise.vector(256, |noise| noise.u32() as u16);
     let (from, from_halves) = (gpu.upload(&bytes), gpu.upload(&halves));
-    let out = gpu.uninitialised(4 * 12 * 256);
+    let out = gpu.uninitialized(4 * 12 * 256);
     let arguments = arguments![from, from_halves, out, 256i32];
     gpu.launch("narrow", [4, 1, 1], [64, 1, 1], 0, arguments);
 
@@ -216,7 +216,7 @@ fn a_structure_as_parameter() {
         return;
     };
     let values = Noise::new(5).vector(64, |noise| noise.integer(-1000, 1000) as i32);
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 64));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 64));
     let shifts = [0i32, 3, 1, 7, 2];
     let mut settings = 2.5f64.to_le_bytes().to_vec();
     settings.extend(shifts.iter().flat_map(|shift| shift.to_le_bytes()));

@@ -52,7 +52,7 @@ fn a_transposed_matrix_has_its_columns_as_rows() {
     let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
     let words: Vec<u16> = (0..rows * columns).map(|i| i as u16).collect();
 
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(4 * values.len()));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * values.len()));
     let sizes = (rows as i32, columns as i32);
     gpu.launch(
         "transpose_f32",
@@ -63,7 +63,7 @@ fn a_transposed_matrix_has_its_columns_as_rows() {
     );
     assert_eq!(gpu.download::<f32>(&to), transposed(&values, rows, columns));
 
-    let (from, to) = (gpu.upload(&words), gpu.uninitialised(2 * words.len()));
+    let (from, to) = (gpu.upload(&words), gpu.uninitialized(2 * words.len()));
     gpu.launch(
         "transpose_u16",
         grid,
@@ -80,7 +80,7 @@ fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
 }
 
 #[test]
-fn heat_flows_to_the_neighbours() {
+fn heat_flows_to_the_neighbors() {
     let Some(gpu) = corpus("stencil") else { return };
     let (width, height) = (50usize, 37usize);
     // Multiples of 64: two steps of eighths stay whole.
@@ -119,9 +119,9 @@ fn cache_hints_change_no_value() {
     let ints = noise.vector(n, |noise| noise.u32() as i32 >> 4);
     let pairs = noise.vector(2 * n, |noise| noise.f64(-1.0, 1.0));
     let shorts = noise.vector(4 * n, |noise| noise.u32() as i16);
-    let (from, to) = (gpu.upload(&ints), gpu.uninitialised(5 * 4 * n));
-    let (from_pairs, sums) = (gpu.upload(&pairs), gpu.uninitialised(16 * n));
-    let (from_shorts, turned) = (gpu.upload(&shorts), gpu.uninitialised(8 * n));
+    let (from, to) = (gpu.upload(&ints), gpu.uninitialized(5 * 4 * n));
+    let (from_pairs, sums) = (gpu.upload(&pairs), gpu.uninitialized(16 * n));
+    let (from_shorts, turned) = (gpu.upload(&shorts), gpu.uninitialized(8 * n));
     let arguments = arguments![from, to, from_pairs, sums, from_shorts, turned];
     gpu.launch("cache_hints", [3, 1, 1], [32, 1, 1], 0, arguments);
 

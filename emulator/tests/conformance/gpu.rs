@@ -98,7 +98,7 @@ impl Gpu {
     }
 
     /// A buffer that the kernel fills.
-    pub(crate) fn uninitialised(&self, bytes: usize) -> Buffer {
+    pub(crate) fn uninitialized(&self, bytes: usize) -> Buffer {
         Buffer::new(bytes)
     }
 

@@ -43,7 +43,7 @@ fn half_arithmetic_rounds_once() {
     a[2] = f64::NAN;
     b[3] = f64::NAN;
     let [x, y, z] = [&a, &b, &c].map(|values| gpu.upload(&to_f16(values)));
-    let out = gpu.uninitialised(2 * 16 * N);
+    let out = gpu.uninitialized(2 * 16 * N);
     let arguments = arguments![x, y, z, out, N as i32];
     gpu.launch("half_arithmetic", [4, 1, 1], [64, 1, 1], 0, arguments);
 
@@ -99,7 +99,7 @@ fn halves_in_pairs() {
     let Some(gpu) = corpus("half") else { return };
     let [a, b, c] = operands(2, F16);
     let [x, y, z] = [&a, &b, &c].map(|values| gpu.upload(&to_f16(values)));
-    let out = gpu.uninitialised(2 * 8 * N);
+    let out = gpu.uninitialized(2 * 8 * N);
     let arguments = arguments![x, y, z, out, (N / 2) as i32];
     gpu.launch("half2_arithmetic", [1, 1, 1], [128, 1, 1], 0, arguments);
 
@@ -130,7 +130,7 @@ fn bfloat_arithmetic_rounds_once() {
     let Some(gpu) = corpus("half") else { return };
     let [a, b, c] = operands(3, BF16);
     let [x, y, z] = [&a, &b, &c].map(|values| gpu.upload(&to_bf16(values)));
-    let out = gpu.uninitialised(2 * 12 * N);
+    let out = gpu.uninitialized(2 * 12 * N);
     let arguments = arguments![x, y, z, out, N as i32];
     gpu.launch("bfloat_arithmetic", [4, 1, 1], [64, 1, 1], 0, arguments);
 
@@ -163,7 +163,7 @@ fn bfloats_in_pairs() {
     let Some(gpu) = corpus("half") else { return };
     let [a, b, c] = operands(4, BF16);
     let [x, y, z] = [&a, &b, &c].map(|values| gpu.upload(&to_bf16(values)));
-    let out = gpu.uninitialised(2 * 6 * N);
+    let out = gpu.uninitialized(2 * 6 * N);
     let arguments = arguments![x, y, z, out, (N / 2) as i32];
     gpu.launch("bfloat2_arithmetic", [1, 1, 1], [128, 1, 1], 0, arguments);
 
@@ -192,7 +192,7 @@ fn bfloats_in_pairs() {
 fn functions_of_halves() {
     let Some(gpu) = corpus("half") else { return };
     let values = Noise::new(5).vector(N, |noise| F16.nearest(noise.f64(0.01, 8.0)));
-    let (from, out) = (gpu.upload(&to_f16(&values)), gpu.uninitialised(2 * 8 * N));
+    let (from, out) = (gpu.upload(&to_f16(&values)), gpu.uninitialized(2 * 8 * N));
     gpu.launch(
         "half_functions",
         [4, 1, 1],
@@ -225,7 +225,7 @@ fn functions_of_halves() {
 fn halves_and_integers() {
     let Some(gpu) = corpus("half") else { return };
     let values = Noise::new(6).vector(N, |noise| F16.nearest(noise.f64(-300.0, 300.0)));
-    let (from, out) = (gpu.upload(&to_f16(&values)), gpu.uninitialised(4 * 6 * N));
+    let (from, out) = (gpu.upload(&to_f16(&values)), gpu.uninitialized(4 * 6 * N));
     gpu.launch(
         "half_conversions",
         [4, 1, 1],

@@ -43,7 +43,7 @@ fn counting_and_moving_bits() {
     let (x, y, out) = (
         gpu.upload(&a),
         gpu.upload(&b),
-        gpu.uninitialised(4 * 16 * N),
+        gpu.uninitialized(4 * 16 * N),
     );
     gpu.launch(
         "bits",
@@ -96,7 +96,7 @@ fn products_and_sums() {
     let (x, y, out) = (
         gpu.upload(&a),
         gpu.upload(&b),
-        gpu.uninitialised(4 * 16 * N),
+        gpu.uninitialized(4 * 16 * N),
     );
     gpu.launch(
         "products",
@@ -165,7 +165,7 @@ fn quotients_truncate_towards_zero() {
     let (x, y, out) = (
         gpu.upload(&a),
         gpu.upload(&b),
-        gpu.uninitialised(8 * 12 * N),
+        gpu.uninitialized(8 * 12 * N),
     );
     gpu.launch(
         "quotients",
@@ -216,7 +216,7 @@ fn bytes_and_halfwords_at_once() {
     let (x, y, out) = (
         gpu.upload(&a),
         gpu.upload(&b),
-        gpu.uninitialised(4 * 10 * N),
+        gpu.uninitialized(4 * 10 * N),
     );
     gpu.launch(
         "packed",
@@ -260,7 +260,7 @@ fn a_hundred_and_twenty_eight_bits() {
     b[1] = u128::MAX;
     let (x, y) = (gpu.upload(&a), gpu.upload(&b));
 
-    let out = gpu.uninitialised(16 * 3 * N);
+    let out = gpu.uninitialized(16 * 3 * N);
     gpu.launch(
         "wide",
         [5, 1, 1],
@@ -276,7 +276,7 @@ fn a_hundred_and_twenty_eight_bits() {
         assert_eq!(got[3 * i..3 * i + 3], want, "{x:#x} {y:#x}");
     }
 
-    let (sum, difference) = (gpu.uninitialised(16 * N), gpu.uninitialised(16 * N));
+    let (sum, difference) = (gpu.uninitialized(16 * N), gpu.uninitialized(16 * N));
     gpu.launch(
         "carries",
         [5, 1, 1],

@@ -61,7 +61,7 @@ fn functions_of_floats() {
     let (a, b, out) = (
         gpu.upload(&x),
         gpu.upload(&y),
-        gpu.uninitialised(4 * 24 * 256),
+        gpu.uninitialized(4 * 24 * 256),
     );
     gpu.launch(
         "math_f32",
@@ -123,7 +123,7 @@ fn functions_of_doubles() {
     let (a, b, out) = (
         gpu.upload(&x),
         gpu.upload(&y),
-        gpu.uninitialised(8 * 12 * 128),
+        gpu.uninitialized(8 * 12 * 128),
     );
     gpu.launch(
         "math_f64",
@@ -175,7 +175,7 @@ fn fast_functions() {
     let (a, b, out) = (
         gpu.upload(&x),
         gpu.upload(&y),
-        gpu.uninitialised(4 * 12 * 256),
+        gpu.uninitialized(4 * 12 * 256),
     );
     gpu.launch(
         "fast_functions",
@@ -240,7 +240,7 @@ fn fast_math_knows_no_subnormals() {
         .flat_map(|x| numbers.iter().map(move |y| (*x, *y)));
     let (x, y): (Vec<f32>, Vec<f32>) = pairs.unzip();
     let n = x.len();
-    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialised(4 * 6 * n));
+    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(4 * 6 * n));
     gpu.launch(
         "flushed",
         [2, 1, 1],
@@ -278,7 +278,7 @@ fn gelu_in_its_tanh_form() {
         return;
     };
     let values = Noise::new(4).vector(128, |noise| noise.f32(-5.0, 5.0));
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 128));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 128));
     gpu.launch(
         "gelu",
         [2, 1, 1],
@@ -316,7 +316,7 @@ fn floats_rounded_in_all_directions() {
                 .collect::<Vec<f32>>(),
         )
     });
-    let out = gpu.uninitialised(4 * 16 * 256);
+    let out = gpu.uninitialized(4 * 16 * 256);
     gpu.launch(
         "roundings",
         [4, 1, 1],
@@ -376,7 +376,7 @@ fn doubles_rounded_in_all_directions() {
     let (a, b, out) = (
         gpu.upload(&x),
         gpu.upload(&y),
-        gpu.uninitialised(8 * 8 * 200),
+        gpu.uninitialized(8 * 8 * 200),
     );
     gpu.launch(
         "double_roundings",
@@ -423,7 +423,7 @@ fn arithmetic_of_doubles() {
     let (a, b, out) = (
         gpu.upload(&x),
         gpu.upload(&y),
-        gpu.uninitialised(8 * 12 * 150),
+        gpu.uninitialized(8 * 12 * 150),
     );
     gpu.launch(
         "double_arithmetic",
@@ -461,7 +461,7 @@ fn intrinsics_by_name() {
         return;
     };
     let values = Noise::new(8).vector(128, |noise| noise.f32(0.125, 3.0));
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 8 * 128));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 8 * 128));
     gpu.launch(
         "intrinsics",
         [2, 1, 1],

@@ -54,7 +54,7 @@ fn gemm_of_odd_sizes() {
     let mut noise = Noise::new(1);
     let (a, b) = (whole(&mut noise, m * k, 50), whole(&mut noise, k * n, 50));
     let (left, right) = (gpu.upload(&to_f32(&a)), gpu.upload(&to_f32(&b)));
-    let c = gpu.uninitialised(4 * m * n);
+    let c = gpu.uninitialized(4 * m * n);
     let arguments = arguments![left, right, c, m as i32, n as i32, k as i32];
     gpu.launch("gemm_f32", [3, 2, 1], [16, 16, 1], 0, arguments);
     assert_eq!(
@@ -74,7 +74,7 @@ fn mma_bf16_of_many_warps() {
     let b = whole(&mut noise, warps * 128, 100);
     let c = whole(&mut noise, warps * 128, 1000);
     let (left, right) = (gpu.upload(&to_bf16(&a)), gpu.upload(&to_bf16(&b)));
-    let (sums, to) = (gpu.upload(&to_f32(&c)), gpu.uninitialised(4 * c.len()));
+    let (sums, to) = (gpu.upload(&to_f32(&c)), gpu.uninitialized(4 * c.len()));
     gpu.launch(
         "mma_bf16",
         [3, 1, 1],
@@ -99,7 +99,7 @@ fn mma_f16_with_both_sums() {
     let c = whole(&mut noise, 128, 100);
     let (left, right) = (gpu.upload(&to_f16(&a)), gpu.upload(&to_f16(&b)));
     let sums = gpu.upload(&to_f32(&c));
-    let (d, d16) = (gpu.uninitialised(4 * 128), gpu.uninitialised(2 * 128));
+    let (d, d16) = (gpu.uninitialized(4 * 128), gpu.uninitialized(2 * 128));
     gpu.launch(
         "mma_f16",
         [1, 1, 1],
@@ -125,7 +125,7 @@ fn mma_bf16_of_the_short_contraction() {
         whole(&mut noise, 8 * 8, 100),
     );
     let (left, right) = (gpu.upload(&to_bf16(&a)), gpu.upload(&to_bf16(&b)));
-    let d = gpu.uninitialised(4 * 128);
+    let d = gpu.uninitialized(4 * 128);
     gpu.launch(
         "mma_bf16_short",
         [1, 1, 1],
@@ -148,7 +148,7 @@ fn mma_tf32_of_rounded_factors() {
     a[3] = 1.0 + 2f64.powi(-11);
     a[4] = -1.0 - 2f64.powi(-11);
     let (left, right) = (gpu.upload(&to_f32(&a)), gpu.upload(&to_f32(&b)));
-    let d = gpu.uninitialised(4 * 128);
+    let d = gpu.uninitialized(4 * 128);
     gpu.launch(
         "mma_tf32",
         [1, 1, 1],
@@ -179,7 +179,7 @@ fn mma_of_bytes() {
     let a = noise.vector(16 * 32, |noise| noise.u32() as i8);
     let b = noise.vector(8 * 32, |noise| noise.u32() as i8);
     let (left, right) = (gpu.upload(&a), gpu.upload(&b));
-    let (d, d_unsigned) = (gpu.uninitialised(4 * 128), gpu.uninitialised(4 * 128));
+    let (d, d_unsigned) = (gpu.uninitialized(4 * 128), gpu.uninitialized(4 * 128));
     gpu.launch(
         "mma_s8",
         [1, 1, 1],
@@ -210,7 +210,7 @@ fn wmma_with_opaque_fragments() {
     let (m, n, k) = (32usize, 48usize, 64usize);
     let (a, b) = (whole(&mut noise, m * k, 30), whole(&mut noise, k * n, 30));
     let (left, right) = (gpu.upload(&to_f16(&a)), gpu.upload(&to_f16(&b)));
-    let c = gpu.uninitialised(4 * m * n);
+    let c = gpu.uninitialized(4 * m * n);
     let arguments = arguments![left, right, c, n as i32, k as i32];
     gpu.launch("wmma_f16", [3, 2, 1], [32, 1, 1], 0, arguments);
     let halved: Vec<f64> = product(&a, &turned(&b, n), k)
@@ -246,7 +246,7 @@ fn gemm_through_a_ring_of_asynchronous_copies() {
     for k in [32usize, 64, 96, 224] {
         let (a, b) = (whole(&mut noise, m * k, 50), whole(&mut noise, n * k, 50));
         let (left, right) = (gpu.upload(&to_bf16(&a)), gpu.upload(&to_bf16(&b)));
-        let c = gpu.uninitialised(4 * m * n);
+        let c = gpu.uninitialized(4 * m * n);
         let arguments = arguments![left, right, c, n as i32, k as i32];
         gpu.launch(
             "gemm_bf16",
@@ -269,7 +269,7 @@ fn copies_of_all_sizes_and_zeros_beyond_the_end() {
         return;
     };
     let values = Noise::new(9).whole_f32(128 + 256 + 512, -1000, 1000);
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(4 * 256));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * 256));
     let valid = 77usize;
     gpu.launch(
         "staged_copy",
@@ -294,7 +294,7 @@ fn ldmatrix_in_all_shapes() {
         return;
     };
     let elements: Vec<u16> = Noise::new(10).vector(256, |noise| noise.u32() as u16);
-    let (from, to) = (gpu.upload(&elements), gpu.uninitialised(4 * 320));
+    let (from, to) = (gpu.upload(&elements), gpu.uninitialized(4 * 320));
     gpu.launch(
         "load_matrix_shapes",
         [1, 1, 1],

@@ -26,7 +26,7 @@ fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 #[test]
 fn words_are_those_of_the_paper() {
     let Some(gpu) = corpus("philox") else { return };
-    let out = gpu.uninitialised(16 * 128);
+    let out = gpu.uninitialized(16 * 128);
     gpu.launch(
         "random_words",
         [2, 1, 1],
@@ -54,7 +54,7 @@ fn words_are_those_of_the_paper() {
 fn dropout_keeps_what_the_words_say() {
     let Some(gpu) = corpus("philox") else { return };
     let values = Noise::new(1).vector(4 * 128, |noise| noise.f32(-2.0, 2.0));
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(16 * 128));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(16 * 128));
     let arguments = arguments![from, to, 0.8f32, 42u64];
     gpu.launch("dropout", [2, 1, 1], [64, 1, 1], 0, arguments);
 
@@ -72,7 +72,7 @@ fn dropout_keeps_what_the_words_say() {
 fn darts_in_a_quarter_of_a_circle() {
     let Some(gpu) = corpus("philox") else { return };
     let (throws, threads) = (40u32, 64u32);
-    let hits = gpu.uninitialised(4 * 3);
+    let hits = gpu.uninitialized(4 * 3);
     let arguments = arguments![hits, throws as i32];
     gpu.launch("darts", [3, 1, 1], [threads, 1, 1], 0, arguments);
 

@@ -19,7 +19,7 @@ fn blocks_sum_what_is_theirs() {
         sums[i % (blocks * threads) / threads] += value;
     }
 
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(4 * blocks));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * blocks));
     gpu.launch(
         "sum_f32",
         [3, 1, 1],
@@ -33,7 +33,7 @@ fn blocks_sum_what_is_theirs() {
         .iter()
         .map(|value| f64::from(*value) * 0.125)
         .collect();
-    let (from, to) = (gpu.upload(&wide), gpu.uninitialised(8 * blocks));
+    let (from, to) = (gpu.upload(&wide), gpu.uninitialized(8 * blocks));
     gpu.launch(
         "sum_f64",
         [3, 1, 1],
@@ -54,7 +54,7 @@ fn the_first_of_the_largest_is_found() {
     // Few different values, so that the largest comes often.
     let values = Noise::new(2).whole_f32(rows * n, -5, 40);
     let from = gpu.upload(&values);
-    let (value, index) = (gpu.uninitialised(4 * rows), gpu.uninitialised(4 * rows));
+    let (value, index) = (gpu.uninitialized(4 * rows), gpu.uninitialized(4 * rows));
     let arguments = arguments![from, value, index, n as i32];
     gpu.launch("argmax", [rows as u32, 1, 1], [128, 1, 1], 0, arguments);
 
@@ -72,7 +72,7 @@ fn warps_reduce_in_one_instruction() {
         return;
     };
     let values = Noise::new(3).vector(256, Noise::u32);
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(4 * 8 * 8));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * 8 * 8));
     gpu.launch(
         "warp_reduce",
         [2, 1, 1],
@@ -119,12 +119,12 @@ fn prefix_sums_by_warp_block_and_tree() {
     let values = noise.vector(512, |noise| noise.integer(-50, 50) as i32);
     let from = gpu.upload(&values);
 
-    let to = gpu.uninitialised(4 * 512);
+    let to = gpu.uninitialized(4 * 512);
     gpu.launch("warp_scan", [4, 1, 1], [128, 1, 1], 0, arguments![from, to]);
     let by_warp: Vec<i32> = values.chunks(32).flat_map(inclusive).collect();
     assert_eq!(gpu.download::<i32>(&to), by_warp);
 
-    let exclusive = gpu.uninitialised(4 * 512);
+    let exclusive = gpu.uninitialized(4 * 512);
     gpu.launch(
         "block_scan",
         [2, 1, 1],
@@ -142,7 +142,7 @@ fn prefix_sums_by_warp_block_and_tree() {
     assert_eq!(gpu.download::<i32>(&exclusive), before);
 
     let doubles: Vec<f64> = values.iter().map(|value| f64::from(*value) / 4.0).collect();
-    let (from, to) = (gpu.upload(&doubles), gpu.uninitialised(8 * 512));
+    let (from, to) = (gpu.upload(&doubles), gpu.uninitialized(8 * 512));
     gpu.launch(
         "tree_scan",
         [1, 1, 1],
@@ -158,7 +158,7 @@ fn prefix_sums_by_warp_block_and_tree() {
 fn segments_narrower_than_a_warp() {
     let Some(gpu) = corpus("scan") else { return };
     let values = Noise::new(5).whole_f32(128, 1, 90);
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(4 * 128));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * 128));
     gpu.launch(
         "segment_scan",
         [2, 1, 1],
@@ -178,7 +178,7 @@ fn softmax_is_a_distribution() {
     let Some(gpu) = corpus("softmax") else { return };
     let (rows, columns) = (3usize, 301usize);
     let values = Noise::new(6).vector(rows * columns, |noise| noise.f32(-12.0, 12.0));
-    let (from, to) = (gpu.upload(&values), gpu.uninitialised(4 * values.len()));
+    let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * values.len()));
     let arguments = arguments![from, to, columns as i32];
     gpu.launch("softmax", [rows as u32, 1, 1], [128, 1, 1], 0, arguments);
 
@@ -205,7 +205,7 @@ fn layer_norm_of_values_far_from_zero() {
     let weight = noise.vector(columns, |noise| noise.f32(0.5, 2.0));
     let bias = noise.vector(columns, |noise| noise.f32(-1.0, 1.0));
     let [x_, weight_, bias_] = [&x, &weight, &bias].map(|values| gpu.upload(values));
-    let (y, means) = (gpu.uninitialised(4 * x.len()), gpu.uninitialised(4 * rows));
+    let (y, means) = (gpu.uninitialized(4 * x.len()), gpu.uninitialized(4 * rows));
     let sizes = (rows as i32, columns as i32);
     let arguments = arguments![x_, weight_, bias_, y, means, sizes.0, sizes.1, 1e-5f32];
     gpu.launch("layer_norm", [2, 1, 1], [32, 4, 1], 0, arguments);
@@ -245,7 +245,7 @@ fn a_compensated_dot_product_survives_cancellation() {
 
     let x: Vec<f64> = pairs.iter().map(|(x, _)| *x as f64).collect();
     let y: Vec<f64> = pairs.iter().map(|(_, y)| *y as f64).collect();
-    let (x, y, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialised(8));
+    let (x, y, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(8));
     gpu.launch(
         "dot",
         [1, 1, 1],

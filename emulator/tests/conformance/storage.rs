@@ -11,7 +11,7 @@ fn constants_have_their_initial_values() {
     };
     let table = [1.0f32, -0.5, 0.25, -0.125, 3.5, 1e-3];
     let x = Noise::new(1).vector(64, |noise| noise.f32(-2.0, 2.0));
-    let (from, out) = (gpu.upload(&x), gpu.uninitialised(4 * 64));
+    let (from, out) = (gpu.upload(&x), gpu.uninitialized(4 * 64));
     gpu.launch(
         "polynomial",
         [1, 1, 1],
@@ -34,7 +34,7 @@ fn globals_have_their_initial_values() {
     let Some(gpu) = corpus("constants") else {
         return;
     };
-    let out = gpu.uninitialised(8 * 64);
+    let out = gpu.uninitialized(8 * 64);
     gpu.launch("read_globals", [1, 1, 1], [64, 1, 1], 0, arguments![out]);
     let entries = [-7.0 * 0.5, -300.0 * 1e10, 12.0 * -3.25];
     let raw = [1u8, 2, 3, 250, 251, 252, 253];
@@ -54,7 +54,7 @@ fn globals_live_as_long_as_their_module() {
         let Some(gpu) = corpus("constants") else {
             return;
         };
-        let out = gpu.uninitialised(8);
+        let out = gpu.uninitialized(8);
         for launch in 1..=3 {
             gpu.launch("count_up", [1, 1, 1], [32, 1, 1], 0, arguments![out]);
             assert_eq!(gpu.download::<u32>(&out), [41 + launch, 5 + 2 * launch]);
@@ -77,7 +77,7 @@ fn arrays_carved_out_of_dynamic_shared_memory() {
         gpu.upload(&bins),
         gpu.upload(&doubles),
     ];
-    let out = gpu.uninitialised(4 * count);
+    let out = gpu.uninitialized(4 * count);
     let arguments = arguments![weights_, bins_, doubles_, out, count as i32];
     gpu.launch(
         "carved",
@@ -126,7 +126,7 @@ fn generic_pointers_know_their_window() {
         return;
     };
     let values = Noise::new(3).whole_f32(32, -100, 100);
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 32));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 32));
     gpu.launch(
         "generic_pointers",
         [1, 1, 1],

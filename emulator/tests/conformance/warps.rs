@@ -16,7 +16,7 @@ fn ballot<T>(lanes: &[T], holds: impl Fn(&T) -> bool) -> u32 {
 fn votes_ballots_and_matches() {
     let Some(gpu) = corpus("votes") else { return };
     let values = Noise::new(1).vector(192, |noise| noise.integer(-99, 99) as i32);
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 8 * 192));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 8 * 192));
     gpu.launch("votes", [2, 1, 1], [96, 1, 1], 0, arguments![from, out]);
 
     let got = gpu.download::<u32>(&out);
@@ -48,7 +48,7 @@ fn votes_of_blocks() {
     let mut values = Noise::new(2).vector(400, |noise| noise.integer(-9, 49) as i32);
     values[123] = 50;
     values[345] = -20;
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 3 * 400));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 3 * 400));
     // The last warp of each block has 4 threads.
     gpu.launch(
         "block_votes",
@@ -119,7 +119,7 @@ fn special_registers_say_where_a_thread_is() {
     let Some(gpu) = corpus("votes") else { return };
     let (grid, block, dynamic) = ([3u32, 2, 2], [5u32, 3, 4], 320u32);
     let threads = 60 * 12;
-    let out = gpu.uninitialised(4 * 16 * threads);
+    let out = gpu.uninitialized(4 * 16 * threads);
     gpu.launch("places", grid, block, dynamic, arguments![out]);
 
     let packed = |[x, y, z]: [u32; 3]| x | y << 8 | z << 16;
@@ -156,7 +156,7 @@ fn tiles_and_labels() {
     let Some(gpu) = corpus("groups") else { return };
     let values = Noise::new(4).vector(96, |noise| noise.integer(-50, 50) as i32);
     let from = gpu.upload(&values);
-    let (sums, by_label) = (gpu.uninitialised(4 * 96), gpu.uninitialised(4 * 96));
+    let (sums, by_label) = (gpu.uninitialized(4 * 96), gpu.uninitialized(4 * 96));
     gpu.launch(
         "tiles",
         [1, 1, 1],
@@ -202,10 +202,10 @@ fn lanes_that_are_together_share_one_atomic() {
 }
 
 #[test]
-fn tiles_of_a_block_synchronise_alone() {
+fn tiles_of_a_block_synchronize_alone() {
     let Some(gpu) = corpus("groups") else { return };
     let values = Noise::new(5).whole_f32(64, 1, 60);
-    let (from, out) = (gpu.upload(&values), gpu.uninitialised(4 * 64));
+    let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 64));
     gpu.launch(
         "pair_of_tiles",
         [1, 1, 1],

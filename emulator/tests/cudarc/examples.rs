@@ -13,8 +13,8 @@ use crate::{SQUARE, context, own_context, square};
 fn example_01_allocate() -> Result<(), DriverError> {
     let stream = context(0).default_stream();
     // SAFETY: it is never read.
-    let uninitialised: CudaSlice<f32> = unsafe { stream.alloc(10) }?;
-    assert_eq!(uninitialised.len(), 10);
+    let uninitialized: CudaSlice<f32> = unsafe { stream.alloc(10) }?;
+    assert_eq!(uninitialized.len(), 10);
     let zeros: CudaSlice<f64> = stream.alloc_zeros(10)?;
     assert_eq!(stream.clone_dtoh(&zeros)?, [0.0; 10]);
     let numbers = stream.clone_htod(&[1_u32, 2, 3])?;

@@ -91,7 +91,7 @@ fn host_functions_take_their_turn() -> Result<(), DriverError> {
     let mut number = 0_u32;
     let data = (&raw mut number).cast();
     for _ in 0..3 {
-        // SAFETY: `number` lives until the stream is synchronised.
+        // SAFETY: `number` lives until the stream is synchronized.
         unsafe { result::stream::launch_host_function(stream.cu_stream(), increment, data) }?;
     }
     stream.synchronize()?;

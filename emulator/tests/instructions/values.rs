@@ -2,7 +2,7 @@
 
 use meshgrad_emulator::Options;
 use meshgrad_emulator::launch::{Launch, launch};
-use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::Module;
 
 use super::lists::REGISTERS;
@@ -18,7 +18,7 @@ fn words<const N: usize>(body: &str) -> [u32; N] {
     let options = Options::default();
     let module = Module::load(&text, &space, 0, &options).unwrap_or_else(|e| panic!("{e}"));
     let kernel = module.kernel("k").expect("a kernel named k");
-    let out = space.allocate(4 * N, Place::Device(0)).unwrap();
+    let out = space.allocate(4 * N, MemoryKind::Device(0)).unwrap();
     space.fill(out, &[0], 4 * N).unwrap();
     let call = Launch {
         kernel: &kernel,

@@ -1,6 +1,6 @@
 //! Functions that call themselves, and calls through pointers.
 
-use meshgrad_emulator::{Kind, Options};
+use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run, schedules};
 
@@ -73,7 +73,7 @@ fn recursion_without_end_is_told() {
         &[100_000],
         &Options::default(),
     ));
-    assert_eq!(found.kind, Kind::OutOfBounds);
+    assert_eq!(found.kind, FindingKind::OutOfBounds);
     assert!(found.message.contains("nest 1024 deep"), "{found}");
 
     let larger = SUM.replace("depot[4]", "depot[1000]");
@@ -118,7 +118,7 @@ fn calls_through_pointers_come_to_their_function() {
     assert_eq!(out, [20, 121, 144, 26]);
 
     let found = finding(run(&text, (1, 4), 4, &[0, 1, 2, 0], &Options::default()));
-    assert_eq!(found.kind, Kind::InvalidArgument);
+    assert_eq!(found.kind, FindingKind::InvalidArgument);
     assert_eq!(found.thread.thread, [2, 0, 0]);
     assert!(found.message.contains("the 2 functions"), "{found}");
 }

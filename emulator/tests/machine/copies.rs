@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use meshgrad_emulator::{Asynchronous, Options};
+use meshgrad_emulator::{AsyncCopies, Options};
 
 use crate::{kernel, run};
 
@@ -27,9 +27,9 @@ fn random_copies_land_between_instructions() {
         st.global.u32 [%rd0], %r2;
         st.global.u32 [%rd0+4], %r5;",
     );
-    let seen = |asynchronous| {
+    let seen = |async_copies| {
         let options = Options {
-            asynchronous,
+            async_copies,
             sanitize: false,
             ..Options::default()
         };
@@ -37,9 +37,9 @@ fn random_copies_land_between_instructions() {
         assert_eq!(run.out[1], 1);
         run.out[0]
     };
-    assert_eq!(seen(Asynchronous::Eager), 50);
-    assert_eq!(seen(Asynchronous::Lazy), 0);
-    let between = (0..8).map(|seed| seen(Asynchronous::Random { seed }));
+    assert_eq!(seen(AsyncCopies::Eager), 50);
+    assert_eq!(seen(AsyncCopies::Lazy), 0);
+    let between = (0..8).map(|seed| seen(AsyncCopies::Random { seed }));
     let between: BTreeSet<u32> = between.collect();
     assert!(between.len() > 3 && between.iter().any(|seen| (1..50).contains(seen)));
 }
@@ -61,9 +61,9 @@ fn copies_are_counted_as_one_access_of_the_warp() {
             counters: true,
             ..Options::default()
         };
-        for asynchronous in [Asynchronous::Eager, Asynchronous::Lazy] {
+        for async_copies in [AsyncCopies::Eager, AsyncCopies::Lazy] {
             let options = Options {
-                asynchronous,
+                async_copies,
                 ..options.clone()
             };
             let total = run(&text, (1, 32), 1, &[0; 128], &options)
@@ -74,7 +74,7 @@ fn copies_are_counted_as_one_access_of_the_warp() {
                 (total.sectors, total.ideal_sectors, total.bytes_read),
                 (16, 16, 512)
             );
-            assert_eq!((total.passes, total.ideal_passes), (passes, 4));
+            assert_eq!((total.wavefronts, total.ideal_wavefronts), (passes, 4));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use meshgrad_emulator::memory::AddressSpace;
 use meshgrad_emulator::program::Module;
-use meshgrad_emulator::{Kind, Options};
+use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{OWN_ELEMENT, finding, kernel, run};
 
@@ -17,7 +17,7 @@ fn a_missing_barrier_is_a_race() {
         ld.shared.u32 %r2, [cell];",
     );
     let found = finding(run(&text, (1, 64), 4, &[0], &Options::default()));
-    let race_or_hole = [Kind::SharedRace, Kind::UninitialisedShared];
+    let race_or_hole = [FindingKind::SharedRace, FindingKind::UninitializedShared];
     assert!(race_or_hole.contains(&found.kind), "{found}");
     assert_eq!(found.site.text, "ld.shared.u32 %r2, [cell];");
     let (other, site, wrote) = found.other.clone().expect("the other access");
@@ -63,7 +63,7 @@ fn findings_name_the_thread_and_the_allocation() {
         &[0; 32],
         &Options::default(),
     ));
-    assert_eq!(found.kind, Kind::OutOfBounds);
+    assert_eq!(found.kind, FindingKind::OutOfBounds);
     assert_eq!(found.thread.thread, [30, 0, 0]);
     assert!(
         found.message.contains("allocation #2 (128 bytes"),
@@ -77,7 +77,7 @@ fn findings_name_the_thread_and_the_allocation() {
         &[0],
         &Options::default(),
     ));
-    assert_eq!(found.kind, Kind::UninitialisedRegister);
+    assert_eq!(found.kind, FindingKind::UninitializedRegister);
 }
 
 #[test]

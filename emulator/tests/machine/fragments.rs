@@ -1,6 +1,6 @@
 //! Products of tiles that the lanes of a warp hold together.
 
-use meshgrad_emulator::{Kind, Options};
+use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run};
 
@@ -44,7 +44,7 @@ fn fragments_of_either_layout() {
 
     // B begins a row too far on.
     let found = finding(run(&product_of_tiles(33), (1, 32), 256, &input, &options));
-    assert_eq!(found.kind, Kind::OutOfBounds, "{found}");
+    assert_eq!(found.kind, FindingKind::OutOfBounds, "{found}");
     let found = finding(run(&product_of_tiles(32), (2, 32), 256, &input, &options));
-    assert_eq!(found.kind, Kind::GlobalRace, "{found}");
+    assert_eq!(found.kind, FindingKind::GlobalRace, "{found}");
 }

@@ -8,9 +8,9 @@ mod lanes;
 mod waiting;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
-use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::Module;
-use meshgrad_emulator::{Asynchronous, Counters, Finding, Options};
+use meshgrad_emulator::{AsyncCopies, Counters, Finding, Options};
 
 /// A kernel `k` with the directives and body given, taking `out` and `in`.
 pub(crate) fn kernel(body: &str) -> String {
@@ -39,9 +39,11 @@ pub(crate) fn run(
     let space = AddressSpace::new();
     let module = Module::load(text, &space, 0, options).unwrap_or_else(|error| panic!("{error}"));
     let kernel = module.kernel("k").expect("a kernel named k");
-    let to = space.allocate(out * 4, Place::Device(0)).unwrap();
+    let to = space.allocate(out * 4, MemoryKind::Device(0)).unwrap();
     space.fill(to, &[0], out * 4).unwrap();
-    let from = space.allocate(input.len() * 4, Place::Device(0)).unwrap();
+    let from = space
+        .allocate(input.len() * 4, MemoryKind::Device(0))
+        .unwrap();
     let bytes: Vec<u8> = input.iter().flat_map(|it| it.to_le_bytes()).collect();
     space.write(from, &bytes).unwrap();
     let parameters = [to.to_le_bytes(), from.to_le_bytes()].concat();
@@ -69,14 +71,14 @@ pub(crate) fn run(
 pub(crate) fn schedules() -> Vec<Options> {
     let mut all = vec![Options::default()];
     for seed in 0..4 {
-        for asynchronous in [
-            Asynchronous::Eager,
-            Asynchronous::Lazy,
-            Asynchronous::Random { seed: 2 },
+        for async_copies in [
+            AsyncCopies::Eager,
+            AsyncCopies::Lazy,
+            AsyncCopies::Random { seed: 2 },
         ] {
             all.push(Options {
-                shuffle: Some(seed),
-                asynchronous,
+                schedule_seed: Some(seed),
+                async_copies,
                 ..Options::default()
             });
         }

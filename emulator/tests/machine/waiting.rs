@@ -1,6 +1,6 @@
 //! CTAs that wait for each other, and waits that never end.
 
-use meshgrad_emulator::{Kind, Options};
+use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run, schedules};
 
@@ -55,7 +55,7 @@ fn circles_are_told_from_long_loops() {
     );
     for options in schedules() {
         let found = finding(run(&waits, (2, 64), 1, &[0], &options));
-        assert_eq!(found.kind, Kind::Deadlock);
+        assert_eq!(found.kind, FindingKind::Deadlock);
         for part in ["PATIENCE", "warp 0", "warp 1", "nothing: it runs"] {
             assert!(found.message.contains(part), "{found}");
         }
@@ -75,7 +75,7 @@ fn circles_are_told_from_long_loops() {
         ..Options::default()
     };
     let found = finding(run(&counts, (1, 1), 1, &[0], &impatient));
-    assert_eq!(found.kind, Kind::Deadlock);
+    assert_eq!(found.kind, FindingKind::Deadlock);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_wait_without_end_is_told() {
         bar.sync 2, 64;",
     );
     let found = finding(run(&text, (1, 64), 1, &[0], &Options::default()));
-    assert_eq!(found.kind, Kind::DivergentBarrier, "{found}");
+    assert_eq!(found.kind, FindingKind::DivergentBarrier, "{found}");
     for waiter in [
         "bar.sync 1",
         "warp 0 lanes 0x00000001",

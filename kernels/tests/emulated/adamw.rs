@@ -185,7 +185,7 @@ fn many_parameters_in_one_launch() {
         for (step, scale) in [(1, 0.5), (1001, 2.0)] {
             let parameters = of_all_kinds(&device);
             let counters = run(&device, &parameters, step as f32, scale);
-            assert_eq!(counters.total.passes, counters.total.ideal_passes);
+            assert_eq!(counters.total.wavefronts, counters.total.ideal_wavefronts);
             for one in &parameters {
                 assert_bits(&one.on_device(&device), &one.stepped(step, scale));
             }

@@ -426,7 +426,7 @@ fn check(device: &Device, case: &Case) -> Vec<u8> {
     run.assert_close("dk", &dk, &expected.dk, run.bound());
     run.assert_close("dv", &dv, &expected.dv, run.bound());
     for counters in of_gradients.iter().chain([&forward.counters]) {
-        let (passes, ideal) = (counters.total.passes, counters.total.ideal_passes);
+        let (passes, ideal) = (counters.total.wavefronts, counters.total.ideal_wavefronts);
         assert_eq!(passes, ideal, "{}", counters.kernel);
     }
 
@@ -483,7 +483,7 @@ fn bytes_moved() {
     let assert_bytes = |counters: &Counters, read: u64, written: u64| {
         let moved = [counters.total.bytes_read, counters.total.bytes_written];
         assert_eq!(moved, [read, written], "{}", counters.kernel);
-        let (passes, ideal) = (counters.total.passes, counters.total.ideal_passes);
+        let (passes, ideal) = (counters.total.wavefronts, counters.total.ideal_wavefronts);
         assert_eq!(passes, ideal, "{}", counters.kernel);
     };
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use half::bf16;
 use meshgrad_emulator::launch::launch;
-use meshgrad_emulator::memory::{AddressSpace, Place};
+use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::{Kernel, Module};
-use meshgrad_emulator::{Asynchronous, Counters, Options};
+use meshgrad_emulator::{AsyncCopies, Counters, Options};
 use meshgrad_kernels::faults::Fault;
 use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
@@ -50,20 +50,20 @@ impl Device {
     /// it at random.
     pub(crate) fn in_random_orders(count: u64) -> impl Iterator<Item = Device> {
         let random = (0..count).map(|seed| {
-            let asynchronous = Asynchronous::Random { seed: 3 + seed };
-            (Some(2 + seed), asynchronous)
+            let async_copies = AsyncCopies::Random { seed: 3 + seed };
+            (Some(2 + seed), async_copies)
         });
-        let plain = [(None, Asynchronous::Eager), (Some(1), Asynchronous::Lazy)];
+        let plain = [(None, AsyncCopies::Eager), (Some(1), AsyncCopies::Lazy)];
         plain
             .into_iter()
             .chain(random)
-            .map(|(shuffle, asynchronous)| Device {
+            .map(|(schedule_seed, async_copies)| Device {
                 space: AddressSpace::new(),
                 loaded: RefCell::default(),
                 reached: RefCell::default(),
                 options: Options {
-                    shuffle,
-                    asynchronous,
+                    schedule_seed,
+                    async_copies,
                     counters: true,
                     ..Options::default()
                 },
@@ -106,7 +106,9 @@ impl Device {
 
     /// Memory that nobody has written yet.
     pub(crate) fn room(&self, bytes: usize) -> u64 {
-        self.space.allocate(bytes.max(1), Place::Device(0)).unwrap()
+        self.space
+            .allocate(bytes.max(1), MemoryKind::Device(0))
+            .unwrap()
     }
 
     pub(crate) fn bytes(&self, address: u64, count: usize) -> Vec<u8> {

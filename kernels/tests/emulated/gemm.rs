@@ -265,7 +265,7 @@ fn product(device: &Device, tile: Tile, formats: Formats, problem: Problem) -> V
             check(device, &variant, launch, case)
         }
     };
-    assert_eq!(counters.total.passes, counters.total.ideal_passes);
+    assert_eq!(counters.total.wavefronts, counters.total.ideal_wavefronts);
     c
 }
 

@@ -198,7 +198,11 @@ fn launch(
         (!problem.is_right()).then_some(7)
     );
     let total = &counters.total;
-    assert_eq!(total.passes, total.ideal_passes, "{}", counters.kernel);
+    assert_eq!(
+        total.wavefronts, total.ideal_wavefronts,
+        "{}",
+        counters.kernel
+    );
     Some(counters)
 }
 

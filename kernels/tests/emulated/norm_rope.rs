@@ -157,7 +157,7 @@ impl Problem {
         assert_eq!(counters.unique_bytes_read as usize, unique);
         assert_eq!(counters.total.bytes_written as usize, written);
         assert_eq!(counters.unique_bytes_written as usize, written);
-        assert_eq!(counters.total.passes, counters.total.ideal_passes);
+        assert_eq!(counters.total.wavefronts, counters.total.ideal_wavefronts);
         if !counters.kernel.ends_with("loop") {
             let tables = 8 * self.heads.pairs as usize * rows;
             let scalars = if operands > 1 { self.scalars() } else { 0 };

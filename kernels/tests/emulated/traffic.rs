@@ -33,7 +33,11 @@ pub(crate) fn assert_bytes(counters: &Counters, all: [usize; 2], different: [usi
 #[track_caller]
 pub(crate) fn assert_no_conflicts(counters: &Counters) {
     let total = counters.total;
-    assert_eq!(total.passes, total.ideal_passes, "{}", counters.kernel);
+    assert_eq!(
+        total.wavefronts, total.ideal_wavefronts,
+        "{}",
+        counters.kernel
+    );
 }
 
 /// No part of a sector is moved in vain.

@@ -87,7 +87,7 @@ fn a_copy_that_fails_is_told_with_the_tensor() {
     };
     assert!(model.params_named(&tensor), "{tensor}");
     assert!(
-        source.to_string().contains("uninitialised-global"),
+        source.to_string().contains("uninitialized-global"),
         "{source}"
     );
     assert_without_values(&model);

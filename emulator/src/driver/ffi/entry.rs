@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::arguments::{Out, Text, TextOut};
-use super::{driver, exports, initialise, last_report};
+use super::{driver, exports, initialize, last_report};
 use crate::driver::configuration::Configuration;
 use crate::driver::error::{Code, Result};
 
@@ -18,7 +18,7 @@ const UNKNOWN: i32 = 1;
 exports! {
     fn cuInit(flags: u32) {
         match flags {
-            0 => initialise(),
+            0 => initialize(),
             _ => Err(Code::InvalidValue.because("cuInit knows no flags")),
         }
     }

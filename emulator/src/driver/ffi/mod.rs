@@ -50,10 +50,10 @@ fn last_report() -> String {
 }
 
 /// Makes the driver as the environment describes it.
-fn initialise() -> Result<()> {
+fn initialize() -> Result<()> {
     DRIVER.get_or_init(|| {
         let configuration = Configuration::read(|name| std::env::var(name).ok());
-        let options = Options::from_environment();
+        let options = Options::from_env();
         let made = match (configuration, options) {
             (Ok(configuration), Ok(options)) => Ok(Driver::new(configuration, options)),
             (Err(error), _) => Err(error.to_string()),

@@ -76,7 +76,7 @@ type Refusal = (&'static str, Code, fn(&Machine, u64) -> Option<Code>);
 fn what_a_capture_cannot_contain_breaks_it() {
     let refusals: [Refusal; 7] = [
         (
-            "a synchronised stream",
+            "a synchronized stream",
             Code::StreamCaptureUnsupported,
             |it, stream| code(it.driver.synchronize_stream(stream)),
         ),
@@ -84,7 +84,7 @@ fn what_a_capture_cannot_contain_breaks_it() {
             code(it.driver.query_stream(stream))
         }),
         (
-            "a synchronised context",
+            "a synchronized context",
             Code::StreamCaptureUnsupported,
             |it, _| code(it.driver.synchronize_context()),
         ),

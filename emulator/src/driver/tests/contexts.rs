@@ -59,7 +59,7 @@ fn limits_are_those_of_the_device() {
     let stack = driver.limit(0).unwrap();
     driver.set_limit(0, stack * 2).unwrap();
     assert_eq!(driver.limit(0), Ok(stack * 2));
-    // The depth of synchronisation by kernels is gone since compute capability 9.0.
+    // The depth of synchronization by kernels is gone since compute capability 9.0.
     assert_eq!(code(driver.limit(3)), Some(Code::UnsupportedLimit));
     assert_eq!(code(driver.limit(99)), Some(Code::UnsupportedLimit));
     driver.create_context(1, 0).unwrap();

@@ -280,7 +280,7 @@ impl RaceShadow {
                 return race;
             }
         }
-        // Neighbours were mostly written together.
+        // Neighbors were mostly written together.
         let mut ordered = Mark::NONE;
         for record in &self.granules[piece.granules()] {
             let written = record.written();

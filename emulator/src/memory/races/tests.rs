@@ -80,7 +80,7 @@ fn a_write_races_with_any_reader_but_itself() {
 }
 
 #[test]
-fn neighbours_in_a_granule_do_not_race() {
+fn neighbors_in_a_granule_do_not_race() {
     let shadow = RaceShadow::new(4);
     write(&shadow, 0, by(0, 1), (0, 2));
     assert_eq!(write(&shadow, 0, by(1, 1), (2, 2)), None);

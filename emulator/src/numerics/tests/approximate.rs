@@ -13,7 +13,7 @@ struct Instruction {
     allowed: fn(f32, f64) -> f64,
 }
 
-/// The distance of neighbouring f32 at `y`.
+/// The distance of neighboring f32 at `y`.
 fn ulp(y: f64) -> f64 {
     let exponent = y.abs().log2().floor().clamp(-126.0, 127.0) as i32;
     2.0_f64.powi(exponent - 23)
@@ -148,7 +148,7 @@ fn perturbed_results_use_the_documented_error() {
                 );
                 continue;
             }
-            // A result between subnormals has no relative accuracy, only neighbours.
+            // A result between subnormals has no relative accuracy, only neighbors.
             let allowed = (instruction.allowed)(x, exact);
             let limit = if exact.abs() < 1.2e-38 {
                 allowed.max(2.0_f64.powi(-149))
@@ -279,7 +279,7 @@ fn quotients() {
 /// An instruction on halves.
 type OnHalves = fn(u16, Approximation) -> u16;
 
-/// All 16-bit operands: the nearest number of the format, or either neighbour if libm cannot tell;
+/// All 16-bit operands: the nearest number of the format, or either neighbor if libm cannot tell;
 /// perturbed, a number within the error that the manual allows at a result.
 fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64) -> f64) {
     let (mut moved, mut tolerated) = (0, 0);
@@ -297,8 +297,8 @@ fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64)
             assert!(exact > largest, "{bits:x}");
             continue;
         }
-        let neighbours = [result.wrapping_sub(1), result.wrapping_add(1)];
-        for other in neighbours
+        let neighbors = [result.wrapping_sub(1), result.wrapping_add(1)];
+        for other in neighbors
             .into_iter()
             .filter(|&other| !error(other).is_nan())
         {

@@ -129,7 +129,7 @@ proptest! {
         }
     }
 
-    /// f32 to f16 and bf16 in the directed modes: the neighbours of the nearest.
+    /// f32 to f16 and bf16 in the directed modes: the neighbors of the nearest.
     #[test]
     fn directed_halves_enclose(x in any_f32()) {
         if x.is_nan() {
@@ -203,9 +203,9 @@ proptest! {
             let least = finite.map(error).fold(f64::INFINITY, f64::min);
             prop_assert!(x.is_infinite() || error(narrow) == least, "{x:e} {narrow:x}");
             prop_assert_eq!(narrow >> 7 == 1, x.is_sign_negative());
-            // On a tie with the neighbour the even one wins.
-            for neighbour in [narrow.wrapping_sub(1), narrow.wrapping_add(1)] {
-                let tie = x.abs() < 57344.0 && error(neighbour) == least && neighbour & 0x7f != 0;
+            // On a tie with the neighbor the even one wins.
+            for neighbor in [narrow.wrapping_sub(1), narrow.wrapping_add(1)] {
+                let tie = x.abs() < 57344.0 && error(neighbor) == least && neighbor & 0x7f != 0;
                 prop_assert!(!tie || narrow & 1 == 0);
             }
         }

@@ -156,7 +156,7 @@ mod as_the_processor {
 }
 
 proptest! {
-    /// Down and up enclose the exact value: they are equal, or neighbours between which the other
+    /// Down and up enclose the exact value: they are equal, or neighbors between which the other
     /// two modes choose. Turning all signs around exchanges them.
     #[test]
     fn directed_modes_enclose_nearest(a in any_f32(), b in any_f32(), c in any_f32()) {
