@@ -1,12 +1,12 @@
-//! Launching a grid: its CTAs over the host's cores, or, where they may speak to each other, taking
-//! turns on one.
+//! Launches: the CTAs of a grid run in parallel on the host's cores. If they may communicate, they
+//! are interleaved on one thread.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::machine::counters::{Counters, Counts};
-use crate::machine::cta::{Cta, Turn, dynamic_shared_start};
+use crate::machine::cta::{Cta, SliceEnd, dynamic_shared_start};
 use crate::machine::grid::Grid;
 use crate::machine::random::Random;
 use crate::machine::warp::Warp;
@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::program::Kernel;
 use crate::report::{Fault, Finding, FindingKind, Site, Thread};
 
-/// A launch: the kernel, its extents and its parameters.
+/// A kernel launch.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     /// The kernel.
@@ -29,38 +29,39 @@ pub struct Launch<'a> {
     pub dynamic_shared: u32,
     /// The bytes of the parameter space.
     pub parameters: &'a [u8],
-    /// What `%nsmid` says.
+    /// The value of `%nsmid`.
     pub multiprocessors: u32,
 }
 
-/// Why a launch did not come to its end.
+/// Why a launch failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
-    /// The kernel is wrong.
+    /// The kernel has an error.
     #[error(transparent)]
     Finding(Box<Finding>),
 
-    /// The host has no memory for the CTAs' own.
-    #[error("the host has no memory for the shared and local memory of kernel `{kernel}`")]
+    /// The host is out of memory.
+    #[error("out of host memory for the shared and local memory of kernel `{kernel}`")]
     HostMemory {
         /// The kernel.
         kernel: String,
     },
 
-    /// The extents or parameters do not fit the kernel.
+    /// The launch configuration does not match the kernel.
     #[error("kernel `{kernel}`: {problem}")]
     Invalid {
         /// The kernel.
         kernel: String,
-        /// What does not fit.
+        /// What does not match.
         problem: String,
     },
 }
 
-/// Runs a grid to its end.
+/// Runs a grid to completion.
 ///
 /// # Errors
-/// [`LaunchError`]. Of several findings, that of the CTA with the lowest index.
+///
+/// [`LaunchError`]. If several CTAs fail, the finding of the one with the lowest index.
 pub fn launch(
     space: &AddressSpace,
     launch: &Launch<'_>,
@@ -68,9 +69,9 @@ pub fn launch(
 ) -> Result<Counters, LaunchError> {
     validate(launch)?;
     let grid = prepare(space, launch, options)?;
-    let outcome = match takes_turns(launch.kernel, options) {
-        true => in_turns(&grid),
-        false => side_by_side(&grid, host_threads(launch, options)),
+    let outcome = match is_interleaved(launch.kernel, options) {
+        true => run_interleaved(&grid),
+        false => run_parallel(&grid, host_threads(launch, options)),
     }?;
     let touched = |which: usize| {
         let sets = grid.touched.iter().flatten();
@@ -81,15 +82,15 @@ pub fn launch(
     Ok(Counters::new(grid.kernel, grid.ctas(), &outcome, unique))
 }
 
-/// Whether CTAs take turns on one host thread: where they may speak to each other, and where the
-/// order is to be shuffled.
-fn takes_turns(kernel: &Kernel, options: &Options) -> bool {
+/// Whether CTAs are interleaved on one host thread: if they may communicate, or if the schedule is
+/// random.
+fn is_interleaved(kernel: &Kernel, options: &Options) -> bool {
     kernel.communicates || options.schedule_seed.is_some()
 }
 
-/// Host threads that run a launch.
+/// The number of host threads for a launch.
 fn host_threads(launch: &Launch<'_>, options: &Options) -> u64 {
-    if takes_turns(launch.kernel, options) {
+    if is_interleaved(launch.kernel, options) {
         return 1;
     }
     let threads = match options.threads {
@@ -118,24 +119,26 @@ fn validate(launch: &Launch<'_>) -> Result<(), LaunchError> {
         .map(|extent| u64::from(*extent))
         .product();
     if threads == 0 || launch.grid.contains(&0) {
-        return invalid("a grid or block without extent".into());
+        return invalid("grid and block extents must be positive".into());
     }
     if let Some(required) = kernel.required_threads
         && required != launch.block
     {
         let given = launch.block;
         return invalid(format!(
-            "launched with {given:?} threads, but it requires {required:?}"
+            "launched with a block of {given:?}, but it requires {required:?}"
         ));
     }
     if threads > u64::from(kernel.max_threads) {
         let max = kernel.max_threads;
-        return invalid(format!("launched with {threads} threads, of at most {max}"));
+        return invalid(format!(
+            "launched with {threads} threads per block, but it allows at most {max}"
+        ));
     }
     if launch.parameters.len() < kernel.parameter_bytes {
         let (given, needed) = (launch.parameters.len(), kernel.parameter_bytes);
         return invalid(format!(
-            "{given} bytes of parameters, where it takes {needed}"
+            "{given} bytes of parameters passed, but it takes {needed}"
         ));
     }
     Ok(())
@@ -172,7 +175,7 @@ fn prepare<'l>(
         allocations,
         contended: host_threads(launch, options) > 1,
         stamp: space.next_stamp(),
-        published: Mutex::new(HashMap::new()),
+        sync_vars: Mutex::new(HashMap::new()),
         touched,
         multiprocessors: launch.multiprocessors.max(1),
         number: NUMBER.fetch_add(1, Relaxed),
@@ -185,14 +188,14 @@ fn no_memory(kernel: &Kernel) -> LaunchError {
     }
 }
 
-/// A fault, and who met it.
+/// A fault and the CTA that it occurred in.
 struct Failure {
     cta: u64,
     finding: Box<Finding>,
 }
 
-/// CTAs that cannot speak to each other, on as many threads as there are cores.
-fn side_by_side(grid: &Grid<'_>, threads: u64) -> Result<Vec<Counts>, LaunchError> {
+/// Runs CTAs that cannot communicate, on several host threads.
+fn run_parallel(grid: &Grid<'_>, threads: u64) -> Result<Vec<Counts>, LaunchError> {
     let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let work = || run_ctas(grid, &next, &stop);
@@ -227,12 +230,12 @@ fn run_ctas(grid: &Grid<'_>, next: &AtomicU64, stop: &AtomicBool) -> Outcome {
         }
         cta.restart(index, &mut warps);
         loop {
-            match cta.turn(&mut warps) {
-                Ok(Turn::Done) => break,
-                Ok(Turn::Running) if !cta.waits() => {}
-                Ok(Turn::Running) => {
+            match cta.run_slice(&mut warps) {
+                Ok(SliceEnd::Done) => break,
+                Ok(SliceEnd::Running) if !cta.is_stalled() => {}
+                Ok(SliceEnd::Running) => {
                     stop.store(true, Relaxed);
-                    let fault = endless(&cta, &warps);
+                    let fault = stall_fault(&cta, &warps);
                     return Err(Some(failure(&cta, &warps, 0, *fault)));
                 }
                 Err((warp, fault)) => {
@@ -262,22 +265,22 @@ fn finish(outcomes: Vec<Outcome>, grid: &Grid<'_>) -> Result<Vec<Counts>, Launch
     }
 }
 
-/// CTAs that may speak to each other: some at a time, on one thread, in turns.
-fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
+/// Interleaves CTAs that may communicate, on one host thread.
+fn run_interleaved(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     let mut random = grid.options.schedule_seed.map(Random::new);
     let mut resident: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
     let mut done: Vec<(Cta<'_>, Vec<Warp>)> = Vec::new();
     let mut counts: Vec<Counts> = Vec::new();
     let mut next = 0;
-    let at_once = resident_limit(grid);
+    let max_resident = resident_limit(grid);
     loop {
-        let all_wait = resident.iter().all(|(cta, _)| cta.waits());
+        let all_wait = resident.iter().all(|(cta, _)| cta.is_stalled());
         let wanted = match (all_wait, random.is_some()) {
-            (true, _) => (2 * resident.len()).clamp(1, at_once),
+            (true, _) => (2 * resident.len()).clamp(1, max_resident),
             (false, true) => 8,
             (false, false) => 1,
         };
-        while next < grid.ctas() && resident.len() < wanted.min(at_once) {
+        while next < grid.ctas() && resident.len() < wanted.min(max_resident) {
             let (mut cta, mut warps) = match done.pop() {
                 Some(used) => used,
                 None => (
@@ -300,12 +303,12 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
             };
             let (cta, warps) = &mut resident[at];
             let began = cta.instructions;
-            if let Err((warp, fault)) = cta.turn(warps) {
+            if let Err((warp, fault)) = cta.run_slice(warps) {
                 let failure = failure(cta, warps, warp, *fault);
                 return Err(LaunchError::Finding(failure.finding));
             }
             if cta.instructions - began > cta.idle() {
-                resident.iter_mut().for_each(|(cta, _)| cta.notice());
+                resident.iter_mut().for_each(|(cta, _)| cta.reset_stall());
             }
         }
         let (ended, running): (Vec<_>, Vec<_>) = resident
@@ -313,13 +316,13 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
             .partition(|(_, warps)| warps.iter().all(Warp::is_done));
         resident = running;
         done.extend(ended);
-        let nobody_comes = next == grid.ctas() || resident.len() >= at_once;
-        let all_wait = resident.iter().all(|(cta, _)| cta.waits());
-        if nobody_comes
+        let no_more_ctas = next == grid.ctas() || resident.len() >= max_resident;
+        let all_wait = resident.iter().all(|(cta, _)| cta.is_stalled());
+        if no_more_ctas
             && all_wait
             && let Some((cta, warps)) = resident.first()
         {
-            let failure = failure(cta, warps, 0, *endless(cta, warps));
+            let failure = failure(cta, warps, 0, *stall_fault(cta, warps));
             return Err(LaunchError::Finding(failure.finding));
         }
     }
@@ -335,23 +338,23 @@ fn in_turns(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     Ok(counts)
 }
 
-/// CTAs that a GPU holds at once, as far as their threads tell: 2048 of those and 32 CTAs a
-/// multiprocessor.
+/// CTAs that a GPU holds at once: at most 2048 threads and 32 CTAs per multiprocessor.
 fn resident_limit(grid: &Grid<'_>) -> usize {
-    let a_multiprocessor = (2048 / grid.threads().max(1)).clamp(1, 32);
-    (a_multiprocessor * grid.multiprocessors) as usize
+    let per_multiprocessor = (2048 / grid.threads().max(1)).clamp(1, 32);
+    (per_multiprocessor * grid.multiprocessors) as usize
 }
 
-fn endless(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
+fn stall_fault(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
     let (idle, waiters) = (cta.idle(), cta.waiters(warps));
     let message = format!(
-        "no store, atomic, barrier or end of a thread in {idle} instructions: somebody waits for \
-         what never comes (or computes for long: see MESHGRAD_EMULATOR_STALL_LIMIT){waiters}"
+        "no store, atomic, barrier or end of a thread in {idle} instructions: the kernel \
+         waits for something that never happens, or computes for long (raise \
+         MESHGRAD_EMULATOR_STALL_LIMIT){waiters}"
     );
     Fault::of_all(FindingKind::Deadlock, message)
 }
 
-/// A fault with its place and its thread in words.
+/// The finding of a fault, with its location and thread.
 fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure {
     let grid = cta.grid;
     let id = grid.cta_id(cta.index);
@@ -359,8 +362,8 @@ fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure 
         None if fault.kind == FindingKind::Deadlock
             || fault.kind == FindingKind::DivergentBarrier =>
         {
-            let fragments = &warps[warp].fragments;
-            fragments.first().map_or(cta.pc, |fragment| fragment.pc)
+            let subwarps = &warps[warp].subwarps;
+            subwarps.first().map_or(cta.pc, |subwarp| subwarp.pc)
         }
         _ => cta.pc,
     };

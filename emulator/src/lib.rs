@@ -9,7 +9,7 @@ mod options;
 pub mod program;
 mod ptx;
 mod report;
-mod vectors;
+mod simd;
 
 pub use machine::counters::{Counters, Counts};
 pub use numerics::Approximation;

@@ -1,46 +1,46 @@
-//! How kernels are run: in which order, with which checks.
+//! Options of execution: schedule, sanitizers and limits.
 
 use std::env;
 
 use crate::numerics::Approximation;
 
-/// When asynchronous operations happen between their start and the wait for them.
+/// When asynchronous copies happen between their start and the wait for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncCopies {
-    /// At once.
+    /// Immediately.
     Eager,
-    /// When somebody waits for them.
+    /// At the wait.
     Lazy,
-    /// Anywhere in between.
+    /// At a random time in between.
     Random {
-        /// Decides where: the same seed, the same run.
+        /// The same seed gives the same run.
         seed: u64,
     },
 }
 
-/// How kernels are run.
+/// How kernels are executed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Whether uninitialized reads, races and divergence are looked for. Addresses are always
+    /// Whether to check for uninitialized reads, races and divergence. Addresses are always
     /// checked.
     pub sanitize: bool,
-    /// Seeds the order in which warps and CTAs run; `None` for one after the other.
+    /// Seed of a random schedule of warps and CTAs; `None` for the fixed order.
     pub schedule_seed: Option<u64>,
     /// When asynchronous copies happen.
     pub async_copies: AsyncCopies,
-    /// What approximate instructions give.
+    /// The results of approximate instructions.
     pub approximation: Approximation,
     /// Host threads that run CTAs; 0 for all cores.
     pub threads: usize,
-    /// Whether each instruction's executions, sectors and conflicts are counted.
+    /// Whether to count executions, sectors and wavefronts per instruction.
     pub counters: bool,
-    /// The address at which shared memory begins.
+    /// The address at which shared memory starts.
     pub shared_base: u32,
-    /// Instructions of a CTA's warps without a visible effect (a store, a barrier) after which it
-    /// counts as stuck. Loops that wait without changing a register are found long before.
+    /// Instructions of a CTA without a visible effect (a store, a barrier) before it counts as
+    /// stalled. A wait loop that changes no register is found much earlier.
     pub stall_limit: u64,
-    /// Major and minor compute capability of the device that modules are loaded for. The driver
-    /// takes its devices' own.
+    /// Compute capability (major, minor) that modules are loaded for. The driver sets that of its
+    /// device.
     pub capability: (u32, u32),
 }
 
@@ -60,32 +60,33 @@ impl Default for Options {
     }
 }
 
-/// A variable of the environment that means nothing.
+/// An environment variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value}: expected {expected}")]
 pub struct OptionsError {
-    /// Which variable.
+    /// The name of the variable.
     pub variable: &'static str,
-    /// What it is set to.
+    /// Its value.
     pub value: String,
-    /// What it may be.
+    /// The accepted values.
     pub expected: &'static str,
 }
 
 impl Options {
-    /// Options as the environment says (docs/emulator.md):
-    /// `MESHGRAD_EMULATOR_SANITIZE`, `_SCHEDULE`, `_ASYNC`, `_APPROX`, `_THREADS`, `_SHARED_BASE`
-    /// and `_STALL_LIMIT`.
+    /// Reads the options from the environment (docs/emulator.md): `MESHGRAD_EMULATOR_SANITIZE`,
+    /// `_SCHEDULE`, `_ASYNC`, `_APPROX`, `_THREADS`, `_SHARED_BASE` and `_STALL_LIMIT`.
     ///
     /// # Errors
-    /// [`OptionsError`] for a value that means nothing.
+    ///
+    /// [`OptionsError`] for an invalid value.
     pub fn from_env() -> Result<Options, OptionsError> {
         Options::from_lookup(|variable| env::var(variable).ok())
     }
 
-    /// As [`Options::from_env`], from any source of variables.
+    /// [`Options::from_env`] with any source of variables.
     ///
     /// # Errors
+    ///
     /// [`OptionsError`].
     pub fn from_lookup(
         lookup: impl Fn(&'static str) -> Option<String>,
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_is_read_strictly() {
+    fn invalid_values_of_the_environment_are_rejected() {
         let from = |name: &'static str, value: &'static str| {
             Options::from_lookup(move |variable| (variable == name).then(|| value.to_owned()))
         };

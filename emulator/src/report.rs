@@ -1,48 +1,48 @@
-//! What goes wrong in a kernel, as told to its author.
+//! Findings: the errors in a kernel that the emulator reports.
 
 use std::fmt;
 
-use crate::memory::races::Earlier;
+use crate::memory::races::PriorAccess;
 
 /// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FindingKind {
-    /// An access outside of every allocation, or of the CTA's or thread's own memory.
+    /// An access outside every allocation, or outside the CTA's or thread's own memory.
     OutOfBounds,
-    /// An access to memory that was freed.
+    /// An access to freed memory.
     UseAfterFree,
     /// An address that is not a multiple of the access's size.
     Misaligned,
-    /// A register is read that was never written.
+    /// A read of a register that was never written.
     UninitializedRegister,
-    /// Global memory is read that was never written.
+    /// A read of global memory that was never written.
     UninitializedGlobal,
-    /// Shared memory is read that was never written.
+    /// A read of shared memory that was never written.
     UninitializedShared,
-    /// Local memory is read that was never written.
+    /// A read of local memory that was never written.
     UninitializedLocal,
-    /// Two threads access the same bytes of shared memory, unordered, and one writes.
+    /// Unordered accesses to the same bytes of shared memory, at least one of them a write.
     SharedRace,
-    /// Two threads access the same bytes of global memory, unordered, and one writes.
+    /// Unordered accesses to the same bytes of global memory, at least one of them a write.
     GlobalRace,
-    /// Threads of a warp, or of a CTA, come to different barriers, or not all come.
+    /// Threads of a warp or CTA that do not all arrive at the same barrier.
     DivergentBarrier,
-    /// Only part of a warp executes an instruction that all of it has to.
+    /// A part of a warp executes an instruction that requires the whole warp.
     DivergentInstruction,
-    /// A lane asks for the value of a lane that does not take part.
+    /// A lane reads from a lane that does not take part.
     InactiveLane,
-    /// Nobody can go on.
+    /// No thread can continue.
     Deadlock,
     /// `trap`, or a failed assertion.
     Trap,
-    /// A store to memory that only holds constants.
+    /// A store to constant memory.
     WriteToConstant,
-    /// An argument out of its range: a barrier's number, say.
+    /// An argument out of range, such as a barrier number.
     InvalidArgument,
 }
 
 impl FindingKind {
-    /// The name by which tests and programs know it: `out-of-bounds`.
+    /// The name in reports: `out-of-bounds`.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::OutOfBounds => "out-of-bounds",
@@ -71,14 +71,14 @@ impl fmt::Display for FindingKind {
     }
 }
 
-/// A finding before it is known where it happened.
+/// A finding without its location.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: FindingKind,
     pub(crate) lane: Option<usize>,
     pub(crate) message: String,
     /// The access that it conflicts with.
-    pub(crate) earlier: Option<Earlier>,
+    pub(crate) earlier: Option<PriorAccess>,
 }
 
 impl Fault {
@@ -91,7 +91,7 @@ impl Fault {
         })
     }
 
-    /// About a warp or CTA as a whole.
+    /// A fault of a whole warp or CTA.
     pub(crate) fn of_all(kind: FindingKind, message: impl Into<String>) -> Box<Fault> {
         Box::new(Fault {
             kind,
@@ -102,14 +102,14 @@ impl Fault {
     }
 }
 
-/// A place in a kernel.
+/// A location in a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     /// The line of the PTX text, counted from 1.
     pub line: u32,
     /// That line.
     pub text: String,
-    /// File and line that the kernel was written at, where `.loc` tells.
+    /// Source file and line, from `.loc`.
     pub source: Option<(String, u32)>,
 }
 
@@ -117,24 +117,24 @@ impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ptx line {}: {}", self.line, self.text)?;
         match &self.source {
-            Some((file, line)) => write!(f, "\n        written at {file}:{line}"),
+            Some((file, line)) => write!(f, "\n        source {file}:{line}"),
             None => Ok(()),
         }
     }
 }
 
-/// A thread, or a warp where the lane is absent.
+/// A thread, or a whole warp if `lane` is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// %ctaid.
     pub cta: [u32; 3],
-    /// %tid of the thread, or of the warp's first.
+    /// %tid of the thread, or of the warp's first thread.
     pub thread: [u32; 3],
-    /// The warp in its CTA.
+    /// The warp's index in its CTA.
     pub warp: u32,
-    /// The lane in its warp.
+    /// The lane in the warp.
     pub lane: Option<u32>,
-    /// Whether it is not the thread itself but a copy that it started.
+    /// Whether an asynchronous copy of the thread made the access.
     pub copy: bool,
 }
 
@@ -164,20 +164,20 @@ impl fmt::Display for Thread {
     }
 }
 
-/// What was found in a kernel that a GPU would have hidden.
+/// An error that the emulator found in a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Finding {
-    /// What kind it is.
+    /// The kind.
     pub kind: FindingKind,
     /// The kernel's name.
     pub kernel: String,
     /// The instruction.
     pub site: Site,
-    /// Who executed it.
+    /// The thread that executed it.
     pub thread: Thread,
-    /// The details: addresses, lanes, who waits.
+    /// The details, such as addresses and waiting threads.
     pub message: String,
-    /// The access that it conflicts with: who, where, and whether it wrote.
+    /// The conflicting access: thread, location, and whether it was a write.
     pub other: Option<(Thread, Option<Site>, bool)>,
 }
 
@@ -191,8 +191,8 @@ impl fmt::Display for Finding {
         writeln!(f, "    at  {}", self.site)?;
         write!(f, "    by  {}", self.thread)?;
         if let Some((thread, site, wrote)) = &self.other {
-            let verb = if *wrote { "written" } else { "read" };
-            write!(f, "\n    {verb} before by {thread}")?;
+            let verb = if *wrote { "write" } else { "read" };
+            write!(f, "\n    earlier {verb} by {thread}")?;
             if let Some(site) = site {
                 write!(f, "\n        at {site}")?;
             }

@@ -158,7 +158,7 @@ fn a_driver_that_does_not_start() {
     assert_eq!(
         wrong,
         "the CUDA emulator does not start: CUDA_ERROR_INVALID_VALUE (invalid argument)\n\
-         MESHGRAD_EMULATOR_DEVICES=`h100` is not understood: expected a count up to 64, or names \
+         MESHGRAD_EMULATOR_DEVICES=`h100` is invalid: expected a count up to 64, or names \
          such as h200,a100; correct or unset that variable"
     );
 }

@@ -1,6 +1,6 @@
-//! Stream capture: operations become nodes of a graph instead of being run, and what a capture
-//! cannot contain is refused with the driver's own codes (CUDA C++ Programming Guide, "Creating a
-//! Graph Using Stream Capture").
+//! Stream capture: operations become nodes of a graph instead of being executed. Whatever a capture
+//! cannot contain is rejected with the driver's own error codes (CUDA C++ Programming Guide,
+//! "Creating a Graph Using Stream Capture").
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,31 +13,31 @@ use super::stream::{StreamHandle, StreamKind};
 use super::work::Work;
 use super::{Driver, State};
 
-/// Names a capture among all that ever were.
+/// Identifies a capture, uniquely in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CaptureId(u64);
 
-/// A capture that goes on.
+/// An active capture.
 pub(crate) struct Capture {
-    /// Where it began and has to end.
+    /// The stream in which it began and must end.
     origin: StreamHandle,
     mode: CaptureMode,
     thread: ThreadId,
     pub(crate) graph: Graph,
-    /// What the next node of each stream follows.
+    /// The nodes that the next node of each stream depends on.
     tails: BTreeMap<StreamHandle, Vec<NodeIndex>>,
-    /// Why no graph will come of it.
+    /// Why the capture is invalidated.
     broken: Option<String>,
 }
 
-/// Which calls a capture makes unsafe, and for whom.
+/// Which calls a capture makes unsafe, and in which threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureMode {
-    /// For every thread.
+    /// In every thread.
     Global,
-    /// For the thread that began it.
+    /// In the thread that began the capture.
     ThreadLocal,
-    /// For none.
+    /// In no thread.
     Relaxed,
 }
 
@@ -48,7 +48,7 @@ impl CaptureMode {
             0 => Ok(CaptureMode::Global),
             1 => Ok(CaptureMode::ThreadLocal),
             2 => Ok(CaptureMode::Relaxed),
-            _ => Err(Code::InvalidValue.because(format!("{number} is no CUstreamCaptureMode"))),
+            _ => Err(Code::InvalidValue.because(format!("{number} is not a CUstreamCaptureMode"))),
         }
     }
 }
@@ -77,12 +77,12 @@ impl Driver {
             let (handle, _) = state.stream(raw)?;
             let stream = state.streams.get(handle)?;
             if stream.kind == StreamKind::Legacy {
-                let words = "the legacy default stream cannot be captured; create a stream";
-                return Err(Code::StreamCaptureUnsupported.because(words));
+                let message = "the legacy default stream cannot be captured; create a stream";
+                return Err(Code::StreamCaptureUnsupported.because(message));
             }
             if stream.capture.is_some() {
-                let words = format!("stream {handle:?} is capturing already");
-                return Err(Code::IllegalState.because(words));
+                let message = format!("stream {handle:?} is already capturing");
+                return Err(Code::IllegalState.because(message));
             }
             let capture = Capture {
                 origin: handle,
@@ -105,10 +105,10 @@ impl Driver {
         self.with(|state| {
             let (stream, _) = state.stream(raw)?;
             let Some(id) = state.streams.get(stream)?.capture else {
-                let words = format!("stream {stream:?} is not capturing");
-                return Err(Code::IllegalState.because(words));
+                let message = format!("stream {stream:?} is not capturing");
+                return Err(Code::IllegalState.because(message));
             };
-            if let Some(refused) = state.captures[&id].why_not_end_in(stream) {
+            if let Some(refused) = state.captures[&id].end_error(stream) {
                 if refused.code == Code::StreamCaptureUnmatched {
                     state.break_capture(id, &refused.message);
                 }
@@ -122,7 +122,7 @@ impl Driver {
     pub(crate) fn capture_status(&self, raw: u64) -> Result<CaptureStatus> {
         self.with(|state| {
             let (stream, _) = state.stream(raw)?;
-            state.refuse_implicit(stream)?;
+            state.reject_implicit_sync(stream)?;
             let capture = state
                 .streams
                 .get(stream)?
@@ -138,19 +138,25 @@ impl Driver {
 }
 
 impl Capture {
-    fn why_not_end_in(&self, stream: StreamHandle) -> Option<Error> {
+    fn end_error(&self, stream: StreamHandle) -> Option<Error> {
         if self.origin != stream {
-            let words = format!("the capture began in stream {:?}", self.origin);
-            return Some(Code::StreamCaptureUnmatched.because(words));
+            let message = format!(
+                "the capture must end in the stream where it began, {:?}",
+                self.origin
+            );
+            return Some(Code::StreamCaptureUnmatched.because(message));
         }
         if self.mode != CaptureMode::Relaxed && self.thread != thread::current().id() {
-            let words = format!("the capture was begun by {:?}", self.thread);
-            return Some(Code::StreamCaptureWrongThread.because(words));
+            let message = format!(
+                "the capture must end in the thread that began it, {:?}",
+                self.thread
+            );
+            return Some(Code::StreamCaptureWrongThread.because(message));
         }
         None
     }
 
-    /// Streams whose last nodes lead nowhere, so that the origin does not wait for them.
+    /// Streams whose last nodes the origin does not depend on.
     fn unjoined(&self) -> Vec<StreamHandle> {
         let joined = self.tails.get(&self.origin).map_or(&[][..], Vec::as_slice);
         let leaves = self.graph.leaves();
@@ -176,7 +182,7 @@ impl State {
         self.capture_node(stream, NodeKind::Work(work))
     }
 
-    /// Adds the recording of an event as a node.
+    /// Adds an event record node.
     pub(crate) fn capture_record(
         &mut self,
         stream: StreamHandle,
@@ -185,12 +191,12 @@ impl State {
         self.capture_node(stream, NodeKind::Record(event))
     }
 
-    /// Adds the wait for an event as a node.
+    /// Adds an event wait node.
     pub(crate) fn capture_wait(&mut self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         self.capture_node(stream, NodeKind::Wait(event))
     }
 
-    /// Adds a node after the last of `stream`.
+    /// Adds a node after the last one of `stream`.
     pub(crate) fn capture_node(&mut self, handle: StreamHandle, kind: NodeKind) -> Result<()> {
         let stream = self.streams.get(handle)?;
         let (context, id) = (stream.context, stream.capture);
@@ -201,19 +207,19 @@ impl State {
         Ok(())
     }
 
-    /// The nodes that the stream's next one follows.
+    /// The nodes that the stream's next node depends on.
     pub(crate) fn captured_tail(&mut self, stream: StreamHandle) -> Result<&mut Vec<NodeIndex>> {
         let id = self.streams.get(stream)?.capture;
         Ok(self.capture(id)?.usable()?.tails.entry(stream).or_default())
     }
 
-    /// The graph that the stream's nodes go to.
+    /// The graph that the stream is captured into.
     pub(crate) fn captured_graph(&mut self, stream: StreamHandle) -> Result<&mut Graph> {
         let id = self.streams.get(stream)?.capture;
         Ok(&mut self.capture(id)?.usable()?.graph)
     }
 
-    /// What an event means that is recorded in a capturing stream.
+    /// The point that an event marks when it is recorded in a capturing stream.
     pub(crate) fn captured_point(&mut self, stream: StreamHandle) -> Result<Point> {
         let id = self.streams.get(stream)?.capture;
         let after = self.captured_tail(stream)?.clone();
@@ -221,7 +227,7 @@ impl State {
         Ok(Point::Captured { capture, after })
     }
 
-    /// Makes a stream wait for nodes of a capture, which it thereby joins.
+    /// Makes a stream depend on nodes of a capture; the stream joins the capture.
     pub(crate) fn join(
         &mut self,
         stream: StreamHandle,
@@ -229,21 +235,21 @@ impl State {
         after: &[NodeIndex],
     ) -> Result<()> {
         if !self.captures.contains_key(&id) {
-            let words = "the event was recorded in a capture that has ended";
-            return Err(Code::CapturedEvent.because(words));
+            let message = "the event was recorded in a capture that has ended";
+            return Err(Code::CapturedEvent.because(message));
         }
         let found = self.streams.get(stream)?;
         match found.capture {
             Some(other) if other != id => {
-                let words = format!("stream {stream:?} belongs to another capture");
-                self.break_capture(id, &words);
-                self.break_capture(other, &words);
-                return Err(Code::StreamCaptureMerge.because(words));
+                let message = format!("stream {stream:?} belongs to another capture");
+                self.break_capture(id, &message);
+                self.break_capture(other, &message);
+                return Err(Code::StreamCaptureMerge.because(message));
             }
             None if found.kind == StreamKind::Legacy => {
-                let words = "the legacy default stream cannot join a capture";
-                self.break_capture(id, words);
-                return Err(Code::StreamCaptureImplicit.because(words));
+                let message = "the legacy default stream cannot join a capture";
+                self.break_capture(id, message);
+                return Err(Code::StreamCaptureImplicit.because(message));
             }
             _ => {}
         }
@@ -256,19 +262,19 @@ impl State {
         Ok(())
     }
 
-    /// Refuses a call that must not meet a stream that captures, and ends hope for the capture.
-    pub(crate) fn refuse_on_capturing(&mut self, stream: StreamHandle, call: &str) -> Result<()> {
-        self.refuse_implicit(stream)?;
+    /// Rejects a call that is illegal on a capturing stream, and invalidates the capture.
+    pub(crate) fn reject_on_capturing(&mut self, stream: StreamHandle, call: &str) -> Result<()> {
+        self.reject_implicit_sync(stream)?;
         if self.streams.get(stream)?.capture.is_none() {
-            return self.refuse_while_capturing(call);
+            return self.reject_while_capturing(call);
         }
-        let words = format!("{call} on stream {stream:?}, which is capturing");
-        self.abandon_capture(stream, &words);
-        Err(Code::StreamCaptureUnsupported.because(words))
+        let message = format!("{call} on stream {stream:?}, which is capturing");
+        self.abandon_capture(stream, &message);
+        Err(Code::StreamCaptureUnsupported.because(message))
     }
 
-    /// Refuses a call that a capture makes unsafe for this thread.
-    pub(crate) fn refuse_while_capturing(&mut self, call: &str) -> Result<()> {
+    /// Rejects a call that an active capture makes unsafe in this thread.
+    pub(crate) fn reject_while_capturing(&mut self, call: &str) -> Result<()> {
         let thread = thread::current().id();
         let concerns = |capture: &Capture| {
             let own = capture.thread == thread && capture.mode != CaptureMode::Relaxed;
@@ -286,16 +292,16 @@ impl State {
         if concerned.is_empty() {
             return Ok(());
         }
-        let words = format!("{call} while a stream captures");
+        let message = format!("{call} is not allowed while a stream is capturing");
         for id in concerned {
-            self.break_capture(id, &words);
+            self.break_capture(id, &message);
         }
-        Err(Code::StreamCaptureUnsupported.because(words))
+        Err(Code::StreamCaptureUnsupported.because(message))
     }
 
-    /// Refuses the legacy stream while a blocking stream of its context captures: either would
-    /// have to follow the other.
-    pub(crate) fn refuse_implicit(&mut self, handle: StreamHandle) -> Result<()> {
+    /// Rejects use of the legacy stream while a blocking stream of its context is capturing: each
+    /// would depend on the other.
+    pub(crate) fn reject_implicit_sync(&mut self, handle: StreamHandle) -> Result<()> {
         let stream = self.streams.get(handle)?;
         if stream.kind != StreamKind::Legacy || self.captures.is_empty() {
             return Ok(());
@@ -307,12 +313,12 @@ impl State {
         let Some(id) = concerned else {
             return Ok(());
         };
-        let words = "the legacy default stream was used while a blocking stream captures";
-        self.break_capture(id, words);
-        Err(Code::StreamCaptureImplicit.because(words))
+        let message = "the legacy default stream was used while a blocking stream is capturing";
+        self.break_capture(id, message);
+        Err(Code::StreamCaptureImplicit.because(message))
     }
 
-    /// Ends hope for the capture of a stream, if it has one.
+    /// Invalidates the capture of a stream, if it has one.
     pub(crate) fn abandon_capture(&mut self, stream: StreamHandle, why: &str) {
         if let Ok(stream) = self.streams.get(stream)
             && let Some(id) = stream.capture
@@ -344,26 +350,27 @@ impl State {
             .and_then(|()| match unjoined.first() {
                 None => Ok(()),
                 Some(stream) => {
-                    let words = format!("work of stream {stream:?} was never joined to the origin");
-                    Err(Code::StreamCaptureUnjoined.because(words))
+                    let message =
+                        format!("work of stream {stream:?} was never joined to the origin");
+                    Err(Code::StreamCaptureUnjoined.because(message))
                 }
             });
         match outcome {
             Ok(()) => Ok(self.graphs.insert(capture.graph)),
             Err(error) => {
-                self.give_back(&capture.graph.memory, Vec::new())?;
+                self.release_graph_memory(&capture.graph.memory, Vec::new())?;
                 Err(error)
             }
         }
     }
 
-    /// Forgets the captures that began in `stream`.
+    /// Discards the captures that began in `stream`.
     pub(crate) fn forget_captures_of(&mut self, stream: StreamHandle) -> Result<()> {
         let begun = self.captures.iter().filter(|(_, it)| it.origin == stream);
         let begun: Vec<CaptureId> = begun.map(|(id, _)| *id).collect();
         for id in begun {
             self.break_capture(id, "its context ended");
-            // It was broken just now, so that ends it without a graph.
+            // The capture was invalidated above, so this ends it without a graph.
             let _ = self.end(id);
         }
         Ok(())

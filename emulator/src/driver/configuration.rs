@@ -1,4 +1,4 @@
-//! What the environment says about the emulated machine.
+//! The configuration of the emulated machine, read from environment variables.
 
 use std::path::PathBuf;
 
@@ -6,9 +6,9 @@ use super::device::Model;
 
 /// `MESHGRAD_EMULATOR_DEVICES`: a count (`4`), or models by name (`h200,h200,a100`).
 const DEVICES: &str = "MESHGRAD_EMULATOR_DEVICES";
-/// `MESHGRAD_EMULATOR_MEMORY`: bytes of memory of each device (`256MiB`).
+/// `MESHGRAD_EMULATOR_MEMORY`: bytes of memory per device (`256MiB`).
 const MEMORY: &str = "MESHGRAD_EMULATOR_MEMORY";
-/// `MESHGRAD_EMULATOR_VERSION`: the CUDA version that the driver says it speaks (`13.0`).
+/// `MESHGRAD_EMULATOR_VERSION`: the CUDA version that the driver reports (`13.0`).
 const VERSION: &str = "MESHGRAD_EMULATOR_VERSION";
 /// `MESHGRAD_EMULATOR_STREAMS`: `ordered` or `random:SEED`.
 const STREAMS: &str = "MESHGRAD_EMULATOR_STREAMS";
@@ -16,30 +16,30 @@ const STREAMS: &str = "MESHGRAD_EMULATOR_STREAMS";
 const LEAKS: &str = "MESHGRAD_EMULATOR_LEAKS";
 /// `MESHGRAD_EMULATOR_QUIET`: `1` keeps reports off stderr.
 const QUIET: &str = "MESHGRAD_EMULATOR_QUIET";
-/// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the file to which counters are appended.
+/// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the path of a file to append counters to.
 const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
 
-/// When the operations of streams are executed.
+/// When stream operations are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamOrder {
-    /// At once, by the call that submits them.
+    /// Immediately, in the call that submits them.
     Ordered,
-    /// Later, in an order drawn from this seed among those that the API allows.
+    /// Deferred, in a random order drawn from this seed among the orders that the API allows.
     Random(u64),
 }
 
-/// What is done about things that a context still holds when it ends.
+/// What happens to resources that a context still holds when it is destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaks {
     Off,
     Report,
-    /// Reported, and the call that ends the context fails.
+    /// Reported, and the call that destroys the context fails.
     Error,
 }
 
-/// Where the counters of launches go, besides those who ask for them.
+/// Where launch counters are written, besides the counting API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CountersTo {
+pub(crate) enum CounterSink {
     Nowhere,
     Stderr,
     File(PathBuf),
@@ -49,14 +49,14 @@ pub(crate) enum CountersTo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Configuration {
     pub(crate) devices: Vec<Model>,
-    /// Bytes of each device's memory, where the model's own do not count.
+    /// Bytes of memory per device, overriding the model's.
     pub(crate) memory: Option<usize>,
-    /// As `cuDriverGetVersion` writes it: 1000 times the major version and 10 times the minor one.
+    /// As `cuDriverGetVersion` returns it: 1000 * major + 10 * minor.
     pub(crate) version: i32,
     pub(crate) streams: StreamOrder,
     pub(crate) leaks: Leaks,
     pub(crate) quiet: bool,
-    pub(crate) counters: CountersTo,
+    pub(crate) counters: CounterSink,
 }
 
 impl Default for Configuration {
@@ -64,19 +64,19 @@ impl Default for Configuration {
         Configuration {
             devices: vec![Model::H200],
             memory: None,
-            // The first that loads PTX 9.0.
+            // The first version that loads PTX 9.0.
             version: 13000,
             streams: StreamOrder::Ordered,
             leaks: Leaks::Report,
             quiet: false,
-            counters: CountersTo::Nowhere,
+            counters: CounterSink::Nowhere,
         }
     }
 }
 
-/// A variable of the environment that cannot be understood.
+/// An environment variable with an invalid value.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name}=`{value}` is not understood: expected {expected}")]
+#[error("{name}=`{value}` is invalid: expected {expected}")]
 pub(crate) struct ConfigurationError {
     name: &'static str,
     value: String,
@@ -84,7 +84,7 @@ pub(crate) struct ConfigurationError {
 }
 
 impl Configuration {
-    /// From variables of the environment, which `lookup` finds by name.
+    /// Reads the configuration; `lookup` returns the value of an environment variable.
     pub(crate) fn read(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<Configuration, ConfigurationError> {
@@ -187,10 +187,10 @@ fn parse_switch(text: &str) -> Option<bool> {
     }
 }
 
-fn parse_counters(text: &str) -> CountersTo {
+fn parse_counters(text: &str) -> CounterSink {
     match text {
-        "table" => CountersTo::Stderr,
-        path => CountersTo::File(path.into()),
+        "table" => CounterSink::Stderr,
+        path => CounterSink::File(path.into()),
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_describes_the_machine() {
+    fn the_environment_configures_the_machine() {
         assert_eq!(read(&[]).unwrap(), Configuration::default());
         let machine = read(&[
             (DEVICES, "h200, a100"),
@@ -224,7 +224,7 @@ mod tests {
             streams: StreamOrder::Random(7),
             leaks: Leaks::Error,
             quiet: true,
-            counters: CountersTo::File("counters.txt".into()),
+            counters: CounterSink::File("counters.txt".into()),
         };
         assert_eq!(machine.unwrap(), expected);
         assert_eq!(read(&[(DEVICES, "4")]).unwrap().devices.len(), 4);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn invalid_values_are_named() {
         for (name, value) in [
             (DEVICES, "h100"),
             (DEVICES, "65"),

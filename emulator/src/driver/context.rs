@@ -1,5 +1,5 @@
-//! Contexts: primary ones, which a device shares among all who ask, and created ones. Each thread
-//! has a stack of them, whose top is the current one.
+//! Contexts: the primary context of each device, which its users share, and created contexts. Each
+//! thread has a stack of contexts; the top one is current.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -19,16 +19,16 @@ pub(crate) struct Context {
     pub(crate) device: u32,
     flags: u32,
     primary: bool,
-    /// The stream that stands for 0.
+    /// The legacy default stream (handle 0).
     pub(crate) legacy: StreamHandle,
-    /// The last operations of blocking streams that were destroyed before these had run.
-    pub(crate) orphans: Vec<Ticket>,
-    /// The default streams of threads that use theirs.
+    /// Last operations of destroyed blocking streams that have not run yet.
+    pub(crate) pending_after_destroy: Vec<Ticket>,
+    /// Per-thread default streams, created on first use.
     pub(crate) per_thread: HashMap<ThreadId, StreamHandle>,
     limits: Limits,
     cache: i32,
     peers: BTreeSet<ContextHandle>,
-    /// Why it is unusable, once an operation has failed.
+    /// The error of the first operation that failed; the context is unusable from then on.
     pub(crate) failure: Option<Error>,
 }
 
@@ -38,7 +38,7 @@ impl Named for Context {
     const DESTROYED: Code = Code::ContextIsDestroyed;
 }
 
-/// A device's primary context: the handle stays the same however often it ends and begins anew.
+/// A device's primary context. Its handle stays the same across resets.
 #[derive(Default)]
 pub(crate) struct Primary {
     handle: Option<ContextHandle>,
@@ -46,10 +46,10 @@ pub(crate) struct Primary {
     flags: u32,
 }
 
-/// `CUlimit` by number, as a device sets them at first.
+/// `CUlimit` values by number, with a device's defaults.
 struct Limits([usize; 7]);
 
-/// `CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH`, which devices of compute capability 9.0 do not know.
+/// `CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH`, which compute capability 9.0 does not support.
 const SYNC_DEPTH: i32 = 3;
 
 impl Default for Limits {
@@ -63,7 +63,7 @@ thread_local! {
     static STACK: RefCell<Vec<ContextHandle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The top of this thread's stack.
+/// The current context of this thread.
 fn top() -> Option<ContextHandle> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
@@ -87,14 +87,14 @@ impl Driver {
         })
     }
 
-    /// `cuDevicePrimaryCtxRelease`: the last release ends the context.
+    /// `cuDevicePrimaryCtxRelease`: the last release destroys the context.
     pub(crate) fn release_primary(&self, device: i32) -> Result<()> {
         let mut state = self.lock();
         state.device(device)?;
         let primary = &mut state.primaries[device as usize];
         let Some(handle) = primary.handle.filter(|_| primary.retained > 0) else {
-            let words = format!("the primary context of device {device} is not retained");
-            return Err(Code::InvalidContext.because(words));
+            let message = format!("the primary context of device {device} is not retained");
+            return Err(Code::InvalidContext.because(message));
         };
         primary.retained -= 1;
         match primary.retained {
@@ -103,7 +103,7 @@ impl Driver {
         }
     }
 
-    /// `cuDevicePrimaryCtxReset`: ends the context whoever retains it.
+    /// `cuDevicePrimaryCtxReset`: destroys the context even if it is still retained.
     pub(crate) fn reset_primary(&self, device: i32) -> Result<()> {
         let mut state = self.lock();
         state.device(device)?;
@@ -156,8 +156,9 @@ impl Driver {
     pub(crate) fn destroy_context(&self, handle: ContextHandle) -> Result<()> {
         let state = self.lock();
         if state.contexts.get(handle)?.primary {
-            let words = "a primary context is released by cuDevicePrimaryCtxRelease";
-            return Err(Code::InvalidContext.because(words));
+            let message =
+                "a primary context cannot be destroyed; release it with cuDevicePrimaryCtxRelease";
+            return Err(Code::InvalidContext.because(message));
         }
         STACK.with_borrow_mut(|stack| stack.pop_if(|it| *it == handle));
         self.end_context(state, handle)
@@ -168,7 +169,7 @@ impl Driver {
         Ok(top())
     }
 
-    /// `cuCtxSetCurrent`: replaces the top of the stack, or takes it off.
+    /// `cuCtxSetCurrent`: replaces the top of the stack, or pops it.
     pub(crate) fn set_current_context(&self, handle: Option<ContextHandle>) -> Result<()> {
         if let Some(handle) = handle {
             self.with(|state| state.contexts.get(handle).map(drop))?;
@@ -190,7 +191,9 @@ impl Driver {
     /// `cuCtxPopCurrent`.
     pub(crate) fn pop_context(&self) -> Result<ContextHandle> {
         let popped = STACK.with_borrow_mut(Vec::pop);
-        popped.ok_or_else(|| Code::InvalidContext.because("this thread's stack has no context"))
+        popped.ok_or_else(|| {
+            Code::InvalidContext.because("the context stack of this thread is empty")
+        })
     }
 
     /// `cuCtxGetDevice`.
@@ -210,9 +213,9 @@ impl Driver {
     pub(crate) fn synchronize_context(&self) -> Result<()> {
         let mut state = self.lock();
         let context = state.current()?;
-        state.refuse_while_capturing("cuCtxSynchronize")?;
+        state.reject_while_capturing("cuCtxSynchronize")?;
         let state = self.wait(state, |state| state.schedule.is_idle(context));
-        state.healthy(context)?;
+        state.check_context(context)?;
         drop(state);
         self.release_pools_of(context);
         Ok(())
@@ -265,8 +268,8 @@ impl Driver {
             let device = state.contexts.get(peer)?.device;
             let context = state.current_mut()?;
             if flags != 0 || device == context.device {
-                let words = "flags must be 0 and the peer a context of another device";
-                return Err(Code::InvalidDevice.because(words));
+                let message = "flags must be 0 and the peer must be a context of another device";
+                return Err(Code::InvalidDevice.because(message));
             }
             match context.peers.insert(peer) {
                 true => Ok(()),
@@ -283,30 +286,30 @@ impl Driver {
         })
     }
 
-    /// Waits for what a context runs, tells what it still holds, and takes it all away.
+    /// Waits for the context's operations, reports leaks, and releases everything it holds.
     fn end_context<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         handle: ContextHandle,
     ) -> Result<()> {
         let mut state = self.wait(state, |state| state.schedule.is_idle(handle));
-        let failed = state.healthy(handle).is_err();
-        let leaks = state.take_all_of(handle)?;
+        let failed = state.check_context(handle).is_err();
+        let leaks = state.release_all_of(handle)?;
         drop(state);
-        // After a failure a program cannot give anything back.
+        // After a failure, a program cannot free anything, so nothing counts as leaked.
         match failed {
             true => Ok(()),
-            false => self.tell_leaks(&leaks),
+            false => self.report_leaks(&leaks),
         }
     }
 }
 
 impl State {
-    /// The current context, which must be usable.
+    /// The current context, checked to be usable.
     pub(crate) fn current(&self) -> Result<ContextHandle> {
         let Some(handle) = top() else {
-            let words = "no context is current on this thread; cuCtxSetCurrent makes one so";
-            return Err(Code::InvalidContext.because(words));
+            let message = "no context is current on this thread; call cuCtxSetCurrent";
+            return Err(Code::InvalidContext.because(message));
         };
         match &self.contexts.get(handle)?.failure {
             Some(failure) => Err(failure.clone()),
@@ -323,14 +326,14 @@ impl State {
         let context = self.current_mut()?;
         let device = context.device as usize;
         let unknown = || Code::UnsupportedLimit.because(format!("limit {limit}"));
-        if limit == SYNC_DEPTH && self.devices[device].model.facts().major >= 9 {
+        if limit == SYNC_DEPTH && self.devices[device].model.data_sheet().major >= 9 {
             return Err(unknown());
         }
         let at = usize::try_from(limit).map_err(|_| unknown())?;
         self.current_mut()?.limits.0.get_mut(at).ok_or_else(unknown)
     }
 
-    /// A new context, under the handle that its device's primary context is known by, if any.
+    /// Creates a context, with the handle of the device's primary context if it has one.
     fn begin(
         &mut self,
         known: Option<ContextHandle>,
@@ -347,7 +350,7 @@ impl State {
             flags,
             primary,
             legacy,
-            orphans: Vec::new(),
+            pending_after_destroy: Vec::new(),
             per_thread: HashMap::new(),
             limits: Limits::default(),
             cache: 0,
@@ -359,12 +362,12 @@ impl State {
     }
 }
 
-/// `CUctx_flags`: a schedule of 0, 1, 2 or 4, and five switches.
+/// `CUctx_flags`: a scheduling policy of 0, 1, 2 or 4, and five flags.
 fn check_flags(flags: u32) -> Result<()> {
     let schedule = flags & 7;
     match flags & !0xff == 0 && matches!(schedule, 0 | 1 | 2 | 4) {
         true => Ok(()),
-        false => Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of contexts"))),
+        false => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid context flags"))),
     }
 }
 
@@ -372,6 +375,6 @@ fn check_flags(flags: u32) -> Result<()> {
 pub(crate) fn check_cache_preference(preference: i32) -> Result<()> {
     match preference {
         0..=3 => Ok(()),
-        _ => Err(Code::InvalidValue.because(format!("{preference} is no CUfunc_cache"))),
+        _ => Err(Code::InvalidValue.because(format!("{preference} is not a CUfunc_cache"))),
     }
 }

@@ -1,28 +1,28 @@
-//! The virtual devices: what they say about themselves.
+//! The virtual devices and their attributes.
 
 use super::error::{Code, Result};
 use super::{Driver, State};
 
-/// A GPU that is emulated.
+/// An emulated GPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
     /// H200 SXM, compute capability 9.0.
     H200,
     /// A100 SXM 80 GB, compute capability 8.0.
     A100,
-    /// V100 SXM2 32 GB, compute capability 7.0: for programs that should refuse it.
+    /// V100 SXM2 32 GB, compute capability 7.0: to test that programs reject it.
     V100,
 }
 
-/// The facts in which the models differ (NVIDIA's H200, A100 and V100 data sheets; CUDA C++ Programming
-/// Guide, "Technical Specifications per Compute Capability").
-pub(crate) struct Facts {
+/// The attributes in which the models differ (NVIDIA's H200, A100 and V100 data sheets; CUDA C++
+/// Programming Guide, "Technical Specifications per Compute Capability").
+pub(crate) struct DataSheet {
     pub(crate) name: &'static str,
     pub(crate) memory: usize,
     pub(crate) major: i32,
     pub(crate) minor: i32,
     pub(crate) multiprocessors: i32,
-    /// Shared memory of a multiprocessor, in bytes.
+    /// Shared memory per multiprocessor, in bytes.
     pub(crate) shared: i32,
     l2: i32,
     clock_khz: i32,
@@ -30,7 +30,7 @@ pub(crate) struct Facts {
     memory_bus_bits: i32,
 }
 
-/// Dynamic and static shared memory of a block for which no attribute need be set.
+/// Static and dynamic shared memory that a block may use without setting a function attribute.
 pub(crate) const DEFAULT_SHARED: i32 = 48 * 1024;
 pub(crate) const MAX_THREADS: i32 = 1024;
 pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
@@ -41,7 +41,7 @@ pub(crate) const THREADS_PER_MULTIPROCESSOR: i32 = 2048;
 pub(crate) const BLOCKS_PER_MULTIPROCESSOR: i32 = 32;
 
 impl Model {
-    /// The model called `name`.
+    /// The model with this name.
     pub(crate) fn named(name: &str) -> Option<Model> {
         match name.to_ascii_lowercase().as_str() {
             "h200" => Some(Model::H200),
@@ -51,9 +51,9 @@ impl Model {
         }
     }
 
-    pub(crate) fn facts(self) -> Facts {
+    pub(crate) fn data_sheet(self) -> DataSheet {
         match self {
-            Model::H200 => Facts {
+            Model::H200 => DataSheet {
                 name: "NVIDIA H200 (meshgrad emulator)",
                 memory: 143_771 << 20,
                 major: 9,
@@ -65,7 +65,7 @@ impl Model {
                 memory_clock_khz: 3_201_000,
                 memory_bus_bits: 6144,
             },
-            Model::A100 => Facts {
+            Model::A100 => DataSheet {
                 name: "NVIDIA A100-SXM4-80GB (meshgrad emulator)",
                 memory: 81_920 << 20,
                 major: 8,
@@ -77,7 +77,7 @@ impl Model {
                 memory_clock_khz: 1_593_000,
                 memory_bus_bits: 5120,
             },
-            Model::V100 => Facts {
+            Model::V100 => DataSheet {
                 name: "NVIDIA V100-SXM2-32GB (meshgrad emulator)",
                 memory: 32_768 << 20,
                 major: 7,
@@ -92,41 +92,41 @@ impl Model {
         }
     }
 
-    /// Shared memory that a block may have once its kernel's attribute allows it.
+    /// Shared memory per block that a kernel may opt in to.
     pub(crate) fn shared_opt_in(self) -> i32 {
-        self.facts().shared - self.reserved_shared()
+        self.data_sheet().shared - self.reserved_shared()
     }
 
-    /// Shared memory of a block of which the system keeps a part.
+    /// Shared memory per block that the system reserves.
     pub(crate) fn reserved_shared(self) -> i32 {
-        match self.facts().major {
+        match self.data_sheet().major {
             ..8 => 0,
             _ => 1024,
         }
     }
 
-    /// `CU_DEVICE_ATTRIBUTE_*` by number; `None` where the API defines none.
+    /// `CU_DEVICE_ATTRIBUTE_*` by number; `None` if the API does not define it.
     fn attribute(self, number: i32, ordinal: u32) -> Option<i32> {
-        let facts = self.facts();
-        let hopper = i32::from(facts.major >= 9);
+        let data_sheet = self.data_sheet();
+        let hopper = i32::from(data_sheet.major >= 9);
         let of_model = match number {
-            13 => facts.clock_khz,
-            16 => facts.multiprocessors,
+            13 => data_sheet.clock_khz,
+            16 => data_sheet.multiprocessors,
             33 => ordinal as i32 + 1, // PCI_BUS_ID
-            36 => facts.memory_clock_khz,
-            37 => facts.memory_bus_bits,
-            38 => facts.l2,
-            75 => facts.major,
-            76 => facts.minor,
-            81 => facts.shared,
+            36 => data_sheet.memory_clock_khz,
+            37 => data_sheet.memory_bus_bits,
+            38 => data_sheet.l2,
+            75 => data_sheet.major,
+            76 => data_sheet.minor,
+            81 => data_sheet.shared,
             97 => self.shared_opt_in(),
             111 => self.reserved_shared(),
-            108 if facts.major < 8 => 0,
-            108 => facts.l2 / 4 * 3, // MAX_PERSISTING_L2_CACHE_SIZE
-            120 => hopper,           // CLUSTER_LAUNCH
-            127 => hopper,           // TENSOR_MAP_ACCESS_SUPPORTED
+            108 if data_sheet.major < 8 => 0,
+            108 => data_sheet.l2 / 4 * 3, // MAX_PERSISTING_L2_CACHE_SIZE
+            120 => hopper,                // CLUSTER_LAUNCH
+            127 => hopper,                // TENSOR_MAP_ACCESS_SUPPORTED
             _ => {
-                let of_all = OF_ALL.iter().find(|(known, _)| *known == number);
+                let of_all = COMMON_ATTRIBUTES.iter().find(|(known, _)| *known == number);
                 let otherwise = (1..LAST_ATTRIBUTE).contains(&number).then_some(0);
                 return of_all.map(|(_, value)| *value).or(otherwise);
             }
@@ -138,8 +138,8 @@ impl Model {
 /// `CU_DEVICE_ATTRIBUTE_MAX`.
 const LAST_ATTRIBUTE: i32 = 144;
 
-/// Attributes in which the models agree; those that are not listed are 0.
-const OF_ALL: &[(i32, i32)] = &[
+/// Attributes with the same value in all models; those that are not listed are 0.
+const COMMON_ATTRIBUTES: &[(i32, i32)] = &[
     (1, MAX_THREADS),
     (2, MAX_BLOCK[0] as i32),
     (3, MAX_BLOCK[1] as i32),
@@ -180,10 +180,10 @@ const OF_ALL: &[(i32, i32)] = &[
     (134, -1),        // HOST_NUMA_ID
 ];
 
-/// One virtual device.
+/// A virtual device.
 pub(crate) struct Device {
     pub(crate) model: Model,
-    /// Bytes of its memory.
+    /// Bytes of device memory.
     pub(crate) memory: usize,
 }
 
@@ -205,10 +205,10 @@ impl Driver {
 
     /// `cuDeviceGetName`.
     pub(crate) fn device_name(&self, device: i32) -> Result<&'static str> {
-        self.with(|state| Ok(state.device(device)?.model.facts().name))
+        self.with(|state| Ok(state.device(device)?.model.data_sheet().name))
     }
 
-    /// `cuDeviceGetUuid`: bytes that differ from device to device.
+    /// `cuDeviceGetUuid`: different for each device.
     pub(crate) fn device_uuid(&self, device: i32) -> Result<[u8; 16]> {
         self.with(|state| {
             state.device(device)?;
@@ -228,12 +228,12 @@ impl Driver {
         self.with(|state| {
             let model = state.device(device)?.model;
             model.attribute(attribute, device as u32).ok_or_else(|| {
-                Code::InvalidValue.because(format!("{attribute} is no attribute of devices"))
+                Code::InvalidValue.because(format!("{attribute} is not a device attribute"))
             })
         })
     }
 
-    /// `cuDeviceCanAccessPeer`: any other device.
+    /// `cuDeviceCanAccessPeer`: true for any other device.
     pub(crate) fn can_access_peer(&self, device: i32, peer: i32) -> Result<bool> {
         self.with(|state| {
             state.device(device)?;
@@ -251,7 +251,7 @@ impl State {
         found.ok_or_else(|| {
             let count = self.devices.len();
             Code::InvalidDevice.because(format!(
-                "device {device} of {count}; MESHGRAD_EMULATOR_DEVICES sets how many there are"
+                "device {device} does not exist: there are {count}; set MESHGRAD_EMULATOR_DEVICES"
             ))
         })
     }
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_say_what_their_data_sheets_say() {
+    fn device_attributes_match_the_data_sheets() {
         let h200 = |number| Model::H200.attribute(number, 0);
         let a100 = |number| Model::A100.attribute(number, 0);
         assert_eq!(
@@ -282,6 +282,6 @@ mod tests {
         );
         assert_eq!((h200(0), h200(144)), (None, None));
         assert_eq!((h200(1), h200(17)), (Some(1024), Some(0)));
-        assert!(Model::H200.facts().memory > 140_000_000_000);
+        assert!(Model::H200.data_sheet().memory > 140_000_000_000);
     }
 }

@@ -1,23 +1,23 @@
-//! What a driver function returns: a code of the public driver API, and words that say why.
+//! Errors of driver functions: a `CUresult` of the public API and a message.
 
 use std::ffi::CStr;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 
-/// What a driver function returns when it does not succeed.
+/// The error of a driver function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub(crate) struct Error {
     pub(crate) code: Code,
-    /// What happened, to what, and the way out.
+    /// What failed, the values involved, and the way out.
     pub(crate) message: String,
 }
 
-/// The outcome of a driver function.
+/// The result of a driver function.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Code {
-    /// This code with the reason for it.
+    /// This code with a message.
     pub(crate) fn because(self, message: impl Into<String>) -> Error {
         Error {
             code: self,
@@ -52,7 +52,7 @@ macro_rules! codes {
                 }
             }
 
-            /// What it stands for.
+            /// Its description, as `cuGetErrorString` returns it.
             pub(crate) fn description(self) -> &'static CStr {
                 match self {
                     $(Code::$variant => $description,)+
@@ -233,14 +233,14 @@ codes! {
     Unknown = 999, c"CUDA_ERROR_UNKNOWN", c"unknown error";
 }
 
-/// What `act` gives, or, if it panics, an error that says so: whoever waits for an operation must
-/// not wait for ever, and no panic may cross into a caller written in C.
-pub(crate) fn unless_panicking<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs `act` and turns a panic into an error: a panic must not unwind into C, and waiters must not
+/// hang.
+pub(crate) fn catch_panic<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
-        let words = words.unwrap_or("no message");
-        Err(Code::Unknown.because(format!("the emulator failed, which is its fault: {words}")))
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+        let message = message.unwrap_or("no message");
+        Err(Code::Unknown.because(format!("internal error in the emulator: {message}")))
     })
 }
 
@@ -249,14 +249,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_an_error() {
-        let error = unless_panicking::<()>(|| panic!("offset {} is outside", 7)).unwrap_err();
+    fn a_panic_becomes_an_error() {
+        let error = catch_panic::<()>(|| panic!("offset {} is outside", 7)).unwrap_err();
         assert_eq!(error.code, Code::Unknown);
         assert!(error.message.contains("offset 7 is outside"), "{error}");
     }
 
     #[test]
-    fn numbers_name_their_codes() {
+    fn codes_are_found_by_number() {
         for code in Code::ALL {
             assert_eq!(Code::from_number(*code as i32), Some(*code));
             assert!(code.name().to_bytes().starts_with(b"CUDA_"));

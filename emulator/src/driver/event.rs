@@ -1,4 +1,4 @@
-//! Events: points in streams that others wait for, and the times at which they were reached.
+//! Events: points in streams that others wait for, and the times at which they completed.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -26,12 +26,12 @@ pub(crate) struct Event {
 #[derive(Clone)]
 pub(crate) enum Point {
     Never,
-    /// An operation that notes the time.
+    /// An operation that records the time.
     Recorded {
         ticket: Ticket,
         time: Arc<OnceLock<Instant>>,
     },
-    /// Nodes of a graph that is being captured.
+    /// Nodes of a graph under capture.
     Captured {
         capture: CaptureId,
         after: Vec<NodeIndex>,
@@ -52,7 +52,7 @@ impl Driver {
     pub(crate) fn create_event(&self, flags: u32) -> Result<EventHandle> {
         let interprocess_with_time = flags & 4 != 0 && flags & NO_TIME == 0;
         if flags & !7 != 0 || interprocess_with_time {
-            return Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of events")));
+            return Err(Code::InvalidValue.because(format!("{flags:#x} are not valid event flags")));
         }
         self.with(|state| {
             let event = Event {
@@ -64,11 +64,11 @@ impl Driver {
         })
     }
 
-    /// `cuEventDestroy`: what waits for it still does.
+    /// `cuEventDestroy`: operations that wait for the event still do.
     pub(crate) fn destroy_event(&self, event: EventHandle) -> Result<()> {
         self.with(|state| {
             let context = state.events.get(event)?.context;
-            state.healthy(context)?;
+            state.check_context(context)?;
             state.events.remove(event).map(drop)
         })
     }
@@ -79,8 +79,9 @@ impl Driver {
         let mut state = self.lock();
         let (stream, context) = state.stream(raw)?;
         if state.events.get(event)?.context != context {
-            let words = format!("event {event:?} and stream {raw:#x} are of different contexts");
-            return Err(Code::InvalidHandle.because(words));
+            let message =
+                format!("event {event:?} and stream {raw:#x} belong to different contexts");
+            return Err(Code::InvalidHandle.because(message));
         }
         match state.streams.get(stream)?.capture {
             Some(_) if flags == EXTERNAL => state.capture_record(stream, event)?,
@@ -92,7 +93,7 @@ impl Driver {
                 state.record(event, stream, Vec::new())?;
             }
         }
-        self.settle(state, stream)
+        self.run_submitted(state, stream)
     }
 
     /// `cuStreamWaitEvent`.
@@ -107,8 +108,8 @@ impl Driver {
             (Point::Never, _) => {}
             (Point::Captured { capture, after }, _) => state.join(stream, capture, &after)?,
             (Point::Recorded { .. }, Some(_)) => {
-                let words = format!("event {event:?} was recorded outside the capture");
-                let refused = Code::StreamCaptureIsolation.because(words);
+                let message = format!("event {event:?} was recorded outside the capture");
+                let refused = Code::StreamCaptureIsolation.because(message);
                 state.abandon_capture(stream, &refused.message);
                 return Err(refused);
             }
@@ -116,21 +117,21 @@ impl Driver {
                 state.enqueue(stream, vec![ticket], Work::Join)?;
             }
         }
-        self.settle(state, stream)
+        self.run_submitted(state, stream)
     }
 
     /// `cuEventQuery`.
     pub(crate) fn query_event(&self, event: EventHandle) -> Result<()> {
         let mut state = self.lock();
         let context = state.events.get(event)?.context;
-        state.refuse_while_capturing("cuEventQuery")?;
+        state.reject_while_capturing("cuEventQuery")?;
         let ticket = state.ticket_of(event)?;
-        // A program that asks again and again must get there.
+        // Each query makes progress, so that a polling program terminates.
         let state = self.progress(state, 1);
-        state.healthy(context)?;
+        state.check_context(context)?;
         match ticket {
             Some(ticket) if !state.schedule.is_done(ticket) => {
-                Err(Code::NotReady.because("the event was not reached yet"))
+                Err(Code::NotReady.because("the event has not completed"))
             }
             _ => Ok(()),
         }
@@ -140,18 +141,18 @@ impl Driver {
     pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<()> {
         let mut state = self.lock();
         let context = state.events.get(event)?.context;
-        state.refuse_while_capturing("cuEventSynchronize")?;
-        state.healthy(context)?;
+        state.reject_while_capturing("cuEventSynchronize")?;
+        state.check_context(context)?;
         match state.ticket_of(event)? {
             Some(ticket) => {
                 let state = self.wait(state, |state| state.schedule.is_done(ticket));
-                state.healthy(context)
+                state.check_context(context)
             }
             None => Ok(()),
         }
     }
 
-    /// `cuEventElapsedTime`: milliseconds of the host's clock.
+    /// `cuEventElapsedTime`: milliseconds on the host's clock.
     pub(crate) fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         self.with(|state| {
             let from = state.time_of(start)?;
@@ -165,12 +166,14 @@ impl Driver {
 fn check_external(flags: u32) -> Result<()> {
     match flags {
         0 | EXTERNAL => Ok(()),
-        _ => Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of this call"))),
+        _ => {
+            Err(Code::InvalidValue.because(format!("{flags:#x} are not valid flags for this call")))
+        }
     }
 }
 
 impl State {
-    /// Records an event at a point of a stream that also follows `after`.
+    /// Records an event in a stream; the record also depends on `after`.
     pub(crate) fn record(
         &mut self,
         event: EventHandle,
@@ -183,7 +186,7 @@ impl State {
         Ok(ticket)
     }
 
-    /// The operation that reaches the event; `None` for one that was never recorded.
+    /// The operation that completes the event; `None` if it was never recorded.
     pub(crate) fn ticket_of(&self, event: EventHandle) -> Result<Option<Ticket>> {
         match &self.events.get(event)?.point {
             Point::Never => Ok(None),
@@ -195,23 +198,23 @@ impl State {
     fn time_of(&self, handle: EventHandle) -> Result<Instant> {
         let event = self.events.get(handle)?;
         if !event.has_time {
-            let words = format!("event {handle:?} was made with CU_EVENT_DISABLE_TIMING");
-            return Err(Code::InvalidHandle.because(words));
+            let message = format!("event {handle:?} was created with CU_EVENT_DISABLE_TIMING");
+            return Err(Code::InvalidHandle.because(message));
         }
         match &event.point {
             Point::Never => {
-                let words = format!("event {handle:?} was never recorded");
-                Err(Code::InvalidHandle.because(words))
+                let message = format!("event {handle:?} was never recorded");
+                Err(Code::InvalidHandle.because(message))
             }
             Point::Captured { .. } => Err(captured(handle)),
             Point::Recorded { time, .. } => time.get().copied().ok_or_else(|| {
-                Code::NotReady.because(format!("event {handle:?} was not reached yet"))
+                Code::NotReady.because(format!("event {handle:?} has not completed"))
             }),
         }
     }
 }
 
 fn captured(event: EventHandle) -> super::error::Error {
-    let words = format!("event {event:?} was last recorded in a stream that was capturing");
-    Code::CapturedEvent.because(words)
+    let message = format!("event {event:?} was last recorded in a stream that was capturing");
+    Code::CapturedEvent.because(message)
 }

@@ -1,4 +1,4 @@
-//! Graphs: operations and what each must follow, to be run again and again.
+//! Graphs: operations and their dependencies, captured once and launched many times.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,14 +14,14 @@ use super::{Driver, State};
 pub(crate) type GraphHandle = Handle<Graph>;
 pub(crate) type ExecutableHandle = Handle<Executable>;
 
-/// A node's place in its graph; it follows only nodes before it.
+/// Index of a node in its graph. Nodes depend only on nodes with a lower index.
 pub(crate) type NodeIndex = usize;
 
-/// A graph as it was captured.
+/// A captured graph.
 #[derive(Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
-    /// Memory that its nodes allocate, at addresses that stay the same.
+    /// Memory that its nodes allocate; the addresses are fixed.
     pub(crate) memory: Arc<Vec<u64>>,
 }
 
@@ -32,7 +32,7 @@ struct Node {
     kind: NodeKind,
 }
 
-/// What a node does.
+/// The operation of a node.
 #[derive(Clone)]
 pub(crate) enum NodeKind {
     Work(Work),
@@ -42,14 +42,14 @@ pub(crate) enum NodeKind {
     Free(u64),
 }
 
-/// A graph that can be launched.
+/// An instantiated graph.
 pub(crate) struct Executable {
     nodes: Arc<[Node]>,
     pub(crate) memory: Arc<Vec<u64>>,
     /// Memory that a launch allocates and does not free.
     left: Vec<u64>,
     frees_on_launch: bool,
-    /// The end of its last launch, which the next one follows.
+    /// The end of its last launch; the next launch depends on it.
     last: Option<Ticket>,
 }
 
@@ -66,19 +66,19 @@ impl Named for Executable {
 }
 
 impl Executable {
-    /// Whether work of it belongs to a context.
+    /// Whether any of its operations belongs to a context.
     pub(crate) fn is_of(&self, context: ContextHandle) -> bool {
         self.nodes.iter().any(|node| node.context == context)
     }
 }
 
 impl Graph {
-    /// Whether work of it belongs to a context.
+    /// Whether any of its operations belongs to a context.
     pub(crate) fn is_of(&self, context: ContextHandle) -> bool {
         self.nodes.iter().any(|node| node.context == context)
     }
 
-    /// Adds a node that follows those in `after`.
+    /// Adds a node that depends on those in `after`.
     pub(crate) fn add(
         &mut self,
         context: ContextHandle,
@@ -96,12 +96,12 @@ impl Graph {
         self.nodes.len() - 1
     }
 
-    /// Nodes that no other follows.
+    /// Nodes that no other node depends on.
     pub(crate) fn leaves(&self) -> Vec<NodeIndex> {
         leaves(&self.nodes)
     }
 
-    /// Whether a node allocates this and none frees it.
+    /// Whether a node allocates this address and none frees it.
     pub(crate) fn holds(&self, address: u64) -> bool {
         left(&self.nodes).contains(&address)
     }
@@ -139,12 +139,12 @@ impl Driver {
         let known = FREE_ON_LAUNCH | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY;
         let contradictory = flags & FREE_ON_LAUNCH != 0 && flags & DEVICE_LAUNCH != 0;
         if flags & !known != 0 || contradictory {
-            let words = format!("{flags:#x} are no flags of an executable graph");
-            return Err(Code::InvalidValue.because(words));
+            let message = format!("{flags:#x} are not valid graph instantiation flags");
+            return Err(Code::InvalidValue.because(message));
         }
         if flags & DEVICE_LAUNCH != 0 {
-            let words = "launches of graphs by kernels are not emulated";
-            return Err(Code::NotSupported.because(words));
+            let message = "device-side graph launch is not supported";
+            return Err(Code::NotSupported.because(message));
         }
         self.with(|state| {
             let graph = state.graphs.get(graph)?;
@@ -167,10 +167,10 @@ impl Driver {
             Some(_) => state.capture_graph(handle, stream)?,
             None => state.enqueue_graph(handle, stream)?,
         }
-        self.settle(state, stream)
+        self.run_submitted(state, stream)
     }
 
-    /// `cuGraphUpload`: nothing needs to be uploaded, and the handles are checked.
+    /// `cuGraphUpload`: checks the handles; nothing needs to be uploaded.
     pub(crate) fn upload_graph(&self, handle: ExecutableHandle, raw: u64) -> Result<()> {
         self.with(|state| {
             state.stream(raw)?;
@@ -178,7 +178,7 @@ impl Driver {
         })
     }
 
-    /// `cuGraphGetNodes`: how many there are.
+    /// `cuGraphGetNodes`: the number of nodes.
     pub(crate) fn count_nodes(&self, graph: GraphHandle) -> Result<usize> {
         self.with(|state| Ok(state.graphs.get(graph)?.nodes.len()))
     }
@@ -187,22 +187,22 @@ impl Driver {
     pub(crate) fn destroy_graph(&self, graph: GraphHandle) -> Result<()> {
         self.with(|state| {
             let graph = state.graphs.remove(graph)?;
-            state.give_back(&graph.memory, Vec::new())
+            state.release_graph_memory(&graph.memory, Vec::new())
         })
     }
 
-    /// `cuGraphExecDestroy`: a launch that is under way still ends.
+    /// `cuGraphExecDestroy`: a launch in progress still completes.
     pub(crate) fn destroy_executable(&self, executable: ExecutableHandle) -> Result<()> {
         self.with(|state| {
             let executable = state.executables.remove(executable)?;
-            state.give_back(&executable.memory, executable.last.into_iter().collect())
+            state.release_graph_memory(&executable.memory, executable.last.into_iter().collect())
         })
     }
 }
 
 impl State {
     fn enqueue_graph(&mut self, handle: ExecutableHandle, stream: StreamHandle) -> Result<()> {
-        self.refuse_implicit(stream)?;
+        self.reject_implicit_sync(stream)?;
         let executable = self.executables.get(handle)?;
         let (nodes, last) = (executable.nodes.clone(), executable.last);
         self.renew_memory(handle)?;
@@ -248,34 +248,34 @@ impl State {
         Ok(self.schedule.add(node.context, after, work))
     }
 
-    /// What a launch leaves allocated must have been freed before the next.
+    /// Memory that a launch leaves allocated must be freed before the next launch.
     fn renew_memory(&mut self, handle: ExecutableHandle) -> Result<()> {
         let executable = self.executables.get(handle)?;
         for address in &executable.left {
-            let is_live = self.ledger.is_live_in_graph(*address);
+            let is_live = self.ownership.is_live_in_graph(*address);
             if is_live && !executable.frees_on_launch {
-                let words = format!(
-                    "memory {address:#x} that the last launch allocated was not freed; free it, \
+                let message = format!(
+                    "memory {address:#x} of the last launch was not freed; free it, \
                      or instantiate with CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH"
                 );
-                return Err(Code::InvalidValue.because(words));
+                return Err(Code::InvalidValue.because(message));
             }
         }
         for address in executable.left.clone() {
-            self.ledger.set_live_in_graph(address, true);
+            self.ownership.set_live_in_graph(address, true);
         }
         Ok(())
     }
 
-    /// A graph that is launched in a capture becomes part of what is captured.
+    /// Launching a graph in a capturing stream adds its nodes to the captured graph.
     fn capture_graph(&mut self, handle: ExecutableHandle, stream: StreamHandle) -> Result<()> {
         let nodes = self.executables.get(handle)?.nodes.clone();
         if nodes
             .iter()
             .any(|node| matches!(node.kind, NodeKind::Allocate(_)))
         {
-            let words = "a graph that allocates memory cannot be a part of another";
-            return Err(Code::NotSupported.because(words));
+            let message = "a graph that allocates memory cannot be a child of another graph";
+            return Err(Code::NotSupported.because(message));
         }
         let start = self.captured_tail(stream)?.clone();
         let graph = self.captured_graph(stream)?;

@@ -1,7 +1,7 @@
-//! Handles: numbers that name what the driver made, checked at every use.
+//! Handles of driver objects, checked at every use.
 //!
-//! The driver API's handles are opaque pointers. Ours point nowhere: each is looked up, so a handle
-//! that was destroyed, never made, or is of another kind is an error and not a crash.
+//! The driver API's handles are opaque pointers. Ours point nowhere: each is looked up in a table.
+//! A handle that is stale, invalid or of another kind is an error and not a crash.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,32 +10,32 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::error::{Code, Error, Result};
 
-/// Handles begin here: no pointer of a host and no address of a device looks like one.
+/// The first handle. No host pointer and no device address has this value.
 const FIRST: u64 = 0x00e0_0000_0000_0000;
 
-/// Counts all handles of the process, so that none is ever given out twice.
+/// Counts all handles of the process, so that none is reused.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
-/// What a table's handles name.
+/// An object that handles refer to.
 pub(crate) trait Named {
-    /// The thing in words: `stream`.
+    /// What error messages call it: `stream`.
     const NAME: &'static str;
-    /// What the driver answers when a handle names none.
+    /// The error code for a handle that never existed.
     const UNKNOWN: Code = Code::InvalidHandle;
-    /// What it answers when the handle's thing was destroyed.
+    /// The error code for a handle whose object was destroyed.
     const DESTROYED: Code = Code::InvalidHandle;
 }
 
-/// The name of a `T`.
+/// The handle of a `T`.
 pub(crate) struct Handle<T>(u64, PhantomData<fn() -> T>);
 
 impl<T> Handle<T> {
-    /// What a caller passed as one; it may name nothing.
+    /// A handle as a caller passed it; it may be invalid.
     pub(crate) fn from_raw(raw: u64) -> Handle<T> {
         Handle(raw, PhantomData)
     }
 
-    /// The number that the caller keeps.
+    /// The value that the caller holds.
     pub(crate) fn raw(self) -> u64 {
         self.0
     }
@@ -75,10 +75,10 @@ impl<T> fmt::Debug for Handle<T> {
     }
 }
 
-/// All live things of one kind.
+/// All live objects of one kind.
 pub(crate) struct Table<T> {
     live: BTreeMap<Handle<T>, T>,
-    /// The last handle that this table gave out.
+    /// The last handle that this table created.
     last: u64,
 }
 
@@ -98,14 +98,14 @@ impl<T: Named> Table<T> {
         handle
     }
 
-    /// A handle that names nothing yet.
+    /// Creates a handle without an object.
     pub(crate) fn reserve(&mut self) -> Handle<T> {
         // Aligned as a pointer would be.
         self.last = FIRST + SERIAL.fetch_add(1, Relaxed) * 16;
         Handle::from_raw(self.last)
     }
 
-    /// Lets a handle that names nothing, or nothing any more, name `value`.
+    /// Assigns an object to a handle that has none.
     pub(crate) fn restore(&mut self, handle: Handle<T>, value: T) {
         self.live.insert(handle, value);
     }
@@ -129,12 +129,12 @@ impl<T: Named> Table<T> {
             .ok_or_else(|| missing(last, handle))
     }
 
-    /// All of them in the order they were made.
+    /// All objects in the order of their creation.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle<T>, &T)> {
         self.live.iter().map(|(handle, value)| (*handle, value))
     }
 
-    /// The handles of those for which `matches` holds.
+    /// The handles of the objects that match.
     pub(crate) fn handles(&self, matches: impl Fn(&T) -> bool) -> Vec<Handle<T>> {
         let found = self.iter().filter(|(_, value)| matches(value));
         found.map(|(handle, _)| handle).collect()
@@ -143,12 +143,12 @@ impl<T: Named> Table<T> {
 
 fn missing<T: Named>(last: u64, handle: Handle<T>) -> Error {
     let (name, raw) = (T::NAME, handle.0);
-    // Handles only grow: those up to a table's last may have been its own, none above was.
+    // Handles only grow: those up to a table's last may have been its own, larger ones were not.
     let may_have_been = (FIRST..=last).contains(&raw) && raw % 16 == 0;
     match may_have_been {
         _ if raw == 0 => T::UNKNOWN.because(format!("a null {name}")),
-        true => T::DESTROYED.because(format!("{name} {raw:#x} was destroyed, or is no {name}")),
-        false => T::UNKNOWN.because(format!("{raw:#x} is no {name}")),
+        true => T::DESTROYED.because(format!("{name} {raw:#x} was destroyed or is not a {name}")),
+        false => T::UNKNOWN.because(format!("{raw:#x} is not a {name}")),
     }
 }
 
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_names_its_thing_until_it_is_destroyed() {
+    fn a_handle_is_valid_until_its_object_is_destroyed() {
         let mut table = Table::default();
         let one = table.insert(Thing(1));
         let two = table.insert(Thing(2));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_handles_are_told_from_destroyed_ones() {
+    fn invalid_handles_are_distinguished_from_destroyed_ones() {
         let mut table = Table::<Thing>::default();
         table.insert(Thing(1));
         for raw in [0, 1, 0x7fff_0000_1234, u64::MAX] {

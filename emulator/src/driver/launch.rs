@@ -1,4 +1,4 @@
-//! Launches of kernels: what is checked before, and what comes of a kernel that fails.
+//! Kernel launches: the checks before, and the error code of a kernel that fails.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use super::occupancy::blocks_of;
 use super::work::Work;
 use super::{Driver, State};
 
-/// The shape of a launch.
+/// The dimensions of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) dynamic_shared: u32,
-    /// All blocks must be there at the same time.
+    /// All blocks must be resident at the same time.
     pub(crate) is_cooperative: bool,
 }
 
-/// A kernel that will be run.
+/// A kernel to be executed.
 pub(crate) struct KernelCall {
     kernel: Arc<Kernel>,
     shape: Shape,
@@ -53,10 +53,10 @@ impl Driver {
             model: state.model_of(context)?,
         };
         state.submit(stream, Work::Kernel(Arc::new(call)))?;
-        self.settle(state, stream)
+        self.run_submitted(state, stream)
     }
 
-    /// Runs a kernel.
+    /// Executes a kernel.
     pub(crate) fn perform_kernel(&self, call: &KernelCall) -> Result<()> {
         let launch = Launch {
             kernel: &call.kernel,
@@ -64,7 +64,7 @@ impl Driver {
             block: call.shape.block,
             dynamic_shared: call.shape.dynamic_shared,
             parameters: &call.parameters,
-            multiprocessors: call.model.facts().multiprocessors as u32,
+            multiprocessors: call.model.data_sheet().multiprocessors as u32,
         };
         let options = Options {
             counters: self.options.counters || self.reports.wants_counters(),
@@ -77,7 +77,7 @@ impl Driver {
     }
 }
 
-/// The code by which a GPU would tell of such an end, or of what the kernel would do to it.
+/// The error code that a GPU returns for such a failure, or for its likely consequence.
 fn code_of(error: &LaunchError) -> Code {
     let finding = match error {
         LaunchError::Finding(finding) => finding,
@@ -90,7 +90,7 @@ fn code_of(error: &LaunchError) -> Code {
         }
         FindingKind::Misaligned => Code::MisalignedAddress,
         FindingKind::Deadlock => Code::LaunchTimeout,
-        // A GPU would go on with wrong numbers, hang, or fail somewhere else.
+        // A GPU would continue with wrong values, hang, or fail elsewhere.
         _ => Code::LaunchFailed,
     }
 }
@@ -103,40 +103,44 @@ impl State {
         shape: &Shape,
     ) -> Result<()> {
         if function.context != context {
-            let words = "the function and the stream are of different contexts";
-            return Err(Code::InvalidHandle.because(words));
+            let message = "the function and the stream belong to different contexts";
+            return Err(Code::InvalidHandle.because(message));
         }
         shape.check()?;
         let name = &function.kernel.name;
         let threads = shape.threads();
         let most = function.kernel.max_threads;
         if threads > u64::from(most) {
-            let words = format!("`{name}` is made for {most} threads a block, not {threads}");
-            return Err(Code::InvalidValue.because(words));
+            let message = format!(
+                "`{name}` allows at most {most} threads per block; the launch has {threads}"
+            );
+            return Err(Code::InvalidValue.because(message));
         }
         if let Some(required) = function.kernel.required_threads
             && required != shape.block
         {
-            let words = format!(
-                "`{name}` requires blocks of {required:?}, not {:?}",
+            let message = format!(
+                "`{name}` requires blocks of {required:?} threads; the launch has {:?}",
                 shape.block
             );
-            return Err(Code::InvalidValue.because(words));
+            return Err(Code::InvalidValue.because(message));
         }
         let (asked, allowed) = (shape.dynamic_shared, function.max_dynamic_shared);
         if i64::from(asked) > i64::from(allowed) {
             return Err(Code::InvalidValue.because(format!(
-                "{asked} bytes of dynamic shared memory and {allowed} allowed for `{name}`; set \
+                "{asked} bytes of dynamic shared memory exceed the {allowed} allowed for `{name}`; set \
                  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
             )));
         }
         let model = self.model_of(context)?;
         let blocks = blocks_of(function, model, threads as i32, asked as usize);
         let grid: u64 = shape.grid.iter().map(|it| u64::from(*it)).product();
-        let at_once = blocks as u64 * model.facts().multiprocessors as u64;
+        let at_once = blocks as u64 * model.data_sheet().multiprocessors as u64;
         if shape.is_cooperative && grid > at_once {
-            let words = format!("{grid} blocks of `{name}`, and {at_once} fit at a time");
-            return Err(Code::CooperativeLaunchTooLarge.because(words));
+            let message = format!(
+                "a cooperative launch of {grid} blocks of `{name}`; only {at_once} fit on the device at once"
+            );
+            return Err(Code::CooperativeLaunchTooLarge.because(message));
         }
         Ok(())
     }
@@ -156,14 +160,15 @@ impl Shape {
         };
         let (grid, block) = (self.grid, self.block);
         if !within(grid, MAX_GRID) {
-            let words = format!("a grid of {grid:?}; each from 1 to {MAX_GRID:?}");
-            return Err(Code::InvalidValue.because(words));
+            let message =
+                format!("invalid grid {grid:?}; each dimension must be from 1 to {MAX_GRID:?}");
+            return Err(Code::InvalidValue.because(message));
         }
         if !within(block, MAX_BLOCK) || self.threads() > MAX_THREADS as u64 {
-            let words = format!(
-                "a block of {block:?}; each from 1 to {MAX_BLOCK:?}, {MAX_THREADS} threads in all"
+            let message = format!(
+                "invalid block {block:?}; each dimension must be from 1 to {MAX_BLOCK:?}, and at most {MAX_THREADS} threads in total"
             );
-            return Err(Code::InvalidValue.because(words));
+            return Err(Code::InvalidValue.because(message));
         }
         Ok(())
     }
@@ -174,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_have_limits() {
+    fn launch_dimensions_are_limited() {
         let shape = |grid, block| Shape {
             grid,
             block,

@@ -1,4 +1,4 @@
-//! Memory that programs ask for: whose it is, how much a device has left, and how it is given back.
+//! Memory allocation: who owns which memory, how much a device has left, and how it is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::{Driver, State};
 
 /// Who owns which memory.
 #[derive(Default)]
-pub(crate) struct Ledger {
-    /// By first address.
+pub(crate) struct Ownership {
+    /// By base address.
     pub(crate) owners: BTreeMap<u64, Owner>,
-    /// Bytes of devices that belong to no pool.
+    /// Bytes per device that belong to no pool.
     plain: BTreeMap<u32, usize>,
 }
 
@@ -28,14 +28,14 @@ pub(crate) struct Owner {
     pub(crate) context: ContextHandle,
     pub(crate) device: u32,
     bytes: usize,
-    pub(crate) kind: Kind,
-    /// An operation of a stream that was submitted will free it.
+    pub(crate) kind: AllocationKind,
+    /// A submitted stream operation will free it.
     doomed: bool,
 }
 
-/// How memory was asked for, and so how it is given back.
+/// How memory was allocated, which determines how it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AllocationKind {
     /// `cuMemAlloc`.
     Device,
     /// `cuMemAllocAsync`.
@@ -46,38 +46,43 @@ pub(crate) enum Kind {
     Registered,
     /// `cuMemAllocManaged`.
     Managed,
-    /// A node of a graph; live between a launch and its being freed.
+    /// By a graph node; live from a launch until it is freed.
     Graph { live: bool },
 }
 
-impl Kind {
+impl AllocationKind {
     fn memory_kind(self, device: u32) -> MemoryKind {
         match self {
-            Kind::Device | Kind::Pool(_) | Kind::Graph { .. } => MemoryKind::Device(device),
-            Kind::Pinned | Kind::Registered => MemoryKind::Pinned,
-            Kind::Managed => MemoryKind::Managed(device),
+            AllocationKind::Device | AllocationKind::Pool(_) | AllocationKind::Graph { .. } => {
+                MemoryKind::Device(device)
+            }
+            AllocationKind::Pinned | AllocationKind::Registered => MemoryKind::Pinned,
+            AllocationKind::Managed => MemoryKind::Managed(device),
         }
     }
 
     fn takes_plain_memory(self) -> bool {
-        !matches!(self, Kind::Pinned | Kind::Registered | Kind::Pool(_))
+        !matches!(
+            self,
+            AllocationKind::Pinned | AllocationKind::Registered | AllocationKind::Pool(_)
+        )
     }
 }
 
-/// Device addresses lie here, and no host pointer does.
+/// The range of device addresses, which no host pointer is in.
 const DEVICE_ADDRESSES: std::ops::Range<u64> = 0x1000_0000_0000..0x4000_0000_0000;
 
 impl Driver {
     /// `cuMemAlloc`, `cuMemAllocManaged` and `cuMemHostAlloc`.
-    pub(crate) fn allocate(&self, bytes: usize, kind: Kind) -> Result<u64> {
+    pub(crate) fn allocate(&self, bytes: usize, kind: AllocationKind) -> Result<u64> {
         let mut state = self.lock();
         let context = state.current()?;
-        state.refuse_while_capturing("an allocation")?;
+        state.reject_while_capturing("an allocation")?;
         match state.allocate(context, bytes, kind) {
             Err(error) if error.code == Code::OutOfMemory => {
-                // What streams are to free may be enough.
+                // Pending frees of streams may make enough room.
                 let mut state = self.wait(state, |state| state.schedule.is_idle(context));
-                state.healthy(context)?;
+                state.check_context(context)?;
                 state.allocate(context, bytes, kind)
             }
             outcome => outcome,
@@ -96,39 +101,39 @@ impl Driver {
         if state.streams.get(stream)?.capture.is_some() {
             return state.allocate_in_capture(stream, context, bytes);
         }
-        state.refuse_implicit(stream)?;
+        state.reject_implicit_sync(stream)?;
         let pool = match pool {
             Some(pool) => pool,
             None => state.device_pools[state.contexts.get(context)?.device as usize].1,
         };
-        match state.allocate(context, bytes, Kind::Pool(pool)) {
+        match state.allocate(context, bytes, AllocationKind::Pool(pool)) {
             Err(error) if error.code == Code::OutOfMemory => {
                 let mut state = self.wait(state, |state| state.schedule.is_idle(context));
-                state.healthy(context)?;
-                state.allocate(context, bytes, Kind::Pool(pool))
+                state.check_context(context)?;
+                state.allocate(context, bytes, AllocationKind::Pool(pool))
             }
             outcome => outcome,
         }
     }
 
-    /// `cuMemFree`: waits for what runs, except for memory of a pool, of which the caller says that
-    /// nothing uses it any more.
+    /// `cuMemFree`: waits for running operations. For pool memory, the caller guarantees that it is
+    /// no longer in use.
     pub(crate) fn free(&self, address: u64) -> Result<()> {
         if address == 0 {
             return Ok(());
         }
         let mut state = self.lock();
         let context = state.current()?;
-        state.refuse_while_capturing("cuMemFree")?;
+        state.reject_while_capturing("cuMemFree")?;
         match state.owner(address)?.kind {
-            Kind::Graph { .. } => state.free_in_graph(address),
-            Kind::Pinned | Kind::Registered => Err(Code::InvalidValue.because(format!(
-                "{address:#x} is page-locked memory of the host, not of a device"
-            ))),
-            Kind::Pool(_) => state.free_now(address),
-            Kind::Device | Kind::Managed => {
+            AllocationKind::Graph { .. } => state.free_in_graph(address),
+            AllocationKind::Pinned | AllocationKind::Registered => Err(Code::InvalidValue.because(
+                format!("{address:#x} is page-locked host memory; free it with cuMemFreeHost"),
+            )),
+            AllocationKind::Pool(_) => state.free_now(address),
+            AllocationKind::Device | AllocationKind::Managed => {
                 let mut state = self.wait(state, |state| state.schedule.is_idle(context));
-                state.healthy(context)?;
+                state.check_context(context)?;
                 state.free_now(address)
             }
         }
@@ -141,13 +146,13 @@ impl Driver {
         }
         let mut state = self.lock();
         let context = state.current()?;
-        state.refuse_while_capturing("cuMemFreeHost")?;
-        if state.owner(address)?.kind != Kind::Pinned {
-            let words = format!("{address:#x} is not from cuMemHostAlloc");
-            return Err(Code::InvalidValue.because(words));
+        state.reject_while_capturing("cuMemFreeHost")?;
+        if state.owner(address)?.kind != AllocationKind::Pinned {
+            let message = format!("{address:#x} is not from cuMemHostAlloc");
+            return Err(Code::InvalidValue.because(message));
         }
         let mut state = self.wait(state, |state| state.schedule.is_idle(context));
-        state.healthy(context)?;
+        state.check_context(context)?;
         state.free_now(address)
     }
 
@@ -161,26 +166,29 @@ impl Driver {
         let kind = state.owner(address)?.kind;
         if state.streams.get(stream)?.capture.is_some() {
             if !state.captured_graph(stream)?.holds(address) {
-                let words = format!("{address:#x} was not allocated in the same capture");
-                return Err(Code::InvalidValue.because(words));
+                let message = format!("{address:#x} was not allocated in the same capture");
+                return Err(Code::InvalidValue.because(message));
             }
             return state.capture_node(stream, NodeKind::Free(address));
         }
         match kind {
-            Kind::Pool(_) => {
+            AllocationKind::Pool(_) => {
                 state.enqueue(stream, Vec::new(), Work::Free { address })?;
-                state.ledger.doom(address);
+                state.ownership.mark_pending_free(address);
             }
-            Kind::Graph { .. } => state.free_in_graph(address)?,
-            Kind::Device | Kind::Pinned | Kind::Registered | Kind::Managed => {
-                let words = format!("{address:#x} is not from cuMemAllocAsync");
-                return Err(Code::InvalidValue.because(words));
+            AllocationKind::Graph { .. } => state.free_in_graph(address)?,
+            AllocationKind::Device
+            | AllocationKind::Pinned
+            | AllocationKind::Registered
+            | AllocationKind::Managed => {
+                let message = format!("{address:#x} is not from cuMemAllocAsync");
+                return Err(Code::InvalidValue.because(message));
             }
         }
-        self.settle(state, stream)
+        self.run_submitted(state, stream)
     }
 
-    /// Does what `cuMemFreeAsync` asked for.
+    /// Executes a `cuMemFreeAsync`.
     pub(crate) fn perform_free(&self, address: u64) -> Result<()> {
         self.with(|state| state.free_now(address))
     }
@@ -199,48 +207,48 @@ impl Driver {
 }
 
 impl State {
-    /// An error unless `bytes` bytes at `address` lie in one allocation that will stay.
+    /// An error unless `bytes` bytes at `address` are in one allocation without a pending free.
     pub(crate) fn check_range(&self, address: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         let info = self.allocation(address)?;
         if self
-            .ledger
+            .ownership
             .owners
             .get(&info.base)
             .is_some_and(|it| it.doomed)
         {
-            let words = format!(
+            let message = format!(
                 "{}, was given to cuMemFreeAsync",
                 self.space.describe(address)
             );
-            return Err(Code::InvalidValue.because(words));
+            return Err(Code::InvalidValue.because(message));
         }
         match (address - info.base).checked_add(bytes as u64) {
             Some(end) if end <= info.bytes as u64 => Ok(()),
             _ => {
-                let words = format!("{bytes} bytes at {}", self.space.describe(address));
-                Err(Code::InvalidValue.because(words))
+                let message = format!("{bytes} bytes at {}", self.space.describe(address));
+                Err(Code::InvalidValue.because(message))
             }
         }
     }
 
-    /// Whether an address is certainly not the host's own.
+    /// Whether an address cannot be a host pointer.
     pub(crate) fn is_foreign(address: u64) -> bool {
         address == 0 || DEVICE_ADDRESSES.contains(&address)
     }
 
-    /// Frees memory, whatever it is.
+    /// Frees memory of any kind.
     pub(crate) fn free_now(&mut self, address: u64) -> Result<()> {
         self.space.free(address).map_err(invalid)?;
         self.forget_owner(address);
         Ok(())
     }
 
-    /// The first addresses of what belongs to `context`, apart from what will be freed anyway.
+    /// Base addresses of the memory that `context` owns, without pending frees.
     pub(crate) fn memory_of(&self, context: ContextHandle) -> Vec<u64> {
-        let all = self.ledger.owners.iter();
+        let all = self.ownership.owners.iter();
         let here = all.filter(|(_, owner)| owner.context == context && !owner.doomed);
         here.map(|(address, _)| *address).collect()
     }
@@ -251,32 +259,37 @@ impl State {
     }
 
     fn owner(&self, address: u64) -> Result<Owner> {
-        match self.ledger.owners.get(&address) {
+        match self.ownership.owners.get(&address) {
             Some(owner) if !owner.doomed => Ok(*owner),
             Some(_) => {
-                let words = format!("{} was freed before", self.space.describe(address));
-                Err(Code::InvalidValue.because(words))
+                let message = format!("{} was already freed", self.space.describe(address));
+                Err(Code::InvalidValue.because(message))
             }
             None => {
-                let words = format!("cannot free {}", self.space.describe(address));
-                Err(Code::InvalidValue.because(words))
+                let message = format!("cannot free {}", self.space.describe(address));
+                Err(Code::InvalidValue.because(message))
             }
         }
     }
 
-    fn allocate(&mut self, context: ContextHandle, bytes: usize, kind: Kind) -> Result<u64> {
+    fn allocate(
+        &mut self,
+        context: ContextHandle,
+        bytes: usize,
+        kind: AllocationKind,
+    ) -> Result<u64> {
         if bytes == 0 {
-            return Err(Code::InvalidValue.because("an allocation of no bytes"));
+            return Err(Code::InvalidValue.because("cannot allocate 0 bytes"));
         }
         let device = self.contexts.get(context)?.device;
-        if let Kind::Pool(pool) = kind {
+        if let AllocationKind::Pool(pool) = kind {
             self.take_from_pool(pool, bytes)?;
         } else if kind.takes_plain_memory() {
             if bytes > self.free_memory(device) {
                 self.trim_pools(device);
             }
             self.check_room(device, bytes)?;
-            *self.ledger.plain.entry(device).or_default() += bytes;
+            *self.ownership.plain.entry(device).or_default() += bytes;
         }
         let owner = Owner {
             context,
@@ -287,9 +300,9 @@ impl State {
         };
         match self.space.allocate(bytes, kind.memory_kind(device)) {
             Ok(address) => {
-                self.ledger.owners.insert(address, owner);
-                if matches!(kind, Kind::Pinned | Kind::Managed) {
-                    // The host may write it any time, unseen.
+                self.ownership.owners.insert(address, owner);
+                if matches!(kind, AllocationKind::Pinned | AllocationKind::Managed) {
+                    // The host may write it at any time, unobserved.
                     self.space.fill(address, &[0], bytes).map_err(invalid)?;
                 }
                 Ok(address)
@@ -301,13 +314,13 @@ impl State {
         }
     }
 
-    /// Notes that memory which takes none of a device's belongs to `context`.
+    /// Records `context` as the owner of memory that takes no device memory.
     pub(crate) fn own(
         &mut self,
         context: ContextHandle,
         address: u64,
         bytes: usize,
-        kind: Kind,
+        kind: AllocationKind,
     ) -> Result<()> {
         let owner = Owner {
             context,
@@ -316,11 +329,11 @@ impl State {
             kind,
             doomed: false,
         };
-        self.ledger.owners.insert(address, owner);
+        self.ownership.owners.insert(address, owner);
         Ok(())
     }
 
-    /// An error unless the device has `bytes` more.
+    /// An error unless the device has `bytes` more bytes.
     pub(crate) fn check_room(&self, device: u32, bytes: usize) -> Result<()> {
         let free = self.free_memory(device);
         if bytes <= free {
@@ -328,12 +341,12 @@ impl State {
         }
         let total = self.devices[device as usize].memory;
         Err(Code::OutOfMemory.because(format!(
-            "{bytes} bytes asked for and {free} of {total} free on device {device}"
+            "out of memory on device {device}: {bytes} bytes requested, {free} of {total} free"
         )))
     }
 
     pub(crate) fn free_memory(&self, device: u32) -> usize {
-        let plain = self.ledger.plain.get(&device).copied().unwrap_or(0);
+        let plain = self.ownership.plain.get(&device).copied().unwrap_or(0);
         let pooled = self.reserved_by_pools(device);
         self.devices[device as usize]
             .memory
@@ -347,44 +360,50 @@ impl State {
         bytes: usize,
     ) -> Result<u64> {
         self.captured_tail(stream)?;
-        let address = self.allocate(context, bytes, Kind::Graph { live: false })?;
+        let address = self.allocate(context, bytes, AllocationKind::Graph { live: false })?;
         self.capture_node(stream, NodeKind::Allocate(address))?;
         Ok(address)
     }
 
     fn free_in_graph(&mut self, address: u64) -> Result<()> {
-        if !self.ledger.is_live_in_graph(address) {
-            let words = format!("no launch of its graph has allocated {address:#x}");
-            return Err(Code::InvalidValue.because(words));
+        if !self.ownership.is_live_in_graph(address) {
+            let message = format!(
+                "{address:#x} belongs to a graph and is not allocated; launch the graph first"
+            );
+            return Err(Code::InvalidValue.because(message));
         }
-        self.ledger.set_live_in_graph(address, false);
+        self.ownership.set_live_in_graph(address, false);
         Ok(())
     }
 
     fn forget_owner(&mut self, address: u64) {
-        if let Some(owner) = self.ledger.owners.remove(&address) {
+        if let Some(owner) = self.ownership.owners.remove(&address) {
             self.account_free(&owner);
         }
     }
 
     fn account_free(&mut self, owner: &Owner) {
         match owner.kind {
-            Kind::Pool(pool) => self.return_to_pool(pool, owner.bytes),
+            AllocationKind::Pool(pool) => self.return_to_pool(pool, owner.bytes),
             kind if kind.takes_plain_memory() => {
-                let plain = self.ledger.plain.entry(owner.device).or_default();
+                let plain = self.ownership.plain.entry(owner.device).or_default();
                 *plain = plain.saturating_sub(owner.bytes);
             }
             _ => {}
         }
     }
 
-    /// Gives a graph's memory back when nothing else can launch it, after `after` has run.
-    pub(crate) fn give_back(&mut self, memory: &Arc<Vec<u64>>, after: Vec<Ticket>) -> Result<()> {
+    /// Frees a graph's memory after `after` has run, unless another graph shares it.
+    pub(crate) fn release_graph_memory(
+        &mut self,
+        memory: &Arc<Vec<u64>>,
+        after: Vec<Ticket>,
+    ) -> Result<()> {
         if Arc::strong_count(memory) > 1 {
             return Ok(());
         }
         for address in memory.iter() {
-            if let Some(owner) = self.ledger.owners.get_mut(address) {
+            if let Some(owner) = self.ownership.owners.get_mut(address) {
                 owner.doomed = true;
                 let free = Work::Free { address: *address };
                 self.schedule.add(owner.context, after.clone(), free);
@@ -394,9 +413,9 @@ impl State {
     }
 }
 
-impl Ledger {
-    /// Marks memory as freed by an operation that was submitted.
-    fn doom(&mut self, address: u64) {
+impl Ownership {
+    /// Marks memory as freed by a submitted operation.
+    fn mark_pending_free(&mut self, address: u64) {
         if let Some(owner) = self.owners.get_mut(&address) {
             owner.doomed = true;
         }
@@ -404,17 +423,17 @@ impl Ledger {
 
     pub(crate) fn is_live_in_graph(&self, address: u64) -> bool {
         let owner = self.owners.get(&address);
-        owner.is_some_and(|it| it.kind == Kind::Graph { live: true })
+        owner.is_some_and(|it| it.kind == AllocationKind::Graph { live: true })
     }
 
     pub(crate) fn set_live_in_graph(&mut self, address: u64, live: bool) {
         if let Some(owner) = self.owners.get_mut(&address) {
-            owner.kind = Kind::Graph { live };
+            owner.kind = AllocationKind::Graph { live };
         }
     }
 }
 
-/// The program named memory that is not there.
+/// The caller passed an address that is not allocated.
 pub(crate) fn invalid(error: MemoryError) -> Error {
     Code::InvalidValue.because(error.to_string())
 }

@@ -1,14 +1,14 @@
-//! The CUDA driver: what `libcuda.so` exports, over virtual devices.
+//! The CUDA driver: the functions that `libcuda.so` exports, on virtual devices.
 //!
-//! Every exported function is a thin one in [`ffi`], which turns pointers into values and calls a
-//! method of [`Driver`]; nothing outside `ffi` is unsafe. The driver's state lies under one lock,
-//! which no operation of a stream holds while it runs.
+//! Every exported function is a thin wrapper in [`ffi`] that converts pointers to values and calls
+//! a method of [`Driver`]; no code outside `ffi` is unsafe. One lock guards the driver's state; it
+//! is not held while a stream operation runs.
 //!
-//! Two orders of execution (`MESHGRAD_EMULATOR_STREAMS`): *ordered* runs an operation in the call
-//! that submits it, so a kernel's failure is returned by the launch itself, as with
-//! `CUDA_LAUNCH_BLOCKING=1`; *random* lets operations wait and interleaves streams by a seed (see
-//! [`schedule`]), and a failure is returned by whichever call meets it later, as on a GPU. Either
-//! way the context is then unusable, as on a GPU, and every call repeats the failure.
+//! There are two orders of execution (`MESHGRAD_EMULATOR_STREAMS`). *ordered* runs an operation in
+//! the call that submits it, so the launch itself returns a kernel's failure, as with
+//! `CUDA_LAUNCH_BLOCKING=1`. *random* defers operations and interleaves streams by a seed (see
+//! [`schedule`]); a later call returns the failure, as on a GPU. Either way the context is then
+//! unusable, and every call returns the same error.
 
 mod capture;
 mod configuration;
@@ -46,11 +46,11 @@ use capture::{Capture, CaptureId};
 use configuration::Configuration;
 use context::{Context, ContextHandle, Primary};
 use device::Device;
-use error::{Error, Result, unless_panicking};
+use error::{Error, Result, catch_panic};
 use event::Event;
 use graph::{Executable, Graph};
 use handles::Table;
-use memory::Ledger;
+use memory::Ownership;
 use module::{Function, LoadedModule};
 use pool::{Pool, PoolHandle};
 use report::Reports;
@@ -63,18 +63,18 @@ pub(crate) struct Driver {
     options: Options,
     space: Arc<AddressSpace>,
     state: Mutex<State>,
-    /// Some operation has finished.
+    /// Signaled when an operation has finished.
     changed: Condvar,
     reports: Reports,
 }
 
-/// All that the driver knows.
+/// The driver's state.
 struct State {
     space: Arc<AddressSpace>,
     devices: Vec<Device>,
     /// By device.
     primaries: Vec<Primary>,
-    /// The default pool of each device, and the one in use.
+    /// The default pool of each device, and the current one.
     device_pools: Vec<(PoolHandle, PoolHandle)>,
     contexts: Table<Context>,
     streams: Table<Stream>,
@@ -86,11 +86,11 @@ struct State {
     executables: Table<Executable>,
     captures: BTreeMap<CaptureId, Capture>,
     captures_begun: u64,
-    ledger: Ledger,
+    ownership: Ownership,
     schedule: Schedule,
 }
 
-/// How long to sleep when all that is left waits for a value that the host may write any time.
+/// The polling interval when the only work left waits for a value that the host may write.
 const POLL: Duration = Duration::from_micros(50);
 
 impl Driver {
@@ -107,7 +107,7 @@ impl Driver {
         }
     }
 
-    /// The latest words about something that went wrong, and the counters of launches.
+    /// The last error message and the launch counters.
     pub(crate) fn reports(&self) -> &Reports {
         &self.reports
     }
@@ -116,17 +116,21 @@ impl Driver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the state.
+    /// Runs `act` with the state locked.
     fn with<T>(&self, act: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         act(&mut self.lock())
     }
 
-    /// Runs what the order of execution wants run after something was submitted to `stream`.
-    fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, stream: StreamHandle) -> Result<()> {
+    /// Runs what the order of execution requires after a submission to `stream`.
+    fn run_submitted<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        stream: StreamHandle,
+    ) -> Result<()> {
         let Stream { context, last, .. } = *state.streams.get(stream)?;
         let steps = state.schedule.steps_after_submission();
         state = self.progress(state, steps);
-        // What it follows may be running in another thread.
+        // What it depends on may be running in another thread.
         while state.schedule.is_ordered()
             && state.schedule.is_running_own()
             && last.is_some_and(|last| !state.schedule.is_done(last))
@@ -134,7 +138,7 @@ impl Driver {
             let woken = self.changed.wait(state);
             state = self.progress(woken.unwrap_or_else(PoisonError::into_inner), steps);
         }
-        state.healthy(context)
+        state.check_context(context)
     }
 
     /// Runs up to `steps` operations.
@@ -180,11 +184,11 @@ impl Driver {
             context,
             work,
         } = started;
-        // After a failure nothing more of the context runs.
-        let is_healthy = state.healthy(context).is_ok();
+        // After a failure, no further operation of the context runs.
+        let is_healthy = state.check_context(context).is_ok();
         drop(state);
         let outcome = match is_healthy {
-            true => unless_panicking(|| self.perform(work)),
+            true => catch_panic(|| self.perform(work)),
             false => Ok(()),
         };
         let mut state = self.lock();
@@ -202,7 +206,7 @@ impl State {
     fn new(configuration: &Configuration, space: Arc<AddressSpace>) -> State {
         let device = |model: &device::Model| Device {
             model: *model,
-            memory: configuration.memory.unwrap_or(model.facts().memory),
+            memory: configuration.memory.unwrap_or(model.data_sheet().memory),
         };
         let devices: Vec<Device> = configuration.devices.iter().map(device).collect();
         let mut pools = Table::default();
@@ -225,7 +229,7 @@ impl State {
             executables: Table::default(),
             captures: BTreeMap::new(),
             captures_begun: 0,
-            ledger: Ledger::default(),
+            ownership: Ownership::default(),
             schedule: Schedule::new(configuration.streams),
         }
     }
@@ -235,8 +239,8 @@ impl State {
         self.schedule.start(|work| work.may_run(space))
     }
 
-    /// An error if an operation of `context` has failed.
-    fn healthy(&self, context: ContextHandle) -> Result<()> {
+    /// The error of a failed context.
+    fn check_context(&self, context: ContextHandle) -> Result<()> {
         let failure = self
             .contexts
             .get(context)
@@ -245,7 +249,7 @@ impl State {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Makes `context` unusable; the first failure stays.
+    /// Marks `context` as failed; the first error is kept.
     fn fail(&mut self, context: ContextHandle, error: Error) {
         if let Ok(context) = self.contexts.get_mut(context) {
             context.failure.get_or_insert(error);

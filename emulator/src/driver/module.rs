@@ -1,4 +1,4 @@
-//! Modules of PTX and their functions.
+//! PTX modules and their functions.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ pub(crate) struct LoadedModule {
     module: Arc<Module>,
 }
 
-/// A kernel of a module, as it is launched.
+/// A kernel of a module.
 #[derive(Clone)]
 pub(crate) struct Function {
     pub(crate) module: ModuleHandle,
     pub(crate) context: ContextHandle,
     pub(crate) kernel: Arc<Kernel>,
-    /// Its name, which callers may keep a pointer to while the module is loaded.
+    /// Its name; callers may keep a pointer to it while the module is loaded.
     name: Arc<CString>,
     /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     pub(crate) max_dynamic_shared: i32,
@@ -51,18 +51,18 @@ const NONPORTABLE_CLUSTERS: i32 = 14;
 impl Driver {
     /// `cuModuleLoadData`.
     pub(crate) fn load(&self, text: &str) -> Result<ModuleHandle> {
-        let (device, facts) = {
+        let (device, data_sheet) = {
             let mut state = self.lock();
             let context = state.current()?;
-            state.refuse_while_capturing("the loading of a module")?;
+            state.reject_while_capturing("loading a module")?;
             let device = state.contexts.get(context)?.device;
-            (device, state.model_of(context)?.facts())
+            (device, state.model_of(context)?.data_sheet())
         };
         let options = Options {
-            capability: (facts.major as u32, facts.minor as u32),
+            capability: (data_sheet.major as u32, data_sheet.minor as u32),
             ..self.options.clone()
         };
-        // Not under the lock: a large module takes its time.
+        // Without the lock: a large module takes a while.
         let module = Module::load(text, &self.space, device, &options)
             .map_err(|error| code_of(&error).because(error.to_string()))?;
         self.with(|state| {
@@ -72,30 +72,30 @@ impl Driver {
         })
     }
 
-    /// `cuModuleUnload`: what was launched still runs.
+    /// `cuModuleUnload`: submitted launches still run.
     pub(crate) fn unload(&self, module: ModuleHandle) -> Result<()> {
         let state = self.lock();
         let context = state.modules.get(module)?.context;
         let mut state = self.wait(state, |state| state.schedule.is_idle(context));
-        state.healthy(context)?;
+        state.check_context(context)?;
         state.unload(module)
     }
 
-    /// `cuModuleGetFunction`: asking again gives the same handle.
+    /// `cuModuleGetFunction`: repeated calls return the same handle.
     pub(crate) fn function(&self, handle: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         self.with(|state| {
             let loaded = state.modules.get(handle)?;
-            state.healthy(loaded.context)?;
+            state.check_context(loaded.context)?;
             let Some(kernel) = loaded.module.kernel(name) else {
-                let words = format!("module {handle:?} has no kernel `{name}`");
-                return Err(Code::NotFound.because(words));
+                let message = format!("module {handle:?} has no kernel `{name}`");
+                return Err(Code::NotFound.because(message));
             };
             let of_module = |it: &Function| it.module == handle && it.kernel.name == name;
             if let Some(known) = state.functions.handles(of_module).first() {
                 return Ok(*known);
             }
             let context = loaded.context;
-            // Names of PTX hold no NUL.
+            // PTX names contain no NUL.
             let name = Arc::new(CString::new(name).unwrap_or_default());
             Ok(state.functions.insert(Function {
                 module: handle,
@@ -109,18 +109,18 @@ impl Driver {
         })
     }
 
-    /// `cuModuleGetGlobal`: the first address and the bytes of a variable.
+    /// `cuModuleGetGlobal`: the address and size of a variable.
     pub(crate) fn global(&self, handle: ModuleHandle, name: &str) -> Result<(u64, usize)> {
         self.with(|state| {
             let loaded = state.modules.get(handle)?;
-            state.healthy(loaded.context)?;
+            state.check_context(loaded.context)?;
             loaded.module.global(name).ok_or_else(|| {
                 Code::NotFound.because(format!("module {handle:?} has no variable `{name}`"))
             })
         })
     }
 
-    /// What a handle of a function names.
+    /// The function of a handle.
     pub(crate) fn function_of(&self, handle: FunctionHandle) -> Result<Function> {
         self.with(|state| state.functions.get(handle).cloned())
     }
@@ -129,9 +129,9 @@ impl Driver {
     pub(crate) fn function_attribute(&self, handle: FunctionHandle, attribute: i32) -> Result<i32> {
         self.with(|state| {
             let function = state.functions.get(handle)?;
-            state.healthy(function.context)?;
+            state.check_context(function.context)?;
             let kernel = &function.kernel;
-            let version = state.model_of(function.context)?.facts();
+            let version = state.model_of(function.context)?.data_sheet();
             let version = version.major * 10 + version.minor;
             Ok(match attribute {
                 0 => kernel.max_threads as i32,
@@ -158,7 +158,7 @@ impl Driver {
     ) -> Result<()> {
         self.with(|state| {
             let context = state.functions.get(handle)?.context;
-            state.healthy(context)?;
+            state.check_context(context)?;
             let limit = state.model_of(context)?.shared_opt_in();
             let function = state.functions.get_mut(handle)?;
             let limit = limit - function.kernel.static_shared as i32;
@@ -167,8 +167,10 @@ impl Driver {
                     function.max_dynamic_shared = value;
                 }
                 MAX_DYNAMIC_SHARED => {
-                    let words = format!("{value} bytes of shared memory; at most {limit} here");
-                    return Err(Code::InvalidValue.because(words));
+                    let message = format!(
+                        "{value} bytes of dynamic shared memory exceed the limit of {limit}"
+                    );
+                    return Err(Code::InvalidValue.because(message));
                 }
                 CARVEOUT if (-1..=100).contains(&value) => function.carveout = value,
                 NONPORTABLE_CLUSTERS => function.nonportable_clusters = value,
@@ -191,7 +193,7 @@ impl Function {
 }
 
 impl State {
-    /// Takes a module and its functions away.
+    /// Removes a module and its functions.
     pub(crate) fn unload(&mut self, handle: ModuleHandle) -> Result<()> {
         let loaded = self.modules.remove(handle)?;
         for function in self.functions.handles(|it| it.module == handle) {
@@ -207,7 +209,7 @@ impl State {
     }
 }
 
-/// What the driver returns for a module that cannot be loaded.
+/// The error code for a module that cannot be loaded.
 fn code_of(error: &LoadError) -> Code {
     match error {
         LoadError::Ptx(_) => Code::InvalidPtx,
@@ -219,6 +221,6 @@ fn code_of(error: &LoadError) -> Code {
 
 fn unknown(attribute: i32) -> super::error::Error {
     Code::InvalidValue.because(format!(
-        "{attribute} is no attribute of functions to be so used"
+        "{attribute} is not a function attribute, or cannot be set"
     ))
 }

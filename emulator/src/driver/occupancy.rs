@@ -1,4 +1,4 @@
-//! How many blocks of a kernel a multiprocessor holds at a time (CUDA C++ Programming Guide,
+//! Occupancy: the number of resident blocks per multiprocessor (CUDA C++ Programming Guide,
 //! "Technical Specifications per Compute Capability").
 
 use super::Driver;
@@ -8,23 +8,23 @@ use super::device::{
 use super::error::{Code, Result};
 use super::module::{Function, FunctionHandle};
 
-/// Registers are given to warps in units of this many.
+/// Allocation unit of registers per warp.
 const REGISTER_UNIT: i32 = 256;
-/// The most registers of a thread.
+/// Maximum registers per thread.
 const MAX_REGISTERS: i32 = 255;
-/// Shared memory is given to blocks in units of this many bytes.
+/// Allocation unit of shared memory per block, in bytes.
 const SHARED_UNIT: i32 = 128;
 
-/// What one block of a kernel needs.
+/// The resources of one block of a kernel.
 #[derive(Clone, Copy)]
-struct Need {
+struct BlockResources {
     threads: i32,
     registers: i32,
     /// Static and dynamic.
     shared: i32,
 }
 
-impl Need {
+impl BlockResources {
     fn blocks(self, model: Model) -> i32 {
         let warps = (self.threads + WARP - 1) / WARP;
         let registers = round_up(self.registers * WARP, REGISTER_UNIT) * warps;
@@ -33,7 +33,7 @@ impl Need {
             BLOCKS_PER_MULTIPROCESSOR,
             THREADS_PER_MULTIPROCESSOR / (warps * WARP),
             REGISTERS / registers.max(1),
-            model.facts().shared / shared,
+            model.data_sheet().shared / shared,
         ]
         .into_iter()
         .fold(i32::MAX, i32::min)
@@ -57,8 +57,9 @@ impl Driver {
         Ok(blocks_of(&function, model, threads, dynamic_shared))
     }
 
-    /// `cuOccupancyMaxPotentialBlockSize`: the grid that fills the device, and the block size that
-    /// keeps most threads active. `dynamic_shared` tells what a block of so many threads needs.
+    /// `cuOccupancyMaxPotentialBlockSize`: the grid size that fills the device, and the block size
+    /// that maximizes active threads. `dynamic_shared` returns the dynamic shared memory for a
+    /// block size.
     pub(crate) fn best_block(
         &self,
         handle: FunctionHandle,
@@ -75,17 +76,17 @@ impl Driver {
             let blocks = blocks_of(&function, model, threads, dynamic_shared(threads));
             (blocks * threads, blocks)
         };
-        // The first of the best, which is the largest block.
+        // On a tie, the largest block wins.
         let best = sizes.map(|threads| (active(threads), threads));
         let best = best.fold(
             ((0, 0), 0),
             |best, next| if next.0.0 > best.0.0 { next } else { best },
         );
         let ((_, blocks), threads) = best;
-        Ok((blocks * model.facts().multiprocessors, threads))
+        Ok((blocks * model.data_sheet().multiprocessors, threads))
     }
 
-    /// `cuOccupancyAvailableDynamicSMemPerBlock`: what is left for each of so many blocks.
+    /// `cuOccupancyAvailableDynamicSMemPerBlock`: dynamic shared memory available per block.
     pub(crate) fn available_shared(
         &self,
         handle: FunctionHandle,
@@ -95,12 +96,13 @@ impl Driver {
         let (function, model) = self.function_and_model(handle)?;
         check_threads(threads)?;
         if blocks < 1 || blocks > blocks_of(&function, model, threads, 0) {
-            let words = format!("{blocks} blocks of {threads} threads do not fit");
-            return Err(Code::InvalidValue.because(words));
+            let message =
+                format!("{blocks} blocks of {threads} threads do not fit on a multiprocessor");
+            return Err(Code::InvalidValue.because(message));
         }
         let own = function.kernel.static_shared as i32;
-        let each =
-            (model.facts().shared / blocks - model.reserved_shared()) / SHARED_UNIT * SHARED_UNIT;
+        let each = (model.data_sheet().shared / blocks - model.reserved_shared()) / SHARED_UNIT
+            * SHARED_UNIT;
         Ok((each.min(model.shared_opt_in()) - own).max(0) as usize)
     }
 
@@ -114,19 +116,19 @@ impl Driver {
     ) -> Result<i32> {
         let (function, model) = self.function_and_model(handle)?;
         check_threads(threads)?;
-        let greatest = greatest_cluster(model);
+        let greatest = max_cluster(model);
         if !(1..=greatest as u32).contains(&size) {
-            let words = format!("a cluster of {size} blocks; at most {greatest} here");
-            return Err(Code::InvalidClusterSize.because(words));
+            let message = format!("a cluster of {size} blocks exceeds the maximum of {greatest}");
+            return Err(Code::InvalidClusterSize.because(message));
         }
         let blocks = blocks_of(&function, model, threads, dynamic_shared);
-        Ok(blocks * model.facts().multiprocessors / size as i32)
+        Ok(blocks * model.data_sheet().multiprocessors / size as i32)
     }
 
     /// `cuOccupancyMaxPotentialClusterSize`.
-    pub(crate) fn greatest_cluster(&self, handle: FunctionHandle) -> Result<i32> {
+    pub(crate) fn max_cluster(&self, handle: FunctionHandle) -> Result<i32> {
         let (_, model) = self.function_and_model(handle)?;
-        Ok(greatest_cluster(model))
+        Ok(max_cluster(model))
     }
 
     fn function_and_model(&self, handle: FunctionHandle) -> Result<(Function, Model)> {
@@ -138,7 +140,7 @@ impl Driver {
     }
 }
 
-/// How many blocks of the kernel a multiprocessor holds.
+/// Resident blocks of a kernel per multiprocessor.
 pub(crate) fn blocks_of(
     function: &Function,
     model: Model,
@@ -149,11 +151,11 @@ pub(crate) fn blocks_of(
     if threads > function.kernel.max_threads as i32 {
         return 0;
     }
-    // What is known of registers is an upper bound of what an assembler assigns, which sees to it
+    // The register count is an upper bound of what an assembler assigns. An assembler makes sure
     // that one block fits.
     let warps = (threads + WARP - 1) / WARP;
     let fitting = REGISTERS / (warps.max(1) * WARP) / 8 * 8;
-    let need = Need {
+    let need = BlockResources {
         threads,
         registers: (function.kernel.registers as i32)
             .min(fitting)
@@ -163,9 +165,9 @@ pub(crate) fn blocks_of(
     need.blocks(model)
 }
 
-/// The portable size of clusters, and one where there are none.
-fn greatest_cluster(model: Model) -> i32 {
-    match model.facts().major {
+/// The portable cluster size; 1 without clusters.
+fn max_cluster(model: Model) -> i32 {
+    match model.data_sheet().major {
         ..9 => 1,
         _ => 8,
     }
@@ -174,7 +176,7 @@ fn greatest_cluster(model: Model) -> i32 {
 fn check_threads(threads: i32) -> Result<()> {
     match (1..=MAX_THREADS).contains(&threads) {
         true => Ok(()),
-        false => Err(Code::InvalidValue.because(format!("a block of {threads} threads"))),
+        false => Err(Code::InvalidValue.because(format!("invalid block of {threads} threads"))),
     }
 }
 
@@ -183,8 +185,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scarcest_resource_limits() {
-        let need = |threads, registers, shared| Need {
+    fn the_scarcest_resource_limits_occupancy() {
+        let need = |threads, registers, shared| BlockResources {
             threads,
             registers,
             shared,

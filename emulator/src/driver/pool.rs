@@ -1,5 +1,5 @@
-//! Memory pools: what stream-ordered allocations come from. Addresses are never used twice here, so
-//! a pool only keeps accounts: how much it has taken from its device, and how much is in use.
+//! Memory pools for stream-ordered allocation. The emulator never reuses addresses, so a pool only
+//! counts the bytes that it has reserved on its device and the bytes in use.
 
 use super::context::ContextHandle;
 use super::error::{Code, Result};
@@ -8,29 +8,29 @@ use super::{Driver, State};
 
 pub(crate) type PoolHandle = Handle<Pool>;
 
-/// The accounts of a pool, in bytes.
+/// The state of a pool, in bytes.
 pub(crate) struct Pool {
     device: u32,
-    /// A device's own, which nobody destroys.
+    /// A device's default pool, which cannot be destroyed.
     is_default: bool,
-    used: Level,
-    reserved: Level,
-    /// The most that it may take from its device.
+    used: Watermark,
+    reserved: Watermark,
+    /// The maximum that it may reserve on its device.
     limit: usize,
-    /// How much it keeps when the host waits.
+    /// The release threshold: how much it keeps reserved when the host synchronizes.
     threshold: u64,
-    /// `CU_MEMPOOL_ATTR_REUSE_*`, which concern addresses that are used twice.
+    /// `CU_MEMPOOL_ATTR_REUSE_*`. They have no effect, because addresses are not reused.
     reuse: [bool; 3],
 }
 
-/// A number and the highest it has been.
+/// A value and its maximum so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Level {
+struct Watermark {
     now: usize,
     high: usize,
 }
 
-impl Level {
+impl Watermark {
     fn set(&mut self, now: usize) {
         self.now = now;
         self.high = self.high.max(now);
@@ -44,7 +44,7 @@ impl Named for Pool {
 }
 
 impl Pool {
-    /// A device's own.
+    /// A device's default pool.
     pub(crate) fn of_device(device: u32) -> Pool {
         Pool {
             is_default: true,
@@ -52,25 +52,25 @@ impl Pool {
         }
     }
 
-    /// One of a program, that takes at most `limit` bytes.
+    /// A created pool of at most `limit` bytes.
     pub(crate) fn new(device: u32, limit: usize) -> Pool {
         Pool {
             device,
             is_default: false,
             limit,
-            used: Level::default(),
-            reserved: Level::default(),
+            used: Watermark::default(),
+            reserved: Watermark::default(),
             threshold: 0,
             reuse: [true; 3],
         }
     }
 
-    /// Whether it is one of a program's on this device.
-    pub(crate) fn is_left_on(&self, device: u32) -> bool {
+    /// Whether it is a created pool on this device.
+    pub(crate) fn is_leaked_on(&self, device: u32) -> bool {
         self.device == device && !self.is_default
     }
 
-    /// Gives all but `keep` bytes back to the device, as far as they are not in use.
+    /// Returns unused memory to the device, down to `keep` bytes.
     fn trim(&mut self, keep: usize) {
         let kept = self.reserved.now.min(keep).max(self.used.now);
         self.reserved.set(kept);
@@ -78,7 +78,7 @@ impl Pool {
 }
 
 impl Driver {
-    /// `cuMemPoolCreate`; a `limit` of 0 is none.
+    /// `cuMemPoolCreate`; a `limit` of 0 means no limit.
     pub(crate) fn create_pool(&self, device: i32, limit: usize) -> Result<PoolHandle> {
         self.with(|state| {
             state.device(device)?;
@@ -121,15 +121,15 @@ impl Driver {
         self.with(|state| {
             state.device(device)?;
             if state.pools.get(pool)?.device != device as u32 {
-                let words = format!("pool {pool:?} is not of device {device}");
-                return Err(Code::InvalidValue.because(words));
+                let message = format!("pool {pool:?} does not belong to device {device}");
+                return Err(Code::InvalidValue.because(message));
             }
             state.device_pools[device as usize].1 = pool;
             Ok(())
         })
     }
 
-    /// `cuMemPoolGetAttribute`: the first three are numbers of four bytes, the others of eight.
+    /// `cuMemPoolGetAttribute`: the first three attributes have 4 bytes, the others 8.
     pub(crate) fn pool_attribute(&self, pool: PoolHandle, attribute: i32) -> Result<u64> {
         self.with(|state| {
             let pool = state.pools.get(pool)?;
@@ -145,7 +145,7 @@ impl Driver {
         })
     }
 
-    /// `cuMemPoolSetAttribute`: high water marks can only be set to 0.
+    /// `cuMemPoolSetAttribute`: high watermarks can only be reset to 0.
     pub(crate) fn set_pool_attribute(
         &self,
         pool: PoolHandle,
@@ -165,9 +165,10 @@ impl Driver {
         })
     }
 
-    /// Lets the pools of a context's device keep no more than they should, as when the host waits.
+    /// Trims the pools of a context's device to their release thresholds, as a host synchronization
+    /// does.
     pub(crate) fn release_pools_of(&self, context: ContextHandle) {
-        // A context that has ended meanwhile has no device to release anything of.
+        // A context that was destroyed meanwhile has nothing to release.
         let _ = self.with(|state| {
             let device = state.contexts.get(context)?.device;
             for pool in state.pools.handles(|pool| pool.device == device) {
@@ -185,8 +186,9 @@ impl State {
         let (device, used) = (pool.device, pool.used.now.saturating_add(bytes));
         if used > pool.limit {
             let limit = pool.limit;
-            let words = format!("a pool of at most {limit} bytes would hold {used}");
-            return Err(Code::OutOfMemory.because(words));
+            let message =
+                format!("the pool is limited to {limit} bytes; {used} bytes would be in use");
+            return Err(Code::OutOfMemory.because(message));
         }
         if used > pool.reserved.now {
             if used - pool.reserved.now > self.free_memory(device) {
@@ -203,7 +205,7 @@ impl State {
 
     pub(crate) fn destroy_pool(&mut self, pool: PoolHandle) -> Result<()> {
         if self.pools.get(pool)?.is_default {
-            return Err(Code::InvalidValue.because("a device's default pool stays"));
+            return Err(Code::InvalidValue.because("a device's default pool cannot be destroyed"));
         }
         for (default, current) in &mut self.device_pools {
             if *current == pool {
@@ -214,7 +216,7 @@ impl State {
     }
 
     pub(crate) fn return_to_pool(&mut self, pool: PoolHandle, bytes: usize) {
-        // A pool that was destroyed has no accounts any more.
+        // The pool may have been destroyed.
         if let Ok(pool) = self.pools.get_mut(pool) {
             pool.used.set(pool.used.now.saturating_sub(bytes));
         }
@@ -225,7 +227,7 @@ impl State {
         here.map(|(_, pool)| pool.reserved.now).sum()
     }
 
-    /// Makes all pools of a device keep only what is in use.
+    /// Trims all pools of a device to the bytes in use.
     pub(crate) fn trim_pools(&mut self, device: u32) {
         for pool in self.pools.handles(|pool| pool.device == device) {
             if let Ok(pool) = self.pools.get_mut(pool) {
@@ -237,6 +239,6 @@ impl State {
 
 fn unknown(attribute: i32) -> super::error::Error {
     Code::InvalidValue.because(format!(
-        "{attribute} is no attribute of pools that can be so set"
+        "{attribute} is not a pool attribute, or cannot be set to this value"
     ))
 }

@@ -1,5 +1,5 @@
-//! Words that a code cannot say: reports of sanitizers, of leaks, and why a call failed. And the
-//! counters of launches, for those who ask.
+//! Messages beyond error codes: sanitizer reports, leak reports and the reason of a failed call.
+//! Also the counters of launches.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -8,62 +8,61 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::machine::counters::Counters;
 
-use super::configuration::CountersTo;
+use super::configuration::CounterSink;
 use super::error::{Code, Error};
 
-/// What is told besides codes.
+/// Where messages and counters go.
 pub(crate) struct Reports {
     quiet: bool,
-    counters_to: CountersTo,
+    counter_sink: CounterSink,
     last: Mutex<String>,
-    /// JSON of each launch since counting began.
+    /// JSON of each launch since counting started.
     counted: Mutex<Option<Vec<String>>>,
-    /// Held while counters are written: each launch's stay together.
+    /// Held while counters are written, so that the lines of one launch stay together.
     writing: Mutex<()>,
 }
 
 impl Reports {
-    pub(crate) fn new(quiet: bool, counters_to: CountersTo) -> Reports {
+    pub(crate) fn new(quiet: bool, counter_sink: CounterSink) -> Reports {
         Reports {
             quiet,
-            counters_to,
+            counter_sink,
             last: Mutex::default(),
             counted: Mutex::default(),
             writing: Mutex::default(),
         }
     }
 
-    /// Keeps why a call failed.
+    /// Keeps the message of a failed call.
     pub(crate) fn keep(&self, error: &Error, call: &str) {
-        // Programs ask until it is no more so; nothing has gone wrong.
+        // Programs poll until this code goes away; it is not a failure.
         if error.code != Code::NotReady {
             *lock(&self.last) = format!("{error}\n(returned by {call})");
         }
     }
 
-    /// Tells that an operation of a stream has failed.
+    /// Reports the failure of a stream operation.
     pub(crate) fn failure(&self, error: &Error) {
         self.tell(&error.to_string());
     }
 
-    /// Tells something that is no failure of a call.
-    pub(crate) fn tell(&self, words: &str) {
-        *lock(&self.last) = words.to_owned();
-        self.say(words);
+    /// Reports a message that is not the failure of a call.
+    pub(crate) fn tell(&self, message: &str) {
+        *lock(&self.last) = message.to_owned();
+        self.say(message);
     }
 
-    /// The latest words.
+    /// The last message.
     pub(crate) fn last(&self) -> String {
         lock(&self.last).clone()
     }
 
-    /// Counts from now on, and forgets what was counted.
+    /// Starts counting and discards earlier counts.
     pub(crate) fn start_counting(&self) {
         *lock(&self.counted) = Some(Vec::new());
     }
 
-    /// A JSON array of what was counted since it began, for `take`, which says whether it took it:
-    /// counting has then ended.
+    /// Passes the counts so far to `take` as a JSON array. If `take` returns true, counting stops.
     pub(crate) fn take_counted(&self, take: impl FnOnce(&str) -> bool) {
         let mut counted = lock(&self.counted);
         let all = format!("[{}]", counted.as_deref().unwrap_or_default().join(","));
@@ -74,41 +73,41 @@ impl Reports {
 
     /// Whether launches should count.
     pub(crate) fn wants_counters(&self) -> bool {
-        self.counters_to != CountersTo::Nowhere || lock(&self.counted).is_some()
+        self.counter_sink != CounterSink::Nowhere || lock(&self.counted).is_some()
     }
 
-    /// Notes a launch's counters where somebody wants them.
+    /// Stores a launch's counters wherever they were requested.
     pub(crate) fn count(&self, counters: &Counters) {
         if let Some(counted) = &mut *lock(&self.counted) {
             counted.push(counters.to_json());
         }
-        let written = match &self.counters_to {
-            CountersTo::Nowhere => Ok(()),
-            CountersTo::Stderr => {
+        let written = match &self.counter_sink {
+            CounterSink::Nowhere => Ok(()),
+            CounterSink::Stderr => {
                 let table = counters.to_table();
                 let _alone = lock(&self.writing);
                 io::stderr().write_all(table.as_bytes())
             }
-            CountersTo::File(path) => {
+            CounterSink::File(path) => {
                 let line = counters.to_json() + "\n";
                 let _alone = lock(&self.writing);
                 append(path, line.as_bytes())
             }
         };
         if let Err(error) = written {
-            self.say(&format!("counters are lost: {error}"));
+            self.say(&format!("cannot write counters: {error}"));
         }
     }
 
-    fn say(&self, words: &str) {
+    fn say(&self, message: &str) {
         if !self.quiet {
-            // A closed stderr is nobody's fault and nobody's concern.
-            let _ = writeln!(io::stderr(), "meshgrad emulator: {words}");
+            // Ignored: stderr may be closed.
+            let _ = writeln!(io::stderr(), "meshgrad emulator: {message}");
         }
     }
 }
 
-/// In one call, so that lines of several processes do not mix either.
+/// In one call, so that lines of several processes do not interleave.
 fn append(path: &Path, line: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
     file.write_all(line)
@@ -125,10 +124,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_of_many_threads_stay_apart() {
+    fn counters_of_concurrent_launches_do_not_interleave() {
         let file = format!("meshgrad-counters-{}", process::id());
         let path = env::temp_dir().join(file);
-        let reports = Reports::new(true, CountersTo::File(path.clone()));
+        let reports = Reports::new(true, CounterSink::File(path.clone()));
         let counters = Counters {
             unreached: vec![(1, "trap;".to_owned()); 300],
             ..Counters::default()

@@ -1,8 +1,9 @@
-//! Operations that were submitted and did not run yet, and which of them may run now.
+//! Submitted operations that have not run, and which of them may run now.
 //!
-//! Streams, events and graphs are all one thing here: an operation names those that must finish
-//! before it. Any order that respects these names is one that a GPU could have taken, which is what
-//! the random order draws from: a program that forgot an event gives a wrong result with some seed.
+//! Streams, events and graphs are all expressed as dependencies: an operation names the operations
+//! that must finish before it. A GPU could take any order that respects the dependencies, and the
+//! random order draws from all of them. A program with a missing event dependency fails with some
+//! seed.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,11 @@ use super::context::ContextHandle;
 use super::work::Work;
 use crate::machine::random::Random;
 
-/// Names an operation; later ones are larger.
+/// Identifies an operation; later operations have larger tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
-/// What waits and what runs.
+/// Pending and running operations.
 pub(crate) struct Schedule {
     draw: Option<Random>,
     pending: BTreeMap<Ticket, Operation>,
@@ -24,23 +25,23 @@ pub(crate) struct Schedule {
 
 struct Operation {
     context: ContextHandle,
-    /// Operations that must finish first; those that did are taken out.
+    /// Unfinished operations that must finish first.
     after: Vec<Ticket>,
     /// `None` while it runs.
     work: Option<Work>,
-    /// Whether it calls a function of the host's program, which may wait for other threads.
+    /// Whether it calls a host function, which may wait for other threads.
     calls_host: bool,
 }
 
-/// An operation that is to be run now.
+/// An operation to run now.
 pub(crate) struct Started {
     pub(crate) ticket: Ticket,
     pub(crate) context: ContextHandle,
     pub(crate) work: Work,
 }
 
-/// Random order lets this many operations wait before each submission runs one.
-const MANY: usize = 512;
+/// In random order, the number of operations that may be pending before every submission runs one.
+const MAX_DEFERRED: usize = 512;
 
 impl Schedule {
     pub(crate) fn new(order: StreamOrder) -> Schedule {
@@ -54,7 +55,7 @@ impl Schedule {
         }
     }
 
-    /// Adds an operation that must follow those in `after`.
+    /// Adds an operation that depends on those in `after`.
     pub(crate) fn add(
         &mut self,
         context: ContextHandle,
@@ -74,16 +75,16 @@ impl Schedule {
         ticket
     }
 
-    /// How many operations the call that just submitted one should run: all that it can, or few.
+    /// How many operations to run after a submission: all in order, few in random order.
     pub(crate) fn steps_after_submission(&mut self) -> usize {
         match &mut self.draw {
             None => usize::MAX,
-            Some(_) if self.pending.len() > MANY => 2,
+            Some(_) if self.pending.len() > MAX_DEFERRED => 2,
             Some(draw) => [0, 0, 0, 1, 2][draw.below(5) as usize],
         }
     }
 
-    /// Takes an operation whose predecessors are done and for which `may_run` holds.
+    /// Takes an operation whose dependencies have finished and for which `may_run` returns true.
     pub(crate) fn start(&mut self, may_run: impl Fn(&Work) -> bool) -> Option<Started> {
         let is_ready = |operation: &Operation| {
             operation.after.is_empty() && operation.work.as_ref().is_some_and(&may_run)
@@ -104,7 +105,7 @@ impl Schedule {
         })
     }
 
-    /// Says that an operation has run.
+    /// Marks an operation as finished.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
         self.pending.remove(&ticket);
         for operation in self.pending.values_mut() {
@@ -116,23 +117,23 @@ impl Schedule {
         !self.pending.contains_key(&ticket)
     }
 
-    /// Whether nothing of `context` waits or runs.
+    /// Whether no operation of `context` is pending or running.
     pub(crate) fn is_idle(&self, context: ContextHandle) -> bool {
         self.pending.values().all(|it| it.context != context)
     }
 
-    /// Whether some thread of the host runs an operation now that ends by itself.
+    /// Whether a host thread is running an operation other than a host function.
     pub(crate) fn is_running_own(&self) -> bool {
         let mut running = self.pending.values().filter(|it| it.work.is_none());
         running.any(|it| !it.calls_host)
     }
 
-    /// Whether operations run as soon as they may.
+    /// Whether operations run as soon as they can.
     pub(crate) fn is_ordered(&self) -> bool {
         self.draw.is_none()
     }
 
-    /// Whether some thread of the host runs an operation now.
+    /// Whether a host thread is running an operation.
     pub(crate) fn is_running(&self) -> bool {
         self.pending.values().any(|it| it.work.is_none())
     }
@@ -144,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs all and returns the order as indices of submission.
+    /// Runs everything and returns the order as submission indices.
     fn run(schedule: &mut Schedule, tickets: &[Ticket]) -> Vec<usize> {
         let mut order = Vec::new();
         while let Some(started) = schedule.start(|_| true) {
@@ -154,7 +155,7 @@ mod tests {
         order
     }
 
-    /// Two streams of three, of which the second's last waits for the first's second.
+    /// Two streams of three operations; the second stream's last depends on the first's second.
     fn two_streams(order: StreamOrder) -> Vec<usize> {
         let context = ContextHandle::from_raw(1);
         let mut schedule = Schedule::new(order);
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn in_order_means_in_order_of_submission() {
+    fn the_ordered_schedule_runs_in_submission_order() {
         assert_eq!(two_streams(StreamOrder::Ordered), [0, 1, 2, 3, 4, 5]);
     }
 
@@ -187,12 +188,12 @@ mod tests {
             assert_eq!(order, two_streams(StreamOrder::Random(seed)));
             seen.insert(order);
         }
-        // Of the twenty ways to interleave three and three, these have operation 1 before 5.
+        // Of the twenty interleavings of three and three, these run operation 1 before 5.
         assert_eq!(seen.len(), 16);
     }
 
     #[test]
-    fn what_may_not_run_yet_holds_back_what_follows_it() {
+    fn an_operation_that_may_not_run_delays_its_dependents() {
         let context = ContextHandle::from_raw(1);
         let mut schedule = Schedule::new(StreamOrder::Ordered);
         let first = schedule.add(context, vec![], Work::Join);

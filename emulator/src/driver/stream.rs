@@ -1,4 +1,4 @@
-//! Streams: queues of operations, each of which follows the one before.
+//! Streams: queues whose operations run in submission order.
 
 use std::thread;
 
@@ -17,18 +17,18 @@ pub(crate) struct Stream {
     pub(crate) context: ContextHandle,
     pub(crate) kind: StreamKind,
     priority: i32,
-    /// The last operation that was submitted to it.
+    /// The last operation submitted to it.
     pub(crate) last: Option<Ticket>,
     pub(crate) capture: Option<CaptureId>,
 }
 
-/// How a stream and the legacy default stream order each other.
+/// How a stream synchronizes with the legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
-    /// The default stream: it follows all blocking ones, and they follow it.
+    /// The legacy default stream, which synchronizes with all blocking streams.
     Legacy,
     Blocking,
-    /// The default stream of a thread, which is a blocking one that nobody destroys.
+    /// The default stream of a thread: a blocking stream that cannot be destroyed.
     PerThread,
     NonBlocking,
 }
@@ -52,17 +52,17 @@ impl Stream {
         matches!(self.kind, StreamKind::Blocking | StreamKind::PerThread)
     }
 
-    /// Whether somebody created it and has to destroy it.
+    /// Whether a caller created it and must destroy it.
     pub(crate) fn is_created(&self) -> bool {
         matches!(self.kind, StreamKind::Blocking | StreamKind::NonBlocking)
     }
 }
 
-/// `CU_STREAM_LEGACY`, which 0 stands for too.
+/// `CU_STREAM_LEGACY`; handle 0 means the same.
 const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;
-/// The least and the greatest priority.
+/// Lowest and highest priority.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
 
 impl Driver {
@@ -72,8 +72,8 @@ impl Driver {
             0 => StreamKind::Blocking,
             1 => StreamKind::NonBlocking,
             _ => {
-                let words = format!("{flags:#x} are no flags of streams");
-                return Err(Code::InvalidValue.because(words));
+                let message = format!("{flags:#x} are not valid stream flags");
+                return Err(Code::InvalidValue.because(message));
             }
         };
         self.with(|state| {
@@ -83,18 +83,18 @@ impl Driver {
         })
     }
 
-    /// `cuStreamDestroy`: what was submitted still runs.
+    /// `cuStreamDestroy`: submitted operations still run.
     pub(crate) fn destroy_stream(&self, raw: u64) -> Result<()> {
         self.with(|state| {
             let handle = StreamHandle::from_raw(raw);
             let stream = state.streams.get(handle)?;
-            state.healthy(stream.context)?;
+            state.check_context(stream.context)?;
             if !stream.is_created() {
-                return Err(Code::InvalidHandle.because("a default stream is not destroyed"));
+                return Err(Code::InvalidHandle.because("a default stream cannot be destroyed"));
             }
             state.abandon_capture(handle, "one of its streams was destroyed");
             let stream = state.streams.remove(handle)?;
-            state.keep_orphan(&stream)
+            state.keep_pending(&stream)
         })
     }
 
@@ -102,10 +102,10 @@ impl Driver {
     pub(crate) fn synchronize_stream(&self, raw: u64) -> Result<()> {
         let mut state = self.lock();
         let (stream, context) = state.stream(raw)?;
-        state.refuse_on_capturing(stream, "cuStreamSynchronize")?;
+        state.reject_on_capturing(stream, "cuStreamSynchronize")?;
         let ticket = state.enqueue(stream, Vec::new(), Work::Join)?;
         let state = self.wait(state, |state| state.schedule.is_done(ticket));
-        state.healthy(context)?;
+        state.check_context(context)?;
         drop(state);
         self.release_pools_of(context);
         Ok(())
@@ -115,13 +115,13 @@ impl Driver {
     pub(crate) fn query_stream(&self, raw: u64) -> Result<()> {
         let mut state = self.lock();
         let (stream, context) = state.stream(raw)?;
-        state.refuse_on_capturing(stream, "cuStreamQuery")?;
-        // A program that asks again and again must get there.
+        state.reject_on_capturing(stream, "cuStreamQuery")?;
+        // Each query makes progress, so that a polling program terminates.
         let state = self.progress(state, 1);
-        state.healthy(context)?;
+        state.check_context(context)?;
         match state.predecessors(stream)?.is_empty() {
             true => Ok(()),
-            false => Err(Code::NotReady.because("the stream has operations to run")),
+            false => Err(Code::NotReady.because("the stream has pending operations")),
         }
     }
 
@@ -148,12 +148,12 @@ impl Driver {
         self.with(|state| Ok(state.stream(raw)?.1))
     }
 
-    /// Submits one operation: to the stream's capture, if it has one, or to be run.
+    /// Submits an operation, or captures it if the stream is capturing.
     pub(crate) fn submit(&self, raw: u64, work: Work) -> Result<()> {
         let mut state = self.lock();
         let (stream, _) = state.stream(raw)?;
         state.submit(stream, work)?;
-        self.settle(state, stream)
+        self.run_submitted(state, stream)
     }
 
     /// `cuStreamWriteValue32` and `cuStreamWriteValue64`.
@@ -177,15 +177,15 @@ impl Driver {
         flags: u32,
     ) -> Result<()> {
         self.check_value(at, bytes)?;
-        // CU_STREAM_WAIT_VALUE_FLUSH concerns writes of other devices, which are never late here.
+        // CU_STREAM_WAIT_VALUE_FLUSH concerns remote writes, which are never delayed here.
         let test = match flags & !(1 << 30) {
             0 => Test::AtLeast,
             1 => Test::Equal,
             2 => Test::And,
             3 => Test::Nor,
             _ => {
-                let words = format!("{flags:#x} are no flags of a wait for a value");
-                return Err(Code::InvalidValue.because(words));
+                let message = format!("{flags:#x} are not valid flags for a wait on a value");
+                return Err(Code::InvalidValue.because(message));
             }
         };
         let condition = Condition { test, value, bytes };
@@ -197,15 +197,16 @@ impl Driver {
         match at % bytes as u64 {
             0 => Ok(()),
             _ => {
-                let words = format!("{at:#x} is not aligned to the {bytes} bytes of the value");
-                Err(Code::InvalidValue.because(words))
+                let message =
+                    format!("{at:#x} is not aligned to the value's size of {bytes} bytes");
+                Err(Code::InvalidValue.because(message))
             }
         }
     }
 }
 
 impl State {
-    /// The stream that a caller names, and its context; a default stream is that of the current
+    /// The stream of a caller's handle, and its context. Default streams belong to the current
     /// context.
     pub(crate) fn stream(&mut self, raw: u64) -> Result<(StreamHandle, ContextHandle)> {
         let handle = match raw {
@@ -214,7 +215,7 @@ impl State {
             _ => StreamHandle::from_raw(raw),
         };
         let context = self.streams.get(handle)?.context;
-        self.healthy(context)?;
+        self.check_context(context)?;
         Ok((handle, context))
     }
 
@@ -232,7 +233,7 @@ impl State {
         Ok(handle)
     }
 
-    /// Adds an operation to the stream's capture, or to what is to be run and is then named.
+    /// Captures an operation if the stream is capturing; else enqueues it and returns its ticket.
     pub(crate) fn submit(&mut self, stream: StreamHandle, work: Work) -> Result<Option<Ticket>> {
         if self.streams.get(stream)?.capture.is_some() {
             self.capture_work(stream, work)?;
@@ -241,14 +242,14 @@ impl State {
         self.enqueue(stream, Vec::new(), work).map(Some)
     }
 
-    /// Adds an operation that follows the stream's last and those in `after`.
+    /// Enqueues an operation that depends on the stream's last operation and those in `after`.
     pub(crate) fn enqueue(
         &mut self,
         stream: StreamHandle,
         mut after: Vec<Ticket>,
         work: Work,
     ) -> Result<Ticket> {
-        self.refuse_implicit(stream)?;
+        self.reject_implicit_sync(stream)?;
         after.extend(self.predecessors(stream)?);
         let context = self.streams.get(stream)?.context;
         let ticket = self.schedule.add(context, after, work);
@@ -256,7 +257,7 @@ impl State {
         Ok(ticket)
     }
 
-    /// The operations that the stream's next one must follow and that did not run yet.
+    /// The unfinished operations that the stream's next operation depends on.
     pub(crate) fn predecessors(&self, handle: StreamHandle) -> Result<Vec<Ticket>> {
         let stream = self.streams.get(handle)?;
         let legacy = self.contexts.get(stream.context)?.legacy;
@@ -264,9 +265,10 @@ impl State {
             StreamKind::Legacy => {
                 let blocking = self.streams.iter().map(|(_, it)| it);
                 let here = blocking.filter(|it| it.is_blocking() && it.context == stream.context);
-                let orphans = &self.contexts.get(stream.context)?.orphans;
+                let pending_after_destroy =
+                    &self.contexts.get(stream.context)?.pending_after_destroy;
                 here.filter_map(|it| it.last)
-                    .chain(orphans.iter().copied())
+                    .chain(pending_after_destroy.iter().copied())
                     .collect()
             }
             StreamKind::Blocking | StreamKind::PerThread => {
@@ -278,16 +280,18 @@ impl State {
         Ok(all.filter(|it| !self.schedule.is_done(*it)).collect())
     }
 
-    /// The default stream follows what a destroyed stream has still to do.
-    fn keep_orphan(&mut self, stream: &Stream) -> Result<()> {
+    /// The legacy default stream still depends on the pending work of a destroyed stream.
+    fn keep_pending(&mut self, stream: &Stream) -> Result<()> {
         let schedule = &self.schedule;
-        let orphans = &mut self.contexts.get_mut(stream.context)?.orphans;
-        orphans.extend(stream.last.filter(|_| stream.is_blocking()));
-        orphans.retain(|ticket| !schedule.is_done(*ticket));
+        let pending_after_destroy =
+            &mut self.contexts.get_mut(stream.context)?.pending_after_destroy;
+        pending_after_destroy.extend(stream.last.filter(|_| stream.is_blocking()));
+        pending_after_destroy.retain(|ticket| !schedule.is_done(*ticket));
         Ok(())
     }
 
-    /// The stream's next operation follows `ticket` and whatever the stream follows now.
+    /// Makes the stream's next operation depend on `ticket` and on the stream's current
+    /// dependencies.
     pub(crate) fn set_last(&mut self, stream: StreamHandle, ticket: Ticket) -> Result<()> {
         self.streams.get_mut(stream)?.last = Some(ticket);
         Ok(())

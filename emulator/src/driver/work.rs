@@ -1,4 +1,4 @@
-//! One operation of a stream: what it does to memory when its turn comes.
+//! Stream operations and what they do to memory.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -10,17 +10,17 @@ use super::error::{Code, Error, Result};
 use super::ffi::host::{HostCall, HostRange};
 use super::launch::KernelCall;
 
-/// What an operation does.
+/// A stream operation.
 #[derive(Clone)]
 pub(crate) enum Work {
-    /// Nothing but waiting for what it follows.
+    /// Waits for its dependencies and does nothing else.
     Join,
     Copy {
-        to: Side,
-        from: Side,
+        to: CopySide,
+        from: CopySide,
         rows: Rows,
     },
-    /// Writes a pattern again and again.
+    /// Writes a repeated pattern.
     Fill {
         to: u64,
         pattern: Pattern,
@@ -28,14 +28,14 @@ pub(crate) enum Work {
     },
     Kernel(Arc<KernelCall>),
     Host(HostCall),
-    /// Notes the time.
+    /// Records the time.
     Stamp(Arc<OnceLock<Instant>>),
     /// Waits until a value in memory meets a condition.
     WaitValue {
         at: u64,
         condition: Condition,
     },
-    /// Gives memory back that was freed in the order of a stream.
+    /// Frees memory in stream order.
     Free {
         address: u64,
     },
@@ -43,16 +43,16 @@ pub(crate) enum Work {
 
 /// One end of a copy.
 #[derive(Clone)]
-pub(crate) enum Side {
-    /// In the unified address space: of a device, pinned, or managed.
+pub(crate) enum CopySide {
+    /// In the unified address space: device, pinned or managed memory.
     Space(u64),
-    /// Pageable memory of the host.
+    /// Pageable host memory.
     Host(HostRange),
-    /// Bytes that were taken from the host when the copy was submitted.
+    /// Host bytes that were copied when the operation was submitted.
     Staged(Arc<[u8]>),
 }
 
-/// The shape of a copy: `height` rows of `width` bytes, the starts of which lie a pitch apart.
+/// The shape of a copy: `height` rows of `width` bytes, one pitch apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub(crate) width: usize,
@@ -72,8 +72,8 @@ impl Rows {
         }
     }
 
-    /// From the first byte to the last of rows that lie `pitch` apart; `None` when the pitch is
-    /// narrower than a row or the extent is no number.
+    /// Bytes from the first to the last row at this pitch. `None` if the pitch is less than the
+    /// width or the size overflows.
     pub(crate) fn extent(&self, pitch: usize) -> Option<usize> {
         let gaps = self.height.saturating_sub(1);
         match self.width * self.height.min(1) {
@@ -84,7 +84,7 @@ impl Rows {
     }
 }
 
-/// One to eight bytes that a fill repeats.
+/// The pattern of a fill, of 1 to 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
     bytes: [u8; 8],
@@ -107,12 +107,12 @@ impl Pattern {
     }
 }
 
-/// What `cuStreamWaitValue32` and its 64-bit sister wait for.
+/// What `cuStreamWaitValue32` and `cuStreamWaitValue64` wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) test: Test,
     pub(crate) value: u64,
-    /// Four or eight.
+    /// 4 or 8.
     pub(crate) bytes: usize,
 }
 
@@ -122,9 +122,9 @@ pub(crate) enum Test {
     /// The cyclic difference to the value is not negative.
     AtLeast,
     Equal,
-    /// Some bit of the value is set.
+    /// Some bit is set in both.
     And,
-    /// Some bit is set neither here nor there.
+    /// Some bit is set in neither.
     Nor,
 }
 
@@ -143,13 +143,13 @@ impl Condition {
 }
 
 impl Work {
-    /// Whether its turn may come now, apart from what it follows.
+    /// Whether it may run, apart from its dependencies.
     pub(crate) fn may_run(&self, space: &AddressSpace) -> bool {
         let Work::WaitValue { at, condition } = self else {
             return true;
         };
         let mut found = [0; 8];
-        // Memory that is gone is an error, which running it tells.
+        // Running it reports an address that is no longer valid.
         match space.read(*at, &mut found[..condition.bytes]) {
             Ok(()) => condition.holds(u64::from_le_bytes(found)),
             Err(_) => true,
@@ -158,7 +158,7 @@ impl Work {
 }
 
 impl Driver {
-    /// Does it.
+    /// Executes an operation.
     pub(crate) fn perform(&self, work: Work) -> Result<()> {
         let space = &*self.space;
         match work {
@@ -173,7 +173,7 @@ impl Driver {
                 Ok(())
             }
             Work::Stamp(time) => {
-                // A stamp is made for one operation, which runs once.
+                // Each timestamp is written once.
                 let _ = time.set(Instant::now());
                 Ok(())
             }
@@ -185,23 +185,30 @@ impl Driver {
     }
 }
 
-/// Memory was there when the operation was submitted and is not when it runs.
+/// Memory was valid when the operation was submitted, but not when it ran.
 fn late(error: MemoryError) -> Error {
-    Code::IllegalAddress.because(format!("an operation of a stream came too late: {error}"))
+    Code::IllegalAddress.because(format!(
+        "the memory of a stream operation was freed before it ran: {error}"
+    ))
 }
 
-/// Bytes that go through a buffer of ours at a time.
+/// Bytes copied through a host buffer at a time.
 const CHUNK: usize = 1 << 20;
 
-fn copy(space: &AddressSpace, to: &Side, from: &Side, rows: Rows) -> Result<(), MemoryError> {
+fn copy(
+    space: &AddressSpace,
+    to: &CopySide,
+    from: &CopySide,
+    rows: Rows,
+) -> Result<(), MemoryError> {
     let mut buffer = Vec::new();
     for row in 0..rows.height {
         let (to_row, from_row) = (row * rows.to_pitch, row * rows.from_pitch);
         match (to, from) {
-            (Side::Space(to), Side::Space(from)) => {
+            (CopySide::Space(to), CopySide::Space(from)) => {
                 space.copy(to + to_row as u64, from + from_row as u64, rows.width)?;
             }
-            (Side::Space(to), Side::Staged(bytes)) => {
+            (CopySide::Space(to), CopySide::Staged(bytes)) => {
                 space.write(to + to_row as u64, &bytes[from_row..from_row + rows.width])?;
             }
             _ => {
@@ -216,7 +223,7 @@ fn copy(space: &AddressSpace, to: &Side, from: &Side, rows: Rows) -> Result<(), 
     Ok(())
 }
 
-impl Side {
+impl CopySide {
     fn read(
         &self,
         space: &AddressSpace,
@@ -224,19 +231,19 @@ impl Side {
         into: &mut [u8],
     ) -> Result<(), MemoryError> {
         match self {
-            Side::Space(base) => return space.read(base + offset as u64, into),
-            Side::Host(range) => range.read(offset, into),
-            Side::Staged(bytes) => into.copy_from_slice(&bytes[offset..offset + into.len()]),
+            CopySide::Space(base) => return space.read(base + offset as u64, into),
+            CopySide::Host(range) => range.read(offset, into),
+            CopySide::Staged(bytes) => into.copy_from_slice(&bytes[offset..offset + into.len()]),
         }
         Ok(())
     }
 
     fn write(&self, space: &AddressSpace, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         match self {
-            Side::Space(base) => return space.write(base + offset as u64, bytes),
-            Side::Host(range) => range.write(offset, bytes),
-            // Staged bytes are the driver's own; nobody can name them as a target.
-            Side::Staged(_) => {}
+            CopySide::Space(base) => return space.write(base + offset as u64, bytes),
+            CopySide::Host(range) => range.write(offset, bytes),
+            // A staged copy is never a destination.
+            CopySide::Staged(_) => {}
         }
         Ok(())
     }
@@ -248,7 +255,7 @@ mod tests {
     use crate::memory::MemoryKind;
 
     #[test]
-    fn rows_of_a_copy_lie_a_pitch_apart() {
+    fn copied_rows_are_a_pitch_apart() {
         let space = AddressSpace::new();
         let to = space.allocate(64, MemoryKind::Device(0)).unwrap();
         space.fill(to, &[9], 64).unwrap();
@@ -259,7 +266,13 @@ mod tests {
             to_pitch: 16,
             from_pitch: 4,
         };
-        copy(&space, &Side::Space(to), &Side::Staged(staged), rows).unwrap();
+        copy(
+            &space,
+            &CopySide::Space(to),
+            &CopySide::Staged(staged),
+            rows,
+        )
+        .unwrap();
         let mut back = [0; 64];
         space.read(to, &mut back).unwrap();
         assert_eq!(back[0..5], [0, 1, 2, 9, 9]);
@@ -274,11 +287,11 @@ mod tests {
     }
 
     #[test]
-    fn conditions_compare_as_the_api_says() {
+    fn wait_conditions_compare_as_the_api_defines() {
         let condition = |test, value, bytes| Condition { test, value, bytes };
         assert!(condition(Test::AtLeast, 5, 4).holds(5));
         assert!(!condition(Test::AtLeast, 5, 4).holds(4));
-        // Cyclic: a counter may wrap.
+        // Cyclic: a counter may wrap around.
         assert!(condition(Test::AtLeast, u64::from(u32::MAX), 4).holds(1));
         assert!(!condition(Test::AtLeast, u64::from(u32::MAX), 8).holds(1));
         assert!(condition(Test::And, 6, 4).holds(2));

@@ -1,14 +1,14 @@
-//! Loads and stores: whose memory it is, whether the access is sound, and then the bytes.
+//! Loads and stores: address resolution, the checks, and the data movement.
 
-use super::check::Touch;
+use super::addresses::{Addresses, MemoryId, ResolvedAddresses};
+use super::check::AccessInfo;
 use super::cta::Cta;
-use super::home::{Addresses, Home, Spot};
+use super::happens_before::SyncVar;
 use super::lanes::each_lane;
-use super::order::Committed;
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
 use crate::memory::Block;
-use crate::memory::races::Earlier;
+use crate::memory::races::PriorAccess;
 use crate::program::op::{Access, Address, Scope, Strength, Target};
 use crate::report::Fault;
 
@@ -19,14 +19,14 @@ impl Cta<'_> {
         access: &Access,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        match self.access_side_by_side(warp, access, mask)? {
+        match self.access_coalesced(warp, access, mask)? {
             true => Ok(()),
-            false => self.access_anyhow(warp, access, mask),
+            false => self.access_general(warp, access, mask),
         }
     }
 
     #[inline(never)]
-    fn access_anyhow(
+    fn access_general(
         &mut self,
         warp: &mut Warp,
         access: &Access,
@@ -34,38 +34,38 @@ impl Cta<'_> {
     ) -> Result<(), Box<Fault>> {
         let addresses = self.addresses(warp, &access.address, mask)?;
         let bytes = access.bytes * access.registers.len();
-        let touch = Touch {
+        let info = AccessInfo {
             strong: access.strength != Strength::Weak,
-            ..Touch::new(bytes, !access.store, access.store, self.pc)
+            ..AccessInfo::new(bytes, !access.store, access.store, self.pc)
         };
         if access.store {
             self.progress();
             for target in &access.registers {
                 if let Some(slot) = target.slot {
-                    self.need(warp, slot, mask)?;
+                    self.require_defined(warp, slot, mask)?;
                 }
             }
         }
         let mut rest = mask;
         while rest != 0 {
-            let spot = self.locate(warp, access.space, &addresses, rest, touch.bytes)?;
-            self.count_access(&spot, touch);
-            let _locked = self.check(warp, &spot, touch, &|data, lane, earlier| {
-                !access.store || changes(data, &spot.offsets, lane, access, warp, earlier)
+            let resolved = self.resolve(warp, access.space, &addresses, rest, info.bytes)?;
+            self.count_access(&resolved, info);
+            let _locked = self.check(warp, &resolved, info, &|data, lane, earlier| {
+                !access.store || changes(data, &resolved.offsets, lane, access, warp, earlier)
             })?;
             let strength = (access.strength, access.scope);
-            self.order_access(warp, strength, touch, &spot, &addresses);
-            let data = self.data(spot.home);
+            self.order_access(warp, strength, info, &resolved, &addresses);
+            let data = self.data(resolved.memory);
             match access.store {
-                true => store(data, &spot.offsets, spot.lanes, access, warp),
-                false => load(data, &spot.offsets, spot.lanes, access, warp),
+                true => store(data, &resolved.offsets, resolved.lanes, access, warp),
+                false => load(data, &resolved.offsets, resolved.lanes, access, warp),
             }
-            rest &= !spot.lanes;
+            rest &= !resolved.lanes;
         }
         Ok(())
     }
 
-    /// The addresses that an operand gives.
+    /// The addresses of an operand.
     #[inline(always)]
     pub(super) fn addresses(
         &self,
@@ -73,7 +73,7 @@ impl Cta<'_> {
         address: &Address,
         mask: u32,
     ) -> Result<Addresses, Box<Fault>> {
-        self.need(warp, address.base, mask)?;
+        self.require_defined(warp, address.base, mask)?;
         let offset = address.offset;
         Ok(match address.wide {
             true => {
@@ -87,13 +87,13 @@ impl Cta<'_> {
         })
     }
 
-    /// What strong accesses tell of order.
+    /// Updates the happens-before order for strong accesses.
     pub(super) fn order_access(
         &mut self,
         warp: &mut Warp,
         (strength, scope): (Strength, Scope),
-        touch: Touch,
-        spot: &Spot,
+        info: AccessInfo,
+        resolved: &ResolvedAddresses,
         addresses: &Addresses,
     ) {
         if strength == Strength::Weak || !self.grid.options.sanitize {
@@ -101,32 +101,34 @@ impl Cta<'_> {
         }
         let acquire = matches!(strength, Strength::Acquire | Strength::AcquireRelease);
         let release = matches!(strength, Strength::Release | Strength::AcquireRelease);
-        // The reading half of an atomic counts as acquiring: kernels that elect the last CTA by a
-        // counter rely on it.
-        let acquire = acquire || (touch.reads && touch.writes);
+        // The read of an atomic counts as an acquire: kernels that elect the last CTA by a counter
+        // rely on it.
+        let acquire = acquire || (info.reads && info.writes);
         let (acquire, release) = (acquire.then_some(scope), release.then_some(scope));
-        let mut places: Vec<u64> = lanes_of(spot.lanes).map(|lane| addresses[lane]).collect();
+        let mut places: Vec<u64> = lanes_of(resolved.lanes)
+            .map(|lane| addresses[lane])
+            .collect();
         places.sort_unstable();
         places.dedup();
-        let by = &mut warp.knowledge;
-        let mut order = |published: &mut std::collections::HashMap<u64, Committed>| {
+        let by = &mut warp.clock;
+        let mut order = |published: &mut std::collections::HashMap<u64, SyncVar>| {
             for place in &places {
                 let published = published.entry(*place).or_default();
-                if touch.reads {
+                if info.reads {
                     published.read(by, *place, acquire);
                 }
-                if touch.writes {
+                if info.writes {
                     published.write(by, release);
                 }
             }
         };
-        match spot.home {
-            Home::Shared => order(&mut self.published),
-            Home::Global(_) => {
-                let published = self.grid.published.lock();
+        match resolved.memory {
+            MemoryId::Shared => order(&mut self.sync_vars),
+            MemoryId::Global(_) => {
+                let published = self.grid.sync_vars.lock();
                 order(&mut published.unwrap_or_else(std::sync::PoisonError::into_inner));
             }
-            Home::Local | Home::Param => {}
+            MemoryId::Local | MemoryId::Param => {}
         }
     }
 }
@@ -207,22 +209,22 @@ fn register_value(warp: &Warp, slot: u32, bits: u32, lane: usize) -> u64 {
     }
 }
 
-/// Whether a store changes what its lane's bytes are, or what another lane of the same instruction
-/// makes of them.
+/// Whether a store changes the bytes of its lane. A store of the same value by another lane of the
+/// same instruction does not count as a change.
 fn changes(
     data: &Block,
     offsets: &Addresses,
     lane: usize,
     access: &Access,
     warp: &Warp,
-    earlier: &Earlier,
+    earlier: &PriorAccess,
 ) -> bool {
     let keep = u64::MAX >> (64 - access.bytes * 8);
     let mark = earlier.mark;
     let same_instruction = earlier.wrote
-        && mark.cta() == warp.knowledge.cta
+        && mark.cta() == warp.clock.cta
         && usize::from(mark.agent()) == warp.index
-        && mark.clock() == warp.knowledge.clock;
+        && mark.clock() == warp.clock.now;
     let other = usize::from(mark.lane());
     access.registers.iter().enumerate().any(|(index, target)| {
         let Some(slot) = target.slot else {

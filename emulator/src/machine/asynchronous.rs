@@ -1,54 +1,54 @@
-//! Asynchronous copies as objects: started by one instruction, waited for by another, and carried
-//! out at once, as late as is allowed, or at any moment in between.
+//! Asynchronous copies (`cp.async`). One instruction starts a copy and another waits for it. The
+//! data moves immediately, as late as allowed, or at a random time in between.
 
-use super::check::{ALWAYS, Touch};
+use super::addresses::Addresses;
+use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
-use super::home::Addresses;
 use super::registers::{LANES, lanes_of};
 use super::step::truth;
 use super::warp::Warp;
-use crate::options::Asynchronous;
+use crate::options::AsyncCopies;
 use crate::program::op::{CopyAsync, Space};
 use crate::report::{Fault, FindingKind};
 
-/// A copy of one lane from global to shared memory.
+/// A copy by one lane from global to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
     pub(crate) lane: usize,
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: usize,
-    /// Bytes that are read; the rest become zero.
+    /// Bytes read from the source; the rest of the destination is zeroed.
     pub(crate) source_bytes: usize,
-    /// The group of its lane that it belongs to, counted from 1.
+    /// The lane's commit group that it belongs to, counted from 1.
     pub(crate) group: u32,
     /// The instruction that started it.
     pub(crate) pc: u32,
 }
 
 impl Copy {
-    /// The reading half of it, or the writing one.
-    fn touch(&self, reads: bool) -> Touch {
+    /// The read or the write of the copy, as the checks see it.
+    fn access_info(&self, reads: bool) -> AccessInfo {
         let bytes = if reads { self.source_bytes } else { self.bytes };
-        Touch {
+        AccessInfo {
             align: self.bytes,
             copy: Some(self.group),
-            ..Touch::new(bytes, reads, !reads, self.pc)
+            ..AccessInfo::new(bytes, reads, !reads, self.pc)
         }
     }
 }
 
-/// The copies that a warp has under way.
+/// The asynchronous copies of a warp.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    /// Not carried out yet, oldest first.
+    /// Not performed yet, oldest first.
     pub(crate) pending: Vec<Copy>,
-    /// Groups that each lane has committed.
+    /// Committed groups per lane.
     committed: [u32; 32],
 }
 
 impl Copies {
-    /// The group that a lane's next copy belongs to.
+    /// The group that the lane's next copy belongs to.
     pub(crate) fn open_group(&self, lane: usize) -> u32 {
         self.committed[lane] + 1
     }
@@ -57,8 +57,8 @@ impl Copies {
         self.committed[lane] += 1;
     }
 
-    /// The last group that is complete when at most `left` groups may be under way; all copies,
-    /// committed or not, for `None`.
+    /// The last group that must be complete when at most `left` groups may be pending. `None` means
+    /// all copies, committed or not.
     pub(crate) fn complete(&self, lane: usize, left: Option<u32>) -> u32 {
         match left {
             Some(left) => self.committed[lane].saturating_sub(left),
@@ -66,7 +66,7 @@ impl Copies {
         }
     }
 
-    /// Takes out the copies of each lane up to its group.
+    /// Removes the pending copies of each lane up to its given group.
     pub(crate) fn take(&mut self, groups: &[u32; 32]) -> Vec<Copy> {
         let due = |copy: &mut Copy| copy.group <= groups[copy.lane];
         self.pending.extract_if(.., due).collect()
@@ -85,7 +85,7 @@ impl Cta<'_> {
         let ignored = match copy.ignore {
             Some(predicate) => {
                 if let Some(index) = predicate.index {
-                    self.need_predicate(warp, index, mask)?;
+                    self.require_predicate_defined(warp, index, mask)?;
                 }
                 truth(warp, predicate)
             }
@@ -93,10 +93,10 @@ impl Cta<'_> {
         };
         let mut source_bytes = [copy.bytes as u32; LANES];
         if let Some(slot) = copy.source_bytes {
-            self.need(warp, slot, mask)?;
+            self.require_defined(warp, slot, mask)?;
             source_bytes = *warp.registers.narrow(slot);
         }
-        warp.knowledge.start_copies(mask);
+        warp.clock.start_copies(mask);
         let mut copies = Vec::with_capacity(LANES);
         for lane in lanes_of(mask) {
             let source_bytes = match ignored >> lane & 1 {
@@ -104,7 +104,10 @@ impl Cta<'_> {
                 _ => 0,
             };
             if source_bytes > copy.bytes {
-                let message = format!("{source_bytes} bytes are read to write {}", copy.bytes);
+                let message = format!(
+                    "cp.async has a source size of {source_bytes} bytes, more than its copy size of {}",
+                    copy.bytes
+                );
                 return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
             }
             copies.push(Copy {
@@ -121,7 +124,7 @@ impl Cta<'_> {
             self.check_copies(warp, &batch)?;
         }
         match self.grid.options.async_copies {
-            AsyncCopies::Eager => self.carry_out(warp, &copies),
+            AsyncCopies::Eager => self.perform_copies(warp, &copies),
             AsyncCopies::Lazy | AsyncCopies::Random { .. } => {
                 warp.copies.pending.extend(copies);
                 Ok(())
@@ -129,20 +132,19 @@ impl Cta<'_> {
         }
     }
 
-    /// Checks and counts the reads and the writes of copies when they are started, whenever they
-    /// happen: until it is waited for, a copy may happen at any time, so whoever touches the same
-    /// bytes meanwhile races with it.
+    /// Checks and counts the reads and writes of copies when they are started. Until the wait, a
+    /// copy may happen at any time, so any access to the same bytes races with it.
     fn check_copies(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
         for (reads, space, addresses) in [
             (true, Space::Global, &batch.from),
             (false, Space::Shared, &batch.to),
         ] {
-            let (touch, mut rest) = (batch.first.touch(reads), batch.lanes);
-            while rest != 0 && touch.bytes > 0 {
-                let spot = self.locate(warp, space, addresses, rest, touch.bytes)?;
-                self.count_access(&spot, touch);
-                self.check(warp, &spot, touch, ALWAYS)?;
-                rest &= !spot.lanes;
+            let (info, mut rest) = (batch.first.access_info(reads), batch.lanes);
+            while rest != 0 && info.bytes > 0 {
+                let resolved = self.resolve(warp, space, addresses, rest, info.bytes)?;
+                self.count_access(&resolved, info);
+                self.check(warp, &resolved, info, ALWAYS)?;
+                rest &= !resolved.lanes;
             }
         }
         Ok(())
@@ -159,50 +161,54 @@ impl Cta<'_> {
             _ => warp.copies.complete(lane, left),
         });
         let due = warp.copies.take(&done);
-        self.carry_out(warp, &due)?;
+        self.perform_copies(warp, &due)?;
         for lane in lanes_of(mask) {
             if left.is_none() {
                 warp.copies.commit(lane);
             }
-            warp.knowledge.wait_for_copies(lane, done[lane]);
+            warp.clock.wait_for_copies(lane, done[lane]);
         }
         Ok(())
     }
 
-    /// Carries out some pending copies or none, as chance will have it.
-    pub(super) fn perhaps_copy(&mut self, warp: &mut Warp) -> Result<(), Box<Fault>> {
-        if warp.copies.pending.is_empty() || self.copy_chance.below(8) != 0 {
+    /// Performs a random selection of pending copies, possibly none.
+    pub(super) fn maybe_perform_copy(&mut self, warp: &mut Warp) -> Result<(), Box<Fault>> {
+        if warp.copies.pending.is_empty() || self.copy_random.below(8) != 0 {
             return Ok(());
         }
         let pending = warp.copies.pending.len() as u64;
         for left in (1..=pending)
             .rev()
-            .take(1 + self.copy_chance.below(pending) as usize)
+            .take(1 + self.copy_random.below(pending) as usize)
         {
-            let at = self.copy_chance.below(left) as usize;
+            let at = self.copy_random.below(left) as usize;
             let copy = warp.copies.pending.swap_remove(at);
-            self.carry_out(warp, &[copy])?;
+            self.perform_copies(warp, &[copy])?;
         }
         Ok(())
     }
 
     /// Copies from global to shared memory.
-    pub(super) fn carry_out(&mut self, warp: &Warp, copies: &[Copy]) -> Result<(), Box<Fault>> {
+    pub(super) fn perform_copies(
+        &mut self,
+        warp: &Warp,
+        copies: &[Copy],
+    ) -> Result<(), Box<Fault>> {
         for batch in batches(copies) {
             let (reads, writes) = (batch.first.source_bytes, batch.first.bytes);
             let mut bytes = [[0u8; 16]; LANES];
             let mut rest = if reads > 0 { batch.lanes } else { 0 };
             while rest != 0 {
-                let spot = self.locate(warp, Space::Global, &batch.from, rest, reads)?;
-                let data = self.data(spot.home);
-                for lane in lanes_of(spot.lanes) {
-                    data.read(spot.offsets[lane] as usize, &mut bytes[lane][..reads]);
+                let resolved = self.resolve(warp, Space::Global, &batch.from, rest, reads)?;
+                let data = self.data(resolved.memory);
+                for lane in lanes_of(resolved.lanes) {
+                    data.read(resolved.offsets[lane] as usize, &mut bytes[lane][..reads]);
                 }
-                rest &= !spot.lanes;
+                rest &= !resolved.lanes;
             }
-            let spot = self.locate(warp, Space::Shared, &batch.to, batch.lanes, writes)?;
+            let resolved = self.resolve(warp, Space::Shared, &batch.to, batch.lanes, writes)?;
             for lane in lanes_of(batch.lanes) {
-                let at = spot.offsets[lane] as usize;
+                let at = resolved.offsets[lane] as usize;
                 self.shared.data.write(at, &bytes[lane][..writes]);
             }
         }
@@ -210,7 +216,7 @@ impl Cta<'_> {
     }
 }
 
-/// Copies of several lanes that are alike, at most one of each.
+/// Similar copies of several lanes, at most one per lane.
 struct Batch {
     first: Copy,
     lanes: u32,
@@ -218,7 +224,7 @@ struct Batch {
     to: Addresses,
 }
 
-/// Copies as batches. Those of one lane keep their order.
+/// Groups copies into batches. The copies of one lane keep their order.
 fn batches(copies: &[Copy]) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::with_capacity(1);
     for copy in copies {
@@ -227,7 +233,8 @@ fn batches(copies: &[Copy]) -> Vec<Batch> {
             let kind = |it: &Copy| (it.pc, it.group, it.bytes, it.source_bytes);
             kind(&batch.first) == kind(copy) && batch.lanes & lane == 0
         };
-        // Only the last one that has the lane, or comes after that, keeps the order.
+        // To keep each lane's order, a copy joins only batches after the last one that has its
+        // lane.
         let since = batches.iter().rposition(|batch| batch.lanes & lane != 0);
         let open = &mut batches[since.map_or(0, |at| at + 1)..];
         if let Some(batch) = open.iter_mut().find(|batch| alike(batch)) {

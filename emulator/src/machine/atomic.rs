@@ -1,8 +1,8 @@
-//! Atomics: lane after lane, each seeing what the one before left.
+//! Atomics: lanes execute one after the other; each sees the result of the previous one.
 
-use super::check::{ALWAYS, Touch};
+use super::addresses::{MemoryId, ResolvedAddresses};
+use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
-use super::home::{Home, Spot};
 use super::lanes::{narrowed, widened};
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
@@ -19,13 +19,13 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         let addresses = self.addresses(warp, &atomic.address, mask)?;
-        self.need(warp, atomic.from, mask)?;
+        self.require_defined(warp, atomic.from, mask)?;
         if let Some(swap) = atomic.swap {
-            self.need(warp, swap, mask)?;
+            self.require_defined(warp, swap, mask)?;
         }
-        let touch = Touch {
+        let info = AccessInfo {
             strong: true,
-            ..Touch::new(atomic.bytes, true, true, self.pc)
+            ..AccessInfo::new(atomic.bytes, true, true, self.pc)
         };
         let wide = atomic.bytes == 8;
         let source = |slot| -> [u64; LANES] {
@@ -39,22 +39,22 @@ impl Cta<'_> {
         let mut old = [0; LANES];
         let mut rest = mask;
         while rest != 0 {
-            let spot = self.locate(warp, atomic.space, &addresses, rest, touch.bytes)?;
-            self.count_access(&spot, touch);
-            let _locked = self.check(warp, &spot, touch, ALWAYS)?;
+            let resolved = self.resolve(warp, atomic.space, &addresses, rest, info.bytes)?;
+            self.count_access(&resolved, info);
+            let _locked = self.check(warp, &resolved, info, ALWAYS)?;
             let strength = (atomic.strength, atomic.scope);
-            self.order_access(warp, strength, touch, &spot, &addresses);
-            let Spot {
-                home,
+            self.order_access(warp, strength, info, &resolved, &addresses);
+            let ResolvedAddresses {
+                memory,
                 lanes,
                 offsets,
-            } = spot;
-            let combine = match home {
-                Home::Global(_) => atomic.update_in_global,
+            } = resolved;
+            let combine = match memory {
+                MemoryId::Global(_) => atomic.update_in_global,
                 _ => atomic.update,
             };
             let mut progress = false;
-            let data = self.data(home);
+            let data = self.data(memory);
             for lane in lanes_of(lanes) {
                 let update = |current: u64| match &swap {
                     None => combine(current, from[lane]),
@@ -62,8 +62,8 @@ impl Cta<'_> {
                     Some(_) => current,
                 };
                 old[lane] = exchange(data, offsets[lane] as usize, atomic.bytes, update);
-                // A failed comparison is waiting, not progress.
-                if update(old[lane]) != old[lane] || home == Home::Local {
+                // A failed compare-and-swap is a wait, not progress.
+                if update(old[lane]) != old[lane] || memory == MemoryId::Local {
                     progress = true;
                 }
             }
@@ -82,13 +82,13 @@ impl Cta<'_> {
     }
 }
 
-/// Replaces a value by what `update` makes of it; the old one.
+/// Replaces a value by `update` of it; returns the old value.
 fn exchange(data: &Block, at: usize, bytes: usize, update: impl Fn(u64) -> u64) -> u64 {
     macro_rules! exchange {
         ($at:ident, $int:ty) => {{
             let cell = data.$at(at);
             let new = |old| Some(update(u64::from(old)) as $int);
-            // The closure always gives a value, so this cannot fail.
+            // The closure always returns a value, so this cannot fail.
             let old = cell.fetch_update(Relaxed, Relaxed, new);
             u64::from(old.unwrap_or_else(|old| old))
         }};

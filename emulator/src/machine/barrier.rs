@@ -1,7 +1,7 @@
-//! The barriers of a CTA (PTX ISA 9.7.13.1), and those of a warp.
+//! CTA barriers (PTX ISA 9.7.13.1).
 
 use super::cta::Cta;
-use super::order::Seen;
+use super::happens_before::VectorClock;
 use super::registers::lanes_of;
 use super::step::Flow;
 use super::warp::{State, Warp};
@@ -11,19 +11,19 @@ use crate::report::{Fault, FindingKind};
 /// One of the sixteen barriers of a CTA.
 #[derive(Clone, Debug)]
 pub(crate) struct CtaBarrier {
-    /// Threads that have come since it was last passed.
+    /// Threads that arrived in the current phase.
     arrived: u32,
-    /// Threads that it waits for, where somebody said; else all that are left.
+    /// The thread count of this phase, if an instruction gave one; otherwise all live threads.
     expected: Option<u32>,
-    /// How often it was passed.
-    passes: u64,
-    /// What those who came have seen.
-    coming: Seen,
-    /// What those who pass have seen.
-    passed: Seen,
-    /// Of the predicates of those who came: all, any, how many.
+    /// Completed phases.
+    phase: u64,
+    /// Joined clocks of the threads that arrived in this phase.
+    arriving: VectorClock,
+    /// Joined clocks of all completed phases; waiting threads acquire it.
+    released: VectorClock,
+    /// Votes of the threads that arrived in this phase.
     votes: Votes,
-    /// The same of the last two passes.
+    /// Votes of the last two completed phases.
     results: [Votes; 2],
 }
 
@@ -45,9 +45,9 @@ impl Default for CtaBarrier {
         CtaBarrier {
             arrived: 0,
             expected: None,
-            passes: 0,
-            coming: Seen::nothing(),
-            passed: Seen::nothing(),
+            phase: 0,
+            arriving: VectorClock::zero(),
+            released: VectorClock::zero(),
             votes: NO_VOTES,
             results: [NO_VOTES; 2],
         }
@@ -57,24 +57,27 @@ impl Default for CtaBarrier {
 impl CtaBarrier {
     pub(crate) fn describe(&self, id: usize) -> String {
         match self.expected {
-            Some(expected) => format!("barrier {id}: {} of {expected} threads came", self.arrived),
+            Some(expected) => format!(
+                "barrier {id}: {} of {expected} threads arrived",
+                self.arrived
+            ),
             None => format!(
-                "barrier {id}: {} threads came, not all that are left",
+                "barrier {id}: {} threads arrived, other live threads did not",
                 self.arrived
             ),
         }
     }
 
-    /// Whether anybody ever came.
+    /// Whether any thread ever arrived.
     pub(super) fn is_used(&self) -> bool {
-        self.arrived > 0 || self.passes > 0
+        self.arrived > 0 || self.phase > 0
     }
 
-    fn pass(&mut self) {
-        self.results[(self.passes % 2) as usize] = self.votes;
+    fn complete_phase(&mut self) {
+        self.results[(self.phase % 2) as usize] = self.votes;
         self.votes = NO_VOTES;
-        self.passed.join(&self.coming);
-        self.passes += 1;
+        self.released.join(&self.arriving);
+        self.phase += 1;
         self.arrived = 0;
         self.expected = None;
     }
@@ -84,7 +87,7 @@ impl Cta<'_> {
     pub(super) fn barrier(
         &mut self,
         warp: &mut Warp,
-        fragment: usize,
+        subwarp: usize,
         barrier: &Barrier,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
@@ -96,11 +99,12 @@ impl Cta<'_> {
         self.check_barrier(id, threads)?;
         if barrier.aligned && mask != warp.lanes {
             if mask != warp.live() && warp.exited & warp.lanes == 0 {
-                return Ok(Flow::Meet);
+                return Ok(Flow::WaitForLanes);
             }
             let gone = warp.exited & warp.lanes;
-            let message =
-                format!("lanes {gone:#010x} of the warp have ended and never come to barrier {id}");
+            let message = format!(
+                "lanes {gone:#010x} of the warp have exited and never arrive at barrier {id}"
+            );
             return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }
 
@@ -108,23 +112,23 @@ impl Cta<'_> {
             barrier.action
             && let Some(predicate) = from.index
         {
-            self.need_predicate(warp, predicate, mask)?;
+            self.require_predicate_defined(warp, predicate, mask)?;
         }
         let whole = mask == warp.live();
-        let comes = if whole { 32 } else { mask.count_ones() };
-        let published = warp.knowledge.publish();
+        let arrivals = if whole { 32 } else { mask.count_ones() };
+        let published = warp.clock.release();
         let state = &mut self.barriers[id as usize];
         if let (Some(expected), Some(threads)) = (state.expected, threads)
             && expected != threads
         {
             let message =
-                format!("barrier {id} for {threads} threads, which others use for {expected}");
+                format!("barrier {id} with {threads} threads; other warps use it with {expected}");
             return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }
         state.expected = state.expected.or(threads);
-        state.coming.join(&published);
+        state.arriving.join(&published);
         state.arrived += match threads {
-            Some(_) => comes,
+            Some(_) => arrivals,
             None => mask.count_ones(),
         };
         if let BarrierAction::Reduce { from, .. } | BarrierAction::Count { from, .. } =
@@ -132,35 +136,36 @@ impl Cta<'_> {
         {
             vote(&mut state.votes, warp, from, mask);
         }
-        let passes = state.passes;
+        let phase = state.phase;
         self.progress();
         if matches!(barrier.action, BarrierAction::Arrive) {
             return Ok(Flow::Next);
         }
-        warp.fragments[fragment].state = State::AtBarrier {
+        warp.subwarps[subwarp].state = State::AtBarrier {
             id: id as usize,
-            passes,
+            phase,
         };
         Ok(Flow::Blocked)
     }
 
     fn check_barrier(&self, id: u32, threads: Option<u32>) -> Result<(), Box<Fault>> {
         if id > 15 {
-            let message = format!("barrier {id}: there are 0 to 15");
+            let message = format!("barrier {id} does not exist; barriers are 0 to 15");
             return Err(Fault::of_all(FindingKind::InvalidArgument, message));
         }
         match threads {
             Some(threads) if threads == 0 || threads % 32 != 0 => {
-                let message =
-                    format!("a barrier for {threads} threads: a multiple of 32 is needed");
+                let message = format!(
+                    "a barrier for {threads} threads; the count must be a positive multiple of 32"
+                );
                 Err(Fault::of_all(FindingKind::InvalidArgument, message))
             }
             _ => Ok(()),
         }
     }
 
-    /// Passes every barrier for which all have come.
-    pub(super) fn pass_barriers(&mut self, warps: &[Warp]) {
+    /// Completes every barrier at which all expected threads have arrived.
+    pub(super) fn complete_barriers(&mut self, warps: &[Warp]) {
         if self.barriers.iter().all(|barrier| barrier.arrived == 0) {
             return;
         }
@@ -168,31 +173,31 @@ impl Cta<'_> {
         for barrier in &mut self.barriers {
             let due = barrier.expected.unwrap_or(live);
             if barrier.arrived > 0 && barrier.arrived >= due {
-                barrier.pass();
+                barrier.complete_phase();
             }
         }
     }
 
-    /// Lets fragments go on whose barrier was passed.
+    /// Resumes the subwarps whose barrier completed.
     pub(super) fn wake(&self, warp: &mut Warp) {
-        for at in 0..warp.fragments.len() {
-            let State::AtBarrier { id, passes } = warp.fragments[at].state else {
+        for at in 0..warp.subwarps.len() {
+            let State::AtBarrier { id, phase } = warp.subwarps[at].state else {
                 continue;
             };
             let barrier = &self.barriers[id];
-            if barrier.passes == passes {
+            if barrier.phase == phase {
                 continue;
             }
-            warp.knowledge.seen.join(&barrier.passed);
-            let (pc, mask) = (warp.fragments[at].pc, warp.fragments[at].mask);
-            let votes = barrier.results[(passes % 2) as usize];
-            self.give_result(warp, pc, mask, votes);
-            warp.fragments[at].state = State::Ready;
-            warp.fragments[at].pc = pc + 1;
+            warp.clock.seen.join(&barrier.released);
+            let (pc, mask) = (warp.subwarps[at].pc, warp.subwarps[at].mask);
+            let votes = barrier.results[(phase % 2) as usize];
+            self.write_result(warp, pc, mask, votes);
+            warp.subwarps[at].state = State::Ready;
+            warp.subwarps[at].pc = pc + 1;
         }
     }
 
-    fn give_result(&self, warp: &mut Warp, pc: u32, mask: u32, votes: Votes) {
+    fn write_result(&self, warp: &mut Warp, pc: u32, mask: u32, votes: Votes) {
         let crate::program::op::Op::Barrier(barrier) = &self.grid.kernel.code[pc as usize].op
         else {
             return;
@@ -214,7 +219,7 @@ impl Cta<'_> {
         }
     }
 
-    /// A value that all lanes of a mask must agree on.
+    /// The value of a register that must be the same in all lanes of a mask.
     pub(super) fn uniform(
         &self,
         warp: &Warp,
@@ -222,14 +227,16 @@ impl Cta<'_> {
         mask: u32,
         what: &str,
     ) -> Result<u32, Box<Fault>> {
-        self.need(warp, slot, mask)?;
+        self.require_defined(warp, slot, mask)?;
         let values = warp.registers.narrow(slot);
         let first = values[mask.trailing_zeros() as usize & 31];
         match lanes_of(mask).find(|lane| values[*lane] != first) {
             None => Ok(first),
             Some(lane) => {
                 let other = values[lane];
-                let message = format!("{what} is {first} in some lanes and {other} in others");
+                let message = format!(
+                    "{what} must be uniform: it is {first} in some lanes and {other} in others"
+                );
                 Err(Fault::new(FindingKind::InvalidArgument, lane, message))
             }
         }

@@ -16,11 +16,11 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         for slot in &carry.sources {
-            self.need(warp, *slot, mask)?;
+            self.require_defined(warp, *slot, mask)?;
         }
         let incoming = match carry.reads {
             Some(predicate) => {
-                self.need_predicate(warp, predicate, mask)?;
+                self.require_predicate_defined(warp, predicate, mask)?;
                 warp.registers.predicate(predicate)
             }
             None => 0,
@@ -76,7 +76,7 @@ fn compute(carry: &Carry, source: impl Fn(usize) -> u64, carry_in: bool) -> (u64
     }
 }
 
-/// The half of a product that is wanted.
+/// The requested half of a product.
 fn product(carry: &Carry, a: u64, b: u64) -> u64 {
     let high = carry.operation == CarryOperation::MultiplyHigh;
     match (high, carry.wide, carry.signed) {

@@ -1,36 +1,35 @@
-//! Whether an access is sound: inside, aligned, of memory that was written, and ordered with the
-//! accesses of others.
+//! Checks of memory accesses: bounds, alignment, initialization and races.
 
+use super::addresses::{Addresses, MemoryId, Region, ResolvedAddresses};
 use super::cta::Cta;
-use super::home::{Addresses, Home, Region, Spot};
+use super::happens_before::{WarpClock, copies_of};
 use super::lanes::{each_bit, each_lane};
-use super::order::{Knowledge, copies_of};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
-use crate::memory::races::{Earlier, Locked, Mark, Reach, Visitor};
+use crate::memory::races::{Accessor, LaneRanges, LineGuard, Mark, PriorAccess};
 use crate::memory::{Block, MemoryKind};
 use crate::report::{Fault, FindingKind};
-use crate::vectors::vectorised;
+use crate::simd::vectorized;
 
-/// An access as the checks see it.
+/// The properties of an access that the checks need.
 #[derive(Clone, Copy)]
-pub(super) struct Touch {
+pub(super) struct AccessInfo {
     pub(super) bytes: usize,
-    /// What its address must be a multiple of.
+    /// The required alignment of its address.
     pub(super) align: usize,
     pub(super) reads: bool,
     pub(super) writes: bool,
     /// Whether it is strong: atomic, volatile or relaxed.
     pub(super) strong: bool,
     pub(super) pc: u32,
-    /// The group of an asynchronous copy that does it instead of the thread.
+    /// The commit group, if an asynchronous copy performs the access.
     pub(super) copy: Option<u32>,
 }
 
-impl Touch {
-    /// A weak access of `bytes` bytes by a thread itself.
-    pub(super) fn new(bytes: usize, reads: bool, writes: bool, pc: u32) -> Touch {
-        Touch {
+impl AccessInfo {
+    /// A weak access of `bytes` bytes by the thread itself.
+    pub(super) fn new(bytes: usize, reads: bool, writes: bool, pc: u32) -> AccessInfo {
+        AccessInfo {
             bytes,
             align: bytes,
             reads,
@@ -42,81 +41,86 @@ impl Touch {
     }
 }
 
-/// Whether a write of a lane changes anything, given whom it conflicts with.
-pub(super) type Changes<'c> = &'c dyn Fn(&Block, usize, &Earlier) -> bool;
+/// Whether a lane's write changes memory, given the access that it conflicts with.
+pub(super) type Changes<'c> = &'c dyn Fn(&Block, usize, &PriorAccess) -> bool;
 
-/// Of accesses that need not say.
+/// Every write counts as a change.
 pub(super) const ALWAYS: Changes<'_> = &|_, _, _| true;
 
 impl<'g> Cta<'g> {
-    /// Bounds, alignment, initialization and races of an access. Who writes holds what comes back
-    /// until the bytes are stored.
+    /// Checks bounds, alignment, initialization and races of an access. A writer holds the returned
+    /// lock until it has stored its bytes.
     pub(super) fn check(
         &self,
         warp: &Warp,
-        spot: &Spot,
-        touch: Touch,
+        resolved: &ResolvedAddresses,
+        info: AccessInfo,
         changes: Changes<'_>,
-    ) -> Result<Option<Locked<'g>>, Box<Fault>> {
-        self.check_place(warp, spot, touch)?;
-        if touch.writes {
-            self.check_writable(warp, spot, touch.bytes)?;
+    ) -> Result<Option<LineGuard<'g>>, Box<Fault>> {
+        self.check_place(warp, resolved, info)?;
+        if info.writes {
+            self.check_writable(warp, resolved, info.bytes)?;
         }
-        let region = self.region(spot.home);
+        let region = self.region(resolved.memory);
         let sanitize = self.grid.options.sanitize;
-        if touch.reads && sanitize {
-            self.check_initialized(warp, spot, &region, touch.bytes)?;
+        if info.reads && sanitize {
+            self.check_initialized(warp, resolved, &region, info.bytes)?;
         }
-        if touch.writes
+        if info.writes
             && let Some(initialized) = region.initialized
         {
-            for_ranges(spot, touch.bytes, |at, count| {
+            for_ranges(resolved, info.bytes, |at, count| {
                 initialized.set(at, count);
                 true
             });
         }
-        let offsets = || lanes_of(spot.lanes).map(|lane| spot.offsets[lane] as usize);
-        let locked = match touch.writes {
-            true => self.lock(spot.home, offsets),
+        let offsets = || lanes_of(resolved.lanes).map(|lane| resolved.offsets[lane] as usize);
+        let locked = match info.writes {
+            true => self.lock(resolved.memory, offsets),
             false => None,
         };
         if sanitize {
-            self.check_races(warp, spot, &region, touch, changes)?;
+            self.check_races(warp, resolved, &region, info, changes)?;
         }
         Ok(locked)
     }
 
-    /// Keeps other host threads from writing the lines of these bytes, if they might and it
-    /// matters.
+    /// Locks the lines of these bytes against other host threads, if the launch is concurrent and
+    /// sanitized.
     #[inline(always)]
     pub(super) fn lock<I: Iterator<Item = usize>>(
         &self,
-        home: Home,
+        memory: MemoryId,
         offsets: impl FnOnce() -> I,
-    ) -> Option<Locked<'g>> {
-        match home {
-            Home::Global(index) if self.grid.contended && self.grid.options.sanitize => {
+    ) -> Option<LineGuard<'g>> {
+        match memory {
+            MemoryId::Global(index) if self.grid.contended && self.grid.options.sanitize => {
                 Some(self.grid.space.locks().lock(index, offsets()))
             }
             _ => None,
         }
     }
 
-    fn check_place(&self, warp: &Warp, spot: &Spot, touch: Touch) -> Result<(), Box<Fault>> {
-        let Touch { bytes, align, .. } = touch;
-        let Spot {
-            home,
+    fn check_place(
+        &self,
+        warp: &Warp,
+        resolved: &ResolvedAddresses,
+        info: AccessInfo,
+    ) -> Result<(), Box<Fault>> {
+        let AccessInfo { bytes, align, .. } = info;
+        let ResolvedAddresses {
+            memory,
             lanes,
             ref offsets,
-        } = *spot;
-        let (low, size) = (align as u64 - 1, self.size(home));
+        } = *resolved;
+        let (low, size) = (align as u64 - 1, self.size(memory));
         let in_thread = |lane: usize| {
-            let start = self.thread_start(home, warp.index, lane);
+            let start = self.thread_start(memory, warp.index, lane);
             offsets[lane].wrapping_sub(start)
         };
         let own;
-        let places = match home {
-            Home::Local => {
+        let places = match memory {
+            MemoryId::Local => {
                 own = each_lane(in_thread);
                 &own
             }
@@ -125,7 +129,7 @@ impl<'g> Cta<'g> {
         let last = (size as u64).checked_sub(bytes as u64);
         let end = last.map_or(0, |last| last + 1);
         let wrong = lanes
-            & vectorised(
+            & vectorized(
                 #[inline(always)]
                 move || each_bit(|lane| (places[lane] >= end) | (places[lane] & low != 0)),
             );
@@ -133,120 +137,127 @@ impl<'g> Cta<'g> {
             return Ok(());
         }
         let lane = wrong.trailing_zeros() as usize;
-        let place = self.place(home, warp.index, lane, offsets[lane]);
+        let place = self.place(memory, warp.index, lane, offsets[lane]);
         let inside = in_thread(lane) < end;
         let (kind, message) = match inside {
             true => (
                 FindingKind::Misaligned,
-                format!("{bytes} bytes at {place}: a multiple of {align} is needed"),
+                format!(
+                    "access of {bytes} bytes at {place}: the address must be a multiple of {align}"
+                ),
             ),
             false => (
                 FindingKind::OutOfBounds,
-                format!("{bytes} bytes at {place}, which has {size}"),
+                format!("access of {bytes} bytes at {place}, which has a size of {size} bytes"),
             ),
         };
         Err(Fault::new(kind, lane, message))
     }
 
-    fn check_writable(&self, warp: &Warp, spot: &Spot, bytes: usize) -> Result<(), Box<Fault>> {
-        let constant = match spot.home {
-            Home::Param => true,
-            Home::Global(index) => {
+    fn check_writable(
+        &self,
+        warp: &Warp,
+        resolved: &ResolvedAddresses,
+        bytes: usize,
+    ) -> Result<(), Box<Fault>> {
+        let constant = match resolved.memory {
+            MemoryId::Param => true,
+            MemoryId::Global(index) => {
                 let place = self.grid.allocations[index].info.kind;
                 matches!(place, MemoryKind::Constant(_))
             }
-            Home::Shared | Home::Local => false,
+            MemoryId::Shared | MemoryId::Local => false,
         };
         if !constant {
             return Ok(());
         }
-        let lane = spot.lanes.trailing_zeros() as usize & 31;
-        let place = self.place(spot.home, warp.index, lane, spot.offsets[lane]);
-        let message = format!("{bytes} bytes at {place}");
+        let lane = resolved.lanes.trailing_zeros() as usize & 31;
+        let place = self.place(resolved.memory, warp.index, lane, resolved.offsets[lane]);
+        let message = format!("write of {bytes} bytes at {place}");
         Err(Fault::new(FindingKind::WriteToConstant, lane, message))
     }
 
     fn check_initialized(
         &self,
         warp: &Warp,
-        spot: &Spot,
+        resolved: &ResolvedAddresses,
         region: &Region<'_>,
         bytes: usize,
     ) -> Result<(), Box<Fault>> {
         let Some(initialized) = region.initialized else {
             return Ok(());
         };
-        if for_ranges(spot, bytes, |at, count| initialized.all(at, count)) {
+        if for_ranges(resolved, bytes, |at, count| initialized.all(at, count)) {
             return Ok(());
         }
-        let first = lanes_of(spot.lanes).find_map(|lane| {
-            let at = spot.offsets[lane] as usize;
+        let first = lanes_of(resolved.lanes).find_map(|lane| {
+            let at = resolved.offsets[lane] as usize;
             Some((lane, initialized.first_unset(at, bytes)?))
         });
         let Some((lane, unset)) = first else {
             return Ok(());
         };
-        let (start, unset) = (spot.offsets[lane], unset as u64);
-        let place = self.place(spot.home, warp.index, lane, start);
+        let (start, unset) = (resolved.offsets[lane], unset as u64);
+        let place = self.place(resolved.memory, warp.index, lane, start);
         let missing = unset - start;
         let message =
-            format!("{bytes} bytes at {place} are read, of which byte {missing} was never written");
+            format!("read of {bytes} bytes at {place}: byte {missing} of them was never written");
         Err(Fault::new(region.uninitialized, lane, message))
     }
 
     fn check_races(
         &self,
         warp: &Warp,
-        spot: &Spot,
+        resolved: &ResolvedAddresses,
         region: &Region<'_>,
-        touch: Touch,
+        info: AccessInfo,
         changes: Changes<'_>,
     ) -> Result<(), Box<Fault>> {
         let Some(races) = region.races else {
             return Ok(());
         };
-        let mark = mark_of(warp, region.stamp, touch);
-        let by = self.visitor(warp, spot.home);
-        let reach = Reach {
-            lanes: spot.lanes,
-            offsets: &spot.offsets,
-            bytes: touch.bytes,
+        let mark = mark_of(warp, region.stamp, info);
+        let by = self.accessor(warp, resolved.memory);
+        let ranges = LaneRanges {
+            lanes: resolved.lanes,
+            offsets: &resolved.offsets,
+            bytes: info.bytes,
         };
-        let found = match touch.writes {
-            true => races.write(&by, mark, reach, |lane, earlier| {
+        let found = match info.writes {
+            true => races.write(&by, mark, ranges, |lane, earlier| {
                 changes(region.data, lane as usize, earlier)
             }),
-            false => races.read(&by, mark, reach),
+            false => races.read(&by, mark, ranges),
         };
         match found {
             None => Ok(()),
             Some((lane, earlier)) => {
                 let lane = lane as usize & 31;
-                let place = self.place(spot.home, warp.index, lane, spot.offsets[lane]);
-                Err(race(region.race, lane, &place, touch, earlier))
+                let place = self.place(resolved.memory, warp.index, lane, resolved.offsets[lane]);
+                Err(race(region.race, lane, &place, info, earlier))
             }
         }
     }
 
-    /// The warp as the race detector sees it. Only global memory is seen by other host threads.
+    /// The warp as the race detector sees it. Only global memory is shared with other host threads.
     #[inline(always)]
-    pub(super) fn visitor<'w>(&self, warp: &'w Warp, home: Home) -> Visitor<'w, Knowledge> {
-        Visitor {
-            order: &warp.knowledge,
+    pub(super) fn accessor<'w>(&self, warp: &'w Warp, memory: MemoryId) -> Accessor<'w, WarpClock> {
+        Accessor {
+            order: &warp.clock,
             pc: self.pc,
-            contended: self.grid.contended && matches!(home, Home::Global(_)),
+            contended: self.grid.contended && matches!(memory, MemoryId::Global(_)),
         }
     }
 }
 
-/// The mark that an access leaves, but for the lane.
+/// The mark that an access leaves, without the lane.
 #[inline(always)]
-pub(super) fn mark_of(warp: &Warp, stamp: u32, touch: Touch) -> Mark {
-    let (agent, clock) = match touch.copy {
-        None => (warp.index as u8, warp.knowledge.clock),
+pub(super) fn mark_of(warp: &Warp, stamp: u32, info: AccessInfo) -> Mark {
+    let (agent, clock) = match info.copy {
+        None => (warp.index as u8, warp.clock.now),
         Some(group) => (copies_of(warp.index), group),
     };
-    Mark::new(stamp, warp.knowledge.cta, agent, 0, clock, touch.strong)
+    Mark::new(stamp, warp.clock.cta, agent, 0, clock, info.strong)
 }
 
 /// The fault of a race.
@@ -254,12 +265,17 @@ pub(super) fn race(
     kind: FindingKind,
     lane: usize,
     place: &str,
-    touch: Touch,
-    earlier: Earlier,
+    info: AccessInfo,
+    earlier: PriorAccess,
 ) -> Box<Fault> {
-    let verb = if touch.writes { "written" } else { "read" };
-    let bytes = touch.bytes;
-    let message = format!("{bytes} bytes at {place} are {verb} without waiting");
+    let verb = |writes| if writes { "write" } else { "read" };
+    let message = format!(
+        "{} of {} bytes at {place} is not ordered after an earlier {}; add a barrier, fence or wait \
+         between them",
+        verb(info.writes),
+        info.bytes,
+        verb(earlier.wrote),
+    );
     Box::new(Fault {
         kind,
         lane: Some(lane),
@@ -268,7 +284,7 @@ pub(super) fn race(
     })
 }
 
-/// Whether all lanes access one range without holes, in order.
+/// Whether all lanes access one contiguous range, in order.
 #[inline(always)]
 fn contiguous(offsets: &Addresses, lanes: u32, bytes: usize) -> bool {
     let stride = bytes as u64;
@@ -279,12 +295,17 @@ fn contiguous(offsets: &Addresses, lanes: u32, bytes: usize) -> bool {
     lanes == ALL && odd == 0
 }
 
-/// Calls `f` with the ranges that lanes access, joined where they can be, while it returns true.
+/// Calls `f` with the byte ranges that the lanes access, merged if contiguous, until it returns
+/// false.
 #[inline(always)]
-fn for_ranges(spot: &Spot, bytes: usize, mut f: impl FnMut(usize, usize) -> bool) -> bool {
-    let offsets = &spot.offsets;
-    if contiguous(offsets, spot.lanes, bytes) {
+fn for_ranges(
+    resolved: &ResolvedAddresses,
+    bytes: usize,
+    mut f: impl FnMut(usize, usize) -> bool,
+) -> bool {
+    let offsets = &resolved.offsets;
+    if contiguous(offsets, resolved.lanes, bytes) {
         return f(offsets[0] as usize, LANES * bytes);
     }
-    lanes_of(spot.lanes).all(|lane| f(offsets[lane] as usize, bytes))
+    lanes_of(resolved.lanes).all(|lane| f(offsets[lane] as usize, bytes))
 }

@@ -1,10 +1,10 @@
-//! What a launch did, instruction by instruction: the figures that a profiler shows.
+//! Per-instruction counters of a launch, as a profiler shows them.
 
 use std::fmt::Write;
 
-use super::check::Touch;
+use super::addresses::{MemoryId, ResolvedAddresses};
+use super::check::AccessInfo;
 use super::cta::Cta;
-use super::home::{Home, Spot};
 use super::registers::lanes_of;
 use crate::memory::ByteSet;
 use crate::program::Kernel;
@@ -14,21 +14,21 @@ use crate::program::Kernel;
 pub struct Counts {
     /// Executions by a warp.
     pub executed: u64,
-    /// Lanes that took part, over all executions.
+    /// Active lanes, summed over all executions.
     pub lanes: u64,
-    /// 32-byte sectors of global memory touched.
+    /// 32-byte sectors of global memory accessed.
     pub sectors: u64,
-    /// The fewest sectors that hold so many bytes.
+    /// The fewest sectors that hold these bytes.
     pub ideal_sectors: u64,
-    /// Passes over the banks of shared memory.
+    /// Wavefronts of shared memory: passes over its banks.
     pub wavefronts: u64,
-    /// The fewest wavefronts for so many bytes: more means bank conflicts.
+    /// The fewest wavefronts for these bytes. A higher count means bank conflicts.
     pub ideal_wavefronts: u64,
     /// Bytes read from global memory.
     pub bytes_read: u64,
     /// Bytes written to global memory.
     pub bytes_written: u64,
-    /// Floating-point operations, a fused multiply-add being two.
+    /// Floating-point operations; a fused multiply-add counts as two.
     pub flops: u64,
 }
 
@@ -46,27 +46,27 @@ impl Counts {
     }
 }
 
-/// What a launch did.
+/// The counters of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// The kernel.
     pub kernel: String,
     /// CTAs of the grid.
     pub ctas: u64,
-    /// Everything together.
+    /// The sum over all instructions.
     pub total: Counts,
-    /// Different bytes of global memory that were read.
+    /// Distinct bytes of global memory read.
     pub unique_bytes_read: u64,
-    /// Different bytes of global memory that were written.
+    /// Distinct bytes of global memory written.
     pub unique_bytes_written: u64,
-    /// By instruction: its PTX line, its text and its counts. Empty unless counting is on.
+    /// Per instruction: its PTX line, text and counts. Empty unless counting is on.
     pub instructions: Vec<(u32, String, Counts)>,
-    /// What no warp reached: PTX line and text. Empty unless counting is on.
+    /// Instructions that no warp executed: PTX line and text. Empty unless counting is on.
     pub unreached: Vec<(u32, String)>,
 }
 
 impl Counters {
-    /// From counts by position in the kernel's code.
+    /// From counts indexed by position in the kernel's code.
     pub(crate) fn new(kernel: &Kernel, ctas: u64, counts: &[Counts], unique: [u64; 2]) -> Counters {
         let mut total = Counts::default();
         let (mut instructions, mut unreached) = (Vec::new(), Vec::new());
@@ -76,7 +76,7 @@ impl Counters {
             let line = lines.get((instruction.line as usize).saturating_sub(1));
             let text = line.map_or("", |line| line.trim()).to_owned();
             match counts.executed {
-                0 if place == kernel.end => {} // which the text need not say
+                0 if place == kernel.end => {} // the implicit exit
                 0 => unreached.push((instruction.line, text)),
                 _ => instructions.push((instruction.line, text, *counts)),
             }
@@ -120,7 +120,7 @@ impl Counters {
         json
     }
 
-    /// As a table for people: what was executed, where sectors and banks are wasted.
+    /// As a human-readable table.
     pub fn to_table(&self) -> String {
         let mut table = format!(
             "{}: {} CTAs, {} warp instructions, {} FLOPs\n\
@@ -202,61 +202,60 @@ fn quoted(text: &str) -> String {
 }
 
 impl Cta<'_> {
-    /// Counts an access, if anybody counts.
+    /// Counts an access, if counting is on.
     #[inline(always)]
-    pub(super) fn count_access(&mut self, spot: &Spot, touch: Touch) {
+    pub(super) fn count_access(&mut self, resolved: &ResolvedAddresses, info: AccessInfo) {
         if !self.counts.is_empty() {
-            self.count_sectors_and_wavefronts(spot, touch);
+            self.count_sectors_and_wavefronts(resolved, info);
         }
     }
 
-    fn count_sectors_and_wavefronts(&mut self, spot: &Spot, touch: Touch) {
-        let Spot {
-            home,
+    fn count_sectors_and_wavefronts(&mut self, resolved: &ResolvedAddresses, info: AccessInfo) {
+        let ResolvedAddresses {
+            memory,
             lanes,
             ref offsets,
-        } = *spot;
-        let counts = &mut self.counts[touch.pc as usize];
-        let bytes = u64::from(lanes.count_ones()) * touch.bytes as u64;
-        match home {
-            Home::Shared => {
-                let (wavefronts, ideal) = wavefronts(offsets, lanes, touch.bytes);
+        } = *resolved;
+        let counts = &mut self.counts[info.pc as usize];
+        let bytes = u64::from(lanes.count_ones()) * info.bytes as u64;
+        match memory {
+            MemoryId::Shared => {
+                let (wavefronts, ideal) = wavefronts(offsets, lanes, info.bytes);
                 counts.wavefronts += wavefronts;
                 counts.ideal_wavefronts += ideal;
             }
-            Home::Global(index) => {
-                let (sectors, ideal) = sectors(offsets, lanes, touch.bytes);
+            MemoryId::Global(index) => {
+                let (sectors, ideal) = sectors(offsets, lanes, info.bytes);
                 counts.sectors += sectors;
                 counts.ideal_sectors += ideal;
-                counts.bytes_read += if touch.reads { bytes } else { 0 };
-                counts.bytes_written += if touch.writes { bytes } else { 0 };
-                self.count_different_bytes(index, spot, touch);
+                counts.bytes_read += if info.reads { bytes } else { 0 };
+                counts.bytes_written += if info.writes { bytes } else { 0 };
+                self.count_different_bytes(index, resolved, info);
             }
-            Home::Local | Home::Param => {}
+            MemoryId::Local | MemoryId::Param => {}
         }
     }
 
-    /// Of the allocation with this index.
-    fn count_different_bytes(&self, index: usize, spot: &Spot, touch: Touch) {
+    /// Marks bytes of the allocation with this index as read or written.
+    fn count_different_bytes(&self, index: usize, resolved: &ResolvedAddresses, info: AccessInfo) {
         let Some(touched) = &self.grid.touched else {
             return;
         };
         let block = self.grid.allocations[index].info.bytes;
-        let sets = touched[index].iter().zip([touch.reads, touch.writes]);
+        let sets = touched[index].iter().zip([info.reads, info.writes]);
         for (set, _) in sets.filter(|(_, wanted)| *wanted) {
             let set = set.get_or_init(|| ByteSet::new(block));
-            for lane in lanes_of(spot.lanes) {
-                set.set(spot.offsets[lane] as usize, touch.bytes);
+            for lane in lanes_of(resolved.lanes) {
+                set.set(resolved.offsets[lane] as usize, info.bytes);
             }
         }
     }
 }
 
-/// Sectors, or words of banks, that are looked at together at most: nine words of eight lanes that
-/// move 32 bytes each.
+/// The most sectors or bank words of one access: nine words of eight lanes that move 32 bytes each.
 const MOST_TOUCHED: usize = 72;
 
-/// 32-byte sectors that accesses of `bytes` bytes at `offsets` touch, and the fewest possible.
+/// 32-byte sectors accessed by lanes with `bytes` bytes at `offsets`, and the fewest possible.
 pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
     let touched = lanes_of(mask)
         .flat_map(|lane| offsets[lane] / 32..=(offsets[lane] + bytes as u64 - 1) / 32);
@@ -266,8 +265,8 @@ pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64
     (touched as u64, ideal)
 }
 
-/// Passes over 32 banks of 4 bytes that a warp's access of shared memory takes, and the fewest
-/// possible. Accesses of 8 and 16 bytes are served by halves and quarters of the warp.
+/// Wavefronts over 32 banks of 4 bytes for a shared-memory access, and the fewest possible.
+/// Accesses of 8 and 16 bytes per lane are served in halves and quarters of the warp.
 pub(crate) fn wavefronts(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
     let lanes_at_once = match bytes {
         0..=4 => 32,
@@ -294,7 +293,7 @@ pub(crate) fn wavefronts(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, 
     (wavefronts, ideal)
 }
 
-/// The numbers sorted, each once. This runs at every access: without heap memory.
+/// Sorts the numbers and removes duplicates. It runs on every access, so it does not allocate.
 fn distinct(numbers: impl Iterator<Item = u64>, room: &mut [u64]) -> &[u64] {
     let mut count = 0;
     for number in numbers {
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn json_tells_what_was_reached_and_what_was_not() {
+    fn json_lists_executed_and_unreached_instructions() {
         let total = Counts {
             executed: 3,
             ..Counts::default()

@@ -1,35 +1,35 @@
-//! One CTA: its shared memory, its barriers, and how its warps take turns.
+//! One CTA: its shared memory, its barriers, and the scheduling of its warps.
 
 use std::collections::HashMap;
 
 use super::barrier::CtaBarrier;
 use super::counters::Counts;
 use super::grid::Grid;
-use super::order::Committed;
+use super::happens_before::SyncVar;
+use super::livelock::CycleDetector;
 use super::random::Random;
 use super::registers::Registers;
-use super::waiting::Circle;
 use super::warp::{State, Warp};
 use crate::memory::races::{LAST_STAMP, RaceShadow};
 use crate::memory::{Block, ByteSet};
-use crate::options::Asynchronous;
+use crate::options::AsyncCopies;
 use crate::program::Kernel;
 use crate::program::kernel::{Constant, LaneMask, Special};
 use crate::report::{Fault, FindingKind};
 
-/// Instructions a warp runs before others get their turn, where the order is not shuffled.
-const TURN: u32 = 4096;
+/// Instructions per time slice of a warp, unless the schedule is random.
+const SLICE: u32 = 4096;
 
-/// Shared memory, or the local memory of a CTA's threads, with what is known of it.
-pub(crate) struct Own {
+/// Shared memory, or the local memory of all threads of a CTA, with its initialization state.
+pub(crate) struct CtaMemory {
     pub(crate) data: Block,
     pub(crate) initialized: ByteSet,
     pub(crate) bytes: usize,
 }
 
-impl Own {
-    fn new(bytes: usize) -> Option<Own> {
-        Some(Own {
+impl CtaMemory {
+    fn new(bytes: usize) -> Option<CtaMemory> {
+        Some(CtaMemory {
             data: Block::new(bytes)?,
             initialized: ByteSet::new(bytes),
             bytes,
@@ -42,43 +42,43 @@ impl Own {
     }
 }
 
-/// What the warps of a CTA share.
+/// The state that the warps of a CTA share.
 pub(crate) struct Cta<'g> {
     pub(crate) grid: &'g Grid<'g>,
     pub(crate) index: u64,
-    pub(crate) shared: Own,
+    pub(crate) shared: CtaMemory,
     pub(crate) shared_races: RaceShadow,
     pub(crate) shared_stamp: u32,
-    /// Local memory, thread after thread.
-    pub(crate) local: Own,
-    /// Bytes of local memory a thread, padded.
+    /// Local memory of all threads, one after the other.
+    pub(crate) local: CtaMemory,
+    /// Bytes of local memory per thread, padded.
     pub(crate) local_stride: usize,
     pub(crate) barriers: Vec<CtaBarrier>,
-    /// What was published where in shared memory.
-    pub(crate) published: HashMap<u64, Committed>,
-    /// By instruction; empty unless counting.
+    /// Synchronization state of shared memory, by address.
+    pub(crate) sync_vars: HashMap<u64, SyncVar>,
+    /// Per instruction; empty unless counting.
     pub(crate) counts: Vec<Counts>,
     pub(crate) random: Random,
-    /// When asynchronous copies happen, where that is random.
-    pub(crate) copy_chance: Random,
-    /// The allocation that was accessed last.
+    /// Decides when asynchronous copies happen, if that is random.
+    pub(crate) copy_random: Random,
+    /// The most recently accessed allocation.
     pub(crate) hint: usize,
-    /// Instructions that were run: the clock of the CTA's threads.
+    /// Instructions executed so far; also the clock that the CTA's threads read.
     pub(crate) instructions: u64,
-    /// What that was when something visible last happened.
-    effect_at: u64,
-    circle: Circle,
+    /// `instructions` at the last visible effect.
+    last_effect_at: u64,
+    cycle: CycleDetector,
     /// The instruction being executed.
     pub(crate) pc: u32,
-    /// Registers at the start, constants filled in.
+    /// The initial registers, with constants filled in.
     start: Registers,
 }
 
-/// How a CTA's turn ended.
+/// The result of a time slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum SliceEnd {
     Done,
-    /// Some warp can go on.
+    /// Some warp can continue.
     Running,
 }
 
@@ -94,26 +94,26 @@ impl<'g> Cta<'g> {
         Some(Cta {
             grid,
             index: 0,
-            shared: Own::new(shared_bytes)?,
+            shared: CtaMemory::new(shared_bytes)?,
             shared_races: RaceShadow::new(shared_bytes),
             shared_stamp: 0,
-            local: Own::new(local_stride * grid.threads().next_multiple_of(32) as usize)?,
+            local: CtaMemory::new(local_stride * grid.threads().next_multiple_of(32) as usize)?,
             local_stride,
             barriers: (0..16).map(|_| CtaBarrier::default()).collect(),
-            published: HashMap::new(),
+            sync_vars: HashMap::new(),
             counts,
             random: Random::new(0),
-            copy_chance: Random::new(0),
+            copy_random: Random::new(0),
             hint: 0,
             instructions: 0,
-            effect_at: 0,
-            circle: Circle::default(),
+            last_effect_at: 0,
+            cycle: CycleDetector::default(),
             pc: 0,
             start: start_registers(grid),
         })
     }
 
-    /// Becomes CTA `index`, with its warps at the start.
+    /// Becomes CTA `index`, with all warps at the first instruction.
     pub(crate) fn restart(&mut self, index: u64, warps: &mut Vec<Warp>) {
         self.index = index;
         self.shared.clear();
@@ -126,13 +126,13 @@ impl<'g> Cta<'g> {
         for barrier in self.barriers.iter_mut().filter(|it| it.is_used()) {
             *barrier = CtaBarrier::default();
         }
-        self.published.clear();
+        self.sync_vars.clear();
         let options = self.grid.options;
         self.random = Random::new(options.schedule_seed.unwrap_or(0) ^ index << 20);
         if let AsyncCopies::Random { seed } = options.async_copies {
-            self.copy_chance = Random::new(seed ^ index << 20);
+            self.copy_random = Random::new(seed ^ index << 20);
         }
-        self.notice();
+        self.reset_stall();
 
         let threads = self.grid.threads();
         let count = threads.div_ceil(32) as usize;
@@ -151,35 +151,35 @@ impl<'g> Cta<'g> {
         }
     }
 
-    /// Something visible happened.
+    /// Records a visible effect.
     #[inline(always)]
     pub(super) fn progress(&mut self) {
-        self.effect_at = self.instructions;
+        self.last_effect_at = self.instructions;
     }
 
-    /// Somebody else did something visible: whoever waited may go on.
-    pub(crate) fn notice(&mut self) {
+    /// Another CTA had a visible effect: a waiting CTA may continue.
+    pub(crate) fn reset_stall(&mut self) {
         self.progress();
-        self.circle = Circle::default();
+        self.cycle = CycleDetector::default();
     }
 
-    /// Instructions since anything visible happened.
+    /// Instructions since the last visible effect.
     pub(crate) fn idle(&self) -> u64 {
-        self.instructions - self.effect_at
+        self.instructions - self.last_effect_at
     }
 
-    /// Whether it can only go on if somebody else does something: it runs in a circle, or has run
-    /// without a visible effect for longer than is waited for.
-    pub(crate) fn waits(&self) -> bool {
-        self.circle.is_closed() || self.idle() > self.grid.options.stall_limit
+    /// Whether it can continue only if another CTA makes progress: its state repeats, or it has run
+    /// too long without a visible effect.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.cycle.is_cycling() || self.idle() > self.grid.options.stall_limit
     }
 
-    /// Registers as a thread finds them, where the warp's may be those of a CTA before.
+    /// Sets the initial registers; the warp may hold those of an earlier CTA.
     fn start_registers_of(&self, warp: &mut Warp) {
         let registers = &mut warp.registers;
         let used = registers.planes() == self.start.planes();
         match used && self.grid.options.sanitize {
-            // What counts as never written is not read, and constants are not written.
+            // Undefined registers are never read and constants never written, so values can stay.
             true => {
                 registers.forget(&self.start);
                 for (slot, constant, wide) in &self.grid.kernel.constants {
@@ -234,12 +234,15 @@ impl<'g> Cta<'g> {
         }
     }
 
-    /// Lets every warp run for a while.
-    pub(crate) fn turn(&mut self, warps: &mut [Warp]) -> Result<Turn, (usize, Box<Fault>)> {
+    /// Runs every warp for a time slice.
+    pub(crate) fn run_slice(
+        &mut self,
+        warps: &mut [Warp],
+    ) -> Result<SliceEnd, (usize, Box<Fault>)> {
         let (mut ran, began) = (false, self.instructions);
         for turn in 0..warps.len() {
             let (at, instructions) = match self.grid.options.schedule_seed {
-                None => (turn, TURN),
+                None => (turn, SLICE),
                 Some(_) => {
                     let at = self.random.below(warps.len() as u64) as usize;
                     (at, 1 + self.random.below(200) as u32)
@@ -248,75 +251,76 @@ impl<'g> Cta<'g> {
             ran |= self
                 .run(&mut warps[at], instructions)
                 .map_err(|fault| (at, fault))?;
-            self.pass_barriers(warps);
+            self.complete_barriers(warps);
         }
         if warps.iter().all(Warp::is_done) {
-            return Ok(Turn::Done);
+            return Ok(SliceEnd::Done);
         }
-        if ran || self.someone_can_run(warps) {
+        if ran || self.any_warp_can_run(warps) {
             let least = match self.grid.options.schedule_seed {
                 None => 1,
                 Some(_) => 64,
             };
-            if self.effect_at > began {
-                self.circle = Circle::default();
+            if self.last_effect_at > began {
+                self.cycle = CycleDetector::default();
             }
             let idle = self.idle();
-            self.circle.look(warps, idle, least);
-            return Ok(Turn::Running);
+            self.cycle.look(warps, idle, least);
+            return Ok(SliceEnd::Running);
         }
-        Err(self.stuck(warps))
+        Err(self.deadlock_fault(warps))
     }
 
-    fn someone_can_run(&mut self, warps: &mut [Warp]) -> bool {
+    fn any_warp_can_run(&mut self, warps: &mut [Warp]) -> bool {
         warps.iter_mut().any(|warp| {
             self.wake(warp);
             warp.select().is_some()
         })
     }
 
-    /// The fault of a CTA in which nobody can run: who waits where.
-    fn stuck(&self, warps: &[Warp]) -> (usize, Box<Fault>) {
+    /// The fault of a CTA in which no warp can run, with all waiting threads.
+    fn deadlock_fault(&self, warps: &[Warp]) -> (usize, Box<Fault>) {
         let waiting = |state: fn(&State) -> bool| {
             warps
                 .iter()
-                .position(|warp| warp.fragments.iter().any(|it| state(&it.state)))
+                .position(|warp| warp.subwarps.iter().any(|it| state(&it.state)))
         };
         let waiters = self.waiters(warps);
-        if let Some(at) = waiting(|state| *state == State::Meeting) {
-            let message =
-                format!("only part of the warp comes here, the rest waits elsewhere:{waiters}");
+        if let Some(at) = waiting(|state| *state == State::WaitingForLanes) {
+            let message = format!(
+                "only part of the warp reaches this instruction, the rest waits elsewhere:{waiters}"
+            );
             return (
                 at,
                 Fault::of_all(FindingKind::DivergentInstruction, message),
             );
         }
         let at = waiting(|state| matches!(state, State::AtBarrier { .. })).unwrap_or(0);
-        let torn = warps[at].fragments.len() > 1;
+        let torn = warps[at].subwarps.len() > 1;
         let kind = if torn {
             FindingKind::DivergentBarrier
         } else {
             FindingKind::Deadlock
         };
-        let message = format!("every thread that is left waits:{waiters}");
+        let message = format!("all live threads wait:{waiters}");
         (at, Fault::of_all(kind, message))
     }
 
-    /// Everyone who waits, a line each.
+    /// All waiting threads, one line per subwarp.
     pub(crate) fn waiters(&self, warps: &[Warp]) -> String {
         let mut lines = String::new();
         for warp in warps {
-            for fragment in &warp.fragments {
-                let instruction = &self.grid.kernel.code[fragment.pc as usize];
-                let what = match fragment.state {
+            for subwarp in &warp.subwarps {
+                let instruction = &self.grid.kernel.code[subwarp.pc as usize];
+                let what = match subwarp.state {
                     State::AtBarrier { id, .. } => self.barriers[id].describe(id),
-                    State::Meeting => "other lanes of its warp".to_owned(),
+                    State::WaitingForLanes => "other lanes of the warp".to_owned(),
                     State::Ready | State::Yielded => "nothing: it runs".to_owned(),
                 };
                 lines += &format!(
                     "\n        warp {} lanes {:#010x} at ptx line {} ({}) for {what}",
                     warp.index,
-                    fragment.mask,
+                    subwarp.mask,
                     instruction.line,
                     self.grid.kernel.line(instruction.line),
                 );
@@ -345,8 +349,7 @@ fn start_registers(grid: &Grid<'_>) -> Registers {
     registers
 }
 
-/// Where dynamic shared memory begins, counted from the start of the CTA's: every array without an
-/// extent begins there.
+/// Offset of dynamic shared memory, where every array without an extent starts.
 pub(crate) fn dynamic_shared_start(kernel: &Kernel) -> u32 {
     let aligns = kernel
         .constants

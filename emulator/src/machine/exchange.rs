@@ -1,4 +1,4 @@
-//! What lanes of a warp tell each other: shuffles, votes, matches, reductions.
+//! Data exchange between the lanes of a warp: shuffle, vote, match and redux.
 
 use super::cta::Cta;
 use super::lanes::{each_bit, each_lane, widened};
@@ -7,26 +7,26 @@ use super::step::{Flow, truth};
 use super::warp::Warp;
 use crate::program::op::{Shuffle, ShuffleMode, Vote, VoteKind};
 use crate::report::{Fault, FindingKind};
-use crate::vectors::vectorised;
+use crate::simd::vectorized;
 
 impl Cta<'_> {
-    /// The lanes that execute an instruction together: all that give the same mask. `None` while
-    /// some of those that a mask names have not come.
-    pub(super) fn groups(
+    /// Groups of lanes that execute an instruction together: lanes with the same member mask.
+    /// `None` while members of some mask have not arrived.
+    pub(super) fn member_groups(
         &self,
         warp: &Warp,
         members: Slot,
         mask: u32,
     ) -> Result<Option<Vec<u32>>, Box<Fault>> {
-        self.need(warp, members, mask)?;
+        self.require_defined(warp, members, mask)?;
         let named = warp.registers.narrow(members);
         let (mut groups, mut rest) = (Vec::with_capacity(1), mask);
         while rest != 0 {
             let first = rest.trailing_zeros() as usize & 31;
-            // Lanes that have ended need not come.
+            // Exited lanes need not arrive.
             let all = named[first];
             let members = all & warp.live();
-            let same = vectorised(
+            let same = vectorized(
                 #[inline(always)]
                 move || each_bit(|lane| named[lane] == all),
             );
@@ -34,7 +34,8 @@ impl Cta<'_> {
             let strangers = group & !members;
             if strangers != 0 {
                 let lane = strangers.trailing_zeros() as usize;
-                let message = format!("the lane is not in the mask {all:#010x} that it gives");
+                let message =
+                    format!("the executing lane is not in its own member mask {all:#010x}");
                 return Err(Fault::new(FindingKind::DivergentInstruction, lane, message));
             }
             if members != group {
@@ -46,15 +47,20 @@ impl Cta<'_> {
         Ok(Some(groups))
     }
 
-    /// Waits for the whole warp, as an aligned instruction does.
-    pub(super) fn gather_warp(&self, warp: &Warp, mask: u32) -> Result<Option<Flow>, Box<Fault>> {
+    /// Requires all lanes of the warp, as an `.aligned` instruction does.
+    pub(super) fn require_full_warp(
+        &self,
+        warp: &Warp,
+        mask: u32,
+    ) -> Result<Option<Flow>, Box<Fault>> {
         let gone = warp.lanes & warp.exited;
         if gone != 0 {
-            let message =
-                format!("all of the warp must execute this, but lanes {gone:#010x} have ended");
+            let message = format!(
+                "all lanes of the warp must execute this instruction, but lanes {gone:#010x} have exited"
+            );
             return Err(Fault::of_all(FindingKind::DivergentInstruction, message));
         }
-        Ok((mask != warp.lanes).then_some(Flow::Meet))
+        Ok((mask != warp.lanes).then_some(Flow::WaitForLanes))
     }
 
     pub(super) fn shuffle(
@@ -63,8 +69,8 @@ impl Cta<'_> {
         shuffle: &Shuffle,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let Some(groups) = self.groups(warp, shuffle.members, mask)? else {
-            return Ok(Flow::Meet);
+        let Some(groups) = self.member_groups(warp, shuffle.members, mask)? else {
+            return Ok(Flow::WaitForLanes);
         };
         for group in groups {
             self.shuffle_group(warp, shuffle, group)?;
@@ -79,14 +85,14 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         for slot in [shuffle.from, shuffle.lane, shuffle.clamp] {
-            self.need(warp, slot, mask)?;
+            self.require_defined(warp, slot, mask)?;
         }
         let (b, c) = (
             warp.registers.narrow(shuffle.lane),
             warp.registers.narrow(shuffle.clamp),
         );
         let from = warp.registers.narrow(shuffle.from);
-        let (value, valid, in_vain) = vectorised(
+        let (value, valid, in_vain) = vectorized(
             #[inline(always)]
             || {
                 let (mut value, mut valid, mut in_vain) = ([0; LANES], 0, 0);
@@ -102,7 +108,7 @@ impl Cta<'_> {
         if in_vain != 0 && self.grid.options.sanitize {
             let lane = in_vain.trailing_zeros() as usize & 31;
             let (source, _) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
-            let message = format!("the value of lane {source}, which takes no part");
+            let message = format!("the lane reads from lane {source}, which does not take part");
             return Err(Fault::new(FindingKind::InactiveLane, lane, message));
         }
         warp.registers.set_narrow(shuffle.to, mask, &value);
@@ -118,11 +124,11 @@ impl Cta<'_> {
         vote: &Vote,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let Some(groups) = self.groups(warp, vote.members, mask)? else {
-            return Ok(Flow::Meet);
+        let Some(groups) = self.member_groups(warp, vote.members, mask)? else {
+            return Ok(Flow::WaitForLanes);
         };
         if let Some(index) = vote.from.index {
-            self.need_predicate(warp, index, mask)?;
+            self.require_predicate_defined(warp, index, mask)?;
         }
         let truth = truth(warp, vote.from);
         for group in groups {
@@ -150,10 +156,10 @@ impl Cta<'_> {
         members: Slot,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let Some(groups) = self.groups(warp, members, mask)? else {
-            return Ok(Flow::Meet);
+        let Some(groups) = self.member_groups(warp, members, mask)? else {
+            return Ok(Flow::WaitForLanes);
         };
-        self.need(warp, from, mask)?;
+        self.require_defined(warp, from, mask)?;
         let value: [u64; LANES] = match wide {
             true => *warp.registers.wide(from),
             false => widened(warp.registers.narrow(from)),
@@ -185,10 +191,10 @@ impl Cta<'_> {
         combine: fn(u32, u32) -> u32,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let Some(groups) = self.groups(warp, members, mask)? else {
-            return Ok(Flow::Meet);
+        let Some(groups) = self.member_groups(warp, members, mask)? else {
+            return Ok(Flow::WaitForLanes);
         };
-        self.need(warp, from, mask)?;
+        self.require_defined(warp, from, mask)?;
         let value = *warp.registers.narrow(from);
         for group in groups {
             let total = lanes_of(group).map(|lane| value[lane]).reduce(combine);
@@ -199,7 +205,7 @@ impl Cta<'_> {
     }
 }
 
-/// PTX ISA 9.7.9.6: the lane that a lane reads from, and whether that lies within its segment.
+/// PTX ISA 9.7.9.6: the lane that a lane reads from, and whether that is within its segment.
 fn source_lane(mode: ShuffleMode, lane: u32, b: u32, c: u32) -> (u32, bool) {
     let (b, clamp, segment) = (b & 31, c & 31, c >> 8 & 31);
     let last = (lane & segment) | (clamp & !segment);
@@ -234,7 +240,7 @@ mod tests {
         assert_eq!(source_lane(Up, 3, 4, 0), (3, false));
         assert_eq!(source_lane(Up, 9, 4, 0), (5, true));
         assert_eq!(source_lane(Butterfly, 5, 16, 31), (21, true));
-        // Segments of eight lanes: the upper bits of c say which lane bits stay.
+        // Segments of eight lanes: the upper bits of c select the lane bits that stay.
         let c = 0b11000 << 8 | 0b00111;
         assert_eq!(source_lane(Index, 13, 2, c), (10, true));
         assert_eq!(source_lane(Down, 13, 4, c), (13, false));

@@ -1,52 +1,51 @@
-//! Calls of functions: what is handed over, calls through pointers, and of functions that run
-//! already.
+//! Function calls: argument passing, indirect calls and recursion.
 //!
-//! A function's registers exist once a lane. One that can be called while it runs saves them when
-//! it begins and restores them when it returns, lane by lane; its local variables move up a stack
-//! behind the lane's other local memory.
+//! A function's registers exist once per lane. A recursive function saves them when it is entered
+//! and restores them when it returns, per lane. Its local variables are on a stack above the lane's
+//! other local memory.
 
 use super::cta::Cta;
 use super::lanes::{each_bit, each_lane, narrowed};
 use super::registers::{LANES, SavedLane, Slot, lanes_of};
 use super::step::Flow;
-use super::warp::{Fragment, Warp};
+use super::warp::{Subwarp, Warp};
 use crate::program::kernel::Frame;
 use crate::program::op::Passed;
 use crate::report::{Fault, FindingKind};
 
-/// How deep calls of functions that run already may nest.
-const DEEPEST: usize = 1024;
+/// Maximum depth of recursive calls.
+const MAX_DEPTH: usize = 1024;
 
-/// What the lanes of a warp saved, the latest call last.
+/// The saved frames of each lane, the latest call last.
 pub(crate) type Saved = [Vec<SavedFrame>; LANES];
 
-/// What one lane saved when a function began.
+/// What one lane saved when a function was entered.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedFrame {
     registers: SavedLane,
     memory: Vec<u8>,
     written: Vec<bool>,
-    /// Where the stack ends since.
+    /// The new top of the stack.
     stack: u32,
 }
 
-/// Begins a function that does not run already.
-pub(super) fn call(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
-    let pc = warp.fragments[fragment].pc;
-    let calling = match mask == warp.fragments[fragment].mask {
-        true => fragment,
+/// Calls a function that is not recursive.
+pub(super) fn call(warp: &mut Warp, subwarp: usize, target: u32, mask: u32) -> Flow {
+    let pc = warp.subwarps[subwarp].pc;
+    let calling = match mask == warp.subwarps[subwarp].mask {
+        true => subwarp,
         false => {
-            warp.fragments[fragment].pc += 1;
-            warp.split(fragment, mask, target)
+            warp.subwarps[subwarp].pc += 1;
+            warp.split(subwarp, mask, target)
         }
     };
-    warp.fragments[calling].calls.push(pc + 1);
-    warp.fragments[calling].pc = target;
+    warp.subwarps[calling].calls.push(pc + 1);
+    warp.subwarps[calling].pc = target;
     Flow::Changed
 }
 
 impl Cta<'_> {
-    /// Hands an argument or a result over.
+    /// Copies an argument or a result.
     pub(super) fn pass(
         &mut self,
         warp: &mut Warp,
@@ -101,8 +100,8 @@ impl Cta<'_> {
         Ok(())
     }
 
-    /// Begins a function that may run already.
-    pub(super) fn enter(
+    /// Enters a recursive function: saves what it overwrites.
+    pub(super) fn enter_frame(
         &mut self,
         warp: &mut Warp,
         frame: u32,
@@ -115,7 +114,7 @@ impl Cta<'_> {
             let last = warp.saved[lane].last();
             let stack = last.map_or(kernel.static_local, |saved| saved.stack);
             let grown = stack + frame.local_bytes;
-            if depth == DEEPEST || grown > kernel.local_bytes {
+            if depth == MAX_DEPTH || grown > kernel.local_bytes {
                 return Err(too_deep(frame, lane, depth, kernel.local_bytes - stack));
             }
             let saved = self.saved_frame(warp, frame, lane, grown);
@@ -143,8 +142,8 @@ impl Cta<'_> {
         }
     }
 
-    /// Restores what the lanes saved that return.
-    fn leave(&mut self, warp: &mut Warp, frame: u32, mask: u32) {
+    /// Restores what the returning lanes saved.
+    fn leave_frame(&mut self, warp: &mut Warp, frame: u32, mask: u32) {
         let frame = &self.grid.kernel.frames[frame as usize];
         for lane in lanes_of(mask) {
             let Some(saved) = warp.saved[lane].pop() else {
@@ -163,74 +162,74 @@ impl Cta<'_> {
         }
     }
 
-    /// Where a lane's copy of a frame's memory begins, and its length.
+    /// Start and length of a lane's copy of a frame's memory.
     fn memory_of(&self, warp: &Warp, frame: &Frame, lane: usize) -> (usize, usize) {
         let thread = (warp.index * LANES + lane) * self.local_stride;
         (thread + frame.memory.start as usize, frame.memory.len())
     }
 
-    /// A call through a pointer: each lane goes where its own points to.
+    /// An indirect call: each lane calls the function that its pointer refers to.
     pub(super) fn call_indirect(
         &mut self,
         warp: &mut Warp,
-        fragment: usize,
+        subwarp: usize,
         target: Slot,
         functions: &[(u64, u32)],
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        self.need(warp, target, mask)?;
+        self.require_defined(warp, target, mask)?;
         let addresses = *warp.registers.wide(target);
         let is_known = |address| functions.iter().any(|(known, _)| *known == address);
         if let Some(lane) = lanes_of(mask).find(|lane| !is_known(addresses[*lane])) {
             let address = addresses[lane];
             let message = format!(
-                "{address:#x} is called, which is not the address of one of the {} functions \
-                 that fit the call's prototype",
+                "indirect call of {address:#x}, which is not the address of any of the {} functions \
+                 that match the call's prototype",
                 functions.len()
             );
             return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
         }
-        let back = warp.fragments[fragment].pc + 1;
+        let back = warp.subwarps[subwarp].pc + 1;
         for (address, begin) in functions {
             let going = each_bit(|lane| addresses[lane] == *address) & mask;
             if going != 0 {
-                let called = warp.split(fragment, going, *begin);
-                warp.fragments[called].calls.push(back);
+                let called = warp.split(subwarp, going, *begin);
+                warp.subwarps[called].calls.push(back);
             }
         }
-        warp.fragments[fragment].pc = back;
-        warp.fragments.retain(|fragment| fragment.mask != 0);
+        warp.subwarps[subwarp].pc = back;
+        warp.subwarps.retain(|subwarp| subwarp.mask != 0);
         Ok(Flow::Changed)
     }
 
-    /// Returns from a function, or ends an entry.
-    pub(super) fn give_back(
+    /// Returns from a function, or exits from an entry.
+    pub(super) fn return_from_call(
         &mut self,
         warp: &mut Warp,
-        fragment: usize,
+        subwarp: usize,
         frame: Option<u32>,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let Fragment {
+        let Subwarp {
             mask: all, calls, ..
-        } = &warp.fragments[fragment];
+        } = &warp.subwarps[subwarp];
         let all = *all;
         let Some(back) = calls.last().copied() else {
-            // An entry that returns has ended.
-            return self.exit(warp, fragment, mask);
+            // Returning from an entry ends the lanes.
+            return self.exit(warp, subwarp, mask);
         };
         if let Some(frame) = frame {
-            self.leave(warp, frame, mask);
+            self.leave_frame(warp, frame, mask);
         }
         let returning = match mask == all {
-            true => fragment,
+            true => subwarp,
             false => {
-                warp.fragments[fragment].pc += 1;
-                warp.split(fragment, mask, back)
+                warp.subwarps[subwarp].pc += 1;
+                warp.split(subwarp, mask, back)
             }
         };
-        warp.fragments[returning].calls.pop();
-        warp.fragments[returning].pc = back;
+        warp.subwarps[returning].calls.pop();
+        warp.subwarps[returning].pc = back;
         Ok(Flow::Changed)
     }
 }
@@ -241,13 +240,13 @@ fn too_deep(frame: &Frame, lane: usize, depth: usize, left: u32) -> Box<Fault> {
         local_bytes,
         ..
     } = frame;
-    let message = match depth == DEEPEST {
+    let message = match depth == MAX_DEPTH {
         true => {
-            format!("calls of `{function}` and others nest {depth} deep, the most there can be")
+            format!("the call of `{function}` exceeds the maximum recursion depth of {depth}")
         }
         false => format!(
-            "a call of `{function}`, {depth} deep, needs {local_bytes} bytes for its local \
-             variables, and {left} are left"
+            "stack overflow: the call of `{function}` at depth {depth} needs {local_bytes} bytes of \
+             local memory, but only {left} are left"
         ),
     };
     Fault::new(FindingKind::OutOfBounds, lane, message)

@@ -1,15 +1,15 @@
-//! What all CTAs of a launch share.
+//! The state that all CTAs of a launch share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::order::Committed;
+use super::happens_before::SyncVar;
 use super::registers::LANES;
 use crate::memory::{AddressSpace, Allocation, Block, ByteSet};
 use crate::options::Options;
 use crate::program::Kernel;
 
-/// A launch under way.
+/// A launch in progress.
 pub(crate) struct Grid<'l> {
     pub(crate) kernel: &'l Kernel,
     pub(crate) space: &'l AddressSpace,
@@ -20,15 +20,15 @@ pub(crate) struct Grid<'l> {
     pub(crate) dynamic_shared: u32,
     pub(crate) parameters: Block,
     pub(crate) parameter_bytes: usize,
-    /// All allocations by address.
+    /// All allocations, sorted by address.
     pub(crate) allocations: Vec<Arc<Allocation>>,
     /// Whether several host threads run it.
     pub(crate) contended: bool,
-    /// Tells the marks of this launch from others.
+    /// Distinguishes the marks of this launch from earlier ones.
     pub(crate) stamp: u32,
-    /// What was published where in global memory, by address.
-    pub(crate) published: Mutex<HashMap<u64, Committed>>,
-    /// Bytes read and written so far by allocation, of those that were; only when counting.
+    /// Synchronization state of global memory, by address.
+    pub(crate) sync_vars: Mutex<HashMap<u64, SyncVar>>,
+    /// Bytes read and bytes written per allocation; only when counting.
     pub(crate) touched: Option<Vec<[OnceLock<ByteSet>; 2]>>,
     pub(crate) multiprocessors: u32,
     pub(crate) number: u64,
@@ -43,22 +43,22 @@ impl Grid<'_> {
         self.block.iter().product()
     }
 
-    /// The CTA with linear index `index`, x fastest.
+    /// The coordinates of the CTA with linear index `index`; x varies fastest.
     pub(crate) fn cta_id(&self, index: u64) -> [u32; 3] {
         unravel(index, self.grid)
     }
 
-    /// The thread with linear index `index` in its CTA.
+    /// The coordinates of the thread with linear index `index` in its CTA.
     pub(crate) fn thread_id(&self, index: u64) -> [u32; 3] {
         unravel(index, self.block)
     }
 
-    /// The threads of a warp, lane by lane.
+    /// The coordinates of the threads of a warp.
     pub(crate) fn thread_ids(&self, warp: usize) -> [[u32; 3]; LANES] {
         unravel_row((warp * LANES) as u64, self.block)
     }
 
-    /// The allocation that holds `address`, live or freed, trying that at `hint` first.
+    /// The allocation that contains `address`, live or freed; tries the one at `hint` first.
     #[inline(always)]
     pub(crate) fn find(&self, address: u64, hint: usize) -> Option<usize> {
         let holds = |at: usize| {
@@ -84,7 +84,7 @@ fn unravel(index: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
     ]
 }
 
-/// As [`unravel`], of `first` and those that follow it.
+/// [`unravel`] for `first` and the indices after it.
 fn unravel_row(first: u64, extents: [u32; 3]) -> [[u32; 3]; LANES] {
     let mut next = unravel(first, extents);
     std::array::from_fn(|_| {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_unraveled_as_each_of_it() {
+    fn a_row_is_unraveled_like_its_elements() {
         for extents in [[1, 1, 1], [48, 1, 1], [3, 5, 7], [1, 40, 2], [64, 2, 1]] {
             for first in [0, 32, 64] {
                 let row = unravel_row(first, extents);

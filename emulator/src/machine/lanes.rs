@@ -1,32 +1,31 @@
-//! Arithmetic on all lanes of a warp at once. An instruction that computes is a function on
-//! registers, chosen when a module is loaded and written with [`lanes!`] from what it does in one
-//! lane.
+//! Arithmetic on all lanes of a warp. Each arithmetic instruction is a function on registers,
+//! selected when a module is loaded. [`lanes!`] generates it from the operation of one lane.
 
 use super::registers::{LANES, Registers, Slot};
 
-/// The operands of an instruction that computes.
+/// The operands of an arithmetic instruction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operands {
     pub(crate) destination: Slot,
     pub(crate) sources: [Slot; 4],
-    /// How many sources there are.
+    /// The number of sources.
     pub(crate) count: u8,
-    /// What else the instruction carries: a look-up table, a rounding, a seed.
+    /// Further data of the instruction: a lookup table, a rounding mode, a seed.
     pub(crate) modifier: u32,
 }
 
-/// Arithmetic on the lanes of a mask.
+/// An arithmetic operation on the lanes of a mask.
 #[derive(Clone, Copy)]
 pub(crate) struct Compute {
     pub(crate) run: fn(&mut Registers, &Operands, u32),
-    /// How many sources it takes.
+    /// The number of sources.
     pub(crate) sources: u8,
 }
 
-/// Compares two sources: a bit a lane.
+/// Compares two sources; one bit per lane.
 pub(crate) type Compare = fn(&Registers, [Slot; 2]) -> u32;
 
-/// A value for each lane.
+/// One value per lane.
 #[inline(always)]
 pub(crate) fn each_lane<T: Copy + Default>(mut f: impl FnMut(usize) -> T) -> [T; LANES] {
     let mut out = [T::default(); LANES];
@@ -42,13 +41,13 @@ pub(crate) fn narrowed(wide: &[u64; LANES]) -> [u32; LANES] {
     each_lane(|lane| wide[lane] as u32)
 }
 
-/// All lanes, with zeros above.
+/// All lanes, zero-extended.
 #[inline(always)]
 pub(crate) fn widened(narrow: &[u32; LANES]) -> [u64; LANES] {
     each_lane(|lane| u64::from(narrow[lane]))
 }
 
-/// A bit for each lane.
+/// One bit per lane.
 #[inline(always)]
 pub(crate) fn each_bit(mut f: impl FnMut(usize) -> bool) -> u32 {
     let mut bits = 0;
@@ -58,9 +57,9 @@ pub(crate) fn each_bit(mut f: impl FnMut(usize) -> bool) -> u32 {
     bits
 }
 
-/// `lanes!(|a: u32, b: u64| -> u64 { .. })`: a [`Compute`] from what happens in one lane. Types are
-/// u32 for registers of up to 32 bits and u64. With `modifier = m;` in front, the instruction's
-/// modifier is at hand.
+/// `lanes!(|a: u32, b: u64| -> u64 { .. })`: a [`Compute`] from the operation of one lane. Types
+/// are u32, for registers of up to 32 bits, and u64. The prefix `modifier = m;` binds the
+/// instruction's modifier.
 macro_rules! lanes {
     ($(modifier = $m:ident;)? |$($a:ident: $T:ty),+| -> $R:ty $body:block) => {{
         fn compute(
@@ -70,8 +69,8 @@ macro_rules! lanes {
         ) {
             use $crate::machine::registers::Lane;
 
-            // The result is written in here too, straight from vector registers.
-            $crate::vectors::vectorised(
+            // The result is stored inside too, directly from vector registers.
+            $crate::simd::vectorized(
                 #[inline(always)]
                 || {
                     let mut sources = operands.sources.iter();
@@ -98,7 +97,7 @@ macro_rules! lanes {
     }};
 }
 
-/// `compare!(|a: u32, b: u32| a < b)`: a [`Compare`] from what happens in one lane.
+/// `compare!(|a: u32, b: u32| a < b)`: a [`Compare`] from the operation of one lane.
 macro_rules! compare {
     (|$a:ident: $T:ty, $b:ident: $U:ty| $body:expr) => {{
         fn compare(
@@ -111,7 +110,7 @@ macro_rules! compare {
                 <$T as Lane>::get(registers, a),
                 <$U as Lane>::get(registers, b),
             );
-            $crate::vectors::vectorised(
+            $crate::simd::vectorized(
                 #[inline(always)]
                 || {
                     $crate::machine::lanes::each_bit(
@@ -136,7 +135,7 @@ mod tests {
     use crate::machine::registers::ALL;
 
     #[test]
-    fn one_lane_says_what_all_do() {
+    fn the_operation_of_one_lane_applies_to_all() {
         let mut registers = Registers::new(8, 1);
         registers.set_narrow(0, ALL, &each_lane(|lane| lane as u32));
         registers.set_wide(2, ALL, &[10; LANES]);

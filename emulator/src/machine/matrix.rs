@@ -1,8 +1,8 @@
-//! What a warp does with matrices in registers: `ldmatrix`, `movmatrix`, `mma`.
+//! Matrix instructions on registers: `ldmatrix`, `movmatrix`, `mma`.
 
-use super::check::{ALWAYS, Touch};
+use super::addresses::MemoryId;
+use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
-use super::home::Home;
 use super::registers::{LANES, Slot};
 use super::step::Flow;
 use super::warp::Warp;
@@ -17,7 +17,7 @@ impl Cta<'_> {
         load: &LoadMatrix,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_warp(warp, mask)? {
+        if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
         let lanes = (u64::MAX >> (64 - 8 * load.to.len())) as u32;
@@ -27,17 +27,17 @@ impl Cta<'_> {
         } else {
             Space::Shared
         };
-        let touch = Touch::new(16, true, false, self.pc);
-        let spot = self.locate(warp, space, &addresses, lanes, touch.bytes)?;
-        if spot.home != Home::Shared || spot.lanes != lanes {
-            let message = "a matrix is loaded from elsewhere than shared memory";
+        let info = AccessInfo::new(16, true, false, self.pc);
+        let resolved = self.resolve(warp, space, &addresses, lanes, info.bytes)?;
+        if resolved.memory != MemoryId::Shared || resolved.lanes != lanes {
+            let message = "ldmatrix requires an address in shared memory";
             return Err(Fault::of_all(FindingKind::OutOfBounds, message));
         }
-        self.count_access(&spot, touch);
-        self.check(warp, &spot, touch, ALWAYS)?;
+        self.count_access(&resolved, info);
+        self.check(warp, &resolved, info, ALWAYS)?;
         for (index, to) in load.to.iter().enumerate() {
             let rows: [[u32; 4]; 8] = std::array::from_fn(|row| {
-                let at = spot.offsets[matrix_move::address_lane(index, row)] as usize;
+                let at = resolved.offsets[matrix_move::address_lane(index, row)] as usize;
                 std::array::from_fn(|word| self.shared.data.load_u32(at + 4 * word))
             });
             let value = match load.transposed {
@@ -56,10 +56,10 @@ impl Cta<'_> {
         from: Slot,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_warp(warp, mask)? {
+        if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
-        self.need(warp, from, mask)?;
+        self.require_defined(warp, from, mask)?;
         let value = matrix_move::transpose_plane(warp.registers.narrow(from));
         warp.registers.set_narrow(to, mask, &value);
         Ok(Flow::Next)
@@ -71,14 +71,14 @@ impl Cta<'_> {
         multiply: &Multiply,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_warp(warp, mask)? {
+        if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
         for slot in [&multiply.a, &multiply.b, &multiply.c]
             .into_iter()
             .flatten()
         {
-            self.need(warp, *slot, mask)?;
+            self.require_defined(warp, *slot, mask)?;
         }
         let Some(kind) = multiply.kind else {
             multiply_f64(warp, multiply, mask);

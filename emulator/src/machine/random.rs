@@ -1,4 +1,4 @@
-//! Random numbers for schedules: the same seed, the same run.
+//! Random numbers for schedules: the same seed gives the same run.
 
 /// SplitMix64 (Steele, Lea & Flood 2014).
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `bound`, which is not zero.
+    /// A number below `bound`, which must not be zero.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }

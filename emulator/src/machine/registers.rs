@@ -1,13 +1,13 @@
-//! The registers of one warp: a plane of 32 lanes for each register, two planes for one of 64 bits.
+//! The registers of one warp: one plane of 32 lanes per register, two planes for a 64-bit register.
 //!
-//! A register of 8 or 16 bits lies in the low bits of its lanes, the rest being zero. Which lanes
-//! of a register were ever written is known, so that a read of nothing is found.
+//! An 8-bit or 16-bit register is in the low bits of its lanes; the other bits are zero. For each
+//! register, the written lanes are tracked, so that reads of undefined values are found.
 
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable, cast_mut, cast_ref};
 
-/// How many threads run together.
+/// Threads per warp.
 pub(crate) const LANES: usize = 32;
 
 /// All lanes of a warp.
@@ -22,16 +22,16 @@ impl Plane {
     pub(crate) const ZERO: Plane = Plane([0; LANES]);
 }
 
-/// Where a register lies: the index of its first plane.
+/// The location of a register: the index of its first plane.
 pub(crate) type Slot = u32;
 
 /// The registers and predicates of a warp.
 #[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Registers {
     planes: Vec<Plane>,
-    /// Lanes written, by slot. A wide register uses the entry of its first plane.
+    /// Written lanes, by slot. A 64-bit register uses the entry of its first plane.
     defined: Vec<u32>,
-    /// A bit a lane.
+    /// One bit per lane.
     predicates: Vec<u32>,
     predicates_defined: Vec<u32>,
 }
@@ -46,13 +46,14 @@ impl Registers {
         }
     }
 
-    /// Becomes a copy of `other` without giving its memory back.
+    /// Becomes a copy of `other` without freeing memory.
     pub(crate) fn reset(&mut self, other: &Registers) {
         self.planes.clone_from(&other.planes);
         self.forget(other);
     }
 
-    /// Counts as written what is so in `other`, and nothing else. What registers hold stays.
+    /// Copies from `other` which registers are defined. Register values stay; predicates are
+    /// copied.
     pub(crate) fn forget(&mut self, other: &Registers) {
         self.defined.clone_from(&other.defined);
         self.predicates.clone_from(&other.predicates);
@@ -80,7 +81,7 @@ impl Registers {
             *plane = *value;
         } else {
             for lane in 0..LANES {
-                // Not a branch, so that it can be one masked vector store.
+                // Branch-free, so that it compiles to a masked vector store.
                 let wanted = mask >> lane & 1 != 0;
                 plane[lane] = if wanted { value[lane] } else { plane[lane] };
             }
@@ -98,7 +99,7 @@ impl Registers {
             *lanes = *value;
         } else {
             for lane in 0..LANES {
-                // Not a branch, so that it can be one masked vector store.
+                // Branch-free, so that it compiles to a masked vector store.
                 let wanted = mask >> lane & 1 != 0;
                 lanes[lane] = if wanted { value[lane] } else { lanes[lane] };
             }
@@ -106,25 +107,26 @@ impl Registers {
         self.defined[slot as usize] |= mask;
     }
 
-    /// A register of up to 32 bits that is about to be written in all lanes, two lanes a word.
+    /// Marks a register of up to 32 bits as written in all lanes and returns it for writing, two
+    /// lanes per word.
     #[inline(always)]
     pub(crate) fn overwrite(&mut self, slot: Slot) -> &mut [u64; LANES / 2] {
         self.defined[slot as usize] = ALL;
         cast_mut(&mut self.planes[slot as usize])
     }
 
-    /// The lanes of a register of up to 32 bits, two a word.
+    /// The lanes of a register of up to 32 bits, two per word.
     #[inline(always)]
     pub(crate) fn pairs(&self, slot: Slot) -> &[u64; LANES / 2] {
         cast_ref(&self.planes[slot as usize])
     }
 
-    /// How many planes there are.
+    /// The number of planes.
     pub(crate) fn planes(&self) -> usize {
         self.planes.len()
     }
 
-    /// The same bits in every lane.
+    /// Writes the same bits to every lane.
     pub(crate) fn broadcast(&mut self, slot: Slot, bits: u64, wide: bool) {
         match wide {
             true => self.set_wide(slot, ALL, &[bits; LANES]),
@@ -132,14 +134,13 @@ impl Registers {
         }
     }
 
-    /// Lanes in which a register holds something.
+    /// The lanes in which a register is defined.
     #[inline(always)]
     pub(crate) fn defined(&self, slot: Slot) -> u32 {
         self.defined[slot as usize]
     }
 
-    /// Says that a register holds something in exactly the lanes of `defined` among those of
-    /// `mask`.
+    /// Sets in which lanes of `mask` a register is defined.
     pub(crate) fn set_defined(&mut self, slot: Slot, mask: u32, defined: u32) {
         let known = &mut self.defined[slot as usize];
         *known = *known & !mask | defined & mask;
@@ -162,7 +163,7 @@ impl Registers {
         self.predicates_defined[index as usize] |= mask;
     }
 
-    /// Copies a register, and what of it is defined, in the lanes of `mask`.
+    /// Copies a register and its defined bits in the lanes of `mask`.
     pub(crate) fn copy(&mut self, to: Slot, from: Slot, wide: bool, mask: u32) {
         let defined = self.defined(from);
         match wide {
@@ -179,7 +180,7 @@ impl Registers {
     }
 }
 
-/// Some registers of one lane, and which of them were written.
+/// Saved registers and predicates of one lane, each with its defined bit.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedLane {
     registers: Vec<(u64, bool)>,
@@ -187,7 +188,7 @@ pub(crate) struct SavedLane {
 }
 
 impl Registers {
-    /// What a lane holds in some registers, each wide or not, and predicates.
+    /// Saves registers, each wide or narrow, and predicates of a lane.
     pub(crate) fn save(
         &self,
         registers: &[(Slot, bool)],
@@ -212,7 +213,7 @@ impl Registers {
         }
     }
 
-    /// Puts back what [`Registers::save`] gave for the same registers.
+    /// Restores what [`Registers::save`] saved for the same registers.
     pub(crate) fn restore(
         &mut self,
         registers: &[(Slot, bool)],
@@ -241,7 +242,7 @@ impl Registers {
     }
 }
 
-/// A type of lanes: what a register of up to 32 bits, or of 64, holds.
+/// The element type of a register: u32 or u64.
 pub(crate) trait Lane: Copy + Default {
     /// The lanes of a register.
     fn get(registers: &Registers, slot: Slot) -> &[Self; LANES];
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_counts_as_never_written() {
+    fn forgotten_registers_are_undefined() {
         let mut start = Registers::new(2, 1);
         start.broadcast(0, 9, false);
         let mut registers = start.clone();
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_carry_what_is_defined() {
+    fn copies_preserve_definedness() {
         let mut registers = Registers::new(2, 0);
         registers.set_narrow(0, 0b1, &[3; LANES]);
         registers.broadcast(1, 9, false);
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lane_saved_comes_back_to_it_alone() {
+    fn restoring_affects_only_the_saved_lane() {
         let mut registers = Registers::new(3, 1);
         let all = [(0, true), (2, false)];
         for lane in [1, 30] {

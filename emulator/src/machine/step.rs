@@ -1,29 +1,29 @@
-//! Executing instructions.
+//! The execution of instructions.
 
 use super::cta::Cta;
 use super::frames::call;
 use super::lanes::{each_lane, narrowed, widened};
 use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
-use super::warp::{Fragment, State, Warp};
+use super::warp::{State, Subwarp, Warp};
 use super::windows;
-use crate::options::Asynchronous;
+use crate::options::AsyncCopies;
 use crate::program::op::{Combine, Instruction, Op, PredicateSource, Set, SetPredicate};
 use crate::report::{Fault, FindingKind};
 
-/// Where a fragment goes after an instruction.
+/// What a subwarp does after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// To the next instruction.
+    /// Continues with the next instruction.
     Next,
-    /// To another one.
+    /// Jumps to another instruction.
     Jump(u32),
-    /// Nowhere: it waits for the other lanes of its warp.
-    Meet,
-    /// Nowhere: it waits for other warps.
+    /// Waits for other lanes of its warp.
+    WaitForLanes,
+    /// Waits for other warps.
     Blocked,
-    /// It gives way, and then goes on.
+    /// Lets other warps run first, then continues.
     Yield,
-    /// Fragments were made or ended.
+    /// Subwarps were created or ended.
     Changed,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn truth(warp: &Warp, source: PredicateSource) -> u32 {
 }
 
 impl Cta<'_> {
-    /// Runs a warp for at most `instructions`. Whether any was run.
+    /// Runs a warp for at most `instructions` instructions. Returns whether it executed any.
     pub(super) fn run(
         &mut self,
         warp: &mut Warp,
@@ -47,25 +47,25 @@ impl Cta<'_> {
         self.wake(warp);
         let random_copies = self.grid.kernel.copies
             && matches!(self.grid.options.async_copies, AsyncCopies::Random { .. });
-        while let Some(fragment) = warp.select() {
-            let horizon = warp.horizon(fragment);
+        while let Some(subwarp) = warp.select() {
+            let reconvergence_pc = warp.reconvergence_pc(subwarp);
             loop {
                 if instructions == 0 {
-                    warp.fragments[fragment].state = State::Yielded;
+                    warp.subwarps[subwarp].state = State::Yielded;
                     return Ok(true);
                 }
                 instructions -= 1;
                 ran = true;
-                let another_is_due = self.execute(warp, fragment)?;
+                let must_reselect = self.execute(warp, subwarp)?;
                 if random_copies {
-                    self.perhaps_copy(warp)?;
+                    self.maybe_perform_copy(warp)?;
                 }
-                if another_is_due || warp.fragments[fragment].pc >= horizon {
+                if must_reselect || warp.subwarps[subwarp].pc >= reconvergence_pc {
                     break;
                 }
             }
         }
-        if warp.all_wait_for_each_other() {
+        if warp.all_wait_for_lanes() {
             return Err(self.divergence(warp));
         }
         Ok(ran)
@@ -74,25 +74,25 @@ impl Cta<'_> {
     fn divergence(&self, warp: &Warp) -> Box<Fault> {
         let waiters = self.waiters(std::slice::from_ref(warp));
         let message =
-            format!("lanes of the warp wait for each other at different places:{waiters}");
+            format!("lanes of the warp wait for each other at different instructions:{waiters}");
         let code = &self.grid.kernel.code;
-        let at_barrier = |it: &Fragment| matches!(code[it.pc as usize].op, Op::Barrier(_));
-        let kind = match warp.fragments.iter().any(at_barrier) {
+        let at_barrier = |it: &Subwarp| matches!(code[it.pc as usize].op, Op::Barrier(_));
+        let kind = match warp.subwarps.iter().any(at_barrier) {
             true => FindingKind::DivergentBarrier,
             false => FindingKind::DivergentInstruction,
         };
         Fault::of_all(kind, message)
     }
 
-    /// Executes one instruction. Whether another fragment may be due.
+    /// Executes one instruction. Returns whether a subwarp must be selected again.
     #[inline(always)]
-    fn execute(&mut self, warp: &mut Warp, fragment: usize) -> Result<bool, Box<Fault>> {
+    fn execute(&mut self, warp: &mut Warp, subwarp: usize) -> Result<bool, Box<Fault>> {
         let kernel = self.grid.kernel;
-        let pc = warp.fragments[fragment].pc;
+        let pc = warp.subwarps[subwarp].pc;
         let instruction = &kernel.code[pc as usize];
         self.pc = pc;
         self.instructions += 1;
-        let all = warp.fragments[fragment].mask;
+        let all = warp.subwarps[subwarp].mask;
         let mask = match instruction.guard {
             None => all,
             Some((predicate, when)) => all & self.guard(warp, predicate, when, all)?,
@@ -101,7 +101,7 @@ impl Cta<'_> {
             self.count(instruction, pc, mask);
         }
         if mask == 0 {
-            warp.fragments[fragment].pc = pc + 1;
+            warp.subwarps[subwarp].pc = pc + 1;
             return Ok(false);
         }
         if let Op::Compute {
@@ -109,41 +109,41 @@ impl Cta<'_> {
         } = &instruction.op
         {
             for source in &operands.sources[..operands.count as usize] {
-                self.need(warp, *source, mask)?;
+                self.require_defined(warp, *source, mask)?;
             }
             (compute.run)(&mut warp.registers, operands, mask);
-            warp.fragments[fragment].pc = pc + 1;
+            warp.subwarps[subwarp].pc = pc + 1;
             return Ok(false);
         }
-        let flow = self.step(warp, fragment, instruction, mask)?;
+        let flow = self.step(warp, subwarp, instruction, mask)?;
         Ok(match flow {
             Flow::Next => {
-                warp.fragments[fragment].pc = pc + 1;
+                warp.subwarps[subwarp].pc = pc + 1;
                 false
             }
             Flow::Jump(target) => {
-                warp.fragments[fragment].pc = target;
+                warp.subwarps[subwarp].pc = target;
                 false
             }
             Flow::Changed => true,
-            Flow::Meet => {
+            Flow::WaitForLanes => {
                 if mask != all {
-                    warp.split(fragment, all & !mask, pc + 1);
+                    warp.split(subwarp, all & !mask, pc + 1);
                 }
-                warp.fragments[fragment].state = State::Meeting;
+                warp.subwarps[subwarp].state = State::WaitingForLanes;
                 true
             }
             Flow::Blocked => {
                 if mask != all {
-                    warp.split(fragment, all & !mask, pc + 1);
-                    let last = warp.fragments.len() - 1;
-                    warp.fragments[last].state = State::Ready;
+                    warp.split(subwarp, all & !mask, pc + 1);
+                    let last = warp.subwarps.len() - 1;
+                    warp.subwarps[last].state = State::Ready;
                 }
                 true
             }
             Flow::Yield => {
-                warp.fragments[fragment].pc = pc + 1;
-                warp.fragments[fragment].state = State::Yielded;
+                warp.subwarps[subwarp].pc = pc + 1;
+                warp.subwarps[subwarp].state = State::Yielded;
                 true
             }
         })
@@ -157,7 +157,7 @@ impl Cta<'_> {
         when: bool,
         mask: u32,
     ) -> Result<u32, Box<Fault>> {
-        self.need_predicate(warp, predicate, mask)?;
+        self.require_predicate_defined(warp, predicate, mask)?;
         let value = warp.registers.predicate(predicate);
         Ok(if when { value } else { !value })
     }
@@ -177,9 +177,14 @@ impl Cta<'_> {
         counts.flops += flops;
     }
 
-    /// That a register was written in all lanes of a mask.
+    /// Requires that a register is defined in all lanes of a mask.
     #[inline(always)]
-    pub(super) fn need(&self, warp: &Warp, slot: Slot, mask: u32) -> Result<(), Box<Fault>> {
+    pub(super) fn require_defined(
+        &self,
+        warp: &Warp,
+        slot: Slot,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
         let missing = mask & !warp.registers.defined(slot);
         if missing != 0 && self.grid.options.sanitize {
             return Err(unwritten(missing, "a register"));
@@ -188,7 +193,7 @@ impl Cta<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn need_predicate(
+    pub(super) fn require_predicate_defined(
         &self,
         warp: &Warp,
         predicate: Slot,
@@ -201,11 +206,11 @@ impl Cta<'_> {
         Ok(())
     }
 
-    /// Everything that is not plain arithmetic.
+    /// Executes everything except lane-wise arithmetic.
     fn step(
         &mut self,
         warp: &mut Warp,
-        fragment: usize,
+        subwarp: usize,
         instruction: &Instruction,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
@@ -223,11 +228,11 @@ impl Cta<'_> {
                 predicate,
                 wide,
             } => {
-                self.need_predicate(warp, *predicate, mask)?;
+                self.require_predicate_defined(warp, *predicate, mask)?;
                 select(&mut warp.registers, *to, *sources, *predicate, *wide, mask);
             }
             Op::IsSpace { to, from, space } => {
-                self.need(warp, *from, mask)?;
+                self.require_defined(warp, *from, mask)?;
                 let value = is_space(warp.registers.wide(*from), *space);
                 warp.registers.set_predicate(*to, mask, value);
             }
@@ -252,38 +257,38 @@ impl Cta<'_> {
                 combine,
             } => return self.reduce(warp, [*to, *from, *members], *combine, mask),
             Op::ActiveMask(to) => warp.registers.set_narrow(*to, mask, &[mask; LANES]),
-            Op::Branch(target) => return Ok(branch(warp, fragment, *target, mask)),
+            Op::Branch(target) => return Ok(branch(warp, subwarp, *target, mask)),
             Op::BranchIndexed { index, targets } => {
-                return self.branch_indexed(warp, fragment, *index, targets, mask);
+                return self.branch_indexed(warp, subwarp, *index, targets, mask);
             }
-            Op::Call(target) => return Ok(call(warp, fragment, *target, mask)),
+            Op::Call(target) => return Ok(call(warp, subwarp, *target, mask)),
             Op::Pass(passed) => {
                 for passed in passed {
                     self.pass(warp, *passed, mask)?;
                 }
             }
             Op::CallIndirect { target, functions } => {
-                return self.call_indirect(warp, fragment, *target, functions, mask);
+                return self.call_indirect(warp, subwarp, *target, functions, mask);
             }
-            Op::Enter(frame) => self.enter(warp, *frame, mask)?,
-            Op::Return(frame) => return self.give_back(warp, fragment, *frame, mask),
-            Op::Exit => return self.exit(warp, fragment, mask),
+            Op::Enter(frame) => self.enter_frame(warp, *frame, mask)?,
+            Op::Return(frame) => return self.return_from_call(warp, subwarp, *frame, mask),
+            Op::Exit => return self.exit(warp, subwarp, mask),
             Op::Trap => {
                 let lane = mask.trailing_zeros() as usize;
                 return Err(Fault::new(
                     FindingKind::Trap,
                     lane,
-                    "the kernel stopped itself",
+                    "the kernel executed a trap instruction",
                 ));
             }
-            Op::Barrier(barrier) => return self.barrier(warp, fragment, barrier, mask),
+            Op::Barrier(barrier) => return self.barrier(warp, subwarp, barrier, mask),
             Op::WarpBarrier { members } => {
-                if self.groups(warp, *members, mask)?.is_none() {
-                    return Ok(Flow::Meet);
+                if self.member_groups(warp, *members, mask)?.is_none() {
+                    return Ok(Flow::WaitForLanes);
                 }
-                warp.knowledge.meet();
+                warp.clock.sync_lanes();
             }
-            Op::Fence(scope) => warp.knowledge.fence(*scope),
+            Op::Fence(scope) => warp.clock.fence(*scope),
             Op::CopyAsync(copy) => self.start_copies(warp, copy, mask)?,
             Op::CommitCopies => lanes_of(mask).for_each(|lane| warp.copies.commit(lane)),
             Op::WaitCopies(left) => self.wait_for_copies(warp, *left, mask)?,
@@ -316,7 +321,7 @@ impl Cta<'_> {
         bits: u32,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        self.need(warp, from, mask)?;
+        self.require_defined(warp, from, mask)?;
         let value: [u64; LANES] = match to.len() as u32 * bits {
             64 => *warp.registers.wide(from),
             _ => widened(warp.registers.narrow(from)),
@@ -342,7 +347,7 @@ impl Cta<'_> {
         let mut value = [0u64; LANES];
         let part = (1u64 << bits) - 1;
         for (index, from) in from.iter().enumerate() {
-            self.need(warp, *from, mask)?;
+            self.require_defined(warp, *from, mask)?;
             let source = warp.registers.narrow(*from);
             for lane in 0..LANES {
                 value[lane] |= (u64::from(source[lane]) & part) << (index as u32 * bits);
@@ -365,9 +370,9 @@ impl Cta<'_> {
         set: &SetPredicate,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        self.need(warp, set.sources[0], mask)?;
-        self.need(warp, set.sources[1], mask)?;
-        self.need_combined(warp, set.combine, mask)?;
+        self.require_defined(warp, set.sources[0], mask)?;
+        self.require_defined(warp, set.sources[1], mask)?;
+        self.require_combined_defined(warp, set.combine, mask)?;
         let compared = (set.compare)(&warp.registers, set.sources);
         let second = match set.second {
             Some(compare) => compare(&warp.registers, set.sources),
@@ -385,9 +390,9 @@ impl Cta<'_> {
     }
 
     fn set(&self, warp: &mut Warp, set: &Set, mask: u32) -> Result<(), Box<Fault>> {
-        self.need(warp, set.sources[0], mask)?;
-        self.need(warp, set.sources[1], mask)?;
-        self.need_combined(warp, set.combine, mask)?;
+        self.require_defined(warp, set.sources[0], mask)?;
+        self.require_defined(warp, set.sources[1], mask)?;
+        self.require_combined_defined(warp, set.combine, mask)?;
         let mut value = [0; LANES];
         for (compare, truth) in &set.compares {
             let compared = compare(&warp.registers, set.sources);
@@ -400,9 +405,9 @@ impl Cta<'_> {
         Ok(())
     }
 
-    /// That the predicate was written which a comparison is combined with.
+    /// Requires that the predicate of a combined comparison is defined.
     #[inline(always)]
-    fn need_combined(
+    fn require_combined_defined(
         &self,
         warp: &Warp,
         combine: Option<(Combine, PredicateSource)>,
@@ -414,7 +419,7 @@ impl Cta<'_> {
                 PredicateSource {
                     index: Some(index), ..
                 },
-            )) => self.need_predicate(warp, index, mask),
+            )) => self.require_predicate_defined(warp, index, mask),
             _ => Ok(()),
         }
     }
@@ -428,7 +433,7 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         for index in from.iter().filter_map(|source| source.index) {
-            self.need_predicate(warp, index, mask)?;
+            self.require_predicate_defined(warp, index, mask)?;
         }
         let (a, b) = (truth(warp, from[0]), truth(warp, from[1]));
         let entry = |bit: u8, lanes: u32| if table >> bit & 1 != 0 { lanes } else { 0 };
@@ -440,15 +445,19 @@ impl Cta<'_> {
     fn branch_indexed(
         &self,
         warp: &mut Warp,
-        fragment: usize,
+        subwarp: usize,
         index: Slot,
         targets: &[u32],
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        self.need(warp, index, mask)?;
+        self.require_defined(warp, index, mask)?;
         let index = *warp.registers.narrow(index);
         if let Some(lane) = lanes_of(mask).find(|lane| index[*lane] as usize >= targets.len()) {
-            let message = format!("target {} of {}", index[lane], targets.len());
+            let message = format!(
+                "branch index {} is out of range: brx.idx has {} targets",
+                index[lane],
+                targets.len()
+            );
             return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
         }
         for (number, target) in targets.iter().enumerate() {
@@ -456,28 +465,28 @@ impl Cta<'_> {
                 .filter(|lane| index[*lane] as usize == number)
                 .fold(0, |lanes, lane| lanes | 1 << lane);
             if going != 0 {
-                warp.split(fragment, going, *target);
+                warp.split(subwarp, going, *target);
             }
         }
-        warp.fragments[fragment].pc += 1;
-        warp.fragments.retain(|fragment| fragment.mask != 0);
+        warp.subwarps[subwarp].pc += 1;
+        warp.subwarps.retain(|subwarp| subwarp.mask != 0);
         Ok(Flow::Changed)
     }
 
     pub(super) fn exit(
         &mut self,
         warp: &mut Warp,
-        fragment: usize,
+        subwarp: usize,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
         self.progress();
-        // Copies that nobody waits for still happen.
+        // Copies without a wait still happen.
         let ending = std::array::from_fn(|lane| if mask >> lane & 1 != 0 { u32::MAX } else { 0 });
         let due = warp.copies.take(&ending);
-        self.carry_out(warp, &due)?;
-        let all = warp.fragments[fragment].mask;
-        warp.fragments[fragment].pc += u32::from(mask != all);
-        warp.exit(fragment, mask);
+        self.perform_copies(warp, &due)?;
+        let all = warp.subwarps[subwarp].mask;
+        warp.subwarps[subwarp].pc += u32::from(mask != all);
+        warp.exit(subwarp, mask);
         Ok(Flow::Changed)
     }
 }
@@ -495,16 +504,16 @@ fn combined(warp: &Warp, lanes: u32, combine: Option<(Combine, PredicateSource)>
 
 fn unwritten(missing: u32, what: &str) -> Box<Fault> {
     let lane = missing.trailing_zeros() as usize;
-    let message = format!("{what} is read that was never written (lanes {missing:#010x})");
+    let message = format!("read of {what} that was never written (lanes {missing:#010x})");
     Fault::new(FindingKind::UninitializedRegister, lane, message)
 }
 
-fn branch(warp: &mut Warp, fragment: usize, target: u32, mask: u32) -> Flow {
-    if mask == warp.fragments[fragment].mask {
+fn branch(warp: &mut Warp, subwarp: usize, target: u32, mask: u32) -> Flow {
+    if mask == warp.subwarps[subwarp].mask {
         return Flow::Jump(target);
     }
-    warp.split(fragment, mask, target);
-    warp.fragments[fragment].pc += 1;
+    warp.split(subwarp, mask, target);
+    warp.subwarps[subwarp].pc += 1;
     Flow::Changed
 }
 

@@ -1,8 +1,8 @@
-//! What a warp does with matrices in opaque fragments: `wmma`.
+//! Matrix instructions on opaque fragments: `wmma`.
 
-use super::check::{ALWAYS, Touch};
+use super::addresses::Addresses;
+use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
-use super::home::Addresses;
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::Flow;
 use super::warp::Warp;
@@ -17,18 +17,18 @@ impl Cta<'_> {
         moved: &MoveFragment,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_warp(warp, mask)? {
+        if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
         let base = self.addresses(warp, &moved.address, mask)?;
-        self.need(warp, moved.stride, mask)?;
+        self.require_defined(warp, moved.stride, mask)?;
         let stride = *warp.registers.narrow(moved.stride);
         let fragment = moved.fragment;
         let bytes = fragment.element.bytes();
         for (register, slot) in moved.registers.iter().enumerate() {
             let mut words = match moved.store {
                 true => {
-                    self.need(warp, *slot, mask)?;
+                    self.require_defined(warp, *slot, mask)?;
                     *warp.registers.narrow(*slot)
                 }
                 false => [0; LANES],
@@ -72,20 +72,20 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<[u32; LANES], Box<Fault>> {
         let bytes = moved.fragment.element.bytes();
-        let touch = Touch::new(bytes, true, false, self.pc);
+        let info = AccessInfo::new(bytes, true, false, self.pc);
         let mut elements = [0; LANES];
         let mut rest = mask;
         while rest != 0 {
-            let spot = self.locate(warp, moved.space, addresses, rest, bytes)?;
-            self.count_access(&spot, touch);
-            self.check(warp, &spot, touch, ALWAYS)?;
-            let data = self.data(spot.home);
-            for lane in lanes_of(spot.lanes) {
+            let resolved = self.resolve(warp, moved.space, addresses, rest, bytes)?;
+            self.count_access(&resolved, info);
+            self.check(warp, &resolved, info, ALWAYS)?;
+            let data = self.data(resolved.memory);
+            for lane in lanes_of(resolved.lanes) {
                 let mut element = [0; 4];
-                data.read(spot.offsets[lane] as usize, &mut element[..bytes]);
+                data.read(resolved.offsets[lane] as usize, &mut element[..bytes]);
                 elements[lane] = u32::from_le_bytes(element);
             }
-            rest &= !spot.lanes;
+            rest &= !resolved.lanes;
         }
         Ok(elements)
     }
@@ -99,23 +99,23 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         let bytes = moved.fragment.element.bytes();
-        let touch = Touch::new(bytes, false, true, self.pc);
+        let info = AccessInfo::new(bytes, false, true, self.pc);
         self.progress();
         let mut rest = mask;
         while rest != 0 {
-            let spot = self.locate(warp, moved.space, addresses, rest, bytes)?;
-            self.count_access(&spot, touch);
-            let _locked = self.check(warp, &spot, touch, &|data, lane, _| {
+            let resolved = self.resolve(warp, moved.space, addresses, rest, bytes)?;
+            self.count_access(&resolved, info);
+            let _locked = self.check(warp, &resolved, info, &|data, lane, _| {
                 let mut now = [0; 4];
-                data.read(spot.offsets[lane] as usize, &mut now[..bytes]);
+                data.read(resolved.offsets[lane] as usize, &mut now[..bytes]);
                 now[..bytes] != elements[lane].to_le_bytes()[..bytes]
             })?;
-            let data = self.data(spot.home);
-            for lane in lanes_of(spot.lanes) {
+            let data = self.data(resolved.memory);
+            for lane in lanes_of(resolved.lanes) {
                 let element = elements[lane].to_le_bytes();
-                data.write(spot.offsets[lane] as usize, &element[..bytes]);
+                data.write(resolved.offsets[lane] as usize, &element[..bytes]);
             }
-            rest &= !spot.lanes;
+            rest &= !resolved.lanes;
         }
         Ok(())
     }
@@ -127,12 +127,12 @@ impl Cta<'_> {
         multiply: &MultiplyFragments,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        if let Some(flow) = self.gather_warp(warp, mask)? {
+        if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
         let sources = [&multiply.a, &multiply.b, &multiply.c];
         for slot in sources.into_iter().flatten() {
-            self.need(warp, *slot, mask)?;
+            self.require_defined(warp, *slot, mask)?;
         }
         let planes = |slots: &Vec<Slot>| -> Vec<[u32; LANES]> {
             let planes = slots.iter().map(|slot| *warp.registers.narrow(*slot));

@@ -1,16 +1,15 @@
-//! The generic address space: windows for what each CTA and each thread has of its own, everything
-//! else being global memory.
+//! The generic address space: windows for shared and local memory; all other addresses are global.
 
-/// Where shared memory begins in generic addresses.
+/// Start of the shared window.
 pub(crate) const SHARED: u64 = 1 << 40;
 
-/// Where local memory begins in generic addresses.
+/// Start of the local window.
 pub(crate) const LOCAL: u64 = 2 << 40;
 
-/// How long each window is.
+/// Size of each window.
 pub(crate) const BYTES: u64 = 1 << 32;
 
-/// Whether a generic address lies in the window at `window`.
+/// Whether a generic address is in the window that starts at `window`.
 #[inline(always)]
 pub(crate) fn is_in(address: u64, window: u64) -> bool {
     address.wrapping_sub(window) < BYTES

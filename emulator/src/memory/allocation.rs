@@ -1,4 +1,4 @@
-//! One allocation: its bytes, and what is known about them.
+//! One allocation: its bytes and its shadow state.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -8,18 +8,18 @@ use super::block::Block;
 use super::bytes::ByteSet;
 use super::races::RaceShadow;
 
-/// What an allocation was made for.
+/// The kind of memory that an allocation is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Memory of this device.
     Device(u32),
-    /// Page-locked memory of the host.
+    /// Page-locked host memory.
     Pinned,
-    /// Managed memory, at home on this device.
+    /// Managed memory, preferably located on this device.
     Managed(u32),
-    /// Variables of a module that is loaded on this device.
+    /// Variables of a module loaded on this device.
     Module(u32),
-    /// Constants of a module that is loaded on this device.
+    /// Constants of a module loaded on this device.
     Constant(u32),
 }
 
@@ -35,21 +35,21 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// An allocation as the driver's functions see it.
+/// The properties of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocationInfo {
-    /// Its first address.
+    /// The first address.
     pub base: u64,
-    /// How many bytes were asked for.
+    /// The requested size in bytes.
     pub bytes: usize,
-    /// What it was made for.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// Counts allocations from 1 in the order they were made.
+    /// The number of the allocation, counted from 1.
     pub number: u64,
 }
 
-/// An allocation, live or freed. A freed one keeps its addresses, so that a late access finds its
-/// name, but not its bytes.
+/// An allocation, live or freed. A freed allocation keeps its addresses but not its bytes, so that
+/// reports can name it.
 pub(crate) struct Allocation {
     pub(crate) info: AllocationInfo,
     pub(crate) data: Block,
@@ -69,8 +69,8 @@ impl Allocation {
         }
     }
 
-    /// What is left of one that was freed: its addresses and its name.
-    pub(crate) fn tomb(info: AllocationInfo, nothing: Block) -> Allocation {
+    /// What remains of a freed allocation: its properties.
+    pub(crate) fn freed_placeholder(info: AllocationInfo, nothing: Block) -> Allocation {
         Allocation {
             info,
             data: nothing,
@@ -97,14 +97,14 @@ impl Allocation {
         &self.initialized
     }
 
-    /// Forgets who accessed which bytes.
+    /// Clears the race detector's marks.
     pub(crate) fn clear_races(&self) {
         if let Some(races) = self.races.get() {
             races.clear();
         }
     }
 
-    /// Who accessed which bytes; made on first use.
+    /// The race detector's marks; allocated on first use.
     pub(crate) fn races(&self) -> &RaceShadow {
         self.races.get_or_init(|| RaceShadow::new(self.info.bytes))
     }

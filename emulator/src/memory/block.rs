@@ -1,21 +1,21 @@
 //! The bytes of one allocation, shared by every host thread that runs part of a grid.
 //!
-//! Threads of a GPU may write and read the same bytes at the same time; here that must be defined
-//! too, so every access is a relaxed atomic of the access's own width. Kernels that race get some
-//! value, and a report (see [`super::races`]).
+//! GPU threads may write and read the same bytes at the same time. Here that must be defined
+//! behavior, so every access is a relaxed atomic of its own width. Kernels with a race read some
+//! value, and the race is reported (see [`super::races`]).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Blocks start at multiples of this, as `cuMemAlloc` promises at least 256.
+/// Alignment of blocks; `cuMemAlloc` guarantees at least 256 bytes.
 pub(crate) const ALIGNMENT: usize = 512;
 
-/// What memory of the host's program must be aligned to: the widest access of a lane.
+/// Required alignment of registered host memory: the widest access of a lane.
 pub(crate) const HOST_ALIGNMENT: usize = 16;
 
-/// Host memory of a fixed size: its own, zeroed at first and aligned to [`ALIGNMENT`], or that of
-/// the host's program, aligned to [`HOST_ALIGNMENT`].
+/// Host memory of a fixed size: either owned, zeroed and aligned to [`ALIGNMENT`], or borrowed from
+/// the host program and aligned to [`HOST_ALIGNMENT`].
 pub(crate) struct Block {
     start: NonNull<u8>,
     layout: Layout,
@@ -36,7 +36,7 @@ macro_rules! accessors {
                 self.$at(offset).load(Relaxed)
             }
 
-            /// Stores at byte `offset`, which is naturally aligned.
+            /// Stores at byte `offset`, which must be naturally aligned.
             #[inline(always)]
             pub(crate) fn $store(&self, offset: usize, value: $int) {
                 self.$at(offset).store(value, Relaxed);
@@ -49,10 +49,10 @@ macro_rules! accessors {
                 let inside = offset.checked_add(BYTES).is_some_and(|end| end <= self.layout.size());
                 assert!(
                     inside && offset.is_multiple_of(BYTES),
-                    "offset {offset} is outside or misaligned"
+                    "offset {offset} is out of bounds or misaligned"
                 );
-                // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever
-                // accessed atomically, and lives as long as `self`.
+                // SAFETY: in bounds and aligned (checked above). A block's memory is accessed only
+                // atomically and lives as long as `self`.
                 unsafe { <$atomic>::from_ptr(self.start.as_ptr().add(offset).cast()) }
             }
         )+
@@ -60,7 +60,7 @@ macro_rules! accessors {
 }
 
 impl Block {
-    /// A block of at least `bytes` bytes, or `None` when the host has no memory for it.
+    /// A block of at least `bytes` bytes; `None` if the host is out of memory.
     pub(crate) fn new(bytes: usize) -> Option<Block> {
         let layout = Layout::from_size_align(bytes.next_multiple_of(8).max(8), ALIGNMENT).ok()?;
         // SAFETY: the size is at least 8.
@@ -72,10 +72,11 @@ impl Block {
         })
     }
 
-    /// Memory of the host's program; `None` when it is too long or not aligned.
+    /// A block of the host program's memory; `None` if it is too long or misaligned.
     ///
     /// # Safety
-    /// The memory must be there until the block is dropped.
+    ///
+    /// The memory must stay valid until the block is dropped.
     pub(crate) unsafe fn of_host(start: NonNull<u8>, bytes: usize) -> Option<Block> {
         let layout = Layout::from_size_align(bytes, HOST_ALIGNMENT).ok()?;
         start.cast::<u128>().is_aligned().then_some(Block {
@@ -85,12 +86,12 @@ impl Block {
         })
     }
 
-    /// How many bytes it has.
+    /// The size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.size()
     }
 
-    /// Where the block lies in the host's memory.
+    /// The block's address in host memory.
     pub(crate) fn host_address(&self) -> u64 {
         self.start.as_ptr() as u64
     }
@@ -102,7 +103,7 @@ impl Block {
         u64, AtomicU64, load_u64, store_u64, at_u64;
     }
 
-    /// Loads pairs of 32-bit words from `offset`, a multiple of eight, on.
+    /// Loads pairs of 32-bit words from `offset`, a multiple of eight.
     #[inline(always)]
     pub(crate) fn load_pairs(&self, offset: usize, into: &mut [u64]) {
         let cells = self.pairs(offset, into.len());
@@ -111,7 +112,7 @@ impl Block {
         }
     }
 
-    /// Stores pairs of 32-bit words at `offset`, a multiple of eight, and on.
+    /// Stores pairs of 32-bit words at `offset`, a multiple of eight.
     #[inline(always)]
     pub(crate) fn store_pairs(&self, offset: usize, pairs: &[u64]) {
         for (pair, cell) in pairs.iter().zip(self.pairs(offset, pairs.len())) {
@@ -119,24 +120,24 @@ impl Block {
         }
     }
 
-    /// The cells of `count` pairs of words from `offset` on.
+    /// The cells of `count` pairs of words from `offset`.
     #[inline(always)]
     fn pairs(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let end = offset.checked_add(count * 8);
         let inside = end.is_some_and(|end| end <= self.layout.size());
         assert!(
             inside && offset.is_multiple_of(8),
-            "offset {offset} is outside or misaligned"
+            "offset {offset} is out of bounds or misaligned"
         );
-        // SAFETY: in bounds and aligned, as just checked; memory of a block is only ever accessed
-        // atomically, and lives as long as `self`.
+        // SAFETY: in bounds and aligned (checked above). A block's memory is accessed only
+        // atomically and lives as long as `self`.
         unsafe {
             let first = self.start.as_ptr().add(offset).cast();
             std::slice::from_raw_parts(first, count)
         }
     }
 
-    /// The 32-bit words `skip` bytes behind the offsets of the lanes of `mask`.
+    /// The 32-bit words `skip` bytes after the offsets of the lanes of `mask`.
     #[inline(always)]
     pub(crate) fn gather(&self, offsets: &[u64; 32], skip: usize, mask: u32, to: &mut [u32; 32]) {
         for lane in 0..32 {
@@ -146,14 +147,14 @@ impl Block {
         }
     }
 
-    /// Makes every byte zero.
+    /// Zeroes every byte.
     pub(crate) fn clear(&self) {
         for at in (0..self.layout.size()).step_by(8) {
             self.store_u64(at, 0);
         }
     }
 
-    /// Copies bytes from `offset` on into `into`.
+    /// Copies bytes from `offset` into `into`.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let (head, rest) = into.split_at_mut(to_next_word(offset).min(into.len()));
         for (index, byte) in head.iter_mut().enumerate() {
@@ -170,7 +171,7 @@ impl Block {
         }
     }
 
-    /// Copies `bytes` to `offset` and on.
+    /// Copies `bytes` to `offset`.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         let (head, rest) = bytes.split_at(to_next_word(offset).min(bytes.len()));
         for (index, byte) in head.iter().enumerate() {
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_at_any_offset() {
+    fn writes_are_read_back_at_any_offset() {
         let block = Block::new(100).unwrap();
         let bytes: Vec<u8> = (0..60).collect();
         for offset in 0..24 {
@@ -232,8 +233,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "outside or misaligned")]
-    fn outside_is_a_bug_of_ours() {
+    #[should_panic(expected = "out of bounds or misaligned")]
+    fn out_of_bounds_access_panics() {
         Block::new(16).unwrap().load_u32(16);
     }
 }

@@ -1,8 +1,8 @@
-//! Sets of bytes, a bit each, shared by every host thread that runs part of a grid.
+//! Sets of bytes, one bit each, shared by every host thread that runs part of a grid.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// A set of bytes of a block, a bit each: those that were ever written, say.
+/// A set of bytes of a block, such as the bytes that were ever written.
 pub(crate) struct ByteSet(Box<[AtomicU32]>);
 
 impl ByteSet {
@@ -12,12 +12,12 @@ impl ByteSet {
         ByteSet((0..words).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// Becomes empty.
+    /// Removes all bytes.
     pub(crate) fn clear(&self) {
         self.0.iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// How many bytes are in it.
+    /// The number of bytes in the set.
     pub(crate) fn count(&self) -> u64 {
         let words = self.0.iter();
         words
@@ -25,7 +25,7 @@ impl ByteSet {
             .sum()
     }
 
-    /// Adds `count` bytes from `offset` on.
+    /// Adds `count` bytes from `offset`.
     #[inline(always)]
     pub(crate) fn set(&self, offset: usize, count: usize) {
         for_words(offset, count, |index, bits| {
@@ -37,7 +37,7 @@ impl ByteSet {
         });
     }
 
-    /// Whether `count` bytes from `offset` on are all in it.
+    /// Whether the set contains all `count` bytes from `offset`.
     #[inline(always)]
     pub(crate) fn all(&self, offset: usize, count: usize) -> bool {
         for_words(offset, count, |index, bits| {
@@ -45,7 +45,7 @@ impl ByteSet {
         })
     }
 
-    /// Adds whole lines of 128 bytes, from the beginning of one on.
+    /// Adds whole aligned lines of 128 bytes.
     #[inline(always)]
     pub(crate) fn set_lines(&self, offset: usize, lines: usize) {
         for word in self.lines(offset, lines) {
@@ -55,7 +55,7 @@ impl ByteSet {
         }
     }
 
-    /// Whether whole lines of 128 bytes, from the beginning of one on, are all in it.
+    /// Whether the set contains whole aligned lines of 128 bytes.
     #[inline(always)]
     pub(crate) fn all_lines(&self, offset: usize, lines: usize) -> bool {
         let missing = |word: &AtomicU32| !word.load(Relaxed);
@@ -72,12 +72,12 @@ impl ByteSet {
         &self.0[offset / 32..offset / 32 + 4 * lines]
     }
 
-    /// The first of `count` bytes from `offset` on that is not in it.
+    /// The first of `count` bytes from `offset` that is not in the set.
     pub(crate) fn first_unset(&self, offset: usize, count: usize) -> Option<usize> {
         (offset..offset + count).find(|at| !self.all(*at, 1))
     }
 
-    /// Makes `count` bytes from `to` on what those of `other` are from `from` on.
+    /// Copies the membership of `count` bytes from `from` in `other` to `to`.
     pub(crate) fn copy(&self, to: usize, other: &ByteSet, from: usize, count: usize) {
         let clear = |at: usize| {
             self.0[at / 32].fetch_and(!(1 << (at % 32)), Relaxed);
@@ -91,8 +91,8 @@ impl ByteSet {
     }
 }
 
-/// Calls `f` with each word and the bits in it that belong to the range, while it returns true;
-/// whether it always did.
+/// Calls `f` with each word and its bits in the range until it returns false. Returns whether it
+/// never did.
 #[inline(always)]
 fn for_words(offset: usize, count: usize, mut f: impl FnMut(usize, u32) -> bool) -> bool {
     let (mut at, end) = (offset, offset + count);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_those_of_the_range() {
+    fn only_bytes_of_the_range_are_set() {
         for offset in 0..70 {
             for count in 0..70 {
                 let bytes = ByteSet::new(150);

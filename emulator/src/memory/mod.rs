@@ -1,8 +1,8 @@
-//! The address space that host and devices share (unified addressing), and what is known about
-//! every byte of it.
+//! The address space shared by host and devices (unified addressing), with shadow state for every
+//! byte.
 //!
-//! Addresses of device memory are never given out twice and lie apart, so that a late or wrong
-//! access always meets the name of what it missed instead of somebody else's bytes.
+//! Device addresses are never reused, and allocations are separated by gaps. A stale or wrong
+//! access therefore hits a known address and not another allocation.
 
 mod allocation;
 mod block;
@@ -19,31 +19,31 @@ pub use allocation::{AllocationInfo, MemoryKind};
 pub(crate) use block::{ALIGNMENT, Block, HOST_ALIGNMENT};
 pub(crate) use bytes::ByteSet;
 
-/// Where device memory starts: beyond what a host's own pointers look like.
+/// Start of device memory: above typical host pointers.
 const FIRST_ADDRESS: u64 = 0x0000_1000_0000_0000;
 
-/// What cannot be done with memory.
+/// Errors of memory operations.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// The host has no memory to stand for the device's.
-    #[error("the host has no {bytes} bytes to stand for device memory")]
+    /// The host has no memory to back device memory.
+    #[error("out of host memory: cannot allocate {bytes} bytes to back device memory")]
     HostMemory {
-        /// What was asked for.
+        /// The requested size.
         bytes: usize,
     },
 
-    /// A range lies in no live allocation.
-    #[error("{bytes} bytes at {where_}")]
+    /// A range is not in a live allocation.
+    #[error("invalid range of {bytes} bytes at {location}")]
     Invalid {
-        /// How many bytes.
+        /// The size of the range.
         bytes: usize,
-        /// The address in words.
-        where_: Described,
+        /// The address.
+        location: AddressDescription,
     },
 
-    /// What is to be freed does not start an allocation, or was freed.
+    /// The address to free is not the start of a live allocation.
     #[error("cannot free {0}: only the start of a live allocation can be freed")]
-    NotFreeable(Described),
+    NotFreeable(AddressDescription),
 }
 
 /// All allocations of the process.
@@ -54,15 +54,15 @@ pub struct AddressSpace {
     locks: races::LineLocks,
 }
 
-/// So many freed allocations are known by name.
-const TOMBS: usize = 4096;
+/// Freed allocations that are remembered for reports.
+const QUARANTINED: usize = 4096;
 
 #[derive(Default)]
 struct Allocations {
-    /// Live and freed ones by address.
+    /// Live and freed allocations, sorted by address.
     by_address: Vec<Arc<Allocation>>,
-    /// Where freed ones begin that are still known, oldest first.
-    tombs: VecDeque<u64>,
+    /// Base addresses of remembered freed allocations, oldest first.
+    quarantine: VecDeque<u64>,
     next: u64,
     count: u64,
 }
@@ -73,10 +73,11 @@ impl AddressSpace {
         AddressSpace::default()
     }
 
-    /// Memory of `bytes` bytes, whose contents count as uninitialized. Pinned and managed memory
-    /// lies at its address in the host's memory too.
+    /// Allocates `bytes` bytes of uninitialized memory. Pinned and managed memory has the same
+    /// address on the host.
     ///
     /// # Errors
+    ///
     /// [`MemoryError::HostMemory`].
     pub fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<u64, MemoryError> {
         let data = Block::new(bytes).ok_or(MemoryError::HostMemory { bytes })?;
@@ -99,8 +100,8 @@ impl AddressSpace {
         Ok(base)
     }
 
-    /// Makes memory of the host's program page-locked memory at its own address, all of which
-    /// counts as written; whether it overlaps with none that is known.
+    /// Registers host memory as page-locked at its own address; all of it counts as written.
+    /// Returns false if it overlaps an allocation.
     pub(crate) fn register(&self, data: Block) -> bool {
         let (base, bytes) = (data.host_address(), data.bytes());
         let mut state = self.write_lock();
@@ -122,9 +123,10 @@ impl AddressSpace {
         true
     }
 
-    /// Gives memory back. Its addresses stay known as freed.
+    /// Frees an allocation. Its addresses stay known as freed.
     ///
     /// # Errors
+    ///
     /// [`MemoryError::NotFreeable`].
     pub fn free(&self, address: u64) -> Result<(), MemoryError> {
         let mut state = self.write_lock();
@@ -140,20 +142,21 @@ impl AddressSpace {
         let info = state.by_address[at].info;
         state.by_address[at].set_freed();
         match info.kind {
-            // The host may give these addresses to somebody else.
+            // The host may reuse these addresses.
             MemoryKind::Pinned | MemoryKind::Managed(_) => drop(state.by_address.remove(at)),
             MemoryKind::Device(_) | MemoryKind::Module(_) | MemoryKind::Constant(_) => {
                 let nothing = Block::new(0).ok_or(MemoryError::HostMemory { bytes: 8 })?;
-                state.by_address[at] = Arc::new(Allocation::tomb(info, nothing));
-                state.bury(info.base);
+                state.by_address[at] = Arc::new(Allocation::freed_placeholder(info, nothing));
+                state.add_to_quarantine(info.base);
             }
         }
         Ok(())
     }
 
-    /// Writes from the host; the bytes are then initialized.
+    /// Writes from the host and marks the bytes as initialized.
     ///
     /// # Errors
+    ///
     /// [`MemoryError::Invalid`].
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         if bytes.is_empty() {
@@ -200,9 +203,10 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Copies `bytes` bytes and what is known of their initialization.
+    /// Copies `bytes` bytes and their initialization state.
     ///
     /// # Errors
+    ///
     /// [`MemoryError::Invalid`].
     pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), MemoryError> {
         if bytes == 0 {
@@ -219,7 +223,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// The live allocation that holds `address`.
+    /// The live allocation that contains `address`.
     pub fn find(&self, address: u64) -> Option<AllocationInfo> {
         let state = self.read_lock();
         let allocation = &state.by_address[state.position(address)?];
@@ -227,27 +231,27 @@ impl AddressSpace {
         (inside && !allocation.is_freed()).then_some(allocation.info)
     }
 
-    /// All live allocations by address.
+    /// All live allocations, by address.
     pub fn live(&self) -> Vec<AllocationInfo> {
         let state = self.read_lock();
         let live = state.by_address.iter().filter(|it| !it.is_freed());
         live.map(|allocation| allocation.info).collect()
     }
 
-    /// An address in words: the allocation that holds it and where in it.
-    pub fn describe(&self, address: u64) -> Described {
+    /// Describes an address for messages: the allocation and the offset in it.
+    pub fn describe(&self, address: u64) -> AddressDescription {
         let state = self.read_lock();
         let below = state.position(address).map(|at| &state.by_address[at]);
         let above = state.by_address.iter().find(|it| it.info.base > address);
-        Described::new(address, below, above)
+        AddressDescription::new(address, below, above)
     }
 
-    /// All allocations as they are now, for a launch to look addresses up in.
+    /// All allocations at this time, for the address lookups of a launch.
     pub(crate) fn snapshot(&self) -> Vec<Arc<Allocation>> {
         self.read_lock().by_address.clone()
     }
 
-    /// A number that tells the marks of one launch from those of others (see [`races`]).
+    /// A stamp that distinguishes the marks of one launch from those of others (see [`races`]).
     pub(crate) fn next_stamp(&self) -> u32 {
         let stamp = self.stamp.fetch_add(1, Relaxed) % races::LAST_STAMP + 1;
         if stamp == 1 {
@@ -258,7 +262,7 @@ impl AddressSpace {
         stamp
     }
 
-    /// Of the lines that a launch writes.
+    /// Locks of the lines that a launch writes.
     pub(crate) fn locks(&self) -> &races::LineLocks {
         &self.locks
     }
@@ -279,7 +283,7 @@ impl AddressSpace {
                 drop(state);
                 Err(MemoryError::Invalid {
                     bytes,
-                    where_: self.describe(address),
+                    location: self.describe(address),
                 })
             }
         }
@@ -301,19 +305,23 @@ impl AddressSpace {
 impl Allocations {
     fn next_address(&mut self, bytes: usize) -> u64 {
         let address = FIRST_ADDRESS + self.next;
-        // A hole as wide as the alignment lies behind each.
+        // A gap as wide as the alignment follows each allocation.
         let taken = bytes.next_multiple_of(ALIGNMENT) + ALIGNMENT;
         self.next += taken as u64;
         address
     }
 
-    /// Remembers a tomb, and forgets the oldest if there are many: each launch looks at all.
-    fn bury(&mut self, base: u64) {
-        self.tombs.push_back(base);
-        if self.tombs.len() <= TOMBS {
+    /// Remembers a freed allocation, and forgets the oldest if there are too many: every launch
+    /// searches all of them.
+    fn add_to_quarantine(&mut self, base: u64) {
+        self.quarantine.push_back(base);
+        if self.quarantine.len() <= QUARANTINED {
             return;
         }
-        let oldest = self.tombs.pop_front().and_then(|base| self.position(base));
+        let oldest = self
+            .quarantine
+            .pop_front()
+            .and_then(|base| self.position(base));
         if let Some(oldest) = oldest {
             self.by_address.remove(oldest);
         }
@@ -334,50 +342,61 @@ impl Allocations {
     }
 }
 
-/// An address in words.
+/// The description of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Described {
+pub struct AddressDescription {
     /// The address.
     pub address: u64,
-    /// Whether it lies in memory that was freed.
+    /// Whether it is in freed memory.
     pub freed: bool,
-    words: String,
+    text: String,
 }
 
-impl Described {
+impl AddressDescription {
     fn new(
         address: u64,
         below: Option<&Arc<Allocation>>,
         above: Option<&Arc<Allocation>>,
-    ) -> Described {
+    ) -> AddressDescription {
         let inside = below.filter(|it| address < it.end());
-        let words = match (inside, below, above) {
-            (Some(it), ..) => format!("byte {} of {}", address - it.info.base, named(it)),
+        let text = match (inside, below, above) {
+            (Some(it), ..) => format!(
+                "byte {} of {}",
+                address - it.info.base,
+                describe_allocation(it)
+            ),
             (None, Some(it), _) if address - it.end() < ALIGNMENT as u64 * 2 => {
-                format!("{} bytes past the end of {}", address - it.end(), named(it))
+                format!(
+                    "{} bytes past the end of {}",
+                    address - it.end(),
+                    describe_allocation(it)
+                )
             }
             (None, _, Some(it)) if it.info.base - address <= ALIGNMENT as u64 => {
                 let before = it.info.base - address;
-                format!("{before} bytes before the start of {}", named(it))
+                format!(
+                    "{before} bytes before the start of {}",
+                    describe_allocation(it)
+                )
             }
             _ if address < 4096 => "a null pointer".to_owned(),
-            _ => "in no allocation".to_owned(),
+            _ => "not in any allocation".to_owned(),
         };
-        Described {
+        AddressDescription {
             address,
             freed: inside.is_some_and(|it| it.is_freed()),
-            words,
+            text,
         }
     }
 }
 
-impl fmt::Display for Described {
+impl fmt::Display for AddressDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}, {}", self.address, self.words)
+        write!(f, "{:#x}, {}", self.address, self.text)
     }
 }
 
-fn named(allocation: &Allocation) -> String {
+fn describe_allocation(allocation: &Allocation) -> String {
     let AllocationInfo {
         bytes,
         kind,
@@ -393,22 +412,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_memory_is_known_for_long_but_not_for_ever() {
+    fn a_limited_number_of_freed_allocations_is_remembered() {
         let space = AddressSpace::new();
         let kind = MemoryKind::Device(0);
         let first = space.allocate(1 << 20, kind).unwrap();
         space.free(first).unwrap();
         assert!(space.describe(first).freed);
-        for _ in 0..TOMBS {
+        for _ in 0..QUARANTINED {
             let next = space.allocate(4, kind).unwrap();
             space.free(next).unwrap();
         }
         assert!(!space.describe(first).freed);
-        assert_eq!(space.snapshot().len(), TOMBS);
+        assert_eq!(space.snapshot().len(), QUARANTINED);
     }
 
     #[test]
-    fn bytes_come_back_and_ranges_are_checked() {
+    fn bytes_are_read_back_and_ranges_are_checked() {
         let space = AddressSpace::new();
         let at = space.allocate(100, MemoryKind::Device(0)).unwrap();
         space.write(at + 10, &[1, 2, 3]).unwrap();
@@ -437,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_memory_is_known_as_freed_and_never_reused() {
+    fn freed_memory_is_reported_as_freed_and_never_reused() {
         let space = AddressSpace::new();
         let first = space.allocate(64, MemoryKind::Device(0)).unwrap();
         space.free(first).unwrap();
@@ -452,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_carry_what_is_initialized() {
+    fn copies_preserve_initialization() {
         let space = AddressSpace::new();
         let from = space.allocate(64, MemoryKind::Device(0)).unwrap();
         let to = space.allocate(64, MemoryKind::Device(0)).unwrap();
@@ -466,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_memory_lies_where_the_host_sees_it() {
+    fn pinned_memory_has_its_host_address() {
         let space = AddressSpace::new();
         let at = space.allocate(64, MemoryKind::Pinned).unwrap();
         assert_eq!(space.find(at + 63).unwrap().base, at);

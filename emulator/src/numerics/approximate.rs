@@ -1,14 +1,14 @@
-//! The instructions whose results PTX only bounds: ex2, lg2, sin, cos, tanh, rcp, rsqrt, sqrt and
-//! div with `.approx`, and `div.full`.
+//! Instructions whose results PTX only bounds: ex2, lg2, sin, cos, tanh, rcp, rsqrt, sqrt and div
+//! with `.approx`, and `div.full`.
 //!
-//! Implements PTX ISA, "Floating-Point Instructions", for `.approx`, special values included. A GPU
-//! looks these functions up in tables and interpolates; which of the numbers within the documented
-//! error it delivers is its own affair. By default we deliver the best one: the exact value rounded
-//! once (computed in f64 with an error of some 2^-50, so that about one result in 2^26 is the other
-//! neighbor). A kernel must not depend on that luck: [`Approximation::Perturbed`] delivers other
-//! numbers within the documented error, decided by a hash of the operands and a seed.
+//! Implements PTX ISA, "Floating-Point Instructions", for `.approx`, including special values. A
+//! GPU computes these functions from tables and interpolation, and may return any number within the
+//! documented error. By default the emulator returns the exact value rounded once. It is computed
+//! in f64 with an error of about 2^-50, so about one result in 2^26 is the other neighbor. A kernel
+//! must not depend on this accuracy: [`Approximation::Perturbed`] returns other numbers within the
+//! documented error, chosen by a hash of the operands and a seed.
 //!
-//! What the manual lists as special (zeros, infinities, NaN) is exact in both. `.ftz` is
+//! Values that the manual lists as special (zeros, infinities, NaN) are exact in both. `.ftz` is
 //! [`super::rounding::flush`] on operand and result.
 
 use super::double::with_payload;
@@ -16,14 +16,14 @@ use super::half_precision::{Bf16, F16, Half};
 use super::rounding::{Rounding, canonical, nan_if, narrow, narrow_to_odd};
 use super::series;
 
-/// Which number within the documented error an instruction delivers.
+/// Which number within the documented error an instruction returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Approximation {
     /// The nearest to the exact value.
     Rounded,
-    /// One that the seed and the operands decide.
+    /// A number chosen by the seed and the operands.
     Perturbed {
-        /// Another seed, other errors.
+        /// Each seed gives different errors.
         seed: u64,
     },
 }
@@ -40,7 +40,7 @@ enum MaximumError {
 }
 
 impl MaximumError {
-    /// The error at a result. Only an absolute one may change a result's sign.
+    /// The error at a result. Only an absolute error may change a result's sign.
     #[inline(always)]
     fn at(self, exact: f64) -> f64 {
         match self {
@@ -60,10 +60,10 @@ fn unit_of_last_place(x: f64) -> f64 {
     (power_below * PART).max(SMALLEST)
 }
 
-/// A number in [-1, 1] that looks random.
+/// A pseudorandom number in [-1, 1].
 #[inline(always)]
 fn hash(seed: u64, instruction: u64, operands: u64) -> f64 {
-    // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), twice.
+    // The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), twice.
     let mix = |x: u64| {
         let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -74,16 +74,15 @@ fn hash(seed: u64, instruction: u64, operands: u64) -> f64 {
 }
 
 impl Approximation {
-    /// The f32 that stands for `exact`.
+    /// The f32 for the exact value `exact`.
     #[inline(always)]
     fn settle(self, exact: f64, error: MaximumError, instruction: u64, operands: u64) -> f32 {
         match self {
             Approximation::Rounded => exact as f32,
             Approximation::Perturbed { seed } => {
                 let shift = hash(seed, instruction, operands) * error.at(exact);
-                // Rounded back towards the exact value, so that rounding adds no error. All bounds
-                // are at least a unit of the last place: should it overshoot, then by less than
-                // that.
+                // Rounded toward the exact value, so that rounding adds no error. All bounds are at
+                // least one ulp, and a possible overshoot is less than that.
                 let towards = if shift > 0.0 {
                     Rounding::Down
                 } else {
@@ -113,8 +112,8 @@ pub(crate) fn ex2(x: f32, approximation: Approximation) -> f32 {
     nan_if(x.is_nan(), value)
 }
 
-/// `lg2.approx.f32`: log2(x), within an absolute error of 2^-22 for x in (0.5, 2) and a relative
-/// one of 2^-22 elsewhere.
+/// `lg2.approx.f32`: log2(x), with an absolute error of 2^-22 for x in (0.5, 2) and a relative
+/// error of 2^-22 elsewhere.
 #[inline(always)]
 pub(crate) fn lg2(x: f32, approximation: Approximation) -> f32 {
     const ERROR: f64 = two_to_minus(22);
@@ -177,8 +176,8 @@ pub(crate) fn rsqrt(x: f32, approximation: Approximation) -> f32 {
     }
 }
 
-/// `div.approx.f32`: a/b within 2 ulp for |b| in [2^-126, 2^126]. For larger |b| the manual says 0,
-/// or NaN if a is infinite, and so do we; smaller ones are left open, and divided.
+/// `div.approx.f32`: a/b within 2 ulp for |b| in [2^-126, 2^126]. For larger |b| the manual
+/// specifies 0, or NaN if a is infinite. Smaller |b| are unspecified; they are divided.
 #[inline(always)]
 pub(crate) fn div_approx(a: f32, b: f32, approximation: Approximation) -> f32 {
     const LARGEST: f32 = f32::from_bits((126 + 127) << 23);
@@ -203,8 +202,8 @@ pub(crate) fn div_full(a: f32, b: f32, approximation: Approximation) -> f32 {
     }
 }
 
-/// Error of sin and cos: 2^-20.5 up to 2 pi. Up to 100 pi it is 2^-14.7, and beyond the manual
-/// promises nothing; we do not get worse.
+/// Error of sin and cos: 2^-20.5 up to 2 pi. Up to 100 pi the manual allows 2^-14.7, and beyond it
+/// specifies no error; this implementation keeps the same error.
 #[inline(always)]
 fn error_of_angle(x: f32) -> MaximumError {
     const NEAR: f64 = two_to_minus(20) * std::f64::consts::FRAC_1_SQRT_2;
@@ -252,8 +251,8 @@ pub(crate) fn tanh(x: f32, approximation: Approximation) -> f32 {
     nan_if(x.is_nan(), value)
 }
 
-/// The documented errors of a 16-bit format's instructions, less the half unit of the last place
-/// (at its largest) that rounding to the format adds.
+/// The documented errors of a 16-bit format's instructions, minus the half ulp (at its largest)
+/// that rounding to the format adds.
 pub(crate) trait ApproximateHalf: Half {
     /// Of ex2, relative to the result.
     const EX2_ERROR: f64;
@@ -303,24 +302,25 @@ pub(crate) fn tanh_half<H: ApproximateHalf>(x: u16, approximation: Approximation
     H::narrow(nan_if(wide.is_nan(), value))
 }
 
-/// `rsqrt.approx.f64`: 1 / square root, with two roundings. The manual names no error.
+/// `rsqrt.approx.f64`: 1 / square root, with two roundings. The manual specifies no error.
 #[inline(always)]
 pub(crate) fn rsqrt_f64(x: f64) -> f64 {
     with_payload(1.0 / x.sqrt(), [x])
 }
 
-/// `rcp.approx.ftz.f64`: of the upper 32 bits of the operand, the reciprocal in the upper 32 bits
-/// of the result; the lower ones are ignored and zero. Subnormals count as zeros, in and out.
+/// `rcp.approx.ftz.f64`: the reciprocal of the upper 32 bits of the operand, in the upper 32 bits
+/// of the result. The lower bits are ignored and zero. Subnormals count as zeros, in and out.
 #[inline(always)]
 pub(crate) fn gross_rcp_f64(x: f64) -> f64 {
     gross(1.0 / upper_word(x))
 }
 
-/// `rsqrt.approx.ftz.f64`: of the upper 32 bits of the operand, 1 / square root in the upper 32
-/// bits of the result; the lower ones are ignored and zero. Subnormals count as zeros.
+/// `rsqrt.approx.ftz.f64`: 1 / square root of the upper 32 bits of the operand, in the upper 32
+/// bits of the result. The lower bits are ignored and zero. Subnormals count as zeros.
 #[inline(always)]
 pub(crate) fn gross_rsqrt_f64(x: f64) -> f64 {
-    // The root of minus zero is minus zero, whose reciprocal is minus infinity: as the manual says.
+    // The root of minus zero is minus zero; its reciprocal is minus infinity, as the manual
+    // specifies.
     gross(1.0 / upper_word(x).sqrt())
 }
 

@@ -4,22 +4,22 @@
 //! "Logic and Shift Instructions", prmt of "Data Movement". popc, clz, brev and not are Rust's
 //! `count_ones`, `leading_zeros`, `reverse_bits` and `!`.
 //!
-//! Positions and lengths of fields are the low 8 bits of their registers, as the manual says.
+//! Positions and lengths of fields are the low 8 bits of their registers, as the manual specifies.
 
-/// `bfe.u32`: the field of `length` bits at `position`, extended by zeros.
+/// `bfe.u32`: the field of `length` bits at `position`, zero-extended.
 #[inline(always)]
 pub(crate) fn bfe_u32(a: u32, position: u32, length: u32) -> u32 {
     bfe_u64(u64::from(a), position, length) as u32
 }
 
 /// `bfe.s32`: the field of `length` bits at `position`, extended by its highest bit, or by the
-/// register's where the field reaches beyond it.
+/// register's highest bit if the field extends beyond it.
 #[inline(always)]
 pub(crate) fn bfe_s32(a: u32, position: u32, length: u32) -> u32 {
     bfe_s64(a as i32 as i64 as u64, position, length) as u32
 }
 
-/// `bfe.u64`: the field of `length` bits at `position`, extended by zeros.
+/// `bfe.u64`: the field of `length` bits at `position`, zero-extended.
 #[inline(always)]
 pub(crate) fn bfe_u64(a: u64, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
@@ -32,7 +32,7 @@ pub(crate) fn bfe_u64(a: u64, position: u32, length: u32) -> u64 {
 }
 
 /// `bfe.s64`: the field of `length` bits at `position`, extended by its highest bit, or by the
-/// register's where the field reaches beyond it.
+/// register's highest bit if the field extends beyond it.
 #[inline(always)]
 pub(crate) fn bfe_s64(a: u64, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
@@ -44,13 +44,13 @@ pub(crate) fn bfe_s64(a: u64, position: u32, length: u32) -> u64 {
     (shifted << unused >> unused) as u64
 }
 
-/// `bfi.b32`: `b` with the low `length` bits of `a` put at `position`.
+/// `bfi.b32`: `b` with the low `length` bits of `a` inserted at `position`.
 #[inline(always)]
 pub(crate) fn bfi_b32(a: u32, b: u32, position: u32, length: u32) -> u32 {
     bfi_b64(u64::from(a), u64::from(b), position, length) as u32
 }
 
-/// `bfi.b64`: `b` with the low `length` bits of `a` put at `position`.
+/// `bfi.b64`: `b` with the low `length` bits of `a` inserted at `position`.
 #[inline(always)]
 pub(crate) fn bfi_b64(a: u64, b: u64, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
@@ -66,16 +66,16 @@ pub(crate) fn bfi_b64(a: u64, b: u64, position: u32, length: u32) -> u64 {
     b & !mask | a << position & mask
 }
 
-/// What `bfind` and `fns` deliver when there is no such bit.
+/// The result of `bfind` and `fns` if there is no such bit.
 pub(crate) const NOT_FOUND: u32 = u32::MAX;
 
-/// `bfind.u32`: position of the highest bit that is set.
+/// `bfind.u32`: position of the highest set bit.
 #[inline(always)]
 pub(crate) fn bfind_u32(a: u32) -> u32 {
     31_u32.wrapping_sub(a.leading_zeros())
 }
 
-/// `bfind.u64`: position of the highest bit that is set.
+/// `bfind.u64`: position of the highest set bit.
 #[inline(always)]
 pub(crate) fn bfind_u64(a: u64) -> u32 {
     63_u32.wrapping_sub(a.leading_zeros())
@@ -93,7 +93,7 @@ pub(crate) fn bfind_s64(a: i64) -> u32 {
     bfind_u64((a ^ a >> 63) as u64)
 }
 
-/// `bfind.shiftamt`: how far to shift left for the found bit to become the highest of `width`.
+/// `bfind.shiftamt`: the left shift that moves the found bit to the highest of `width`.
 #[inline(always)]
 pub(crate) fn as_shift_amount(found: u32, width: u32) -> u32 {
     if found == NOT_FOUND {
@@ -103,8 +103,8 @@ pub(crate) fn as_shift_amount(found: u32, width: u32) -> u32 {
     }
 }
 
-/// `fns.b32`: position of the n-th bit that is set in `mask`, counted from `base` upwards for
-/// positive n and downwards for negative n; n = 0 asks for the bit at `base` itself.
+/// `fns.b32`: position of the n-th set bit in `mask`, counted from `base` upwards for positive n
+/// and downwards for negative n. n = 0 tests the bit at `base` itself.
 pub(crate) fn fns(mask: u32, base: u32, n: i32) -> u32 {
     let Some(at_base) = 1_u32.checked_shl(base) else {
         return NOT_FOUND;
@@ -125,7 +125,7 @@ pub(crate) fn fns(mask: u32, base: u32, n: i32) -> u32 {
             })
         }
         _ => {
-            // From the highest bit down is from the lowest bit up in the mirror.
+            // Counting down from the highest bit equals counting up in the reversed mask.
             match fns(
                 mask.reverse_bits(),
                 31 - base,
@@ -189,8 +189,8 @@ pub(crate) fn prmt(a: u32, b: u32, control: u32, mode: Permutation) -> u32 {
     result
 }
 
-/// `lop3.b32`: the logical function of three bits whose truth table is `table`; its bit 4a + 2b + c
-/// is the function's value at (a, b, c).
+/// `lop3.b32`: the logical function of three bits with the truth table `table`. Bit 4a + 2b + c is
+/// the value at (a, b, c).
 #[inline(always)]
 pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u8) -> u32 {
     let row = |index: u32| (u32::from(table) >> index & 1).wrapping_neg();
@@ -199,7 +199,7 @@ pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u8) -> u32 {
     !a & of_b(0) | a & of_b(4)
 }
 
-/// What `shf` does with amounts beyond 31.
+/// What `shf` does with amounts above 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FunnelAmount {
     /// `.clamp`: at most 32.
@@ -232,7 +232,7 @@ pub(crate) fn shf_r(low: u32, high: u32, amount: u32, beyond: FunnelAmount) -> u
     (both >> beyond.of(amount)) as u32
 }
 
-/// An operand that is to be 32 at most, or below 32.
+/// An operand limited to at most 32, or below 32.
 #[inline(always)]
 fn bounded(amount: u32, beyond: FunnelAmount) -> u32 {
     match beyond {
@@ -247,7 +247,7 @@ fn lowest(count: u32) -> u32 {
     1_u32.checked_shl(count).map_or(u32::MAX, |bit| bit - 1)
 }
 
-/// `bmsk`: ones from `position` on, `width` of them or as many as there is room for.
+/// `bmsk`: up to `width` ones from `position`.
 #[inline(always)]
 pub(crate) fn bmsk(position: u32, width: u32, beyond: FunnelAmount) -> u32 {
     let (position, width) = (bounded(position, beyond), bounded(width, beyond));

@@ -5,7 +5,7 @@
 
 use super::rounding::nan_if;
 
-/// The relation that `setp` or `set` asks for.
+/// The relation of a `setp` or `set`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     /// `.eq`: equal, and both numbers.
@@ -22,7 +22,7 @@ pub(crate) enum Comparison {
     GreaterOrEqual,
     /// `.equ`: equal or unordered.
     EqualOrUnordered,
-    /// `.neu`: not equal or unordered: what `!=` means in most languages.
+    /// `.neu`: not equal or unordered, like `!=` in most languages.
     NotEqualOrUnordered,
     /// `.ltu`.
     LessOrUnordered,
@@ -62,7 +62,7 @@ impl Comparison {
     }
 }
 
-/// What min and max deliver when exactly one operand is NaN.
+/// The result of min and max if exactly one operand is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NanOperand {
     /// The other operand: the default (IEEE 754-2019, minimumNumber).
@@ -71,7 +71,7 @@ pub(crate) enum NanOperand {
     Propagated,
 }
 
-/// A float's bits as an integer of the same order, minus zero below plus zero.
+/// A float's bits as an integer with the same order; minus zero is below plus zero.
 #[inline(always)]
 fn order(x: f32) -> i32 {
     let bits = x.to_bits() as i32;
@@ -99,7 +99,7 @@ fn choose(a: f32, b: f32, first: bool, nan: NanOperand) -> f32 {
     nan_if(poisoned || without_nan.is_nan(), without_nan)
 }
 
-/// `.xorsign.abs` of min and max: the chosen magnitude with the product of the signs of a and b.
+/// `.xorsign.abs` of min and max: the selected magnitude with the product of the signs of a and b.
 #[inline(always)]
 pub(crate) fn with_product_of_signs(magnitude: f32, a: f32, b: f32) -> f32 {
     let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
@@ -109,13 +109,13 @@ pub(crate) fn with_product_of_signs(magnitude: f32, a: f32, b: f32) -> f32 {
     )
 }
 
-/// `min.f64`. Of two NaN the first is kept, made quiet.
+/// `min.f64`. Of two NaNs the first is returned, quieted.
 #[inline(always)]
 pub(crate) fn min_f64(a: f64, b: f64) -> f64 {
     choose_f64(a, b, a < b || (a == b && a.is_sign_negative()))
 }
 
-/// `max.f64`. Of two NaN the first is kept, made quiet.
+/// `max.f64`. Of two NaNs the first is returned, quieted.
 #[inline(always)]
 pub(crate) fn max_f64(a: f64, b: f64) -> f64 {
     choose_f64(a, b, a > b || (a == b && a.is_sign_positive()))
@@ -150,7 +150,7 @@ pub(crate) fn copysign_f64(a: u64, b: u64) -> u64 {
     a & SIGN | b & !SIGN
 }
 
-/// The class that `testp` asks for.
+/// The class that `testp` tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Neither infinite nor NaN.
@@ -161,7 +161,7 @@ pub(crate) enum Class {
     Number,
     /// A NaN.
     NotANumber,
-    /// Neither subnormal nor infinite nor NaN: zeros count as normal, unlike in IEEE 754.
+    /// Not subnormal, infinite or NaN: zeros count as normal, unlike in IEEE 754.
     Normal,
     /// Neither zero nor normal, but a number.
     Subnormal,

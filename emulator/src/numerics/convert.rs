@@ -1,15 +1,14 @@
 //! `cvt` between integers and floating-point numbers.
 //!
-//! Implements PTX ISA, "Data Movement and Conversion Instructions: cvt". Every integer travels as
-//! the 64 bits of a register, extended by its sign or by zeros ([`Integer::extend`]); every
-//! conversion delivers an integer in this form, as a destination register may be wider than its
-//! type.
+//! Implements PTX ISA, "Data Movement and Conversion Instructions: cvt". Integers are passed as the
+//! 64 bits of a register, sign- or zero-extended ([`Integer::extend`]). Conversions also return
+//! this form, because a destination register may be wider than its type.
 //!
-//! f16 and bf16 sources are widened first, which is exact. `.ftz` is [`super::rounding::flush`] on
-//! f32 operands and results, `.sat` of a floating-point result [`super::rounding::saturate`].
+//! f16 and bf16 sources are first widened, which is exact. `.ftz` is [`super::rounding::flush`] on
+//! f32 operands and results; `.sat` of a floating-point result is [`super::rounding::saturate`].
 //!
-//! NaN becomes the canonical NaN of the destination; an integer where there is none is documented
-//! at [`f32_to_integer`] and [`f64_to_integer`].
+//! NaN becomes the canonical NaN of the destination. [`f32_to_integer`] and [`f64_to_integer`]
+//! document the integer for NaN.
 
 use super::exact::{BFLOAT16, BINARY16, BINARY32, BINARY64, E4M3, E5M2, Exact, Format, Rounding};
 use super::half_precision::{Bf16, F16, Half, NAN_HALF, relu_f32};
@@ -86,8 +85,8 @@ impl Integer {
     }
 }
 
-/// `cvt` between integers: modulo the destination's range, or with `saturate` (`.sat`) clamped to
-/// it.
+/// `cvt` between integers: modulo the destination's range, or clamped to it with `saturate`
+/// (`.sat`).
 #[inline(always)]
 pub(crate) fn integer_to_integer(register: u64, from: Integer, to: Integer, saturate: bool) -> u64 {
     let value = from.extend(register);
@@ -101,7 +100,7 @@ pub(crate) fn integer_to_integer(register: u64, from: Integer, to: Integer, satu
     if below { to.smallest() as u64 } else { clamped }
 }
 
-/// `cvt.rni`, `.rzi`, `.rmi`, `.rpi` from f32 to f32: rounded to an integer, zeros keeping signs.
+/// `cvt.rni`, `.rzi`, `.rmi`, `.rpi` from f32 to f32: rounds to an integer; zeros keep their sign.
 #[inline(always)]
 pub(crate) fn integral_f32(x: f32, rounding: Rounding) -> f32 {
     canonical(match rounding {
@@ -112,7 +111,7 @@ pub(crate) fn integral_f32(x: f32, rounding: Rounding) -> f32 {
     })
 }
 
-/// `cvt.rni`, `.rzi`, `.rmi`, `.rpi` from f64 to f64: rounded to an integer, zeros keeping signs.
+/// `cvt.rni`, `.rzi`, `.rmi`, `.rpi` from f64 to f64: rounds to an integer; zeros keep their sign.
 #[inline(always)]
 pub(crate) fn integral_f64(x: f64, rounding: Rounding) -> f64 {
     let integral = match rounding {
@@ -124,16 +123,16 @@ pub(crate) fn integral_f64(x: f64, rounding: Rounding) -> f64 {
     super::double::with_payload(integral, [x])
 }
 
-/// The integer that stands for NaN in 64-bit conversions: the highest bit alone.
+/// The result for NaN in 64-bit conversions: only the highest bit set.
 #[inline(always)]
 fn integer_indefinite(to: Integer) -> u64 {
     to.extend(1 << (to.bits - 1))
 }
 
-/// A whole number clamped to the range of an integer of at most 32 bits, as its word.
+/// Clamps an integral f64 to the range of an integer of at most 32 bits; returns its word.
 ///
-/// Next to 1.5 * 2^52 an f64 counts in ones: the sum's low bits are the integer. Unlike Rust's
-/// conversion, which clamps too, this vectorises.
+/// Near 1.5 * 2^52, the ulp of an f64 is 1, so the low bits of the sum are the integer. Unlike
+/// Rust's conversion, which also clamps, this vectorizes.
 #[inline(always)]
 fn clamped_word(integral: f32, to: Integer) -> u32 {
     const ONES: f64 = 6_755_399_441_055_744.0;
@@ -141,7 +140,7 @@ fn clamped_word(integral: f32, to: Integer) -> u32 {
     (clamped + ONES).to_bits() as u32
 }
 
-/// `cvt` from f32 (f16, bf16) to an integer, clamped to its range. NaN becomes 0, but `1 << 63` in
+/// `cvt` from f32 (f16, bf16) to an integer, clamped to its range. NaN becomes 0, or `1 << 63` in
 /// 64-bit destinations (PTX ISA, cvt, "Floating-point notes").
 #[inline(always)]
 pub(crate) fn f32_to_integer(x: f32, rounding: Rounding, to: Integer) -> u64 {
@@ -160,8 +159,8 @@ pub(crate) fn f32_to_integer(x: f32, rounding: Rounding, to: Integer) -> u64 {
     if x.is_nan() { nan } else { value }
 }
 
-/// `cvt` from f64 to an integer, clamped to its range. NaN becomes the integer with the highest bit
-/// of the destination alone (PTX ISA, cvt, "Floating-point notes").
+/// `cvt` from f64 to an integer, clamped to its range. NaN becomes the integer with only the
+/// destination's highest bit set (PTX ISA, cvt, "Floating-point notes").
 #[inline(always)]
 pub(crate) fn f64_to_integer(x: f64, rounding: Rounding, to: Integer) -> u64 {
     let integral = integral_f64(x, rounding);
@@ -274,7 +273,7 @@ pub(crate) fn f32_to_f64(x: f32) -> f64 {
     f64::from_bits(if is_nan { nan } else { f64::from(x).to_bits() })
 }
 
-/// How `cvt` cuts an f32 to the 11 significant bits of tf32.
+/// How `cvt` rounds an f32 to the 11 significant bits of tf32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tf32Rounding {
     /// `.rna`: to nearest, ties away from zero.
@@ -285,7 +284,7 @@ pub(crate) enum Tf32Rounding {
     Zero,
 }
 
-/// `cvt.rna.tf32.f32` and its siblings: an f32 whose 13 low bits are zeros.
+/// `cvt.rna.tf32.f32` and variants: an f32 whose low 13 bits are zero.
 #[inline(always)]
 pub(crate) fn f32_to_tf32(x: f32, rounding: Tf32Rounding) -> f32 {
     let bits = x.to_bits();
@@ -295,7 +294,7 @@ pub(crate) fn f32_to_tf32(x: f32, rounding: Tf32Rounding) -> f32 {
         Tf32Rounding::NearestEven => 0xfff + (bits >> 13 & 1),
         Tf32Rounding::Zero => 0,
     };
-    // Infinity has no bit below the cut: it stays.
+    // Infinity has no bits below the cut, so it stays.
     let rounded = bits.wrapping_add(increment) & !0x1fff;
     let is_nan = magnitude > 0x7f80_0000;
     f32::from_bits(if is_nan { NAN_F32.to_bits() } else { rounded })
@@ -311,7 +310,7 @@ pub(crate) enum Float8 {
 }
 
 impl Float8 {
-    /// `cvt.rn.satfinite` from f32 to one of a pair: clamped to the largest numbers; NaN is `0x7f`.
+    /// `cvt.rn.satfinite` from f32, one of a pair: clamped to the largest number; NaN is `0x7f`.
     pub(crate) fn narrow(self, x: f32) -> u8 {
         let (format, largest) = match self {
             Float8::E4M3 => (E4M3, 448.0),
@@ -324,27 +323,28 @@ impl Float8 {
         format.round(Exact::of(clamped), Rounding::Nearest) as u8
     }
 
-    /// The same number in f16: `cvt.rn.f16x2` from one of a pair.
+    /// The same number in f16: `cvt.rn.f16x2`, one of a pair.
     pub(crate) fn widen(self, bits: u8) -> u16 {
         match self {
             Float8::E5M2 if bits & 0x7f > 0x7c => NAN_HALF,
             Float8::E5M2 => u16::from(bits) << 8,
             Float8::E4M3 if bits & 0x7f == 0x7f => NAN_HALF,
             Float8::E4M3 => {
-                // The fields in place are 2^8 too small: the exponents' biases are 15 and 7.
+                // With the fields in place the value is too small by 2^8, since the exponent biases
+                // are 15 and 7.
                 let magnitude = F16::widen(u16::from(bits & 0x7f) << 7);
                 F16::narrow(magnitude * 256.0) | u16::from(bits & 0x80) << 8
             }
         }
     }
 
-    /// `cvt.rn.satfinite.e4m3x2.f32 d, high, low` and its sibling, with `relu` for `.relu`.
+    /// `cvt.rn.satfinite.e4m3x2.f32 d, high, low` and the e5m2 variant, with `relu` for `.relu`.
     pub(crate) fn narrow_pair(self, high: f32, low: f32, relu: bool) -> u16 {
         let narrow = |x| self.narrow(if relu { relu_f32(x) } else { x });
         u16::from(narrow(high)) << 8 | u16::from(narrow(low))
     }
 
-    /// `cvt.rn.f16x2.e4m3x2` and its sibling.
+    /// `cvt.rn.f16x2.e4m3x2` and the e5m2 variant.
     pub(crate) fn widen_pair(self, pair: u16) -> u32 {
         let [low, high] = pair.to_le_bytes();
         u32::from(self.widen(high)) << 16 | u32::from(self.widen(low))

@@ -1,12 +1,11 @@
 //! f64 arithmetic in the four rounding modes.
 //!
-//! Implements PTX ISA, "Floating-Point Instructions", for `.f64`. Nearest even is what the
-//! processor does; the directed modes, which nothing calls in a hurry, are rounded from exact
-//! results.
+//! Implements PTX ISA, "Floating-Point Instructions", for `.f64`. The processor computes nearest
+//! even. The directed modes are rarely used and are rounded from exact results.
 //!
-//! NaN: f64 instructions keep payloads. A result that is NaN is the first operand that is one,
-//! made quiet; where there was none (0 * inf, inf - inf) it is `0xfff8000000000000`. PTX leaves
-//! open which of several NaN operands is kept.
+//! NaN: f64 instructions keep payloads. A NaN result is the first NaN operand, quieted; without one
+//! (0 * inf, inf - inf) it is `0xfff8000000000000`. PTX does not specify which of several NaN
+//! operands is kept.
 
 use super::exact::{BINARY64, Exact, Rounding};
 
@@ -16,8 +15,8 @@ pub(crate) const INVALID_F64: f64 = f64::from_bits(0xfff8_0000_0000_0000);
 const QUIET: u64 = 1 << 51;
 const INFINITY: u64 = 0x7ff << 52;
 
-/// `result`, or if that is NaN the one that the operands call for. In integers, as a compiler
-/// takes one NaN to be as good as another.
+/// `result`, or the NaN that the operands determine. Computed on integers, because a compiler may
+/// exchange NaNs.
 #[inline(always)]
 pub(crate) fn with_payload<const N: usize>(result: f64, operands: [f64; N]) -> f64 {
     let is_nan = |bits: u64| bits & (u64::MAX >> 1) > INFINITY;

@@ -1,32 +1,32 @@
-//! Exact results and their one rounding.
+//! Exact results and their single rounding.
 //!
 //! IEEE 754 defines every arithmetic operation in two steps: compute the exact result, then round
-//! it once to the destination's format. This file is that definition in integers. Each finite value
-//! is `significand * 2^exponent`; products, sums, quotients and roots of such values are computed
-//! in 128-bit integers, and [`Format::round`] cuts the result to any binary format in any of the
+//! it once to the destination's format. This file implements that definition with integers. Each
+//! finite value is `significand * 2^exponent`. Products, sums, quotients and roots are computed in
+//! 128-bit integers, and [`Format::round`] rounds the result to any binary format in any of the
 //! four rounding modes of PTX (`.rn`, `.rz`, `.rm`, `.rp`).
 //!
-//! It is the slow and sure path: what the processor's own arithmetic can do (nearest even in f32
-//! and f64) does not come here.
+//! This is the slow path. What the processor's own arithmetic computes (nearest even in f32 and
+//! f64) does not use it.
 
-/// Where an inexact result goes: the rounding modifiers of PTX (PTX ISA, "Rounding Modifiers").
+/// The rounding modifiers of PTX (PTX ISA, "Rounding Modifiers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// `.rn`, `.rni`: to nearest, ties to even.
     Nearest,
-    /// `.rz`, `.rzi`: towards zero.
+    /// `.rz`, `.rzi`: toward zero.
     Zero,
-    /// `.rm`, `.rmi`: towards minus infinity.
+    /// `.rm`, `.rmi`: toward minus infinity.
     Down,
-    /// `.rp`, `.rpi`: towards plus infinity.
+    /// `.rp`, `.rpi`: toward plus infinity.
     Up,
 }
 
-/// A finite real number: `±(significand + t) * 2^exponent`, where `t` is 0, or, if `sticky`, some
-/// number strictly between 0 and 1.
+/// A finite real number: `±(significand + t) * 2^exponent`. `t` is 0, or, if `sticky`, some number
+/// strictly between 0 and 1.
 ///
-/// A sticky value has at least two significant bits more than any format that it is rounded to:
-/// then `t` can break a tie but never be one.
+/// A sticky value has at least two more significant bits than any format that it is rounded to, so
+/// `t` can break a tie but never create one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exact {
     pub(crate) negative: bool,
@@ -35,11 +35,11 @@ pub(crate) struct Exact {
     pub(crate) sticky: bool,
 }
 
-/// Bits to which operands are aligned before a sum or a quotient: leaves two bits for carries.
+/// Bits to which operands are aligned before a sum or quotient; two bits remain for carries.
 const ALIGNED_BITS: u32 = 125;
 
 impl Exact {
-    /// The value of a finite f64, and so of every finite f32, f16 and bf16.
+    /// The value of a finite f64, and thus of every finite f32, f16 and bf16.
     pub(crate) fn of(x: f64) -> Self {
         let bits = x.to_bits();
         let fraction = bits & ((1 << 52) - 1);
@@ -53,7 +53,7 @@ impl Exact {
         }
     }
 
-    /// The value of an integer that is given as sign and magnitude.
+    /// The value of an integer given as sign and magnitude.
     pub(crate) fn of_integer(negative: bool, magnitude: u64) -> Self {
         Exact {
             negative,
@@ -86,8 +86,8 @@ impl Exact {
         }
     }
 
-    /// The sum. A zero from cancellation is positive except in mode `Down` (IEEE 754, 6.3), which
-    /// is the only use of `rounding`.
+    /// The sum. An exact zero sum is positive except in mode `Down` (IEEE 754, 6.3); `rounding` has
+    /// no other effect.
     pub(crate) fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
         let zero_sign = match a.negative == b.negative {
             true => a.negative,
@@ -116,7 +116,7 @@ impl Exact {
 
         let significand = match large.negative == small.negative {
             true => large.significand + shifted,
-            // What was cut off belongs to the subtrahend: it borrows a unit and leaves a fraction.
+            // The bits cut off belong to the subtrahend: borrow one unit and keep a fraction.
             false => large.significand - shifted - u128::from(sticky),
         };
         let negative = if significand == 0 && !sticky {
@@ -139,7 +139,7 @@ impl Exact {
             return Exact { negative, ..a };
         }
         let (a, b) = (a.aligned(), b.aligned());
-        // The divisor's low bits are zeros, as it comes from a format of at most 53 bits.
+        // The divisor's low bits are zero, because it has at most 53 significant bits.
         let divisor = b.significand >> (ALIGNED_BITS - 53);
         Exact {
             negative,
@@ -149,7 +149,7 @@ impl Exact {
         }
     }
 
-    /// The square root of a number that is zero or positive.
+    /// The square root of a non-negative number.
     pub(crate) fn square_root(self) -> Exact {
         if self.is_zero() {
             return self;
@@ -167,7 +167,7 @@ impl Exact {
     }
 }
 
-/// `value >> count` for any count, and whether a bit that was set fell off.
+/// `value >> count` for any count, and whether a set bit was shifted out.
 fn shift_right(value: u128, count: u32) -> (u128, bool) {
     match count {
         0 => (value, false),
@@ -181,7 +181,7 @@ fn shift_right(value: u128, count: u32) -> (u128, bool) {
 pub(crate) struct Format {
     /// Bits of an encoding.
     width: u32,
-    /// Significant bits, the hidden one included.
+    /// Significant bits, including the hidden one.
     precision: u32,
     /// Exponent of the smallest normal number.
     min_exponent: i32,
@@ -195,8 +195,8 @@ pub(crate) const BINARY16: Format = Format::new(16, 11, -14, 15);
 pub(crate) const BFLOAT16: Format = Format::new(16, 8, -126, 127);
 /// The 8-bit format with 5 exponent bits (OCP 8-bit floating point).
 pub(crate) const E5M2: Format = Format::new(8, 3, -14, 15);
-/// The 8-bit format with 4 exponent bits. It has no infinity: what lies beyond its largest number,
-/// 448, has no encoding here, so that callers clamp before they round.
+/// The 8-bit format with 4 exponent bits. It has no infinity: values above its largest number, 448,
+/// have no encoding, so callers clamp before rounding.
 pub(crate) const E4M3: Format = Format::new(8, 4, -6, 8);
 
 impl Format {
@@ -233,13 +233,13 @@ impl Format {
             Rounding::Down => x.negative && (half || below),
             Rounding::Up => !x.negative && (half || below),
         };
-        // A significand that carries into the next binade carries into the exponent field too.
+        // A significand that carries into the next binade also carries into the exponent field.
         let binade_field = ((binade - self.min_exponent) as u64) << (self.precision - 1);
         let magnitude = binade_field + kept as u64 + u64::from(away);
         sign | self.within_range(magnitude, x.negative, rounding)
     }
 
-    /// What becomes of a magnitude that may lie beyond the largest number (IEEE 754, 7.4).
+    /// The result for a magnitude that may exceed the largest number (IEEE 754, 7.4).
     fn within_range(self, magnitude: u64, negative: bool, rounding: Rounding) -> u64 {
         if magnitude < self.infinity() {
             return magnitude;
@@ -254,7 +254,7 @@ impl Format {
     }
 }
 
-/// `significand / 2^cut`: its integer part, its first bit below, and whether any further bit is
+/// `significand / 2^cut`: the integer part, the first bit below it, and whether any further bit is
 /// set.
 fn split(significand: u128, cut: i32) -> (u128, bool, bool) {
     if cut <= 0 {

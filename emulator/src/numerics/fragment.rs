@@ -1,8 +1,9 @@
-//! Where the elements of a matrix live in the registers of a warp.
+//! The layout of matrix fragments in the registers of a warp.
 //!
-//! Implements PTX ISA, "Matrix Fragments for mma.m16n8k4 .. k32" in one rule. All these shapes tile
-//! the warp in the same way: eight groups of four lanes; a group holds a row of A, a column of B,
-//! and a row of the accumulator; the four lanes hold neighboring registers along the other axis.
+//! Implements PTX ISA, "Matrix Fragments for mma.m16n8k4 .. k32", as one rule. All these shapes
+//! divide the warp into eight groups of four lanes. A group holds a row of A, a column of B and a
+//! row of the accumulator. The four lanes of a group hold adjacent registers along the other
+//! dimension.
 //!
 //! ```text
 //! A (16 x k)      lane 4g + t, register r: row g + 8 (r mod 2), e columns from e (t + 4 (r / 2))
@@ -10,8 +11,8 @@
 //! C, D (16 x 8)   lane 4g + t: rows g and g + 8, columns 2t and 2t + 1
 //! ```
 //!
-//! where a register packs e = 32 / bits elements, the first in the lowest bits. One instruction
-//! differs: m8n8k4 of f64, whose A has one row a group ([`super::tensor_core::multiply_f64`]).
+//! A register packs e = 32 / bits elements, the first one in the lowest bits. One instruction
+//! differs: m8n8k4 of f64, whose A has one row per group ([`super::tensor_core::multiply_f64`]).
 
 /// Lanes of a warp.
 pub(crate) const LANES: usize = 32;
@@ -32,7 +33,7 @@ pub(crate) enum Operand {
     F16,
     /// `.bf16`.
     Bf16,
-    /// `.tf32`: an f32 of which the 13 low bits are ignored.
+    /// `.tf32`: an f32 whose low 13 bits are ignored.
     Tf32,
     /// `.s8`.
     S8,
@@ -41,7 +42,7 @@ pub(crate) enum Operand {
 }
 
 impl Operand {
-    /// Elements that a register holds.
+    /// Elements per register.
     pub(crate) const fn per_register(self) -> usize {
         match self {
             Operand::F16 | Operand::Bf16 => 2,
@@ -56,7 +57,7 @@ impl Operand {
 pub(crate) enum Accumulator {
     /// `.f32`.
     F32,
-    /// `.f16`, two in a register.
+    /// `.f16`, two per register.
     F16,
     /// `.s32`, wrapping around.
     S32,
@@ -64,18 +65,23 @@ pub(crate) enum Accumulator {
     SaturatedS32,
 }
 
-/// An instruction `mma.sync.aligned.m16n8k{k}.row.col` by its types.
+/// An `mma.sync.aligned.m16n8k{k}.row.col` instruction by its types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct MmaKind {
     a: Operand,
     b: Operand,
     accumulator: Accumulator,
     k: usize,
 }
 
-impl Kind {
-    /// The instruction of these types and this k, or none where PTX has none.
-    pub(crate) fn new(a: Operand, b: Operand, accumulator: Accumulator, k: usize) -> Option<Kind> {
+impl MmaKind {
+    /// The instruction with these types and this k; `None` if PTX has none.
+    pub(crate) fn new(
+        a: Operand,
+        b: Operand,
+        accumulator: Accumulator,
+        k: usize,
+    ) -> Option<MmaKind> {
         use Accumulator as Acc;
         let exists = match (a, b, accumulator) {
             (Operand::F16, Operand::F16, Acc::F32 | Acc::F16) => k == 8 || k == 16,
@@ -86,7 +92,7 @@ impl Kind {
             }
             _ => false,
         };
-        exists.then_some(Kind {
+        exists.then_some(MmaKind {
             a,
             b,
             accumulator,
@@ -106,22 +112,22 @@ impl Kind {
         self.accumulator
     }
 
-    /// The extent that is summed over.
+    /// The extent of the reduction.
     pub(crate) const fn k(self) -> usize {
         self.k
     }
 
-    /// Registers of A in each lane.
+    /// Registers of A per lane.
     pub(crate) const fn a_registers(self) -> usize {
         ROWS * self.k / LANES / self.a.per_register()
     }
 
-    /// Registers of B in each lane.
+    /// Registers of B per lane.
     pub(crate) const fn b_registers(self) -> usize {
         COLUMNS * self.k / LANES / self.b.per_register()
     }
 
-    /// Registers of C, and of D, in each lane.
+    /// Registers of C, and of D, per lane.
     pub(crate) const fn accumulator_registers(self) -> usize {
         match self.accumulator {
             Accumulator::F16 => 2,
@@ -129,7 +135,7 @@ impl Kind {
         }
     }
 
-    /// Floating-point (or integer) operations: a multiplication and an addition count as two.
+    /// Floating-point (or integer) operations; a multiply-add counts as two.
     pub(crate) const fn operations(self) -> usize {
         2 * ROWS * COLUMNS * self.k
     }

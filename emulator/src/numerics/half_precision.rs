@@ -1,14 +1,14 @@
 //! f16 and bf16: widening, narrowing and arithmetic, scalar and packed in pairs.
 //!
 //! Implements PTX ISA, "Half Precision Floating-Point Instructions": add, sub, mul, fma, neg, abs,
-//! min, max of `.f16`, `.bf16` and of pairs of them, with `.ftz`, `.sat` and `.relu`. They know one
-//! rounding mode, nearest even.
+//! min, max of `.f16`, `.bf16` and of pairs of them, with `.ftz`, `.sat` and `.relu`. The only
+//! rounding mode is nearest even.
 //!
-//! Sums and products are computed in f32 and rounded again. That is exact, as f32 has at least
-//! 2p + 2 significant bits for both formats (Figueroa, "When is double rounding innocuous?", 1995).
-//! It does not hold for a fused multiply-add, which therefore goes through rounding to odd.
+//! Sums and products are computed in f32 and rounded again. This double rounding is exact, because
+//! f32 has at least 2p + 2 significant bits for both formats (Figueroa, "When is double rounding
+//! innocuous?", 1995). That does not hold for a fused multiply-add, which uses rounding to odd.
 //!
-//! NaN: results are `0x7fff` in both formats. neg and abs only touch the sign bit.
+//! NaN: results are `0x7fff` in both formats. neg and abs only change the sign bit.
 
 use super::compare::{NanOperand, max_f32, min_f32, with_product_of_signs};
 use super::rounding::{self, narrow_to_odd, sum_to_odd};
@@ -16,7 +16,7 @@ use super::rounding::{self, narrow_to_odd, sum_to_odd};
 /// The NaN of all f16 and bf16 results.
 pub(crate) const NAN_HALF: u16 = 0x7fff;
 
-/// A 16-bit format: a number is its bits.
+/// A 16-bit format; a number is given by its bits.
 pub(crate) trait Half {
     /// Bits of the smallest normal number, the lowest bit of the exponent field.
     const SMALLEST_NORMAL: u16;
@@ -39,8 +39,8 @@ impl Half for F16 {
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
-        // With the fields in place the value is 2^112 too small, as the exponents' biases differ
-        // by 112; the product is exact, for subnormals too.
+        // With the fields in place the value is too small by 2^112, the difference of the exponent
+        // biases. The product is exact, also for subnormals.
         const BIAS: f32 = f32::from_bits((127 + 112) << 23);
         let magnitude = u32::from(bits & 0x7fff);
         let number = (f32::from_bits(magnitude << 13) * BIAS).to_bits();
@@ -56,7 +56,7 @@ impl Half for F16 {
         let bits = x.to_bits();
         let magnitude = bits & 0x7fff_ffff;
 
-        // Next to a half, an f32 resolves 2^-24, the subnormals' unit: the sum does the rounding.
+        // Near 0.5, the ulp of an f32 is 2^-24, the unit of f16 subnormals: the sum rounds.
         let subnormal = (f32::from_bits(magnitude) + 0.5)
             .to_bits()
             .wrapping_sub(0x3f00_0000);
@@ -124,13 +124,13 @@ pub(crate) fn fma<H: Half>(a: u16, b: u16, c: u16) -> u16 {
     H::narrow(narrow_to_odd(total))
 }
 
-/// `neg`: the other sign, for NaN too.
+/// `neg`: flips the sign, also of NaN.
 #[inline(always)]
 pub(crate) fn neg(x: u16) -> u16 {
     x ^ 0x8000
 }
 
-/// `abs`: no sign, for NaN too.
+/// `abs`: clears the sign, also of NaN.
 #[inline(always)]
 pub(crate) fn abs(x: u16) -> u16 {
     x & 0x7fff
@@ -148,7 +148,7 @@ pub(crate) fn max<H: Half>(a: u16, b: u16, nan: NanOperand) -> u16 {
     H::narrow(max_f32(H::widen(a), H::widen(b), nan))
 }
 
-/// `.xorsign.abs` of min and max: the chosen magnitude with the product of the signs of a and b.
+/// `.xorsign.abs` of min and max: the selected magnitude with the product of the signs of a and b.
 #[inline(always)]
 pub(crate) fn xorsign<H: Half>(magnitude: u16, a: u16, b: u16) -> u16 {
     H::narrow(with_product_of_signs(
@@ -158,7 +158,7 @@ pub(crate) fn xorsign<H: Half>(magnitude: u16, a: u16, b: u16) -> u16 {
     ))
 }
 
-/// `.ftz`: a subnormal becomes a zero of its sign. Applies to operands and to results.
+/// `.ftz`: a subnormal becomes a zero of the same sign. Applies to operands and results.
 #[inline(always)]
 pub(crate) fn flush<H: Half>(x: u16) -> u16 {
     if x & 0x7fff < H::SMALLEST_NORMAL {
@@ -186,13 +186,13 @@ pub(crate) fn relu_f32(x: f32) -> f32 {
     if x <= 0.0 { 0.0 } else { x }
 }
 
-/// The two halves of a packed register, the lower first.
+/// The two halves of a packed register, lower half first.
 #[inline(always)]
 pub(crate) fn unpack(pair: u32) -> [u16; 2] {
     [pair as u16, (pair >> 16) as u16]
 }
 
-/// A packed register of two halves, the lower first.
+/// A packed register of two halves, lower half first.
 #[inline(always)]
 pub(crate) fn pack([low, high]: [u16; 2]) -> u32 {
     u32::from(low) | u32::from(high) << 16

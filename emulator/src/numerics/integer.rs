@@ -1,9 +1,9 @@
-//! The integer and logic instructions that Rust has no operator for.
+//! Integer and logic instructions without a Rust operator.
 //!
 //! Implements PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic
 //! Instructions" and "Logic and Shift Instructions". Registers are bits: where signed and unsigned
-//! differ, functions come in pairs or take the type. What wraps around (add, sub, mul.lo, mad.lo,
-//! neg, abs of the smallest number) is Rust's `wrapping_*` and not repeated here.
+//! differ, functions come in pairs or take the type. Operations that wrap around (add, sub, mul.lo,
+//! mad.lo, neg, abs of the smallest number) are Rust's `wrapping_*` and not repeated here.
 
 /// `mul.hi.u32`.
 #[inline(always)]
@@ -55,7 +55,7 @@ fn product24_s32(a: i32, b: i32) -> i64 {
     low(a) * low(b)
 }
 
-/// `mul24.lo.u32`: bits 31 to 0 of the product. `mad24` adds to it with wrapping around.
+/// `mul24.lo.u32`: bits 31 to 0 of the product. `mad24` adds to it and wraps around.
 #[inline(always)]
 pub(crate) fn mul24_lo_u32(a: u32, b: u32) -> u32 {
     product24_u32(a, b) as u32
@@ -142,12 +142,12 @@ pub(crate) fn sub_borrow_u64(a: u64, b: u64, borrow: bool) -> (u64, bool) {
 
 /// Defines division and remainder of a signed and an unsigned type.
 ///
-/// PTX leaves a division by zero to the machine. The code that ptxas emits selects all ones then,
-/// for quotients and for remainders of both signs, and so do we. The one quotient that overflows,
-/// the smallest number by -1, wraps around to the smallest number, with remainder 0.
+/// PTX does not specify division by zero. The code that ptxas emits returns all ones, for quotients
+/// and remainders of both signs, and so does this. The one quotient that overflows, the smallest
+/// number by -1, wraps around to the smallest number, with remainder 0.
 macro_rules! division {
     ($signed:ty, $unsigned:ty, $div_s:ident, $rem_s:ident, $div_u:ident, $rem_u:ident) => {
-        /// `div` of a signed type, towards zero; all ones if `b` is zero.
+        /// `div` of a signed type, toward zero; all ones if `b` is zero.
         #[inline(always)]
         pub(crate) fn $div_s(a: $signed, b: $signed) -> $signed {
             if b == 0 { -1 } else { a.wrapping_div(b) }
@@ -177,10 +177,10 @@ division!(i16, u16, div_s16, rem_s16, div_u16, rem_u16);
 division!(i32, u32, div_s32, rem_s32, div_u32, rem_u32);
 division!(i64, u64, div_s64, rem_s64, div_u64, rem_u64);
 
-/// Defines the shifts of one width. Amounts beyond the width count as the width.
+/// Defines the shifts of one width. Larger amounts count as the width.
 macro_rules! shifts {
     ($signed:ty, $unsigned:ty, $shl:ident, $shr_u:ident, $shr_s:ident) => {
-        /// `shl`; zero for amounts of the width and beyond.
+        /// `shl`; zero for amounts of at least the width.
         #[inline(always)]
         pub(crate) fn $shl(a: $unsigned, amount: u32) -> $unsigned {
             if amount < <$unsigned>::BITS {
@@ -190,7 +190,7 @@ macro_rules! shifts {
             }
         }
 
-        /// `shr` of an unsigned type; zero for amounts of the width and beyond.
+        /// `shr` of an unsigned type; zero for amounts of at least the width.
         #[inline(always)]
         pub(crate) fn $shr_u(a: $unsigned, amount: u32) -> $unsigned {
             if amount < <$unsigned>::BITS {
@@ -200,7 +200,7 @@ macro_rules! shifts {
             }
         }
 
-        /// `shr` of a signed type; the sign everywhere for amounts of the width and beyond.
+        /// `shr` of a signed type; all sign bits for amounts of at least the width.
         #[inline(always)]
         pub(crate) fn $shr_s(a: $signed, amount: u32) -> $signed {
             a >> amount.min(<$unsigned>::BITS - 1)
@@ -220,8 +220,8 @@ pub(crate) fn dp4a(a: u32, a_signed: bool, b: u32, b_signed: bool, c: u32) -> u3
     c.wrapping_add_signed(sum)
 }
 
-/// `dp2a`: c plus the dot product of the two halves of a with two bytes of b, the upper ones if
-/// `high` (`.hi`) and else the lower ones.
+/// `dp2a`: c plus the dot product of the two halves of a with two bytes of b: the upper two if
+/// `high` (`.hi`), else the lower two.
 #[inline(always)]
 pub(crate) fn dp2a(a: u32, a_signed: bool, b: u32, b_signed: bool, high: bool, c: u32) -> u32 {
     let half = |shift: u32| match a_signed {

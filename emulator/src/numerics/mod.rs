@@ -1,8 +1,8 @@
-//! What instructions compute, lane by lane: pure functions of bits.
+//! The arithmetic of instructions, per lane: pure functions of bits.
 //!
-//! The interpreter calls these in loops over the 32 lanes of a warp. They are small, inlined and
-//! free of allocation, so that the compiler can vectorise the loops; where a function takes a
-//! rounding mode or a type as a value, match on it outside of the loop.
+//! The interpreter calls these in loops over the 32 lanes of a warp. They are small, inlined and do
+//! not allocate, so that the compiler can vectorize the loops. If a function takes a rounding mode
+//! or a type as a value, match on it outside the loop.
 //!
 //! | file | instructions |
 //! |---|---|
@@ -16,9 +16,9 @@
 //! | [`fragment`], [`tensor_core`], [`matrix_move`] | mma.sync, ldmatrix, stmatrix, movmatrix |
 //! | [`warp_matrix`] | wmma |
 //!
-//! [`exact`] and [`series`] are what the others are made of. What PTX specifies to the last bit is
-//! computed to the last bit; where it leaves a choice, the file's header says what we chose. Every
-//! function is deterministic and gives the same bits on every machine.
+//! [`exact`] and [`series`] are the basis of the others. Results that PTX specifies exactly are
+//! bit-exact. Where PTX leaves a choice, the file's header documents it. Every function is
+//! deterministic and gives the same bits on every machine.
 
 pub(crate) mod approximate;
 pub(crate) mod bits;

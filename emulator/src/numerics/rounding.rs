@@ -1,17 +1,16 @@
 //! f32 arithmetic in the four rounding modes, and the modifiers `.ftz` and `.sat`.
 //!
 //! Implements PTX ISA, "Floating-Point Instructions": add, sub, mul, fma, div, rcp and sqrt with
-//! `.rn`, `.rz`, `.rm` and `.rp`, which are exact: the result is that of IEEE 754 to the last bit.
+//! `.rn`, `.rz`, `.rm` and `.rp`. Results are those of IEEE 754, bit for bit.
 //!
-//! Nearest even is what the processor does. The directed modes take the detour over f64: there a
-//! product of two f32 is exact, and a sum, quotient or root comes with the exact sign of its error
-//! (error-free transformations: Knuth's TwoSum, and residuals by fused multiply-add). *Rounding to
-//! odd* writes that sign into the last bit of the f64, and as f64 has more than two bits beyond
-//! f32's, rounding this once more gives what one rounding of the exact result would have given
-//! (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+//! The processor computes nearest even. The directed modes are computed through f64. There the
+//! product of two f32 is exact, and for a sum, quotient or root the exact sign of the error is
+//! known (error-free transformations: Knuth's TwoSum, and residuals by fused multiply-add).
+//! *Rounding to odd* encodes that sign in the last bit of the f64. Since f64 has more than two
+//! extra bits, rounding this again gives the same as one rounding of the exact result (Boldo and
+//! Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
 //!
-//! NaN: f32 instructions forget payloads. GPUs deliver `0x7fffffff`, and so does every function
-//! here.
+//! NaN: f32 instructions drop payloads. GPUs return `0x7fffffff`, and so does every function here.
 //!
 //! `.ftz` and `.sat` compose: `saturate(flush(add(flush(a), flush(b), mode)))`.
 
@@ -20,10 +19,10 @@ pub(crate) use super::exact::Rounding;
 /// The NaN of all f32 results.
 pub(crate) const NAN_F32: f32 = f32::from_bits(0x7fff_ffff);
 
-/// The canonical NaN if `is_nan`, and else `x`.
+/// The canonical NaN if `is_nan`, else `x`.
 ///
-/// In integers, because the compiler takes one NaN to be as good as another: it drops a selection
-/// between floating-point values that differ in nothing else.
+/// Computed on integers, because the compiler considers all NaNs equal and drops a selection
+/// between floating-point values that differ only in the NaN.
 #[inline(always)]
 pub(crate) fn nan_if(is_nan: bool, x: f32) -> f32 {
     f32::from_bits(if is_nan {
@@ -39,7 +38,7 @@ pub(crate) fn canonical(x: f32) -> f32 {
     nan_if(x.to_bits() & 0x7fff_ffff > 0x7f80_0000, x)
 }
 
-/// `.ftz`: a subnormal becomes a zero of its sign. Applies to operands and to results.
+/// `.ftz`: a subnormal becomes a zero of the same sign. Applies to operands and results.
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -112,7 +111,7 @@ pub(crate) fn div(a: f32, b: f32, rounding: Rounding) -> f32 {
     } else {
         residual
     };
-    // An infinite divisor makes a zero quotient and a NaN residual: no error, as it should be.
+    // An infinite divisor gives a zero quotient and a NaN residual, which counts as no error.
     narrow(to_odd(quotient, error), rounding)
 }
 
@@ -137,7 +136,7 @@ pub(crate) fn sqrt(x: f32, rounding: Rounding) -> f32 {
 #[inline(always)]
 fn sum(a: f64, b: f64, rounding: Rounding) -> f32 {
     let total = sum_to_odd(a, b);
-    // Opposite numbers sum to plus zero, but downwards to minus zero (IEEE 754, 6.3).
+    // Opposite numbers sum to plus zero, or to minus zero when rounding down (IEEE 754, 6.3).
     let canceled = total == 0.0 && a.is_sign_negative() != b.is_sign_negative();
     let total = if canceled && rounding == Rounding::Down {
         -0.0
@@ -156,8 +155,8 @@ pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
     to_odd(total, error)
 }
 
-/// `nearest` moved to the neighbor with an odd last bit if the exact value, `nearest + error`, is
-/// none of the two. A NaN error, which comes with infinities, counts as none.
+/// `nearest`, moved to the neighbor with an odd last bit if the exact value `nearest + error` is
+/// not representable. A NaN error, which occurs with infinities, counts as zero.
 #[inline(always)]
 fn to_odd(nearest: f64, error: f64) -> f64 {
     let bits = nearest.to_bits();
@@ -184,7 +183,7 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
         Rounding::Down => back > x,
         Rounding::Up => back < x,
     };
-    // To the next number towards zero, or from it where the mode points that way.
+    // To the next number toward zero, or away from it if the mode rounds that way.
     let outwards = match rounding {
         Rounding::Nearest | Rounding::Zero => false,
         Rounding::Down => nearest.is_sign_negative(),
@@ -198,11 +197,11 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
     canonical(f32::from_bits(if too_large { neighbor } else { bits }))
 }
 
-/// An f64 rounded to odd in f32, from where it may be rounded once more to at most 22 bits.
+/// An f64 rounded to odd in f32, which may then be rounded to at most 22 bits.
 #[inline(always)]
 pub(crate) fn narrow_to_odd(x: f64) -> f32 {
     let truncated = narrow(x, Rounding::Zero);
-    // The canonical NaN, which differs from itself, has its last bit set already.
+    // The canonical NaN, which differs from itself, already has its last bit set.
     let inexact = f64::from(truncated) != x;
     f32::from_bits(truncated.to_bits() | u32::from(inexact))
 }

@@ -1,17 +1,16 @@
-//! Elementary functions in f64 with an error of a few units of the last place: 2^x, log2, sine,
-//! cosine and tanh of f32 arguments.
+//! Elementary functions in f64 with an error of a few ulps: 2^x, log2, sine, cosine and tanh of f32
+//! arguments.
 //!
-//! They exist so that the approximate instructions give the same bits on every machine and in every
-//! build, which the platform's libm does not promise, and so that loops over them vectorise: each
-//! is a range reduction, which is exact or nearly so, and a Taylor polynomial that is short because
-//! the reduced argument is small. Multiplications and additions are kept apart: a fused
-//! multiply-add would be slow where the processor has none and would make results differ where it
-//! has one.
+//! They give the approximate instructions the same bits on every machine and in every build, which
+//! the platform's libm does not guarantee, and loops over them vectorize. Each function is a nearly
+//! exact range reduction followed by a Taylor polynomial, which is short because the reduced
+//! argument is small. Multiplications and additions stay separate: a fused multiply-add is slow on
+//! processors without one, and gives other results on those with one.
 
 use std::f64::consts::{FRAC_PI_2, LN_2, LOG2_E};
 
-/// Adding and subtracting this rounds an f64 of at most 2^51 to an integer, ties to even, and
-/// leaves that integer in the low bits of the sum.
+/// Adding and subtracting this rounds an f64 of at most 2^51 to an integer, ties to even. The low
+/// bits of the sum are that integer.
 const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
 /// The nearest integer, and the same as the low bits of a word.
@@ -28,7 +27,7 @@ fn power_of_two(k: i64) -> f64 {
     f64::from_bits((k.wrapping_add(1023) as u64) << 52)
 }
 
-/// The polynomial with these coefficients, that of the highest power first, by Horner's rule.
+/// The polynomial with these coefficients, highest power first, by Horner's rule.
 #[inline(always)]
 fn polynomial<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
     let mut sum = 0.0;
@@ -49,7 +48,7 @@ const fn inverse_factorial(n: u32) -> f64 {
     1.0 / product as f64
 }
 
-/// Every second of 1/n!, down from `highest`, with alternating signs that end in `last_sign`.
+/// Every second 1/n!, down from `highest`, with alternating signs that end in `last_sign`.
 const fn alternating<const N: usize>(highest: u32) -> [f64; N] {
     let mut coefficients = [0.0; N];
     let mut i = 0;
@@ -100,7 +99,7 @@ fn split_exp2(x: f64) -> (f64, f64) {
     (power_of_two(k_bits), y * polynomial(y, EXPONENTIAL))
 }
 
-/// 2^x, as far as f32 can tell: below -200 and beyond 200 it stays what it is there.
+/// 2^x with the range of f32: constant below -200 and above 200.
 #[inline(always)]
 pub(crate) fn exp2(x: f64) -> f64 {
     let (scale, rest) = split_exp2(x.clamp(-200.0, 200.0));
@@ -130,7 +129,7 @@ pub(crate) fn tanh(x: f64) -> f64 {
     (t / (t + 2.0)).copysign(x)
 }
 
-/// Sine and cosine of a finite number that is an f32.
+/// Sine and cosine of a finite f32.
 #[inline(always)]
 pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     let (quadrant, r) = if x.abs() < SMALL_ANGLE {
@@ -155,11 +154,11 @@ pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     (sine, cosine)
 }
 
-/// Up to here a multiple of pi/2 has at most 25 bits.
+/// Up to this value, a multiple of pi/2 has at most 25 bits.
 const SMALL_ANGLE: f64 = 33_554_432.0;
 
-/// x = q pi/2 + r with |r| <= pi/4, after Cody and Waite: pi/2 in three parts, whose first two have
-/// 27 bits, so that their products with q are exact.
+/// x = q pi/2 + r with |r| <= pi/4, after Cody and Waite: pi/2 in three parts. The first two have
+/// 27 bits, so their products with q are exact.
 #[inline(always)]
 fn reduce_small(x: f64) -> (i64, f64) {
     const FIRST: f64 = f64::from_bits(0x3ff9_21fb_5400_0000);
@@ -169,7 +168,7 @@ fn reduce_small(x: f64) -> (i64, f64) {
     (q_bits, ((x - q * FIRST) - q * SECOND) - q * THIRD)
 }
 
-/// The first 256 bits of 2/pi behind the binary point.
+/// The first 256 bits of 2/pi after the binary point.
 const TWO_OVER_PI: [u64; 4] = [
     0xa2f9_836e_4e44_1529,
     0xfc27_57d1_f534_ddc0,
@@ -177,8 +176,8 @@ const TWO_OVER_PI: [u64; 4] = [
     0xfe51_63ab_debb_c561,
 ];
 
-/// x = q pi/2 + r with |r| <= pi/4, after Payne and Hanek: only the bits of 2/pi that matter for
-/// the fraction of x * 2/pi and its quadrant are multiplied. x is an f32 of at least 2^25.
+/// x = q pi/2 + r with |r| <= pi/4, after Payne and Hanek: multiplies only the bits of 2/pi that
+/// affect the quadrant and the fraction of x * 2/pi. x is an f32 of at least 2^25.
 #[inline(never)]
 fn reduce_large(x: f64) -> (i64, f64) {
     // |x| = significand 2^exponent with 24 bits, and 2 <= exponent <= 104.
@@ -200,7 +199,7 @@ fn reduce_large(x: f64) -> (i64, f64) {
     }
 }
 
-/// 128 bits of 2/pi from bit `start` behind the point on; `start` is below 128.
+/// 128 bits of 2/pi from bit `start` after the binary point; `start` is below 128.
 fn bits_of_two_over_pi(start: u32) -> u128 {
     let (word, shift) = ((start / 64) as usize, start % 64);
     let both = u128::from(TWO_OVER_PI[word]) << 64 | u128::from(TWO_OVER_PI[word + 1]);

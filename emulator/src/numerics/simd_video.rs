@@ -1,10 +1,10 @@
-//! Arithmetic on the bytes or halfwords of registers, side by side.
+//! Arithmetic on the bytes or halfwords of registers.
 //!
 //! Implements PTX ISA, "SIMD Video Instructions": `vadd2` to `vset4` on all parts of their operands
-//! in order. Parts are extended to 32 bits, operated on, and then either put side by side again or,
-//! with `.add`, summed up with the third operand.
+//! in order. Parts are extended to 32 bits, computed, and either packed again or, with `.add`,
+//! added to the third operand.
 
-/// The shape of an instruction: flags, so that it fits into an operand of 32 bits.
+/// The form of an instruction, as flags that fit into a 32-bit operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Form(u32);
 
@@ -17,12 +17,12 @@ impl Form {
     pub(crate) const SIGNED_A: Form = Form(4);
     /// The type of `b` is `.s32`.
     pub(crate) const SIGNED_B: Form = Form(8);
-    /// `.sat`: results are clamped to what a part of the result's type holds.
+    /// `.sat`: results are clamped to the range of the result's parts.
     pub(crate) const SATURATES: Form = Form(16);
     /// `.add`.
     pub(crate) const ACCUMULATES: Form = Form(32);
 
-    /// This form, with a flag or without.
+    /// Sets or clears a flag.
     pub(crate) fn with(self, flag: Form, is_set: bool) -> Form {
         if is_set { Form(self.0 | flag.0) } else { self }
     }
@@ -65,7 +65,7 @@ impl Form {
         value.clamp(low, high)
     }
 
-    /// `operation` on every pair of parts of `a` and `b`.
+    /// Applies `operation` to each pair of parts of `a` and `b`.
     pub(crate) fn each_part(self, [a, b, c]: [u32; 3], operation: impl Fn(i32, i32) -> i32) -> u32 {
         let width = self.width();
         let parts = (0..32 / width).map(|index| {
@@ -88,7 +88,7 @@ impl Form {
     }
 }
 
-/// The rounded mean of `vavrg`: halves go up where the sum is not negative, and else down.
+/// The rounded mean of `vavrg`: a half rounds up if the sum is not negative, else down.
 #[inline(always)]
 pub(crate) fn average(a: i32, b: i32) -> i32 {
     let sum = a + b;
@@ -102,7 +102,7 @@ mod tests {
     const SIGNED: Form = Form(2 | 4 | 8);
 
     #[test]
-    fn parts_do_not_spill_into_each_other() {
+    fn parts_do_not_carry_into_each_other() {
         let sum = |form: Form, a, b| form.each_part([a, b, 0], |a, b| a + b);
         assert_eq!(sum(Form::default(), 0x80ff_017f, 0x8001_ff01), 0x0000_0080);
         assert_eq!(sum(Form::HALVES, 0x80ff_017f, 0x8001_ff01), 0x0100_0080);

@@ -1,41 +1,42 @@
 //! The arithmetic of `mma.sync`: D = A B + C on one warp.
 //!
 //! Implements PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma". Fragments are
-//! gathered into dense tiles ([`super::fragment`] knows where elements live), multiplied in loops
-//! that the compiler vectorises over the eight columns, and scattered back.
+//! gathered into dense tiles (see [`super::fragment`] for the layout), multiplied in loops that the
+//! compiler vectorizes over the eight columns, and scattered back.
 //!
-//! What NVIDIA publishes: products are exact, and sums are made with at least single precision, in
-//! an order and with a rounding that are not specified. Measurements show that tensor cores align
-//! the products of a slice of k and the accumulator to the largest of them, cut bits below, and add
-//! them as integers (Fasi, Higham, Mikaitis and Pranesh, 2021; Khattak and Mikaitis, arXiv
-//! 2512.07004); how many bits are kept differs from one generation to the next. We compute instead
-//! what all of them approximate: the exact products, summed in f64 in the order of k, then the
-//! accumulator, and one rounding to nearest even. It is at least as accurate as any hardware, the
-//! same on every machine, and not what a test should expect bit for bit of a GPU.
+//! NVIDIA specifies that products are exact and that sums have at least single precision, in an
+//! unspecified order and rounding. Measurements show that tensor cores align the products of a
+//! slice of k and the accumulator to the largest of them, truncate lower bits, and add them as
+//! integers (Fasi, Higham, Mikaitis and Pranesh, 2021; Khattak and Mikaitis, arXiv 2512.07004). The
+//! number of kept bits depends on the generation. The emulator computes what all generations
+//! approximate: exact products summed in f64 in the order of k, then the accumulator, and one
+//! rounding to nearest even. This is at least as accurate as any hardware and the same on every
+//! machine. Tests must not expect a GPU to match it bit for bit.
 //!
-//! Subnormal operands count. NaN results are canonical.
+//! Subnormal operands are not flushed. NaN results are canonical.
 
 use super::fragment::{
-    Accumulator, COLUMNS, Kind, LANES, Operand, Plane, ROWS, a_position, accumulator_position,
+    Accumulator, COLUMNS, LANES, MmaKind, Operand, Plane, ROWS, a_position, accumulator_position,
     b_position,
 };
 use super::half_precision::{Bf16, F16, Half, pack, unpack};
 use super::rounding::{canonical, narrow_to_odd};
 
-/// The largest k of floating-point and of integer kinds.
+/// The largest k of floating-point and of integer instructions.
 const MAX_K: usize = 32;
 
 type TileA<T> = [[T; MAX_K]; ROWS];
 type TileB<T> = [[T; COLUMNS]; MAX_K];
 type TileC<T> = [[T; COLUMNS]; ROWS];
 
-/// `mma.sync`: D = A B + C. Each slice holds the operand's registers, as many as `kind` says.
+/// `mma.sync`: D = A B + C. Each slice holds the operand's registers.
 ///
 /// # Panics
-/// If a slice has fewer registers than `kind` says: a bug of the caller's decoding.
-pub(crate) fn multiply(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
+///
+/// If a slice has fewer registers than `kind` requires.
+pub(crate) fn multiply(kind: MmaKind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
     // Compiled for each instruction set of the host. All give the same bits: products are exact in
-    // f64, so that it does not matter whether they are fused with their sum.
+    // f64, so fusing them with the sum changes nothing.
     pulp::Arch::new().dispatch(
         #[inline(always)]
         || multiply_here(kind, a, b, c, d),
@@ -43,7 +44,7 @@ pub(crate) fn multiply(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mu
 }
 
 #[inline(always)]
-fn multiply_here(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
+fn multiply_here(kind: MmaKind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
     let a = &a[..kind.a_registers()];
     let b = &b[..kind.b_registers()];
     let c = &c[..kind.accumulator_registers()];
@@ -71,7 +72,7 @@ fn multiply_here(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Pla
         }
         Accumulator::SaturatedS32 => {
             let products = integer_products(kind, a, b);
-            // The products' sum is exact, so that one clamped addition clamps the whole.
+            // The sum of products is exact, so one clamped addition is enough.
             map_accumulators(&products, c, d, |product: i32, c| {
                 product.saturating_add(c as i32) as u32
             });
@@ -81,7 +82,7 @@ fn multiply_here(kind: Kind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Pla
 
 /// A B in f64.
 #[inline(always)]
-fn float_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
+fn float_products(kind: MmaKind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
     match kind.a() {
         Operand::F16 => {
             let decode = |word, at| f64::from(F16::widen((word >> (16 * at)) as u16));
@@ -99,7 +100,7 @@ fn float_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
                 &gather_b::<_, 2>(b, decode),
             )
         }
-        // Kinds of integers have accumulators of integers.
+        // Integer instructions have integer accumulators.
         Operand::Tf32 | Operand::S8 | Operand::U8 => {
             let decode = |word, _| f64::from(f32::from_bits(word & !0x1fff));
             product(
@@ -111,10 +112,10 @@ fn float_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
     }
 }
 
-/// A B in i32, which holds 32 products of bytes.
+/// A B in i32, which is large enough for 32 products of bytes.
 #[inline(always)]
-fn integer_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
-    // A shift up and down by the bits above the byte extends it by its sign, or by zeros.
+fn integer_products(kind: MmaKind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
+    // Shifting up and down extends the byte by its sign or by zeros.
     let byte = |signed: bool| {
         move |word: u32, at: u32| {
             let top = word << (24 - 8 * at);
@@ -130,8 +131,8 @@ fn integer_products(kind: Kind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
     product(kind.k(), &a, &b)
 }
 
-/// The elements of a register of all lanes, those of one position side by side: loops of their own,
-/// so that they vectorise.
+/// The elements of a register in all lanes, grouped by position; separate loops, so that they
+/// vectorize.
 #[inline(always)]
 fn decode_plane<T: Copy + Default, const PACKED: usize>(
     plane: &Plane,
@@ -146,7 +147,7 @@ fn decode_plane<T: Copy + Default, const PACKED: usize>(
     elements
 }
 
-/// The tile of A. `decode` takes the element at a position out of a register.
+/// The tile of A. `decode` extracts the element at a position from a register.
 #[inline(always)]
 fn gather_a<T: Copy + Default, const PACKED: usize>(
     planes: &[Plane],
@@ -165,7 +166,7 @@ fn gather_a<T: Copy + Default, const PACKED: usize>(
     tile
 }
 
-/// The tile of B. `decode` takes the element at a position out of a register.
+/// The tile of B. `decode` extracts the element at a position from a register.
 #[inline(always)]
 fn gather_b<T: Copy + Default, const PACKED: usize>(
     planes: &[Plane],
@@ -184,7 +185,7 @@ fn gather_b<T: Copy + Default, const PACKED: usize>(
     tile
 }
 
-/// The product of two tiles over the first `k` of the inner axis, in its order.
+/// The product of two tiles over the first `k` of the reduction dimension, in order.
 #[inline(always)]
 fn product<T>(k: usize, a: &TileA<T>, b: &TileB<T>) -> TileC<T>
 where
@@ -201,7 +202,7 @@ where
     sums
 }
 
-/// Each accumulator of 32 bits: `d = add(product, c)`.
+/// Each 32-bit accumulator: `d = add(product, c)`.
 #[inline(always)]
 fn map_accumulators<T: Copy>(
     products: &TileC<T>,
@@ -217,7 +218,7 @@ fn map_accumulators<T: Copy>(
     }
 }
 
-/// Each accumulator of 16 bits: `d = add(product, c)`.
+/// Each 16-bit accumulator: `d = add(product, c)`.
 #[inline(always)]
 fn map_packed_accumulators(
     products: &TileC<f64>,
@@ -236,8 +237,8 @@ fn map_packed_accumulators(
 }
 
 /// `mma.sync.aligned.m8n8k4.row.col.f64`: lane 4g + t holds `A[g][t]`, `B[t][g]` and the
-/// accumulators `[g][2t]` and `[g][2t + 1]`. Sums are chains of fused multiply-adds from C on, in
-/// the order of k.
+/// accumulators `[g][2t]` and `[g][2t + 1]`. Each sum is a chain of fused multiply-adds starting at
+/// C, in the order of k.
 pub(crate) fn multiply_f64(
     a: &[f64; LANES],
     b: &[f64; LANES],

@@ -1,14 +1,13 @@
-//! The fragments and the arithmetic of `wmma`: matrices whose place in registers is nobody's
-//! business.
+//! The fragments and arithmetic of `wmma`: matrices with an opaque register layout.
 //!
-//! Implements PTX ISA, "Warp-level Matrix Instructions: wmma". The layout of fragments is not
-//! specified, but for the number of their registers. Ours counts the elements of a matrix row by
-//! row; register r of lane l holds, lowest bits first, the e = 32 / bits elements from
-//! e (32 r + l) on. Where a fragment has more registers than that takes, as those of f16 have, it
-//! begins again.
+//! Implements PTX ISA, "Warp-level Matrix Instructions: wmma". The layout of fragments is
+//! unspecified, except for the number of registers. Here, elements are numbered row by row;
+//! register r of lane l holds the e = 32 / bits elements starting at e (32 r + l), lowest bits
+//! first. If a fragment has more registers than that takes, as f16 fragments do, the numbering
+//! starts over.
 //!
-//! Sums are made as in [`super::tensor_core`]: exact products added in f64 in the order of k, then
-//! the accumulator, and one rounding to nearest even.
+//! Sums are computed as in [`super::tensor_core`]: exact products added in f64 in the order of k,
+//! then the accumulator, and one rounding to nearest even.
 
 use super::fragment::{LANES, Plane};
 use super::half_precision::{Bf16, F16, Half};
@@ -21,7 +20,7 @@ pub(crate) enum Element {
     F16,
     /// `.bf16`.
     Bf16,
-    /// `.tf32`: an f32 of which the 13 low bits are ignored.
+    /// `.tf32`: an f32 whose low 13 bits are ignored.
     Tf32,
     /// `.s8`.
     S8,
@@ -43,12 +42,12 @@ impl Element {
         }
     }
 
-    /// Elements that a register holds.
+    /// Elements per register.
     pub(crate) fn per_register(self) -> usize {
         4 / self.bytes()
     }
 
-    /// The number that the low bits are.
+    /// The number that the low bits encode.
     fn decode(self, bits: u32) -> f64 {
         match self {
             Element::F16 => f64::from(F16::widen(bits as u16)),
@@ -61,7 +60,7 @@ impl Element {
         }
     }
 
-    /// The bits of an accumulator. Sums of integers are exact; they wrap around or saturate.
+    /// The bits of an accumulator. Integer sums are exact; they wrap around or saturate.
     fn encode(self, sum: f64, saturates: bool) -> u32 {
         match self {
             Element::F16 => u32::from(F16::narrow(narrow_to_odd(sum))),
@@ -80,7 +79,7 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
 }
 
-/// What a matrix is in D = A B + C.
+/// The role of a matrix in D = A B + C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     A,
@@ -95,12 +94,12 @@ pub(crate) struct Fragment {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) element: Element,
-    /// Registers of each lane.
+    /// Registers per lane.
     pub(crate) registers: usize,
 }
 
 impl Fragment {
-    /// The fragment of these properties, or none where PTX has none.
+    /// The fragment with these properties; `None` if PTX has none.
     pub(crate) fn new(shape: Shape, role: Role, element: Element) -> Option<Fragment> {
         let Shape { m, n, k } = shape;
         let (rows, columns) = match role {
@@ -151,7 +150,7 @@ impl Fragment {
         matrix
     }
 
-    /// The registers of a matrix of accumulators.
+    /// The registers of an accumulator matrix.
     fn scatter(self, matrix: &[f64], saturates: bool) -> Vec<Plane> {
         let bits = 8 * self.element.bytes();
         let mut planes = vec![[0; LANES]; self.registers];
@@ -175,7 +174,7 @@ pub(crate) struct Product {
     pub(crate) b: Fragment,
     pub(crate) c: Fragment,
     pub(crate) d: Fragment,
-    /// `.satfinite`, of integers.
+    /// `.satfinite`, for integers.
     pub(crate) saturates: bool,
 }
 
@@ -194,7 +193,7 @@ impl Product {
         self.d.scatter(&d, self.saturates)
     }
 
-    /// Floating-point (or integer) operations: a multiplication and an addition count as two.
+    /// Floating-point (or integer) operations; a multiply-add counts as two.
     pub(crate) fn operations(&self) -> u64 {
         2 * (self.a.rows * self.a.columns * self.b.columns) as u64
     }
@@ -204,7 +203,7 @@ impl Product {
 mod tests {
     use super::*;
 
-    /// Every element has a place, and as many as its fragment has copies.
+    /// Every element has a position, as many times as its fragment has copies.
     #[test]
     fn fragments_hold_their_matrix() {
         for (m, n) in [(16, 16), (32, 8), (8, 32)] {

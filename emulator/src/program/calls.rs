@@ -1,34 +1,33 @@
-//! Device functions: how calls hand values over, and what a function saves that may be called
-//! while it runs.
+//! Device functions: argument passing and recursion.
 //!
-//! A function's registers and parameters exist once. Arguments and results go through places that
-//! all functions of one [`Signature`] share, so that a caller need not know whom it calls: the
-//! caller copies arguments there, and the function takes them from there when it begins; results
-//! go back in the same way. A function that can be called while it runs saves its registers and
-//! parameters when it begins and restores them when it returns, and its local variables lie on a
-//! stack, so that pointers to those of earlier calls stay good. Addresses of its parameters do not.
+//! A function's registers and parameters exist once. Arguments and results are passed in locations
+//! that all functions of one [`Signature`] share, so a caller need not know the callee. The caller
+//! copies arguments there, and the function reads them on entry; results return the same way. A
+//! recursive function saves its registers and parameters on entry and restores them on return. Its
+//! local variables are on a stack, so pointers to those of earlier calls stay valid. Pointers to
+//! its parameters do not.
 
 use std::collections::HashMap;
 
 use super::kernel::{Constant, Frame};
-use super::lower::{Lowering, Result, place};
+use super::lower::{Lowering, Result, assign_offset};
 use super::names::Symbol;
 use super::op::{Op, Passed, Space};
 use crate::machine::registers::Slot;
 use crate::ptx::syntax::{self, Operand, Parameter, Variable};
 use crate::ptx::{PtxError, bytes_of_type};
 
-/// Bytes a thread has for local variables of functions that call themselves.
+/// Bytes per thread for local variables of recursive functions.
 pub(crate) const STACK_BYTES: u32 = 16 << 10;
 
-/// What a function takes and gives.
+/// The types of a function's parameters and results.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Signature {
     returns: Vec<Shape>,
     parameters: Vec<Shape>,
 }
 
-/// What one parameter looks like.
+/// The type of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Shape {
     Register { wide: bool },
@@ -60,58 +59,58 @@ impl Shape {
     }
 }
 
-/// Where a value is handed over.
+/// Where a value is passed.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum ValueLocation {
     Register { slot: Slot, wide: bool },
     Predicate(Slot),
     Memory { offset: u32, bytes: u32 },
 }
 
-/// Where the values of a signature are handed over.
+/// Where the values of a signature are passed.
 #[derive(Clone, Debug)]
-struct Handover {
-    returns: Vec<Place>,
-    parameters: Vec<Place>,
+struct CallLocations {
+    returns: Vec<ValueLocation>,
+    parameters: Vec<ValueLocation>,
 }
 
 /// The calls of a kernel.
 #[derive(Default)]
 pub(crate) struct Calls {
-    handovers: HashMap<Signature, Handover>,
-    /// The labels of functions that are called.
+    handovers: HashMap<Signature, CallLocations>,
+    /// The labels of called functions.
     labels: HashMap<String, usize>,
     pending: Vec<String>,
     frames: Vec<Frame>,
-    current: Current,
+    current: CurrentFunction,
 }
 
-/// The function that is being lowered.
+/// The function being lowered.
 #[derive(Default)]
-struct Current {
-    /// How its results are handed over.
+struct CurrentFunction {
+    /// Where its results are passed.
     returned: Vec<Passed>,
-    /// Its frame, if it can be called while it runs.
+    /// Its frame, if it is recursive.
     frame: Option<u32>,
     /// Bytes of the frame's local variables.
     local_bytes: u32,
 }
 
 impl Calls {
-    /// Whether the function being lowered can be called while it runs.
+    /// Whether the function being lowered is recursive.
     pub(crate) fn is_recursive(&self) -> bool {
         self.current.frame.is_some()
     }
 
-    /// Gives a local variable a place in the frame of the function being lowered.
+    /// Places a local variable in the frame of the function being lowered.
     pub(crate) fn place_in_frame(&mut self, variable: &Variable) -> Result<Constant> {
         Ok(Constant::Frame {
             frame: self.current.frame.unwrap_or_default(),
-            offset: place(variable, &mut self.current.local_bytes)?,
+            offset: assign_offset(variable, &mut self.current.local_bytes)?,
         })
     }
 
-    /// The frames, with the registers that hold addresses in them.
+    /// The frames, with the registers that hold addresses of their variables.
     pub(crate) fn frames(self, constants: &[(Slot, Constant, bool)]) -> Vec<Frame> {
         let mut frames = self.frames;
         for (slot, constant, wide) in constants {
@@ -125,14 +124,14 @@ impl Calls {
 }
 
 impl<'a> Lowering<'a> {
-    /// `call (results), function, (arguments)`, or with a pointer and then a prototype.
+    /// `call (results), function, (arguments)`, or with a pointer and a prototype.
     pub(super) fn call(&mut self, instruction: &syntax::Instruction) -> Result<()> {
         let (results, rest) = match instruction.operands.as_slice() {
             [Operand::List(results), rest @ ..] => (&results[..], rest),
             rest => (&[][..], rest),
         };
         let [Operand::Name(callee), rest @ ..] = rest else {
-            return Err("a call of something else than a function".into());
+            return Err("the target of `call` is not a function or register".into());
         };
         let (arguments, rest) = match rest {
             [Operand::List(arguments), rest @ ..] => (&arguments[..], rest),
@@ -143,7 +142,9 @@ impl<'a> Lowering<'a> {
                 let slot = *slot;
                 self.indirect(slot, prototype)?
             }
-            (Some(_), _) => return Err(format!("`{callee}` is called without a prototype")),
+            (Some(_), _) => {
+                return Err(format!("the indirect call of `{callee}` has no prototype"));
+            }
             (None, _) => {
                 let syntax = self.syntax_of(callee)?;
                 let label = self.function(callee) as u32;
@@ -151,9 +152,9 @@ impl<'a> Lowering<'a> {
                 (Op::Call(label), signature)
             }
         };
-        let handover = self.handover(&signature);
-        let passed = self.hand_over(arguments, &handover.parameters, true)?;
-        let returned = self.hand_over(results, &handover.returns, false)?;
+        let call_locations = self.call_locations(&signature);
+        let passed = self.pass_values(arguments, &call_locations.parameters, true)?;
+        let returned = self.pass_values(results, &call_locations.returns, false)?;
         let line = instruction.line;
         self.push(line, Op::Pass(passed));
         self.push(line, op);
@@ -161,14 +162,14 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// A call through a pointer, of any function of the prototype's signature.
+    /// An indirect call of any function with the prototype's signature.
     fn indirect(&mut self, target: Slot, prototype: &str) -> Result<(Op, Signature)> {
         let Some(Symbol::Prototype(signature)) = self.names.find(prototype) else {
             return Err(format!("`{prototype}` is not a prototype"));
         };
         let signature = signature.clone();
         let mut functions = Vec::new();
-        for (name, address) in self.module.functions.pointed_to() {
+        for (name, address) in self.module.functions.address_taken() {
             let syntax = self.syntax_of(name)?;
             if Signature::new(&syntax.returns, &syntax.parameters) == signature {
                 functions.push((address, self.function(name) as u32));
@@ -178,7 +179,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// `ret`.
-    pub(super) fn give_back(&mut self, line: u32) {
+    pub(super) fn lower_return(&mut self, line: u32) {
         let (returned, frame) = (
             self.calls.current.returned.clone(),
             self.calls.current.frame,
@@ -189,61 +190,61 @@ impl<'a> Lowering<'a> {
         self.push(line, Op::Return(frame));
     }
 
-    /// Where the values of a signature are handed over.
-    fn handover(&mut self, signature: &Signature) -> Handover {
-        if let Some(handover) = self.calls.handovers.get(signature) {
-            return handover.clone();
+    /// Where the values of a signature are passed.
+    fn call_locations(&mut self, signature: &Signature) -> CallLocations {
+        if let Some(call_locations) = self.calls.handovers.get(signature) {
+            return call_locations.clone();
         }
-        let mut places = |shapes: &[Shape]| -> Vec<Place> {
+        let mut locations = |shapes: &[Shape]| -> Vec<ValueLocation> {
             shapes
                 .iter()
-                .map(|shape| self.shared_place(*shape))
+                .map(|shape| self.shared_location(*shape))
                 .collect()
         };
-        let handover = Handover {
-            returns: places(&signature.returns),
-            parameters: places(&signature.parameters),
+        let call_locations = CallLocations {
+            returns: locations(&signature.returns),
+            parameters: locations(&signature.parameters),
         };
         let handovers = &mut self.calls.handovers;
-        handovers.insert(signature.clone(), handover.clone());
-        handover
+        handovers.insert(signature.clone(), call_locations.clone());
+        call_locations
     }
 
-    fn shared_place(&mut self, shape: Shape) -> Place {
+    fn shared_location(&mut self, shape: Shape) -> ValueLocation {
         match shape {
-            Shape::Predicate => Place::Predicate(self.names.new_predicate()),
-            Shape::Register { wide } => Place::Register {
+            Shape::Predicate => ValueLocation::Predicate(self.names.new_predicate()),
+            Shape::Register { wide } => ValueLocation::Register {
                 slot: self.names.new_register(wide),
                 wide,
             },
             Shape::Memory { bytes } => {
                 let offset = self.local_bytes;
                 self.local_bytes += bytes;
-                Place::Memory { offset, bytes }
+                ValueLocation::Memory { offset, bytes }
             }
         }
     }
 
-    fn hand_over(
+    fn pass_values(
         &mut self,
         operands: &[Operand],
-        places: &[Place],
+        locations: &[ValueLocation],
         inward: bool,
     ) -> Result<Vec<Passed>> {
-        if operands.len() != places.len() {
-            let (given, taken) = (operands.len(), places.len());
+        if operands.len() != locations.len() {
+            let (given, taken) = (operands.len(), locations.len());
             return Err(format!(
-                "{given} values are handed over where {taken} are taken"
+                "the call passes {given} values, but the function takes {taken}"
             ));
         }
         let mut passed = Vec::new();
-        for (operand, place) in operands.iter().zip(places) {
-            passed.push(self.pass(operand, *place, inward)?);
+        for (operand, location) in operands.iter().zip(locations) {
+            passed.push(self.pass(operand, *location, inward)?);
         }
         Ok(passed)
     }
 
-    fn pass(&mut self, operand: &Operand, place: Place, inward: bool) -> Result<Passed> {
+    fn pass(&mut self, operand: &Operand, location: ValueLocation, inward: bool) -> Result<Passed> {
         let ordered = |caller, callee| {
             if inward {
                 (callee, caller)
@@ -258,12 +259,12 @@ impl<'a> Lowering<'a> {
             }) = self.names.find(name)
         {
             let at = *at as u32;
-            return match place {
-                Place::Memory { offset, bytes } => {
+            return match location {
+                ValueLocation::Memory { offset, bytes } => {
                     let (to, from) = ordered(at, offset);
                     Ok(Passed::Memory { to, from, bytes })
                 }
-                Place::Register { slot, wide } => {
+                ValueLocation::Register { slot, wide } => {
                     let bytes = if wide { 8 } else { 4 };
                     Ok(match inward {
                         true => Passed::Load {
@@ -278,22 +279,22 @@ impl<'a> Lowering<'a> {
                         },
                     })
                 }
-                Place::Predicate(_) => Err(format!("`{name}` is not a predicate")),
+                ValueLocation::Predicate(_) => Err(format!("`{name}` is not a predicate")),
             };
         }
-        match place {
-            Place::Predicate(index) => {
+        match location {
+            ValueLocation::Predicate(index) => {
                 let (to, from) = ordered(self.predicate(operand)?, index);
                 Ok(Passed::Predicate { to, from })
             }
-            Place::Register { slot, wide } => {
+            ValueLocation::Register { slot, wide } => {
                 let (to, from) = ordered(self.argument(operand, wide)?, slot);
                 Ok(Passed::Register { to, from, wide })
             }
-            Place::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
-                "{operand:?} as an argument of {bytes} bytes, which only a variable can be"
+            ValueLocation::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
+                "{operand:?} cannot be passed as {bytes} bytes; pass a variable"
             )),
-            Place::Memory { offset, bytes } => {
+            ValueLocation::Memory { offset, bytes } => {
                 let slot = self.source_of_bits(operand, bytes * 8, false)?;
                 Ok(match inward {
                     true => Passed::Store {
@@ -316,13 +317,13 @@ impl<'a> Lowering<'a> {
         match self.register(operand) {
             Ok((slot, bits)) if (bits == 64) == wide => Ok(slot),
             Ok((_, bits)) => Err(format!(
-                "a register of {bits} bits is handed over for another"
+                "a register of {bits} bits is passed for one of another size"
             )),
             Err(_) => self.source_of_bits(operand, if wide { 64 } else { 32 }, false),
         }
     }
 
-    /// The label of a function that is called.
+    /// The label of a called function.
     fn function(&mut self, name: &str) -> usize {
         if let Some(label) = self.calls.labels.get(name) {
             return *label;
@@ -338,13 +339,13 @@ impl<'a> Lowering<'a> {
             .functions
             .syntax(name)
             .ok_or_else(|| match name {
-                "vprintf" => "printf is not supported: write to memory instead".to_owned(),
+                "vprintf" => "printf is not supported; write to memory instead".to_owned(),
                 _ => format!("the function `{name}` is not defined in this module"),
             })
     }
 
-    /// A parameter as the function's body knows it.
-    fn place(&mut self, parameter: &Parameter) -> Result<Place> {
+    /// Where a function's body finds a parameter.
+    fn location(&mut self, parameter: &Parameter) -> Result<ValueLocation> {
         let name = match parameter {
             Parameter::Register { name, kind } => {
                 self.names.declare_register(name, kind)?;
@@ -356,18 +357,18 @@ impl<'a> Lowering<'a> {
             }
         };
         match (self.names.find(name), parameter) {
-            (Some(Symbol::Register { slot, bits }), _) => Ok(Place::Register {
+            (Some(Symbol::Register { slot, bits }), _) => Ok(ValueLocation::Register {
                 slot: *slot,
                 wide: *bits == 64,
             }),
-            (Some(Symbol::Predicate(index)), _) => Ok(Place::Predicate(*index)),
+            (Some(Symbol::Predicate(index)), _) => Ok(ValueLocation::Predicate(*index)),
             (
                 Some(Symbol::Variable {
                     address: Constant::Bits(offset),
                     ..
                 }),
                 Parameter::Memory(variable),
-            ) => Ok(Place::Memory {
+            ) => Ok(ValueLocation::Memory {
                 offset: *offset as u32,
                 bytes: variable.bytes() as u32,
             }),
@@ -375,7 +376,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Appends the code of every function that was called.
+    /// Appends the code of every called function.
     pub(super) fn called_functions(&mut self) -> Result<(), PtxError> {
         while let Some(name) = self.calls.pending.pop() {
             let module = self.module;
@@ -389,14 +390,14 @@ impl<'a> Lowering<'a> {
 
     fn function_body(&mut self, syntax: &syntax::Function) -> Result<(), PtxError> {
         let signature = Signature::new(&syntax.returns, &syntax.parameters);
-        let handover = self.handover(&signature);
+        let call_locations = self.call_locations(&signature);
         let first_register = self.names.registers().len();
         let (first_predicate, memory) = (self.names.predicates(), self.local_bytes);
         self.labels[self.calls.labels[&syntax.name]] = Some(self.code.len() as u32);
         self.source = None;
         self.names.enter_function();
         self.declare_module();
-        self.calls.current = Current::default();
+        self.calls.current = CurrentFunction::default();
         if self.module.functions.is_recursive(&syntax.name) {
             let frame = self.calls.frames.len() as u32;
             self.calls.current.frame = Some(frame);
@@ -411,11 +412,11 @@ impl<'a> Lowering<'a> {
             self.push(syntax.line, Op::Enter(frame));
         }
         let taken = self
-            .parameters(syntax, &handover)
+            .parameters(syntax, &call_locations)
             .map_err(|message| self.error(syntax.line, message))?;
         self.push(syntax.line, Op::Pass(taken));
         self.body(syntax.body.as_deref().unwrap_or_default())?;
-        self.give_back(syntax.line);
+        self.lower_return(syntax.line);
 
         if let Some(frame) = self.calls.current.frame {
             let frame = &mut self.calls.frames[frame as usize];
@@ -427,34 +428,38 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Declares a function's parameters and results; how it takes the parameters.
+    /// Declares a function's parameters and results. Returns the copies that take the parameters.
     fn parameters(
         &mut self,
         syntax: &syntax::Function,
-        handover: &Handover,
+        call_locations: &CallLocations,
     ) -> Result<Vec<Passed>> {
         let mut taken = Vec::new();
-        for (parameter, from) in syntax.parameters.iter().zip(&handover.parameters) {
-            taken.push(copied(self.place(parameter)?, *from)?);
+        for (parameter, from) in syntax.parameters.iter().zip(&call_locations.parameters) {
+            taken.push(copied(self.location(parameter)?, *from)?);
         }
-        for (parameter, to) in syntax.returns.iter().zip(&handover.returns) {
-            let returned = copied(*to, self.place(parameter)?)?;
+        for (parameter, to) in syntax.returns.iter().zip(&call_locations.returns) {
+            let returned = copied(*to, self.location(parameter)?)?;
             self.calls.current.returned.push(returned);
         }
         Ok(taken)
     }
 }
 
-/// A copy between places of one shape.
-fn copied(to: Place, from: Place) -> Result<Passed> {
+/// A copy between locations of the same type.
+fn copied(to: ValueLocation, from: ValueLocation) -> Result<Passed> {
     match (to, from) {
-        (Place::Register { slot: to, wide }, Place::Register { slot: from, .. }) => {
-            Ok(Passed::Register { to, from, wide })
+        (
+            ValueLocation::Register { slot: to, wide },
+            ValueLocation::Register { slot: from, .. },
+        ) => Ok(Passed::Register { to, from, wide }),
+        (ValueLocation::Predicate(to), ValueLocation::Predicate(from)) => {
+            Ok(Passed::Predicate { to, from })
         }
-        (Place::Predicate(to), Place::Predicate(from)) => Ok(Passed::Predicate { to, from }),
-        (Place::Memory { offset: to, bytes }, Place::Memory { offset: from, .. }) => {
-            Ok(Passed::Memory { to, from, bytes })
-        }
-        _ => Err(format!("{from:?} is handed over as {to:?}")),
+        (
+            ValueLocation::Memory { offset: to, bytes },
+            ValueLocation::Memory { offset: from, .. },
+        ) => Ok(Passed::Memory { to, from, bytes }),
+        _ => Err(format!("{from:?} cannot be passed as {to:?}")),
     }
 }

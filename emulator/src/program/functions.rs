@@ -1,26 +1,26 @@
-//! What a module's functions are known by: their addresses, and who calls whom.
+//! The functions of a module: addresses and the call graph.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::ptx::syntax::{self, Base, Initial, Operand, Statement};
 
-/// Where the addresses of functions begin: beyond the windows of generic memory.
+/// Addresses of functions start here, above the windows of the generic address space.
 const ADDRESSES: u64 = 3 << 40;
 
-/// Bytes from one function's address to the next one's.
+/// Distance between function addresses, in bytes.
 const SPACING: u64 = 16;
 
 /// The functions of a module.
 pub(crate) struct Functions<'a> {
-    by_name: HashMap<&'a str, Known<'a>>,
+    by_name: HashMap<&'a str, KnownFunction<'a>>,
 }
 
-struct Known<'a> {
+struct KnownFunction<'a> {
     address: u64,
     syntax: &'a syntax::Function,
-    /// Whether its address is taken, so that calls through pointers may come to it.
+    /// Whether its address is taken, so that indirect calls may reach it.
     is_pointed_to: bool,
-    /// Whether it can be called while it runs.
+    /// Whether it is recursive.
     is_recursive: bool,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Functions<'a> {
         let defined = module.functions.iter().filter(|function| !function.entry);
         let defined = defined.filter(|function| function.body.is_some());
         let by_name = (0..).zip(defined).map(|(index, syntax)| {
-            let known = Known {
+            let known = KnownFunction {
                 address: ADDRESSES + index * SPACING,
                 syntax,
                 is_pointed_to: false,
@@ -45,7 +45,7 @@ impl<'a> Functions<'a> {
         functions
     }
 
-    /// The function of a name, if the module defines it.
+    /// The function with this name, if the module defines it.
     pub(crate) fn syntax(&self, name: &str) -> Option<&'a syntax::Function> {
         self.by_name.get(name).map(|known| known.syntax)
     }
@@ -60,16 +60,16 @@ impl<'a> Functions<'a> {
             .is_some_and(|known| known.is_recursive)
     }
 
-    /// Names and addresses of the functions that pointers may point to, in a stable order.
-    pub(crate) fn pointed_to(&self) -> Vec<(&'a str, u64)> {
+    /// Names and addresses of the functions whose address is taken, in a stable order.
+    pub(crate) fn address_taken(&self) -> Vec<(&'a str, u64)> {
         let taken = self.by_name.iter().filter(|(_, known)| known.is_pointed_to);
         let mut taken: Vec<_> = taken.map(|(name, known)| (*name, known.address)).collect();
         taken.sort_unstable_by_key(|(_, address)| *address);
         taken
     }
 
-    /// All names in the code of `entry` and of the functions that it may come to.
-    pub(crate) fn mentioned(&self, entry: &'a syntax::Function) -> HashSet<&'a str> {
+    /// All names in the code of `entry` and of the functions that it may reach.
+    pub(crate) fn reachable_names(&self, entry: &'a syntax::Function) -> HashSet<&'a str> {
         let mut names = HashSet::new();
         let mut reached = HashSet::new();
         let mut next = vec![entry];
@@ -128,7 +128,7 @@ impl<'a> Functions<'a> {
         }
     }
 
-    /// The functions that one may call.
+    /// The functions that a function may call.
     fn callees(&self, function: &'a syntax::Function) -> Vec<&'a str> {
         let mut callees = Vec::new();
         let body = function.body.as_deref().unwrap_or_default();
@@ -139,7 +139,7 @@ impl<'a> Functions<'a> {
             });
             match callee.filter(|name| self.by_name.contains_key(name)) {
                 Some(name) => callees.push(name),
-                None => callees.extend(self.pointed_to().iter().map(|(name, _)| *name)),
+                None => callees.extend(self.address_taken().iter().map(|(name, _)| *name)),
             }
         }
         callees
@@ -166,7 +166,7 @@ fn names_of<'a>(operands: &'a [Operand], names: &mut HashSet<&'a str>) {
     }
 }
 
-/// All instructions of a body, those of inner blocks too.
+/// All instructions of a body, including nested blocks.
 fn instructions(body: &[Statement]) -> Vec<&syntax::Instruction> {
     let mut found = Vec::new();
     for statement in body {
@@ -185,7 +185,7 @@ mod tests {
     use crate::ptx::parse;
 
     #[test]
-    fn recursion_is_found_through_others_and_through_pointers() {
+    fn indirect_recursion_is_found() {
         let module = parse(
             ".func a() { call b; ret; } .func b() { { call c; } call a; ret; }
              .func c() { ret; } .func d() { call (%r), %rd, (), p; ret; }
@@ -197,8 +197,8 @@ mod tests {
         let functions = Functions::new(&module);
         let recursive = ["a", "b", "c", "d", "e", "f", "k"].map(|it| functions.is_recursive(it));
         assert_eq!(recursive, [true, true, false, true, true, false, false]);
-        let pointed_to: Vec<_> = functions.pointed_to();
+        let address_taken: Vec<_> = functions.address_taken();
         let (c, e) = (functions.address("c"), functions.address("e"));
-        assert_eq!(pointed_to, [("c", c.unwrap()), ("e", e.unwrap())]);
+        assert_eq!(address_taken, [("c", c.unwrap()), ("e", e.unwrap())]);
     }
 }

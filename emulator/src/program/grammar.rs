@@ -1,13 +1,13 @@
-//! Which modifiers and types go together (PTX ISA 9.7, the syntax of each instruction). Decoders
-//! say what an opcode does; what stands here says whether it is PTX at all, so that no decoder
-//! can overlook a modifier that means nothing where it stands.
+//! The legal combinations of modifiers and types (PTX ISA 9.7, the syntax of each instruction).
+//! Decoders define what an opcode does. This grammar defines what is legal PTX, so that a decoder
+//! cannot overlook an illegal modifier.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use super::opcode::Type;
 
-/// Names of alternatives that come in many lines.
+/// Names for common groups of alternatives.
 const CLASSES: [(&str, &str); 18] = [
     ("INT", "u16|s16|u32|s32|u64|s64"),
     ("INT8", "u8|s8|u16|s16|u32|s32|u64|s64"),
@@ -44,9 +44,9 @@ const CLASSES: [(&str, &str); 18] = [
     ("VECTOR", "v2|v4|v8"),
 ];
 
-/// A line an instruction and the types with the same modifiers: names first, then what must be
-/// there, and in brackets what may be; `|` between alternatives. Types are in the order of the
-/// opcode, modifiers in any. Instructions that are in no line are left to their decoders.
+/// One line per instruction and group of types with the same modifiers. The names come first, then
+/// required modifiers, and optional ones in brackets; `|` separates alternatives. Types have the
+/// opcode's order, modifiers any order. Instructions without a line are checked by their decoders.
 const SYNTAX: &[&str] = &[
     // Whole numbers.
     "add|sub|div|rem|min|max|sad INT",
@@ -212,7 +212,7 @@ const SYNTAX: &[&str] = &[
     "nanosleep u32",
 ];
 
-/// One part of a line.
+/// One element of a line.
 struct Part {
     choices: Vec<&'static str>,
     optional: bool,
@@ -255,7 +255,7 @@ fn part(text: &'static str) -> Part {
     }
 }
 
-/// That an opcode with its modifiers and types is one that PTX has.
+/// Checks that an opcode with its modifiers and types is legal PTX.
 pub(super) fn check(opcode: &str) -> Result<(), String> {
     let mut words = opcode.split('.');
     let name = words.next().unwrap_or_default();
@@ -266,7 +266,7 @@ pub(super) fn check(opcode: &str) -> Result<(), String> {
     if lines.iter().any(|(_, parts)| fits(&words, parts)) {
         return Ok(());
     }
-    // A word that is in no line is the one to name.
+    // Name a word that occurs in no line.
     let is_known = |word: &&&str| {
         let mut parts = lines.iter().flat_map(|(_, parts)| parts);
         parts.any(|part| part.choices.contains(word))
@@ -276,7 +276,7 @@ pub(super) fn check(opcode: &str) -> Result<(), String> {
     }
     let known: Vec<_> = lines.iter().map(|(line, _)| *line).collect();
     Err(format!(
-        "`{opcode}`: these modifiers and types do not go together; there are: {}",
+        "`{opcode}`: illegal combination of modifiers and types; legal forms: {}",
         known.join("; ")
     ))
 }
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_tells_the_word_or_what_there_is() {
+    fn an_error_names_the_word_or_the_legal_forms() {
         let error = check("add.s32.fast").unwrap_err();
         assert!(error.contains("`.fast`"), "{error}");
         let error = check("popc.shiftamt.b32").unwrap_err();
@@ -342,7 +342,7 @@ mod tests {
         assert!(error.contains("neg|abs f64|bf16|bf16x2"), "{error}");
     }
 
-    /// A class that nobody names would hide a slip of the pen.
+    /// A class that no line uses would hide a typo.
     #[test]
     fn all_classes_are_used() {
         for (class, _) in CLASSES {

@@ -1,4 +1,4 @@
-//! A kernel that can be run.
+//! A kernel of a loaded module.
 
 use std::ops::Range;
 
@@ -11,25 +11,24 @@ pub struct Kernel {
     pub name: String,
     /// Its parameters in order.
     pub parameters: Vec<KernelParameter>,
-    /// Bytes of all parameters together.
+    /// Bytes of all parameters.
     pub parameter_bytes: usize,
-    /// Bytes of shared memory that its variables take.
+    /// Bytes of its static shared memory.
     pub static_shared: u32,
-    /// The most threads of a CTA that it can be launched with.
+    /// The maximum number of threads per CTA.
     pub max_threads: u32,
-    /// The threads it must be launched with, by `.reqntid`.
+    /// The required CTA extents, from `.reqntid`.
     pub required_threads: Option<[u32; 3]>,
-    /// 32-bit registers a thread that its text declares and uses: an upper bound of what an
-    /// assembler would assign.
+    /// 32-bit registers per thread that its text declares and uses: an upper bound of what an
+    /// assembler assigns.
     pub registers: u32,
-    /// Bytes of local memory a thread.
+    /// Bytes of local memory per thread.
     pub local_bytes: u32,
-    /// Bytes of it before the stack of functions that call themselves.
+    /// Bytes of local memory below the stack of recursive functions.
     pub(crate) static_local: u32,
     pub(crate) frames: Vec<Frame>,
     pub(crate) code: Vec<Instruction>,
-    /// Where in the code the end stands that every kernel has behind its last instruction: its text
-    /// need not say it.
+    /// The position of the implicit exit after the last instruction.
     pub(crate) end: usize,
     pub(crate) files: Vec<String>,
     pub(crate) text: std::sync::Arc<str>,
@@ -37,7 +36,7 @@ pub struct Kernel {
     pub(crate) predicates: usize,
     pub(crate) constants: Vec<(Slot, Constant, bool)>,
     pub(crate) specials: Vec<(Special, Slot)>,
-    /// Whether CTAs may speak to each other: atomics, fences or volatile accesses of global memory.
+    /// Whether CTAs may communicate: through atomics, fences or volatile accesses of global memory.
     pub(crate) communicates: bool,
     /// Whether it has asynchronous copies.
     pub(crate) copies: bool,
@@ -48,9 +47,9 @@ pub struct Kernel {
 pub struct KernelParameter {
     /// Its name.
     pub name: String,
-    /// Where it lies among the parameters' bytes.
+    /// Its offset in the parameter space.
     pub offset: usize,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: usize,
 }
 
@@ -62,41 +61,40 @@ impl Kernel {
     }
 }
 
-/// What a constant register holds.
+/// The content of a constant register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
     Bits(u64),
-    /// The address of a byte of shared memory, counted from where the CTA's begins.
+    /// The address of a byte of static shared memory, as an offset.
     Shared(u32),
-    /// The same behind all variables, aligned: dynamic shared memory.
+    /// The same after all variables, aligned: dynamic shared memory.
     DynamicShared {
         align: u32,
         offset: u32,
     },
-    /// The address of a local variable of a function that may be called while it runs: set
-    /// whenever it is entered.
+    /// The address of a local variable of a recursive function; set on each entry.
     Frame {
         frame: u32,
         offset: u32,
     },
 }
 
-/// What a function that may be called while it runs must save of the call before.
+/// What a recursive function must save on entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) function: String,
-    /// Its registers, and whether wide.
+    /// Its registers, and whether they are wide.
     pub(crate) registers: Vec<(Slot, bool)>,
     pub(crate) predicates: Range<u32>,
-    /// Its parameters, and those it passes on, in local memory.
+    /// Its parameters and arguments in local memory.
     pub(crate) memory: Range<u32>,
-    /// Bytes of its local variables, of which each call has its own.
+    /// Bytes of its local variables, per call.
     pub(crate) local_bytes: u32,
-    /// Registers that hold addresses of local variables: where these lie, and whether wide.
+    /// Registers that hold addresses of local variables: register, offset, and whether it is wide.
     pub(crate) addresses: Vec<(Slot, u32, bool)>,
 }
 
-/// Special registers whose value a thread keeps for life (PTX ISA 10).
+/// Special registers that are constant during a thread's lifetime (PTX ISA 10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
     Tid(usize),
@@ -114,7 +112,7 @@ pub(crate) enum Special {
     TotalSharedBytes,
 }
 
-/// Which lanes, compared with one's own.
+/// A set of lanes relative to the thread's own lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LaneMask {
     Equal,

@@ -1,4 +1,4 @@
-//! Syntax to code: names to registers, labels to positions, scopes to nothing.
+//! Lowers syntax to code: names to registers, labels to positions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::numerics::Approximation;
 use crate::ptx::PtxError;
 use crate::ptx::syntax::{self, Operand, Parameter, Statement, Variable};
 
-/// Bytes of shared memory that a kernel's variables may take: the same on all GPUs of today
-/// (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
-const MOST_STATIC_SHARED: u32 = 48 << 10;
+/// Maximum static shared memory of a kernel, the same on all current GPUs (CUDA C++ Programming
+/// Guide, "Technical Specifications per Compute Capability").
+const MAX_STATIC_SHARED: u32 = 48 << 10;
 
-/// What all kernels of a module share.
-pub(crate) struct ModuleNames<'a> {
+/// The context that all kernels of a module share.
+pub(crate) struct ModuleContext<'a> {
     pub(crate) source: &'a str,
     pub(crate) text: Arc<str>,
     pub(crate) syntax: &'a syntax::Module,
     /// Addresses of the module's variables in global and constant memory.
     pub(crate) globals: &'a HashMap<String, u64>,
-    /// What approximate functions give.
+    /// The results of approximate instructions.
     pub(crate) approximation: Approximation,
     /// The module's functions.
     pub(crate) functions: Functions<'a>,
@@ -35,7 +35,7 @@ pub(crate) struct ModuleNames<'a> {
 
 /// Lowers one kernel with all functions that it calls.
 pub(crate) fn lower(
-    module: &ModuleNames<'_>,
+    module: &ModuleContext<'_>,
     entry: &syntax::Function,
 ) -> Result<Kernel, PtxError> {
     let mut lowering = Lowering::new(module);
@@ -54,14 +54,14 @@ pub(crate) fn lower(
 
 /// The state of lowering one kernel.
 pub(crate) struct Lowering<'a> {
-    pub(super) module: &'a ModuleNames<'a>,
+    pub(super) module: &'a ModuleContext<'a>,
     pub(crate) names: Names,
     pub(super) code: Vec<Instruction>,
     pub(super) source: Option<(u32, u32)>,
     line: u32,
-    /// Where labels lie, by number.
+    /// Positions of labels, by number.
     pub(super) labels: Vec<Option<u32>>,
-    /// What the module's variables are called, and where they lie.
+    /// The module's variables and their addresses.
     of_module: Vec<(String, Symbol)>,
     static_shared: u32,
     pub(super) local_bytes: u32,
@@ -74,7 +74,7 @@ pub(crate) struct Lowering<'a> {
 pub(super) type Result<T, E = String> = std::result::Result<T, E>;
 
 impl<'a> Lowering<'a> {
-    fn new(module: &'a ModuleNames<'a>) -> Lowering<'a> {
+    fn new(module: &'a ModuleContext<'a>) -> Lowering<'a> {
         Lowering {
             module,
             names: Names::default(),
@@ -92,7 +92,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Gives those of the module's variables a place that this kernel can come to.
+    /// Assigns offsets to the module's shared variables that this kernel can reach.
     fn place_module(&mut self, entry: &syntax::Function) -> Result<(), PtxError> {
         for (name, address) in self.module.globals {
             let symbol = Symbol::Variable {
@@ -101,9 +101,9 @@ impl<'a> Lowering<'a> {
             };
             self.of_module.push((name.clone(), symbol));
         }
-        let mentioned = self.module.functions.mentioned(entry);
+        let reachable_names = self.module.functions.reachable_names(entry);
         for variable in &self.module.shared {
-            if mentioned.contains(variable.name.as_str()) {
+            if reachable_names.contains(variable.name.as_str()) {
                 let symbol = self
                     .placed(variable)
                     .map_err(|error| self.error(variable.line, error))?;
@@ -121,15 +121,15 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// That the kernel can be launched without shared memory that its launch asks for.
+    /// Checks that static shared memory is within the limit.
     fn check_shared(&self, entry: &syntax::Function) -> Result<(), PtxError> {
         let (name, bytes) = (&entry.name, self.static_shared);
-        if bytes <= MOST_STATIC_SHARED {
+        if bytes <= MAX_STATIC_SHARED {
             return Ok(());
         }
         let words = format!(
             "kernel `{name}` has variables of {bytes} bytes in shared memory, of which \
-             {MOST_STATIC_SHARED} are the most; declare them `.extern .shared` without a size \
+             {MAX_STATIC_SHARED} are the most; declare them `.extern .shared` without a size \
              and ask for dynamic shared memory"
         );
         Err(self.error(entry.line, words))
@@ -170,7 +170,7 @@ impl<'a> Lowering<'a> {
         let given = self.names.finish();
         let frames = self.calls.frames(&given.constants);
         let moving = frames.iter().any(|frame| frame.local_bytes > 0);
-        // Behind all that has a fixed place.
+        // Above everything with a fixed offset.
         let (static_local, stack) = match moving {
             true => (self.local_bytes.next_multiple_of(16), STACK_BYTES),
             false => (self.local_bytes, 0),
@@ -181,7 +181,7 @@ impl<'a> Lowering<'a> {
             parameters,
             parameter_bytes,
             static_shared: self.static_shared,
-            max_threads: threads.map_or(1024, most_threads),
+            max_threads: threads.map_or(1024, max_threads_of),
             required_threads: entry.required_threads,
             registers: (given.planes as u32).clamp(1, 255),
             local_bytes: static_local + stack,
@@ -213,7 +213,7 @@ impl<'a> Lowering<'a> {
         });
     }
 
-    /// Puts something in front of the instruction that is being decoded; its predicate is for both.
+    /// Inserts an operation before the instruction being decoded; its predicate applies to both.
     pub(crate) fn push_before(&mut self, op: Op) {
         self.push(self.line, op);
     }
@@ -283,7 +283,10 @@ impl<'a> Lowering<'a> {
     fn registers(&mut self, kind: &str, name: &str, count: Option<u64>) -> Result<()> {
         match count {
             None => self.names.declare_register(name, kind),
-            Some(count) if count > 1 << 20 => Err(format!("{count} registers")),
+            Some(count) if count > 1 << 20 => Err(format!(
+                "cannot declare {count} registers; the maximum is {}",
+                1 << 20
+            )),
             Some(count) => (0..count)
                 .try_for_each(|index| self.names.declare_register(&format!("{name}{index}"), kind)),
         }
@@ -295,7 +298,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// A variable with a place of its own.
+    /// A variable with an offset of its own.
     fn placed(&mut self, variable: &Variable) -> Result<Symbol> {
         let (space, address) = match variable.space {
             syntax::Space::Shared if variable.count.is_none() => {
@@ -303,7 +306,7 @@ impl<'a> Lowering<'a> {
                 (Space::Shared, Constant::DynamicShared { align, offset: 0 })
             }
             syntax::Space::Shared => {
-                let offset = place(variable, &mut self.static_shared)?;
+                let offset = assign_offset(variable, &mut self.static_shared)?;
                 (Space::Shared, Constant::Shared(offset))
             }
             syntax::Space::Local if self.calls.is_recursive() => {
@@ -311,12 +314,14 @@ impl<'a> Lowering<'a> {
                 (Space::Local, constant)
             }
             syntax::Space::Local | syntax::Space::Param => {
-                let offset = place(variable, &mut self.local_bytes)?;
+                let offset = assign_offset(variable, &mut self.local_bytes)?;
                 (Space::Local, Constant::Bits(u64::from(offset)))
             }
             syntax::Space::Global | syntax::Space::Const => {
                 let name = &variable.name;
-                return Err(format!("`{name}`: global variables belong to the module"));
+                return Err(format!(
+                    "`{name}`: a global variable must be declared at module scope"
+                ));
             }
         };
         Ok(Symbol::Variable { space, address })
@@ -339,9 +344,9 @@ impl<'a> Lowering<'a> {
         match instruction.opcode.as_str() {
             _ if is_call(instruction) => self.call(instruction)?,
             "ret" | "ret.uni" if !instruction.operands.is_empty() => {
-                return Err("`ret` has no operands".into());
+                return Err("`ret` takes no operands".into());
             }
-            "ret" | "ret.uni" => self.give_back(instruction.line),
+            "ret" | "ret.uni" => self.lower_return(instruction.line),
             _ => {
                 let op = decode::decode(self, instruction)?;
                 self.push(instruction.line, op);
@@ -379,13 +384,13 @@ impl<'a> Lowering<'a> {
         }
         match unresolved {
             None => Ok(()),
-            Some(line) => Err(self.error(line, "this goes to a label that lies nowhere")),
+            Some(line) => Err(self.error(line, "branch to an undefined label")),
         }
     }
 }
 
-/// Room for a variable behind all that lies before `end`.
-pub(super) fn place(variable: &Variable, end: &mut u32) -> Result<u32> {
+/// Allocates a variable at `end` and advances `end`.
+pub(super) fn assign_offset(variable: &Variable, end: &mut u32) -> Result<u32> {
     let offset = end.checked_next_multiple_of(variable.align as u32);
     let bytes = u32::try_from(variable.bytes()).ok();
     let placed = offset.zip(bytes);
@@ -395,10 +400,10 @@ pub(super) fn place(variable: &Variable, end: &mut u32) -> Result<u32> {
             *end = after;
             Ok(offset)
         }
-        None => Err(format!("there is no room left for `{}`", variable.name)),
+        None => Err(format!("no space left for `{}`", variable.name)),
     }
 }
 
-fn most_threads(extents: [u32; 3]) -> u32 {
+fn max_threads_of(extents: [u32; 3]) -> u32 {
     extents.into_iter().fold(1, u32::saturating_mul)
 }

@@ -1,4 +1,4 @@
-//! Modules: PTX text to kernels that can be run.
+//! Modules: PTX text to executable kernels.
 
 mod calls;
 mod decode;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub use kernel::{Kernel, KernelParameter};
 
 use functions::Functions;
-use lower::ModuleNames;
+use lower::ModuleContext;
 
 use crate::memory::{AddressSpace, MemoryError, MemoryKind};
 use crate::options::Options;
@@ -28,19 +28,19 @@ use crate::ptx::syntax::{self, Initial, Space, Variable};
 /// Why a module cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The text is wrong, or uses what is not supported: one message for each kernel at fault.
+    /// The text is invalid or unsupported: one message per kernel with an error.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Ptx(Vec<PtxError>),
 
-    /// It is written in a version of PTX that is not known.
+    /// Its PTX version is not supported.
     #[error("{0}")]
     Version(PtxError),
 
-    /// It is made for another device.
+    /// Its target does not match the device.
     #[error("{0}")]
     Target(PtxError),
 
-    /// There is no memory for its variables.
+    /// Its variables cannot be allocated.
     #[error("no memory for the module's variables: {0}")]
     Memory(#[from] MemoryError),
 }
@@ -71,7 +71,7 @@ impl Module {
             .iter()
             .map(|(name, (address, _))| (name.clone(), *address))
             .collect();
-        let names = ModuleNames {
+        let names = ModuleContext {
             source: text,
             text: text.into(),
             syntax: &syntax,
@@ -98,17 +98,17 @@ impl Module {
         Err(LoadError::Ptx(errors))
     }
 
-    /// The kernel of a name.
+    /// The kernel with this name.
     pub fn kernel(&self, name: &str) -> Option<Arc<Kernel>> {
         self.kernels.get(name).cloned()
     }
 
-    /// Address and bytes of a variable.
+    /// Address and size of a variable.
     pub fn global(&self, name: &str) -> Option<(u64, usize)> {
         self.globals.get(name).copied()
     }
 
-    /// Gives the memory of its variables back.
+    /// Frees its variables.
     pub fn unload(&self, space: &AddressSpace) {
         for (address, _) in self.globals.values() {
             // Allocated by `load` and freed only here.
@@ -140,7 +140,7 @@ fn allocate(
         };
         match space.allocate(variable.bytes(), place) {
             Ok(address) => {
-                // What has no initial value is zero (PTX ISA 5.4.4).
+                // Variables without an initial value are zero (PTX ISA 5.4.4).
                 space.fill(address, &[0], variable.bytes())?;
                 globals.insert(variable.name.clone(), (address, variable.bytes()));
             }
@@ -156,7 +156,7 @@ fn allocate(
 }
 
 fn initialize(
-    names: &ModuleNames<'_>,
+    names: &ModuleContext<'_>,
     globals: &HashMap<String, (u64, usize)>,
     space: &AddressSpace,
 ) -> Result<(), PtxError> {
@@ -172,7 +172,9 @@ fn initialize(
                     let variable = globals.get(name).map(|(address, _)| *address);
                     let address = variable.or_else(|| names.functions.address(name));
                     let Some(address) = address else {
-                        let message = format!("`{name}` is neither in memory nor a function");
+                        let message = format!(
+                            "the initial value `{name}` is neither a variable nor a function"
+                        );
                         return Err(fail(message));
                     };
                     address.wrapping_add_signed(*offset)

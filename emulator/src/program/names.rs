@@ -1,5 +1,4 @@
-//! What names stand for while a function is lowered: registers, variables and labels, scope by
-//! scope.
+//! Scopes: what names mean while a function is lowered, and the registers allocated so far.
 
 use std::collections::HashMap;
 
@@ -8,10 +7,10 @@ use super::kernel::{Constant, Special};
 use crate::machine::registers::Slot;
 use crate::program::op::Space;
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Debug)]
 pub(crate) enum Symbol {
-    /// A register of so many bits.
+    /// A register with its size in bits.
     Register {
         slot: Slot,
         bits: u32,
@@ -25,16 +24,16 @@ pub(crate) enum Symbol {
     Label(usize),
     /// The labels of a `brx.idx`.
     Targets(Vec<String>),
-    /// What functions look like that a pointer may point to.
+    /// The signature of an indirect call.
     Prototype(Signature),
 }
 
-/// Scopes from the outermost in, and the registers given out.
+/// Scopes from the outermost in, and the allocated registers.
 #[derive(Default)]
 pub(crate) struct Names {
     scopes: Vec<HashMap<String, Symbol>>,
     planes: u32,
-    /// All registers in the order of their slots, and whether wide.
+    /// All registers in slot order, and whether they are wide.
     registers: Vec<(Slot, bool)>,
     predicates: u32,
     constants: HashMap<(Constant, bool), Slot>,
@@ -50,7 +49,7 @@ impl Names {
         self.scopes.pop();
     }
 
-    /// Leaves all scopes: another function begins.
+    /// Closes all scopes before another function.
     pub(crate) fn enter_function(&mut self) {
         self.scopes.clear();
     }
@@ -72,7 +71,7 @@ impl Names {
             _ => {
                 let bytes = crate::ptx::bytes_of_type(kind);
                 let bytes = bytes.filter(|bytes| *bytes <= 8);
-                let bytes = bytes.ok_or_else(|| format!("registers of type `{kind}`"))?;
+                let bytes = bytes.ok_or_else(|| format!("`{kind}` is not a register type"))?;
                 let slot = self.new_register(bytes == 8);
                 Symbol::Register {
                     slot,
@@ -84,12 +83,12 @@ impl Names {
         Ok(())
     }
 
-    /// The registers given out, and whether wide.
+    /// The allocated registers, and whether they are wide.
     pub(crate) fn registers(&self) -> &[(Slot, bool)] {
         &self.registers
     }
 
-    /// How many predicates were given out.
+    /// The number of allocated predicates.
     pub(crate) fn predicates(&self) -> u32 {
         self.predicates
     }
@@ -116,7 +115,7 @@ impl Names {
         slot
     }
 
-    /// The register that holds a special register's value, which a thread never changes.
+    /// The register that holds a special register's value, which is constant.
     pub(crate) fn special(&mut self, special: Special) -> Slot {
         if let Some(slot) = self.specials.get(&special) {
             return *slot;
@@ -126,13 +125,13 @@ impl Names {
         slot
     }
 
-    /// What was given out, in a stable order.
-    pub(crate) fn finish(self) -> Given {
+    /// The allocated registers, in a stable order.
+    pub(crate) fn finish(self) -> AllocatedRegisters {
         let mut constants: Vec<_> = self.constants.into_iter().collect();
         constants.sort_by_key(|(_, slot)| *slot);
         let mut specials: Vec<_> = self.specials.into_iter().collect();
         specials.sort_by_key(|(_, slot)| *slot);
-        Given {
+        AllocatedRegisters {
             planes: self.planes as usize,
             predicates: self.predicates as usize,
             constants: constants
@@ -144,8 +143,8 @@ impl Names {
     }
 }
 
-/// The registers of a kernel and what is in them at the start.
-pub(crate) struct Given {
+/// The registers of a kernel and their initial values.
+pub(crate) struct AllocatedRegisters {
     pub(crate) planes: usize,
     pub(crate) predicates: usize,
     pub(crate) constants: Vec<(Slot, Constant, bool)>,

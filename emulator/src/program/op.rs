@@ -1,44 +1,44 @@
-//! Decoded instructions: every name resolved, every modifier understood.
+//! Decoded instructions, with all names and modifiers resolved.
 
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
-use crate::numerics::fragment::Kind;
+use crate::numerics::fragment::MmaKind;
 use crate::numerics::warp_matrix::{Fragment, Product};
 
 /// One instruction of a kernel's code.
 pub(crate) struct Instruction {
-    /// The predicate, and whether lanes run where it is false.
+    /// The predicate, and the value for which lanes execute.
     pub(crate) guard: Option<(Slot, bool)>,
     pub(crate) op: Op,
     /// Its line in the PTX text, counted from 1.
     pub(crate) line: u32,
-    /// File and line of the source, where `.loc` tells.
+    /// Source file and line, from `.loc`.
     pub(crate) source: Option<(u32, u32)>,
 }
 
-/// What an instruction does.
+/// The operation of an instruction.
 pub(crate) enum Op {
-    /// Arithmetic, lane by lane.
+    /// Lane-wise arithmetic.
     Compute {
         compute: Compute,
         operands: Operands,
-        /// Floating-point operations a lane.
+        /// Floating-point operations per lane.
         flops: u8,
     },
     Carry(Carry),
-    /// A copy of a register, which may be undefined.
+    /// Copies a register, which may be undefined.
     Move {
         to: Slot,
         from: Slot,
         wide: bool,
     },
-    /// `mov.b64 {lo, hi}, x` and the like, each part of `bits` bits. An absent part is not wanted.
+    /// `mov.b64 {lo, hi}, x` and similar, with parts of `bits` bits. A missing part is discarded.
     Split {
         to: Vec<Option<Slot>>,
         from: Slot,
         bits: u32,
     },
-    /// `mov.b64 x, {lo, hi}` and the like.
+    /// `mov.b64 x, {lo, hi}` and similar.
     Join {
         to: Slot,
         from: Vec<Slot>,
@@ -48,7 +48,8 @@ pub(crate) enum Op {
     SetPredicate(SetPredicate),
     /// `set`.
     Set(Set),
-    /// `selp`: the first source where the predicate is true. What is not chosen may be undefined.
+    /// `selp`: the first source where the predicate is true. The source that is not selected may be
+    /// undefined.
     Select {
         to: Slot,
         sources: [Slot; 2],
@@ -61,7 +62,7 @@ pub(crate) enum Op {
         from: Slot,
         space: u8,
     },
-    /// `and.pred` and the like: a truth table of two predicates.
+    /// `and.pred` and similar: a truth table of two predicates.
     Predicates {
         to: Slot,
         from: [PredicateSource; 2],
@@ -73,7 +74,7 @@ pub(crate) enum Op {
     Vote(Vote),
     Match {
         to: Slot,
-        /// `match.all`, with the predicate it may set; else `match.any`.
+        /// `match.all` and the predicate that it may set; `None` for `match.any`.
         all: Option<Option<Slot>>,
         from: Slot,
         wide: bool,
@@ -93,16 +94,16 @@ pub(crate) enum Op {
         targets: Vec<u32>,
     },
     Call(u32),
-    /// A call through a pointer: addresses of functions and where they begin.
+    /// An indirect call: function addresses and positions.
     CallIndirect {
         target: Slot,
         functions: Vec<(u64, u32)>,
     },
-    /// Begins a function that may run already: saves what it would overwrite.
+    /// Enters a recursive function: saves what it overwrites.
     Enter(u32),
     /// Copies arguments or results of a call.
     Pass(Vec<Passed>),
-    /// Back to the caller, with what [`Op::Enter`] saved for this frame.
+    /// Returns to the caller and restores what [`Op::Enter`] saved for this frame.
     Return(Option<u32>),
     Exit,
     Trap,
@@ -114,7 +115,7 @@ pub(crate) enum Op {
     Fence(Scope),
     CopyAsync(CopyAsync),
     CommitCopies,
-    /// Waits until at most so many groups are left; `None`: until nothing is left.
+    /// Waits until at most this many groups are pending; `None` waits for all copies.
     WaitCopies(Option<u32>),
     LoadMatrix(LoadMatrix),
     /// `movmatrix`: transposes an 8 x 8 matrix of 16-bit elements.
@@ -129,9 +130,9 @@ pub(crate) enum Op {
         to: Slot,
         wide: bool,
     },
-    /// Gives way to other warps.
+    /// Yields to other warps.
     Sleep,
-    /// Advice that changes nothing here: prefetches, cache policies.
+    /// Hints without effect here, such as prefetches and cache policies.
     Nothing,
 }
 
@@ -161,26 +162,27 @@ pub(crate) enum CarryOperation {
 /// A predicate as an operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PredicateSource {
-    /// `None` is always true.
+    /// `None` means always true.
     pub(crate) index: Option<Slot>,
     pub(crate) negated: bool,
 }
 
-/// `setp` and what it combines with.
+/// `setp` with its optional combination.
 pub(crate) struct SetPredicate {
     pub(crate) compare: Compare,
     pub(crate) sources: [Slot; 2],
     pub(crate) to: Option<Slot>,
-    /// Gets the combination of what `second` compares, or else of the negated comparison.
+    /// The second result: the combination with `second` if present, else with the negated
+    /// comparison.
     pub(crate) second_to: Option<Slot>,
-    /// The comparison of the high halves, where `compare` is that of the low ones.
+    /// The comparison of the high halves, if `compare` compares the low halves.
     pub(crate) second: Option<Compare>,
     pub(crate) combine: Option<(Combine, PredicateSource)>,
 }
 
 /// `set`: bits for true, or 0.
 pub(crate) struct Set {
-    /// Each comparison and the bits that it sets: one, or one for each half.
+    /// Each comparison and the bits that it sets: one, or one per half.
     pub(crate) compares: Vec<(Compare, u32)>,
     pub(crate) sources: [Slot; 2],
     pub(crate) to: Slot,
@@ -194,7 +196,7 @@ pub(crate) enum Combine {
     Xor,
 }
 
-/// Which memory an access means.
+/// The state space of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Global,
@@ -205,7 +207,7 @@ pub(crate) enum Space {
     Generic,
 }
 
-/// An address: a register and an offset.
+/// A register and an offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) base: Slot,
@@ -213,7 +215,7 @@ pub(crate) struct Address {
     pub(crate) offset: i64,
 }
 
-/// How strongly an access is ordered.
+/// The memory ordering of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strength {
     Weak,
@@ -224,7 +226,7 @@ pub(crate) enum Strength {
     AcquireRelease,
 }
 
-/// Among whom something is ordered.
+/// The scope of an ordering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     Cta,
@@ -236,18 +238,18 @@ pub(crate) struct Access {
     pub(crate) space: Space,
     pub(crate) store: bool,
     pub(crate) address: Address,
-    /// Bytes of an element: 1, 2, 4 or 8.
+    /// Bytes per element: 1, 2, 4 or 8.
     pub(crate) bytes: usize,
     /// Whether a loaded element is sign-extended to `register_bits`.
     pub(crate) signed: bool,
     pub(crate) registers: Vec<Target>,
     pub(crate) strength: Strength,
     pub(crate) scope: Scope,
-    /// How many whole 32-bit words a lane moves; 0 if the access does anything else or is strong.
+    /// Whole 32-bit words per lane; 0 for strong accesses and other sizes.
     pub(crate) plain_words: usize,
 }
 
-/// One register of a load or store. An absent slot is not wanted (`_`).
+/// One register of a load or store; `None` for the sink `_`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) slot: Option<Slot>,
@@ -258,15 +260,15 @@ pub(crate) struct Target {
 pub(crate) struct Atomic {
     pub(crate) space: Space,
     pub(crate) address: Address,
-    /// Where the old value goes; none for `red`.
+    /// The register for the old value; `None` for `red`.
     pub(crate) to: Option<Slot>,
     pub(crate) from: Slot,
-    /// The value to compare with is `from`, and this the new one.
+    /// The new value of a compare-and-swap, which compares with `from`.
     pub(crate) swap: Option<Slot>,
     pub(crate) bytes: usize,
-    /// The new value from the old one and the operand.
+    /// The new value, from the old value and the operand.
     pub(crate) update: fn(u64, u64) -> u64,
-    /// The same in global memory, whose units round in their own way.
+    /// The same in global memory, where f32 addition flushes subnormals.
     pub(crate) update_in_global: fn(u64, u64) -> u64,
     pub(crate) strength: Strength,
     pub(crate) scope: Scope,
@@ -307,7 +309,7 @@ pub(crate) enum VoteKind {
     Ballot,
 }
 
-/// One value handed to or from a device function.
+/// One value passed to or from a device function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Passed {
     Register {
@@ -319,13 +321,13 @@ pub(crate) enum Passed {
         to: Slot,
         from: Slot,
     },
-    /// Bytes of the thread's local memory.
+    /// Bytes in local memory.
     Memory {
         to: u32,
         from: u32,
         bytes: u32,
     },
-    /// A register into local memory, or out of it.
+    /// From a register to local memory.
     Store {
         to: u32,
         from: Slot,
@@ -342,7 +344,7 @@ pub(crate) enum Passed {
 pub(crate) struct Barrier {
     pub(crate) action: BarrierAction,
     pub(crate) id: Slot,
-    /// Threads that take part; all of the CTA if absent.
+    /// Participating threads; `None` for the whole CTA.
     pub(crate) threads: Option<Slot>,
     pub(crate) aligned: bool,
 }
@@ -351,7 +353,7 @@ pub(crate) struct Barrier {
 pub(crate) enum BarrierAction {
     Sync,
     Arrive,
-    /// Combines a predicate over all threads.
+    /// Reduces a predicate over all threads.
     Reduce {
         kind: VoteKind,
         to: Slot,
@@ -369,7 +371,7 @@ pub(crate) struct CopyAsync {
     pub(crate) to: Address,
     pub(crate) from: Address,
     pub(crate) bytes: usize,
-    /// Bytes that are really read, the rest being zero.
+    /// Bytes read; the rest is zeroed.
     pub(crate) source_bytes: Option<Slot>,
     /// Where true, nothing is read.
     pub(crate) ignore: Option<PredicateSource>,
@@ -379,7 +381,7 @@ pub(crate) struct CopyAsync {
 pub(crate) struct LoadMatrix {
     pub(crate) to: Vec<Slot>,
     pub(crate) address: Address,
-    /// Whether the address is generic rather than shared.
+    /// Whether the address is generic.
     pub(crate) generic: bool,
     pub(crate) transposed: bool,
 }
@@ -387,7 +389,7 @@ pub(crate) struct LoadMatrix {
 /// `mma.sync`.
 pub(crate) struct Multiply {
     /// `None` for m8n8k4 of f64.
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Option<MmaKind>,
     pub(crate) d: Vec<Slot>,
     pub(crate) a: Vec<Slot>,
     pub(crate) b: Vec<Slot>,
@@ -399,9 +401,9 @@ pub(crate) struct MoveFragment {
     pub(crate) store: bool,
     pub(crate) space: Space,
     pub(crate) address: Address,
-    /// Elements from one row, or column, to the next one's.
+    /// The distance between rows, or columns, in elements.
     pub(crate) stride: Slot,
-    /// Whether the elements of a row lie side by side in memory, rather than those of a column.
+    /// Whether memory is in row-major order.
     pub(crate) row_major: bool,
     pub(crate) fragment: Fragment,
     pub(crate) registers: Vec<Slot>,

@@ -1,5 +1,5 @@
-//! An opcode taken apart. Every modifier must be asked for by somebody: one that nobody knows is
-//! an error, never ignored.
+//! Parsing of opcodes. A decoder must take every modifier; a modifier that is left over is an
+//! error.
 
 /// The type of an operand (PTX ISA 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +67,10 @@ impl Type {
     }
 }
 
-/// An opcode and its modifiers, each to be taken once.
+/// An opcode and its modifiers; each is taken once.
 pub(crate) struct Opcode<'a> {
     text: &'a str,
-    /// What stands before the first dot.
+    /// The part before the first dot.
     pub(crate) name: &'a str,
     rest: Vec<&'a str>,
 }
@@ -86,28 +86,28 @@ impl<'a> Opcode<'a> {
         }
     }
 
-    /// Whether a modifier is there.
+    /// Whether a modifier is present.
     pub(crate) fn has(&self, modifier: &str) -> bool {
         self.rest.contains(&modifier)
     }
 
-    /// Takes a modifier; whether it was there.
+    /// Takes a modifier; returns whether it was present.
     pub(crate) fn take(&mut self, modifier: &str) -> bool {
         let at = self.rest.iter().position(|it| *it == modifier);
         at.map(|at| self.rest.remove(at)).is_some()
     }
 
-    /// Takes the first of several modifiers that is there.
+    /// Takes the first of several modifiers that is present.
     pub(crate) fn take_any<T: Copy>(&mut self, choices: &[(&str, T)]) -> Option<T> {
         let found = choices.iter().find(|(modifier, _)| self.take(modifier));
         found.map(|(_, value)| *value)
     }
 
-    /// As [`Opcode::take_any`], where one has to be there.
+    /// [`Opcode::take_any`], but one must be present.
     pub(crate) fn choose<T: Copy>(&mut self, choices: &[(&str, T)]) -> Result<T, String> {
         self.take_any(choices).ok_or_else(|| {
             let names: Vec<_> = choices.iter().map(|(name, _)| format!(".{name}")).collect();
-            format!("`{}` lacks one of {}", self.text, names.join(" "))
+            format!("`{}` needs one of {}", self.text, names.join(" "))
         })
     }
 
@@ -115,17 +115,17 @@ impl<'a> Opcode<'a> {
     pub(crate) fn kind(&mut self) -> Result<Type, String> {
         let types = self.rest.iter().map(|it| Type::parse(it));
         let found = types.enumerate().find_map(|(at, kind)| Some((at, kind?)));
-        let (at, kind) = found.ok_or_else(|| format!("`{}` lacks a type", self.text))?;
+        let (at, kind) = found.ok_or_else(|| format!("`{}` needs a type", self.text))?;
         self.rest.remove(at);
         Ok(kind)
     }
 
-    /// Takes every modifier for which `is` holds.
+    /// Takes every modifier for which `is` returns true.
     pub(crate) fn take_where(&mut self, is: impl Fn(&str) -> bool) {
         self.rest.retain(|modifier| !is(modifier));
     }
 
-    /// That nothing is left.
+    /// Checks that no modifier is left.
     pub(crate) fn finish(&self) -> Result<(), String> {
         match self.rest.first() {
             None => Ok(()),
@@ -133,7 +133,7 @@ impl<'a> Opcode<'a> {
         }
     }
 
-    /// That this instruction does not come for `kind`.
+    /// The error that the instruction does not support a type.
     pub(crate) fn wrong_type<T>(&self, kind: Type) -> Result<T, String> {
         Err(format!("`{}` is not supported for {kind:?}", self.text))
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_must_be_taken() {
+    fn every_modifier_must_be_taken() {
         let mut opcode = Opcode::new("cvt.rn.bf16x2.f32");
         assert_eq!(opcode.name, "cvt");
         assert_eq!(opcode.kind(), Ok(Type::BF16x2));

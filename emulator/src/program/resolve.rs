@@ -1,4 +1,4 @@
-//! What decoders ask: the registers, predicates, addresses and labels that operands stand for.
+//! Resolution of operands to registers, predicates, addresses and labels.
 
 use super::kernel::{Constant, Special};
 use super::lower::{Lowering, Result};
@@ -10,12 +10,13 @@ use crate::numerics::Approximation;
 use crate::ptx::syntax::{Base, Operand};
 
 impl Lowering<'_> {
-    /// The register that a source of `kind` is read from: a register, a constant or a special one.
+    /// The register that holds a source of type `kind`: a declared register, a constant or a
+    /// special register.
     pub(crate) fn source(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
         self.source_of_bits(operand, kind.bits(), kind.is_float())
     }
 
-    /// As [`Lowering::source`], for a type known by its size.
+    /// [`Lowering::source`] for a type given by its size.
     pub(crate) fn source_of_bits(
         &mut self,
         operand: &Operand,
@@ -39,18 +40,18 @@ impl Lowering<'_> {
             Some(Symbol::Register { slot, bits }) if offset == 0 => match *bits == wanted {
                 true => Ok(*slot),
                 false => Err(format!(
-                    "`{name}` has {bits} bits, where {wanted} are needed"
+                    "`{name}` has {bits} bits; the instruction needs {wanted}"
                 )),
             },
             Some(Symbol::Variable { address, .. }) => {
                 let address = moved(*address, offset);
                 Ok(self.names.constant(address, wide))
             }
-            Some(_) => Err(format!("`{name}` is not a value here")),
+            Some(_) => Err(format!("`{name}` cannot be used as a value")),
             None if name == "WARP_SZ" => Ok(self.names.constant(Constant::Bits(32), wide)),
             None => match Special::parse(name) {
                 Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
-                Some(_) => Err(format!("`{name}` has a wrong size here")),
+                Some(_) => Err(format!("the special register `{name}` has another size")),
                 None => match self.module.functions.address(name) {
                     Some(address) if wide && offset == 0 => {
                         Ok(self.names.constant(Constant::Bits(address), true))
@@ -61,16 +62,16 @@ impl Lowering<'_> {
         }
     }
 
-    /// The register that a result of `kind` goes to.
+    /// The register for a result of type `kind`.
     pub(crate) fn destination(&mut self, operand: &Operand, kind: Type) -> Result<Slot> {
         let (slot, bits) = self.register(operand)?;
         match bits == kind.bits() {
             true => Ok(slot),
-            false => Err(format!("a register of {bits} bits for {kind:?}")),
+            false => Err(format!("a register of {bits} bits cannot hold {kind:?}")),
         }
     }
 
-    /// The seed by which approximate functions are perturbed, of 31 bits; zero for none.
+    /// The seed that perturbs approximate functions, of 31 bits; zero for none.
     pub(crate) fn perturbation(&self) -> u32 {
         match self.module.approximation {
             Approximation::Rounded => 0,
@@ -78,7 +79,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The predicate that stands for the carry of extended-precision arithmetic.
+    /// The predicate that holds the carry flag.
     pub(crate) fn carry(&mut self) -> Slot {
         *self.carry.get_or_insert_with(|| self.names.new_predicate())
     }
@@ -95,7 +96,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A register that may be the sink `_`.
+    /// A register or the sink `_`.
     pub(crate) fn register_or_sink(&self, operand: &Operand) -> Result<(Option<Slot>, u32)> {
         match operand {
             Operand::Name(name) if name == "_" => Ok((None, 0)),
@@ -133,7 +134,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// An address, and the space of the variable that it names, if it names one.
+    /// An address, and the space of the variable that it refers to, if any.
     pub(crate) fn address(&mut self, operand: &Operand) -> Result<(Address, Option<Space>)> {
         let Operand::Address { base, offset } = operand else {
             return Err(format!("{operand:?} is not an address"));
@@ -168,7 +169,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The number of a label, to be made a position later.
+    /// The number of a label; `resolve_labels` replaces it by a position.
     pub(crate) fn label(&self, operand: &Operand) -> Result<u32> {
         let Operand::Name(name) = operand else {
             return Err(format!("{operand:?} is not a label"));
@@ -194,8 +195,8 @@ impl Lowering<'_> {
     }
 }
 
-/// The bits of a number as an operand (PTX ISA 4.5). As for ptxas, a whole number is no float,
-/// and there are no numbers of 16-bit floats.
+/// The bits of a numeric operand (PTX ISA 4.5). As in ptxas, an integer is not a valid float, and
+/// there are no 16-bit float literals.
 fn immediate(operand: &Operand, bits: u32, float: bool) -> Result<u64> {
     match (operand, bits, float) {
         (Operand::Integer(value), 64, false) => Ok(*value),
@@ -206,7 +207,7 @@ fn immediate(operand: &Operand, bits: u32, float: bool) -> Result<u64> {
             Ok(u64::from((f64::from_bits(*value) as f32).to_bits()))
         }
         (Operand::Integer(value), 32 | 64, true) => Err(format!(
-            "the whole number {} where a float of {bits} bits is expected; write {0}.0",
+            "integer {} where a float of {bits} bits is expected; write {0}.0",
             *value as i64
         )),
         (other, ..) => {

@@ -1,14 +1,13 @@
-//! Whether a device can run a module: by what it is written in and for (PTX ISA 11.1, `.version`
-//! and `.target`).
+//! Checks that a device can run a module, by the module's `.version` and `.target` (PTX ISA 11.1).
 
 use super::LoadError;
 use crate::ptx::PtxError;
 use crate::ptx::syntax::Heading;
 
-/// The newest version that there is, to the emulator as to a driver.
+/// The newest supported PTX version.
 const NEWEST: (u32, u32) = (9, 0);
 
-/// What `.target` may say besides an architecture.
+/// Values of `.target` besides an architecture.
 const MODES: [&str; 4] = [
     "texmode_unified",
     "texmode_independent",
@@ -16,8 +15,8 @@ const MODES: [&str; 4] = [
     "map_f64_to_f32",
 ];
 
-/// The first version with each architecture (PTX ISA 13, "Release Notes"). Older architectures are
-/// in all versions.
+/// The first PTX version of each architecture (PTX ISA 13, "Release Notes"). All versions have the
+/// older architectures.
 const FIRST_VERSIONS: [(u32, (u32, u32)); 10] = [
     (60, (5, 0)),
     (70, (6, 0)),
@@ -33,21 +32,21 @@ const FIRST_VERSIONS: [(u32, (u32, u32)); 10] = [
 
 /// Which devices run code for an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    /// All of the same or a higher compute capability.
+enum Compatibility {
+    /// All with the same or a higher compute capability.
     Upward,
-    /// `f`: those of the same major capability.
+    /// `f`: those with the same major capability.
     Family,
-    /// `a`: only those of the very same capability.
+    /// `a`: only those with the same capability.
     Exact,
 }
 
-/// That a device of compute capability `device` runs what begins with `heading`.
+/// Checks that a device of compute capability `device` runs a module with this `heading`.
 pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Result<(), LoadError> {
     let (major, minor) = heading.version;
     if heading.version > NEWEST {
         let words = format!(
-            "the module is written in PTX {major}.{minor}; {}.{} is the newest that is known here",
+            "the module is written in PTX {major}.{minor}; the newest supported version is {}.{}",
             NEWEST.0, NEWEST.1
         );
         return Err(LoadError::Version(PtxError::new(
@@ -61,40 +60,45 @@ pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Resu
         if MODES.contains(&target.as_str()) {
             continue;
         }
-        let Some((number, reach)) = parse(target) else {
-            let words = format!("`{target}` is no target");
+        let Some((number, compatibility)) = parse(target) else {
+            let words = format!("`{target}` is not a target");
             return Err(LoadError::Ptx(vec![error(words)]));
         };
-        if let Some(first) = first_version(number, reach).filter(|it| *it > heading.version) {
+        if let Some(first) = first_version(number, compatibility).filter(|it| *it > heading.version)
+        {
             let words = format!(
-                "PTX {major}.{minor} has no target `{target}`; it needs `.version {}.{}`",
+                "PTX {major}.{minor} does not support the target `{target}`; it needs `.version {}.{}`",
                 first.0, first.1
             );
             return Err(LoadError::Ptx(vec![error(words)]));
         }
-        if !runs(number, reach, device) {
-            return Err(LoadError::Target(error(misfit(target, reach, device))));
+        if !runs(number, compatibility, device) {
+            return Err(LoadError::Target(error(incompatible(
+                target,
+                compatibility,
+                device,
+            ))));
         }
     }
     Ok(())
 }
 
 /// `sm_90a`: 90, exact.
-fn parse(target: &str) -> Option<(u32, Reach)> {
+fn parse(target: &str) -> Option<(u32, Compatibility)> {
     let plain = target.strip_prefix("sm_");
     let number = plain.or_else(|| target.strip_prefix("compute_"))?;
-    let (number, reach) = match number.as_bytes().last()? {
-        b'a' => (&number[..number.len() - 1], Reach::Exact),
-        b'f' => (&number[..number.len() - 1], Reach::Family),
-        _ => (number, Reach::Upward),
+    let (number, compatibility) = match number.as_bytes().last()? {
+        b'a' => (&number[..number.len() - 1], Compatibility::Exact),
+        b'f' => (&number[..number.len() - 1], Compatibility::Family),
+        _ => (number, Compatibility::Upward),
     };
-    Some((number.parse().ok()?, reach))
+    Some((number.parse().ok()?, compatibility))
 }
 
-fn first_version(number: u32, reach: Reach) -> Option<(u32, u32)> {
-    match (number, reach) {
-        (90, Reach::Exact) => Some((8, 0)),
-        (_, Reach::Family) => Some((8, 8)),
+fn first_version(number: u32, compatibility: Compatibility) -> Option<(u32, u32)> {
+    match (number, compatibility) {
+        (90, Compatibility::Exact) => Some((8, 0)),
+        (_, Compatibility::Family) => Some((8, 8)),
         _ => {
             let known = FIRST_VERSIONS.iter().find(|(known, _)| *known == number);
             known.map(|(_, first)| *first)
@@ -102,23 +106,23 @@ fn first_version(number: u32, reach: Reach) -> Option<(u32, u32)> {
     }
 }
 
-fn runs(number: u32, reach: Reach, device: (u32, u32)) -> bool {
+fn runs(number: u32, compatibility: Compatibility, device: (u32, u32)) -> bool {
     let wanted = (number / 10, number % 10);
-    match reach {
-        Reach::Upward => device >= wanted,
-        Reach::Family => device.0 == wanted.0 && device.1 >= wanted.1,
-        Reach::Exact => device == wanted,
+    match compatibility {
+        Compatibility::Upward => device >= wanted,
+        Compatibility::Family => device.0 == wanted.0 && device.1 >= wanted.1,
+        Compatibility::Exact => device == wanted,
     }
 }
 
-fn misfit(target: &str, reach: Reach, (major, minor): (u32, u32)) -> String {
-    let (who, least) = match reach {
-        Reach::Upward => ("devices of that capability and higher", "a lower one"),
-        Reach::Family => ("devices of its family", "one without the `f`"),
-        Reach::Exact => ("devices of that very capability", "one without the `a`"),
+fn incompatible(target: &str, compatibility: Compatibility, (major, minor): (u32, u32)) -> String {
+    let (who, least) = match compatibility {
+        Compatibility::Upward => ("devices of that capability or higher", "a lower one"),
+        Compatibility::Family => ("devices of its family", "one without the `f`"),
+        Compatibility::Exact => ("devices of exactly that capability", "one without the `a`"),
     };
     format!(
-        "the module is made for `{target}`, which only {who} run; this device has compute \
+        "the module targets `{target}`, which runs only on {who}; this device has compute \
          capability {major}.{minor}: choose another target, {least}, or another device"
     )
 }
@@ -140,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_runs_what_is_made_for_it_and_for_less() {
+    fn a_device_runs_modules_for_its_capability_and_lower() {
         let (a100, h200, b200) = ((8, 0), (9, 0), (10, 0));
         for (version, target, runs) in [
             ("7.0", "sm_80", [true, true, true]),
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_both_values_and_the_line() {
+    fn errors_name_both_values_and_the_line() {
         let error = load("8.0", "sm_90a", (8, 0)).unwrap_err().to_string();
         assert!(
             error.contains("`sm_90a`") && error.contains("8.0"),
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn both_must_be_there() {
+    fn version_and_target_are_required() {
         for text in [
             "",
             ".entry k() { ret; }",

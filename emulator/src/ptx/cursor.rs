@@ -6,7 +6,7 @@ use super::lexer::{Lexeme, Token, lex};
 pub(super) type Result<T> = std::result::Result<T, PtxError>;
 
 /// Braces, brackets and parentheses may lie this deep in each other.
-const DEEPEST: usize = 64;
+const MAX_NESTING: usize = 64;
 
 /// The tokens of a module, and how far they are read. What is read is the business of the files
 /// beside this one.
@@ -33,8 +33,8 @@ impl<'a> Parser<'a> {
 
     /// Reads something that may lie in something of its kind.
     pub(super) fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        if self.depth == DEEPEST {
-            return self.fail(format!("more than {DEEPEST} levels lie in each other"));
+        if self.depth == MAX_NESTING {
+            return self.fail(format!("more than {MAX_NESTING} levels lie in each other"));
         }
         self.depth += 1;
         let inner = read(self);

@@ -3,7 +3,7 @@
 
 use super::cursor::{Parser, Result};
 use super::lexer::Token;
-use super::syntax::{Initial, Placed};
+use super::syntax::{Initial, PlacedValue};
 use super::variables::Element;
 
 /// Bytes of an array; `None` if there is no number for them.
@@ -18,7 +18,7 @@ impl Parser<'_> {
         &mut self,
         element: &Element,
         extents: &[Option<usize>],
-        into: &mut Vec<Placed>,
+        into: &mut Vec<PlacedValue>,
     ) -> Result<usize> {
         let mut levels = extents.to_vec();
         if element.lanes > 1 {
@@ -32,12 +32,12 @@ impl Parser<'_> {
         offset: usize,
         element: &Element,
         levels: &[Option<usize>],
-        into: &mut Vec<Placed>,
+        into: &mut Vec<PlacedValue>,
     ) -> Result<usize> {
         let bytes = element.lane_bytes();
         let [extent, inner @ ..] = levels else {
             let value = self.initial_value(&element.kind)?;
-            into.push(Placed {
+            into.push(PlacedValue {
                 offset,
                 bytes,
                 value,

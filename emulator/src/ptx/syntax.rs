@@ -42,7 +42,7 @@ pub(crate) struct Variable {
     pub(crate) element: usize,
     /// Elements; `None` for `name[]`, as dynamic shared memory is declared.
     pub(crate) count: Option<usize>,
-    pub(crate) initial: Vec<Placed>,
+    pub(crate) initial: Vec<PlacedValue>,
     pub(crate) line: u32,
 }
 
@@ -54,7 +54,7 @@ impl Variable {
 
 /// A value of an initializer, and where in the variable it lies.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedValue {
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
     pub(crate) value: Initial,

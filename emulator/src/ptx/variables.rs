@@ -28,7 +28,7 @@ impl Element {
 
 /// The most that one variable may take (PTX ISA 4.2 on `.param`; CUDA C++ Programming Guide,
 /// "Technical Specifications per Compute Capability", on local memory; an address for the rest).
-fn most_bytes(space: Space) -> usize {
+fn max_bytes(space: Space) -> usize {
     match space {
         Space::Param => 32_764,
         Space::Local => 512 << 10,
@@ -138,10 +138,10 @@ impl Parser<'_> {
             Some(None) => None,
             _ => {
                 let bytes = bytes_of_extents(&extents, element.bytes());
-                match bytes.filter(|bytes| *bytes <= most_bytes(space)) {
+                match bytes.filter(|bytes| *bytes <= max_bytes(space)) {
                     Some(bytes) => Some(bytes / element.bytes()),
                     None => {
-                        let most = most_bytes(space);
+                        let most = max_bytes(space);
                         return self.fail(format!(
                             "`{name}` is too large: {most} bytes are the most where it lives"
                         ));

@@ -32,7 +32,7 @@ fn memory_runs_out() -> Result<(), DriverError> {
     let (_, total) = context.mem_get_info()?;
     let error = stream.alloc_zeros::<u8>(total + 1).unwrap_err();
     assert_eq!(error.0, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    assert!(report().contains("bytes asked for"), "{}", report());
+    assert!(report().contains("bytes requested"), "{}", report());
     Ok(())
 }
 

@@ -74,7 +74,10 @@ fn recursion_without_end_is_told() {
         &Options::default(),
     ));
     assert_eq!(found.kind, FindingKind::OutOfBounds);
-    assert!(found.message.contains("nest 1024 deep"), "{found}");
+    assert!(
+        found.message.contains("maximum recursion depth of 1024"),
+        "{found}"
+    );
 
     let larger = SUM.replace("depot[4]", "depot[1000]");
     let found = finding(run(

@@ -41,16 +41,16 @@ fn a_report_names_both_accesses_and_where_they_were_written() {
     );
     let text = text.replace(".visible", ".file 1 \"kernels/row.rs\"\n.visible");
     let found = finding(run(&text, (2, 64), 4, &[0], &Options::default()));
-    let words = found.to_string();
-    let expected =
-        "shared-race in kernel `k`: 4 bytes at byte 0 of shared memory are written without waiting
+    let report = found.to_string();
+    let expected = "shared-race in kernel `k`: write of 4 bytes at byte 0 of shared memory is not \
+        ordered after an earlier write; add a barrier, fence or wait between them
     at  ptx line 20: st.shared.u32 [%r1], %r0;
-        written at kernels/row.rs:41
+        source kernels/row.rs:41
     by  thread (32,0,0) of CTA (0,0,0), warp 1 lane 0
-    written before by thread (0,0,0) of CTA (0,0,0), warp 0 lane 0
+    earlier write by thread (0,0,0) of CTA (0,0,0), warp 0 lane 0
         at ptx line 20: st.shared.u32 [%r1], %r0;
-        written at kernels/row.rs:41";
-    assert_eq!(words, expected);
+        source kernels/row.rs:41";
+    assert_eq!(report, expected);
 }
 
 #[test]

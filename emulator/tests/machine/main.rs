@@ -2,10 +2,10 @@
 
 mod calls;
 mod copies;
+mod deadlocks;
 mod findings;
 mod fragments;
 mod lanes;
-mod waiting;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};

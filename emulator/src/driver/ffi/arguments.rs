@@ -1,23 +1,23 @@
-//! Arguments of exported functions: pointers that whoever calls the function vouches for.
+//! Argument types of the exported functions.
 //!
-//! Values of these types come from the callers of exported functions alone, who promise what the
-//! driver API asks of them: a pointer is null or points to what its type says.
+//! Only callers of exported functions create values of these types. They guarantee what the driver
+//! API requires: a pointer is null or valid for its type.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::host::{HostCall, HostRange};
 use crate::driver::error::{Code, Error, Result};
 
-/// Where a result goes.
+/// An output pointer.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Stores the result; an error for a null pointer.
+    /// Stores a result; a null pointer is an error.
     pub(super) fn set(self, value: T) -> Result<()> {
         match self.0.is_null() {
-            true => Err(null("a place for a result")),
+            true => Err(null("the result pointer")),
             false => {
                 self.set_if_wanted(value);
                 Ok(())
@@ -25,29 +25,29 @@ impl<T> Out<T> {
         }
     }
 
-    /// Stores the result, unless the caller did not ask for it.
+    /// Stores a result unless the pointer is null.
     pub(super) fn set_if_wanted(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the caller of the exported function vouches for it. It may lie anywhere in a
-            // caller's structure, so alignment is not relied on.
+            // SAFETY: guaranteed by the caller of the exported function. It may point into a packed
+            // structure, so it is not assumed to be aligned.
             unsafe { self.0.write_unaligned(value) }
         }
     }
 
-    /// The `index`-th place of several.
+    /// The `index`-th element of an array.
     pub(super) fn at(self, index: usize) -> Out<T> {
         Out(self.0.wrapping_add(index))
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// What the caller left there.
+    /// The value that the caller stored there.
     pub(super) fn get(self) -> Result<T> {
         In(self.0.cast_const()).get()
     }
 }
 
-/// A value that the caller has.
+/// An input pointer.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct In<T>(*const T);
@@ -56,12 +56,12 @@ impl<T: Copy> In<T> {
     pub(super) fn get(self) -> Result<T> {
         match self.0.is_null() {
             true => Err(null("an argument")),
-            // SAFETY: the caller of the exported function vouches for it.
+            // SAFETY: guaranteed by the caller of the exported function.
             false => Ok(unsafe { self.0.read_unaligned() }),
         }
     }
 
-    /// The `index`-th value of several.
+    /// The `index`-th element of an array.
     pub(super) fn at(self, index: usize) -> In<T> {
         In(self.0.wrapping_add(index))
     }
@@ -71,7 +71,7 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// A string of the caller.
+/// A string argument.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct Text(*const c_char);
@@ -81,26 +81,26 @@ impl Text {
         if self.0.is_null() {
             return Err(null("a string"));
         }
-        // SAFETY: the caller of the exported function vouches for it.
+        // SAFETY: guaranteed by the caller of the exported function.
         let text = unsafe { CStr::from_ptr(self.0) };
         Ok(text.to_string_lossy().into_owned())
     }
 }
 
-/// Room of the caller for a string.
+/// A buffer for a string.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct TextOut(*mut c_char);
 
 impl TextOut {
-    /// Writes as much of `text` as `bytes` hold together with the final NUL; how many that were
-    /// without it.
+    /// Writes as much of `text` as fits into `bytes` bytes with a final NUL. Returns the full
+    /// length without the NUL.
     pub(super) fn set(self, text: &str, bytes: usize) -> usize {
         if self.0.is_null() || bytes == 0 {
             return 0;
         }
         let length = text.len().min(bytes - 1);
-        // SAFETY: the caller of the exported function vouches for so many bytes.
+        // SAFETY: the caller of the exported function guarantees this many bytes.
         let room = unsafe { HostRange::new(self.0.cast(), bytes) };
         room.write(0, &text.as_bytes()[..length]);
         room.write(length, &[0]);
@@ -114,7 +114,7 @@ impl TextOut {
 pub(super) struct Pointer(*mut c_void);
 
 impl Pointer {
-    /// What has this address.
+    /// The pointer with this address.
     pub(super) fn at(address: u64) -> Pointer {
         Pointer(address as *mut c_void)
     }
@@ -123,18 +123,18 @@ impl Pointer {
         self.0 as u64
     }
 
-    /// As memory of so many bytes.
+    /// As a memory range of this many bytes.
     pub(super) fn range(self, bytes: usize) -> HostRange {
-        // SAFETY: the caller of the exported function vouches for it.
+        // SAFETY: guaranteed by the caller of the exported function.
         unsafe { HostRange::new(self.0, bytes) }
     }
 
-    /// As a place for a result.
+    /// As an output pointer.
     pub(super) fn out<T>(self) -> Out<T> {
         Out(self.0.cast())
     }
 
-    /// As a value.
+    /// As an input pointer.
     pub(super) fn value<T>(self) -> In<T> {
         In(self.0.cast_const().cast())
     }
@@ -144,7 +144,7 @@ impl Pointer {
         Text(self.0.cast_const().cast())
     }
 
-    /// As room for a string.
+    /// As a string buffer.
     pub(super) fn text_out(self) -> TextOut {
         TextOut(self.0.cast())
     }
@@ -156,8 +156,8 @@ pub(super) struct HostFunction(Option<unsafe extern "C" fn(*mut c_void)>);
 
 impl HostFunction {
     pub(super) fn with(self, data: Pointer) -> Result<HostCall> {
-        let function = self.0.ok_or_else(|| null("a function"))?;
-        // SAFETY: the caller of the exported function vouches for it.
+        let function = self.0.ok_or_else(|| null("the function"))?;
+        // SAFETY: guaranteed by the caller of the exported function.
         Ok(unsafe { HostCall::function(function, data.0) })
     }
 }
@@ -168,21 +168,21 @@ pub(super) struct StreamCallback(Option<unsafe extern "C" fn(*mut c_void, i32, *
 
 impl StreamCallback {
     pub(super) fn with(self, stream: u64, data: Pointer) -> Result<HostCall> {
-        let function = self.0.ok_or_else(|| null("a function"))?;
-        // SAFETY: the caller of the exported function vouches for it.
+        let function = self.0.ok_or_else(|| null("the function"))?;
+        // SAFETY: guaranteed by the caller of the exported function.
         Ok(unsafe { HostCall::callback(function, stream, data.0) })
     }
 }
 
-/// `CUoccupancyB2DSize`: the dynamic shared memory of a block of so many threads.
+/// `CUoccupancyB2DSize`: dynamic shared memory for a block size.
 #[repr(transparent)]
 pub(super) struct BlockToShared(Option<unsafe extern "C" fn(c_int) -> usize>);
 
 impl BlockToShared {
-    /// What the function says, or `otherwise` where there is none.
+    /// Calls the function; returns `otherwise` if it is null.
     pub(super) fn bytes(&self, threads: i32, otherwise: usize) -> usize {
         match self.0 {
-            // SAFETY: the caller of the exported function vouches for it.
+            // SAFETY: guaranteed by the caller of the exported function.
             Some(function) => unsafe { function(threads) },
             None => otherwise,
         }

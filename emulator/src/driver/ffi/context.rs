@@ -1,4 +1,4 @@
-//! Exports: contexts.
+//! Exported functions: contexts.
 
 use std::ffi::c_int;
 
@@ -51,7 +51,7 @@ exports! {
         flags: u32,
         device: c_int,
     ) {
-        refuse_affinity(affinity_count)?;
+        reject_affinity(affinity_count)?;
         context.set(driver()?.create_context(device, flags)?.raw())
     }
 
@@ -63,9 +63,9 @@ exports! {
     ) {
         if !parameters.is_null() {
             let parameters = parameters.get()?;
-            refuse_affinity(parameters.affinity_count)?;
+            reject_affinity(parameters.affinity_count)?;
             if parameters.graphics.address() != 0 {
-                return Err(Code::NotSupported.because("sharing with graphics is not emulated"));
+                return Err(Code::NotSupported.because("sharing with graphics APIs is not supported"));
             }
         }
         context.set(driver()?.create_context(device, flags)?.raw())
@@ -147,9 +147,10 @@ exports! {
     }
 }
 
-fn refuse_affinity(count: c_int) -> Result<()> {
+fn reject_affinity(count: c_int) -> Result<()> {
     match count {
         0 => Ok(()),
-        _ => Err(Code::UnsupportedExecAffinity.because("a context has all multiprocessors here")),
+        _ => Err(Code::UnsupportedExecAffinity
+            .because("execution affinity is not supported: a context uses all multiprocessors")),
     }
 }

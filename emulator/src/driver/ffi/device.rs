@@ -1,4 +1,4 @@
-//! Exports: devices.
+//! Exported functions: devices.
 
 use std::ffi::c_int;
 
@@ -16,12 +16,12 @@ exports! {
     }
 
     fn cuDeviceGetName(name: TextOut, bytes: c_int, device: c_int) {
-        let words = driver()?.device_name(device)?;
+        let message = driver()?.device_name(device)?;
         let bytes = usize::try_from(bytes).unwrap_or(0);
         match bytes {
-            0 => Err(Code::InvalidValue.because("no room for a name")),
+            0 => Err(Code::InvalidValue.because("the buffer for the device name is empty")),
             _ => {
-                name.set(words, bytes);
+                name.set(message, bytes);
                 Ok(())
             }
         }
@@ -58,7 +58,7 @@ exports! {
         match attribute {
             1 => value.set(0),
             2..=4 => value.set(can.into()),
-            _ => Err(Code::InvalidValue.because(format!("attribute {attribute} of two devices"))),
+            _ => Err(Code::InvalidValue.because(format!("{attribute} is not a peer-to-peer attribute"))),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Where programs begin: `cuInit`, versions, errors, functions by name, and what this library
-//! exports besides the driver API.
+//! Exported functions: `cuInit`, versions, errors, lookup by name, and the emulator's own
+//! functions.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,7 +8,7 @@ use super::{driver, exports, initialize, last_report};
 use crate::driver::configuration::Configuration;
 use crate::driver::error::{Code, Result};
 
-/// A function by name.
+/// An exported function and its name.
 pub(super) type Export = (&'static str, *const c_void);
 
 /// `CUdriverProcAddressQueryResult`.
@@ -19,12 +19,12 @@ exports! {
     fn cuInit(flags: u32) {
         match flags {
             0 => initialize(),
-            _ => Err(Code::InvalidValue.because("cuInit knows no flags")),
+            _ => Err(Code::InvalidValue.because("the flags of cuInit must be 0")),
         }
     }
 
     fn cuDriverGetVersion(version: Out<c_int>) {
-        // It may be asked before `cuInit`.
+        // May be called before `cuInit`.
         version.set(match driver() {
             Ok(driver) => driver.version(),
             Err(_) => Configuration::default().version,
@@ -68,24 +68,25 @@ exports! {
 fn describe(
     error: i32,
     to: Out<*const c_char>,
-    words: impl Fn(Code) -> *const c_char,
+    message: impl Fn(Code) -> *const c_char,
 ) -> Result<()> {
     match Code::from_number(error) {
-        Some(code) => to.set(words(code)),
+        Some(code) => to.set(message(code)),
         None => {
             to.set(std::ptr::null())?;
-            Err(Code::InvalidValue.because(format!("{error} is no CUresult")))
+            Err(Code::InvalidValue.because(format!("{error} is not a CUresult")))
         }
     }
 }
 
-/// The function of a name without its version's suffix, as programs of a CUDA `version` mean it.
+/// Finds a function by its name without version suffix. `version` is the CUDA version of the
+/// caller.
 fn find(symbol: &str, version: i32) -> Option<*const c_void> {
     let export = |name: &str| {
         let found = all().find(|(known, _)| *known == name);
         found.map(|(_, function)| function)
     };
-    // Names whose meaning changed with CUDA 13.
+    // Functions whose signature changed in CUDA 13.
     let newest = match symbol {
         "cuCtxCreate" if version < 13000 => 2,
         "cuMemAdvise" | "cuMemPrefetchAsync" if version < 13000 => return None,
@@ -118,16 +119,16 @@ fn all() -> impl Iterator<Item = Export> {
     .copied()
 }
 
-/// Writes the latest words about something that went wrong into `buffer` of `bytes` bytes, cut and
-/// with a final NUL. Returns how many bytes they take in all, without the NUL.
+/// Writes the last error message to `buffer` of `bytes` bytes, truncated, with a final NUL. Returns
+/// its full length without the NUL.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn meshgrad_emulator_last_report(buffer: TextOut, bytes: usize) -> usize {
-    let words = last_report();
-    buffer.set(&words, bytes);
-    words.len()
+    let message = last_report();
+    buffer.set(&message, bytes);
+    message.len()
 }
 
-/// Counts what each launch from now on does, and forgets what was counted before.
+/// Starts counting every launch, and discards earlier counts.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn meshgrad_emulator_counters_start() {
     if let Ok(driver) = driver() {
@@ -135,8 +136,9 @@ unsafe extern "C" fn meshgrad_emulator_counters_start() {
     }
 }
 
-/// Writes a JSON array of the counters of each launch since counting began into `buffer`, and ends
-/// counting, if `bytes` hold it with a final NUL. Returns how many bytes it takes without the NUL.
+/// Writes the counters of each launch since counting started to `buffer` as a JSON array. If the
+/// array and a final NUL fit into `bytes` bytes, counting stops. Returns the length without the
+/// NUL.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn meshgrad_emulator_counters_take(buffer: TextOut, bytes: usize) -> usize {
     let Ok(driver) = driver() else {

@@ -1,4 +1,4 @@
-//! Exports: events.
+//! Exported functions: events.
 
 use super::arguments::Out;
 use super::{driver, exports};

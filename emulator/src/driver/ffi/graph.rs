@@ -1,4 +1,4 @@
-//! Exports: graphs.
+//! Exported functions: graphs.
 
 use super::arguments::{Out, Pointer};
 use super::{driver, exports};
@@ -29,7 +29,7 @@ exports! {
     fn cuGraphGetNodes(graph: u64, nodes: Pointer, count: Out<usize>) {
         let nodes_in_graph = driver()?.count_nodes(GraphHandle::from_raw(graph))?;
         if nodes.address() != 0 {
-            return Err(Code::NotSupported.because("nodes are counted, and have no handles"));
+            return Err(Code::NotSupported.because("node handles are not supported; pass a null array to count the nodes"));
         }
         count.set(nodes_in_graph)
     }

@@ -1,4 +1,4 @@
-//! What belongs to the host's program: its memory and its functions.
+//! The host program's memory and callback functions.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -10,20 +10,20 @@ thread_local! {
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a function that a stream called, which must not use the driver.
+/// Whether this thread is running a host callback, which must not call the driver.
 pub(crate) fn is_calling() -> bool {
     CALLING.get()
 }
 
-/// Memory of the host's program that a copy reads or writes.
+/// Host memory that a copy reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostRange {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: whoever makes one promises that the memory may be accessed until the copy is done, by
-// whichever thread does it.
+// SAFETY: the caller of `new` guarantees that any thread may access the memory until the copy is
+// done.
 unsafe impl Send for HostRange {}
 // SAFETY: as above.
 unsafe impl Sync for HostRange {}
@@ -32,9 +32,10 @@ impl HostRange {
     /// `bytes` bytes at `start`.
     ///
     /// # Safety
-    /// As the driver API asks of its callers: the memory is theirs and stays so until the operation
-    /// that it is passed to has run, and nobody else writes it meanwhile. If `start` is no memory
-    /// of the host at all, nothing may be read or written through this.
+    ///
+    /// The requirements of the driver API: the memory belongs to the caller and stays valid until
+    /// the operation has run, and nothing else writes it meanwhile. If `start` is not a host
+    /// pointer, nothing may be read or written through this range.
     pub(crate) unsafe fn new(start: *const c_void, bytes: usize) -> HostRange {
         HostRange {
             start: start.cast_mut().cast(),
@@ -50,18 +51,18 @@ impl HostRange {
         self.bytes
     }
 
-    /// As memory that kernels access too; `None` when it is null, or not aligned for that. Must be
-    /// dropped before the memory goes, as the driver API asks of who registers memory.
+    /// As memory that kernels access. `None` if the pointer is null or not aligned. It must be
+    /// dropped before the memory is freed, as the driver API requires of registered memory.
     pub(crate) fn block(&self) -> Option<Block> {
         let start = NonNull::new(self.start)?;
-        // SAFETY: the caller of the driver API keeps the memory until it is unregistered.
+        // SAFETY: the caller of the driver API keeps the memory valid until it is unregistered.
         unsafe { Block::of_host(start, self.bytes) }
     }
 
-    /// Copies out from `offset` on.
+    /// Copies bytes from `offset` to a buffer.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
-        // SAFETY: in bounds, as just checked; the memory is the caller's, as `new` was promised.
+        // SAFETY: in bounds (checked above); the caller of `new` guarantees the memory.
         unsafe {
             self.start
                 .add(offset)
@@ -69,10 +70,10 @@ impl HostRange {
         }
     }
 
-    /// Copies in at `offset` and on.
+    /// Copies a buffer to `offset`.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: in bounds, as just checked; the memory is the caller's, as `new` was promised.
+        // SAFETY: in bounds (checked above); the caller of `new` guarantees the memory.
         unsafe {
             self.start
                 .add(offset)
@@ -92,7 +93,7 @@ impl HostRange {
     }
 }
 
-/// A function of the host's program that a stream calls.
+/// A host function that a stream calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostCall {
     function: HostFunction,
@@ -103,20 +104,21 @@ pub(crate) struct HostCall {
 enum HostFunction {
     /// `CUhostFn`.
     Plain(unsafe extern "C" fn(*mut c_void)),
-    /// `CUstreamCallback`, with the stream it was added to.
+    /// `CUstreamCallback`, with its stream.
     Callback(unsafe extern "C" fn(*mut c_void, i32, *mut c_void), u64),
 }
 
-// SAFETY: whoever makes one promises that any thread may call it.
+// SAFETY: the constructors require that any thread may call it.
 unsafe impl Send for HostCall {}
 // SAFETY: as above.
 unsafe impl Sync for HostCall {}
 
 impl HostCall {
-    /// A function for `cuLaunchHostFunc`.
+    /// A `cuLaunchHostFunc` callback.
     ///
     /// # Safety
-    /// The function may be called with `data` by any thread, as often as the operation runs.
+    ///
+    /// Any thread may call the function with `data`, once per execution of the operation.
     pub(crate) unsafe fn function(
         function: unsafe extern "C" fn(*mut c_void),
         data: *mut c_void,
@@ -127,9 +129,10 @@ impl HostCall {
         }
     }
 
-    /// A function for `cuStreamAddCallback`.
+    /// A `cuStreamAddCallback` callback.
     ///
     /// # Safety
+    ///
     /// As for [`HostCall::function`].
     pub(crate) unsafe fn callback(
         function: unsafe extern "C" fn(*mut c_void, i32, *mut c_void),
@@ -142,13 +145,13 @@ impl HostCall {
         }
     }
 
-    /// Calls it; while it runs, [`is_calling`] holds on this thread.
+    /// Calls the function; meanwhile [`is_calling`] returns true on this thread.
     pub(crate) fn call(&self) {
         CALLING.set(true);
         match self.function {
-            // SAFETY: as promised where it was made.
+            // SAFETY: required by the constructor.
             HostFunction::Plain(function) => unsafe { function(self.data) },
-            // SAFETY: as promised where it was made.
+            // SAFETY: required by the constructor.
             HostFunction::Callback(function, stream) => unsafe {
                 function(stream as *mut c_void, 0, self.data);
             },

@@ -1,4 +1,4 @@
-//! Exports: launches and occupancy.
+//! Exported functions: launches and occupancy.
 
 use std::ffi::c_int;
 
@@ -30,7 +30,7 @@ struct Attribute {
     value: [u64; 8],
 }
 
-/// Numbers of `CUlaunchAttributeID`.
+/// `CUlaunchAttributeID` values.
 const COOPERATIVE: c_int = 2;
 const CLUSTER: c_int = 4;
 const PREFERRED_CLUSTER: c_int = 11;
@@ -42,7 +42,7 @@ impl Configuration {
             .collect()
     }
 
-    /// The blocks of a cluster.
+    /// The number of blocks per cluster.
     fn cluster(&self) -> Result<u32> {
         let attributes = self.attributes()?;
         let cluster = attributes.iter().find(|it| it.id == CLUSTER);
@@ -66,14 +66,16 @@ impl Configuration {
                 COOPERATIVE => shape.is_cooperative = attribute.value[0] as u32 != 0,
                 CLUSTER | PREFERRED_CLUSTER => {
                     if self.cluster()? != 1 {
-                        return Err(Code::NotSupported.because("clusters are not emulated yet"));
+                        return Err(
+                            Code::NotSupported.because("thread block clusters are not supported")
+                        );
                     }
                 }
-                // Hints, and leave to overlap, which need not be taken.
+                // Hints, and permission to overlap launches: both may be ignored.
                 0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 14 => {}
                 id => {
-                    let words = format!("attribute {id} of a launch is not emulated");
-                    return Err(Code::NotSupported.because(words));
+                    let message = format!("launch attribute {id} is not supported");
+                    return Err(Code::NotSupported.because(message));
                 }
             }
         }
@@ -81,32 +83,33 @@ impl Configuration {
     }
 }
 
-/// `CU_LAUNCH_PARAM_*`, the names in the list `extra`.
+/// `CU_LAUNCH_PARAM_*`: keys in the list `extra`.
 const END: u64 = 0;
 const BUFFER: u64 = 1;
 const BUFFER_BYTES: u64 = 2;
 
-/// The bytes of a kernel's parameters: one by one, or as a buffer that `extra` names.
+/// The bytes of a kernel's parameters, from an array of pointers or from the buffer in `extra`.
 fn gather(kernel: &Kernel, each: In<Pointer>, extra: In<Pointer>) -> Result<Box<[u8]>> {
     let name = &kernel.name;
     let mut bytes = vec![0; kernel.parameter_bytes];
     match (each.is_null(), extra.is_null()) {
         (false, false) => {
-            let words = format!("parameters of `{name}` both one by one and as a buffer");
-            return Err(Code::InvalidValue.because(words));
+            let message =
+                format!("parameters of `{name}` are passed both as an array and in `extra`");
+            return Err(Code::InvalidValue.because(message));
         }
         (true, true) if !kernel.parameters.is_empty() => {
             let count = kernel.parameters.len();
-            let words = format!("`{name}` has {count} parameters and none is given");
-            return Err(Code::InvalidValue.because(words));
+            let message = format!("`{name}` has {count} parameters, but none were passed");
+            return Err(Code::InvalidValue.because(message));
         }
         (true, true) => {}
         (false, true) => {
             for (index, parameter) in kernel.parameters.iter().enumerate() {
                 let value = each.at(index).get()?;
                 if value.address() == 0 {
-                    let words = format!("parameter {index} of `{name}` is a null pointer");
-                    return Err(Code::InvalidValue.because(words));
+                    let message = format!("parameter {index} of `{name}` is a null pointer");
+                    return Err(Code::InvalidValue.because(message));
                 }
                 let place = parameter.offset..parameter.offset + parameter.bytes;
                 value.range(parameter.bytes).read(0, &mut bytes[place]);
@@ -126,8 +129,8 @@ fn read_buffer(kernel: &Kernel, extra: In<Pointer>, bytes: &mut [u8]) -> Result<
             BUFFER => buffer = Some(value()?),
             BUFFER_BYTES => length = Some(value()?.value::<usize>().get()?),
             name => {
-                let words = format!("{name} is no name in the list of a launch's extras");
-                return Err(Code::InvalidValue.because(words));
+                let message = format!("{name} is not a key of the launch's `extra` list");
+                return Err(Code::InvalidValue.because(message));
             }
         }
     }
@@ -138,8 +141,9 @@ fn read_buffer(kernel: &Kernel, extra: In<Pointer>, bytes: &mut [u8]) -> Result<
         }
         _ => {
             let (name, needed) = (&kernel.name, bytes.len());
-            let words = format!("`{name}` needs a buffer of {needed} bytes, given: {length:?}");
-            Err(Code::InvalidValue.because(words))
+            let message =
+                format!("`{name}` needs a parameter buffer of {needed} bytes; got {length:?}");
+            Err(Code::InvalidValue.because(message))
         }
     }
 }
@@ -285,7 +289,7 @@ exports! {
         configuration: In<Configuration>,
     ) {
         configuration.get()?;
-        size.set(driver()?.greatest_cluster(FunctionHandle::from_raw(function))?)
+        size.set(driver()?.max_cluster(FunctionHandle::from_raw(function))?)
     }
 }
 

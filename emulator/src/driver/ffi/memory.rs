@@ -1,12 +1,12 @@
-//! Exports: memory.
+//! Exported functions: memory.
 
 use std::ffi::c_int;
 
 use super::arguments::{In, Out, Pointer};
 use super::{driver, exports};
 use crate::driver::error::{Code, Result};
-use crate::driver::memory::Kind;
-use crate::driver::pointer::PointerFact;
+use crate::driver::memory::AllocationKind;
+use crate::driver::pointer::PointerAttribute;
 use crate::driver::work::Work;
 
 /// `CUmemLocation`.
@@ -18,7 +18,7 @@ pub(super) struct Location {
 }
 
 exports! {
-    /// Descriptors of the tensor memory accelerator, which comes with compute capability 9.0.
+    /// Encodes a tensor map of the Tensor Memory Accelerator (compute capability 9.0 and later).
     fn cuTensorMapEncodeTiled(
         map: Pointer,
         _element: c_int,
@@ -33,18 +33,18 @@ exports! {
         _promotion: c_int,
         _fill: c_int,
     ) {
-        let words = format!("the tensor map at {:#x}: tensor maps are not emulated", map.address());
-        Err(Code::NotSupported.because(words))
+        let message = format!("tensor maps are not supported (tensor map at {:#x})", map.address());
+        Err(Code::NotSupported.because(message))
     }
 
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
-        address.set(driver()?.allocate(bytes, Kind::Device)?)
+        address.set(driver()?.allocate(bytes, AllocationKind::Device)?)
     }
 
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: u32) {
         match flags {
-            1 | 2 => address.set(driver()?.allocate(bytes, Kind::Managed)?),
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} attaches to nothing"))),
+            1 | 2 => address.set(driver()?.allocate(bytes, AllocationKind::Managed)?),
+            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid attachment flags"))),
         }
     }
 
@@ -54,13 +54,13 @@ exports! {
 
     fn cuMemHostAlloc(pointer: Out<u64>, bytes: usize, flags: u32) {
         match flags & !7 {
-            0 => pointer.set(driver()?.allocate(bytes, Kind::Pinned)?),
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of host memory"))),
+            0 => pointer.set(driver()?.allocate(bytes, AllocationKind::Pinned)?),
+            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid host allocation flags"))),
         }
     }
 
     fn cuMemAllocHost_v2(pointer: Out<u64>, bytes: usize) {
-        pointer.set(driver()?.allocate(bytes, Kind::Pinned)?)
+        pointer.set(driver()?.allocate(bytes, AllocationKind::Pinned)?)
     }
 
     fn cuMemFreeHost(pointer: Pointer) {
@@ -78,7 +78,7 @@ exports! {
     fn cuMemHostGetDevicePointer_v2(address: Out<u64>, pointer: Pointer, flags: u32) {
         match flags {
             0 => address.set(driver()?.device_address(pointer.address())?),
-            _ => Err(Code::InvalidValue.because("cuMemHostGetDevicePointer knows no flags")),
+            _ => Err(Code::InvalidValue.because("the flags of cuMemHostGetDevicePointer must be 0")),
         }
     }
 
@@ -104,16 +104,16 @@ exports! {
     }
 
     fn cuPointerGetAttribute(data: Pointer, attribute: c_int, address: u64) {
-        match driver()?.pointer_fact(attribute, address)? {
-            PointerFact::Word(value) => data.out().set(value),
-            PointerFact::Wide(value) => data.out().set(value),
+        match driver()?.pointer_attribute(attribute, address)? {
+            PointerAttribute::Word(value) => data.out().set(value),
+            PointerAttribute::Wide(value) => data.out().set(value),
         }
     }
 
     fn cuMemAdvise_v2(address: u64, bytes: usize, advice: c_int, _location: Location) {
         match advice {
             1..=6 => driver()?.check_managed(address, bytes),
-            _ => Err(Code::InvalidValue.because(format!("{advice} is no CUmem_advise"))),
+            _ => Err(Code::InvalidValue.because(format!("{advice} is not a CUmem_advise"))),
         }
     }
 
@@ -124,7 +124,7 @@ exports! {
         flags: u32,
         stream: u64,
     ) {
-        refuse_flags(flags)?;
+        reject_flags(flags)?;
         driver()?.check_managed(address, bytes)?;
         driver()?.submit(stream, Work::Join)
     }
@@ -135,29 +135,31 @@ exports! {
                 driver()?.check_managed(address, 1)?;
                 driver()?.submit(stream, Work::Join)
             }
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} attaches to nothing"))),
+            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid attachment flags"))),
         }
     }
 
     fn cuImportExternalMemory(_memory: Out<u64>, _description: Pointer) {
         driver()?;
-        Err(Code::NotSupported.because("memory of other programs is not emulated"))
+        Err(Code::NotSupported.because("external memory is not supported"))
     }
 
     fn cuExternalMemoryGetMappedBuffer(_address: Out<u64>, memory: u64, _description: Pointer) {
         driver()?;
-        Err(Code::InvalidHandle.because(format!("{memory:#x} is no external memory")))
+        Err(Code::InvalidHandle.because(format!("{memory:#x} is not external memory")))
     }
 
     fn cuDestroyExternalMemory(memory: u64) {
         driver()?;
-        Err(Code::InvalidHandle.because(format!("{memory:#x} is no external memory")))
+        Err(Code::InvalidHandle.because(format!("{memory:#x} is not external memory")))
     }
 }
 
-fn refuse_flags(flags: u32) -> Result<()> {
+fn reject_flags(flags: u32) -> Result<()> {
     match flags {
         0 => Ok(()),
-        _ => Err(Code::InvalidValue.because(format!("{flags:#x} are no flags of this call"))),
+        _ => {
+            Err(Code::InvalidValue.because(format!("{flags:#x} are not valid flags for this call")))
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! The exported functions, by their names in `cuda.h`, and the types of their arguments.
+//! The exported functions, named as in `cuda.h`, and their argument types.
 //!
-//! A function here turns its arguments into values and calls a method of [`Driver`]. No panic
-//! crosses into the caller: it becomes `CUDA_ERROR_UNKNOWN`, and its message the report.
+//! Each function converts its arguments to values and calls a method of [`Driver`]. A panic does
+//! not unwind into the caller: the function returns `CUDA_ERROR_UNKNOWN`, and the panic message
+//! becomes the report.
 
 mod arguments;
 mod context;
@@ -21,35 +22,35 @@ use std::sync::OnceLock;
 
 use super::Driver;
 use super::configuration::Configuration;
-use super::error::{Code, Result, unless_panicking};
+use super::error::{Code, Result, catch_panic};
 use crate::options::Options;
 
-/// The driver of this process, or why there is none.
+/// The driver of this process, or the error of its initialization.
 static DRIVER: OnceLock<std::result::Result<Driver, String>> = OnceLock::new();
 
-/// The driver, once `cuInit` has made it.
+/// The driver, after `cuInit`.
 fn driver() -> Result<&'static Driver> {
     match DRIVER.get() {
         Some(Ok(_)) if host::is_calling() => {
-            let words = "a function that a stream calls must not use the driver";
-            Err(Code::NotPermitted.because(words))
+            let message = "a host function in a stream must not call the driver";
+            Err(Code::NotPermitted.because(message))
         }
         Some(Ok(driver)) => Ok(driver),
-        Some(Err(words)) => Err(Code::InvalidValue.because(words.clone())),
+        Some(Err(message)) => Err(Code::InvalidValue.because(message.clone())),
         None => Err(Code::NotInitialized.because("cuInit was not called")),
     }
 }
 
-/// The latest words about something that went wrong: why there is no driver, if there is none.
+/// The last error message, or the error of the driver's initialization.
 fn last_report() -> String {
     match DRIVER.get() {
         Some(Ok(driver)) => driver.reports().last(),
-        Some(Err(words)) => words.clone(),
+        Some(Err(message)) => message.clone(),
         None => String::new(),
     }
 }
 
-/// Makes the driver as the environment describes it.
+/// Creates the driver from the environment's configuration.
 fn initialize() -> Result<()> {
     DRIVER.get_or_init(|| {
         let configuration = Configuration::read(|name| std::env::var(name).ok());
@@ -59,7 +60,7 @@ fn initialize() -> Result<()> {
             (Err(error), _) => Err(error.to_string()),
             (_, Err(error)) => Err(error.to_string()),
         };
-        made.inspect_err(|words| eprintln!("meshgrad emulator: {words}"))
+        made.inspect_err(|message| eprintln!("meshgrad emulator: {message}"))
     });
     match driver()?.device_count()? {
         0 => Err(Code::NoDevice.because("MESHGRAD_EMULATOR_DEVICES asks for none")),
@@ -69,7 +70,7 @@ fn initialize() -> Result<()> {
 
 /// Runs the body of an exported function.
 fn call(name: &str, body: impl FnOnce() -> Result<()>) -> Code {
-    match unless_panicking(body) {
+    match catch_panic(body) {
         Ok(()) => Code::Success,
         Err(error) => {
             if let Some(Ok(driver)) = DRIVER.get() {
@@ -80,7 +81,7 @@ fn call(name: &str, body: impl FnOnce() -> Result<()>) -> Code {
     }
 }
 
-/// Exports functions whose bodies give a `Result`, and lists them by name.
+/// Defines exported functions from bodies that return a `Result`, and lists them by name.
 macro_rules! exports {
     ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -92,7 +93,7 @@ macro_rules! exports {
             }
         )*
 
-        /// The functions of this file.
+        /// The exported functions of this file.
         pub(super) const EXPORTS: &[$crate::driver::ffi::entry::Export] =
             &[$((stringify!($name), $name as *const std::ffi::c_void)),*];
     };

@@ -1,4 +1,4 @@
-//! Exports: modules and functions.
+//! Exported functions: modules and functions.
 
 use std::ffi::{c_char, c_int};
 
@@ -8,15 +8,15 @@ use crate::driver::context::check_cache_preference;
 use crate::driver::error::{Code, Result};
 use crate::driver::module::{FunctionHandle, ModuleHandle};
 
-/// Numbers of `CUjit_option` that ask for something to be written.
+/// `CUjit_option` values that request output.
 const INFO_LOG: c_int = 3;
 const INFO_LOG_BYTES: c_int = 4;
 const ERROR_LOG: c_int = 5;
 const ERROR_LOG_BYTES: c_int = 6;
-/// The greatest of them, and one.
+/// One past the largest `CUjit_option`.
 const OPTIONS: c_int = 34;
 
-/// How images begin that are not PTX text: ELF, and two kinds of fat binaries.
+/// Magic bytes of images that are not PTX: ELF and two kinds of fat binaries.
 const BINARIES: [[u8; 4]; 3] = [
     *b"\x7fELF",
     0xba55_ed50_u32.to_le_bytes(),
@@ -89,7 +89,7 @@ exports! {
 
     fn cuFuncGetName(name: Out<*const c_char>, function: u64) {
         let function = driver()?.function_of(FunctionHandle::from_raw(function))?;
-        // The function's own, which lives until its module is unloaded.
+        // The name is owned by the function, which lives until its module is unloaded.
         name.set(function.name().as_ptr())
     }
 
@@ -101,8 +101,8 @@ exports! {
         let function = driver()?.function_of(FunctionHandle::from_raw(function))?;
         let parameter = function.kernel.parameters.get(index);
         let parameter = parameter.ok_or_else(|| {
-            let words = format!("`{}` has no parameter {index}", function.kernel.name);
-            Code::InvalidValue.because(words)
+            let message = format!("`{}` has no parameter {index}", function.kernel.name);
+            Code::InvalidValue.because(message)
         })?;
         offset.set(parameter.offset)?;
         bytes.set_if_wanted(parameter.bytes);
@@ -119,7 +119,7 @@ fn load(image: Pointer) -> Result<ModuleHandle> {
     driver.load(&image.text().get()?)
 }
 
-/// The first four bytes; fewer only if a NUL ends them.
+/// The first four bytes, or fewer if a NUL ends them.
 fn first_bytes(image: Pointer) -> Result<Option<[u8; 4]>> {
     let mut first = [0; 4];
     for (index, byte) in first.iter_mut().enumerate() {
@@ -134,14 +134,14 @@ fn first_bytes(image: Pointer) -> Result<Option<[u8; 4]>> {
 fn check_is_text(first: Option<&[u8; 4]>) -> Result<()> {
     match first {
         Some(first) if BINARIES.contains(first) => {
-            let words = "the image is machine code; only PTX text can be emulated";
-            Err(Code::NoBinaryForGpu.because(words))
+            let message = "the image is machine code; the emulator loads only PTX text";
+            Err(Code::NoBinaryForGpu.because(message))
         }
         _ => Ok(()),
     }
 }
 
-/// Where the caller wants the logs.
+/// The caller's log buffers.
 struct Log {
     info: (Option<Pointer>, usize, Option<Out<Pointer>>),
     error: (Option<Pointer>, usize, Option<Out<Pointer>>),
@@ -156,7 +156,7 @@ impl Log {
         for index in 0..count {
             let option = options.at(index).get()?;
             let place = values.at(index);
-            // A value is the number itself where the option is one.
+            // An integer option is passed as the pointer value itself.
             let value = place.get()?;
             match option {
                 INFO_LOG => log.info.0 = Some(value),
@@ -165,14 +165,16 @@ impl Log {
                 ERROR_LOG_BYTES => (log.error.1, log.error.2) = (size(value), Some(place)),
                 0..OPTIONS => {}
                 _ => {
-                    return Err(Code::InvalidValue.because(format!("{option} is no CUjit_option")));
+                    return Err(
+                        Code::InvalidValue.because(format!("{option} is not a CUjit_option"))
+                    );
                 }
             }
         }
         Ok(log)
     }
 
-    /// Writes the log of errors, and that there is nothing else to say.
+    /// Writes the error log, and an empty info log.
     fn write(&self, errors: &str) -> Result<()> {
         for ((buffer, bytes, filled), words) in [(&self.info, ""), (&self.error, errors)] {
             let written = buffer.map_or(0, |buffer| buffer.text_out().set(words, *bytes));
@@ -184,7 +186,7 @@ impl Log {
     }
 }
 
-/// An unsigned int that is passed as a pointer.
+/// An unsigned int passed as a pointer.
 fn size(value: Pointer) -> usize {
     value.address() as u32 as usize
 }

@@ -1,4 +1,4 @@
-//! Exports: memory pools.
+//! Exported functions: memory pools.
 
 use std::ffi::c_int;
 
@@ -21,7 +21,7 @@ struct Properties {
     reserved: [u8; 54],
 }
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only type there is.
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only allocation type.
 const PINNED: c_int = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: c_int = 1;
@@ -31,11 +31,11 @@ exports! {
         let properties = properties.get()?;
         let Location { kind, id } = properties.location;
         if properties.allocation != PINNED || kind != ON_DEVICE {
-            let words = format!("allocations of type {} at {kind}", properties.allocation);
-            return Err(Code::InvalidValue.because(words));
+            let message = format!("memory pools support only pinned allocations on devices; got allocation type {}, location type {kind}", properties.allocation);
+            return Err(Code::InvalidValue.because(message));
         }
         if properties.handles != 0 {
-            return Err(Code::NotSupported.because("pools shared with processes are not emulated"));
+            return Err(Code::NotSupported.because("memory pools shared with other processes are not supported"));
         }
         pool.set(driver()?.create_pool(id, properties.max_bytes)?.raw())
     }
@@ -82,7 +82,7 @@ exports! {
     }
 }
 
-/// Whether an attribute is a number of four bytes that is 0 or 1.
+/// Whether an attribute is a 4-byte switch.
 fn is_switch(attribute: c_int) -> bool {
     (1..=3).contains(&attribute)
 }

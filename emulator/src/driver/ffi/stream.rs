@@ -1,4 +1,4 @@
-//! Exports: streams, their capture, and what they do besides kernels and copies.
+//! Exported functions: streams, capture, host callbacks and memory operations.
 
 use std::ffi::c_int;
 
@@ -71,7 +71,7 @@ exports! {
     fn cuStreamAddCallback(stream: u64, function: StreamCallback, data: Pointer, flags: u32) {
         match flags {
             0 => driver()?.submit(stream, Work::Host(function.with(stream, data)?)),
-            _ => Err(Code::InvalidValue.because("cuStreamAddCallback knows no flags")),
+            _ => Err(Code::InvalidValue.because("the flags of cuStreamAddCallback must be 0")),
         }
     }
 

@@ -8,8 +8,8 @@ use crate::driver::capture::CaptureStatus;
 use crate::driver::configuration::Configuration;
 use crate::driver::configuration::StreamOrder;
 use crate::driver::error::Code;
-use crate::driver::memory::Kind;
-use crate::driver::transfer::Moment;
+use crate::driver::memory::AllocationKind;
+use crate::driver::transfer::CopyOrder;
 use crate::driver::work::Work;
 
 #[test]
@@ -51,7 +51,7 @@ fn capture_records_and_graphs_replay() {
 }
 
 #[test]
-fn graphs_can_be_parts_of_graphs() {
+fn a_graph_can_be_captured_into_another() {
     let machine = Machine::new(StreamOrder::Random(4));
     let driver = &machine.driver;
     let stream = machine.stream();
@@ -69,33 +69,35 @@ fn graphs_can_be_parts_of_graphs() {
     assert_eq!((machine.byte(a), machine.byte(b)), (2, 1));
 }
 
-/// A call, what it is answered, and the call itself.
+/// A call's name, the expected error code, and the call.
 type Refusal = (&'static str, Code, fn(&Machine, u64) -> Option<Code>);
 
 #[test]
-fn what_a_capture_cannot_contain_breaks_it() {
+fn illegal_calls_invalidate_a_capture() {
     let refusals: [Refusal; 7] = [
         (
-            "a synchronized stream",
+            "stream synchronization",
             Code::StreamCaptureUnsupported,
             |it, stream| code(it.driver.synchronize_stream(stream)),
         ),
-        ("a query", Code::StreamCaptureUnsupported, |it, stream| {
-            code(it.driver.query_stream(stream))
-        }),
         (
-            "a synchronized context",
+            "stream query",
+            Code::StreamCaptureUnsupported,
+            |it, stream| code(it.driver.query_stream(stream)),
+        ),
+        (
+            "context synchronization",
             Code::StreamCaptureUnsupported,
             |it, _| code(it.driver.synchronize_context()),
         ),
         ("an allocation", Code::StreamCaptureUnsupported, |it, _| {
-            code(it.driver.allocate(16, Kind::Device))
+            code(it.driver.allocate(16, AllocationKind::Device))
         }),
         ("the legacy stream", Code::StreamCaptureImplicit, |it, _| {
-            code(it.driver.fill(Moment::InStream(LEGACY), 0, &[0], 0))
+            code(it.driver.fill(CopyOrder::InStream(LEGACY), 0, &[0], 0))
         }),
         (
-            "an event from outside",
+            "an uncaptured event",
             Code::StreamCaptureIsolation,
             |it, stream| {
                 let (event, other) = (it.driver.create_event(0).unwrap(), it.stream());
@@ -133,7 +135,7 @@ fn what_a_capture_cannot_contain_breaks_it() {
 }
 
 #[test]
-fn captures_begin_and_end_as_they_should() {
+fn captures_begin_and_end_in_the_same_stream_and_thread() {
     let machine = Machine::new(StreamOrder::Ordered);
     let driver = &machine.driver;
     let (origin, side) = (machine.stream(), machine.stream());
@@ -152,8 +154,8 @@ fn captures_begin_and_end_as_they_should() {
     let elsewhere = thread::scope(|scope| {
         let end = || {
             driver.push_context(machine.context)?;
-            // A thread-local capture concerns no other thread.
-            driver.allocate(16, Kind::Device)?;
+            // A thread-local capture does not affect other threads.
+            driver.allocate(16, AllocationKind::Device)?;
             driver.end_capture(origin)
         };
         scope.spawn(end).join().unwrap()
@@ -181,19 +183,19 @@ fn captures_begin_and_end_as_they_should() {
         Some(Code::StreamCaptureInvalidated)
     );
 
-    // A relaxed capture makes nothing unsafe, and a thread may ask for that too.
+    // A relaxed capture makes no call unsafe; a thread may also opt out.
     begin(origin, CaptureMode::Relaxed).unwrap();
-    driver.allocate(16, Kind::Device).unwrap();
+    driver.allocate(16, AllocationKind::Device).unwrap();
     driver.end_capture(origin).unwrap();
     begin(origin, CaptureMode::Global).unwrap();
     let before = driver.exchange_capture_mode(CaptureMode::Relaxed);
     assert_eq!(before, CaptureMode::Global);
-    driver.allocate(16, Kind::Device).unwrap();
+    driver.allocate(16, AllocationKind::Device).unwrap();
     driver.exchange_capture_mode(before);
     driver.end_capture(origin).unwrap();
 }
 
-/// Memory from a thread that may ask for it while a stream captures.
+/// Allocates on a thread that may allocate during a capture.
 fn machine_memory(machine: &Machine) -> u64 {
     let before = machine.driver.exchange_capture_mode(CaptureMode::Relaxed);
     let address = machine.memory();
@@ -202,7 +204,7 @@ fn machine_memory(machine: &Machine) -> u64 {
 }
 
 #[test]
-fn a_captured_event_is_only_good_in_its_capture() {
+fn a_captured_event_is_valid_only_in_its_capture() {
     let machine = Machine::new(StreamOrder::Ordered);
     let driver = &machine.driver;
     let (origin, other) = (machine.stream(), machine.stream());
@@ -219,7 +221,7 @@ fn a_captured_event_is_only_good_in_its_capture() {
         code(driver.wait_event(other, event, 0)),
         Some(Code::CapturedEvent)
     );
-    // Recorded anew, it is an event like others.
+    // Recorded again, it is an ordinary event.
     driver.record_event(event, origin, 0).unwrap();
     driver.wait_event(other, event, 0).unwrap();
     driver.synchronize_event(event).unwrap();

@@ -1,4 +1,4 @@
-//! Contexts: the current one, and what is left when one ends.
+//! Contexts: the current context, and leaks at destruction.
 
 use std::thread;
 
@@ -7,7 +7,7 @@ use crate::driver::configuration::Configuration;
 use crate::driver::configuration::Leaks;
 use crate::driver::device::Model;
 use crate::driver::error::Code;
-use crate::driver::memory::Kind;
+use crate::driver::memory::AllocationKind;
 
 #[test]
 fn contexts_stack_and_end() {
@@ -40,7 +40,7 @@ fn contexts_stack_and_end() {
         Some(Code::ContextIsDestroyed)
     );
     assert_eq!(code(driver.release_primary(0)), Some(Code::InvalidContext));
-    // A primary context is known by the same handle when it begins anew.
+    // A primary context has the same handle after a reset.
     assert_eq!(driver.retain_primary(0), Ok(machine.context));
     assert_eq!(driver.current_device(), Ok(0));
     assert_eq!(code(driver.retain_primary(2)), Some(Code::InvalidDevice));
@@ -59,7 +59,7 @@ fn limits_are_those_of_the_device() {
     let stack = driver.limit(0).unwrap();
     driver.set_limit(0, stack * 2).unwrap();
     assert_eq!(driver.limit(0), Ok(stack * 2));
-    // The depth of synchronization by kernels is gone since compute capability 9.0.
+    // The dynamic-parallelism synchronization depth is gone since compute capability 9.0.
     assert_eq!(code(driver.limit(3)), Some(Code::UnsupportedLimit));
     assert_eq!(code(driver.limit(99)), Some(Code::UnsupportedLimit));
     driver.create_context(1, 0).unwrap();
@@ -67,14 +67,14 @@ fn limits_are_those_of_the_device() {
 }
 
 #[test]
-fn what_a_context_still_holds_is_told() {
+fn leaks_of_a_destroyed_context_are_reported() {
     let machine = Machine::with(Configuration {
         leaks: Leaks::Error,
         ..Configuration::default()
     });
     let driver = &machine.driver;
-    let kept = driver.allocate(100, Kind::Device).unwrap();
-    driver.allocate(50, Kind::Pinned).unwrap();
+    let kept = driver.allocate(100, AllocationKind::Device).unwrap();
+    driver.allocate(50, AllocationKind::Pinned).unwrap();
     machine.stream();
     driver.create_event(0).unwrap();
     driver.load(STORE).unwrap();
@@ -84,7 +84,7 @@ fn what_a_context_still_holds_is_told() {
     let error = driver.release_primary(0).unwrap_err();
     assert_eq!(error.code, Code::IllegalState);
     for words in [
-        "9 things with 166 bytes",
+        "9 resources with 166 bytes",
         "allocation #1 (100 bytes, device 0)",
         "(50 bytes, pinned host memory)",
         "stream",
@@ -95,7 +95,7 @@ fn what_a_context_still_holds_is_told() {
     ] {
         assert!(error.message.contains(words), "{words}: {error}");
     }
-    assert!(driver.reports().last().contains("9 things"));
+    assert!(driver.reports().last().contains("9 resources"));
     assert!(driver.space.live().is_empty());
     assert_eq!(driver.space.find(kept), None);
 

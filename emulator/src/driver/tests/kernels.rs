@@ -4,9 +4,9 @@ use super::{LEGACY, Machine, code};
 use crate::driver::configuration::StreamOrder;
 use crate::driver::error::Code;
 use crate::driver::launch::Shape;
-use crate::driver::transfer::Moment;
+use crate::driver::transfer::CopyOrder;
 
-/// Stores its parameter where its first points, plus `offset` elements.
+/// Stores its parameter at element `offset` of its pointer.
 pub(super) const STORE: &str = "
     .version 8.0
     .target sm_80
@@ -34,8 +34,8 @@ pub(super) const STORE: &str = "
     }";
 
 fn parameters(to: u64, value: u32, offset: u32) -> Box<[u8]> {
-    let words = [value.to_le_bytes(), offset.to_le_bytes()].concat();
-    [&to.to_le_bytes()[..], &words].concat().into()
+    let scalars = [value.to_le_bytes(), offset.to_le_bytes()].concat();
+    [&to.to_le_bytes()[..], &scalars].concat().into()
 }
 
 const ONE_THREAD: Shape = Shape {
@@ -63,7 +63,7 @@ fn kernels_run_in_the_order_of_their_stream() {
         let (base, bytes) = driver.global(module, "base").unwrap();
         assert_eq!(bytes, 4);
         driver
-            .fill(Moment::InStream(stream), base, &7_u32.to_le_bytes(), 1)
+            .fill(CopyOrder::InStream(stream), base, &7_u32.to_le_bytes(), 1)
             .unwrap();
         driver
             .launch(store, ONE_THREAD, stream, parameters(at, 2, 1))
@@ -79,7 +79,7 @@ fn kernels_run_in_the_order_of_their_stream() {
 }
 
 #[test]
-fn a_kernel_that_fails_makes_its_context_unusable() {
+fn a_failed_kernel_makes_its_context_unusable() {
     for order in [StreamOrder::Ordered, StreamOrder::Random(2)] {
         let machine = Machine::new(order);
         let driver = &machine.driver;
@@ -96,7 +96,7 @@ fn a_kernel_that_fails_makes_its_context_unusable() {
             assert!(error.message.contains(words), "{error}");
         }
         assert_eq!(code(driver.create_event(0)), Some(Code::IllegalAddress));
-        // Only the end of the context helps.
+        // Only destroying the context helps.
         driver.release_primary(0).unwrap();
         driver.retain_primary(0).unwrap();
         driver.create_event(0).unwrap();
@@ -104,7 +104,7 @@ fn a_kernel_that_fails_makes_its_context_unusable() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused_before() {
+fn invalid_launches_are_rejected() {
     let machine = Machine::new(StreamOrder::Ordered);
     let driver = &machine.driver;
     let module = driver.load(STORE).unwrap();
@@ -154,7 +154,7 @@ fn what_cannot_be_launched_is_refused_before() {
 }
 
 #[test]
-fn text_that_is_no_ptx_is_explained() {
+fn invalid_ptx_is_reported_with_its_line() {
     let machine = Machine::new(StreamOrder::Ordered);
     let wrong = STORE.replace("add.u64", "add.x64");
     let error = machine.driver.load(&wrong).unwrap_err();

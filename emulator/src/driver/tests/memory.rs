@@ -1,32 +1,34 @@
-//! Memory and pools: what there is, and what was given back.
+//! Memory and pools: limits and frees.
 
 use super::{LEGACY, Machine, code};
 use crate::driver::configuration::Configuration;
 use crate::driver::configuration::StreamOrder;
 use crate::driver::error::Code;
-use crate::driver::memory::Kind;
-use crate::driver::transfer::Moment;
+use crate::driver::memory::AllocationKind;
+use crate::driver::transfer::CopyOrder;
 
 #[test]
-fn memory_ends_and_comes_back() {
+fn memory_is_limited_and_can_be_reused() {
     let machine = Machine::with(Configuration {
         memory: Some(1 << 20),
         ..Configuration::default()
     });
     let driver = &machine.driver;
     assert_eq!(driver.memory_info(), Ok((1 << 20, 1 << 20)));
-    let half = driver.allocate(1 << 19, Kind::Device).unwrap();
+    let half = driver.allocate(1 << 19, AllocationKind::Device).unwrap();
     assert_eq!(driver.memory_info(), Ok((1 << 19, 1 << 20)));
-    let error = driver.allocate((1 << 19) + 1, Kind::Device).unwrap_err();
+    let error = driver
+        .allocate((1 << 19) + 1, AllocationKind::Device)
+        .unwrap_err();
     assert_eq!(error.code, Code::OutOfMemory);
     assert!(
         error
             .message
-            .contains("524289 bytes asked for and 524288 of 1048576 free"),
+            .contains("524289 bytes requested, 524288 of 1048576 free"),
         "{error}"
     );
-    // Page-locked memory is the host's.
-    let pinned = driver.allocate(1 << 21, Kind::Pinned).unwrap();
+    // Page-locked memory takes no device memory.
+    let pinned = driver.allocate(1 << 21, AllocationKind::Pinned).unwrap();
     assert_eq!(code(driver.free(pinned)), Some(Code::InvalidValue));
     driver.free_host(pinned).unwrap();
     driver.free(half).unwrap();
@@ -40,24 +42,24 @@ fn memory_ends_and_comes_back() {
         "{error}"
     );
     assert_eq!(
-        code(driver.allocate(0, Kind::Device)),
+        code(driver.allocate(0, AllocationKind::Device)),
         Some(Code::InvalidValue)
     );
     assert_eq!(driver.free(0), Ok(()));
-    let at = driver.allocate(64, Kind::Device).unwrap();
+    let at = driver.allocate(64, AllocationKind::Device).unwrap();
     assert_eq!(code(driver.free(at + 8)), Some(Code::InvalidValue));
     assert_eq!(
         code(machine.fill(LEGACY, at + 56, 1)),
         Some(Code::InvalidValue)
     );
     assert_eq!(
-        code(driver.fill(Moment::Now, at + 1, &[0; 4], 1)),
+        code(driver.fill(CopyOrder::Now, at + 1, &[0; 4], 1)),
         Some(Code::InvalidValue)
     );
 }
 
 #[test]
-fn pools_keep_what_their_threshold_says() {
+fn pools_keep_memory_up_to_their_release_threshold() {
     let machine = Machine::with(Configuration {
         memory: Some(1 << 20),
         ..Configuration::default()
@@ -72,7 +74,7 @@ fn pools_keep_what_their_threshold_says() {
     assert_eq!(levels(), [1500, 1500, 1500, 1500]);
     driver.free_async(first, stream).unwrap();
     assert_eq!(levels(), [1500, 1500, 500, 1500]);
-    // The pool has these 900 already.
+    // The pool has reserved these 900 already.
     let third = driver.allocate_async(900, None, stream).unwrap();
     assert_eq!(levels(), [1500, 1500, 1400, 1500]);
     driver.free_async(third, stream).unwrap();
@@ -84,8 +86,10 @@ fn pools_keep_what_their_threshold_says() {
     driver.free_async(third, stream).unwrap();
     driver.synchronize_stream(stream).unwrap();
     assert_eq!(levels()[0], 1200);
-    // What a pool keeps is there for others when they need it.
-    let rest = driver.allocate((1 << 20) - 500, Kind::Device).unwrap();
+    // Unused pool memory is available to other allocations.
+    let rest = driver
+        .allocate((1 << 20) - 500, AllocationKind::Device)
+        .unwrap();
     assert_eq!(levels()[0], 500);
     driver.free(rest).unwrap();
     driver.trim_pool(pool, 0).unwrap();
@@ -107,7 +111,7 @@ fn pools_keep_what_their_threshold_says() {
 }
 
 #[test]
-fn memory_freed_in_a_stream_is_free_for_those_who_wait_for_it() {
+fn memory_freed_in_a_stream_is_available_after_synchronization() {
     for seed in 0..20 {
         let machine = Machine::with(Configuration {
             memory: Some(1000),
@@ -119,7 +123,7 @@ fn memory_freed_in_a_stream_is_free_for_those_who_wait_for_it() {
             let at = machine.driver.allocate_async(900, None, stream).unwrap();
             machine.fill(stream, at, 1).unwrap();
             machine.driver.free_async(at, stream).unwrap();
-            // Whoever uses it later in the program is wrong, whether it was freed already or not.
+            // Any later use is an error, whether or not the free has run.
             assert_eq!(code(machine.fill(stream, at, 2)), Some(Code::InvalidValue));
             assert_eq!(
                 code(machine.driver.free_async(at, stream)),
@@ -130,14 +134,14 @@ fn memory_freed_in_a_stream_is_free_for_those_who_wait_for_it() {
 }
 
 #[test]
-fn a_free_that_overtakes_a_use_is_an_error_that_stays() {
+fn a_free_before_a_use_is_a_sticky_error() {
     let failed = (0..64).filter(|seed| {
         let machine = Machine::new(StreamOrder::Random(*seed));
         let driver = &machine.driver;
         let (using, freeing) = (machine.stream(), machine.stream());
         let at = driver.allocate_async(16, None, freeing).unwrap();
         machine.fill(using, at, 1).unwrap();
-        // Whichever call comes after the failure tells of it.
+        // Any call after the failure reports it.
         let freed = driver.free_async(at, freeing);
         let Err(error) = freed.and_then(|()| driver.synchronize_context()) else {
             return false;
@@ -145,14 +149,14 @@ fn a_free_that_overtakes_a_use_is_an_error_that_stays() {
         assert_eq!(error.code, Code::IllegalAddress);
         assert!(error.message.contains("freed"), "{error}");
         assert_eq!(
-            code(driver.allocate(16, Kind::Device)),
+            code(driver.allocate(16, AllocationKind::Device)),
             Some(Code::IllegalAddress)
         );
         assert_eq!(
             code(driver.synchronize_stream(using)),
             Some(Code::IllegalAddress)
         );
-        assert!(driver.reports().last().contains("came too late"));
+        assert!(driver.reports().last().contains("freed before it ran"));
         true
     });
     let failed = failed.count();

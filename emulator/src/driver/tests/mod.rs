@@ -1,4 +1,4 @@
-//! The driver's state machines, without the exported functions around them.
+//! Unit tests of the driver's state, without the exported functions.
 
 mod captures;
 mod contexts;
@@ -14,8 +14,8 @@ use crate::driver::configuration::{Configuration, StreamOrder};
 use crate::driver::context::ContextHandle;
 use crate::driver::error::{Code, Result};
 use crate::driver::graph::ExecutableHandle;
-use crate::driver::memory::Kind;
-use crate::driver::transfer::{End, Moment};
+use crate::driver::memory::AllocationKind;
+use crate::driver::transfer::{CopyOrder, Endpoint};
 use crate::driver::work::Rows;
 use crate::options::Options;
 
@@ -46,7 +46,7 @@ impl Machine {
         Machine { driver, context }
     }
 
-    /// A stream that the legacy default stream does not order.
+    /// A non-blocking stream.
     fn stream(&self) -> u64 {
         self.driver.create_stream(1, 0).unwrap().raw()
     }
@@ -56,19 +56,20 @@ impl Machine {
     }
 
     fn memory(&self) -> u64 {
-        let address = self.driver.allocate(16, Kind::Device).unwrap();
+        let address = self.driver.allocate(16, AllocationKind::Device).unwrap();
         self.driver.space.fill(address, &[0], 16).unwrap();
         address
     }
 
     fn fill(&self, stream: u64, to: u64, value: u8) -> Result<()> {
-        self.driver.fill(Moment::InStream(stream), to, &[value], 16)
+        self.driver
+            .fill(CopyOrder::InStream(stream), to, &[value], 16)
     }
 
     fn copy(&self, stream: u64, to: u64, from: u64) -> Result<()> {
-        let (to, from) = (End::Device(to), End::Device(from));
+        let (to, from) = (Endpoint::Device(to), Endpoint::Device(from));
         self.driver
-            .copy(Moment::InStream(stream), to, from, Rows::linear(16))
+            .copy(CopyOrder::InStream(stream), to, from, Rows::linear(16))
     }
 
     fn byte(&self, address: u64) -> u8 {
@@ -77,7 +78,7 @@ impl Machine {
         byte[0]
     }
 
-    /// Makes `later` wait for what `earlier` has to do.
+    /// Makes `later` wait for the work in `earlier`.
     fn order(&self, earlier: u64, later: u64) {
         let event = self.driver.create_event(0).unwrap();
         self.driver.record_event(event, earlier, 0).unwrap();
@@ -85,7 +86,7 @@ impl Machine {
         self.driver.destroy_event(event).unwrap();
     }
 
-    /// What is captured while `act` runs in `stream`, ready to be launched.
+    /// The graph captured while `act` runs in `stream`, instantiated.
     fn capture(&self, stream: u64, act: impl FnOnce()) -> ExecutableHandle {
         self.driver
             .begin_capture(stream, CaptureMode::Global)
@@ -102,7 +103,7 @@ fn code<T>(result: Result<T>) -> Option<Code> {
     result.err().map(|error| error.code)
 }
 
-/// What `run` gives with many seeds.
+/// The results of `run` for many seeds.
 fn outcomes(run: impl Fn(&Machine) -> u8) -> BTreeSet<u8> {
     let seeds = 0..64;
     seeds

@@ -1,4 +1,4 @@
-//! Streams and events: what is ordered, and what is not.
+//! Streams and events: what is ordered and what is not.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -8,7 +8,7 @@ use crate::driver::configuration::StreamOrder;
 use crate::driver::error::Code;
 
 #[test]
-fn a_missing_event_is_seen_by_some_seed() {
+fn some_seed_exposes_a_missing_event() {
     let produce_and_consume = |machine: &Machine, has_event: bool| {
         let (producer, consumer) = (machine.stream(), machine.stream());
         let (from, to) = (machine.memory(), machine.memory());
@@ -31,7 +31,7 @@ fn a_missing_event_is_seen_by_some_seed() {
 }
 
 #[test]
-fn a_stream_runs_in_order_whatever_the_seed() {
+fn a_stream_runs_in_order_with_every_seed() {
     let last = outcomes(|machine| {
         let (stream, at) = (machine.stream(), machine.memory());
         for value in 1..=20 {
@@ -44,7 +44,7 @@ fn a_stream_runs_in_order_whatever_the_seed() {
 }
 
 #[test]
-fn the_legacy_stream_orders_blocking_streams_only() {
+fn the_legacy_stream_synchronizes_with_blocking_streams_only() {
     let through_legacy = |machine: &Machine, first: u64, last: u64| {
         let (a, b, c) = (machine.memory(), machine.memory(), machine.memory());
         machine.fill(first, a, 7).unwrap();
@@ -75,7 +75,7 @@ fn the_legacy_stream_orders_blocking_streams_only() {
 }
 
 #[test]
-fn the_host_sees_what_it_waited_for() {
+fn the_host_sees_completed_work() {
     let seen = outcomes(|machine| {
         let (stream, at) = (machine.stream(), machine.memory());
         let event = machine.driver.create_event(0).unwrap();
@@ -89,7 +89,7 @@ fn the_host_sees_what_it_waited_for() {
 }
 
 #[test]
-fn asking_again_and_again_gets_there() {
+fn polling_terminates() {
     let machine = Machine::new(StreamOrder::Random(3));
     let (stream, at) = (machine.stream(), machine.memory());
     for _ in 0..10 {
@@ -104,7 +104,7 @@ fn asking_again_and_again_gets_there() {
 }
 
 #[test]
-fn events_tell_times_and_what_is_wrong_with_them() {
+fn events_measure_time_and_report_misuse() {
     let machine = Machine::new(StreamOrder::Ordered);
     let driver = &machine.driver;
     let (start, end) = (
@@ -150,7 +150,7 @@ fn events_tell_times_and_what_is_wrong_with_them() {
 }
 
 #[test]
-fn a_stream_waits_for_a_value_that_another_writes() {
+fn a_stream_waits_for_a_value_that_another_stream_writes() {
     for order in [StreamOrder::Ordered, StreamOrder::Random(5)] {
         let machine = Machine::new(order);
         let (waiting, writing) = (machine.stream(), machine.stream());

@@ -1,7 +1,8 @@
-//! Host threads that write the same bytes do so one after the other.
+//! Locks that serialize host threads writing the same bytes.
 //!
-//! A write that changes nothing races with nobody. To know that, a writer needs what the one before
-//! it stored, not only its mark: marking, comparing and storing are one step.
+//! A write that does not change memory races with no other write. To decide that, a writer needs
+//! the value that the previous writer stored. Marking, comparing and storing are therefore one
+//! atomic step.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -9,22 +10,23 @@ use std::{hint, thread};
 
 use super::{GRANULE, LINE};
 
-/// More than host threads write at a time, and few enough for the bits of a word.
+/// More than the number of host threads that write at a time, and few enough for one bit each in a
+/// word.
 const LOCKS: usize = 64;
 
-/// A thread that waits longer than this gives its core to others.
+/// Spins before the thread yields.
 const SPINS: usize = 100;
 
-/// Locks of lines, each for many of them.
+/// Locks for lines; each lock covers many lines.
 pub(crate) struct LineLocks([Lock; LOCKS]);
 
-/// Alone in its cache line, so that only those who want the same lock meet.
+/// On its own cache line, to avoid false sharing.
 #[derive(Default)]
 #[repr(align(64))]
 struct Lock(AtomicBool);
 
 impl Lock {
-    fn take(&self) {
+    fn acquire(&self) {
         let mut spins = 0;
         while self.0.swap(true, Acquire) {
             while self.0.load(Relaxed) {
@@ -45,23 +47,22 @@ impl Default for LineLocks {
 }
 
 impl LineLocks {
-    /// Waits until nobody else writes the lines of the block number `block` in which these bytes
-    /// lie, and keeps others from them.
-    pub(crate) fn lock(&self, block: usize, offsets: impl Iterator<Item = usize>) -> Locked<'_> {
+    /// Locks the lines of block number `block` that contain these bytes.
+    pub(crate) fn lock(&self, block: usize, offsets: impl Iterator<Item = usize>) -> LineGuard<'_> {
         let wanted = offsets.fold(0, |all, offset| {
             all | 1 << ((offset / (GRANULE * LINE) + block) % LOCKS)
         });
-        // Everybody takes them in the same order, so that nobody waits in a circle.
-        for lock in self.chosen(wanted) {
-            lock.take();
+        // All threads acquire the locks in the same order, which avoids deadlock.
+        for lock in self.selected(wanted) {
+            lock.acquire();
         }
-        Locked {
+        LineGuard {
             locks: self,
-            taken: wanted,
+            held: wanted,
         }
     }
 
-    fn chosen(&self, bits: u64) -> impl Iterator<Item = &Lock> {
+    fn selected(&self, bits: u64) -> impl Iterator<Item = &Lock> {
         let mut rest = bits;
         std::iter::from_fn(move || {
             let first = rest.trailing_zeros() as usize;
@@ -71,16 +72,16 @@ impl LineLocks {
     }
 }
 
-/// Lines that only one thread writes until this is dropped.
-pub(crate) struct Locked<'l> {
+/// Exclusive access to some lines until it is dropped.
+pub(crate) struct LineGuard<'l> {
     locks: &'l LineLocks,
-    /// A bit a lock.
-    taken: u64,
+    /// One bit per lock.
+    held: u64,
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LineGuard<'_> {
     fn drop(&mut self) {
-        for lock in self.locks.chosen(self.taken) {
+        for lock in self.locks.selected(self.held) {
             lock.0.store(false, Release);
         }
     }

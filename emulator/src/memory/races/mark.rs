@@ -1,27 +1,27 @@
-//! An access in 64 bits.
+//! Marks: accesses packed into 64 bits.
 
-/// Stamps run from 1 to this; 0 is no mark at all.
+/// Stamps are 1 to this; 0 means no mark.
 pub(crate) const LAST_STAMP: u32 = (1 << 12) - 1;
 
-/// Clocks beyond this are not told apart; an access that late is never accused.
+/// Larger clocks saturate; such late accesses are never reported.
 pub(crate) const LAST_CLOCK: u32 = (1 << 16) - 1;
 
-/// An access as memory remembers it: stamp 12 bits, CTA 20, agent 6, lane 5, clock 16, bytes 4,
+/// An access as shadow memory stores it: stamp 12 bits, CTA 20, agent 6, lane 5, clock 16, bytes 4,
 /// atomic 1.
 ///
-/// The mark of a granule has the bytes of it that were touched. That of a line has, in their place,
-/// how many granules each lane touched side by side (1, 2 or 4), and the lane of its first granule.
+/// The mark of a granule has one bit per accessed byte. The mark of a line has the number of
+/// granules per lane instead (1, 2 or 4), and the lane of its first granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(pub(super) u64);
 
-/// Where the lane begins; what is above it tells the CTA and the warp.
+/// Position of the lane; the bits above it identify the CTA and the warp.
 const LANE: u32 = 21;
 
 impl Mark {
-    /// No access at all: no launch has its stamp.
+    /// No access: no launch has this stamp.
     pub(super) const NONE: Mark = Mark(0);
 
-    /// A mark that touches no byte yet.
+    /// A mark without bytes.
     pub(crate) fn new(stamp: u32, cta: u32, agent: u8, lane: u8, clock: u32, atomic: bool) -> Mark {
         Mark(
             (u64::from(stamp) << 52)
@@ -39,19 +39,19 @@ impl Mark {
         Mark(self.0 & !(0x1f << LANE) | u64::from(lane) << LANE)
     }
 
-    /// The same access of some bytes of a granule, a bit each.
+    /// The same access with these bytes of a granule, one bit each.
     #[inline(always)]
     pub(super) fn of_bytes(self, bytes: u32) -> Mark {
         Mark(self.0 & !(0xf << 1) | u64::from(bytes) << 1)
     }
 
-    /// The same access of a whole line, whose lanes from `first` on touch `granules` each.
+    /// The same access of a whole line: lanes from `first` on access `granules` granules each.
     #[inline(always)]
     pub(super) fn of_line(self, first: u32, granules: usize) -> Mark {
         self.by_lane(first).of_bytes(granules as u32)
     }
 
-    /// What the mark of a line says of the granule with this index in the line.
+    /// The mark of one granule, derived from the mark of its line.
     #[inline(always)]
     pub(super) fn in_line(self, index: usize) -> Mark {
         let granules = self.bytes() as usize;
@@ -92,9 +92,9 @@ impl Mark {
         self.0 & 1 == 1
     }
 
-    /// Whether both are accesses of one warp, or of the copies of one.
+    /// Whether both are accesses of one warp, or of the copies of one warp.
     #[inline(always)]
-    pub(super) fn same_party(self, other: Mark) -> bool {
+    pub(super) fn same_agent(self, other: Mark) -> bool {
         (self.0 ^ other.0) >> 26 == 0
     }
 
@@ -104,7 +104,7 @@ impl Mark {
         (self.0 ^ other.0) >> LANE == 0
     }
 
-    /// Whether both are accesses of a line in which each granule is touched by the same thread.
+    /// Whether both are accesses of a line that assign every granule to the same thread.
     #[inline(always)]
     pub(super) fn same_threads(self, other: Mark) -> bool {
         self.same_thread(other) && self.bytes() == other.bytes()

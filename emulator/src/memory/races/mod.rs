@@ -1,16 +1,16 @@
-//! Who accessed which bytes: the memory of the race detector.
+//! The race detector's shadow memory.
 //!
-//! An access races with an earlier one when both touch a common byte, at least one is a write, not
-//! both are atomic, and no chain of barriers, or of a release and an acquire, leads from one to the
-//! other (vector clocks, as in FastTrack, Flanagan & Freund 2009).
+//! Two accesses race if they overlap, at least one is a write, not both are atomic, and no chain of
+//! barriers or release-acquire pairs orders them (vector clocks, as in FastTrack, Flanagan & Freund
+//! 2009).
 //!
-//! Memory is remembered twice. Every four bytes (a granule) have the [`Record`] of accesses by
-//! single lanes; every 128 (a line) have one of accesses by whole warps, lane beside lane, which are
-//! most of what kernels do: one mark then stands for 32. A line also knows whether its granules
-//! have marks at all.
+//! There are two levels of shadow memory. Every granule of 4 bytes has a [`Record`] of accesses by
+//! single lanes. Every line of 128 bytes has one for coalesced accesses by whole warps. Most
+//! accesses of kernels are coalesced, and one mark then stands for 32. A line also tracks whether
+//! its granules have marks.
 //!
-//! Marks are stamped, so that those of an earlier launch, or of an earlier CTA in shared memory,
-//! count for nothing and need not be erased.
+//! Marks carry a stamp. Marks of an earlier launch, or of an earlier CTA in shared memory, have
+//! another stamp and need not be cleared.
 
 mod locks;
 mod mark;
@@ -22,61 +22,62 @@ use std::sync::atomic::{AtomicU32, fence};
 
 use bytemuck::{Zeroable, zeroed_slice_box};
 
-pub(crate) use locks::{LineLocks, Locked};
+pub(crate) use locks::{LineGuard, LineLocks};
 pub(crate) use mark::{LAST_CLOCK, LAST_STAMP, Mark};
 use record::Record;
 
-use crate::vectors::vectorised;
+use crate::simd::vectorized;
 
-/// Bytes a granule.
+/// Bytes per granule.
 pub(crate) const GRANULE: usize = 4;
 
-/// Granules a line.
+/// Granules per line.
 const LINE: usize = 32;
 
-/// What a race was found with.
+/// An earlier access that an access races with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Earlier {
-    /// The access before.
+pub(crate) struct PriorAccess {
+    /// The earlier access.
     pub(crate) mark: Mark,
     /// Whether that was a write.
     pub(crate) wrote: bool,
-    /// Its instruction, where it is known.
+    /// Its instruction, if known.
     pub(crate) pc: Option<u32>,
 }
 
-impl Earlier {
-    /// No access at all: no launch has its stamp.
-    const NOTHING: Earlier = Earlier {
+impl PriorAccess {
+    /// No access: no launch has this stamp.
+    const NONE: PriorAccess = PriorAccess {
         mark: Mark::NONE,
         wrote: false,
         pc: None,
     };
 
-    /// What an access of a whole line was to one granule of it.
+    /// The access of one granule, derived from the access of its line.
     #[inline(always)]
-    fn in_line(self, granule: usize) -> Earlier {
+    fn in_line(self, granule: usize) -> PriorAccess {
         let mark = self.mark.in_line(granule % LINE);
-        Earlier { mark, ..self }
+        PriorAccess { mark, ..self }
     }
 }
 
-/// Says which accesses come before those of one warp.
-pub(crate) trait Order {
-    /// Whether `mark`, of another thread, happened before the access `me` that is made now.
-    fn is_after(&self, mark: Mark, me: Mark) -> bool;
+/// The happens-before order, as seen by one warp.
+pub(crate) trait HappensBefore {
+    /// Whether `mark`, of another thread, happened before the current access `me`.
+    fn happened_before(&self, mark: Mark, me: Mark) -> bool;
 }
 
-/// Who makes an access: what it knows, at which instruction it is.
-pub(crate) struct Visitor<'o, O> {
+/// The warp that makes an access.
+pub(crate) struct Accessor<'o, O> {
     pub(crate) order: &'o O,
     pub(crate) pc: u32,
-    /// Whether other host threads may access the same memory now.
+    /// Whether other host threads may access the same memory concurrently.
     pub(crate) contended: bool,
 }
 
-impl<O: Order> Visitor<'_, O> {
-    /// Between leaving a mark and looking at others': of two threads, one sees the other.
+impl<O: HappensBefore> Accessor<'_, O> {
+    /// Separates leaving a mark from reading others' marks: of two concurrent threads, at least one
+    /// sees the other's mark.
     #[inline(always)]
     fn fence(&self) {
         if self.contended {
@@ -84,78 +85,78 @@ impl<O: Order> Visitor<'_, O> {
         }
     }
 
-    /// Whether an earlier access of a granule and `me` race.
+    /// Whether an earlier access of a granule races with `me`.
     #[inline(always)]
-    fn races(&self, earlier: &Earlier, me: Mark) -> bool {
+    fn races(&self, earlier: &PriorAccess, me: Mark) -> bool {
         let mark = earlier.mark;
         mark.stamp() == me.stamp()
             && !mark.same_thread(me)
             && mark.bytes() & me.bytes() != 0
             && !(mark.atomic() && me.atomic())
             && mark.clock() < LAST_CLOCK
-            && !self.order.is_after(mark, me)
+            && !self.order.happened_before(mark, me)
     }
 
-    /// Whether an earlier access of a line and `me`, of the same line, may race in some granule.
-    /// Two lanes that differ stand for all: only asynchronous copies are ordered lane by lane, and
-    /// those never leave the mark of a line.
+    /// Whether an earlier access of a line may race with `me`, an access of the same line, in some
+    /// granule. Checking one pair of different lanes is enough: only asynchronous copies are
+    /// ordered per lane, and they never mark lines.
     #[inline(always)]
-    fn may_race(&self, earlier: &Earlier, me: Mark) -> bool {
+    fn may_race(&self, earlier: &PriorAccess, me: Mark) -> bool {
         let mark = earlier.mark;
         mark.stamp() == me.stamp()
             && !mark.same_threads(me)
-            && !self.order.is_after(mark.by_lane(0), me.by_lane(1))
+            && !self.order.happened_before(mark.by_lane(0), me.by_lane(1))
     }
 }
 
-/// Which bytes the lanes of a warp access.
+/// The bytes that the lanes of a warp access.
 #[derive(Clone, Copy)]
-pub(crate) struct Reach<'r> {
+pub(crate) struct LaneRanges<'r> {
     pub(crate) lanes: u32,
     /// The first byte of each lane.
     pub(crate) offsets: &'r [u64; 32],
-    /// Bytes a lane.
+    /// Bytes per lane.
     pub(crate) bytes: usize,
 }
 
-/// Granules side by side that one lane accesses in the same way.
+/// Consecutive granules that one lane accesses in the same way.
 #[derive(Clone, Copy)]
-struct Piece {
+struct GranuleRange {
     first: usize,
     count: usize,
-    /// Its access of each of them.
+    /// The access of each granule.
     me: Mark,
 }
 
-impl Piece {
+impl GranuleRange {
     fn granules(self) -> Range<usize> {
         self.first..self.first + self.count
     }
 }
 
-impl Reach<'_> {
-    /// Calls `f` with each piece, `me` being the access but for lane and bytes.
+impl LaneRanges<'_> {
+    /// Calls `f` with each range; `me` is the access without lane and bytes.
     #[inline(always)]
-    fn for_pieces(&self, me: Mark, mut f: impl FnMut(u32, Piece)) {
+    fn for_granule_ranges(&self, me: Mark, mut f: impl FnMut(u32, GranuleRange)) {
         let mut rest = self.lanes;
         while rest != 0 {
             let lane = rest.trailing_zeros();
             rest &= rest - 1;
             let (offset, me) = (self.offsets[lane as usize & 31] as usize, me.by_lane(lane));
             if (offset | self.bytes).is_multiple_of(GRANULE) {
-                let piece = Piece {
+                let range = GranuleRange {
                     first: offset / GRANULE,
                     count: self.bytes / GRANULE,
                     me: me.of_bytes(0xf),
                 };
-                f(lane, piece);
+                f(lane, range);
                 continue;
             }
             for_granules(offset, self.bytes, |first, bytes| {
                 let me = me.of_bytes(bytes);
                 f(
                     lane,
-                    Piece {
+                    GranuleRange {
                         first,
                         count: 1,
                         me,
@@ -165,50 +166,53 @@ impl Reach<'_> {
         }
     }
 
-    /// The same without lanes whose bytes a later lane accesses too, as far as a few comparisons
-    /// find them. Of lanes that read the same bytes, one is remembered anyway.
+    /// Drops lanes whose bytes a later lane also accesses, as far as a few comparisons find them.
+    /// Of lanes that read the same bytes, only one is stored anyway.
     #[inline(always)]
-    fn without_repeats(self) -> Self {
-        let repeats = vectorised(
+    fn without_duplicates(self) -> Self {
+        let duplicates = vectorized(
             #[inline(always)]
             || {
-                repeats::<1>(&self)
-                    | repeats::<2>(&self)
-                    | repeats::<4>(&self)
-                    | repeats::<8>(&self)
-                    | repeats::<16>(&self)
+                duplicates::<1>(&self)
+                    | duplicates::<2>(&self)
+                    | duplicates::<4>(&self)
+                    | duplicates::<8>(&self)
+                    | duplicates::<16>(&self)
             },
         );
-        Reach {
-            lanes: self.lanes & !repeats,
+        LaneRanges {
+            lanes: self.lanes & !duplicates,
             ..self
         }
     }
 }
 
-/// Lanes whose bytes the lane so far behind them accesses too.
+/// Lanes that access the same bytes as the lane `DISTANCE` after them.
 #[inline(always)]
-fn repeats<const DISTANCE: usize>(reach: &Reach<'_>) -> u32 {
-    let (these, those) = (&reach.offsets[..32 - DISTANCE], &reach.offsets[DISTANCE..]);
+fn duplicates<const DISTANCE: usize>(ranges: &LaneRanges<'_>) -> u32 {
+    let (these, those) = (
+        &ranges.offsets[..32 - DISTANCE],
+        &ranges.offsets[DISTANCE..],
+    );
     let mut same = 0;
     for (lane, (this, that)) in these.iter().zip(those).enumerate() {
         same |= u32::from(this == that) << lane;
     }
-    same & reach.lanes >> DISTANCE
+    same & ranges.lanes >> DISTANCE
 }
 
-/// The accesses of a line by whole warps.
+/// Coalesced accesses of one line.
 #[derive(Zeroable)]
 struct Line {
     record: Record,
-    /// The last stamp with which one of its granules got a mark of its own.
-    parts: AtomicU32,
+    /// The last stamp with which a granule of the line was marked.
+    granule_stamp: AtomicU32,
 }
 
 impl Line {
     #[inline(always)]
-    fn has_parts(&self, me: Mark) -> bool {
-        u64::from(self.parts.load(Relaxed)) == me.stamp()
+    fn has_granule_marks(&self, me: Mark) -> bool {
+        u64::from(self.granule_stamp.load(Relaxed)) == me.stamp()
     }
 }
 
@@ -228,136 +232,141 @@ impl RaceShadow {
         }
     }
 
-    /// Forgets every mark: stamps may start anew.
+    /// Clears all marks, so that stamps can restart.
     pub(crate) fn clear(&self) {
         self.granules.iter().for_each(Record::clear);
         for line in &self.lines {
             line.record.clear();
-            line.parts.store(0, Relaxed);
+            line.granule_stamp.store(0, Relaxed);
         }
     }
 
-    /// Notes reads by single lanes; the lane and the race of one, if there is any.
+    /// Records reads by single lanes. Returns the lane and the prior access of the first race.
     pub(crate) fn read(
         &self,
-        by: &Visitor<'_, impl Order>,
+        by: &Accessor<'_, impl HappensBefore>,
         me: Mark,
-        reach: Reach<'_>,
-    ) -> Option<(u32, Earlier)> {
-        let reach = reach.without_repeats();
-        let leave = |piece: Piece| {
-            self.note_parts(piece);
-            for record in &self.granules[piece.granules()] {
-                record.leave_read(piece.me, by.pc);
+        ranges: LaneRanges<'_>,
+    ) -> Option<(u32, PriorAccess)> {
+        let ranges = ranges.without_duplicates();
+        let leave = |range: GranuleRange| {
+            self.note_granule_marks(range);
+            for record in &self.granules[range.granules()] {
+                record.record_read(range.me, by.pc);
             }
         };
         let mut found = None;
-        let mut look = |lane, piece: Piece| {
-            let race = self.race_with_write(by, piece);
+        let mut look = |lane, range: GranuleRange| {
+            let race = self.race_with_write(by, range);
             found = found.or(race.map(|earlier| (lane, earlier)));
         };
         if by.contended {
-            reach.for_pieces(me, |_, piece| leave(piece));
+            ranges.for_granule_ranges(me, |_, range| leave(range));
             by.fence();
-            reach.for_pieces(me, look);
+            ranges.for_granule_ranges(me, look);
         } else {
-            reach.for_pieces(me, |lane, piece| {
-                leave(piece);
-                look(lane, piece);
+            ranges.for_granule_ranges(me, |lane, range| {
+                leave(range);
+                look(lane, range);
             });
         }
         found
     }
 
-    /// The write that a piece that is read races with.
+    /// The write that a read of a range races with.
     #[inline(always)]
-    fn race_with_write(&self, by: &Visitor<'_, impl Order>, piece: Piece) -> Option<Earlier> {
-        let written = self.lines[piece.first / LINE].record.written();
-        if written.mark.stamp() == piece.me.stamp() {
-            let each = piece.granules().map(|at| written.in_line(at));
-            let race = each.into_iter().find(|it| by.races(it, piece.me));
+    fn race_with_write(
+        &self,
+        by: &Accessor<'_, impl HappensBefore>,
+        range: GranuleRange,
+    ) -> Option<PriorAccess> {
+        let last_write = self.lines[range.first / LINE].record.last_write();
+        if last_write.mark.stamp() == range.me.stamp() {
+            let each = range.granules().map(|at| last_write.in_line(at));
+            let race = each.into_iter().find(|it| by.races(it, range.me));
             if race.is_some() {
                 return race;
             }
         }
-        // Neighbors were mostly written together.
+        // Adjacent granules usually have the same last write.
         let mut ordered = Mark::NONE;
-        for record in &self.granules[piece.granules()] {
-            let written = record.written();
-            if written.mark == ordered {
+        for record in &self.granules[range.granules()] {
+            let last_write = record.last_write();
+            if last_write.mark == ordered {
                 continue;
             }
-            if by.races(&written, piece.me) {
-                return Some(written);
+            if by.races(&last_write, range.me) {
+                return Some(last_write);
             }
-            ordered = written.mark;
+            ordered = last_write.mark;
         }
         None
     }
 
-    /// Notes writes by single lanes; the lane and the race of one, if there is any. A write that
-    /// changes nothing, as `changes` says of a lane and what it conflicts with, races with nobody.
-    /// Where others may write too, the lines are locked until the bytes are stored.
+    /// Records writes by single lanes. Returns the lane and the prior access of the first race. A
+    /// write that does not change memory, as reported by `changes`, does not race. If other host
+    /// threads may write too, the caller holds the lines' locks until the bytes are stored.
     pub(crate) fn write(
         &self,
-        by: &Visitor<'_, impl Order>,
+        by: &Accessor<'_, impl HappensBefore>,
         me: Mark,
-        reach: Reach<'_>,
-        changes: impl Fn(u32, &Earlier) -> bool,
-    ) -> Option<(u32, Earlier)> {
+        ranges: LaneRanges<'_>,
+        changes: impl Fn(u32, &PriorAccess) -> bool,
+    ) -> Option<(u32, PriorAccess)> {
         let mut found = None;
-        let mut look = |lane, me, earlier: Earlier| {
+        let mut look = |lane, me, earlier: PriorAccess| {
             if found.is_none() && by.races(&earlier, me) && changes(lane, &earlier) {
                 found = Some((lane, earlier));
             }
         };
-        reach.for_pieces(me, |lane, piece| {
-            self.note_parts(piece);
-            for record in &self.granules[piece.granules()] {
-                look(lane, piece.me, record.leave_write(piece.me, by.pc));
+        ranges.for_granule_ranges(me, |lane, range| {
+            self.note_granule_marks(range);
+            for record in &self.granules[range.granules()] {
+                look(lane, range.me, record.record_write(range.me, by.pc));
             }
         });
         by.fence();
-        reach.for_pieces(me, |lane, piece| {
-            for record in &self.granules[piece.granules()] {
-                for earlier in record.reads() {
-                    look(lane, piece.me, earlier);
+        ranges.for_granule_ranges(me, |lane, range| {
+            for record in &self.granules[range.granules()] {
+                for earlier in record.last_reads() {
+                    look(lane, range.me, earlier);
                 }
             }
-            let whole = &self.lines[piece.first / LINE].record;
-            let [read, other] = whole.reads();
-            for earlier in [whole.written(), read, other] {
-                if earlier.mark.stamp() == piece.me.stamp() {
-                    let each = piece.granules().map(|at| earlier.in_line(at));
-                    each.for_each(|earlier| look(lane, piece.me, earlier));
+            let whole = &self.lines[range.first / LINE].record;
+            let [read, other] = whole.last_reads();
+            for earlier in [whole.last_write(), read, other] {
+                if earlier.mark.stamp() == range.me.stamp() {
+                    let each = range.granules().map(|at| earlier.in_line(at));
+                    each.for_each(|earlier| look(lane, range.me, earlier));
                 }
             }
         });
         found
     }
 
-    /// Notes a read by a whole warp, whose lanes read `granules` whole granules each, side by side
-    /// from the beginning of a line on; the lane and the race of one, if there is any.
+    /// Records a coalesced read of whole lines, `granules` granules per lane. Returns the lane and
+    /// the prior access of the first race.
     #[inline(always)]
     pub(crate) fn read_lines(
         &self,
-        by: &Visitor<'_, impl Order>,
+        by: &Accessor<'_, impl HappensBefore>,
         me: Mark,
-        run: Run,
-    ) -> Option<(u32, Earlier)> {
-        let lines = &self.lines[run.lines()];
+        lines_accessed: LineRange,
+    ) -> Option<(u32, PriorAccess)> {
+        let lines = &self.lines[lines_accessed.lines()];
         for (index, line) in lines.iter().enumerate() {
-            line.record.leave_read(run.mark(me, index), by.pc);
+            line.record
+                .record_read(lines_accessed.mark(me, index), by.pc);
         }
         by.fence();
         for (index, line) in lines.iter().enumerate() {
-            let me = run.mark(me, index);
-            let written = line.record.written();
-            if !line.has_parts(me) && !by.may_race(&written, me) {
+            let me = lines_accessed.mark(me, index);
+            let last_write = line.record.last_write();
+            if !line.has_granule_marks(me) && !by.may_race(&last_write, me) {
                 continue;
             }
-            let found = find_in_line(run.line + index, me, |at, me| {
-                let candidates = [written.in_line(at), self.granules[at].written()];
+            let found = find_in_line(lines_accessed.line + index, me, |at, me| {
+                let candidates = [last_write.in_line(at), self.granules[at].last_write()];
                 candidates.into_iter().find(|it| by.races(it, me))
             });
             if found.is_some() {
@@ -367,31 +376,33 @@ impl RaceShadow {
         None
     }
 
-    /// As [`RaceShadow::read_lines`] for a write; `changes` as in [`RaceShadow::write`].
+    /// [`RaceShadow::read_lines`] for a write; `changes` as in [`RaceShadow::write`].
     #[inline(always)]
     pub(crate) fn write_lines(
         &self,
-        by: &Visitor<'_, impl Order>,
+        by: &Accessor<'_, impl HappensBefore>,
         me: Mark,
-        run: Run,
+        lines_accessed: LineRange,
         changes: impl Fn(u32) -> bool,
-    ) -> Option<(u32, Earlier)> {
-        let lines = &self.lines[run.lines()];
-        let mut written = [Earlier::NOTHING; 4];
+    ) -> Option<(u32, PriorAccess)> {
+        let lines = &self.lines[lines_accessed.lines()];
+        let mut last_write = [PriorAccess::NONE; 4];
         for (index, line) in lines.iter().enumerate() {
-            written[index] = line.record.leave_write(run.mark(me, index), by.pc);
+            last_write[index] = line
+                .record
+                .record_write(lines_accessed.mark(me, index), by.pc);
         }
         by.fence();
         for (index, line) in lines.iter().enumerate() {
-            let me = run.mark(me, index);
-            let [read, other] = line.record.reads();
-            let whole = [written[index], read, other];
-            if !line.has_parts(me) && !whole.iter().any(|it| by.may_race(it, me)) {
+            let me = lines_accessed.mark(me, index);
+            let [read, other] = line.record.last_reads();
+            let whole = [last_write[index], read, other];
+            if !line.has_granule_marks(me) && !whole.iter().any(|it| by.may_race(it, me)) {
                 continue;
             }
-            let found = find_in_line(run.line + index, me, |at, me| {
-                let [read, other] = self.granules[at].reads();
-                let own = [self.granules[at].written(), read, other];
+            let found = find_in_line(lines_accessed.line + index, me, |at, me| {
+                let [read, other] = self.granules[at].last_reads();
+                let own = [self.granules[at].last_write(), read, other];
                 let mut candidates = whole.map(|it| it.in_line(at)).into_iter().chain(own);
                 candidates.find(|it| by.races(it, me) && changes(u32::from(me.lane())))
             });
@@ -402,32 +413,33 @@ impl RaceShadow {
         None
     }
 
-    /// Granules get marks of their own. No access reaches over the end of a line: none is longer
-    /// than what its address is a multiple of.
+    /// Notes that granules of the line have marks. An access never crosses the end of a line,
+    /// because it is aligned to its size.
     #[inline(always)]
-    fn note_parts(&self, piece: Piece) {
-        debug_assert_eq!(piece.first / LINE, (piece.first + piece.count - 1) / LINE);
-        let line = &self.lines[piece.first / LINE];
-        if !line.has_parts(piece.me) {
-            line.parts.store(piece.me.stamp() as u32, Relaxed);
+    fn note_granule_marks(&self, range: GranuleRange) {
+        debug_assert_eq!(range.first / LINE, (range.first + range.count - 1) / LINE);
+        let line = &self.lines[range.first / LINE];
+        if !line.has_granule_marks(range.me) {
+            line.granule_stamp.store(range.me.stamp() as u32, Relaxed);
         }
     }
 }
 
-/// Whole lines that a warp accesses, each lane as many granules as there are lines.
+/// Whole lines of a coalesced access. The number of lines equals the granules per lane.
 #[derive(Clone, Copy)]
-pub(crate) struct Run {
+pub(crate) struct LineRange {
     line: usize,
     /// 1, 2 or 4.
     granules: usize,
 }
 
-impl Run {
-    /// For lanes that access `granules` granules each from byte `offset`, where a line begins, on.
+impl LineRange {
+    /// For lanes that access `granules` granules each, starting at byte `offset`, where a line
+    /// starts.
     #[inline(always)]
-    pub(crate) fn new(offset: usize, granules: usize) -> Run {
+    pub(crate) fn new(offset: usize, granules: usize) -> LineRange {
         debug_assert!(offset.is_multiple_of(GRANULE * LINE) && matches!(granules, 1 | 2 | 4));
-        Run {
+        LineRange {
             line: offset / (GRANULE * LINE),
             granules,
         }
@@ -438,20 +450,20 @@ impl Run {
         self.line..self.line + self.granules
     }
 
-    /// The mark of the line with this index in the run.
+    /// The mark of the line with this index in the range.
     #[inline(always)]
     fn mark(self, me: Mark, index: usize) -> Mark {
         me.of_line((index * LINE / self.granules) as u32, self.granules)
     }
 }
 
-/// The first granule of a line in which `f` finds something, and the lane that touches it.
+/// The first granule of a line for which `f` returns something, with its lane.
 #[cold]
 fn find_in_line(
     line: usize,
     me: Mark,
-    f: impl Fn(usize, Mark) -> Option<Earlier>,
-) -> Option<(u32, Earlier)> {
+    f: impl Fn(usize, Mark) -> Option<PriorAccess>,
+) -> Option<(u32, PriorAccess)> {
     (0..LINE).find_map(|index| {
         let me = me.in_line(index);
         let earlier = f(line * LINE + index, me)?;
@@ -459,7 +471,7 @@ fn find_in_line(
     })
 }
 
-/// Calls `f` with each granule of a range and the bits of the bytes that it has in it.
+/// Calls `f` with each granule of a byte range, and its bytes in the range as bits.
 #[inline(always)]
 fn for_granules(offset: usize, count: usize, mut f: impl FnMut(usize, u32)) {
     let (mut at, end) = (offset, offset + count);

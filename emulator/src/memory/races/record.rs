@@ -1,14 +1,14 @@
-//! The last accesses of one place.
+//! The last accesses of one granule or line.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use bytemuck::Zeroable;
 
-use super::Earlier;
+use super::PriorAccess;
 use super::mark::Mark;
 
-/// The last write of a place, its last read, and the last read by somebody else than that.
+/// The last write, the last read, and the last read by a different agent.
 #[derive(Zeroable)]
 pub(super) struct Record {
     write: AtomicU64,
@@ -19,31 +19,32 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Forgets every mark.
+    /// Clears all marks.
     pub(super) fn clear(&self) {
         for mark in [&self.write, &self.read, &self.other_read] {
             mark.store(0, Relaxed);
         }
     }
 
-    /// Leaves the mark of a read.
+    /// Stores the mark of a read.
     #[inline(always)]
-    pub(super) fn leave_read(&self, me: Mark, pc: u32) {
+    pub(super) fn record_read(&self, me: Mark, pc: u32) {
         let last = Mark(self.read.load(Relaxed));
         if last == me {
             return;
         }
-        if last.stamp() == me.stamp() && !last.same_party(me) {
+        if last.stamp() == me.stamp() && !last.same_agent(me) {
             self.other_read.store(last.0, Relaxed);
         }
         self.read.store(me.0, Relaxed);
         self.read_pc.store(pc, Relaxed);
     }
 
-    /// Leaves the mark of a write; that which was there. No two threads do so at a time.
+    /// Stores the mark of a write and returns the previous write. The caller excludes concurrent
+    /// writers.
     #[inline(always)]
-    pub(super) fn leave_write(&self, me: Mark, pc: u32) -> Earlier {
-        let before = self.written();
+    pub(super) fn record_write(&self, me: Mark, pc: u32) -> PriorAccess {
+        let before = self.last_write();
         self.write.store(me.0, Relaxed);
         self.write_pc.store(pc, Relaxed);
         before
@@ -51,24 +52,24 @@ impl Record {
 
     /// The last write.
     #[inline(always)]
-    pub(super) fn written(&self) -> Earlier {
-        Earlier {
+    pub(super) fn last_write(&self) -> PriorAccess {
+        PriorAccess {
             mark: Mark(self.write.load(Relaxed)),
             wrote: true,
             pc: Some(self.write_pc.load(Relaxed)),
         }
     }
 
-    /// The last reads.
+    /// The last two reads.
     #[inline(always)]
-    pub(super) fn reads(&self) -> [Earlier; 2] {
+    pub(super) fn last_reads(&self) -> [PriorAccess; 2] {
         [
-            Earlier {
+            PriorAccess {
                 mark: Mark(self.read.load(Relaxed)),
                 wrote: false,
                 pc: Some(self.read_pc.load(Relaxed)),
             },
-            Earlier {
+            PriorAccess {
                 mark: Mark(self.other_read.load(Relaxed)),
                 wrote: false,
                 pc: None,

@@ -1,4 +1,4 @@
-//! What the race detector finds, and that lines tell what granules tell.
+//! Tests of the race detector, and of the equivalence of line and granule marks.
 
 use std::sync::Barrier;
 use std::thread;
@@ -8,17 +8,17 @@ use proptest::prelude::*;
 use super::*;
 use crate::memory::Block;
 
-/// Everything of other warps with a smaller clock came before.
+/// Orders every access of another warp with a smaller clock before the current one.
 struct After(u32);
 
-impl Order for After {
-    fn is_after(&self, mark: Mark, _: Mark) -> bool {
+impl HappensBefore for After {
+    fn happened_before(&self, mark: Mark, _: Mark) -> bool {
         mark.clock() < self.0
     }
 }
 
-fn at(order: &After, pc: u32) -> Visitor<'_, After> {
-    Visitor {
+fn at(order: &After, pc: u32) -> Accessor<'_, After> {
+    Accessor {
         order,
         pc,
         contended: false,
@@ -29,20 +29,20 @@ fn by(warp: u8, clock: u32) -> Mark {
     Mark::new(1, 0, warp, 0, clock, false)
 }
 
-fn read(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<Earlier> {
+fn read(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<PriorAccess> {
     let found = shadow.read(&at(&After(order), 8), me, one_lane(&[range.0; 32], range.1));
     found.map(|(_, earlier)| earlier)
 }
 
-fn write(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<Earlier> {
+fn write(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Option<PriorAccess> {
     let (order, offsets) = (After(order), [range.0; 32]);
-    let reach = one_lane(&offsets, range.1);
-    let found = shadow.write(&at(&order, 7), me, reach, |_, _| true);
+    let ranges = one_lane(&offsets, range.1);
+    let found = shadow.write(&at(&order, 7), me, ranges, |_, _| true);
     found.map(|(_, earlier)| earlier)
 }
 
-fn one_lane(offsets: &[u64; 32], bytes: usize) -> Reach<'_> {
-    Reach {
+fn one_lane(offsets: &[u64; 32], bytes: usize) -> LaneRanges<'_> {
+    LaneRanges {
         lanes: 1,
         offsets,
         bytes,
@@ -66,7 +66,7 @@ fn a_barrier_orders() {
     assert_eq!(read(&shadow, 0, by(1, 1), (8, 8)), None);
 }
 
-/// Whoever of many readers is not ordered is found, however many read after it.
+/// Every unordered reader is found, regardless of later readers.
 #[test]
 fn a_write_races_with_any_reader_but_itself() {
     let shadow = RaceShadow::new(4);
@@ -87,21 +87,21 @@ fn neighbors_in_a_granule_do_not_race() {
 }
 
 #[test]
-fn earlier_launches_and_equal_values_are_forgiven() {
+fn earlier_launches_and_equal_values_do_not_race() {
     let shadow = RaceShadow::new(4);
     write(&shadow, 0, by(0, 1), (0, 4));
     let next_launch = Mark::new(2, 0, 1, 0, 1, false);
     assert_eq!(read(&shadow, 0, next_launch, (0, 4)), None);
     let (order, offsets) = (After(0), [0; 32]);
-    let reach = one_lane(&offsets, 4);
-    let same = shadow.write(&at(&order, 5), by(1, 1), reach, |_, _| false);
+    let ranges = one_lane(&offsets, 4);
+    let same = shadow.write(&at(&order, 5), by(1, 1), ranges, |_, _| false);
     assert_eq!(same, None);
 }
 
-/// Nobody who writes the value that all write is accused, at whichever moment the others do, and
-/// whether as a line or lane by lane; of two that write different values, one is.
+/// Writers of the same value never race, at any interleaving, by line or by lane. Of two writers of
+/// different values, one is reported.
 #[test]
-fn only_who_changes_something_is_accused_of_what_others_write_meanwhile() {
+fn only_a_write_that_changes_memory_races_with_concurrent_writes() {
     const WARPS: u8 = 4;
 
     let (shadow, block, locks) = (
@@ -110,22 +110,24 @@ fn only_who_changes_something_is_accused_of_what_others_write_meanwhile() {
         LineLocks::default(),
     );
     let start = Barrier::new(usize::from(WARPS));
-    // How many are accused in each epoch.
+    // The number of reported races in each epoch.
     let accused = [const { AtomicU32::new(0) }; 1000];
     let write = |warp: u8, epoch: u32, value: u32| {
         let changes = || block.load_u32(0) != value;
         let order = After(epoch);
-        let visitor = Visitor {
+        let visitor = Accessor {
             contended: true,
             ..at(&order, 7)
         };
         let _locked = locks.lock(3, [0].into_iter());
         let found = match warp.is_multiple_of(2) {
             true => {
-                let reach = one_lane(&[0; 32], 4);
-                shadow.write(&visitor, by(warp, epoch), reach, |_, _| changes())
+                let ranges = one_lane(&[0; 32], 4);
+                shadow.write(&visitor, by(warp, epoch), ranges, |_, _| changes())
             }
-            false => shadow.write_lines(&visitor, by(warp, epoch), Run::new(0, 1), |_| changes()),
+            false => shadow.write_lines(&visitor, by(warp, epoch), LineRange::new(0, 1), |_| {
+                changes()
+            }),
         };
         block.store_u32(0, value);
         accused[epoch as usize].fetch_add(u32::from(found.is_some()), Relaxed);
@@ -151,37 +153,37 @@ fn only_who_changes_something_is_accused_of_what_others_write_meanwhile() {
     }
 }
 
-/// An access by a whole warp, side by side from byte 0 on.
+/// A coalesced access by a whole warp from byte 0.
 #[derive(Clone, Copy, Debug)]
 struct Access {
     warp: u8,
     epoch: u32,
     writes: bool,
-    /// Whether it is made as whole lines, or lane by lane.
+    /// Whether it is recorded as whole lines or per lane.
     as_lines: bool,
 }
 
 impl Access {
-    fn on(self, shadow: &RaceShadow, granules: usize) -> Option<(u32, Earlier)> {
+    fn on(self, shadow: &RaceShadow, granules: usize) -> Option<(u32, PriorAccess)> {
         let order = After(self.epoch);
         let (visitor, me) = (at(&order, 7), by(self.warp, self.epoch));
         if self.as_lines {
-            let run = Run::new(0, granules);
+            let lines_accessed = LineRange::new(0, granules);
             return match self.writes {
-                true => shadow.write_lines(&visitor, me, run, |_| true),
-                false => shadow.read_lines(&visitor, me, run),
+                true => shadow.write_lines(&visitor, me, lines_accessed, |_| true),
+                false => shadow.read_lines(&visitor, me, lines_accessed),
             };
         }
         let bytes = granules * GRANULE;
         let offsets = std::array::from_fn(|lane| (lane * bytes) as u64);
-        let reach = Reach {
+        let ranges = LaneRanges {
             lanes: u32::MAX,
             offsets: &offsets,
             bytes,
         };
         match self.writes {
-            true => shadow.write(&visitor, me, reach, |_, _| true),
-            false => shadow.read(&visitor, me, reach),
+            true => shadow.write(&visitor, me, ranges, |_, _| true),
+            false => shadow.read(&visitor, me, ranges),
         }
     }
 }
@@ -204,8 +206,8 @@ fn accesses() -> impl Strategy<Value = Vec<Access>> {
 }
 
 proptest! {
-    /// The first race of two warps is found, and nothing before it, whichever of the accesses
-    /// were made as lines, and however many granules the lanes of either take.
+    /// The first race of two warps is found, and nothing before it, whether accesses are recorded
+    /// as lines or per lane, and for any number of granules per lane.
     #[test]
     fn lines_and_granules_see_each_other(
         history in accesses(),
@@ -215,7 +217,7 @@ proptest! {
         let width = |access: &Access| granules[usize::from(access.warp)];
         for (now, access) in history.iter().enumerate() {
             let earlier = history[..now].iter().rev();
-            // Each warp keeps to its own granules, and overlaps with the other's first ones.
+            // Each warp has its own granules, and overlaps the first ones of the other.
             let racing = earlier.clone().any(|it| {
                 it.warp != access.warp && it.epoch == access.epoch && (it.writes || access.writes)
             });

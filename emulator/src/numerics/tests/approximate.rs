@@ -1,11 +1,11 @@
-//! Laws of the approximate instructions, against the f64 functions of the platform's libm.
+//! Tests of the approximate instructions against the f64 functions of the platform's libm.
 
 use super::super::approximate::{self, Approximation};
 use super::super::half_precision::{Bf16, F16, Half};
 use super::telling_f32;
 
-/// An instruction of one operand: ours, libm's, and the largest error that the manual allows at an
-/// operand whose result is given.
+/// An instruction of one operand: ours, libm's, and the largest error that the manual allows, given
+/// the operand and its result.
 struct Instruction {
     name: &'static str,
     ours: fn(f32, Approximation) -> f32,
@@ -81,15 +81,15 @@ const INSTRUCTIONS: [Instruction; 8] = [
     },
 ];
 
-/// Every some-thousandth f32 of all signs and sizes, and the telling ones.
+/// One f32 in several thousand, of all signs and magnitudes, and the edge cases.
 fn samples() -> impl Iterator<Item = f32> {
     let spread = (0..=u32::MAX).step_by(9973).map(f32::from_bits);
     let small_integers = (-4000..4000).map(|i| i as f32 / 16.0);
     spread.chain(small_integers).chain(telling_f32())
 }
 
-/// The nearest f32 of the exact value, wherever libm's error of some units in f64 cannot change
-/// which one that is.
+/// Results are the f32 nearest to the exact value, wherever libm's error of a few ulps in f64
+/// cannot change which one that is.
 #[test]
 fn rounded_results_are_the_nearest() {
     for instruction in INSTRUCTIONS {
@@ -127,8 +127,8 @@ fn rounded_results_are_the_nearest() {
     }
 }
 
-/// Perturbed results are within the documented error, do use a good part of it, are the same each
-/// time and others for another seed.
+/// Perturbed results are within the documented error, use a good part of it, are reproducible, and
+/// differ between seeds.
 #[test]
 fn perturbed_results_use_the_documented_error() {
     for instruction in INSTRUCTIONS {
@@ -148,7 +148,7 @@ fn perturbed_results_use_the_documented_error() {
                 );
                 continue;
             }
-            // A result between subnormals has no relative accuracy, only neighbors.
+            // A subnormal result has no relative accuracy, only neighbors.
             let allowed = (instruction.allowed)(x, exact);
             let limit = if exact.abs() < 1.2e-38 {
                 allowed.max(2.0_f64.powi(-149))
@@ -279,8 +279,8 @@ fn quotients() {
 /// An instruction on halves.
 type OnHalves = fn(u16, Approximation) -> u16;
 
-/// All 16-bit operands: the nearest number of the format, or either neighbor if libm cannot tell;
-/// perturbed, a number within the error that the manual allows at a result.
+/// All 16-bit operands: the nearest number of the format, or either neighbor if libm cannot decide.
+/// If perturbed, a number within the error that the manual allows.
 fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64) -> f64) {
     let (mut moved, mut tolerated) = (0, 0);
     for bits in 0..=u16::MAX {
@@ -307,7 +307,7 @@ fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64)
         if x == 0.0 || x.is_infinite() {
             assert_eq!(perturbed, result, "{bits:x}");
         }
-        // Among subnormals and beside infinity a relative error means little.
+        // Near subnormals and infinity, a relative error means little.
         let is_ordinary = result & 0x7fff >= H::SMALLEST_NORMAL && H::widen(result + 1).is_finite();
         if is_ordinary {
             assert!(
@@ -330,9 +330,9 @@ fn halves() {
     check_halves::<Bf16>(tanh_half::<Bf16>, f64::tanh, |_| 2.0_f64.powi(-8));
 }
 
-/// The gross f64 reciprocals: 20 bits right, lower words ignored and zero, subnormals flushed.
+/// The coarse f64 reciprocals: 20 correct bits, lower words ignored and zero, subnormals flushed.
 #[test]
-fn gross_doubles() {
+fn coarse_f64_reciprocals() {
     let mut x = 1e-300;
     while x < 1e300 {
         for (ours, exact) in [

@@ -1,4 +1,4 @@
-//! Laws of bit instructions: transcriptions of the manual's pseudo-code, bit by bit.
+//! Tests of bit instructions against transcriptions of the manual's pseudocode.
 
 use proptest::prelude::*;
 
@@ -129,7 +129,7 @@ proptest! {
             let row = of(a) * 4 + of(b) * 2 + of(c);
             prop_assert_eq!(of(result), u32::from(table) >> row & 1);
         }
-        // The manual's way to write tables: the function of 0xf0, 0xcc and 0xaa.
+        // How the manual derives tables: the function of 0xf0, 0xcc and 0xaa.
         prop_assert_eq!(lop3(a, b, c, 0xf0 & 0xcc & 0xaa), a & b & c);
         prop_assert_eq!(lop3(a, b, c, 0xf0 | 0xcc & !0xaa), a | b & !c);
     }

@@ -1,4 +1,4 @@
-//! Laws of comparisons, minima and maxima and classes.
+//! Tests of comparisons, minima, maxima and classes.
 
 use proptest::prelude::*;
 
@@ -7,8 +7,8 @@ use super::super::compare::*;
 use super::super::rounding::NAN_F32;
 use super::{any_f32, telling_f32};
 
-/// The table of relations in PTX ISA, "Floating-Point Comparisons": what each delivers when
-/// a < b, a = b, a > b, and when one is NaN.
+/// The table of relations in PTX ISA, "Floating-Point Comparisons": results for a < b, a = b, a >
+/// b, and one NaN.
 const TABLE: [(Comparison, [bool; 4]); 14] = [
     (Comparison::Equal, [false, true, false, false]),
     (Comparison::NotEqual, [true, false, true, false]),

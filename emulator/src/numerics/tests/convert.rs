@@ -1,4 +1,4 @@
-//! Laws of conversions, against 128-bit integers, the processor and the `half` crate.
+//! Tests of conversions against 128-bit integers, the processor and the `half` crate.
 
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ const INTEGERS: [Integer; 8] = [
     Integer::S64,
 ];
 
-/// The value that a type's low bits of a register stand for.
+/// The value of a type's low bits in a register.
 fn value(register: u64, of: Integer) -> i128 {
     let modulus = 1_i128 << of.bits;
     let low = i128::from(register) & (modulus - 1);
@@ -38,7 +38,7 @@ fn range(of: Integer) -> (i128, i128) {
     }
 }
 
-/// Registers with the edges of all types more often than by chance.
+/// Registers, with the edges of all types overrepresented.
 fn any_register() -> impl Strategy<Value = u64> {
     let near_power = (0_u32..64, -2_i64..=2, any::<bool>()).prop_map(|(power, offset, negate)| {
         let near = (1_u64 << power).wrapping_add(offset as u64);
@@ -48,7 +48,7 @@ fn any_register() -> impl Strategy<Value = u64> {
     prop_oneof![any::<u64>(), near_power, shifted]
 }
 
-/// Round an f64 to an integer in 128 bits; the operand's magnitude is below 2^100.
+/// Rounds an f64 to a 128-bit integer; the magnitude is below 2^100.
 fn integral(x: f64, mode: Rounding) -> i128 {
     let truncated = x as i128;
     let rest = x - truncated as f64;
@@ -64,7 +64,7 @@ fn integral(x: f64, mode: Rounding) -> i128 {
     }
 }
 
-/// What a conversion of a number to an integer delivers, in 64 bits.
+/// The result of converting a number to an integer, in 64 bits.
 fn integer_reference(x: f64, mode: Rounding, to: Integer) -> u64 {
     let (low, high) = range(to);
     integral(x.clamp(-1e20, 1e20), mode).clamp(low, high) as u64
@@ -92,7 +92,7 @@ proptest! {
     fn floats_become_clamped_integers(
         x in any_f32(), y in any_f64(), register in any_register(), half in -3_i32..=3,
     ) {
-        // Whole and half numbers near the edges of the types come from integers.
+        // Integers and half integers near the edges of the types.
         let near = value(register, Integer::S64) as f64 + f64::from(half) / 2.0;
         for (to, mode) in INTEGERS.into_iter().flat_map(|to| MODES.map(|mode| (to, mode))) {
             for x in [x, near as f32] {
@@ -110,8 +110,8 @@ proptest! {
         }
     }
 
-    /// Rounding to an integral float is the conversion to an integer where that is in range, and
-    /// nothing where the number has no fraction.
+    /// Rounding to an integral float equals conversion to an integer if that is in range; numbers
+    /// without a fraction do not change.
     #[test]
     fn integral_floats(x in any_f32(), y in any_f64()) {
         for mode in MODES {
@@ -152,7 +152,8 @@ proptest! {
         prop_assert!(f16_gap <= 1 && bf16_gap <= 1);
     }
 
-    /// Through f64 directly is at least as near as through f32, and the same for what f32 holds.
+    /// Direct conversion from f64 is at least as accurate as through f32, and equal for numbers
+    /// that f32 represents.
     #[test]
     fn f64_to_half(x in any_f32(), y in any_f64()) {
         for mode in MODES {
@@ -203,7 +204,7 @@ proptest! {
             let least = finite.map(error).fold(f64::INFINITY, f64::min);
             prop_assert!(x.is_infinite() || error(narrow) == least, "{x:e} {narrow:x}");
             prop_assert_eq!(narrow >> 7 == 1, x.is_sign_negative());
-            // On a tie with the neighbor the even one wins.
+            // On a tie, the even neighbor wins.
             for neighbor in [narrow.wrapping_sub(1), narrow.wrapping_add(1)] {
                 let tie = x.abs() < 57344.0 && error(neighbor) == least && neighbor & 0x7f != 0;
                 prop_assert!(!tie || narrow & 1 == 0);
@@ -212,7 +213,7 @@ proptest! {
     }
 }
 
-/// Integers to floating point, and f64 to f32, are what the processor computes in each mode.
+/// Integers to floating point, and f64 to f32, equal the processor's results in each mode.
 #[cfg(target_arch = "x86_64")]
 mod as_the_processor {
     use super::super::processor;
@@ -225,7 +226,8 @@ mod as_the_processor {
         fn integers_to_floats(register in any_register()) {
             for (from, mode) in INTEGERS.into_iter().flat_map(|of| MODES.map(|mode| (of, mode))) {
                 let source = value(register, from);
-                // The processor knows no u64: halve what is too large, keeping a bit for the rest.
+                // The processor has no u64 conversion: halve large values and keep a bit for the
+                // rest.
                 let (source, factor) = match i64::try_from(source) {
                     Ok(source) => (source, 1.0),
                     Err(_) => ((source >> 1 | source & 1) as i64, 2.0),
@@ -235,7 +237,7 @@ mod as_the_processor {
                 let in_f64 = processor::s64_to_f64(source, mode) * f64::from(factor);
                 prop_assert_eq!(integer_to_f64(register, from, mode).to_bits(), in_f64.to_bits());
 
-                // Halves of what f32 and f64 hold exactly.
+                // Halves of numbers that f32 and f64 represent exactly.
                 if source.unsigned_abs() < 1 << 52 {
                     let exact = source as f64;
                     let half = integer_to_f16(register, from, mode);
@@ -249,7 +251,7 @@ mod as_the_processor {
         #[test]
         fn floats_to_s64(x in any_f32(), y in any_f64()) {
             for mode in MODES {
-                // Out of range the processor has one answer for all; NaN is among them.
+                // Out of range, including NaN, the processor returns one value.
                 if x.is_nan() || x.abs() < 9.2e18 {
                     let ours = f32_to_integer(x, mode, Integer::S64) as i64;
                     prop_assert_eq!(ours, processor::f32_to_s64(x, mode));
@@ -264,7 +266,7 @@ mod as_the_processor {
 }
 
 #[test]
-fn nan_becomes_what_the_manual_says() {
+fn nan_converts_as_the_manual_specifies() {
     let of = |convert: &dyn Fn(Integer) -> u64| INTEGERS.map(convert);
     let from_f32 = of(&|to| f32_to_integer(f32::NAN, Rounding::Nearest, to));
     assert_eq!(from_f32, [0, 0, 0, 0, 0, 0, 1 << 63, 1 << 63]);
@@ -292,7 +294,7 @@ fn nan_becomes_what_the_manual_says() {
 }
 
 #[test]
-fn pairs_hold_their_first_operand_above() {
+fn the_first_operand_is_the_upper_half_of_a_pair() {
     assert_eq!(f32_pair_to_f16(1.0, -2.0, Rounding::Nearest), 0x3c00_c000);
     assert_eq!(f32_pair_to_bf16(1.0, -2.0, Rounding::Nearest), 0x3f80_c000);
     assert_eq!(Float8::E4M3.narrow_pair(1e9, -1.0, false), 0x7eb8);
@@ -305,7 +307,7 @@ fn pairs_hold_their_first_operand_above() {
     assert_eq!(Float8::E5M2.widen_pair(0x7c3c), 0x7c00_3c00);
 }
 
-/// All 8-bit numbers survive the way to f16, f32 and back.
+/// All 8-bit numbers survive the round trip through f16 and f32.
 #[test]
 fn float8_round_trips() {
     for bits in 0..=255_u8 {

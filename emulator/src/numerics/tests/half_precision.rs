@@ -1,4 +1,4 @@
-//! Laws of f16 and bf16 arithmetic. The references are the `half` crate for conversions and exact
+//! Tests of f16 and bf16 arithmetic. The references are the `half` crate for conversions, and exact
 //! sums and products for arithmetic.
 
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::super::exact::{BFLOAT16, BINARY16, Exact, Format, Rounding};
 use super::super::half_precision::{self as half_ops, Bf16, F16, Half, NAN_HALF};
 use super::any_f32;
 
-/// Any half with the edges of both formats more often than by chance.
+/// Any half, with the edges of both formats overrepresented.
 fn any_half() -> impl Strategy<Value = u16> {
     let edges = vec![
         0, 1, 2, 0x7f, 0x80, 0x81, 0x3ff, 0x400, 0x401, 0x3c00, 0x3f80, 0x7bff, 0x7c00, 0x7c01,
@@ -18,7 +18,7 @@ fn any_half() -> impl Strategy<Value = u16> {
 }
 
 #[test]
-fn widening_is_that_of_the_half_crate() {
+fn widening_matches_the_half_crate() {
     for bits in 0..=u16::MAX {
         let (ours, theirs) = (F16::widen(bits), half::f16::from_bits(bits).to_f32());
         assert!(
@@ -50,9 +50,9 @@ fn check_narrowing(x: f32) {
     );
 }
 
-/// Every number of both formats, every midpoint between two, and what lies beside these.
+/// Every number of both formats, every midpoint between two numbers, and their neighbors.
 #[test]
-fn narrowing_is_that_of_the_half_crate() {
+fn narrowing_matches_the_half_crate() {
     for bits in 0..=u16::MAX {
         for x in [F16::widen(bits), Bf16::widen(bits)] {
             let midpoint = f32::from_bits(x.to_bits() ^ 0x1000);
@@ -85,7 +85,7 @@ fn fused_reference<H: Half>(format: Format, a: u16, b: u16, c: u16) -> u16 {
 fn check_arithmetic<H: Half>(format: Format, one: u16, a: u16, b: u16, c: u16) {
     let fused = |a, b, c| fused_reference::<H>(format, a, b, c);
     let minus_zero = 0x8000;
-    // A product that is zero must keep its sign: add the zero that leaves it alone.
+    // A zero product must keep its sign: add the zero that does not change it.
     let product = fused(a, b, if (a ^ b) & 0x8000 != 0 { minus_zero } else { 0 });
     assert_eq!(
         half_ops::fma::<H>(a, b, c),
@@ -114,7 +114,7 @@ proptest! {
         check_arithmetic::<Bf16>(BFLOAT16, 0x3f80, a, b, c);
     }
 
-    /// The fused operation rounds once also where c breaks a tie from far below.
+    /// The fused operation rounds once, even if c breaks a tie from far below.
     #[test]
     fn fused_ties_are_broken(a in any_half(), b in any_half(), distance in 0_u16..0x3f) {
         let product = half_ops::mul::<Bf16>(a, b) & 0x7f80;

@@ -1,11 +1,11 @@
-//! Laws of integer arithmetic, against 128-bit integers.
+//! Tests of integer arithmetic against 128-bit integers.
 
 use proptest::prelude::*;
 
 use super::super::integer::*;
 
-/// Integers of 64 bits with powers of two and small numbers more often than by chance; narrower
-/// ones are their low bits.
+/// 64-bit integers, with powers of two and small numbers overrepresented; narrower ones are their
+/// low bits.
 fn any_bits() -> impl Strategy<Value = u64> {
     let near_power = (0_u32..64, -2_i64..=2)
         .prop_map(|(power, offset)| (1_u64 << power).wrapping_add(offset as u64));
@@ -78,7 +78,7 @@ proptest! {
         prop_assert_eq!(mad_hi_sat_s32(a as i32, b as i32, c as i32), clamped as i32);
     }
 
-    /// a = div * b + rem with |rem| < |b| and rem of a's sign, wherever there is a quotient.
+    /// a = div * b + rem with |rem| < |b| and rem of a's sign, if the quotient exists.
     #[test]
     fn quotients_and_remainders(a in any_bits(), b in any_bits()) {
         if b != 0 {
@@ -92,7 +92,7 @@ proptest! {
             prop_assert!(rem.unsigned_abs() < sb.unsigned_abs());
             prop_assert!(rem == 0 || (rem < 0) == (sa < 0));
         }
-        // The narrow ones agree with the wide ones.
+        // The narrow functions agree with the wide ones.
         let (a32, b32) = (a as i32, b as i32);
         if b32 != 0 {
             prop_assert_eq!(div_s32(a32, b32), (i64::from(a32) / i64::from(b32)) as i32);

@@ -1,7 +1,7 @@
-//! What a vectorised loop over lanes computes is what a single call computes.
+//! A vectorized loop over lanes gives the same bits as single calls.
 //!
-//! This is more than a tautology: a compiler may treat all NaN as one, fuse, or choose another
-//! instruction sequence for each vector width. The interpreter depends on it that it does not show.
+//! This is not a tautology: a compiler may treat all NaNs as equal, fuse operations, or use another
+//! instruction sequence for each vector width. The interpreter depends on identical results.
 
 use std::hint::black_box;
 
@@ -14,7 +14,7 @@ use super::super::half_precision::{self as half_ops, Bf16, F16};
 use super::super::rounding::{self, Rounding};
 use super::telling_f32;
 
-/// The operands of 32 lanes: all pairs of telling numbers, warp by warp.
+/// Operands for 32 lanes: all pairs of edge cases, warp by warp.
 fn warps() -> Vec<[[f32; 32]; 2]> {
     let values = telling_f32();
     let pairs: Vec<[f32; 2]> = values
@@ -27,7 +27,7 @@ fn warps() -> Vec<[[f32; 32]; 2]> {
     pairs.chunks(32).map(lanes).collect()
 }
 
-/// A test of an instruction that takes two f32 and delivers a word.
+/// A test of an instruction from two f32 to a word.
 macro_rules! lanes {
     ($name:ident, |$a:ident, $b:ident| $result:expr) => {
         #[test]
@@ -55,7 +55,7 @@ macro_rules! lanes {
     };
 }
 
-/// A test of an instruction that takes two f32 and delivers an f32: NaN must be the canonical one.
+/// A test of an instruction from two f32 to an f32: NaN must be the canonical one.
 macro_rules! float_lanes {
     ($name:ident, |$a:ident, $b:ident| $result:expr) => {
         mod $name {

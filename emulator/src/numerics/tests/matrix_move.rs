@@ -1,4 +1,4 @@
-//! Laws of ldmatrix, stmatrix and movmatrix.
+//! Tests of ldmatrix, stmatrix and movmatrix.
 
 use super::super::matrix_move::*;
 
@@ -12,7 +12,7 @@ fn coordinates() -> Matrix {
     })
 }
 
-/// The figures of the manual: each thread's fragment of ldmatrix, plain and transposed.
+/// The manual's figures: each thread's fragment of ldmatrix, plain and transposed.
 #[test]
 fn lanes_hold_what_the_figures_show() {
     let plane = distribute(&coordinates());

@@ -1,4 +1,4 @@
-//! Laws of the instructions' arithmetic, against references that are written independently.
+//! Tests of the instructions' arithmetic against independently written references.
 
 mod approximate;
 mod bits;
@@ -24,7 +24,7 @@ const MODES: [Rounding; 4] = [
     Rounding::Up,
 ];
 
-/// Bit patterns that stand for every kind of f32, for sweeps over all pairs.
+/// Bit patterns that cover every kind of f32, for sweeps over all pairs.
 fn telling_f32() -> Vec<f32> {
     let magnitudes = [
         0x0000_0000_u32,
@@ -53,7 +53,7 @@ fn telling_f32() -> Vec<f32> {
     magnitudes.into_iter().flat_map(both_signs).collect()
 }
 
-/// Any f32, with those at the edges far more often than by chance.
+/// Any f32, with edge cases overrepresented.
 fn any_f32() -> impl Strategy<Value = f32> {
     prop_oneof![
         3 => any::<u32>().prop_map(f32::from_bits),
@@ -63,7 +63,7 @@ fn any_f32() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// Any f64, with those at the edges far more often than by chance.
+/// Any f64, with edge cases overrepresented.
 fn any_f64() -> impl Strategy<Value = f64> {
     prop_oneof![
         3 => any::<u64>().prop_map(f64::from_bits),

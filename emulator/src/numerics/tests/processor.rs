@@ -1,10 +1,10 @@
-//! The processor's own arithmetic in all four rounding modes, as a reference that we did not write.
+//! The processor's own arithmetic in all four rounding modes, as an independent reference.
 
 use std::arch::asm;
 
 use super::super::rounding::Rounding;
 
-/// The control word of SSE with all exceptions masked, in a rounding mode.
+/// The SSE control word for a rounding mode, with all exceptions masked.
 fn control_word(rounding: Rounding) -> u32 {
     let field = match rounding {
         Rounding::Nearest => 0,
@@ -20,8 +20,8 @@ macro_rules! binary {
     ($name:ident, $float:ty, $instruction:literal) => {
         pub(super) fn $name(a: $float, b: $float, rounding: Rounding) -> $float {
             let mut result = a;
-            // SAFETY: reads two words of this frame; the control word is the usual one again
-            // before any other floating-point instruction runs.
+            // SAFETY: reads two words of this frame; the control word is restored before any other
+            // floating-point instruction runs.
             unsafe {
                 asm!(
                     "ldmxcsr [{control}]",
@@ -50,13 +50,13 @@ binary!(mul_f64, f64, "mulsd");
 binary!(div_f64, f64, "divsd");
 binary!(sqrt_of_second_f64, f64, "sqrtsd");
 
-/// A function that computes a * b + c; the caller has checked that the processor has FMA.
+/// A function that computes a * b + c; the caller has checked that the processor supports FMA.
 macro_rules! fused {
     ($name:ident, $float:ty, $instruction:literal) => {
         pub(super) fn $name(a: $float, b: $float, c: $float, rounding: Rounding) -> $float {
             assert!(std::is_x86_feature_detected!("fma"));
             let mut result = a;
-            // SAFETY: as above, and the instruction exists.
+            // SAFETY: as above, and the processor supports the instruction.
             unsafe {
                 asm!(
                     "ldmxcsr [{control}]",

@@ -1,4 +1,4 @@
-//! Laws of f32 and f64 arithmetic in all rounding modes.
+//! Tests of f32 and f64 arithmetic in all rounding modes.
 
 use proptest::prelude::*;
 
@@ -20,8 +20,8 @@ fn assert_same(ours: f32, theirs: f32, what: &str) {
     );
 }
 
-/// Every operation in every mode is what the processor computes when its control word asks for the
-/// mode, to the last bit, save that NaN is ours.
+/// Every operation in every mode gives the same bits as the processor with its control word set to
+/// that mode, except for NaN.
 #[cfg(target_arch = "x86_64")]
 mod as_the_processor {
     use super::super::super::double;
@@ -156,8 +156,8 @@ mod as_the_processor {
 }
 
 proptest! {
-    /// Down and up enclose the exact value: they are equal, or neighbors between which the other
-    /// two modes choose. Turning all signs around exchanges them.
+    /// Down and up enclose the exact value: they are equal, or neighbors that the other two modes
+    /// choose between. Negating all operands exchanges them.
     #[test]
     fn directed_modes_enclose_nearest(a in any_f32(), b in any_f32(), c in any_f32()) {
         let [nearest, zero, down, up] = MODES.map(|mode| rounding::fma(a, b, c, mode));
@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn flush_keeps_signs_and_saturate_keeps_none() {
+fn flush_keeps_signs_and_saturate_drops_them() {
     let cases: [(f32, f32, f32); 8] = [
         (f32::from_bits(1), 0.0, f32::from_bits(1)),
         (-f32::from_bits(0x7f_ffff), -0.0, 0.0),

@@ -1,4 +1,4 @@
-//! Laws of matrix products: layouts against the tables of the PTX manual, results against exact
+//! Tests of matrix products: layouts against the tables of the PTX manual, results against exact
 //! dot products.
 
 use proptest::prelude::*;
@@ -7,12 +7,12 @@ use super::super::fragment::*;
 use super::super::half_precision::{Bf16, F16, Half};
 use super::super::tensor_core::{multiply, multiply_f64};
 
-fn kind(a: Operand, b: Operand, accumulator: Accumulator, k: usize) -> Kind {
-    Kind::new(a, b, accumulator, k).expect("an instruction of PTX")
+fn kind(a: Operand, b: Operand, accumulator: Accumulator, k: usize) -> MmaKind {
+    MmaKind::new(a, b, accumulator, k).expect("an instruction of PTX")
 }
 
-/// All kinds that PTX has.
-fn all_kinds() -> Vec<Kind> {
+/// All instructions that PTX has.
+fn all_kinds() -> Vec<MmaKind> {
     let operands = [
         Operand::F16,
         Operand::Bf16,
@@ -31,7 +31,7 @@ fn all_kinds() -> Vec<Kind> {
         for accumulator in accumulators {
             kinds.extend(
                 [4, 8, 16, 32]
-                    .map(|k| Kind::new(a, b, accumulator, k))
+                    .map(|k| MmaKind::new(a, b, accumulator, k))
                     .iter()
                     .flatten(),
             );
@@ -40,9 +40,9 @@ fn all_kinds() -> Vec<Kind> {
     kinds
 }
 
-/// The formulas of the manual's sections on fragments, transcribed element by element: row and
-/// column of a_i, where a register packs several i.
-fn manual_a(kind: Kind, lane: usize, i: usize) -> (usize, usize) {
+/// The formulas of the manual's sections on fragments, transcribed per element: row and column of
+/// a_i, where a register packs several i.
+fn manual_a(kind: MmaKind, lane: usize, i: usize) -> (usize, usize) {
     let (group, thread) = (lane >> 2, lane % 4);
     match (kind.a().per_register(), kind.k()) {
         (1, 4) => (if i == 0 { group } else { group + 8 }, thread),
@@ -65,7 +65,7 @@ fn manual_a(kind: Kind, lane: usize, i: usize) -> (usize, usize) {
     }
 }
 
-fn manual_b(kind: Kind, lane: usize, i: usize) -> (usize, usize) {
+fn manual_b(kind: MmaKind, lane: usize, i: usize) -> (usize, usize) {
     let (group, thread) = (lane >> 2, lane % 4);
     let row = match kind.b().per_register() {
         1 => thread + 4 * i,
@@ -76,7 +76,7 @@ fn manual_b(kind: Kind, lane: usize, i: usize) -> (usize, usize) {
 }
 
 #[test]
-fn layouts_are_those_of_the_manual() {
+fn layouts_match_the_manual() {
     for kind in all_kinds() {
         let packed = kind.a().per_register();
         for (lane, i) in (0..32).flat_map(|lane| (0..16 * kind.k() / 32).map(move |i| (lane, i))) {
@@ -105,7 +105,7 @@ fn layouts_are_those_of_the_manual() {
     }
 }
 
-/// Every instruction of sm_80 that this file is for is there, with the manual's register counts.
+/// Every supported instruction of sm_80 exists, with the manual's register counts.
 #[test]
 fn register_counts() {
     use {Accumulator as Acc, Operand as Op};
@@ -128,11 +128,11 @@ fn register_counts() {
     }
     assert_eq!(all_kinds().len(), 4 + 2 + 2 + 4 * 2 * 2);
     assert_eq!(kind(Op::F16, Op::F16, Acc::F32, 16).operations(), 4096);
-    assert_eq!(Kind::new(Op::Bf16, Op::Bf16, Acc::F16, 16), None);
-    assert_eq!(Kind::new(Op::F16, Op::Bf16, Acc::F32, 16), None);
+    assert_eq!(MmaKind::new(Op::Bf16, Op::Bf16, Acc::F16, 16), None);
+    assert_eq!(MmaKind::new(Op::F16, Op::Bf16, Acc::F32, 16), None);
 }
 
-/// The element of A (or B) of a kind, as a number.
+/// The element of A (or B), as a number.
 fn decode(operand: Operand, word: u32, part: usize) -> f64 {
     match operand {
         Operand::F16 => f64::from(F16::widen((word >> (16 * part)) as u16)),
@@ -167,7 +167,7 @@ fn words() -> impl Strategy<Value = Vec<Plane>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// With operands whose sums are exact, each element of D is its dot product, in all kinds.
+    /// With operands whose sums are exact, each element of D is its dot product.
     #[test]
     fn products_are_dot_products(random in words()) {
         for kind in all_kinds() {
@@ -225,7 +225,7 @@ proptest! {
         }
     }
 
-    /// A product of doubles with exact sums.
+    /// A product of f64 with exact sums.
     #[test]
     fn doubles(random in words()) {
         let small = |plane: &Plane| plane.map(|word| f64::from(word as i16) / 8.0);
@@ -243,15 +243,15 @@ proptest! {
     }
 }
 
-/// One rounding: a product far below half a unit of the accumulator breaks the tie that another
-/// one makes. Adding them one after the other in f32 would lose it.
+/// One rounding: a product far below half an ulp of the accumulator breaks the tie that another
+/// product makes. Adding them separately in f32 would lose it.
 #[test]
 fn sums_round_once() {
     let kind = kind(Operand::F16, Operand::F16, Accumulator::F32, 16);
     let f16 = |x: f32| u32::from(F16::narrow(x));
     let mut a = [[0; 32]; 4];
     let mut b = [[0; 32]; 2];
-    // A[0][0] B[0][0] = 2^-24, half a unit of 1; A[0][1] B[1][0] = 2^-40.
+    // A[0][0] B[0][0] = 2^-24, half an ulp of 1; A[0][1] B[1][0] = 2^-40.
     a[0][0] = f16(2.0_f32.powi(-12)) | f16(2.0_f32.powi(-20)) << 16;
     b[0][0] = f16(2.0_f32.powi(-12)) | f16(2.0_f32.powi(-20)) << 16;
     let c = [[1.0_f32.to_bits(); 32]; 4];
@@ -262,7 +262,7 @@ fn sums_round_once() {
 }
 
 #[test]
-fn not_a_number_is_canonical() {
+fn nan_results_are_canonical() {
     let kind = kind(Operand::Bf16, Operand::Bf16, Accumulator::F32, 8);
     let infinity_times_zero = [[0x7f80; 32]; 2];
     let mut d = [[0; 32]; 4];

@@ -2,7 +2,7 @@
 
 use super::{Decoding, Result};
 use crate::machine::registers::Slot;
-use crate::numerics::fragment::{Accumulator, Kind, Operand as Element};
+use crate::numerics::fragment::{Accumulator, MmaKind, Operand as Element};
 use crate::program::op::{LoadMatrix, Multiply, Op};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
@@ -127,7 +127,7 @@ impl Decoding<'_, '_, '_> {
     }
 }
 
-fn kind_of([d, a, b, c]: [Type; 4], k: usize, saturates: bool) -> Option<Kind> {
+fn kind_of([d, a, b, c]: [Type; 4], k: usize, saturates: bool) -> Option<MmaKind> {
     let element = |kind: Type| {
         Some(match kind {
             Type::F16 => Element::F16,
@@ -145,5 +145,5 @@ fn kind_of([d, a, b, c]: [Type; 4], k: usize, saturates: bool) -> Option<Kind> {
         (Type::S32, Type::S32, true) => Accumulator::SaturatedS32,
         _ => return None,
     };
-    Kind::new(element(a)?, element(b)?, accumulator, k)
+    MmaKind::new(element(a)?, element(b)?, accumulator, k)
 }

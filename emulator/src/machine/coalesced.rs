@@ -1,30 +1,29 @@
-//! The common access, made fast: a whole warp loads or stores whole words, lane beside lane, from
-//! the beginning of a line of 128 bytes on. Whatever is unusual or wrong is left to
-//! [`super::access`], which tells it in full.
+//! The fast path for the common access: a whole warp loads or stores consecutive words that start
+//! at a multiple of 128 bytes. Everything else, and every error, is left to [`super::access`].
 
 use std::num::Wrapping;
 use std::ops::{Add, BitOr, BitXor};
 
-use super::check::{Touch, mark_of, race};
+use super::addresses::MemoryId;
+use super::check::{AccessInfo, mark_of, race};
 use super::cta::Cta;
-use super::home::Home;
 use super::lanes::each_lane;
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
 use super::windows;
 use crate::memory::MemoryKind;
-use crate::memory::races::Run;
+use crate::memory::races::LineRange;
 use crate::program::op::{Access, Address, Space};
 use crate::report::Fault;
-use crate::vectors::vectorised;
+use crate::simd::vectorized;
 
-/// Bytes that a warp moves when each lane moves a word.
+/// Bytes that a warp moves when each lane moves one word.
 const LINE: usize = 128;
 
 impl Cta<'_> {
-    /// Carries an access out if it is of the common kind; whether it did.
+    /// Performs an access if it qualifies for the fast path. Returns whether it did.
     #[inline(always)]
-    pub(super) fn access_side_by_side(
+    pub(super) fn access_coalesced(
         &mut self,
         warp: &mut Warp,
         access: &Access,
@@ -34,15 +33,15 @@ impl Cta<'_> {
             return Ok(false);
         }
         match access.plain_words {
-            1 => self.move_side_by_side::<1>(warp, access),
-            2 => self.move_side_by_side::<2>(warp, access),
-            4 => self.move_side_by_side::<4>(warp, access),
+            1 => self.move_coalesced::<1>(warp, access),
+            2 => self.move_coalesced::<2>(warp, access),
+            4 => self.move_coalesced::<4>(warp, access),
             _ => Ok(false),
         }
     }
 
     #[inline(always)]
-    fn move_side_by_side<const WORDS: usize>(
+    fn move_coalesced<const WORDS: usize>(
         &mut self,
         warp: &mut Warp,
         access: &Access,
@@ -50,20 +49,20 @@ impl Cta<'_> {
         let Some(start) = start::<WORDS>(warp, &access.address) else {
             return Ok(false);
         };
-        let Some((home, at)) = self.lines(access.space, start, WORDS) else {
+        let Some((memory, at)) = self.lines(access.space, start, WORDS) else {
             return Ok(false);
         };
         match access.store {
-            true => self.store_side_by_side::<WORDS>(warp, access, home, at),
-            false => self.load_side_by_side::<WORDS>(warp, access, home, at),
+            true => self.store_coalesced::<WORDS>(warp, access, memory, at),
+            false => self.load_coalesced::<WORDS>(warp, access, memory, at),
         }
     }
 
-    /// Where `count` lines from address `start` on lie, if in one place.
+    /// The memory and offset of `count` lines starting at `start`, if they are in one memory.
     #[inline(always)]
-    fn lines(&mut self, space: Space, start: u64, count: usize) -> Option<(Home, usize)> {
+    fn lines(&mut self, space: Space, start: u64, count: usize) -> Option<(MemoryId, usize)> {
         let bytes = (LINE * count) as u64;
-        let (home, at, size) = match space {
+        let (memory, at, size) = match space {
             Space::Shared => self.shared_at(start & (windows::BYTES - 1)),
             Space::Generic if windows::is_in(start, windows::SHARED) => {
                 self.shared_at(start - windows::SHARED)
@@ -78,43 +77,43 @@ impl Cta<'_> {
                 }
                 self.hint = index;
                 let info = &allocation.info;
-                (Home::Global(index), start - info.base, info.bytes)
+                (MemoryId::Global(index), start - info.base, info.bytes)
             }
             Space::Local | Space::Param => return None,
         };
         let inside = at <= size as u64 && bytes <= size as u64 - at;
-        (inside && at.is_multiple_of(LINE as u64)).then_some((home, at as usize))
+        (inside && at.is_multiple_of(LINE as u64)).then_some((memory, at as usize))
     }
 
-    /// Where an address of the shared window lies: an offset beyond all memory if before it.
+    /// The offset of an address in the shared window; too large if the address is below the window.
     #[inline(always)]
-    fn shared_at(&self, address: u64) -> (Home, u64, usize) {
+    fn shared_at(&self, address: u64) -> (MemoryId, u64, usize) {
         let at = address.wrapping_sub(u64::from(self.grid.options.shared_base));
-        (Home::Shared, at, self.shared.bytes)
+        (MemoryId::Shared, at, self.shared.bytes)
     }
 
     #[inline(always)]
-    fn load_side_by_side<const WORDS: usize>(
+    fn load_coalesced<const WORDS: usize>(
         &mut self,
         warp: &mut Warp,
         access: &Access,
-        home: Home,
+        memory: MemoryId,
         at: usize,
     ) -> Result<bool, Box<Fault>> {
-        let region = self.region(home);
+        let region = self.region(memory);
         if self.grid.options.sanitize {
             if !region.initialized.is_none_or(|it| it.all_lines(at, WORDS)) {
                 return Ok(false);
             }
             if let Some(races) = region.races {
-                let touch = Touch::new(WORDS * 4, true, false, self.pc);
-                let mark = mark_of(warp, region.stamp, touch);
-                let run = Run::new(at, WORDS);
-                let visitor = self.visitor(warp, home);
-                if let Some((lane, earlier)) = races.read_lines(&visitor, mark, run) {
+                let info = AccessInfo::new(WORDS * 4, true, false, self.pc);
+                let mark = mark_of(warp, region.stamp, info);
+                let lines = LineRange::new(at, WORDS);
+                let accessor = self.accessor(warp, memory);
+                if let Some((lane, earlier)) = races.read_lines(&accessor, mark, lines) {
                     let (lane, at) = (lane as usize, at + lane as usize * WORDS * 4);
-                    let place = self.place(home, warp.index, lane, at as u64);
-                    return Err(race(region.race, lane, &place, touch, earlier));
+                    let place = self.place(memory, warp.index, lane, at as u64);
+                    return Err(race(region.race, lane, &place, info, earlier));
                 }
             }
         }
@@ -137,11 +136,11 @@ impl Cta<'_> {
     }
 
     #[inline(always)]
-    fn store_side_by_side<const WORDS: usize>(
+    fn store_coalesced<const WORDS: usize>(
         &mut self,
         warp: &mut Warp,
         access: &Access,
-        home: Home,
+        memory: MemoryId,
         at: usize,
     ) -> Result<bool, Box<Fault>> {
         let mut pairs = [[0; WORDS]; LANES / 2];
@@ -149,7 +148,7 @@ impl Cta<'_> {
             let Some(slot) = target.slot else {
                 return Ok(false);
             };
-            self.need(warp, slot, ALL)?;
+            self.require_defined(warp, slot, ALL)?;
             if WORDS == 1 {
                 pairs
                     .as_flattened_mut()
@@ -162,11 +161,11 @@ impl Cta<'_> {
                 words[lane * WORDS + index] = value[lane];
             }
         }
-        let region = self.region(home);
-        let _locked = self.lock(home, || (0..WORDS).map(|index| at + index * LINE));
+        let region = self.region(memory);
+        let _locked = self.lock(memory, || (0..WORDS).map(|index| at + index * LINE));
         if let Some(races) = region.races.filter(|_| self.grid.options.sanitize) {
-            let touch = Touch::new(WORDS * 4, false, true, self.pc);
-            let mark = mark_of(warp, region.stamp, touch);
+            let info = AccessInfo::new(WORDS * 4, false, true, self.pc);
+            let mark = mark_of(warp, region.stamp, info);
             let changes = |lane: u32| {
                 let words: &[u32] = bytemuck::cast_slice(pairs.as_flattened());
                 (0..WORDS).any(|index| {
@@ -174,12 +173,12 @@ impl Cta<'_> {
                     region.data.load_u32(at + word * 4) != words[word]
                 })
             };
-            let visitor = self.visitor(warp, home);
-            let run = Run::new(at, WORDS);
-            if let Some((lane, earlier)) = races.write_lines(&visitor, mark, run, changes) {
+            let accessor = self.accessor(warp, memory);
+            let lines = LineRange::new(at, WORDS);
+            if let Some((lane, earlier)) = races.write_lines(&accessor, mark, lines, changes) {
                 let (lane, at) = (lane as usize, at + lane as usize * WORDS * 4);
-                let place = self.place(home, warp.index, lane, at as u64);
-                return Err(race(region.race, lane, &place, touch, earlier));
+                let place = self.place(memory, warp.index, lane, at as u64);
+                return Err(race(region.race, lane, &place, info, earlier));
             }
         }
         if let Some(initialized) = region.initialized {
@@ -191,7 +190,7 @@ impl Cta<'_> {
     }
 }
 
-/// The first lane's address, if the lanes follow each other by `WORDS` words.
+/// The first lane's address, if the lanes' addresses are `WORDS` words apart.
 #[inline(always)]
 fn start<const WORDS: usize>(warp: &Warp, address: &Address) -> Option<u64> {
     let (registers, base, offset) = (&warp.registers, address.base, address.offset);
@@ -210,7 +209,7 @@ fn start<const WORDS: usize>(warp: &Warp, address: &Address) -> Option<u64> {
     }
 }
 
-/// The first of addresses that follow each other by `WORDS` words.
+/// The first address, if the addresses are `WORDS` words apart.
 #[inline(always)]
 fn first_in_row<const WORDS: usize, A>(addresses: &[A; LANES]) -> Option<A>
 where
@@ -218,7 +217,7 @@ where
     Wrapping<A>: Add<Output = Wrapping<A>>,
 {
     let first = addresses[0];
-    let odd = vectorised(
+    let odd = vectorized(
         #[inline(always)]
         move || {
             let mut odd = A::default();

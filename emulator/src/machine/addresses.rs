@@ -1,4 +1,5 @@
-//! Whose memory lanes access: shared, local, the parameters, or an allocation; and where in it.
+//! Address resolution: which memory the lanes access (shared, local, parameters or an allocation),
+//! and at which offset.
 
 use super::cta::Cta;
 use super::lanes::{each_bit, each_lane};
@@ -10,12 +11,12 @@ use crate::memory::{Block, ByteSet};
 use crate::program::op::Space;
 use crate::report::{Fault, FindingKind};
 
-/// Addresses, or offsets, a lane each.
+/// One address or offset per lane.
 pub(super) type Addresses = [u64; LANES];
 
-/// Where the lanes of an access go.
+/// A memory that an access resolves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Home {
+pub(super) enum MemoryId {
     Shared,
     Local,
     Param,
@@ -23,15 +24,15 @@ pub(super) enum Home {
     Global(usize),
 }
 
-/// Where some lanes access one memory.
-pub(super) struct Spot {
-    pub(super) home: Home,
+/// The lanes of an access that resolve to one memory.
+pub(super) struct ResolvedAddresses {
+    pub(super) memory: MemoryId,
     pub(super) lanes: u32,
-    /// From the memory's beginning. Local memory is that of all threads of the CTA.
+    /// Offsets into the memory's block. The block of local memory holds all threads of the CTA.
     pub(super) offsets: Addresses,
 }
 
-/// A memory, and what is known of it.
+/// A memory and its shadow state.
 pub(super) struct Region<'r> {
     pub(super) data: &'r Block,
     pub(super) initialized: Option<&'r ByteSet>,
@@ -42,138 +43,142 @@ pub(super) struct Region<'r> {
 }
 
 impl Cta<'_> {
-    /// Whose memory the first of `lanes` accesses, and where all lanes do that access the same.
+    /// Resolves the address of the first of `lanes`, and of all lanes in the same memory.
     #[inline(always)]
-    pub(super) fn locate(
+    pub(super) fn resolve(
         &mut self,
         warp: &Warp,
         space: Space,
         addresses: &Addresses,
         lanes: u32,
         bytes: usize,
-    ) -> Result<Spot, Box<Fault>> {
-        let (home, lanes) = self.home(space, addresses, lanes, bytes)?;
-        Ok(Spot {
-            home,
+    ) -> Result<ResolvedAddresses, Box<Fault>> {
+        let (memory, lanes) = self.memory_of_first(space, addresses, lanes, bytes)?;
+        Ok(ResolvedAddresses {
+            memory,
             lanes,
-            offsets: self.offsets(home, addresses, warp.index),
+            offsets: self.offsets(memory, addresses, warp.index),
         })
     }
 
-    fn home(
+    fn memory_of_first(
         &mut self,
         space: Space,
         addresses: &Addresses,
         lanes: u32,
         bytes: usize,
-    ) -> Result<(Home, u32), Box<Fault>> {
+    ) -> Result<(MemoryId, u32), Box<Fault>> {
         let first = lanes.trailing_zeros() as usize & 31;
         let in_window = |window| {
             let inside = each_bit(|lane| windows::is_in(addresses[lane], window));
             inside & lanes
         };
         match space {
-            Space::Shared => return Ok((Home::Shared, lanes)),
-            Space::Local => return Ok((Home::Local, lanes)),
-            Space::Param => return Ok((Home::Param, lanes)),
+            Space::Shared => return Ok((MemoryId::Shared, lanes)),
+            Space::Local => return Ok((MemoryId::Local, lanes)),
+            Space::Param => return Ok((MemoryId::Param, lanes)),
             Space::Generic if windows::is_in(addresses[first], windows::SHARED) => {
-                return Ok((Home::Shared, in_window(windows::SHARED)));
+                return Ok((MemoryId::Shared, in_window(windows::SHARED)));
             }
             Space::Generic if windows::is_in(addresses[first], windows::LOCAL) => {
-                return Ok((Home::Local, in_window(windows::LOCAL)));
+                return Ok((MemoryId::Local, in_window(windows::LOCAL)));
             }
             Space::Generic | Space::Global => {}
         }
-        let nowhere = |kind| {
+        let fault = |kind| {
             let place = self.grid.space.describe(addresses[first]);
-            Err(Fault::new(kind, first, format!("{bytes} bytes at {place}")))
+            Err(Fault::new(
+                kind,
+                first,
+                format!("access of {bytes} bytes at {place}"),
+            ))
         };
         let Some(index) = self.grid.find(addresses[first], self.hint) else {
-            return nowhere(FindingKind::OutOfBounds);
+            return fault(FindingKind::OutOfBounds);
         };
         let allocation = &self.grid.allocations[index];
         if allocation.is_freed() {
-            return nowhere(FindingKind::UseAfterFree);
+            return fault(FindingKind::UseAfterFree);
         }
         self.hint = index;
         let (base, size) = (allocation.info.base, allocation.info.bytes as u64);
         let inside = each_bit(|lane| addresses[lane].wrapping_sub(base) < size);
-        Ok((Home::Global(index), inside & lanes))
+        Ok((MemoryId::Global(index), inside & lanes))
     }
 
-    /// Addresses as offsets into their home's block.
+    /// Addresses as offsets into the memory's block.
     #[inline(always)]
-    fn offsets(&self, home: Home, addresses: &Addresses, warp: usize) -> Addresses {
+    fn offsets(&self, memory: MemoryId, addresses: &Addresses, warp: usize) -> Addresses {
         let base = u64::from(self.grid.options.shared_base);
-        match home {
-            Home::Shared => {
+        match memory {
+            MemoryId::Shared => {
                 each_lane(|lane| (addresses[lane] & (windows::BYTES - 1)).wrapping_sub(base))
             }
-            Home::Local => each_lane(|lane| {
+            MemoryId::Local => each_lane(|lane| {
                 let at = addresses[lane] & (windows::BYTES - 1);
-                at.wrapping_add(self.thread_start(home, warp, lane))
+                at.wrapping_add(self.thread_start(memory, warp, lane))
             }),
-            Home::Param => *addresses,
-            Home::Global(index) => {
+            MemoryId::Param => *addresses,
+            MemoryId::Global(index) => {
                 let base = self.grid.allocations[index].info.base;
                 each_lane(|lane| addresses[lane].wrapping_sub(base))
             }
         }
     }
 
-    /// Where the memory of one thread begins in its home.
+    /// Offset of a thread's part of a memory's block.
     #[inline(always)]
-    pub(super) fn thread_start(&self, home: Home, warp: usize, lane: usize) -> u64 {
-        match home {
-            Home::Local => ((warp * LANES + lane) * self.local_stride) as u64,
-            Home::Shared | Home::Param | Home::Global(_) => 0,
+    pub(super) fn thread_start(&self, memory: MemoryId, warp: usize, lane: usize) -> u64 {
+        match memory {
+            MemoryId::Local => ((warp * LANES + lane) * self.local_stride) as u64,
+            MemoryId::Shared | MemoryId::Param | MemoryId::Global(_) => 0,
         }
     }
 
-    /// How many bytes a thread may access in a home.
+    /// Bytes that a thread may access.
     #[inline(always)]
-    pub(super) fn size(&self, home: Home) -> usize {
-        match home {
-            Home::Shared => self.shared.bytes,
-            Home::Local => self.grid.kernel.local_bytes as usize,
-            Home::Param => self.grid.parameter_bytes,
-            Home::Global(index) => self.grid.allocations[index].info.bytes,
+    pub(super) fn size(&self, memory: MemoryId) -> usize {
+        match memory {
+            MemoryId::Shared => self.shared.bytes,
+            MemoryId::Local => self.grid.kernel.local_bytes as usize,
+            MemoryId::Param => self.grid.parameter_bytes,
+            MemoryId::Global(index) => self.grid.allocations[index].info.bytes,
         }
     }
 
-    pub(super) fn data(&self, home: Home) -> &Block {
-        match home {
-            Home::Shared => &self.shared.data,
-            Home::Local => &self.local.data,
-            Home::Param => &self.grid.parameters,
-            Home::Global(index) => &self.grid.allocations[index].data,
+    pub(super) fn data(&self, memory: MemoryId) -> &Block {
+        match memory {
+            MemoryId::Shared => &self.shared.data,
+            MemoryId::Local => &self.local.data,
+            MemoryId::Param => &self.grid.parameters,
+            MemoryId::Global(index) => &self.grid.allocations[index].data,
         }
     }
 
     #[inline(always)]
-    pub(super) fn region(&self, home: Home) -> Region<'_> {
+    pub(super) fn region(&self, memory: MemoryId) -> Region<'_> {
         let own = Region {
-            data: self.data(home),
+            data: self.data(memory),
             initialized: None,
             races: None,
             stamp: 0,
             uninitialized: FindingKind::UninitializedLocal,
             race: FindingKind::SharedRace,
         };
-        match home {
-            Home::Shared => Region {
+        match memory {
+            MemoryId::Shared => Region {
                 initialized: Some(&self.shared.initialized),
                 races: Some(&self.shared_races),
                 stamp: self.shared_stamp,
                 uninitialized: FindingKind::UninitializedShared,
                 ..own
             },
-            Home::Local => Region {
+            MemoryId::Local => Region {
                 initialized: Some(&self.local.initialized),
                 ..own
             },
-            Home::Param => own,
-            Home::Global(index) => {
+            MemoryId::Param => own,
+            MemoryId::Global(index) => {
                 let allocation = &self.grid.allocations[index];
                 Region {
                     initialized: Some(allocation.initialized()),
@@ -187,14 +192,14 @@ impl Cta<'_> {
         }
     }
 
-    /// The place of an offset of a thread, in words.
-    pub(super) fn place(&self, home: Home, warp: usize, lane: usize, offset: u64) -> String {
-        let at = offset.wrapping_sub(self.thread_start(home, warp, lane)) as i64;
-        match home {
-            Home::Shared => format!("byte {at} of shared memory"),
-            Home::Local => format!("byte {at} of the thread's local memory"),
-            Home::Param => format!("byte {at} of the parameters"),
-            Home::Global(index) => {
+    /// The description of an offset for messages.
+    pub(super) fn place(&self, memory: MemoryId, warp: usize, lane: usize, offset: u64) -> String {
+        let at = offset.wrapping_sub(self.thread_start(memory, warp, lane)) as i64;
+        match memory {
+            MemoryId::Shared => format!("byte {at} of shared memory"),
+            MemoryId::Local => format!("byte {at} of the thread's local memory"),
+            MemoryId::Param => format!("byte {at} of the parameters"),
+            MemoryId::Global(index) => {
                 let base = self.grid.allocations[index].info.base;
                 let address = base.wrapping_add(offset);
                 self.grid.space.describe(address).to_string()

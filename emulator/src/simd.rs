@@ -1,11 +1,11 @@
-//! Work on all lanes at once, in the vector registers of this machine.
+//! Dispatch to the widest vector instructions of this machine.
 
 /// Runs `f` compiled for the widest vectors of this machine.
 ///
-/// `f` is a closure with `#[inline(always)]`, or what it does stays outside; what it takes from
-/// around it, it takes by value or as whole arrays.
+/// `f` must be a closure with `#[inline(always)]`; code that is not inlined is not vectorized. It
+/// should capture values or whole arrays.
 #[inline(always)]
-pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     struct Body<F>(F);
 
     impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Body<F> {

@@ -1,43 +1,43 @@
-//! When a CTA counts as waiting: it runs, but in a circle. Its warps have come to a state in which
-//! they were before, and nothing that anybody else could see has happened in between.
+//! Livelock detection: a CTA waits if the state of its warps repeats without any visible effect in
+//! between.
 //!
-//! A loop that only computes, however long, is no circle: some register differs each time.
+//! A loop that computes never repeats a state, however long it runs: some register differs.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 use super::warp::{State, Warp};
 
-/// Instructions without a visible effect after which states are compared at all.
+/// Instructions without a visible effect before states are compared.
 const IDLE: u64 = 10_000;
 
-/// The states that a CTA comes through while nothing visible happens.
+/// Detects a cycle in the states of a CTA while nothing visible happens.
 #[derive(Debug, Default)]
-pub(crate) struct Circle {
-    /// What states are compared with, and turns since the CTA was in it.
+pub(crate) struct CycleDetector {
+    /// The reference state, and the slices since the CTA was in it.
     state: Option<u64>,
     turns: u64,
-    /// Turns until another state is taken: twice as many each time, so that circles of any length
-    /// are found (Brent 1980). Once the circle is closed, its length.
+    /// Slices until the reference is replaced. It doubles each time, so that cycles of any length
+    /// are found (Brent 1980). After a cycle is found, its length.
     limit: u64,
     closed: bool,
 }
 
-impl Circle {
-    /// Looks at the warps at the end of a turn, `idle` instructions after the last visible effect.
-    /// No circle is shorter than `least` turns, in which each warp has its turn.
+impl CycleDetector {
+    /// Observes the warps at the end of a slice, `idle` instructions after the last visible effect.
+    /// A cycle has at least `least` slices, so that each warp has run.
     pub(crate) fn look(&mut self, warps: &[Warp], idle: u64, least: u64) {
         if idle < IDLE {
             return;
         }
-        let state = state_of(warps);
+        let state = hash_state(warps);
         self.turns += 1;
         if self.state == Some(state) && (self.closed || self.turns >= least) {
             self.closed = true;
             self.limit = self.limit.min(self.turns.max(least));
             self.turns = 0;
         } else if self.state.is_none() || self.turns >= self.limit {
-            *self = Circle {
+            *self = CycleDetector {
                 state: Some(state),
                 turns: 0,
                 limit: (2 * self.limit).max(least),
@@ -46,21 +46,21 @@ impl Circle {
         }
     }
 
-    /// Whether the CTA has come back to where it was.
-    pub(crate) fn is_closed(&self) -> bool {
+    /// Whether the state repeats.
+    pub(crate) fn is_cycling(&self) -> bool {
         self.closed
     }
 }
 
-fn state_of(warps: &[Warp]) -> u64 {
+fn hash_state(warps: &[Warp]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for warp in warps {
         warp.registers.hash(&mut hasher);
         warp.copies.pending.len().hash(&mut hasher);
-        for fragment in &warp.fragments {
-            (fragment.pc, fragment.mask, &fragment.calls).hash(&mut hasher);
-            // Whether it has just yielded or goes on anyway is the schedule's affair.
-            matches!(fragment.state, State::Ready | State::Yielded).hash(&mut hasher);
+        for subwarp in &warp.subwarps {
+            (subwarp.pc, subwarp.mask, &subwarp.calls).hash(&mut hasher);
+            // Ready and Yielded differ only by the schedule.
+            matches!(subwarp.state, State::Ready | State::Yielded).hash(&mut hasher);
         }
     }
     hasher.finish()
@@ -77,19 +77,19 @@ mod tests {
         warp
     }
 
-    /// Whether the circle is closed after each turn, given what a register holds at its end.
+    /// Whether a cycle is detected after each slice, for the register values at its end.
     fn closed(values: impl IntoIterator<Item = u32>) -> Vec<bool> {
-        let (mut circle, mut warp) = (Circle::default(), warp());
+        let (mut cycle, mut warp) = (CycleDetector::default(), warp());
         let look = |value| {
             warp.registers.set_narrow(0, ALL, &[value; LANES]);
-            circle.look(std::slice::from_ref(&warp), IDLE, 1);
-            circle.is_closed()
+            cycle.look(std::slice::from_ref(&warp), IDLE, 1);
+            cycle.is_cycling()
         };
         values.into_iter().map(look).collect()
     }
 
     #[test]
-    fn a_circle_of_any_length_closes_and_stays_so() {
+    fn a_cycle_of_any_length_is_found_and_stays_found() {
         for length in [1u32, 2, 7, 100] {
             let closed = closed((0..1000).map(|turn| turn % length));
             let first = closed.iter().position(|closed| *closed).unwrap();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_no_circle_and_a_circle_can_be_left() {
+    fn a_counter_is_not_a_cycle_and_a_cycle_can_end() {
         assert_eq!(closed(0..1000), [false; 1000]);
         let left = closed((0..50).map(|turn| turn % 3).chain(10..100));
         assert!(left[49] && left[60..].iter().all(|closed| !closed));

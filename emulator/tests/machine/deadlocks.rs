@@ -56,7 +56,7 @@ fn circles_are_told_from_long_loops() {
     for options in schedules() {
         let found = finding(run(&waits, (2, 64), 1, &[0], &options));
         assert_eq!(found.kind, FindingKind::Deadlock);
-        for part in ["PATIENCE", "warp 0", "warp 1", "nothing: it runs"] {
+        for part in ["STALL_LIMIT", "warp 0", "warp 1", "nothing: it runs"] {
             assert!(found.message.contains(part), "{found}");
         }
     }
@@ -71,7 +71,7 @@ fn circles_are_told_from_long_loops() {
     let long = run(&counts, (1, 1), 1, &[0], &Options::default()).unwrap();
     assert_eq!(long.out, [2_000_000]);
     let impatient = Options {
-        patience: 1_000_000,
+        stall_limit: 1_000_000,
         ..Options::default()
     };
     let found = finding(run(&counts, (1, 1), 1, &[0], &impatient));

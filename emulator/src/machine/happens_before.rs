@@ -1,0 +1,326 @@
+//! The happens-before order: vector clocks of warps.
+//!
+//! Each warp has a clock that advances when it releases its accesses to others: at a barrier, a
+//! fence or a release. A vector clock holds the clocks that a warp has seen, of each warp of its
+//! CTA and of other CTAs that it synchronized with. Lanes of one warp are ordered by warp barriers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::registers::LANES;
+use crate::memory::races::{HappensBefore, Mark};
+use crate::program::op::Scope;
+
+/// Agents of a CTA: 32 warps, and the asynchronous copies of each warp.
+pub(crate) const AGENTS: usize = 64;
+
+/// The agent of a warp's asynchronous copies.
+pub(crate) fn copies_of(warp: usize) -> u8 {
+    (32 + warp) as u8
+}
+
+/// Clocks by agent.
+pub(crate) type Clocks = [u32; AGENTS];
+
+/// A vector clock.
+#[derive(Clone, Debug)]
+pub(crate) struct VectorClock {
+    pub(crate) own_cta: Clocks,
+    /// Of other CTAs, by CTA index modulo 2^20. Shared, because it rarely changes.
+    pub(crate) others: Arc<BTreeMap<u32, Clocks>>,
+}
+
+impl VectorClock {
+    pub(crate) fn zero() -> VectorClock {
+        VectorClock {
+            own_cta: [0; AGENTS],
+            others: Arc::default(),
+        }
+    }
+
+    /// Joins the clock of an agent of the same CTA.
+    pub(crate) fn join(&mut self, other: &VectorClock) {
+        join(&mut self.own_cta, &other.own_cta);
+        if !Arc::ptr_eq(&self.others, &other.others) && !other.others.is_empty() {
+            let others = Arc::make_mut(&mut self.others);
+            for (cta, clocks) in other.others.iter() {
+                join(others.entry(*cta).or_insert([0; AGENTS]), clocks);
+            }
+        }
+    }
+
+    /// Converts a clock of CTA `writer` to the view of CTA `reader`.
+    fn relative_to(&self, writer: u32, reader: u32) -> VectorClock {
+        if writer == reader {
+            return self.clone();
+        }
+        let mut others = BTreeMap::clone(&self.others);
+        let own_cta = others.remove(&reader).unwrap_or([0; AGENTS]);
+        others.insert(writer, self.own_cta);
+        VectorClock {
+            own_cta,
+            others: Arc::new(others),
+        }
+    }
+}
+
+fn join(clocks: &mut Clocks, other: &Clocks) {
+    for (mine, theirs) in clocks.iter_mut().zip(other) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
+/// The clocks of one warp.
+#[derive(Clone, Debug)]
+pub(crate) struct WarpClock {
+    pub(crate) warp: usize,
+    pub(crate) cta: u32,
+    /// The warp's own clock. Its earlier accesses have smaller values.
+    pub(crate) now: u32,
+    pub(crate) seen: VectorClock,
+    /// Copy groups that each lane has waited for.
+    waited: [u32; LANES],
+    /// `waited` at the last synchronization of the warp.
+    synced: [u32; LANES],
+    /// Lanes that have started asynchronous copies.
+    copying: u32,
+    /// The clock at the last fence, which relaxed writes release: for CTA scope, and for GPU scope.
+    fenced: [Option<VectorClock>; 2],
+    /// Clocks found by relaxed reads, which the next fence acquires: from the same CTA, and from
+    /// others.
+    unacquired: [Option<VectorClock>; 2],
+    /// The last strong read: address, version, and scope of its acquire.
+    last_read: Option<(u64, u64, Option<Scope>)>,
+}
+
+impl WarpClock {
+    pub(crate) fn new(warp: usize, cta: u32) -> WarpClock {
+        WarpClock {
+            warp,
+            cta,
+            now: 1,
+            seen: VectorClock::zero(),
+            waited: [0; LANES],
+            synced: [0; LANES],
+            copying: 0,
+            fenced: [None, None],
+            unacquired: [None, None],
+            last_read: None,
+        }
+    }
+
+    /// Releases all accesses so far; the clock advances.
+    pub(crate) fn release(&mut self) -> VectorClock {
+        let mut seen = self.seen.clone();
+        seen.own_cta[self.warp] = self.now;
+        seen.own_cta[copies_of(self.warp) as usize] = self.copies_seen_by_all();
+        self.now += 1;
+        self.synced = self.waited;
+        seen
+    }
+
+    /// Synchronizes the lanes of the warp.
+    pub(crate) fn sync_lanes(&mut self) {
+        self.now += 1;
+        self.synced = self.waited;
+    }
+
+    pub(crate) fn fence(&mut self, scope: Scope) {
+        let scope_index = scope_index(scope);
+        for unacquired in &mut self.unacquired[..=scope_index] {
+            if let Some(unacquired) = unacquired.take() {
+                self.seen.join(&unacquired);
+            }
+        }
+        let seen = self.release();
+        self.fenced[..=scope_index].fill(Some(seen));
+    }
+
+    pub(crate) fn start_copies(&mut self, lanes: u32) {
+        self.copying |= lanes;
+    }
+
+    pub(crate) fn wait_for_copies(&mut self, lane: usize, groups: u32) {
+        self.waited[lane] = self.waited[lane].max(groups);
+    }
+
+    /// The group that every copying lane has waited for.
+    fn copies_seen_by_all(&self) -> u32 {
+        let lanes = super::registers::lanes_of(self.copying);
+        lanes.map(|lane| self.waited[lane]).min().unwrap_or(0)
+    }
+}
+
+impl HappensBefore for WarpClock {
+    #[inline(always)]
+    fn happened_before(&self, mark: Mark, me: Mark) -> bool {
+        let agent = mark.agent() as usize;
+        if mark.cta() != self.cta {
+            let others = &self.seen.others;
+            return !others.is_empty()
+                && others
+                    .get(&mark.cta())
+                    .is_some_and(|clocks| mark.clock() <= clocks[agent]);
+        }
+        if agent == self.warp {
+            // An asynchronous copy is ordered after the earlier accesses of its own thread.
+            let own_copy = me.agent() != mark.agent() && mark.lane() == me.lane();
+            return mark.clock() < self.now || own_copy;
+        }
+        if agent == copies_of(self.warp) as usize {
+            let lane = mark.lane();
+            let known = if lane == me.lane() {
+                &self.waited
+            } else {
+                &self.synced
+            };
+            return mark.clock() <= known[lane as usize];
+        }
+        mark.clock() <= self.seen.own_cta[agent]
+    }
+}
+
+/// 0 for CTA scope, 1 for GPU scope.
+fn scope_index(scope: Scope) -> usize {
+    match scope {
+        Scope::Cta => 0,
+        Scope::Gpu => 1,
+    }
+}
+
+/// The clocks released at one address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SyncVar {
+    /// For CTA scope, and for GPU scope; with the CTA that released first.
+    released: [Option<(u32, VectorClock)>; 2],
+    /// Counts releases.
+    version: u64,
+}
+
+impl SyncVar {
+    /// A write: a release releases the current clock, any other write the clock of the last fence.
+    pub(crate) fn write(&mut self, by: &mut WarpClock, release: Option<Scope>) {
+        if let Some(scope) = release {
+            let seen = by.release();
+            for scope_index in 0..=scope_index(scope) {
+                self.add(scope_index, by.cta, &seen);
+            }
+        }
+        for scope_index in 0..2 {
+            if let Some(seen) = &by.fenced[scope_index] {
+                self.add(scope_index, by.cta, seen);
+            }
+        }
+    }
+
+    fn add(&mut self, scope_index: usize, cta: u32, seen: &VectorClock) {
+        self.version += 1;
+        match &mut self.released[scope_index] {
+            Some((first, published)) => published.join(&seen.relative_to(cta, *first)),
+            None => self.released[scope_index] = Some((cta, seen.clone())),
+        }
+    }
+
+    /// A read: an acquire acquires the released clock now, any other read at the next fence.
+    pub(crate) fn read(&self, by: &mut WarpClock, place: u64, acquire: Option<Scope>) {
+        // A spinning thread repeats the same read.
+        let this = Some((place, self.version, acquire));
+        if by.last_read == this {
+            return;
+        }
+        by.last_read = this;
+        for (far, published) in self.released.iter().enumerate() {
+            let Some((cta, published)) = published else {
+                continue;
+            };
+            if far == 0 && *cta != by.cta {
+                continue;
+            }
+            let seen = published.relative_to(*cta, by.cta);
+            let acquired = acquire.is_some_and(|scope| scope_index(scope) >= far);
+            match (acquired, &mut by.unacquired[far]) {
+                (true, _) => by.seen.join(&seen),
+                (false, Some(unacquired)) => unacquired.join(&seen),
+                (false, unacquired) => *unacquired = Some(seen),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(cta: u32, agent: u8, lane: u8, clock: u32) -> Mark {
+        Mark::new(1, cta, agent, lane, clock, false)
+    }
+
+    #[test]
+    fn released_and_joined_accesses_are_ordered() {
+        let (mut a, mut b) = (WarpClock::new(0, 0), WarpClock::new(1, 0));
+        let (write, me) = (mark(0, 0, 0, a.now), mark(0, 1, 0, b.now));
+        assert!(!b.happened_before(write, me));
+        b.seen.join(&a.release());
+        assert!(b.happened_before(write, me));
+        assert!(!b.happened_before(mark(0, 0, 0, a.now), me));
+    }
+
+    #[test]
+    fn a_warp_barrier_orders_lanes() {
+        let mut warp = WarpClock::new(2, 0);
+        let write = mark(0, 2, 0, warp.now);
+        assert!(!warp.happened_before(write, mark(0, 2, 1, warp.now)));
+        warp.sync_lanes();
+        assert!(warp.happened_before(write, mark(0, 2, 1, warp.now)));
+    }
+
+    /// The flag protocol between CTAs: data, fence, flag; flag, fence, data. It needs both fences.
+    #[test]
+    fn a_flag_between_ctas_needs_both_fences() {
+        for (fence_before, fence_after) in [(true, true), (true, false), (false, true)] {
+            let (mut a, mut b) = (WarpClock::new(0, 3), WarpClock::new(0, 7));
+            let mut flag = SyncVar::default();
+            let data = mark(3, 0, 0, a.now);
+            if fence_before {
+                a.fence(Scope::Gpu);
+            }
+            flag.write(&mut a, None);
+            flag.read(&mut b, 0, None);
+            if fence_after {
+                b.fence(Scope::Gpu);
+            }
+            let ordered = b.happened_before(data, mark(7, 0, 0, b.now));
+            assert_eq!(ordered, fence_before && fence_after);
+        }
+    }
+
+    /// A CTA-scope fence orders accesses within the CTA only.
+    #[test]
+    fn a_fence_orders_within_its_scope() {
+        for (reader, reached) in [(3, true), (7, false)] {
+            let (mut a, mut b) = (WarpClock::new(0, 3), WarpClock::new(1, reader));
+            let mut flag = SyncVar::default();
+            let data = mark(3, 0, 0, a.now);
+            a.fence(Scope::Cta);
+            flag.write(&mut a, None);
+            flag.read(&mut b, 0, Some(Scope::Gpu));
+            assert_eq!(b.happened_before(data, mark(reader, 1, 0, b.now)), reached);
+        }
+    }
+
+    #[test]
+    fn a_wait_orders_copies_for_the_lane_then_the_warp_then_others() {
+        let (mut a, mut b) = (WarpClock::new(0, 0), WarpClock::new(1, 0));
+        let copy = mark(0, copies_of(0), 5, 1);
+        a.start_copies(1 << 5);
+        assert!(!a.happened_before(copy, mark(0, 0, 5, a.now)));
+        a.wait_for_copies(5, 1);
+        assert!(a.happened_before(copy, mark(0, 0, 5, a.now)));
+        assert!(!a.happened_before(copy, mark(0, 0, 6, a.now)));
+        let published = a.release();
+        assert!(a.happened_before(copy, mark(0, 0, 6, a.now)));
+        assert!(!b.happened_before(copy, mark(0, 1, 0, b.now)));
+        b.seen.join(&published);
+        assert!(b.happened_before(copy, mark(0, 1, 0, b.now)));
+    }
+}
