@@ -1,5 +1,5 @@
-//! Names the library `libcuda.so` to the dynamic loader, whatever its file is called: a process
-//! that has opened it then finds it under the driver's name.
+//! Sets the library's soname to `libcuda.so`: a process that has opened it then finds it under the
+//! driver's name, whatever the file is called.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-// Every read-modify-write that C++ offers, where all threads meet in few cells.
+// Every read-modify-write of CUDA C++, by all threads on a few words.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -54,7 +54,7 @@ extern "C" __global__ void long_atomics(const unsigned long long *in, unsigned l
     atomicXor(cells + 6, value);
 }
 
-// Tickets whose old values are used: each is given out once; inc wraps at 9, dec at 6.
+// Tickets from old values: each is returned once; inc wraps at 9, dec at 6.
 extern "C" __global__ void tickets(unsigned *counters, unsigned *taken, unsigned *wrapped,
                                    unsigned *unwound) {
     unsigned ticket = atomicAdd(counters + 0, 1u);
@@ -63,13 +63,13 @@ extern "C" __global__ void tickets(unsigned *counters, unsigned *taken, unsigned
     atomicAdd(unwound + atomicDec(counters + 2, 6), 1u);
 }
 
-// A chain by exchange: every thread leaves its own number and finds its predecessor's.
+// A chain by exchange: every thread stores its own number and gets its predecessor's.
 extern "C" __global__ void exchange_chain(unsigned *head, unsigned *before) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     before[i] = atomicExch(head, i);
 }
 
-// A lock-free first come, first served: the first thread for each key keeps it.
+// Lock-free claims: the first thread of each key owns it.
 extern "C" __global__ void claim(const unsigned *keys, int *owner) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicCAS(owner + keys[i], -1, i);

@@ -1,5 +1,4 @@
-// Control flow that lanes take apart and together: dense switches, nested loops with breaks, early
-// returns, gotos.
+// Divergent control flow: dense switches, nested loops with breaks, early returns, gotos.
 // nvcc: --fmad=false
 
 // A switch whose cases cannot be turned into a table of values.
@@ -39,7 +38,7 @@ extern "C" __global__ void dense_switch(const int *which, const float *in, float
     out[i] = y;
 }
 
-// Steps of Collatz until 1, at most 400: every lane another number.
+// Collatz steps until 1, at most 400: every lane has another number.
 extern "C" __global__ void collatz(const unsigned *in, int *steps) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned long long n = in[i];
@@ -78,7 +77,7 @@ extern "C" __global__ void mandelbrot(int *out, int width, int height, int limit
     out[y * width + x] = escaped;
 }
 
-// Lanes search a sorted table, each its own way (binary search), and then a linked list.
+// Divergent binary searches in a sorted table, then in a linked list.
 extern "C" __global__ void searches(const int *sorted, int n, const int *keys, const int *next,
                                     int *found, int *hops) {
     int i = threadIdx.x, key = keys[i], low = 0, high = n;
@@ -102,7 +101,7 @@ done:
     hops[i] = count;
 }
 
-// Whole warps and single lanes leave early; the rest meet at barriers.
+// Whole warps and single lanes leave early; the rest synchronize at barriers.
 extern "C" __global__ void early_exits(const int *in, int *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     int value = i < n ? in[i] : 0;

@@ -1,5 +1,5 @@
-// Functions that stay functions: calls with values, structures, pointers to locals, recursion, and
-// through pointers.
+// Functions that are not inlined: calls with values, structures and pointers to locals, recursion,
+// indirect calls.
 
 struct Complex {
     float re, im;
@@ -33,7 +33,7 @@ extern "C" __global__ void complex_power(const Complex *in, Complex *out, int ex
     out[threadIdx.x] = result;
 }
 
-// Pointers to this thread's locals are handed out.
+// Passes pointers to the thread's locals.
 extern "C" __global__ void window_extremes(const int *in, int2 *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, window[5];
     for (int j = 0; j < 5; ++j) {
@@ -56,7 +56,7 @@ __device__ int product(int a, int b) { return a * b; }
 typedef int (*Operation)(int, int);
 __device__ Operation operations[3] = {plus, minus, product};
 
-// Each lane calls what its input chooses.
+// Each lane calls the function that its input selects.
 extern "C" __global__ void indirect(const int *which, const int *a, const int *b, int *out) {
     int i = threadIdx.x;
     out[i] = operations[which[i]](a[i], b[i]);

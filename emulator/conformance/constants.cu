@@ -1,5 +1,4 @@
-// Tables in constant memory, module globals with initializers, and what is written to them between
-// launches.
+// Tables in constant memory, and module globals with initializers, written between launches.
 
 struct Entry {
     short weight;
@@ -17,7 +16,7 @@ __device__ int pointee = 5;
 __device__ int *self_pointer;
 __device__ unsigned char raw[] = {1, 2, 3, 250, 251, 252, 253};
 
-// Horner's rule over a table; the index is the same for all lanes, and then another one for each.
+// Horner's rule over a table; the index is first uniform, then different per lane.
 extern "C" __global__ void polynomial(const float *x, float *y) {
     float value = x[threadIdx.x], sum = 0;
     for (int i = 5; i >= 0; --i) {

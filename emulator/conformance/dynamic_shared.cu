@@ -1,4 +1,4 @@
-// Shared memory whose size the launch decides, carved into arrays of several types.
+// Dynamic shared memory, divided into arrays of several types.
 
 extern "C" __global__ void carved(const float *weights, const int *bins, const double *doubles,
                                   float *out, int count) {

@@ -1,8 +1,8 @@
-// The same source means other instructions with fast math: approximations, and subnormals taken as
+// With fast math the same source uses other instructions: approximations that flush subnormals to
 // zero.
 // nvcc: --use_fast_math
 
-// out, 12 an element.
+// out, 12 per element.
 extern "C" __global__ void fast_functions(const float *a, const float *b, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -24,7 +24,7 @@ extern "C" __global__ void fast_functions(const float *a, const float *b, float 
     to[11] = fmaxf(x, y) - fabsf(x);
 }
 
-// Sums and products where subnormals appear on both sides: out, 6 an element.
+// Sums and products where subnormals appear on both sides: out, 6 per element.
 extern "C" __global__ void flushed(const float *a, const float *b, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

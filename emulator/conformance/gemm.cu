@@ -1,4 +1,4 @@
-// C = A B in f32 by 64 x 64 tiles, 4 x 4 results a thread; edges of any size.
+// C = A B in f32 by 64 x 64 tiles, 4 x 4 results per thread; edges of any size.
 
 constexpr int TILE = 64;
 constexpr int DEPTH = 16;

@@ -1,4 +1,4 @@
-// Cooperative groups: tiles of a warp, lanes that happen to be together, reductions.
+// Cooperative groups: tiles of a warp, converged lanes, reductions.
 
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
@@ -18,7 +18,7 @@ extern "C" __global__ void tiles(const int *in, int *sums, int *by_label) {
     by_label[block.thread_rank()] = cg::reduce(alike, value, cg::greater<int>());
 }
 
-// Lanes in one branch elect one that takes a place for all of them.
+// Lanes in one branch elect a leader that reserves slots for all of them.
 extern "C" __global__ void places_for_odd(const int *in, int *taken, int *counter) {
     int value = in[threadIdx.x];
     if (value & 1) {
@@ -31,7 +31,7 @@ extern "C" __global__ void places_for_odd(const int *in, int *taken, int *counte
     }
 }
 
-// Two halves of a block synchronize on their own.
+// Two halves of a block synchronize independently.
 extern "C" __global__ void pair_of_tiles(const float *in, float *out) {
     __shared__ float values[64];
     cg::thread_block block = cg::this_thread_block();

@@ -1,4 +1,4 @@
-// Blocks that hand over to each other within a launch.
+// Communication between blocks within a launch.
 
 #include <cuda/atomic>
 
@@ -43,7 +43,7 @@ extern "C" __global__ void sum_in_one_launch(const float *in, float *partial, fl
     }
 }
 
-// A message: block 0 writes, raises a flag with release; the other blocks wait for it with acquire.
+// Message passing: block 0 writes data and releases a flag; the other blocks acquire it.
 extern "C" __global__ void message(int *data, int *flag, int *out) {
     cuda::atomic_ref<int, cuda::thread_scope_device> raised(*flag);
     if (blockIdx.x == 0) {
@@ -63,7 +63,7 @@ extern "C" __global__ void message(int *data, int *flag, int *out) {
     }
 }
 
-// A lock around a plain sum, one thread a block.
+// A lock around a plain sum, one thread per block.
 extern "C" __global__ void locked_sum(int *lock, long long *sum) {
     if (threadIdx.x == 0) {
         while (atomicCAS(lock, 0, 1) != 0) {
@@ -76,7 +76,7 @@ extern "C" __global__ void locked_sum(int *lock, long long *sum) {
     }
 }
 
-// Atomics of the standard library with their orders: out, 6 cells.
+// Atomics of the standard library with their memory orders: out, 6 cells.
 extern "C" __global__ void ordered_atomics(int *cells) {
     cuda::atomic_ref<int, cuda::thread_scope_device> a(cells[0]), b(cells[1]);
     cuda::atomic_ref<int, cuda::thread_scope_block> c(cells[2]);

@@ -1,5 +1,5 @@
 // Layer normalization: mean and variance in one pass (Welford 1962), merged over the warp (Chan et
-// al. 1979). A warp a row.
+// al. 1979). One warp per row.
 
 constexpr unsigned ALL = 0xffffffffu;
 

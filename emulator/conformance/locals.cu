@@ -1,6 +1,6 @@
-// Arrays of a thread's own that registers cannot hold, since the index is known only at run time.
+// Local arrays with dynamic indices, which cannot be kept in registers.
 
-// A sort by insertion of 16 keys a thread.
+// Insertion sort of 16 keys per thread.
 extern "C" __global__ void insertion_sort(const float *in, float *out) {
     float keys[16];
     size_t base = 16 * (size_t)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -63,7 +63,7 @@ extern "C" __global__ void stack_machine(const int *programs, int length, int *o
     out[threadIdx.x] = stack[top - 1];
 }
 
-// Bytes of a thread's own, read back as words.
+// Local bytes, read back as words.
 extern "C" __global__ void bytes_as_words(const unsigned char *in, unsigned long long *out,
                                           int turn) {
     __align__(8) unsigned char bytes[64];

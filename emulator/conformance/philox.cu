@@ -1,5 +1,5 @@
-// Random numbers by counters (Salmon et al. 2011, Philox4x32-10): every thread its own stream
-// without state.
+// Counter-based random numbers (Salmon et al. 2011, Philox4x32-10): one stateless stream per
+// thread.
 
 __device__ uint4 philox(uint4 counter, uint2 key) {
     for (int round = 0; round < 10; ++round) {
@@ -19,7 +19,7 @@ extern "C" __global__ void random_words(uint4 *out, unsigned long long seed, uns
     out[i] = philox(make_uint4(i, offset, 0, 0), key);
 }
 
-// Dropout: keeps with probability `keep`, scales by its inverse.
+// Dropout: keeps values with probability `keep` and scales them by its inverse.
 extern "C" __global__ void dropout(const float4 *in, float4 *out, float keep,
                                    unsigned long long seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -31,7 +31,7 @@ extern "C" __global__ void dropout(const float4 *in, float4 *out, float keep,
     out[i] = make_float4(drop(x.x, r.x), drop(x.y, r.y), drop(x.z, r.z), drop(x.w, r.w));
 }
 
-// Pi by throwing darts, counted by block.
+// Monte Carlo estimate of pi, counted per block.
 extern "C" __global__ void darts(unsigned *hits, int throws) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     int inside = 0;

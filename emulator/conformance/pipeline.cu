@@ -1,5 +1,5 @@
-// C = A B^T in bf16 the way of sm_80: a ring of stages filled by cp.async, read by ldmatrix,
-// multiplied by mma.sync. A is M x K, B is N x K, both by rows; sizes are multiples of the tile.
+// C = A B^T in bf16 as usual on sm_80: a ring of stages filled by cp.async, read by ldmatrix,
+// multiplied by mma.sync. A is M x K, B is N x K, both row-major; sizes are multiples of the tile.
 // Four warps, a 64 x 64 tile.
 
 #include <cstdint>
@@ -9,8 +9,8 @@ constexpr int TILE = 64;
 constexpr int DEPTH = 32;
 constexpr int STAGES = 3;
 
-// Rows of 32 elements are four 16-byte pieces; a piece's place is rotated by its row against bank
-// conflicts.
+// Rows of 32 elements are four 16-byte pieces; a piece's position is rotated by its row to
+// avoid bank conflicts.
 __device__ uint32_t place(int row, int piece) {
     return row * DEPTH * 2 + ((piece ^ ((row >> 1) & 3)) << 4);
 }
@@ -93,8 +93,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// The header's pipeline: pieces of 4, 8 and 16 bytes, the last of each block cut off and filled
-// with zeros.
+// The pipeline of the CUDA header: pieces of 4, 8 and 16 bytes; the last of each block is truncated
+// and padded with zeros.
 extern "C" __global__ void staged_copy(const float *in, float *out, int valid) {
     __shared__ __align__(16) float one[128], two[256], four[512];
     int t = threadIdx.x;
@@ -116,8 +116,8 @@ extern "C" __global__ void staged_copy(const float *in, float *out, int valid) {
     out[128 + t] = four[4 * (127 - t) + 3];
 }
 
-// ldmatrix in all widths, plain and transposed: 8 x 8 matrices of 16 bits, one result word a lane
-// and matrix.
+// ldmatrix in all widths, plain and transposed: 8 x 8 matrices of 16 bits, one result word per
+// lane and matrix.
 extern "C" __global__ void load_matrix_shapes(const uint32_t *in, uint32_t *out) {
     __shared__ __align__(16) uint32_t tiles[128];
     int lane = threadIdx.x;

@@ -43,7 +43,7 @@ extern "C" __global__ void sum_f64(const double *in, double *out, int n) {
     }
 }
 
-// Largest value of a block and where it is (the first, when equal), by butterflies.
+// Maximum of a block and its first index, by butterfly shuffles.
 extern "C" __global__ void argmax(const float *in, float *value, int *index, int n) {
     __shared__ float values[32];
     __shared__ int indices[32];
@@ -84,7 +84,7 @@ extern "C" __global__ void argmax(const float *in, float *value, int *index, int
     }
 }
 
-// What sm_80 reduces in one instruction: eight results a warp.
+// Reductions that sm_80 has an instruction for: eight results per warp.
 extern "C" __global__ void warp_reduce(const unsigned *in, unsigned *out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned value = in[i];

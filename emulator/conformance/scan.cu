@@ -1,4 +1,4 @@
-// Prefix sums: in a warp by shuffles, in a block by two levels, and in doubles by the
+// Prefix sums: in a warp by shuffles, in a block by two levels, and in f64 by the
 // work-efficient tree.
 
 constexpr unsigned ALL = 0xffffffffu;

@@ -1,4 +1,4 @@
-// Softmax of rows, a block a row: maximum, sum of exponentials, quotient.
+// Softmax of rows, one block per row: maximum, sum of exponentials, quotient.
 
 constexpr unsigned ALL = 0xffffffffu;
 

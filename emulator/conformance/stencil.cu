@@ -1,5 +1,5 @@
 // Heat on a grid: a 5-point stencil with a halo in shared memory, ping-pong between two buffers;
-// and accesses with hints for the caches.
+// and accesses with cache hints.
 
 extern "C" __global__ void heat(const float *__restrict__ from, float *__restrict__ to, int width,
                                 int height) {
@@ -27,7 +27,7 @@ extern "C" __global__ void heat(const float *__restrict__ from, float *__restric
     }
 }
 
-// Each cache hint once, on bytes, words and vectors.
+// Each cache hint, on bytes, words and vectors.
 extern "C" __global__ void cache_hints(const int *in, int *out, const double2 *pairs, double2 *sums,
                                        const short4 *shorts, short4 *turned) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;

@@ -1,9 +1,9 @@
-// Matrix products by mma.sync, a warp a tile: D = A B + C with A rows, B columns of the
-// contraction. Fragments are loaded from global memory by the layouts of the PTX ISA.
+// Matrix products by mma.sync, one warp per tile: D = A B + C with A row-major and B column-major.
+// Fragments are loaded from global memory by the layouts of the PTX ISA.
 
 #include <cstdint>
 
-// m16n8k16, bf16: A 16 x 16, B^T 8 x 16, D 16 x 8. Many tiles, one a warp.
+// m16n8k16, bf16: A 16 x 16, B^T 8 x 16, D 16 x 8. Many tiles, one per warp.
 extern "C" __global__ void mma_bf16(const uint16_t *a, const uint16_t *b, const float *c,
                                     float *d) {
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -24,7 +24,7 @@ extern "C" __global__ void mma_bf16(const uint16_t *a, const uint16_t *b, const 
     to[0] = d0, to[1] = d1, to[64] = d2, to[65] = d3;
 }
 
-// m16n8k16, f16 with f32 sums, and with f16 sums into `d16`.
+// m16n8k16, f16 with f32 accumulators, and with f16 accumulators into `d16`.
 extern "C" __global__ void mma_f16(const uint16_t *a, const uint16_t *b, const float *c, float *d,
                                    uint32_t *d16) {
     int lane = threadIdx.x, group = lane / 4, in_group = lane % 4;
@@ -53,7 +53,7 @@ extern "C" __global__ void mma_f16(const uint16_t *a, const uint16_t *b, const f
     d16[(group + 8) * 4 + in_group] = high;
 }
 
-// The short contraction: m16n8k8 of bf16, A 16 x 8, B^T 8 x 8.
+// Short k: m16n8k8 of bf16, A 16 x 8, B^T 8 x 8.
 extern "C" __global__ void mma_bf16_short(const uint32_t *a, const uint32_t *b, float *d) {
     int lane = threadIdx.x, group = lane / 4, in_group = lane % 4;
     float d0 = 0, d1 = 0, d2 = 0, d3 = 0;
@@ -86,7 +86,7 @@ extern "C" __global__ void mma_tf32(const float *a, const float *b, float *d) {
     to[0] = d0, to[1] = d1, to[64] = d2, to[65] = d3;
 }
 
-// m16n8k32, bytes: A 16 x 32 signed, B^T 8 x 32 signed and then taken as unsigned.
+// m16n8k32, bytes: A 16 x 32 signed, B^T 8 x 32 signed, then reinterpreted as unsigned.
 extern "C" __global__ void mma_s8(const uint32_t *a, const uint32_t *b, int *d, int *d_unsigned) {
     int lane = threadIdx.x, group = lane / 4, in_group = lane % 4;
     uint32_t a0 = a[group * 8 + in_group], a1 = a[(group + 8) * 8 + in_group];

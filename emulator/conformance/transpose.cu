@@ -1,5 +1,4 @@
-// A matrix transposed through a shared tile; the 33rd column keeps both sides free of bank
-// conflicts.
+// Matrix transpose through a shared tile; the padding column avoids bank conflicts.
 
 constexpr int TILE = 32;
 constexpr int ROWS = 8;

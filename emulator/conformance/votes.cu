@@ -1,8 +1,8 @@
-// What lanes of a warp tell each other without data: votes, ballots, matches.
+// Warp votes, ballots and matches.
 
 constexpr unsigned ALL = 0xffffffffu;
 
-// out, 8 words a thread.
+// out, 8 words per thread.
 extern "C" __global__ void votes(const int *in, unsigned *out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     int value = in[i];
@@ -35,7 +35,7 @@ extern "C" __global__ void block_votes(const int *in, int *out) {
     to[2] = __syncthreads_or(value == 50);
 }
 
-// Keeps positive values, packed, in order: one atomic a warp (warp-aggregated compaction).
+// Keeps positive values, packed, in order: one atomic per warp (warp-aggregated compaction).
 extern "C" __global__ void compact(const int *in, int *out, int *count) {
     int value = in[threadIdx.x];
     unsigned kept = __ballot_sync(ALL, value > 0);
@@ -64,7 +64,7 @@ extern "C" __global__ void sums_by_key(const int *keys, const int *values, int *
     }
 }
 
-// Where a thread is: special registers. out, 16 words a thread.
+// Special registers. out, 16 words per thread.
 extern "C" __global__ void places(unsigned *out) {
     unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

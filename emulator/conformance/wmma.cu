@@ -1,5 +1,4 @@
-// Matrix products by the C++ interface to tensor cores, whose fragments are opaque: a warp a 16 x
-// 16 tile of C.
+// Matrix products by the C++ wmma interface with opaque fragments: one warp per 16 x 16 tile of C.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -7,7 +6,7 @@
 
 using namespace nvcuda;
 
-// C = A B, A rows, B rows, f16 with f32 sums; sizes are multiples of 16.
+// C = A B, A and B row-major, f16 with f32 accumulators; sizes are multiples of 16.
 extern "C" __global__ void wmma_f16(const __half *a, const __half *b, float *c, int n, int k) {
     wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> left;
     wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, wmma::row_major> right;

@@ -1,5 +1,5 @@
-//! cudarc's safe layer on the emulator while streams are interleaved at random: what it orders by
-//! events stays right, and what a program forgot to order goes wrong sometimes.
+//! cudarc's safe layer with randomly interleaved streams: work ordered by events stays correct, and
+//! unordered work fails with some seed.
 
 #![cfg(target_os = "linux")]
 
@@ -49,7 +49,7 @@ fn block(threads: u32) -> LaunchConfig {
 }
 
 #[test]
-fn what_events_order_is_right() -> Result<(), DriverError> {
+fn work_ordered_by_events_is_correct() -> Result<(), DriverError> {
     let context = context();
     let streams = (0..3)
         .map(|_| context.new_stream())
@@ -60,10 +60,10 @@ fn what_events_order_is_right() -> Result<(), DriverError> {
     for round in 0..50 {
         let mut x = streams[round % 3].clone_htod(&[0_u32; 8])?;
         for step in 0..9 {
-            // cudarc waits for the stream that wrote before.
+            // cudarc waits for the stream that wrote last.
             let mut launch = streams[step % 3].launch_builder(&kernel);
             launch.arg(&mut x);
-            // SAFETY: the argument is that of the kernel.
+            // SAFETY: the argument matches the kernel.
             unsafe { launch.launch(block(8)) }?;
         }
         assert_eq!(streams[0].clone_dtoh(&x)?, [9; 8]);
@@ -71,9 +71,9 @@ fn what_events_order_is_right() -> Result<(), DriverError> {
     Ok(())
 }
 
-/// What a consumer sees of 1 that a producer writes over 0, when nothing orders the two.
+/// What a consumer reads if a producer overwrites 0 by 1 and nothing orders the two.
 fn unordered(producer: &Arc<CudaStream>, consumer: &Arc<CudaStream>) -> Result<u32, DriverError> {
-    // SAFETY: plain allocations, given back below.
+    // SAFETY: plain allocations, freed below.
     let (from, to) = unsafe { (result::malloc_sync(4)?, result::malloc_sync(4)?) };
     let mut seen = [9];
     // SAFETY: all have four bytes.
@@ -91,7 +91,7 @@ fn unordered(producer: &Arc<CudaStream>, consumer: &Arc<CudaStream>) -> Result<u
 }
 
 #[test]
-fn what_nothing_orders_is_wrong_sometimes() -> Result<(), DriverError> {
+fn unordered_work_fails_with_some_seed() -> Result<(), DriverError> {
     let context = context();
     let (producer, consumer) = (context.new_stream()?, context.new_stream()?);
     let seen = (0..50).map(|_| unordered(&producer, &consumer));
@@ -101,7 +101,7 @@ fn what_nothing_orders_is_wrong_sometimes() -> Result<(), DriverError> {
 }
 
 #[test]
-fn pageable_memory_is_taken_when_it_is_passed() -> Result<(), DriverError> {
+fn pageable_memory_is_read_at_submission() -> Result<(), DriverError> {
     let context = context();
     let stream = context.new_stream()?;
     for _ in 0..20 {
@@ -121,7 +121,7 @@ fn pinned_memory_is_read_when_the_copy_runs() -> Result<(), DriverError> {
     let mut seen = BTreeSet::new();
     for _ in 0..50 {
         let mut back = [0_u8];
-        // SAFETY: all have one byte; that the host writes it too early is what is tested.
+        // SAFETY: all have one byte; the early write by the host is what is tested.
         unsafe {
             let pinned = result::malloc_host(1, 0)?.cast::<u8>();
             let x = result::malloc_sync(1)?;
@@ -141,7 +141,7 @@ fn pinned_memory_is_read_when_the_copy_runs() -> Result<(), DriverError> {
 }
 
 #[test]
-fn a_failed_kernel_is_told_when_the_host_waits() -> Result<(), DriverError> {
+fn a_failed_kernel_is_reported_at_synchronization() -> Result<(), DriverError> {
     let context = context();
     let stream = context.new_stream()?;
     let kernel = context
@@ -151,7 +151,7 @@ fn a_failed_kernel_is_told_when_the_host_waits() -> Result<(), DriverError> {
     stream.synchronize()?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut x);
-    // SAFETY: the emulator catches the ninth thread, which is what is tested.
+    // SAFETY: the emulator catches the access of the ninth thread, which is what is tested.
     let launched = unsafe { launch.launch(block(9)) };
     let error = launched.and_then(|_| stream.synchronize()).unwrap_err();
     assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -159,15 +159,15 @@ fn a_failed_kernel_is_told_when_the_host_waits() -> Result<(), DriverError> {
 }
 
 #[test]
-fn a_context_that_ends_tells_what_it_still_holds() -> Result<(), DriverError> {
+fn a_destroyed_context_reports_leaks() -> Result<(), DriverError> {
     context().bind_to_thread()?;
     let mut raw = std::ptr::null_mut();
-    // SAFETY: a place for the result; the context is destroyed below.
+    // SAFETY: the result has an address; the context is destroyed below.
     unsafe { sys::cuCtxCreate_v4(&mut raw, std::ptr::null_mut(), 0, 0) }.result()?;
     // SAFETY: it is not used, and freed with the context.
     let kept = unsafe { result::malloc_sync(100) }?;
     assert_ne!(kept, 0);
-    // SAFETY: nothing uses it any more.
+    // SAFETY: it is no longer used.
     let ended = unsafe { sys::cuCtxDestroy_v2(raw) };
     assert_eq!(ended, CUresult::CUDA_ERROR_ILLEGAL_STATE);
     // SAFETY: as above.

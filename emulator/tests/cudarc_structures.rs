@@ -1,5 +1,5 @@
-//! Functions that take structures, called with those that NVIDIA's headers lay out (through
-//! cudarc's raw bindings), and others that cudarc's safe layer does not reach.
+//! Functions with structure arguments, called with the layout of NVIDIA's headers (cudarc's raw
+//! bindings), and functions that cudarc's safe layer does not use.
 
 #![cfg(target_os = "linux")]
 
@@ -23,11 +23,13 @@ fn context() -> Arc<CudaContext> {
         ("MESHGRAD_EMULATOR_QUIET", "1"),
     ]);
     let context = CudaContext::new(0).expect("the emulator has a device");
-    context.bind_to_thread().expect("it can be current");
+    context
+        .bind_to_thread()
+        .expect("the context can be current");
     context
 }
 
-/// Each CTA adds one to a counter and waits until all have.
+/// Each CTA increments a counter and waits until all have.
 const TOGETHER: &str = "
     .version 7.0
     .target sm_80
@@ -53,7 +55,7 @@ struct Loaded {
     stream: Arc<CudaStream>,
 }
 
-/// The kernel, in a module that stays loaded as long as the context.
+/// The kernel; its module stays loaded as long as the context.
 fn load(context: &Arc<CudaContext>) -> Loaded {
     let text = CString::new(TOGETHER).unwrap();
     // SAFETY: the text ends with a NUL.
@@ -86,7 +88,7 @@ fn launch_with(
     };
     let (mut address, guard) = counter.device_ptr(&loaded.stream);
     let mut parameters = [(&raw mut address).cast::<c_void>()];
-    // SAFETY: the kernel's one parameter, an address of four bytes.
+    // SAFETY: the kernel's only parameter, an address of four bytes.
     let code = unsafe {
         sys::cuLaunchKernelEx(
             &configuration,
@@ -114,7 +116,7 @@ fn attribute(
 }
 
 #[test]
-fn a_launch_configuration_is_read_as_nvidia_lays_it_out() {
+fn launch_configurations_have_the_layout_of_cuda_h() {
     let context = context();
     let loaded = load(&context);
     assert_eq!(launch_with(&loaded, &mut [], 3), Ok(3));
@@ -123,7 +125,7 @@ fn a_launch_configuration_is_read_as_nvidia_lays_it_out() {
         it.value.cooperative = 1
     });
     assert_eq!(launch_with(&loaded, &mut [cooperative], 132), Ok(132));
-    // More than can be there at once.
+    // More blocks than can be resident.
     assert_eq!(
         launch_with(&loaded, &mut [cooperative], 132 * 32 + 1),
         Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
@@ -133,7 +135,7 @@ fn a_launch_configuration_is_read_as_nvidia_lays_it_out() {
         attribute(
             CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
             |it| {
-                // SAFETY: the union is made of integers.
+                // SAFETY: the union consists of integers.
                 let dim = unsafe { &mut it.value.clusterDim };
                 (dim.x, dim.y, dim.z) = (x, 1, 1);
             },
@@ -150,13 +152,13 @@ fn a_launch_configuration_is_read_as_nvidia_lays_it_out() {
 }
 
 #[test]
-fn cooperative_launches_run_all_at_once() -> Result<(), DriverError> {
+fn blocks_of_cooperative_launches_are_all_resident() -> Result<(), DriverError> {
     let context = context();
     let loaded = load(&context);
     let counter = loaded.stream.alloc_zeros::<u32>(1)?;
     let (mut address, guard) = counter.device_ptr(&loaded.stream);
     let mut parameters = [(&raw mut address).cast::<c_void>()];
-    // SAFETY: the kernel's one parameter, an address of four bytes.
+    // SAFETY: the kernel's only parameter, an address of four bytes.
     let code = unsafe {
         sys::cuLaunchCooperativeKernel(
             loaded.function,
@@ -178,7 +180,7 @@ fn cooperative_launches_run_all_at_once() -> Result<(), DriverError> {
 }
 
 #[test]
-fn a_pool_keeps_to_its_limit() {
+fn a_pool_enforces_its_limit() {
     let context = context();
     let stream = context.default_stream();
     // SAFETY: integers and a pointer, for which zeros are valid.
@@ -187,7 +189,7 @@ fn a_pool_keeps_to_its_limit() {
     properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     properties.maxSize = 1 << 20;
     let (mut pool, mut address) = (null_mut(), 0);
-    // SAFETY: the pool is destroyed after the memory is given back.
+    // SAFETY: the pool is destroyed after the memory is freed.
     unsafe {
         let stream = stream.cu_stream();
         assert_eq!(
@@ -203,14 +205,14 @@ fn a_pool_keeps_to_its_limit() {
 }
 
 #[test]
-fn pointers_tell_what_they_are() -> Result<(), DriverError> {
+fn pointer_attributes_are_reported() -> Result<(), DriverError> {
     let context = context();
     let stream = context.default_stream();
     let memory = stream.clone_htod(&[1u64; 32])?;
     let (base, _guard) = memory.device_ptr(&stream);
     let inside = base + 40;
     let ask = |attribute, to: *mut c_void| {
-        // SAFETY: `to` has room for what is asked.
+        // SAFETY: `to` has the size of the attribute.
         unsafe { sys::cuPointerGetAttribute(to, attribute, inside) }.result()
     };
     let (mut kind, mut start, mut bytes, mut device) = (0u32, 0u64, 0usize, -1 as c_int);
@@ -240,7 +242,7 @@ fn a_stream_writes_a_value_that_another_waits_for() -> Result<(), DriverError> {
     // SAFETY: the address has four bytes.
     unsafe {
         sys::cuStreamWriteValue32_v2(first.cu_stream(), address, 7, 0).result()?;
-        // Until it is at least 7.
+        // Waits until it is at least 7.
         sys::cuStreamWaitValue32_v2(second.cu_stream(), address, 7, 0).result()?;
         sys::cuStreamWriteValue32_v2(second.cu_stream(), address, 9, 0).result()?;
     }
@@ -251,11 +253,11 @@ fn a_stream_writes_a_value_that_another_waits_for() -> Result<(), DriverError> {
 }
 
 #[test]
-fn tensor_maps_are_refused_by_name() {
+fn tensor_maps_are_rejected_with_a_message() {
     let _context = context();
     let mut map = [0u64; 16];
     assert_eq!(size_of::<sys::CUtensorMap>(), size_of_val(&map));
-    // SAFETY: nothing is read or written before the call is refused.
+    // SAFETY: the call is rejected before it reads or writes.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr().cast(),

@@ -1,15 +1,15 @@
-//! Reading tokens one after the other.
+//! The token cursor of the parser.
 
 use super::PtxError;
 use super::lexer::{Lexeme, Token, lex};
 
 pub(super) type Result<T> = std::result::Result<T, PtxError>;
 
-/// Braces, brackets and parentheses may lie this deep in each other.
+/// Maximum nesting of braces, brackets and parentheses.
 const MAX_NESTING: usize = 64;
 
-/// The tokens of a module, and how far they are read. What is read is the business of the files
-/// beside this one.
+/// The tokens of a module and the current position. The other files of this module implement the
+/// grammar.
 pub(super) struct Parser<'a> {
     source: &'a str,
     lexemes: Vec<Lexeme>,
@@ -31,10 +31,10 @@ impl<'a> Parser<'a> {
         self.at >= self.lexemes.len()
     }
 
-    /// Reads something that may lie in something of its kind.
+    /// Reads something that may be nested in itself.
     pub(super) fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth == MAX_NESTING {
-            return self.fail(format!("more than {MAX_NESTING} levels lie in each other"));
+            return self.fail(format!("more than {MAX_NESTING} nested levels"));
         }
         self.depth += 1;
         let inner = read(self);
@@ -48,7 +48,7 @@ impl<'a> Parser<'a> {
 
     pub(super) fn next(&mut self) -> Result<Token> {
         let Some(token) = self.peek().cloned() else {
-            return self.fail("the text ends in the middle".into());
+            return self.fail("unexpected end of the text".into());
         };
         self.at += 1;
         Ok(token)
@@ -66,7 +66,7 @@ impl<'a> Parser<'a> {
         found
     }
 
-    /// Takes a word that begins with a dot.
+    /// Takes a word that starts with a dot.
     pub(super) fn accept_directive(&mut self) -> Option<String> {
         match self.peek() {
             Some(Token::Word(word)) if word.starts_with('.') => {
@@ -81,7 +81,7 @@ impl<'a> Parser<'a> {
     pub(super) fn expect(&mut self, sign: char) -> Result<()> {
         match self.accept(sign) {
             true => Ok(()),
-            false => self.fail(format!("`{sign}` is missing")),
+            false => self.fail(format!("expected `{sign}`")),
         }
     }
 
@@ -92,7 +92,7 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 Ok(word)
             }
-            _ => self.fail(format!("{what} is expected")),
+            _ => self.fail(format!("expected {what}")),
         }
     }
 
@@ -103,18 +103,18 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 Ok(value)
             }
-            _ => self.fail("a whole number is expected".into()),
+            _ => self.fail("expected an integer".into()),
         }
     }
 
     pub(super) fn text(&mut self) -> Result<String> {
         match self.next()? {
             Token::Text(text) => Ok(text),
-            _ => self.fail("a string is expected".into()),
+            _ => self.fail("expected a string".into()),
         }
     }
 
-    /// The line of the token that comes next, or of the last one.
+    /// The line of the next token, or of the last one at the end.
     pub(super) fn line(&self) -> u32 {
         let at = self.at.min(self.lexemes.len().saturating_sub(1));
         self.lexemes.get(at).map_or(1, |lexeme| lexeme.line)

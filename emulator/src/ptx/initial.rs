@@ -1,19 +1,19 @@
-//! Initial values of variables (PTX ISA 5.4.4): lists as deep as the array has extents. What is
-//! not listed is zero.
+//! Initial values of variables (PTX ISA 5.4.4): nested lists, one level per array dimension.
+//! Missing values are zero.
 
 use super::cursor::{Parser, Result};
 use super::lexer::Token;
 use super::syntax::{Initial, PlacedValue};
 use super::variables::Element;
 
-/// Bytes of an array; `None` if there is no number for them.
+/// Bytes of an array; `None` on overflow.
 pub(super) fn bytes_of_extents(extents: &[Option<usize>], element: usize) -> Option<usize> {
     let extents = extents.iter().map(|extent| extent.unwrap_or(1));
     extents.into_iter().try_fold(element, usize::checked_mul)
 }
 
 impl Parser<'_> {
-    /// What follows `=`; how long the outermost list is.
+    /// Parses what follows `=`; returns the length of the outermost list.
     pub(super) fn initial(
         &mut self,
         element: &Element,
@@ -51,9 +51,7 @@ impl Parser<'_> {
                 self.expect(',')?;
             }
             if *extent == Some(count) {
-                return self.fail(format!(
-                    "more than the {count} values that there is room for"
-                ));
+                return self.fail(format!("more values than the array's {count} elements"));
             }
             let at = bytes_of_extents(inner, bytes)
                 .and_then(|step| step.checked_mul(count)?.checked_add(offset));
@@ -74,17 +72,18 @@ impl Parser<'_> {
                 Some(bits) => Ok(Initial::Bits(bits)),
                 None => {
                     let sign = if negative { "-" } else { "" };
-                    let words = format!("`{sign}{number}` is no initial value of type `{kind}`");
+                    let words =
+                        format!("`{sign}{number}` is not a valid initial value of type `{kind}`");
                     self.fail(format!("{words}; {}", expected(kind)))
                 }
             },
         }
     }
 
-    /// `name+4` or `generic(name+4)+4`, of which `name` or `generic` is read.
+    /// `name+4` or `generic(name+4)+4`; `name` or `generic` was already read.
     fn initial_address(&mut self, word: String, kind: &str) -> Result<Initial> {
         if !matches!(kind, ".u64" | ".s64" | ".b64") {
-            let words = format!("an address as a value of type `{kind}`; it takes 64 bits");
+            let words = format!("an address needs a 64-bit type, not `{kind}`");
             return self.fail(words);
         }
         if word != "generic" {
@@ -100,7 +99,7 @@ impl Parser<'_> {
     }
 }
 
-/// A number's bits as a value of a type; `None` if it has none.
+/// A number's bits as a value of a type; `None` if the type does not allow it.
 fn bits(number: &Token, negative: bool, kind: &str) -> Option<u64> {
     let integral = matches!(&kind[1..2], "u" | "s" | "b") && kind != ".b128";
     Some(match (number, kind) {
@@ -119,13 +118,13 @@ fn bits(number: &Token, negative: bool, kind: &str) -> Option<u64> {
     })
 }
 
-/// What may stand there instead.
+/// The hint of an error message.
 fn expected(kind: &str) -> &'static str {
     match kind {
         ".f32" => "write 1.0, or 0f3F800000 for its bits",
         ".f64" => "write 1.0, or 0d3FF0000000000000 for its bits",
         ".f16" | ".bf16" | ".f16x2" | ".bf16x2" => "declare it of type .b16 or .b32, as bits",
-        _ => "write a whole number",
+        _ => "write an integer",
     }
 }
 
@@ -157,7 +156,7 @@ mod tests {
             .collect()
     }
 
-    /// The words that ptxas 13.0 puts into its object file.
+    /// The words that ptxas 13.0 writes to its object file.
     #[test]
     fn numbers_have_the_bits_of_their_type() {
         let floats = |declaration| -> Vec<f32> {
@@ -200,9 +199,9 @@ mod tests {
         assert_eq!(words(".global .u32 b[3] = {};"), [0, 0, 0]);
     }
 
-    /// ptxas refuses all of these, or, where it takes a float for an integer, writes zeros.
+    /// ptxas rejects all of these; for a float as an integer it writes zeros instead.
     #[test]
-    fn what_has_no_bits_is_refused() {
+    fn invalid_initial_values_are_rejected() {
         for wrong in [
             ".f32 b[1] = {1}",
             ".f64 b[1] = {0f3F800000}",

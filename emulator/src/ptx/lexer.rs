@@ -1,5 +1,5 @@
-//! Text to tokens. A word is as long as it can be: an opcode with its modifiers is one
-//! (`ld.global.L1::no_allocate.v4.b32`), so is `%tid.x`, so is a directive (`.reg`).
+//! The lexer. Words are as long as possible: an opcode with its modifiers is one word
+//! (`ld.global.L1::no_allocate.v4.b32`), as are `%tid.x` and each directive (`.reg`).
 
 use std::fmt;
 
@@ -67,7 +67,7 @@ impl<'a> Lexer<'a> {
                 self.take(end);
             } else if self.rest.starts_with("/*") {
                 let Some(end) = self.rest.find("*/") else {
-                    return self.fail("this comment does not end");
+                    return self.fail("unterminated comment");
                 };
                 self.take(end + 2);
             } else {
@@ -90,7 +90,7 @@ impl<'a> Lexer<'a> {
                 self.take(1);
                 Token::Sign(first)
             }
-            other => return self.fail(&format!("`{other}` is no part of PTX")),
+            other => return self.fail(&format!("unexpected character `{other}`")),
         };
         let line = self.line;
         self.lexemes.push(Lexeme { token, line });
@@ -99,7 +99,7 @@ impl<'a> Lexer<'a> {
 
     fn text(&mut self) -> Result<Token, PtxError> {
         let Some(length) = self.rest[1..].find('"') else {
-            return self.fail("this string does not end");
+            return self.fail("unterminated string");
         };
         let quoted = self.take(length + 2);
         Ok(Token::Text(quoted[1..=length].to_owned()))
@@ -156,8 +156,8 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%' | '.')
 }
 
-/// A colon belongs to a word only in pairs: `L1::evict_last` is one word, `label:` is not. Of
-/// directives each is one, `.reg.b32` two.
+/// A colon belongs to a word only in pairs: `L1::evict_last` is one word, `label:` is not. Each
+/// directive is a separate word: `.reg.b32` is two.
 fn word_length(rest: &str) -> usize {
     let bytes = rest.as_bytes();
     let directive = rest.starts_with('.');
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_as_long_as_they_can_be() {
+    fn words_are_as_long_as_possible() {
         let expected = [
             word("$L_1"),
             Token::Sign(':'),

@@ -1,5 +1,5 @@
-//! PTX text to syntax (PTX ISA 9.0, chapters 4 and 5). Knows how the language is written; what an
-//! instruction means is the business of [`crate::program`].
+//! Parses PTX text (PTX ISA 9.0, chapters 4 and 5) to a syntax tree. The meaning of instructions is
+//! defined in [`crate::program`].
 
 mod cursor;
 mod initial;
@@ -12,7 +12,7 @@ mod variables;
 pub(crate) use parser::{heading, parse};
 pub(crate) use variables::bytes_of_type;
 
-/// What is wrong with a module's text, with the line that it is about.
+/// An error in a module's text, with its line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ptx line {line}: {message}\n    {text}")]
 pub struct PtxError {

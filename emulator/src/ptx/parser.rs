@@ -1,4 +1,4 @@
-//! Tokens to syntax: the level of a module.
+//! The parser of module-level declarations.
 
 use super::cursor::{Parser, Result};
 use super::lexer::Token;
@@ -10,12 +10,12 @@ pub(crate) fn parse(source: &str) -> Result<Module> {
     Parser::new(source)?.module()
 }
 
-/// Parses only how a module begins: of a version to come, no more can be understood.
+/// Parses only the heading of a module: the rest of an unknown version cannot be parsed.
 pub(crate) fn heading(source: &str) -> Result<Heading> {
     Parser::new(source)?.heading()
 }
 
-/// What stands before a function or variable and changes nothing for us.
+/// Linking directives, which have no effect here.
 const LINKING: [&str; 4] = [".visible", ".extern", ".weak", ".common"];
 
 impl Parser<'_> {
@@ -30,12 +30,12 @@ impl Parser<'_> {
     fn heading(&mut self) -> Result<Heading> {
         let version_line = self.line();
         if !self.accept_word(".version") {
-            return self.fail("a module begins with `.version`".into());
+            return self.fail("a module must start with `.version`".into());
         }
         let version = self.version()?;
         let target_line = self.line();
         if !self.accept_word(".target") {
-            return self.fail("`.version` is followed by `.target`".into());
+            return self.fail("`.version` must be followed by `.target`".into());
         }
         Ok(Heading {
             version,
@@ -71,7 +71,11 @@ impl Parser<'_> {
             ".target" => drop(self.targets()?),
             ".address_size" => match self.integer()? {
                 64 => {}
-                other => return self.fail(format!("addresses of {other} bits; only 64 are run")),
+                other => {
+                    return self.fail(format!(
+                        "addresses of {other} bits are not supported; use 64"
+                    ));
+                }
             },
             ".file" => {
                 let number = self.integer()?;
@@ -91,12 +95,16 @@ impl Parser<'_> {
                 let space = space(&word[1..]);
                 module.variables.extend(self.variables(space)?);
             }
-            _ => return self.fail(format!("`{word}` is not known at the level of a module")),
+            _ => {
+                return self.fail(format!(
+                    "the module-level directive `{word}` is not supported"
+                ));
+            }
         }
         Ok(())
     }
 
-    /// Debug information: skipped.
+    /// Skips debug information.
     fn section(&mut self) -> Result<()> {
         self.word("a section's name")?;
         self.expect('{')?;
@@ -161,7 +169,7 @@ impl Parser<'_> {
             }
             let given = self.integer()?;
             let Ok(given @ 1..=0xffff) = u32::try_from(given) else {
-                return self.fail(format!("an extent of {given} threads"));
+                return self.fail(format!("invalid extent of {given} threads"));
             };
             *extent = given;
         }
@@ -200,7 +208,7 @@ $DONE:
 "#;
 
     #[test]
-    fn a_module_of_everything() {
+    fn a_module_with_all_declarations() {
         let source = KERNEL.replace("0f0,", "0f00000000,");
         let module = parse(&source).unwrap();
         assert_eq!(module.files[&1], "kernel.cu");
@@ -228,7 +236,7 @@ $DONE:
     fn errors_show_the_line() {
         let error = parse(".entry f()\n{\n  add.s32 a b;\n}").unwrap_err();
         assert_eq!(error.line, 3);
-        assert!(error.message.contains("`,` is missing"), "{error}");
+        assert!(error.message.contains("expected `,`"), "{error}");
         let error = parse(".entry f() .maxclusterrank 4 { }").unwrap_err();
         assert!(error.message.contains(".maxclusterrank"), "{error}");
         assert!(parse(".entry f() {").is_err());

@@ -1,4 +1,4 @@
-//! Bodies of functions: statements, instructions and their operands.
+//! Function bodies: statements, instructions and operands.
 
 use super::cursor::{Parser, Result};
 use super::lexer::Token;
@@ -123,7 +123,7 @@ impl Parser<'_> {
         Ok(Statement::Registers { kind, names, line })
     }
 
-    /// `.loc 1 20 5` and what may follow about inlining.
+    /// `.loc 1 20 5` and the optional inlining information.
     fn location(&mut self) -> Result<Statement> {
         let place = [self.integer()?, self.integer()?, self.integer()?];
         while self.accept(',') {
@@ -180,13 +180,13 @@ impl Parser<'_> {
             Token::Sign('-') => match self.next()? {
                 Token::Integer(value) => Operand::Integer(value.wrapping_neg()),
                 Token::Float64(bits) => Operand::Float64(bits ^ 1 << 63),
-                _ => return self.fail("a number is missing after `-`".into()),
+                _ => return self.fail("expected a number after `-`".into()),
             },
             Token::Sign('~') => Operand::Integer(!self.integer()?),
             Token::Sign('{') => Operand::Vector(self.nested(|parser| parser.list('}'))?),
             Token::Sign('(') => Operand::List(self.nested(|parser| parser.list(')'))?),
             Token::Sign('[') => self.address()?,
-            _ => return self.fail("an operand is expected".into()),
+            _ => return self.fail("expected an operand".into()),
         })
     }
 
@@ -206,7 +206,7 @@ impl Parser<'_> {
         let (base, offset) = match self.next()? {
             Token::Word(name) => (Base::Name(name), self.offset()?),
             Token::Integer(value) => (Base::Absolute, value as i64),
-            _ => return self.fail("an address starts with a name or a number".into()),
+            _ => return self.fail("an address must start with a name or a number".into()),
         };
         self.expect(']')?;
         Ok(Operand::Address { base, offset })

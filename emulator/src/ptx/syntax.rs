@@ -1,4 +1,4 @@
-//! The syntax of a module, names unresolved.
+//! The syntax tree of a module, with unresolved names.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ pub(crate) struct Module {
     pub(crate) functions: Vec<Function>,
 }
 
-/// How a module begins: what it is written in and for.
+/// The heading of a module: version and target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heading {
-    /// Of `.version`, major and minor.
+    /// From `.version`: major and minor.
     pub(crate) version: (u32, u32),
     pub(crate) version_line: u32,
-    /// Of `.target`, such as `sm_80` or `debug`.
+    /// From `.target`, such as `sm_80` or `debug`.
     pub(crate) targets: Vec<String>,
     pub(crate) target_line: u32,
 }
 
-/// Where a variable lives.
+/// The state space of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Global,
@@ -32,7 +32,7 @@ pub(crate) enum Space {
     Param,
 }
 
-/// A variable of the module, of a function, or a parameter.
+/// A variable of the module or of a function, or a parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
     pub(crate) name: String,
@@ -40,7 +40,7 @@ pub(crate) struct Variable {
     pub(crate) align: usize,
     /// Bytes of one element.
     pub(crate) element: usize,
-    /// Elements; `None` for `name[]`, as dynamic shared memory is declared.
+    /// Number of elements; `None` for `name[]`, as dynamic shared memory is declared.
     pub(crate) count: Option<usize>,
     pub(crate) initial: Vec<PlacedValue>,
     pub(crate) line: u32,
@@ -52,7 +52,7 @@ impl Variable {
     }
 }
 
-/// A value of an initializer, and where in the variable it lies.
+/// A value of an initializer and its position in the variable.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlacedValue {
     pub(crate) offset: usize,
@@ -64,7 +64,7 @@ pub(crate) struct PlacedValue {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Initial {
     Bits(u64),
-    /// The address of a variable plus an offset; generic and global addresses are the same.
+    /// The address of a variable plus an offset. Generic and global addresses are equal.
     Address {
         name: String,
         offset: i64,
@@ -78,9 +78,9 @@ pub(crate) struct Function {
     pub(crate) entry: bool,
     pub(crate) returns: Vec<Parameter>,
     pub(crate) parameters: Vec<Parameter>,
-    /// Threads demanded by `.reqntid`.
+    /// Required CTA extents, from `.reqntid`.
     pub(crate) required_threads: Option<[u32; 3]>,
-    /// Threads allowed by `.maxntid`.
+    /// Maximum CTA extents, from `.maxntid`.
     pub(crate) max_threads: Option<[u32; 3]>,
     /// `None` for a declaration.
     pub(crate) body: Option<Vec<Statement>>,
@@ -94,31 +94,31 @@ pub(crate) enum Parameter {
     Register { name: String, kind: String },
 }
 
-/// What a body consists of.
+/// A statement of a function body.
 #[derive(Clone, Debug)]
 pub(crate) enum Statement {
     Label(String),
     Instruction(Instruction),
-    /// `.reg .b32 %r<5>;` declares five, `.reg .pred p, q;` one each.
+    /// `.reg .b32 %r<5>;` declares five registers, `.reg .pred p, q;` one each.
     Registers {
         kind: String,
         names: Vec<(String, Option<u64>)>,
         line: u32,
     },
     Variable(Variable),
-    /// The labels that a `brx.idx` chooses from.
+    /// The labels of a `brx.idx`.
     BranchTargets {
         name: String,
         labels: Vec<String>,
     },
-    /// What the functions look like that an indirect call may call.
+    /// The signature of an indirect call.
     CallPrototype {
         name: String,
         returns: Vec<Parameter>,
         parameters: Vec<Parameter>,
     },
     Block(Vec<Statement>),
-    /// File, line and column of what follows.
+    /// File, line and column of the following instructions.
     Location([u64; 3]),
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Instruction {
     pub(crate) line: u32,
 }
 
-/// One operand.
+/// An operand.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand {
     /// A register, label, variable or function.
@@ -152,13 +152,13 @@ pub(crate) enum Operand {
     },
     /// `a|b`.
     Pair(Box<Operand>, Box<Operand>),
-    /// `(a, b)`, of a call.
+    /// `(a, b)` of a call.
     List(Vec<Operand>),
-    /// `name+offset`, the address of part of a variable.
+    /// `name+offset`: an address within a variable.
     Offset(String, i64),
 }
 
-/// What an address starts from.
+/// The base of an address.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Base {
     Name(String),

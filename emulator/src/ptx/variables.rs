@@ -1,22 +1,22 @@
-//! Variables and parameters: where they live and how large they are.
+//! Variables and parameters: state spaces, types and sizes.
 
 use super::cursor::{Parser, Result};
 use super::initial::bytes_of_extents;
 use super::lexer::Token;
 use super::syntax::*;
 
-/// Of `.align`.
+/// The maximum of `.align`.
 const LARGEST_ALIGNMENT: u64 = 1 << 16;
 
-/// The type of a variable's elements: a fundamental one, or a vector of such.
+/// The element type of a variable: a fundamental type or a vector.
 pub(super) struct Element {
-    /// With its dot.
+    /// With its leading dot.
     pub(super) kind: String,
     pub(super) lanes: usize,
 }
 
 impl Element {
-    /// Bytes of one lane.
+    /// Bytes per lane.
     pub(super) fn lane_bytes(&self) -> usize {
         bytes_of_type(&self.kind).unwrap_or_default()
     }
@@ -26,8 +26,8 @@ impl Element {
     }
 }
 
-/// The most that one variable may take (PTX ISA 4.2 on `.param`; CUDA C++ Programming Guide,
-/// "Technical Specifications per Compute Capability", on local memory; an address for the rest).
+/// The maximum size of a variable (PTX ISA 4.2 on `.param`; CUDA C++ Programming Guide, "Technical
+/// Specifications per Compute Capability", on local memory; the address range for others).
 fn max_bytes(space: Space) -> usize {
     match space {
         Space::Param => 32_764,
@@ -49,11 +49,11 @@ impl Parser<'_> {
                     let name = self.word("a register")?;
                     Parameter::Register { name, kind }
                 }
-                other => return self.fail(format!("`{other}` where a parameter is expected")),
+                other => return self.fail(format!("expected a parameter, found `{other}`")),
             };
             parameters.push(parameter);
             if !self.accept(',') && !matches!(self.peek(), Some(Token::Sign(')'))) {
-                return self.fail("`,` or `)` is missing".into());
+                return self.fail("expected `,` or `)`".into());
             }
         }
         Ok(parameters)
@@ -69,19 +69,19 @@ impl Parser<'_> {
         Ok(variables)
     }
 
-    /// What follows a state space: alignment, type, name, extents, initial value.
+    /// Parses what follows a state space: alignment, type, name, extents, initial value.
     fn variable(&mut self, space: Space) -> Result<Variable> {
         let (element, align) = self.element()?;
         self.declarator(space, &element, align)
     }
 
-    /// The type of a variable's elements, and how they are aligned.
+    /// The element type and alignment of a variable.
     fn element(&mut self) -> Result<(Element, usize)> {
         let (mut align, mut kind, mut lanes) = (None, None, 1);
         let mut points = false;
         while let Some(word) = self.accept_directive() {
             match word.as_str() {
-                // The alignment after `.ptr` is that of what a parameter points to.
+                // The alignment after `.ptr` is that of the pointed-to memory.
                 ".align" if points => drop(self.alignment()?),
                 ".align" => align = Some(self.alignment()?),
                 ".attribute" => self.attribute()?,
@@ -90,11 +90,11 @@ impl Parser<'_> {
                 ".v2" => lanes = 2,
                 ".v4" => lanes = 4,
                 _ if bytes_of_type(&word).is_some() && kind.is_none() => kind = Some(word),
-                _ => return self.fail(format!("`{word}` is not a type of variables")),
+                _ => return self.fail(format!("`{word}` is not a variable type")),
             }
         }
         let Some(kind) = kind else {
-            return self.fail("a variable without a type".into());
+            return self.fail("the variable has no type".into());
         };
         let element = Element { kind, lanes };
         let align = align.unwrap_or(element.bytes());
@@ -106,7 +106,7 @@ impl Parser<'_> {
         match align.is_power_of_two() && align <= LARGEST_ALIGNMENT {
             true => Ok(align as usize),
             false => self.fail(format!(
-                "an alignment of {align}; it is a power of two up to {LARGEST_ALIGNMENT}"
+                "the alignment {align} must be a power of two of at most {LARGEST_ALIGNMENT}"
             )),
         }
     }
@@ -127,7 +127,9 @@ impl Parser<'_> {
         let mut initial = Vec::new();
         if self.accept('=') {
             if !matches!(space, Space::Global | Space::Const) {
-                return self.fail(format!("`{name}` can have no initial value where it lives"));
+                return self.fail(format!(
+                    "`{name}` cannot have an initial value in its state space"
+                ));
             }
             let given = self.initial(element, &extents, &mut initial)?;
             if let Some(first @ None) = extents.first_mut() {
@@ -143,7 +145,7 @@ impl Parser<'_> {
                     None => {
                         let most = max_bytes(space);
                         return self.fail(format!(
-                            "`{name}` is too large: {most} bytes are the most where it lives"
+                            "`{name}` is too large: its state space allows at most {most} bytes"
                         ));
                     }
                 }
@@ -160,7 +162,7 @@ impl Parser<'_> {
         })
     }
 
-    /// `[4][8]`, or `[][8]`, whose first extent is not known.
+    /// `[4][8]`, or `[][8]` with an unknown first extent.
     fn extents_of_array(&mut self) -> Result<Vec<Option<usize>>> {
         let mut extents = Vec::new();
         while self.accept('[') {
@@ -170,7 +172,7 @@ impl Parser<'_> {
             }
             let extent = self.integer()?;
             let Ok(extent @ 1..) = usize::try_from(extent) else {
-                return self.fail(format!("an array of {extent} elements"));
+                return self.fail(format!("invalid array extent {extent}"));
             };
             extents.push(Some(extent));
             self.expect(']')?;

@@ -1,11 +1,11 @@
-//! What a kernel's first lines say about it: see `emulator/broken/README.md`.
+//! The header of a kernel file, as defined in `emulator/broken/README.md`.
 
 /// A parsed header.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
-    /// Any of these kinds must be reported.
+    /// Expected kinds; any one of them must be reported.
     kinds: Vec<String>,
-    /// At any of these lines of the file; at none in particular if it is empty.
+    /// Expected lines of the file; empty if any line is accepted.
     lines: Vec<u32>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
@@ -13,11 +13,11 @@ pub(crate) struct Header {
     pub(crate) buffers: Vec<Described>,
     pub(crate) freed: Option<String>,
     pub(crate) kept: Option<String>,
-    /// A buffer and its first words after the launch.
+    /// A buffer and its expected first words after the launch.
     pub(crate) result: Option<(String, Vec<u32>)>,
 }
 
-/// A buffer as the header describes it, in the order of the kernel's parameters.
+/// A buffer of the header, in the order of the kernel's parameters.
 #[derive(Debug)]
 pub(crate) struct Described {
     pub(crate) name: String,
@@ -25,7 +25,7 @@ pub(crate) struct Described {
     pub(crate) content: Content,
 }
 
-/// What a buffer holds before the launch.
+/// The content of a buffer before the launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
     Uninitialized,
@@ -47,11 +47,11 @@ impl Header {
                 "free-before-launch" => set(&mut header.freed, value),
                 "keep" => set(&mut header.kept, value),
                 "result" => header.set_result(value),
-                // Prose with a colon somewhere.
+                // Prose that contains a colon.
                 _ if key.contains(' ') => Some(()),
                 _ => None,
             };
-            understood.ok_or_else(|| format!("`{key}: {value}` means nothing"))?;
+            understood.ok_or_else(|| format!("`{key}: {value}` is not a valid header line"))?;
         }
         match header.kinds.is_empty() || header.block == [0; 3] {
             true => Err("`expect` and `launch` are missing".to_owned()),
@@ -59,27 +59,27 @@ impl Header {
         }
     }
 
-    /// Fails unless `report` tells one of the kinds and lines.
+    /// Fails unless `report` has one of the expected kinds and lines.
     pub(crate) fn check_report(&self, report: &str) -> Result<(), String> {
         let kinds = self.kinds.join(" or ");
         if !self.kinds.iter().any(|kind| tells(report, kind)) {
-            return Err(format!("expected {kinds}, and was told:\n{report}"));
+            return Err(format!("expected {kinds}, but the report is:\n{report}"));
         }
         let line = line_of(report);
         let is_expected = |line| self.lines.contains(&line);
         match self.lines.is_empty() || line.is_some_and(is_expected) {
             true => Ok(()),
             false => Err(format!(
-                "expected {kinds} at {:?}, and was told:\n{report}",
+                "expected {kinds} at {:?}, but the report is:\n{report}",
                 self.lines
             )),
         }
     }
 
-    /// Fails unless these are the words that the header promises.
+    /// Fails unless `words` are the expected result.
     pub(crate) fn check_result(&self, words: &[u32]) -> Result<(), String> {
         let Some((name, expected)) = &self.result else {
-            return Err("has no `result`".to_owned());
+            return Err("the header has no `result`".to_owned());
         };
         match expected == words {
             true => Ok(()),
@@ -167,7 +167,7 @@ fn three(extent: &str) -> Option<[u32; 3]> {
 /// Whether a report is of this kind.
 fn tells(report: &str, kind: &str) -> bool {
     match kind {
-        // The driver's own error, with the log of the compiler.
+        // A driver error with the compiler's log.
         "load-error" => report.contains("CUDA_ERROR_INVALID_PTX"),
         "wrong-device" => report.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"),
         "unknown-version" => report.contains("CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
@@ -176,7 +176,7 @@ fn tells(report: &str, kind: &str) -> bool {
     }
 }
 
-/// The first line of the PTX text that a report names.
+/// The first PTX line that a report names.
 fn line_of(report: &str) -> Option<u32> {
     let (_, after) = report.split_once("ptx line ")?;
     let digits = after
@@ -186,7 +186,7 @@ fn line_of(report: &str) -> Option<u32> {
 }
 
 #[test]
-fn headers_say_all_that_a_launch_needs() {
+fn headers_are_parsed() {
     let text = "// A tile: too small.\n//\n// expect: shared-race or trap\n// line: 9 or 12\n\
         // launch: grid 4, block 32x2, shared 64\n// buffers: in 8 filled, out 16 zero\n\
         // free-before-launch: in\n// result: out 5 6\n\n.version 8.0\n";
@@ -203,5 +203,5 @@ fn headers_say_all_that_a_launch_needs() {
     assert!(header.check_report(&told("deadlock", 9)).is_err());
 
     let wrong = Header::parse("// expects: trap\n").unwrap_err();
-    assert_eq!(wrong, "`expects: trap` means nothing");
+    assert_eq!(wrong, "`expects: trap` is not a valid header line");
 }

@@ -4,13 +4,13 @@ use std::ffi::CStr;
 
 use crate::driver::{self, Context, Kernel, Module, last_report};
 
-/// A context of its own, current in this thread.
+/// A context, current in this thread.
 pub(crate) struct Machine {
     context: Context,
     report_before: String,
 }
 
-/// Memory of the device.
+/// Device memory.
 pub(crate) struct Buffer {
     address: u64,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Buffer {
 impl Machine {
     pub(crate) fn new() -> Machine {
         Machine {
-            context: Context::new().expect("a context"),
+            context: Context::new().expect("a context is created"),
             report_before: last_report(),
         }
     }
@@ -28,31 +28,31 @@ impl Machine {
     }
 
     pub(crate) fn kernel(&self, module: &Module, name: &CStr) -> Kernel {
-        module.kernel(name).expect("the kernel by its name")
+        module.kernel(name).expect("the module has the kernel")
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Buffer {
-        let address = driver::allocate(bytes).expect("memory");
+        let address = driver::allocate(bytes).expect("memory is allocated");
         Buffer { address }
     }
 
     pub(crate) fn free(&self, buffer: &Buffer) {
-        driver::free(buffer.address).expect("it is not freed yet");
+        driver::free(buffer.address).expect("the buffer is allocated");
     }
 
     pub(crate) fn write(&self, buffer: &Buffer, bytes: &[u8]) {
-        driver::write(buffer.address, bytes).expect("as many bytes as the buffer has");
+        driver::write(buffer.address, bytes).expect("the bytes fit into the buffer");
     }
 
     /// The first `count` words.
     pub(crate) fn read(&self, buffer: &Buffer, count: usize) -> Vec<u32> {
         let mut words = vec![0u32; count];
         let bytes = bytemuck::cast_slice_mut(&mut words);
-        driver::read(buffer.address, bytes).expect("no more bytes than the buffer has");
+        driver::read(buffer.address, bytes).expect("the buffer has these bytes");
         words
     }
 
-    /// Runs a kernel over its buffers to its end.
+    /// Runs a kernel to completion.
     pub(crate) fn launch(
         &self,
         kernel: &Kernel,
@@ -66,9 +66,9 @@ impl Machine {
         kernel.launch(grid, block, dynamic_shared, &arguments)
     }
 
-    /// Ends the context; the report of what it still held, if it held something.
+    /// Destroys the context; returns the leak report, if there is one.
     pub(crate) fn end(self) -> Option<String> {
-        self.context.end().expect("the context is this thread's");
+        self.context.end().expect("the context is current");
         Some(last_report()).filter(|report| *report != self.report_before)
     }
 }

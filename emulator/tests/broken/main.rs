@@ -1,8 +1,8 @@
-//! Kernels with one mistake each, and kernels that only look as if they had one.
+//! Kernels with one bug each, and correct kernels that look suspicious.
 //!
-//! The kernels are `emulator/broken/*.ptx` and `emulator/broken/fine/*.ptx`. Each says in its
-//! header how to run it and what must be found (`emulator/broken/README.md` has the grammar); here
-//! every one of them is run, and its report held against its header.
+//! The kernels are `emulator/broken/*.ptx` and `emulator/broken/fine/*.ptx`. The header of each
+//! says how to run it and what must be reported (`emulator/broken/README.md` defines the format).
+//! These tests run every kernel and compare its report with its header.
 
 #[path = "../driver/mod.rs"]
 mod driver;
@@ -17,14 +17,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use header::{Content, Header};
 use machine::{Buffer, Machine};
 
-/// One after the other: the emulator keeps one latest report for all.
+/// Serializes the tests: the emulator keeps only the last report.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
-fn every_mistake_is_found_where_it_is() {
+fn every_bug_is_reported_at_its_line() {
     let _alone = alone();
     let failures = failures_of(
         "emulator/broken",
@@ -38,28 +38,29 @@ fn every_mistake_is_found_where_it_is() {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_is_wrong() {
+fn correct_kernels_run_without_reports() {
     let _alone = alone();
     let failures = failures_of(
         "emulator/broken/fine",
         c"fine",
         |header, outcome| match outcome {
-            Outcome::Report(report) => Err(format!("was accused:\n{report}")),
+            Outcome::Report(report) => Err(format!("unexpected report:\n{report}")),
             Outcome::Words(words) => header.check_result(words),
         },
     );
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// What came of a kernel.
+/// The outcome of a run.
 enum Outcome {
-    /// What the emulator said about it.
+    /// The emulator's report.
     Report(String),
-    /// It ran to its end, and its context too: the words of the buffer that the header asks for.
+    /// No report: the words of the buffer that the header names.
     Words(Vec<u32>),
 }
 
-/// The kernels of `folder`, all of one name, that did not come out as `expected` says, and why.
+/// The kernels of `folder` whose outcome is not as `expected`, with the reason. All have the same
+/// kernel name.
 fn failures_of(
     folder: &str,
     name: &CStr,
@@ -82,20 +83,22 @@ fn failures_of(
 fn kernels_of(folder: &str) -> Vec<(PathBuf, String, Header)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("the workspace");
-    let files = fs::read_dir(root.join(folder)).expect("the folder of kernels");
-    let mut paths: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
+        .expect("the crate is in the workspace");
+    let files = fs::read_dir(root.join(folder)).expect("the folder exists");
+    let mut paths: Vec<PathBuf> = files
+        .map(|file| file.expect("the folder is readable").path())
+        .collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
     paths.sort();
     let parsed = paths.into_iter().map(|path| {
-        let text = fs::read_to_string(&path).expect("a readable file");
+        let text = fs::read_to_string(&path).expect("the file is readable");
         let header = Header::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         (path, text, header)
     });
     parsed.collect()
 }
 
-/// Runs a kernel in a context of its own, from loading it to the end of the context.
+/// Runs a kernel in its own context, from loading to the end of the context.
 fn run(text: &str, name: &CStr, header: &Header) -> Outcome {
     let machine = Machine::new();
     let outcome = launch(&machine, text, name, header);
@@ -137,7 +140,7 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
         let (buffer, _) = buffers
             .iter()
             .find(|(_, name)| name == wanted)
-            .expect("a known buffer");
+            .expect("the header declares the buffer");
         words = machine.read(buffer, values.len());
     }
     for (buffer, name) in &buffers {
@@ -145,7 +148,7 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
             machine.free(buffer);
         }
     }
-    module.unload().expect("it is loaded");
+    module.unload().expect("the module is loaded");
     Ok(words)
 }
 

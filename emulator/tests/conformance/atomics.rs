@@ -1,4 +1,4 @@
-//! Threads that meet in one place: `atomics.cu`, `histogram.cu`, `last_block.cu`.
+//! Atomics: `atomics.cu`, `histogram.cu`, `last_block.cu`.
 
 use half::{bf16, f16};
 
@@ -12,7 +12,7 @@ fn histograms_count_every_byte_once() {
         return;
     };
     let mut noise = Noise::new(1);
-    // Low bits and-ed: some values are much more frequent than others.
+    // Low bits are and-ed, so some values are much more frequent than others.
     let bytes = noise.vector(4000, |noise| (noise.u32() & noise.u32()) as u8);
     let mut counts = vec![0u32; 256];
     bytes
@@ -121,7 +121,7 @@ fn long_integers_in_every_way() {
 }
 
 #[test]
-fn old_values_are_given_to_one_thread_each() {
+fn each_old_value_is_returned_to_one_thread() {
     let Some(gpu) = corpus("atomics") else { return };
     let threads = 560usize; // a multiple of 10 and of 7
     let counters = gpu.zeros(12);
@@ -204,7 +204,7 @@ fn halves_are_added_in_pairs() {
     );
 }
 
-/// The counter goes back to zero by itself, so that the kernel can be launched again.
+/// The counter returns to zero, so that the kernel can be launched again.
 #[test]
 fn the_last_block_adds_the_sums_of_all() {
     let Some(gpu) = corpus("last_block") else {
@@ -241,7 +241,7 @@ fn a_flag_carries_a_message() {
 }
 
 #[test]
-fn a_lock_lets_one_block_in() {
+fn a_lock_admits_one_block() {
     let Some(gpu) = corpus("last_block") else {
         return;
     };

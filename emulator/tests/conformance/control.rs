@@ -1,5 +1,4 @@
-//! Lanes that part and meet again, functions, and memory of a thread's own: `branches.cu`,
-//! `calls.cu`, `locals.cu`.
+//! Divergence, functions and local memory: `branches.cu`, `calls.cu`, `locals.cu`.
 
 use crate::corpus;
 use crate::data::Noise;
@@ -112,7 +111,7 @@ fn searches_of_different_length() {
     let mut sorted = noise.vector(77, |noise| noise.integer(-50, 200) as i32);
     sorted.sort();
     let keys = noise.vector(64, |noise| noise.integer(-60, 210) as i32);
-    // Lists end with -1; from 40 on they go round for ever.
+    // Lists end with -1; from 40 on they are cyclic.
     let next: Vec<i32> = (0..64)
         .map(|i| if i < 40 { i - 3 } else { 40 + (i + 1) % 24 })
         .collect();
@@ -133,7 +132,7 @@ fn searches_of_different_length() {
 }
 
 #[test]
-fn warps_that_leave_do_not_hold_up_the_rest() {
+fn exited_warps_do_not_block_the_rest() {
     let Some(gpu) = corpus("branches") else {
         return;
     };
@@ -197,7 +196,7 @@ fn recursion_to_different_depths() {
 }
 
 #[test]
-fn calls_through_pointers() {
+fn indirect_calls() {
     let Some(gpu) = corpus("calls") else { return };
     let mut noise = Noise::new(4);
     let which = noise.vector(32, |noise| noise.integer(0, 2) as i32);
@@ -217,7 +216,7 @@ fn calls_through_pointers() {
 }
 
 #[test]
-fn arrays_of_a_threads_own() {
+fn local_arrays() {
     let Some(gpu) = corpus("locals") else { return };
     let mut noise = Noise::new(5);
     let mut keys = noise.vector(16 * 64, |noise| noise.f32(-9.0, 9.0));
@@ -256,7 +255,7 @@ fn arrays_of_a_threads_own() {
 
 /// Every thread interprets its own program: x, y |-> (x + y) (x - y), in two ways, and -x^2.
 #[test]
-fn a_stack_machine_a_thread() {
+fn a_stack_machine_per_thread() {
     let Some(gpu) = corpus("locals") else { return };
     let mut noise = Noise::new(6);
     let mut programs = Vec::new();

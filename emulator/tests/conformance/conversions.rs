@@ -1,4 +1,4 @@
-//! From one type to another: `conversions.cu`.
+//! Conversions between types: `conversions.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -159,7 +159,7 @@ fn narrow_integers_keep_their_sign_and_width() {
     }
 }
 
-/// As C++ lays it out; the last byte is padding.
+/// As laid out in C++; the last byte is padding.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 struct Packed {
@@ -209,7 +209,7 @@ fn structures_with_holes() {
     }
 }
 
-/// `Settings` of the kernel: 48 bytes, the array read at places that differ by thread.
+/// `Settings` of the kernel: 48 bytes; the array index differs between threads.
 #[test]
 fn a_structure_as_parameter() {
     let Some(gpu) = corpus("conversions") else {

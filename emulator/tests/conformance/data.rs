@@ -1,8 +1,8 @@
-//! Inputs that are the same in every run, and how far a result may be from what is right.
+//! Reproducible inputs, and tolerances of results.
 
 use std::fmt::Debug;
 
-/// Numbers without a pattern (SplitMix64: Steele, Lea and Flood 2014).
+/// Pseudorandom numbers (SplitMix64: Steele, Lea and Flood 2014).
 pub(crate) struct Noise(u64);
 
 impl Noise {
@@ -36,7 +36,7 @@ impl Noise {
         self.f64(low.into(), high.into()) as f32
     }
 
-    /// Whole numbers in `low..=high`: sums of them are exact in any order.
+    /// Integers in `low..=high`; their sums are exact in any order.
     pub(crate) fn whole_f32(&mut self, count: usize, low: i64, high: i64) -> Vec<f32> {
         self.vector(count, |noise| noise.integer(low, high) as f32)
     }
@@ -50,18 +50,18 @@ impl Noise {
     }
 }
 
-/// The distance between adjacent f32 numbers of `value`'s size.
+/// The ulp of an f32 of `value`'s magnitude.
 pub(crate) fn ulp_f32(value: f64) -> f64 {
     let exponent = exponent(value).clamp(-126, 127);
     2f64.powi(exponent - 23)
 }
 
-/// The distance between adjacent f64 numbers of `value`'s size.
+/// The ulp of an f64 of `value`'s magnitude.
 pub(crate) fn ulp_f64(value: f64) -> f64 {
     2f64.powi((exponent(value) - 52).max(-1022))
 }
 
-/// The power of two that `value` is at least: `2^e <= |value| < 2^(e + 1)`.
+/// The exponent e with `2^e <= |value| < 2^(e + 1)`.
 pub(crate) fn exponent(value: f64) -> i32 {
     match value.abs() {
         0.0 => i32::MIN / 2,
@@ -70,8 +70,7 @@ pub(crate) fn exponent(value: f64) -> i32 {
     }
 }
 
-/// Fails unless `got` is within `tolerance` of `want`, or both are the same infinity, or no
-/// numbers.
+/// Fails unless `got` is within `tolerance` of `want`, or both are the same infinity or NaN.
 #[track_caller]
 pub(crate) fn assert_near(got: f64, want: f64, tolerance: f64, what: impl Debug) {
     let same = got == want || got.is_nan() && want.is_nan();
@@ -82,7 +81,7 @@ pub(crate) fn assert_near(got: f64, want: f64, tolerance: f64, what: impl Debug)
     );
 }
 
-/// Fails unless both are the same to the bit; any NaN is as good as another.
+/// Fails unless both have the same bits; all NaNs are equal.
 #[track_caller]
 pub(crate) fn assert_same(got: f64, want: f64, what: impl Debug) {
     let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();

@@ -1,4 +1,4 @@
-//! Kernels in which each result has its own thread: `saxpy.cu`, `transpose.cu`, `stencil.cu`.
+//! Kernels with one thread per result: `saxpy.cu`, `transpose.cu`, `stencil.cu`.
 
 use crate::corpus;
 use crate::data::Noise;
@@ -83,7 +83,7 @@ fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
 fn heat_flows_to_the_neighbors() {
     let Some(gpu) = corpus("stencil") else { return };
     let (width, height) = (50usize, 37usize);
-    // Multiples of 64: two steps of eighths stay whole.
+    // Multiples of 64, so that two steps of eighths are exact.
     let mut values: Vec<f32> = Noise::new(2).whole_f32(width * height, -9, 9);
     values.iter_mut().for_each(|value| *value *= 64.0);
 
@@ -112,7 +112,7 @@ fn after_a_step(values: &[f32], width: usize, height: usize) -> Vec<f32> {
 }
 
 #[test]
-fn cache_hints_change_no_value() {
+fn cache_hints_do_not_change_values() {
     let Some(gpu) = corpus("stencil") else { return };
     let mut noise = Noise::new(3);
     let n = 96usize;

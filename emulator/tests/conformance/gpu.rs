@@ -7,22 +7,22 @@ use bytemuck::{Pod, bytes_of};
 
 use crate::driver::{self, Context, Module};
 
-/// A module in a context of its own on device 0, so that no failure reaches another test. The
-/// context is current in the thread that made it.
+/// A module in its own context on device 0, so that a failure does not affect other tests. The
+/// context is current in the thread that created it.
 pub(crate) struct Gpu {
     context: Context,
     module: Module,
 }
 
-/// Memory of the device.
+/// Device memory.
 pub(crate) struct Buffer {
     address: u64,
     bytes: usize,
-    /// It is freed in the thread whose context it belongs to.
+    /// Freed in the thread of its context.
     _not_send: PhantomData<*const ()>,
 }
 
-/// What a kernel takes.
+/// An argument of a kernel.
 #[derive(Clone, Debug)]
 pub(crate) enum Argument {
     Pointer(u64),
@@ -77,9 +77,9 @@ impl Argument {
 }
 
 impl Gpu {
-    /// Compiles `ptx`; panics with what is wrong with it.
+    /// Compiles `ptx`; panics with the report if it fails.
     pub(crate) fn load(ptx: &str) -> Gpu {
-        let context = Context::new().expect("a context");
+        let context = Context::new().expect("a context is created");
         let module = Module::load(ptx).unwrap_or_else(|report| panic!("{report}"));
         Gpu { context, module }
     }
@@ -88,7 +88,7 @@ impl Gpu {
     pub(crate) fn upload<T: Pod>(&self, data: &[T]) -> Buffer {
         let bytes: &[u8] = bytemuck::cast_slice(data);
         let buffer = Buffer::new(bytes.len());
-        driver::write(buffer.address, bytes).expect("the buffer is that long");
+        driver::write(buffer.address, bytes).expect("the data fits into the buffer");
         buffer
     }
 
@@ -106,11 +106,11 @@ impl Gpu {
     pub(crate) fn download<T: Pod>(&self, buffer: &Buffer) -> Vec<T> {
         let mut values = vec![T::zeroed(); buffer.bytes / size_of::<T>()];
         let bytes = bytemuck::cast_slice_mut(&mut values);
-        driver::read(buffer.address, bytes).expect("the buffer is at least that long");
+        driver::read(buffer.address, bytes).expect("the buffer has these bytes");
         values
     }
 
-    /// Runs a kernel to its end; panics if it failed.
+    /// Runs a kernel to completion; panics if it fails.
     pub(crate) fn launch(
         &self,
         kernel: &str,
@@ -119,9 +119,12 @@ impl Gpu {
         dynamic_shared: u32,
         arguments: &[Argument],
     ) {
-        let name = CString::new(kernel).expect("names have no zero byte");
+        let name = CString::new(kernel).expect("names contain no NUL");
         let bytes: Vec<&[u8]> = arguments.iter().map(Argument::bytes).collect();
-        let function = self.module.kernel(&name).expect("the kernel by its name");
+        let function = self
+            .module
+            .kernel(&name)
+            .expect("the module has the kernel");
         let launched = function.launch(grid, block, dynamic_shared, &bytes);
         launched.unwrap_or_else(|report| panic!("{report}"));
     }
@@ -129,7 +132,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // A failure was told by the launch.
+        // The launch reports a failure.
         let _ = self.module.unload();
         let _ = self.context.end();
     }
@@ -138,13 +141,13 @@ impl Drop for Gpu {
 impl Buffer {
     fn new(bytes: usize) -> Buffer {
         Buffer {
-            address: driver::allocate(bytes).expect("memory"),
+            address: driver::allocate(bytes).expect("memory is allocated"),
             bytes,
             _not_send: PhantomData,
         }
     }
 
-    /// Where it begins.
+    /// Its address.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
@@ -152,7 +155,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A failure was told by the launch already.
+        // The launch has already reported a failure.
         let _ = driver::free(self.address);
     }
 }

@@ -1,4 +1,4 @@
-//! f16 and bf16: `half.cu`. Results are rounded once from what f64 holds exactly.
+//! f16 and bf16: `half.cu`. References are exact in f64 and rounded once.
 
 use half::{bf16, f16};
 
@@ -9,7 +9,7 @@ use crate::rounding::{BF16, F16, Format, Rounding};
 
 const N: usize = 200;
 
-/// Three operands, spread over a few powers of two.
+/// Three operands of different magnitudes.
 fn operands(seed: u64, format: Format) -> [Vec<f64>; 3] {
     let mut noise = Noise::new(seed);
     [(); 3].map(|()| {
@@ -28,7 +28,7 @@ fn to_bf16(values: &[f64]) -> Vec<bf16> {
     values.iter().map(|value| bf16::from_f64(*value)).collect()
 }
 
-/// The smaller and the larger number; a NaN counts as missing.
+/// The smaller and the larger number; a NaN is ignored.
 fn extremes(x: f64, y: f64) -> (f64, f64) {
     (x.min(y), x.max(y))
 }
@@ -37,7 +37,7 @@ fn extremes(x: f64, y: f64) -> (f64, f64) {
 fn half_arithmetic_rounds_once() {
     let Some(gpu) = corpus("half") else { return };
     let [mut a, mut b, c] = operands(1, F16);
-    // What overflows, what becomes subnormal, and what is no number.
+    // Overflow, subnormal results and NaN.
     (a[0], b[0]) = (60000.0, 60000.0);
     (a[1], b[1]) = (2f64.powi(-14), 2f64.powi(-8));
     a[2] = f64::NAN;
@@ -77,7 +77,7 @@ fn half_arithmetic_rounds_once() {
             } else {
                 saturated.clamp(0.0, 1.0)
             },
-            f64::NAN, // division: below
+            f64::NAN, // division: see below
             F16.nearest(times),
             F16.round(times, Rounding::Zero),
             if x < y { x } else { y },
@@ -187,7 +187,7 @@ fn bfloats_in_pairs() {
     }
 }
 
-/// The header promises two units in the last place at most.
+/// The CUDA header guarantees at most two ulps.
 #[test]
 fn functions_of_halves() {
     let Some(gpu) = corpus("half") else { return };
@@ -214,7 +214,7 @@ fn functions_of_halves() {
             x.round_ties_even(),
         ];
         for (k, want) in want.into_iter().enumerate() {
-            // The sine is taken by the fast instruction: 2^-20.9 beyond [-pi, pi].
+            // The fast sine instruction is used: 2^-20.9 outside [-pi, pi].
             let tolerance = 2.0 * F16.ulp(want) + 2f64.powi(-20);
             assert_near(got[8 * i + k].to_f64(), want, tolerance, (k, x));
         }

@@ -1,4 +1,4 @@
-//! Whole numbers, bits and bytes: `integer.cu`.
+//! Integers, bits and bytes: `integer.cu`.
 
 use crate::corpus;
 use crate::data::Noise;
@@ -6,7 +6,7 @@ use crate::gpu::arguments;
 
 const N: usize = 300;
 
-/// Pairs of words: the corners, and noise of all widths.
+/// Pairs of words: edge cases and random words of all widths.
 fn words(seed: u64) -> (Vec<u32>, Vec<u32>) {
     let corners = [
         0,
@@ -30,7 +30,7 @@ fn words(seed: u64) -> (Vec<u32>, Vec<u32>) {
     pairs.into_iter().unzip()
 }
 
-/// Eight bytes of which the selector's nibbles pick four (PTX ISA, prmt without mode).
+/// Eight bytes, of which the selector's nibbles select four (PTX ISA, prmt without mode).
 fn permute(x: u32, y: u32, selector: u32) -> u32 {
     let bytes = (u64::from(y) << 32 | u64::from(x)).to_le_bytes();
     u32::from_le_bytes([0, 4, 8, 12].map(|at| bytes[(selector >> at) as usize & 7]))
@@ -152,7 +152,7 @@ fn quotients_truncate_towards_zero() {
     pairs[1] = (-7, 2);
     pairs[2] = (7, -2);
     pairs[3] = (i64::MAX, -1);
-    // No quotient by zero, and none that overflows.
+    // No division by zero, and no overflow.
     pairs
         .iter_mut()
         .filter(|(_, y)| *y == 0)

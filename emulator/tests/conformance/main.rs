@@ -1,11 +1,12 @@
-//! Kernels that NVIDIA's compiler made, run by the emulator, against results known otherwise.
+//! Kernels compiled by NVIDIA's compiler, run on the emulator and compared with independent
+//! results.
 //!
-//! Each file of `emulator/conformance` is CUDA C++ as its users write it. nvcc turns it into PTX
-//! for sm_80 (see [`nvcc`]; where its wheels cannot be fetched, the tests say so and check
-//! nothing), the driver's functions run it (see [`gpu`]), and what comes out is compared with the
-//! same mathematics done plainly on the CPU: exactly, where the result is defined to the bit
-//! (integers, correctly rounded operations, sums that are exact in any order); else within the
-//! error that the CUDA programming guide states for the function.
+//! Each file of `emulator/conformance` is ordinary CUDA C++. nvcc compiles it to PTX for sm_80 (see
+//! [`nvcc`]; if its wheels cannot be fetched, the tests print a message and check nothing). The
+//! driver's functions run it (see [`gpu`]), and the results are compared with the same mathematics
+//! on the CPU. They must be equal if the result is exactly defined (integers, correctly rounded
+//! operations, sums that are exact in any order). Otherwise they must be within the error that the
+//! CUDA programming guide states for the function.
 
 mod atomics;
 mod control;

@@ -1,8 +1,7 @@
-//! Functions of real numbers: `math.cu`, `fast_math.cu`, `rounding.cu`.
+//! Mathematical functions: `math.cu`, `fast_math.cu`, `rounding.cu`.
 //!
-//! The library's errors are those of the CUDA programming guide ("Mathematical functions"), in
-//! units in the last place, and one more for rounding; references are f64 functions, which
-//! themselves are within two units of f64.
+//! Tolerances are those of the CUDA programming guide ("Mathematical functions"), in ulps, plus one
+//! for rounding. References are f64 functions, with an error below two f64 ulps.
 
 use std::f64::consts::PI;
 
@@ -36,8 +35,7 @@ fn erfc(x: f64) -> f64 {
     (-x * x).exp() / PI.sqrt() / fraction
 }
 
-/// What is left of x after the nearest whole multiple of y (IEEE 754 remainder), for exact f64
-/// quotients.
+/// The remainder of x and y (IEEE 754 remainder), for exact f64 quotients.
 fn remainder(x: f64, y: f64) -> f64 {
     let rest = x % y;
     let above = rest - y.copysign(rest);
@@ -148,7 +146,7 @@ fn functions_of_doubles() {
             ("fmod", x % y, 0.0),
             ("rsqrt", 1.0 / size.sqrt(), 1.0),
             ("cbrt", x.cbrt(), 1.0),
-            // The series above is worth some units itself.
+            // The series above has an error of some ulps itself.
             ("erf", erf(x), 20.0),
             ("hypot", x.hypot(y), 2.0),
         ];
@@ -163,7 +161,7 @@ fn functions_of_doubles() {
     }
 }
 
-/// Errors of the fast instructions, as the programming guide and the PTX ISA bound them.
+/// Errors of the fast instructions, as bounded by the programming guide and the PTX ISA.
 #[test]
 fn fast_functions() {
     let Some(gpu) = corpus("fast_math") else {
@@ -189,7 +187,7 @@ fn fast_functions() {
         let (x, y) = (f64::from(x[i]), f64::from(y[i]));
         let size = x.abs();
         let ulps = |count: f64, of: f64| count * ulp_f32(of);
-        // Of a logarithm in base 2, and of the power that it is then multiplied for.
+        // The error of a base-2 logarithm, and of its product with the exponent.
         let logarithm = |of: f64| 2f64.powi(-21) + ulps(3.0, of);
         let power = size.powf(y);
         let want = [
@@ -216,9 +214,9 @@ fn fast_functions() {
     }
 }
 
-/// A subnormal becomes a zero of its sign, on the way in and on the way out.
+/// Subnormal operands and results become zeros of the same sign.
 #[test]
-fn fast_math_knows_no_subnormals() {
+fn fast_math_flushes_subnormals() {
     let Some(gpu) = corpus("fast_math") else {
         return;
     };
@@ -294,9 +292,9 @@ fn gelu_in_its_tanh_form() {
     }
 }
 
-/// Operands of 24 digits and a common scale: f64 holds their sums, products and both.
+/// Operands of 24 bits with a common scale: f64 represents their sums and products exactly.
 #[test]
-fn floats_rounded_in_all_directions() {
+fn f32_arithmetic_rounds_in_all_directions() {
     let Some(gpu) = corpus("rounding") else {
         return;
     };
@@ -329,8 +327,8 @@ fn floats_rounded_in_all_directions() {
     for (i, row) in gpu.download::<f32>(&out).chunks(16).enumerate() {
         let (x, y) = (x[i], y[i]);
         let root = x.abs().sqrt();
-        // A quotient or root of f32 numbers is never so near another one that f64 would take it for
-        // that.
+        // An f32 quotient or root is never close enough to a rounding boundary for f64 to decide
+        // wrongly.
         let want = [
             (x + y, Zero),
             (x + y, Up),
@@ -355,14 +353,14 @@ fn floats_rounded_in_all_directions() {
     }
 }
 
-/// What rounding to the nearest loses is itself a double, and tells where the exact result lies.
+/// The error of rounding to nearest is itself an f64 and locates the exact result.
 #[test]
-fn doubles_rounded_in_all_directions() {
+fn f64_arithmetic_rounds_in_all_directions() {
     let Some(gpu) = corpus("rounding") else {
         return;
     };
     let mut noise = Noise::new(6);
-    // With 26 digits the product is exact, which the fused operation needs here.
+    // With 26-bit operands the product is exact, which the fused operation needs here.
     let mut draw = || {
         noise.vector(200, |noise| {
             let whole = noise.integer(1 - (1 << 26), (1 << 26) - 1) | 1;

@@ -1,4 +1,4 @@
-//! NVIDIA's compiler, and a cache of what it made.
+//! NVIDIA's compiler, with a cache of its output.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -8,10 +8,10 @@ use std::process::{self, Command};
 use std::sync::OnceLock;
 use std::thread;
 
-/// The exit code by which `scripts/cuda-tools` says that PyPI is out of reach.
+/// The exit code of `scripts/cuda-tools` if PyPI is unreachable.
 const UNREACHABLE: i32 = 3;
 
-/// The line of a source that asks for more options: `// nvcc: --use_fast_math`.
+/// A source line with additional options: `// nvcc: --use_fast_math`.
 const OPTIONS: &str = "// nvcc: ";
 
 /// PTX for sm_80 of `emulator/conformance/<name>.cu`; `None` without a compiler.
@@ -28,15 +28,15 @@ pub(crate) fn compile(name: &str) -> Option<String> {
     let cache = root().join("target/conformance");
     let made = cache.join(format!("{name}-{:016x}.ptx", hasher.finish()));
     if !made.exists() {
-        fs::create_dir_all(&cache).expect("target/ can be written");
-        // Tests of one file run side by side: whoever is last renames the same text over it.
+        fs::create_dir_all(&cache).expect("target/ is writable");
+        // Concurrent tests may compile the same file; the last rename writes the same text.
         let unfinished = cache.join(format!(
             "{name}-{}-{:?}",
             process::id(),
             thread::current().id()
         ));
         run(nvcc, &source, options(&text), &unfinished);
-        fs::rename(unfinished, &made).expect("target/ can be written");
+        fs::rename(unfinished, &made).expect("target/ is writable");
     }
     Some(fs::read_to_string(made).expect("just written"))
 }
@@ -61,7 +61,7 @@ fn run<'a>(nvcc: &Path, source: &Path, options: impl Iterator<Item = &'a str>, t
     assert!(done.status.success(), "{}: {errors}", source.display());
 }
 
-/// Where nvcc is, once it was fetched.
+/// The path of nvcc, fetched once.
 fn compiler() -> Option<&'static Path> {
     static COMPILER: OnceLock<Option<PathBuf>> = OnceLock::new();
     COMPILER.get_or_init(fetch).as_deref()
@@ -85,5 +85,5 @@ fn fetch() -> Option<PathBuf> {
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("the workspace")
+        .expect("the crate is in the workspace")
 }

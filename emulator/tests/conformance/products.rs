@@ -1,6 +1,6 @@
-//! Products of matrices: `gemm.cu`, `tensor_cores.cu`, `wmma.cu`, `pipeline.cu`.
+//! Matrix products: `gemm.cu`, `tensor_cores.cu`, `wmma.cu`, `pipeline.cu`.
 //!
-//! Factors are small whole numbers, so that every sum is exact in whatever order it is formed.
+//! Operands are small integers, so that sums are exact in any order.
 
 use half::{bf16, f16};
 
@@ -9,7 +9,7 @@ use crate::data::{Noise, assert_near};
 use crate::gpu::arguments;
 use crate::rounding::{Rounding, TF32};
 
-/// C of M x N: `a` is M x K, and `b` is N x K, both by rows.
+/// C of M x N: `a` is M x K and `b` is N x K, both row-major.
 fn product(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
     let dot = |row: &[f64], column: &[f64]| row.iter().zip(column).map(|(x, y)| x * y).sum();
     let rows = a
@@ -90,7 +90,7 @@ fn mma_bf16_of_many_warps() {
 }
 
 #[test]
-fn mma_f16_with_both_sums() {
+fn mma_f16_with_both_accumulators() {
     let Some(gpu) = corpus("tensor_cores") else {
         return;
     };
@@ -115,7 +115,7 @@ fn mma_f16_with_both_sums() {
 }
 
 #[test]
-fn mma_bf16_of_the_short_contraction() {
+fn mma_bf16_with_short_k() {
     let Some(gpu) = corpus("tensor_cores") else {
         return;
     };
@@ -136,7 +136,7 @@ fn mma_bf16_of_the_short_contraction() {
     assert_eq!(gpu.download::<f32>(&d), to_f32(&product(&a, &b, 8)));
 }
 
-/// The factors have more digits than tf32 keeps; `cvt.rna` rounds halves away from zero.
+/// The operands have more bits than tf32 keeps; `cvt.rna` rounds ties away from zero.
 #[test]
 fn mma_tf32_of_rounded_factors() {
     let Some(gpu) = corpus("tensor_cores") else {
@@ -191,7 +191,7 @@ fn mma_of_bytes() {
     let a: Vec<f64> = a.iter().map(|byte| f64::from(*byte)).collect();
     let signed: Vec<f64> = b.iter().map(|byte| f64::from(*byte)).collect();
     let unsigned: Vec<f64> = b.iter().map(|byte| f64::from(*byte as u8)).collect();
-    // Lanes begin with 1 2 in their upper row and 3 4 in their lower one.
+    // Lanes start with 1 2 in their upper row and 3 4 in their lower row.
     let start = |at: usize| (1 + at % 2 + 2 * (at / 64)) as i32;
     let want = product(&a, &signed, 32).into_iter().enumerate();
     let want: Vec<i32> = want.map(|(at, ab)| ab as i32 + start(at)).collect();
@@ -242,7 +242,7 @@ fn gemm_through_a_ring_of_asynchronous_copies() {
     };
     let (m, n) = (128usize, 192usize);
     let mut noise = Noise::new(8);
-    // Fewer steps than stages, as many, and more.
+    // Fewer steps than stages, as many as stages, and more.
     for k in [32usize, 64, 96, 224] {
         let (a, b) = (whole(&mut noise, m * k, 50), whole(&mut noise, n * k, 50));
         let (left, right) = (gpu.upload(&to_bf16(&a)), gpu.upload(&to_bf16(&b)));

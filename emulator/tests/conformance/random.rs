@@ -1,4 +1,4 @@
-//! Random numbers by counters: `philox.cu`.
+//! Counter-based random numbers: `philox.cu`.
 
 use crate::corpus;
 use crate::data::Noise;
@@ -24,7 +24,7 @@ fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// The first known answer is from the authors' own tests (Random123, `kat_vectors`).
 #[test]
-fn words_are_those_of_the_paper() {
+fn philox_matches_the_known_answers() {
     let Some(gpu) = corpus("philox") else { return };
     let out = gpu.uninitialized(16 * 128);
     gpu.launch(
@@ -51,7 +51,7 @@ fn words_are_those_of_the_paper() {
 }
 
 #[test]
-fn dropout_keeps_what_the_words_say() {
+fn dropout_keeps_elements_by_their_random_word() {
     let Some(gpu) = corpus("philox") else { return };
     let values = Noise::new(1).vector(4 * 128, |noise| noise.f32(-2.0, 2.0));
     let (from, to) = (gpu.upload(&values), gpu.uninitialized(16 * 128));
@@ -69,7 +69,7 @@ fn dropout_keeps_what_the_words_say() {
 }
 
 #[test]
-fn darts_in_a_quarter_of_a_circle() {
+fn monte_carlo_pi() {
     let Some(gpu) = corpus("philox") else { return };
     let (throws, threads) = (40u32, 64u32);
     let hits = gpu.uninitialized(4 * 3);

@@ -1,4 +1,4 @@
-//! Many values become few: `reduction.cu`, `scan.cu`, `softmax.cu`, `layer_norm.cu`, `dot.cu`.
+//! Reductions and scans: `reduction.cu`, `scan.cu`, `softmax.cu`, `layer_norm.cu`, `dot.cu`.
 
 use std::iter;
 
@@ -7,7 +7,7 @@ use crate::data::{Noise, assert_near, ulp_f64};
 use crate::gpu::arguments;
 
 #[test]
-fn blocks_sum_what_is_theirs() {
+fn blocks_sum_their_elements() {
     let Some(gpu) = corpus("reduction") else {
         return;
     };
@@ -51,7 +51,7 @@ fn the_first_of_the_largest_is_found() {
         return;
     };
     let (rows, n) = (4usize, 333usize);
-    // Few different values, so that the largest comes often.
+    // Few different values, so that the maximum occurs often.
     let values = Noise::new(2).whole_f32(rows * n, -5, 40);
     let from = gpu.upload(&values);
     let (value, index) = (gpu.uninitialized(4 * rows), gpu.uninitialized(4 * rows));
@@ -103,7 +103,7 @@ fn warps_reduce_in_one_instruction() {
     }
 }
 
-/// Sums of all values up to and including each.
+/// Inclusive prefix sums.
 fn inclusive<T: Copy + std::ops::Add<Output = T>>(values: &[T]) -> Vec<T> {
     let mut sums: Vec<T> = Vec::new();
     for value in values {
@@ -185,7 +185,7 @@ fn softmax_is_a_distribution() {
     let got = gpu.download::<f32>(&to);
     for (row, got) in values.chunks(columns).zip(got.chunks(columns)) {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // The difference is taken in f32, as the kernel does.
+        // The difference is computed in f32, as in the kernel.
         let powers: Vec<f64> = row.iter().map(|x| f64::from(x - largest).exp()).collect();
         let sum: f64 = powers.iter().sum();
         for (got, power) in got.iter().zip(powers) {
@@ -219,7 +219,7 @@ fn layer_norm_of_values_far_from_zero() {
             .map(|x| (f64::from(*x) - mean).powi(2))
             .sum::<f64>();
         let scale = 1.0 / (squares / count + 1e-5).sqrt();
-        // Two units in the last place of a mean near 100.
+        // Two ulps of a mean near 100.
         assert_near(means[r].into(), mean, 2e-5, "mean");
         for (d, x) in row.iter().enumerate() {
             let normal = (f64::from(*x) - mean) * scale;
@@ -229,7 +229,7 @@ fn layer_norm_of_values_far_from_zero() {
     }
 }
 
-/// Terms cancel all but a 2^-50th of what is summed: plain doubles would keep no digit.
+/// Terms cancel to 2^-50 of their magnitude: plain f64 sums would lose all digits.
 #[test]
 fn a_compensated_dot_product_survives_cancellation() {
     let Some(gpu) = corpus("dot") else { return };

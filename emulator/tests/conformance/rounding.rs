@@ -1,14 +1,14 @@
-//! Rounding of real numbers to small formats by their definition (IEEE 754-2019, 4.3), in f64.
+//! Rounding of real numbers to small formats by definition (IEEE 754-2019, 4.3), in f64.
 //!
-//! Right for every f64 value: whoever needs a rounded sum or product sees to it that f64 holds the
-//! exact one.
+//! Correct for every f64 value. For a rounded sum or product, the caller makes sure that f64
+//! represents the exact one.
 
 use crate::data::exponent;
 
 /// A binary format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Format {
-    /// Digits of the significand, the hidden one included.
+    /// Bits of the significand, including the hidden one.
     digits: i32,
     /// Exponent of the smallest normal number.
     lowest: i32,
@@ -29,12 +29,12 @@ const fn format(digits: i32, lowest: i32, highest: i32) -> Format {
     }
 }
 
-/// Where what lies between two numbers goes.
+/// The rounding of values between two numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rounding {
-    /// To the nearest, halves to the even one.
+    /// To nearest, ties to even.
     Nearest,
-    /// To the nearest, halves away from zero.
+    /// To nearest, ties away from zero.
     NearestAway,
     Zero,
     Up,
@@ -44,7 +44,7 @@ pub(crate) enum Rounding {
 use Rounding::*;
 
 impl Format {
-    /// `value` in this format.
+    /// `value` rounded to this format.
     pub(crate) fn round(self, value: f64, rounding: Rounding) -> f64 {
         if value == 0.0 || !value.is_finite() {
             return value;
@@ -72,12 +72,12 @@ impl Format {
         if stays { largest } else { f64::INFINITY }.copysign(value)
     }
 
-    /// To the nearest, halves to the even one.
+    /// To nearest, ties to even.
     pub(crate) fn nearest(self, value: f64) -> f64 {
         self.round(value, Nearest)
     }
 
-    /// The distance between adjacent numbers of `value`'s size.
+    /// The ulp at `value`'s magnitude.
     pub(crate) fn ulp(self, value: f64) -> f64 {
         2f64.powi(exponent(value).clamp(self.lowest, self.highest) - (self.digits - 1))
     }
@@ -87,8 +87,8 @@ impl Format {
     }
 }
 
-/// `nearest`, a result rounded to the nearest f64, moved to where `rounding` wants the exact one;
-/// `error` has the sign of what the exact result is more than `nearest`.
+/// `nearest`, a result rounded to nearest in f64, adjusted to `rounding`. `error` has the sign of
+/// the exact result minus `nearest`.
 pub(crate) fn directed(nearest: f64, error: f64, rounding: Rounding) -> f64 {
     let up = match rounding {
         Nearest | NearestAway => return nearest,
@@ -103,7 +103,7 @@ pub(crate) fn directed(nearest: f64, error: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// What `a + b` loses when rounded to the nearest (Knuth's two-sum).
+/// The rounding error of `a + b` (Knuth's TwoSum).
 pub(crate) fn error_of_sum(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let b_part = sum - a;
@@ -111,7 +111,7 @@ pub(crate) fn error_of_sum(a: f64, b: f64) -> f64 {
 }
 
 #[test]
-fn small_formats_round_as_the_types_that_rust_has() {
+fn small_formats_round_like_rust_types() {
     let mut noise = crate::data::Noise::new(1);
     for _ in 0..10_000 {
         let value = noise.f64(-2.0, 2.0) * 2f64.powi(noise.integer(-160, 140) as i32);

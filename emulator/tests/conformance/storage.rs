@@ -1,4 +1,4 @@
-//! Where values lie: `constants.cu`, `dynamic_shared.cu`.
+//! Constants, globals and shared memory: `constants.cu`, `dynamic_shared.cu`.
 
 use crate::corpus;
 use crate::data::Noise;
@@ -63,7 +63,7 @@ fn globals_live_as_long_as_their_module() {
 }
 
 #[test]
-fn arrays_carved_out_of_dynamic_shared_memory() {
+fn arrays_in_dynamic_shared_memory() {
     let Some(gpu) = corpus("dynamic_shared") else {
         return;
     };
@@ -98,7 +98,7 @@ fn a_bitonic_sort_carries_its_payload() {
     let Some(gpu) = corpus("dynamic_shared") else {
         return;
     };
-    // Odd multiples of a large odd number: all different.
+    // Odd multiples of a large odd number, so all are different.
     let keys: Vec<u32> = (0..256u32)
         .map(|i| (2 * i + 1).wrapping_mul(0x9e37_79b1))
         .collect();
@@ -121,7 +121,7 @@ fn a_bitonic_sort_carries_its_payload() {
 }
 
 #[test]
-fn generic_pointers_know_their_window() {
+fn generic_pointers_resolve_to_their_window() {
     let Some(gpu) = corpus("dynamic_shared") else {
         return;
     };

@@ -1,10 +1,10 @@
-//! What lanes know of each other: `votes.cu`, `groups.cu`.
+//! Warp-level primitives: `votes.cu`, `groups.cu`.
 
 use crate::corpus;
 use crate::data::Noise;
 use crate::gpu::arguments;
 
-/// Bits of the lanes for which `holds`.
+/// Bits of the lanes for which `holds` is true.
 fn ballot<T>(lanes: &[T], holds: impl Fn(&T) -> bool) -> u32 {
     (0..lanes.len())
         .filter(|lane| holds(&lanes[*lane]))
@@ -34,7 +34,7 @@ fn votes_ballots_and_matches() {
             ballot(lanes, |other| square(*other) == square(*value)),
         ];
         assert_eq!(got[8 * i..8 * i + 6], want, "thread {i}");
-        // Which lanes of a branch are together is up to the machine.
+        // Which lanes of a branch execute together depends on the machine.
         let together = got[8 * i + 6];
         assert_eq!(together & !positive, 0);
         assert_eq!(together >> (i % 32) & 1 == 1, *value > 0);
@@ -69,7 +69,7 @@ fn votes_of_blocks() {
 #[test]
 fn compaction_keeps_the_order_of_a_warp() {
     let Some(gpu) = corpus("votes") else { return };
-    // All different, so that a warp's values are found again.
+    // All different, so that a warp's values can be identified.
     let values: Vec<i32> = (0..256).map(|i| (i * 37 % 256) - 100).collect();
     let (from, out, count) = (gpu.upload(&values), gpu.zeros(4 * 256), gpu.zeros(4));
     gpu.launch(
@@ -115,7 +115,7 @@ fn sums_of_equal_keys() {
 }
 
 #[test]
-fn special_registers_say_where_a_thread_is() {
+fn special_registers_identify_the_thread() {
     let Some(gpu) = corpus("votes") else { return };
     let (grid, block, dynamic) = ([3u32, 2, 2], [5u32, 3, 4], 320u32);
     let threads = 60 * 12;
@@ -184,7 +184,7 @@ fn tiles_and_labels() {
 }
 
 #[test]
-fn lanes_that_are_together_share_one_atomic() {
+fn converged_lanes_share_one_atomic() {
     let Some(gpu) = corpus("groups") else { return };
     let values: Vec<i32> = (0..128).map(|i| i * 29 % 128).collect();
     let (from, taken, counter) = (gpu.upload(&values), gpu.zeros(4 * 128), gpu.zeros(4));
@@ -202,7 +202,7 @@ fn lanes_that_are_together_share_one_atomic() {
 }
 
 #[test]
-fn tiles_of_a_block_synchronize_alone() {
+fn tiles_of_a_block_synchronize_independently() {
     let Some(gpu) = corpus("groups") else { return };
     let values = Noise::new(5).whole_f32(64, 1, 60);
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 64));

@@ -1,4 +1,4 @@
-//! What is wrong, and in which words it is told.
+//! Errors and their messages.
 
 use std::ffi::{CString, c_void};
 
@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use crate::{SQUARE, context, open, own_context};
 
 #[test]
-fn what_is_wrong_with_ptx_is_in_the_log() {
+fn ptx_errors_are_in_the_log() {
     let context = context(0);
     let wrong = CString::new(SQUARE.replace("mul.f32 ", "mull.f32 ")).unwrap();
     context.bind_to_thread().unwrap();
@@ -20,7 +20,7 @@ fn what_is_wrong_with_ptx_is_in_the_log() {
         sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
     ];
     let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
-    // SAFETY: as many values as options, and a buffer of the size that is told.
+    // SAFETY: as many values as options, and a buffer of the given size.
     let outcome = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
@@ -44,7 +44,7 @@ fn what_is_wrong_with_ptx_is_in_the_log() {
 }
 
 #[test]
-fn a_wrong_kernel_is_reported_and_its_context_lost() -> Result<(), DriverError> {
+fn a_failed_kernel_is_reported_and_invalidates_its_context() -> Result<(), DriverError> {
     let context = own_context();
     let stream = context.default_stream();
     let kernel = context
@@ -54,26 +54,26 @@ fn a_wrong_kernel_is_reported_and_its_context_lost() -> Result<(), DriverError> 
     let mut y = stream.alloc_zeros::<f32>(3)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&4_i32);
-    // SAFETY: the emulator catches what is wrong with it, which is what is tested.
+    // SAFETY: the emulator catches the invalid access, which is what is tested.
     let error = unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.unwrap_err();
     assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     let error = stream.clone_dtoh(&y).unwrap_err();
     assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-    // Contexts fail alone.
+    // Other contexts are not affected.
     let other = own_context();
     assert_eq!(other.default_stream().clone_htod(&[1_u8])?.len(), 1);
     Ok(())
 }
 
 #[test]
-fn handles_that_name_nothing_are_errors() {
+fn invalid_handles_are_errors() {
     let context = context(0);
     context.bind_to_thread().unwrap();
     let nonsense = 0x1234_5678_usize as *mut c_void;
     let stream = context.new_stream().unwrap();
     let destroyed = stream.cu_stream();
     drop(stream);
-    // SAFETY: the emulator looks handles up and follows none.
+    // SAFETY: the emulator looks handles up and does not dereference them.
     let outcomes = unsafe {
         [
             sys::cuStreamSynchronize(nonsense.cast()),

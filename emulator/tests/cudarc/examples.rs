@@ -1,4 +1,4 @@
-//! cudarc's examples by their numbers.
+//! cudarc's examples, by number.
 
 use std::thread;
 
@@ -48,7 +48,7 @@ fn example_03_launch_kernel() -> Result<(), DriverError> {
     let n = 3_i32;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&n);
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }?;
     assert_eq!(stream.clone_dtoh(&x)?, x_host);
     assert_eq!(stream.clone_dtoh(&y)?, x_host.map(square));
@@ -70,7 +70,7 @@ fn example_04_streams() -> Result<(), DriverError> {
     let other = stream.fork()?;
     let mut launch = other.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&3_i32);
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }?;
     assert_eq!(stream.clone_dtoh(&y)?, x_host.map(square));
     assert_eq!(stream.clone_dtoh(&x)?, x_host);
@@ -78,7 +78,7 @@ fn example_04_streams() -> Result<(), DriverError> {
     context.synchronize()
 }
 
-/// As the kernel of the next test declares it.
+/// As declared by the kernel of the next test.
 #[repr(C)]
 struct Mixed {
     a: f32,
@@ -87,7 +87,7 @@ struct Mixed {
     d: usize,
 }
 
-// SAFETY: plain numbers, laid out as in C.
+// SAFETY: plain numbers with C layout.
 unsafe impl DeviceRepr for Mixed {}
 
 #[test]
@@ -135,7 +135,7 @@ fn example_05_device_repr() -> Result<(), DriverError> {
         block_dim: (1, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(one_thread) }?;
     assert_eq!(stream.clone_dtoh(&out)?, [480.25]);
     Ok(())
@@ -156,7 +156,7 @@ fn example_06_threading() {
                 let mut y = stream.alloc_zeros::<f32>(100).unwrap();
                 let mut launch = stream.launch_builder(&kernel);
                 launch.arg(&mut y).arg(&x).arg(&100_i32);
-                // SAFETY: the arguments are those of the kernel.
+                // SAFETY: the arguments match the kernel.
                 unsafe { launch.launch(LaunchConfig::for_num_elems(100)) }.unwrap();
                 assert_eq!(stream.clone_dtoh(&y).unwrap(), x_host.map(square));
             });
@@ -172,14 +172,14 @@ fn example_09_constant_memory() -> Result<(), DriverError> {
     let mut scale = module.get_global("scale", &stream)?;
     assert_eq!(scale.len(), 4);
     // SAFETY: four bytes are one f32.
-    let mut scale = unsafe { scale.transmute_mut::<f32>(1) }.expect("it fits");
+    let mut scale = unsafe { scale.transmute_mut::<f32>(1) }.expect("the variable holds one f32");
     stream.memcpy_htod(&[10.0], &mut scale)?;
     let kernel = module.load_function("square")?;
     let x = stream.clone_htod(&[0.5_f32])?;
     let mut y = stream.alloc_zeros::<f32>(1)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&1_i32);
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }?;
     assert_eq!(stream.clone_dtoh(&y)?, [2.5]);
     Ok(())

@@ -1,4 +1,4 @@
-//! Launches with parameters in one buffer, and counted ones; functions found by name.
+//! Launches with a parameter buffer, counted launches, and function lookup by name.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use crate::{SQUARE, context, open};
 
 #[test]
-fn launches_take_their_parameters_as_a_buffer_too() -> Result<(), DriverError> {
+fn launches_accept_a_parameter_buffer() -> Result<(), DriverError> {
     let context = context(0);
     let stream = context.default_stream();
     let text = CString::new(SQUARE).unwrap();
@@ -17,7 +17,7 @@ fn launches_take_their_parameters_as_a_buffer_too() -> Result<(), DriverError> {
     let module = unsafe { result::module::load_data(text.as_ptr().cast()) }?;
     // SAFETY: the module is loaded.
     let kernel = unsafe { result::module::get_function(module, c"square".to_owned()) }?;
-    // SAFETY: plain allocations, given back below.
+    // SAFETY: plain allocations, freed below.
     let (x, y) = unsafe { (result::malloc_sync(4)?, result::malloc_sync(4)?) };
     // SAFETY: `x` has four bytes.
     unsafe { result::memcpy_htod_sync(x, &[0.5_f32]) }?;
@@ -73,7 +73,7 @@ fn functions_are_found_by_name() {
     let find = |name: &std::ffi::CStr| {
         let mut function = std::ptr::null_mut();
         let mut status = sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
-        // SAFETY: there are places for both results.
+        // SAFETY: both results have an address.
         let code = unsafe {
             sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, 12080, 0, &mut status)
         };
@@ -91,7 +91,7 @@ fn functions_are_found_by_name() {
 fn launches_are_counted_on_demand() -> Result<(), DriverError> {
     type Start = unsafe extern "C" fn();
     type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
-    // SAFETY: these are their types.
+    // SAFETY: these are the functions' types.
     let (start, take) = unsafe {
         let start = open()
             .get::<Start>(b"meshgrad_emulator_counters_start")
@@ -109,17 +109,17 @@ fn launches_are_counted_on_demand() -> Result<(), DriverError> {
         .load_function("counted_kernel")?;
     let x = stream.clone_htod(&[1.0_f32; 64])?;
     let mut y = stream.alloc_zeros::<f32>(64)?;
-    // SAFETY: counting has no conditions.
+    // SAFETY: starting to count has no preconditions.
     unsafe { start() };
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&64_i32);
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(LaunchConfig::for_num_elems(64)) }?;
-    // SAFETY: without room, it tells how much is needed.
+    // SAFETY: without a buffer, it returns the required size.
     let needed = unsafe { take(std::ptr::null_mut(), 0) };
-    // Tests beside this one may add theirs.
+    // Concurrent tests may add their launches.
     let mut json = vec![0_u8; needed * 100];
-    // SAFETY: so much room there is.
+    // SAFETY: the buffer has this size.
     let length = unsafe { take(json.as_mut_ptr().cast(), json.len()) };
     let json = String::from_utf8_lossy(&json[..length]);
     assert!(json.starts_with('[') && json.ends_with(']'), "{json}");

@@ -20,7 +20,7 @@ pub(crate) fn context(device: usize) -> Arc<CudaContext> {
     CudaContext::new(device).expect("the emulator has two devices")
 }
 
-/// A context of its own, for a test that leaves it unusable.
+/// A separate context, for tests that invalidate it.
 pub(crate) fn own_context() -> Arc<CudaContext> {
     open();
     CudaContext::new_non_primary(0, 0).expect("contexts can be created")
@@ -34,7 +34,7 @@ pub(crate) fn open() -> &'static libloading::os::unix::Library {
     ])
 }
 
-/// y[i] = scale * x[i]^2 for i < n, with `scale` in memory.
+/// y[i] = scale * x[i]^2 for i < n, with the variable `scale`.
 pub(crate) const SQUARE: &str = "
     .version 7.0
     .target sm_80
@@ -73,11 +73,11 @@ pub(crate) fn square(x: f32) -> f32 {
     x * x
 }
 
-/// What the emulator says of the latest error.
+/// The emulator's last report.
 pub(crate) fn report() -> String {
     type Last = unsafe extern "C" fn(*mut c_char, usize) -> usize;
     let mut words = vec![0_u8; 4096];
-    // SAFETY: this is its type, and so much room there is.
+    // SAFETY: this is the function's type, and the buffer has this size.
     let length = unsafe {
         let last = open()
             .get::<Last>(b"meshgrad_emulator_last_report")

@@ -1,4 +1,4 @@
-//! Devices and their memory, the host's that they share, and copies of rows.
+//! Devices, device memory, page-locked memory and 2D copies.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use crate::{SQUARE, context, own_context, report};
 
 #[test]
-fn devices_are_those_of_the_environment() -> Result<(), DriverError> {
+fn devices_are_configured_by_the_environment() -> Result<(), DriverError> {
     let (h200, a100) = (context(0), context(1));
     assert_eq!(CudaContext::device_count()?, 2);
     assert!(h200.name()?.contains("H200") && a100.name()?.contains("A100"));
@@ -26,7 +26,7 @@ fn devices_are_those_of_the_environment() -> Result<(), DriverError> {
 }
 
 #[test]
-fn memory_runs_out() -> Result<(), DriverError> {
+fn allocation_fails_when_memory_is_exhausted() -> Result<(), DriverError> {
     let context = context(1);
     let stream = context.default_stream();
     let (_, total) = context.mem_get_info()?;
@@ -37,7 +37,7 @@ fn memory_runs_out() -> Result<(), DriverError> {
 }
 
 #[test]
-fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
+fn pinned_and_managed_memory_is_accessible_on_the_host() -> Result<(), DriverError> {
     let context = context(0);
     let stream = context.default_stream();
     // SAFETY: it is written before it is read.
@@ -46,19 +46,19 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
     let mut numbers = stream.alloc_zeros::<u32>(4)?;
     stream.memcpy_htod(&pinned, &mut numbers)?;
     assert_eq!(stream.clone_dtoh(&numbers)?, [1, 2, 3, 4]);
-    // What the host wrote is known to be written where a kernel reads it.
+    // Host writes count as initialized.
     let kernel = context
         .load_module(Ptx::from_src(SQUARE))?
         .load_function("square")?;
     let mut squares = stream.alloc_zeros::<f32>(4)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut squares).arg(&numbers).arg(&4_i32);
-    // SAFETY: the arguments are those of the kernel, which takes any bits.
+    // SAFETY: the arguments match the kernel, which accepts any bits.
     unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }?;
     stream.synchronize()?;
     stream.memset_zeros(&mut numbers)?;
     stream.memcpy_dtoh(&numbers, &mut pinned)?;
-    // cudarc itself waits only once its context has a second stream.
+    // cudarc synchronizes only once its context has a second stream.
     stream.synchronize()?;
     assert_eq!(pinned.as_slice()?, [0; 4]);
 
@@ -71,7 +71,7 @@ fn pinned_and_managed_memory_is_the_hosts_too() -> Result<(), DriverError> {
 }
 
 #[test]
-fn registered_memory_is_reached_by_kernels_too() -> Result<(), DriverError> {
+fn kernels_access_registered_memory() -> Result<(), DriverError> {
     let context = own_context();
     let stream = context.default_stream();
     let kernel = context
@@ -80,7 +80,7 @@ fn registered_memory_is_reached_by_kernels_too() -> Result<(), DriverError> {
     let mut numbers = [Aligned([1.0_f32, 2.0, 3.0, 4.0]), Aligned([0.0; 4])];
     let start: *mut c_void = (&raw mut numbers).cast();
     let bytes = size_of_val(&numbers);
-    // SAFETY: the memory is there until it is unregistered below.
+    // SAFETY: the memory stays valid until it is unregistered below.
     let register = |at: usize, bytes: usize| unsafe {
         sys::cuMemHostRegister_v2(start.wrapping_byte_add(at), bytes, 0)
     };
@@ -92,15 +92,15 @@ fn registered_memory_is_reached_by_kernels_too() -> Result<(), DriverError> {
     }
 
     let mut x = 0;
-    // SAFETY: `x` takes the result.
+    // SAFETY: `x` receives the result.
     unsafe { sys::cuMemHostGetDevicePointer_v2(&mut x, start, 0) }.result()?;
     let y = x + 16;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&y).arg(&x).arg(&4_i32);
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }?;
     stream.synchronize()?;
-    // SAFETY: it is what `start` points to, and the kernel has ended.
+    // SAFETY: it points to `start`, and the kernel has finished.
     let written = unsafe { start.cast::<[f32; 8]>().read_volatile() };
     assert_eq!(written, [1.0, 2.0, 3.0, 4.0, 1.0, 4.0, 9.0, 16.0]);
 
@@ -111,18 +111,18 @@ fn registered_memory_is_reached_by_kernels_too() -> Result<(), DriverError> {
     assert_eq!(unregister(), none);
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&y).arg(&x).arg(&4_i32);
-    // SAFETY: the emulator catches what is wrong with it.
+    // SAFETY: the emulator catches the error, which is what is tested.
     let error = unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.unwrap_err();
     assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     Ok(())
 }
 
-/// Numbers that begin where registered memory may.
+/// Numbers aligned as registered memory must be.
 #[repr(C, align(16))]
 struct Aligned([f32; 4]);
 
 #[test]
-fn copies_of_rows_have_pitches() -> Result<(), DriverError> {
+fn two_dimensional_copies_have_pitches() -> Result<(), DriverError> {
     let context = context(0);
     let stream = context.default_stream();
     let device = stream.alloc_zeros::<u8>(16)?;
@@ -145,12 +145,12 @@ fn copies_of_rows_have_pitches() -> Result<(), DriverError> {
         WidthInBytes: 2,
         Height: 2,
     };
-    // SAFETY: both ends hold the rows.
+    // SAFETY: both buffers hold the rows.
     unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result()?;
     let back = stream.clone_dtoh(&device)?;
     assert_eq!(back, [0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 4, 5, 0, 0, 0]);
     copy.dstPitch = 1;
-    // SAFETY: it is refused.
+    // SAFETY: the call is rejected.
     let refused = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) };
     assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_VALUE);
     Ok(())

@@ -1,4 +1,4 @@
-//! Events, captured graphs, and functions of the host in a stream.
+//! Events, captured graphs and host functions.
 
 use std::ffi::c_void;
 
@@ -29,7 +29,7 @@ fn events_order_and_time() -> Result<(), DriverError> {
 #[test]
 fn graphs_are_captured_and_launched() -> Result<(), DriverError> {
     let context = own_context();
-    // SAFETY: one stream does all.
+    // SAFETY: only one stream is used.
     unsafe { context.disable_event_tracking() };
     let stream = context.new_stream()?;
     let module = context.load_module(Ptx::from_src(SQUARE))?;
@@ -40,16 +40,16 @@ fn graphs_are_captured_and_launched() -> Result<(), DriverError> {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&2_i32);
-    // SAFETY: the arguments are those of the kernel.
+    // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(LaunchConfig::for_num_elems(2)) }?;
     stream.memset_zeros(&mut x)?;
     let capturing = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
     assert_eq!(stream.capture_status()?, capturing);
     let none = sys::CUgraphInstantiate_flags_enum(0);
-    let graph = stream.end_capture(none)?.expect("a graph");
+    let graph = stream.end_capture(none)?.expect("the capture has a graph");
 
     let mut nodes = 0;
-    // SAFETY: a null pointer asks for the number alone.
+    // SAFETY: with a null pointer, only the number is returned.
     unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut nodes) }.result()?;
     assert_eq!(nodes, 2);
     assert_eq!(stream.clone_dtoh(&y)?, [0.0, 0.0]);
@@ -62,7 +62,7 @@ fn graphs_are_captured_and_launched() -> Result<(), DriverError> {
 }
 
 #[test]
-fn graphs_refuse_contradictory_flags() -> Result<(), DriverError> {
+fn contradictory_graph_flags_are_rejected() -> Result<(), DriverError> {
     let stream = own_context().new_stream()?;
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let contradictory = sys::CUgraphInstantiate_flags_enum(1 | 4);
@@ -70,21 +70,21 @@ fn graphs_refuse_contradictory_flags() -> Result<(), DriverError> {
     let error = stream
         .end_capture(contradictory)
         .err()
-        .expect("it is refused");
+        .expect("the flags are rejected");
     assert_eq!(error.0, CUresult::CUDA_ERROR_INVALID_VALUE);
     stream.begin_capture(mode)?;
     let none = sys::CUgraphInstantiate_flags_enum(0);
-    let graph = stream.end_capture(none)?.expect("a graph");
+    let graph = stream.end_capture(none)?.expect("the capture has a graph");
     graph.launch()?;
     stream.synchronize()
 }
 
 #[test]
-fn host_functions_take_their_turn() -> Result<(), DriverError> {
+fn host_functions_run_in_stream_order() -> Result<(), DriverError> {
     unsafe extern "C" fn increment(number: *mut c_void) {
         let refused = result::device::get_count().unwrap_err();
         assert_eq!(refused.0, CUresult::CUDA_ERROR_NOT_PERMITTED);
-        // SAFETY: it is what the test passed.
+        // SAFETY: the test passes this pointer.
         unsafe { *number.cast::<u32>() += 1 }
     }
     let stream = context(0).new_stream()?;

@@ -1,11 +1,11 @@
-//! The driver's C functions, made safe: what tests need of a context on device 0.
+//! Safe wrappers of the driver's C functions on device 0.
 //!
-//! What goes wrong comes back as the emulator's words for it.
+//! Errors are the emulator's reports.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 
-// Linked, not called by name: the driver's functions are what it exports.
+// Linked for its exported driver functions, not called by name.
 extern crate meshgrad_emulator as _;
 
 // The CUDA driver API, `cuda.h`. A `CUresult` is an int, a handle a pointer.
@@ -38,14 +38,14 @@ unsafe extern "C" {
         arguments: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> i32;
-    /// The emulator's own: its latest words, and how many bytes they take.
+    /// The emulator's own function: its last report; returns the length.
     fn meshgrad_emulator_last_report(buffer: *mut c_char, bytes: usize) -> usize;
 }
 
-/// What a call returns: the emulator's words if it failed.
+/// The result of a call; the error is the emulator's report.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-/// A context of its own, current in the thread that made it, as is all that belongs to it.
+/// A context, current in the thread that created it.
 pub(crate) struct Context(*mut c_void);
 
 /// A loaded module.
@@ -57,7 +57,7 @@ pub(crate) struct Kernel(*mut c_void);
 impl Context {
     pub(crate) fn new() -> Outcome<Context> {
         let mut context = ptr::null_mut();
-        // SAFETY: the out-pointer is to a local.
+        // SAFETY: the output pointer points to a local.
         unsafe {
             outcome(cuInit(0))?;
             outcome(cuCtxCreate_v2(&mut context, 0, 0))?;
@@ -65,9 +65,9 @@ impl Context {
         Ok(Context(context))
     }
 
-    /// Ends it, with all that it still holds.
+    /// Destroys the context with everything it holds.
     pub(crate) fn end(&self) -> Outcome {
-        // SAFETY: the emulator looks handles up and follows none.
+        // SAFETY: the emulator looks handles up and does not dereference them.
         outcome(unsafe { cuCtxDestroy_v2(self.0) })
     }
 }
@@ -75,27 +75,27 @@ impl Context {
 impl Module {
     pub(crate) fn load(ptx: &str) -> Outcome<Module> {
         let mut module = ptr::null_mut();
-        let text = CString::new(ptx).expect("PTX has no zero byte");
-        // SAFETY: the out-pointer is to a local, and the text ends with a zero.
+        let text = CString::new(ptx).expect("PTX contains no NUL");
+        // SAFETY: the output pointer points to a local, and the text ends with a NUL.
         outcome(unsafe { cuModuleLoadData(&mut module, text.as_ptr().cast()) })?;
         Ok(Module(module))
     }
 
     pub(crate) fn unload(&self) -> Outcome {
-        // SAFETY: the emulator looks handles up and follows none.
+        // SAFETY: the emulator looks handles up and does not dereference them.
         outcome(unsafe { cuModuleUnload(self.0) })
     }
 
     pub(crate) fn kernel(&self, name: &CStr) -> Outcome<Kernel> {
         let mut function = ptr::null_mut();
-        // SAFETY: the out-pointer is to a local.
+        // SAFETY: the output pointer points to a local.
         outcome(unsafe { cuModuleGetFunction(&mut function, self.0, name.as_ptr()) })?;
         Ok(Kernel(function))
     }
 }
 
 impl Kernel {
-    /// Runs it to its end; `arguments` are the bytes of each of them.
+    /// Runs the kernel to completion; `arguments` are the bytes of each argument.
     pub(crate) fn launch(
         &self,
         [grid_x, grid_y, grid_z]: [u32; 3],
@@ -105,7 +105,7 @@ impl Kernel {
     ) -> Outcome {
         let places = arguments.iter().map(|it| it.as_ptr().cast_mut().cast());
         let mut places: Vec<*mut c_void> = places.collect();
-        // SAFETY: every place holds an argument until the call returns, which copies them.
+        // SAFETY: all arguments live until the call returns, which copies them.
         outcome(unsafe {
             cuLaunchKernel(
                 self.0,
@@ -121,26 +121,26 @@ impl Kernel {
                 ptr::null_mut(),
             )
         })?;
-        // SAFETY: takes nothing.
+        // SAFETY: the function takes no arguments.
         outcome(unsafe { cuCtxSynchronize() })
     }
 }
 
-/// Memory of the device: its address.
+/// Allocates device memory; returns its address.
 pub(crate) fn allocate(bytes: usize) -> Outcome<u64> {
     let mut address = 0;
-    // SAFETY: the out-pointer is to a local.
+    // SAFETY: the output pointer points to a local.
     outcome(unsafe { cuMemAlloc_v2(&mut address, bytes) })?;
     Ok(address)
 }
 
 pub(crate) fn free(address: u64) -> Outcome {
-    // SAFETY: the emulator knows what is allocated.
+    // SAFETY: the emulator checks the address.
     outcome(unsafe { cuMemFree_v2(address) })
 }
 
 pub(crate) fn write(address: u64, bytes: &[u8]) -> Outcome {
-    // SAFETY: `bytes` are so many; the emulator knows how long the memory is.
+    // SAFETY: `bytes` has this length; the emulator checks the device range.
     outcome(unsafe { cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })
 }
 
@@ -149,10 +149,10 @@ pub(crate) fn read(address: u64, bytes: &mut [u8]) -> Outcome {
     outcome(unsafe { cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()) })
 }
 
-/// The emulator's words for what failed last, in any thread.
+/// The emulator's report of the last failure, in any thread.
 pub(crate) fn last_report() -> String {
     let mut words = vec![0u8; 1 << 16];
-    // SAFETY: the buffer is as long as is said.
+    // SAFETY: the buffer has the given length.
     let length = unsafe { meshgrad_emulator_last_report(words.as_mut_ptr().cast(), words.len()) };
     words.truncate(length.min((1 << 16) - 1));
     String::from_utf8_lossy(&words).into_owned()

@@ -1,4 +1,4 @@
-//! Makes the emulator the CUDA driver of a test's process.
+//! Installs the emulator as the CUDA driver of a test process.
 
 use std::env;
 use std::path::PathBuf;
@@ -8,22 +8,23 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
-/// Opens the emulator, configured by `variables`, before cudarc looks for `libcuda.so`: it then
-/// finds that this process has one already.
+/// Opens the emulator, configured by `variables`, before cudarc looks for `libcuda.so`. cudarc then
+/// finds the loaded library.
 pub(crate) fn driver(variables: &[(&str, &str)]) -> &'static Library {
     LIBRARY.get_or_init(|| {
         for (name, value) in variables {
-            // SAFETY: every test begins here, and waits while the first one does this.
+            // SAFETY: every test starts here, and waits for the first one to set them.
             unsafe { env::set_var(name, value) };
         }
-        // SAFETY: the library runs nothing when it is opened.
-        unsafe { Library::open(Some(path()), RTLD_NOW | RTLD_GLOBAL) }.expect("the emulator opens")
+        // SAFETY: opening the library runs no code.
+        unsafe { Library::open(Some(path()), RTLD_NOW | RTLD_GLOBAL) }
+            .expect("the emulator can be opened")
     })
 }
 
-/// Cargo builds it beside the test's own executable, or a folder above.
+/// Cargo builds it next to the test executable, or one folder above.
 fn path() -> PathBuf {
-    let test = env::current_exe().expect("a test has a path");
+    let test = env::current_exe().expect("the test executable has a path");
     let folders = test.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join("libmeshgrad_emulator.so"));
     found

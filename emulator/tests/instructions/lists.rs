@@ -1,10 +1,10 @@
-//! Instructions that ptxas 13.0 takes for sm_90, and such as it refuses.
+//! Instructions that ptxas 13.0 accepts for sm_90, and others that it rejects.
 
-/// Registers of every size, for the instructions below.
+/// Registers of every size, used by the instructions below.
 pub(crate) const REGISTERS: &str = ".reg .pred p, q, r; .reg .b16 h, h1, h2, h3;
     .reg .b32 a, b, c, d; .reg .b64 x, y, z, w; .shared .align 16 .b8 sm[1024];";
 
-/// At least one of each family that the emulator runs, with what may be added to it.
+/// At least one instruction of each family, with its modifiers.
 pub(crate) const LEGAL: &[&str] = &[
     "add.u16 h, h1, h2;",
     "add.sat.s32 a, b, -1;",
@@ -147,8 +147,7 @@ pub(crate) const LEGAL: &[&str] = &[
     "ret.uni;",
 ];
 
-/// What each of them adds or leaves out means nothing there, or would mean something else than
-/// it says.
+/// Each adds or omits something that makes it illegal, or that would change its meaning.
 pub(crate) const ILLEGAL: &[&str] = &[
     "mul.lo.f32 a, b, c;",
     "mul.wide.f32 a, b, c;",
@@ -238,7 +237,7 @@ pub(crate) const ILLEGAL: &[&str] = &[
     "ret a;",
     "nanosleep.b32 a;",
     "pmevent 16;",
-    // Operands that are missing.
+    // Missing operands.
     "and.pred;",
     "not.pred;",
     "activemask.b32;",

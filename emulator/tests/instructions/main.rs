@@ -1,5 +1,5 @@
-//! What is PTX, and what only looks like it: instruction by instruction, with NVIDIA's assembler
-//! as the judge where it is at hand, and with texts that were damaged at random.
+//! Legal and illegal PTX, instruction by instruction, compared with NVIDIA's assembler if it is
+//! available, and randomly damaged texts.
 
 mod lists;
 mod values;
@@ -16,7 +16,7 @@ use meshgrad_emulator::program::Module;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// A module with one kernel of these instructions, each on a line and in a scope of its own.
+/// A module with one kernel of these instructions, each on its own line and in its own scope.
 fn module(instructions: &[&str]) -> String {
     let scopes = instructions.iter().map(|it| format!("{{ {it} }}\n"));
     format!(
@@ -33,7 +33,7 @@ fn load(text: &str) -> Result<(), String> {
 }
 
 #[test]
-fn the_emulator_knows_what_is_legal() {
+fn legal_instructions_load_and_illegal_ones_do_not() {
     let refused = LEGAL.iter().filter_map(|it| load(&module(&[it])).err());
     let refused: Vec<String> = refused.collect();
     assert!(refused.is_empty(), "{}", refused.join("\n"));
@@ -45,7 +45,7 @@ fn the_emulator_knows_what_is_legal() {
 }
 
 #[test]
-fn refusals_name_the_line() {
+fn errors_name_the_line() {
     for wrong in ILLEGAL {
         let error = load(&module(&["add.u32 a, b, c;", wrong])).unwrap_err();
         assert!(
@@ -55,18 +55,18 @@ fn refusals_name_the_line() {
     }
 }
 
-/// The lists above are not our opinion.
+/// ptxas confirms the lists.
 #[test]
-fn the_assembler_agrees() {
+fn ptxas_agrees_with_the_lists() {
     let Some(ptxas) = ptxas() else {
-        eprintln!("skipped: ptxas is for Linux on x86-64 and cannot be had here from PyPI");
+        eprintln!("skipped: ptxas is available only for Linux on x86-64, from PyPI");
         return;
     };
     assert_eq!(assemble(&ptxas, "legal", &module(LEGAL)), Ok(()));
     for (index, wrong) in ILLEGAL.iter().enumerate() {
         let name = format!("illegal-{index}");
         let outcome = assemble(&ptxas, &name, &module(&[wrong]));
-        assert!(outcome.is_err(), "ptxas takes `{wrong}`");
+        assert!(outcome.is_err(), "ptxas accepts `{wrong}`");
     }
 }
 
@@ -82,7 +82,7 @@ fn assemble(ptxas: &Path, name: &str, text: &str) -> Result<(), String> {
         .output()
         .expect("ptxas starts");
     for file in [source, object] {
-        // Of an error there is no object.
+        // No object file is written for an error.
         let _ = fs::remove_file(file);
     }
     match done.status.success() {
@@ -91,7 +91,7 @@ fn assemble(ptxas: &Path, name: &str, text: &str) -> Result<(), String> {
     }
 }
 
-/// Where ptxas is; `None` where PyPI has none or is out of reach.
+/// The path of ptxas; `None` if PyPI does not have it or is unreachable.
 fn ptxas() -> Option<PathBuf> {
     const UNREACHABLE: i32 = 3;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
@@ -109,7 +109,7 @@ fn ptxas() -> Option<PathBuf> {
     Some(PathBuf::from(path))
 }
 
-/// A text cut where a reader of PTX may cut it: words, numbers, signs, and what is between them.
+/// Splits a text into tokens: words, numbers, signs, and the rest.
 fn tokens(text: &str) -> Vec<String> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "_$%".contains(c);
     let mut tokens: Vec<String> = Vec::new();
@@ -124,7 +124,7 @@ fn tokens(text: &str) -> Vec<String> {
     tokens
 }
 
-/// What else a module may have: variables, functions, attributes.
+/// Other declarations: variables, functions, attributes.
 const DECLARATIONS: &str = ".version 8.3\n.target sm_90, debug\n.address_size 64\n
     .file 1 \"kernel.cu\"\n.section .debug { .b8 0, 1 }\n
     .visible .const .align 4 .f32 table[2][2] = {{-1.0, 0f40000000}, {1.5e3}};
@@ -148,7 +148,7 @@ fn the_declarations_are_legal() {
     assert_eq!(load(DECLARATIONS), Ok(()));
 }
 
-/// What may stand in the place of a token.
+/// Replacements for a token.
 const STRANGE: [&str; 30] = [
     "",
     ";",
@@ -182,7 +182,7 @@ const STRANGE: [&str; 30] = [
     "/*",
 ];
 
-/// One place of a text, and what is done there.
+/// A position in a text, and the damage there.
 #[derive(Clone, Debug)]
 enum Damage {
     Delete(Index),
@@ -224,7 +224,7 @@ fn damaged(text: &str, damages: &[Damage]) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// A damaged text loads or is refused; nothing else happens.
+    /// A damaged text loads or is rejected; nothing else happens.
     #[test]
     fn no_text_brings_the_loader_down(
         instruction in select(LEGAL),
@@ -241,9 +241,9 @@ proptest! {
     }
 }
 
-/// Each token on its own: without it, and with each strange one in its place.
+/// Removes each token, and replaces it by each strange one.
 #[test]
-fn no_single_token_brings_the_loader_down() {
+fn no_single_token_crashes_the_loader() {
     for text in [DECLARATIONS.to_owned(), module(LEGAL)] {
         let tokens = tokens(&text);
         let places = (0..tokens.len()).filter(|at| !tokens[*at].trim().is_empty());
@@ -252,7 +252,7 @@ fn no_single_token_brings_the_loader_down() {
             for by in ["", strange] {
                 let mut changed = tokens.clone();
                 changed[at] = by.to_owned();
-                // To load it or to say why not is all that is asked for.
+                // Loading and rejecting are both fine.
                 let _ = load(&changed.concat());
             }
         }

@@ -1,4 +1,4 @@
-//! Results of instructions that NVIDIA's compiler seldom writes.
+//! Results of instructions that NVIDIA's compiler rarely emits.
 
 use meshgrad_emulator::Options;
 use meshgrad_emulator::launch::{Launch, launch};
@@ -7,7 +7,7 @@ use meshgrad_emulator::program::Module;
 
 use super::lists::REGISTERS;
 
-/// What one thread leaves in the words that `x` points to, which are zeros before.
+/// The words at `x` after one thread has run; they are zero before.
 fn words<const N: usize>(body: &str) -> [u32; N] {
     let text = format!(
         ".version 8.3\n.target sm_90\n.address_size 64\n\
@@ -112,9 +112,9 @@ fn selection_by_the_sign_of_a_float() {
     assert_eq!(chosen, [2, 0, 1, 0, 4]);
 }
 
-/// A clock of 64 bits has not come far after some instructions.
+/// A 64-bit clock is small after a few instructions.
 #[test]
-fn halves_of_a_clock() {
+fn clocks_are_read_in_halves() {
     let [low, high, low_time, high_time] = words(
         "mov.u32 a, 0; mov.u32 a, 1; mov.u32 a, %clock; st.b32 [x], a;
          mov.u32 a, %clock_hi; st.b32 [x+4], a;
@@ -125,8 +125,8 @@ fn halves_of_a_clock() {
     assert_eq!([high, high_time], [0, 0]);
 }
 
-/// The sums of pairs, added by atomics in global memory, in shared memory, and there by a generic
-/// address.
+/// Sums of pairs, added by atomics in global memory, in shared memory, and in shared memory through
+/// a generic address.
 fn sums<const N: usize>(pairs: [[f32; 2]; N]) -> [[f32; 3]; N] {
     pairs.map(|pair| {
         let [a, b] = pair.map(f32_text);

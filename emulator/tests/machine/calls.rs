@@ -1,11 +1,11 @@
-//! Functions that call themselves, and calls through pointers.
+//! Recursive functions and indirect calls.
 
 use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run, schedules};
 
-/// `in` for a lane: n. Each call has a variable of its own, to which it hands a pointer on, and
-/// adds its n to the variable of the call before: the sum from 1 to n comes out at the end.
+/// `in` holds n per lane. Each call has a local variable and passes a pointer to it on. It adds its
+/// n to the variable of the previous call, so the sum from 1 to n results.
 const SUM: &str = ".func sum(.param .b64 place, .param .b32 n);
     .func sum(.param .b64 place, .param .b32 n) {
         .local .align 4 .b8 depot[4];
@@ -51,7 +51,7 @@ fn calling_sum(body: &str) -> String {
 }
 
 #[test]
-fn every_call_of_a_recursion_has_its_own_variables() {
+fn every_recursive_call_has_its_own_variables() {
     let input = [0, 1, 5, 30, 2, 100];
     for options in schedules() {
         let out = run(&calling_sum(SUM), (1, 6), 6, &input, &options)
@@ -62,7 +62,7 @@ fn every_call_of_a_recursion_has_its_own_variables() {
 }
 
 #[test]
-fn recursion_without_end_is_told() {
+fn infinite_recursion_is_reported() {
     let endless = SUM
         .replace(".local .align 4 .b8 depot[4];", "")
         .replace("depot", "place");
@@ -90,9 +90,10 @@ fn recursion_without_end_is_told() {
     assert!(found.message.contains("needs 1008 bytes"), "{found}");
 }
 
-/// Lanes call what `in` chooses, by pointers from a table and from an instruction.
+/// Lanes call the function that `in` selects, through pointers from a table and from an
+/// instruction.
 #[test]
-fn calls_through_pointers_come_to_their_function() {
+fn indirect_calls_reach_their_function() {
     let functions = ".func (.reg .b32 y) twice(.reg .b32 x) { add.u32 y, x, x; ret; }
         .func (.reg .b32 y) square(.reg .b32 x) { mul.lo.u32 y, x, x; ret; }
         .func (.reg .b32 y) other(.reg .b32 x, .reg .b32 z) { sub.u32 y, x, z; ret; }

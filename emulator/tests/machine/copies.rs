@@ -1,4 +1,4 @@
-//! Asynchronous copies: when they happen, and how they are counted.
+//! Asynchronous copies: timing and counters.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +6,9 @@ use meshgrad_emulator::{AsyncCopies, Options};
 
 use crate::{kernel, run};
 
-/// With random order a copy lands anywhere between its start and the wait for it.
+/// In random order, a copy happens at any time between its start and the wait.
 #[test]
-fn random_copies_land_between_instructions() {
+fn random_copies_happen_between_instructions() {
     let text = kernel(
         ".shared .align 16 .b8 tile[16];
         mov.u32 %r1, tile;
@@ -44,7 +44,7 @@ fn random_copies_land_between_instructions() {
     assert!(between.len() > 3 && between.iter().any(|seen| (1..50).contains(seen)));
 }
 
-/// A warp that copies 512 bytes in order takes 16 sectors and 4 passes; copies to one bank
+/// A warp that copies 512 consecutive bytes takes 16 sectors and 4 wavefronts; copies to one bank
 /// conflict.
 #[test]
 fn copies_are_counted_as_one_access_of_the_warp() {

@@ -4,7 +4,7 @@ use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run, schedules};
 
-/// A counter that all CTAs add to, and a grid-wide wait for the last: CTAs take turns.
+/// All CTAs increment a counter and wait until it is complete: CTAs are interleaved.
 #[test]
 fn ctas_wait_for_each_other() {
     let text = kernel(
@@ -23,9 +23,9 @@ fn ctas_wait_for_each_other() {
     }
 }
 
-/// A grid whose CTAs all wait for each other, as many as a GPU holds at once.
+/// A grid of as many CTAs as a GPU holds at once; all wait for each other.
 #[test]
-fn a_whole_grid_waits_for_itself() {
+fn a_resident_grid_can_synchronize() {
     let text = kernel(
         "mov.u32 %r2, %nctaid.x;
         setp.ne.u32 %p0, %r0, 0;
@@ -44,9 +44,9 @@ fn a_whole_grid_waits_for_itself() {
     assert_eq!(run.out, [132]);
 }
 
-/// A flag that nobody sets is waited for in a circle; a long loop without a store is none.
+/// A wait for a flag that is never set is a livelock; a long loop without a store is not.
 #[test]
-fn circles_are_told_from_long_loops() {
+fn livelocks_are_distinguished_from_long_loops() {
     let waits = kernel(
         "WAIT:
         ld.volatile.global.u32 %r4, [%rd0];
@@ -79,7 +79,7 @@ fn circles_are_told_from_long_loops() {
 }
 
 #[test]
-fn a_wait_without_end_is_told() {
+fn a_deadlock_lists_all_waiting_threads() {
     let text = kernel(
         "mov.u32 %r1, 1;
         setp.ne.u32 %p0, %r0, 0;

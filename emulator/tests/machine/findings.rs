@@ -1,4 +1,4 @@
-//! Mistakes are found, and told in full.
+//! Findings and their reports.
 
 use meshgrad_emulator::memory::AddressSpace;
 use meshgrad_emulator::program::Module;
@@ -6,7 +6,7 @@ use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{OWN_ELEMENT, finding, kernel, run};
 
-/// The same without its barrier.
+/// A missing barrier between a store and the loads of other warps.
 #[test]
 fn a_missing_barrier_is_a_race() {
     let text = kernel(
@@ -25,9 +25,9 @@ fn a_missing_barrier_is_a_race() {
     assert!(site.unwrap().text.starts_with("@%p0 st.shared"), "{found}");
 }
 
-/// All that a report says, with the lines of the program that wrote the kernel.
+/// The complete report, with source lines from `.loc`.
 #[test]
-fn a_report_names_both_accesses_and_where_they_were_written() {
+fn a_race_report_names_both_accesses_and_their_source_lines() {
     let text = kernel(
         ".shared .align 4 .b8 cell[128];
         mov.u32 %r1, cell;
@@ -81,7 +81,7 @@ fn findings_name_the_thread_and_the_allocation() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_with_its_line() {
+fn unsupported_modifiers_are_rejected_with_their_line() {
     let space = AddressSpace::new();
     let text = kernel("add.s32.fast %r1, %r0, 1;");
     let error = Module::load(&text, &space, 0, &Options::default())

@@ -1,11 +1,11 @@
-//! Products of tiles that the lanes of a warp hold together.
+//! Matrix products with wmma fragments.
 
 use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run};
 
-/// D = A B + the CTA's index of 32 x 16 and 16 x 8 whole numbers in bf16: A by rows, B and D by
-/// columns.
+/// D = A B + the CTA's index, of 32 x 16 and 16 x 8 integers in bf16; A in row-major, B and D in
+/// column-major order.
 fn product_of_tiles(rows_in_memory: u32) -> String {
     kernel(&format!(
         "add.u64 %rd2, %rd1, {};
@@ -42,7 +42,7 @@ fn fragments_of_either_layout() {
         assert_eq!(f32::from_bits(got), products.sum::<f32>(), "{row} {column}");
     }
 
-    // B begins a row too far on.
+    // B starts one row too far.
     let found = finding(run(&product_of_tiles(33), (1, 32), 256, &input, &options));
     assert_eq!(found.kind, FindingKind::OutOfBounds, "{found}");
     let found = finding(run(&product_of_tiles(32), (2, 32), 256, &input, &options));

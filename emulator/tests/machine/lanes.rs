@@ -1,4 +1,4 @@
-//! Lanes that compute alike, part, meet again, and tell each other values.
+//! Lanes: uniform execution, divergence, reconvergence and data exchange.
 
 use meshgrad_emulator::Options;
 
@@ -18,9 +18,9 @@ fn every_thread_has_its_element() {
     assert_eq!(run.counters.ctas, 2);
 }
 
-/// Each lane loops as often as its index says; the loop's exits part the warp and it meets again.
+/// Each lane loops as often as its index says; the loop exits diverge the warp, and it reconverges.
 #[test]
-fn lanes_part_and_meet_again() {
+fn lanes_diverge_and_reconverge() {
     let body = format!(
         "{OWN_ELEMENT}
         mov.u32 %r4, 0;
@@ -83,10 +83,10 @@ fn a_block_sum() {
     }
 }
 
-/// Lane by lane the halves of `in` against 1.0: two predicates, `set` of both halves, of integers,
-/// and combined with a predicate. NaN is unordered, and a flushed subnormal is zero.
+/// Compares the halves of `in` with 1.0 per lane: two predicates, `set` of both halves and of
+/// integers, and combined with a predicate. NaN is unordered, and a flushed subnormal is zero.
 #[test]
-fn halves_are_compared_on_their_own() {
+fn halves_are_compared_separately() {
     let pair = |low: u32, high: u32| low | high << 16;
     let (one, half, nan, tiny) = (0x3c00, 0x3800, 0x7e00, 0x0001);
     let input = [
@@ -121,10 +121,9 @@ fn halves_are_compared_on_their_own() {
     assert_eq!(rows[3], [0, pair(one, one), 0, pair(0, 0)]);
 }
 
-/// The end that every kernel has is no instruction that somebody could miss, whatever the line says
-/// on which it stands.
+/// The implicit exit of a kernel never counts as unreached, whatever the text of its line.
 #[test]
-fn what_no_warp_reaches_is_told() {
+fn unreached_instructions_are_listed() {
     let body = "bra END;\ntrap;\nEND:";
     let missed = |text: &str| {
         let options = Options {

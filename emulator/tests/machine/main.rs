@@ -1,4 +1,4 @@
-//! Kernels run on the machine itself, without the driver around it.
+//! Kernels executed directly, without the driver.
 
 mod calls;
 mod copies;
@@ -12,7 +12,7 @@ use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::Module;
 use meshgrad_emulator::{AsyncCopies, Counters, Finding, Options};
 
-/// A kernel `k` with the directives and body given, taking `out` and `in`.
+/// A kernel `k` with this body and the parameters `out` and `in`.
 pub(crate) fn kernel(body: &str) -> String {
     format!(
         ".version 7.8\n.target sm_80\n.address_size 64\n\
@@ -67,7 +67,7 @@ pub(crate) fn run(
     })
 }
 
-/// Every way in which a schedule may differ.
+/// Every kind of schedule.
 pub(crate) fn schedules() -> Vec<Options> {
     let mut all = vec![Options::default()];
     for seed in 0..4 {
@@ -90,7 +90,7 @@ pub(crate) fn finding(result: Result<Run, LaunchError>) -> Finding {
     match result {
         Err(LaunchError::Finding(finding)) => *finding,
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("nothing was found"),
+        Ok(_) => panic!("expected a finding"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Advice to the caches, which changes nothing here (PTX ISA, "prefetch", "applypriority",
-//! "createpolicy"). Its operands are looked at like those of other instructions.
+//! Cache hints, which have no effect here (PTX ISA, "prefetch", "applypriority", "createpolicy").
+//! Their operands are checked like those of other instructions.
 
 use super::{Decoding, Result};
 use crate::program::op::Op;
@@ -11,7 +11,7 @@ impl Decoding<'_, '_, '_> {
         if self.opcode.name == "createpolicy" {
             return self.policy();
         }
-        // The grammar has seen that they go together.
+        // The grammar has checked the combination.
         self.opcode.take_where(|_| true);
         match self.opcode.name {
             "applypriority" => {
@@ -19,7 +19,7 @@ impl Decoding<'_, '_, '_> {
                 self.lowering.address(address)?;
                 match bytes {
                     Operand::Integer(128) => Ok(Op::Nothing),
-                    _ => Err("`applypriority` is for 128 bytes".into()),
+                    _ => Err("the size of `applypriority` must be 128".into()),
                 }
             }
             _ => {
@@ -30,7 +30,7 @@ impl Decoding<'_, '_, '_> {
         }
     }
 
-    /// A policy is a number that nobody looks into.
+    /// A policy is an opaque number.
     fn policy(&mut self) -> Result<Op> {
         let to = if self.opcode.take("cvt") {
             let [to, property] = self.exactly()?;
@@ -69,7 +69,7 @@ impl Decoding<'_, '_, '_> {
         match fraction > 0.0 && fraction <= 1.0 {
             true => Ok(()),
             false => Err(format!(
-                "a fraction of {fraction}; it is above 0 and up to 1"
+                "the fraction {fraction} must be above 0 and at most 1"
             )),
         }
     }

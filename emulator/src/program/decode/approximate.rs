@@ -1,4 +1,4 @@
-//! Functions whose results PTX only bounds (PTX ISA 9.7.3, `.approx`).
+//! Functions whose results PTX specifies only within an error (PTX ISA 9.7.3, `.approx`).
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, lanes};
@@ -9,7 +9,7 @@ use crate::numerics::rounding::flush;
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// A modifier's lowest bit: `.ftz`. The rest is the seed of perturbation, zero for none.
+/// The lowest bit of the modifier: `.ftz`. The other bits are the perturbation seed, zero for none.
 const FLUSH: u32 = 1;
 
 #[inline(always)]
@@ -48,7 +48,7 @@ macro_rules! function2 {
 }
 
 impl Decoding<'_, '_, '_> {
-    /// `div.approx` and `div.full`, whose modifier is taken.
+    /// `div.approx` and `div.full`; the modifier was taken.
     pub(super) fn approximate_division(&mut self, full: bool) -> Result<Op> {
         let modifier = self.approximation_modifier();
         let compute: Compute = match full {
@@ -58,7 +58,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::F32; 3], modifier, 1)
     }
 
-    /// The functions of one operand, whose `.approx` is taken.
+    /// Functions of one operand; `.approx` was taken.
     pub(super) fn approximation(&mut self) -> Result<Op> {
         let modifier = self.approximation_modifier();
         let kind = self.opcode.kind()?;

@@ -1,4 +1,4 @@
-//! Whole-number arithmetic (PTX ISA 9.7.1, 9.7.2). What is about floats goes on to
+//! Integer arithmetic (PTX ISA 9.7.1, 9.7.2). Floating-point types are passed on to
 //! [`super::float`].
 
 use super::{Decoding, Result, integers};
@@ -7,7 +7,7 @@ use crate::numerics::integer;
 use crate::program::op::{Carry, CarryOperation, Op};
 use crate::program::opcode::Type;
 
-/// Which part of a product is wanted.
+/// The requested part of a product.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Low,
@@ -17,7 +17,7 @@ enum Part {
 
 const PARTS: [(&str, Part); 3] = [("lo", Part::Low), ("hi", Part::High), ("wide", Part::Wide)];
 
-/// A function of two whole numbers that exists for each type.
+/// A function of two integers, defined for each type.
 macro_rules! binary_of_type {
     ($kind:expr, $u16:ident $s16:ident $u32:ident $s32:ident $u64:ident $s64:ident) => {
         match $kind {
@@ -249,7 +249,7 @@ impl Decoding<'_, '_, '_> {
             return self.opcode.wrong_type(kind);
         }
         let Some((to, sources)) = self.operands.split_first() else {
-            return Err(format!("`{name}` without operands"));
+            return Err(format!("`{name}` needs operands"));
         };
         let sources = sources
             .iter()
@@ -257,10 +257,7 @@ impl Decoding<'_, '_, '_> {
             .collect::<Result<Vec<_>>>()?;
         let needed = if part.is_some() { 3 } else { 2 };
         if sources.len() != needed {
-            return Err(format!(
-                "{} sources, where {needed} are expected",
-                sources.len()
-            ));
+            return Err(format!("{} sources; expected {needed}", sources.len()));
         }
         let carry = self.lowering.carry();
         Ok(Op::Carry(Carry {

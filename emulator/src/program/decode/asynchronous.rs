@@ -21,7 +21,7 @@ impl Decoding<'_, '_, '_> {
         }
         if self.opcode.take("wait_group") {
             let [Operand::Integer(groups)] = self.exactly()? else {
-                return Err("`cp.async.wait_group` takes a number".into());
+                return Err("the operand of `cp.async.wait_group` must be a number".into());
             };
             return Ok(Op::WaitCopies(Some(*groups as u32)));
         }
@@ -36,12 +36,14 @@ impl Decoding<'_, '_, '_> {
         let operands = self.without_policy()?;
         self.opcode.take_where(|it| it.starts_with("L2::"));
         let [to, from, Operand::Integer(bytes), rest @ ..] = operands else {
-            return Err("two addresses and a number of bytes are expected".into());
+            return Err("expected two addresses and a size".into());
         };
         let bytes = *bytes as usize;
         let allowed: &[usize] = if whole_lines { &[16] } else { &[4, 8, 16] };
         if !allowed.contains(&bytes) {
-            return Err(format!("{bytes} bytes; it copies {allowed:?}"));
+            return Err(format!(
+                "a copy of {bytes} bytes; the size must be one of {allowed:?}"
+            ));
         }
         let (source_bytes, ignore) = match rest {
             [] => (None, None),

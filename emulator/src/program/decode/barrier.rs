@@ -18,7 +18,7 @@ impl Decoding<'_, '_, '_> {
             return Ok(Op::WarpBarrier { members });
         }
         self.opcode.take("cta");
-        // `bar` is always aligned, `barrier` only when it says so.
+        // `bar` is always aligned; `barrier` only with `.aligned`.
         let aligned = self.opcode.take("aligned") || self.opcode.name == "bar";
         if self.opcode.take("red") {
             return self.barrier_with_reduction(aligned);
@@ -30,10 +30,10 @@ impl Decoding<'_, '_, '_> {
         let (id, threads) = match self.operands {
             [id] => (id, None),
             [id, threads] => (id, Some(threads)),
-            _ => return Err("a barrier and perhaps a number of threads are expected".into()),
+            _ => return Err("expected a barrier and an optional thread count".into()),
         };
         if threads.is_none() && matches!(action, BarrierAction::Arrive) {
-            return Err("`.arrive` needs the number of threads".into());
+            return Err("`.arrive` needs a thread count".into());
         }
         self.barrier_op(action, id, threads, aligned)
     }
@@ -47,7 +47,7 @@ impl Decoding<'_, '_, '_> {
         let (to, id, threads, from) = match self.operands {
             [to, id, from] => (to, id, None, from),
             [to, id, threads, from] => (to, id, Some(threads), from),
-            _ => return Err("a result, a barrier and a predicate are expected".into()),
+            _ => return Err("expected a result, a barrier and a predicate".into()),
         };
         let from = self.lowering.predicate_source(from)?;
         let action = match (counts, vote) {
@@ -60,7 +60,7 @@ impl Decoding<'_, '_, '_> {
                 to: self.lowering.predicate(to)?,
                 from,
             },
-            _ => return Err("`.popc`, `.and` or `.or` is expected".into()),
+            _ => return Err("expected `.popc`, `.and` or `.or`".into()),
         };
         self.barrier_op(action, id, threads, aligned)
     }

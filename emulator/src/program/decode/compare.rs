@@ -36,8 +36,8 @@ const COMBINES: [(&str, Combine); 3] = [
     ("xor", Combine::Xor),
 ];
 
-/// The comparison of two lanes as a type sees them. `$see` turns a lane into that type. Each
-/// relation has code of its own, so that its loop over the lanes vectorises.
+/// The comparison of two lanes as a type. `$see` converts a lane to that type. Each relation has
+/// its own code, so that its loop over the lanes vectorizes.
 macro_rules! by_comparison {
     ($comparison:expr, $L:ty, $see:expr) => {
         by_comparison!(
@@ -56,7 +56,7 @@ macro_rules! by_comparison {
     };
 }
 
-/// Whether a number is of a class, as a comparison of which the second operand is not looked at.
+/// Whether a number is of a class, as a comparison that ignores its second operand.
 macro_rules! by_class {
     ($class:expr, $L:ty, $see:expr, $contains:ident) => {
         by_class!(@one $class, $L, $see, $contains,
@@ -90,7 +90,7 @@ fn bf16(a: u32) -> f32 {
     Bf16::widen(a as u16)
 }
 
-/// What a comparison is combined with.
+/// The combination of a comparison with a predicate.
 type Combined = Option<(Combine, PredicateSource)>;
 
 impl<'i> Decoding<'_, '_, 'i> {
@@ -114,7 +114,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         let (to, sources, combine) = self.compared(kind, combine)?;
         let (to, second_to) = match to {
             Operand::Pair(..) if matches!(kind, Type::F16 | Type::BF16) => {
-                return Err(format!("a second result of {kind:?}, which has only one"));
+                return Err(format!("{kind:?} has no second result"));
             }
             Operand::Pair(to, second) => (&**to, Some(&**second)),
             to => (to, None),
@@ -137,7 +137,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         }))
     }
 
-    /// The destination, the sources, and what the comparison is combined with.
+    /// The destination, the sources, and the combination.
     fn compared(
         &mut self,
         kind: Type,
@@ -177,7 +177,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         })
     }
 
-    /// The comparison of the high halves of two registers, for types that have them.
+    /// The comparison of the high halves of two registers, for packed types.
     fn compare_high(&self, comparison: Comparison, kind: Type, flush: bool) -> Option<Compare> {
         Some(match kind {
             Type::F16x2 if flush => by_comparison!(comparison, u32, |a| flushed_f16(a >> 16)),
@@ -187,7 +187,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         })
     }
 
-    /// `set`: all ones or zero, or 1.0 or 0.0, for each half where there are two.
+    /// `set`: all ones or zero, or 1.0 or 0.0; per half for packed types.
     fn set(&mut self) -> Result<Op> {
         let comparison = self.opcode.choose(&COMPARISONS)?;
         let combine = self.opcode.take_any(&COMBINES);
@@ -283,8 +283,8 @@ impl<'i> Decoding<'_, '_, 'i> {
     }
 }
 
-/// Whether `slct` takes its first source: for zeros of both signs too, and with a modifier also for
-/// subnormal numbers.
+/// Whether `slct` selects its first source: also for zeros of both signs, and with the modifier for
+/// subnormals.
 #[inline(always)]
 fn is_positive(c: u32, flushes: u32) -> bool {
     match flushes {
@@ -293,7 +293,7 @@ fn is_positive(c: u32, flushes: u32) -> bool {
     }
 }
 
-/// What `set` gives for true.
+/// The value of `set` for true.
 fn truth(result: Type, kind: Type) -> Option<u32> {
     let packed = matches!(kind, Type::F16x2 | Type::BF16x2);
     Some(match result {

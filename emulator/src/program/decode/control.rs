@@ -1,5 +1,4 @@
-//! Control flow (PTX ISA 9.7.12). Calls and returns are lowered with
-//! the functions that they belong to.
+//! Control flow (PTX ISA 9.7.12). Calls and returns are lowered together with functions.
 
 use super::{Decoding, Result};
 use crate::program::op::Op;
@@ -8,7 +7,7 @@ use crate::ptx::syntax::Operand;
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn control(&mut self) -> Result<Op> {
-        // A hint that all lanes go the same way; they are asked anyway.
+        // A hint that control flow is uniform; it is not relied on.
         self.opcode.take("uni");
         match self.opcode.name {
             "bra" => {
@@ -37,10 +36,10 @@ impl Decoding<'_, '_, '_> {
                 self.lowering.source(time, kind)?;
                 Ok(Op::Sleep)
             }
-            // `pmevent`: nobody counts them.
+            // `pmevent` has no effect.
             _ => match self.exactly()? {
                 [Operand::Integer(0..=15)] => Ok(Op::Nothing),
-                [other] => Err(format!("{other:?} is no event; they are 0 to 15")),
+                [other] => Err(format!("{other:?} is not an event; events are 0 to 15")),
             },
         }
     }

@@ -1,4 +1,4 @@
-//! Conversions (PTX ISA 9.7.9.21). A destination may be wider than its type, a source too.
+//! Conversions (PTX ISA 9.7.9.21). Source and destination registers may be wider than their types.
 
 use super::rounding::{
     FLUSH, FREE_BITS, RELU, ROUNDINGS, SATURATE, WHOLE_ROUNDINGS, flag, modifier_of, output_f32,
@@ -12,8 +12,8 @@ use crate::numerics::rounding::{Rounding, flush, narrow};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// What a conversion has to know, in an instruction's modifier: types, rounding, `.ftz`, `.sat`,
-/// `.relu`, whether it rounds to a whole number, and how many bits the result's register keeps.
+/// The parameters of a conversion, packed into an instruction's modifier: types, rounding, `.ftz`,
+/// `.sat`, `.relu`, whether it rounds to an integer, and the size of the result's register.
 #[derive(Clone, Copy)]
 struct How(u32);
 
@@ -47,13 +47,13 @@ impl How {
     }
 }
 
-/// Where the types lie in a modifier, of 4 bits each, and what lies behind them.
+/// Bit positions of the types in a modifier, 4 bits each, and of the flags after them.
 const FROM: u32 = FREE_BITS;
 const TO: u32 = FROM + 4;
 const WHOLE: u32 = 1 << (TO + 4);
 const SHORT: u32 = 1 << (TO + 5);
 
-/// Types by number: whole numbers below 8.
+/// Types as numbers; integers are below 8.
 fn code(kind: Type) -> u32 {
     match kind {
         Type::U8 | Type::B8 => 0,
@@ -76,7 +76,7 @@ const BF16_CODE: u32 = 9;
 const F32_CODE: u32 = 10;
 const F64_CODE: u32 = 11;
 
-/// The whole-number types by number.
+/// The integer types by number.
 const INTEGERS: [Integer; 8] = [
     Integer::U8,
     Integer::S8,
@@ -139,7 +139,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::B32, Type::F32], how.0, 0)
     }
 
-    /// Two f32 to a pair of halves, the first operand to the upper one.
+    /// Two f32 to a pair of halves; the first operand becomes the upper half.
     fn pair(&mut self, to: Type, how: How) -> Result<Op> {
         let compute: Compute = match to {
             Type::F16x2 => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
@@ -154,7 +154,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::B32, Type::F32, Type::F32], how.0, 0)
     }
 
-    /// Two f32 to a pair of 8-bit floats, the first operand to the upper one.
+    /// Two f32 to a pair of 8-bit floats; the first operand becomes the upper one.
     fn narrow_to_float8(&mut self, format: Float8, how: How) -> Result<Op> {
         self.opcode.choose(&[("satfinite", ())])?;
         let compute: Compute = match format {
@@ -186,11 +186,11 @@ impl Decoding<'_, '_, '_> {
         let [destination, source] = self.exactly()?;
         let (slot, bits) = self.lowering.register(destination)?;
         if bits < to.bits() {
-            return Err(format!("a register of {bits} bits for {to:?}"));
+            return Err(format!("a register of {bits} bits cannot hold {to:?}"));
         }
         let (source, source_bits) = match self.lowering.register(source) {
             Ok((slot, bits)) if bits >= from.bits() => (slot, bits),
-            Ok((_, bits)) => return Err(format!("a register of {bits} bits for {from:?}")),
+            Ok((_, bits)) => return Err(format!("a register of {bits} bits cannot hold {from:?}")),
             Err(_) => {
                 let slot = self.lowering.source(source, from)?;
                 (slot, from.bits().max(32))
@@ -259,7 +259,7 @@ fn to_tf32(a: u32, rounding: Tf32Rounding, how: How) -> u32 {
     convert::f32_to_tf32(pair_input(a, how), rounding).to_bits()
 }
 
-/// One conversion of the low bits of a register to the bits of another.
+/// Converts the low bits of a register.
 #[inline(always)]
 fn convert_one(a: u64, how: How) -> u64 {
     let bits = match how.from() {
@@ -317,7 +317,7 @@ fn relu_input(a: f32, how: How) -> f32 {
     if how.has(RELU) { relu_f32(a) } else { a }
 }
 
-/// What `.ftz` and `.sat` make of a result, for each destination: its bits.
+/// Applies `.ftz` and `.sat` to a result; returns the destination's bits.
 #[inline(always)]
 fn finish_f32(value: f32, how: How) -> u64 {
     u64::from(output_f32(value, how.0))
@@ -327,13 +327,13 @@ fn finish_f32(value: f32, how: How) -> u64 {
 fn finish_f64(value: f64, how: How) -> u64 {
     match how.has(SATURATE) {
         true if value > 0.0 => value.min(1.0).to_bits(),
-        // NaN too.
+        // Includes NaN.
         true => 0,
         false => value.to_bits(),
     }
 }
 
-/// `.ftz` is about f32, not about these.
+/// `.ftz` applies to f32 only.
 #[inline(always)]
 fn finish_half<H: Half>(value: u16, how: How) -> u64 {
     u64::from(output_half::<H>(value, how.0 & SATURATE))

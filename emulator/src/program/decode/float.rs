@@ -1,4 +1,4 @@
-//! Floating-point arithmetic (PTX ISA 9.7.3). f16 and bf16 go on to [`super::half`].
+//! Floating-point arithmetic (PTX ISA 9.7.3). f16 and bf16 are passed on to [`super::half`].
 
 use super::rounding::{
     BY_SIGNS, FLUSH, NAN, ROUNDINGS, SATURATE, flag, input_f32, modifier_of, nan_operand,
@@ -14,8 +14,8 @@ use crate::numerics::rounding::{self, Rounding, canonical, flush};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// Arithmetic on f32 in two versions: the plain one that the processor does itself, and the one
-/// that looks at the instruction's modifier.
+/// f32 arithmetic in two versions: a plain one that uses the processor's instruction, and one that
+/// evaluates the instruction's modifier.
 macro_rules! f32_arithmetic {
     ($modifier:expr, |$($a:ident),+| $plain:expr, |$r:ident| $general:expr) => {
         match $modifier {

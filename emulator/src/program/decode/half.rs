@@ -10,7 +10,7 @@ use crate::numerics::half_precision::{self as half, Bf16, F16, Half};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// The same arithmetic for the four types; `H` is the format in the body.
+/// The same arithmetic for the four types; `H` is the format.
 macro_rules! halves {
     ($kind:expr, |$a:ident| $body:expr) => {
         halves!(@all $kind, both, |$a| $body)
@@ -50,7 +50,7 @@ macro_rules! halves {
     };
 }
 
-/// The instruction's modifier, for bodies that look at it.
+/// The instruction's modifier, for bodies that use it.
 #[derive(Clone, Copy)]
 struct Modified(u32);
 
@@ -67,7 +67,7 @@ impl Modified {
 
 impl Decoding<'_, '_, '_> {
     pub(super) fn half_arithmetic(&mut self, kind: Type, saturate: bool) -> Result<Op> {
-        // The only rounding there is.
+        // The only rounding mode.
         self.opcode.take("rn");
         let modifier = flag(self.opcode.take("ftz"), FLUSH)
             | flag(saturate || self.opcode.take("sat"), SATURATE)

@@ -1,4 +1,4 @@
-//! Logic, shifts and bit fields (PTX ISA 9.7.1.13 and on, 9.7.8), also of predicates.
+//! Logic, shifts and bit fields (PTX ISA 9.7.1.13 ff., 9.7.8), including predicates.
 
 use super::{Decoding, Result, integers};
 use crate::machine::lanes::lanes;
@@ -7,7 +7,7 @@ use crate::numerics::integer;
 use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
 
-/// What becomes of amounts that are too large.
+/// How amounts that are too large are handled.
 #[inline(always)]
 fn beyond(modifier: u32) -> FunnelAmount {
     match modifier {
@@ -16,7 +16,8 @@ fn beyond(modifier: u32) -> FunnelAmount {
     }
 }
 
-/// A found position, or for a modifier, a register's width, the shift to the highest bit.
+/// The position of a found bit or, with a modifier (the register's width), the shift to the highest
+/// bit.
 #[inline(always)]
 fn found(position: u32, modifier: u32) -> u32 {
     match modifier {
@@ -154,10 +155,10 @@ impl Decoding<'_, '_, '_> {
     fn lop3(&mut self) -> Result<Op> {
         let kind = self.opcode.kind()?;
         let Some((table, operands)) = self.operands.split_last() else {
-            return Err("`lop3` without operands".into());
+            return Err("`lop3` needs operands".into());
         };
         let crate::ptx::syntax::Operand::Integer(table) = table else {
-            return Err("the table of `lop3` is a number".into());
+            return Err("the table of `lop3` must be a number".into());
         };
         self.operands = operands;
         let compute = lanes!(modifier = m; |a: u32, b: u32, c: u32| -> u32 {

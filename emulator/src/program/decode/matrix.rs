@@ -1,4 +1,4 @@
-//! Matrices of a warp (PTX ISA 9.7.14): `mma.sync`, `ldmatrix`, `movmatrix`.
+//! Warp matrix instructions (PTX ISA 9.7.14): `mma.sync`, `ldmatrix`, `movmatrix`.
 
 use super::{Decoding, Result};
 use crate::machine::registers::Slot;
@@ -11,7 +11,7 @@ impl Decoding<'_, '_, '_> {
     pub(super) fn matrix(&mut self) -> Result<Op> {
         for needed in ["sync", "aligned"] {
             if !self.opcode.take(needed) {
-                return Err(format!("`{}` without `.{needed}`", self.opcode.name));
+                return Err(format!("`{}` needs `.{needed}`", self.opcode.name));
             }
         }
         match self.opcode.name {
@@ -50,7 +50,7 @@ impl Decoding<'_, '_, '_> {
         }))
     }
 
-    /// The registers of a vector, or a single one.
+    /// The registers of a vector, or a single register.
     pub(super) fn registers_of(&mut self, operand: &Operand, kind: Type) -> Result<Vec<Slot>> {
         match operand {
             Operand::Vector(parts) => {
@@ -61,7 +61,7 @@ impl Decoding<'_, '_, '_> {
         }
     }
 
-    /// As [`Decoding::registers_of`], for sources, which may be numbers.
+    /// [`Decoding::registers_of`] for sources, which may be numbers.
     pub(super) fn sources_of(&mut self, operand: &Operand, kind: Type) -> Result<Vec<Slot>> {
         match operand {
             Operand::Vector(parts) => {
@@ -119,9 +119,7 @@ impl Decoding<'_, '_, '_> {
         };
         let given = [&multiply.d, &multiply.a, &multiply.b, &multiply.c].map(Vec::len);
         if given != expected {
-            return Err(format!(
-                "{given:?} registers, where {expected:?} are expected"
-            ));
+            return Err(format!("{given:?} registers; expected {expected:?}"));
         }
         Ok(Op::Multiply(multiply))
     }

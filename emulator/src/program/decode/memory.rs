@@ -1,4 +1,4 @@
-//! Loads, stores and atomics (PTX ISA 9.7.9.8 and on, 9.7.13.12 and on).
+//! Loads, stores and atomics (PTX ISA 9.7.9.8 ff., 9.7.13.12 ff.).
 
 use super::{Decoding, Result};
 use crate::numerics::half_precision as half;
@@ -34,7 +34,7 @@ pub(super) const SCOPES: [(&str, Scope); 4] = [
     ("sys", Scope::Gpu),
 ];
 
-/// Advice to the caches: changes nothing here.
+/// Cache hints, which have no effect here.
 fn is_cache_advice(modifier: &str) -> bool {
     let plain = ["ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc"];
     plain.contains(&modifier) || modifier.starts_with("L1::") || modifier.starts_with("L2::")
@@ -52,16 +52,16 @@ impl Decoding<'_, '_, '_> {
         let kind = self.opcode.kind()?;
         let bits = kind.bits() * vector.unwrap_or(1) as u32;
         if bits > 128 {
-            return Err(format!("{bits} bits at once; 128 are the most"));
+            return Err(format!("an access of {bits} bits; the maximum is 128"));
         }
 
         let (address, data) = match (operands, store) {
             ([data, address], false) | ([address, data], true) => (address, data),
-            _ => return Err("one address and one value are expected".into()),
+            _ => return Err("expected one address and one value".into()),
         };
         let (address, named) = self.lowering.address(address)?;
         let space = match (space, named) {
-            // Parameters of device functions lie in local memory.
+            // Parameters of device functions are in local memory.
             (Space::Param, Some(Space::Local)) => Space::Local,
             (space, _) => space,
         };
@@ -70,7 +70,7 @@ impl Decoding<'_, '_, '_> {
                 values.iter().collect()
             }
             (Operand::Vector(_), _) | (_, Some(_)) => {
-                return Err("the vector's size and the list of registers differ".into());
+                return Err("the vector size differs from the number of registers".into());
             }
             (single, None) => vec![single],
         };
@@ -98,7 +98,7 @@ impl Decoding<'_, '_, '_> {
         }))
     }
 
-    /// The register of a load or store, which may be wider than what is moved.
+    /// The register of a load or store, which may be wider than the element.
     fn target(&mut self, operand: &Operand, kind: Type, store: bool) -> Result<Target> {
         if let Operand::Name(name) = operand
             && self.lowering.names.find(name).is_some()
@@ -109,7 +109,9 @@ impl Decoding<'_, '_, '_> {
                     slot: Some(slot),
                     bits,
                 }),
-                false => Err(format!("`{name}` has {bits} bits: too few for {kind:?}")),
+                false => Err(format!(
+                    "`{name}` has {bits} bits, which cannot hold {kind:?}"
+                )),
             };
         }
         if !store {
@@ -125,7 +127,7 @@ impl Decoding<'_, '_, '_> {
     pub(super) fn atomic(&mut self) -> Result<Op> {
         let returns = self.opcode.name == "atom";
         let operands = self.without_policy()?;
-        // Said of f16 and bf16, and so for all of them.
+        // f16 and bf16 require `.noftz`; all of them are computed so.
         self.opcode.take("noftz");
         let strength = self.opcode.take_any(&STRENGTHS);
         let scope = self.opcode.take_any(&SCOPES);
@@ -148,7 +150,7 @@ impl Decoding<'_, '_, '_> {
         };
 
         let mut operands = operands.iter();
-        let mut next = || operands.next().ok_or("an operand is missing".to_owned());
+        let mut next = || operands.next().ok_or("missing operand".to_owned());
         let to = match returns {
             true => self.lowering.register_or_sink(next()?)?.0,
             false => None,
@@ -182,8 +184,8 @@ impl Decoding<'_, '_, '_> {
     }
 }
 
-/// An addition of f32 in global memory takes subnormal numbers for zeros, and gives none: one in
-/// shared memory does not (PTX ISA, "atom").
+/// An f32 addition in global memory flushes subnormal operands and results; one in shared memory
+/// does not (PTX ISA, "atom").
 fn add_flushed(a: u64, b: u64) -> u64 {
     let number = |bits: u64| flush(f32::from_bits(bits as u32));
     u64::from(flush(canonical(number(a) + number(b))).to_bits())
@@ -193,7 +195,7 @@ fn add_flushed(a: u64, b: u64) -> u64 {
 #[rustfmt::skip]
 enum Update { Add, Min, Max, And, Or, Xor, Exchange, CompareAndSwap, Increment, Decrement }
 
-/// The new value from the old one and the operand, as bits. For a compare-and-swap: the operand.
+/// The new value from the old value and the operand, as bits. For a compare-and-swap: the operand.
 fn update(what: Update, kind: Type) -> Option<fn(u64, u64) -> u64> {
     use Type::*;
     Some(match (what, kind) {

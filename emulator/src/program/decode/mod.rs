@@ -1,5 +1,5 @@
-//! What instructions mean: an opcode with operands to an [`Op`], family by family in the order of
-//! PTX ISA chapter 9.
+//! Decodes opcodes with operands to an [`Op`], by instruction family in the order of PTX ISA
+//! chapter 9.
 
 mod advice;
 mod approximate;
@@ -29,7 +29,7 @@ use crate::ptx::syntax::{Instruction, Operand};
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Decodes one instruction. The error is a message without a line.
+/// Decodes one instruction. The error message has no line.
 pub(super) fn decode(lowering: &mut Lowering<'_>, instruction: &Instruction) -> Result<Op> {
     grammar::check(&instruction.opcode)?;
     let mut decoding = Decoding {
@@ -42,7 +42,7 @@ pub(super) fn decode(lowering: &mut Lowering<'_>, instruction: &Instruction) -> 
     Ok(op)
 }
 
-/// One instruction being decoded.
+/// An instruction being decoded.
 struct Decoding<'d, 'm, 'i> {
     lowering: &'d mut Lowering<'m>,
     opcode: Opcode<'i>,
@@ -80,17 +80,17 @@ impl<'i> Decoding<'_, '_, 'i> {
         }
     }
 
-    /// The operands, of which there must be `N`.
+    /// The operands, which must be `N`.
     fn exactly<const N: usize>(&self) -> Result<[&'i Operand; N]> {
         let all: Vec<_> = self.operands.iter().collect();
         let given = all.len();
         let name = self.opcode.name;
         all.try_into()
-            .map_err(|_| format!("`{name}` with {given} operands, where {N} are expected"))
+            .map_err(|_| format!("`{name}` has {given} operands; expected {N}"))
     }
 
-    /// The operands but the policy that `.L2::cache_hint` adds at their end. It changes nothing
-    /// here, but has to be there.
+    /// The operands without the policy that `.L2::cache_hint` appends. The policy has no effect
+    /// here, but must be present.
     fn without_policy(&mut self) -> Result<&'i [Operand]> {
         if !self.opcode.take("L2::cache_hint") {
             return Ok(self.operands);
@@ -107,7 +107,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         self.uniform(compute, kind, 0, flops)
     }
 
-    /// As [`Decoding::compute`], with a modifier.
+    /// [`Decoding::compute`] with a modifier.
     fn uniform(&mut self, compute: Compute, kind: Type, modifier: u32, flops: u8) -> Result<Op> {
         let kinds = vec![kind; 1 + usize::from(compute.sources)];
         self.compute_of(compute, &kinds, modifier, flops)
@@ -124,7 +124,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         if self.operands.len() != kinds.len() {
             let (name, given, expected) = (self.opcode.name, self.operands.len(), kinds.len());
             return Err(format!(
-                "`{name}` with {given} operands, where {expected} are expected"
+                "`{name}` has {given} operands; expected {expected}"
             ));
         }
         let mut operands = Operands {
@@ -144,8 +144,8 @@ impl<'i> Decoding<'_, '_, 'i> {
     }
 }
 
-/// The same arithmetic for every whole-number type: `integers!(kind, |a, b| ..)` is a [`Compute`]
-/// whose body sees the type itself. `None` for other types.
+/// The same arithmetic for every integer type: `integers!(kind, |a, b| ..)` is a [`Compute`] whose
+/// body sees the type itself. `None` for other types.
 macro_rules! integers {
     ($kind:expr, |$($a:ident),+| $body:expr) => {
         match $kind {

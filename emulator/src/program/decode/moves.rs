@@ -7,21 +7,21 @@ use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
-/// The spaces that have a window in generic addresses.
+/// The state spaces with a window in the generic address space.
 const WINDOWS: [(&str, u64); 3] = [
     ("shared", windows::SHARED),
     ("shared::cta", windows::SHARED),
     ("local", windows::LOCAL),
 ];
 
-/// Which 32 bits of a clock.
+/// A half of a 64-bit clock.
 #[derive(Clone, Copy, PartialEq)]
 enum Half {
     Low,
     High,
 }
 
-/// The special registers that count (PTX ISA 10), and which half they give; all are one clock.
+/// The clock registers (PTX ISA 10) and the half that they read; all read the same clock.
 const CLOCKS: [(&str, Option<Half>); 6] = [
     ("%clock", Some(Half::Low)),
     ("%clock_hi", Some(Half::High)),
@@ -100,9 +100,9 @@ impl Decoding<'_, '_, '_> {
         let slots = parts
             .iter()
             .map(|part| match self.lowering.register_or_sink(part)? {
-                (Some(_), other) if other != bits => {
-                    Err(format!("a register of {other} bits for a part of {bits}"))
-                }
+                (Some(_), other) if other != bits => Err(format!(
+                    "a register of {other} bits cannot hold a part of {bits} bits"
+                )),
                 (slot, _) => Ok(slot),
             });
         let to = slots.collect::<Result<Vec<_>>>()?;
@@ -126,7 +126,7 @@ impl Decoding<'_, '_, '_> {
         }
     }
 
-    /// `cvta`: global and constant addresses are generic already.
+    /// `cvta`: global and constant addresses are already generic.
     fn convert_address(&mut self) -> Result<Op> {
         let to_space = self.opcode.take("to");
         let window = self.opcode.take_any(&WINDOWS);

@@ -1,10 +1,10 @@
-//! Rounding, flushing and clamping as an instruction's modifier tells its lanes.
+//! Rounding, flushing and clamping, encoded in an instruction's modifier.
 
 use crate::numerics::compare::NanOperand;
 use crate::numerics::half_precision::{self as half, Half};
 use crate::numerics::rounding::{Rounding, flush, saturate};
 
-/// To a number of the type.
+/// Rounding to the type.
 pub(super) const ROUNDINGS: [(&str, Rounding); 4] = [
     ("rn", Rounding::Nearest),
     ("rz", Rounding::Zero),
@@ -12,7 +12,7 @@ pub(super) const ROUNDINGS: [(&str, Rounding); 4] = [
     ("rp", Rounding::Up),
 ];
 
-/// To a whole number.
+/// Rounding to an integer.
 pub(super) const WHOLE_ROUNDINGS: [(&str, Rounding); 4] = [
     ("rni", Rounding::Nearest),
     ("rzi", Rounding::Zero),
@@ -20,14 +20,14 @@ pub(super) const WHOLE_ROUNDINGS: [(&str, Rounding); 4] = [
     ("rpi", Rounding::Up),
 ];
 
-// The bits of a modifier. The lowest two are the rounding.
+// The bits of a modifier. The lowest two are the rounding mode.
 pub(super) const FLUSH: u32 = 1 << 2;
 pub(super) const SATURATE: u32 = 1 << 3;
 pub(super) const RELU: u32 = 1 << 4;
 pub(super) const NAN: u32 = 1 << 5;
 /// `.xorsign.abs`.
 pub(super) const BY_SIGNS: u32 = 1 << 6;
-/// Where others may put theirs.
+/// The first free bit.
 pub(super) const FREE_BITS: u32 = 8;
 
 pub(super) fn modifier_of(rounding: Rounding) -> u32 {
@@ -39,7 +39,7 @@ pub(super) fn modifier_of(rounding: Rounding) -> u32 {
     }
 }
 
-/// A bit, if it is to be set.
+/// The bit if `set`, else 0.
 pub(super) fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }

@@ -1,5 +1,5 @@
-//! Bytes and halfwords side by side (PTX ISA, "SIMD Video Instructions"), without selections of
-//! parts and masks.
+//! SIMD on bytes and halfwords (PTX ISA, "SIMD Video Instructions"), without part selectors and
+//! masks.
 
 use super::{Decoding, Result};
 use crate::machine::lanes::lanes;
@@ -7,7 +7,7 @@ use crate::numerics::simd_video::{Form, average};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// What `operation` does to all parts of the operands.
+/// The operation on all parts of the operands.
 macro_rules! each_part {
     (|$a:ident, $b:ident| $operation:expr) => {
         lanes!(modifier = form; |a: u32, b: u32, c: u32| -> u32 {
@@ -22,7 +22,7 @@ impl Decoding<'_, '_, '_> {
             Some(name) => (name, true),
             None => (self.opcode.name.trim_end_matches('4'), false),
         };
-        // The result of a comparison has no sign, and no type is given for it.
+        // The result of a comparison has no type.
         let signed_result = name != "vset" && self.is_signed()?;
         let form = Form::default()
             .with(Form::HALVES, halves)

@@ -1,4 +1,4 @@
-//! What lanes of a warp tell each other (PTX ISA 9.7.9.6, 9.7.13.8 and on).
+//! Data exchange between the lanes of a warp (PTX ISA 9.7.9.6, 9.7.13.8 ff.).
 
 use super::{Decoding, Result};
 use crate::program::op::{Op, Shuffle, ShuffleMode, Vote, VoteKind};
@@ -25,7 +25,7 @@ impl Decoding<'_, '_, '_> {
         if !self.opcode.take("sync") {
             let name = self.opcode.name;
             return Err(format!(
-                "`{name}` without `.sync` does not exist since sm_70"
+                "`{name}` without `.sync` is not supported since sm_70"
             ));
         }
         match self.opcode.name {

@@ -20,18 +20,18 @@ const SHAPES: [(&str, Shape); 4] = [
     ("m16n16k8", Shape { m: 16, n: 16, k: 8 }),
 ];
 
-/// Where matrices may lie.
+/// The state spaces of matrices.
 const SPACES: [(&str, Space); 3] = [
     ("global", Space::Global),
     ("shared", Space::Shared),
     ("shared::cta", Space::Shared),
 ];
 
-/// Whether rows or columns lie side by side in memory.
+/// Whether memory is in row-major order.
 const LAYOUTS: [(&str, bool); 2] = [("row", true), ("col", false)];
 
 impl Decoding<'_, '_, '_> {
-    /// `.sync.aligned` was taken.
+    /// `.sync.aligned` was already taken.
     pub(super) fn warp_matrix(&mut self) -> Result<Op> {
         if self.opcode.take("mma") {
             return self.multiply_fragments();
@@ -53,7 +53,7 @@ impl Decoding<'_, '_, '_> {
             {
                 (values, address, rest.first())
             }
-            _ => return Err("an address and a list of registers are expected".into()),
+            _ => return Err("expected an address and a list of registers".into()),
         };
         let dense = if row_major {
             fragment.columns
@@ -101,13 +101,13 @@ impl Decoding<'_, '_, '_> {
     }
 
     fn multiply_fragments(&mut self) -> Result<Op> {
-        // How the factors lay in memory makes no difference to our fragments.
+        // The memory layout of the operands does not affect our fragments.
         self.opcode.choose(&LAYOUTS)?;
         self.opcode.choose(&LAYOUTS)?;
         let shape = self.opcode.choose(&SHAPES)?;
         let saturates = self.opcode.take("satfinite");
         let (d, next) = (self.opcode.kind()?, self.opcode.kind()?);
-        // Of f16 factors only the accumulators' types are told.
+        // For f16 operands, only the accumulator types are given.
         let [a, b, c] = match self.opcode.kind() {
             Ok(b) => [next, b, self.opcode.kind()?],
             Err(_) => [Type::F16, Type::F16, next],
@@ -147,8 +147,6 @@ fn expect_registers(fragments: &[Fragment], given: &[usize]) -> Result<()> {
     let expected: Vec<_> = fragments.iter().map(|it| it.registers).collect();
     match expected == given {
         true => Ok(()),
-        false => Err(format!(
-            "{given:?} registers, where {expected:?} are expected"
-        )),
+        false => Err(format!("{given:?} registers; expected {expected:?}")),
     }
 }
