@@ -10,8 +10,8 @@ use anyhow::{Context, anyhow};
 use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::exec::{Replica, execute, execute_shared};
 use meshgrad::ckpt::graph::{Expr, Graph};
-use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
-use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use meshgrad::ckpt::source::{Backend, BackendChoice, Sources};
 use meshgrad_harness::proc_bytes;
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ fn plan_of_all(folder: &Folder, backend: Backend) -> anyhow::Result<LoadPlan> {
     Ok(LoadPlan::new(
         bound.graph(),
         &catalog,
-        &bound.wants(),
+        &bound.requests(),
         &options,
     )?)
 }
@@ -174,7 +174,7 @@ fn replicas(folder: &Path) -> anyhow::Result<Share> {
     let folder = Folder::open(folder)?;
     let plan = plan_of_all(&folder, Backend::Pread)?;
     let load = |replica: &Replica| -> anyhow::Result<()> {
-        let sources = Sources::of(&folder, Choice::Auto)?;
+        let sources = Sources::open(&folder, BackendChoice::Auto)?;
         let mut memory = vec![0; plan.memory().targets as usize];
         let sink = targets_in(&plan, &mut memory);
         execute_shared(&plan, &sources, &sink, replica, &|_| {})?;
@@ -209,9 +209,9 @@ fn read_share(
     region: Vec<Range<u64>>,
     options: &Options,
 ) -> anyhow::Result<(u64, u64)> {
-    let wants = [Want::new("share", expr, region)];
+    let wants = [LoadRequest::new("share", expr, region)];
     let plan = LoadPlan::new(graph, &Catalog::of(folder), &wants, options)?;
-    let sources = Sources::of(folder, Choice::Auto)?;
+    let sources = Sources::open(folder, BackendChoice::Auto)?;
     let mut memory = vec![0; plan.targets()[0].bytes as usize];
     let sink = targets_in(&plan, &mut memory);
     let before = rchar()?;
@@ -283,7 +283,7 @@ pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     // The plan is there already: only windows may come.
     fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
     let before = resident("VmRSS")?;
-    let sources = Sources::of(&folder, Choice::Only(backend))?;
+    let sources = Sources::open(&folder, BackendChoice::Only(backend))?;
     execute(&plan, &sources, &sink, &|_| {})?;
     let peak = resident("VmHWM")?;
     let row = json!({
@@ -313,7 +313,7 @@ pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
         for tensor in tensors.iter().cycle().skip(skipped).take(tensors.len()) {
             let shape: Vec<u64> = tensor.shape.iter().map(|extent| *extent as u64).collect();
             let source = graph.source(&tensor.name, tensor.dtype, &shape)?;
-            wants.push(Want::all(tensor.name.as_str(), &graph, source));
+            wants.push(LoadRequest::all(tensor.name.as_str(), &graph, source));
         }
         wants.sort_by(|a, b| a.target.cmp(&b.target));
         let plan = LoadPlan::new(&graph, &catalog, &wants, &Options::default())?;

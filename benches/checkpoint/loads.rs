@@ -12,9 +12,9 @@ use memmap2::{Mmap, MmapMut};
 use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::exec::{Slices, execute, gather};
 use meshgrad::ckpt::graph::Graph;
-use meshgrad::ckpt::mapping::{Bound, Mapping, TensorSpec, Waivers};
+use meshgrad::ckpt::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options};
-use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use meshgrad::ckpt::source::{Backend, BackendChoice, Sources};
 use meshgrad::ckpt::{Dtype, TensorFile};
 use meshgrad_harness::{PAGE, map_touched, open_direct, timed};
 use twox_hash::XxHash3_64;
@@ -68,7 +68,7 @@ pub(super) fn arena(bytes: u64) -> anyhow::Result<Arena> {
 
 pub(super) fn bind(folder: &Folder, map: &str) -> anyhow::Result<Bound> {
     let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
-    let bound = Mapping::parse(map)?.bind(&there, None, &Waivers::none());
+    let bound = Mapping::parse(map)?.bind(&there, None, &AllowedProblems::none());
     bound.map_err(|report| anyhow::anyhow!("{report}"))
 }
 
@@ -96,10 +96,10 @@ pub(super) fn load(
     let plan = LoadPlan::new(
         bound.graph(),
         &Catalog::of(&folder),
-        &bound.wants(),
+        &bound.requests(),
         &options(backend, threads),
     )?;
-    let sources = Sources::of(&folder, Choice::Only(backend))?;
+    let sources = Sources::open(&folder, BackendChoice::Only(backend))?;
     if let Some(refused) = &sources.files()[0].refused {
         anyhow::bail!("{refused}");
     }

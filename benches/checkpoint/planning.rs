@@ -6,7 +6,7 @@ use std::path::Path;
 use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::mapping::TensorSpec;
-use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use meshgrad_harness::{Spread, seconds, timed};
 use serde_json::{Value, json};
 
@@ -91,7 +91,7 @@ fn directly(folder: &Path, steps: &RefCell<Steps>) -> anyhow::Result<()> {
         for tensor in folder.tensors() {
             let TensorSpec { name, dtype, shape } = TensorSpec::from(tensor);
             let source = graph.source(&name, dtype, &shape)?;
-            wants.push(Want::all(name, &graph, source));
+            wants.push(LoadRequest::all(name, &graph, source));
         }
         let catalog = Catalog::of(&folder);
         Ok(LoadPlan::new(
@@ -115,7 +115,7 @@ fn by_map(folder: &Path, map: &str, steps: &RefCell<Steps>) -> anyhow::Result<()
     steps.bind.push(took);
     let bound = bound?;
     let (took, plan) = seconds(|| {
-        let (catalog, wants) = (Catalog::of(&folder), bound.wants());
+        let (catalog, wants) = (Catalog::of(&folder), bound.requests());
         LoadPlan::new(bound.graph(), &catalog, &wants, &Options::default())
     });
     steps.plan.push(took);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::discover::{newest_in, step_of};
 use crate::disk;
-use crate::flaw::Flaw;
+use crate::integrity::IntegrityError;
 use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
 use crate::vfs::{self, FileKind, RealFs, Vfs};
 use crate::{Error, Result, verify};
@@ -85,7 +85,7 @@ impl Committed {
 
         match committed.wrong_sizes()?.into_iter().next() {
             None => Ok(committed),
-            Some(flaw) => Err(committed.incomplete(flaw)),
+            Some(problem) => Err(committed.incomplete(problem)),
         }
     }
 
@@ -117,9 +117,9 @@ impl Committed {
     /// [`Error::Incomplete`] names the first damage; [`Error::Io`].
     pub fn verify(&self) -> Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        match self.damage(threads, |_bytes| {})?.into_iter().next() {
+        match self.find_damage(threads, |_bytes| {})?.into_iter().next() {
             None => Ok(()),
-            Some(flaw) => Err(self.incomplete(flaw)),
+            Some(problem) => Err(self.incomplete(problem)),
         }
     }
 
@@ -128,35 +128,43 @@ impl Committed {
     ///
     /// # Errors
     /// [`Error::Io`] when a file cannot be read.
-    pub fn damage(&self, threads: usize, progress: impl Fn(u64) + Sync) -> Result<Vec<Flaw>> {
-        let mut flaws = self.wrong_sizes()?;
-        flaws.extend(self.wrong_digests(threads, &progress)?);
-        Ok(flaws)
+    pub fn find_damage(
+        &self,
+        threads: usize,
+        progress: impl Fn(u64) + Sync,
+    ) -> Result<Vec<IntegrityError>> {
+        let mut problems = self.wrong_sizes()?;
+        problems.extend(self.wrong_digests(threads, &progress)?);
+        Ok(problems)
     }
 
     /// Missing files and files of another size.
-    fn wrong_sizes(&self) -> Result<Vec<Flaw>> {
-        let (mut missing, mut flaws) = (Vec::new(), Vec::new());
+    fn wrong_sizes(&self) -> Result<Vec<IntegrityError>> {
+        let (mut missing, mut problems) = (Vec::new(), Vec::new());
 
-        for (file, wanted) in self.files() {
+        for (file, expected) in self.files() {
             match file_size(&*self.vfs, &self.path, file)? {
                 None => missing.push(file.to_owned()),
-                Some(found) if found == wanted => {}
-                Some(found) => flaws.push(Flaw::WrongSize {
+                Some(found) if found == expected => {}
+                Some(found) => problems.push(IntegrityError::WrongSize {
                     file: file.to_owned(),
-                    wanted,
+                    expected,
                     found,
                 }),
             }
         }
         if !missing.is_empty() {
-            flaws.insert(0, Flaw::MissingFiles { files: missing });
+            problems.insert(0, IntegrityError::MissingFiles { files: missing });
         }
-        Ok(flaws)
+        Ok(problems)
     }
 
     /// Damage in files that have the right size.
-    fn wrong_digests(&self, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<Flaw>> {
+    fn wrong_digests(
+        &self,
+        threads: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<IntegrityError>> {
         let mut files = Vec::new();
         for (file, content) in &self.manifest.files {
             if file_size(&*self.vfs, &self.path, file)? == Some(content.bytes) {
@@ -174,21 +182,21 @@ impl Committed {
         folder.wrong_blocks(threads, progress)
     }
 
-    fn incomplete(&self, flaw: Flaw) -> Error {
+    fn incomplete(&self, problem: IntegrityError) -> Error {
         Error::Incomplete {
             path: self.path.clone(),
-            flaw,
+            problem,
         }
     }
 }
 
 /// Reads and checks the manifest of a folder.
 fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
-    let incomplete = |flaw| Error::Incomplete {
+    let incomplete = |problem| Error::Incomplete {
         path: folder.to_owned(),
-        flaw,
+        problem,
     };
-    file_size(vfs, folder, MANIFEST_FILE)?.ok_or_else(|| incomplete(Flaw::NoManifest))?;
+    file_size(vfs, folder, MANIFEST_FILE)?.ok_or_else(|| incomplete(IntegrityError::NoManifest))?;
 
     let path = folder.join(MANIFEST_FILE);
     let error = |error| Error::io("read", &path, error);
@@ -196,7 +204,7 @@ fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
     let bytes = file.size().map_err(error)?;
     if bytes > MAX_MANIFEST_BYTES {
         let message = format!("it has {bytes} bytes, at most {MAX_MANIFEST_BYTES} are read");
-        return Err(incomplete(Flaw::BadManifest { message }));
+        return Err(incomplete(IntegrityError::BadManifest { message }));
     }
 
     let mut json = vec![0; bytes as usize];

@@ -22,7 +22,7 @@ pub(crate) fn step_of(name: &str) -> Option<u64> {
 
 /// What there is in a folder of checkpoints.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct Scan {
     /// The complete checkpoints by ascending step.
     pub complete: Vec<Committed>,
     /// Why the other folders that are named for a step cannot be used, by ascending step. Worth a
@@ -44,26 +44,26 @@ pub struct Newest {
 ///
 /// # Errors
 /// [`Error::Io`] when `parent` cannot be read.
-pub fn survey(parent: impl AsRef<Path>) -> Result<Survey> {
-    survey_in(Arc::new(RealFs), parent)
+pub fn scan(parent: impl AsRef<Path>) -> Result<Scan> {
+    scan_in(Arc::new(RealFs), parent)
 }
 
-/// [`survey`] in any file system.
+/// [`scan`] in any file system.
 ///
 /// # Errors
-/// As [`survey`].
-pub fn survey_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Survey> {
-    let mut survey = Survey::default();
+/// As [`scan`].
+pub fn scan_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Scan> {
+    let mut scan = Scan::default();
     for step in steps_in(&*vfs, parent.as_ref())? {
         let path = parent.as_ref().join(step_name(step));
         match Committed::find(&vfs, &path) {
-            Ok(Some(committed)) => survey.complete.push(committed),
+            Ok(Some(committed)) => scan.complete.push(committed),
             // Removed since it was listed.
             Ok(None) => {}
-            Err(error) => survey.incomplete.push(error),
+            Err(error) => scan.incomplete.push(error),
         }
     }
-    Ok(survey)
+    Ok(scan)
 }
 
 /// The complete checkpoints of steps in `parent`, by ascending step.
@@ -71,7 +71,7 @@ pub fn survey_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Survey> 
 /// # Errors
 /// [`Error::Io`] when `parent` cannot be read.
 pub fn discover(parent: impl AsRef<Path>) -> Result<Vec<Committed>> {
-    Ok(survey(parent)?.complete)
+    Ok(scan(parent)?.complete)
 }
 
 /// The newest complete checkpoint in `parent`, and why newer ones were passed over. Looks at no

@@ -13,13 +13,13 @@ pub fn available_bytes(path: impl AsRef<Path>) -> Option<u64> {
     RealFs.space(existing)
 }
 
-/// Fails early, before the first byte is written, when `wanted` bytes do not fit with a twentieth
+/// Fails early, before the first byte is written, when `needed` bytes do not fit with a twentieth
 /// to spare: the file system needs some for itself.
-pub(crate) fn check_space(path: &Path, wanted: u64, available: Option<u64>) -> Result<()> {
+pub(crate) fn check_space(path: &Path, needed: u64, available: Option<u64>) -> Result<()> {
     match available {
-        Some(available) if available < wanted.saturating_add(wanted / 20) => Err(Error::NoSpace {
+        Some(available) if available < needed.saturating_add(needed / 20) => Err(Error::NoSpace {
             path: path.to_owned(),
-            wanted,
+            needed,
             available: Some(available),
         }),
         _ => Ok(()),
@@ -51,7 +51,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("100 bytes wanted, 104 available"),
+                .contains("100 bytes needed, 104 available"),
             "{error}"
         );
     }

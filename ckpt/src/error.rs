@@ -3,13 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::coverage::CoverageError;
 use crate::exec::ExchangeError;
-use crate::flaw::Flaw;
-use crate::names::{Listed, NameProblem};
-use crate::receipt::ReceiptProblem;
+use crate::integrity::IntegrityError;
+use crate::names::{Listed, NameError};
 use crate::source::FileChange;
-use crate::tiling::Untiled;
-use crate::{Digest, Dtype, IndexFlaw, Violation};
+use crate::write_report::WriteReportError;
+use crate::{Digest, Dtype, HeaderError, IndexError};
 
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -31,7 +31,7 @@ pub enum Error {
 
     /// The disk or the quota is full. What was saved before is untouched.
     #[error(
-        "no space for {}: {wanted} bytes wanted{}; free some space or choose another folder \
+        "no space for {}: {needed} bytes wanted{}; free some space or choose another folder \
          (what was saved before is untouched)",
         path.display(), available_text(.available)
     )]
@@ -39,7 +39,7 @@ pub enum Error {
         /// The file or folder that was being written.
         path: PathBuf,
         /// Bytes that had to be written.
-        wanted: u64,
+        needed: u64,
         /// Bytes that were available, where the system told.
         available: Option<u64>,
     },
@@ -52,12 +52,12 @@ pub enum Error {
     },
 
     /// A safetensors file breaks a rule of the format.
-    #[error("{} is not a valid safetensors file: {violation}", path.display())]
+    #[error("{} is not a valid safetensors file: {problem}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
         /// The rule it breaks.
-        violation: Violation,
+        problem: HeaderError,
     },
 
     /// The file or folder has no tensor of this name.
@@ -112,7 +112,7 @@ pub enum Error {
         /// The name.
         name: String,
         /// What is wrong with it.
-        problem: NameProblem,
+        problem: NameError,
     },
 
     /// Two tensors of one name were given to a writer.
@@ -153,18 +153,18 @@ pub enum Error {
 
     /// The data given for a tensor is not as long as the tensor.
     #[error(
-        "tensor `{}` has {wanted} bytes but {given}{} were given for {}",
-        name.escape_debug(), if *given > *wanted { " or more" } else { "" }, path.display()
+        "tensor `{}` has {expected} bytes but {actual}{} were given for {}",
+        name.escape_debug(), if *actual > *expected { " or more" } else { "" }, path.display()
     )]
-    WrongData {
+    WrongDataLength {
         /// The file that was being written.
         path: PathBuf,
         /// The tensor.
         name: String,
         /// Bytes of the tensor.
-        wanted: usize,
+        expected: usize,
         /// Bytes given.
-        given: usize,
+        actual: usize,
     },
 
     /// A file or folder with such a name cannot be written or followed.
@@ -178,7 +178,7 @@ pub enum Error {
         /// The name.
         name: String,
         /// What is wrong with it.
-        problem: NameProblem,
+        problem: NameError,
     },
 
     /// A folder holds no model.
@@ -202,12 +202,12 @@ pub enum Error {
     },
 
     /// A file is no index of safetensors files.
-    #[error("{} is not an index of safetensors files: {flaw}", path.display())]
+    #[error("{} is not an index of safetensors files: {problem}", path.display())]
     Index {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        flaw: IndexFlaw,
+        problem: IndexError,
     },
 
     /// A file of a folder is a link.
@@ -293,7 +293,7 @@ pub enum Error {
         "bytes {}..{} of {} have digest {found}, those that were written had {written}; another \
          program changed the file, or its disk is broken", range.start, range.end, path.display()
     )]
-    NotAsWritten {
+    DigestMismatch {
         /// The file.
         path: PathBuf,
         /// The bytes.
@@ -305,12 +305,12 @@ pub enum Error {
     },
 
     /// A folder is no complete checkpoint.
-    #[error("{} is not a complete checkpoint: {flaw}", path.display())]
+    #[error("{} is not a complete checkpoint: {problem}", path.display())]
     Incomplete {
         /// The folder.
         path: PathBuf,
         /// What is wrong with it.
-        flaw: Flaw,
+        problem: IntegrityError,
     },
 
     /// There is no folder where a checkpoint was to be opened.
@@ -357,26 +357,26 @@ pub enum Error {
     },
 
     /// A plan was to be carried out with the files of another folder.
-    #[error("the plan reads {planned}, the sources are {given}: plan for the folder that is read")]
-    OtherSources {
+    #[error("the plan reads {planned}, the sources are {actual}: plan for the folder that is read")]
+    SourceMismatch {
         /// The files of the plan.
         planned: String,
         /// The files given.
-        given: String,
+        actual: String,
     },
 
     /// A sink gave memory of another size than a target has.
     #[error(
-        "target `{}` has {wanted} bytes and was given memory for {given}: the plan's targets tell \
+        "target `{}` has {expected} bytes and was given memory for {actual}: the plan's targets tell \
          their sizes", target.escape_debug()
     )]
     TargetSize {
         /// The target.
         target: String,
         /// Its bytes.
-        wanted: u64,
+        expected: u64,
         /// Bytes given.
-        given: u64,
+        actual: u64,
     },
 
     /// Two tensors that a map says are one differ.
@@ -422,29 +422,29 @@ pub enum Error {
 
     /// A write came after the writer had given its receipt.
     #[error("{} was written to after its writer had finished", path.display())]
-    Finished {
+    WriterFinished {
         /// The file.
         path: PathBuf,
     },
 
     /// A reserved file was not written with the size it was reserved with.
-    #[error("{given} bytes were written to {}, which was reserved with {wanted}", path.display())]
+    #[error("{actual} bytes were written to {}, which was reserved with {expected}", path.display())]
     WrongLength {
         /// The file.
         path: PathBuf,
         /// Bytes that were reserved.
-        wanted: u64,
+        expected: u64,
         /// Bytes that were written.
-        given: u64,
+        actual: u64,
     },
 
     /// What many writers wrote is not a whole file.
     #[error("{} is not whole: {problem}{}", path.display(), tensors_text(.tensors))]
-    Untiled {
+    CoverageError {
         /// The file.
         path: PathBuf,
         /// Which bytes, and who wrote them.
-        problem: Untiled,
+        problem: CoverageError,
         /// The tensors that these bytes are of, where a layout says so.
         tensors: Vec<String>,
     },
@@ -454,7 +454,7 @@ pub enum Error {
         "{} was created with {found} bytes, this rank's layout has {planned}: all ranks must lay \
          out the same tensors, added in the same order", path.display()
     )]
-    OtherLayout {
+    LayoutMismatch {
         /// The file.
         path: PathBuf,
         /// Bytes by the rank's layout.
@@ -477,13 +477,13 @@ pub enum Error {
 
     /// A writer's receipt cannot be.
     #[error("the receipt of `{writer}` for {} is wrong: {problem}", path.display())]
-    BadReceipt {
+    BadWriteReport {
         /// The checkpoint.
         path: PathBuf,
         /// The writer's name.
         writer: String,
         /// What is wrong.
-        problem: ReceiptProblem,
+        problem: WriteReportError,
     },
 
     /// A manifest would be too large to be read again.
@@ -509,7 +509,7 @@ pub enum Error {
 
     /// A part of a tensor that is none.
     #[error(
-        "{given} bytes are not region {region:?} of tensor `{}` of shape {shape:?}: the region must \
+        "{actual} bytes are not region {region:?} of tensor `{}` of shape {shape:?}: the region must \
          be inside, its bytes whole, and all of them given", tensor.escape_debug()
     )]
     BadRegion {
@@ -520,7 +520,7 @@ pub enum Error {
         /// The region.
         region: Vec<std::ops::Range<u64>>,
         /// Bytes that were given.
-        given: usize,
+        actual: usize,
     },
 }
 
@@ -542,13 +542,13 @@ impl Error {
         self
     }
 
-    /// Wraps an error of the system while `wanted` bytes were being written: a full disk gets its
+    /// Wraps an error of the system while `needed` bytes were being written: a full disk gets its
     /// own variant.
-    pub(crate) fn write(path: &Path, wanted: u64, source: io::Error) -> Error {
+    pub(crate) fn write(path: &Path, needed: u64, source: io::Error) -> Error {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace {
                 path: path.to_owned(),
-                wanted,
+                needed,
                 available: crate::disk::available_bytes(path),
             },
             _ => Error::io("write", path, source),

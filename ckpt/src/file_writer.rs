@@ -102,16 +102,16 @@ impl PlannedFile {
     ) -> std::result::Result<(), E> {
         file.append(&self.start)?;
         for tensor in &self.tensors {
-            let (name, wanted) = (tensor.name.as_str(), tensor.byte_len());
+            let (name, expected) = (tensor.name.as_str(), tensor.byte_len());
             let mut sink = TensorSink {
                 file,
                 name,
-                wanted,
-                given: 0,
+                expected,
+                actual: 0,
             };
 
             data(tensor, &mut sink)?;
-            if sink.given != sink.wanted {
+            if sink.actual != sink.expected {
                 return Err(sink.wrong_data().into());
             }
         }
@@ -124,30 +124,30 @@ impl PlannedFile {
 pub struct TensorSink<'a> {
     file: &'a mut OutputFile,
     name: &'a str,
-    wanted: usize,
-    given: usize,
+    expected: usize,
+    actual: usize,
 }
 
 impl TensorSink<'_> {
     /// Appends bytes of the tensor: row-major, little-endian.
     ///
     /// # Errors
-    /// [`Error::WrongData`] for more bytes than the tensor has; [`Error::NoSpace`] and
+    /// [`Error::WrongDataLength`] for more bytes than the tensor has; [`Error::NoSpace`] and
     /// [`Error::Io`] of the disk.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.given = self.given.saturating_add(bytes.len());
-        if self.given > self.wanted {
+        self.actual = self.actual.saturating_add(bytes.len());
+        if self.actual > self.expected {
             return Err(self.wrong_data());
         }
         self.file.append(bytes)
     }
 
     fn wrong_data(&self) -> Error {
-        Error::WrongData {
+        Error::WrongDataLength {
             path: self.file.path().to_owned(),
             name: self.name.to_owned(),
-            wanted: self.wanted,
-            given: self.given,
+            expected: self.expected,
+            actual: self.actual,
         }
     }
 }
@@ -230,7 +230,7 @@ impl FileWriter {
     /// tensor's bytes.
     ///
     /// # Errors
-    /// What `data` gives; [`Error::WrongData`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`] and
+    /// What `data` gives; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`] and
     /// [`Error::Io`] of the disk. A file that was at `path` is untouched then.
     pub fn save<E: From<Error>>(
         &self,
@@ -320,7 +320,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::NameProblem;
+    use crate::NameError;
 
     #[test]
     fn bad_tensors_are_refused_when_added() {
@@ -335,7 +335,7 @@ mod tests {
             matches!(
                 error,
                 Error::TensorName {
-                    problem: NameProblem::Empty,
+                    problem: NameError::Empty,
                     ..
                 }
             ),
@@ -359,7 +359,7 @@ mod tests {
         assert!(error.to_string().contains("`half` of F4 [3]"), "{error}");
     }
 
-    /// Too few and too many bytes are told apart from success; the old file stays in both cases.
+    /// Too few and too many bytes are found apart from success; the old file stays in both cases.
     #[test]
     fn data_of_another_size_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
@@ -373,15 +373,15 @@ mod tests {
             let error = writer
                 .save(&path, |_, data| data.append(&vec![0; given]))
                 .unwrap_err();
-            let Error::WrongData {
-                wanted: 8,
-                given: told,
+            let Error::WrongDataLength {
+                expected: 8,
+                actual: found,
                 ..
             } = error
             else {
                 panic!("{error}")
             };
-            assert_eq!(told, given);
+            assert_eq!(found, given);
             assert_eq!(fs::read(&path).unwrap(), b"old");
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         }

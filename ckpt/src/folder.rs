@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::beneath::Beneath;
-use crate::index::{INDEX_FILE, Index, IndexFlaw, MAX_INDEX_BYTES, SINGLE_FILE};
+use crate::confined::ConfinedFolder;
+use crate::index::{INDEX_FILE, Index, IndexError, MAX_INDEX_BYTES, SINGLE_FILE};
 use crate::tensor_file::no_tensor;
 use crate::{Error, Result, TensorFile, TensorInfo};
 
@@ -52,7 +52,7 @@ impl Folder {
     /// files, with all names; [`Error::Link`]; what [`TensorFile::open`] gives.
     pub fn open(path: impl AsRef<Path>) -> Result<Folder> {
         let path = path.as_ref().to_owned();
-        let beneath = Beneath::new(&path)?;
+        let beneath = ConfinedFolder::new(&path)?;
 
         let single = beneath.open(SINGLE_FILE)?;
         match (single, beneath.open(INDEX_FILE)?) {
@@ -62,7 +62,7 @@ impl Folder {
         }
     }
 
-    fn of_file(path: PathBuf, beneath: &Beneath, file: File) -> Result<Folder> {
+    fn of_file(path: PathBuf, beneath: &ConfinedFolder, file: File) -> Result<Folder> {
         let file = TensorFile::of(beneath.path_of(SINGLE_FILE), file)?;
         Ok(Folder {
             path,
@@ -72,12 +72,17 @@ impl Folder {
         })
     }
 
-    fn of_index(path: PathBuf, beneath: &Beneath, file: &File, has_single: bool) -> Result<Folder> {
+    fn of_index(
+        path: PathBuf,
+        beneath: &ConfinedFolder,
+        file: &File,
+        has_single: bool,
+    ) -> Result<Folder> {
         let index_path = beneath.path_of(INDEX_FILE);
         let json = read_index(&index_path, file)?;
-        let index = Index::parse(&json).map_err(|flaw| Error::Index {
+        let index = Index::parse(&json).map_err(|problem| Error::Index {
             path: index_path.clone(),
-            flaw,
+            problem,
         })?;
         if has_single && !index.files.iter().any(|file| file == SINGLE_FILE) {
             return Err(Error::TwoModels { folder: path });
@@ -199,7 +204,7 @@ fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
     if bytes > MAX_INDEX_BYTES {
         return Err(Error::Index {
             path: path.to_owned(),
-            flaw: IndexFlaw::TooLarge { bytes },
+            problem: IndexError::TooLarge { bytes },
         });
     }
     let mut json = vec![0; bytes as usize];
@@ -208,7 +213,11 @@ fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
 }
 
 /// Opens all files that the index names and checks that they and the index agree.
-fn open_shards(beneath: &Beneath, index_path: &Path, index: &Index) -> Result<Vec<TensorFile>> {
+fn open_shards(
+    beneath: &ConfinedFolder,
+    index_path: &Path,
+    index: &Index,
+) -> Result<Vec<TensorFile>> {
     let mut opened = Vec::new();
     let mut missing = Vec::new();
     for name in &index.files {

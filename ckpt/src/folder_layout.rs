@@ -151,7 +151,7 @@ impl FolderLayout {
     /// [`write_region`]. Each element must be written once, by one rank.
     ///
     /// # Errors
-    /// [`Error::NoTensor`]; [`Error::OtherLayout`] where the files were created by another one;
+    /// [`Error::NoTensor`]; [`Error::LayoutMismatch`] where the files were created by another one;
     /// what [`Writer::file`] and [`write_region`] give.
     pub fn write_region(
         &self,
@@ -168,7 +168,7 @@ impl FolderLayout {
 
         let shared = writer.file(path)?;
         if shared.size() != file.bytes {
-            return Err(Error::OtherLayout {
+            return Err(Error::LayoutMismatch {
                 path: shared.path().to_owned(),
                 planned: file.bytes,
                 found: shared.size(),

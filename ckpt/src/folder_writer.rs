@@ -69,7 +69,7 @@ impl FolderWriter {
     /// bytes.
     ///
     /// # Errors
-    /// What `data` gives; [`Error::WrongData`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`],
+    /// What `data` gives; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`],
     /// before anything is written if the system tells, and [`Error::Io`].
     pub fn write<E: From<Error>>(
         self,

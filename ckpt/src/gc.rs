@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::discover::names_in;
-use crate::hidden::{self, Kind};
 use crate::leftovers::surplus_in;
+use crate::temp_name::{self, Kind};
 use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Leftover, LeftoverKind, Result};
 
@@ -68,7 +68,7 @@ pub fn keep_last_in(
 /// Where the checkpoint is now; `None` if somebody else was faster.
 fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>> {
     let path = committed.path();
-    let trash = hidden::path(vfs, path, Kind::Trash);
+    let trash = temp_name::path(vfs, path, Kind::Trash);
     match vfs.rename_no_replace(path, &trash) {
         Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::dtype::BadSize;
 use crate::names::check_tensor_name;
-use crate::{Dtype, TensorInfo, Violation, header_canonical, header_json};
+use crate::{Dtype, HeaderError, TensorInfo, header_canonical, header_json};
 
 /// Bytes before the JSON.
 pub(crate) const PREFIX: usize = 8;
@@ -43,23 +43,23 @@ impl Header {
     ///
     /// let header = Header::parse(&start, start.len() as u64 + 6)?;
     /// assert_eq!(header.get("w").map(|w| w.dtype), Some(Dtype::BF16));
-    /// # Ok::<(), meshgrad_ckpt::Violation>(())
+    /// # Ok::<(), meshgrad_ckpt::HeaderError>(())
     /// ```
     ///
     /// # Errors
     /// The rule of the format that the header breaks.
-    pub fn parse(start: &[u8], file_len: u64) -> Result<Header, Violation> {
+    pub fn parse(start: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         let Some((prefix, rest)) = start.split_first_chunk() else {
-            let given = start.len() as u64;
-            return Err(Violation::TooShort {
-                file_len: file_len.min(given),
+            let actual = start.len() as u64;
+            return Err(HeaderError::TooShort {
+                file_len: file_len.min(actual),
             });
         };
 
         let header_len = header_len(*prefix, file_len)?;
         match rest.get(..header_len) {
             Some(json) => Header::from_json(json, file_len),
-            None => Err(Violation::HeaderBeyondFile {
+            None => Err(HeaderError::HeaderBeyondFile {
                 header_len: header_len as u64,
                 available: rest.len() as u64,
             }),
@@ -67,13 +67,13 @@ impl Header {
     }
 
     /// Reads the JSON; `file_len` is in bytes and includes prefix and header.
-    pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header, Violation> {
+    pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         if json.first() != Some(&b'{') {
-            return Err(Violation::NotAnObject {
+            return Err(HeaderError::NotAnObject {
                 first: json.first().copied(),
             });
         }
-        let text = std::str::from_utf8(json).map_err(|error| Violation::NotUtf8 {
+        let text = std::str::from_utf8(json).map_err(|error| HeaderError::NotUtf8 {
             at: error.valid_up_to(),
         })?;
 
@@ -114,23 +114,23 @@ impl Header {
 }
 
 /// Checks the first eight bytes of a file and returns the length of its header.
-pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, Violation> {
+pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, HeaderError> {
     let header_len = u64::from_le_bytes(prefix);
     let available = file_len.saturating_sub(PREFIX as u64);
     let limit = MAX_HEADER_BYTES as u64;
 
     let swapped = header_len.swap_bytes();
     if header_len > limit && swapped <= limit.min(available) && swapped >= 2 {
-        return Err(Violation::BigEndian {
+        return Err(HeaderError::BigEndian {
             header_len,
             swapped,
         });
     }
     if header_len > limit {
-        return Err(Violation::HeaderTooLarge { header_len });
+        return Err(HeaderError::HeaderTooLarge { header_len });
     }
     if header_len > available {
-        return Err(Violation::HeaderBeyondFile {
+        return Err(HeaderError::HeaderBeyondFile {
             header_len,
             available,
         });
@@ -155,9 +155,9 @@ pub(crate) fn check_entry(
     name: String,
     entry: Entry<'_>,
     data_len: u64,
-) -> Result<TensorInfo, Violation> {
+) -> Result<TensorInfo, HeaderError> {
     if let Err(problem) = check_tensor_name(&name) {
-        return Err(Violation::TensorName { name, problem });
+        return Err(HeaderError::TensorName { name, problem });
     }
 
     let Entry {
@@ -169,17 +169,17 @@ pub(crate) fn check_entry(
     } = entry;
     let Ok(dtype) = dtype.parse::<Dtype>() else {
         let dtype = dtype.into_owned();
-        return Err(Violation::UnknownDtype { name, dtype });
+        return Err(HeaderError::UnknownDtype { name, dtype });
     };
     if dims > MAX_DIMS {
-        return Err(Violation::TooManyDims { name, dims });
+        return Err(HeaderError::TooManyDims { name, dims });
     }
 
-    let wanted = match dtype.byte_len(&shape) {
+    let expected = match dtype.byte_len(&shape) {
         Ok(bytes) => bytes,
-        Err(BadSize::Overflow) => return Err(Violation::Overflow { name, dtype, shape }),
+        Err(BadSize::Overflow) => return Err(HeaderError::Overflow { name, dtype, shape }),
         Err(BadSize::PartOfAByte { bits }) => {
-            return Err(Violation::PartOfAByte {
+            return Err(HeaderError::PartOfAByte {
                 name,
                 dtype,
                 shape,
@@ -189,19 +189,19 @@ pub(crate) fn check_entry(
     };
 
     let Some(spanned) = end.checked_sub(begin) else {
-        return Err(Violation::Backwards { name, begin, end });
+        return Err(HeaderError::Backwards { name, begin, end });
     };
-    if spanned != wanted as u64 {
-        return Err(Violation::WrongSize {
+    if spanned != expected as u64 {
+        return Err(HeaderError::WrongSize {
             name,
             dtype,
             shape,
-            wanted,
+            expected,
             spanned,
         });
     }
     if end > data_len {
-        return Err(Violation::BeyondFile {
+        return Err(HeaderError::BeyondFile {
             name,
             end,
             data_len,
@@ -217,7 +217,7 @@ pub(crate) fn check_entry(
 }
 
 /// Sorts the tensors by name and refuses names that occur twice.
-fn check_names(tensors: &mut [TensorInfo]) -> Result<(), Violation> {
+fn check_names(tensors: &mut [TensorInfo]) -> Result<(), HeaderError> {
     // Writers sort: no name is compared more than once.
     if tensors.is_sorted_by(|a, b| a.name < b.name) {
         return Ok(());
@@ -225,7 +225,7 @@ fn check_names(tensors: &mut [TensorInfo]) -> Result<(), Violation> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
 
     match tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        Some(pair) => Err(Violation::DuplicateTensor {
+        Some(pair) => Err(HeaderError::DuplicateTensor {
             name: pair[0].name.clone(),
         }),
         None => Ok(()),
@@ -233,7 +233,7 @@ fn check_names(tensors: &mut [TensorInfo]) -> Result<(), Violation> {
 }
 
 /// Every byte of the data belongs to exactly one tensor.
-fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), Violation> {
+fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), HeaderError> {
     let mut by_offset: Vec<&TensorInfo> = tensors.iter().collect();
     by_offset.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
 
@@ -243,14 +243,14 @@ fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), Violation
         let Range { start, end } = tensor.range;
 
         if start > covered {
-            return Err(Violation::Hole {
+            return Err(HeaderError::Hole {
                 name: tensor.name.clone(),
                 begin: covered,
                 end: start,
             });
         }
         if start < covered {
-            return Err(Violation::Overlap {
+            return Err(HeaderError::Overlap {
                 name: tensor.name.clone(),
                 begin: start,
                 previous: previous.to_owned(),
@@ -263,7 +263,7 @@ fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), Violation
 
     match data_len - covered {
         0 => Ok(()),
-        extra => Err(Violation::TrailingBytes {
+        extra => Err(HeaderError::TrailingBytes {
             end: covered,
             extra,
         }),

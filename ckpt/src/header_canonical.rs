@@ -123,7 +123,7 @@ impl<'j> Rest<'j> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draws::Draws;
+    use crate::splitmix::SplitMix64;
     use crate::{Dtype, FileWriter, header_json};
 
     /// What a writer of the format makes.
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn both_readers_agree() {
         let original = header();
-        let (mut draw, mut read_here) = (Draws::new(7), 0);
+        let (mut draw, mut read_here) = (SplitMix64::new(7), 0);
         for _ in 0..20_000 {
             let mut bytes = original.clone().into_bytes();
             for _ in 0..1 + draw.below(2) {

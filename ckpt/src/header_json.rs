@@ -11,13 +11,13 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use crate::header::{Entry, MAX_DIMS, check_entry};
 use crate::json::{MAX_DEPTH, Skip, Text};
 use crate::names::METADATA_KEY;
-use crate::{TensorInfo, Violation};
+use crate::{HeaderError, TensorInfo};
 
 /// The tensors in the order of the file, equal names kept, and the metadata.
 pub(crate) type Entries = (Vec<TensorInfo>, BTreeMap<String, String>);
 
 /// Reads a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
-pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, Violation> {
+pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
     let reader = Reader {
         data_len,
         broken: Cell::new(None),
@@ -30,7 +30,7 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, Violation> {
         .and_then(|entries| json.end().map(|()| entries));
 
     read.map_err(|error| {
-        reader.broken.take().unwrap_or_else(|| Violation::Json {
+        reader.broken.take().unwrap_or_else(|| HeaderError::Json {
             message: error.to_string(),
         })
     })
@@ -40,13 +40,13 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, Violation> {
 struct Reader {
     data_len: u64,
     /// The rule that made the reading stop; serde's own errors are text.
-    broken: Cell<Option<Violation>>,
+    broken: Cell<Option<HeaderError>>,
     too_deep: Cell<bool>,
 }
 
 impl Reader {
-    fn refuse<E: Error>(&self, violation: Violation) -> E {
-        self.broken.set(Some(violation));
+    fn refuse<E: Error>(&self, problem: HeaderError) -> E {
+        self.broken.set(Some(problem));
         E::custom("refused")
     }
 }
@@ -69,7 +69,7 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
                 let pairs = map.next_value_seed(Metadata(self.0));
                 let pairs = pairs.map_err(|error| named(&key, error))?;
                 if metadata.replace(pairs).is_some() {
-                    return Err(self.0.refuse(Violation::DuplicateMetadata { key }));
+                    return Err(self.0.refuse(HeaderError::DuplicateMetadata { key }));
                 }
                 continue;
             }
@@ -77,10 +77,10 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
             match map.next_value_seed(EntryVisitor(self.0)) {
                 Ok(entry) => {
                     let tensor = check_entry(key, entry, self.0.data_len);
-                    tensors.push(tensor.map_err(|violation| self.0.refuse(violation))?);
+                    tensors.push(tensor.map_err(|problem| self.0.refuse(problem))?);
                 }
                 Err(_) if self.0.too_deep.get() => {
-                    return Err(self.0.refuse(Violation::TooDeep { name: key }));
+                    return Err(self.0.refuse(HeaderError::TooDeep { name: key }));
                 }
                 Err(error) => return Err(named(&key, error)),
             }
@@ -211,7 +211,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
         let mut pairs = BTreeMap::new();
         while let Some((key, value)) = map.next_entry::<String, String>()? {
             if pairs.contains_key(&key) {
-                return Err(self.0.refuse(Violation::DuplicateMetadata { key }));
+                return Err(self.0.refuse(HeaderError::DuplicateMetadata { key }));
             }
             pairs.insert(key, value);
         }

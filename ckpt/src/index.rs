@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::header::MAX_HEADER_BYTES;
 use crate::index_json;
 use crate::json::MAX_DEPTH;
-use crate::names::{Listed, NameProblem};
+use crate::names::{Listed, NameError};
 
 /// The names of the files of a folder.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -27,7 +27,7 @@ pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES as u64;
 /// Why a file is no index of safetensors files.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum IndexFlaw {
+pub enum IndexError {
     /// It is larger than any index.
     #[error("it has {bytes} bytes, at most {MAX_INDEX_BYTES} are read")]
     TooLarge {
@@ -67,7 +67,7 @@ pub enum IndexFlaw {
         /// The name.
         name: String,
         /// What is wrong with it.
-        problem: NameProblem,
+        problem: NameError,
     },
     /// A name that no file of the folder may have.
     #[error("a file is called `{}`: {problem}", name.escape_debug())]
@@ -75,7 +75,7 @@ pub enum IndexFlaw {
         /// The name.
         name: String,
         /// What is wrong with it.
-        problem: NameProblem,
+        problem: NameError,
     },
 }
 
@@ -91,12 +91,12 @@ pub(crate) struct Index<'json> {
 }
 
 impl<'json> Index<'json> {
-    pub(crate) fn parse(json: &'json [u8]) -> Result<Index<'json>, IndexFlaw> {
+    pub(crate) fn parse(json: &'json [u8]) -> Result<Index<'json>, IndexError> {
         Index::parse_limited(json, MAX_TENSORS)
     }
 
-    fn parse_limited(json: &'json [u8], limit: usize) -> Result<Index<'json>, IndexFlaw> {
-        let text = std::str::from_utf8(json).map_err(|error| IndexFlaw::NotUtf8 {
+    fn parse_limited(json: &'json [u8], limit: usize) -> Result<Index<'json>, IndexError> {
+        let text = std::str::from_utf8(json).map_err(|error| IndexError::NotUtf8 {
             at: error.valid_up_to(),
         })?;
         let raw = index_json::read(text, limit)?;
@@ -125,7 +125,7 @@ impl<'json> Index<'json> {
     }
 }
 
-fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexFlaw> {
+fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexError> {
     let groups = sorted.chunk_by(|(a, _), (b, _)| a == b);
     let names: Vec<String> = groups
         .filter(|group| group.len() > 1)
@@ -135,7 +135,7 @@ fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexFlaw> {
     if names.is_empty() {
         Ok(())
     } else {
-        Err(IndexFlaw::DuplicateTensors { names })
+        Err(IndexError::DuplicateTensors { names })
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
         assert!(Index::parse_limited(json, 3).is_ok());
         assert_eq!(
             Index::parse_limited(json, 2).unwrap_err(),
-            IndexFlaw::TooManyTensors { limit: 2 }
+            IndexError::TooManyTensors { limit: 2 }
         );
     }
 

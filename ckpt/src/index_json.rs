@@ -8,7 +8,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::Number;
 
-use crate::index::IndexFlaw;
+use crate::index::IndexError;
 use crate::json::{MAX_DEPTH, Skip, Text};
 use crate::names::{check_file_name, check_tensor_name};
 
@@ -30,13 +30,13 @@ pub(crate) struct Files<'json> {
 }
 
 impl<'json> Files<'json> {
-    fn number(&mut self, file: Cow<'json, str>) -> Result<usize, IndexFlaw> {
+    fn number(&mut self, file: Cow<'json, str>) -> Result<usize, IndexError> {
         if let Some((_, number)) = self.previous.as_ref().filter(|(name, _)| *name == file) {
             return Ok(*number);
         }
         if let Err(problem) = check_file_name(&file) {
             let name = file.into_owned();
-            return Err(IndexFlaw::FileName { name, problem });
+            return Err(IndexError::FileName { name, problem });
         }
 
         let next = self.numbers.len();
@@ -47,7 +47,7 @@ impl<'json> Files<'json> {
 }
 
 /// Reads an index of at most `limit` tensors.
-pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexFlaw> {
+pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError> {
     let reader = Reader {
         limit,
         broken: Cell::new(None),
@@ -60,9 +60,9 @@ pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexFlaw> 
         .and_then(|index| json.end().map(|()| index));
 
     read.map_err(|error| match reader.broken.take() {
-        Some(flaw) => flaw,
-        None if reader.too_deep.get() => IndexFlaw::TooDeep,
-        None => IndexFlaw::Json {
+        Some(problem) => problem,
+        None if reader.too_deep.get() => IndexError::TooDeep,
+        None => IndexError::Json {
             message: error.to_string(),
         },
     })
@@ -71,14 +71,14 @@ pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexFlaw> 
 /// What all visitors know.
 struct Reader {
     limit: usize,
-    /// The flaw that made the reading stop; serde's own errors are text.
-    broken: Cell<Option<IndexFlaw>>,
+    /// The problem that made the reading stop; serde's own errors are text.
+    broken: Cell<Option<IndexError>>,
     too_deep: Cell<bool>,
 }
 
 impl Reader {
-    fn refuse<E: Error>(&self, flaw: IndexFlaw) -> E {
-        self.broken.set(Some(flaw));
+    fn refuse<E: Error>(&self, problem: IndexError) -> E {
+        self.broken.set(Some(problem));
         E::custom("refused")
     }
 
@@ -156,15 +156,15 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
 
             if index.file_of.len() == reader.limit {
                 let limit = reader.limit;
-                return Err(reader.refuse(IndexFlaw::TooManyTensors { limit }));
+                return Err(reader.refuse(IndexError::TooManyTensors { limit }));
             }
             if let Err(problem) = check_tensor_name(&name) {
                 let name = name.into_owned();
-                return Err(reader.refuse(IndexFlaw::TensorName { name, problem }));
+                return Err(reader.refuse(IndexError::TensorName { name, problem }));
             }
 
             let number = index.files.number(file);
-            let number = number.map_err(|flaw| reader.refuse(flaw))?;
+            let number = number.map_err(|problem| reader.refuse(problem))?;
             index.file_of.push((name, number));
         }
         Ok(index)

@@ -37,7 +37,7 @@ pub(crate) fn are_small(blocks: &[Block], file_bytes: u64) -> bool {
 /// Blocks of at most `limit` bytes for a file below a folder that has many small ones.
 ///
 /// # Errors
-/// [`Error::NotAsWritten`], [`Error::Io`].
+/// [`Error::DigestMismatch`], [`Error::Io`].
 pub(crate) fn in_folder(
     vfs: &dyn Vfs,
     folder: &Path,
@@ -49,7 +49,7 @@ pub(crate) fn in_folder(
     let joined = vfs.open_below(folder, path);
     let joined = joined.and_then(|file| join(&*file, small, limit));
     let joined = joined.map_err(|error| Error::io("read", &full, error))?;
-    joined.map_err(|Mismatch { block, found }| Error::NotAsWritten {
+    joined.map_err(|Mismatch { block, found }| Error::DigestMismatch {
         path: full,
         range: block.offset..block.end(),
         written: block.xxh3,
@@ -98,7 +98,7 @@ fn join(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draws::Draws;
+    use crate::splitmix::SplitMix64;
     use crate::vfs::SimFs;
 
     fn blocks(bytes: &[u8], mut size: impl FnMut() -> usize) -> Vec<Block> {
@@ -126,7 +126,7 @@ mod tests {
         let file = sim.create_new(Path::new("/x")).unwrap();
         vfs::write_all_at(&*file, &bytes, 0).unwrap();
 
-        let mut draws = Draws::new(1);
+        let mut draws = SplitMix64::new(1);
         for (most, limit) in [(3000, 1 << 20), (WINDOW as u64, 1000), (400_000, 16 << 20)] {
             let small = blocks(&bytes, || 1 + draws.below(most) as usize);
             let joined = join(&*file, &small, limit).unwrap().unwrap();

@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use meshgrad_mesh::{Mesh, Place, PlaceError, Placement};
 
-use crate::mapping::{Template, TemplateProblem};
+use crate::mapping::{Template, TemplateError};
 
 /// Axes of ranks, and what they split.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +73,7 @@ pub enum LayoutError {
         /// The line, from 1.
         line: usize,
         /// What is wrong.
-        problem: TemplateProblem,
+        problem: TemplateError,
     },
     /// A line that speaks of another axis.
     #[error("line {line}: there is no axis `{}`; there are {axes}", axis.escape_debug())]
@@ -276,8 +276,8 @@ impl std::fmt::Display for Layout {
 /// Reads a template of names, as places begin with, to choose tensors by.
 ///
 /// # Errors
-/// [`TemplateProblem`].
-pub fn names(text: &str) -> Result<Template, TemplateProblem> {
+/// [`TemplateError`].
+pub fn names(text: &str) -> Result<Template, TemplateError> {
     Template::parse(text, &Default::default())
 }
 

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::discover::{names_in, survey_in};
-use crate::hidden::Kind;
+use crate::discover::{names_in, scan_in};
+use crate::temp_name::Kind;
 use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Result};
 
@@ -74,7 +74,7 @@ pub(crate) fn surplus_in(
     parent: &Path,
     keep: NonZeroUsize,
 ) -> Result<Vec<Committed>> {
-    let mut complete = survey_in(Arc::clone(vfs), parent)?.complete;
+    let mut complete = scan_in(Arc::clone(vfs), parent)?.complete;
     complete.truncate(complete.len().saturating_sub(keep.get()));
     Ok(complete)
 }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::blocks::{Block, Content, Digest, MAX_BLOCK_BYTES};
-use crate::flaw::Flaw;
+use crate::integrity::IntegrityError;
 use crate::names::check_relative_path;
 
 /// The name of the manifest in its folder.
@@ -136,8 +136,8 @@ impl Manifest {
         Ok(format!("{json}{SEAL_BEGIN}{seal}{SEAL_END}"))
     }
 
-    pub(crate) fn from_json(json: &[u8]) -> Result<Manifest, Flaw> {
-        let bad = |message: String| Flaw::BadManifest { message };
+    pub(crate) fn from_json(json: &[u8]) -> Result<Manifest, IntegrityError> {
+        let bad = |message: String| IntegrityError::BadManifest { message };
         let not_json = |error: serde_json::Error| bad(error.to_string());
         check_seal(json)?;
 
@@ -149,7 +149,7 @@ impl Manifest {
         match head.version {
             VERSION => {}
             0..VERSION => return Err(bad(format!("its version is {}", head.version))),
-            found => return Err(Flaw::NewerVersion { found }),
+            found => return Err(IntegrityError::NewerVersion { found }),
         }
 
         let raw: ManifestJson = serde_json::from_slice(json).map_err(not_json)?;
@@ -170,8 +170,8 @@ impl Manifest {
 }
 
 /// Finds any change before anything of it is believed.
-fn check_seal(json: &[u8]) -> Result<(), Flaw> {
-    let cut = || Flaw::BadManifest {
+fn check_seal(json: &[u8]) -> Result<(), IntegrityError> {
+    let cut = || IntegrityError::BadManifest {
         message: "it does not end with its seal; it was cut off, changed, or made by another \
                   program"
             .to_owned(),
@@ -186,7 +186,7 @@ fn check_seal(json: &[u8]) -> Result<(), Flaw> {
         .ok_or_else(cut)?;
     let found = Digest::of(above);
     if found != sealed {
-        return Err(Flaw::BrokenSeal {
+        return Err(IntegrityError::BrokenSeal {
             sealed: sealed.to_string(),
             found: found.to_string(),
         });
@@ -284,7 +284,7 @@ mod tests {
         ] {
             let changed = resealed(&json.replace(from, to));
             match Manifest::from_json(changed.as_bytes()) {
-                Err(Flaw::BadManifest { message: found }) => {
+                Err(IntegrityError::BadManifest { message: found }) => {
                     assert!(found.contains(message), "{to}: {found}");
                 }
                 other => panic!("{to}: {other:?}"),
@@ -292,7 +292,7 @@ mod tests {
         }
 
         let newer = resealed(&json.replace("\"version\": 2", "\"version\": 3"));
-        let flaw = Manifest::from_json(newer.as_bytes()).unwrap_err();
-        assert_eq!(flaw, Flaw::NewerVersion { found: 3 });
+        let problem = Manifest::from_json(newer.as_bytes()).unwrap_err();
+        assert_eq!(problem, IntegrityError::NewerVersion { found: 3 });
     }
 }

@@ -122,13 +122,13 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draws::Draws;
+    use crate::splitmix::SplitMix64;
 
     /// In whatever order names come and are looked for, each has the place where it came first.
     #[test]
     fn names_are_found_where_they_were_added() {
         for (seed, in_order) in (0..40).zip([0, 5, 30].into_iter().cycle()) {
-            let mut draw = Draws::new(seed);
+            let mut draw = SplitMix64::new(seed);
             let (mut list, mut added) = (NameList::<Arc<str>>::default(), Vec::new());
             for number in 0..60 {
                 let name = match number < in_order {

@@ -16,7 +16,7 @@ const MAX_FILE_NAME: usize = 255;
 /// What is wrong with the name of a tensor or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NameProblem {
+pub enum NameError {
     /// The name is empty.
     #[error("it is empty")]
     Empty,
@@ -44,58 +44,58 @@ pub enum NameProblem {
 }
 
 /// Checks the name of a tensor.
-pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameProblem> {
+pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameError> {
     if name.is_empty() {
-        return Err(NameProblem::Empty);
+        return Err(NameError::Empty);
     }
     if name.contains('\0') {
-        return Err(NameProblem::Nul);
+        return Err(NameError::Nul);
     }
     // Two dots in a row are rare; looking at each part takes longer.
     if name.contains("..") && name.split(['/', '\\']).any(|part| part == "..") {
-        return Err(NameProblem::ParentFolder);
+        return Err(NameError::ParentFolder);
     }
     if name == METADATA_KEY {
-        return Err(NameProblem::Reserved);
+        return Err(NameError::Reserved);
     }
     Ok(())
 }
 
 /// Checks the name of a file that must lie directly in a folder.
-pub(crate) fn check_file_name(name: &str) -> Result<(), NameProblem> {
+pub(crate) fn check_file_name(name: &str) -> Result<(), NameError> {
     check_relative_path(name)?;
     if name.contains('/') {
-        Err(NameProblem::NotPlain)
+        Err(NameError::NotPlain)
     } else {
         Ok(())
     }
 }
 
 /// Checks a path below a folder: plain names joined by single `/`.
-pub(crate) fn check_relative_path(path: &str) -> Result<(), NameProblem> {
+pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
     if path.is_empty() {
-        return Err(NameProblem::Empty);
+        return Err(NameError::Empty);
     }
     if path.contains('\0') {
-        return Err(NameProblem::Nul);
+        return Err(NameError::Nul);
     }
     // It would reach a terminal in messages and listings.
     if path.contains(char::is_control) {
-        return Err(NameProblem::Control);
+        return Err(NameError::Control);
     }
     // A separator on other systems; nobody needs it in a name.
     if path.contains('\\') {
-        return Err(NameProblem::NotPlain);
+        return Err(NameError::NotPlain);
     }
 
     for part in path.split('/') {
         if part.len() > MAX_FILE_NAME {
-            return Err(NameProblem::TooLong);
+            return Err(NameError::TooLong);
         }
         match Path::new(part).components().next() {
             Some(Component::Normal(_)) => {}
-            Some(Component::ParentDir) => return Err(NameProblem::ParentFolder),
-            _ => return Err(NameProblem::NotPlain),
+            Some(Component::ParentDir) => return Err(NameError::ParentFolder),
+            _ => return Err(NameError::NotPlain),
         }
     }
     Ok(())
@@ -129,19 +129,16 @@ mod tests {
         for name in ["..", "../x", "a/../b", "a\\..\\b", "x/.."] {
             assert_eq!(
                 check_tensor_name(name),
-                Err(NameProblem::ParentFolder),
+                Err(NameError::ParentFolder),
                 "{name}"
             );
         }
         for name in ["a", "model.layers.0.w", "a..b", "...", "a/b", "ü", "a b"] {
             assert_eq!(check_tensor_name(name), Ok(()), "{name}");
         }
-        assert_eq!(check_tensor_name(""), Err(NameProblem::Empty));
-        assert_eq!(check_tensor_name("a\0"), Err(NameProblem::Nul));
-        assert_eq!(
-            check_tensor_name("__metadata__"),
-            Err(NameProblem::Reserved)
-        );
+        assert_eq!(check_tensor_name(""), Err(NameError::Empty));
+        assert_eq!(check_tensor_name("a\0"), Err(NameError::Nul));
+        assert_eq!(check_tensor_name("__metadata__"), Err(NameError::Reserved));
     }
 
     #[test]
@@ -156,12 +153,12 @@ mod tests {
             "C:\\x",
             "a\\b",
         ] {
-            assert_eq!(check_file_name(name), Err(NameProblem::NotPlain), "{name}");
+            assert_eq!(check_file_name(name), Err(NameError::NotPlain), "{name}");
         }
         for name in ["..", "../a", "a/../../b"] {
             assert_eq!(
                 check_file_name(name),
-                Err(NameProblem::ParentFolder),
+                Err(NameError::ParentFolder),
                 "{name}"
             );
         }
@@ -169,7 +166,7 @@ mod tests {
         assert_eq!(check_relative_path("model/config.json"), Ok(()));
         assert_eq!(
             check_relative_path("model/./config.json"),
-            Err(NameProblem::NotPlain)
+            Err(NameError::NotPlain)
         );
     }
 

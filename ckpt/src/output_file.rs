@@ -233,10 +233,10 @@ mod tests {
         });
 
         let error = error.unwrap_err();
-        let Error::NoSpace { wanted, .. } = &error else {
+        let Error::NoSpace { needed, .. } = &error else {
             panic!("{error}")
         };
-        assert_eq!(*wanted, 2 * PIECE_BYTES as u64);
+        assert_eq!(*needed, 2 * PIECE_BYTES as u64);
         assert!(
             error.to_string().contains(": 2097152 bytes wanted"),
             "{error}"

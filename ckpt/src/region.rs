@@ -22,7 +22,7 @@ pub fn write_region(
             tensor: tensor.name.clone(),
             shape: tensor.shape.clone(),
             region: region.to_vec(),
-            given: bytes.len(),
+            actual: bytes.len(),
         });
     };
     if bytes.is_empty() {

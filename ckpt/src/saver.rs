@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Training stops for as long as the copy of its state takes. A save that fails tells at the next
-//! [`Saver::begin`], [`Saver::poll`] or [`Saver::wait`], and if none comes, when the saver is
+//! [`Saver::submit`], [`Saver::poll`] or [`Saver::wait`], and if none comes, when the saver is
 //! dropped.
 
 use std::any::Any;
@@ -25,7 +25,7 @@ pub struct Task<T = Committed> {
 
 impl<T> Task<T> {
     /// Does `run` in the background; `path` is what it saves, for messages. A rank that only writes
-    /// parts ends with its [`Receipt`](crate::Receipt); a coordinator also waits for those of
+    /// parts ends with its [`WriteReport`](crate::WriteReport); a coordinator also waits for those of
     /// others; who keeps few checkpoints calls [`keep_last`](crate::keep_last) at the end.
     pub fn new(
         path: impl AsRef<Path>,
@@ -56,15 +56,15 @@ pub enum WhenBusy {
     /// Training waits until the running one has ended.
     Wait,
     /// The new one is given back: it can be tried later, or left out.
-    Refuse,
+    Reject,
 }
 
-/// What became of [`Saver::begin`].
+/// What became of [`Saver::submit`].
 #[derive(Debug)]
 #[must_use]
-pub enum Begin<T = Committed> {
+pub enum Submitted<T = Committed> {
     /// The save has begun.
-    Begun {
+    Started {
         /// How the one before it ended, if nobody has asked before.
         previous: Option<Result<T>>,
     },
@@ -75,7 +75,7 @@ pub enum Begin<T = Committed> {
 /// Saves in the background, one after the other.
 ///
 /// ```
-/// use meshgrad_ckpt::{Begin, Saver, Snapshot, WhenBusy, step_name};
+/// use meshgrad_ckpt::{Submitted, Saver, Snapshot, WhenBusy, step_name};
 ///
 /// let run = tempfile::tempdir()?;
 /// let mut weights = vec![1u8; 1000];
@@ -83,7 +83,7 @@ pub enum Begin<T = Committed> {
 /// let mut saver = Saver::new(WhenBusy::Wait);
 /// let mut snapshot = Snapshot::new(run.path(), &step_name(1));
 /// snapshot.add("weights.bin", weights.clone());
-/// let Begin::Begun { previous: None } = saver.begin(snapshot) else {
+/// let Submitted::Started { previous: None } = saver.submit(snapshot) else {
 ///     panic!("nothing was saved before")
 /// };
 ///
@@ -133,10 +133,10 @@ impl<T: Send + 'static> Saver<T> {
     }
 
     /// Begins a save, after the running one or not at all, as [`WhenBusy`] says.
-    pub fn begin(&mut self, task: impl Into<Task<T>>) -> Begin<T> {
+    pub fn submit(&mut self, task: impl Into<Task<T>>) -> Submitted<T> {
         let task = task.into();
-        if self.when_busy == WhenBusy::Refuse && self.is_running() {
-            return Begin::Busy(task);
+        if self.when_busy == WhenBusy::Reject && self.is_running() {
+            return Submitted::Busy(task);
         }
         let previous = self.wait();
 
@@ -146,7 +146,7 @@ impl<T: Send + 'static> Saver<T> {
             Ok(thread) => State::Running(path, thread),
             Err(error) => State::Ended(Err(Error::io("start a thread to save", &path, error))),
         };
-        Begin::Begun { previous }
+        Submitted::Started { previous }
     }
 
     /// Whether a save is running.

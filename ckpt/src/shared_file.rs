@@ -77,7 +77,7 @@ impl SharedFile {
     /// somebody. What follows the end of an earlier write grows its block.
     ///
     /// # Errors
-    /// [`Error::OutsideFile`]; [`Error::Finished`] after its writer's end; [`Error::NoSpace`] and
+    /// [`Error::OutsideFile`]; [`Error::WriterFinished`] after its writer's end; [`Error::NoSpace`] and
     /// [`Error::Io`] of the disk.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let shared = &*self.0;
@@ -92,7 +92,7 @@ impl SharedFile {
         }
         let is_finished = shared.is_finished.read();
         if *is_finished.unwrap_or_else(PoisonError::into_inner) {
-            return Err(Error::Finished { path: path() });
+            return Err(Error::WriterFinished { path: path() });
         }
         shared.write(offset, bytes)
     }
@@ -281,7 +281,7 @@ mod tests {
         }
         file.finish().unwrap();
         let error = file.write_at(0, &[3]).unwrap_err();
-        assert!(matches!(error, Error::Finished { .. }), "{error}");
+        assert!(matches!(error, Error::WriterFinished { .. }), "{error}");
 
         let mut found = [0; 11];
         let file = sim.open(Path::new("/x")).unwrap();

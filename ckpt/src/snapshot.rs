@@ -66,11 +66,11 @@ impl Snapshot {
     /// Adds a file of these bytes.
     pub fn add(&mut self, path: &str, bytes: impl Into<Vec<u8>>) {
         let bytes = bytes.into();
-        self.add_made(path, bytes.len() as u64, move |file| file.append(&bytes));
+        self.add_with(path, bytes.len() as u64, move |file| file.append(&bytes));
     }
 
     /// Adds a file of `bytes` bytes that `make` makes when it is written.
-    pub fn add_made(
+    pub fn add_with(
         &mut self,
         path: &str,
         bytes: u64,

@@ -21,17 +21,17 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::blocks::{Content, MAX_BLOCK_BYTES};
-use crate::claim::{self, Free};
 use crate::disk;
-use crate::hidden::{self, Kind};
 use crate::joined;
 use crate::manifest::{About, MANIFEST_FILE};
-use crate::names::{NameProblem, check_file_name, check_relative_path};
+use crate::names::{NameError, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
-use crate::receipt::ReceiptProblem;
 use crate::seal::Seal;
+use crate::staging_folder::{self, Free};
+use crate::temp_name::{self, Kind};
 use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
-use crate::{Committed, Error, PlannedFile, Receipt, Result, SharedFile, TensorInfo, Writer};
+use crate::write_report::WriteReportError;
+use crate::{Committed, Error, PlannedFile, Result, SharedFile, TensorInfo, WriteReport, Writer};
 
 /// The name of the writer that is the staging itself.
 const COORDINATOR: &str = "coordinator";
@@ -55,7 +55,7 @@ pub struct Staging {
     tensors: BTreeMap<String, Vec<TensorInfo>>,
     own: Option<Writer>,
     expected: BTreeSet<String>,
-    receipts: BTreeMap<String, Receipt>,
+    receipts: BTreeMap<String, WriteReport>,
     is_published: bool,
     /// Tells other processes that this folder is alive; the system lets go of it when we die.
     _lock: Option<Lock>,
@@ -85,13 +85,13 @@ impl Staging {
         };
         check_file_name(name).map_err(refuse)?;
         if name.starts_with('.') {
-            return Err(refuse(NameProblem::Taken));
+            return Err(refuse(NameError::Taken));
         }
 
         let target = parent.join(name);
-        claim::is_free(&vfs, &target)?;
+        staging_folder::is_free(&vfs, &target)?;
 
-        let (folder, lock) = claim::make_locked(&*vfs, &target)?;
+        let (folder, lock) = staging_folder::make_locked(&*vfs, &target)?;
         Ok(Staging {
             vfs,
             target,
@@ -228,14 +228,14 @@ impl Staging {
     /// Takes a writer's receipt.
     ///
     /// # Errors
-    /// [`Error::BadReceipt`].
-    pub fn accept(&mut self, receipt: Receipt) -> Result<()> {
+    /// [`Error::BadWriteReport`].
+    pub fn accept(&mut self, receipt: WriteReport) -> Result<()> {
         let checked = if self.receipts.contains_key(&receipt.writer) {
-            Err(ReceiptProblem::Twice)
+            Err(WriteReportError::Twice)
         } else {
             receipt.check(&self.shared)
         };
-        checked.map_err(|problem| Error::BadReceipt {
+        checked.map_err(|problem| Error::BadWriteReport {
             path: self.target.clone(),
             writer: receipt.writer.clone(),
             problem,
@@ -269,7 +269,7 @@ impl Staging {
     fn full_path(&self, path: &str) -> Result<PathBuf> {
         let problem = match check_relative_path(path) {
             Err(problem) => problem,
-            Ok(()) if path == MANIFEST_FILE => NameProblem::Taken,
+            Ok(()) if path == MANIFEST_FILE => NameError::Taken,
             Ok(()) => return Ok(self.folder.join(path)),
         };
         Err(Error::FileName {
@@ -282,9 +282,9 @@ impl Staging {
     /// Seals the checkpoint and gives it its name, all on disk when this returns.
     ///
     /// # Errors
-    /// [`Error::MissingWriters`], [`Error::Untiled`] and [`Error::WrongLength`] when not all is
+    /// [`Error::MissingWriters`], [`Error::CoverageError`] and [`Error::WrongLength`] when not all is
     /// written; [`Error::Exists`] when somebody else published this name meanwhile;
-    /// [`Error::ChangedWhileStaged`], [`Error::NotAsWritten`]; [`Error::NoSpace`],
+    /// [`Error::ChangedWhileStaged`], [`Error::DigestMismatch`]; [`Error::NoSpace`],
     /// [`Error::Io`]. Nothing is published then,
     /// except that after a failed sync of the parent the checkpoint is there but a power cut may
     /// still undo it.
@@ -330,11 +330,12 @@ impl Staging {
             let blocks = receipt.parts.get(path).into_iter().flatten();
             parts.extend(blocks.map(|block| (writer.as_str(), *block)));
         }
-        let blocks = crate::tiling::tile(bytes, parts).map_err(|problem| Error::Untiled {
-            path: self.folder.join(path),
-            tensors: self.tensors_in(path, problem.range()),
-            problem,
-        })?;
+        let blocks =
+            crate::coverage::tile(bytes, parts).map_err(|problem| Error::CoverageError {
+                path: self.folder.join(path),
+                tensors: self.tensors_in(path, problem.range()),
+                problem,
+            })?;
         let blocks = match joined::are_small(&blocks, bytes) {
             true => joined::in_folder(&*self.vfs, &self.folder, path, &blocks, self.block_bytes)?,
             false => blocks,
@@ -379,10 +380,10 @@ impl Staging {
 
     /// Frees the name if an incomplete checkpoint has it; returns where that is now.
     fn move_incomplete_aside(&self) -> Result<Option<PathBuf>> {
-        if claim::is_free(&self.vfs, &self.target)? == Free::Yes {
+        if staging_folder::is_free(&self.vfs, &self.target)? == Free::Yes {
             return Ok(None);
         }
-        let trash = hidden::path(&*self.vfs, &self.target, Kind::Trash);
+        let trash = temp_name::path(&*self.vfs, &self.target, Kind::Trash);
         self.vfs
             .rename_no_replace(&self.target, &trash)
             .map_err(|error| Error::io("move aside", &self.target, error))?;
@@ -399,13 +400,13 @@ impl Drop for Staging {
     }
 }
 
-fn check_length(path: &Path, wanted: u64, given: u64) -> Result<()> {
-    if wanted == given {
+fn check_length(path: &Path, expected: u64, actual: u64) -> Result<()> {
+    if expected == actual {
         return Ok(());
     }
     Err(Error::WrongLength {
         path: path.to_owned(),
-        wanted,
-        given,
+        expected,
+        actual,
     })
 }

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::beneath::open_file;
+use crate::confined::open_file;
 use crate::header::{PREFIX, header_len};
-use crate::{Dtype, Error, Header, Result, Violation};
+use crate::{Dtype, Error, Header, HeaderError, Result};
 
 /// A tensor of a safetensors file: everything but its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,12 +60,12 @@ impl TensorFile {
             .map_err(|error| Error::io("open", &path, error))?
             .len();
 
-        let malformed = |violation| Error::Malformed {
+        let malformed = |problem| Error::Malformed {
             path: path.clone(),
-            violation,
+            problem,
         };
         if file_len < PREFIX as u64 {
-            return Err(malformed(Violation::TooShort { file_len }));
+            return Err(malformed(HeaderError::TooShort { file_len }));
         }
 
         let mut prefix = [0; PREFIX];

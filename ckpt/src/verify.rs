@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use twox_hash::XxHash3_64;
 
 use crate::blocks::{Block, Content, Digest, Run};
-use crate::flaw::Flaw;
+use crate::integrity::IntegrityError;
 use crate::vfs::{self, Vfs, VfsFile};
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ pub(crate) struct Listed<'a> {
 }
 
 /// What a thread found at a place in the list.
-type Finding = (usize, Result<Flaw>);
+type Finding = (usize, Result<IntegrityError>);
 
 impl Sealed<'_> {
     /// The blocks with other digests than they should have, in the order of the list.
@@ -39,7 +39,7 @@ impl Sealed<'_> {
         &self,
         threads: usize,
         progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Vec<Flaw>> {
+    ) -> Result<Vec<IntegrityError>> {
         let work: Vec<(&Listed<'_>, usize)> = self
             .files
             .iter()
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn check(&mut self, file: &Listed<'a>, at: usize) -> Result<Option<Flaw>> {
+    fn check(&mut self, file: &Listed<'a>, at: usize) -> Result<Option<IntegrityError>> {
         let block = file.blocks[at];
         let found = self
             .digest(file.name, block)
@@ -107,11 +107,11 @@ impl<'a> Reader<'a> {
         if found == block.xxh3 {
             return Ok(None);
         }
-        Ok(Some(Flaw::WrongDigest {
+        Ok(Some(IntegrityError::WrongDigest {
             file: file.name.to_owned(),
             block: at,
             range: block.offset..block.end(),
-            wanted: block.xxh3.to_string(),
+            expected: block.xxh3.to_string(),
             found: found.to_string(),
         }))
     }

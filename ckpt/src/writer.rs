@@ -20,10 +20,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::blocks::MAX_BLOCK_BYTES;
-use crate::hidden::Kind;
 use crate::names::check_relative_path;
+use crate::temp_name::Kind;
 use crate::vfs::{FileKind, RealFs, Vfs, VfsFile};
-use crate::{Error, Receipt, Result, SharedFile};
+use crate::{Error, Result, SharedFile, WriteReport};
 
 /// A writer of parts of files.
 ///
@@ -142,12 +142,12 @@ impl Writer {
     /// # Errors
     /// [`Error::NoSpace`] or [`Error::Io`] of the disk: what was written is lost, and a second try
     /// must begin with a new checkpoint.
-    pub fn finish(self) -> Result<Receipt> {
+    pub fn finish(self) -> Result<WriteReport> {
         let mut parts = BTreeMap::new();
         for (path, file) in self.files {
             parts.insert(path, file.finish()?);
         }
         let writer = self.name;
-        Ok(Receipt { writer, parts })
+        Ok(WriteReport { writer, parts })
     }
 }

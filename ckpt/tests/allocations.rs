@@ -5,7 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use meshgrad_ckpt::{Header, untrusted};
+use meshgrad_ckpt::{Header, fuzzing};
 use proptest::prelude::*;
 
 struct Counting;
@@ -65,8 +65,8 @@ const ENTRY_POINTS: [(&str, Read); 4] = [
         Header::parse(&start, start.len() as u64).is_ok()
     }),
     ("file", |bytes| Header::parse(bytes, u64::MAX).is_ok()),
-    ("index", untrusted::is_index),
-    ("manifest", untrusted::is_manifest),
+    ("index", fuzzing::is_index),
+    ("manifest", fuzzing::is_manifest),
 ];
 
 /// No allocation is larger than 64 MiB and four times the input.

@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use meshgrad_ckpt::{
-    Committed, Digest, Dtype, Error, Flaw, FolderWriter, Staging, discover, newest, step_name,
+    Committed, Digest, Dtype, Error, FolderWriter, IntegrityError, Staging, discover, newest,
+    step_name,
 };
 
 /// A sharded model with an index, a large file of several blocks and many small ones.
@@ -45,11 +46,11 @@ impl Random {
     }
 }
 
-/// All flaws, or why it is no checkpoint at all.
-fn flaws(folder: &Path) -> Vec<Flaw> {
-    match Committed::open(folder).map(|found| found.damage(2, |_| {})) {
-        Ok(flaws) => flaws.unwrap(),
-        Err(Error::Incomplete { flaw, .. }) => vec![flaw],
+/// All problems, or why it is no checkpoint at all.
+fn problems(folder: &Path) -> Vec<IntegrityError> {
+    match Committed::open(folder).map(|found| found.find_damage(2, |_| {})) {
+        Ok(problems) => problems.unwrap(),
+        Err(Error::Incomplete { problem, .. }) => vec![problem],
         Err(other) => panic!("{other}"),
     }
 }
@@ -78,14 +79,14 @@ fn flipped_bits_are_found_and_placed() {
         let flipped = byte[0] ^ (1 << random.below(8));
         file.write_all_at(&[flipped], at).unwrap();
 
-        let found = flaws(committed.path());
+        let found = problems(committed.path());
         let context = format!("flip {flip} of seed {SEED}: byte {at} of {name}: {found:?}");
         assert_eq!(found.len(), 1, "{context}");
         match &found[0] {
-            Flaw::WrongDigest { file, range, .. } => {
+            IntegrityError::WrongDigest { file, range, .. } => {
                 assert!(file == name && range.contains(&at), "{context}");
             }
-            Flaw::BrokenSeal { .. } | Flaw::BadManifest { .. } => {
+            IntegrityError::BrokenSeal { .. } | IntegrityError::BadManifest { .. } => {
                 assert_eq!(name, "manifest.json", "{context}");
             }
             _ => panic!("{context}"),
@@ -150,9 +151,13 @@ fn swapped_and_stale_files_are_found() {
         new,
         "sizes are right"
     );
-    let found = new.damage(2, |_| {}).unwrap();
+    let found = new.find_damage(2, |_| {}).unwrap();
     for name in [shard(1), shard(2)] {
-        let is_named = |flaw: &Flaw| flaw.to_string().starts_with(&format!("{name} is damaged"));
+        let is_named = |problem: &IntegrityError| {
+            problem
+                .to_string()
+                .starts_with(&format!("{name} is damaged"))
+        };
         assert!(found.iter().any(is_named), "{name}: {found:?}");
     }
 
@@ -168,7 +173,7 @@ fn swapped_and_stale_files_are_found() {
             continue;
         }
         fs::write(&path, stale).unwrap();
-        assert!(!flaws(new.path()).is_empty(), "{name}");
+        assert!(!problems(new.path()).is_empty(), "{name}");
         fs::write(&path, whole).unwrap();
     }
     fs::copy(
@@ -176,7 +181,7 @@ fn swapped_and_stale_files_are_found() {
         new.path().join("manifest.json"),
     )
     .unwrap();
-    assert!(!flaws(new.path()).is_empty());
+    assert!(!problems(new.path()).is_empty());
 }
 
 /// A link has the size of what it leads to today.
@@ -188,8 +193,11 @@ fn links_are_no_files_of_a_checkpoint() {
         let (path, aside) = (committed.path().join(name), run.path().join("aside"));
         fs::rename(&path, &aside).unwrap();
         std::os::unix::fs::symlink(&aside, &path).unwrap();
-        let found = &flaws(committed.path())[0];
-        let is_absent = matches!(found, Flaw::MissingFiles { .. } | Flaw::NoManifest);
+        let found = &problems(committed.path())[0];
+        let is_absent = matches!(
+            found,
+            IntegrityError::MissingFiles { .. } | IntegrityError::NoManifest
+        );
         assert!(is_absent, "{found}");
         fs::remove_file(&path).unwrap();
         fs::rename(&aside, &path).unwrap();

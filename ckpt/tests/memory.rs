@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meshgrad_ckpt::exec::{Sink, Slices, execute};
 use meshgrad_ckpt::graph::Graph;
-use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Target, Targets, Want};
-use meshgrad_ckpt::source::{Backend, Choice, Sources};
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Target, Targets};
+use meshgrad_ckpt::source::{Backend, BackendChoice, Sources};
 use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder};
 
 struct Counting;
@@ -59,19 +59,23 @@ impl Sink for Gone {
 }
 
 /// 32 matrices of 1 MiB, wanted as they are, transposed, and in pairs side by side.
-fn graph() -> (Graph, Vec<Want>) {
+fn graph() -> (Graph, Vec<LoadRequest>) {
     let (mut graph, mut wants) = (Graph::new(), Vec::new());
     for pair in 0..16 {
         let pair = [2 * pair, 2 * pair + 1].map(|number| {
             let name = format!("w.{number:02}");
             let one = graph.source(&name, Dtype::F32, &[512, 512]).unwrap();
-            wants.push(Want::all(&*name, &graph, one));
+            wants.push(LoadRequest::all(&*name, &graph, one));
             let turned = graph.transpose(one, 0, 1).unwrap();
-            wants.push(Want::all(format!("{name}.turned"), &graph, turned));
+            wants.push(LoadRequest::all(format!("{name}.turned"), &graph, turned));
             one
         });
         let beside = graph.concat(&pair, 1).unwrap();
-        wants.push(Want::all(format!("beside.{}", wants.len()), &graph, beside));
+        wants.push(LoadRequest::all(
+            format!("beside.{}", wants.len()),
+            &graph,
+            beside,
+        ));
     }
     (graph, wants)
 }
@@ -109,7 +113,7 @@ fn the_peak_is_the_one_planned() {
             let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
             let bytes = plan.targets().iter().map(|target| target.bytes as usize);
             let mut targets: Vec<Vec<u8>> = bytes.map(|bytes| vec![0; bytes]).collect();
-            let sources = Sources::of(&folder, Choice::Only(backend)).unwrap();
+            let sources = Sources::open(&folder, BackendChoice::Only(backend)).unwrap();
 
             // In memory that is there: nothing.
             let peak_beside = peak(|| {

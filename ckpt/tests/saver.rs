@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::{fs, thread};
 
 use meshgrad_ckpt::{
-    Begin, Committed, Dtype, Error, Folder, FolderWriter, Result, Saver, Snapshot, Staging, Task,
-    WhenBusy, Writer, discover, step_name,
+    Committed, Dtype, Error, Folder, FolderWriter, Result, Saver, Snapshot, Staging, Submitted,
+    Task, WhenBusy, Writer, discover, step_name,
 };
 
 /// A snapshot whose save waits until it is let go.
@@ -16,7 +16,7 @@ fn held(run: &Path, step: u64) -> (Snapshot, Sender<()>) {
     let (go, wait): (_, Receiver<()>) = channel();
     let mut snapshot = Snapshot::new(run, &step_name(step));
     snapshot.add("weights.bin", vec![step as u8; 1000]);
-    snapshot.add_made("late.bin", 4, move |file| {
+    snapshot.add_with("late.bin", 4, move |file| {
         // A dropped sender lets go too.
         let _ = wait.recv();
         file.append(b"late")
@@ -30,10 +30,10 @@ fn broken(run: &Path, step: u64) -> Snapshot {
     snapshot
 }
 
-fn begun<T>(begin: Begin<T>) -> Option<Result<T>> {
+fn begun<T>(begin: Submitted<T>) -> Option<Result<T>> {
     match begin {
-        Begin::Begun { previous } => previous,
-        Begin::Busy(task) => panic!("{task:?} was refused"),
+        Submitted::Started { previous } => previous,
+        Submitted::Busy(task) => panic!("{task:?} was refused"),
     }
 }
 
@@ -72,7 +72,7 @@ fn what_is_saved_is_the_snapshot() {
             wait.recv().unwrap();
             data.append(&copy[10_000..])
         });
-        assert!(begun(saver.begin(snapshot)).is_none());
+        assert!(begun(saver.submit(snapshot)).is_none());
 
         // Half of it may be written by now.
         set(255);
@@ -90,23 +90,23 @@ fn what_is_saved_is_the_snapshot() {
 #[test]
 fn one_save_is_in_flight() {
     let run = tempfile::tempdir().unwrap();
-    let mut saver = Saver::new(WhenBusy::Refuse);
+    let mut saver = Saver::new(WhenBusy::Reject);
     let (first, go) = held(run.path(), 1);
-    assert!(begun(saver.begin(first)).is_none());
+    assert!(begun(saver.submit(first)).is_none());
     assert!(saver.is_running());
     assert!(saver.poll().is_none());
     assert!(steps(run.path()).is_empty(), "not before it is whole");
 
     let (second, go_second) = held(run.path(), 2);
     drop(go_second);
-    let Begin::Busy(second) = saver.begin(second) else {
+    let Submitted::Busy(second) = saver.submit(second) else {
         panic!("two at once")
     };
     go.send(()).unwrap();
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(1));
     assert!(saver.wait().is_none(), "told once");
 
-    assert!(begun(saver.begin(second)).is_none());
+    assert!(begun(saver.submit(second)).is_none());
     while saver.is_running() {
         thread::yield_now();
     }
@@ -119,16 +119,16 @@ fn a_patient_saver_waits_and_tells_how_the_last_one_ended() {
     let run = tempfile::tempdir().unwrap();
     let mut saver = Saver::new(WhenBusy::Wait);
     let (first, go) = held(run.path(), 1);
-    assert!(begun(saver.begin(first)).is_none());
+    assert!(begun(saver.submit(first)).is_none());
     thread::scope(|scope| {
         scope.spawn(move || go.send(()).unwrap());
-        let previous = begun(saver.begin(broken(run.path(), 2)));
+        let previous = begun(saver.submit(broken(run.path(), 2)));
         assert_eq!(previous.unwrap().unwrap().step(), Some(1));
     });
 
     let (third, go) = held(run.path(), 3);
     drop(go);
-    let failed = begun(saver.begin(third)).unwrap();
+    let failed = begun(saver.submit(third)).unwrap();
     assert!(matches!(failed, Err(Error::FileName { .. })), "{failed:?}");
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(3));
     assert_eq!(steps(run.path()), [1, 3]);
@@ -152,20 +152,20 @@ fn no_failure_is_lost() {
     };
 
     let mut failing = saver();
-    assert!(begun(failing.begin(broken(run.path(), 1))).is_none());
+    assert!(begun(failing.submit(broken(run.path(), 1))).is_none());
     drop(failing);
     assert!(told.lock().unwrap()[0].contains("`../outside`"));
 
     let mut panicking: Saver = saver();
     let task = Task::new(run.path().join("x"), || panic!("out of luck"));
-    assert!(begun(panicking.begin(task)).is_none());
+    assert!(begun(panicking.submit(task)).is_none());
     let error = panicking.wait().unwrap().unwrap_err().to_string();
     assert!(error.contains("panicked: out of luck"), "{error}");
 
     let mut good = saver();
     let (snapshot, go) = held(run.path(), 2);
     drop(go);
-    assert!(begun(good.begin(snapshot)).is_none());
+    assert!(begun(good.submit(snapshot)).is_none());
     drop(good);
     assert_eq!(steps(run.path()), [2]);
     assert_eq!(told.lock().unwrap().len(), 1);
@@ -185,7 +185,7 @@ fn ranks_save_in_the_background_too() {
         writer.file("x.bin")?.write_at(3, b"def")?;
         writer.finish()
     });
-    assert!(begun(rank.begin(task)).is_none());
+    assert!(begun(rank.submit(task)).is_none());
     file.write_at(0, b"abc").unwrap();
 
     staging.accept(rank.wait().unwrap().unwrap()).unwrap();
@@ -197,8 +197,8 @@ fn ranks_save_in_the_background_too() {
 fn space_is_looked_for_before_the_first_byte() {
     let run = tempfile::tempdir().unwrap();
     let mut snapshot = Snapshot::new(run.path(), &step_name(1));
-    snapshot.add_made("small", 1, |_| panic!("nothing may be asked for"));
-    snapshot.add_made("huge", 1 << 60, |_| panic!("nothing may be asked for"));
+    snapshot.add_with("small", 1, |_| panic!("nothing may be asked for"));
+    snapshot.add_with("huge", 1 << 60, |_| panic!("nothing may be asked for"));
     let error = snapshot.save().unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use meshgrad_ckpt::{
-    Block, Digest, Error, Receipt, ReceiptProblem, Result, Staging, Untiled, Writer, step_name,
+    Block, CoverageError, Digest, Error, Result, Staging, WriteReport, WriteReportError, Writer,
+    step_name,
 };
 
 /// Begins a checkpoint with a file of ten bytes that two ranks write.
@@ -16,7 +17,7 @@ fn stage(run: &Path) -> Staging {
 }
 
 /// Writes bytes of the file, from each offset on, as a process of its own would.
-fn write(staging: &Staging, name: &str, parts: &[(u64, &str)]) -> Receipt {
+fn write(staging: &Staging, name: &str, parts: &[(u64, &str)]) -> WriteReport {
     let mut writer = Writer::join(staging.folder(), name).unwrap();
     for (offset, bytes) in parts {
         let file = writer.file("model/x.bin").unwrap();
@@ -26,7 +27,7 @@ fn write(staging: &Staging, name: &str, parts: &[(u64, &str)]) -> Receipt {
 
     // As it travels.
     let json = serde_json::to_string(&receipt).unwrap();
-    let arrived: Receipt = serde_json::from_str(&json).unwrap();
+    let arrived: WriteReport = serde_json::from_str(&json).unwrap();
     assert_eq!(arrived, receipt);
     arrived
 }
@@ -75,10 +76,10 @@ fn parts_of_ranks_make_a_file() {
 #[test]
 fn gaps_overlaps_and_missing_writers_are_named() {
     let gap = error_of(&[("rank 0", &[(0, "abc")]), ("rank 1", &[(5, "fghij")])]);
-    let Error::Untiled { problem, .. } = &gap else {
+    let Error::CoverageError { problem, .. } = &gap else {
         panic!("{gap}")
     };
-    assert!(matches!(problem, Untiled::Gap { range, .. } if *range == (3..5)));
+    assert!(matches!(problem, CoverageError::Gap { range, .. } if *range == (3..5)));
     let text = gap.to_string();
     assert!(text.contains("x.bin") && text.contains("`rank 0`") && text.contains("`rank 1`"));
 
@@ -114,14 +115,14 @@ fn receipts_that_cannot_be_are_refused() {
     let receipt = write(&staging, "rank 0", &[(0, "abc")]);
     staging.accept(receipt.clone()).unwrap();
     let mut problem = |receipt| match staging.accept(receipt) {
-        Err(Error::BadReceipt {
+        Err(Error::BadWriteReport {
             problem, writer, ..
         }) => (writer, problem),
         other => panic!("{other:?}"),
     };
     assert_eq!(
         problem(receipt),
-        ("rank 0".to_owned(), ReceiptProblem::Twice)
+        ("rank 0".to_owned(), WriteReportError::Twice)
     );
 
     for (file, offset, bytes) in [
@@ -137,12 +138,12 @@ fn receipts_that_cannot_be_are_refused() {
             bytes,
             xxh3: Digest(0),
         };
-        let receipt = Receipt {
+        let receipt = WriteReport {
             writer: "rank 1".to_owned(),
             parts: [(file.to_owned(), vec![block])].into(),
         };
         let (_, found) = problem(receipt);
-        let is_file = matches!(found, ReceiptProblem::UnknownFile { .. });
+        let is_file = matches!(found, WriteReportError::UnknownFile { .. });
         assert_eq!(is_file, file == "model/y.bin", "{found}");
     }
 }
@@ -177,5 +178,5 @@ fn created_files_must_be_written() {
             .map(|committed| committed.verify().unwrap())
     };
     staging(0).unwrap();
-    assert!(matches!(staging(1), Err(Error::Untiled { .. })));
+    assert!(matches!(staging(1), Err(Error::CoverageError { .. })));
 }

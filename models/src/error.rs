@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use meshgrad_ckpt::exec::MemoryError;
-use meshgrad_ckpt::mapping::{BadWaiver, MapError, Report};
+use meshgrad_ckpt::mapping::{InvalidAllowance, MapError, Report};
 use meshgrad_ckpt::plan::PlanError;
 use meshgrad_runtime::DType;
 
@@ -100,7 +100,7 @@ pub enum Error {
 
     /// A waiver cannot be read.
     #[error(transparent)]
-    Waiver(#[from] BadWaiver),
+    Waiver(#[from] InvalidAllowance),
 
     /// Tensors of a folder cannot be loaded as planned.
     #[error(transparent)]

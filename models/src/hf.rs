@@ -14,7 +14,7 @@ use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::exec::gather;
-use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
+use meshgrad_ckpt::mapping::{AllowedProblems, TensorSpec};
 use meshgrad_ckpt::{FolderWriter, Snapshot};
 use meshgrad_runtime::{Device, Tensor};
 
@@ -148,10 +148,10 @@ pub fn tensors_of(
     experts: Experts,
 ) -> Result<Vec<(TensorSpec, Vec<u8>)>> {
     let map = map(experts, false)?.reversed();
-    let bound = map.bind(&specs(tensors)?, None, &Waivers::none());
+    let bound = map.bind(&specs(tensors)?, None, &AllowedProblems::none());
     let bound = bound.map_err(|report| Error::Unwritable { report })?;
 
-    let wants = bound.wants();
+    let wants = bound.requests();
     let sources: Vec<BTreeSet<&str>> = wants
         .iter()
         .map(|want| bound.graph().sources_of(want.expr))

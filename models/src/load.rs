@@ -23,8 +23,8 @@ use std::fmt;
 use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Slices, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
-use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Want};
-use meshgrad_ckpt::source::{Choice, Sources};
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::Result;
@@ -63,7 +63,7 @@ impl fmt::Debug for LoadOptions<'_> {
 ///
 /// ```
 /// use meshgrad_ckpt::graph::Graph;
-/// use meshgrad_ckpt::plan::Want;
+/// use meshgrad_ckpt::plan::LoadRequest;
 /// use meshgrad_ckpt::{Dtype, FileWriter, Folder};
 /// use meshgrad_models::load::{LoadOptions, load};
 /// use meshgrad_runtime::{DType, Device, Kind, Tensor};
@@ -79,7 +79,7 @@ impl fmt::Debug for LoadOptions<'_> {
 /// let w = graph.source("w", Dtype::F32, &[2, 2])?;
 ///
 /// let column = Tensor::zeros(&device, &[2, 1], DType::F32, Kind::Parameter)?;
-/// let want = Want::new("column", w, [0..2, 1..2]);
+/// let want = LoadRequest::new("column", w, [0..2, 1..2]);
 /// load(&folder, &graph, &[(want, &column)], &LoadOptions::default())?;
 /// assert_eq!(column.to_vec::<f32>()?, [2.0, 4.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -92,7 +92,7 @@ impl fmt::Debug for LoadOptions<'_> {
 pub fn load(
     folder: &Folder,
     graph: &Graph,
-    wants: &[(Want, &Tensor)],
+    wants: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
     match wants.iter().map(|(_, tensor)| tensor.device()).find(is_gpu) {
@@ -109,10 +109,10 @@ fn is_gpu(device: &&Device) -> bool {
 fn load_here(
     folder: &Folder,
     graph: &Graph,
-    wants: &[(Want, &Tensor)],
+    wants: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    let regions: Vec<Want> = wants.iter().map(|(want, _)| want.clone()).collect();
+    let regions: Vec<LoadRequest> = wants.iter().map(|(want, _)| want.clone()).collect();
     let plan = LoadPlan::new(
         graph,
         &Catalog::of(folder),
@@ -124,7 +124,7 @@ fn load_here(
         .map(|(want, tensor)| Lent::of(&want.target, tensor));
     let mut places = places.collect::<Result<Vec<Lent<'_>>>>()?;
     let slices = Slices::new(places.iter_mut().map(Lent::bytes));
-    let sources = Sources::of(folder, Choice::Auto)?;
+    let sources = Sources::open(folder, BackendChoice::Auto)?;
     let all = plan.read_bytes();
     let progress = |read| (options.progress)(read, all);
     Ok(execute(&plan, &sources, &slices, &progress)?)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use meshgrad::ckpt::layout::{self, Layout};
-use meshgrad::ckpt::mapping::{Mapping, Report, Template, Waivers};
+use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, Report, Template};
 use serde::Serialize;
 
 use super::catalog::display_path;
@@ -26,15 +26,15 @@ pub(super) struct Waived {
 }
 
 fn parse_waiver(text: &str) -> Result<String, String> {
-    let waivers = Waivers::none().and(text);
+    let waivers = AllowedProblems::none().and(text);
     waivers
         .map(|_| text.to_owned())
         .map_err(|bad| bad.to_string())
 }
 
 impl Waived {
-    pub(super) fn waivers(&self) -> anyhow::Result<Waivers> {
-        let none = Waivers::none();
+    pub(super) fn waivers(&self) -> anyhow::Result<AllowedProblems> {
+        let none = AllowedProblems::none();
         let all = self.waivers.iter().try_fold(none, |all, it| all.and(it));
         Ok(all?)
     }

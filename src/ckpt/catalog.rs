@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use glob::Pattern;
-use meshgrad::ckpt::{Committed, Error, Flaw, Folder, Survey, TensorFile, TensorInfo, survey};
+use meshgrad::ckpt::{
+    Committed, Error, Folder, IntegrityError, Scan, TensorFile, TensorInfo, scan,
+};
 
 use super::fold::{fold, natural_order};
 use crate::table::printable;
@@ -30,7 +32,7 @@ pub(crate) struct Catalog {
     /// What is worth a warning but forbids nothing.
     pub(crate) warnings: Vec<String>,
     /// All checkpoints, where the path is a run.
-    pub(crate) run: Option<Survey>,
+    pub(crate) run: Option<Scan>,
 }
 
 /// What a path is.
@@ -147,7 +149,7 @@ impl Catalog {
         let warning = match Committed::open(path) {
             Ok(checkpoint) => return Catalog::from_checkpoint(checkpoint),
             Err(Error::Incomplete {
-                flaw: Flaw::NoManifest,
+                problem: IntegrityError::NoManifest,
                 ..
             }) => None,
             Err(error @ Error::Incomplete { .. }) => Some(error.to_string()),
@@ -185,7 +187,7 @@ impl Catalog {
             return Ok(catalog);
         }
 
-        let survey = survey(path)?;
+        let survey = scan(path)?;
         if !survey.complete.is_empty() || !survey.incomplete.is_empty() {
             return Catalog::of_run(path, survey);
         }
@@ -200,7 +202,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    fn of_run(path: &Path, survey: Survey) -> anyhow::Result<Catalog> {
+    fn of_run(path: &Path, survey: Scan) -> anyhow::Result<Catalog> {
         let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
         let Some(newest) = survey.complete.last().cloned() else {
             let reasons = incomplete.join("; ");

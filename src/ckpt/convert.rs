@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use meshgrad::ckpt::exec::check_ties;
-use meshgrad::ckpt::mapping::{Bound, Mapping, Problem, Waivers};
+use meshgrad::ckpt::mapping::{AllowedProblems, Bound, Mapping, Problem};
 use serde::Serialize;
 
 use super::arguments::{Waived, mapping_errors, path_text, read_map};
@@ -82,7 +82,7 @@ struct Inverse {
 pub(super) struct Conversion<'a> {
     pub(super) source: &'a Source,
     pub(super) mapping: &'a Mapping,
-    pub(super) waivers: Waivers,
+    pub(super) waivers: AllowedProblems,
     pub(super) dtype: Option<FloatType>,
     pub(super) destination: &'a PathBuf,
     pub(super) max_shard: ByteSize,
@@ -139,12 +139,12 @@ impl Conversion<'_> {
             }
             None => None,
         };
-        let waived = bound.report().waived.iter().map(ToString::to_string);
+        let waived = bound.report().allowed.iter().map(ToString::to_string);
         let waived = waived.collect();
         let bound = retyped.as_ref().unwrap_or(bound);
         check_ties(bound, &self.source.folder)?;
 
-        let made: Vec<_> = bound.made().collect();
+        let made: Vec<_> = bound.outputs().collect();
         ensure!(
             !made.is_empty(),
             "nothing would be made: no rule of the map finds its tensors in {}; is the other \
@@ -160,7 +160,7 @@ impl Conversion<'_> {
         let folder = &self.source.folder;
         let copied = copy_sidecar_files(self.source.folder_path(), &mut staging, self.dtype)?;
         let progress = progress_bar(bytes);
-        let wants = bound.wants();
+        let wants = bound.requests();
         let mut stream = Stream::new(bound.graph(), folder, wants, self.limits, &progress)?;
         writer.write(&mut staging, "", |tensor, data| {
             stream.write_tensor(tensor, data)
@@ -193,7 +193,7 @@ impl Conversion<'_> {
 
 /// How many tensors lose digits.
 fn rounded(bound: &Bound) -> u64 {
-    let waived = bound.report().waived.iter();
+    let waived = bound.report().allowed.iter();
     let narrowed = waived.filter(|it| matches!(it, Problem::Narrowed { .. }));
     narrowed.count() as u64
 }

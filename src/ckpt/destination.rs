@@ -76,7 +76,7 @@ impl FloatType {
             }
             spec
         };
-        bound.made().map(retyped).collect()
+        bound.outputs().map(retyped).collect()
     }
 }
 

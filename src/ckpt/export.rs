@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use meshgrad::ckpt::mapping::{Mapping, Waivers};
+use meshgrad::ckpt::mapping::{AllowedProblems, Mapping};
 
 use super::arguments::mapping_errors;
 use super::catalog::display_path;
@@ -56,7 +56,7 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
-        waivers: Waivers::none(),
+        waivers: AllowedProblems::none(),
         dtype: Some(arguments.dtype),
         destination: &arguments.hf,
         max_shard: arguments.max_shard,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use meshgrad::ckpt::{
-    Committed, Error, Leftover, LeftoverKind, Survey, keep_last, leftovers, surplus, survey, sweep,
+    Committed, Error, Leftover, LeftoverKind, Scan, keep_last, leftovers, scan, surplus, sweep,
 };
 use serde::Serialize;
 
@@ -71,7 +71,7 @@ pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
         (false, None) => sweep(run)?,
         (true, keep) => would_be_removed(run, keep)?,
     };
-    let report = Report::new(arguments, &removed, &survey(run)?, &leftovers(run)?);
+    let report = Report::new(arguments, &removed, &scan(run)?, &leftovers(run)?);
 
     match arguments.json {
         true => Answer::json(&report, 0),
@@ -114,7 +114,7 @@ impl LeftAlone {
 
     fn of_error(run: &Path, error: &Error) -> LeftAlone {
         let (path, why) = match error {
-            Error::Incomplete { path, flaw } => (path.as_path(), flaw.to_string()),
+            Error::Incomplete { path, problem } => (path.as_path(), problem.to_string()),
             Error::Io { path, .. } => (path.as_path(), error.to_string()),
             other => (run, other.to_string()),
         };
@@ -128,7 +128,7 @@ impl Report {
     fn new(
         arguments: &GcArguments,
         removed: &[Leftover],
-        survey: &Survey,
+        survey: &Scan,
         leftovers: &[Leftover],
     ) -> Report {
         let run = arguments.run.as_path();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use meshgrad::ckpt::mapping::TensorSpec;
-use meshgrad::ckpt::{Committed, Error, Flaw, Folder, TensorInfo, survey};
+use meshgrad::ckpt::{Committed, Error, Folder, IntegrityError, TensorInfo, scan};
 
 use super::catalog::display_path;
 
@@ -29,7 +29,7 @@ impl Source {
         match Committed::open(path) {
             Ok(_)
             | Err(Error::Incomplete {
-                flaw: Flaw::NoManifest,
+                problem: IntegrityError::NoManifest,
                 ..
             }) => {}
             Err(error @ Error::Incomplete { .. }) => warnings.push(error.to_string()),
@@ -49,7 +49,7 @@ impl Source {
     }
 
     fn of_run(path: &Path, error: Error) -> anyhow::Result<Source> {
-        let mut survey = survey(path)?;
+        let mut survey = scan(path)?;
         let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
         match survey.complete.pop() {
             Some(newest) => Ok(Source::new(Folder::open(newest.path())?, incomplete)),

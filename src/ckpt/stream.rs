@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
-use meshgrad::ckpt::exec::{Slices, execute, rows_at_a_time};
+use meshgrad::ckpt::exec::{Slices, execute, rows_per_batch};
 use meshgrad::ckpt::graph::Graph;
-use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, PlanError, Want};
-use meshgrad::ckpt::source::{Choice, Sources};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, PlanError};
+use meshgrad::ckpt::source::{BackendChoice, Sources};
 use meshgrad::ckpt::{Dtype, Folder, TensorInfo, TensorSink};
 
 use super::size::ByteSize;
@@ -41,7 +41,7 @@ pub(super) struct Stream<'a> {
     /// Bytes of tensors that are held at once.
     target_bytes: u64,
     /// All tensors, by name.
-    wants: BTreeMap<Arc<str>, Want>,
+    wants: BTreeMap<Arc<str>, LoadRequest>,
     /// Those that are made and were not asked for yet.
     ready: BTreeMap<Arc<str>, Vec<u8>>,
     progress: &'a ProgressBar,
@@ -52,7 +52,7 @@ impl<'a> Stream<'a> {
     pub(super) fn new(
         graph: &'a Graph,
         folder: &'a Folder,
-        wants: Vec<Want>,
+        wants: Vec<LoadRequest>,
         limits: Limits,
         progress: &'a ProgressBar,
     ) -> anyhow::Result<Stream<'a>> {
@@ -60,7 +60,7 @@ impl<'a> Stream<'a> {
         Ok(Stream {
             graph,
             catalog: Catalog::of(folder),
-            sources: Sources::of(folder, Choice::Auto)?,
+            sources: Sources::open(folder, BackendChoice::Auto)?,
             options: Options {
                 threads: limits.threads,
                 budget: Some(limits.budget.0),
@@ -117,7 +117,7 @@ impl<'a> Stream<'a> {
     }
 
     /// A tensor and those of its dtype that follow it, as many as may be held at once.
-    fn group(&self, name: &str) -> Vec<Want> {
+    fn group(&self, name: &str) -> Vec<LoadRequest> {
         let following = self.wants.range(Arc::from(name)..).map(|(_, want)| want);
         let mut dtype = None;
         let mut held = 0u64;
@@ -171,7 +171,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    fn plan(&self, wants: &[Want]) -> Result<LoadPlan, PlanError> {
+    fn plan(&self, wants: &[LoadRequest]) -> Result<LoadPlan, PlanError> {
         LoadPlan::new(self.graph, &self.catalog, wants, &self.options)
     }
 
@@ -186,9 +186,9 @@ impl<'a> Stream<'a> {
 }
 
 /// A region as regions of whole rows, of so many bytes or one row each.
-fn by_rows(want: &Want, dtype: Dtype, at_once: u64) -> Vec<Want> {
+fn by_rows(want: &LoadRequest, dtype: Dtype, at_once: u64) -> Vec<LoadRequest> {
     let shape = extents(&want.region);
-    let regions = rows_at_a_time(&shape, dtype, at_once).map(|rows| {
+    let regions = rows_per_batch(&shape, dtype, at_once).map(|rows| {
         let mut part = want.clone();
         if let (Some(all), Some(rows)) = (part.region.first_mut(), rows.first()) {
             *all = all.start + rows.start..all.start + rows.end;
@@ -203,7 +203,7 @@ pub(super) fn extents(region: &[Range<u64>]) -> Vec<u64> {
     region.iter().map(|range| range.end - range.start).collect()
 }
 
-fn bytes_of(want: &Want, dtype: Dtype) -> u64 {
+fn bytes_of(want: &LoadRequest, dtype: Dtype) -> u64 {
     let elements: u64 = extents(&want.region).iter().product();
     elements.saturating_mul(dtype.bits() as u64).div_ceil(8)
 }

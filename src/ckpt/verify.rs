@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use meshgrad::ckpt::{Committed, Error, Flaw, survey};
+use meshgrad::ckpt::{Committed, Error, IntegrityError, scan};
 use serde::Serialize;
 
 use super::catalog::{Catalog, display_path};
@@ -81,7 +81,7 @@ impl Status {
             Error::Io { .. }
             | Error::NotAFile { .. }
             | Error::Incomplete {
-                flaw: Flaw::NewerVersion { .. },
+                problem: IntegrityError::NewerVersion { .. },
                 ..
             } => Status::Unreadable,
             _ => Status::Damaged,
@@ -144,7 +144,7 @@ fn find(path: &Path) -> anyhow::Result<Found> {
     match Committed::open(path) {
         Ok(checkpoint) => return Ok(Found::Checkpoints(vec![checkpoint], Vec::new())),
         Err(Error::Incomplete {
-            flaw: Flaw::NoManifest,
+            problem: IntegrityError::NoManifest,
             ..
         }) => {}
         Err(error @ Error::Incomplete { .. }) => {
@@ -156,7 +156,7 @@ fn find(path: &Path) -> anyhow::Result<Found> {
         Err(error) => return Err(error.into()),
     }
 
-    let survey = survey(path)?;
+    let survey = scan(path)?;
     if survey.complete.is_empty() && survey.incomplete.is_empty() {
         return Ok(Found::Unsealed);
     }
@@ -197,7 +197,9 @@ impl Verdict {
 
     fn of_error(error: &Error) -> Verdict {
         let (path, sealed) = match error {
-            Error::Incomplete { path, flaw } => (path.as_path(), *flaw != Flaw::NoManifest),
+            Error::Incomplete { path, problem } => {
+                (path.as_path(), *problem != IntegrityError::NoManifest)
+            }
             Error::Io { path, .. } => (path.as_path(), true),
             _ => (Path::new(""), true),
         };
@@ -215,7 +217,7 @@ impl Verdict {
 /// What is wrong, without the path that stands beside it.
 fn problem(error: &Error) -> String {
     match error {
-        Error::Incomplete { flaw, .. } => flaw.to_string(),
+        Error::Incomplete { problem, .. } => problem.to_string(),
         other => other.to_string(),
     }
 }

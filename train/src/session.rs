@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::{Begin, Committed, Saver, Task, WhenBusy, keep_last, step_name, survey};
+use meshgrad_ckpt::{Committed, Saver, Submitted, Task, WhenBusy, keep_last, scan, step_name};
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::hf::Loading;
@@ -391,7 +391,7 @@ impl<'a> Session<'a> {
             Ok(committed)
         });
         // A saver that waits is never busy.
-        if let Begin::Begun { previous } = self.saver.begin(task) {
+        if let Submitted::Started { previous } = self.saver.submit(task) {
             previous.transpose()?;
         }
         Ok(())
@@ -443,7 +443,7 @@ impl<'a> Session<'a> {
             validation_tokens: validation.len() as u64,
             run: self.folder.path().display().to_string(),
         });
-        for incomplete in survey(self.folder.path())
+        for incomplete in scan(self.folder.path())
             .map(|found| found.incomplete)
             .unwrap_or_default()
         {

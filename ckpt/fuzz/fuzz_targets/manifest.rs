@@ -5,5 +5,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    meshgrad_ckpt::untrusted::is_manifest(input);
+    meshgrad_ckpt::fuzzing::is_manifest(input);
 });

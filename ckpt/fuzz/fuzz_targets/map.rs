@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use meshgrad_ckpt::Dtype;
-use meshgrad_ckpt::mapping::{Mapping, TensorSpec, Waivers};
+use meshgrad_ckpt::mapping::{Mapping, TensorSpec, AllowedProblems};
 
 fuzz_target!(|map: &str| {
     let Ok(mapping) = Mapping::parse(map) else {
@@ -19,11 +19,11 @@ fuzz_target!(|map: &str| {
         tensor("x.1", &[6]),
     ];
     for mapping in [&mapping, &mapping.reversed()] {
-        if let Ok(bound) = mapping.bind(&there, None, &Waivers::none())
+        if let Ok(bound) = mapping.bind(&there, None, &AllowedProblems::none())
             && let Ok(back) = bound.inverse()
         {
-            let made: Vec<TensorSpec> = back.made().collect();
-            assert_eq!(made, bound.used().collect::<Vec<_>>());
+            let made: Vec<TensorSpec> = back.outputs().collect();
+            assert_eq!(made, bound.inputs().collect::<Vec<_>>());
         }
     }
 });

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::law::{self, Expect, Save};
 use super::script;
-use crate::draws::Draws;
+use crate::splitmix::SplitMix64;
 use crate::vfs::{Fault, FaultFs, Op, Rule, SimFs, Survivors, Vfs};
 use crate::{Error, Result, keep_last_in};
 
@@ -37,11 +37,11 @@ fn save_with(rules: Vec<Rule>) -> Outcome {
     sim.make_dir(run).unwrap();
     sim.sync_dir(Path::new("/")).unwrap();
     let clean: Arc<dyn Vfs> = Arc::new(sim.clone());
-    script::save_mixed(&clean, run, OLD, &mut Draws::new(1)).unwrap();
+    script::save_mixed(&clean, run, OLD, &mut SplitMix64::new(1)).unwrap();
 
     let faulty = FaultFs::new(clean, rules);
     let vfs: Arc<dyn Vfs> = Arc::new(faulty.clone());
-    let saved = script::save_mixed(&vfs, run, NEW, &mut Draws::new(2)).map(|_| ());
+    let saved = script::save_mixed(&vfs, run, NEW, &mut SplitMix64::new(2)).map(|_| ());
     let removed = saved
         .is_ok()
         .then(|| keep_last_in(vfs, run, NonZeroUsize::MIN).map(|_| ()));
@@ -92,7 +92,7 @@ impl Outcome {
             step: 9,
             attempt: 9,
         };
-        script::save_mixed(&now, run, next, &mut Draws::new(3)).map_err(|e| e.to_string())?;
+        script::save_mixed(&now, run, next, &mut SplitMix64::new(3)).map_err(|e| e.to_string())?;
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use super::points::Point;
 use super::process::{Job, Role};
 use super::script::WRITERS;
 use super::{Failure, Progress, Summary, Violation};
-use crate::draws::Draws;
+use crate::splitmix::SplitMix64;
 use crate::vfs::{RealFs, Vfs};
 
 /// Makes the command of a new process that does a job.
@@ -35,7 +35,7 @@ pub fn kill_at_random(
     report: &mut dyn FnMut(Progress),
 ) -> Result<Summary, Failure> {
     let vfs: Arc<dyn Vfs> = Arc::new(RealFs);
-    let mut draws = Draws::new(seed);
+    let mut draws = SplitMix64::new(seed);
     let mut summary = Summary::default();
     let mut reported: BTreeMap<u64, u64> = BTreeMap::new();
 

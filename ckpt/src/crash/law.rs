@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::discover::{names_in, survey_in};
-use crate::draws::Draws;
+use crate::discover::{names_in, scan_in};
+use crate::splitmix::SplitMix64;
 use crate::vfs::{self, Vfs};
 use crate::{Committed, sweep_in};
 
@@ -38,7 +38,7 @@ impl Save {
             return format!("{{\"step\":{step},\"attempt\":{attempt}}}\n").into_bytes();
         }
         let name = crate::Digest::of(file.as_bytes()).0;
-        let mut draws = Draws::new(name ^ (self.step << 32) ^ self.attempt);
+        let mut draws = SplitMix64::new(name ^ (self.step << 32) ^ self.attempt);
         let len = 1500 + draws.below(3000) as usize;
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
@@ -93,12 +93,11 @@ impl Expect {
 /// # Errors
 /// What is wrong with one, in words: nothing incomplete may have the name of a step.
 pub(crate) fn recover(vfs: &Arc<dyn Vfs>, run: &Path) -> Result<BTreeSet<Save>, String> {
-    let survey = survey_in(Arc::clone(vfs), run).map_err(|error| error.to_string())?;
-    if let Some(error) = survey.incomplete.first() {
+    let scan = scan_in(Arc::clone(vfs), run).map_err(|error| error.to_string())?;
+    if let Some(error) = scan.incomplete.first() {
         return Err(error.to_string());
     }
-    survey
-        .complete
+    scan.complete
         .iter()
         .map(|found| check_bytes(&**vfs, found))
         .collect()

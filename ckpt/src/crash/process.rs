@@ -17,7 +17,7 @@ use super::script::{self, WRITERS};
 use super::{Failure, points};
 use crate::discover::newest_in;
 use crate::vfs::{FaultFs, RealFs, Vfs};
-use crate::{Receipt, keep_last_in};
+use crate::{WriteReport, keep_last_in};
 
 /// Checkpoints that the coordinator keeps.
 pub(super) const KEEP: NonZeroUsize = NonZeroUsize::new(2).unwrap();
@@ -114,7 +114,7 @@ fn save(vfs: &Arc<dyn Vfs>, job: &Job, step: u64, peers: &mut [Peer]) -> Result<
     }
     let mut receipts = vec![script::write(vfs, staging.folder(), save, 0)?];
     for peer in peers {
-        let receipt: Option<Receipt> = peer.receive()?;
+        let receipt: Option<WriteReport> = peer.receive()?;
         receipts.push(receipt.ok_or_else(|| Failure::Broken("a writer is gone".to_owned()))?);
     }
     script::commit(staging, save, receipts)?;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::law::{self, Expect, Save};
 use super::{Failure, Progress, Summary, Violation, script};
 use crate::discover::newest_in;
-use crate::draws::Draws;
 use crate::keep_last_in;
+use crate::splitmix::SplitMix64;
 use crate::vfs::{Fault, FaultFs, Moment, Op, Rule, SimFs, Survivors, Vfs};
 
 /// States that are checked after each operation, where there are so many.
@@ -65,7 +65,7 @@ impl Round {
         let mut player = Player {
             vfs: wrap(sim.clone()),
             sim,
-            draws: Draws::new(seed),
+            draws: SplitMix64::new(seed),
             expected: Vec::new(),
             done: 0,
         };
@@ -100,7 +100,7 @@ impl Round {
             let expect = self.expect_at(at);
             summary.operations += 1;
 
-            let seed = Draws::new(self.seed ^ ((at as u64) << 32)).next();
+            let seed = SplitMix64::new(self.seed ^ ((at as u64) << 32)).next();
             for survivors in Survivors::choose(moment.pending(), each, seed) {
                 if summary.states == limit {
                     return Ok(());
@@ -173,7 +173,7 @@ fn go_on(
         step: newest + 1,
         attempt: 1_000_000,
     };
-    script::save_mixed(vfs, run, next, &mut Draws::new(seed))
+    script::save_mixed(vfs, run, next, &mut SplitMix64::new(seed))
         .map_err(|error| format!("the next save fails: {error}"))?;
 
     let again: Arc<dyn Vfs> = Arc::new(left.after_crash(Survivors::None));
@@ -190,7 +190,7 @@ fn go_on(
 struct Player {
     vfs: Arc<dyn Vfs>,
     sim: SimFs,
-    draws: Draws,
+    draws: SplitMix64,
     expected: Vec<(usize, Expect)>,
     /// How many were there when something was last done; one at most, as many as are kept.
     done: usize,

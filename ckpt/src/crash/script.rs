@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::law::{SHARED_FILES, STATE_FILE, Save};
-use crate::draws::Draws;
+use crate::splitmix::SplitMix64;
 use crate::vfs::Vfs;
-use crate::{Committed, Receipt, Result, Staging, Writer, step_name};
+use crate::{Committed, Result, Staging, WriteReport, Writer, step_name};
 
 /// Writers of a save.
 pub(crate) const WRITERS: u64 = 4;
@@ -24,7 +24,7 @@ pub(crate) struct Part {
 
 /// The parts of each writer: the same for all who ask.
 pub(crate) fn parts(save: Save) -> Vec<Vec<Part>> {
-    let mut draws = Draws::new(save.step ^ (save.attempt << 40));
+    let mut draws = SplitMix64::new(save.step ^ (save.attempt << 40));
     let mut parts = vec![Vec::new(); WRITERS as usize];
     for file in SHARED_FILES {
         let content = save.content(file);
@@ -66,7 +66,12 @@ pub(crate) fn stage(vfs: &Arc<dyn Vfs>, run: &Path, save: Save) -> Result<Stagin
 }
 
 /// Joins and writes one writer's parts.
-pub(crate) fn write(vfs: &Arc<dyn Vfs>, folder: &Path, save: Save, writer: u64) -> Result<Receipt> {
+pub(crate) fn write(
+    vfs: &Arc<dyn Vfs>,
+    folder: &Path,
+    save: Save,
+    writer: u64,
+) -> Result<WriteReport> {
     let mut joined = join(vfs, folder, writer)?;
     for part in &parts(save)[writer as usize] {
         write_part(&mut joined, part)?;
@@ -89,7 +94,7 @@ fn write_part(writer: &mut Writer, part: &Part) -> Result<()> {
 pub(crate) fn commit(
     mut staging: Staging,
     save: Save,
-    receipts: Vec<Receipt>,
+    receipts: Vec<WriteReport>,
 ) -> Result<Committed> {
     for receipt in receipts {
         staging.accept(receipt)?;
@@ -103,7 +108,7 @@ pub(crate) fn save_mixed(
     vfs: &Arc<dyn Vfs>,
     run: &Path,
     save: Save,
-    draws: &mut Draws,
+    draws: &mut SplitMix64,
 ) -> Result<Committed> {
     let staging = stage(vfs, run, save)?;
 

@@ -18,12 +18,12 @@ pub enum MemoryError {
     #[error("`{}` is not in memory", .0.escape_debug())]
     Absent(String),
     /// Memory of another size than the tensor in it.
-    #[error("`{}` has {wanted} bytes, its memory {found}", name.escape_debug())]
+    #[error("`{}` has {expected} bytes, its memory {found}", name.escape_debug())]
     Size {
         /// The tensor.
         name: String,
         /// Bytes that it has.
-        wanted: u64,
+        expected: u64,
         /// Bytes that are there.
         found: u64,
     },
@@ -44,11 +44,11 @@ pub fn gather<'m>(
     out: &mut [u8],
 ) -> Result<(), MemoryError> {
     let elements: u64 = region.iter().map(|it| it.end - it.start).product();
-    let wanted = bytes_of(elements, graph.dtype(expr));
-    if out.len() as u64 != wanted {
+    let expected = bytes_of(elements, graph.dtype(expr));
+    if out.len() as u64 != expected {
         return Err(MemoryError::Size {
             name: "the region".into(),
-            wanted,
+            expected,
             found: out.len() as u64,
         });
     }
@@ -80,11 +80,11 @@ fn put<'m>(
         Leaf::Source(source) => {
             let bytes = memory(graph.name(source)).ok_or_else(|| MemoryError::Absent(name()))?;
             let from = graph.source_dtype(source);
-            let wanted = bytes_of(graph.source_shape(source).iter().product(), from);
-            if bytes.len() as u64 != wanted {
+            let expected = bytes_of(graph.source_shape(source).iter().product(), from);
+            if bytes.len() as u64 != expected {
                 return Err(MemoryError::Size {
                     name: name(),
-                    wanted,
+                    expected,
                     found: bytes.len() as u64,
                 });
             }
@@ -114,7 +114,7 @@ fn bytes_of(elements: u64, dtype: Dtype) -> u64 {
 }
 
 /// A tensor as regions of whole rows along dim 0, in order, each of at most `bytes` or one row.
-pub fn rows_at_a_time(
+pub fn rows_per_batch(
     shape: &[u64],
     dtype: Dtype,
     bytes: u64,
@@ -138,7 +138,7 @@ pub fn rows_at_a_time(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::{Mapping, TensorSpec, Waivers};
+    use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
     /// A map solved backwards on memory, a few rows at a time, and forwards again: the same bytes.
     #[test]
@@ -154,7 +154,7 @@ mod tests {
         ];
         let forth = Mapping::parse(map)
             .unwrap()
-            .bind(&there, None, &Waivers::none());
+            .bind(&there, None, &AllowedProblems::none());
         let forth = forth.unwrap_or_else(|report| panic!("{report}"));
         let bytes = |spec: &TensorSpec| -> Vec<u8> {
             let count = bytes_of(spec.shape.iter().product(), spec.dtype);
@@ -172,10 +172,10 @@ mod tests {
                 let found = from.iter().find(|(it, _)| it == name);
                 found.map(|(_, bytes)| &bytes[..])
             };
-            let made = bound.made().map(|spec| {
+            let made = bound.outputs().map(|spec| {
                 let expr = bound.expr(&spec.name).unwrap();
                 let mut all = Vec::new();
-                for region in rows_at_a_time(&spec.shape, spec.dtype, at_a_time) {
+                for region in rows_per_batch(&spec.shape, spec.dtype, at_a_time) {
                     let elements = region.iter().map(|it| it.end - it.start).product();
                     let mut out = vec![0; bytes_of(elements, spec.dtype) as usize];
                     gather(bound.graph(), expr, &region, &memory, &mut out).unwrap();
@@ -198,7 +198,7 @@ mod tests {
         let x = graph.source("x", Dtype::F32, &[2, 3]).unwrap();
         let mean = Mapping::parse("m = mean(x, y)").unwrap();
         let specs = ["x", "y"].map(|name| TensorSpec::new(name, Dtype::F32, &[2, 3]));
-        let mean = mean.bind(&specs, None, &Waivers::none()).unwrap();
+        let mean = mean.bind(&specs, None, &AllowedProblems::none()).unwrap();
         let whole = [0..2, 0..3];
         let nothing = |_: &str| None;
         let little = |_: &str| Some(&[0u8; 4][..]);

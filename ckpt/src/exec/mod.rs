@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-pub use memory::{MemoryError, gather, rows_at_a_time};
+pub use memory::{MemoryError, gather, rows_per_batch};
 pub use replicas::{Exchange, ExchangeError, Replica};
 pub use sink::{Sink, Slices};
 pub use ties::check_ties;
@@ -65,7 +65,7 @@ pub struct Stats {
 /// any thread.
 ///
 /// # Errors
-/// What the sink gives; [`Error::OtherSources`] for sources that are not those of the plan's
+/// What the sink gives; [`Error::SourceMismatch`] for sources that are not those of the plan's
 /// folder; [`Error::FileChanged`] and [`Error::ReadAt`] with the tensor; [`Error::TargetSize`]. No
 /// target has been completed with bytes that an error concerns.
 pub fn execute<S: Sink>(
@@ -163,14 +163,14 @@ fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
         let name = source.path().file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     };
-    let given: Vec<String> = (0..sources.count())
+    let actual: Vec<String> = (0..sources.count())
         .map(|file| name(sources.get(file)))
         .collect();
-    if !plan.files().iter().map(|file| &file.name).eq(&given) {
+    if !plan.files().iter().map(|file| &file.name).eq(&actual) {
         let planned: Vec<&str> = plan.files().iter().map(|file| &*file.name).collect();
-        return Err(Error::OtherSources {
+        return Err(Error::SourceMismatch {
             planned: planned.join(", "),
-            given: given.join(", "),
+            actual: actual.join(", "),
         });
     }
 

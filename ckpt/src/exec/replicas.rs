@@ -101,8 +101,8 @@ pub enum ExchangeError {
 /// ```
 /// use meshgrad_ckpt::exec::{Replica, Slices, execute_shared};
 /// use meshgrad_ckpt::graph::Graph;
-/// use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Want};
-/// use meshgrad_ckpt::source::{Choice, Sources};
+/// use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, LoadRequest};
+/// use meshgrad_ckpt::source::{BackendChoice, Sources};
 /// use meshgrad_ckpt::{Dtype, FileWriter, Folder};
 ///
 /// # let folder = tempfile::tempdir()?;
@@ -112,14 +112,14 @@ pub enum ExchangeError {
 /// let folder = Folder::open(folder.path())?;
 /// let mut graph = Graph::new();
 /// let w = graph.source("w", Dtype::U8, &[1000])?;
-/// let want = Want::all("w", &graph, w);
+/// let want = LoadRequest::all("w", &graph, w);
 /// let options = Options { window: 256, ..Options::default() };
 /// let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &options)?;
 ///
 /// let mut loaded = vec![[0; 1000]; 2];
 /// let read = std::thread::scope(|scope| {
 ///     let load = |(replica, to): (Replica, &mut [u8; 1000])| {
-///         let sources = Sources::of(&folder, Choice::Auto)?;
+///         let sources = Sources::open(&folder, BackendChoice::Auto)?;
 ///         execute_shared(&plan, &sources, &Slices::new([&mut to[..]]), &replica, &|_read| {})
 ///     };
 ///     let threads: Vec<_> = Replica::all(2)

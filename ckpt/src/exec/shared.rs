@@ -141,8 +141,8 @@ fn check(target: &Target, buffer: &[u8]) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::TargetSize {
             target: target.name.to_string(),
-            wanted: target.bytes,
-            given: buffer.len() as u64,
+            expected: target.bytes,
+            actual: buffer.len() as u64,
         }),
     }
 }

@@ -55,8 +55,8 @@ impl<'a> Sink for Slices<'a> {
         });
         slice.ok_or_else(|| Error::TargetSize {
             target: target.name.to_string(),
-            wanted: target.bytes,
-            given: 0,
+            expected: target.bytes,
+            actual: 0,
         })
     }
 

@@ -13,8 +13,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::graph::Graph;
-use crate::plan::{Catalog, Options, Target, Targets, Want};
-use crate::source::{Backend, Choice};
+use crate::plan::{Catalog, LoadRequest, Options, Target, Targets};
+use crate::source::{Backend, BackendChoice};
 use crate::{Dtype, Folder};
 use world::World;
 
@@ -75,9 +75,9 @@ fn options() -> impl Strategy<Value = Options> {
     )
 }
 
-fn backend() -> impl Strategy<Value = Choice> {
+fn backend() -> impl Strategy<Value = BackendChoice> {
     let backends = [Backend::Pread, Backend::Direct, Backend::Mapped];
-    prop::sample::select(backends.map(Choice::Only).to_vec())
+    prop::sample::select(backends.map(BackendChoice::Only).to_vec())
 }
 
 proptest! {
@@ -101,7 +101,7 @@ proptest! {
         let plan = LoadPlan::new(&world.graph, &catalog, wants, &options).unwrap();
 
         let (sink, seen) = (Collect::default(), AtomicU64::new(0));
-        let sources = Sources::of(&folder, choice).unwrap();
+        let sources = Sources::open(&folder, choice).unwrap();
         let progress = |read| {
             seen.fetch_max(read, Ordering::SeqCst);
         };
@@ -129,8 +129,8 @@ fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
     let x = graph.source("x", Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
     let turned = graph.transpose(x, 0, 1).unwrap();
     let wants = [
-        Want::all("x", &graph, x),
-        Want::all("turned", &graph, turned),
+        LoadRequest::all("x", &graph, x),
+        LoadRequest::all("turned", &graph, turned),
     ];
     let options = Options {
         window: 64 << 10,
@@ -148,7 +148,7 @@ fn a_file_cut_under_us_is_an_error() {
         for round in 0..10 {
             let (_folder, folder, plan) = large();
             let path = folder.files()[0].path().to_owned();
-            let sources = Sources::of(&folder, Choice::Only(backend)).unwrap();
+            let sources = Sources::open(&folder, BackendChoice::Only(backend)).unwrap();
             let sink = Collect::default();
             let cut = |read: u64| {
                 if read >= round << 18 {
@@ -192,7 +192,7 @@ fn errors_of_the_sink_end_the_execution() {
     }
 
     let (_folder, folder, plan) = large();
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let error = execute(&plan, &sources, &Refuses, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::DuplicateTensor { .. }), "{error}");
 }
@@ -200,7 +200,7 @@ fn errors_of_the_sink_end_the_execution() {
 #[test]
 fn memory_of_another_size_is_refused() {
     let (_folder, folder, plan) = large();
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let (mut right, mut wrong) = (vec![0; 4 << 20], vec![0; 5]);
     let sink = Slices::new([&mut right[..], &mut wrong[..]]);
     let error = execute(&plan, &sources, &sink, &|_| {}).unwrap_err();
@@ -211,7 +211,7 @@ fn memory_of_another_size_is_refused() {
 
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
     assert!(
-        matches!(error, Error::TargetSize { given: 0, .. }),
+        matches!(error, Error::TargetSize { actual: 0, .. }),
         "{error}"
     );
 }
@@ -222,7 +222,7 @@ fn sources_of_another_folder_are_refused() {
     let (place, folder, plan) = large();
     let sources = Sources::new([]);
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
-    assert!(matches!(error, Error::OtherSources { .. }), "{error}");
+    assert!(matches!(error, Error::SourceMismatch { .. }), "{error}");
 
     let path = folder.files()[0].path();
     std::fs::OpenOptions::new()
@@ -230,7 +230,7 @@ fn sources_of_another_folder_are_refused() {
         .open(path)
         .and_then(|mut file| std::io::Write::write_all(&mut file, b"x"))
         .unwrap();
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
     assert!(matches!(error, Error::FileChanged { .. }), "{error}");
     drop(place);

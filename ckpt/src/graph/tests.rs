@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::expression::Op;
 use super::*;
 use crate::Dtype;
-use crate::draws::Draws;
+use crate::splitmix::SplitMix64;
 
 /// A dense tensor of numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,7 +150,7 @@ impl Evaluation<'_> {
 }
 
 /// A random expression of a shape, of so many operations one above the other at most.
-fn expression(graph: &mut Graph, draw: &mut Draws, shape: &[u64], depth: u32) -> Expr {
+fn expression(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64], depth: u32) -> Expr {
     if depth == 0 || shape.is_empty() {
         return leaf(graph, draw, shape);
     }
@@ -232,7 +232,7 @@ fn expression(graph: &mut Graph, draw: &mut Draws, shape: &[u64], depth: u32) ->
 }
 
 /// A tensor that is read, one of those before once more, a constant, or something computed.
-fn leaf(graph: &mut Graph, draw: &mut Draws, shape: &[u64]) -> Expr {
+fn leaf(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64]) -> Expr {
     match draw.below(8) {
         0 => graph.fill(Dtype::F32, 0.5, shape).unwrap(),
         1 => {
@@ -309,7 +309,7 @@ proptest! {
         depth in 1..9u32,
         shape in proptest::collection::vec(1..9u64, 1..4),
     ) {
-        let (mut graph, mut draw) = (Graph::new(), Draws::new(seed));
+        let (mut graph, mut draw) = (Graph::new(), SplitMix64::new(seed));
         let expr = expression(&mut graph, &mut draw, &shape, depth);
         prop_assert_eq!(graph.shape(expr), &shape);
         let region: Vec<Range<u64>> = shape

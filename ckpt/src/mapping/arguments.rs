@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::error::MapProblem;
+use super::error::MapErrorKind;
 use super::term::{Action, Call, Term};
 use crate::Dtype;
 use crate::graph::Real;
@@ -19,7 +19,7 @@ pub(super) struct Arguments {
 struct Usage {
     name: &'static str,
     usage: &'static str,
-    build: fn(&mut Reader) -> Result<Action, MapProblem>,
+    build: fn(&mut Reader) -> Result<Action, MapErrorKind>,
 }
 
 /// All operations, in the order in which the docs tell of them.
@@ -250,10 +250,10 @@ const OPERATIONS: [Usage; 22] = [
 ];
 
 /// The call of the operation of this name.
-pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapProblem> {
+pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapErrorKind> {
     let Some(usage) = OPERATIONS.iter().find(|usage| usage.name == name) else {
         let known: Vec<&str> = OPERATIONS.iter().map(|usage| usage.name).collect();
-        return Err(MapProblem::Operation {
+        return Err(MapErrorKind::Operation {
             name: name.to_owned(),
             known: known.join(", "),
         });
@@ -285,7 +285,7 @@ impl Reader {
             .extend(self.positional.drain(..).map(|(term, _)| term));
     }
 
-    fn tensors(&mut self, count: usize) -> Result<(), MapProblem> {
+    fn tensors(&mut self, count: usize) -> Result<(), MapErrorKind> {
         for _ in 0..count {
             let tensor = self.positional.pop_front();
             let (term, _) = tensor.ok_or_else(|| self.missing("a tensor"))?;
@@ -298,7 +298,7 @@ impl Reader {
         !self.positional.is_empty()
     }
 
-    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T, MapProblem> {
+    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T, MapErrorKind> {
         self.scalar(what, parsed)
     }
 
@@ -307,13 +307,13 @@ impl Reader {
         &mut self,
         what: &'static str,
         read: fn(&str) -> Option<T>,
-    ) -> Result<T, MapProblem> {
+    ) -> Result<T, MapErrorKind> {
         let next = self.positional.pop_front();
         let (_, text) = next.ok_or_else(|| self.missing(what))?;
         let text = text.unwrap_or_else(|| "an operation".to_owned());
-        read(&text).ok_or(MapProblem::Value {
+        read(&text).ok_or(MapErrorKind::Value {
             what: self.usage.name,
-            wanted: what,
+            expected: what,
             found: text,
         })
     }
@@ -321,36 +321,36 @@ impl Reader {
     fn named<T>(
         &mut self,
         name: &'static str,
-        wanted: &'static str,
+        expected: &'static str,
         read: fn(&str) -> Option<T>,
-    ) -> Result<Option<T>, MapProblem> {
+    ) -> Result<Option<T>, MapErrorKind> {
         let Some(at) = self.named.iter().position(|(it, _)| it == name) else {
             return Ok(None);
         };
         let (_, text) = self.named.remove(at);
         match read(&text) {
             Some(value) => Ok(Some(value)),
-            None => Err(MapProblem::Value {
+            None => Err(MapErrorKind::Value {
                 what: name,
-                wanted,
+                expected,
                 found: text,
             }),
         }
     }
 
-    fn dim(&mut self) -> Result<i64, MapProblem> {
+    fn dim(&mut self) -> Result<i64, MapErrorKind> {
         Ok(self.named("dim", "a number", parsed)?.unwrap_or(0))
     }
 
-    fn missing(&self, what: &'static str) -> MapProblem {
+    fn missing(&self, what: &'static str) -> MapErrorKind {
         let Usage {
             name: op, usage, ..
         } = *self.usage;
-        MapProblem::Missing { op, what, usage }
+        MapErrorKind::Missing { op, what, usage }
     }
 
     /// That nothing is left, and that there is something to work on.
-    fn finish(&self, has_each: bool) -> Result<(), MapProblem> {
+    fn finish(&self, has_each: bool) -> Result<(), MapErrorKind> {
         let left = self.named.iter().map(|(name, _)| format!("`{name}=`"));
         let more = self
             .positional
@@ -363,7 +363,7 @@ impl Reader {
             let Usage {
                 name: op, usage, ..
             } = *self.usage;
-            return Err(MapProblem::TooMany { op, what, usage });
+            return Err(MapErrorKind::TooMany { op, what, usage });
         }
         match self.of.is_empty() && self.usage.name != "fill" {
             true => Err(self.missing("a tensor")),

@@ -7,11 +7,11 @@ use super::bind::{Binding, Dtypes, bind};
 use super::coverage::find_partly_used;
 use super::evaluate::Tensors;
 use super::named::Named;
-use super::report::{Problem, Report, Waivers};
+use super::report::{AllowedProblems, Problem, Report};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
 use crate::graph::{Expr, ExprSet, Graph, GraphError, Leaf, Loop, Step, widens};
-use crate::plan::Want;
+use crate::plan::LoadRequest;
 
 /// A map bound to tensors, or several on top of each other.
 #[derive(Clone, Debug)]
@@ -66,12 +66,12 @@ impl Mapping {
     /// Float dtypes are converted to the wanted one; where that loses digits it is a problem.
     ///
     /// # Errors
-    /// All problems that `waivers` do not cover, at once.
+    /// All problems that `allowed` do not cover, at once.
     pub fn bind(
         &self,
         there: &[TensorSpec],
         wanted: Option<&[TensorSpec]>,
-        waivers: &Waivers,
+        allowed: &AllowedProblems,
     ) -> Result<Bound, Report> {
         let (tensors, unreadable) = Tensors::of(there);
         let mut binding = bind(self, tensors, wanted, Dtypes::AsWanted);
@@ -79,7 +79,7 @@ impl Mapping {
             binding.report.add(Problem::Unreadable { name, error });
         }
         find_partly_used(&mut binding);
-        Bound::new(Vec::new(), self, binding, waivers)
+        Bound::new(Vec::new(), self, binding, allowed)
     }
 }
 
@@ -88,9 +88,9 @@ impl Bound {
         mut stages: Vec<Stage>,
         mapping: &Mapping,
         mut binding: Binding,
-        waivers: &Waivers,
+        allowed: &AllowedProblems,
     ) -> Result<Bound, Report> {
-        binding.report.waive(waivers);
+        binding.report.allow(allowed);
         if !binding.report.is_clean() {
             return Err(binding.report);
         }
@@ -115,14 +115,15 @@ impl Bound {
     }
 
     /// The tensors that are made, sorted by name.
-    pub fn made(&self) -> impl Iterator<Item = TensorSpec> {
+    pub fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
         specs(&self.tensors.graph, &self.made)
     }
 
     /// All that is made, whole, to be planned.
-    pub fn wants(&self) -> Vec<Want> {
+    pub fn requests(&self) -> Vec<LoadRequest> {
         let made = self.made.iter();
-        let all = made.map(|(name, expr)| Want::all(name.clone(), &self.tensors.graph, expr));
+        let all =
+            made.map(|(name, expr)| LoadRequest::all(name.clone(), &self.tensors.graph, expr));
         all.collect()
     }
 
@@ -132,7 +133,7 @@ impl Bound {
     }
 
     /// The tensors that are read, sorted by name.
-    pub fn used(&self) -> impl Iterator<Item = TensorSpec> {
+    pub fn inputs(&self) -> impl Iterator<Item = TensorSpec> {
         let named = self.tensors.named.iter();
         let used = named.filter(|(_, expr)| self.used.contains(*expr));
         used.map(|(name, expr)| spec(name, &self.tensors.graph, expr))
@@ -156,7 +157,7 @@ impl Bound {
         &self,
         next: &Mapping,
         wanted: Option<&[TensorSpec]>,
-        waivers: &Waivers,
+        allowed: &AllowedProblems,
     ) -> Result<Bound, Report> {
         let made = named(&self.tensors.graph, &self.made);
         let mut binding = bind(next, made, wanted, Dtypes::AsWanted);
@@ -164,7 +165,7 @@ impl Bound {
         binding.ties = self.ties.clone();
         binding.tensors.named = self.tensors.named.clone();
         find_partly_used(&mut binding);
-        Bound::new(self.stages.clone(), next, binding, waivers)
+        Bound::new(self.stages.clone(), next, binding, allowed)
     }
 
     /// The way back: the tensors that were read, made of those that were made, in the dtypes that
@@ -177,8 +178,8 @@ impl Bound {
     /// # Errors
     /// [`NotInvertible`].
     pub fn inverse(&self) -> Result<Bound, NotInvertible> {
-        let read: Vec<TensorSpec> = self.used().collect();
-        let made: Vec<TensorSpec> = self.made().collect();
+        let read: Vec<TensorSpec> = self.inputs().collect();
+        let made: Vec<TensorSpec> = self.outputs().collect();
         let way_back = self.way_back(read.clone());
         let mut back =
             follow(&way_back, Tensors::of(&made).0).map_err(NotInvertible::Unsolvable)?;
@@ -256,7 +257,12 @@ fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
             binding.tensors.named = bound.tensors.named;
             before = bound.stages;
         }
-        bound = Some(Bound::new(before, mapping, binding, &Waivers::none())?);
+        bound = Some(Bound::new(
+            before,
+            mapping,
+            binding,
+            &AllowedProblems::none(),
+        )?);
     }
     match bound {
         Some(bound) => Ok(bound),

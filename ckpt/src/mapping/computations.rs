@@ -164,9 +164,9 @@ impl Compute for Dequant {
             ));
         }
         match self.scales_shape(weight) {
-            wanted if wanted == *scales => Ok((self.dtype, weight.clone())),
-            wanted => Err(format!(
-                "weight {weight:?} in blocks of {:?} has scales {wanted:?}, not {scales:?}",
+            expected if expected == *scales => Ok((self.dtype, weight.clone())),
+            expected => Err(format!(
+                "weight {weight:?} in blocks of {:?} has scales {expected:?}, not {scales:?}",
                 self.block
             )),
         }

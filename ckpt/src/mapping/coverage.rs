@@ -163,10 +163,10 @@ fn union(mut intervals: Vec<(u64, u64)>) -> u64 {
 mod tests {
     use super::*;
     use crate::Dtype;
-    use crate::draws::Draws;
+    use crate::splitmix::SplitMix64;
 
     /// A random expression of one or two of these, each [6, 4].
-    fn made_of(graph: &mut Graph, of: &[Expr], draw: &mut Draws) -> Expr {
+    fn made_of(graph: &mut Graph, of: &[Expr], draw: &mut SplitMix64) -> Expr {
         let mut pick = || of[draw.below(of.len() as u64) as usize];
         let (a, b) = (pick(), pick());
         let rows = draw.below(6);
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn what_operations_tell_is_what_copies_read() {
         for seed in 0..500 {
-            let (mut draw, mut graph) = (Draws::new(seed), Graph::new());
+            let (mut draw, mut graph) = (SplitMix64::new(seed), Graph::new());
             let names = ["x", "y", "z"].iter();
             let sources = names.map(|name| graph.source(name, Dtype::F32, &[6, 4]).unwrap());
             let mut exprs: Vec<Expr> = sources.collect();

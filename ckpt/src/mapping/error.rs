@@ -1,6 +1,6 @@
 //! What is wrong with a map.
 
-use super::template::TemplateProblem;
+use super::template::TemplateError;
 
 /// A map that cannot be read, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,18 +11,18 @@ pub struct MapError {
     /// The character in the line, from 1.
     pub column: usize,
     /// What is wrong.
-    pub problem: MapProblem,
+    pub problem: MapErrorKind,
 }
 
 /// What is wrong with a map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum MapProblem {
+pub enum MapErrorKind {
     /// Something else was expected.
-    #[error("{wanted} should be here, not {found}")]
+    #[error("{expected} should be here, not {found}")]
     Expected {
         /// What should be here.
-        wanted: &'static str,
+        expected: &'static str,
         /// What is here.
         found: String,
     },
@@ -37,7 +37,7 @@ pub enum MapProblem {
     Quote,
     /// A name that is no template.
     #[error(transparent)]
-    Template(#[from] TemplateProblem),
+    Template(#[from] TemplateError),
     /// An operation that there is not.
     #[error("there is no operation `{name}`; there are {known}")]
     Operation {
@@ -67,12 +67,12 @@ pub enum MapProblem {
         usage: &'static str,
     },
     /// An argument that is not what it should be.
-    #[error("{what} should be {wanted}, not `{}`", found.escape_debug())]
+    #[error("{what} should be {expected}, not `{}`", found.escape_debug())]
     Value {
         /// The argument.
         what: &'static str,
         /// What it should be.
-        wanted: &'static str,
+        expected: &'static str,
         /// What it is.
         found: String,
     },

@@ -170,7 +170,7 @@ impl Tensors {
                 captures.any(|(name, it)| name == each && kind(it))
             })
         };
-        for (template, _) in with(|kind| matches!(kind, Kind::Choice(_))) {
+        for (template, _) in with(|kind| matches!(kind, Kind::BackendChoice(_))) {
             if let Some(choices) = template.choices(each) {
                 return Some(choices.iter().map(|it| Value::Text(it)).collect());
             }

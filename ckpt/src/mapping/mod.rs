@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use meshgrad_ckpt::Dtype;
-//! use meshgrad_ckpt::mapping::{Mapping, TensorSpec, Waivers};
+//! use meshgrad_ckpt::mapping::{Mapping, TensorSpec, AllowedProblems};
 //!
 //! let map = Mapping::parse("
 //!     embed.weight                = model.embed_tokens.weight
@@ -25,8 +25,8 @@
 //!     tensor("model.layers.0.mlp.experts.0.down_proj.weight", &[64, 32]),
 //!     tensor("model.layers.0.mlp.experts.1.down_proj.weight", &[64, 32]),
 //! ];
-//! let bound = map.bind(&there, None, &Waivers::none())?;
-//! let made: Vec<_> = bound.made().map(|it| (it.name, it.shape)).collect();
+//! let bound = map.bind(&there, None, &AllowedProblems::none())?;
+//! let made: Vec<_> = bound.outputs().map(|it| (it.name, it.shape)).collect();
 //! assert_eq!(made[1], ("layers.0.attention.qkv.weight".into(), vec![160, 64]));
 //! assert_eq!(made[2], ("layers.0.experts.down".into(), vec![2, 64, 32]));
 //! assert_eq!(made.len(), 4);
@@ -54,9 +54,9 @@ mod tests;
 mod text;
 
 pub use bound::{Bound, NotInvertible};
-pub use error::{MapError, MapProblem};
-pub use report::{BadWaiver, Problem, ProblemKind, Report, Waivers};
-pub use template::{Captures, Kind, Template, TemplateProblem, Value};
+pub use error::{MapError, MapErrorKind};
+pub use report::{AllowedProblems, InvalidAllowance, Problem, ProblemKind, Report};
+pub use template::{Captures, Kind, Template, TemplateError, Value};
 
 use crate::{Dtype, TensorInfo};
 use term::Term;

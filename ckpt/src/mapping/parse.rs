@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Rule;
 use super::arguments::{self, Arguments};
-use super::error::{MapError, MapProblem};
-use super::template::{Kind, Template, TemplateProblem};
+use super::error::{MapError, MapErrorKind};
+use super::template::{Kind, Template, TemplateError};
 use super::term::Term;
 use super::text::{Token, Word, tokens};
 
@@ -73,7 +73,7 @@ fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
     parser.end()?;
 
     let (line, column) = (tokens[0].line, tokens[0].column);
-    let at_rule = |problem: MapProblem| MapError {
+    let at_rule = |problem: MapErrorKind| MapError {
         line,
         column,
         problem,
@@ -108,27 +108,27 @@ impl Parser<'_> {
         (token.line, token.column)
     }
 
-    fn expected(&self, wanted: &'static str) -> MapError {
+    fn expected(&self, expected: &'static str) -> MapError {
         let (line, column) = self.place();
         let found = self.peek().unwrap_or(&Word::End).to_string();
         MapError {
             line,
             column,
-            problem: MapProblem::Expected { wanted, found },
+            problem: MapErrorKind::Expected { expected, found },
         }
     }
 
-    fn sign(&mut self, sign: char, wanted: &'static str) -> Result<(), MapError> {
+    fn sign(&mut self, sign: char, expected: &'static str) -> Result<(), MapError> {
         if self.peek() != Some(&Word::Sign(sign)) {
-            return Err(self.expected(wanted));
+            return Err(self.expected(expected));
         }
         self.at += 1;
         Ok(())
     }
 
-    fn text(&mut self, wanted: &'static str) -> Result<String, MapError> {
+    fn text(&mut self, expected: &'static str) -> Result<String, MapError> {
         let Some(Word::Text(text)) = self.peek() else {
-            return Err(self.expected(wanted));
+            return Err(self.expected(expected));
         };
         let text = text.clone();
         self.at += 1;
@@ -170,7 +170,7 @@ impl Parser<'_> {
             return Err(MapError {
                 line,
                 column,
-                problem: MapProblem::TooDeep { limit: MOST_DEPTH },
+                problem: MapErrorKind::TooDeep { limit: MOST_DEPTH },
             });
         }
         let (mut positional, mut named) = (Vec::new(), Vec::new());
@@ -204,13 +204,13 @@ fn collect_kinds(
     written: &Written,
     prefix: &str,
     kinds: &mut BTreeMap<String, Kind>,
-) -> Result<(), TemplateProblem> {
+) -> Result<(), TemplateError> {
     match written {
         Written::Name(name) => {
             for (capture, kind) in Template::kinds(&format!("{prefix}{name}"))? {
                 match kinds.get(&capture) {
                     Some(known) if *known != kind => {
-                        return Err(TemplateProblem::TwoKinds(capture));
+                        return Err(TemplateError::TwoKinds(capture));
                     }
                     _ => kinds.insert(capture, kind),
                 };
@@ -271,12 +271,12 @@ impl Builder<'_> {
 }
 
 /// That both sides speak of the same captures, and that a name on each says which there are.
-fn check(rule: &Rule) -> Result<(), MapProblem> {
+fn check(rule: &Rule) -> Result<(), MapErrorKind> {
     let (left, right) = (rule.left.free_captures(), rule.right.free_captures());
     for (side, ours, theirs) in [("left", &left, &right), ("right", &right, &left)] {
         if let Some(capture) = ours.difference(theirs).next() {
             let capture = (*capture).to_owned();
-            return Err(MapProblem::OneSide { capture, side });
+            return Err(MapErrorKind::OneSide { capture, side });
         }
     }
     for (side, term) in [("left", &rule.left), ("right", &rule.right)] {
@@ -289,7 +289,7 @@ fn check_side(
     side: &'static str,
     term: &Term,
     captures: &BTreeSet<&str>,
-) -> Result<(), MapProblem> {
+) -> Result<(), MapErrorKind> {
     check_each(term)?;
     let names = term.names();
     let has_all = |template: &Template| {
@@ -298,7 +298,7 @@ fn check_side(
     };
     match names.is_empty() || names.iter().any(|(template, _)| has_all(template)) {
         true => Ok(()),
-        false => Err(MapProblem::Scattered {
+        false => Err(MapErrorKind::Scattered {
             side,
             captures: captures.iter().map(|it| (*it).to_owned()).collect(),
         }),
@@ -306,16 +306,16 @@ fn check_side(
 }
 
 /// That what an operation goes over is in its operand, and in an order.
-fn check_each(term: &Term) -> Result<(), MapProblem> {
+fn check_each(term: &Term) -> Result<(), MapErrorKind> {
     let Term::Call(call) = term else {
         return Ok(());
     };
     if let (Some(each), [of]) = (&call.each, &call.of[..]) {
         let names = of.names();
-        let ordered = |kind: &Kind| matches!(kind, Kind::Number | Kind::Choice(_));
+        let ordered = |kind: &Kind| matches!(kind, Kind::Number | Kind::BackendChoice(_));
         let mut kinds = names.iter().flat_map(|(it, _)| it.kinds_of_captures());
         if !kinds.any(|(name, kind)| name == &**each && ordered(kind)) {
-            return Err(MapProblem::NothingToGoOver(each.to_string()));
+            return Err(MapErrorKind::NothingToGoOver(each.to_string()));
         }
     }
     call.of.iter().try_for_each(check_each)

@@ -14,7 +14,7 @@ pub struct Report {
     /// Everything that stands in the way, in the order of the map.
     pub problems: Vec<Problem>,
     /// What would have stood in the way, had it not been waived.
-    pub waived: Vec<Problem>,
+    pub allowed: Vec<Problem>,
     /// Tensors that are converted to a wider float type.
     pub widened: usize,
     /// Tensors that the map speaks of and nobody wants, such as other stages' layers.
@@ -109,7 +109,7 @@ pub enum Problem {
 
 /// Which problems do not count: kinds of them, for names that match a template.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Waivers(Vec<(ProblemKind, Template)>);
+pub struct AllowedProblems(Vec<(ProblemKind, Template)>);
 
 /// The kinds of problems that can be waived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,21 +139,21 @@ impl ProblemKind {
     "`{}` is no waiver: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
      are unmade, unexpected, partly-used and narrowed", .0.escape_debug()
 )]
-pub struct BadWaiver(pub String);
+pub struct InvalidAllowance(pub String);
 
-impl Waivers {
+impl AllowedProblems {
     /// Nothing is waived.
-    pub fn none() -> Waivers {
-        Waivers::default()
+    pub fn none() -> AllowedProblems {
+        AllowedProblems::default()
     }
 
     /// Waives a kind of problem for names that match, as in `unexpected:{r:path}.inv_freq`; for
     /// all names without a template, as in `narrowed`.
     ///
     /// # Errors
-    /// [`BadWaiver`].
-    pub fn and(mut self, text: &str) -> Result<Waivers, BadWaiver> {
-        let bad = || BadWaiver(text.to_owned());
+    /// [`InvalidAllowance`].
+    pub fn and(mut self, text: &str) -> Result<AllowedProblems, InvalidAllowance> {
+        let bad = || InvalidAllowance(text.to_owned());
         let (kind, template) = text.split_once(':').unwrap_or((text, "{all:path}"));
         let (_, kind) = *ProblemKind::ALL
             .iter()
@@ -164,7 +164,7 @@ impl Waivers {
         Ok(self)
     }
 
-    fn cover(&self, problem: &Problem) -> bool {
+    fn covers(&self, problem: &Problem) -> bool {
         let Some((kind, name)) = problem.kind() else {
             return false;
         };
@@ -196,11 +196,11 @@ impl Report {
     }
 
     /// Moves what is waived out of the way.
-    pub(super) fn waive(&mut self, waivers: &Waivers) {
+    pub(super) fn allow(&mut self, allowed: &AllowedProblems) {
         let problems = std::mem::take(&mut self.problems);
-        let (waived, left) = problems.into_iter().partition(|it| waivers.cover(it));
+        let (accepted, left) = problems.into_iter().partition(|it| allowed.covers(it));
         self.problems = left;
-        self.waived = waived;
+        self.allowed = accepted;
     }
 
     /// Whether nothing stands in the way.

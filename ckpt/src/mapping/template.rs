@@ -97,7 +97,7 @@ pub enum Kind {
     /// `{l}`: a decimal number.
     Number,
     /// `{p:q|k|v}`: one of these.
-    Choice(Vec<String>),
+    BackendChoice(Vec<String>),
     /// `{name:word}`: anything without a dot.
     Word,
     /// `{rest:path}`: anything.
@@ -119,7 +119,7 @@ enum Part {
 /// Why a text is no template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum TemplateProblem {
+pub enum TemplateError {
     /// A brace without its partner.
     #[error("`{{` and `}}` must come in pairs")]
     Braces,
@@ -137,12 +137,12 @@ pub enum TemplateProblem {
         long: String,
     },
     /// What follows a capture could be part of it.
-    #[error("after `{{{capture}}}` must come {wanted}, or the end: else a name has two readings")]
+    #[error("after `{{{capture}}}` must come {expected}, or the end: else a name has two readings")]
     Follows {
         /// The capture.
         capture: String,
         /// What may come.
-        wanted: &'static str,
+        expected: &'static str,
     },
     /// A capture is there twice.
     #[error("`{{{0}}}` is there twice; once is enough to know it")]
@@ -158,7 +158,7 @@ impl Template {
     pub(crate) fn parse(
         text: &str,
         kinds: &BTreeMap<String, Kind>,
-    ) -> Result<Template, TemplateProblem> {
+    ) -> Result<Template, TemplateError> {
         let mut parts = Vec::new();
         for (literal, capture) in pieces(text)? {
             if !literal.is_empty() {
@@ -189,7 +189,7 @@ impl Template {
     }
 
     /// The kinds of captures that a text says.
-    pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateProblem> {
+    pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateError> {
         let mut kinds = Vec::new();
         for capture in pieces(text)?.into_iter().filter_map(|(_, capture)| capture) {
             if let (name, Some(kind)) = read_capture(capture)? {
@@ -216,7 +216,7 @@ impl Template {
     pub(super) fn choices(&self, capture: &str) -> Option<&[String]> {
         self.kinds_of_captures()
             .find_map(|(name, kind)| match kind {
-                Kind::Choice(choices) if name == capture => Some(&choices[..]),
+                Kind::BackendChoice(choices) if name == capture => Some(&choices[..]),
                 _ => None,
             })
     }
@@ -275,14 +275,14 @@ impl Template {
         self.parts.len()
     }
 
-    fn check(&self) -> Result<(), TemplateProblem> {
+    fn check(&self) -> Result<(), TemplateError> {
         let mut seen = Vec::new();
         for (at, part) in self.parts.iter().enumerate() {
             let Part::Capture { name, kind } = part else {
                 continue;
             };
             if seen.contains(&name) {
-                return Err(TemplateProblem::Twice(name.to_string()));
+                return Err(TemplateError::Twice(name.to_string()));
             }
             seen.push(name);
             kind.check(name, &self.parts[at + 1..])?;
@@ -302,7 +302,7 @@ impl Kind {
                 let number = number.parse().ok().filter(|_| plain)?;
                 Some((Value::Number(number), rest))
             }
-            Kind::Choice(choices) => choices.iter().find_map(|choice| {
+            Kind::BackendChoice(choices) => choices.iter().find_map(|choice| {
                 let rest = text.strip_prefix(choice.as_str())?;
                 Some((Value::Text(&text[..choice.len()]), rest))
             }),
@@ -324,13 +324,13 @@ impl Kind {
     }
 
     /// That what follows cannot be part of it.
-    fn check(&self, capture: &str, suffix: &[Part]) -> Result<(), TemplateProblem> {
-        let follows = |wanted| TemplateProblem::Follows {
+    fn check(&self, capture: &str, suffix: &[Part]) -> Result<(), TemplateError> {
+        let follows = |expected| TemplateError::Follows {
             capture: capture.to_owned(),
-            wanted,
+            expected,
         };
         match (self, suffix) {
-            (Kind::Choice(choices), _) => check_choices(capture, choices),
+            (Kind::BackendChoice(choices), _) => check_choices(capture, choices),
             (_, []) | (Kind::Path, [Part::Literal(_)]) => Ok(()),
             (Kind::Number, [Part::Literal(next), ..]) if !begins_with_digit(next) => Ok(()),
             (Kind::Word, [Part::Literal(next), ..]) if next.starts_with('.') => Ok(()),
@@ -353,12 +353,12 @@ fn begins_with_digit(text: &str) -> bool {
     text.starts_with(|it: char| it.is_ascii_digit())
 }
 
-fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateProblem> {
+fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateError> {
     for (at, short) in choices.iter().enumerate() {
         let others = choices.iter().enumerate().filter(|(other, _)| *other != at);
         for (_, long) in others {
             if long.starts_with(short.as_str()) {
-                return Err(TemplateProblem::Prefix {
+                return Err(TemplateError::Prefix {
                     capture: capture.to_owned(),
                     short: short.clone(),
                     long: long.clone(),
@@ -370,12 +370,12 @@ fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateProble
 }
 
 /// A text cut into literals, each with the inside of the braces after it.
-fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateProblem> {
+fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
     let (mut pieces, mut rest) = (Vec::new(), text);
     while let Some(open) = rest.find(['{', '}']) {
         let inside = rest[open..].strip_prefix('{');
         let inside = inside.and_then(|inside| inside.split_once('}'));
-        let (inside, after) = inside.ok_or(TemplateProblem::Braces)?;
+        let (inside, after) = inside.ok_or(TemplateError::Braces)?;
         pieces.push((&rest[..open], Some(inside)));
         rest = after;
     }
@@ -384,8 +384,8 @@ fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateProblem> {
 }
 
 /// The inside of braces: a name, and the kind if it is said.
-fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateProblem> {
-    let bad = || TemplateProblem::Capture(inside.to_owned());
+fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateError> {
+    let bad = || TemplateError::Capture(inside.to_owned());
     let (name, kind) = match inside.split_once(':') {
         Some((name, kind)) => (name, Some(kind)),
         None => (inside, None),
@@ -404,7 +404,7 @@ fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateProblem> {
             if choices.len() < 2 || choices.iter().any(String::is_empty) {
                 return Err(bad());
             }
-            Some(Kind::Choice(choices))
+            Some(Kind::BackendChoice(choices))
         }
     };
     Ok((name, kind))

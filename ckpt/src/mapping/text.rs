@@ -1,6 +1,6 @@
 //! The words of a map, with their places.
 
-use super::error::{MapError, MapProblem};
+use super::error::{MapError, MapErrorKind};
 
 /// A word, and where it is: line and column from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ fn line_tokens(
                 let length = length.ok_or(MapError {
                     line,
                     column,
-                    problem: MapProblem::Quote,
+                    problem: MapErrorKind::Quote,
                 })?;
                 push(Word::Text(characters[at + 1..][..length].iter().collect()));
                 at += length + 2;

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::chunk::{Chunk, Origin};
-use super::{Catalog, LoadPlan, Options, PlanError, Targets, Want};
+use super::{Catalog, LoadPlan, LoadRequest, Options, PlanError, Targets};
 use crate::graph::{Computation, Expr, Graph, TensorType};
 
 /// A tensor that copies are made from once it is computed.
@@ -76,9 +76,9 @@ impl Computed {
             if let Some(first) = region.first_mut() {
                 *first = rows.clone();
             }
-            Want::new(format!("{} {number}", self.how.name()), *expr, region)
+            LoadRequest::new(format!("{} {number}", self.how.name()), *expr, region)
         });
-        let wants: Vec<Want> = wants.collect();
+        let wants: Vec<LoadRequest> = wants.collect();
         let options = Options {
             threads: 1,
             targets: Targets::Stay,

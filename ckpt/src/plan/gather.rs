@@ -9,7 +9,7 @@ use twox_hash::XxHash3_64;
 use super::computed::Computed;
 use super::copy::{ByteLoop, Copy, Loops};
 use super::fill::Fill;
-use super::{Catalog, PlanError, Target, Want};
+use super::{Catalog, LoadRequest, PlanError, Target};
 use crate::Dtype;
 use crate::graph::{Expr, Graph, Leaf, Piece, SourceId, Step};
 use crate::plan::catalog::Entry;
@@ -40,7 +40,7 @@ pub(crate) struct Conversion {
 pub(super) fn gather(
     graph: &Graph,
     catalog: &Catalog<'_>,
-    wants: &[Want],
+    wants: &[LoadRequest],
 ) -> Result<Gathered, PlanError> {
     let ranks = ranks(wants)?;
     let mut leaves = Leaves::new(graph, catalog);
@@ -86,8 +86,8 @@ pub(super) fn gather(
 
 /// The ranks of the wants in an order that depends on their names only: by hash, as long names that
 /// begin alike are slow to compare.
-fn ranks(wants: &[Want]) -> Result<Vec<u32>, PlanError> {
-    let hash = |want: &Want| XxHash3_64::oneshot(want.target.as_bytes());
+fn ranks(wants: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
+    let hash = |want: &LoadRequest| XxHash3_64::oneshot(want.target.as_bytes());
     let mut hashed: Vec<(u64, u32)> = wants.iter().map(hash).zip(0..).collect();
     let name = |index: u32| &*wants[index as usize].target;
     hashed.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
@@ -129,7 +129,7 @@ fn sorted(mut copies: Vec<Copy>, ranks: &[u32]) -> Vec<Copy> {
 /// The target of a want, with the pieces that it is made of.
 fn pull(
     graph: &Graph,
-    want: &Want,
+    want: &LoadRequest,
     index: usize,
     pieces: &mut Vec<Piece>,
 ) -> Result<Target, PlanError> {

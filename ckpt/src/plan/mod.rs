@@ -1,6 +1,6 @@
 //! Load plans: what is read, where it goes and what it costs, before a byte of data is touched.
 //!
-//! A plan takes regions of a [graph](crate::graph)'s expressions ([`Want`]) and the headers of the
+//! A plan takes regions of a [graph](crate::graph)'s expressions ([`LoadRequest`]) and the headers of the
 //! files ([`Catalog`]), and works out
 //!
 //! 1. the **copies**: strided loops from bytes of a file to bytes of a target. They stay loops;
@@ -23,8 +23,8 @@
 //!
 //! ```
 //! use meshgrad_ckpt::graph::Graph;
-//! use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Want};
-//! use meshgrad_ckpt::source::{Choice, Sources};
+//! use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, LoadRequest};
+//! use meshgrad_ckpt::source::{BackendChoice, Sources};
 //! use meshgrad_ckpt::exec::{Slices, execute};
 //! use meshgrad_ckpt::{Dtype, FileWriter, Folder};
 //!
@@ -45,7 +45,7 @@
 //! }
 //! let stacked = graph.stack(&ups, 0)?; // [experts, features, hidden]
 //!
-//! let want = Want::new("up", stacked, [0..2, 0..4, 0..32]);
+//! let want = LoadRequest::new("up", stacked, [0..2, 0..4, 0..32]);
 //! let folder = Folder::open(folder.path())?;
 //! let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &Options::default())?;
 //! let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
@@ -53,7 +53,7 @@
 //!
 //! // Nothing has been read so far. Now the bytes go to their place.
 //! let mut up = vec![0; plan.targets()[0].bytes as usize];
-//! let sources = Sources::of(&folder, Choice::Auto)?;
+//! let sources = Sources::open(&folder, BackendChoice::Auto)?;
 //! execute(&plan, &sources, &Slices::new([&mut up[..]]), &|_read| {})?;
 //! # assert!(up[..256].iter().all(|byte| *byte == b'0'));
 //! # assert!(up[256..].iter().all(|byte| *byte == b'1'));
@@ -97,7 +97,7 @@ use chunk::{Cut, Origin, Rules};
 
 /// A region of an expression, under a name.
 #[derive(Clone, Debug)]
-pub struct Want {
+pub struct LoadRequest {
     /// What it is called: unique in a plan.
     pub target: Arc<str>,
     /// What it is a part of.
@@ -106,14 +106,14 @@ pub struct Want {
     pub region: Vec<Range<u64>>,
 }
 
-impl Want {
+impl LoadRequest {
     /// A region under a name.
     pub fn new(
         target: impl Into<Arc<str>>,
         expr: Expr,
         region: impl IntoIterator<Item = Range<u64>>,
-    ) -> Want {
-        Want {
+    ) -> LoadRequest {
+        LoadRequest {
             target: target.into(),
             expr,
             region: region.into_iter().collect(),
@@ -121,9 +121,9 @@ impl Want {
     }
 
     /// All of an expression.
-    pub fn all(target: impl Into<Arc<str>>, graph: &Graph, expr: Expr) -> Want {
+    pub fn all(target: impl Into<Arc<str>>, graph: &Graph, expr: Expr) -> LoadRequest {
         let region = graph.shape(expr).iter().map(|extent| 0..*extent);
-        Want::new(target, expr, region)
+        LoadRequest::new(target, expr, region)
     }
 }
 
@@ -190,7 +190,7 @@ impl LoadPlan {
     pub fn new(
         graph: &Graph,
         catalog: &Catalog<'_>,
-        wants: &[Want],
+        wants: &[LoadRequest],
         options: &Options,
     ) -> Result<LoadPlan, PlanError> {
         let gathered = gather::gather(graph, catalog, wants)?;

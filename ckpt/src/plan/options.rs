@@ -118,7 +118,7 @@ impl Options {
 mod tests {
     use super::*;
     use crate::graph::Graph;
-    use crate::plan::{Catalog, LoadPlan, Want};
+    use crate::plan::{Catalog, LoadPlan, LoadRequest};
     use crate::{Dtype, Error, FileWriter};
 
     /// Columns of a matrix, whose rows are further apart than a local gap.
@@ -134,7 +134,7 @@ mod tests {
         let mut graph = Graph::new();
         let w = graph.source("w", Dtype::U8, &[32, 600 << 10]).unwrap();
         let plan = |options: &Options| {
-            let want = Want::new("w", w, [0..32, 0..1024]);
+            let want = LoadRequest::new("w", w, [0..32, 0..1024]);
             LoadPlan::new(&graph, &Catalog::of(&folder), &[want], options).unwrap()
         };
 

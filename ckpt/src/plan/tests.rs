@@ -32,7 +32,7 @@ fn folder(tensors: &[(&str, Dtype, &[usize])]) -> (TempDir, Folder) {
 fn plan(
     folder: &Folder,
     graph: &Graph,
-    wants: &[Want],
+    wants: &[LoadRequest],
     options: &Options,
 ) -> Result<LoadPlan, PlanError> {
     LoadPlan::new(graph, &Catalog::of(folder), wants, options)
@@ -52,7 +52,7 @@ fn shards_read_what_they_keep() {
     let (_place, folder, graph, w) = matrix();
     for options in [Options::default(), Options::direct()] {
         for rank in 0..16 {
-            let rows = Want::new("w", w, [rank * 256..(rank + 1) * 256, 0..8192]);
+            let rows = LoadRequest::new("w", w, [rank * 256..(rank + 1) * 256, 0..8192]);
             let plan = plan(&folder, &graph, &[rows], &options).unwrap();
             assert_eq!(plan.needed_bytes(), 4 << 20);
             assert!(plan.amplification() <= 1.02, "{}", plan.amplification());
@@ -62,7 +62,7 @@ fn shards_read_what_they_keep() {
     }
 
     let columns = |gap: u64| {
-        let want = Want::new("w", w, [0..4096, 512..1024]);
+        let want = LoadRequest::new("w", w, [0..4096, 512..1024]);
         let options = Options {
             gap,
             ..Options::default()
@@ -84,9 +84,9 @@ fn shared_sources_are_read_once() {
     let (_place, folder, mut graph, w) = matrix();
     let turned = graph.transpose(w, 0, 1).unwrap();
     let wants = [
-        Want::all("embed", &graph, w),
-        Want::all("head", &graph, w),
-        Want::all("turned", &graph, turned),
+        LoadRequest::all("embed", &graph, w),
+        LoadRequest::all("head", &graph, w),
+        LoadRequest::all("turned", &graph, turned),
     ];
     let plan = plan(&folder, &graph, &wants, &Options::default()).unwrap();
     assert_eq!(plan.needed_bytes(), 3 << 26);
@@ -118,9 +118,9 @@ fn shuffled(seed: u64, threads: usize) -> Digest {
         let pair = [2 * at, 2 * at + 1];
         let pair = pair.map(|at| graph.source(&names[at], Dtype::F32, &[64, 96]).unwrap());
         let turned = graph.transpose(pair[0], 0, 1).unwrap();
-        wants.push(Want::all(format!("turned.{at}"), &graph, turned));
+        wants.push(LoadRequest::all(format!("turned.{at}"), &graph, turned));
         let stacked = graph.stack(&pair, 0).unwrap();
-        wants.push(Want::new(
+        wants.push(LoadRequest::new(
             format!("stacked.{at}"),
             stacked,
             [0..2, 0..32, 0..96],
@@ -143,7 +143,7 @@ fn a_digest_depends_on_what_is_done_only() {
     assert_eq!(first.to_string().len(), 32);
 
     let (_place, folder, graph, w) = matrix();
-    let digest = |want: Want, window: u64| {
+    let digest = |want: LoadRequest, window: u64| {
         let options = Options {
             window,
             ..Options::default()
@@ -151,11 +151,11 @@ fn a_digest_depends_on_what_is_done_only() {
         plan(&folder, &graph, &[want], &options).unwrap().digest()
     };
     let all = [
-        digest(Want::all("w", &graph, w), 1 << 20),
-        digest(Want::all("w", &graph, w), 1 << 21),
-        digest(Want::all("v", &graph, w), 1 << 20),
-        digest(Want::new("w", w, [0..4096, 0..8191]), 1 << 20),
-        digest(Want::new("w", w, [0..4096, 1..8192]), 1 << 20),
+        digest(LoadRequest::all("w", &graph, w), 1 << 20),
+        digest(LoadRequest::all("w", &graph, w), 1 << 21),
+        digest(LoadRequest::all("v", &graph, w), 1 << 20),
+        digest(LoadRequest::new("w", w, [0..4096, 0..8191]), 1 << 20),
+        digest(LoadRequest::new("w", w, [0..4096, 1..8192]), 1 << 20),
     ];
     let different: std::collections::HashSet<Digest> = all.into_iter().collect();
     assert_eq!(different.len(), all.len());
@@ -176,7 +176,7 @@ fn budgets_are_kept_or_refused() {
         plan(
             &folder,
             &graph,
-            &[Want::all("turned", &graph, turned)],
+            &[LoadRequest::all("turned", &graph, turned)],
             &options,
         )
     };
@@ -214,11 +214,11 @@ fn targets_that_leave_make_room() {
         .collect();
     let (_place, folder) = folder(&tensors);
     let mut graph = Graph::new();
-    let wants: Vec<Want> = names
+    let wants: Vec<LoadRequest> = names
         .iter()
         .map(|name| {
             let one = graph.source(name, Dtype::F32, &[512, 512]).unwrap();
-            Want::all(name.as_str(), &graph, one)
+            LoadRequest::all(name.as_str(), &graph, one)
         })
         .collect();
     let memory = |targets: Targets, threads: usize, budget: Option<u64>| {
@@ -253,7 +253,7 @@ fn parts_of_bytes_are_refused() {
     let four = graph.source("four", Dtype::F4, &[6, 10]).unwrap();
     let six = graph.source("six", Dtype::F6E2M3, &[8, 4]).unwrap();
     let needed = |expr: Expr, region: [Range<u64>; 2], graph: &Graph| {
-        let want = Want::new("out", expr, region);
+        let want = LoadRequest::new("out", expr, region);
         let plan = plan(&folder, graph, &[want], &Options::default());
         plan.map(|plan| plan.needed_bytes())
     };
@@ -279,27 +279,33 @@ fn what_does_not_fit_is_named() {
     let (_place, folder, mut graph, w) = matrix();
     let absent = ["b", "a"].map(|name| graph.source(name, Dtype::F32, &[2]).unwrap());
     let both = graph.stack(&absent, 0).unwrap();
-    let refused = |wants: &[Want]| {
+    let refused = |wants: &[LoadRequest]| {
         let error = plan(&folder, &graph, wants, &Options::default()).unwrap_err();
         error.to_string()
     };
     assert_eq!(
-        refused(&[Want::all("w", &graph, w), Want::all("w", &graph, both)]),
+        refused(&[
+            LoadRequest::all("w", &graph, w),
+            LoadRequest::all("w", &graph, both)
+        ]),
         "target `w` is wanted twice: give each region its own name"
     );
     assert_eq!(
-        refused(&[Want::all("both", &graph, both), Want::all("w", &graph, w)]),
+        refused(&[
+            LoadRequest::all("both", &graph, both),
+            LoadRequest::all("w", &graph, w)
+        ]),
         "the files do not have `a`, `b`"
     );
     assert_eq!(
-        refused(&[Want::new("w", w, [0..4097, 0..1])]),
+        refused(&[LoadRequest::new("w", w, [0..4097, 0..1])]),
         "target `w`: [0..4097, 0..1] is no region of shape [4096, 8192]: give a range inside each \
          dim"
     );
     for (dtype, shape) in [(Dtype::F16, [4096, 8192]), (Dtype::BF16, [8192, 4096])] {
         let mut graph = Graph::new();
         let w = graph.source("w", dtype, &shape).unwrap();
-        let want = Want::new("w", w, [0..1, 0..1]);
+        let want = LoadRequest::new("w", w, [0..1, 0..1]);
         let error = plan(&folder, &graph, &[want], &Options::default()).unwrap_err();
         let text = error.to_string();
         assert!(
@@ -308,7 +314,7 @@ fn what_does_not_fit_is_named() {
         );
     }
     // Nothing wanted, or nothing of it: a plan that does nothing.
-    for wants in [Vec::new(), vec![Want::new("w", w, [7..7, 0..8192])]] {
+    for wants in [Vec::new(), vec![LoadRequest::new("w", w, [7..7, 0..8192])]] {
         let plan = plan(&folder, &graph, &wants, &Options::default()).unwrap();
         assert_eq!((plan.read_bytes(), plan.amplification()), (0, 1.0));
         assert_eq!(plan.memory().windows, 0);
@@ -354,10 +360,10 @@ fn a_rank_of_experts_reads_a_sixteenth() {
         let number = wants.len();
         let fused = graph.stack(&gates_and_ups, 0).unwrap();
         let region = [0..16, 0..2, 0..384, 0..2048];
-        wants.push(Want::new(format!("w13.{number:02}"), fused, region));
+        wants.push(LoadRequest::new(format!("w13.{number:02}"), fused, region));
         let down = graph.stack(&downs, 0).unwrap();
         // [experts, hidden, features]: a shard of columns, half of each row.
-        wants.push(Want::new(
+        wants.push(LoadRequest::new(
             format!("w2.{number:02}"),
             down,
             [0..16, 0..2048, 0..384],

@@ -72,7 +72,7 @@ impl FileSystem {
         matches!(self, FileSystem::Remote { .. })
     }
 
-    /// The backend of [`Choice::Auto`](super::Choice::Auto), and why.
+    /// The backend of [`BackendChoice::Auto`](super::BackendChoice::Auto), and why.
     pub fn backend(&self) -> (Backend, &'static str) {
         let why = match self {
             FileSystem::Local => {

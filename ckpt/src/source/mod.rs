@@ -15,7 +15,7 @@
 //! mixture of old and new and never a signal. A change within the resolution of the file system's
 //! clock that leaves the length alone can pass; checksums tell that.
 //!
-//! **Which backend.** [`Choice::Auto`] asks the [`FileSystem`], which says why:
+//! **Which backend.** [`BackendChoice::Auto`] asks the [`FileSystem`], which says why:
 //!
 //! | file system | backend | reads |
 //! |---|---|---|
@@ -93,7 +93,7 @@ impl fmt::Display for Backend {
 
 /// The backend that a user asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum BackendChoice {
     /// What is right nearly always: [`FileSystem::backend`].
     #[default]
     Auto,
@@ -116,7 +116,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::NotAFile`].
-pub fn open(path: impl AsRef<Path>, choice: Choice) -> Result<Opened, Error> {
+pub fn open(path: impl AsRef<Path>, choice: BackendChoice) -> Result<Opened, Error> {
     let path = path.as_ref().to_owned();
     // Before opening: to open a pipe blocks.
     let metadata = std::fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
@@ -133,12 +133,12 @@ fn open_again(
     path: PathBuf,
     file: File,
     file_system: FileSystem,
-    choice: Choice,
+    choice: BackendChoice,
 ) -> Result<Opened, Error> {
     let file = OpenFile::new(path, file)?;
     let asked = match choice {
-        Choice::Auto => file_system.backend().0,
-        Choice::Only(backend) => backend,
+        BackendChoice::Auto => file_system.backend().0,
+        BackendChoice::Only(backend) => backend,
     };
 
     let made: Result<Box<dyn Source>, Refused> = match asked {
@@ -182,7 +182,7 @@ impl Sources {
     /// # Errors
     /// [`Error::Io`]; [`Error::FileChanged`] where a file has to be opened once more and is
     /// another.
-    pub fn of(folder: &Folder, choice: Choice) -> Result<Sources, Error> {
+    pub fn open(folder: &Folder, choice: BackendChoice) -> Result<Sources, Error> {
         let mut files = Vec::with_capacity(folder.files().len());
         let file_system = FileSystem::of(folder);
         for file in folder.files() {

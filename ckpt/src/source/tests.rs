@@ -25,7 +25,7 @@ fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
 }
 
 fn open_with(path: &Path, backend: Backend) -> Box<dyn Source> {
-    let opened = open(path, Choice::Only(backend)).unwrap();
+    let opened = open(path, BackendChoice::Only(backend)).unwrap();
     assert!(opened.backend == backend || opened.refused.is_some());
     opened.source
 }
@@ -174,7 +174,7 @@ fn sources_are_the_files_that_the_folder_has_open() {
         let opened = Folder::open(folder.path()).unwrap();
         let range = opened.get("x").unwrap().range.clone();
         write(2);
-        let sources = Sources::of(&opened, Choice::Only(backend));
+        let sources = Sources::open(&opened, BackendChoice::Only(backend));
         if backend == Backend::Direct {
             assert_eq!(change(sources.map(drop)), FileChange::Replaced);
             continue;
@@ -193,17 +193,17 @@ fn sources_are_the_files_that_the_folder_has_open() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_refused_backend_is_replaced() {
-    let opened = open("/proc/cpuinfo", Choice::Only(Backend::Direct)).unwrap();
+    let opened = open("/proc/cpuinfo", BackendChoice::Only(Backend::Direct)).unwrap();
     assert_eq!(opened.backend, Backend::Pread);
     let reason = opened.refused.unwrap();
     assert!(
         reason.starts_with("the file system does not read directly: "),
         "{reason}"
     );
-    let opened = open("/proc/cpuinfo", Choice::Auto).unwrap();
+    let opened = open("/proc/cpuinfo", BackendChoice::Auto).unwrap();
     assert_eq!((opened.backend, opened.refused), (Backend::Pread, None));
 
     let folder = tempfile::tempdir().unwrap();
-    let error = open(folder.path(), Choice::Auto).unwrap_err();
+    let error = open(folder.path(), BackendChoice::Auto).unwrap_err();
     assert!(matches!(error, Error::NotAFile { .. }), "{error}");
 }

@@ -12,11 +12,11 @@
 //! The trait has no operation that the protocol does not use, and none does two things: what is not
 //! synced explicitly is not promised to be on disk.
 
-mod behind;
 mod fault;
 mod real;
 mod rule;
 mod sim;
+mod write_behind;
 
 use std::any::Any;
 use std::ffi::OsString;

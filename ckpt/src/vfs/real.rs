@@ -14,9 +14,9 @@ use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use twox_hash::XxHash3_64;
 
-use crate::beneath::open_below;
+use crate::confined::open_below;
 
-use super::behind::WriteBehind;
+use super::write_behind::WriteBehind;
 use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
 
 /// The operating system's files.

@@ -87,10 +87,10 @@ fn files_are_read_as_their_bytes_are() {
             Ok(file) => assert_eq!(Ok(file.header().clone()), bytes, "{}", probe.what),
             Err(Error::Malformed {
                 path: named,
-                violation,
+                problem,
             }) => {
                 assert_eq!(named, path);
-                assert_eq!(bytes, Err(violation), "{}", probe.what);
+                assert_eq!(bytes, Err(problem), "{}", probe.what);
             }
             Err(other) => panic!("{}: {other}", probe.what),
         }
@@ -117,8 +117,8 @@ fn headers_are_read_without_their_data() {
 #[test]
 fn messages_have_no_control_characters() {
     for probe in corpus() {
-        if let Err(violation) = Header::parse(&probe.bytes, probe.bytes.len() as u64) {
-            let text = violation.to_string();
+        if let Err(problem) = Header::parse(&probe.bytes, probe.bytes.len() as u64) {
+            let text = problem.to_string();
             assert!(!text.contains(char::is_control), "{text:?}");
         }
     }

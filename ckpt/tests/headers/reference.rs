@@ -1,6 +1,6 @@
 //! The reference crate beside ours: one verdict on a file.
 
-use meshgrad_ckpt::{Header, Violation};
+use meshgrad_ckpt::{Header, HeaderError};
 use safetensors::SafeTensors;
 
 /// What the two make of a file.
@@ -42,11 +42,11 @@ pub(crate) fn verdict(bytes: &[u8]) -> Verdict {
         (Ok(header), Err(error)) => {
             panic!("the reference refuses what we read: {error}: {header:?}")
         }
-        (Err(violation), Err(_)) => Verdict::Refused(rule(&violation)),
-        (Err(violation), Ok(theirs)) => match entries(bytes) > theirs.len() {
+        (Err(problem), Err(_)) => Verdict::Refused(rule(&problem)),
+        (Err(problem), Ok(theirs)) => match entries(bytes) > theirs.len() {
             // The reference looks only at the last entry of a name, we at each.
             true => Verdict::Stricter("DuplicateTensor".to_owned()),
-            false => Verdict::Stricter(difference(&violation)),
+            false => Verdict::Stricter(difference(&problem)),
         },
     }
 }
@@ -93,21 +93,21 @@ fn entries(bytes: &[u8]) -> usize {
 }
 
 /// The name of a rule, as the tables give it.
-fn rule(violation: &Violation) -> String {
-    if let Violation::TensorName { problem, .. } = violation {
+fn rule(problem: &HeaderError) -> String {
+    if let HeaderError::TensorName { problem, .. } = problem {
         return format!("TensorName {problem:?}");
     }
-    let debug = format!("{violation:?}");
+    let debug = format!("{problem:?}");
     debug.split(' ').next().unwrap_or_default().to_owned()
 }
 
 /// The name of a difference: JSON that only the reference understands has two forms.
-fn difference(violation: &Violation) -> String {
-    match violation {
-        Violation::Json { message } if message.contains("sequence, expected an object with") => {
+fn difference(problem: &HeaderError) -> String {
+    match problem {
+        HeaderError::Json { message } if message.contains("sequence, expected an object with") => {
             "Json: entry as an array".to_owned()
         }
-        Violation::Json { message } if message.contains("map, expected a string") => {
+        HeaderError::Json { message } if message.contains("map, expected a string") => {
             "Json: dtype as an object".to_owned()
         }
         other => rule(other),

@@ -6,7 +6,7 @@ mod links;
 use std::fs;
 use std::path::Path;
 
-use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder, IndexFlaw};
+use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder, IndexError};
 
 use crate::corpus::corpus;
 
@@ -38,10 +38,10 @@ pub(crate) fn write_shard(path: &Path, names: &[&str]) {
 fn rule(error: &Error) -> String {
     let name = |debug: String| debug.split(' ').next().unwrap_or_default().to_owned();
     match error {
-        Error::Index { flaw, .. } => match flaw {
-            IndexFlaw::TensorName { problem, .. } => format!("TensorName {problem:?}"),
-            IndexFlaw::FileName { problem, .. } => format!("FileName {problem:?}"),
-            flaw => name(format!("{flaw:?}")),
+        Error::Index { problem, .. } => match problem {
+            IndexError::TensorName { problem, .. } => format!("TensorName {problem:?}"),
+            IndexError::FileName { problem, .. } => format!("FileName {problem:?}"),
+            problem => name(format!("{problem:?}")),
         },
         error => name(format!("{error:?}")),
     }

@@ -1,6 +1,6 @@
 //! A checkpoint is there completely or not at all.
 
-mod flaws;
+mod defects;
 mod removal;
 
 use std::fs;
@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::{
-    Committed, Digest, Dtype, Error, Flaw, FolderWriter, NameProblem, Staging, discover, keep_last,
-    newest, step_name, survey, sweep,
+    Committed, Digest, Dtype, Error, FolderWriter, IntegrityError, NameError, Staging, discover,
+    keep_last, newest, scan, step_name, sweep,
 };
 
 /// Begins a checkpoint of three files, whose content depends on the step.
@@ -67,9 +67,9 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[track_caller]
-fn flaw(path: &Path) -> Flaw {
+fn problem(path: &Path) -> IntegrityError {
     match Committed::open(path).and_then(|published| published.verify()) {
-        Err(Error::Incomplete { flaw, .. }) => flaw,
+        Err(Error::Incomplete { problem, .. }) => problem,
         other => panic!("{other:?}"),
     }
 }
@@ -110,7 +110,10 @@ fn foreign_files_are_sealed_too() {
     );
 
     fs::write(published.path().join("extra/tokenizer.json"), b"[2]").unwrap();
-    assert!(matches!(flaw(published.path()), Flaw::WrongDigest { .. }));
+    assert!(matches!(
+        problem(published.path()),
+        IntegrityError::WrongDigest { .. }
+    ));
 }
 
 #[test]
@@ -226,7 +229,7 @@ fn paths_stay_in_the_staging_folder() {
         matches!(
             error,
             Error::FileName {
-                problem: NameProblem::Taken,
+                problem: NameError::Taken,
                 ..
             }
         ),
@@ -277,12 +280,12 @@ fn too_large_a_checkpoint_is_refused_before_it_is_begun() {
         .unwrap_err();
 
     let Error::NoSpace {
-        wanted, available, ..
+        needed, available, ..
     } = &error
     else {
         panic!("{error}")
     };
-    assert!(*wanted > 1 << 60, "the header too: {wanted}");
+    assert!(*needed > 1 << 60, "the header too: {needed}");
     assert!(available.is_some());
 
     drop(staging);

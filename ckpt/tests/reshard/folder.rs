@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::{env, fs};
 
 use meshgrad_ckpt::{
-    Error, FolderLayout, FolderWriter, Receipt, Result, TensorInfo, TensorSink, step_name,
+    Error, FolderLayout, FolderWriter, Result, TensorInfo, TensorSink, WriteReport, step_name,
 };
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ fn names(mesh: &Layout) -> impl Iterator<Item = String> {
 }
 
 /// What a rank is the first to hold, written where it belongs.
-fn write_rank(staged: &Path, layout: &FolderLayout, mesh: &Layout, rank: u64) -> Receipt {
+fn write_rank(staged: &Path, layout: &FolderLayout, mesh: &Layout, rank: u64) -> WriteReport {
     let mut writer = Writer::join(staged, &format!("rank {rank}")).unwrap();
     for tensor in tensors() {
         if mesh.is_first_holder(&tensor.0, rank) {
@@ -234,7 +234,7 @@ fn error_of(regions: Regions<'_>, more: impl FnOnce(&mut Writer)) -> Error {
     staging.accept(writer.finish().unwrap()).unwrap();
 
     let error = staging.commit().unwrap_err();
-    assert!(matches!(error, Error::Untiled { .. }), "{error}");
+    assert!(matches!(error, Error::CoverageError { .. }), "{error}");
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
     error
 }
@@ -309,7 +309,7 @@ fn columns_do_not_fill_the_manifest() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(file, bytes).unwrap();
     let error = staging.commit().unwrap_err();
-    assert!(matches!(error, Error::NotAsWritten { .. }), "{error}");
+    assert!(matches!(error, Error::DigestMismatch { .. }), "{error}");
 }
 
 /// A rank that lays out something else does not write.
@@ -330,7 +330,7 @@ fn ranks_with_another_layout_are_refused() {
     let error = other
         .write_region(&mut writer, "weight", &[0..16, 0..2], &[1; 32])
         .unwrap_err();
-    assert!(matches!(error, Error::OtherLayout { .. }), "{error}");
+    assert!(matches!(error, Error::LayoutMismatch { .. }), "{error}");
 
     let error = layout(8)
         .write_region(&mut writer, "weigh", &[0..8, 0..2], &[1; 16])

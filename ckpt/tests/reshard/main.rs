@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use meshgrad_ckpt::exec::{Slices, execute};
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::layout::Layout;
-use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Want};
-use meshgrad_ckpt::source::{Choice, Sources};
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_ckpt::{Committed, Dtype, FileWriter, Folder, Staging, Writer, write_region};
 
 const FILE: &str = "model.safetensors";
@@ -148,9 +148,9 @@ fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, 
     let wants = tensors().into_iter().map(|(name, dtype, shape)| {
         let expr = graph.source(&name, dtype, &shape).unwrap();
         let region = layout.region(&name, &shape, rank).unwrap();
-        Want::new(name, expr, region)
+        LoadRequest::new(name, expr, region)
     });
-    let wants: Vec<Want> = wants.collect();
+    let wants: Vec<LoadRequest> = wants.collect();
     let options = Options {
         threads: 1,
         ..Options::default()
@@ -159,7 +159,7 @@ fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, 
     let targets = plan.targets().iter();
     let mut loaded: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
     let slices = Slices::new(loaded.iter_mut().map(|it| &mut it[..]));
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     execute(&plan, &sources, &slices, &|_| {}).unwrap();
     wants
         .into_iter()

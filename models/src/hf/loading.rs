@@ -5,8 +5,8 @@ use std::path::Path;
 use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::check_ties;
-use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
-use meshgrad_ckpt::plan::{PlanError, Want};
+use meshgrad_ckpt::mapping::{AllowedProblems, TensorSpec};
+use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_runtime::{Device, Kind, Tensor, UninitTensor};
 
 use super::{Experts, map, read_config, specs};
@@ -112,7 +112,7 @@ impl<'a> Loading<'a> {
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
         let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
         let wanted = specs(tensors)?;
-        let waivers = Waivers::none().and("narrowed")?;
+        let waivers = AllowedProblems::none().and("narrowed")?;
         let bound = map(experts, tied)?.bind(&there, Some(&wanted), &waivers);
         let bound = bound.map_err(|report| Error::Tensors {
             folder: folder.path().to_owned(),
@@ -124,7 +124,7 @@ impl<'a> Loading<'a> {
             let expr = bound.expr(param.name()).ok_or_else(|| PlanError::Missing {
                 names: vec![param.name().to_owned()],
             })?;
-            Ok((Want::all(param.name(), bound.graph(), expr), tensor))
+            Ok((LoadRequest::all(param.name(), bound.graph(), expr), tensor))
         };
         let wants = tensors.iter().map(to_its_tensor);
         let wants = wants.collect::<Result<Vec<_>>>()?;

@@ -68,7 +68,7 @@ pub fn map(experts: Experts, tied: bool) -> Result<Mapping, MapError> {
 #[cfg(test)]
 mod tests {
     use meshgrad_ckpt::Dtype;
-    use meshgrad_ckpt::mapping::{TensorSpec, Waivers};
+    use meshgrad_ckpt::mapping::{AllowedProblems, TensorSpec};
 
     use super::*;
 
@@ -83,8 +83,10 @@ mod tests {
     fn tensors(experts: Experts) -> Vec<(String, Vec<u64>)> {
         let parameters = PARAMETERS.map(|(name, shape)| TensorSpec::new(name, Dtype::F32, shape));
         let map = map(experts, false).unwrap().reversed();
-        let bound = map.bind(&parameters, None, &Waivers::none()).unwrap();
-        bound.made().map(|it| (it.name, it.shape)).collect()
+        let bound = map
+            .bind(&parameters, None, &AllowedProblems::none())
+            .unwrap();
+        bound.outputs().map(|it| (it.name, it.shape)).collect()
     }
 
     #[test]
@@ -136,12 +138,13 @@ mod tests {
                     .map(|(name, shape)| TensorSpec::new(name, Dtype::BF16, shape))
                     .filter(|it| !(tied && it.name == "lm_head.weight"))
                     .collect();
-                let bound = map(experts, tied)
-                    .unwrap()
-                    .bind(&there, None, &Waivers::none());
+                let bound =
+                    map(experts, tied)
+                        .unwrap()
+                        .bind(&there, None, &AllowedProblems::none());
                 let bound = bound.unwrap_or_else(|report| panic!("{report}"));
                 let back = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
-                assert_eq!(back.made().count(), there.len());
+                assert_eq!(back.outputs().count(), there.len());
             }
         }
     }

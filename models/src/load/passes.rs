@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::graph::Graph;
-use meshgrad_ckpt::plan::{Catalog, LoadPlan, Options, Targets, Want};
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Targets};
 use meshgrad_runtime::Tensor;
 
 use super::pieces::cut;
@@ -37,10 +37,10 @@ pub(super) struct Piece<'t> {
 }
 
 /// What is read into a piece.
-type Region<'t> = (Want, Piece<'t>);
+type Region<'t> = (LoadRequest, Piece<'t>);
 
 /// A tensor, and what goes there.
-type Wanted<'t> = (Want, &'t Tensor);
+type Wanted<'t> = (LoadRequest, &'t Tensor);
 
 /// Where passes read, and the bound that they keep to.
 pub(super) struct Passes<'a> {
@@ -137,7 +137,7 @@ impl<'a> Passes<'a> {
     }
 
     fn pass<'t>(&self, regions: Vec<Region<'t>>, piece: u64, threads: usize) -> Result<Pass<'t>> {
-        let (wants, pieces): (Vec<Want>, _) = regions.into_iter().unzip();
+        let (wants, pieces): (Vec<LoadRequest>, _) = regions.into_iter().unzip();
         let options = Options {
             window: self.base.window.min(piece / 2),
             threads,
@@ -163,7 +163,7 @@ impl<'a> Passes<'a> {
                 tensor,
                 bytes,
             };
-            (Want::new(name, want.expr, region), piece)
+            (LoadRequest::new(name, want.expr, region), piece)
         };
         cut.map(region).collect()
     }

@@ -3,8 +3,8 @@
 use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Sink, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
-use meshgrad_ckpt::plan::{Target, Want};
-use meshgrad_ckpt::source::{Choice, Sources};
+use meshgrad_ckpt::plan::{LoadRequest, Target};
+use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
 use super::LoadOptions;
@@ -16,14 +16,14 @@ pub(super) fn load(
     device: &Device,
     folder: &Folder,
     graph: &Graph,
-    wants: &[(Want, &Tensor)],
+    wants: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
     check(device, graph, wants)?;
     // Threads put their copies into the first stream. What any stream was given is done before.
     device.synchronize()?;
     let passes = Passes::new(folder, graph, options.pinned).plan(wants)?;
-    let sources = Sources::of(folder, Choice::Auto)?;
+    let sources = Sources::open(folder, BackendChoice::Auto)?;
     let all: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
     let pool = Pool::new(device, options.pinned);
 
@@ -47,7 +47,7 @@ pub(super) fn load(
 }
 
 /// That each tensor is there, and as large as its region: pieces are cut by regions.
-fn check(device: &Device, graph: &Graph, wants: &[(Want, &Tensor)]) -> Result<()> {
+fn check(device: &Device, graph: &Graph, wants: &[(LoadRequest, &Tensor)]) -> Result<()> {
     for (want, tensor) in wants {
         if tensor.device() != device {
             let source = meshgrad_runtime::Error::Devices {
@@ -57,13 +57,13 @@ fn check(device: &Device, graph: &Graph, wants: &[(Want, &Tensor)]) -> Result<()
             return Err(Error::not_loaded(&want.target, source));
         }
         let elements: u64 = want.region.iter().map(|it| it.end - it.start).product();
-        let wanted = elements * graph.dtype(want.expr).bits() as u64 / 8;
-        let given = tensor.dtype().bytes(tensor.elements()) as u64;
-        if wanted != given {
+        let expected = elements * graph.dtype(want.expr).bits() as u64 / 8;
+        let actual = tensor.dtype().bytes(tensor.elements()) as u64;
+        if expected != actual {
             return Err(Error::Checkpoint(meshgrad_ckpt::Error::TargetSize {
                 target: want.target.to_string(),
-                wanted,
-                given,
+                expected,
+                actual,
             }));
         }
     }

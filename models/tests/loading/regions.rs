@@ -2,7 +2,7 @@
 
 use half::bf16;
 use meshgrad_ckpt::graph::{Expr, Graph};
-use meshgrad_ckpt::plan::Want;
+use meshgrad_ckpt::plan::LoadRequest;
 use meshgrad_ckpt::{Dtype, FileWriter, Folder};
 use meshgrad_models::Error;
 use meshgrad_models::load::{LoadOptions, load};
@@ -27,24 +27,25 @@ fn folder() -> (tempfile::TempDir, Folder) {
 }
 
 /// Regions of `x`, as it is, transposed, cast and padded.
-fn wants(graph: &mut Graph) -> Vec<(Want, DType)> {
+fn wants(graph: &mut Graph) -> Vec<(LoadRequest, DType)> {
     let x = graph
         .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
         .unwrap();
     let turned = graph.transpose(x, 0, 2).unwrap();
     let narrow = graph.cast(x, Dtype::BF16).unwrap();
-    let part = |name: &str, of: Expr, dtype| (Want::new(name, of, [1..5, 7..50, 0..6]), dtype);
+    let part =
+        |name: &str, of: Expr, dtype| (LoadRequest::new(name, of, [1..5, 7..50, 0..6]), dtype);
     vec![
-        (Want::all("all", graph, x), DType::F32),
+        (LoadRequest::all("all", graph, x), DType::F32),
         part("part", x, DType::F32),
         part("turned", turned, DType::F32),
         part("narrow", narrow, DType::BF16),
-        (Want::new("none", x, [0..6, 3..3, 0..40]), DType::F32),
+        (LoadRequest::new("none", x, [0..6, 3..3, 0..40]), DType::F32),
     ]
 }
 
-fn tensors(device: &Device, wants: &[(Want, DType)]) -> Vec<Tensor> {
-    let tensor = |(want, dtype): &(Want, DType)| {
+fn tensors(device: &Device, wants: &[(LoadRequest, DType)]) -> Vec<Tensor> {
+    let tensor = |(want, dtype): &(LoadRequest, DType)| {
         let shape: Vec<usize> = want.region.iter().map(|it| it.clone().count()).collect();
         Tensor::zeros(device, &shape, *dtype, Kind::Cache).unwrap()
     };
@@ -76,7 +77,7 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
     let load_to = |device: &Device, pinned: u64| {
         let tensors = tensors(device, &wants);
         let pairs = wants.iter().zip(&tensors);
-        let pairs: Vec<(Want, &Tensor)> =
+        let pairs: Vec<(LoadRequest, &Tensor)> =
             pairs.map(|(it, tensor)| (it.0.clone(), tensor)).collect();
         let options = LoadOptions {
             pinned,
@@ -127,7 +128,7 @@ fn tensors_that_do_not_fit_are_named() {
     let x = graph
         .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
         .unwrap();
-    let want = |name: &str| Want::new(name, x, [0..6, 0..50, 0..40]);
+    let want = |name: &str| LoadRequest::new(name, x, [0..6, 0..50, 0..40]);
     let load_both = |first: &Tensor, second: &Tensor| {
         let pairs = [(want("a"), first), (want("b"), second)];
         let loaded = load(&folder, &graph, &pairs, &LoadOptions::default());

@@ -8,11 +8,11 @@ use clap::ValueEnum;
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
 use meshgrad::ckpt::Folder;
-use meshgrad::ckpt::exec::{Sink, Stats, execute, rows_at_a_time};
+use meshgrad::ckpt::exec::{Sink, Stats, execute, rows_per_batch};
 use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::mapping::TensorSpec;
-use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Targets, Want};
-use meshgrad::ckpt::source::{Backend, Choice, Sources};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Targets};
+use meshgrad::ckpt::source::{Backend, BackendChoice, Sources};
 use meshgrad_harness::map_new;
 
 use super::interrupt::Interrupt;
@@ -32,12 +32,12 @@ pub(super) enum Method {
 }
 
 impl Method {
-    pub(super) fn choice(self) -> Choice {
+    pub(super) fn choice(self) -> BackendChoice {
         match self {
-            Method::Pread => Choice::Only(Backend::Pread),
-            Method::Direct => Choice::Only(Backend::Direct),
-            Method::Mmap => Choice::Only(Backend::Mapped),
-            Method::Auto => Choice::Auto,
+            Method::Pread => BackendChoice::Only(Backend::Pread),
+            Method::Direct => BackendChoice::Only(Backend::Direct),
+            Method::Mmap => BackendChoice::Only(Backend::Mapped),
+            Method::Auto => BackendChoice::Auto,
         }
     }
 
@@ -84,11 +84,11 @@ impl Planner<'_> {
             let TensorSpec { name, dtype, shape } = TensorSpec::from(tensor);
             let source = graph.source(&name, dtype, &shape)?;
             match self.residency {
-                Residency::Resident => wants.push(Want::all(name, &graph, source)),
+                Residency::Resident => wants.push(LoadRequest::all(name, &graph, source)),
                 Residency::Streamed { chunk } => {
-                    for rows in rows_at_a_time(&shape, dtype, chunk) {
+                    for rows in rows_per_batch(&shape, dtype, chunk) {
                         // A number: no tensor's name and a part's can be the same.
-                        wants.push(Want::new(wants.len().to_string(), source, rows));
+                        wants.push(LoadRequest::new(wants.len().to_string(), source, rows));
                     }
                 }
             }
@@ -109,7 +109,7 @@ impl Planner<'_> {
 
 /// Why files are not read in this method, if one is not.
 pub(super) fn refusal(folder: &Folder, method: Method) -> anyhow::Result<Option<String>> {
-    let sources = Sources::of(folder, method.choice())?;
+    let sources = Sources::open(folder, method.choice())?;
     let refused = sources.files().iter().find_map(|it| it.refused.clone());
     Ok(refused)
 }
@@ -135,7 +135,7 @@ impl Loader<'_> {
     /// Seconds of one load. Planning and opening are not in them.
     pub(super) fn load(&self, method: Method, pages: Pages) -> anyhow::Result<f64> {
         let plan = self.planner.plan(method)?;
-        let sources = Sources::of(self.planner.folder, method.choice())?;
+        let sources = Sources::open(self.planner.folder, method.choice())?;
         let most = plan.memory().targets;
         let (seconds, stats) = match (self.planner.residency, pages) {
             (Residency::Resident, Pages::Reused) => {

@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::layout::Layout;
 use meshgrad::ckpt::mapping::{Bound, Template, TensorSpec};
-use meshgrad::ckpt::plan::{Catalog, LoadPlan, Options, Want};
+use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use serde::Serialize;
 
 use super::arguments::{
@@ -186,7 +186,7 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
         used: used.len() as u64,
         waived: bound
             .report()
-            .waived
+            .allowed
             .iter()
             .map(|it| it.to_string())
             .collect(),
@@ -217,7 +217,7 @@ fn options(arguments: &PlanArguments, folder: &Folder, threads: usize) -> Option
 
 /// The tensors that are made and match one of the templates; all of them without any.
 fn select(bound: &Bound, wanted: &[Template]) -> anyhow::Result<Vec<TensorSpec>> {
-    let mut made: Vec<TensorSpec> = bound.made().collect();
+    let mut made: Vec<TensorSpec> = bound.outputs().collect();
     for template in wanted {
         if !made.iter().any(|it| template.matches(&it.name).is_some()) {
             let (count, first) = (made.len(), made.first());
@@ -238,12 +238,12 @@ fn wants(
     made: &[TensorSpec],
     layout: &Layout,
     rank: u64,
-) -> anyhow::Result<Vec<Want>> {
+) -> anyhow::Result<Vec<LoadRequest>> {
     let mut wants = Vec::with_capacity(made.len());
     for spec in made {
         if let Some(expr) = bound.expr(&spec.name) {
             let region = layout.region(&spec.name, &spec.shape, rank)?;
-            wants.push(Want::new(spec.name.as_str(), expr, region));
+            wants.push(LoadRequest::new(spec.name.as_str(), expr, region));
         }
     }
     Ok(wants)

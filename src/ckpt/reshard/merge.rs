@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail, ensure};
 use indicatif::ProgressBar;
-use meshgrad::ckpt::exec::{gather, rows_at_a_time};
+use meshgrad::ckpt::exec::{gather, rows_per_batch};
 use meshgrad::ckpt::graph::{Expr, Graph, GraphError};
 use meshgrad::ckpt::layout::Layout;
 use meshgrad::ckpt::mapping::TensorSpec;
@@ -145,7 +145,7 @@ impl Merger<'_> {
     /// them.
     fn write_tensor(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
         let parts = self.parts(spec)?;
-        for rows in rows_at_a_time(&spec.shape, spec.dtype, self.limits.target_bytes()) {
+        for rows in rows_per_batch(&spec.shape, spec.dtype, self.limits.target_bytes()) {
             let bytes = size_of(spec, &extents(&rows));
             let (need, have) = (bytes.saturating_mul(2), self.limits.budget.0);
             ensure!(

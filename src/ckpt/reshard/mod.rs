@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use meshgrad::ckpt::FileWriter;
 use meshgrad::ckpt::layout::Layout;
-use meshgrad::ckpt::mapping::{Mapping, TensorSpec, Waivers};
-use meshgrad::ckpt::plan::Want;
+use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, TensorSpec};
+use meshgrad::ckpt::plan::LoadRequest;
 use serde::Serialize;
 
 use super::arguments::{mapping_errors, parse_mesh, read_layout};
@@ -79,7 +79,7 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
             let source = Source::open(&arguments.source)?;
             let specs = source.specs();
             let mapping = Mapping::identity();
-            if let Err(report) = mapping.bind(&specs, None, &Waivers::none()) {
+            if let Err(report) = mapping.bind(&specs, None, &AllowedProblems::none()) {
                 return mapping_errors(source.folder.path(), &None, &report, arguments.json);
             }
             warn(if arguments.json {
@@ -118,14 +118,14 @@ fn split(
     let mut staging = stage(&arguments.destination)?;
     staging.check_space(bytes)?;
     let copied = copy_sidecar_files(source.folder_path(), &mut staging, None)?;
-    let identity = Mapping::identity().bind(&specs, None, &Waivers::none())?;
+    let identity = Mapping::identity().bind(&specs, None, &AllowedProblems::none())?;
     let progress = progress_bar(bytes);
     let mut read_bytes = 0;
     for rank in 0..layout.ranks() {
         let (file, regions) = rank_writer(layout, &specs, rank)?;
         let wants = regions.0.into_iter().filter_map(|(name, region)| {
             let expr = identity.expr(&name)?;
-            Some(Want::new(name, expr, region))
+            Some(LoadRequest::new(name, expr, region))
         });
         let (graph, wants) = (identity.graph(), wants.collect());
         let mut stream = Stream::new(graph, &source.folder, wants, limits, &progress)?;

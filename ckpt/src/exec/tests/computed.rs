@@ -6,9 +6,9 @@ use std::ops::Range;
 use super::Collect;
 use crate::exec::execute;
 use crate::graph::{Computation, Compute, Graph, Operand, TensorType};
-use crate::mapping::{Mapping, TensorSpec, Waivers};
-use crate::plan::{Catalog, LoadPlan, Options, Want};
-use crate::source::{Choice, Sources};
+use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
+use crate::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use crate::source::{BackendChoice, Sources};
 use crate::{Dtype, Error, FileWriter, Folder};
 
 const ROWS: u64 = 12;
@@ -70,7 +70,7 @@ fn what_is_computed_is_a_tensor_like_others() {
     .unwrap();
     let there = tensors
         .map(|(name, shape)| TensorSpec::new(name, Dtype::F32, &shape.map(|extent| extent as u64)));
-    let bound = map.bind(&there, None, &Waivers::none());
+    let bound = map.bind(&there, None, &AllowedProblems::none());
     let bound = bound.unwrap_or_else(|report| panic!("{report}"));
     let expected = |name: &str, row: u64, column: u64| match name {
         "merged" => merged(row, column),
@@ -83,7 +83,7 @@ fn what_is_computed_is_a_tensor_like_others() {
     };
 
     let folder = Folder::open(place.path()).unwrap();
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let mut digests = BTreeMap::new();
     for (window, threads) in [
         (1, 1),
@@ -94,12 +94,12 @@ fn what_is_computed_is_a_tensor_like_others() {
         (1 << 20, 4),
     ] {
         for part in [false, true] {
-            let wants = bound.made().map(|spec| {
+            let wants = bound.outputs().map(|spec| {
                 let from = u64::from(part && spec.shape[0] > 2);
                 let region = [from..spec.shape[0], from..spec.shape[1]];
-                Want::new(spec.name.clone(), bound.expr(&spec.name).unwrap(), region)
+                LoadRequest::new(spec.name.clone(), bound.expr(&spec.name).unwrap(), region)
             });
-            let wants: Vec<Want> = wants.collect();
+            let wants: Vec<LoadRequest> = wants.collect();
             let options = Options {
                 window,
                 threads,
@@ -179,10 +179,10 @@ fn depth_is_bounded() {
         "permute: there are 256 operations below it already; load what they make, and go on"
     );
 
-    let wants = [Want::all("made", &graph, made)];
+    let wants = [LoadRequest::all("made", &graph, made)];
     let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &Options::default()).unwrap();
     let sink = Collect::default();
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     execute(&plan, &sources, &sink, &|_| {}).unwrap();
     let made = sink.done.into_inner().unwrap();
     assert_eq!(made["made"], [0, 10, 20, 30, 40, 50].map(|it| it + 128));

@@ -8,7 +8,7 @@ use super::super::{Exchange, ExchangeError, Replica, Stats, execute_shared};
 use super::world::World;
 use super::{Collect, backend, large, options};
 use crate::plan::{Catalog, Digest, LoadPlan, Options};
-use crate::source::{Choice, Sources};
+use crate::source::{BackendChoice, Sources};
 use crate::{Error, Folder};
 
 /// Carries a plan for each replica out at the same time.
@@ -49,7 +49,7 @@ proptest! {
         let (catalog, wants) = (Catalog::of(&folder), &world.wants);
         let plan = LoadPlan::new(&world.graph, &catalog, wants, &options).unwrap();
         let sources: Vec<Sources> =
-            (0..replicas).map(|_| Sources::of(&folder, choice).unwrap()).collect();
+            (0..replicas).map(|_| Sources::open(&folder, choice).unwrap()).collect();
 
         let mut read = 0;
         for (stats, sink) in execute_all(&vec![&plan; replicas], &sources) {
@@ -67,7 +67,7 @@ fn one_replicas_error_ends_all() {
     let (_here, folder, plan) = large();
     let (_there, elsewhere, _) = large();
     let sources: Vec<Sources> = [&folder, &elsewhere, &folder]
-        .map(|it| Sources::of(it, Choice::Auto).unwrap())
+        .map(|it| Sources::open(it, BackendChoice::Auto).unwrap())
         .into();
     let path = elsewhere.files()[0].path();
     let broken = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -94,10 +94,10 @@ fn replicas_of_different_plans_are_refused() {
     let x = graph
         .source("x", crate::Dtype::F32, &[1 << 10, 1 << 10])
         .unwrap();
-    let want = crate::plan::Want::all("x", &graph, x);
+    let want = crate::plan::LoadRequest::all("x", &graph, x);
     let other = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &Options::default()).unwrap();
     let sources: Vec<Sources> = (0..3)
-        .map(|_| Sources::of(&folder, Choice::Auto).unwrap())
+        .map(|_| Sources::open(&folder, BackendChoice::Auto).unwrap())
         .collect();
 
     for (stats, sink) in execute_all(&[&plan, &plan, &other], &sources) {
@@ -116,7 +116,7 @@ fn replicas_can_load_again_but_not_without_each_other() {
     let (_place, folder, plan) = large();
     let mut replicas = Replica::all(2);
     let load = |replica: &Replica| {
-        let sources = Sources::of(&folder, Choice::Auto).unwrap();
+        let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
         execute_shared(&plan, &sources, &Collect::default(), replica, &|_| {})
     };
     for _ in 0..2 {
@@ -181,7 +181,7 @@ fn a_replica_that_there_is_not_is_refused() {
     }
 
     let (_place, folder, plan) = large();
-    let sources = Sources::of(&folder, Choice::Auto).unwrap();
+    let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let refused = execute_shared(&plan, &sources, &Collect::default(), &Nobody, &|_| {});
     assert_eq!(
         refused.unwrap_err().to_string(),

@@ -2,8 +2,8 @@
 
 use crate::exec::{Slices, execute};
 use crate::graph::{Graph, Scalar, Step};
-use crate::plan::{Catalog, LoadPlan, Options, Want};
-use crate::source::{Choice, Sources};
+use crate::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use crate::source::{BackendChoice, Sources};
 use crate::{Dtype, Error, FileWriter, Folder};
 
 const SHAPE: [u64; 2] = [7, 33];
@@ -38,8 +38,8 @@ fn steps_are_done_to_each_element() {
         let scaled = graph.scale(cast, 0.7).unwrap();
         let turned = graph.transpose(scaled, 0, 1).unwrap();
         let wants = [
-            Want::all("plain", &graph, scaled),
-            Want::new("turned", turned, [3..30, 2..7]),
+            LoadRequest::all("plain", &graph, scaled),
+            LoadRequest::new("turned", turned, [3..30, 2..7]),
         ];
         let steps = [Step::Cast(to), Step::Scale(crate::graph::Real(0.7))];
         let expected = |row: u64, column: u64| {
@@ -59,7 +59,7 @@ fn steps_are_done_to_each_element() {
             };
             let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
             let mut memory = [0, 1].map(|at| vec![0; plan.targets()[at].bytes as usize]);
-            let sources = Sources::of(&folder, Choice::Auto).unwrap();
+            let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
             let slices = Slices::new(memory.iter_mut().map(|it| &mut it[..]));
             execute(&plan, &sources, &slices, &|_| {}).unwrap();
 

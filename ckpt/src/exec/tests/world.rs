@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::Dtype;
 use crate::graph::{Expr, Graph};
-use crate::plan::Want;
+use crate::plan::LoadRequest;
 
 /// An expression and its elements.
 #[derive(Clone)]
@@ -28,7 +28,7 @@ struct Tensor {
 
 pub(super) struct World {
     pub(super) graph: Graph,
-    pub(super) wants: Vec<Want>,
+    pub(super) wants: Vec<LoadRequest>,
     tensors: Vec<Tensor>,
     /// Of each want: the dtype and the elements of its region.
     meant: Vec<(Dtype, Vec<Element>)>,
@@ -126,7 +126,7 @@ impl World {
         let elements = all.iter().filter(inside).map(|at| value.at(at)).collect();
         self.meant.push((dtype, elements));
         let name = format!("target {}", self.wants.len());
-        self.wants.push(Want::new(name, value.expr, region));
+        self.wants.push(LoadRequest::new(name, value.expr, region));
         self.wanted.push((dtype, value));
     }
 
@@ -289,7 +289,7 @@ impl World {
     /// What the targets must be.
     pub(super) fn expected(&self) -> BTreeMap<String, Vec<u8>> {
         let wants = self.wants.iter().zip(&self.meant);
-        let bytes = |(want, (dtype, elements)): (&Want, &(Dtype, Vec<Element>))| {
+        let bytes = |(want, (dtype, elements)): (&LoadRequest, &(Dtype, Vec<Element>))| {
             let size = dtype.bits() / 8;
             let bytes = elements.iter().flat_map(|(tensor, at)| {
                 &self.tensors[*tensor].bytes[*at as usize * size..][..size]

@@ -1,12 +1,12 @@
 //! What is told when a map cannot be read, or does not fit.
 
 use super::{bind, specs};
-use crate::mapping::{Mapping, TensorSpec, Waivers};
+use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
 fn refuse(map: &str, there: &[TensorSpec], wanted: Option<&[TensorSpec]>) -> String {
     let bound = Mapping::parse(map)
         .unwrap()
-        .bind(there, wanted, &Waivers::none());
+        .bind(there, wanted, &AllowedProblems::none());
     bound.unwrap_err().to_string()
 }
 
@@ -228,7 +228,7 @@ proptest::proptest! {
             return Ok(());
         };
         for mapping in [&mapping, &mapping.reversed()] {
-            if let Ok(bound) = mapping.bind(&there, None, &Waivers::none()) {
+            if let Ok(bound) = mapping.bind(&there, None, &AllowedProblems::none()) {
                 let _ = bound.inverse();
             }
         }

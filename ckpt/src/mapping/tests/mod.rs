@@ -16,7 +16,7 @@ fn specs(tensors: &[(&str, &[u64])]) -> Vec<TensorSpec> {
 fn bind(map: &str, there: &[TensorSpec]) -> Bound {
     let bound = Mapping::parse(map)
         .unwrap()
-        .bind(there, None, &Waivers::none());
+        .bind(there, None, &AllowedProblems::none());
     bound.unwrap_or_else(|report| panic!("{report}"))
 }
 

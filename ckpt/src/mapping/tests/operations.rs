@@ -2,7 +2,7 @@
 
 use super::{bind, elements, specs};
 use crate::Dtype;
-use crate::mapping::{Mapping, TensorSpec, Waivers};
+use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
 /// Each operation, by what its result is made of.
 #[test]
@@ -35,9 +35,9 @@ fn operations_do_what_they_say() {
     ];
     for (operation, expected) in cases {
         let map = format!("{all}made = {operation}");
-        let waivers = Waivers::none().and("unexpected").unwrap();
-        let waivers = waivers.and("partly-used").unwrap();
-        let bound = Mapping::parse(&map).unwrap().bind(&there, None, &waivers);
+        let allowed = AllowedProblems::none().and("unexpected").unwrap();
+        let allowed = allowed.and("partly-used").unwrap();
+        let bound = Mapping::parse(&map).unwrap().bind(&there, None, &allowed);
         let bound = bound.unwrap_or_else(|report| panic!("{operation}: {report}"));
         assert_eq!(elements(&bound, "made").join(" "), expected, "{operation}");
     }
@@ -56,7 +56,7 @@ fn what_is_gone_over_may_come_first() {
             })
             .collect();
         let bound = bind(&format!("w.{{l}} = stack({template}, each=e)"), &there);
-        let mut made: Vec<TensorSpec> = bound.made().collect();
+        let mut made: Vec<TensorSpec> = bound.outputs().collect();
         made.sort_by_key(|it| it.name.len());
         let names: Vec<&str> = made.iter().map(|it| it.name.as_str()).collect();
         let expected = (0..12).map(|layer| format!("w.{layer}"));

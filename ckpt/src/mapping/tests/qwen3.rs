@@ -2,7 +2,7 @@
 
 use super::{bind, specs};
 use crate::Dtype;
-use crate::mapping::{Mapping, TensorSpec, Waivers};
+use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
 /// The names of Hugging Face's Qwen3-MoE, per expert, to one tensor for all experts, with query, key
 /// and value in one.
@@ -71,7 +71,7 @@ fn a_mixture_of_experts_there_and_back() {
     for tied in [false, true] {
         let there = qwen3_moe(3, 12, tied);
         let bound = bind(QWEN3_MOE, &there);
-        let made: Vec<TensorSpec> = bound.made().collect();
+        let made: Vec<TensorSpec> = bound.outputs().collect();
         assert_eq!(made.len(), 3 + 3 * 9);
         let experts = "model.layers.2.mlp.experts.gate_up_proj";
         let experts = made.iter().find(|it| it.name == experts).unwrap();
@@ -80,7 +80,7 @@ fn a_mixture_of_experts_there_and_back() {
         let back = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
         let mut expected = there.clone();
         expected.sort_by(|a, b| a.name.cmp(&b.name));
-        assert_eq!(back.made().collect::<Vec<_>>(), expected);
+        assert_eq!(back.outputs().collect::<Vec<_>>(), expected);
         let ties: Vec<_> = back.ties().iter().collect();
         match tied {
             true => assert_eq!(ties.len(), 1, "{ties:?}"),
@@ -94,19 +94,25 @@ fn a_mixture_of_experts_there_and_back() {
 fn what_is_wanted_decides_what_is_read() {
     let there = qwen3_moe(3, 2, true);
     let whole = bind(QWEN3_MOE, &there);
-    let wanted: Vec<TensorSpec> = whole.made().filter(|it| it.name.contains(".1.")).collect();
+    let wanted: Vec<TensorSpec> = whole
+        .outputs()
+        .filter(|it| it.name.contains(".1."))
+        .collect();
     let mapping = Mapping::parse(QWEN3_MOE).unwrap();
     let stage = mapping
-        .bind(&there, Some(&wanted), &Waivers::none())
+        .bind(&there, Some(&wanted), &AllowedProblems::none())
         .unwrap();
-    assert_eq!(stage.made().collect::<Vec<_>>(), wanted);
+    assert_eq!(stage.outputs().collect::<Vec<_>>(), wanted);
     assert!(
         stage
-            .used()
+            .inputs()
             .all(|it| it.name.starts_with("model.layers.1."))
     );
-    assert_eq!(stage.used().count(), 8 + 1 + 2 * 3);
-    assert_eq!(stage.report().unwanted, there.len() - stage.used().count());
+    assert_eq!(stage.inputs().count(), 8 + 1 + 2 * 3);
+    assert_eq!(
+        stage.report().unwanted,
+        there.len() - stage.inputs().count()
+    );
 }
 
 #[test]
@@ -116,13 +122,13 @@ fn everything_that_does_not_fit_is_told_at_once() {
     there.push(TensorSpec::new("extra", Dtype::F32, &[2]));
     let mapping = Mapping::parse(QWEN3_MOE).unwrap();
     let whole = bind(QWEN3_MOE, &qwen3_moe(2, 3, false));
-    let mut wanted: Vec<TensorSpec> = whole.made().collect();
+    let mut wanted: Vec<TensorSpec> = whole.outputs().collect();
     wanted[0].shape = vec![20, 9];
     wanted[1].dtype = Dtype::F16;
     wanted.push(TensorSpec::new("nobody", Dtype::F32, &[1]));
 
     let report = mapping
-        .bind(&there, Some(&wanted), &Waivers::none())
+        .bind(&there, Some(&wanted), &AllowedProblems::none())
         .unwrap_err();
     let expected = "5 problems
   mismatched: `lm_head.weight` is wanted as BF16 [20, 9], and line 4 of the map makes BF16 [20, 8]
@@ -132,14 +138,14 @@ fn everything_that_does_not_fit_is_told_at_once() {
   unmade: `nobody` is wanted, and no rule makes it of what is there";
     assert_eq!(report.to_string(), expected);
 
-    let waivers = ["unexpected:extra", "unmade:nob{r:path}", "narrowed"];
-    let waivers = waivers
+    let allowed = ["unexpected:extra", "unmade:nob{r:path}", "narrowed"];
+    let allowed = allowed
         .iter()
-        .try_fold(Waivers::none(), |all, it| all.and(it))
+        .try_fold(AllowedProblems::none(), |all, it| all.and(it))
         .unwrap();
-    let report = mapping.bind(&there, Some(&wanted), &waivers).unwrap_err();
-    assert_eq!((report.problems.len(), report.waived.len()), (2, 3));
-    assert!(Waivers::none().and("missing:x").is_err());
+    let report = mapping.bind(&there, Some(&wanted), &allowed).unwrap_err();
+    assert_eq!((report.problems.len(), report.allowed.len()), (2, 3));
+    assert!(AllowedProblems::none().and("missing:x").is_err());
 }
 
 /// One map on top of another, with a way back through both.
@@ -151,7 +157,11 @@ fn maps_compose() {
         inner.{rest:path} = {rest:path}
         q.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 0, 16)
         kv.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 16, 24)";
-    let both = fused.then(&Mapping::parse(scoped).unwrap(), None, &Waivers::none());
+    let both = fused.then(
+        &Mapping::parse(scoped).unwrap(),
+        None,
+        &AllowedProblems::none(),
+    );
     let both = both.unwrap();
     let q = both
         .graph()
@@ -165,11 +175,15 @@ fn maps_compose() {
 
     let cut = "concat(q.{l}, kv.{l}, shares=2:1) = model.layers.{l}.self_attn.qkv_proj.weight
                inner.{rest:path} = {rest:path}";
-    let both = fused.then(&Mapping::parse(cut).unwrap(), None, &Waivers::none());
+    let both = fused.then(
+        &Mapping::parse(cut).unwrap(),
+        None,
+        &AllowedProblems::none(),
+    );
     let back = both.unwrap().inverse().unwrap();
     let mut expected = there.clone();
     expected.sort_by(|a, b| a.name.cmp(&b.name));
-    assert_eq!(back.made().collect::<Vec<_>>(), expected);
+    assert_eq!(back.outputs().collect::<Vec<_>>(), expected);
 }
 
 /// What a second map leaves out of what the first one made is told, by the tensor that is read.
@@ -178,7 +192,9 @@ fn nothing_is_lost_between_two_maps() {
     let there = specs(&[("a", &[4]), ("b", &[6])]);
     let both = bind("ab = concat(a, b)", &there);
     let first = Mapping::parse("x = slice(ab, 0, 5)").unwrap();
-    let report = both.then(&first, None, &Waivers::none()).unwrap_err();
+    let report = both
+        .then(&first, None, &AllowedProblems::none())
+        .unwrap_err();
     assert_eq!(
         report.to_string(),
         "1 problem\n  partly used: 1 of 6 elements of `b`"

@@ -2,11 +2,11 @@
 
 use super::{bind, elements};
 use crate::Dtype;
-use crate::draws::Draws;
 use crate::mapping::TensorSpec;
+use crate::splitmix::SplitMix64;
 
 /// A random term that can be solved for its names, of a shape; the names are added to `there`.
-fn term(draw: &mut Draws, shape: &[u64], depth: u32, there: &mut Vec<TensorSpec>) -> String {
+fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, there: &mut Vec<TensorSpec>) -> String {
     let rank = shape.len();
     let dim = draw.below(rank as u64) as usize;
     let with = |extents: &[u64]| {
@@ -19,7 +19,7 @@ fn term(draw: &mut Draws, shape: &[u64], depth: u32, there: &mut Vec<TensorSpec>
         there.push(TensorSpec::new(&name, Dtype::F32, shape));
         return name;
     }
-    let mut next = |draw: &mut Draws, shape: &[u64]| term(draw, shape, depth - 1, there);
+    let mut next = |draw: &mut SplitMix64, shape: &[u64]| term(draw, shape, depth - 1, there);
     match draw.below(7) {
         0 if shape[dim] > 1 => {
             let first = 1 + draw.below(shape[dim] - 1);
@@ -68,14 +68,14 @@ proptest::proptest! {
     /// The way back of a random map takes each element where it came from.
     #[test]
     fn there_and_back_is_the_same(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
-        let (mut draw, mut there) = (Draws::new(seed), Vec::new());
+        let (mut draw, mut there) = (SplitMix64::new(seed), Vec::new());
         let shape: Vec<u64> = (0..1 + draw.below(3)).map(|_| 1 + draw.below(6)).collect();
         let term = term(&mut draw, &shape, depth, &mut there);
         let bound = bind(&format!("x = {term}"), &there);
         let back = bound.inverse().unwrap_or_else(|why| panic!("{term}: {why}"));
 
         let forth = elements(&bound, "x");
-        for spec in back.made() {
+        for spec in back.outputs() {
             for (at, place) in elements(&back, &spec.name).iter().enumerate() {
                 let place: usize = place.strip_prefix('x').unwrap().parse().unwrap();
                 proptest::prop_assert_eq!(&forth[place], &format!("{}{at}", spec.name));

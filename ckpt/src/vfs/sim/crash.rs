@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::tree::{File, FileChange, Folder, Names, Node, ROOT, Tree};
-use crate::draws::Draws;
+use crate::splitmix::SplitMix64;
 
 /// What a disk writes whole or not at all.
 const SECTOR: usize = 512;
@@ -47,7 +47,7 @@ impl Survivors {
         }
         // A few changes have only so many states.
         let budget = budget.min(2 + 16 * pending);
-        let mut draws = Draws::new(seed);
+        let mut draws = SplitMix64::new(seed);
         // With one change, "only this" is "all"; with two, "all but one" is "only the other".
         let mut regular = Vec::new();
         if pending > 1 {
@@ -119,7 +119,7 @@ fn keep_named(from: &mut BTreeMap<u64, Node>, ino: u64, to: &mut BTreeMap<u64, N
 struct Chance {
     survivors: Survivors,
     at: usize,
-    draws: Draws,
+    draws: SplitMix64,
     /// Of 4.
     likely: u64,
 }
@@ -130,7 +130,7 @@ impl Chance {
             Survivors::Random(seed) => seed,
             _ => 0,
         };
-        let mut draws = Draws::new(seed);
+        let mut draws = SplitMix64::new(seed);
         let likely = 1 + draws.below(3);
         Chance {
             survivors,

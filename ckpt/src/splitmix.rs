@@ -2,11 +2,11 @@
 
 /// A sequence of numbers that depends on nothing but its seed.
 #[derive(Debug, Clone)]
-pub(crate) struct Draws(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Draws {
-    pub(crate) fn new(seed: u64) -> Draws {
-        Draws(seed)
+impl SplitMix64 {
+    pub(crate) fn new(seed: u64) -> SplitMix64 {
+        SplitMix64(seed)
     }
 
     pub(crate) fn next(&mut self) -> u64 {
@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_splitmix64() {
         // The first outputs of the reference implementation for seed 1234567.
-        let mut draws = Draws::new(1_234_567);
+        let mut draws = SplitMix64::new(1_234_567);
         let first = [(); 3].map(|()| draws.next());
         assert_eq!(
             first,
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn a_shuffle_loses_nothing() {
         let mut values: Vec<u32> = (0..50).collect();
-        Draws::new(3).shuffle(&mut values);
+        SplitMix64::new(3).shuffle(&mut values);
         assert_ne!(values, (0..50).collect::<Vec<_>>());
         values.sort_unstable();
         assert_eq!(values, (0..50).collect::<Vec<_>>());

@@ -8,7 +8,7 @@ use crate::names::Listed;
 /// Why a folder is no complete checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Flaw {
+pub enum IntegrityError {
     /// There is no manifest: the folder was not published by this program, or not completely.
     #[error("it has no manifest.json")]
     NoManifest,
@@ -39,19 +39,19 @@ pub enum Flaw {
         files: Vec<String>,
     },
     /// A file has another size.
-    #[error("{file} has {found} bytes, its manifest says {wanted}")]
+    #[error("{file} has {found} bytes, its manifest says {expected}")]
     WrongSize {
         /// Its path below the folder.
         file: String,
         /// Bytes it should have.
-        wanted: u64,
+        expected: u64,
         /// Bytes it has.
         found: u64,
     },
     /// A file has the right size and other content.
     #[error(
         "{file} is damaged: bytes {}..{} (block {block}) have digest {found}, its manifest says \
-         {wanted}", range.start, range.end
+         {expected}", range.start, range.end
     )]
     WrongDigest {
         /// Its path below the folder.
@@ -61,7 +61,7 @@ pub enum Flaw {
         /// The bytes of the block.
         range: Range<u64>,
         /// The digest it should have.
-        wanted: String,
+        expected: String,
         /// The digest it has.
         found: String,
     },

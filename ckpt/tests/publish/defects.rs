@@ -31,9 +31,9 @@ fn a_torn_folder_is_never_chosen() {
     }
 
     fs::write(torn.join("train.json"), b"longer than it was").unwrap();
-    let survey = survey(run.path()).unwrap();
-    assert_eq!((survey.complete.len(), survey.incomplete.len()), (1, 1));
-    let text = survey.incomplete[0].to_string();
+    let scan = scan(run.path()).unwrap();
+    assert_eq!((scan.complete.len(), scan.incomplete.len()), (1, 1));
+    let text = scan.incomplete[0].to_string();
     assert!(
         text.contains("step-000002") && text.contains("train.json has 18 bytes"),
         "{text}"
@@ -93,16 +93,28 @@ fn manifests_cannot_lead_out_of_their_folder() {
 
     for to in ["../train.json", "/etc/passwd", "model/../train.json"] {
         fs::write(&path, reseal(&whole, "train.json", to)).unwrap();
-        let flaw = flaw(published.path());
-        assert!(matches!(flaw, Flaw::BadManifest { .. }), "{to}: {flaw}");
+        let problem = problem(published.path());
+        assert!(
+            matches!(problem, IntegrityError::BadManifest { .. }),
+            "{to}: {problem}"
+        );
     }
     fs::write(&path, reseal(&whole, "train.json", "drain.json")).unwrap();
-    assert!(matches!(flaw(published.path()), Flaw::MissingFiles { .. }));
+    assert!(matches!(
+        problem(published.path()),
+        IntegrityError::MissingFiles { .. }
+    ));
     fs::write(&path, whole.replace("train.json", "drain.json")).unwrap();
-    assert!(matches!(flaw(published.path()), Flaw::BrokenSeal { .. }));
+    assert!(matches!(
+        problem(published.path()),
+        IntegrityError::BrokenSeal { .. }
+    ));
 
     fs::write(&path, reseal(&whole, "\"version\": 2", "\"version\": 3")).unwrap();
-    assert_eq!(flaw(published.path()), Flaw::NewerVersion { found: 3 });
+    assert_eq!(
+        problem(published.path()),
+        IntegrityError::NewerVersion { found: 3 }
+    );
 
     // Made by a newer program: not ours to replace.
     let error = Staging::new(run.path(), &step_name(1)).unwrap_err();
@@ -165,13 +177,13 @@ fn damage_has_a_place() {
         let count = |bytes| {
             read.fetch_add(bytes, Ordering::Relaxed);
         };
-        let damage = published.damage(threads, count).unwrap();
+        let damage = published.find_damage(threads, count).unwrap();
         assert_eq!(read.into_inner(), 5000);
 
         let places: Vec<_> = damage
             .iter()
-            .map(|flaw| match flaw {
-                Flaw::WrongDigest {
+            .map(|problem| match problem {
+                IntegrityError::WrongDigest {
                     file, block, range, ..
                 } => (file.as_str(), *block, range.clone()),
                 other => panic!("{other}"),
@@ -179,7 +191,7 @@ fn damage_has_a_place() {
             .collect();
         assert_eq!(places, [("b.bin", 0, 0..1000), ("b.bin", 2, 2000..2500)]);
     }
-    let text = flaw(published.path()).to_string();
+    let text = problem(published.path()).to_string();
     assert!(
         text.contains("b.bin is damaged: bytes 0..1000 (block 0)"),
         "{text}"
@@ -202,8 +214,8 @@ fn what_is_reserved_must_be_written() {
         matches!(
             error,
             Error::WrongLength {
-                wanted: 10,
-                given: 9,
+                expected: 10,
+                actual: 9,
                 ..
             }
         ),
@@ -213,7 +225,7 @@ fn what_is_reserved_must_be_written() {
     staging.reserve("big.bin", 10).unwrap();
     let error = staging.commit().unwrap_err();
     assert!(
-        matches!(error, Error::WrongLength { given: 0, .. }),
+        matches!(error, Error::WrongLength { actual: 0, .. }),
         "{error}"
     );
     assert_eq!(names_in(run.path()), [""; 0]);
@@ -240,8 +252,8 @@ fn absent_checkpoints_are_not_incomplete() {
     let expected = format!("beside it is {}", newest.path().display());
     assert!(said.ends_with(&expected), "{said}");
     assert!(matches!(
-        flaw(&run.path().join("step-000009")),
-        Flaw::NoManifest
+        problem(&run.path().join("step-000009")),
+        IntegrityError::NoManifest
     ));
 
     let said = error(&run.path().join("none/step-000001"));
@@ -260,10 +272,12 @@ fn links_are_no_part_of_a_checkpoint() {
         let elsewhere = run.path().join(format!("elsewhere-{step}"));
         fs::rename(path.join(linked), &elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, path.join(linked)).unwrap();
-        match (linked, flaw(&path)) {
-            ("manifest.json", Flaw::NoManifest) => {}
-            ("train.json", Flaw::MissingFiles { files }) => assert_eq!(files, ["train.json"]),
-            ("model", Flaw::MissingFiles { files }) => assert_eq!(files.len(), 2),
+        match (linked, problem(&path)) {
+            ("manifest.json", IntegrityError::NoManifest) => {}
+            ("train.json", IntegrityError::MissingFiles { files }) => {
+                assert_eq!(files, ["train.json"])
+            }
+            ("model", IntegrityError::MissingFiles { files }) => assert_eq!(files.len(), 2),
             other => panic!("{other:?}"),
         }
     }

@@ -48,7 +48,7 @@ pub(crate) fn open_below(folder: &Path, below: &str) -> io::Result<File> {
 
 /// A folder whose files are opened by name.
 #[derive(Debug)]
-pub(crate) struct Beneath {
+pub(crate) struct ConfinedFolder {
     path: PathBuf,
     folder: OwnedFd,
     blobs: Option<Blobs>,
@@ -61,15 +61,15 @@ struct Blobs {
     folder: OwnedFd,
 }
 
-impl Beneath {
-    pub(crate) fn new(path: &Path) -> Result<Beneath> {
+impl ConfinedFolder {
+    pub(crate) fn new(path: &Path) -> Result<ConfinedFolder> {
         let error = |errno: Errno| Error::io("open", path, errno.into());
         let folder = openat(CWD, path, FOLDER, Mode::empty()).map_err(error)?;
 
         let real = fs::canonicalize(path).map_err(|error| Error::io("open", path, error))?;
         let blobs = Blobs::of_snapshot(&real, &folder).map_err(error)?;
 
-        Ok(Beneath {
+        Ok(ConfinedFolder {
             path: path.to_owned(),
             folder,
             blobs,
@@ -288,7 +288,7 @@ mod tests {
         let path = parent.path().join("folder");
         fs::create_dir(&path).unwrap();
         fs::write(path.join("file"), b"first").unwrap();
-        let beneath = Beneath::new(&path).unwrap();
+        let beneath = ConfinedFolder::new(&path).unwrap();
 
         fs::rename(&path, parent.path().join("moved")).unwrap();
         fs::create_dir(&path).unwrap();

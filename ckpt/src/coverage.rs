@@ -7,7 +7,7 @@ use crate::blocks::Block;
 /// Why parts are not a whole file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Untiled {
+pub enum CoverageError {
     /// Nobody wrote these bytes.
     #[error(
         "nobody wrote bytes {}..{} (before them: {}, after them: {})", range.start, range.end,
@@ -34,11 +34,11 @@ pub enum Untiled {
     },
 }
 
-impl Untiled {
+impl CoverageError {
     /// The bytes that were not written, or twice.
     pub fn range(&self) -> &Range<u64> {
         match self {
-            Untiled::Gap { range, .. } | Untiled::Overlap { range, .. } => range,
+            CoverageError::Gap { range, .. } | CoverageError::Overlap { range, .. } => range,
         }
     }
 }
@@ -51,7 +51,7 @@ fn writer_text(writer: &Option<String>) -> String {
 }
 
 /// Puts parts into order and proves that they are bytes `0..len`.
-pub(crate) fn tile(len: u64, mut parts: Vec<(&str, Block)>) -> Result<Vec<Block>, Untiled> {
+pub(crate) fn tile(len: u64, mut parts: Vec<(&str, Block)>) -> Result<Vec<Block>, CoverageError> {
     parts.sort_by_key(|&(writer, block)| (block.offset, block.bytes, writer));
 
     let mut end = 0;
@@ -63,7 +63,7 @@ pub(crate) fn tile(len: u64, mut parts: Vec<(&str, Block)>) -> Result<Vec<Block>
         if block.offset < end {
             let writers = [last.unwrap_or_default(), writer].map(str::to_owned);
             let range = block.offset..end.min(block.end());
-            return Err(Untiled::Overlap { range, writers });
+            return Err(CoverageError::Overlap { range, writers });
         }
         end = block.end();
         last = Some(writer);
@@ -75,8 +75,8 @@ pub(crate) fn tile(len: u64, mut parts: Vec<(&str, Block)>) -> Result<Vec<Block>
     Ok(parts.into_iter().map(|(_, block)| block).collect())
 }
 
-fn gap(range: Range<u64>, before: Option<&str>, after: Option<&str>) -> Untiled {
-    Untiled::Gap {
+fn gap(range: Range<u64>, before: Option<&str>, after: Option<&str>) -> CoverageError {
+    CoverageError::Gap {
         range,
         before: before.map(str::to_owned),
         after: after.map(str::to_owned),
@@ -144,16 +144,16 @@ mod tests {
                 end += size;
             }
             let sorted: Vec<Block> = blocks.iter().map(|(_, block)| *block).collect();
-            crate::draws::Draws::new(order).shuffle(&mut blocks);
+            crate::splitmix::SplitMix64::new(order).shuffle(&mut blocks);
             prop_assert_eq!(tile(end, blocks.clone()), Ok(sorted));
 
             let picked = pick.index(blocks.len());
             let mut fewer = blocks.clone();
             fewer.remove(picked);
-            let is_gap = matches!(tile(end, fewer), Err(Untiled::Gap { .. }));
+            let is_gap = matches!(tile(end, fewer), Err(CoverageError::Gap { .. }));
             prop_assert!(is_gap);
             blocks.push(blocks[picked]);
-            let is_overlap = matches!(tile(end, blocks), Err(Untiled::Overlap { .. }));
+            let is_overlap = matches!(tile(end, blocks), Err(CoverageError::Overlap { .. }));
             prop_assert!(is_overlap);
         }
     }

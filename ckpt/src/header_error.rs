@@ -3,12 +3,12 @@
 use crate::Dtype;
 use crate::header::{MAX_DIMS, MAX_HEADER_BYTES};
 use crate::json::MAX_DEPTH;
-use crate::names::NameProblem;
+use crate::names::NameError;
 
 /// A rule of the safetensors format that a file breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Violation {
+pub enum HeaderError {
     /// Fewer than the 8 bytes of the header's length.
     #[error("it has {file_len} bytes, a header's length alone takes 8; it is cut short or empty")]
     TooShort {
@@ -82,7 +82,7 @@ pub enum Violation {
         /// The name.
         name: String,
         /// What is wrong with it.
-        problem: NameProblem,
+        problem: NameError,
     },
     /// A dtype that the format does not have.
     #[error("tensor `{}` has the unknown dtype `{}`", name.escape_debug(), dtype.escape_debug())]
@@ -146,7 +146,7 @@ pub enum Violation {
     },
     /// Dtype and shape need another number of bytes than the offsets span.
     #[error(
-        "tensor `{}` of {dtype} {shape:?} has {wanted} bytes but its offsets span {spanned}",
+        "tensor `{}` of {dtype} {shape:?} has {expected} bytes but its offsets span {spanned}",
         name.escape_debug()
     )]
     WrongSize {
@@ -157,7 +157,7 @@ pub enum Violation {
         /// Its shape.
         shape: Vec<usize>,
         /// Bytes by dtype and shape.
-        wanted: usize,
+        expected: usize,
         /// Bytes by the offsets.
         spanned: u64,
     },

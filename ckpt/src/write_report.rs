@@ -9,7 +9,7 @@ use crate::blocks::{Block, MAX_BLOCK_BYTES};
 /// What a writer wrote: proof enough to seal files that others never read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Receipt {
+pub struct WriteReport {
     /// The writer's name.
     pub writer: String,
     /// The blocks of each file, by path below the staging folder.
@@ -19,7 +19,7 @@ pub struct Receipt {
 /// What is wrong with a receipt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReceiptProblem {
+pub enum WriteReportError {
     /// This writer has given one already.
     #[error("a writer of this name has given one already; names must differ")]
     Twice,
@@ -46,21 +46,21 @@ pub enum ReceiptProblem {
     },
 }
 
-impl Receipt {
+impl WriteReport {
     /// Checks the receipt against the files that were created: it may come from another machine.
     pub(crate) fn check(
         &self,
         created: &BTreeMap<String, u64>,
-    ) -> std::result::Result<(), ReceiptProblem> {
+    ) -> std::result::Result<(), WriteReportError> {
         for (path, blocks) in &self.parts {
             let file = || path.clone();
             let Some(&size) = created.get(path) else {
-                return Err(ReceiptProblem::UnknownFile { file: file() });
+                return Err(WriteReportError::UnknownFile { file: file() });
             };
             for block in blocks {
                 let is_sized = (1..=MAX_BLOCK_BYTES).contains(&block.bytes);
                 if !is_sized || block.end() > size {
-                    return Err(ReceiptProblem::BadBlock {
+                    return Err(WriteReportError::BadBlock {
                         file: file(),
                         size,
                         offset: block.offset,

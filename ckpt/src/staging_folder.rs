@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::discover::step_of;
-use crate::flaw::Flaw;
-use crate::hidden::{self, Kind};
+use crate::integrity::IntegrityError;
+use crate::temp_name::{self, Kind};
 use crate::vfs::{FileKind, Lock, Vfs};
 use crate::{Committed, Error, Result};
 
@@ -33,7 +33,7 @@ pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
             Ok(None) => return Ok(Free::Yes),
             Ok(Some(_))
             | Err(Error::Incomplete {
-                flaw: Flaw::NewerVersion { .. },
+                problem: IntegrityError::NewerVersion { .. },
                 ..
             }) => {}
             Err(Error::Incomplete { .. }) => return Ok(Free::Almost),
@@ -48,7 +48,7 @@ pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
 /// Makes the hidden folder and locks it.
 pub(crate) fn make_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
     loop {
-        let folder = hidden::path(vfs, target, Kind::Staging);
+        let folder = temp_name::path(vfs, target, Kind::Staging);
         vfs.make_dir(&folder)
             .map_err(|error| Error::write(&folder, 0, error))?;
 
