@@ -31,10 +31,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let y = layer(&x, &w)?;
         Ok((x, y))
     })?;
-    let (dx, later) = tape.backward_inputs(&[(&y, one.clone())], &[&x_in])?;
+    let (dx, weights) = tape.backward_inputs(&[(&y, one.clone())], &[&x_in])?;
     println!("dx      {:.3?}", dx[0].to_vec::<f32>()?);
     let mut split = Grads::new(std::slice::from_ref(&w))?;
-    later.run(&mut split)?;
+    weights.run(&mut split)?;
     assert_eq!(
         split.get(&w)?.to_vec::<f32>()?,
         full,

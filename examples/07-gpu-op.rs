@@ -4,8 +4,8 @@
 //! `cargo run --example 07-gpu-op` runs it on the emulator, `cargo run --example 07-gpu-op cuda` on
 //! the machine's GPU.
 
-use meshgrad::autograd::cases::Case;
-use meshgrad::autograd::{Closeness, Result, Tolerance, compare, gradcheck};
+use meshgrad::autograd::{Result, Tolerance, gradcheck};
+use meshgrad::opcheck::{self, Case, Closeness, compare};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Error, Result as ValueResult, Signature};
 use meshgrad_kernels::assembler::{Arguments, Kernel, Ptx, Target, Variant};
@@ -182,7 +182,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn check(gpu: &Device) -> Result<()> {
+fn check(gpu: &Device) -> opcheck::Result {
     // The mathematics, by finite differences in f64, where there is f64.
     let cpu = Device::cpu();
     let numbers: Vec<f64> = (0..77 * 64).map(|i| (f64::from(i) * 0.7).sin()).collect();

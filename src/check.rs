@@ -5,7 +5,8 @@
 //! the same inputs.
 
 use anyhow::{bail, ensure};
-use meshgrad::autograd::{self, Closeness, Tolerance, cases, compare, gradcheck};
+use meshgrad::autograd::{self, Tolerance, gradcheck};
+use meshgrad::opcheck::{self, Closeness, cases, compare};
 use meshgrad::runtime::{self, DType, Device};
 
 /// What a GPU computes in, and how close it must come to f64: a few roundings of f32 an element,
@@ -45,7 +46,7 @@ fn on_cpu(device: &Device) -> anyhow::Result<()> {
     let mut tally = Tally::default();
     for case in cases::all(device, DType::F64)? {
         let outcome = gradcheck(&case.function, &case.inputs, Tolerance::default());
-        tally.print(case.name, &outcome);
+        tally.print(case.name, &outcome.map_err(opcheck::Error::from));
     }
     tally.judge("gradients", "finite differences")
 }
@@ -82,13 +83,16 @@ struct Tally {
 
 impl Tally {
     /// Counts an outcome, and prints it on a line.
-    fn print(&mut self, name: &str, outcome: &autograd::Result<()>) {
+    fn print(&mut self, name: &str, outcome: &opcheck::Result) {
         match outcome {
             Ok(()) => {
                 self.right += 1;
                 println!("ok      {name}");
             }
-            Err(autograd::Error::Runtime(runtime::Error::NoKernel { op, .. })) => {
+            Err(opcheck::Error::Autograd(autograd::Error::Runtime(runtime::Error::NoKernel {
+                op,
+                ..
+            }))) => {
                 self.missing += 1;
                 println!("--      {name}: no kernel of `{op}` on this device yet");
             }

@@ -44,7 +44,7 @@ enum ComputeDType {
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
-    let loading = hf::Loading::of(&arguments.model);
+    let loading = hf::Loader::of(&arguments.model);
     let loaded = with_loading_bar(|progress| loading.progress(progress).load(device))?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?

@@ -7,6 +7,7 @@
 //! - [`dist`]: parallel configurations, the groups and communicators they need.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
+//! - [`opcheck`]: cases of every differentiable op, checked on your device.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
 //! - [`models`]: Qwen3, dense and mixture-of-experts, as white boxes.
 //! - [`train`]: data, optimizer, schedule, and the loop as a library of parts.
@@ -34,6 +35,7 @@ pub use meshgrad_ckpt as ckpt;
 pub use meshgrad_dist as dist;
 pub use meshgrad_mesh as mesh;
 pub use meshgrad_models as models;
+pub use meshgrad_opcheck as opcheck;
 pub use meshgrad_runtime as runtime;
 pub use meshgrad_train as train;
 

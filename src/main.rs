@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use meshgrad::ckpt::discover;
-use meshgrad::models::hf::Loading;
+use meshgrad::models::hf::Loader;
 use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::{Config, Override};
@@ -210,7 +210,7 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         .and_then(|mut found| found.pop());
     let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
     let mut loaded =
-        with_loading_bar(|progress| Loading::of(&folder).progress(progress).load(device))?;
+        with_loading_bar(|progress| Loader::new(&folder).progress(progress).load(device))?;
     checkpoint::load_router_biases(&folder, &mut loaded.model, device)?;
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
 

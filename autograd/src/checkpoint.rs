@@ -7,9 +7,11 @@ use meshgrad_runtime::{DType, Tensor};
 
 #[cfg(doc)]
 use crate::Error;
-use crate::sweep::{Phase, Slots, Sweep, Walk};
-use crate::tape::{Backward, Dep, in_dtypes, is_recording, output, record_nested, suspended};
-use crate::var::{Node, Place};
+use crate::backward::Backward;
+use crate::slot::{Dep, Pass, Phase, Slots};
+use crate::tape::{BackwardFn, is_recording, record_nested, without_recording};
+use crate::track::{in_dtypes, output};
+use crate::var::{Node, ValueId};
 use crate::{Result, Saved, Tape, Var};
 
 /// Runs `block` on `inputs` and keeps only these for backward, which runs `block` again on a tape
@@ -30,16 +32,16 @@ pub fn checkpoint<const N: usize, const M: usize>(
     }
 
     let constants = inputs.map(|input| Var::constant(input.value().clone()));
-    let (outputs, uses) = suspended(|| block(constants))?;
+    let (outputs, uses) = without_recording(|| block(constants))?;
     let outputs = outputs.map(|output| output.value().clone());
 
     let nested = Nested {
         kept: inputs.map(Var::save),
         dtypes: outputs.each_ref().map(Tensor::dtype),
         block,
-        walked: Mutex::new(None),
+        recomputed: Mutex::new(None),
     };
-    let backward: Backward = Box::new(move |dys, slots, sweep| nested.backward(dys, slots, sweep));
+    let backward: BackwardFn = Box::new(move |dys, slots, pass| nested.backward(dys, slots, pass));
     let first = record_nested(M, &inputs, Dep::Nothing, uses, backward)?;
     let mut at = 0..M;
     Ok(outputs.map(|value| output(value, first, at.next().unwrap_or(0))))
@@ -52,11 +54,11 @@ struct Nested<F, const N: usize, const M: usize> {
     dtypes: [DType; M],
     block: F,
     /// After the inputs' phase: what the weights' phase goes on from.
-    walked: Mutex<Option<Walked>>,
+    recomputed: Mutex<Option<Recomputed>>,
 }
 
-struct Walked {
-    walk: Walk,
+struct Recomputed {
+    backward: Backward,
     /// Gradients of the inputs.
     gradients: Vec<Option<Tensor>>,
 }
@@ -65,51 +67,54 @@ impl<F, const N: usize, const M: usize> Nested<F, N, M>
 where
     F: Fn([Var; N]) -> Result<[Var; M]>,
 {
-    fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>, sweep: &Sweep<'_>) -> Result<()> {
-        let walked = self
-            .walked
+    fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>, pass: &Pass<'_>) -> Result<()> {
+        let recomputed = self
+            .recomputed
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let mut walked = match walked {
-            Some(mut walked) => {
-                sweep.with_grads(|grads| walked.walk.run(Phase::Weights, grads, false))?;
-                walked
+        let mut recomputed = match recomputed {
+            Some(mut recomputed) => {
+                pass.with_grads(|grads| recomputed.backward.run(Phase::Weights, grads, false))?;
+                recomputed
             }
             None => {
                 // A record that depends on weights alone is first met in the weights' phase: all of
                 // it is due then.
-                let phase = match sweep.phase() {
+                let phase = match pass.phase() {
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,
                 };
-                let Some(walked) = self.walk(dys, phase, sweep)? else {
+                let Some(recomputed) = self.recompute(dys, phase, pass)? else {
                     return Ok(());
                 };
-                walked
+                recomputed
             }
         };
 
-        for (slot, gradient) in slots.iter().zip(&mut walked.gradients) {
+        for (slot, gradient) in slots.iter().zip(&mut recomputed.gradients) {
             // In the inputs' phase a gradient that is not due yet stays for the weights' phase.
             if let (true, Some(gradient)) = (slot.due(), gradient.take_if(|_| slot.due())) {
                 slot.add(|| Ok(gradient))?;
             }
         }
-        if sweep.phase() == Phase::Inputs {
-            sweep.wait_for_weights();
-            *self.walked.lock().unwrap_or_else(PoisonError::into_inner) = Some(walked);
+        if pass.phase() == Phase::Inputs {
+            pass.defer_weights();
+            *self
+                .recomputed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(recomputed);
         }
         Ok(())
     }
 
     /// Computes the block again, and `phase` of its backward.
-    fn walk(
+    fn recompute(
         &self,
         dys: &[Option<Tensor>],
         phase: Phase,
-        sweep: &Sweep<'_>,
-    ) -> Result<Option<Walked>> {
+        pass: &Pass<'_>,
+    ) -> Result<Option<Recomputed>> {
         let values: Result<Vec<Tensor>> = self.kept.iter().map(Saved::get).collect();
         let values: [Tensor; N] = values?.try_into().unwrap_or_else(|_| unreachable!());
         let ((inputs, outputs), tape) = Tape::record(|| {
@@ -119,7 +124,7 @@ where
         })?;
 
         let tracked = |(output, dy): (&'_ Var, &Option<Tensor>)| match output.node() {
-            Node::At(_) => dy.clone().map(|dy| (output.clone(), dy)),
+            Node::Value(_) => dy.clone().map(|dy| (output.clone(), dy)),
             _ => None,
         };
         let dys = in_dtypes(dys, &self.dtypes)?;
@@ -129,19 +134,22 @@ where
         }
         let roots: Vec<(&Var, Tensor)> = roots.iter().map(|(var, dy)| (var, dy.clone())).collect();
 
-        let mut walk = Walk::new(tape, &roots)?;
-        sweep.with_grads(|grads| walk.run(phase, grads, false))?;
+        let mut backward = Backward::new(tape, &roots)?;
+        pass.with_grads(|grads| backward.run(phase, grads, false))?;
         let gradients = inputs
             .iter()
-            .map(|input| place(input).and_then(|place| walk.take(place)));
+            .map(|input| place(input).and_then(|place| backward.take(place)));
         let gradients = gradients.collect();
-        Ok(Some(Walked { walk, gradients }))
+        Ok(Some(Recomputed {
+            backward,
+            gradients,
+        }))
     }
 }
 
-fn place(var: &Var) -> Option<Place> {
+fn place(var: &Var) -> Option<ValueId> {
     match var.node() {
-        Node::At(place) => Some(*place),
+        Node::Value(place) => Some(*place),
         _ => None,
     }
 }

@@ -1,8 +1,6 @@
 //! What can go wrong on the tape.
 
-use meshgrad_runtime::{DType, Error as RuntimeError, Shape};
-
-use crate::compare::{Compared, Difference};
+use meshgrad_runtime::{DType, Error as RuntimeError, Shape, Tensor};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -118,17 +116,6 @@ pub enum Error {
         given: usize,
     },
 
-    /// A result that two devices do not agree on.
-    #[error("{result} is not that of {device}: {difference}")]
-    DevicesDiffer {
-        /// Which result.
-        result: Compared,
-        /// The device that it was compared with.
-        device: String,
-        /// In what they differ.
-        difference: Difference,
-    },
-
     /// A gradient that does not agree with finite differences.
     #[error(
         "gradient {index} of input {input} is {backward:e} but finite differences say \
@@ -151,4 +138,11 @@ pub enum Error {
 fn list(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     quoted.join(", ")
+}
+
+pub(crate) fn gradient_shape(wanted: &Shape, wanted_dtype: DType, given: &Tensor) -> Error {
+    Error::GradientShape {
+        wanted: format!("{wanted_dtype}{wanted}"),
+        given: format!("{}{}", given.dtype(), given.shape()),
+    }
 }

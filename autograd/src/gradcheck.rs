@@ -81,9 +81,11 @@ fn gradients_of_inputs(
         let outputs = function(&inputs)?;
         Ok((inputs, outputs))
     })?;
-    let (gradients, later) =
-        tape.backward_inputs(&roots(&outputs)?, &inputs.iter().collect::<Vec<_>>())?;
-    later.run(&mut Grads::default())?;
+    let (gradients, weights) = tape.backward_inputs(
+        &weighted_roots(&outputs)?,
+        &inputs.iter().collect::<Vec<_>>(),
+    )?;
+    weights.run(&mut Grads::default())?;
     Ok(gradients)
 }
 
@@ -109,12 +111,16 @@ fn gradients_of_params(
         function(&vars?)
     })?;
     let mut grads = Grads::new(&params)?;
-    tape.backward(&roots(&outputs)?, &mut grads)?;
+    tape.backward(&weighted_roots(&outputs)?, &mut grads)?;
     params.iter().map(|param| grads.get(param)).collect()
 }
 
-/// The tracked outputs with their weights.
-pub(crate) fn roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
+/// The tracked outputs, each with fixed weights as its gradient: numbers between -1 and 1 that differ
+/// from element to element and from output to output.
+///
+/// # Errors
+/// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+pub fn weighted_roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
     let tracked = outputs
         .iter()
         .enumerate()

@@ -28,28 +28,29 @@
 //! # }
 //! ```
 
-pub mod cases;
+mod backward;
 mod checkpoint;
-mod compare;
 mod error;
 mod gradcheck;
 mod grads;
 pub mod ops;
 mod param;
 mod saved;
-mod sweep;
+mod slot;
 mod tape;
+mod track;
 mod var;
 
+pub use backward::WeightBackward;
 pub use checkpoint::checkpoint;
-pub use compare::{Closeness, Compared, Difference, compare};
 pub use error::{Error, Result};
-pub use gradcheck::{Tolerance, gradcheck};
+pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
 pub use param::{Init, Module, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
-pub use sweep::{Later, Slot};
-pub use tape::{Tape, Track, tracked_many, tracked_many_linear};
+pub use slot::Slot;
+pub use tape::Tape;
+pub use track::{Track, tracked_many, tracked_many_linear};
 pub use var::Var;
 
 /// Compiles and runs the examples of the guide.

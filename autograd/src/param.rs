@@ -6,8 +6,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, Tensor, ops};
 
-use crate::var::Node;
-use crate::{Error, Result, Var};
+use crate::{Error, Result};
 
 /// How a parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,39 +128,26 @@ impl Param {
         })
     }
 
-    /// The parameter as an operand of ops, in its own dtype.
-    ///
-    /// # Errors
-    /// [`Error::NotMaterialized`].
-    pub fn var(&self) -> Result<Var> {
-        Ok(Var::new(self.value()?, Node::Param(self.clone())))
-    }
-
-    /// The parameter as an operand of ops in `dtype`. The copy is kept until the value changes; its
-    /// gradient is the parameter's own.
-    ///
-    /// # Errors
-    /// [`Error::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
-    pub fn var_as(&self, dtype: DType) -> Result<Var> {
+    /// The value in `dtype`. The copy is kept until the value changes.
+    pub(crate) fn value_as(&self, dtype: DType) -> Result<Tensor> {
         let value = self.value()?;
         if value.dtype() == dtype {
-            return self.var();
+            return Ok(value);
         }
 
-        let mut state = self.write();
         let version = value.version();
-        let copy = match &state.copy {
-            Some((made_from, copy)) if *made_from == version && copy.dtype() == dtype => {
-                copy.clone()
-            }
-            _ => {
-                state.copy = None;
-                let copy = ops::cast(&value, dtype)?;
-                state.copy = Some((version, copy.clone()));
-                copy
-            }
-        };
-        Ok(Var::new(copy, Node::Param(self.clone())))
+        let mut state = self.write();
+        if let Some((made_from, copy)) = &state.copy
+            && *made_from == version
+            && copy.dtype() == dtype
+        {
+            return Ok(copy.clone());
+        }
+        // The old copy is freed before the new one is allocated.
+        state.copy = None;
+        let copy = ops::cast(&value, dtype)?;
+        state.copy = Some((version, copy.clone()));
+        Ok(copy)
     }
 
     /// Gives the parameter a value: `value` itself when it may change, a copy on its device

@@ -1,38 +1,26 @@
 //! Recording: a thread has at most one tape that grows; an op that is tracked adds one record.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meshgrad_runtime::{DType, Shape, Tensor, ops};
+use meshgrad_runtime::Tensor;
 
-use crate::sweep::{Slot, Slots, Sweep};
-use crate::var::{Node, Place};
-use crate::{Error, Param, ParamId, Result, Var};
-
-/// What a value depends on. The greater one wins where several meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Dep {
-    /// On nothing that is differentiated.
-    Nothing,
-    /// On parameters alone.
-    Weight,
-    /// On the input of what is recorded.
-    Input,
-}
+use crate::slot::{Dep, Edge, Pass, Slots};
+use crate::var::{Node, ValueId};
+use crate::{Error, ParamId, Result, Var};
 
 /// The backward of one record: the gradients of its outputs, one slot for each of its inputs, and
-/// the sweep that runs it.
-pub(crate) type Backward =
-    Box<dyn Fn(&[Option<Tensor>], Slots<'_>, &Sweep<'_>) -> Result<()> + Send + 'static>;
+/// the pass that runs it.
+pub(crate) type BackwardFn =
+    Box<dyn Fn(&[Option<Tensor>], Slots<'_>, &Pass<'_>) -> Result<()> + Send + 'static>;
 
 /// One op on a tape.
 pub(crate) struct Record {
-    pub(crate) backward: Option<Backward>,
+    pub(crate) backward: Option<BackwardFn>,
     pub(crate) dep: Dep,
-    /// Which of the tape's destinations are its inputs.
+    /// Which of the tape's edges are its inputs.
     pub(crate) inputs: Range<usize>,
     /// Its outputs are the slots `first_slot..first_slot + outputs`.
     pub(crate) first_slot: usize,
@@ -40,15 +28,7 @@ pub(crate) struct Record {
     /// Parameters that a nested tape uses, with how often.
     pub(crate) nested_uses: Vec<(ParamId, u32)>,
     /// Gradients of the outputs, kept for the weights' phase.
-    pub(crate) later: Option<Vec<Option<Tensor>>>,
-}
-
-/// Where the gradient of one input of a record goes.
-#[derive(Clone)]
-pub(crate) struct Destination {
-    pub(crate) node: Node,
-    pub(crate) shape: Shape,
-    pub(crate) dtype: DType,
+    pub(crate) deferred: Option<Vec<Option<Tensor>>>,
 }
 
 /// A finished recording: everything that backward needs, and the owner of what ops saved. Dropping
@@ -57,7 +37,7 @@ pub struct Tape {
     pub(crate) id: u64,
     pub(crate) records: Vec<Record>,
     /// The inputs of all records, one record's after the other's.
-    pub(crate) destinations: Vec<Destination>,
+    pub(crate) edges: Vec<Edge>,
     /// What each slot depends on.
     pub(crate) deps: Vec<Dep>,
     /// How often each parameter is used by the records.
@@ -139,7 +119,9 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
 }
 
 /// Runs `body` without recording it, and tells which parameters it used, how often.
-pub(crate) fn suspended<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(ParamId, u32)>)> {
+pub(crate) fn without_recording<T>(
+    body: impl FnOnce() -> Result<T>,
+) -> Result<(T, Vec<(ParamId, u32)>)> {
     let (result, recorder) = with_recorder(Recorder::new(false), body);
     let mut uses: Vec<(ParamId, u32)> = recorder.tape.uses.into_iter().collect();
     uses.sort_unstable();
@@ -161,7 +143,7 @@ impl Recorder {
         let tape = Tape {
             id,
             records: Vec::new(),
-            destinations: Vec::new(),
+            edges: Vec::new(),
             deps: Vec::new(),
             uses: HashMap::new(),
             saved: Vec::new(),
@@ -174,12 +156,12 @@ impl Recorder {
     }
 
     /// A slot that no record writes: an input.
-    pub(crate) fn leaf(&mut self) -> Option<Place> {
+    pub(crate) fn leaf(&mut self) -> Option<ValueId> {
         if !self.keeps_records {
             return None;
         }
         self.tape.deps.push(Dep::Input);
-        Some(Place {
+        Some(ValueId {
             tape: self.tape.id,
             slot: self.tape.deps.len() as u32 - 1,
         })
@@ -197,10 +179,10 @@ impl Recorder {
         match var.node() {
             Node::Constant => Ok(Dep::Nothing),
             Node::Param(_) => Ok(Dep::Weight),
-            Node::At(place) if place.tape == self.tape.id => {
+            Node::Value(place) if place.tape == self.tape.id => {
                 Ok(self.tape.deps[place.slot as usize])
             }
-            Node::At(place) => Err(other_tape(var, *place, Some(self))),
+            Node::Value(place) => Err(other_tape(var, *place, Some(self))),
         }
     }
 
@@ -216,8 +198,8 @@ impl Recorder {
     }
 
     /// Adds a record and returns the place of its first output.
-    fn push(&mut self, record: Record) -> Place {
-        let first = Place {
+    fn push(&mut self, record: Record) -> ValueId {
+        let first = ValueId {
             tape: self.tape.id,
             slot: record.first_slot as u32,
         };
@@ -230,7 +212,7 @@ impl Recorder {
     }
 }
 
-fn other_tape(var: &Var, place: Place, recorder: Option<&Recorder>) -> Error {
+fn other_tape(var: &Var, place: ValueId, recorder: Option<&Recorder>) -> Error {
     let ours = match recorder {
         Some(recorder) if recorder.keeps_records => {
             format!("tape {} records now", recorder.tape.id)
@@ -251,8 +233,8 @@ pub(crate) fn record(
     outputs: usize,
     inputs: &[&Var],
     at_least: Dep,
-    backward: Backward,
-) -> Result<Option<Place>> {
+    backward: BackwardFn,
+) -> Result<Option<ValueId>> {
     record_nested(outputs, inputs, at_least, Vec::new(), backward)
 }
 
@@ -262,12 +244,12 @@ pub(crate) fn record_nested(
     inputs: &[&Var],
     at_least: Dep,
     nested_uses: Vec<(ParamId, u32)>,
-    backward: Backward,
-) -> Result<Option<Place>> {
+    backward: BackwardFn,
+) -> Result<Option<ValueId>> {
     RECORDER.with_borrow_mut(|current| {
         let Some(recorder) = current else {
             let stale = inputs.iter().find_map(|var| match var.node() {
-                Node::At(place) => Some(other_tape(var, *place, None)),
+                Node::Value(place) => Some(other_tape(var, *place, None)),
                 _ => None,
             });
             return stale.map_or(Ok(None), Err);
@@ -287,16 +269,13 @@ pub(crate) fn record_nested(
             return Ok(None);
         }
 
-        let destination = |var: &&Var| Destination {
+        let edge = |var: &&Var| Edge {
             node: var.node().clone(),
             shape: *var.shape(),
             dtype: var.dtype(),
         };
-        let first_input = recorder.tape.destinations.len();
-        recorder
-            .tape
-            .destinations
-            .extend(inputs.iter().map(destination));
+        let first_input = recorder.tape.edges.len();
+        recorder.tape.edges.extend(inputs.iter().map(edge));
         Ok(Some(recorder.push(Record {
             backward: Some(backward),
             dep: dep.max(at_least),
@@ -304,153 +283,7 @@ pub(crate) fn record_nested(
             first_slot: recorder.tape.deps.len(),
             outputs,
             nested_uses,
-            later: None,
+            deferred: None,
         })))
     })
-}
-
-/// Output `at` of a record whose first is at `first`; a constant where nothing was recorded.
-pub(crate) fn output(value: Tensor, first: Option<Place>, at: usize) -> Var {
-    let node = first.map_or(Node::Constant, |first| {
-        Node::At(Place {
-            slot: first.slot + at as u32,
-            ..first
-        })
-    });
-    Var::new(value, node)
-}
-
-/// Making the result of an op a variable. The only way onto the tape, for ops of this crate and of
-/// users alike.
-pub trait Track: Sized {
-    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result,
-    /// and a [`Slot`] for each input to put that input's gradient into.
-    ///
-    /// That gradient is of this tensor's dtype, whatever it was summed in.
-    ///
-    /// `backward` is called once by [`Tape::backward`](crate::Tape::backward); by a split backward
-    /// once for inputs and, if a weight was waiting, once more for weights. It captures what it
-    /// needs through [`Var::save`].
-    ///
-    /// # Errors
-    /// [`Error::OtherTape`] when an input belongs to another tape.
-    fn tracked<const N: usize>(
-        self,
-        inputs: [&Var; N],
-        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var>;
-
-    /// As [`Track::tracked`], for an op that is linear: its backward keeps nothing that the gradient
-    /// would have to agree with in dtype. The gradient of what depends on parameters alone comes as
-    /// it was summed, f32 for bf16, and reaches the parameters without being rounded.
-    ///
-    /// # Errors
-    /// As [`Track::tracked`].
-    fn tracked_linear<const N: usize>(
-        self,
-        inputs: [&Var; N],
-        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var>;
-
-    /// This tensor as the result of an op that cannot be differentiated.
-    ///
-    /// # Errors
-    /// [`Error::NoBackward`] when an input is tracked.
-    fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var>;
-}
-
-impl Track for Tensor {
-    fn tracked<const N: usize>(
-        self,
-        inputs: [&Var; N],
-        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var> {
-        let dtype = self.dtype();
-        self.tracked_linear(inputs, move |dy, slots| {
-            backward(in_dtype(dy, dtype)?.as_ref(), slots)
-        })
-    }
-
-    fn tracked_linear<const N: usize>(
-        self,
-        inputs: [&Var; N],
-        backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var> {
-        let backward: Backward = Box::new(move |dys, slots, _| match &dys[0] {
-            Some(dy) => backward(dy, slots.array()),
-            // A sweep calls a record only with a gradient.
-            None => Ok(()),
-        });
-        let place = record(1, &inputs, Dep::Nothing, backward)?;
-        Ok(output(self, place, 0))
-    }
-
-    fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var> {
-        match inputs.iter().any(|var| var.is_tracked()) && is_recording() {
-            true => Err(Error::NoBackward { op: op.into() }),
-            false => Ok(Var::constant(self)),
-        }
-    }
-}
-
-/// The gradient of a value of `dtype`. One that depends on weights alone is summed in its
-/// accumulator's dtype.
-fn in_dtype(dy: &Tensor, dtype: DType) -> Result<Cow<'_, Tensor>> {
-    Ok(match dy.dtype() == dtype {
-        true => Cow::Borrowed(dy),
-        false => Cow::Owned(ops::cast(dy, dtype)?),
-    })
-}
-
-/// As [`in_dtype`] for each of several values.
-pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<Option<Tensor>>> {
-    let each = dys.iter().zip(dtypes).map(|(dy, dtype)| match dy {
-        Some(dy) => Ok(Some(in_dtype(dy, *dtype)?.into_owned())),
-        None => Ok(None),
-    });
-    each.collect()
-}
-
-/// The results of an op with several of them, or with a number of inputs known only at run time.
-///
-/// `backward` gets the gradient of each result, of its dtype, `None` for those that nothing used,
-/// and a [`Slot`] for each input.
-///
-/// # Errors
-/// [`Error::OtherTape`] when an input belongs to another tape.
-pub fn tracked_many(
-    outputs: Vec<Tensor>,
-    inputs: &[&Var],
-    backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
-) -> Result<Vec<Var>> {
-    let dtypes: Vec<DType> = outputs.iter().map(Tensor::dtype).collect();
-    tracked_many_linear(outputs, inputs, move |dys, slots| {
-        backward(&in_dtypes(dys, &dtypes)?, slots)
-    })
-}
-
-/// As [`tracked_many`], for an op that is linear (see [`Track::tracked_linear`]).
-///
-/// # Errors
-/// As [`tracked_many`].
-pub fn tracked_many_linear(
-    outputs: Vec<Tensor>,
-    inputs: &[&Var],
-    backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
-) -> Result<Vec<Var>> {
-    let backward: Backward = Box::new(move |dys, slots, _| backward(dys, slots.iter().collect()));
-    let first = record(outputs.len(), inputs, Dep::Nothing, backward)?;
-    let outputs = outputs.into_iter().enumerate();
-    Ok(outputs
-        .map(|(at, value)| output(value, first, at))
-        .collect())
-}
-
-impl Destination {
-    pub(crate) fn param(&self) -> Option<&Param> {
-        match &self.node {
-            Node::Param(param) => Some(param),
-            _ => None,
-        }
-    }
 }

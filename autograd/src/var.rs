@@ -4,8 +4,6 @@ use std::fmt;
 
 use meshgrad_runtime::{DType, Shape, Tensor};
 
-use crate::saved::{Save, Saved};
-use crate::tape::{Backward, Dep, current, output, record};
 use crate::{Param, Result};
 
 /// A tensor and the node that made it. Ops of this crate take and return variables.
@@ -23,12 +21,12 @@ pub(crate) enum Node {
     /// It is a parameter, or its copy in another dtype.
     Param(Param),
     /// An op on a tape made it.
-    At(Place),
+    Value(ValueId),
 }
 
 /// A value on a tape.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ValueId {
     pub(crate) tape: u64,
     pub(crate) slot: u32,
 }
@@ -41,14 +39,6 @@ impl Var {
     /// A value that no gradient flows to.
     pub fn constant(value: Tensor) -> Var {
         Var::new(value, Node::Constant)
-    }
-
-    /// An input of what is being recorded: the one who gave it wants its gradient (see
-    /// [`Tape::backward_inputs`](crate::Tape::backward_inputs)). A constant when no tape records.
-    pub fn input(value: Tensor) -> Var {
-        let place = current(|recorder| recorder.leaf());
-        let node = place.map_or(Node::Constant, Node::At);
-        Var::new(value, node)
     }
 
     /// The value. Outside of an op this stops the gradient.
@@ -72,33 +62,28 @@ impl Var {
         !matches!(self.node, Node::Constant)
     }
 
-    /// Keeps the value for backward. What an op does not save, it does not keep alive.
-    pub fn save(&self) -> Saved {
-        match &self.node {
-            Node::Param(param) => self.value.save().named(param.name()),
-            _ => self.value.save(),
-        }
-    }
-
-    /// The same value, from here on counted as depending on the input of what is recorded: what is
-    /// computed from data and parameters alone, as a token embedding is, is an activation and not a
-    /// weight.
-    ///
-    /// # Errors
-    /// [`Error::OtherTape`](crate::Error::OtherTape).
-    pub fn as_activation(&self) -> Result<Var> {
-        let pass_on: Backward = Box::new(|dys, slots, _| {
-            let [dx] = slots.array();
-            dys[0]
-                .as_ref()
-                .map_or(Ok(()), |dy| dx.add(|| Ok(dy.clone())))
-        });
-        let place = record(1, &[self], Dep::Input, pass_on)?;
-        Ok(output(self.value.clone(), place, 0))
-    }
-
     pub(crate) fn node(&self) -> &Node {
         &self.node
+    }
+}
+
+impl Param {
+    /// The parameter as an operand of ops, in its own dtype.
+    ///
+    /// # Errors
+    /// [`Error::NotMaterialized`](crate::Error::NotMaterialized).
+    pub fn var(&self) -> Result<Var> {
+        Ok(Var::new(self.value()?, Node::Param(self.clone())))
+    }
+
+    /// The parameter as an operand of ops in `dtype`. The copy is kept until the value changes; its
+    /// gradient is the parameter's own.
+    ///
+    /// # Errors
+    /// [`Error::NotMaterialized`](crate::Error::NotMaterialized);
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn var_as(&self, dtype: DType) -> Result<Var> {
+        Ok(Var::new(self.value_as(dtype)?, Node::Param(self.clone())))
     }
 }
 
@@ -107,7 +92,7 @@ impl fmt::Debug for Var {
         match &self.node {
             Node::Constant => write!(f, "constant {:?}", self.value),
             Node::Param(param) => write!(f, "parameter {param:?}"),
-            Node::At(place) => write!(
+            Node::Value(place) => write!(
                 f,
                 "{:?} at {} of tape {}",
                 self.value, place.slot, place.tape

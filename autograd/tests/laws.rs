@@ -91,13 +91,13 @@ fn gradients(how: Backward, block: Block) -> (Vec<u32>, Vec<u32>) {
             continue;
         }
 
-        let (dx, later) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+        let (dx, weights) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
         of_inputs.extend(dx[0].to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()));
         match how {
-            Backward::Split => later.run(&mut grads).unwrap(),
+            Backward::Split => weights.run(&mut grads).unwrap(),
             _ => std::thread::scope(|scope| {
                 scope
-                    .spawn(|| later.run(&mut grads).unwrap())
+                    .spawn(|| weights.run(&mut grads).unwrap())
                     .join()
                     .unwrap();
             }),

@@ -72,8 +72,8 @@ impl Attention {
         let k_btgc = self.heads(&self.k_proj.forward(x_btd)?)?;
         let v_btgc = self.heads(&self.v_proj.forward(x_btd)?)?;
 
-        let q_bthc = self.q_norm.forward_turned(&q_bthc, &at.cos, &at.sin)?;
-        let k_btgc = self.k_norm.forward_turned(&k_btgc, &at.cos, &at.sin)?;
+        let q_bthc = self.q_norm.forward_rotated(&q_bthc, &at.cos, &at.sin)?;
+        let k_btgc = self.k_norm.forward_rotated(&k_btgc, &at.cos, &at.sin)?;
         let (k_bsgc, v_bsgc) = match cache {
             Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
             None => (k_btgc, v_btgc),

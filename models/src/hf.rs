@@ -5,7 +5,7 @@
 //! experts of a layer. A [map](map()) says how; reading follows it in one direction, writing in the
 //! other. Parameters may live on any device that computes ([`load`](crate::load)).
 
-mod loading;
+mod loader;
 mod map;
 mod memory;
 
@@ -18,7 +18,7 @@ use meshgrad_ckpt::mapping::{AllowedProblems, TensorSpec};
 use meshgrad_ckpt::{FolderWriter, Snapshot};
 use meshgrad_runtime::{Device, Tensor};
 
-pub use loading::{Loaded, Loading};
+pub use loader::{Loaded, Loader};
 pub use map::{Experts, map};
 use memory::Held;
 
@@ -33,7 +33,7 @@ use crate::{Error, Qwen3, Result};
 /// shape, all at once; [`Error::Checkpoint`] when a file is damaged; [`Error::NotLoaded`] when
 /// memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
-    Loading::of(dir).load(device)
+    Loader::new(dir).load(device)
 }
 
 /// Reads config.json of `dir`.
@@ -55,7 +55,7 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
 /// # Errors
 /// As [`load`]; the parameters keep their values then.
 pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
-    Loading::of(dir).fill(model, device)
+    Loader::new(dir).fill(model, device)
 }
 
 /// Reads back what [`add_tensors`] saved to the folder `dir`, into tensors that may change.
@@ -63,7 +63,7 @@ pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> 
 /// # Errors
 /// As [`load`]; nobody knows then what the tensors hold.
 pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
-    Loading::of(dir).fill_tensors(tensors)
+    Loader::new(dir).fill_tensors(tensors)
 }
 
 fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {

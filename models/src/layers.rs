@@ -94,7 +94,7 @@ impl RmsNorm {
     ///
     /// # Errors
     /// When shapes do not fit.
-    pub fn forward_turned(&self, x: &Var, cos: &Tensor, sin: &Tensor) -> Result<Var> {
+    pub fn forward_rotated(&self, x: &Var, cos: &Tensor, sin: &Tensor) -> Result<Var> {
         let weight = self.weight.var_as(x.dtype())?;
         ops::rms_norm_rope(x, &weight, cos, sin, RopeStyle::Half, self.eps)
     }

@@ -16,7 +16,7 @@ use std::path::Path;
 use meshgrad_autograd::{Init, Param};
 use meshgrad_ckpt::{Committed, Snapshot, step_name};
 use meshgrad_models::Qwen3;
-use meshgrad_models::hf::{self, Experts, Loading};
+use meshgrad_models::hf::{self, Experts, Loader};
 use meshgrad_runtime::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +94,7 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
 }
 
 /// Gives the optimizer and the routers what a checkpoint saved beside the parameters, which
-/// [`Loading::fill`] gives the model. Biases that are not there stay as they are.
+/// [`Loader::fill`] gives the model. Biases that are not there stay as they are.
 ///
 /// `progress` is called with the bytes read and all there are, of one part after the other.
 ///
@@ -122,7 +122,7 @@ pub fn load_state(
         (&exp_avg_sq, "trainer/exp_avg_sq"),
     ] {
         let part = folder.join(part);
-        Loading::of(&part)
+        Loader::new(&part)
             .progress(progress)
             .fill_tensors(tensors)?;
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use meshgrad_ckpt::{Committed, Saver, Submitted, Task, WhenBusy, keep_last, scan, step_name};
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::hf::Loading;
+use meshgrad_models::hf::Loader;
 use meshgrad_runtime::{Device, Properties};
 
 use crate::config::Config;
@@ -153,7 +153,7 @@ impl<'a> Session<'a> {
                 (Trainer::new(model, config, device)?, 0)
             }
             Some(checkpoint) => with_loading_bar(|progress| {
-                let parameters = Loading::of(checkpoint.path()).progress(progress);
+                let parameters = Loader::new(checkpoint.path()).progress(progress);
                 parameters.fill(&model, device)?;
                 let mut trainer = Trainer::new(model, config, device)?;
                 let step = restore(checkpoint, &mut trainer, config, &data, device, progress)?;

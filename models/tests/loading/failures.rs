@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::Dtype;
-use meshgrad_models::hf::{Experts, Loading};
+use meshgrad_models::hf::{Experts, Loader};
 use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{CudaError, DType, Device, Error as RuntimeError, Shape, UninitTensor, ops};
 
@@ -76,7 +76,7 @@ fn a_copy_that_fails_is_told_with_the_tensor() {
         }
     };
     let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-    let loading = Loading::of(folder.path()).pinned(64 << 10).progress(&fail);
+    let loading = Loader::new(folder.path()).pinned(64 << 10).progress(&fail);
     let error = loading.fill(&model, &gpu).unwrap_err();
     let Error::NotLoaded {
         tensor,
@@ -116,7 +116,7 @@ fn a_file_that_is_cut_meanwhile() {
             file.set_len(20_000).unwrap();
         };
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-        let loading = Loading::of(folder.path()).pinned(64 << 10).progress(&cut);
+        let loading = Loader::new(folder.path()).pinned(64 << 10).progress(&cut);
         // What was read at once before is all there is for the CPU's large windows.
         match loading.fill(&model, &device) {
             Ok(_) => assert!(!device.is_gpu()),

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use folders::{CONFIGS, Folder, config};
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
-use meshgrad_models::hf::{self, Experts, Loading};
+use meshgrad_models::hf::{self, Experts, Loader};
 use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
@@ -78,7 +78,7 @@ fn what_arrives_is_the_same_everywhere() {
             let expected = hf::load(folder.path(), &Device::cpu()).unwrap();
             for bound in BOUNDS {
                 gpu.reset_peak();
-                let loaded = Loading::of(folder.path()).pinned(bound).load(&gpu);
+                let loaded = Loader::new(folder.path()).pinned(bound).load(&gpu);
                 let loaded = loaded.unwrap_or_else(|error| panic!("{name}: {error}"));
                 assert_bounded(&gpu, bound);
                 assert_eq!(loaded.experts, expected.experts);
@@ -167,7 +167,7 @@ fn progress_is_told() {
     for device in [Some(Device::cpu()), gpu()].into_iter().flatten() {
         let told = Mutex::new(Vec::new());
         let tell = |read, all| told.lock().unwrap().push((read, all));
-        let loading = Loading::of(folder.path()).pinned(128 << 10).progress(&tell);
+        let loading = Loader::new(folder.path()).pinned(128 << 10).progress(&tell);
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
         loading.fill(&model, &device).unwrap();
 
@@ -199,6 +199,6 @@ fn assert_without_values(model: &Qwen3) {
 
 fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Experts, Error>) {
     let model = Qwen3::new(&hf::read_config(dir).unwrap()).unwrap();
-    let filled = Loading::of(dir).pinned(bound).fill(&model, gpu);
+    let filled = Loader::new(dir).pinned(bound).fill(&model, gpu);
     (model, filled)
 }

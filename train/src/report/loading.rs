@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Calls `load` with what it shall tell bytes read and all to (as
-/// [`Loading::progress`](meshgrad_models::hf::Loading::progress)). If that takes longer than a
+/// [`Loader::progress`](meshgrad_models::hf::Loader::progress)). If that takes longer than a
 /// second, a line on standard error shows them until it is done, on a terminal only.
 pub fn with_loading_bar<T>(load: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
     let bar = LoadingBar::new(Instant::now());

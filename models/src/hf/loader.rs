@@ -26,11 +26,11 @@ pub struct Loaded {
 /// ```no_run
 /// use std::path::Path;
 ///
-/// use meshgrad_models::hf::Loading;
+/// use meshgrad_models::hf::Loader;
 /// use meshgrad_runtime::Device;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let loaded = Loading::of(Path::new("Qwen3-30B-A3B"))
+/// let loaded = Loader::new(Path::new("Qwen3-30B-A3B"))
 ///     .progress(&|read, all| eprintln!("{read} of {all} bytes"))
 ///     .load(&Device::cuda(0)?)?;
 /// # let _ = loaded.model;
@@ -38,15 +38,15 @@ pub struct Loaded {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Loading<'a> {
+pub struct Loader<'a> {
     dir: &'a Path,
     options: LoadOptions<'a>,
 }
 
-impl<'a> Loading<'a> {
+impl<'a> Loader<'a> {
     /// The folder `dir`.
-    pub fn of(dir: &'a Path) -> Loading<'a> {
-        Loading {
+    pub fn new(dir: &'a Path) -> Loader<'a> {
+        Loader {
             dir,
             options: LoadOptions::default(),
         }
@@ -54,13 +54,13 @@ impl<'a> Loading<'a> {
 
     /// Calls `progress` with the bytes read and all there are to read, after each read and from any
     /// thread.
-    pub fn progress(mut self, progress: &'a (dyn Fn(u64, u64) + Sync)) -> Loading<'a> {
+    pub fn progress(mut self, progress: &'a (dyn Fn(u64, u64) + Sync)) -> Loader<'a> {
         self.options.progress = progress;
         self
     }
 
     /// Pins at most so many bytes of the host's memory, to load to a GPU.
-    pub fn pinned(mut self, bytes: u64) -> Loading<'a> {
+    pub fn pinned(mut self, bytes: u64) -> Loader<'a> {
         self.options.pinned = bytes;
         self
     }

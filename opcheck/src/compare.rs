@@ -3,11 +3,37 @@
 
 use std::fmt;
 
-use meshgrad_runtime::{DType, Device, Shape, Tensor, ops};
+use meshgrad_autograd::{self as autograd, Grads, Init, Param, Spec, Tape, Var, weighted_roots};
+use meshgrad_runtime::{self as runtime, DType, Device, Shape, Tensor, ops};
 
 use crate::cases::Case;
-use crate::gradcheck::roots;
-use crate::{Error, Grads, Init, Param, Result, Spec, Tape, Var};
+
+/// The result of a comparison.
+pub type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+/// Why a case is not what its reference is.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The tape, or an op on it, failed.
+    #[error(transparent)]
+    Autograd(#[from] autograd::Error),
+
+    /// An op failed.
+    #[error(transparent)]
+    Runtime(#[from] runtime::Error),
+
+    /// A result that differs from the reference.
+    #[error("{result} is not that of {device}: {difference}")]
+    Differs {
+        /// Which result.
+        result: Compared,
+        /// The device of the reference.
+        device: String,
+        /// In what they differ.
+        difference: Difference,
+    },
+}
 
 /// How close two results must be.
 #[derive(Clone, Copy, Debug)]
@@ -88,10 +114,10 @@ impl fmt::Display for Difference {
 }
 
 /// Checks the outputs of `case` and the gradients of its inputs against those of `reference`, the
-/// same case on another device and perhaps in a wider dtype ([`crate::cases::exact`]).
+/// same case on another device and perhaps in a wider dtype ([`cases::exact`](crate::cases::exact)).
 ///
 /// # Errors
-/// [`Error::DevicesDiffer`] for the first result that differs; what the cases' functions return.
+/// [`Error::Differs`] for the first result that differs; what the cases' functions return.
 /// Outputs come first: where a backward fails, they agree.
 pub fn compare(case: &Case, reference: &Case, closeness: Closeness) -> Result<()> {
     let (here, there) = (Recorded::of(case)?, Recorded::of(reference)?);
@@ -156,10 +182,10 @@ impl Recorded {
             }
         }
         let mut grads = Grads::new(&weights)?;
-        let (gradients, later) = self
+        let (gradients, weights) = self
             .tape
-            .backward_inputs(&roots(&self.outputs)?, &activations)?;
-        later.run(&mut grads)?;
+            .backward_inputs(&weighted_roots(&self.outputs)?, &activations)?;
+        weights.run(&mut grads)?;
 
         let mut gradients = gradients.into_iter();
         let inputs = self.inputs.iter();
@@ -199,7 +225,7 @@ impl Closeness {
             false => Some(Difference::Shape(*here.shape(), *there.shape())),
         };
         difference.map_or(Ok(()), |difference| {
-            Err(Error::DevicesDiffer {
+            Err(Error::Differs {
                 result,
                 device: there.device().to_string(),
                 difference,
@@ -256,8 +282,10 @@ fn on_the_host(x: &Tensor) -> Result<Vec<f64>> {
 
 #[cfg(test)]
 mod tests {
+    use meshgrad_autograd::{Save, Track, ops};
+
     use super::*;
-    use crate::{Save, Track, Var, cases};
+    use crate::cases;
 
     const F32: Closeness = Closeness::Elements(1e-5);
     const BF16: Closeness = Closeness::Vectors {
@@ -280,8 +308,8 @@ mod tests {
     /// `case` with its op in the middle of others, all of its inputs `weights` or none.
     fn chained(case: Case, weights: &'static [usize]) -> Case {
         let function = move |vars: &[Var]| {
-            let same = |x: &Var| crate::ops::affine(x, 1.0, 0.0);
-            let before: Result<Vec<Var>> = vars.iter().map(same).collect();
+            let same = |x: &Var| ops::affine(x, 1.0, 0.0);
+            let before: autograd::Result<Vec<Var>> = vars.iter().map(same).collect();
             (case.function)(&before?)?.iter().map(same).collect()
         };
         Case {
@@ -344,7 +372,7 @@ mod tests {
         let right = scaled(1.0, 1.0);
         for closeness in [F32, BF16] {
             let found = |case: &Case| match compare(case, &right, closeness) {
-                Err(Error::DevicesDiffer { result, .. }) => Some(result),
+                Err(Error::Differs { result, .. }) => Some(result),
                 Ok(()) => None,
                 Err(other) => panic!("{other}"),
             };

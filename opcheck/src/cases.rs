@@ -1,10 +1,9 @@
 //! One case for every differentiable op, to check its values and its gradient: what the tests run,
 //! and `meshgrad check`.
 
+use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::ops::{self as runtime, AttentionMask, RopeStyle};
 use meshgrad_runtime::{DType, Device, Key, Tensor};
-
-use crate::{Result, Var, ops};
 
 /// An op as a function of its float inputs.
 pub type Function = Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>;
@@ -401,8 +400,9 @@ fn indexing(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use meshgrad_autograd::{Error, Save, Tolerance, Track, gradcheck};
+
     use super::*;
-    use crate::{Tolerance, gradcheck};
 
     #[test]
     fn every_gradient_agrees_with_finite_differences() {
@@ -415,7 +415,6 @@ mod tests {
     /// The check itself can fail.
     #[test]
     fn a_wrong_gradient_is_found() {
-        use crate::{Save, Track};
         let device = Device::cpu();
         let wrong = |x: &[Var]| {
             let y = meshgrad_runtime::ops::square(x[0].value())?;
@@ -432,6 +431,6 @@ mod tests {
         .any(&[3], 0)
         .unwrap();
         let found = gradcheck(wrong, &[x], Tolerance::default());
-        assert!(matches!(found, Err(crate::Error::GradientCheck { .. })));
+        assert!(matches!(found, Err(Error::GradientCheck { .. })));
     }
 }

@@ -1,0 +1,220 @@
+//! BackwardFn: backwarding a tape from its end, in one phase or in two.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use meshgrad_runtime::{Device, Shape, Tensor, ops};
+
+use crate::error::gradient_shape;
+use crate::slot::{Dep, Edge, Pass, Phase, Slots, State};
+use crate::tape::Record;
+use crate::var::{Node, ValueId};
+use crate::{Error, Grads, ParamId, Result, Tape, Var};
+
+/// The records of a tape, with the gradients that have reached its values.
+pub(crate) struct Backward {
+    records: Vec<Record>,
+    edges: Vec<Edge>,
+    deps: Vec<Dep>,
+    slots: Vec<Option<Tensor>>,
+    device: Device,
+}
+
+impl Backward {
+    /// Starts at `roots`, each with its gradient.
+    pub(crate) fn new(tape: Tape, roots: &[(&Var, Tensor)]) -> Result<Backward> {
+        let Some((_, first)) = roots.first() else {
+            return Err(Error::NotTracked {
+                shape: Shape::default(),
+            });
+        };
+
+        let device = first.device().clone();
+        let mut slots: Vec<Option<Tensor>> = vec![None; tape.deps.len()];
+        for (root, gradient) in roots {
+            if root.shape() != gradient.shape() || root.dtype() != gradient.dtype() {
+                return Err(gradient_shape(root.shape(), root.dtype(), gradient));
+            }
+            let place = tape.id_of(root)?;
+            let slot = &mut slots[place.slot as usize];
+            *slot = Some(match slot.take() {
+                None => gradient.clone(),
+                Some(other) => ops::add(&other, gradient)?,
+            });
+        }
+        Ok(Backward {
+            records: tape.records,
+            edges: tape.edges,
+            deps: tape.deps,
+            slots,
+            device,
+        })
+    }
+
+    /// Runs `phase` from the last record to the first. `outermost` backwards tell `grads` when
+    /// parameters are done.
+    pub(crate) fn run(&mut self, phase: Phase, grads: &mut Grads, outermost: bool) -> Result<()> {
+        let pass = Pass {
+            phase,
+            deps: &self.deps,
+            edges: &self.edges,
+            device: &self.device,
+            state: RefCell::new(State {
+                slots: std::mem::take(&mut self.slots),
+                pending: false,
+                grads: std::mem::take(grads),
+            }),
+        };
+        // One buffer serves all records.
+        let mut dys = Vec::new();
+        let records = self.records.iter_mut().rev();
+        let result = records
+            .filter(|record| phase != Phase::Inputs || record.dep == Dep::Input)
+            .try_for_each(|record| {
+                pass.step(record, &mut dys)?;
+                match outermost && phase != Phase::Inputs {
+                    true => pass.uses_done(record),
+                    false => Ok(()),
+                }
+            });
+
+        let state = pass.state.into_inner();
+        self.slots = state.slots;
+        *grads = state.grads;
+        result
+    }
+
+    /// Takes the gradient that has reached an input.
+    pub(crate) fn take(&mut self, place: ValueId) -> Option<Tensor> {
+        self.slots[place.slot as usize].take()
+    }
+}
+
+impl Pass<'_> {
+    fn step(&self, record: &mut Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
+        dys.clear();
+        match self.phase == Phase::Weights && record.dep == Dep::Input {
+            true => dys.extend(record.deferred.take().unwrap_or_default()),
+            false => self.take_gradients(record, dys),
+        }
+        // Whatever the op saved is freed here, unless its weights have to wait.
+        let (Some(backward), true) = (record.backward.take(), dys.iter().any(Option::is_some))
+        else {
+            return Ok(());
+        };
+
+        let slots = Slots {
+            pass: self,
+            inputs: &self.edges[record.inputs.clone()],
+        };
+        backward(dys, slots, self)?;
+
+        if std::mem::take(&mut self.state.borrow_mut().pending) {
+            record.deferred = Some(std::mem::take(dys));
+            record.backward = Some(backward);
+        }
+        Ok(())
+    }
+
+    /// Takes the gradients of a record's outputs.
+    fn take_gradients(&self, record: &Record, dys: &mut Vec<Option<Tensor>>) {
+        let slots = &mut self.state.borrow_mut().slots;
+        let range = record.first_slot..record.first_slot + record.outputs;
+        dys.extend(slots[range].iter_mut().map(Option::take));
+    }
+
+    fn uses_done(&self, record: &Record) -> Result<()> {
+        let grads = &mut self.state.borrow_mut().grads;
+        let inputs = &self.edges[record.inputs.clone()];
+        for param in inputs.iter().filter_map(Edge::param) {
+            grads.used(param.id(), 1)?;
+        }
+        for (param, times) in &record.nested_uses {
+            grads.used(*param, *times)?;
+        }
+        Ok(())
+    }
+}
+
+impl Tape {
+    /// Computes the gradient of every parameter in `grads` and adds it there, starting from
+    /// `roots`: values of this tape, each with its gradient (ones for a loss).
+    ///
+    /// # Errors
+    /// [`Error::NotTracked`], [`Error::OtherTape`] or [`Error::GradientShape`] for a root;
+    /// [`Error::Untouched`] when a parameter of `grads` got no gradient; whatever the ops return.
+    pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
+        grads.begin(&self.uses);
+        Backward::new(self, roots)?.run(Phase::Full, grads, true)?;
+        grads.end()
+    }
+
+    /// Computes the gradients of `inputs` alone, and leaves those of the parameters for
+    /// [`WeightBackward::run`]. A pipeline stage sends the former on while the latter wait for a quiet
+    /// moment. The gradient of an input that no root depends on is zero.
+    ///
+    /// # Errors
+    /// As [`Tape::backward`].
+    pub fn backward_inputs(
+        self,
+        roots: &[(&Var, Tensor)],
+        inputs: &[&Var],
+    ) -> Result<(Vec<Tensor>, WeightBackward)> {
+        let places: Result<Vec<ValueId>> = inputs.iter().map(|input| self.id_of(input)).collect();
+        let places = places?;
+        let uses = self.uses.clone();
+        let mut backward = Backward::new(self, roots)?;
+        backward.run(Phase::Inputs, &mut Grads::default(), true)?;
+
+        let gradients =
+            inputs
+                .iter()
+                .zip(places)
+                .map(|(input, place)| match backward.take(place) {
+                    Some(gradient) => Ok(gradient),
+                    None => Ok(ops::full(
+                        &backward.device,
+                        input.shape(),
+                        input.dtype(),
+                        0.0,
+                    )?),
+                });
+        let gradients: Result<Vec<Tensor>> = gradients.collect();
+        Ok((gradients?, WeightBackward { backward, uses }))
+    }
+
+    fn id_of(&self, var: &Var) -> Result<ValueId> {
+        match var.node() {
+            Node::Value(place) if place.tape == self.id => Ok(*place),
+            Node::Value(place) => Err(Error::OtherTape {
+                shape: *var.shape(),
+                theirs: place.tape,
+                ours: format!("backward runs on tape {}", self.id),
+            }),
+            _ => Err(Error::NotTracked {
+                shape: *var.shape(),
+            }),
+        }
+    }
+}
+
+/// The gradients of parameters that [`Tape::backward_inputs`] left. May run on another thread;
+/// dropping it forgets them.
+#[must_use = "the parameters' gradients are computed by `run`"]
+pub struct WeightBackward {
+    backward: Backward,
+    uses: HashMap<ParamId, u32>,
+}
+
+impl WeightBackward {
+    /// Computes the gradients of the parameters and adds them to `grads`: bit for bit what
+    /// [`Tape::backward`] adds.
+    ///
+    /// # Errors
+    /// As [`Tape::backward`].
+    pub fn run(mut self, grads: &mut Grads) -> Result<()> {
+        grads.begin(&self.uses);
+        self.backward.run(Phase::Weights, grads, true)?;
+        grads.end()
+    }
+}
