@@ -49,10 +49,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Qwen3::materialized(&model_config, &device, config.train.seed)?;
     let mut trainer = Trainer::new(model, &config, &device)?;
     for step in 1..=config.train.steps {
-        let measured = trainer.step(step, &order, windows, &tokens)?.read()?;
+        let record = trainer.step(step, &order, windows, &tokens)?.wait()?;
         if step == 1 || step % 10 == 0 {
-            let load = measured.expert_load;
-            println!("step {step}  loss {:.4}  experts {load:.2?}", measured.loss);
+            let shares = record.expert_shares;
+            println!("step {step}  loss {:.4}  experts {shares:.2?}", record.loss);
         }
     }
 

@@ -44,8 +44,8 @@ enum ComputeDType {
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
-    let loading = hf::Loader::of(&arguments.model);
-    let loaded = with_loading_bar(|progress| loading.progress(progress).load(device))?;
+    let loader = hf::Loader::new(&arguments.model);
+    let loaded = with_loading_bar(|progress| loader.progress(progress).load(device))?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?
         .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;

@@ -9,6 +9,7 @@
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
+//! - [`load`]: regions of a checkpoint into tensors, on the CPU and on GPUs.
 //! - [`models`]: Qwen3, dense and mixture-of-experts, as white boxes.
 //! - [`train`]: data, optimizer, schedule, and the loop as a library of parts.
 //!
@@ -33,6 +34,7 @@
 pub use meshgrad_autograd as autograd;
 pub use meshgrad_ckpt as ckpt;
 pub use meshgrad_dist as dist;
+pub use meshgrad_load as load;
 pub use meshgrad_mesh as mesh;
 pub use meshgrad_models as models;
 pub use meshgrad_opcheck as opcheck;

@@ -148,7 +148,7 @@ fn resuming_is_exact() {
         place.train(&run, &["--stop-after", stop]);
         let said = place.train(&run, &[]);
         assert!(
-            said.contains(&format!("going on after step {stop}")),
+            said.contains(&format!("resuming after step {stop}")),
             "{said}"
         );
         let last = "step-000008";
@@ -206,7 +206,7 @@ fn half_written_checkpoints_are_never_chosen() {
     assert_eq!(discover(place.path("run")).unwrap().len(), 1);
 
     let said = place.train("run", &[]);
-    assert!(said.contains("going on after step 3"), "{said}");
+    assert!(said.contains("resuming after step 3"), "{said}");
     place.train("whole", &[]);
     let last = "step-000008";
     assert_same_checkpoint(

@@ -13,7 +13,7 @@ use meshgrad::train::optimizer::Optimizer;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::{self, Options, model_config};
-use meshgrad::train::trainer::{PendingOutcome, Trainer, dtype};
+use meshgrad::train::trainer::{PendingStep, Trainer, dtype};
 
 /// Grouped queries, a shared embedding, a leading dense layer: what the models know, small.
 const CONFIG: &str = r#"
@@ -92,11 +92,11 @@ impl Run {
     fn losses(&mut self, steps: u64) -> Vec<f64> {
         let step = |step| {
             let tokens = self.data.tokens.training();
-            let outcome = self
+            let pending = self
                 .trainer
                 .step(step, &self.order, self.windows, &tokens)
                 .unwrap();
-            outcome.read().unwrap().loss
+            pending.wait().unwrap().loss
         };
         (1..=steps).map(step).collect()
     }
@@ -226,9 +226,9 @@ fn runs_move_between_devices() {
     }
 }
 
-/// What the host gives a GPU in a step, it gives without waiting.
+/// The host enqueues a step without waiting for the GPU.
 #[test]
-fn a_step_waits_for_nobody() {
+fn a_step_never_blocks_the_host() {
     for sets in [
         &["train.dtype=f32"] as &[&str],
         &["train.dtype=bf16", "train.micro_batch_size=1"],
@@ -239,13 +239,13 @@ fn a_step_waits_for_nobody() {
         let tokens = run.data.tokens.training();
         let before = gpu.waits();
         let step = |step| {
-            let outcome = run.trainer.step(step, &run.order, run.windows, &tokens);
-            outcome.unwrap().later().unwrap()
+            let pending = run.trainer.step(step, &run.order, run.windows, &tokens);
+            pending.unwrap()
         };
-        let outcomes: Vec<PendingOutcome> = (1..=3).map(step).collect();
+        let pending: Vec<PendingStep> = (1..=3).map(step).collect();
         assert_eq!(gpu.waits(), before, "{sets:?}");
-        for outcome in outcomes {
-            assert!(outcome.wait().unwrap().loss.is_finite());
+        for step in pending {
+            assert!(step.wait().unwrap().loss.is_finite());
         }
         assert!(gpu.waits() > before, "reading waits");
     }

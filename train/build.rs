@@ -6,7 +6,14 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 /// The crates below this one and itself. In a published package only the last exists.
-const CRATES: [&str; 5] = ["../runtime", "../autograd", "../ckpt", "../models", "."];
+const CRATES: [&str; 6] = [
+    "../runtime",
+    "../autograd",
+    "../ckpt",
+    "../load",
+    "../models",
+    ".",
+];
 
 fn main() -> io::Result<()> {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use meshgrad_ckpt::exec::MemoryError;
 use meshgrad_ckpt::mapping::{InvalidAllowance, MapError, Report};
 use meshgrad_ckpt::plan::PlanError;
-use meshgrad_runtime::DType;
 
 use crate::config::ConfigError;
 
@@ -66,33 +65,9 @@ pub enum Error {
         report: Report,
     },
 
-    /// A dtype that is not written to files.
-    #[error("a tensor of {dtype:?} is not stored: parameters are f32 or bf16")]
-    NotStored {
-        /// The dtype.
-        dtype: DType,
-    },
-
-    /// A tensor that could not be filled, or had no memory.
-    #[error("`{}` was not loaded: {source}", tensor.escape_debug())]
-    NotLoaded {
-        /// The tensor, as it is called in the model.
-        tensor: String,
-        /// Why not.
-        source: meshgrad_runtime::Error,
-    },
-
-    /// More memory of the host has to be pinned than is allowed.
-    #[error(
-        "loading to the device needs {needed} bytes of the host's memory to be pinned and may have \
-         {bound}: raise the bound (LoadOptions::pinned), or load fewer tensors at a time"
-    )]
-    PinnedBound {
-        /// What is enough, in bytes.
-        needed: u64,
-        /// The bound.
-        bound: u64,
-    },
+    /// Parameters could not be loaded.
+    #[error(transparent)]
+    Load(#[from] meshgrad_load::Error),
 
     /// A map between parameters and tensors of a folder cannot be read.
     #[error(transparent)]
@@ -122,13 +97,4 @@ pub enum Error {
         /// Tokens given.
         given: usize,
     },
-}
-
-impl Error {
-    pub(crate) fn not_loaded(tensor: &str, source: meshgrad_runtime::Error) -> Error {
-        Error::NotLoaded {
-            tensor: tensor.into(),
-            source,
-        }
-    }
 }

@@ -10,11 +10,11 @@ pub mod config;
 mod error;
 pub mod hf;
 pub mod layers;
-pub mod load;
 pub mod mlp;
 pub mod moe;
 mod qwen3;
 
 pub use cache::{Cache, LayerCache};
 pub use error::{Error, Result};
+pub use meshgrad_load as load;
 pub use qwen3::{Balancing, Compute, FeedForward, IGNORE_INDEX, Layer, Loss, Qwen3};

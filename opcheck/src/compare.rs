@@ -147,17 +147,17 @@ enum Input {
 }
 
 impl Recorded {
-    fn of(case: &Case) -> Result<Recorded> {
+    fn of(case: &Case) -> autograd::Result<Recorded> {
         let ((inputs, outputs), tape) = Tape::record(|| {
             let inputs = case.inputs.iter().enumerate();
-            let inputs: Result<Vec<Input>> = inputs
+            let inputs: autograd::Result<Vec<Input>> = inputs
                 .map(|(at, x)| match case.weights.contains(&at) {
                     true => Ok(Input::Weight(parameter(at, x)?)),
                     false => Ok(Input::Activation(Var::input(x.clone()))),
                 })
                 .collect();
             let inputs = inputs?;
-            let vars: Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
+            let vars: autograd::Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
             let outputs = (case.function)(&vars?)?;
             Ok((inputs, outputs))
         })?;
@@ -173,7 +173,7 @@ impl Recorded {
     }
 
     /// The gradients of all inputs in order.
-    fn gradients(self) -> Result<Vec<Tensor>> {
+    fn gradients(self) -> autograd::Result<Vec<Tensor>> {
         let (mut activations, mut weights) = (Vec::new(), Vec::new());
         for input in &self.inputs {
             match input {
@@ -198,7 +198,7 @@ impl Recorded {
 }
 
 impl Input {
-    fn var(&self) -> Result<Var> {
+    fn var(&self) -> autograd::Result<Var> {
         match self {
             Input::Activation(var) => Ok(var.clone()),
             Input::Weight(param) => param.var(),
@@ -206,7 +206,7 @@ impl Input {
     }
 }
 
-fn parameter(at: usize, value: &Tensor) -> Result<Param> {
+fn parameter(at: usize, value: &Tensor) -> autograd::Result<Param> {
     let spec = Spec {
         shape: *value.shape(),
         dtype: value.dtype(),
@@ -282,7 +282,7 @@ fn on_the_host(x: &Tensor) -> Result<Vec<f64>> {
 
 #[cfg(test)]
 mod tests {
-    use meshgrad_autograd::{Save, Track, ops};
+    use meshgrad_autograd::{Save, Track};
 
     use super::*;
     use crate::cases;
@@ -308,7 +308,7 @@ mod tests {
     /// `case` with its op in the middle of others, all of its inputs `weights` or none.
     fn chained(case: Case, weights: &'static [usize]) -> Case {
         let function = move |vars: &[Var]| {
-            let same = |x: &Var| ops::affine(x, 1.0, 0.0);
+            let same = |x: &Var| autograd::ops::affine(x, 1.0, 0.0);
             let before: autograd::Result<Vec<Var>> = vars.iter().map(same).collect();
             (case.function)(&before?)?.iter().map(same).collect()
         };

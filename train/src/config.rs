@@ -16,8 +16,6 @@ use serde::{Deserialize, Serialize};
 pub use check::{Violation, Violations};
 pub use read::{ConfigError, Override};
 
-use crate::schedule::ScheduleKind;
-
 /// A resolved configuration. `Config::default()` is the small embedded run: a Qwen3-MoE of about 9
 /// million parameters that trains in about two minutes on two cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -233,6 +231,18 @@ impl Default for ScheduleConfig {
             min_lr_ratio: 0.1,
         }
     }
+}
+
+/// `schedule.kind`: the curve after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// The full rate to the end.
+    Constant,
+    /// A straight line to the minimum.
+    Linear,
+    /// Half a cosine to the minimum (Loshchilov & Hutter 2017, without restarts).
+    Cosine,
 }
 
 /// `[balancing]`: how experts are kept evenly used. The weight of the load-balancing loss is the

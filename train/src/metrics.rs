@@ -1,9 +1,9 @@
-//! `metrics.jsonl`: one object a step, appended and flushed, so that a crash loses at most the last
-//! line.
+//! `metrics.jsonl`: one JSON object per step, appended and flushed, so that a crash loses at most the
+//! last line.
 //!
-//! JSON has no NaN and no infinities: they are written as the strings `"NaN"`, `"inf"` and
-//! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are only
-//! there where they were measured.
+//! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and `"-inf"`.
+//! The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are present only
+//! where they were measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub enum MetricsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be written.
@@ -30,11 +30,11 @@ pub enum MetricsError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A line that is not the last is no record.
-    #[error("{}:{line} is no metrics record: {message}; repair or delete the line", path.display())]
+    /// A line other than the last is not a record.
+    #[error("{}:{line} is not a metrics record: {message}; repair or delete the line", path.display())]
     BadLine {
         /// The file.
         path: PathBuf,
@@ -47,12 +47,12 @@ pub enum MetricsError {
 
 type Result<T> = std::result::Result<T, MetricsError>;
 
-/// What is known of one step.
+/// The metrics of one step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The step, from 1.
     pub step: u64,
-    /// Mean training loss in nats a token.
+    /// Mean training loss in nats per token.
     #[serde(with = "number")]
     pub loss: f64,
     /// Learning rate of the step.
@@ -61,35 +61,38 @@ pub struct Record {
     /// Global norm of the gradient before clipping.
     #[serde(with = "number")]
     pub grad_norm: f64,
-    /// Training tokens a second of this step.
+    /// Training tokens per second of this step.
     #[serde(with = "number")]
     pub tokens_per_s: f64,
-    /// The largest share of an expert over the mean share, in the layer where it is largest: 1 is
-    /// even. Where there are experts.
+    /// Load of the busiest expert: its tokens over the mean tokens per expert, in the layer where
+    /// that is largest. 1 is perfectly balanced; `None` without experts.
     #[serde(
         with = "optional_number",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub expert_load: Option<f64>,
-    /// Kernels that the step launched. On a GPU.
+    /// Each expert's share of the tokens over all layers; empty without experts. Shown, not stored.
+    #[serde(skip)]
+    pub expert_shares: Vec<f64>,
+    /// Kernels that the step launched; `None` on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_launches: Option<u64>,
-    /// Mean validation loss in nats a token, where measured.
+    /// Mean validation loss in nats per token, where measured.
     #[serde(
         with = "optional_number",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub val_loss: Option<f64>,
-    /// The same in bits a byte of text.
+    /// The validation loss in bits per byte of text, where measured.
     #[serde(
         with = "optional_number",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub val_bits_per_byte: Option<f64>,
-    /// Whatever else a loop wants to keep, under its own names.
+    /// Further metrics of the caller, under its own names.
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
@@ -102,8 +105,8 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file for a run that has done `step` steps: records of later steps and a torn last
-    /// line are cut off. Step 0 starts anew.
+    /// Opens the file for a run that has done `step` steps. Records of later steps and an incomplete
+    /// last line are removed; step 0 empties the file.
     ///
     /// # Errors
     /// [`MetricsError`]: names the file and the line.
@@ -121,7 +124,7 @@ impl MetricsFile {
         })
     }
 
-    /// Appends a record; it is in the file when this returns.
+    /// Appends a record. It is in the file when this returns.
     ///
     /// # Errors
     /// [`MetricsError::Write`], for example on a full disk.
@@ -133,13 +136,13 @@ impl MetricsFile {
 
         let mut line = serde_json::to_vec(record).map_err(|source| error(source.into()))?;
         line.push(b'\n');
-        // One write: a reader never sees half a line but after a crash.
+        // One write: only a crash can leave an incomplete line.
         self.file.write_all(&line).map_err(error)?;
         self.file.flush().map_err(error)
     }
 }
 
-/// All records of a file, in order; a torn last line is left out. No file, no records.
+/// All records of a file, in order, without an incomplete last line. A missing file has no records.
 ///
 /// # Errors
 /// [`MetricsError`]: names the file and the line.
@@ -150,8 +153,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         .collect())
 }
 
-/// Cuts the records of steps after `step`, and a torn last line. The lines that stay keep every
-/// byte.
+/// Removes the records of steps after `step`, and an incomplete last line. Other lines do not change.
 ///
 /// # Errors
 /// [`MetricsError`]: names the file and the line.
@@ -181,15 +183,15 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
         }
     };
 
-    // A write that was cut short may end within a character.
+    // An interrupted write may end within a character.
     let text = String::from_utf8_lossy(&bytes);
     let count = text.lines().count();
     let mut records = Vec::with_capacity(count);
     for (index, line) in text.lines().enumerate() {
         let is_last = index + 1 == count;
-        let is_torn = is_last && !text.ends_with('\n');
+        let is_incomplete = is_last && !text.ends_with('\n');
         match serde_json::from_str(line) {
-            Ok(record) if !is_torn => records.push((line.to_owned(), record)),
+            Ok(record) if !is_incomplete => records.push((line.to_owned(), record)),
             _ if is_last => {}
             Ok(_) => {}
             Err(error) => {
@@ -231,7 +233,7 @@ mod number {
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
         match Json::deserialize(from)? {
             Json::Number(value) => Ok(value),
-            // Rust's own names are the ones that are written.
+            // Written with Rust's names for these values.
             Json::Name(name) => name.parse().map_err(serde::de::Error::custom),
         }
     }
@@ -290,10 +292,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_named_and_comes_back() {
+    fn nan_and_infinities_round_trip_as_strings() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("metrics.jsonl");
-        let odd = Record {
+        let record = Record {
             step: 1,
             loss: f64::NAN,
             grad_norm: f64::INFINITY,
@@ -303,7 +305,7 @@ mod tests {
         };
         MetricsFile::open_after(&path, 0)
             .unwrap()
-            .append(&odd)
+            .append(&record)
             .unwrap();
 
         let text = fs::read_to_string(&path).unwrap();
@@ -312,11 +314,11 @@ mod tests {
         }
         let read = read(&path).unwrap().remove(0);
         assert!(read.loss.is_nan() && read.val_loss.unwrap().is_nan());
-        assert_eq!((read.grad_norm, read.lr), (odd.grad_norm, odd.lr));
+        assert_eq!((read.grad_norm, read.lr), (record.grad_norm, record.lr));
     }
 
     #[test]
-    fn records_come_back_and_resume_cuts() {
+    fn resuming_removes_later_records() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("metrics.jsonl");
         assert_eq!(read(&path).unwrap(), []);
@@ -338,10 +340,9 @@ mod tests {
         assert_eq!(read(&path).unwrap(), []);
     }
 
-    /// A file that was cut anywhere in its last line reads and resumes as if the line had not been
-    /// begun.
+    /// A file truncated anywhere in its last line reads and resumes as if that line did not exist.
     #[test]
-    fn a_torn_last_line_is_dropped() {
+    fn an_incomplete_last_line_is_dropped() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("metrics.jsonl");
         write(&path, 1..=2);
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_line_in_the_middle_is_named() {
+    fn a_broken_line_in_the_middle_is_an_error_with_its_number() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("metrics.jsonl");
         write(&path, 1..=2);
@@ -372,7 +373,7 @@ mod tests {
 
         let error = MetricsFile::open_after(&path, 2).unwrap_err().to_string();
         assert!(
-            error.contains("metrics.jsonl:1 is no metrics record"),
+            error.contains("metrics.jsonl:1 is not a metrics record"),
             "{error}"
         );
     }

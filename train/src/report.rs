@@ -1,8 +1,8 @@
-//! What a run says while it runs: a header, one line that updates itself, notes in between.
+//! The output of a run: a header, a progress line, and messages in between.
 //!
-//! On a terminal the line stays at the bottom and is redrawn every step; elsewhere it is one line
-//! an interval. Colour only on a terminal and only if `NO_COLOR` is not set (no-color.org). Nothing
-//! here measures anything.
+//! On a terminal the progress line stays at the bottom and is redrawn every step; elsewhere one line
+//! is printed per interval. Color is used only on a terminal, and only if `NO_COLOR` is not set
+//! (no-color.org). This module measures nothing.
 
 pub mod format;
 mod loading;
@@ -14,45 +14,47 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 pub use loading::with_loading_bar;
 
-/// What stands above a run.
+use crate::metrics::Record;
+
+/// The header of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
     /// `meshgrad 0.1.0`.
     pub version: String,
-    /// The device as it names itself, such as `cpu`.
+    /// The device's name, such as `cpu`.
     pub device: String,
-    /// What it has: threads and instruction sets, as `x2 avx512 bf16`, or the GPU's model.
+    /// Threads and instruction sets, such as `x2 avx512 bf16`, or the GPU's model.
     pub hardware: String,
     /// Dtype of activations.
     pub dtype: String,
-    /// The model in a few words: type, layers, experts.
+    /// A short description of the model: type, layers, experts.
     pub model: String,
     /// All parameters.
     pub parameters: u64,
     /// Parameters that one token uses.
     pub active_parameters: u64,
-    /// What the text is.
+    /// A description of the text.
     pub data: String,
     /// XXH3-128 of the text.
     pub digest: u128,
     /// Documents of the text.
     pub documents: usize,
-    /// Bytes of text, both parts.
+    /// Bytes of text, training and validation.
     pub text_bytes: u64,
-    /// Bytes that were no UTF-8.
+    /// Invalid UTF-8 bytes that were replaced by U+FFFD.
     pub replaced_bytes: u64,
-    /// Ids of the tokenizer.
+    /// Size of the tokenizer's vocabulary.
     pub vocab_size: usize,
     /// Training tokens.
     pub training_tokens: u64,
     /// Validation tokens.
     pub validation_tokens: u64,
-    /// Where the run is kept.
+    /// The run folder.
     pub run: String,
 }
 
 impl Header {
-    /// The lines of the header, each a name and what it is.
+    /// The lines of the header, each as label and text.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let counted = |count: u64| format::count(count);
         let (total, active) = (counted(self.parameters), counted(self.active_parameters));
@@ -64,7 +66,7 @@ impl Header {
         let replaced = match self.replaced_bytes {
             0 => String::new(),
             count => format!(
-                ", {} bytes that were no UTF-8 replaced",
+                ", {} invalid UTF-8 bytes replaced",
                 format::thousands(count as f64)
             ),
         };
@@ -85,14 +87,14 @@ impl Header {
                     self.data,
                     format::thousands(self.documents as f64),
                     format::bytes(self.text_bytes),
-                    // Half of the digest is plenty for the eye.
+                    // Half of the digest is enough for people.
                     (self.digest >> 64) as u64
                 ),
             ),
             (
                 "tokens",
                 format!(
-                    "{} to learn from, {} held out, vocabulary {}",
+                    "{} for training, {} held out, vocabulary {}",
                     counted(self.training_tokens),
                     counted(self.validation_tokens),
                     format::thousands(self.vocab_size as f64)
@@ -103,71 +105,58 @@ impl Header {
     }
 }
 
-/// What is known after a step.
+/// The state of a run, which the progress line shows next to the metrics of the step.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Status {
-    /// Steps done.
-    pub step: u64,
-    /// Steps in all.
+pub struct Progress {
+    /// Steps of the whole run.
     pub steps: u64,
-    /// Training loss.
-    pub loss: f64,
     /// The last validation loss.
     pub val_loss: Option<f64>,
-    /// Learning rate.
-    pub lr: f64,
-    /// Gradient norm before clipping.
-    pub grad_norm: f64,
-    /// Training tokens a second.
-    pub tokens_per_s: f64,
-    /// Live or peak bytes, as the loop likes.
+    /// Live or peak bytes of the device's memory.
     pub memory: u64,
-    /// Each expert's share of the tokens; empty without experts.
-    pub expert_load: Vec<f64>,
-    /// Time left.
+    /// Estimated time left.
     pub eta: Option<Duration>,
 }
 
-impl Status {
-    /// `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412 MB  eta
-    /// 1m41s` and the experts' load.
-    pub fn line(&self) -> String {
-        let width = self.steps.to_string().len();
-        let mut parts = vec![
-            format!("step {:>width$}/{}", self.step, self.steps),
-            format!("loss {:.3}", self.loss),
-        ];
-        parts.extend(self.val_loss.map(|loss| format!("val {loss:.3}")));
-        parts.push(format!("lr {}", format::rate(self.lr)));
-        parts.push(format!("|g| {:.2}", self.grad_norm));
-        parts.push(format!("{} tok/s", format::thousands(self.tokens_per_s)));
-        parts.push(format!("mem {}", format::bytes(self.memory)));
-        parts.extend(self.eta.map(|eta| format!("eta {}", format::duration(eta))));
-        if !self.expert_load.is_empty() {
-            parts.push(format!("experts {}", format::shares(&self.expert_load)));
-        }
-        parts.join("  ")
+/// The progress line: `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412
+/// MB  eta 1m41s`, then each expert's share of the tokens.
+pub fn line(record: &Record, progress: &Progress) -> String {
+    let width = progress.steps.to_string().len();
+    let mut parts = vec![
+        format!("step {:>width$}/{}", record.step, progress.steps),
+        format!("loss {:.3}", record.loss),
+    ];
+    parts.extend(progress.val_loss.map(|loss| format!("val {loss:.3}")));
+    parts.push(format!("lr {}", format::rate(record.lr)));
+    parts.push(format!("|g| {:.2}", record.grad_norm));
+    parts.push(format!("{} tok/s", format::thousands(record.tokens_per_s)));
+    parts.push(format!("mem {}", format::bytes(progress.memory)));
+    let eta = progress.eta.map(format::duration);
+    parts.extend(eta.map(|eta| format!("eta {eta}")));
+    if !record.expert_shares.is_empty() {
+        parts.push(format!("experts {}", format::shares(&record.expert_shares)));
     }
+    parts.join("  ")
 }
 
-/// The time left when `done` of `total` steps took `elapsed`; None before the first.
+/// The estimated time left when `done` of `total` steps took `elapsed`; `None` before the first.
 pub fn eta(elapsed: Duration, done: u64, total: u64) -> Option<Duration> {
     let left = total.saturating_sub(done) as f64;
-    let a_step = elapsed.as_secs_f64() / done as f64;
-    (done > 0).then(|| Duration::from_secs_f64(a_step * left))
+    let per_step = elapsed.as_secs_f64() / done as f64;
+    (done > 0).then(|| Duration::from_secs_f64(per_step * left))
 }
 
-/// Where the words go.
+/// Writes the output of a run.
 pub struct Reporter {
     bar: Option<ProgressBar>,
-    colour: bool,
+    color: bool,
     every: u64,
     started: Instant,
 }
 
 impl Reporter {
-    /// Writes to standard output: a line that updates itself on a terminal, else a line every
-    /// `every` steps.
+    /// Writes to standard output: a progress line that is redrawn on a terminal, otherwise a line
+    /// every `every` steps.
     pub fn new(steps: u64, every: u64) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -175,20 +164,20 @@ impl Reporter {
         let bar = is_terminal.then(|| {
             let bar =
                 ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout_with_hz(10));
-            // The words say how far it is; a drawn bar would push the last of them off the line.
+            // The text shows the progress; a drawn bar would push its end off the line.
             let style = ProgressStyle::with_template("{wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
         Self {
             bar,
-            colour: is_terminal && !no_color,
+            color: is_terminal && !no_color,
             every: every.max(1),
             started: Instant::now(),
         }
     }
 
-    /// Time since the reporter was made.
+    /// Time since the reporter was created.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
@@ -202,24 +191,26 @@ impl Reporter {
         self.print("");
     }
 
-    /// Shows a step: always on a terminal, else the first, the last and every `every`th.
-    pub fn step(&self, status: &Status) {
+    /// Shows a step: always on a terminal, otherwise the first, the last and every `every`th.
+    pub fn step(&self, record: &Record, progress: &Progress) {
         match &self.bar {
             Some(bar) => {
-                bar.set_position(status.step);
-                bar.set_message(status.line());
+                bar.set_position(record.step);
+                bar.set_message(line(record, progress));
             }
-            None if is_due(status.step, status.steps, self.every) => self.print(&status.line()),
+            None if is_due(record.step, progress.steps, self.every) => {
+                self.print(&line(record, progress));
+            }
             None => {}
         }
     }
 
-    /// Writes something that stays, above the line that updates itself.
-    pub fn note(&self, text: &str) {
+    /// Writes a message above the progress line.
+    pub fn message(&self, text: &str) {
         self.print(text);
     }
 
-    /// Writes a text by the model: set apart, so that it is not taken for ours.
+    /// Writes generated text, marked so that it is not mistaken for output of the program.
     pub fn sample(&self, step: u64, text: &str) {
         self.print(&self.bold(&format!("sample after step {step}")));
         for line in printable(text).lines() {
@@ -227,7 +218,7 @@ impl Reporter {
         }
     }
 
-    /// Leaves the last line where it is.
+    /// Leaves the last progress line on the screen.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.abandon();
@@ -235,16 +226,16 @@ impl Reporter {
     }
 
     fn bold(&self, text: &str) -> String {
-        paint(self.colour, "1", text)
+        paint(self.color, "1", text)
     }
 
     fn dim(&self, text: &str) -> String {
-        paint(self.colour, "2", text)
+        paint(self.color, "2", text)
     }
 
     fn print(&self, text: &str) {
         let write = || {
-            // A closed pipe (`| head`) must not end a training run.
+            // A closed pipe (`| head`) must not stop a training run.
             let _ = writeln!(std::io::stdout(), "{text}");
         };
         match &self.bar {
@@ -258,15 +249,15 @@ fn is_due(step: u64, steps: u64, every: u64) -> bool {
     step == 1 || step == steps || step.is_multiple_of(every)
 }
 
-fn paint(colour: bool, code: &str, text: &str) -> String {
-    if colour {
+fn paint(color: bool, code: &str, text: &str) -> String {
+    if color {
         format!("\u{1b}[{code}m{text}\u{1b}[0m")
     } else {
         text.to_owned()
     }
 }
 
-/// Without control characters, which a model may well write and which would move the cursor.
+/// Replaces control characters, which a model may generate and which would move the cursor.
 fn printable(text: &str) -> String {
     let visible = |char: char| match char {
         '\n' => '\n',
@@ -283,38 +274,44 @@ mod tests {
 
     #[test]
     fn the_line_is_the_documented_one() {
-        let status = Status {
+        let record = Record {
             step: 120,
-            steps: 1600,
             loss: 3.4119,
-            val_loss: Some(3.5),
             lr: 9.8e-4,
             grad_norm: 0.8211,
             tokens_per_s: 9812.2,
+            expert_shares: vec![0.4, 0.6],
+            ..Record::default()
+        };
+        let progress = Progress {
+            steps: 1600,
+            val_loss: Some(3.5),
             memory: 412_000_000,
-            expert_load: vec![0.4, 0.6],
             eta: Some(Duration::from_secs(101)),
         };
         let expected = "step  120/1600  loss 3.412  val 3.500  lr 9.8e-4  |g| 0.82  \
                         9,812 tok/s  mem 412 MB  \
                         eta 1m41s  experts [40 60]%";
-        assert_eq!(status.line(), expected);
+        assert_eq!(line(&record, &progress), expected);
     }
 
     #[test]
-    fn what_is_not_known_is_not_shown() {
-        let line = Status {
+    fn unknown_values_are_not_shown() {
+        let record = Record {
             step: 1,
-            steps: 2,
             loss: f64::NAN,
-            ..Status::default()
-        }
-        .line();
+            ..Record::default()
+        };
+        let progress = Progress {
+            steps: 2,
+            ..Progress::default()
+        };
+        let line = line(&record, &progress);
         assert_eq!(line, "step 1/2  loss NaN  lr 0  |g| 0.00  0 tok/s  mem 0 B");
     }
 
     #[test]
-    fn the_header_names_everything() {
+    fn the_header_shows_every_field() {
         let header = Header {
             version: "meshgrad 0.1.0".to_owned(),
             device: "cpu".to_owned(),
@@ -337,10 +334,9 @@ mod tests {
         let expected = [
             "cpu x2 avx512  f32",
             "qwen3_moe, 4 layers, 8 experts top-2  9.19M parameters (3.42M active)",
-            "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 bytes that were no \
-             UTF-8 replaced  \
-             xxh3 0123456789abcdef",
-            "4.90M to learn from, 100K held out, vocabulary 4,096",
+            "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 invalid UTF-8 bytes \
+             replaced  xxh3 0123456789abcdef",
+            "4.90M for training, 100K held out, vocabulary 4,096",
             "runs/default",
         ];
         assert_eq!(lines, expected);
@@ -361,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_and_control_characters() {
+    fn color_codes_and_control_characters() {
         assert_eq!(paint(false, "1", "x"), "x");
         assert_eq!(paint(true, "1", "x"), "\u{1b}[1mx\u{1b}[0m");
         assert_eq!(printable("a\u{1b}[2J\tb\n"), "a\u{fffd}[2J b\n");

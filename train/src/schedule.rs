@@ -6,21 +6,7 @@
 
 use std::f64::consts::PI;
 
-use serde::{Deserialize, Serialize};
-
-use crate::config::ScheduleConfig;
-
-/// `schedule.kind`: the curve after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleKind {
-    /// The full rate to the end.
-    Constant,
-    /// A straight line to the minimum.
-    Linear,
-    /// Half a cosine to the minimum (Loshchilov & Hutter 2017, without restarts).
-    Cosine,
-}
+use crate::config::{ScheduleConfig, ScheduleKind};
 
 /// The way from one value to another.
 #[derive(Debug, Clone, Copy, PartialEq)]

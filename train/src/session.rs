@@ -1,5 +1,5 @@
-//! A whole training run: data, model, the loop, what it saves and says. It is made of this crate's
-//! parts and nothing else, so that another loop can be made of them as well.
+//! A whole training run: data, model, loop, checkpoints and output. It uses only the public parts of
+//! this crate, so another loop can be built from the same parts.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -14,60 +14,60 @@ use meshgrad_runtime::{Device, Properties};
 
 use crate::config::Config;
 use crate::data::Data;
-use crate::metrics::{MetricsFile, Record};
-use crate::report::{self, Header, Reporter, Status, with_loading_bar};
+use crate::metrics::MetricsFile;
+use crate::report::{self, Header, Progress, Reporter, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
-use crate::trainer::{PendingOutcome, Trainer};
+use crate::trainer::{PendingStep, Trainer};
 use crate::{Result, TrainError, checkpoint, generate, metrics, plot};
 
-/// What a run is asked for beside its configuration.
+/// Options of a run that are not part of its configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Where the run is kept.
+    /// The run folder.
     pub run_dir: PathBuf,
-    /// Where it begins.
+    /// Where to start.
     pub resume: Resume,
-    /// Save and stop after this step, before the last one.
+    /// Save and stop after this step, if it comes before the last.
     pub stop_after: Option<u64>,
 }
 
-/// Where a run begins.
+/// Where a run starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest complete checkpoint of the run folder, or at the beginning.
+    /// At the newest complete checkpoint of the run folder, otherwise from scratch.
     #[default]
     Auto,
-    /// At the beginning. What the folder holds is set aside.
+    /// From scratch. Checkpoints in the folder are moved to `set-aside-N`.
     Never,
     /// At this checkpoint.
     From(PathBuf),
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Steps done.
     pub step: u64,
-    /// Steps in all.
+    /// Steps of the whole run.
     pub steps: u64,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
-    /// The curves, if there are any.
+    /// The plot of the loss, if any step was recorded.
     pub plot: Option<PathBuf>,
-    /// The last validation loss, in nats a token.
+    /// The last validation loss, in nats per token.
     pub val_loss: Option<f64>,
-    /// The same in bits a byte.
+    /// The last validation loss, in bits per byte.
     pub val_bits_per_byte: Option<f64>,
 }
 
-/// Trains as `config` says, until the last step, until `options.stop_after`, or until `stop` is
-/// set: then the step at hand is finished and saved.
+/// Trains as configured until the last step, until `options.stop_after`, or until `stop` is set: the
+/// current step is then finished and saved.
 ///
-/// Begun, stopped and resumed at any step, a run gives the same bits as one that never stopped.
+/// A run that was stopped and resumed at any step gives the same bits as an uninterrupted one.
 ///
 /// # Errors
-/// [`TrainError`]; whatever was saved before stays.
+/// [`TrainError`]; checkpoints saved before remain.
 pub fn run(
     config: &Config,
     options: &Options,
@@ -76,16 +76,16 @@ pub fn run(
 ) -> Result<Summary> {
     config.check()?;
     let folder = RunFolder::open(&options.run_dir)?;
-    let from = beginning(&folder, options)?;
+    let from = starting_checkpoint(&folder, options)?;
     let mut session = Session::new(config, options, device, folder, from)?;
-    session.greet();
+    session.print_header();
     let result = session.train(stop);
     session.reporter.finish();
     result
 }
 
-/// The checkpoint to begin at. Later checkpoints of the folder are set aside.
-fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<Committed>> {
+/// The checkpoint to resume from. Later checkpoints of the folder are set aside.
+fn starting_checkpoint(folder: &RunFolder, options: &Options) -> Result<Option<Committed>> {
     let from = match &options.resume {
         Resume::Auto => checkpoint::newest(folder.path())?,
         Resume::Never => None,
@@ -95,16 +95,6 @@ fn beginning(folder: &RunFolder, options: &Options) -> Result<Option<Committed>>
     let step = state.map_or(0, |state| state.step);
     folder.set_aside_after(step)?;
     Ok(from)
-}
-
-/// A step whose tensors nobody has read yet.
-struct Done {
-    outcome: PendingOutcome,
-    begun: Instant,
-    /// When the host was free again. On a GPU the step goes on.
-    given: Instant,
-    /// On a GPU.
-    kernel_launches: Option<u64>,
 }
 
 struct Session<'a> {
@@ -119,12 +109,12 @@ struct Session<'a> {
     metrics: MetricsFile,
     reporter: Reporter,
     /// Steps done before this session.
-    begun_at: u64,
+    first_step: u64,
     last: u64,
     val_loss: Option<f64>,
-    /// When a step's tensors were last read.
+    /// When a step's metrics were last read.
     last_read: Option<Instant>,
-    /// Writes checkpoints while training goes on.
+    /// Writes checkpoints in the background.
     saver: Saver,
 }
 
@@ -147,7 +137,7 @@ impl<'a> Session<'a> {
         };
 
         let model = Qwen3::new(&model_config)?;
-        let (trainer, begun_at) = match &from {
+        let (trainer, first_step) = match &from {
             None => {
                 let model = Qwen3::materialized(&model_config, device, config.train.seed)?;
                 (Trainer::new(model, config, device)?, 0)
@@ -164,7 +154,7 @@ impl<'a> Session<'a> {
         folder.write(&folder.config(), &config.to_toml()?)?;
         let steps = config.train.steps;
         Ok(Session {
-            metrics: MetricsFile::open_after(&folder.metrics(), begun_at)?,
+            metrics: MetricsFile::open_after(&folder.metrics(), first_step)?,
             reporter: Reporter::new(steps, config.log.every),
             order: Order::new(windows, rows, config.train.seed),
             last: options.stop_after.unwrap_or(steps).min(steps),
@@ -175,7 +165,7 @@ impl<'a> Session<'a> {
             trainer,
             windows,
             validation,
-            begun_at,
+            first_step,
             val_loss: None,
             last_read: None,
             saver: Saver::new(WhenBusy::Wait),
@@ -183,37 +173,37 @@ impl<'a> Session<'a> {
     }
 
     fn train(&mut self, stop: &AtomicBool) -> Result<Summary> {
-        if self.begun_at >= self.last {
-            self.reporter.note(&format!(
-                "step {} of {} is done already; raise train.steps to go on",
-                self.begun_at, self.config.train.steps
+        if self.first_step >= self.last {
+            self.reporter.message(&format!(
+                "step {} of {} is already done; raise train.steps to continue",
+                self.first_step, self.config.train.steps
             ));
-            return self.summary(self.begun_at);
+            return self.summary(self.first_step);
         }
 
         let started = Instant::now();
-        let mut waiting: Option<Done> = None;
-        let mut step = self.begun_at;
+        let mut pending: Option<PendingStep> = None;
+        let mut step = self.first_step;
         while step < self.last {
             step += 1;
-            // A checkpoint that could not be saved ends the run now, not when it is needed.
+            // A checkpoint that failed to save ends the run now.
             self.saver.poll().transpose()?;
-            let done = self.step(step)?;
-            // What a step did is looked at a step late, so that a GPU has the next one already.
-            if let Some(before) = waiting.replace(done) {
-                self.settle(before, started)?;
+            let enqueued = self.step(step)?;
+            // Metrics are read one step late, so that a GPU always has work enqueued.
+            if let Some(previous) = pending.replace(enqueued) {
+                self.finish_step(previous, started)?;
             }
 
             let stopping = stop.load(Ordering::Relaxed);
-            if stopping || step == self.last || self.is_stop(step) {
-                if let Some(done) = waiting.take() {
-                    self.settle(done, started)?;
+            if stopping || step == self.last || self.is_pause(step) {
+                if let Some(last) = pending.take() {
+                    self.finish_step(last, started)?;
                 }
                 self.pause(step, stopping)?;
             }
             if stopping {
-                self.reporter.note(&format!(
-                    "stopped after step {step}; the same command goes on from there"
+                self.reporter.message(&format!(
+                    "stopped after step {step}; the same command resumes from there"
                 ));
                 break;
             }
@@ -221,96 +211,66 @@ impl<'a> Session<'a> {
         self.summary(step)
     }
 
-    fn step(&mut self, step: u64) -> Result<Done> {
-        let (begun, before) = (Instant::now(), self.device.work());
+    fn step(&mut self, step: u64) -> Result<PendingStep> {
         let tokens = self.data.tokens.training();
-        let (order, windows) = (&self.order, self.windows);
-        let outcome = self.trainer.step(step, order, windows, &tokens)?.later()?;
-        let launches = self.device.work().kernel_launches - before.kernel_launches;
-        Ok(Done {
-            outcome,
-            begun,
-            given: Instant::now(),
-            kernel_launches: self.device.is_gpu().then_some(launches),
-        })
+        self.trainer.step(step, &self.order, self.windows, &tokens)
     }
 
-    /// Whether something but the next step follows `step`.
-    fn is_stop(&self, step: u64) -> bool {
+    /// Whether a checkpoint, a sample or a validation follows `step`.
+    fn is_pause(&self, step: u64) -> bool {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
         due(self.config.checkpoint.every)
             || due(self.config.sample.every)
             || due(self.config.log.val_every)
     }
 
-    /// Reads what a step did: keeps it, shows it, and ends the run where it is no number.
-    fn settle(&mut self, done: Done, started: Instant) -> Result<()> {
-        let Done {
-            outcome,
-            begun,
-            given,
-            kernel_launches,
-        } = done;
-        let (step, learning_rate) = (outcome.step, outcome.learning_rate);
-        let measured = outcome.wait()?;
-        let took = self.took(begun, given);
-        if !measured.loss.is_finite() || !measured.grad_norm.is_finite() {
+    /// Waits for a step, records and shows its metrics, and fails where they are not finite.
+    fn finish_step(&mut self, pending: PendingStep, training_started: Instant) -> Result<()> {
+        let (started, enqueued) = (pending.started, pending.enqueued);
+        let mut record = pending.wait()?;
+        let duration = self.step_duration(started, enqueued);
+        let step = record.step;
+        if !record.loss.is_finite() || !record.grad_norm.is_finite() {
             self.saver.wait().transpose()?;
             return Err(TrainError::NotFinite {
                 step,
-                loss: measured.loss,
-                grad_norm: measured.grad_norm,
+                loss: record.loss,
+                grad_norm: record.grad_norm,
                 checkpoint: checkpoint::newest(self.folder.path())?
                     .map(|found| found.path().to_owned()),
             });
         }
 
         let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;
-        let tokens_per_s = tokens / took.as_secs_f64();
-        let (val_loss, val_bits_per_byte) = match self.validates(step) {
-            true => self.validate()?,
-            false => (None, None),
-        };
-        self.metrics.append(&Record {
-            step,
-            loss: measured.loss,
-            lr: learning_rate,
-            grad_norm: measured.grad_norm,
-            tokens_per_s,
-            expert_load: measured.expert_imbalance,
-            kernel_launches,
-            val_loss,
-            val_bits_per_byte,
-            extra: serde_json::Map::new(),
-        })?;
-        let (done, steps) = (step - self.begun_at, self.last - self.begun_at);
-        self.reporter.step(&Status {
-            step,
+        record.tokens_per_s = tokens / duration.as_secs_f64();
+        if self.validates(step) {
+            (record.val_loss, record.val_bits_per_byte) = self.validate()?;
+        }
+        self.metrics.append(&record)?;
+
+        let (done, steps) = (step - self.first_step, self.last - self.first_step);
+        let progress = Progress {
             steps: self.config.train.steps,
-            loss: measured.loss,
             val_loss: self.val_loss,
-            lr: learning_rate,
-            grad_norm: measured.grad_norm,
-            tokens_per_s,
             memory: self.device.memory_stats().peak as u64,
-            expert_load: measured.expert_load,
-            eta: report::eta(started.elapsed(), done, steps),
-        });
+            eta: report::eta(training_started.elapsed(), done, steps),
+        };
+        self.reporter.step(&record, &progress);
         Ok(())
     }
 
-    /// How long a step took whose tensors have just been read: as long as the host had to do with
-    /// it, or on a GPU, which begins with it when it is done with the one before, since that was
-    /// known.
-    fn took(&mut self, begun: Instant, given: Instant) -> Duration {
-        let by_host = given - begun;
+    /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A GPU
+    /// starts a step when it is done with the one before, so there the duration is the time since the
+    /// last read, but at least the host's time.
+    fn step_duration(&mut self, started: Instant, enqueued: Instant) -> Duration {
+        let on_host = enqueued - started;
         if !self.device.is_gpu() {
-            return by_host;
+            return on_host;
         }
         let now = Instant::now();
-        let before = self.last_read.replace(now);
-        let since = now - before.map_or(begun, |before| before.max(begun));
-        since.max(by_host)
+        let previous = self.last_read.replace(now);
+        let since = now - previous.map_or(started, |previous| previous.max(started));
+        since.max(on_host)
     }
 
     fn validates(&self, step: u64) -> bool {
@@ -318,7 +278,7 @@ impl<'a> Session<'a> {
         step == self.config.train.steps || every > 0 && step.is_multiple_of(every)
     }
 
-    /// Validation loss in nats a token and bits a byte, where something is held out.
+    /// Validation loss in nats per token and bits per byte; `None` where no text is held out.
     fn validate(&mut self) -> Result<(Option<f64>, Option<f64>)> {
         let Some(windows) = self.validation else {
             return Ok((None, None));
@@ -331,7 +291,7 @@ impl<'a> Session<'a> {
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
     }
 
-    /// What follows a step but another step: a sample, a checkpoint.
+    /// Writes the sample and the checkpoint that are due after `step`.
     fn pause(&mut self, step: u64, stopping: bool) -> Result<()> {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
         let ends = step == self.last;
@@ -366,7 +326,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Begins a checkpoint; training goes on when its copy is made.
+    /// Copies the state and starts to write it in the background.
     fn save(&mut self, step: u64) -> Result<()> {
         let state = checkpoint::State {
             step,
@@ -390,7 +350,7 @@ impl<'a> Session<'a> {
             }
             Ok(committed)
         });
-        // A saver that waits is never busy.
+        // A saver with `WhenBusy::Wait` is never busy.
         if let Submitted::Started { previous } = self.saver.submit(task) {
             previous.transpose()?;
         }
@@ -421,7 +381,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    fn greet(&self) {
+    fn print_header(&self) {
         let (data, config) = (&self.data, self.trainer.model.config());
         let parameters = config.parameter_count();
         let (training, validation) = (data.tokens.training(), data.tokens.validation());
@@ -447,13 +407,12 @@ impl<'a> Session<'a> {
             .map(|found| found.incomplete)
             .unwrap_or_default()
         {
-            self.reporter.note(&format!(
-                "passed over an incomplete checkpoint: {incomplete}"
-            ));
-        }
-        if self.begun_at > 0 {
             self.reporter
-                .note(&format!("going on after step {}", self.begun_at));
+                .message(&format!("skipped an incomplete checkpoint: {incomplete}"));
+        }
+        if self.first_step > 0 {
+            self.reporter
+                .message(&format!("resuming after step {}", self.first_step));
         }
     }
 }
@@ -474,7 +433,7 @@ fn hardware(properties: &Properties) -> String {
     }
 }
 
-/// Gives the trainer its state, after checking that the run is the same.
+/// Loads the trainer's state, and checks that seed and text have not changed.
 fn restore(
     from: &Committed,
     trainer: &mut Trainer,
@@ -507,11 +466,10 @@ fn restore(
     Ok(state.step)
 }
 
-/// The model that `[model]` describes, its vocabulary that of the tokenizer unless it says
-/// otherwise.
+/// The model configuration in `[model]`. `vocab_size` defaults to the tokenizer's.
 ///
 /// # Errors
-/// [`TrainError::Model`] for an unknown key, a wrong type or impossible sizes.
+/// [`TrainError::Model`] for an unknown key, a wrong type or invalid sizes.
 pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let mut table = config.model.clone();
     let vocabulary = toml::Value::Integer(vocab_size as i64);
@@ -537,7 +495,7 @@ fn describe(config: &Qwen3Config) -> String {
     let sparse = (0..layers).any(|layer| config.is_moe_layer(layer));
     let experts = match sparse {
         true => format!(
-            ", {} experts, {} a token",
+            ", {} experts, {} per token",
             config.num_experts, config.num_experts_per_tok
         ),
         false => String::new(),

@@ -1,18 +1,21 @@
-//! A model in training: one step, one validation. The loop around them is the caller's.
+//! A model in training: one step, one validation pass. The caller writes the loop.
+
+use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Tape};
 use meshgrad_models::balance::update_router_bias;
-use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
+use meshgrad_models::{Balancing, Compute, Qwen3};
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
-use crate::Result;
 use crate::config::{ComputeDType, Config};
+use crate::metrics::Record;
 use crate::optimizer::Optimizer;
 use crate::sampler::{Batch, Order, Windows, validation_windows};
 use crate::schedule::Schedule;
 use crate::tokens::Tokens;
+use crate::{Result, TrainError};
 
-/// A model, its optimizer, and what they need to do a step.
+/// A model, its optimizer, and the state of a training step.
 pub struct Trainer {
     /// The model.
     pub model: Qwen3,
@@ -26,112 +29,88 @@ pub struct Trainer {
     config: Config,
 }
 
-/// What a step did. The tensors are scalars, f32, that nobody has to wait for.
-pub struct Outcome {
+/// A step that the host has enqueued. Its results are on their way to the host.
+pub struct PendingStep {
     /// The step, from 1.
     pub step: u64,
-    /// Its learning rate.
-    pub learning_rate: f64,
+    learning_rate: f64,
     /// Cross-entropy summed over tokens, in nats.
-    pub loss: Tensor,
-    /// How many tokens that is.
-    pub weight: Tensor,
-    /// The global norm of the gradient before clipping.
-    pub grad_norm: Tensor,
-    /// How many tokens each expert of each sparse layer got, [layers, experts] f32, summed over
-    /// microbatches; none without experts.
-    pub expert_counts: Option<Tensor>,
-}
-
-/// What a step's tensors say.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
-    /// Mean cross-entropy in nats a token.
-    pub loss: f64,
-    /// The global norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// Each expert's share of the tokens over all layers; empty without experts.
-    pub expert_load: Vec<f64>,
-    /// The largest share of an expert over the mean share, in the layer where it is largest: 1 when
-    /// every layer uses its experts alike. None without experts.
-    pub expert_imbalance: Option<f64>,
-}
-
-/// What a step did, on its way to the host.
-pub struct PendingOutcome {
-    /// The step, from 1.
-    pub step: u64,
-    /// Its learning rate.
-    pub learning_rate: f64,
     loss: AsyncRead<f32>,
+    /// How many tokens were counted.
     weight: AsyncRead<f32>,
+    /// The global norm of the gradient before clipping.
     grad_norm: AsyncRead<f32>,
-    /// With the number of experts.
+    /// Tokens per expert of each sparse layer, [layers, experts], and the number of experts.
     expert_counts: Option<(AsyncRead<f32>, usize)>,
+    /// When the host started the step.
+    pub started: Instant,
+    /// When the host had enqueued all of it. A GPU may still be working.
+    pub enqueued: Instant,
+    kernel_launches: Option<u64>,
 }
 
-impl Outcome {
-    /// Reads the tensors: waits until the step is done.
+impl PendingStep {
+    /// Starts to read the results: `loss`, `weight` and `grad_norm` are scalars, f32;
+    /// `expert_counts` \[experts\] f32 of each sparse layer.
     ///
     /// # Errors
     /// When the device has no values.
-    pub fn read(&self) -> Result<Measured> {
-        self.later()?.wait()
-    }
-
-    /// Begins to read the tensors. Whoever waits for them waits for this step, and not for those that
-    /// were begun after it.
-    ///
-    /// # Errors
-    /// When the device has no values.
-    pub fn later(&self) -> Result<PendingOutcome> {
-        let counts = self.expert_counts.as_ref();
-        let counts = counts.map(|counts| Ok((counts.read_async()?, counts.extent(-1)?)));
-        Ok(PendingOutcome {
-            step: self.step,
-            learning_rate: self.learning_rate,
-            loss: self.loss.read_async()?,
-            weight: self.weight.read_async()?,
-            grad_norm: self.grad_norm.read_async()?,
-            expert_counts: counts.transpose().map_err(crate::TrainError::Runtime)?,
+    fn new(
+        step: u64,
+        learning_rate: f64,
+        [loss, weight, grad_norm]: [&Tensor; 3],
+        expert_counts: &[Tensor],
+    ) -> Result<PendingStep> {
+        let read_counts =
+            |counts: Tensor| -> Result<_> { Ok((counts.read_async()?, counts.extent(-1)?)) };
+        Ok(PendingStep {
+            step,
+            learning_rate,
+            loss: loss.read_async()?,
+            weight: weight.read_async()?,
+            grad_norm: grad_norm.read_async()?,
+            expert_counts: stacked(expert_counts)?.map(read_counts).transpose()?,
+            started: Instant::now(),
+            enqueued: Instant::now(),
+            kernel_launches: None,
         })
     }
-}
 
-impl PendingOutcome {
-    /// Waits until the step is done.
+    /// Waits for this step, but not for later ones, and returns its metrics. The caller adds
+    /// the rate and the validation loss.
     ///
     /// # Errors
-    /// When its work failed.
-    pub fn wait(self) -> Result<Measured> {
+    /// When the step's work failed on the device.
+    pub fn wait(self) -> Result<Record> {
         let layers = match self.expert_counts {
-            Some((counts, experts)) => of_layers(&counts.wait()?, experts),
+            Some((counts, experts)) => by_layer(&counts.wait()?, experts),
             None => Vec::new(),
         };
-        Ok(Measured {
-            loss: sum(self.loss)? / sum(self.weight)?,
-            grad_norm: sum(self.grad_norm)?,
-            expert_load: shares(&layers),
-            expert_imbalance: layers
-                .iter()
-                .map(|counts| imbalance(counts))
-                .reduce(f64::max),
+        Ok(Record {
+            step: self.step,
+            loss: scalar(self.loss)? / scalar(self.weight)?,
+            lr: self.learning_rate,
+            grad_norm: scalar(self.grad_norm)?,
+            expert_load: layers.iter().map(|counts| load(counts)).reduce(f64::max),
+            expert_shares: shares(&layers),
+            kernel_launches: self.kernel_launches,
+            ..Record::default()
         })
     }
 }
 
 /// The value of a scalar.
-fn sum(reading: AsyncRead<f32>) -> Result<f64> {
-    Ok(reading.wait()?.into_iter().map(f64::from).sum())
+fn scalar(read: AsyncRead<f32>) -> Result<f64> {
+    Ok(read.wait()?.into_iter().map(f64::from).sum())
 }
 
-/// The tokens of each expert, layer by layer.
-fn of_layers(counts: &[f32], experts: usize) -> Vec<Vec<f64>> {
+/// Tokens per expert, layer by layer.
+fn by_layer(counts: &[f32], experts: usize) -> Vec<Vec<f64>> {
     let layer = |counts: &[f32]| counts.iter().copied().map(f64::from).collect();
     counts.chunks_exact(experts).map(layer).collect()
 }
 
-/// Each expert's share of the tokens of all layers.
+/// Each expert's share of the tokens over all layers.
 fn shares(layers: &[Vec<f64>]) -> Vec<f64> {
     let all: f64 = layers.iter().flatten().sum();
     let experts = layers.first().map_or(0, Vec::len);
@@ -139,14 +118,14 @@ fn shares(layers: &[Vec<f64>]) -> Vec<f64> {
     (0..experts).map(|expert| count(expert) / all).collect()
 }
 
-/// The largest share over the mean share.
-fn imbalance(counts: &[f64]) -> f64 {
+/// The load of the busiest expert: its tokens over the mean tokens per expert.
+fn load(counts: &[f64]) -> f64 {
     let largest = counts.iter().copied().fold(0.0, f64::max);
     largest * counts.len() as f64 / counts.iter().sum::<f64>()
 }
 
 impl Trainer {
-    /// A trainer of `model`, whose parameters have values, under `config`.
+    /// A trainer of `model`, whose parameters must have values, with the settings of `config`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -173,8 +152,8 @@ impl Trainer {
         })
     }
 
-    /// Does step `step` (from 1): the gradients of its batch, microbatch by microbatch, and the
-    /// change of the parameters. A function of the parameters, the state, and `step`.
+    /// Enqueues step `step` (from 1): gradients of its batch, one microbatch at a time, then the
+    /// optimizer. The result depends on the parameters, the optimizer state and `step` only.
     ///
     /// # Errors
     /// When memory runs out.
@@ -184,39 +163,41 @@ impl Trainer {
         order: &Order,
         windows: Windows,
         tokens: &Tokens<'_>,
-    ) -> Result<Outcome> {
+    ) -> Result<PendingStep> {
+        let (started, before) = (Instant::now(), self.device.work().kernel_launches);
         let rows = self.config.train.batch_size;
-        let mut sums: Option<Sums> = None;
+        let mut sums: Vec<Tensor> = Vec::new();
         for first in (0..rows).step_by(self.config.train.micro_batch_size) {
             let last = (first + self.config.train.micro_batch_size).min(rows);
             let batch = gather(windows, order.windows(step, first..last), tokens);
-            let sum = Sums::of(self.accumulate(&batch, last - first)?);
-            sums = Some(match sums {
-                Some(sums) => sums.plus(&sum)?,
-                None => sum,
-            });
+            let of_batch = self.accumulate(&batch, last - first)?;
+            sums = match sums.is_empty() {
+                true => of_batch,
+                false => added(&sums, &of_batch)?,
+            };
         }
 
-        let Some(sums) = sums else {
-            return Err(crate::TrainError::NoBatch);
+        let [loss, weight, expert_counts @ ..] = &sums[..] else {
+            return Err(TrainError::NoBatch);
         };
         let learning_rate = self.config.optimizer.learning_rate * self.schedule.factor(step);
         let grad_norm = self
             .optimizer
-            .step(&mut self.grads, &sums.weight, step, learning_rate)?;
-        self.balance(&sums.expert_counts)?;
-        Ok(Outcome {
-            step,
-            learning_rate,
-            loss: sums.loss,
-            weight: sums.weight,
-            grad_norm,
-            expert_counts: stacked(&sums.expert_counts)?,
+            .step(&mut self.grads, weight, step, learning_rate)?;
+        self.balance(expert_counts)?;
+        let scalars = [loss, weight, &grad_norm];
+        let pending = PendingStep::new(step, learning_rate, scalars, expert_counts)?;
+        let launches = self.device.work().kernel_launches - before;
+        Ok(PendingStep {
+            started,
+            enqueued: Instant::now(),
+            kernel_launches: self.device.is_gpu().then_some(launches),
+            ..pending
         })
     }
 
-    /// Steers the routers away from the experts with many tokens. Only ever between steps, so that
-    /// every microbatch and every recomputation of a step sees the same biases.
+    /// Updates the router biases. This happens between steps only, so that every microbatch and
+    /// every recomputation of a step uses the same biases.
     fn balance(&self, expert_counts: &[Tensor]) -> Result<()> {
         let rate = self.config.balancing.bias_update_rate;
         if rate > 0.0 {
@@ -227,8 +208,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Adds the gradients of a microbatch of `rows` sequences.
-    fn accumulate(&mut self, batch: &Batch, rows: usize) -> Result<Loss> {
+    /// Accumulates the gradients of a microbatch of `rows` sequences. Returns what is summed over
+    /// microbatches: cross-entropy, its weight, and the tokens per expert of each sparse layer.
+    fn accumulate(&mut self, batch: &Batch, rows: usize) -> Result<Vec<Tensor>> {
         let (ids, labels) = self.tensors(batch, rows)?;
         let (loss, tape) = Tape::record(|| {
             let loss = self.model.loss(&ids, &labels, self.compute, self.balancing);
@@ -237,11 +219,12 @@ impl Trainer {
         let loss = loss?;
         let one = ops::full(&self.device, loss.total.shape(), loss.total.dtype(), 1.0)?;
         tape.backward(&[(&loss.total, one)], &mut self.grads)?;
-        Ok(loss)
+        let sums = [loss.cross_entropy, loss.weight];
+        Ok(sums.into_iter().chain(loss.expert_counts).collect())
     }
 
-    /// Mean cross-entropy over the first `batches` batches of held-out windows (all, if 0), in nats
-    /// a token.
+    /// Mean cross-entropy over the first `batches` batches of held-out windows (0: all), in nats per
+    /// token.
     ///
     /// # Errors
     /// When memory runs out.
@@ -259,18 +242,15 @@ impl Trainer {
                 checkpointing: false,
                 ..self.compute
             };
-            let measured = self
+            let loss = self
                 .model
                 .loss(&ids, &labels, compute, Balancing::default())?;
-            sums.push((
-                measured.cross_entropy.read_async()?,
-                measured.weight.read_async()?,
-            ));
+            sums.push((loss.cross_entropy.read_async()?, loss.weight.read_async()?));
         }
         let (mut loss, mut weight) = (0.0, 0.0);
         for (of_loss, of_weight) in sums {
-            loss += sum(of_loss)?;
-            weight += sum(of_weight)?;
+            loss += scalar(of_loss)?;
+            weight += scalar(of_weight)?;
         }
         Ok(loss / weight)
     }
@@ -297,39 +277,17 @@ pub fn dtype(choice: ComputeDType) -> DType {
 }
 
 fn gather(windows: Windows, chosen: impl IntoIterator<Item = usize>, tokens: &Tokens<'_>) -> Batch {
-    // Windows lie inside of the tokens they were made for.
+    // Windows are within the tokens they were made for, so the default is never used.
     Batch::gather(windows, chosen, |at| tokens.get(at).unwrap_or(0))
 }
 
-/// What microbatches add up to.
-struct Sums {
-    loss: Tensor,
-    weight: Tensor,
-    /// Of each sparse layer.
-    expert_counts: Vec<Tensor>,
+/// Sums of two lists, tensor by tensor.
+fn added(a: &[Tensor], b: &[Tensor]) -> Result<Vec<Tensor>> {
+    let pairs = a.iter().zip(b);
+    pairs.map(|(a, b)| Ok(ops::add(a, b)?)).collect()
 }
 
-impl Sums {
-    fn of(loss: Loss) -> Sums {
-        Sums {
-            loss: loss.cross_entropy,
-            weight: loss.weight,
-            expert_counts: loss.expert_counts,
-        }
-    }
-
-    fn plus(&self, other: &Sums) -> Result<Sums> {
-        let layers = self.expert_counts.iter().zip(&other.expert_counts);
-        let expert_counts: Result<Vec<Tensor>> = layers.map(|(a, b)| Ok(ops::add(a, b)?)).collect();
-        Ok(Sums {
-            loss: ops::add(&self.loss, &other.loss)?,
-            weight: ops::add(&self.weight, &other.weight)?,
-            expert_counts: expert_counts?,
-        })
-    }
-}
-
-/// Tensors of one shape as one with a new first dim; none of none.
+/// Tensors of one shape stacked along a new first dim. `None` for no tensors.
 fn stacked(tensors: &[Tensor]) -> Result<Option<Tensor>> {
     let rows: meshgrad_runtime::Result<Vec<Tensor>> =
         tensors.iter().map(|tensor| tensor.unsqueeze(0)).collect();
@@ -345,34 +303,28 @@ fn stacked(tensors: &[Tensor]) -> Result<Option<Tensor>> {
 mod tests {
     use super::*;
 
-    /// Layers are balanced one by one: two that use opposite experts are not even together.
+    /// Load is measured per layer: two layers that prefer opposite experts do not cancel out.
     #[test]
     fn the_load_is_that_of_the_worst_layer() {
         let device = Device::cpu();
         let scalar = |value: f32| Tensor::scalar(&device, value).unwrap();
         let layer = |counts: &[f32]| Tensor::from_slice(&device, &[4], counts).unwrap();
         let measured = |layers: &[Tensor]| {
-            let outcome = Outcome {
-                step: 1,
-                learning_rate: 0.0,
-                loss: scalar(6.0),
-                weight: scalar(4.0),
-                grad_norm: scalar(1.0),
-                expert_counts: stacked(layers).unwrap(),
-            };
-            outcome.read().unwrap()
+            let scalars = [&scalar(6.0), &scalar(4.0), &scalar(1.0)];
+            let step = PendingStep::new(1, 0.0, scalars, layers).unwrap();
+            step.wait().unwrap()
         };
 
         let opposite = measured(&[layer(&[8.0, 4.0, 2.0, 2.0]), layer(&[0.0, 4.0, 6.0, 6.0])]);
-        assert_eq!(opposite.expert_load, [0.25; 4]);
-        assert_eq!(opposite.expert_imbalance, Some(2.0));
+        assert_eq!(opposite.expert_shares, [0.25; 4]);
+        assert_eq!(opposite.expert_load, Some(2.0));
         assert_eq!(opposite.loss, 1.5);
 
         let even = measured(&[layer(&[3.0; 4])]);
-        assert_eq!(even.expert_imbalance, Some(1.0));
+        assert_eq!(even.expert_load, Some(1.0));
 
         let dense = measured(&[]);
-        assert!(dense.expert_load.is_empty());
-        assert_eq!(dense.expert_imbalance, None);
+        assert!(dense.expert_shares.is_empty());
+        assert_eq!(dense.expert_load, None);
     }
 }

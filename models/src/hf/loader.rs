@@ -7,11 +7,53 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::check_ties;
 use meshgrad_ckpt::mapping::{AllowedProblems, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
+use meshgrad_load::LoadOptions;
 use meshgrad_runtime::{Device, Kind, Tensor, UninitTensor};
 
-use super::{Experts, map, read_config, specs};
-use crate::load::{LoadOptions, load};
+use super::map::{Experts, map};
+use super::memory::specs;
+use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
+
+/// Loads the model of `dir`, config.json and one or several safetensors files, to `device`.
+///
+/// # Errors
+/// [`Error::ConfigFile`]; [`Error::Tensors`] when tensors are missing, unexpected or of another
+/// shape, all at once; [`Error::Checkpoint`] when a file is damaged; [`Error::NotLoaded`] when
+/// memory runs out.
+pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
+    Loader::new(dir).load(device)
+}
+
+/// Reads config.json of `dir`.
+///
+/// # Errors
+/// [`Error::File`], [`Error::ConfigFile`].
+pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
+    let path = dir.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|source| Error::File {
+        path: path.clone(),
+        source,
+    })?;
+    Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
+}
+
+/// Gives every parameter of `model` its value from the safetensors files of `dir`, on `device`.
+/// Floats of any width are converted.
+///
+/// # Errors
+/// As [`load`]; the parameters keep their values then.
+pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
+    Loader::new(dir).fill(model, device)
+}
+
+/// Reads back what [`add_tensors`] saved to the folder `dir`, into tensors that may change.
+///
+/// # Errors
+/// As [`load`]; nobody knows then what the tensors hold.
+pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
+    Loader::new(dir).fill_tensors(tensors)
+}
 
 /// A model from a folder, and how that folder stores experts.
 pub struct Loaded {
@@ -128,7 +170,7 @@ impl<'a> Loader<'a> {
         };
         let wants = tensors.iter().map(to_its_tensor);
         let wants = wants.collect::<Result<Vec<_>>>()?;
-        load(folder, bound.graph(), &wants, &self.options)?;
+        meshgrad_load::load(folder, bound.graph(), &wants, &self.options)?;
         Ok(experts)
     }
 }
@@ -136,6 +178,6 @@ impl<'a> Loader<'a> {
 /// Memory for a parameter's value, which holds anything until it is loaded.
 fn unfilled(param: &Param, device: &Device) -> Result<Tensor> {
     let fresh = UninitTensor::of_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
-    let fresh = fresh.map_err(|source| Error::not_loaded(param.name(), source))?;
+    let fresh = fresh.map_err(|source| meshgrad_load::Error::not_loaded(param.name(), source))?;
     Ok(fresh.finish())
 }

@@ -6,10 +6,23 @@ use std::ops::Range;
 use half::bf16;
 use meshgrad_autograd::Param;
 use meshgrad_ckpt::Dtype;
+use meshgrad_ckpt::mapping::TensorSpec;
+use meshgrad_load::stored_dtype;
 use meshgrad_runtime::{Element, ReadGuard, Tensor};
 
 use crate::Result;
-use crate::load::dtype_of;
+
+pub(super) fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
+    let spec = |(param, tensor): &(Param, Tensor)| {
+        let shape: Vec<u64> = param.shape().iter().map(|extent| *extent as u64).collect();
+        Ok(TensorSpec::new(
+            param.name(),
+            stored_dtype(tensor.dtype())?,
+            &shape,
+        ))
+    };
+    tensors.iter().map(spec).collect()
+}
 
 /// The tensors that others are made of, while they are needed: those of the host where they lie,
 /// and those of a GPU copied, once.
@@ -76,7 +89,7 @@ impl<'t> Held<'t> {
 
 impl<'t> One<'t> {
     fn of(tensor: &'t Tensor) -> Result<One<'t>> {
-        match dtype_of(tensor.dtype())? {
+        match stored_dtype(tensor.dtype())? {
             Dtype::BF16 => Ok(One::BF16(Elements::of(tensor)?)),
             _ => Ok(One::F32(Elements::of(tensor)?)),
         }

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::Dtype;
+use meshgrad_load::Error as LoadError;
 use meshgrad_models::hf::{Experts, Loader};
 use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{CudaError, DType, Device, Error as RuntimeError, Shape, UninitTensor, ops};
@@ -42,7 +43,7 @@ fn memory_that_runs_out_is_told_with_the_tensor() {
     let out_of_memory =
         |source: &RuntimeError| matches!(source, RuntimeError::Cuda(CudaError::OutOfMemory { .. }));
     assert!(
-        matches!(&error, Error::NotLoaded { tensor, source }
+        matches!(&error, Error::Load(LoadError::NotLoaded { tensor, source })
             if tensor == "model.embed_tokens.weight" && out_of_memory(source)),
         "{error}"
     );
@@ -76,12 +77,12 @@ fn a_copy_that_fails_is_told_with_the_tensor() {
         }
     };
     let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-    let loading = Loader::new(folder.path()).pinned(64 << 10).progress(&fail);
-    let error = loading.fill(&model, &gpu).unwrap_err();
-    let Error::NotLoaded {
+    let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&fail);
+    let error = loader.fill(&model, &gpu).unwrap_err();
+    let Error::Load(LoadError::NotLoaded {
         tensor,
         source: RuntimeError::Cuda(source),
-    } = error
+    }) = error
     else {
         panic!("{error}");
     };
@@ -116,12 +117,15 @@ fn a_file_that_is_cut_meanwhile() {
             file.set_len(20_000).unwrap();
         };
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-        let loading = Loader::new(folder.path()).pinned(64 << 10).progress(&cut);
+        let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&cut);
         // What was read at once before is all there is for the CPU's large windows.
-        match loading.fill(&model, &device) {
+        match loader.fill(&model, &device) {
             Ok(_) => assert!(!device.is_gpu()),
             Err(error) => {
-                assert!(matches!(error, Error::Checkpoint(_)), "{error}");
+                assert!(
+                    matches!(error, Error::Load(LoadError::Checkpoint(_))),
+                    "{error}"
+                );
                 assert_without_values(&model);
             }
         }
@@ -137,7 +141,7 @@ fn a_bound_that_is_too_small() {
     for bound in [0, 1000] {
         let (model, filled) = fill(folder.path(), bound, &gpu);
         let error = filled.unwrap_err();
-        let Error::PinnedBound { needed, bound: was } = error else {
+        let Error::Load(LoadError::PinnedBound { needed, bound: was }) = error else {
             panic!("{error}");
         };
         assert_eq!(was, bound);

@@ -3,7 +3,6 @@
 
 mod failures;
 mod folders;
-mod regions;
 
 use std::path::Path;
 use std::process::Command;
@@ -167,9 +166,9 @@ fn progress_is_told() {
     for device in [Some(Device::cpu()), gpu()].into_iter().flatten() {
         let told = Mutex::new(Vec::new());
         let tell = |read, all| told.lock().unwrap().push((read, all));
-        let loading = Loader::new(folder.path()).pinned(128 << 10).progress(&tell);
+        let loader = Loader::new(folder.path()).pinned(128 << 10).progress(&tell);
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-        loading.fill(&model, &device).unwrap();
+        loader.fill(&model, &device).unwrap();
 
         let told = told.into_inner().unwrap();
         let all = folder.bytes();

@@ -7,16 +7,10 @@
 //! an instruction that is only bounded: there the difference is measured.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::{Accumulator, Key, Result, Shape};
+use meshgrad::runtime::{Accumulator, Result, Shape};
 
+use super::inputs::{Case, Cases, ELEMENTS, Inputs};
 use super::models;
-
-/// A result and what is promised of it.
-pub(crate) struct Case {
-    pub(crate) name: String,
-    pub(crate) exact: bool,
-    pub(crate) result: Tensor,
-}
 
 type Unary = (&'static str, fn(&Tensor) -> Result<Tensor>);
 type Binary = (&'static str, fn(&Tensor, &Tensor) -> Result<Tensor>);
@@ -59,25 +53,6 @@ const BINARY: &[Binary] = &[
     }),
 ];
 
-/// Where functions and formats have their edges.
-const SPECIAL: [f32; 12] = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    f32::INFINITY,
-    f32::NEG_INFINITY,
-    f32::NAN,
-    f32::MIN_POSITIVE,
-    1e-41,
-    f32::MAX,
-    -88.5,
-    1e6,
-];
-
-/// One of each special value with each other, many others, and no multiple of a vector.
-const ELEMENTS: usize = 4099;
-
 /// Rows and features: one that fills vectors and warps, one for several warps, one that is odd.
 const NORMS: [[usize; 2]; 3] = [[37, 1024], [5, 4096], [19, 333]];
 
@@ -113,26 +88,6 @@ pub(crate) fn cases(device: &Device) -> Result<Vec<Case>> {
         models::cases(&inputs, dtype, &mut cases)?;
     }
     Ok(cases.0)
-}
-
-pub(crate) struct Cases(Vec<Case>);
-
-impl Cases {
-    pub(crate) fn exact(&mut self, name: String, result: Tensor) {
-        self.push(name, true, result);
-    }
-
-    pub(crate) fn measured(&mut self, name: String, result: Tensor) {
-        self.push(name, false, result);
-    }
-
-    fn push(&mut self, name: String, exact: bool, result: Tensor) {
-        self.0.push(Case {
-            name,
-            exact,
-            result,
-        });
-    }
 }
 
 fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
@@ -215,61 +170,6 @@ fn products(
         }
     }
     Ok(())
-}
-
-/// Random values that depend on nothing but their name: made on the CPU, by Philox.
-pub(crate) struct Inputs<'d> {
-    pub(crate) device: &'d Device,
-    host: Device,
-    key: Key,
-}
-
-impl Inputs<'_> {
-    fn new(device: &Device) -> Inputs<'_> {
-        Inputs {
-            device,
-            host: Device::cpu(),
-            key: Key::new(3),
-        }
-    }
-
-    pub(crate) fn normal(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let key = self.key.fold_name(name);
-        let x = values::normal(&self.host, shape, dtype, key, 0.0, 1.0)?;
-        values::to_device(&x, self.device)
-    }
-
-    /// \[rows, columns\], stored as its transpose if `transposed`.
-    fn matrix(
-        &self,
-        name: &str,
-        [rows, columns]: [usize; 2],
-        transposed: bool,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        match transposed {
-            true => self.normal(name, &[columns, rows], dtype)?.transpose(0, 1),
-            false => self.normal(name, &[rows, columns], dtype),
-        }
-    }
-
-    /// Two operands that begin with every pair of special values.
-    fn with_specials(&self, dtype: DType) -> Result<[Tensor; 2]> {
-        let operand = |name: &str, special: fn(usize) -> f32| {
-            let key = self.key.fold_name(name);
-            let x = values::normal(&self.host, &[ELEMENTS], DType::F32, key, 0.0, 3.0)?;
-            let mut x = x.to_vec::<f32>()?;
-            for (i, x) in x[..SPECIAL.len().pow(2)].iter_mut().enumerate() {
-                *x = special(i);
-            }
-            let x = Tensor::from_slice(&self.host, &[ELEMENTS], &x)?;
-            values::to_device(&values::cast(&x, dtype)?, self.device)
-        };
-        Ok([
-            operand("a", |i| SPECIAL[i % SPECIAL.len()])?,
-            operand("b", |i| SPECIAL[i / SPECIAL.len()])?,
-        ])
-    }
 }
 
 /// A copy of `x` that ops may add to.

@@ -2,6 +2,7 @@
 
 mod cases;
 mod compare;
+mod inputs;
 mod models;
 
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle, Targets};
 use meshgrad::runtime::{Accumulator, Key, Result, Shape};
 
-use super::cases::{Cases, Inputs};
+use super::inputs::{Cases, Inputs};
 
 /// Tokens, their width, experts and choices: no multiples of tiles.
 const TOKENS: usize = 77;

@@ -1,5 +1,5 @@
-//! Pinned memory, of which there is never more than a bound: lent to be filled, then the GPU's
-//! until it has copied, then lent again.
+//! A bounded pool of pinned buffers. A buffer is filled by a thread, then belongs to the GPU until
+//! its copy is complete, and is then reused.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,11 +7,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use meshgrad_runtime::{Device, PendingUpload, PinnedBuffer, Tensor};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
-/// Buffers of powers of two of bytes. What is lent at a time, each rounded up to one, must never be
-/// more than the bound: then [`Pool::take`] ends.
-pub(super) struct Pool<'t> {
+/// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if the buffers
+/// that are taken at a time, each rounded up to a power of two, fit into the bound.
+pub(crate) struct PinnedPool<'t> {
     device: &'t Device,
     bound: u64,
     state: Mutex<State<'t>>,
@@ -23,7 +23,7 @@ struct State<'t> {
     /// Bytes of all buffers.
     pinned: u64,
     idle: Vec<PinnedBuffer>,
-    /// In the order in which they will be done.
+    /// In the order of completion.
     uploads: VecDeque<NamedUpload<'t>>,
 }
 
@@ -33,9 +33,9 @@ struct NamedUpload<'t> {
     upload: PendingUpload,
 }
 
-impl<'t> Pool<'t> {
-    pub(super) fn new(device: &'t Device, bound: u64) -> Pool<'t> {
-        Pool {
+impl<'t> PinnedPool<'t> {
+    pub(crate) fn new(device: &'t Device, bound: u64) -> PinnedPool<'t> {
+        PinnedPool {
             device,
             bound,
             state: Mutex::default(),
@@ -43,12 +43,12 @@ impl<'t> Pool<'t> {
         }
     }
 
-    /// Memory for a part of `tensor`, of `bytes` bytes or up to twice as many. Waits for the GPU
-    /// rather than taking more than there may be.
+    /// A buffer for `bytes` bytes of `tensor`, of less than twice that size. Waits for copies of the GPU
+    /// where the bound is reached.
     ///
     /// # Errors
-    /// [`Error::NotLoaded`], of another tensor if its copy has failed.
-    pub(super) fn take(&self, tensor: &str, bytes: u64) -> Result<PinnedBuffer> {
+    /// [`Error::NotLoaded`]; it may name another tensor, whose copy failed.
+    pub(crate) fn take(&self, tensor: &str, bytes: u64) -> Result<PinnedBuffer> {
         let size = bytes.next_power_of_two();
         let mut state = self.lock();
         loop {
@@ -61,11 +61,11 @@ impl<'t> Pool<'t> {
                 drop(state);
                 let buffer = PinnedBuffer::new(self.device, size as usize);
                 return buffer.map_err(|source| {
-                    self.forget(size);
+                    self.uncount(size);
                     Error::not_loaded(tensor, source)
                 });
             }
-            // To wait for the GPU takes less time than to pin memory of another size.
+            // Waiting for the GPU is faster than pinning memory of another size.
             if let Some(upload) = state.uploads.pop_front() {
                 drop(state);
                 let buffer = self.wait(upload)?;
@@ -73,8 +73,8 @@ impl<'t> Pool<'t> {
                 state.idle.push(buffer);
                 self.changed.notify_all();
             } else if !state.idle.is_empty() {
-                let given_back = state.idle.remove(0);
-                state.pinned -= given_back.len() as u64;
+                let freed = state.idle.remove(0);
+                state.pinned -= freed.len() as u64;
             } else {
                 let woken = self.changed.wait(state);
                 state = woken.unwrap_or_else(PoisonError::into_inner);
@@ -82,11 +82,11 @@ impl<'t> Pool<'t> {
         }
     }
 
-    /// Has the GPU copy a filled buffer over these bytes of a tensor.
+    /// Enqueues the copy of a filled buffer to these bytes of a tensor.
     ///
     /// # Errors
     /// [`Error::NotLoaded`].
-    pub(super) fn upload(
+    pub(crate) fn upload(
         &self,
         name: &'t str,
         tensor: &Tensor,
@@ -94,7 +94,7 @@ impl<'t> Pool<'t> {
         buffer: PinnedBuffer,
     ) -> Result<()> {
         let size = buffer.len() as u64;
-        // Held meanwhile, so that the order here is that of the GPU.
+        // The lock is held so that `uploads` has the order of the stream.
         let mut state = self.lock();
         match tensor.fill_from_pinned(bytes, buffer) {
             Ok(upload) => {
@@ -108,17 +108,17 @@ impl<'t> Pool<'t> {
             }
             Err(source) => {
                 drop(state);
-                self.forget(size);
+                self.uncount(size);
                 Err(Error::not_loaded(name, source))
             }
         }
     }
 
-    /// Waits until all copies are done.
+    /// Waits for all copies.
     ///
     /// # Errors
     /// [`Error::NotLoaded`].
-    pub(super) fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self) -> Result<()> {
         let uploads = std::mem::take(&mut self.lock().uploads);
         uploads
             .into_iter()
@@ -127,13 +127,13 @@ impl<'t> Pool<'t> {
 
     fn wait(&self, upload: NamedUpload<'_>) -> Result<PinnedBuffer> {
         upload.upload.synchronize().map_err(|source| {
-            self.forget(upload.bytes);
+            self.uncount(upload.bytes);
             Error::not_loaded(upload.tensor, source)
         })
     }
 
-    /// Counts a buffer no longer.
-    fn forget(&self, bytes: u64) {
+    /// Stops counting a buffer that was lost.
+    fn uncount(&self, bytes: u64) {
         self.lock().pinned -= bytes;
         self.changed.notify_all();
     }
@@ -149,20 +149,20 @@ mod tests {
 
     use super::*;
 
-    /// Threads that want buffers of all sizes, together never more than the bound when rounded up:
-    /// each gets them, though they do not all fit at a time, and no more is pinned.
+    /// Threads take buffers of all sizes, which rounded up never exceed the bound together. Every
+    /// request is served, although idle buffers of other sizes are in the way, and the bound holds.
     #[test]
-    fn nobody_waits_forever() {
+    fn threads_within_the_bound_never_deadlock() {
         let device = Device::cpu();
-        let pool = Pool::new(&device, 1024);
+        let pool = PinnedPool::new(&device, 1024);
         let work = |seed: u64| {
             let tensor = Tensor::zeros(&device, &[256], DType::U8, Kind::Cache).unwrap();
-            for turn in 0..300 {
-                let bytes = 1 + (turn * 97 + seed * 31) % 256;
+            for round in 0..300 {
+                let bytes = 1 + (round * 97 + seed * 31) % 256;
                 let mut buffer = pool.take("x", bytes).unwrap();
                 assert!((bytes..2 * bytes).contains(&(buffer.len() as u64)));
                 assert!(pool.lock().pinned <= 1024);
-                let filled = vec![turn as u8; bytes as usize];
+                let filled = vec![round as u8; bytes as usize];
                 buffer.as_mut()[..filled.len()].copy_from_slice(&filled);
                 let whole = 0..filled.len();
                 pool.upload("x", &tensor, whole.clone(), buffer).unwrap();
@@ -178,11 +178,11 @@ mod tests {
         assert!(pool.lock().uploads.is_empty());
     }
 
-    /// A buffer that is lost makes room.
+    /// A buffer lost to a failed copy no longer counts against the bound.
     #[test]
-    fn what_fails_is_named_and_counts_no_longer() {
+    fn failed_uploads_name_the_tensor_and_free_their_share() {
         let device = Device::cpu();
-        let pool = Pool::new(&device, 4);
+        let pool = PinnedPool::new(&device, 4);
         let value = Tensor::zeros(&device, &[4], DType::U8, Kind::Value).unwrap();
         for _ in 0..2 {
             let buffer = pool.take("x", 3).unwrap();

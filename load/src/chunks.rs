@@ -1,18 +1,18 @@
-//! Regions cut into pieces whose elements lie side by side.
+//! Splits regions into contiguous chunks.
 
 use std::ops::Range;
 
-/// Cuts a region, row-major, into regions of at most `most` elements, at least one each, that
-/// follow each other: whole rows of the outermost dim that allows it.
-pub(super) fn cut(region: &[Range<u64>], most: u64) -> Vec<Vec<Range<u64>>> {
+/// Splits a region into consecutive row-major chunks of at most `most` elements, but at least one.
+/// Each chunk is made of whole rows of the outermost dim whose rows fit.
+pub(crate) fn split(region: &[Range<u64>], most: u64) -> Vec<Vec<Range<u64>>> {
     let extent = |range: &Range<u64>| range.end - range.start;
     if region.iter().any(Range::is_empty) {
         return Vec::new();
     }
-    // Elements of a row of the dim.
+    // Elements per row of the dim.
     let row = |dim: usize| region[dim + 1..].iter().map(extent).product::<u64>();
     let Some(dim) = (0..region.len()).find(|dim| row(*dim) <= most.max(1)) else {
-        return vec![region.to_vec()]; // without dims
+        return vec![region.to_vec()]; // no dims
     };
     let rows = most / row(dim);
 
@@ -42,19 +42,19 @@ pub(super) fn cut(region: &[Range<u64>], most: u64) -> Vec<Vec<Range<u64>>> {
 mod tests {
     use super::*;
 
-    /// The row-major numbers of a region's elements in a tensor of these extents.
-    fn numbers(shape: &[u64], region: &[Range<u64>]) -> Vec<u64> {
-        let mut numbers = vec![0];
+    /// The row-major indices of a region's elements in a tensor of these extents.
+    fn indices(shape: &[u64], region: &[Range<u64>]) -> Vec<u64> {
+        let mut indices = vec![0];
         for (extent, range) in shape.iter().zip(region) {
             let along = |before: u64| range.clone().map(move |at| before * extent + at);
-            numbers = numbers.into_iter().flat_map(along).collect();
+            indices = indices.into_iter().flat_map(along).collect();
         }
-        numbers
+        indices
     }
 
-    /// Pieces in a row are the region's elements in order, and none is larger than it may be.
+    /// The chunks together are the region's elements in order, and no chunk exceeds the limit.
     #[test]
-    fn pieces_follow_each_other() {
+    fn chunks_cover_the_region_in_order() {
         let shape = [3, 4, 2, 5];
         let regions = [
             vec![0..3, 0..4, 0..2, 0..5],
@@ -64,20 +64,20 @@ mod tests {
         ];
         for region in regions {
             for most in 1..=130 {
-                let pieces = cut(&region, most);
-                let all = pieces.iter().flat_map(|piece| numbers(&shape, piece));
-                assert_eq!(all.collect::<Vec<_>>(), numbers(&shape, &region));
-                let sizes = pieces.iter().map(|piece| numbers(&shape, piece).len());
+                let chunks = split(&region, most);
+                let all = chunks.iter().flat_map(|chunk| indices(&shape, chunk));
+                assert_eq!(all.collect::<Vec<_>>(), indices(&shape, &region));
+                let sizes = chunks.iter().map(|chunk| indices(&shape, chunk).len());
                 assert!(
                     sizes
                         .clone()
                         .all(|size| (1..=most).contains(&(size as u64)))
                 );
                 if most >= 120 {
-                    assert!(pieces.len() <= 1, "what fits is not cut");
+                    assert!(chunks.len() <= 1, "a region that fits is not split");
                 }
             }
         }
-        assert_eq!(cut(&[], 1), [Vec::new()]);
+        assert_eq!(split(&[], 1), [Vec::new()]);
     }
 }

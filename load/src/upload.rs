@@ -1,4 +1,4 @@
-//! Tensors of a GPU as targets, piece by piece through pinned memory.
+//! Loading to a GPU, chunk by chunk through pinned memory.
 
 use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Sink, Stats, execute};
@@ -7,38 +7,38 @@ use meshgrad_ckpt::plan::{LoadRequest, Target};
 use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
-use super::LoadOptions;
-use super::passes::{Pass, Passes, Piece};
-use super::pool::Pool;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::passes::{Chunk, Pass, Planner};
+use crate::pool::PinnedPool;
 
-pub(super) fn load(
+pub(crate) fn load(
     device: &Device,
     folder: &Folder,
     graph: &Graph,
     wants: &[(LoadRequest, &Tensor)],
-    options: &LoadOptions<'_>,
+    pinned: u64,
+    progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Stats> {
     check(device, graph, wants)?;
-    // Threads put their copies into the first stream. What any stream was given is done before.
+    // Copies go to the default stream. They must not overtake other streams' work on these tensors.
     device.synchronize()?;
-    let passes = Passes::new(folder, graph, options.pinned).plan(wants)?;
+    let passes = Planner::new(folder, graph, pinned).plan(wants)?;
     let sources = Sources::open(folder, BackendChoice::Auto)?;
-    let all: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
-    let pool = Pool::new(device, options.pinned);
+    let bytes: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
+    let pool = PinnedPool::new(device, pinned);
 
     let mut total = Stats {
         read_bytes: 0,
         written_bytes: 0,
     };
-    for Pass { plan, pieces } in &passes {
+    for Pass { plan, chunks } in &passes {
         let before = total.read_bytes;
-        let progress = |read| (options.progress)(before + read, all);
+        let on_read = |read| progress(before + read, bytes);
         let uploads = Uploads {
             pool: &pool,
-            pieces,
+            chunks,
         };
-        let stats = execute(plan, &sources, &uploads, &progress)?;
+        let stats = execute(plan, &sources, &uploads, &on_read)?;
         total.read_bytes += stats.read_bytes;
         total.written_bytes += stats.written_bytes;
     }
@@ -46,7 +46,7 @@ pub(super) fn load(
     Ok(total)
 }
 
-/// That each tensor is there, and as large as its region: pieces are cut by regions.
+/// Checks that each tensor is on the device and as large as its region.
 fn check(device: &Device, graph: &Graph, wants: &[(LoadRequest, &Tensor)]) -> Result<()> {
     for (want, tensor) in wants {
         if tensor.device() != device {
@@ -70,14 +70,13 @@ fn check(device: &Device, graph: &Graph, wants: &[(LoadRequest, &Tensor)]) -> Re
     Ok(())
 }
 
-/// The pieces of a pass as targets.
+/// The chunks of a pass as targets.
 struct Uploads<'p, 't> {
-    /// Uploads in it end before the tensors do.
-    pool: &'p Pool<'t>,
-    pieces: &'p [Piece<'t>],
+    pool: &'p PinnedPool<'t>,
+    chunks: &'p [Chunk<'t>],
 }
 
-/// The first bytes of a buffer.
+/// The first `bytes` of a buffer.
 struct Filled {
     buffer: PinnedBuffer,
     bytes: usize,
@@ -94,7 +93,7 @@ impl Sink for Uploads<'_, '_> {
     type Error = Error;
 
     fn buffer(&self, target: &Target) -> Result<Filled> {
-        let name = self.pieces[target.index].name;
+        let name = self.chunks[target.index].name;
         Ok(Filled {
             buffer: self.pool.take(name, target.bytes)?,
             bytes: target.bytes as usize,
@@ -102,11 +101,11 @@ impl Sink for Uploads<'_, '_> {
     }
 
     fn complete(&self, target: &Target, filled: Filled) -> Result<()> {
-        let Piece {
+        let Chunk {
             name,
             tensor,
             bytes,
-        } = &self.pieces[target.index];
+        } = &self.chunks[target.index];
         self.pool.upload(name, tensor, bytes.clone(), filled.buffer)
     }
 }

@@ -1,20 +1,20 @@
-//! Tensors of the runtime as the targets of a [plan](meshgrad_ckpt::plan): regions of a checkpoint
-//! go to where the tensors live. No model is known here.
+//! Loads regions of a checkpoint into tensors, which are the targets of a
+//! [plan](meshgrad_ckpt::plan). This crate knows no model.
 //!
 //! ```text
 //! CPU   file -> the tensor's own memory
-//! GPU   file -> pinned memory of the host -> the tensor; the GPU copies while the next is read
+//! GPU   file -> pinned host memory -> the tensor; copies overlap with reads
 //! ```
 //!
-//! Pinned memory is bounded ([`LoadOptions::pinned`]). Tensors are cut into pieces that are far
-//! smaller than that, a plan opens no more of them at once than half of it, and a buffer is at most
-//! twice as large as its piece. So whoever waits for memory waits for a copy of the GPU, and for
-//! nothing else. What no single plan can do within the bound is done by several, one after the
-//! other.
+//! Pinned memory is bounded ([`LoadOptions::pinned`]). Tensors are split into chunks that are much
+//! smaller than the bound. The chunks that a plan has open at a time fill at most half of the bound,
+//! and a buffer is at most twice as large as its chunk. A thread that waits for memory therefore only
+//! waits for copies of the GPU. What does not fit into one such plan is loaded in several passes.
 
+mod chunks;
+mod error;
 mod memory;
 mod passes;
-mod pieces;
 mod pool;
 mod upload;
 
@@ -27,17 +27,16 @@ use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_runtime::{Device, Tensor};
 
-use crate::Result;
-use memory::Lent;
-pub(crate) use memory::dtype_of;
+pub use error::{Error, Result};
+use memory::HostTensor;
+pub use memory::stored_dtype;
 
-/// Choices that loading follows.
+/// Options of [`load`].
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// The most bytes of the host's memory that are pinned at a time, to load to a GPU (256 MiB).
+    /// The bound on pinned host memory for loading to a GPU, in bytes. Default 256 MiB.
     pub pinned: u64,
-    /// Called with the bytes that have been read and those that will have been, after each read
-    /// and from any thread.
+    /// Called after each read, from any thread, with the bytes read so far and the total.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
 }
 
@@ -57,15 +56,15 @@ impl fmt::Debug for LoadOptions<'_> {
     }
 }
 
-/// Reads regions of `graph`'s expressions from `folder` into tensors, each of its region's dtype
-/// and shape, contiguous, of a kind that may change, and all on one device. When this returns, all
-/// of them are there; after an error nobody knows what they hold.
+/// Reads regions of `graph`'s expressions from `folder` into tensors. Each tensor has its region's
+/// dtype and shape, is contiguous and of a mutable kind; all are on one device. All reads and copies
+/// are complete when this returns. After an error the tensors' contents are unspecified.
 ///
 /// ```
 /// use meshgrad_ckpt::graph::Graph;
 /// use meshgrad_ckpt::plan::LoadRequest;
 /// use meshgrad_ckpt::{Dtype, FileWriter, Folder};
-/// use meshgrad_models::load::{LoadOptions, load};
+/// use meshgrad_load::{LoadOptions, load};
 /// use meshgrad_runtime::{DType, Device, Kind, Tensor};
 ///
 /// # let place = tempfile::tempdir()?;
@@ -86,9 +85,8 @@ impl fmt::Debug for LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`](crate::Error::Plan), [`Error::Checkpoint`](crate::Error::Checkpoint);
-/// [`Error::NotLoaded`](crate::Error::NotLoaded) when a tensor cannot be written;
-/// [`Error::PinnedBound`](crate::Error::PinnedBound).
+/// [`Error::Plan`], [`Error::Checkpoint`], [`Error::PinnedBound`]; [`Error::NotLoaded`] when a tensor
+/// cannot be written.
 pub fn load(
     folder: &Folder,
     graph: &Graph,
@@ -96,8 +94,8 @@ pub fn load(
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
     match wants.iter().map(|(_, tensor)| tensor.device()).find(is_gpu) {
-        Some(gpu) => upload::load(gpu, folder, graph, wants, options),
-        None => load_here(folder, graph, wants, options),
+        Some(gpu) => upload::load(gpu, folder, graph, wants, options.pinned, options.progress),
+        None => load_to_host(folder, graph, wants, options),
     }
 }
 
@@ -105,8 +103,8 @@ fn is_gpu(device: &&Device) -> bool {
     device.is_gpu()
 }
 
-/// Straight to the memory of the tensors.
-fn load_here(
+/// Reads straight into the tensors' memory.
+fn load_to_host(
     folder: &Folder,
     graph: &Graph,
     wants: &[(LoadRequest, &Tensor)],
@@ -119,13 +117,13 @@ fn load_here(
         &regions,
         &Options::for_folder(folder),
     )?;
-    let places = wants
+    let targets = wants
         .iter()
-        .map(|(want, tensor)| Lent::of(&want.target, tensor));
-    let mut places = places.collect::<Result<Vec<Lent<'_>>>>()?;
-    let slices = Slices::new(places.iter_mut().map(Lent::bytes));
+        .map(|(want, tensor)| HostTensor::new(&want.target, tensor));
+    let mut targets = targets.collect::<Result<Vec<HostTensor<'_>>>>()?;
+    let slices = Slices::new(targets.iter_mut().map(HostTensor::bytes));
     let sources = Sources::open(folder, BackendChoice::Auto)?;
-    let all = plan.read_bytes();
-    let progress = |read| (options.progress)(read, all);
+    let total = plan.read_bytes();
+    let progress = |read| (options.progress)(read, total);
     Ok(execute(&plan, &sources, &slices, &progress)?)
 }

@@ -1,16 +1,27 @@
-//! Regions of any expression, without a model.
+//! Regions of any expression are loaded to a GPU as to the CPU, within the bound on pinned memory.
 
 use half::bf16;
 use meshgrad_ckpt::graph::{Expr, Graph};
 use meshgrad_ckpt::plan::LoadRequest;
 use meshgrad_ckpt::{Dtype, FileWriter, Folder};
-use meshgrad_models::Error;
-use meshgrad_models::load::{LoadOptions, load};
+use meshgrad_load::{Error, LoadOptions, load};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
-use crate::gpu;
-
 const SHAPE: [usize; 3] = [6, 50, 40];
+
+/// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's.
+fn gpu() -> Option<Device> {
+    let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
+        Ok("cuda") => Device::cuda(0),
+        Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: expected `cuda`"),
+        Err(_) if Device::emulator_is_built() => Device::emulator(0),
+        Err(_) => {
+            eprintln!("no emulator: tested on the CPU only");
+            return None;
+        }
+    };
+    Some(device.unwrap_or_else(|error| panic!("{error}")))
+}
 
 /// One tensor whose elements are all different.
 fn folder() -> (tempfile::TempDir, Folder) {
@@ -31,14 +42,14 @@ fn wants(graph: &mut Graph) -> Vec<(LoadRequest, DType)> {
     let x = graph
         .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
         .unwrap();
-    let turned = graph.transpose(x, 0, 2).unwrap();
+    let transposed = graph.transpose(x, 0, 2).unwrap();
     let narrow = graph.cast(x, Dtype::BF16).unwrap();
     let part =
         |name: &str, of: Expr, dtype| (LoadRequest::new(name, of, [1..5, 7..50, 0..6]), dtype);
     vec![
         (LoadRequest::all("all", graph, x), DType::F32),
         part("part", x, DType::F32),
-        part("turned", turned, DType::F32),
+        part("transposed", transposed, DType::F32),
         part("narrow", narrow, DType::BF16),
         (LoadRequest::new("none", x, [0..6, 3..3, 0..40]), DType::F32),
     ]
@@ -65,9 +76,9 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     }
 }
 
-/// Whatever the bound: the regions that the CPU gets, within the bound, though tensors are larger
-/// and lie in another order in the file. Where a bound has no room for a piece, an error tells one
-/// that has.
+/// For any bound the GPU gets the same regions as the CPU and pins no more than the bound, although
+/// tensors are larger and the file stores them in another order. A bound with no room for a chunk is
+/// an error that names a sufficient one.
 #[test]
 fn regions_arrive_within_the_bound_or_not_at_all() {
     let Some(gpu) = gpu() else { return };

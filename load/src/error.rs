@@ -1,0 +1,62 @@
+//! Errors of loading.
+
+use meshgrad_ckpt::plan::PlanError;
+use meshgrad_runtime::DType;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of loading.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device failed.
+    #[error(transparent)]
+    Runtime(#[from] meshgrad_runtime::Error),
+
+    /// A file could not be read, or a tensor does not fit its region.
+    #[error(transparent)]
+    Checkpoint(#[from] meshgrad_ckpt::Error),
+
+    /// The regions cannot be loaded from this folder.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+
+    /// A dtype that files do not store.
+    #[error("tensors of {dtype:?} cannot be stored: use f32 or bf16")]
+    NotStored {
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// A tensor that could not be allocated or filled.
+    #[error("`{}` was not loaded: {source}", tensor.escape_debug())]
+    NotLoaded {
+        /// The tensor's name in the model.
+        tensor: String,
+        /// The cause.
+        source: meshgrad_runtime::Error,
+    },
+
+    /// Loading needs more pinned memory than the bound allows.
+    #[error(
+        "loading to the device needs {needed} bytes of pinned host memory but the bound is {bound}: \
+         raise it (LoadOptions::pinned) or load fewer tensors at a time"
+    )]
+    PinnedBound {
+        /// A bound that is large enough, in bytes.
+        needed: u64,
+        /// The current bound, in bytes.
+        bound: u64,
+    },
+}
+
+impl Error {
+    /// [`Error::NotLoaded`] for a tensor and its cause.
+    pub fn not_loaded(tensor: &str, source: meshgrad_runtime::Error) -> Error {
+        Error::NotLoaded {
+            tensor: tensor.into(),
+            source,
+        }
+    }
+}

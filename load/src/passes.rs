@@ -1,0 +1,171 @@
+//! Plans for a GPU: tensors are split into chunks, and the chunks are loaded in as few passes over
+//! the files as the bound on pinned memory allows.
+//!
+//! One pass is enough where the file stores rows in the tensor's order. For another order, such as
+//! that of a transposed tensor, every chunk stays open until the last row is read; smaller chunks and
+//! fewer threads then need less memory. If the tensor is still too large, each pass loads some of its
+//! rows, and the next pass reads the same part of the file again.
+
+use std::ops::Range;
+
+use meshgrad_ckpt::Folder;
+use meshgrad_ckpt::graph::Graph;
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Targets};
+use meshgrad_runtime::Tensor;
+
+use crate::chunks::split;
+use crate::error::{Error, Result};
+
+/// Chunks that fit into the pinned memory: enough for each thread to fill one or two while the GPU
+/// copies others.
+const CHUNKS: u64 = 16;
+
+/// The smallest chunk, in bytes: smaller ones would be too many.
+const MIN_CHUNK: u64 = 4 << 10;
+
+/// A plan and the chunks that are its targets.
+pub(crate) struct Pass<'t> {
+    pub(crate) plan: LoadPlan,
+    pub(crate) chunks: Vec<Chunk<'t>>,
+}
+
+/// A contiguous part of a tensor.
+pub(crate) struct Chunk<'t> {
+    pub(crate) name: &'t str,
+    pub(crate) tensor: &'t Tensor,
+    pub(crate) bytes: Range<usize>,
+}
+
+/// A chunk and the region that is read into it.
+type Region<'t> = (LoadRequest, Chunk<'t>);
+
+/// A tensor and the region that is read into it.
+type Wanted<'t> = (LoadRequest, &'t Tensor);
+
+/// Plans passes over a folder within a bound on pinned memory.
+pub(crate) struct Planner<'a> {
+    folder: &'a Folder,
+    graph: &'a Graph,
+    base: Options,
+    bound: u64,
+    /// Bytes of chunks that may be open at a time. Half of the bound, since a buffer may be nearly
+    /// twice as large as its chunk.
+    max_open: u64,
+}
+
+impl<'a> Planner<'a> {
+    pub(crate) fn new(folder: &'a Folder, graph: &'a Graph, bound: u64) -> Planner<'a> {
+        Planner {
+            folder,
+            graph,
+            base: Options::for_folder(folder),
+            bound,
+            max_open: bound / 2,
+        }
+    }
+
+    /// The passes that load `wants`: one for all tensors where that fits. Otherwise one for the tensors
+    /// that each fit into a pass, and several for each of the others.
+    ///
+    /// # Errors
+    /// [`Error::PinnedBound`] where a single chunk is too large; errors of planning.
+    pub(crate) fn plan<'t>(&self, wants: &'t [Wanted<'_>]) -> Result<Vec<Pass<'t>>> {
+        let all: Vec<&Wanted<'_>> = wants.iter().collect();
+        if let Some(pass) = self.in_one(&all)? {
+            return Ok(vec![pass]);
+        }
+
+        let (mut small, mut single, mut passes) = (Vec::new(), Vec::new(), Vec::new());
+        for want in wants {
+            match self.in_one(&[want])? {
+                Some(pass) => {
+                    small.push(want);
+                    single.push(pass);
+                }
+                None => passes.extend(self.in_several(want)?),
+            }
+        }
+        match self.in_one(&small)? {
+            Some(pass) => passes.push(pass),
+            None => passes.extend(single),
+        }
+        Ok(passes)
+    }
+
+    /// A single pass over some tensors, in the largest chunks that keep to the bound. `None` if there
+    /// are none.
+    fn in_one<'t>(&self, wants: &[&'t Wanted<'_>]) -> Result<Option<Pass<'t>>> {
+        for threads in [self.base.threads, 1] {
+            let mut chunk = self.max_chunk();
+            while chunk >= MIN_CHUNK {
+                let regions = wants.iter().flat_map(|want| self.regions(want, chunk));
+                let pass = self.pass(regions.collect(), chunk, threads)?;
+                if pass.plan.memory().targets <= self.max_open {
+                    return Ok(Some(pass));
+                }
+                chunk /= 2;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Several passes over one tensor, each for as many of its rows as may be open at a time.
+    fn in_several<'t>(&self, want: &'t Wanted<'_>) -> Result<Vec<Pass<'t>>> {
+        let max_chunk = self.max_chunk();
+        let (mut passes, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for region in self.regions(want, max_chunk) {
+            let more = region.1.bytes.len() as u64;
+            if more > self.max_open {
+                return Err(Error::PinnedBound {
+                    needed: (2 * more).max(2 * MIN_CHUNK),
+                    bound: self.bound,
+                });
+            }
+            if bytes + more > self.max_open {
+                let regions = std::mem::take(&mut open);
+                passes.push(self.pass(regions, max_chunk, self.base.threads)?);
+                bytes = 0;
+            }
+            bytes += more;
+            open.push(region);
+        }
+        passes.push(self.pass(open, max_chunk, self.base.threads)?);
+        Ok(passes)
+    }
+
+    fn max_chunk(&self) -> u64 {
+        1 << (self.bound / CHUNKS).max(MIN_CHUNK).ilog2()
+    }
+
+    fn pass<'t>(&self, regions: Vec<Region<'t>>, chunk: u64, threads: usize) -> Result<Pass<'t>> {
+        let (wants, chunks): (Vec<LoadRequest>, _) = regions.into_iter().unzip();
+        let options = Options {
+            window: self.base.window.min(chunk / 2),
+            threads,
+            targets: Targets::Leave,
+            ..self.base
+        };
+        let plan = LoadPlan::new(self.graph, &Catalog::of(self.folder), &wants, &options)?;
+        Ok(Pass { plan, chunks })
+    }
+
+    /// A wanted region split into chunks of at most `most` bytes, but at least one element.
+    fn regions<'t>(&self, (want, tensor): &'t Wanted<'_>, most: u64) -> Vec<Region<'t>> {
+        let element = self.graph.dtype(want.expr).bits() as u64 / 8;
+        let mut start = 0;
+        let region = |region: Vec<Range<u64>>| {
+            let elements: u64 = region.iter().map(|it| it.end - it.start).product();
+            let end = start + (elements * element) as usize;
+            let bytes = std::mem::replace(&mut start, end)..end;
+            let name = format!("{} {region:?}", want.target);
+            let chunk = Chunk {
+                name: &want.target,
+                tensor,
+                bytes,
+            };
+            (LoadRequest::new(name, want.expr, region), chunk)
+        };
+        let regions = split(&want.region, most / element.max(1));
+        regions.into_iter().map(region).collect()
+    }
+}
