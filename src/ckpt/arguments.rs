@@ -1,4 +1,4 @@
-//! What several subcommands are given: a map with its waivers, and a layout.
+//! Arguments that several subcommands share: maps, allowed problems, layouts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,30 +12,30 @@ use super::catalog::display_path;
 use crate::answer::Answer;
 use crate::table::printable;
 
-/// More ranks than this are more likely a slip than a cluster.
+/// A layout with more ranks is probably a typing error.
 const MAX_RANKS: u64 = 100_000;
 
-/// Problems that do not count.
+/// Problems of a map that are not errors.
 #[derive(clap::Args)]
-pub(super) struct Waived {
-    /// Let a kind of problem pass, for all names or for those that match, as in
+pub(super) struct AllowArguments {
+    /// Allow a kind of problem, for all names or for those that match, as in
     /// `unexpected:{r:path}.inv_freq`. Kinds are unmade, unexpected, partly-used and narrowed. May
     /// be repeated.
-    #[arg(long = "waive", value_name = "KIND[:TEMPLATE]", value_parser = parse_waiver)]
-    waivers: Vec<String>,
+    #[arg(long, value_name = "KIND[:TEMPLATE]", value_parser = parse_allowed)]
+    allow: Vec<String>,
 }
 
-fn parse_waiver(text: &str) -> Result<String, String> {
-    let waivers = AllowedProblems::none().and(text);
-    waivers
+fn parse_allowed(text: &str) -> Result<String, String> {
+    let problems = AllowedProblems::none().and(text);
+    problems
         .map(|_| text.to_owned())
         .map_err(|bad| bad.to_string())
 }
 
-impl Waived {
-    pub(super) fn waivers(&self) -> anyhow::Result<AllowedProblems> {
+impl AllowArguments {
+    pub(super) fn problems(&self) -> anyhow::Result<AllowedProblems> {
         let none = AllowedProblems::none();
-        let all = self.waivers.iter().try_fold(none, |all, it| all.and(it));
+        let all = self.allow.iter().try_fold(none, |all, it| all.and(it));
         Ok(all?)
     }
 }
@@ -46,7 +46,7 @@ pub(super) fn parse_mesh(text: &str) -> Result<String, String> {
     match layout.ranks() {
         ..=MAX_RANKS => Ok(text.to_owned()),
         ranks => Err(format!(
-            "{text} are {ranks} ranks; at most {MAX_RANKS} are taken"
+            "{text} has {ranks} ranks, the maximum is {MAX_RANKS}"
         )),
     }
 }
@@ -55,7 +55,7 @@ pub(super) fn parse_template(text: &str) -> Result<Template, String> {
     layout::names(text).map_err(|problem| problem.to_string())
 }
 
-/// Reads a map; everything stays as it is without one.
+/// Reads a map, or returns the identity without a path.
 pub(super) fn read_map(path: Option<&Path>) -> anyhow::Result<Mapping> {
     let Some(path) = path else {
         return Ok(Mapping::identity());
@@ -64,12 +64,12 @@ pub(super) fn read_map(path: Option<&Path>) -> anyhow::Result<Mapping> {
     Mapping::parse(&text).map_err(|error| anyhow!("{}: {error}", display_path(path)))
 }
 
-/// Reads the places of a layout; also returns their text.
-pub(super) fn read_layout(mesh: &str, places: &Path) -> anyhow::Result<(Layout, String)> {
-    let text = read(places)?;
+/// Reads the placements of a layout; also returns their text.
+pub(super) fn read_layout(mesh: &str, placements: &Path) -> anyhow::Result<(Layout, String)> {
+    let text = read(placements)?;
     match Layout::parse(mesh, &text) {
         Ok(layout) => Ok((layout, text)),
-        Err(error) => bail!("{}: {error}", display_path(places)),
+        Err(error) => bail!("{}: {error}", display_path(placements)),
     }
 }
 
@@ -77,7 +77,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", display_path(path)))
 }
 
-/// A path in JSON.
+/// A path for JSON.
 pub(super) fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
@@ -89,7 +89,7 @@ struct MappingErrors {
     problems: Vec<String>,
 }
 
-/// The answer where a map does not fit what there is.
+/// The output if a map does not fit the source.
 pub(super) fn mapping_errors(
     source: &Path,
     map: &Option<PathBuf>,

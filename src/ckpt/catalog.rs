@@ -1,10 +1,10 @@
-//! What a path holds: tensors by name, whatever file, folder or run they are in.
+//! The tensors under a path, by name.
 //!
 //! ```text
 //! a safetensors file               its tensors
-//! a Hugging Face folder            the model; with trainer/ beside it, that too
-//! any other folder of safetensors  every file, or every folder below it, as a part of its own
-//! a checkpoint of a run            model and trainer/, sealed by manifest.json
+//! a Hugging Face folder            the model, and trainer/ if it exists
+//! any other folder of safetensors  every file or subfolder as a separate part
+//! a checkpoint of a run            model and trainer/, with manifest.json
 //! a run                            its newest complete checkpoint
 //! ```
 
@@ -25,29 +25,29 @@ const EXTENSION: &str = "safetensors";
 
 /// The tensors under a path.
 pub(crate) struct Catalog {
-    /// Where the tensors are: for a run, the folder of its newest complete checkpoint.
+    /// The folder or file of the tensors; for a run, the newest complete checkpoint.
     pub(crate) path: PathBuf,
     pub(crate) kind: Kind,
     pub(crate) parts: Vec<Part>,
-    /// What is worth a warning but forbids nothing.
+    /// Problems that do not prevent reading.
     pub(crate) warnings: Vec<String>,
-    /// All checkpoints, where the path is a run.
+    /// All checkpoints, if the path is a run.
     pub(crate) run: Option<Scan>,
 }
 
-/// What a path is.
+/// The kind of a path.
 pub(crate) enum Kind {
     File,
     /// `model.safetensors`, or an index with its files.
     Model,
-    /// Files or folders that no index ties together.
+    /// Files or folders without a common index.
     Files,
     Checkpoint(Committed),
 }
 
 impl Kind {
-    /// A word for programs.
-    pub(crate) fn word(&self) -> &'static str {
+    /// The kind in JSON.
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Kind::File => "file",
             Kind::Model => "model",
@@ -56,23 +56,23 @@ impl Kind {
         }
     }
 
-    /// A few words for people.
+    /// The kind in text.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Kind::File => "a safetensors file".to_owned(),
-            Kind::Model => "a Hugging Face folder".to_owned(),
-            Kind::Files => "safetensors that no index ties together".to_owned(),
+            Kind::File => "safetensors file".to_owned(),
+            Kind::Model => "Hugging Face folder".to_owned(),
+            Kind::Files => "safetensors files without a common index".to_owned(),
             Kind::Checkpoint(checkpoint) => match checkpoint.step() {
-                Some(step) => format!("a checkpoint, of step {step}, sealed by its manifest"),
-                None => "a checkpoint, sealed by its manifest".to_owned(),
+                Some(step) => format!("checkpoint of step {step}"),
+                None => "checkpoint".to_owned(),
             },
         }
     }
 }
 
-/// Tensors whose names are unique.
+/// Tensors with unique names.
 pub(crate) struct Part {
-    /// Its folder or file below the path; empty for the path's own.
+    /// The folder or file relative to the path; empty for the path itself.
     pub(crate) name: String,
     store: Store,
 }
@@ -85,14 +85,14 @@ enum Store {
 /// A tensor and how to read it.
 #[derive(Clone)]
 pub(crate) struct Entry<'a> {
-    /// Its name, after the name of its part and a slash if that has one.
+    /// The tensor's name, prefixed by the name of its part and a slash if that is not empty.
     pub(crate) name: String,
     pub(crate) info: &'a TensorInfo,
     file: &'a TensorFile,
 }
 
 impl Entry<'_> {
-    /// How many elements it has.
+    /// The number of elements.
     pub(crate) fn elements(&self) -> u64 {
         self.info
             .shape
@@ -105,7 +105,7 @@ impl Entry<'_> {
         self.info.byte_len() as u64
     }
 
-    /// Reads its bytes from `offset` on, as many as `data` has.
+    /// Fills `data` with the tensor's bytes from `offset` on.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) -> anyhow::Result<()> {
         Ok(self.file.read_range_into(&self.info.name, offset, data)?)
     }
@@ -119,7 +119,7 @@ impl Part {
         }
     }
 
-    /// Its tensors, sorted so that numbers count as numbers.
+    /// Its tensors in natural order of names.
     pub(crate) fn entries(&self) -> Vec<Entry<'_>> {
         let mut entries = Vec::new();
         for file in self.files() {
@@ -138,7 +138,7 @@ impl Part {
 }
 
 impl Catalog {
-    /// Opens what is at `path` and checks all headers and indexes; reads no data.
+    /// Opens `path` and checks all headers and indexes; reads no data.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Catalog> {
         let metadata =
             fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
@@ -160,7 +160,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// A sealed folder: every folder below it that has safetensors is a part.
+    /// A checkpoint: every folder in it with safetensors is a part.
     pub(crate) fn from_checkpoint(checkpoint: Committed) -> anyhow::Result<Catalog> {
         let path = checkpoint.path().to_owned();
         let files = checkpoint.files().map(|(file, _)| Path::new(file));
@@ -182,29 +182,33 @@ impl Catalog {
             catalog.kind = Kind::Model;
         }
         if !catalog.parts.is_empty() {
-            // What a save that never came to its seal left beside the model.
+            // An incomplete save may have left a trainer folder.
             catalog.add_folders_below("trainer")?;
             return Ok(catalog);
         }
 
-        let survey = scan(path)?;
-        if !survey.complete.is_empty() || !survey.incomplete.is_empty() {
-            return Catalog::of_run(path, survey);
+        let scan_result = scan(path)?;
+        if !scan_result.complete.is_empty() || !scan_result.incomplete.is_empty() {
+            return Catalog::of_run(path, scan_result);
         }
         catalog.add_folders_below("")?;
         if catalog.parts.is_empty() {
             bail!(
-                "{} holds no safetensors file and no checkpoint; give a safetensors file, a folder \
-                 of them, a run or one of its checkpoints",
+                "{} contains no safetensors file and no checkpoint; give a safetensors file, a \
+                 folder of them, a run or one of its checkpoints",
                 display_path(path)
             );
         }
         Ok(catalog)
     }
 
-    fn of_run(path: &Path, survey: Scan) -> anyhow::Result<Catalog> {
-        let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
-        let Some(newest) = survey.complete.last().cloned() else {
+    fn of_run(path: &Path, scan_result: Scan) -> anyhow::Result<Catalog> {
+        let incomplete: Vec<String> = scan_result
+            .incomplete
+            .iter()
+            .map(Error::to_string)
+            .collect();
+        let Some(newest) = scan_result.complete.last().cloned() else {
             let reasons = incomplete.join("; ");
             bail!(
                 "{} has no complete checkpoint: {reasons}",
@@ -213,7 +217,7 @@ impl Catalog {
         };
         let mut catalog = Catalog::from_checkpoint(newest)?;
         catalog.warnings.extend(incomplete);
-        catalog.run = Some(survey);
+        catalog.run = Some(scan_result);
         Ok(catalog)
     }
 
@@ -227,7 +231,8 @@ impl Catalog {
         }
     }
 
-    /// Adds the tensors of a folder, "" for the path itself; whether it is a Hugging Face folder.
+    /// Adds the tensors of a folder, "" for the path itself; returns whether it is a Hugging Face
+    /// folder.
     fn add_folder(&mut self, name: &str) -> anyhow::Result<bool> {
         let folder = below(&self.path, name);
         let files = safetensors_files(&folder)?;
@@ -237,7 +242,8 @@ impl Catalog {
                 let others: Vec<&str> = files.iter().filter(is_other).map(String::as_str).collect();
                 if !others.is_empty() {
                     self.warnings.push(format!(
-                        "{} holds files that are not of its model: {}; give their own paths",
+                        "{} also contains files that do not belong to the model: {}; inspect them \
+                         by their own paths",
                         display_path(&folder),
                         others.join(", ")
                     ));
@@ -263,7 +269,7 @@ impl Catalog {
         }
     }
 
-    /// Adds the folders that lie directly in a folder and have safetensors.
+    /// Adds the direct subfolders that have safetensors.
     fn add_folders_below(&mut self, name: &str) -> anyhow::Result<()> {
         let folder = below(&self.path, name);
         if !folder.is_dir() {
@@ -280,12 +286,12 @@ impl Catalog {
         Ok(())
     }
 
-    /// All tensors, part after part.
+    /// All tensors, part by part.
     pub(crate) fn entries(&self) -> Vec<Entry<'_>> {
         self.parts.iter().flat_map(Part::entries).collect()
     }
 
-    /// The tensors that one of `globs` names; all of them without any.
+    /// The tensors that match one of `globs`, or all tensors without globs.
     pub(crate) fn select(&self, globs: &[Pattern]) -> anyhow::Result<Vec<Entry<'_>>> {
         let entries = self.entries();
         for glob in globs {
@@ -298,11 +304,11 @@ impl Catalog {
         Ok(entries.into_iter().filter(selected).collect())
     }
 
-    /// The message for a pattern that names nothing.
+    /// The message for a pattern without a match.
     pub(crate) fn no_match(&self, glob: &str, entries: &[Entry]) -> String {
         const SHOWN: usize = 3;
 
-        // One of each pattern: else all three would be the same with other numbers.
+        // One per folded pattern, or the suggestions would differ only in numbers.
         let folded = fold(entries.iter().map(|entry| (entry.name.as_str(), ())));
         let firsts = folded.iter().filter_map(|f| f.members.first());
         let mut nearest: Vec<&str> = firsts.map(|&at| entries[at].name.as_str()).collect();
@@ -312,13 +318,16 @@ impl Catalog {
 
         let count = entries.len();
         let mut message = format!(
-            "no tensor matches `{glob}` among the {count} of {}",
+            "`{glob}` matches none of the {count} tensors of {}",
             display_path(&self.path)
         );
         if !nearest.is_empty() {
             let nearest = nearest.iter().map(|name| format!("`{}`", printable(name)));
             let nearest: Vec<String> = nearest.collect();
-            message.push_str(&format!("; the nearest names are {}", nearest.join(", ")));
+            message.push_str(&format!(
+                "; the most similar names are {}",
+                nearest.join(", ")
+            ));
         }
         message
     }
@@ -337,9 +346,10 @@ impl Part {
     }
 }
 
-/// How many edits make `wanted` a part of `name` (Sellers 1980).
+/// The least edit distance between `wanted` and a substring of `name` (Sellers 1980).
 fn substring_distance(wanted: &[char], name: &str) -> usize {
-    // Edits that make the first characters of `wanted` the end of what was read of `name`.
+    // edits[i]: the least distance between the first i characters of `wanted` and a suffix of the
+    // characters of `name` so far.
     let mut edits: Vec<usize> = (0..=wanted.len()).collect();
     let mut fewest = wanted.len();
     for character in name.chars() {
@@ -354,7 +364,7 @@ fn substring_distance(wanted: &[char], name: &str) -> usize {
     fewest
 }
 
-/// A folder below another one, or with an empty name that one.
+/// Joins a name that may be empty.
 fn below(folder: &Path, name: &str) -> PathBuf {
     match name {
         "" => folder.to_owned(),
@@ -362,7 +372,7 @@ fn below(folder: &Path, name: &str) -> PathBuf {
     }
 }
 
-/// Whether a model consists of this file too, by a link or by its own name.
+/// Whether the file belongs to the model, directly or by a link.
 fn contains_file(model: &Folder, path: &Path) -> bool {
     let real = fs::canonicalize(path).ok();
     let paths = model.files().iter().map(TensorFile::path);
@@ -392,7 +402,7 @@ fn file_names(folder: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// A path as it can be shown.
+/// A path for messages, with control characters escaped.
 pub(crate) fn display_path(path: &Path) -> String {
     printable(&path.to_string_lossy())
 }
@@ -402,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_are_counted_wherever_they_are_fewest() {
+    fn the_distance_is_that_of_the_best_substring() {
         let edits =
             |wanted: &str, name| substring_distance(&wanted.chars().collect::<Vec<_>>(), name);
         assert_eq!(edits("norm", "model.norm.weight"), 0);

@@ -1,4 +1,4 @@
-//! `meshgrad ckpt convert`: a folder made of another by a map.
+//! `meshgrad ckpt convert`: applies a map to a model.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use meshgrad::ckpt::exec::check_ties;
 use meshgrad::ckpt::mapping::{AllowedProblems, Bound, Mapping, Problem};
 use serde::Serialize;
 
-use super::arguments::{Waived, mapping_errors, path_text, read_map};
+use super::arguments::{AllowArguments, mapping_errors, path_text, read_map};
 use super::catalog::display_path;
 use super::destination::{FloatType, copy_sidecar_files, folder_writer, stage, summary_rows};
 use super::size::{self, ByteSize};
@@ -21,27 +21,27 @@ use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 the map does not fit, or an error.")]
+#[command(after_help = "Exit codes: 0 success, 1 the map does not fit, or an error.")]
 pub(super) struct ConvertArguments {
     /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
     source: PathBuf,
-    /// The folder that is made; it must not exist.
+    /// The folder to create; it must not exist.
     destination: PathBuf,
-    /// What is made, on the left, of what there is, on the right.
+    /// The map: outputs on the left, inputs on the right.
     #[arg(long, value_name = "FILE")]
     map: PathBuf,
-    /// The other way: what there is is on the left side of the map.
+    /// Apply the inverse of the map: SOURCE has the left side.
     #[arg(long)]
     inverse: bool,
     /// Convert floats of 16 bits and more, rounding to nearest even.
     #[arg(long, value_name = "DTYPE", ignore_case = true)]
     dtype: Option<FloatType>,
     #[command(flatten)]
-    waived: Waived,
-    /// Memory for the tensors' data.
+    allow: AllowArguments,
+    /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
-    /// The most data in one file.
+    /// Maximum data per file.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     max_shard: ByteSize,
     /// Print JSON.
@@ -49,40 +49,39 @@ pub(super) struct ConvertArguments {
     json: bool,
 }
 
-/// What was done.
+/// The result of a conversion.
 #[derive(Serialize)]
 pub(super) struct Report {
     source: Summary,
     map: Option<String>,
     inverse: bool,
     destination: Summary,
-    #[serde(rename = "way_back")]
-    inverse_report: Option<Inverse>,
+    round_trip: Option<RoundTrip>,
     dtype: Option<&'static str>,
-    /// Tensors that were rounded to it.
+    /// Tensors that were rounded to `dtype`.
     rounded: u64,
-    /// Problems that were waived.
-    waived: Vec<String>,
+    /// Problems that were allowed.
+    allowed: Vec<String>,
     copied: Vec<String>,
     read_bytes: u64,
     seconds: f64,
 }
 
-/// Whether the map can be undone.
+/// Whether the map is invertible.
 #[derive(Serialize)]
-struct Inverse {
+struct RoundTrip {
     proven: bool,
-    /// Why there is none.
+    /// Why it is not.
     why: Option<String>,
-    /// Pairs of tensors that must be equal for it.
+    /// Pairs of tensors that must be equal for the inverse.
     ties: u64,
 }
 
-/// What is made of an source, and how.
+/// A source, a map and how to apply it.
 pub(super) struct Conversion<'a> {
     pub(super) source: &'a Source,
     pub(super) mapping: &'a Mapping,
-    pub(super) waivers: AllowedProblems,
+    pub(super) allowed_problems: AllowedProblems,
     pub(super) dtype: Option<FloatType>,
     pub(super) destination: &'a PathBuf,
     pub(super) max_shard: ByteSize,
@@ -99,7 +98,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
-        waivers: arguments.waived.waivers()?,
+        allowed_problems: arguments.allow.problems()?,
         dtype: arguments.dtype,
         destination: &arguments.destination,
         max_shard: arguments.max_shard,
@@ -108,7 +107,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
             threads,
         },
     };
-    let bound = match mapping.bind(&source.specs(), None, &conversion.waivers) {
+    let bound = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
         Ok(bound) => bound,
         Err(report) => {
             let map = Some(arguments.map.clone());
@@ -118,7 +117,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
     let mut report = conversion.run(&bound)?;
     report.map = Some(path_text(&arguments.map));
     report.inverse = arguments.inverse;
-    report.inverse_report = Some(Inverse::of(&bound));
+    report.round_trip = Some(RoundTrip::of(&bound));
 
     if arguments.json {
         return Answer::json(&report, 0);
@@ -128,27 +127,27 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
 }
 
 impl Conversion<'_> {
-    /// Makes what `bound` says and writes the folder.
+    /// Makes the outputs of `bound` and commits the folder.
     pub(super) fn run(&self, bound: &Bound) -> anyhow::Result<Report> {
         let start = Instant::now();
         let retyped = match self.dtype {
             Some(dtype) => {
-                let waivers = self.waivers.clone().and("narrowed")?;
+                let allowed_problems = self.allowed_problems.clone().and("narrowed")?;
                 let wanted = dtype.of(bound);
-                Some((self.mapping).bind(&self.source.specs(), Some(&wanted), &waivers)?)
+                Some((self.mapping).bind(&self.source.specs(), Some(&wanted), &allowed_problems)?)
             }
             None => None,
         };
-        let waived = bound.report().allowed.iter().map(ToString::to_string);
-        let waived = waived.collect();
+        let allowed = bound.report().allowed.iter().map(ToString::to_string);
+        let allowed = allowed.collect();
         let bound = retyped.as_ref().unwrap_or(bound);
         check_ties(bound, &self.source.folder)?;
 
         let made: Vec<_> = bound.outputs().collect();
         ensure!(
             !made.is_empty(),
-            "nothing would be made: no rule of the map finds its tensors in {}; is the other \
-             direction meant?",
+            "the map has no outputs: no rule matches tensors of {}; check its direction \
+             (--inverse)",
             display_path(self.source.folder.path())
         );
         let writer = folder_writer(&made, self.max_shard.0)?;
@@ -180,10 +179,10 @@ impl Conversion<'_> {
                 files: checkpoint.files().filter(|(path, _)| is_data(path)).count() as u64,
                 bytes,
             },
-            inverse_report: None,
+            round_trip: None,
             dtype: self.dtype.map(|dtype| dtype.dtype().name()),
             rounded: retyped.as_ref().map_or(0, rounded),
-            waived,
+            allowed,
             copied,
             read_bytes,
             seconds: start.elapsed().as_secs_f64(),
@@ -191,22 +190,22 @@ impl Conversion<'_> {
     }
 }
 
-/// How many tensors lose digits.
+/// The number of tensors that lose precision.
 fn rounded(bound: &Bound) -> u64 {
-    let waived = bound.report().allowed.iter();
-    let narrowed = waived.filter(|it| matches!(it, Problem::Narrowed { .. }));
+    let allowed = bound.report().allowed.iter();
+    let narrowed = allowed.filter(|it| matches!(it, Problem::Narrowed { .. }));
     narrowed.count() as u64
 }
 
-impl Inverse {
-    fn of(bound: &Bound) -> Inverse {
+impl RoundTrip {
+    fn of(bound: &Bound) -> RoundTrip {
         match bound.inverse() {
-            Ok(back) => Inverse {
+            Ok(back) => RoundTrip {
                 proven: true,
                 why: None,
                 ties: back.ties().len() as u64,
             },
-            Err(error) => Inverse {
+            Err(error) => RoundTrip {
                 proven: false,
                 why: Some(error.to_string()),
                 ties: 0,
@@ -222,10 +221,10 @@ impl Inverse {
                 let first = first.collect::<Vec<_>>().join(", as ");
                 printable(&format!("none: {first}"))
             }
-            (None, 0) => "proven: there and back changes no element".to_owned(),
+            (None, 0) => "exact: a round trip changes no element".to_owned(),
             (None, ties) => {
                 let ties = size::counted(ties, "pair");
-                format!("proven: there and back changes no element, where {ties} stay equal")
+                format!("exact while {ties} of tensors stay equal")
             }
         }
     }
@@ -239,18 +238,21 @@ impl Report {
         let mut notes = Table::new([Left, Left]);
         let mut note = |title: &str, text: String| notes.row([title.to_owned(), text]);
         if let Some(map) = &self.map {
-            let direction = if self.inverse { ", backwards" } else { "" };
+            let direction = if self.inverse { ", inverted" } else { "" };
             note("map", format!("{}{direction}", printable(map)));
         }
-        if let Some(inverse_report) = &self.inverse_report {
-            note("way back", inverse_report.text());
+        if let Some(round_trip) = &self.round_trip {
+            note("inverse", round_trip.text());
         }
         if let Some(dtype) = self.dtype {
             let rounded = size::counted(self.rounded, "tensor");
             note("dtype", format!("{dtype}, {rounded} rounded"));
         }
-        if !self.waived.is_empty() {
-            note("waived", size::counted(self.waived.len() as u64, "problem"));
+        if !self.allowed.is_empty() {
+            note(
+                "allowed",
+                size::counted(self.allowed.len() as u64, "problem"),
+            );
         }
         let bytes = (self.read_bytes, self.destination.bytes);
         for row in summary_rows(&self.copied, bytes, self.seconds) {

@@ -1,4 +1,4 @@
-//! `meshgrad ckpt crash-test`: the drill that checkpoints go through, on this machine and its disk.
+//! `meshgrad ckpt crash-test`: runs the crash test of checkpoints on this machine and its disk.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,17 +13,17 @@ use crate::answer::Answer;
 
 #[derive(clap::Args)]
 pub(super) struct CrashTestArguments {
-    /// States after a power cut of a simulated disk.
+    /// Power-cut states of a simulated disk to test.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     states: u64,
-    /// Kills of real processes that save in a loop.
+    /// Real processes to kill while they save in a loop.
     #[arg(long, value_name = "K", default_value_t = 50)]
     kills: u64,
-    /// All choices follow from it: a violation names the seed that shows it again.
+    /// Seed of all random choices: a violation reports the seed that reproduces it.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Where the killed processes save, on the disk that matters; a folder in it is made and removed
-    /// [default: the system's folder for temporary files].
+    /// A folder on the disk to test; the processes save in a temporary folder in it [default: the
+    /// system's temporary folder].
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Print JSON: states, operations, rounds, early, kills, saves, violation.
@@ -31,7 +31,7 @@ pub(super) struct CrashTestArguments {
     json: bool,
 }
 
-/// The hidden subcommand of a process that the drill kills.
+/// The hidden subcommand of the processes to kill.
 #[derive(clap::Args)]
 pub(super) struct CrashJobArguments {
     job: String,
@@ -51,14 +51,14 @@ struct Report {
 pub(super) fn crash_test(arguments: &CrashTestArguments) -> anyhow::Result<Answer> {
     let parent = arguments.folder.clone().unwrap_or_else(std::env::temp_dir);
     let folder = parent.join(format!("meshgrad-crash-test-{}", std::process::id()));
-    std::fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    std::fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let drill = Drill {
         folder: folder.clone(),
         states: arguments.states,
         kills: arguments.kills,
         seed: arguments.seed,
     };
-    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let program = std::env::current_exe().context("cannot find this executable")?;
     let spawn = |job: &Job| {
         let mut command = Command::new(OsString::from(&program));
         command.args(["ckpt", "crash-job", &job.argument()]);
@@ -112,8 +112,8 @@ fn answer(
     let text = match violation {
         Some(violation) => format!("violation: {violation}\n"),
         None => format!(
-            "power cuts  {} states after {} operations of {} rounds; {} held a save that had not \
-             returned\nkills       {} of processes that had reported {} saves\nno violation\n",
+            "power cuts  {} states after {} operations in {} rounds; {} contained a save that had \
+             not returned\nkills       {} processes, which had reported {} saves\nno violation\n",
             summary.states,
             summary.operations,
             summary.rounds,

@@ -1,4 +1,4 @@
-//! The folder that a subcommand writes: there completely or not at all.
+//! The folder that a subcommand writes, which is committed atomically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::size;
 use super::stream::file_shape;
 use crate::table::printable;
 
-/// The last notes of a report: what was copied beside tensors, and what all of it took.
+/// The last rows of a report: copied files, bytes and seconds.
 pub(super) fn summary_rows(
     copied: &[String],
     (read, written): (u64, u64),
@@ -29,13 +29,13 @@ pub(super) fn summary_rows(
         .collect()
 }
 
-/// What lies beside weights in a folder of the hub: configurations, tokenizers, templates.
+/// Configurations, tokenizers and templates in a folder from the hub.
 const SIDECAR_EXTENSIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
 
-/// What is written anew, or of the folder it is in only.
+/// Files that describe one folder and are never copied.
 const GENERATED: [&str; 2] = ["manifest.json", "layout.json"];
 
-/// The largest file that is taken for one of them.
+/// Larger files are not copied.
 const MAX_SIDECAR_BYTES: u64 = 256 << 20;
 
 /// The dtypes that weights are converted to.
@@ -58,7 +58,7 @@ impl FloatType {
         }
     }
 
-    /// What a configuration calls it.
+    /// Its name in config.json.
     fn torch_name(self) -> &'static str {
         match self {
             FloatType::BF16 => "bfloat16",
@@ -67,8 +67,8 @@ impl FloatType {
         }
     }
 
-    /// What a map makes, with this dtype in place of any other float of 16 bits or more. Smaller
-    /// ones are quantized: their values mean nothing without their scales.
+    /// The outputs of a map, with floats of 16 bits or more converted to this dtype. Smaller floats
+    /// are quantized: their values have no meaning without their scales.
     pub(super) fn of(self, bound: &Bound) -> Vec<TensorSpec> {
         let retyped = |mut spec: TensorSpec| {
             if let Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 = spec.dtype {
@@ -80,20 +80,21 @@ impl FloatType {
     }
 }
 
-/// Begins a folder.
+/// Starts writing a folder.
 pub(super) fn stage(path: &Path) -> anyhow::Result<Staging> {
     let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| anyhow!("{} is no name for a new folder", display_path(path)))?;
+    let name =
+        name.ok_or_else(|| anyhow!("{} is not a name for a new folder", display_path(path)))?;
     let parent = path.parent().unwrap_or(Path::new(""));
     ensure!(
         parent.as_os_str().is_empty() || parent.is_dir(),
-        "{} is no folder, so {name} cannot be made in it",
+        "cannot create {name}: {} is not a folder",
         display_path(parent)
     );
     Ok(Staging::new(parent, name)?)
 }
 
-/// A writer of all that is made, by name.
+/// A writer of the given tensors.
 pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<FolderWriter> {
     let mut writer = FolderWriter::new().max_shard_bytes(max_shard);
     for spec in made {
@@ -102,8 +103,8 @@ pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Resu
     Ok(writer)
 }
 
-/// Copies what lies beside the weights of a folder, where they are in one; in its configuration it
-/// names `dtype` if there is one. Returns the names.
+/// Copies the configuration, tokenizer and templates of a folder, and sets `dtype` in the
+/// configuration if given. Returns the names.
 pub(super) fn copy_sidecar_files(
     folder: Option<&Path>,
     staging: &mut Staging,
@@ -127,7 +128,7 @@ pub(super) fn copy_sidecar_files(
     Ok(copied)
 }
 
-/// The files that are copied, by name.
+/// The files to copy, sorted by name.
 fn sidecar_files(folder: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
         let mut found = Vec::new();
@@ -155,8 +156,8 @@ fn is_sidecar_file(name: &str) -> bool {
         && printable(name) == name
 }
 
-/// A file of the folder; a link only as the Hugging Face cache has them, into its blobs: another
-/// one could lead anywhere, and what it leads to would be handed on.
+/// A small regular file, or a link into the blobs of the Hugging Face cache. Any other link could
+/// expose a file from outside the folder.
 fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
     let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= MAX_SIDECAR_BYTES;
     let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
@@ -175,8 +176,8 @@ fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
     is_snapshot && blobs.as_deref() == real.parent()
 }
 
-/// A configuration that says so of its weights. Older versions of transformers read `torch_dtype`
-/// only, newer ones both.
+/// The configuration with another dtype. Older versions of transformers read only `torch_dtype`,
+/// newer ones both keys.
 fn with_dtype(json: &[u8], dtype: FloatType) -> anyhow::Result<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(json)?;
     for key in ["dtype", "torch_dtype"] {

@@ -1,4 +1,4 @@
-//! `meshgrad ckpt export`: a checkpoint of a run as a folder for the hub.
+//! `meshgrad ckpt export`: exports a checkpoint of a run as a Hugging Face folder.
 
 use std::path::PathBuf;
 
@@ -19,16 +19,16 @@ use crate::answer::Answer;
 pub(super) struct ExportArguments {
     /// A checkpoint, or a run: its newest checkpoint.
     checkpoint: PathBuf,
-    /// The folder that is made, as transformers reads it; it must not exist.
+    /// The folder to create, in the format of transformers; it must not exist.
     #[arg(long, value_name = "DESTINATION")]
     hf: PathBuf,
-    /// The dtype of the weights, rounded to nearest even.
+    /// The dtype of the weights; rounds to nearest even.
     #[arg(long, value_name = "DTYPE", ignore_case = true, default_value = "BF16")]
     dtype: FloatType,
-    /// Memory for the tensors' data.
+    /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
-    /// The most data in one file.
+    /// Maximum data per file.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     max_shard: ByteSize,
     /// Print JSON.
@@ -41,22 +41,22 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
     let folder = source.folder.path();
     ensure!(
         source.folder_path().is_some(),
-        "{} is a file: give the folder that it is in, whose config.json says what its weights are; \
-         `meshgrad ckpt convert` takes a file",
+        "{} is a file; give its folder, which must contain config.json, or convert the file by \
+         `meshgrad ckpt convert`",
         display_path(folder)
     );
     ensure!(
         folder.join("config.json").is_file(),
-        "{} has no config.json, so nothing could load what is exported; `meshgrad ckpt convert` \
-         copies weights alone",
+        "{} has no config.json, without which the export could not be loaded; `meshgrad ckpt \
+         convert` copies weights alone",
         display_path(folder)
     );
-    // Weights of a checkpoint have the names of the hub already.
+    // Checkpoints already use the names of the hub.
     let mapping = Mapping::identity();
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
-        waivers: AllowedProblems::none(),
+        allowed_problems: AllowedProblems::none(),
         dtype: Some(arguments.dtype),
         destination: &arguments.hf,
         max_shard: arguments.max_shard,
@@ -65,7 +65,7 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
             threads,
         },
     };
-    let report = match mapping.bind(&source.specs(), None, &conversion.waivers) {
+    let report = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
         Ok(bound) => conversion.run(&bound)?,
         Err(report) => return mapping_errors(folder, &None, &report, arguments.json),
     };

@@ -1,30 +1,30 @@
-//! Names with numbers folded into patterns, so that a model of 18,000 tensors fits on a screen:
+//! Folds numbered names into patterns, so that a model of 18,000 tensors fits on a screen:
 //!
 //! ```text
 //! model.layers.{0..47}.mlp.experts.{0..127}.down_proj.weight
 //! ```
 //!
-//! A pattern stands for exactly the names that it spells out: where an expert is missing in one
-//! layer, that layer has a pattern of its own. Ranges are written as shells expand them, the last
-//! number included, with a step as in `{3..47..4}`.
+//! A pattern expands to exactly the names that exist: a layer with a missing expert gets a separate
+//! pattern. Ranges have the syntax of shells: they include the last number, and `{3..47..4}` has a
+//! step of 4.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Parts of a name between dots and slashes that are numbers are what is folded.
+/// Numbers are folded if they are whole parts between these.
 const SEPARATORS: [char; 2] = ['.', '/'];
 
-/// Stands for a number in a template; no tensor has it in its name.
+/// Replaces a number in a template; tensor names never contain it.
 const PLACEHOLDER: char = '\0';
 
-/// Runs of numbers shown in one brace.
+/// At most this many runs of numbers are shown in one pair of braces.
 const MAX_RUNS: usize = 8;
 
-/// Some names under one pattern.
+/// A pattern and the names that it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Folded {
     pub(crate) pattern: String,
-    /// Which of the names these are, in their order.
+    /// Ascending indices of the names.
     pub(crate) members: Vec<usize>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn fold<'a, K: Ord>(names: impl IntoIterator<Item = (&'a str, K)>) ->
     all
 }
 
-/// Compares names so that `layers.2` comes before `layers.10`.
+/// Compares names with numbers as numbers: `layers.2` sorts before `layers.10`.
 pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
     let (mut rest_a, mut rest_b) = (a.split(SEPARATORS), b.split(SEPARATORS));
     loop {
@@ -79,7 +79,7 @@ pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// A name as its template and the numbers that were in the template's holes.
+/// Splits a name into its template and the numbers of the placeholders.
 fn split(name: &str) -> (String, Vec<u64>) {
     let (mut template, mut numbers) = (String::new(), Vec::new());
     for piece in name.split_inclusive(SEPARATORS) {
@@ -96,20 +96,20 @@ fn split(name: &str) -> (String, Vec<u64>) {
     (template, numbers)
 }
 
-/// A number written as programs write it: no sign, no leading zeros.
+/// A number without sign and leading zeros.
 fn number(part: &str) -> Option<u64> {
     let plain = part.bytes().all(|byte| byte.is_ascii_digit());
     let canonical = plain && (part == "0" || !part.starts_with('0'));
     canonical.then(|| part.parse().ok())?
 }
 
-/// Sorted tuples of equal length as disjoint products of sets.
+/// Decomposes sorted tuples of equal length into disjoint products of sets.
 fn products(tuples: &[&[u64]]) -> Vec<Vec<Vec<u64>>> {
     if tuples.first().is_none_or(|tuple| tuple.is_empty()) {
         return vec![Vec::new()];
     }
 
-    // First numbers that are followed by the same rests belong together.
+    // Groups first numbers that are followed by equal sets of rests.
     let mut first_of: BTreeMap<Vec<&[u64]>, Vec<u64>> = BTreeMap::new();
     for same_first in tuples.chunk_by(|a, b| a[0] == b[0]) {
         let rests = same_first.iter().map(|tuple| &tuple[1..]).collect();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_a_few_patterns() {
+    fn a_model_folds_into_a_few_patterns() {
         let mut names = vec!["embed".to_owned()];
         names.extend(experts(0..48, 128));
         names.push("v.0".to_owned());
@@ -200,9 +200,9 @@ mod tests {
         assert_eq!(patterns(&names), wanted);
     }
 
-    /// A pattern never says more than there is.
+    /// A pattern never covers a name that does not exist.
     #[test]
-    fn what_is_missing_shows() {
+    fn a_missing_name_splits_the_pattern() {
         let mut names = experts(0..4, 4);
         names.retain(|name| name != "layers.2.experts.1.w");
         let wanted = [
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(patterns(&names), wanted);
     }
 
-    /// What a shell makes of a pattern with brace_range.
+    /// Expands braces as a shell does.
     fn expand(pattern: &str) -> Vec<String> {
         let Some((before, rest)) = pattern.split_once('{') else {
             return vec![pattern.to_owned()];
@@ -230,8 +230,8 @@ mod tests {
             .collect()
     }
 
-    /// Each name is under exactly one pattern, and a pattern expands to its members and to nothing
-    /// else, however odd the set of names is.
+    /// For any set of names, each name has exactly one pattern, and a pattern expands to exactly its
+    /// members.
     #[test]
     fn patterns_expand_to_their_members() {
         for modulus in 1..40u64 {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_kept_apart() {
+    fn different_kinds_get_different_patterns() {
         let names = ["w.0", "w.1", "w.2", "w.3"];
         let folded = fold(names.iter().enumerate().map(|(at, name)| (*name, at % 2)));
         let patterns: Vec<&str> = folded.iter().map(|f| f.pattern.as_str()).collect();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_folded_only_as_whole_parts_without_zeros_before() {
+    fn only_whole_parts_without_leading_zeros_are_numbers() {
         for name in ["conv1", "w.007", "x.+1", "", "a..b", "99999999999999999999"] {
             assert_eq!(split(name), (name.to_owned(), vec![]), "{name}");
         }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_as_shells_write_them() {
+    fn sets_have_the_syntax_of_shells() {
         let all = [
             (vec![7], "7"),
             (vec![7, 8], "{7,8}"),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_ordered_as_numbers() {
+    fn natural_order_compares_numbers_as_numbers() {
         let mut names = vec!["l.10.a", "l.9.b", "l.9", "l.x", "l.10", "k"];
         names.sort_by(|a, b| natural_order(a, b));
         assert_eq!(names, ["k", "l.9", "l.9.b", "l.10", "l.10.a", "l.x"]);

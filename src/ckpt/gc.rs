@@ -1,4 +1,4 @@
-//! `meshgrad ckpt gc`: removing what a run does not need any more.
+//! `meshgrad ckpt gc`: removes old checkpoints and leftovers of a run.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::table::{Table, printable};
 
 #[derive(clap::Args)]
 pub(super) struct GcArguments {
-    /// The run: the folder that has the checkpoints.
+    /// The run: the folder that contains the checkpoints.
     run: PathBuf,
-    /// Keep this many of the newest complete checkpoints, and remove the older ones; without it
-    /// only what interrupted saves left is removed.
+    /// Keep only this many of the newest complete checkpoints; without it only leftovers of
+    /// interrupted saves are removed.
     #[arg(long, value_name = "K")]
     keep: Option<NonZeroUsize>,
-    /// Say what would be removed, and remove nothing.
+    /// Print what would be removed, and remove nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print JSON.
@@ -36,13 +36,13 @@ pub(super) struct GcArguments {
 struct Report {
     run: String,
     dry_run: bool,
-    /// What was removed; in a dry run, what would be.
+    /// Removed items; in a dry run, those that would be removed.
     removed: Vec<Item>,
-    /// Bytes of all that.
+    /// Bytes of the removed items.
     bytes: u64,
     /// The complete checkpoints that stay.
     kept: Vec<String>,
-    /// What stays although it is no complete checkpoint.
+    /// Folders that are kept although they are not complete checkpoints.
     left_alone: Vec<LeftAlone>,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
     let run = arguments.run.as_path();
     ensure!(
         Committed::open(run).is_err(),
-        "{} is a checkpoint; give the run that it is in",
+        "{} is a checkpoint; give its run",
         display_path(run)
     );
     let removed = match (arguments.dry_run, arguments.keep) {
@@ -108,7 +108,7 @@ impl LeftAlone {
     fn running(save: &Leftover) -> LeftAlone {
         LeftAlone {
             path: path_text(&save.path),
-            why: "it is being written".to_owned(),
+            why: "a running save".to_owned(),
         }
     }
 
@@ -124,7 +124,7 @@ impl LeftAlone {
 }
 
 impl Report {
-    /// What was or would be removed, and what else there is now.
+    /// `removed` items, with what remains.
     fn new(
         arguments: &GcArguments,
         removed: &[Leftover],

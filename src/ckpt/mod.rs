@@ -1,7 +1,6 @@
-//! `meshgrad ckpt`: looking at checkpoints and at safetensors of any origin, and making others of
-//! them.
+//! `meshgrad ckpt`: inspects and converts checkpoints and safetensors of any origin.
 //!
-//! A module a subcommand; each returns its text and its exit code and prints nothing but warnings.
+//! One module per subcommand. Each returns its output and exit code and prints only warnings.
 
 mod arguments;
 mod bench;
@@ -38,36 +37,36 @@ pub(crate) struct CkptArguments {
 
 #[derive(Subcommand)]
 enum CkptCommand {
-    /// Show what a file, a folder or a run holds: tensors, dtypes, parameters, bytes.
+    /// List the contents of a file, folder or run: tensors, dtypes, parameters, bytes.
     Inspect(inspect::InspectArguments),
-    /// Compare two: names, dtypes and shapes, and with --values every element.
+    /// Compare names, dtypes and shapes of two checkpoints, and with --values every element.
     Diff(diff::DiffArguments),
-    /// Check that a checkpoint, or every one of a run, is whole.
+    /// Check the integrity of a checkpoint, or of every checkpoint of a run.
     Verify(verify::VerifyArguments),
-    /// Tell what loading costs each rank, before it is done.
+    /// Compute what loading would cost each rank.
     Plan(plan::PlanArguments),
-    /// Make a folder of another by a map, in either direction.
+    /// Convert a model by a map, in either direction.
     Convert(convert::ConvertArguments),
-    /// Make a folder for the hub of a checkpoint.
+    /// Export a checkpoint as a Hugging Face folder.
     Export(export::ExportArguments),
-    /// Write what each rank keeps into a folder of its own, or put it together again.
+    /// Split a model into one folder per rank, or merge the folders.
     Reshard(reshard::ReshardArguments),
-    /// Tell how fast this is read, and written, on this machine, and how fast plain reads are.
+    /// Time loads and saves on this machine against plain reads and writes.
     Bench(bench::BenchArguments),
-    /// Remove old checkpoints of a run and what interrupted saves left.
+    /// Remove old checkpoints of a run and leftovers of interrupted saves.
     Gc(gc::GcArguments),
-    /// Cut the power of a simulated disk and kill real processes while they save, at every point,
-    /// and check that exactly the old or the new checkpoint is found.
+    /// Test saves with power cuts of a simulated disk and kills of real processes: exactly the old
+    /// or the new checkpoint must be found.
     CrashTest(crash_test::CrashTestArguments),
-    /// What a process of crash-test does.
+    /// Runs in the processes of crash-test.
     #[command(hide = true)]
     CrashJob(crash_test::CrashJobArguments),
 }
 
 /// Runs a subcommand with at most `threads` threads.
 pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
-    // Where 1 is an answer, as for `diff`, trouble is 2.
-    let (answer, trouble) = match &arguments.command {
+    // Where 1 is a result, as for `diff`, errors exit with 2.
+    let (answer, error_code) = match &arguments.command {
         CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),
         CkptCommand::Verify(arguments) => (verify::verify(arguments, threads), 2),
@@ -80,7 +79,7 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::CrashTest(arguments) => (crash_test::crash_test(arguments), 2),
         CkptCommand::CrashJob(arguments) => (crash_test::crash_job(arguments), 2),
     };
-    answer::print(answer, trouble)
+    answer::print(answer, error_code)
 }
 
 fn warn(warnings: &[String]) {
@@ -89,7 +88,7 @@ fn warn(warnings: &[String]) {
     }
 }
 
-/// A pattern of names given on the command line.
+/// Parses a glob pattern of the command line.
 fn parse_glob(text: &str) -> Result<Pattern, String> {
     Pattern::new(text).map_err(|error| {
         let (at, why) = (error.pos, error.msg);

@@ -1,8 +1,8 @@
-//! Bytes and counts as people write and read them.
+//! Human-readable sizes and counts.
 
 use std::str::FromStr;
 
-/// A number of bytes given on the command line, such as `512MiB`.
+/// A number of bytes on the command line, such as `512MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
@@ -29,15 +29,15 @@ impl FromStr for ByteSize {
         let found = UNITS.iter().find(|(name, _)| *name == unit.trim_start());
         let (false, Some((_, scale))) = (number.is_empty(), found) else {
             return Err(format!(
-                "`{text}` is not a size: a whole number and B, KiB, MiB, GiB, TiB, kB, MB, GB or \
-                 TB, as in 512MiB"
+                "`{text}` is not a size: give a whole number with B, KiB, MiB, GiB, TiB, kB, MB, \
+                 GB or TB, as in 512MiB"
             ));
         };
 
         let bytes = number.parse().ok().and_then(|n: u64| n.checked_mul(*scale));
         bytes
             .map(ByteSize)
-            .ok_or_else(|| format!("`{text}` is more bytes than 64 bits count"))
+            .ok_or_else(|| format!("`{text}` exceeds 64 bits"))
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// `950`, `3.42 M`, `30.5 B`: three digits, and B for billions as parameters are counted.
+/// `950`, `3.42 M`, `30.5 B`: three digits, and B for billions as usual for parameters.
 pub(crate) fn count(count: u64) -> String {
     let (value, step) = scaled(count, 1000.0, 999.5);
     let digits = match value {
@@ -86,7 +86,7 @@ pub(crate) fn counted(count: u64, what: &str) -> String {
     format!("{} {what}{plural}", grouped(count))
 }
 
-/// The value and how often it was divided by `base` to come below what would be shown as `base`.
+/// Divides by `base` until the value is below `limit`; returns it with the number of divisions.
 fn scaled(count: u64, base: f64, limit: f64) -> (f64, usize) {
     let (mut value, mut step) = (count as f64, 0);
     while value >= limit && (step > 0 || count as f64 >= base) {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_whole_numbers_with_a_unit() {
+    fn sizes_parse_as_whole_numbers_with_a_unit() {
         for (text, bytes) in [
             ("0", 0),
             ("17", 17),

@@ -1,4 +1,4 @@
-//! The model that a subcommand reads: one folder or file whose tensors have unique names.
+//! The model that a subcommand reads: a folder or file with unique tensor names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use meshgrad::ckpt::{Committed, Error, Folder, IntegrityError, TensorInfo, scan}
 
 use super::catalog::display_path;
 
-/// An open folder, or a file taken for one.
+/// An open folder or file.
 pub(super) struct Source {
     pub(super) folder: Folder,
-    /// What is worth a warning but forbids nothing.
+    /// Problems that do not prevent reading.
     pub(super) warnings: Vec<String>,
 }
 
@@ -62,15 +62,15 @@ impl Source {
         }
     }
 
-    /// Where the folder is, if it is one: what lies beside its weights belongs to them.
+    /// The path if it is a folder, whose other files belong to the model.
     pub(super) fn folder_path(&self) -> Option<&Path> {
         let path = self.folder.path();
         let is_file = self.folder.files().iter().any(|file| file.path() == path);
         (!is_file).then_some(path)
     }
 
-    /// Opens it once more.
-    pub(super) fn open_again(&self) -> Result<Folder, Error> {
+    /// Opens the same path again.
+    pub(super) fn reopen(&self) -> Result<Folder, Error> {
         match self.folder_path() {
             Some(folder) => Folder::open(folder),
             None => Folder::open_file(self.folder.path()),
@@ -82,7 +82,7 @@ impl Source {
         self.folder.tensors().map(TensorSpec::from).collect()
     }
 
-    /// What it is, for a report.
+    /// Its size, for a report.
     pub(super) fn summary(&self) -> Summary {
         Summary {
             path: self.folder.path().to_owned(),

@@ -1,8 +1,8 @@
-//! Writing tensors as they are made, with no more memory than a budget.
+//! Makes tensors for a writer within a memory budget.
 //!
-//! A writer asks for one tensor after the other. What is asked for is made together with as many of
-//! those that follow as half of the budget holds, by one plan; the other half is for its windows. A
-//! tensor that is larger than that is made some rows at a time.
+//! The writer requests tensors in order. One plan makes the requested tensor together with as many
+//! following ones as fit into half of the budget; the other half is for windows. A larger tensor is
+//! made in groups of rows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use meshgrad::ckpt::{Dtype, Folder, TensorInfo, TensorSink};
 
 use super::size::ByteSize;
 
-/// Memory and threads for making tensors.
+/// Memory and threads of a conversion.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) budget: ByteSize,
@@ -26,23 +26,23 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Bytes of tensors that are held at once.
+    /// Maximum bytes of tensors in memory.
     pub(super) fn target_bytes(self) -> u64 {
         self.budget.0 / 2
     }
 }
 
-/// Makes tensors in the order in which they are asked for: within one dtype, by name.
+/// Makes tensors in the order of the writer: within one dtype, by name.
 pub(super) struct Stream<'a> {
     graph: &'a Graph,
     catalog: Catalog<'a>,
     sources: Sources,
     options: Options,
-    /// Bytes of tensors that are held at once.
+    /// Maximum bytes of tensors in memory.
     target_bytes: u64,
     /// All tensors, by name.
     wants: BTreeMap<Arc<str>, LoadRequest>,
-    /// Those that are made and were not asked for yet.
+    /// Tensors that are made but not written yet.
     ready: BTreeMap<Arc<str>, Vec<u8>>,
     progress: &'a ProgressBar,
     read_bytes: u64,
@@ -74,19 +74,19 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub(super) fn read_bytes(&self) -> u64 {
         self.read_bytes
     }
 
-    /// Gives a tensor to its file.
+    /// Writes a tensor to its file.
     pub(super) fn write_tensor(
         &mut self,
         tensor: &TensorInfo,
         sink: &mut TensorSink<'_>,
     ) -> anyhow::Result<()> {
         if !self.ready.contains_key(tensor.name.as_str()) {
-            // What is left is of another file.
+            // The remaining tensors belong to another file.
             self.ready.clear();
             self.load_group(&tensor.name)?;
         }
@@ -98,7 +98,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Makes a tensor and some that follow it; nothing if it alone is too large.
+    /// Makes a tensor and some following ones, or none if it is too large.
     fn load_group(&mut self, name: &str) -> anyhow::Result<()> {
         let mut group = self.group(name);
         while !group.is_empty() {
@@ -116,7 +116,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// A tensor and those of its dtype that follow it, as many as may be held at once.
+    /// A tensor and as many following ones of its dtype as fit into memory.
     fn group(&self, name: &str) -> Vec<LoadRequest> {
         let following = self.wants.range(Arc::from(name)..).map(|(_, want)| want);
         let mut dtype = None;
@@ -141,7 +141,7 @@ impl<'a> Stream<'a> {
         tensor: &TensorInfo,
         sink: &mut TensorSink<'_>,
     ) -> anyhow::Result<()> {
-        let unknown = || anyhow!("`{}` was not planned", tensor.name);
+        let unknown = || anyhow!("`{}` is not an output", tensor.name);
         let want = self
             .wants
             .get(tensor.name.as_str())
@@ -149,7 +149,7 @@ impl<'a> Stream<'a> {
             .clone();
         let mut at_once = self.target_bytes;
         let mut all = by_rows(&want, tensor.dtype, at_once);
-        // The least is one row: if that does not fit, the plan says what it needs.
+        // The minimum is one row. If that does not fit, the plan's error says what it needs.
         while at_once > 0 {
             match all
                 .first()
@@ -185,7 +185,7 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// A region as regions of whole rows, of so many bytes or one row each.
+/// Splits a region into groups of rows of at most `at_once` bytes, or single rows.
 fn by_rows(want: &LoadRequest, dtype: Dtype, at_once: u64) -> Vec<LoadRequest> {
     let shape = extents(&want.region);
     let regions = rows_per_batch(&shape, dtype, at_once).map(|rows| {
@@ -208,7 +208,7 @@ fn bytes_of(want: &LoadRequest, dtype: Dtype) -> u64 {
     elements.saturating_mul(dtype.bits() as u64).div_ceil(8)
 }
 
-/// A shape as files have it.
+/// A shape as a file stores it.
 pub(super) fn file_shape(shape: &[u64]) -> Vec<usize> {
     shape.iter().map(|extent| *extent as usize).collect()
 }

@@ -1,4 +1,4 @@
-//! `meshgrad ckpt verify`: whether a checkpoint is whole.
+//! `meshgrad ckpt verify`: checks the integrity of checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 all is right, 1 damage was found, 2 trouble.")]
+#[command(after_help = "Exit codes: 0 no damage, 1 damage was found, 2 error.")]
 pub(super) struct VerifyArguments {
-    /// A checkpoint, or a run: all its checkpoints. Of other folders and files, which have no
-    /// manifest, headers and index are checked.
+    /// A checkpoint, or a run: all its checkpoints. Other folders and files have no manifest; their
+    /// headers and index are checked.
     path: PathBuf,
-    /// Read all data and compare its digests with the manifest's.
+    /// Read all data and compare digests with the manifest.
     #[arg(long)]
     deep: bool,
     /// Print JSON.
@@ -37,11 +37,11 @@ struct Report {
     warnings: Vec<String>,
 }
 
-/// What became of one checkpoint, folder or file.
+/// The result for one checkpoint, folder or file.
 #[derive(Serialize)]
 struct Verdict {
     path: String,
-    /// Whether it has a manifest, whose digests tell damage of the data.
+    /// Whether it has a manifest with digests.
     sealed: bool,
     status: Status,
     files: u64,
@@ -49,7 +49,7 @@ struct Verdict {
     problem: Option<String>,
 }
 
-/// From the best to the worst.
+/// From best to worst.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 enum Status {
@@ -67,7 +67,7 @@ impl Status {
         }
     }
 
-    fn word(self) -> &'static str {
+    fn text(self) -> &'static str {
         match self {
             Status::Ok => "ok",
             Status::Damaged => "DAMAGED",
@@ -75,7 +75,7 @@ impl Status {
         }
     }
 
-    /// What cannot be read, or not by this version, says nothing about the data.
+    /// Files that cannot be read, or not by this version, are not necessarily damaged.
     fn of(error: &Error) -> Status {
         match error {
             Error::Io { .. }
@@ -126,9 +126,9 @@ pub(super) fn verify(arguments: &VerifyArguments, threads: usize) -> anyhow::Res
     Ok(Answer { text, code })
 }
 
-/// What there is to verify.
+/// What a path contains.
 enum Found {
-    /// Complete ones, whose sizes are right, and what is wrong with the others.
+    /// Complete checkpoints with files of the right sizes, and verdicts on the others.
     Checkpoints(Vec<Committed>, Vec<Verdict>),
     Unsealed,
 }
@@ -164,7 +164,7 @@ fn find(path: &Path) -> anyhow::Result<Found> {
     Ok(Found::Checkpoints(survey.complete, incomplete))
 }
 
-/// Reads all files of checkpoints.
+/// Reads all files of the checkpoints.
 fn check_digests(sealed: &[Committed], threads: usize) -> Vec<Verdict> {
     let bytes = |checkpoint: &Committed| checkpoint.files().map(|(_, bytes)| bytes).sum::<u64>();
     let all = sealed.iter().map(bytes).sum();
@@ -214,7 +214,7 @@ impl Verdict {
     }
 }
 
-/// What is wrong, without the path that stands beside it.
+/// The error without its path.
 fn problem(error: &Error) -> String {
     match error {
         Error::Incomplete { problem, .. } => problem.to_string(),
@@ -223,7 +223,8 @@ fn problem(error: &Error) -> String {
 }
 
 impl Report {
-    /// Headers and indexes; a file that is none of safetensors is trouble, a broken one is damage.
+    /// Checks headers and indexes. A file in another format is an error; an invalid safetensors file
+    /// is damage.
     fn check_unsealed(&mut self, path: &Path) -> anyhow::Result<()> {
         let mut verdict = Verdict {
             path: path.to_string_lossy().into_owned(),
@@ -261,7 +262,7 @@ impl Report {
             let problem = verdict.problem.as_deref().map(printable);
             table.row([
                 printable(&verdict.path),
-                verdict.status.word().to_owned(),
+                verdict.status.text().to_owned(),
                 files,
                 bytes,
                 problem.unwrap_or_default(),
@@ -277,17 +278,18 @@ impl Report {
             .filter(|verdict| verdict.status != Status::Ok);
         let (bad, all) = (bad.count(), self.checked.len());
         if bad > 0 {
-            return format!("{bad} of {all} not right");
+            return format!("{bad} of {all} failed");
         }
         if self.checked.iter().any(|verdict| !verdict.sealed) {
-            return "headers and index are right; there is no manifest, so no digest tells \
-                    whether the data is"
+            return "headers and index are valid; without a manifest the data cannot be verified"
                 .to_owned();
         }
         let checkpoints = counted(all as u64, "checkpoint");
         match self.deep {
-            true => format!("{checkpoints}: seals, sizes and digests are right"),
-            false => format!("{checkpoints}: seals and sizes are right; --deep reads the data too"),
+            true => format!("{checkpoints}: manifests, sizes and digests are correct"),
+            false => format!(
+                "{checkpoints}: manifests and sizes are correct; --deep also verifies the data"
+            ),
         }
     }
 }

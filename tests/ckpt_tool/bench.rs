@@ -1,5 +1,4 @@
-//! `bench`: its figures are its own, so what is tested is what they are about, and that nothing of
-//! it stays.
+//! `bench`: the report without its figures, and the removal of all files.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,27 +7,26 @@ use meshgrad::ckpt::Dtype;
 use serde_json::Value;
 
 use crate::models::{self, Model};
-use crate::{Said, Workplace, shown};
+use crate::{Output, TestDir, shown};
 
-/// Some MB, more than the least that a load takes.
+/// A model of some MB, more than the minimum memory of a load.
 fn model() -> Model {
     let shape = |at| if at == 0 { vec![7] } else { vec![300, 1000] };
     let tensor = |at| models::tensor(Dtype::F32, &shape(at), at);
     (0..6).map(|at| (format!("w{at}"), tensor(at))).collect()
 }
 
-fn place() -> Workplace {
-    let place = Workplace::new();
-    models::folder(&place.path("model"), &model());
-    fs::create_dir(place.path("disk")).unwrap();
-    place
+fn dir() -> TestDir {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &model());
+    fs::create_dir(dir.path("disk")).unwrap();
+    dir
 }
 
-/// What it says without figures and without the machine. Whether there is O_DIRECT is the disk's
-/// affair.
-fn redacted(said: &Said) -> String {
+/// The output without figures, the machine, and O_DIRECT, which depends on the disk.
+fn redacted(output: &Output) -> String {
     let mut text = String::new();
-    for line in shown([said.clone()]).lines() {
+    for line in shown([output.clone()]).lines() {
         let mut cells: Vec<String> = line.split("  ").map(|it| it.trim().to_owned()).collect();
         cells.retain(|cell| !cell.is_empty());
         match cells.first().map(String::as_str) {
@@ -53,11 +51,11 @@ fn without_figures(cell: &str) -> String {
 }
 
 #[test]
-fn what_it_says() {
-    let place = place();
+fn output() {
+    let dir = dir();
     let bench = |more: &[&str]| {
         let always = ["bench", "model", "--samples", "2", "--threads", "2"];
-        redacted(&place.ckpt(&[&always, more].concat()))
+        redacted(&dir.ckpt(&[&always, more].concat()))
     };
     insta::assert_snapshot!(
         [
@@ -67,17 +65,17 @@ fn what_it_says() {
         ]
         .join("\n")
     );
-    assert!(place.names("disk").is_empty());
+    assert!(dir.names("disk").is_empty());
 }
 
 #[test]
-fn refusals() {
-    let place = place();
-    fs::create_dir(place.path("nothing")).unwrap();
-    let bench = |more: &[&str]| place.ckpt(&[&["bench"], more].concat());
+fn errors() {
+    let dir = dir();
+    fs::create_dir(dir.path("empty")).unwrap();
+    let bench = |more: &[&str]| dir.ckpt(&[&["bench"], more].concat());
     insta::assert_snapshot!(shown([
         bench(&["absent"]),
-        bench(&["nothing"]),
+        bench(&["empty"]),
         bench(&["model", "--samples", "0"]),
         bench(&["model", "--backend", "pwrite"]),
         bench(&["model", "--write", "absent"]),
@@ -85,10 +83,10 @@ fn refusals() {
     ]));
 }
 
-/// The budget that a refusal names is enough.
+/// The budget that an error message recommends is sufficient.
 #[test]
-fn the_way_out_is_one() {
-    let place = place();
+fn the_recommended_budget_suffices() {
+    let dir = dir();
     let bench = |budget: &str| {
         let arguments = [
             "bench",
@@ -99,34 +97,34 @@ fn the_way_out_is_one() {
             "2",
             "--budget",
         ];
-        place.ckpt(&[&arguments[..], &[budget]].concat())
+        dir.ckpt(&[&arguments[..], &[budget]].concat())
     };
     let refused = bench("100KiB");
     assert_eq!(refused.code, 1, "{}", refused.shown());
-    let (_, wanted) = refused.stderr.split_once(" it takes ").unwrap();
+    let (_, wanted) = refused.stderr.split_once(" needs at least ").unwrap();
     let mut words = wanted.split(' ');
     let (number, unit) = (words.next().unwrap(), words.next().unwrap());
-    // One decimal is shown, and none is read.
+    // The message has one decimal, but sizes are whole numbers.
     let number = 1024.0 * number.parse::<f64>().unwrap();
     let smaller = if unit == "MiB" { "KiB" } else { "B" };
     let enough = bench(&format!("{number:.0}{smaller}"));
     assert_eq!(enough.code, 0, "{}", enough.shown());
 }
 
-fn files_of(place: &Workplace, folder: &str) -> Vec<(String, Vec<u8>)> {
-    let names = place.names(folder).into_iter();
+fn files_of(dir: &TestDir, folder: &str) -> Vec<(String, Vec<u8>)> {
+    let names = dir.names(folder).into_iter();
     let read = |name: String| {
-        let bytes = fs::read(place.path(folder).join(&name)).unwrap();
+        let bytes = fs::read(dir.path(folder).join(&name)).unwrap();
         (name, bytes)
     };
     names.map(read).collect()
 }
 
-/// All bytes, each sample, and what they are compared with; the checkpoint is as it was.
+/// The report has all bytes and samples, and the checkpoint is unchanged.
 #[test]
-fn what_is_counted() {
-    let place = place();
-    let before = files_of(&place, "model");
+fn the_report_has_all_bytes_and_samples() {
+    let dir = dir();
+    let before = files_of(&dir, "model");
     let is_data = |name: &str| name.ends_with(".safetensors");
     let data = before.iter().filter(|(name, _)| is_data(name));
     let file_bytes: usize = data.map(|(_, bytes)| bytes.len()).sum();
@@ -144,7 +142,7 @@ fn what_is_counted() {
             "disk",
         ];
         let more = ["--threads", "2", "--budget", budget];
-        let report = place.ckpt(&[&arguments[..], &more].concat()).json();
+        let report = dir.ckpt(&[&arguments[..], &more].concat()).json();
         assert_eq!(report["memory"]["holds_all"], holds_all);
         assert_eq!(report["file_bytes"], file_bytes);
         let groups = [
@@ -160,21 +158,21 @@ fn what_is_counted() {
             }
         }
     }
-    assert_eq!(files_of(&place, "model"), before);
-    assert!(place.names("disk").is_empty());
+    assert_eq!(files_of(&dir, "model"), before);
+    assert!(dir.names("disk").is_empty());
 }
 
-/// A file of any name is opened, planned and loaded as what it is.
+/// A safetensors file of any name can be benchmarked.
 #[test]
-fn a_file_is_enough() {
-    let place = place();
-    let mut names = place.names("model").into_iter();
+fn a_single_file_is_accepted() {
+    let dir = dir();
+    let mut names = dir.names("model").into_iter();
     let file = names.find(|name| name.ends_with(".safetensors"));
-    let file = place.path("model").join(file.unwrap());
-    fs::rename(file, place.path("alone.st")).unwrap();
+    let file = dir.path("model").join(file.unwrap());
+    fs::rename(file, dir.path("alone.st")).unwrap();
 
     let arguments = ["bench", "alone.st", "--json", "--samples", "1"];
-    let report = place.ckpt(&arguments).json();
+    let report = dir.ckpt(&arguments).json();
     assert_eq!(report["source"]["files"], 1);
     assert_eq!(report["opening"][0]["samples"].as_array().unwrap().len(), 1);
 }
@@ -207,26 +205,26 @@ fn check(contestant: &Value, [file_bytes, tensor_bytes]: [usize; 2]) {
     }
 }
 
-/// Pages that were dropped come back: all samples are taken.
+/// `--cold` takes all samples.
 #[cfg(target_os = "linux")]
 #[test]
-fn cold_samples_are_taken() {
-    let place = place();
+fn cold_takes_all_samples() {
+    let dir = dir();
     let arguments = ["bench", "model", "--cold", "--json", "--samples", "1"];
-    let report = place.ckpt(&arguments).json();
+    let report = dir.ckpt(&arguments).json();
     assert_eq!(report["cold"], true);
     assert_eq!(report["reading"][0]["samples"].as_array().unwrap().len(), 1);
 }
 
-/// Ctrl-C in the middle of writing: an error, and nothing stays.
+/// Ctrl-C during a write is an error and leaves no files.
 #[test]
-fn an_interrupted_bench_leaves_nothing() {
-    let place = place();
+fn an_interrupted_bench_leaves_no_files() {
+    let dir = dir();
     let arguments = ["bench", "model", "--samples", "100000", "--write", "disk"];
-    let mut command = place.command(&arguments);
+    let mut command = dir.command(&arguments);
     let child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn();
     let child = child.unwrap();
-    while place.names("disk").is_empty() {
+    while dir.names("disk").is_empty() {
         std::thread::yield_now();
     }
     let mut kill = Command::new("kill");
@@ -237,5 +235,5 @@ fn an_interrupted_bench_leaves_nothing() {
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(message, "error: interrupted; nothing was left behind\n");
-    assert!(place.names("disk").is_empty());
+    assert!(dir.names("disk").is_empty());
 }

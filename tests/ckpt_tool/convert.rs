@@ -1,4 +1,4 @@
-//! `convert`: what is written is what the map says, in both directions.
+//! `convert`: the output is what the map specifies, in both directions.
 
 use std::fs;
 
@@ -7,31 +7,31 @@ use meshgrad::ckpt::Dtype;
 
 use crate::models::{self, Model};
 use crate::plan::FUSED;
-use crate::{Workplace, shown_without_times};
+use crate::{TestDir, shown_without_times};
 
-fn place() -> Workplace {
-    let place = Workplace::new();
-    models::shards(&place.path("model"), &models::qwen3());
+fn dir() -> TestDir {
+    let dir = TestDir::new();
+    models::shards(&dir.path("model"), &models::qwen3());
     let config = "{\"torch_dtype\": \"float32\", \"vocab_size\": 20}\n";
-    fs::write(place.path("model/config.json"), config).unwrap();
-    fs::write(place.path("model/tokenizer.json"), "{}\n").unwrap();
-    fs::write(place.path("model/.secret.json"), "{}\n").unwrap();
-    fs::write(place.path("elsewhere.json"), "{}\n").unwrap();
-    std::os::unix::fs::symlink("../elsewhere.json", place.path("model/link.json")).unwrap();
-    fs::write(place.path("fused.map"), FUSED).unwrap();
-    place
+    fs::write(dir.path("model/config.json"), config).unwrap();
+    fs::write(dir.path("model/tokenizer.json"), "{}\n").unwrap();
+    fs::write(dir.path("model/.secret.json"), "{}\n").unwrap();
+    fs::write(dir.path("elsewhere.json"), "{}\n").unwrap();
+    std::os::unix::fs::symlink("../elsewhere.json", dir.path("model/link.json")).unwrap();
+    fs::write(dir.path("fused.map"), FUSED).unwrap();
+    dir
 }
 
 #[test]
-fn what_it_says() {
-    let place = place();
-    let convert = |more: &[&str]| place.ckpt(&[&["convert"], more].concat());
+fn output() {
+    let dir = dir();
+    let convert = |more: &[&str]| dir.ckpt(&[&["convert"], more].concat());
     insta::assert_snapshot!(shown_without_times([
         convert(&["model", "fused", "--map", "fused.map", "--max-shard", "4kB"]),
         convert(&["fused", "back", "--map", "fused.map", "--inverse"]),
-        place.ckpt(&["diff", "model", "back", "--values"]),
+        dir.ckpt(&["diff", "model", "back", "--values"]),
         convert(&["model", "small", "--map", "fused.map", "--dtype", "bf16"]),
-        place.ckpt(&["verify", "small", "--deep"]),
+        dir.ckpt(&["verify", "small", "--deep"]),
     ]));
     let files = [
         "config.json",
@@ -39,18 +39,18 @@ fn what_it_says() {
         "model.safetensors",
         "tokenizer.json",
     ];
-    assert_eq!(place.names("back"), files);
-    let config = fs::read_to_string(place.path("fused/config.json")).unwrap();
+    assert_eq!(dir.names("back"), files);
+    let config = fs::read_to_string(dir.path("fused/config.json")).unwrap();
     assert_eq!(
         config,
-        fs::read_to_string(place.path("model/config.json")).unwrap()
+        fs::read_to_string(dir.path("model/config.json")).unwrap()
     );
-    let config = fs::read_to_string(place.path("small/config.json")).unwrap();
+    let config = fs::read_to_string(dir.path("small/config.json")).unwrap();
     let wanted = "{\n  \"torch_dtype\": \"bfloat16\",\n  \"vocab_size\": 20,\n  \"dtype\": \"bfloat16\"\n}\n";
     assert_eq!(config, wanted);
 }
 
-/// What the map of the examples makes, by hand.
+/// The expected output of the example map, made by hand.
 fn fused(mut model: Model) -> Model {
     let mut take = |name: String| model.remove(&name).unwrap();
     let mut made = Model::new();
@@ -84,16 +84,16 @@ fn fused(mut model: Model) -> Model {
     made
 }
 
-/// As the `safetensors` crate reads it, whatever the budget and the files.
+/// A round trip, read by the `safetensors` crate, for several budgets and file sizes.
 #[test]
-fn there_and_back() {
-    let place = place();
+fn a_round_trip_changes_nothing() {
+    let dir = dir();
     for (at, (budget, max_shard)) in [("2GiB", "5GB"), ("16KiB", "1kB"), ("9KiB", "700B")]
         .into_iter()
         .enumerate()
     {
         let [there, back] = [format!("there-{at}"), format!("back-{at}")];
-        let means = [
+        let limits = [
             "--budget",
             budget,
             "--max-shard",
@@ -106,68 +106,71 @@ fn there_and_back() {
             (&there, &back, &["--inverse", "--json"]),
         ] {
             let map = ["convert", source, made, "--map", "fused.map"];
-            let said = place.ckpt(&[&map[..], &means, more].concat());
-            assert_eq!(said.code, 0, "{}", said.shown());
-            assert_eq!(said.json()["way_back"]["proven"], true);
+            let output = dir.ckpt(&[&map[..], &limits, more].concat());
+            assert_eq!(output.code, 0, "{}", output.shown());
+            assert_eq!(output.json()["round_trip"]["proven"], true);
         }
-        assert_eq!(models::read(&place.path(&there)), fused(models::qwen3()));
-        assert_eq!(models::read(&place.path(&back)), models::qwen3());
+        assert_eq!(models::read(&dir.path(&there)), fused(models::qwen3()));
+        assert_eq!(models::read(&dir.path(&back)), models::qwen3());
     }
 }
 
-/// A tensor of a mebibyte, transposed with less memory than it has.
+/// A tensor of 1 MiB is transposed within a smaller budget.
 #[test]
-fn a_large_tensor_is_made_by_rows() {
-    let place = Workplace::new();
+fn a_tensor_larger_than_the_budget_is_made_by_rows() {
+    let dir = TestDir::new();
     let large = models::tensor(Dtype::F32, &[256, 1024], 1);
     let model = Model::from([("w".to_owned(), large.clone())]);
-    models::folder(&place.path("model"), &model);
-    fs::write(place.path("turn.map"), "w = transpose(w, 0, 1)").unwrap();
-    let said = place.ckpt(&[
+    models::folder(&dir.path("model"), &model);
+    fs::write(dir.path("transpose.map"), "w = transpose(w, 0, 1)").unwrap();
+    let output = dir.ckpt(&[
         "convert",
         "model",
-        "turned",
+        "transposed",
         "--map",
-        "turn.map",
+        "transpose.map",
         "--budget",
         "400KiB",
         "--threads",
         "1",
     ]);
-    assert_eq!(said.code, 0, "{}", said.shown());
+    assert_eq!(output.code, 0, "{}", output.shown());
 
-    let turned = &models::read(&place.path("turned"))["w"];
-    assert_eq!(turned.shape, [1024, 256]);
+    let transposed = &models::read(&dir.path("transposed"))["w"];
+    assert_eq!(transposed.shape, [1024, 256]);
     let element = |bytes: &[u8], at: usize| bytes[4 * at..4 * at + 4].to_vec();
     for (row, column) in [(0, 0), (1, 0), (1023, 255), (517, 31)] {
         let [there, here] = [column * 1024 + row, row * 256 + column];
-        assert_eq!(element(&turned.bytes, here), element(&large.bytes, there));
+        assert_eq!(
+            element(&transposed.bytes, here),
+            element(&large.bytes, there)
+        );
     }
     let back = [
         "convert",
-        "turned",
+        "transposed",
         "back",
         "--map",
-        "turn.map",
+        "transpose.map",
         "--inverse",
     ];
-    assert_eq!(place.ckpt(&back).code, 0);
-    assert_eq!(models::read(&place.path("back")), model);
+    assert_eq!(dir.ckpt(&back).code, 0);
+    assert_eq!(models::read(&dir.path("back")), model);
 }
 
-/// As the `half` crate rounds; integers stay.
+/// Floats are rounded as by the `half` crate; integers are unchanged.
 #[test]
-fn floats_are_rounded() {
-    let place = Workplace::new();
+fn dtype_rounds_floats_and_keeps_integers() {
+    let dir = TestDir::new();
     let mut model = models::mixture();
     model.insert("ids".into(), models::tensor(Dtype::I64, &[7], 3));
-    models::folder(&place.path("model"), &model);
-    fs::write(place.path("all.map"), "{r:path} = {r:path}").unwrap();
+    models::folder(&dir.path("model"), &model);
+    fs::write(dir.path("all.map"), "{r:path} = {r:path}").unwrap();
     let convert = [
         "convert", "model", "small", "--map", "all.map", "--dtype", "BF16",
     ];
-    let said = place.ckpt(&convert);
-    assert_eq!(said.code, 0, "{}", said.shown());
+    let output = dir.ckpt(&convert);
+    assert_eq!(output.code, 0, "{}", output.shown());
 
     for tensor in model.values_mut().filter(|it| it.dtype == Dtype::F32) {
         let floats = tensor.bytes.chunks_exact(4);
@@ -177,14 +180,14 @@ fn floats_are_rounded() {
             .collect();
         tensor.dtype = Dtype::BF16;
     }
-    assert_eq!(models::read(&place.path("small")), model);
+    assert_eq!(models::read(&dir.path("small")), model);
 }
 
-/// What goes wrong is said, and leaves nothing behind.
+/// Errors are reported and leave no files.
 #[test]
-fn refusals() {
-    let place = place();
-    let write = |name: &str, text: &str| fs::write(place.path(name), text).unwrap();
+fn errors() {
+    let dir = dir();
+    let write = |name: &str, text: &str| fs::write(dir.path(name), text).unwrap();
     write("broken.map", "a = a\nb = concat(c,\n  d, dim=x)");
     write("few.map", "head = lm_head.weight");
     write(
@@ -199,40 +202,40 @@ fn refusals() {
         "tied.map",
         "head = tied(lm_head.weight, model.embed_tokens.weight)\n{r:path} = {r:path}",
     );
-    let before = place.names("");
+    let before = dir.names("");
 
     let convert = |map: &str, more: &[&str]| {
         let arguments = ["convert", "model", "out", "--map", map];
-        place.ckpt(&[&arguments[..], more].concat())
+        dir.ckpt(&[&arguments[..], more].concat())
     };
-    let said = shown_without_times([
+    let output = shown_without_times([
         convert("nowhere.map", &[]),
         convert("broken.map", &[]),
         convert("few.map", &[]),
         convert(
             "few.map",
-            &["--json", "--waive", "unexpected:model.layers.{r:path}"],
+            &["--json", "--allow", "unexpected:model.layers.{r:path}"],
         ),
-        convert("few.map", &["--waive", "unexpectedly"]),
+        convert("few.map", &["--allow", "unexpectedly"]),
         convert("absent.map", &[]),
         convert("huge.map", &[]),
-        convert("tied.map", &["--waive", "unexpected"]),
-        convert("few.map", &["--inverse", "--waive", "unexpected"]),
+        convert("tied.map", &["--allow", "unexpected"]),
+        convert("few.map", &["--inverse", "--allow", "unexpected"]),
         convert("fused.map", &["--budget", "1KiB", "--threads", "1"]),
         convert("fused.map", &["--dtype", "I8"]),
-        place.ckpt(&["convert", "model", "model", "--map", "fused.map"]),
-        place.ckpt(&["convert", "model", "..", "--map", "fused.map"]),
-        place.ckpt(&["convert", "model", "no/where", "--map", "fused.map"]),
-        place.ckpt(&["convert", "absent", "out", "--map", "fused.map"]),
-        place.ckpt(&["convert", "fused.map", "out", "--map", "fused.map"]),
-        place.ckpt(&["convert", "model", "out"]),
+        dir.ckpt(&["convert", "model", "model", "--map", "fused.map"]),
+        dir.ckpt(&["convert", "model", "..", "--map", "fused.map"]),
+        dir.ckpt(&["convert", "model", "no/where", "--map", "fused.map"]),
+        dir.ckpt(&["convert", "absent", "out", "--map", "fused.map"]),
+        dir.ckpt(&["convert", "fused.map", "out", "--map", "fused.map"]),
+        dir.ckpt(&["convert", "model", "out"]),
     ]);
-    insta::assert_snapshot!(said);
-    assert_eq!(place.names(""), before);
-    let waived = ["--waive", "unexpected", "--json"];
-    let report = convert("few.map", &waived).json();
+    insta::assert_snapshot!(output);
+    assert_eq!(dir.names(""), before);
+    let allowed = ["--allow", "unexpected", "--json"];
+    let report = convert("few.map", &allowed).json();
     assert_eq!(
-        report["waived"].as_array().unwrap().len(),
+        report["allowed"].as_array().unwrap().len(),
         models::qwen3().len() - 1
     );
     assert_eq!(report["destination"]["tensors"], 1);

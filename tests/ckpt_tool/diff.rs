@@ -1,19 +1,19 @@
-//! `diff`: what it finds is what was changed.
+//! `diff`: reports exactly the changes.
 
 use half::bf16;
 use meshgrad::ckpt::Dtype;
 use serde_json::Value;
 
 use crate::models::{self, Model, Tensor, tensor, tensor_of};
-use crate::{Said, Workplace, shown};
+use crate::{Output, TestDir, shown};
 
-fn pair(place: &Workplace, a: &Model, b: &Model, arguments: &[&str]) -> Said {
-    models::file(&place.path("a.safetensors"), a);
-    models::file(&place.path("b.safetensors"), b);
-    place.ckpt(&[&["diff", "a.safetensors", "b.safetensors"], arguments].concat())
+fn pair(dir: &TestDir, a: &Model, b: &Model, arguments: &[&str]) -> Output {
+    models::file(&dir.path("a.safetensors"), a);
+    models::file(&dir.path("b.safetensors"), b);
+    dir.ckpt(&[&["diff", "a.safetensors", "b.safetensors"], arguments].concat())
 }
 
-/// The model with other names, shapes, dtypes and values.
+/// The model with changed names, shapes, dtypes and values.
 fn edited() -> Model {
     let mut model = models::mixture();
     for expert in 0..4 {
@@ -40,21 +40,21 @@ fn edited() -> Model {
 }
 
 #[test]
-fn what_it_says() {
-    let place = Workplace::new();
-    models::folder(&place.path("a"), &models::mixture());
-    models::shards(&place.path("same"), &models::mixture());
-    models::folder(&place.path("b"), &edited());
-    models::checkpoint(&place.path("run"), 7, &models::mixture());
+fn output() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("a"), &models::mixture());
+    models::shards(&dir.path("same"), &models::mixture());
+    models::folder(&dir.path("b"), &edited());
+    models::checkpoint(&dir.path("run"), 7, &models::mixture());
 
-    let said = shown([
-        place.ckpt(&["diff", "a", "same"]),
-        place.ckpt(&["diff", "a", "same", "--values"]),
-        place.ckpt(&["diff", "a", "b"]),
-        place.ckpt(&["diff", "a", "b", "--values"]),
-        place.ckpt(&["diff", "a", "run"]),
-        place.ckpt(&["diff", "a", "run", "--values", "--tensors", "model.*"]),
-        place.ckpt(&[
+    let output = shown([
+        dir.ckpt(&["diff", "a", "same"]),
+        dir.ckpt(&["diff", "a", "same", "--values"]),
+        dir.ckpt(&["diff", "a", "b"]),
+        dir.ckpt(&["diff", "a", "b", "--values"]),
+        dir.ckpt(&["diff", "a", "run"]),
+        dir.ckpt(&["diff", "a", "run", "--values", "--tensors", "model.*"]),
+        dir.ckpt(&[
             "diff",
             "a",
             "b",
@@ -64,28 +64,27 @@ fn what_it_says() {
             "--json",
         ]),
     ]);
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(output);
 }
 
-/// Everything equals itself, NaN too, and under any other layout in files.
+/// A model equals itself, including NaN, also when it is stored in other files.
 #[test]
 fn a_model_equals_itself() {
-    let place = Workplace::new();
+    let dir = TestDir::new();
     let mut model = models::mixture();
     model.insert("nan".into(), tensor_of(Dtype::F32, &[f64::NAN, -0.0]));
-    let said = pair(&place, &model, &model, &["--values"]);
-    assert_eq!(said.code, 0, "{}", said.shown());
+    let output = pair(&dir, &model, &model, &["--values"]);
+    assert_eq!(output.code, 0, "{}", output.shown());
 
-    models::shards(&place.path("shards"), &model);
+    models::shards(&dir.path("shards"), &model);
     assert_eq!(
-        place
-            .ckpt(&["diff", "shards", "a.safetensors", "--values"])
+        dir.ckpt(&["diff", "shards", "a.safetensors", "--values"])
             .code,
         0
     );
 }
 
-/// Compares two tensors of f32 one by one.
+/// Compares two f32 tensors by a plain loop.
 fn plain(a: &[f64], b: &[f64]) -> (usize, Option<usize>, f64, f64) {
     let differing = || a.iter().zip(b).enumerate().filter(|(_, (a, b))| a != b);
     let distances = || differing().map(|(_, (a, b))| ((a - b).abs(), a.abs().max(b.abs())));
@@ -101,19 +100,19 @@ fn plain(a: &[f64], b: &[f64]) -> (usize, Option<usize>, f64, f64) {
     )
 }
 
-/// Counts and distances are those of a plain loop, whatever the threads and the memory, also
-/// between dtypes; the other way round they are the same.
+/// Counts and distances equal those of a plain loop, for any threads and budget, for equal and
+/// different dtypes, and in both orders.
 #[test]
-fn differences_are_those_of_a_plain_loop() {
-    let place = Workplace::new();
-    // More than a segment, and buffers that hold a part of it.
+fn differences_equal_those_of_a_plain_loop() {
+    let dir = TestDir::new();
+    // More than one segment, and more than a buffer.
     let count = (4 << 20) + 12_345;
     let values: Vec<f64> = (0..count).map(|at| f64::from(at % 251) - 100.0).collect();
     let mut others = values.clone();
     for at in (40_000..count as usize).step_by(99_991) {
         others[at] += 1.0 + at as f64 / f64::from(count);
     }
-    // What f32 makes of them.
+    // The values as f32.
     let rounded: Vec<f64> = others
         .iter()
         .map(|&value| f64::from(value as f32))
@@ -129,11 +128,11 @@ fn differences_are_those_of_a_plain_loop() {
     ] {
         for arguments in [["--budget", "128KiB"], ["--threads", "3"]] {
             let arguments = [&["--values", "--json"], &arguments[..]].concat();
-            for said in [
-                pair(&place, &a, &b, &arguments),
-                pair(&place, &b, &a, &arguments),
+            for output in [
+                pair(&dir, &a, &b, &arguments),
+                pair(&dir, &b, &a, &arguments),
             ] {
-                let report = said.json();
+                let report = output.json();
                 let found = &report["values"]["differing"][0];
                 assert_eq!(found["differing"], differing);
                 assert_eq!(found["first"], first.unwrap());
@@ -142,36 +141,31 @@ fn differences_are_those_of_a_plain_loop() {
                 let ulps = found["ulps"].as_array();
                 let counted = ulps.map(|u| u.iter().map(|n| n.as_u64().unwrap()).sum::<u64>());
                 assert_eq!(counted, has_ulps.then_some(differing as u64));
-                assert_eq!(said.code, 1);
+                assert_eq!(output.code, 1);
             }
         }
     }
 }
 
-/// Values that every dtype has are equal across dtypes; the dtypes are still told.
+/// Values that all dtypes represent are equal across dtypes; the dtypes are still reported.
 #[test]
-fn equal_values_of_other_dtypes_are_equal() {
-    let place = Workplace::new();
+fn equal_values_of_different_dtypes_are_equal() {
+    let dir = TestDir::new();
     let values = [0.0, 1.0, -2.0, 0.5, f64::NAN, f64::INFINITY];
     for dtype in [Dtype::F64, Dtype::F16, Dtype::BF16, Dtype::F8E5M2] {
         let one = |dtype| Model::from([("w".to_owned(), tensor_of(dtype, &values))]);
-        let said = pair(
-            &place,
-            &one(Dtype::F32),
-            &one(dtype),
-            &["--values", "--json"],
-        );
-        let report = said.json();
+        let output = pair(&dir, &one(Dtype::F32), &one(dtype), &["--values", "--json"]);
+        let report = output.json();
         assert_eq!(report["values"]["equal"], 1, "{dtype}");
         assert_eq!(report["mismatched"][0]["b"]["dtype"], dtype.name());
-        assert_eq!((said.code, &report["same"]), (1, &Value::Bool(false)));
+        assert_eq!((output.code, &report["same"]), (1, &Value::Bool(false)));
     }
 }
 
-/// Of what is not decoded bytes are compared: the element is right.
+/// Dtypes that are not decoded are compared by bytes, with the right element index.
 #[test]
-fn elements_of_less_than_a_byte_are_compared_too() {
-    let place = Workplace::new();
+fn elements_of_less_than_a_byte_are_compared_by_bytes() {
+    let dir = TestDir::new();
     let of = |bytes: [u8; 3]| {
         let tensor = Tensor {
             dtype: Dtype::F4,
@@ -180,13 +174,13 @@ fn elements_of_less_than_a_byte_are_compared_too() {
         };
         Model::from([("w".to_owned(), tensor)])
     };
-    let said = pair(
-        &place,
+    let output = pair(
+        &dir,
         &of([1, 2, 3]),
         &of([1, 2, 4]),
         &["--values", "--json"],
     );
-    let found = &said.json()["values"]["differing"][0];
+    let found = &output.json()["values"]["differing"][0];
     assert_eq!(
         (&found["first"], &found["differing"]),
         (&4.into(), &1.into())
@@ -194,6 +188,6 @@ fn elements_of_less_than_a_byte_are_compared_too() {
     assert!(found["max_abs"].is_null() && found["ulps"].is_null());
 
     let floats = Model::from([("w".to_owned(), tensor(Dtype::F32, &[2, 3], 1))]);
-    let said = pair(&place, &of([1, 2, 3]), &floats, &["--values", "--json"]);
-    assert_eq!(said.json()["values"]["not_comparable"][0], "w");
+    let output = pair(&dir, &of([1, 2, 3]), &floats, &["--values", "--json"]);
+    assert_eq!(output.json()["values"]["not_comparable"][0], "w");
 }

@@ -1,4 +1,4 @@
-//! `gc`: removes what it says, and nothing that is not ours.
+//! `gc`: removes what it reports, and only checkpoints and leftovers.
 
 use std::fs;
 
@@ -6,11 +6,11 @@ use meshgrad::ckpt::Staging;
 use serde_json::Value;
 
 use crate::models;
-use crate::{Workplace, shown};
+use crate::{TestDir, shown};
 
-/// A run with five checkpoints, leftovers, and what belongs to others.
-fn run(place: &Workplace) {
-    let run = place.path("run");
+/// A run with five checkpoints, leftovers, and unrelated folders.
+fn run(dir: &TestDir) {
+    let run = dir.path("run");
     for step in [1, 2, 3, 10, 20] {
         models::checkpoint(&run, step, &models::mixture());
     }
@@ -28,31 +28,31 @@ fn run(place: &Workplace) {
 }
 
 #[test]
-fn what_it_says() {
-    let place = Workplace::new();
-    run(&place);
-    let said = shown([
-        place.ckpt(&["gc", "run", "--dry-run"]),
-        place.ckpt(&["gc", "run", "--keep", "2", "--dry-run"]),
-        place.ckpt(&["gc", "run", "--keep", "2"]),
-        place.ckpt(&["gc", "run", "--keep", "2"]),
-        place.ckpt(&["gc", "run", "--keep", "1", "--json"]),
+fn output() {
+    let dir = TestDir::new();
+    run(&dir);
+    let output = shown([
+        dir.ckpt(&["gc", "run", "--dry-run"]),
+        dir.ckpt(&["gc", "run", "--keep", "2", "--dry-run"]),
+        dir.ckpt(&["gc", "run", "--keep", "2"]),
+        dir.ckpt(&["gc", "run", "--keep", "2"]),
+        dir.ckpt(&["gc", "run", "--keep", "1", "--json"]),
     ]);
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(output);
 }
 
-/// A dry run changes nothing and says what the real one then does; the rest stays.
+/// A dry run changes nothing and reports what the real run removes.
 #[test]
-fn a_dry_run_tells_the_truth() {
-    let place = Workplace::new();
-    run(&place);
-    let before = place.names("run");
+fn a_dry_run_reports_what_the_real_run_removes() {
+    let dir = TestDir::new();
+    run(&dir);
+    let before = dir.names("run");
 
-    let dry = place
+    let dry = dir
         .ckpt(&["gc", "run", "--keep", "2", "--dry-run", "--json"])
         .json();
-    assert_eq!(place.names("run"), before);
-    let real = place.ckpt(&["gc", "run", "--keep", "2", "--json"]).json();
+    assert_eq!(dir.names("run"), before);
+    let real = dir.ckpt(&["gc", "run", "--keep", "2", "--json"]).json();
     let removed = |report: &Value| -> Vec<String> {
         let items = report["removed"].as_array().unwrap().iter();
         let paths = items.map(|item| item["path"].as_str().unwrap());
@@ -68,7 +68,7 @@ fn a_dry_run_tells_the_truth() {
         (&real["bytes"], &real["kept"])
     );
 
-    let mut all = place.names("run");
+    let mut all = dir.names("run");
     all.extend(removed(&real));
     all.sort();
     assert_eq!(all, before);
@@ -80,24 +80,24 @@ fn a_dry_run_tells_the_truth() {
         "step-000020",
         "step-4",
     ];
-    assert_eq!(place.names("run"), left);
+    assert_eq!(dir.names("run"), left);
 }
 
-/// A save that is going on in another process is not disturbed.
+/// A running save of another process is not removed.
 #[test]
 fn a_running_save_is_left_alone() {
-    let place = Workplace::new();
-    let mut staging = Staging::new(place.path(""), "step-000001").unwrap();
+    let dir = TestDir::new();
+    let mut staging = Staging::new(dir.path(""), "step-000001").unwrap();
     staging.write("x", b"data").unwrap();
 
     for arguments in [
         &["gc", ".", "--dry-run", "--json"][..],
         &["gc", ".", "--json"],
     ] {
-        let report = place.ckpt(arguments).json();
+        let report = dir.ckpt(arguments).json();
         assert_eq!(report["removed"], Value::Array(Vec::new()));
-        assert_eq!(report["left_alone"][0]["why"], "it is being written");
+        assert_eq!(report["left_alone"][0]["why"], "a running save");
     }
     staging.commit().unwrap();
-    assert_eq!(place.ckpt(&["verify", ".", "--deep"]).code, 0);
+    assert_eq!(dir.ckpt(&["verify", ".", "--deep"]).code, 0);
 }

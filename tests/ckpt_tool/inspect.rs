@@ -1,4 +1,4 @@
-//! `inspect`: agreement with the safetensors crate and with plain arithmetic.
+//! `inspect`: agrees with the safetensors crate and with plain arithmetic.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,9 +9,9 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 use crate::models::{self, Model, Tensor, tensor, tensor_of};
-use crate::{Workplace, shown};
+use crate::{TestDir, shown};
 
-/// One tensor of each kind of number, with all that is special.
+/// One tensor of each kind of dtype, with special values.
 fn special() -> Model {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
     let all = [
@@ -39,25 +39,25 @@ fn special() -> Model {
 }
 
 #[test]
-fn what_it_says() {
-    let place = Workplace::new();
-    models::shards(&place.path("mixture"), &models::mixture());
-    models::file(&place.path("special.safetensors"), &special());
+fn output() {
+    let dir = TestDir::new();
+    models::shards(&dir.path("mixture"), &models::mixture());
+    models::file(&dir.path("special.safetensors"), &special());
     for step in [100, 200] {
-        models::checkpoint(&place.path("run"), step, &models::mixture());
+        models::checkpoint(&dir.path("run"), step, &models::mixture());
     }
-    fs::create_dir(place.path("run/step-000300")).unwrap();
-    let loose = place.path("pipeline/unet");
+    fs::create_dir(dir.path("run/step-000300")).unwrap();
+    let loose = dir.path("pipeline/unet");
     fs::create_dir_all(&loose).unwrap();
     models::file(&loose.join("diffusion.safetensors"), &special());
-    models::folder(&place.path("pipeline/text_encoder"), &models::mixture());
+    models::folder(&dir.path("pipeline/text_encoder"), &models::mixture());
 
-    let said = shown([
-        place.ckpt(&["inspect", "mixture"]),
-        place.ckpt(&["inspect", "mixture", "--stats"]),
-        place.ckpt(&["inspect", "special.safetensors", "--stats"]),
-        place.ckpt(&["inspect", "run"]),
-        place.ckpt(&[
+    let output = shown([
+        dir.ckpt(&["inspect", "mixture"]),
+        dir.ckpt(&["inspect", "mixture", "--stats"]),
+        dir.ckpt(&["inspect", "special.safetensors", "--stats"]),
+        dir.ckpt(&["inspect", "run"]),
+        dir.ckpt(&[
             "inspect",
             "run/step-000100",
             "--tensors",
@@ -65,8 +65,8 @@ fn what_it_says() {
             "--tensors",
             "trainer/*",
         ]),
-        place.ckpt(&["inspect", "pipeline", "--tensors", "unet/f*"]),
-        place.ckpt(&[
+        dir.ckpt(&["inspect", "pipeline", "--tensors", "unet/f*"]),
+        dir.ckpt(&[
             "inspect",
             "run",
             "--tensors",
@@ -75,23 +75,23 @@ fn what_it_says() {
             "--json",
         ]),
     ]);
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(output);
 }
 
-/// A file from a stranger cannot control the terminal.
+/// Names cannot send control characters to the terminal.
 #[test]
-fn names_are_shown_harmlessly() {
-    let place = Workplace::new();
+fn control_characters_in_names_are_escaped() {
+    let dir = TestDir::new();
     let name = "w\u{1b}[2J\u{1b}]0;owned\u{7}\n\u{202e}x";
     let model = Model::from([(name.to_owned(), tensor(Dtype::F32, &[2], 1))]);
-    models::file(&place.path("hostile.safetensors"), &model);
+    models::file(&dir.path("hostile.safetensors"), &model);
 
     for arguments in [
         &["inspect", "hostile.safetensors"][..],
         &["inspect", "hostile.safetensors", "--tensors", "v"],
     ] {
-        let said = place.ckpt(arguments);
-        let text = said.stdout + &said.stderr;
+        let output = dir.ckpt(arguments);
+        let text = output.stdout + &output.stderr;
         assert!(
             text.contains("w\\u{1b}[2J\\u{1b}]0;owned\\u{7}\\n\\u{202e}x"),
             "{text}"
@@ -101,16 +101,16 @@ fn names_are_shown_harmlessly() {
     }
 }
 
-/// Names, dtypes, shapes and sizes are those that the reference reads from the same bytes.
+/// Names, dtypes, shapes and sizes equal those of the reference implementation.
 #[test]
 fn agrees_with_the_safetensors_crate() {
-    let place = Workplace::new();
+    let dir = TestDir::new();
     for (name, model) in [("mixture", models::mixture()), ("special", special())] {
         let file = format!("{name}.safetensors");
-        models::file(&place.path(&file), &model);
-        let report = place.ckpt(&["inspect", &file, "--json"]).json();
+        models::file(&dir.path(&file), &model);
+        let report = dir.ckpt(&["inspect", &file, "--json"]).json();
 
-        let bytes = fs::read(place.path(&file)).unwrap();
+        let bytes = fs::read(dir.path(&file)).unwrap();
         let reference = SafeTensors::deserialize(&bytes).unwrap();
         let mut tensors = BTreeMap::new();
         for (name, view) in reference.iter() {
@@ -143,7 +143,7 @@ fn agrees_with_the_safetensors_crate() {
     }
 }
 
-/// The elements of a tensor, one after the other, by other means than the program's.
+/// The elements of a tensor, decoded independently of the program.
 fn plain_values(tensor: &Tensor) -> Vec<f64> {
     let size = tensor.dtype.bits() / 8;
     let value = |b: &[u8]| match tensor.dtype {
@@ -154,22 +154,22 @@ fn plain_values(tensor: &Tensor) -> Vec<f64> {
         Dtype::F8E5M2 => f16::from_le_bytes([0, b[0]]).to_f64(),
         Dtype::I64 => i64::from_le_bytes(b.try_into().unwrap()) as f64,
         Dtype::U8 | Dtype::Bool => b[0].into(),
-        other => panic!("no test makes {other}"),
+        other => panic!("unexpected dtype {other}"),
     };
     tensor.bytes.chunks_exact(size).map(value).collect()
 }
 
 #[test]
-fn stats_are_those_of_plain_sums() {
-    let place = Workplace::new();
+fn stats_equal_those_of_plain_sums() {
+    let dir = TestDir::new();
     let mut model = special();
     model.remove("f4");
-    // Far from zero, where the sum of squares would lose everything.
+    // Far from zero, where a plain sum of squares cancels.
     let shifted: Vec<f64> = (0..10_000).map(|at| 1e8 + (at % 7) as f64).collect();
     model.insert("shifted".into(), tensor_of(Dtype::F64, &shifted));
-    models::file(&place.path("x.safetensors"), &model);
+    models::file(&dir.path("x.safetensors"), &model);
 
-    let report = place
+    let report = dir
         .ckpt(&["inspect", "x.safetensors", "--stats", "--json"])
         .json();
     for found in report["tensors"].as_array().unwrap() {
@@ -189,7 +189,7 @@ fn stats_are_those_of_plain_sums() {
             continue;
         }
         let number = |key: &str| stats[key].as_f64().unwrap_or(f64::INFINITY);
-        // What reads the JSON may be off by one in the last place.
+        // The JSON parser may be off by one unit in the last place.
         let is = |key: &str, wanted: f64| (number(key) - wanted).abs() <= 3e-16 * wanted.abs();
         assert!(
             is("min", finite.iter().copied().reduce(f64::min).unwrap()),
@@ -219,19 +219,19 @@ fn stats_are_those_of_plain_sums() {
     assert_eq!(integers["stats"]["max"].as_i64(), Some(i64::MAX));
 }
 
-/// Every bit of the statistics is the same for any number of threads and any memory.
+/// The statistics are bit-identical for any number of threads and any budget.
 #[test]
-fn stats_depend_on_the_data_only() {
-    let place = Workplace::new();
+fn stats_depend_only_on_the_data() {
+    let dir = TestDir::new();
     let model = Model::from([
-        // More than one segment, and no whole number of blocks.
+        // More than one segment, and not a whole number of blocks.
         ("large".to_owned(), tensor(Dtype::U8, &[4099, 1031], 1)),
         ("small".to_owned(), tensor(Dtype::BF16, &[333, 77], 2)),
     ]);
-    models::file(&place.path("x.safetensors"), &model);
+    models::file(&dir.path("x.safetensors"), &model);
 
     let arguments = ["inspect", "x.safetensors", "--stats", "--json"];
-    let wanted = place.ckpt(&arguments).stdout;
+    let wanted = dir.ckpt(&arguments).stdout;
     for more in [
         ["--threads", "1"],
         ["--threads", "7"],
@@ -239,7 +239,7 @@ fn stats_depend_on_the_data_only() {
         ["--budget", "3MB"],
     ] {
         assert_eq!(
-            place.ckpt(&[&arguments[..], &more].concat()).stdout,
+            dir.ckpt(&[&arguments[..], &more].concat()).stdout,
             wanted,
             "{more:?}"
         );

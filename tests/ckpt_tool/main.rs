@@ -1,17 +1,17 @@
-//! `meshgrad ckpt`, run as a user runs it: what it says word for word, and that it is true.
+//! Runs `meshgrad ckpt` as a user does and checks its output and files.
 //!
-//! After a wanted change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the diff.
+//! After an intended change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the diff.
 
 mod bench;
 mod convert;
 mod diff;
+mod errors;
 mod export;
 mod files;
 mod gc;
 mod inspect;
 mod models;
 mod plan;
-mod refusals;
 mod reshard;
 mod verify;
 
@@ -21,24 +21,24 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-/// A folder, and the program run in it.
-struct Workplace {
+/// A temporary folder in which the program runs.
+struct TestDir {
     folder: TempDir,
 }
 
-/// What the program said.
+/// The output of the program.
 #[derive(Clone)]
-struct Said {
+struct Output {
     command: String,
     stdout: String,
     stderr: String,
     code: i32,
 }
 
-impl Workplace {
-    fn new() -> Workplace {
+impl TestDir {
+    fn new() -> TestDir {
         let folder = tempfile::tempdir().unwrap();
-        Workplace { folder }
+        TestDir { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -54,8 +54,8 @@ impl Workplace {
         command
     }
 
-    fn ckpt(&self, arguments: &[&str]) -> Said {
-        said(arguments, self.command(arguments))
+    fn ckpt(&self, arguments: &[&str]) -> Output {
+        run(arguments, self.command(arguments))
     }
 
     /// The names in the folder, hidden ones too.
@@ -68,16 +68,16 @@ impl Workplace {
     }
 }
 
-fn said(arguments: &[&str], mut command: Command) -> Said {
+fn run(arguments: &[&str], mut command: Command) -> Output {
     let output = loop {
         match command.output() {
-            // A child that another test just started has not let go of a copy of the program.
+            // A process that another test is starting still has the executable open for writing.
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
             other => break other.unwrap(),
         }
     };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said {
+    Output {
         command: arguments.join(" "),
         stdout: text(output.stdout),
         stderr: text(output.stderr),
@@ -85,10 +85,10 @@ fn said(arguments: &[&str], mut command: Command) -> Said {
     }
 }
 
-impl Said {
-    /// All of it, as a terminal shows it.
+impl Output {
+    /// Command, output and exit code, as on a terminal.
     fn shown(&self) -> String {
-        let Said {
+        let Output {
             command,
             stdout,
             stderr,
@@ -102,13 +102,12 @@ impl Said {
     }
 }
 
-fn shown<const N: usize>(all: [Said; N]) -> String {
-    all.map(|said| said.shown()).join("\n\n")
+fn shown<const N: usize>(all: [Output; N]) -> String {
+    all.map(|output| output.shown()).join("\n\n")
 }
 
-/// The same without what is another at each time: seconds, bytes that a disk has left,
-/// and what hidden names end with.
-fn shown_without_times<const N: usize>(all: [Said; N]) -> String {
+/// The same without what varies between runs: seconds, free disk space, suffixes of hidden names.
+fn shown_without_times<const N: usize>(all: [Output; N]) -> String {
     let is_end = |word: &str| word == "s" || word == "s\n";
     let mut text = String::new();
     for line in shown(all).lines() {
@@ -130,29 +129,29 @@ fn shown_without_times<const N: usize>(all: [Said; N]) -> String {
 
 #[test]
 fn help() {
-    let place = Workplace::new();
-    let said = shown([
-        place.ckpt(&["--help"]),
-        place.ckpt(&["inspect", "--help"]),
-        place.ckpt(&["diff", "--help"]),
-        place.ckpt(&["verify", "--help"]),
-        place.ckpt(&["plan", "--help"]),
-        place.ckpt(&["convert", "--help"]),
-        place.ckpt(&["export", "--help"]),
-        place.ckpt(&["reshard", "--help"]),
-        place.ckpt(&["gc", "--help"]),
-        place.ckpt(&["bench", "--help"]),
+    let dir = TestDir::new();
+    let output = shown([
+        dir.ckpt(&["--help"]),
+        dir.ckpt(&["inspect", "--help"]),
+        dir.ckpt(&["diff", "--help"]),
+        dir.ckpt(&["verify", "--help"]),
+        dir.ckpt(&["plan", "--help"]),
+        dir.ckpt(&["convert", "--help"]),
+        dir.ckpt(&["export", "--help"]),
+        dir.ckpt(&["reshard", "--help"]),
+        dir.ckpt(&["gc", "--help"]),
+        dir.ckpt(&["bench", "--help"]),
     ]);
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(output);
 }
 
-/// A reader who stops reading, such as `head`, is no error.
+/// A reader that closes the pipe, such as `head`, causes no error.
 #[test]
-fn output_may_be_cut_short() {
-    let place = Workplace::new();
-    models::folder(&place.path("model"), &models::mixture());
+fn a_closed_pipe_is_no_error() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &models::mixture());
 
-    let mut command = place.command(&["inspect", "model", "--json"]);
+    let mut command = dir.command(&["inspect", "model", "--json"]);
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -17,7 +17,7 @@ pub(crate) struct Tensor {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A tensor of numbers that look like weights and are always the same.
+/// A tensor of reproducible numbers of the size of weights.
 pub(crate) fn tensor(dtype: Dtype, shape: &[usize], seed: u64) -> Tensor {
     let elements = shape.iter().product::<usize>();
     let bytes = (0..elements as u64).flat_map(|at| encode(dtype, number(seed, at)));
@@ -48,17 +48,17 @@ fn encode(dtype: Dtype, value: f64) -> Vec<u8> {
         Dtype::F32 => (value as f32).to_le_bytes().to_vec(),
         Dtype::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
         Dtype::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-        // The upper byte of a half is a float of this kind.
+        // E5M2 is the upper byte of f16.
         Dtype::F8E5M2 => vec![f16::from_f64(value).to_le_bytes()[1]],
         Dtype::I64 => ((value * 4096.0) as i64).to_le_bytes().to_vec(),
         Dtype::I32 => ((value * 4096.0) as i32).to_le_bytes().to_vec(),
         Dtype::U8 => vec![(value * 64.0 + 128.0) as u8],
         Dtype::Bool => vec![u8::from(value > 0.0)],
-        other => panic!("no test makes {other}"),
+        other => panic!("unexpected dtype {other}"),
     }
 }
 
-/// A mixture of experts: three layers of four experts, of which the first is dense.
+/// A mixture of experts: three layers with four experts, the first layer dense.
 pub(crate) fn mixture() -> Model {
     let mut model = Model::new();
     let mut add = |name: String, dtype, shape: &[usize]| {
@@ -92,7 +92,7 @@ pub(crate) fn mixture() -> Model {
     model
 }
 
-/// A mixture of experts of Qwen3's names, whose q has eight times as many heads as k and v.
+/// A mixture of experts with Qwen3's names, whose q has eight times as many heads as k and v.
 pub(crate) fn qwen3() -> Model {
     let mut model = Model::new();
     let mut add = |name: &str, shape: &[usize]| {
@@ -122,7 +122,7 @@ pub(crate) fn qwen3() -> Model {
     model
 }
 
-/// A folder as the `safetensors` crate reads it.
+/// Reads a folder by the `safetensors` crate.
 pub(crate) fn read(folder: &Path) -> Model {
     let mut model = Model::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -144,7 +144,7 @@ pub(crate) fn read(folder: &Path) -> Model {
     model
 }
 
-/// One file.
+/// Writes a model to one file.
 pub(crate) fn file(path: &Path, model: &Model) {
     let mut writer = FileWriter::new();
     writer.set_metadata("format", "pt");
@@ -156,13 +156,13 @@ pub(crate) fn file(path: &Path, model: &Model) {
         .unwrap();
 }
 
-/// A Hugging Face folder with one file.
+/// Writes a Hugging Face folder with one file.
 pub(crate) fn folder(path: &Path, model: &Model) {
     fs::create_dir_all(path).unwrap();
     file(&path.join("model.safetensors"), model);
 }
 
-/// A Hugging Face folder with several files and an index.
+/// Writes a Hugging Face folder with several files and an index.
 pub(crate) fn shards(path: &Path, model: &Model) {
     let parent = path.parent().unwrap();
     let mut staging = Staging::new(parent, path.file_name().unwrap().to_str().unwrap()).unwrap();
@@ -171,15 +171,15 @@ pub(crate) fn shards(path: &Path, model: &Model) {
     fs::remove_file(path.join("manifest.json")).unwrap();
 }
 
-/// A checkpoint of a run, with a part of an optimizer's state.
+/// Writes a checkpoint of a run, with part of an optimizer's state.
 pub(crate) fn checkpoint(run: &Path, step: u64, model: &Model) {
     fs::create_dir_all(run).unwrap();
     let mut staging = Staging::new(run, &step_name(step)).unwrap();
     write(&mut staging, "", model, u64::MAX);
     let embedding = "model.embed_tokens.weight";
     let mean = tensor(Dtype::F32, &model[embedding].shape, step);
-    let means = Model::from([(embedding.to_owned(), mean)]);
-    write(&mut staging, "trainer/exp_avg", &means, u64::MAX);
+    let limits = Model::from([(embedding.to_owned(), mean)]);
+    write(&mut staging, "trainer/exp_avg", &limits, u64::MAX);
     staging.write("trainer/state.json", b"{}\n").unwrap();
     staging.commit().unwrap();
 }

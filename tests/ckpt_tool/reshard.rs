@@ -1,4 +1,4 @@
-//! `reshard`: each rank has its regions, and all of them together are what there was.
+//! `reshard`: each rank has its shards, and merging them restores the model.
 
 use std::fs;
 
@@ -6,9 +6,9 @@ use meshgrad::ckpt::{Dtype, TensorFile, layout::Layout};
 use serde_json::Value;
 
 use crate::models::{self, Model, Tensor};
-use crate::{Workplace, shown_without_times};
+use crate::{TestDir, shown_without_times};
 
-/// Rows, columns, both, nothing; sizes that no number of ranks divides.
+/// Tensors sharded by rows, columns, both, or not at all, with sizes that the ranks do not divide.
 fn model() -> Model {
     let tensors = [
         ("matrix", Dtype::BF16, &[7, 5][..]),
@@ -24,7 +24,7 @@ fn model() -> Model {
     made.collect()
 }
 
-const PLACES: &str = "
+const PLACEMENTS: &str = "
 matrix = a:0 b:1
 cube   = b:2 a:2   # b first, then a
 vector = a:0
@@ -32,42 +32,45 @@ nothing = b:0
 ";
 
 #[test]
-fn what_it_says() {
-    let place = Workplace::new();
-    models::folder(&place.path("model"), &model());
-    fs::write(place.path("model/config.json"), "{}\n").unwrap();
-    fs::write(place.path("places"), PLACES).unwrap();
-    fs::write(place.path("wrong"), "matrix = a:0\n\ncube = c:1\n").unwrap();
-    fs::write(place.path("deep"), "vector = a:1\n").unwrap();
-    let layout = |places| ["--mesh", "a=2,b=2", "--places", places];
-    let split = |to: &str, more: &[&str]| place.ckpt(&[&["reshard", "model", to], more].concat());
+fn output() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &model());
+    fs::write(dir.path("model/config.json"), "{}\n").unwrap();
+    fs::write(dir.path("placements"), PLACEMENTS).unwrap();
+    fs::write(dir.path("wrong"), "matrix = a:0\n\ncube = c:1\n").unwrap();
+    fs::write(dir.path("deep"), "vector = a:1\n").unwrap();
+    let layout = |placements| ["--mesh", "a=2,b=2", "--placements", placements];
+    let split = |to: &str, more: &[&str]| dir.ckpt(&[&["reshard", "model", to], more].concat());
     let merge = |from: &str, to: &str, more: &[&str]| {
-        place.ckpt(&[&["reshard", from, to, "--merge"], more].concat())
+        dir.ckpt(&[&["reshard", from, to, "--merge"], more].concat())
     };
-    let said = [
-        split("split", &layout("places")),
+    let output = [
+        split("split", &layout("placements")),
         merge("split", "merged", &[]),
-        place.ckpt(&["diff", "model", "merged", "--values"]),
-        place.ckpt(&["inspect", "split"]),
-        split("split", &layout("places")),
+        dir.ckpt(&["diff", "model", "merged", "--values"]),
+        dir.ckpt(&["inspect", "split"]),
+        split("split", &layout("placements")),
         split("other", &layout("wrong")),
         split("other", &layout("deep")),
         split("other", &layout("absent")),
         split("other", &["--mesh", "a=2"]),
-        split("other", &["--mesh", "a", "--places", "places"]),
-        split("other", &["--mesh", "a=1000000", "--places", "places"]),
+        split("other", &["--mesh", "a", "--placements", "placements"]),
+        split(
+            "other",
+            &["--mesh", "a=1000000", "--placements", "placements"],
+        ),
         merge("model", "other", &[]),
         merge("split", "other", &["--budget", "50B"]),
         merge("split", "other", &["--mesh", "a=2"]),
     ];
-    insta::assert_snapshot!(shown_without_times(said));
-    let layout = fs::read_to_string(place.path("split/layout.json")).unwrap();
+    insta::assert_snapshot!(shown_without_times(output));
+    let layout = fs::read_to_string(dir.path("split/layout.json")).unwrap();
     insta::assert_snapshot!("layout", layout);
-    let wanted = ["merged", "model", "places", "split", "deep", "wrong"];
-    assert!(place.names("").iter().all(|name| wanted.contains(&&**name)));
+    let wanted = ["merged", "model", "placements", "split", "deep", "wrong"];
+    assert!(dir.names("").iter().all(|name| wanted.contains(&&**name)));
 }
 
-/// The elements of a region, one by one.
+/// The elements of a region, copied one by one.
 fn region(tensor: &Tensor, region: &[std::ops::Range<u64>]) -> Vec<u8> {
     let mut offsets = vec![0];
     for (range, extent) in region.iter().zip(&tensor.shape) {
@@ -82,35 +85,42 @@ fn region(tensor: &Tensor, region: &[std::ops::Range<u64>]) -> Vec<u8> {
         .collect()
 }
 
-/// For 1 to 8 ranks, whatever the budget.
+/// Splitting and merging restores the model, for 1 to 8 ranks and a small budget.
 #[test]
-fn back_is_the_same() {
-    let place = Workplace::new();
-    models::folder(&place.path("model"), &model());
-    fs::write(place.path("places"), PLACES).unwrap();
+fn merging_restores_the_model() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &model());
+    fs::write(dir.path("placements"), PLACEMENTS).unwrap();
     for mesh in [
         "a=1,b=1", "a=2,b=1", "a=1,b=3", "a=2,b=2", "b=5,a=1", "a=3,b=2", "a=7,b=1", "a=2,b=4",
     ] {
         let [split, merged] = ["split", "merged"].map(|it| format!("{it}-{mesh}"));
-        let layout = ["--mesh", mesh, "--places", "places", "--threads", "1"];
-        let said = place.ckpt(&[&["reshard", "model", &split], &layout[..]].concat());
-        assert_eq!(said.code, 0, "{}", said.shown());
-        check_ranks(&place, &split, &Layout::parse(mesh, PLACES).unwrap());
+        let layout = [
+            "--mesh",
+            mesh,
+            "--placements",
+            "placements",
+            "--threads",
+            "1",
+        ];
+        let output = dir.ckpt(&[&["reshard", "model", &split], &layout[..]].concat());
+        assert_eq!(output.code, 0, "{}", output.shown());
+        check_ranks(&dir, &split, &Layout::parse(mesh, PLACEMENTS).unwrap());
 
         let small = ["--merge", "--budget", "170B", "--max-shard", "100B"];
-        let said = place.ckpt(&[&["reshard", &split, &merged], &small[..]].concat());
-        assert_eq!(said.code, 0, "{}", said.shown());
-        assert_eq!(models::read(&place.path(&merged)), model(), "{mesh}");
+        let output = dir.ckpt(&[&["reshard", &split, &merged], &small[..]].concat());
+        assert_eq!(output.code, 0, "{}", output.shown());
+        assert_eq!(models::read(&dir.path(&merged)), model(), "{mesh}");
     }
 }
 
-/// Each file has the regions of its rank, and says which they are.
-fn check_ranks(place: &Workplace, split: &str, layout: &Layout) {
+/// Each file has the shards of its rank, with their regions in the metadata.
+fn check_ranks(dir: &TestDir, split: &str, layout: &Layout) {
     for rank in 0..layout.ranks() {
-        let folder = place.path(split).join(format!("rank-{rank:05}"));
+        let folder = dir.path(split).join(format!("rank-{rank:05}"));
         let kept = models::read(&folder);
         let file = TensorFile::open(folder.join("model.safetensors")).unwrap();
-        let places: Value = serde_json::from_str(&file.metadata()["meshgrad.region"]).unwrap();
+        let regions: Value = serde_json::from_str(&file.metadata()["meshgrad.region"]).unwrap();
         assert_eq!(kept.len(), model().len());
         for (name, whole) in model() {
             let shape: Vec<u64> = whole.shape.iter().map(|it| *it as u64).collect();
@@ -122,26 +132,26 @@ fn check_ranks(place: &Workplace, split: &str, layout: &Layout) {
             );
             let offset: Vec<u64> = wanted.iter().map(|range| range.start).collect();
             assert_eq!(
-                places[&name],
+                regions[&name],
                 serde_json::json!({"offset": offset, "shape": shape})
             );
         }
     }
 }
 
-/// A rank that is not what the layout says is found before anything is written.
+/// A rank that contradicts the layout is reported before anything is written.
 #[test]
-fn ranks_that_do_not_fit_are_named() {
-    let place = Workplace::new();
-    models::folder(&place.path("model"), &model());
-    fs::write(place.path("places"), PLACES).unwrap();
-    let layout = ["--mesh", "a=2,b=2", "--places", "places"];
+fn ranks_that_contradict_the_layout_are_named() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &model());
+    fs::write(dir.path("placements"), PLACEMENTS).unwrap();
+    let layout = ["--mesh", "a=2,b=2", "--placements", "placements"];
     let split = || {
-        let _ = fs::remove_dir_all(place.path("split"));
-        place.ckpt(&[&["reshard", "model", "split"], &layout[..]].concat());
+        let _ = fs::remove_dir_all(dir.path("split"));
+        dir.ckpt(&[&["reshard", "model", "split"], &layout[..]].concat());
     };
-    let merge = || place.ckpt(&["reshard", "split", "merged", "--merge"]);
-    let file = |rank: u64| place.path(&format!("split/rank-{rank:05}/model.safetensors"));
+    let merge = || dir.ckpt(&["reshard", "split", "merged", "--merge"]);
+    let file = |rank: u64| dir.path(&format!("split/rank-{rank:05}/model.safetensors"));
 
     split();
     fs::copy(file(2), file(1)).unwrap();
@@ -151,7 +161,7 @@ fn ranks_that_do_not_fit_are_named() {
     fs::remove_file(file(1)).unwrap();
     let missing = merge();
     split();
-    let layout_file = place.path("split/layout.json");
+    let layout_file = dir.path("split/layout.json");
     let text = fs::read_to_string(&layout_file).unwrap();
     let rewrite = |from, to| fs::write(&layout_file, text.replace(from, to)).unwrap();
     rewrite("\"version\": 1", "\"version\": 9");
@@ -165,5 +175,5 @@ fn ranks_that_do_not_fit_are_named() {
     insta::assert_snapshot!(shown_without_times([
         exchanged, foreign, missing, newer, ranks, dtype, broken
     ]));
-    assert!(!place.path("merged").exists());
+    assert!(!dir.path("merged").exists());
 }

@@ -1,10 +1,10 @@
-//! `verify`: damage is found, by sizes at once and by digests on request.
+//! `verify`: detects damage by file sizes, and with `--deep` by digests.
 
 use std::fs;
 use std::path::Path;
 
 use crate::models;
-use crate::{Workplace, shown};
+use crate::{TestDir, shown};
 
 type Damage = fn(&Path);
 
@@ -21,39 +21,39 @@ fn truncate(path: &Path) {
 }
 
 #[test]
-fn what_it_says() {
-    let place = Workplace::new();
+fn output() {
+    let dir = TestDir::new();
     let model = models::mixture();
     for step in [100, 200, 300] {
-        models::checkpoint(&place.path("run"), step, &model);
-        models::checkpoint(&place.path("bad"), step, &model);
+        models::checkpoint(&dir.path("run"), step, &model);
+        models::checkpoint(&dir.path("bad"), step, &model);
     }
-    models::shards(&place.path("model"), &model);
+    models::shards(&dir.path("model"), &model);
 
-    flip(&place.path("bad/step-000100/trainer/state.json"), 0);
-    truncate(&place.path("bad/step-000200/model.safetensors"));
-    models::checkpoint(&place.path("bad"), 400, &model);
-    fs::remove_file(place.path("bad/step-000400/trainer/state.json")).unwrap();
-    fs::remove_file(place.path("bad/step-000300/manifest.json")).unwrap();
+    flip(&dir.path("bad/step-000100/trainer/state.json"), 0);
+    truncate(&dir.path("bad/step-000200/model.safetensors"));
+    models::checkpoint(&dir.path("bad"), 400, &model);
+    fs::remove_file(dir.path("bad/step-000400/trainer/state.json")).unwrap();
+    fs::remove_file(dir.path("bad/step-000300/manifest.json")).unwrap();
 
-    let said = shown([
-        place.ckpt(&["verify", "run"]),
-        place.ckpt(&["verify", "run", "--deep"]),
-        place.ckpt(&["verify", "run/step-000200"]),
-        place.ckpt(&["verify", "model", "--deep"]),
-        place.ckpt(&["verify", "bad"]),
-        place.ckpt(&["verify", "bad", "--deep"]),
-        place.ckpt(&["verify", "bad/step-000200", "--json"]),
+    let output = shown([
+        dir.ckpt(&["verify", "run"]),
+        dir.ckpt(&["verify", "run", "--deep"]),
+        dir.ckpt(&["verify", "run/step-000200"]),
+        dir.ckpt(&["verify", "model", "--deep"]),
+        dir.ckpt(&["verify", "bad"]),
+        dir.ckpt(&["verify", "bad", "--deep"]),
+        dir.ckpt(&["verify", "bad/step-000200", "--json"]),
     ]);
-    insta::assert_snapshot!(said);
+    insta::assert_snapshot!(output);
 }
 
-/// Whatever byte of whatever file is changed: a deep check finds it.
+/// A deep check detects a change of any byte in any file.
 #[test]
-fn every_flipped_byte_is_found() {
-    let place = Workplace::new();
-    models::checkpoint(&place.path("run"), 1, &models::mixture());
-    assert_eq!(place.ckpt(&["verify", "run", "--deep"]).code, 0);
+fn every_changed_byte_is_detected() {
+    let dir = TestDir::new();
+    models::checkpoint(&dir.path("run"), 1, &models::mixture());
+    assert_eq!(dir.ckpt(&["verify", "run", "--deep"]).code, 0);
 
     let files = [
         "model.safetensors",
@@ -62,30 +62,30 @@ fn every_flipped_byte_is_found() {
         "manifest.json",
     ];
     for file in files {
-        let path = place.path("run/step-000001").join(file);
+        let path = dir.path("run/step-000001").join(file);
         let len = fs::metadata(&path).unwrap().len() as usize;
         for at in [0, len / 3, len / 2, len - 1] {
             flip(&path, at);
-            let said = place.ckpt(&["verify", "run", "--deep"]);
-            // The manifest ends with a line break that may as well be another space.
+            let output = dir.ckpt(&["verify", "run", "--deep"]);
+            // The final line break of the manifest is not significant.
             let harmless =
                 file == "manifest.json" && fs::read(&path).unwrap()[at].is_ascii_whitespace();
             assert_eq!(
-                said.code,
+                output.code,
                 i32::from(!harmless),
                 "{file} {at}: {}",
-                said.shown()
+                output.shown()
             );
             flip(&path, at);
         }
     }
-    assert_eq!(place.ckpt(&["verify", "run", "--deep"]).code, 0);
+    assert_eq!(dir.ckpt(&["verify", "run", "--deep"]).code, 0);
 }
 
-/// Without a manifest headers and index must be right at least.
+/// Without a manifest, damage of headers and index is detected.
 #[test]
-fn damage_of_other_folders_is_found_where_it_can_be() {
-    let place = Workplace::new();
+fn damaged_headers_and_indexes_are_detected_without_a_manifest() {
+    let dir = TestDir::new();
     let damages: [(&str, &str, Damage); 4] = [
         ("truncated", "model-00001-of-00004.safetensors", truncate),
         ("header", "model-00001-of-00004.safetensors", |file| {
@@ -99,12 +99,12 @@ fn damage_of_other_folders_is_found_where_it_can_be() {
         }),
     ];
     for (name, file, damage) in damages {
-        let model = place.path(name);
+        let model = dir.path(name);
         models::shards(&model, &models::mixture());
-        assert_eq!(place.ckpt(&["verify", name]).code, 0);
+        assert_eq!(dir.ckpt(&["verify", name]).code, 0);
         damage(&model.join(file));
-        let said = place.ckpt(&["verify", name]);
-        assert_eq!(said.code, 1, "{}", said.shown());
-        assert!(said.stdout.contains("DAMAGED"), "{}", said.shown());
+        let output = dir.ckpt(&["verify", name]);
+        assert_eq!(output.code, 1, "{}", output.shown());
+        assert!(output.stdout.contains("DAMAGED"), "{}", output.shown());
     }
 }

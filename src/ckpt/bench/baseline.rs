@@ -1,5 +1,4 @@
-//! What reading costs without us: the files' bytes from their beginning to their end, in blocks
-//! that threads take in turn.
+//! The baseline: plain reads of all files from beginning to end, in blocks on several threads.
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
@@ -15,7 +14,7 @@ use meshgrad_harness::{PAGE, open_direct};
 use super::interrupt::Interrupt;
 use crate::ckpt::catalog::display_path;
 
-/// The most that is read at once.
+/// Maximum bytes per read.
 pub(super) const BLOCK: usize = 8 << 20;
 
 /// How the files are read.
@@ -23,16 +22,16 @@ pub(super) const BLOCK: usize = 8 << 20;
 pub(super) enum Method {
     /// Through the page cache.
     Cached,
-    /// The same, and each block digested as a manifest does.
+    /// The same, and each block is digested as in a manifest.
     Digested,
-    /// Past the page cache.
+    /// With O_DIRECT.
     Direct,
 }
 
-/// A file of the checkpoint, open both methods.
+/// A file of the checkpoint, opened with and without O_DIRECT.
 struct DualFile {
     cached: File,
-    /// None where the file system refuses.
+    /// `None` if the file system refuses.
     direct: Option<File>,
     bytes: u64,
 }
@@ -44,7 +43,7 @@ pub(super) struct Files {
     threads: usize,
 }
 
-/// A part of a file, and how much room it takes in memory: whole pages.
+/// A range of a file.
 struct Block<'f> {
     file: &'f DualFile,
     offset: u64,
@@ -52,13 +51,14 @@ struct Block<'f> {
 }
 
 impl Block<'_> {
+    /// Bytes of memory for the block, in whole pages.
     fn room(&self) -> usize {
         self.len.next_multiple_of(PAGE)
     }
 }
 
 impl Files {
-    /// Opens the files, to be read by blocks of so many bytes, a multiple of [`PAGE`].
+    /// Opens the files for reads of `block` bytes, a multiple of [`PAGE`].
     pub(super) fn open<'p>(
         paths: impl IntoIterator<Item = &'p Path>,
         block: usize,
@@ -86,7 +86,7 @@ impl Files {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Bytes of memory that all of them take together, each from a page on.
+    /// Bytes of memory for all blocks, each aligned to a page.
     pub(super) fn room(&self) -> usize {
         self.blocks().map(|block| block.room()).sum()
     }
@@ -102,8 +102,8 @@ impl Files {
         })
     }
 
-    /// Reads everything into `memory`: each block to its own place if there is room for all, else
-    /// each thread again and again into its share. Returns how many bytes there were.
+    /// Reads all files into `memory`: each block to its own place if there is room for all, else
+    /// each thread repeatedly into its share. Returns the bytes read.
     pub(super) fn read(
         &self,
         method: Method,
@@ -162,13 +162,17 @@ impl Block<'_> {
                 .read_exact_at(&mut place[..self.len], self.offset)?;
             return Ok(());
         }
-        let file = self.file.direct.as_ref().context("no O_DIRECT here")?;
+        let file = self
+            .file
+            .direct
+            .as_ref()
+            .context("O_DIRECT is not supported")?;
         let mut filled = 0;
         while filled < self.len {
-            // Only the end of a file is no whole block.
+            // Only the last block of a file may be shorter.
             let rest = &mut place[filled..self.room()];
             let read = file.read_at(rest, self.offset + filled as u64)?;
-            ensure!(read > 0, "a file has become shorter while it was read");
+            ensure!(read > 0, "a file was truncated during the read");
             filled += read;
         }
         Ok(())
@@ -179,7 +183,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread for each share; the sum of what they give, or the first error.
+/// Runs `work` on one thread per share; returns the sum of the results, or the first error.
 fn on_threads<S: Send>(
     shares: impl Iterator<Item = S>,
     work: impl Fn(S) -> anyhow::Result<u64> + Sync,
@@ -218,9 +222,9 @@ mod tests {
         Files::open(paths.iter().map(|path| &**path), block, threads).unwrap()
     }
 
-    /// In every method, with room for all and with little: each byte is read once and lands whole.
+    /// Every method reads each byte exactly once, with room for all blocks or little.
     #[test]
-    fn all_bytes_are_read() {
+    fn every_method_reads_all_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let (progress, interrupt) = (ProgressBar::hidden(), Interrupt::default());
         for (block, threads) in [(4096, 1), (8192, 3), (1 << 20, 2)] {
@@ -229,7 +233,7 @@ mod tests {
             for method in [Method::Cached, Method::Digested, Method::Direct] {
                 if method == Method::Direct && files.files.iter().any(|file| file.direct.is_none())
                 {
-                    continue; // as on tmpfs of an old kernel
+                    continue; // such as tmpfs on old kernels
                 }
                 for room in [files.room(), threads * block.min(20_480)] {
                     let mut memory = meshgrad_harness::map_new(room).unwrap();

@@ -1,4 +1,4 @@
-//! What of a checkpoint fits into the budget at once.
+//! Divides the memory budget between tensors, blocks and plans.
 
 use anyhow::anyhow;
 use meshgrad::ckpt::Folder;
@@ -11,46 +11,46 @@ use super::load::{Method, Planner, Residency};
 use crate::ckpt::catalog::display_path;
 use crate::ckpt::size;
 
-/// The least that a thread reads, and that is loaded of a tensor, at once.
+/// The smallest read of a thread, and the smallest chunk of a tensor.
 const MIN_CHUNK: u64 = 64 << 10;
 
-/// The most of a tensor that is loaded at once where not all of them fit.
+/// The largest chunk of a tensor if not all tensors fit.
 const MAX_CHUNK: u64 = 64 << 20;
 
-/// How the budget is used.
+/// How the budget is divided.
 pub(super) struct Allocation {
     pub(super) residency: Residency,
-    /// What plain reads take at once.
+    /// Bytes per plain read.
     pub(super) block: usize,
-    /// Memory that is kept for all samples.
+    /// Bytes that stay allocated for all samples.
     pub(super) kept: usize,
-    /// What plans may take: tensors, windows and themselves.
+    /// The budget of a load plan: tensors, windows and the plan.
     pub(super) for_plans: u64,
     pub(super) memory: Memory,
 }
 
-/// The memory that samples take.
+/// The memory of a sample.
 #[derive(Serialize, Clone, Copy)]
 pub(super) struct Memory {
-    /// Whether all tensors are in memory at once.
+    /// Whether all tensors fit at once.
     pub(super) holds_all: bool,
-    /// Kept for all samples.
+    /// Bytes that stay allocated for all samples.
     pub(super) kept: u64,
-    /// Of tensors that are being loaded, in `kept` if that holds all.
+    /// Bytes of tensors being loaded; part of `kept` if that holds all.
     pub(super) targets: u64,
     pub(super) windows: u64,
     pub(super) plan: u64,
 }
 
 impl Memory {
-    /// The most at any time.
+    /// The peak.
     pub(super) fn total(&self) -> u64 {
         let targets = if self.holds_all { 0 } else { self.targets };
         self.kept + targets + self.windows + self.plan
     }
 }
 
-/// Holds all tensors if they fit, else lets them leave.
+/// Keeps all tensors in memory if they fit, else streams them.
 pub(super) fn allocate(
     folder: &Folder,
     methods: &[Method],
@@ -88,20 +88,20 @@ pub(super) fn allocate(
         Some(PlanError::Infeasible { need, .. }) => {
             let need = need + MIN_CHUNK * threads as u64;
             anyhow!(
-                "a budget of {} is too small: with {} it takes {} to load {} some rows at a time; \
-                 give more by --budget, or fewer --threads",
+                "--budget {} is too small: streaming {} with {} needs at least {} (raise --budget \
+                 or lower --threads)",
                 size::bytes(budget),
-                size::counted(threads as u64, "thread"),
-                // One decimal may show too little.
-                size::bytes(need + need / 16),
                 display_path(folder.path()),
+                size::counted(threads as u64, "thread"),
+                // Rounding to one decimal must not go below the need.
+                size::bytes(need + need / 16),
             )
         }
         _ => error,
     })
 }
 
-/// Each thread has a block for plain reads; the rest is for plans.
+/// Reserves one block per thread for plain reads and gives the rest to plans.
 fn allocate_streamed(
     folder: &Folder,
     methods: &[Method],

@@ -1,4 +1,4 @@
-//! Ctrl-C: a flag that long work looks at, so that what was written is removed before the end.
+//! Ctrl-C sets a flag that samples poll, so that temporary files are removed before the exit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Whether the user wants an end.
+/// Whether the user requested the end.
 #[derive(Default)]
 pub(super) struct Interrupt {
     requested: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Listens to the signals of this process from now on.
+    /// Handles SIGINT and SIGTERM of this process from now on.
     pub(super) fn listen() -> anyhow::Result<Interrupt> {
         let interrupt = Interrupt::default();
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&interrupt.requested))
-                .context("cannot watch for Ctrl-C")?;
+                .context("cannot handle Ctrl-C")?;
         }
         Ok(interrupt)
     }
 
-    /// An error when the end is wanted.
+    /// An error after a signal.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         let requested = self.requested.load(Ordering::Relaxed);
         ensure!(!requested, "interrupted; nothing was left behind");

@@ -1,4 +1,4 @@
-//! Our own loads: every tensor as it is, by a plan, in one of the methods there are.
+//! Our loads: a plan of all tensors as they are, executed by one of the backends.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -18,16 +18,16 @@ use meshgrad_harness::map_new;
 use super::interrupt::Interrupt;
 use super::memory::{Pool, ResidentTargets};
 
-/// The backends by the names of the command line.
+/// The backends of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Method {
     /// Positioned reads through the page cache.
     Pread,
-    /// Reads past the page cache.
+    /// Direct reads, which bypass the page cache.
     Direct,
-    /// Copies out of a memory map.
+    /// Copies from a memory map.
     Mmap,
-    /// What loads take when they are not told.
+    /// The default of loads.
     Auto,
 }
 
@@ -58,21 +58,21 @@ impl Method {
     }
 }
 
-/// What becomes of tensors that are loaded.
+/// How long loaded tensors stay in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Residency {
-    /// All are in memory at the end.
+    /// All tensors until the end of the load.
     Resident,
-    /// Each leaves when it is complete; larger ones are loaded so many bytes at a time.
+    /// Each tensor, or each chunk of a larger one, until it is complete.
     Streamed { chunk: u64 },
 }
 
-/// What plans are made of.
+/// Makes load plans.
 pub(super) struct Planner<'f> {
     pub(super) folder: &'f Folder,
     pub(super) threads: usize,
     pub(super) residency: Residency,
-    /// For tensors, windows and the plan itself.
+    /// Bytes for tensors, windows and the plan.
     pub(super) budget: u64,
 }
 
@@ -87,7 +87,7 @@ impl Planner<'_> {
                 Residency::Resident => wants.push(LoadRequest::all(name, &graph, source)),
                 Residency::Streamed { chunk } => {
                     for rows in rows_per_batch(&shape, dtype, chunk) {
-                        // A number: no tensor's name and a part's can be the same.
+                        // Numbered, because chunks of a tensor need distinct names.
                         wants.push(LoadRequest::new(wants.len().to_string(), source, rows));
                     }
                 }
@@ -107,23 +107,23 @@ impl Planner<'_> {
     }
 }
 
-/// Why files are not read in this method, if one is not.
+/// Why a file cannot be read by this method, if any.
 pub(super) fn refusal(folder: &Folder, method: Method) -> anyhow::Result<Option<String>> {
     let sources = Sources::open(folder, method.choice())?;
     let refused = sources.files().iter().find_map(|it| it.refused.clone());
     Ok(refused)
 }
 
-/// Of which memory the tensors are.
+/// The memory of the tensors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// Those that were used before.
+    /// Pages that earlier samples touched.
     Reused,
-    /// Those that nobody has touched.
+    /// Untouched pages.
     New,
 }
 
-/// Memory and a method to the user, for one load after the other.
+/// Runs loads.
 pub(super) struct Loader<'a> {
     pub(super) planner: Planner<'a>,
     pub(super) memory: &'a RefCell<MmapMut>,
@@ -132,7 +132,7 @@ pub(super) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Seconds of one load. Planning and opening are not in them.
+    /// Seconds of one load, without planning and opening.
     pub(super) fn load(&self, method: Method, pages: Pages) -> anyhow::Result<f64> {
         let plan = self.planner.plan(method)?;
         let sources = Sources::open(self.planner.folder, method.choice())?;
@@ -164,7 +164,7 @@ impl Loader<'_> {
         let wanted: u64 = plan.targets().iter().map(|target| target.bytes).sum();
         ensure!(
             stats.written_bytes == wanted,
-            "a load gave {} bytes of {wanted}: please report this",
+            "a load wrote {} of {wanted} bytes: please report this bug",
             stats.written_bytes
         );
         Ok(seconds)

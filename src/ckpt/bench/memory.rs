@@ -1,8 +1,7 @@
-//! The memory that samples are read into, none of it beyond the budget.
+//! The memory that samples are read into, within the budget.
 //!
-//! Pages that were used before cost nothing; pages that are new to a process cost a fault each,
-//! often more than the read itself. So what is compared is given memory of one kind, which the
-//! report names.
+//! Each new page costs a fault, often more than the read itself; reused pages do not. So contestants
+//! that are compared get the same kind of memory, which the report names.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,14 +11,14 @@ use meshgrad::ckpt::plan::{LoadPlan, Target};
 
 use super::interrupt::Interrupt;
 
-/// All targets one behind the other, in memory that outlives the load.
+/// All targets, contiguous in memory that outlives the load.
 pub(super) struct ResidentTargets<'a> {
     slices: Slices<'a>,
     interrupt: &'a Interrupt,
 }
 
 impl<'a> ResidentTargets<'a> {
-    /// Places for the targets of a plan in `memory`, which has room for them.
+    /// Splits `memory`, which must be large enough, into the targets of a plan.
     pub(super) fn new(
         plan: &LoadPlan,
         memory: &'a mut [u8],
@@ -53,11 +52,11 @@ impl<'a> Sink for ResidentTargets<'a> {
     }
 }
 
-/// Targets that leave at once: their memory is that of the next ones of their size.
+/// Buffers for streamed targets, which targets of equal size reuse.
 pub(super) struct Pool<'a> {
-    /// Bytes that targets take together at most, used and free ones.
+    /// Maximum bytes of all buffers, used and free.
     most: u64,
-    /// Whether what comes back is kept for others.
+    /// Whether returned buffers are kept.
     keeps: bool,
     interrupt: &'a Interrupt,
     free_lists: Mutex<FreeLists>,
@@ -65,14 +64,14 @@ pub(super) struct Pool<'a> {
 
 #[derive(Default)]
 struct FreeLists {
-    /// What came back, by its size.
+    /// Free buffers by size.
     free: BTreeMap<u64, Vec<Vec<u8>>>,
-    /// Bytes of all buffers, free or not.
+    /// Bytes of all buffers, used and free.
     bytes: u64,
 }
 
 impl Pool<'_> {
-    /// Memory of at most so many bytes, where no more than that is ever in use.
+    /// A pool of at most `most` bytes, provided that no more than that is in use at any time.
     pub(super) fn recycled(most: u64, interrupt: &Interrupt) -> Pool<'_> {
         Pool {
             most,
@@ -82,7 +81,7 @@ impl Pool<'_> {
         }
     }
 
-    /// The same, but every target gets memory from the allocator.
+    /// The same, but every target gets new memory from the allocator.
     pub(super) fn new_each_time(most: u64, interrupt: &Interrupt) -> Pool<'_> {
         let keeps = false;
         let pool = Pool::recycled(most, interrupt);
@@ -91,7 +90,8 @@ impl Pool<'_> {
 }
 
 impl FreeLists {
-    /// A free buffer of this size, or that of a new one, for which room is made.
+    /// Takes a free buffer of this size. If there is none, frees buffers until a new one fits and
+    /// returns `None`.
     fn take(&mut self, bytes: u64, most: u64) -> Option<Vec<u8>> {
         let found = self.free.get_mut(&bytes).and_then(Vec::pop);
         if found.is_none() {
@@ -146,10 +146,10 @@ impl Sink for Pool<'_> {
 mod tests {
     use super::*;
 
-    /// Whatever sizes come and go: the buffers, used and free, are within the bound as long as
-    /// those in use are, and a size that came back is used again.
+    /// For any sequence of sizes, all buffers stay within the bound as long as the used ones do, and
+    /// returned buffers are reused.
     #[test]
-    fn a_pool_keeps_to_its_bound() {
+    fn a_pool_stays_within_its_bound() {
         let mut free_lists = FreeLists::default();
         let mut used: Vec<u64> = Vec::new();
         let mut recycled = 0;

@@ -1,14 +1,14 @@
-//! `meshgrad ckpt bench`: how fast this checkpoint is read on this machine, by us and by plain reads
-//! beside us, so that a slow load can be told from a slow disk.
+//! `meshgrad ckpt bench`: times loads of a checkpoint against plain reads of the same files, to tell
+//! a slow load from a slow disk.
 //!
 //! ```text
 //! opening   index and headers; the plan
-//! reading   plain pread, the same digested, plain O_DIRECT; our loads in each method
-//! writing   plain writes and a sync; our save                     with --write
+//! reading   plain pread, with digests, plain O_DIRECT; our loads by each backend
+//! writing   plain writes with a sync; our save                     with --write
 //! ```
 //!
-//! All of one kind take turns ([`rounds`]) and land in memory of one kind ([`memory`]); what is
-//! unlike is named.
+//! Contestants of a group run in interleaved rounds ([`rounds`]) with the same kind of memory
+//! ([`memory`]).
 
 mod baseline;
 mod budget;
@@ -39,29 +39,29 @@ use interrupt::Interrupt;
 use load::{Loader, Method, Pages, Planner, Residency};
 use mount::Mount;
 use report::{Report, Writing};
-use rounds::{Contestant, Standing, Turn, hold};
+use rounds::{Contestant, Measurement, Sample, measure};
 use save::Writer;
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 an error.")]
+#[command(after_help = "Exit codes: 0 success, 1 error.")]
 pub(super) struct BenchArguments {
     /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
     path: PathBuf,
-    /// Memory for all of it: tensors, windows, plans.
+    /// Memory for tensors, windows and plans.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
-    /// Samples of each kind; one before them is not counted.
+    /// Samples per contestant, after one that is not counted.
     #[arg(long, value_name = "N", default_value_t = 7,
           value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
-    /// How we load. May be repeated.
-    #[arg(long = "backend", value_name = "WAY", value_delimiter = ',',
+    /// Backend of our loads. May be repeated.
+    #[arg(long = "backend", value_name = "BACKEND", value_delimiter = ',',
           default_values = ["pread", "direct", "mmap"])]
     methods: Vec<Method>,
     /// Drop the files' pages from the page cache before each sample.
     #[arg(long)]
     cold: bool,
-    /// Write a checkpoint of the same size there too; nothing of it stays.
+    /// Also time saves of a checkpoint of the same size in DIR; the files are removed.
     #[arg(long, value_name = "DIR")]
     write: Option<PathBuf>,
     /// Print JSON, with every sample.
@@ -82,7 +82,7 @@ pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Resul
     Ok(Answer::success(report.text()))
 }
 
-/// What all samples share.
+/// What all contestants share.
 struct Bench<'a> {
     arguments: &'a BenchArguments,
     source: &'a Source,
@@ -106,7 +106,7 @@ impl<'a> Bench<'a> {
         let paths = folder.files().iter().map(|file| file.path());
         let writes = if arguments.write.is_some() { 3 } else { 0 };
         let contestants = 3 + arguments.methods.len() as u64 + 1 + writes;
-        let turns = contestants * (u64::from(arguments.samples) + 1);
+        let samples = contestants * (u64::from(arguments.samples) + 1);
         Ok(Bench {
             arguments,
             source,
@@ -114,7 +114,7 @@ impl<'a> Bench<'a> {
             files: Files::open(paths, allocation.block, threads)?,
             memory: RefCell::new(map_touched(allocation.kept)?),
             allocation,
-            progress: progress_bar(turns.saturating_mul(source.summary().bytes)),
+            progress: progress_bar(samples.saturating_mul(source.summary().bytes)),
             interrupt,
         })
     }
@@ -124,11 +124,11 @@ impl<'a> Bench<'a> {
     }
 
     fn run(&self) -> anyhow::Result<Report> {
-        // Before anything is measured: it may have no room.
+        // First, because it fails if the disk has too little space.
         let (folder, memory) = (self.folder(), &self.memory);
         let parent = self.arguments.write.as_deref();
-        let begin = |parent| Writer::begin(parent, folder, memory, &self.progress, self.interrupt);
-        let writer = parent.map(begin).transpose()?;
+        let new = |parent| Writer::new(parent, folder, memory, &self.progress, self.interrupt);
+        let writer = parent.map(new).transpose()?;
 
         let opening = self.open()?;
         let reading = self.read()?;
@@ -137,12 +137,12 @@ impl<'a> Bench<'a> {
         Ok(self.report(opening, reading, writing))
     }
 
-    fn hold(&self, contestants: &[Contestant<'_>]) -> anyhow::Result<Vec<Standing>> {
+    fn measure(&self, contestants: &[Contestant<'_>]) -> anyhow::Result<Vec<Measurement>> {
         let before = || match self.arguments.cold {
             true => baseline::drop_pages(&self.files),
             false => Ok(()),
         };
-        hold(contestants, self.arguments.samples, &before, self.interrupt)
+        measure(contestants, self.arguments.samples, &before, self.interrupt)
     }
 
     fn planner(&self) -> Planner<'a> {
@@ -163,19 +163,19 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn open(&self) -> anyhow::Result<Vec<Standing>> {
-        let contestant = |name: String, turn: Turn<'a>| Contestant {
+    fn open(&self) -> anyhow::Result<Vec<Measurement>> {
+        let contestant = |name: String, sample: Sample<'a>| Contestant {
             name,
             bytes: 0,
-            beside: None,
-            turn: Ok(turn),
+            baseline: None,
+            sample: Ok(sample),
         };
         let (planner, source) = (self.planner(), self.source);
         let tensors = size::counted(self.folder().tensors().len() as u64, "tensor");
-        self.hold(&[
+        self.measure(&[
             contestant(
                 "index and headers".to_owned(),
-                Box::new(move || timed(|| Ok(source.open_again()?))),
+                Box::new(move || timed(|| Ok(source.reopen()?))),
             ),
             contestant(
                 format!("plan of {tensors}"),
@@ -184,15 +184,15 @@ impl<'a> Bench<'a> {
         ])
     }
 
-    fn read(&self) -> anyhow::Result<Vec<Standing>> {
+    fn read(&self) -> anyhow::Result<Vec<Measurement>> {
         let mut all = vec![
             self.plain("plain pread", baseline::Method::Cached),
-            self.plain("plain pread, xxh3 of it", baseline::Method::Digested),
+            self.plain("plain pread + xxh3", baseline::Method::Digested),
             self.plain("plain O_DIRECT", baseline::Method::Direct),
         ];
-        (all[1].beside, all[2].beside) = (Some(0), Some(0));
+        (all[1].baseline, all[2].baseline) = (Some(0), Some(0));
         if let Some(refused) = load::refusal(self.folder(), Method::Direct)? {
-            all[2].turn = Err(refused);
+            all[2].sample = Err(refused);
         }
         for method in &self.arguments.methods {
             all.push(self.load(*method, Pages::Reused)?);
@@ -200,47 +200,47 @@ impl<'a> Bench<'a> {
         if let Some(method) = self.arguments.methods.first() {
             all.push(self.load(*method, Pages::New)?);
         }
-        self.hold(&all)
+        self.measure(&all)
     }
 
     fn plain(&self, name: &str, method: baseline::Method) -> Contestant<'_> {
         Contestant {
             name: name.to_owned(),
             bytes: self.files.bytes(),
-            beside: None,
-            turn: Ok(Box::new(move || {
+            baseline: None,
+            sample: Ok(Box::new(move || {
                 let mut memory = self.memory.borrow_mut();
                 timed(|| {
                     let read =
                         self.files
                             .read(method, &mut memory, &self.progress, self.interrupt)?;
                     let wanted = self.files.bytes();
-                    anyhow::ensure!(read == wanted, "{read} bytes were read of {wanted}");
+                    anyhow::ensure!(read == wanted, "read {read} of {wanted} bytes");
                     Ok(())
                 })
             })),
         }
     }
 
-    /// A load of ours, beside the plain read of its kind.
+    /// Our load, compared with the plain read of the same kind.
     fn load(&self, method: Method, pages: Pages) -> anyhow::Result<Contestant<'_>> {
         let new = match pages {
             Pages::Reused => "",
             Pages::New => " into new memory",
         };
         let loader = self.loader();
-        let turn: Turn<'_> = Box::new(move || loader.load(method, pages));
+        let sample: Sample<'_> = Box::new(move || loader.load(method, pages));
         let refused = load::refusal(self.folder(), method)?;
         let refused = refused.or_else(|| self.over_budget(pages));
         Ok(Contestant {
             name: format!("load by {}{new}", method.name()),
             bytes: self.source.summary().bytes,
-            beside: Some(if method == Method::Direct { 2 } else { 0 }),
-            turn: refused.map_or(Ok(turn), Err),
+            baseline: Some(if method == Method::Direct { 2 } else { 0 }),
+            sample: refused.map_or(Ok(sample), Err),
         })
     }
 
-    /// Why there is no new memory beside that which is kept.
+    /// Why new memory in addition to the kept memory exceeds the budget.
     fn over_budget(&self, pages: Pages) -> Option<String> {
         let memory = self.allocation.memory;
         let need = memory.total() + memory.targets;
@@ -249,34 +249,34 @@ impl<'a> Bench<'a> {
             && need > self.arguments.budget.0;
         is_too_much.then(|| {
             let need = size::bytes(need);
-            format!("it takes as much again; give --budget {need} or more")
+            format!("needs the memory twice: --budget {need}")
         })
     }
 
-    fn write(&self, writer: &Writer<'_>) -> anyhow::Result<Vec<Standing>> {
-        // What is in memory, then, is the tensors, as far as there is room.
+    fn write(&self, writer: &Writer<'_>) -> anyhow::Result<Vec<Measurement>> {
+        // Fills the memory with the tensors, as far as they fit.
         self.loader().load(Method::Auto, Pages::Reused)?;
-        let contestant = |name: &str, method, beside| Contestant {
+        let contestant = |name: &str, method, baseline| Contestant {
             name: name.to_owned(),
             bytes: self.source.summary().bytes,
-            beside,
-            turn: match writer.refusal(method) {
+            baseline,
+            sample: match writer.refusal(method) {
                 Some(refused) => Err(refused),
-                None => Ok(Box::new(move || writer.write(method)) as Turn<'_>),
+                None => Ok(Box::new(move || writer.write(method)) as Sample<'_>),
             },
         };
-        self.hold(&[
+        self.measure(&[
             contestant("plain write, fsync", save::Method::Cached, None),
             contestant("plain O_DIRECT, fsync", save::Method::Direct, Some(0)),
-            contestant("save: digests, fsync, seal", save::Method::Save, Some(0)),
+            contestant("save: digests, fsync", save::Method::Save, Some(0)),
         ])
     }
 
     fn report(
         &self,
-        opening: Vec<Standing>,
-        reading: Vec<Standing>,
-        writing: Option<Vec<Standing>>,
+        opening: Vec<Measurement>,
+        reading: Vec<Measurement>,
+        writing: Option<Vec<Measurement>>,
     ) -> Report {
         let (arguments, machine) = (self.arguments, Machine::this());
         let file_bytes = self.files.bytes();
@@ -287,8 +287,8 @@ impl<'a> Bench<'a> {
                 .is_some_and(|memory| memory < file_bytes)
         {
             warnings.push(format!(
-                "the page cache cannot hold {} of files: samples are partly cold; --cold makes \
-                 them all so",
+                "the files ({}) exceed the page cache, so samples are partly cold; --cold makes all \
+                 of them cold",
                 size::bytes(file_bytes)
             ));
         }
@@ -317,7 +317,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// How it was called.
+/// The command line.
 fn command() -> String {
     let arguments = std::env::args_os().skip(1);
     let words = arguments.map(|word| word.to_string_lossy().into_owned());

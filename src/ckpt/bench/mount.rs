@@ -1,11 +1,11 @@
-//! What was measured on: figures mean nothing without it.
+//! The file system that was measured.
 
 use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
 
-/// A file system that is mounted.
+/// A mounted file system.
 #[derive(Serialize, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     #[serde(rename = "type")]
@@ -15,7 +15,7 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// The one that `path` is on, where the system tells.
+    /// The file system of `path`, if the system reports it.
     pub(super) fn of(path: &Path) -> Option<Mount> {
         let path = fs::canonicalize(path).ok()?;
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -23,7 +23,7 @@ impl Mount {
     }
 }
 
-/// The mount with the longest path above `path`; of several there the last, which hides the others.
+/// The mount with the longest prefix of `path`. Of several with one path the last hides the others.
 fn find(mountinfo: &str, path: &Path) -> Option<Mount> {
     let mounts = mountinfo.lines().filter_map(parse);
     let above = mounts.filter(|mount| path.starts_with(&mount.mounted_at));
@@ -41,7 +41,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Blanks are written as octal numbers there.
+/// Decodes the octal escapes of white space and backslashes.
 fn unescaped(text: &str) -> String {
     let mut text = text.to_owned();
     for (escaped, character) in [
@@ -67,7 +67,7 @@ mod tests {
 ";
 
     #[test]
-    fn the_nearest_mount_is_found() {
+    fn the_mount_with_the_longest_prefix_is_found() {
         let kind = |path| find(MOUNTS, Path::new(path)).map(|it| (it.kind, it.device));
         let named = |kind: &str, device: &str| Some((kind.to_owned(), device.to_owned()));
         assert_eq!(kind("/home/model"), named("ext4", "/dev/vda"));

@@ -1,24 +1,24 @@
-//! The report of `bench`, and how people see it.
+//! The report of `bench` and its text.
 
 use meshgrad_harness::{Machine, Spread};
 use serde::Serialize;
 
 use super::budget::Memory;
 use super::mount::Mount;
-use super::rounds::Standing;
+use super::rounds::Measurement;
 use crate::ckpt::size::{self, counted};
 use crate::ckpt::source::Summary;
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
-/// All that was measured, and on what.
+/// All measurements, with the machine.
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) command: String,
     pub(super) version: &'static str,
     pub(super) machine: Machine,
     pub(super) source: Summary,
-    /// Of the files, headers and all.
+    /// Bytes of the files, including headers.
     pub(super) file_bytes: u64,
     pub(super) file_system: Option<Mount>,
     pub(super) threads: usize,
@@ -27,17 +27,17 @@ pub(super) struct Report {
     pub(super) budget: u64,
     pub(super) memory: Memory,
     pub(super) warnings: Vec<String>,
-    pub(super) opening: Vec<Standing>,
-    pub(super) reading: Vec<Standing>,
+    pub(super) opening: Vec<Measurement>,
+    pub(super) reading: Vec<Measurement>,
     pub(super) writing: Option<Writing>,
 }
 
-/// What was written.
+/// The measurements of writes.
 #[derive(Serialize)]
 pub(super) struct Writing {
     pub(super) path: String,
     pub(super) file_system: Option<Mount>,
-    pub(super) contestants: Vec<Standing>,
+    pub(super) contestants: Vec<Measurement>,
 }
 
 impl Report {
@@ -67,27 +67,24 @@ impl Report {
     fn memory_text(&self) -> String {
         let (total, budget) = (size::bytes(self.memory.total()), size::bytes(self.budget));
         let what = match self.memory.holds_all {
-            true => "all tensors in memory that is used again for each sample",
-            false => {
-                "too little for all tensors: their memory is given back as each is complete and \
-                 used for the next"
-            }
+            true => "all tensors fit, in memory that every sample reuses",
+            false => "not all tensors fit: each is freed when complete and its memory is reused",
         };
-        format!("{total} of {budget}, {what}")
+        format!("{total} of {budget}; {what}")
     }
 
     fn samples_text(&self) -> String {
         let cache = match self.cold {
-            true => "cold: pages were dropped before each; what a hypervisor or a disk keeps stays",
-            false => "warm: all had been read once",
+            true => "cold page cache; a hypervisor or a disk may still cache",
+            false => "warm page cache",
         };
         let threads = counted(self.threads as u64, "thread");
-        format!("{} of each, in turns, {threads}; {cache}", self.samples)
+        format!("{} of each, interleaved, {threads}; {cache}", self.samples)
     }
 }
 
 fn on(mount: Option<&Mount>) -> String {
-    mount.map_or("a file system that is not known".to_owned(), |it| {
+    mount.map_or("unknown file system".to_owned(), |it| {
         printable(&format!("{}, {}", it.kind, it.device))
     })
 }
@@ -102,20 +99,22 @@ fn machine_text(machine: &Machine) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn opening(standings: &[Standing]) -> Table {
+fn opening(measurements: &[Measurement]) -> Table {
     let mut table = Table::new([Left, Right, Left]);
     table.row(["opening", "ms", "(min - max)"].map(str::to_owned));
-    for standing in standings {
-        let [median, reach] = standing.seconds.map_or_else(Default::default, |seconds| {
-            let Spread { median, min, max } = seconds;
-            figures([median, min, max].map(|it| 1e3 * it))
-        });
-        table.row([standing.name.clone(), median, reach]);
+    for measurement in measurements {
+        let [median, reach] = measurement
+            .seconds
+            .map_or_else(Default::default, |seconds| {
+                let Spread { median, min, max } = seconds;
+                figures([median, min, max].map(|it| 1e3 * it))
+            });
+        table.row([measurement.name.clone(), median, reach]);
     }
     table
 }
 
-fn transfers(title: &str, standings: &[Standing]) -> Table {
+fn transfers(title: &str, measurements: &[Measurement]) -> Table {
     let mut table = Table::new([Left, Right, Left, Right, Right, Left]);
     let heads = [
         title,
@@ -123,37 +122,37 @@ fn transfers(title: &str, standings: &[Standing]) -> Table {
         "(min - max)",
         "GB/s",
         "speed",
-        "beside, in each round",
+        "compared with, per round",
     ];
     table.row(heads.map(str::to_owned));
-    for standing in standings {
-        table.row(row(standing));
+    for measurement in measurements {
+        table.row(row(measurement));
     }
     table
 }
 
-fn row(standing: &Standing) -> [String; 6] {
-    let name = standing.name.clone();
-    let Some(seconds) = standing.seconds else {
-        let why = standing.left_out.as_deref().map(printable);
-        let left_out = format!("left out: {}", why.unwrap_or_default());
+fn row(measurement: &Measurement) -> [String; 6] {
+    let name = measurement.name.clone();
+    let Some(seconds) = measurement.seconds else {
+        let why = measurement.left_out.as_deref().map(printable);
+        let left_out = format!("skipped: {}", why.unwrap_or_default());
         let nothing = String::new;
         return [name, "-".into(), nothing(), nothing(), nothing(), left_out];
     };
     let [median, reach] = figures([seconds.median, seconds.min, seconds.max]);
-    let rate = standing.bytes_per_second.unwrap_or(0.0) / 1e9;
-    let [speed, beside] = match &standing.beside {
+    let rate = measurement.bytes_per_second.unwrap_or(0.0) / 1e9;
+    let [speed, compared] = match &measurement.relative {
         None => Default::default(),
-        Some(beside) => {
-            let Spread { median, min, max } = beside.speed;
-            let other = format!("({min:.2} - {max:.2}) of {}", beside.name);
+        Some(relative) => {
+            let Spread { median, min, max } = relative.speed;
+            let other = format!("({min:.2} - {max:.2}) of {}", relative.name);
             [format!("{median:.2}"), other]
         }
     };
-    [name, median, reach, format!("{rate:.2}"), speed, beside]
+    [name, median, reach, format!("{rate:.2}"), speed, compared]
 }
 
-/// A median and how far the others reach, all with as many digits as the median deserves.
+/// A median with its range, all with the digits that suit the median.
 fn figures([median, min, max]: [f64; 3]) -> [String; 2] {
     let digits = match median {
         it if it < 0.01 => 5,
@@ -172,7 +171,7 @@ mod tests {
     use super::figures;
 
     #[test]
-    fn digits_are_those_of_the_median() {
+    fn digits_suit_the_median() {
         let shown = |median| figures([median, median / 2.0, 2.0 * median]).join(" ");
         assert_eq!(shown(0.0012), "0.00120 (0.00060 - 0.00240)");
         assert_eq!(shown(0.5), "0.500 (0.250 - 1.000)");

@@ -1,97 +1,95 @@
-//! Contestants in turns: whatever disturbs a round disturbs all of it, and ratios are taken within
-//! rounds.
+//! Interleaved rounds of contestants, which are compared by the ratios within each round.
 
 use meshgrad_harness::{Spread, interleave};
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
 
-/// What takes turns.
+/// One of the methods that are compared.
 pub(super) struct Contestant<'a> {
     pub(super) name: String,
-    /// Bytes of one turn; none where it is not about bytes.
+    /// Bytes per sample; 0 if it moves no data.
     pub(super) bytes: u64,
-    /// What its speed is compared with: the place of another.
-    pub(super) beside: Option<usize>,
-    /// How a turn is taken, which gives seconds; or why it cannot be.
-    pub(super) turn: Result<Turn<'a>, String>,
+    /// The index of the contestant that its speed is compared with.
+    pub(super) baseline: Option<usize>,
+    /// Takes a sample, or why that is impossible.
+    pub(super) sample: Result<Sample<'a>, String>,
 }
 
-/// Takes a turn; gives its seconds.
-pub(super) type Turn<'a> = Box<dyn Fn() -> anyhow::Result<f64> + 'a>;
+/// Takes a sample and returns its seconds.
+pub(super) type Sample<'a> = Box<dyn Fn() -> anyhow::Result<f64> + 'a>;
 
-/// What came of the turns of one contestant.
+/// The measurements of one contestant.
 #[derive(Serialize)]
-pub(super) struct Standing {
+pub(super) struct Measurement {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// Why there are no samples.
+    /// Why the contestant was skipped.
     pub(super) left_out: Option<String>,
     pub(super) seconds: Option<Spread>,
     pub(super) bytes_per_second: Option<f64>,
     pub(super) samples: Vec<f64>,
-    pub(super) beside: Option<Beside>,
+    #[serde(rename = "beside")]
+    pub(super) relative: Option<Relative>,
 }
 
-/// The speed beside that of another, which has the same turns: 2 is twice as fast.
+/// The speed relative to a baseline: 2 is twice as fast.
 #[derive(Serialize)]
-pub(super) struct Beside {
+pub(super) struct Relative {
     pub(super) name: String,
     #[serde(flatten)]
     pub(super) speed: Spread,
 }
 
-/// Lets them take turns, `samples` times each and once before, which does not count. Each round
-/// begins with another one: nobody follows the same predecessor always. `before` is called before
-/// each turn.
-pub(super) fn hold(
+/// Takes `samples` samples of each contestant in interleaved rounds, after one that is not counted.
+/// Calls `before` before each sample.
+pub(super) fn measure(
     contestants: &[Contestant<'_>],
     samples: u32,
     before: &dyn Fn() -> anyhow::Result<()>,
     interrupt: &Interrupt,
-) -> anyhow::Result<Vec<Standing>> {
+) -> anyhow::Result<Vec<Measurement>> {
     let mut all = vec![Vec::new(); contestants.len()];
     interleave(contestants.len(), samples as usize, |round, at| {
-        let Ok(turn) = &contestants[at].turn else {
+        let Ok(sample) = &contestants[at].sample else {
             return Ok(());
         };
         interrupt.check()?;
         before()?;
-        let seconds = turn()?;
+        let seconds = sample()?;
         if round > 0 {
             all[at].push(seconds);
         }
         anyhow::Ok(())
     })?;
-    let standing = |(contestant, own): (&Contestant<'_>, &Vec<f64>)| {
-        let other = contestant
-            .beside
-            .map(|at| (&contestants[at].name, &all[at]));
-        standing(contestant, own, other)
+    let measurement = |(contestant, own): (&Contestant<'_>, &Vec<f64>)| {
+        let baseline = contestant.baseline;
+        let baseline = baseline.map(|at| (&contestants[at].name, &all[at]));
+        measurement(contestant, own, baseline)
     };
-    Ok(contestants.iter().zip(&all).map(standing).collect())
+    Ok(contestants.iter().zip(&all).map(measurement).collect())
 }
 
-fn standing(
+fn measurement(
     contestant: &Contestant<'_>,
     own: &[f64],
-    other: Option<(&String, &Vec<f64>)>,
-) -> Standing {
+    baseline: Option<(&String, &Vec<f64>)>,
+) -> Measurement {
     let seconds = Spread::try_of(own);
     let rate = |it: Spread| contestant.bytes as f64 / it.median;
-    let beside = other.and_then(|(name, other)| {
-        let ratios: Vec<f64> = other.iter().zip(own).map(|(b, a)| b / a).collect();
+    let relative = baseline.and_then(|(name, baseline)| {
+        let ratios: Vec<f64> = baseline.iter().zip(own).map(|(b, a)| b / a).collect();
         let (name, speed) = (name.clone(), Spread::try_of(&ratios)?);
-        Some(Beside { name, speed })
+        Some(Relative { name, speed })
     });
-    Standing {
+    Measurement {
         name: contestant.name.clone(),
         bytes: contestant.bytes,
-        left_out: contestant.turn.as_ref().err().cloned(),
+        left_out: contestant.sample.as_ref().err().cloned(),
         seconds,
         bytes_per_second: seconds.filter(|_| contestant.bytes > 0).map(rate),
         samples: own.to_vec(),
-        beside,
+        relative,
     }
 }
 
@@ -101,19 +99,19 @@ mod tests {
 
     use super::*;
 
-    /// Turns alternate, the first round is not counted, ratios are of one round each.
+    /// Contestants alternate, the first round is not counted, and ratios are taken within rounds.
     #[test]
     fn rounds_are_interleaved() {
         let order = RefCell::new(String::new());
-        let contestant = |name: &str, seconds: [f64; 3], beside| {
-            let (shown, turns, order) = (name.to_owned(), RefCell::new(seconds.to_vec()), &order);
+        let contestant = |name: &str, seconds: [f64; 3], baseline| {
+            let (shown, samples, order) = (name.to_owned(), RefCell::new(seconds.to_vec()), &order);
             Contestant {
                 name: name.to_owned(),
                 bytes: 12,
-                beside,
-                turn: Ok(Box::new(move || {
+                baseline,
+                sample: Ok(Box::new(move || {
                     order.borrow_mut().push_str(&shown);
-                    Ok(turns.borrow_mut().remove(0))
+                    Ok(samples.borrow_mut().remove(0))
                 })),
             }
         };
@@ -124,21 +122,21 @@ mod tests {
         all.push(Contestant {
             name: "c".to_owned(),
             bytes: 12,
-            beside: Some(0),
-            turn: Err("not here".to_owned()),
+            baseline: Some(0),
+            sample: Err("not here".to_owned()),
         });
-        let standings = hold(&all, 2, &|| Ok(()), &Interrupt::default()).unwrap();
+        let measurements = measure(&all, 2, &|| Ok(()), &Interrupt::default()).unwrap();
         assert_eq!(*order.borrow(), "abbaab");
 
-        let [_, b, c] = &standings[..] else {
-            panic!("three took part")
+        let [_, b, c] = &measurements[..] else {
+            panic!("expected three measurements")
         };
         assert_eq!(b.samples, [2.0, 4.0]);
         assert_eq!(b.bytes_per_second, Some(4.0));
-        let beside = b.beside.as_ref().unwrap();
-        assert_eq!((&*beside.name, beside.speed.median), ("a", 1.25));
-        assert_eq!((beside.speed.min, beside.speed.max), (0.5, 2.0));
+        let relative = b.relative.as_ref().unwrap();
+        assert_eq!((&*relative.name, relative.speed.median), ("a", 1.25));
+        assert_eq!((relative.speed.min, relative.speed.max), (0.5, 2.0));
         assert_eq!(c.left_out.as_deref(), Some("not here"));
-        assert!(c.seconds.is_none() && c.beside.is_none());
+        assert!(c.seconds.is_none() && c.relative.is_none());
     }
 }

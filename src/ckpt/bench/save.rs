@@ -1,7 +1,7 @@
-//! What writing costs, with us and without: the same bytes, on disk when it is over.
+//! Times our saves against plain writes of as many bytes, both synced.
 //!
-//! All of it happens in one hidden folder, which is a checkpoint that is never committed: it is
-//! locked, removed when it is dropped, and what a kill leaves of it is what `gc` removes.
+//! All files are in one hidden folder: a staged checkpoint that is never committed. It is locked and
+//! removed on drop; after a kill `gc` removes it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,17 +26,17 @@ use crate::ckpt::catalog::display_path;
 pub(super) enum Method {
     /// One file through the page cache, then a sync.
     Cached,
-    /// One file past the page cache, then a sync.
+    /// One file with O_DIRECT, then a sync.
     Direct,
-    /// A checkpoint: digested, sealed, checkpoint.
+    /// A committed checkpoint with digests.
     Save,
 }
 
-/// Writes into a folder of its own, which is gone in the end.
+/// Writes into a temporary folder.
 pub(super) struct Writer<'a> {
     staging: Staging,
     folder: &'a Folder,
-    /// Of each tensor in memory, where there is room for all.
+    /// The offset of each tensor in memory, if all tensors fit.
     offsets: BTreeMap<&'a str, usize>,
     bytes: u64,
     memory: &'a RefCell<MmapMut>,
@@ -45,9 +45,9 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Begins in `parent`, which must have room for the tensors. What is written is `memory`, from
-    /// its beginning on and as often as it takes.
-    pub(super) fn begin(
+    /// Creates the folder in `parent`, which must have space for the tensors. Writes take their
+    /// bytes from `memory`, repeatedly if it is smaller.
+    pub(super) fn new(
         parent: &Path,
         folder: &'a Folder,
         memory: &'a RefCell<MmapMut>,
@@ -56,7 +56,7 @@ impl<'a> Writer<'a> {
     ) -> anyhow::Result<Writer<'a>> {
         ensure!(
             parent.is_dir(),
-            "{} is no folder; --write takes one that is on the disk to be measured",
+            "{} is not a folder; --write takes a folder on the disk to measure",
             display_path(parent)
         );
         let staging = Staging::new(parent, "meshgrad-bench")?;
@@ -78,7 +78,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Why the file system does not write in this method.
+    /// Why the file system does not support this method, if so.
     pub(super) fn refusal(&self, method: Method) -> Option<String> {
         let path = self.file();
         let tried = || -> std::io::Result<()> {
@@ -88,14 +88,14 @@ impl<'a> Writer<'a> {
         };
         let refused = (method == Method::Direct).then(tried)?.err();
         let _ = std::fs::remove_file(&path);
-        refused.map(|error| format!("the file system does not write directly: {error}"))
+        refused.map(|error| format!("the file system does not support O_DIRECT writes: {error}"))
     }
 
     fn file(&self) -> PathBuf {
         self.staging.folder().join("plain")
     }
 
-    /// Seconds of one write. To remove it is not in them.
+    /// Seconds of one write, without the removal of its files.
     pub(super) fn write(&self, method: Method) -> anyhow::Result<f64> {
         let memory = self.memory.borrow();
         let start = Instant::now();
@@ -109,8 +109,8 @@ impl<'a> Writer<'a> {
             Method::Save => std::fs::remove_dir_all(self.checkpoint()),
             Method::Cached | Method::Direct => std::fs::remove_file(self.file()),
         }
-        .context("cannot remove what was written")?;
-        // The next one begins on a disk that is at rest.
+        .context("cannot remove the written files")?;
+        // Settles the disk before the next sample.
         File::open(self.staging.folder())?.sync_all()?;
         Ok(seconds)
     }
@@ -171,7 +171,7 @@ impl<'a> Writer<'a> {
         Ok(staging.commit()?)
     }
 
-    /// Where loads put a tensor: files have another order.
+    /// The offset at which loads place a tensor; files have another order.
     fn offset_of(&self, name: &str) -> usize {
         self.offsets.get(name).copied().unwrap_or(0)
     }
@@ -183,15 +183,14 @@ mod tests {
 
     use super::*;
 
-    /// With room for all tensors the checkpoint that is written is the one that was loaded; nothing
-    /// of it stays.
+    /// If all tensors fit, the saved checkpoint equals the loaded one, and no files remain.
     #[test]
-    fn the_same_bytes_are_written() {
+    fn a_save_writes_the_loaded_bytes() {
         let root = tempfile::tempdir().unwrap();
         let model = root.path().join("model");
         std::fs::create_dir(&model).unwrap();
         let mut file = FileWriter::new();
-        // The order of the names is not that of the file.
+        // Names are not in the order of the file.
         file.add("a", Dtype::U8, &[5000]).unwrap();
         file.add("b", Dtype::F64, &[700]).unwrap();
         let content = |name: &str| match name {
@@ -211,7 +210,7 @@ mod tests {
         let (progress, interrupt) = (ProgressBar::hidden(), Interrupt::default());
         let parent = root.path().join("disk");
         std::fs::create_dir(&parent).unwrap();
-        let writer = Writer::begin(&parent, &folder, &memory, &progress, &interrupt).unwrap();
+        let writer = Writer::new(&parent, &folder, &memory, &progress, &interrupt).unwrap();
 
         let saved = writer.save(&memory.borrow()).unwrap();
         saved.verify().unwrap();

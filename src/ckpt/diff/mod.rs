@@ -1,6 +1,6 @@
-//! `meshgrad ckpt diff`: what tells two checkpoints apart.
+//! `meshgrad ckpt diff`: compares two checkpoints.
 //!
-//! The report is data, which `--json` prints; [`text`] shows it to people.
+//! The report is data, which `--json` prints; [`text`] formats it as tables.
 
 mod text;
 
@@ -18,19 +18,19 @@ use super::{parse_glob, warn};
 use crate::answer::Answer;
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 no difference, 1 some difference, 2 trouble.")]
+#[command(after_help = "Exit codes: 0 no difference, 1 some difference, 2 error.")]
 pub(super) struct DiffArguments {
     /// A safetensors file, a folder of them, a checkpoint, or a run: its newest checkpoint.
     a: PathBuf,
-    /// The same.
+    /// Another of these.
     b: PathBuf,
-    /// Compare only tensors of this name; `*` is any text. May be repeated.
+    /// Compare only tensors that match; `*` is any text. May be repeated.
     #[arg(long, value_name = "GLOB", value_parser = parse_glob)]
     tensors: Vec<Pattern>,
-    /// Compare the values too: bits where dtypes are equal, numbers where they are not.
+    /// Also compare elements: by bits for equal dtypes, else by value.
     #[arg(long)]
     values: bool,
-    /// Memory for the tensors' data while it is compared.
+    /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     budget: ByteSize,
     /// Print JSON.
@@ -43,7 +43,7 @@ struct Report {
     a: SideReport,
     b: SideReport,
     same: bool,
-    /// Tensors of one name, shape and dtype.
+    /// Tensors of equal name, shape and dtype.
     matching: u64,
     only_in_a: Vec<TensorReport>,
     only_in_b: Vec<TensorReport>,
@@ -84,11 +84,11 @@ struct Mismatch {
 
 #[derive(Serialize)]
 struct ValuesReport {
-    /// Tensors whose values were compared.
+    /// Tensors whose elements were compared.
     compared: u64,
-    /// Those of them whose values are equal.
+    /// Compared tensors that are equal.
     equal: u64,
-    /// Tensors of one shape whose dtypes cannot be compared.
+    /// Tensors of equal shape whose dtypes cannot be compared.
     not_comparable: Vec<String>,
     differing: Vec<ValueReport>,
 }
@@ -137,7 +137,7 @@ pub(super) fn diff(arguments: &DiffArguments, threads: usize) -> anyhow::Result<
     Ok(Answer { text, code })
 }
 
-/// The tensors to compare. A pattern must match on one side at least.
+/// The tensors to compare. A pattern must match on at least one side.
 fn select<'a>(
     a: &'a Catalog,
     b: &'a Catalog,
@@ -158,8 +158,8 @@ fn select<'a>(
 }
 
 impl Report {
-    /// Sorts the tensors by whether both sides have them, and in the same tensor_type; returns the pairs
-    /// of one shape.
+    /// Matches tensors by name and records differences of dtype and shape; returns the pairs of
+    /// equal shape.
     fn match_names<'a>(&mut self, a: Vec<Entry<'a>>, b: Vec<Entry<'a>>) -> Vec<Pair<'a>> {
         let mut of_name: BTreeMap<String, Entry> = a
             .iter()
@@ -240,7 +240,7 @@ impl SideReport {
     fn new(catalog: &Catalog, entries: &[Entry]) -> SideReport {
         SideReport {
             path: catalog.path.to_string_lossy().into_owned(),
-            kind: catalog.kind.word(),
+            kind: catalog.kind.name(),
             description: catalog.kind.describe(),
             tensors: entries.len() as u64,
             bytes: entries.iter().map(Entry::bytes).sum(),

@@ -1,4 +1,4 @@
-//! The report of `diff` for people.
+//! The report of `diff` as text.
 
 use super::{Report, SideReport, TensorReport, TensorType, ValueReport, ValuesReport};
 use crate::ckpt::fold::{Folded, fold};
@@ -7,7 +7,7 @@ use crate::ckpt::values::{Difference, ULP_BUCKETS, float_text};
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
-/// So few tensors with other values are shown one by one.
+/// Up to this many tensors with different values are listed individually.
 const MAX_LISTED: usize = 32;
 
 impl Report {
@@ -43,7 +43,7 @@ impl Report {
             ]);
         }
         let count = counted(self.mismatched.len() as u64, "tensor");
-        Some(format!("other dtype or shape: {count}\n{table}"))
+        Some(format!("different dtype or shape: {count}\n{table}"))
     }
 
     fn verdict(&self) -> String {
@@ -51,10 +51,10 @@ impl Report {
         match (self.same, &self.values) {
             (true, Some(_)) => format!("same: {matching}, bit for bit\n"),
             (true, None) => format!(
-                "same: {matching} of equal name, dtype and shape; --values compares their values\n"
+                "same: {matching} have equal names, dtypes and shapes; --values compares elements\n"
             ),
             (false, Some(_)) => "different\n".to_owned(),
-            (false, None) => "different; values were not compared, --values does\n".to_owned(),
+            (false, None) => "different; --values also compares elements\n".to_owned(),
         }
     }
 }
@@ -64,13 +64,13 @@ impl ValuesReport {
         let mut text = String::new();
         if !self.differing.is_empty() {
             let compared = counted(self.compared, "tensor");
-            text = format!("other values: {} of {compared}\n", self.differing.len());
+            text = format!("different values: {} of {compared}\n", self.differing.len());
             text.push_str(&self.table().to_string());
         }
         for name in &self.not_comparable {
             let name = printable(name);
             text.push_str(&format!(
-                "values of {name} cannot be compared between these dtypes\n"
+                "elements of {name} cannot be compared between these dtypes\n"
             ));
         }
         (!text.is_empty()).then_some(text)
@@ -97,7 +97,7 @@ impl ValuesReport {
         table
     }
 
-    /// The ranges of the histogram that have counts.
+    /// The buckets of the histogram that have counts.
     fn ulp_buckets(&self) -> Vec<usize> {
         let histograms = || {
             self.differing

@@ -1,6 +1,6 @@
-//! `meshgrad ckpt inspect`: what a path holds.
+//! `meshgrad ckpt inspect`: lists the tensors under a path.
 //!
-//! The report is data, which `--json` prints; [`text`] shows it to people.
+//! The report is data, which `--json` prints; [`text`] formats it as tables.
 
 mod text;
 
@@ -19,20 +19,20 @@ use super::values::{Statistics, Workers, statistics};
 use super::{parse_glob, warn};
 use crate::answer::Answer;
 
-/// So few tensors that were asked for by name are shown one by one.
+/// Up to this many tensors selected by name are listed individually.
 const MAX_LISTED: usize = 32;
 
 #[derive(clap::Args)]
 pub(super) struct InspectArguments {
     /// A safetensors file, a folder of them, a checkpoint, or a run: its newest checkpoint.
     path: PathBuf,
-    /// Show only tensors of this name; `*` is any text. May be repeated.
+    /// Show only tensors that match; `*` is any text. May be repeated.
     #[arg(long, value_name = "GLOB", value_parser = parse_glob)]
     tensors: Vec<Pattern>,
-    /// Read all elements of the tensors shown: extremes, mean, standard deviation, zeros, NaN.
+    /// Read all elements of the selected tensors: min, max, mean, standard deviation, zeros, NaN.
     #[arg(long)]
     stats: bool,
-    /// Memory for the tensors' data while it is read.
+    /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     budget: ByteSize,
     /// Print JSON.
@@ -114,7 +114,7 @@ impl Total {
         let mut total = Total::default();
         for entry in entries {
             total.tensors += 1;
-            // Files may claim any size: those of a few bytes with holes too.
+            // Sparse files may claim any size.
             total.elements = total.elements.saturating_add(entry.elements());
             total.bytes = total.bytes.saturating_add(entry.bytes());
         }
@@ -162,12 +162,12 @@ impl Report {
             _ => None,
         };
 
-        // Beside a model its optimizer's state is no parameter.
+        // Optimizer state does not count as parameters.
         let model = parts.iter().find(|part| part.name.is_empty());
         let total = Total::of(&entries);
         Ok(Report {
             path: catalog.path.to_string_lossy().into_owned(),
-            kind: catalog.kind.word(),
+            kind: catalog.kind.name(),
             description: catalog.kind.describe(),
             step,
             warnings: catalog.warnings.clone(),

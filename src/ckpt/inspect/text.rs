@@ -1,4 +1,4 @@
-//! The report of `inspect` for people.
+//! The report of `inspect` as text.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
 impl Report {
-    /// What it is in a few lines, then tables.
+    /// A summary, then tables.
     pub(super) fn text(&self, one_by_one: bool) -> String {
         let mut blocks = Vec::new();
         blocks.extend(self.run.as_deref().map(run_table));
@@ -61,7 +61,7 @@ impl Report {
         table.to_string()
     }
 
-    /// What the headers say beside tensors, each value once.
+    /// The metadata of all headers, each value once.
     fn metadata(&self) -> String {
         const LONGEST: usize = 60;
 
@@ -125,7 +125,7 @@ impl Report {
         fold(tensors.map(|tensor| (tensor.name.as_str(), (tensor.dtype, &tensor.shape))))
     }
 
-    /// The tensors that training would stumble over.
+    /// The tensors with NaN or infinity.
     fn not_finite(&self) -> Option<String> {
         const SHOWN: usize = 20;
 
@@ -155,7 +155,7 @@ impl Report {
     }
 }
 
-/// The statistics of all elements of some tensors; dashes where the dtype is not decoded.
+/// The statistics over all elements of some tensors; dashes if a dtype is not decoded.
 fn stats_cells<'a>(tensors: impl Iterator<Item = &'a TensorReport>) -> [String; 7] {
     let mut all = Statistics::default();
     for tensor in tensors {

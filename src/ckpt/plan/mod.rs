@@ -1,6 +1,6 @@
-//! `meshgrad ckpt plan`: what loading costs each rank, before it is done.
+//! `meshgrad ckpt plan`: computes what loading would cost each rank.
 //!
-//! The report is data, which `--json` prints; [`text`] shows it to people.
+//! The report is data, which `--json` prints; [`text`] formats it as tables.
 
 mod text;
 
@@ -15,7 +15,7 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use serde::Serialize;
 
 use super::arguments::{
-    Waived, mapping_errors, parse_mesh, parse_template, path_text, read_layout, read_map,
+    AllowArguments, mapping_errors, parse_mesh, parse_template, path_text, read_layout, read_map,
 };
 use super::size::ByteSize;
 use super::source::{Source, Summary};
@@ -24,37 +24,38 @@ use crate::answer::Answer;
 use crate::table::printable;
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 it can be loaded so, 1 the map does not fit, or an error.")]
+#[command(after_help = "Exit codes: 0 success, 1 the map does not fit, or an error.")]
 pub(super) struct PlanArguments {
     /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
     source: PathBuf,
-    /// What is made of the tensors there are [default: everything as it is].
+    /// The map from SOURCE to the tensors to load [default: the identity].
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
-    /// The ranks, by axes, as in `ep=8,tp=2` [default: one rank, which keeps everything].
-    #[arg(long, value_name = "AXES", requires = "places", value_parser = parse_mesh)]
+    /// The mesh axes and their sizes, as in `ep=8,tp=2` [default: one rank, which loads everything].
+    #[arg(long, value_name = "AXES", requires = "placements", value_parser = parse_mesh)]
     mesh: Option<String>,
-    /// Which axes split which tensors, a line each, as in `{r:path}.weight = tp:0`.
+    /// Which axes shard which dims of which tensors, one rule per line, as in
+    /// `{r:path}.weight = tp:0`.
     #[arg(long, value_name = "FILE", requires = "mesh")]
-    places: Option<PathBuf>,
+    placements: Option<PathBuf>,
     /// Plan for this rank only.
     #[arg(long, value_name = "R|all", default_value = "all")]
     rank: Ranks,
-    /// Make only tensors whose names match, as in `model.layers.{l}.{r:path}`. May be repeated.
-    #[arg(long = "want", value_name = "TEMPLATE", value_parser = parse_template)]
-    wanted: Vec<Template>,
+    /// Load only tensors whose names match, as in `model.layers.{l}.{r:path}`. May be repeated.
+    #[arg(long, value_name = "TEMPLATE", value_parser = parse_template)]
+    tensors: Vec<Template>,
     #[command(flatten)]
-    waived: Waived,
-    /// The most memory that loading may take, tensors and all.
+    allow: AllowArguments,
+    /// Maximum memory of a load, including the tensors.
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
-    /// Read ranges at most this far apart as one [default: 256KiB].
+    /// Merge reads of ranges at most this far apart [default: 256KiB].
     #[arg(long, value_name = "SIZE")]
     gap: Option<ByteSize>,
-    /// Plan for reads past the page cache: whole blocks only.
+    /// Plan for direct reads, which bypass the page cache and read whole blocks.
     #[arg(long)]
     direct: bool,
-    /// How fast the files are read, for the estimate of seconds.
+    /// Read bandwidth for the estimate of seconds.
     #[arg(long, value_name = "SIZE/s", default_value = "3GB/s")]
     bandwidth: Bandwidth,
     /// Print JSON.
@@ -76,14 +77,12 @@ impl FromStr for Ranks {
         match (text, text.parse()) {
             ("all", _) => Ok(Ranks::All),
             (_, Ok(rank)) => Ok(Ranks::One(rank)),
-            _ => Err(format!(
-                "`{text}` is neither the number of a rank nor `all`"
-            )),
+            _ => Err(format!("`{text}` is neither a rank nor `all`")),
         }
     }
 }
 
-/// Bytes a second.
+/// Bytes per second.
 #[derive(Clone, Copy)]
 struct Bandwidth(u64);
 
@@ -93,7 +92,7 @@ impl FromStr for Bandwidth {
     fn from_str(text: &str) -> Result<Bandwidth, String> {
         let size: ByteSize = text.strip_suffix("/s").unwrap_or(text).parse()?;
         match size.0 {
-            0 => Err("nothing is read at 0 bytes a second".to_owned()),
+            0 => Err("the bandwidth must be greater than 0".to_owned()),
             bytes => Ok(Bandwidth(bytes)),
         }
     }
@@ -104,11 +103,11 @@ struct Report {
     source: Summary,
     map: Option<String>,
     mesh: Option<String>,
-    /// Tensors that are made, and read for that.
-    made: u64,
-    used: u64,
-    /// Problems that were waived.
-    waived: Vec<String>,
+    /// Tensors that are loaded, and tensors of the source that they are made from.
+    outputs: u64,
+    inputs: u64,
+    /// Problems that were allowed.
+    allowed: Vec<String>,
     bytes_per_second: u64,
     /// All ranks of the layout.
     rank_count: u64,
@@ -140,8 +139,8 @@ struct MemoryReport {
 
 pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<Answer> {
     let mapping = read_map(arguments.map.as_deref())?;
-    let layout = match (&arguments.mesh, &arguments.places) {
-        (Some(mesh), Some(places)) => read_layout(mesh, places)?.0,
+    let layout = match (&arguments.mesh, &arguments.placements) {
+        (Some(mesh), Some(placements)) => read_layout(mesh, placements)?.0,
         _ => Layout::single(),
     };
     let ranks = match arguments.rank {
@@ -150,22 +149,22 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
             let ranks = layout.ranks();
             ensure!(
                 rank < ranks,
-                "there is no rank {rank}: ranks are 0 to {}",
+                "rank {rank} is out of range: the layout has ranks 0 to {}",
                 ranks - 1
             );
             rank..rank + 1
         }
     };
     let source = Source::open(&arguments.source)?;
-    let waivers = arguments.waived.waivers()?;
-    let bound = match mapping.bind(&source.specs(), None, &waivers) {
+    let allowed_problems = arguments.allow.problems()?;
+    let bound = match mapping.bind(&source.specs(), None, &allowed_problems) {
         Ok(bound) => bound,
         Err(report) => {
             let path = source.folder.path();
             return mapping_errors(path, &arguments.map, &report, arguments.json);
         }
     };
-    let made = select(&bound, &arguments.wanted)?;
+    let made = select(&bound, &arguments.tensors)?;
 
     let catalog = Catalog::of(&source.folder);
     let options = options(arguments, &source.folder, threads);
@@ -182,9 +181,9 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
         source: source.summary(),
         map: arguments.map.as_deref().map(path_text),
         mesh: arguments.mesh.clone(),
-        made: made.len() as u64,
-        used: used.len() as u64,
-        waived: bound
+        outputs: made.len() as u64,
+        inputs: used.len() as u64,
+        allowed: bound
             .report()
             .allowed
             .iter()
@@ -215,24 +214,24 @@ fn options(arguments: &PlanArguments, folder: &Folder, threads: usize) -> Option
     }
 }
 
-/// The tensors that are made and match one of the templates; all of them without any.
-fn select(bound: &Bound, wanted: &[Template]) -> anyhow::Result<Vec<TensorSpec>> {
+/// The outputs that match one of the templates, or all outputs without templates.
+fn select(bound: &Bound, templates: &[Template]) -> anyhow::Result<Vec<TensorSpec>> {
     let mut made: Vec<TensorSpec> = bound.outputs().collect();
-    for template in wanted {
+    for template in templates {
         if !made.iter().any(|it| template.matches(&it.name).is_some()) {
             let (count, first) = (made.len(), made.first());
             let first = first.map_or(String::new(), |it| {
-                format!(", as `{}`", printable(&it.name))
+                format!(", such as `{}`", printable(&it.name))
             });
-            bail!("no name of the {count} tensors that are made matches `{template}`{first}");
+            bail!("`{template}` matches none of the {count} outputs{first}");
         }
     }
-    let matches = |it: &TensorSpec| wanted.iter().any(|one| one.matches(&it.name).is_some());
-    made.retain(|it| wanted.is_empty() || matches(it));
+    let matches = |it: &TensorSpec| templates.iter().any(|one| one.matches(&it.name).is_some());
+    made.retain(|it| templates.is_empty() || matches(it));
     Ok(made)
 }
 
-/// What a rank keeps of each tensor.
+/// The shards that a rank loads.
 fn wants(
     bound: &Bound,
     made: &[TensorSpec],

@@ -1,11 +1,11 @@
-//! The report of `plan` for people.
+//! The report of `plan` as text.
 
 use super::{RankReport, Report};
 use crate::ckpt::size::{self, counted};
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
 
-/// So much of a digest tells plans apart.
+/// Characters of a digest that are shown.
 const DIGEST_SHOWN: usize = 12;
 
 impl Report {
@@ -14,16 +14,19 @@ impl Report {
         let source = self.source.row("source");
         head.row([source[0].clone(), source[1..].join(", ")]);
         let map = self.map.as_deref().map_or("identity".into(), printable);
-        let made = counted(self.made, "tensor");
-        let used = size::grouped(self.used);
-        head.row(["map".to_owned(), format!("{map}, makes {made} of {used}")]);
+        let outputs = counted(self.outputs, "tensor");
+        let inputs = size::grouped(self.inputs);
+        head.row([
+            "map".to_owned(),
+            format!("{map}, makes {outputs} from {inputs}"),
+        ]);
         if let Some(mesh) = &self.mesh {
             let ranks = counted(self.rank_count, "rank");
             head.row(["layout".to_owned(), format!("{mesh}, {ranks}")]);
         }
-        let waived = self.waived.len() as u64;
-        if waived > 0 {
-            head.row(["waived".to_owned(), counted(waived, "problem")]);
+        let allowed = self.allowed.len() as u64;
+        if allowed > 0 {
+            head.row(["allowed".to_owned(), counted(allowed, "problem")]);
         }
         format!("{head}\n{}{}", self.costs(), self.sums())
     }
@@ -64,7 +67,7 @@ impl Report {
         let sum = |of: fn(&RankReport) -> u64| self.ranks.iter().map(of).sum();
         let most = self.ranks.iter().map(|it| it.memory.total).max();
         format!(
-            "\nall ranks: {} needed, {} read, at most {} of memory each\n",
+            "\nall ranks: {} needed, {} read, at most {} of memory per rank\n",
             size::bytes(sum(|it| it.needed_bytes)),
             size::bytes(sum(|it| it.read_bytes)),
             size::bytes(most.unwrap_or(0)),

@@ -1,4 +1,4 @@
-//! Regions put together again: each tensor is the concatenation of what its first holders have.
+//! Merges shards: each tensor is the concatenation of the shards of their first holders.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -89,7 +89,7 @@ fn size_of(spec: &TensorSpec, shape: &[u64]) -> u64 {
         .div_ceil(8)
 }
 
-/// The files of all ranks, each of which has what the layout says.
+/// Opens the files of all ranks and checks them against the layout.
 fn open(
     arguments: &ReshardArguments,
     layout: &Layout,
@@ -103,22 +103,22 @@ fn open(
         for (spec, (name, region)) in specs.iter().zip(&regions.0) {
             let path = display_path(file.path());
             let Some(found) = file.get(name) else {
-                bail!("{path} does not have `{name}`");
+                bail!("{path} lacks `{name}`");
             };
             let shape = file_shape(&extents(region));
             ensure!(
                 (found.dtype, &found.shape) == (spec.dtype, &shape),
-                "{path}: `{name}` is {} {:?}, the layout says {} {shape:?}",
+                "{path}: `{name}` is {} {:?}, the layout requires {} {shape:?}",
                 found.dtype,
                 found.shape,
                 spec.dtype
             );
         }
-        let (found, said) = (file.tensors().len(), specs.len());
+        let (found, required) = (file.tensors().len(), specs.len());
         let path = display_path(file.path());
         ensure!(
-            found == said,
-            "{path} has {found} tensors, the layout says {said}"
+            found == required,
+            "{path} has {found} tensors, the layout requires {required}"
         );
         files.push(file);
     }
@@ -133,7 +133,7 @@ struct Merger<'a> {
     read_bytes: u64,
 }
 
-/// A part of a tensor that a rank has.
+/// A shard of a tensor.
 #[derive(Clone)]
 struct Part {
     rank: u64,
@@ -141,8 +141,7 @@ struct Part {
 }
 
 impl Merger<'_> {
-    /// Gives a tensor to its file, some rows at a time: those of the ranks, and what is made of
-    /// them.
+    /// Writes a tensor in groups of rows. Memory holds the ranks' rows and the merged rows.
     fn write_tensor(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
         let parts = self.parts(spec)?;
         for rows in rows_per_batch(&spec.shape, spec.dtype, self.limits.target_bytes()) {
@@ -150,7 +149,7 @@ impl Merger<'_> {
             let (need, have) = (bytes.saturating_mul(2), self.limits.budget.0);
             ensure!(
                 need <= have,
-                "`{}` needs {} of memory and may have {}: raise the budget",
+                "merging `{}` needs {} of memory, the budget is {}; raise --budget",
                 spec.name,
                 size::bytes(need),
                 size::bytes(have)
@@ -163,7 +162,7 @@ impl Merger<'_> {
         Ok(())
     }
 
-    /// The parts of a tensor, each once, without empty ones.
+    /// The distinct non-empty shards of a tensor.
     fn parts(&self, spec: &TensorSpec) -> anyhow::Result<Vec<Part>> {
         let mut parts = Vec::new();
         for rank in 0..self.layout.ranks() {
@@ -177,7 +176,7 @@ impl Merger<'_> {
         Ok(parts)
     }
 
-    /// Some rows of a tensor.
+    /// Merges some rows of a tensor.
     fn make(
         &mut self,
         spec: &TensorSpec,
@@ -204,7 +203,7 @@ impl Merger<'_> {
         Ok(out)
     }
 
-    /// Rows of what a rank has: adjoining bytes of its file.
+    /// Reads rows of a shard, which are contiguous in its file.
     fn read(&mut self, spec: &TensorSpec, part: &Part, rows: &Region) -> anyhow::Result<Vec<u8>> {
         let mut before = extents(rows);
         if let (Some(first), Some(rows), Some(own)) =
@@ -225,7 +224,7 @@ impl Merger<'_> {
     }
 }
 
-/// What is in both regions, if anything is.
+/// The intersection of two regions, or `None` if it is empty.
 fn clipped(region: &Region, other: &Region) -> Option<Region> {
     let both = region.iter().zip(other);
     let both = both.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
@@ -234,7 +233,7 @@ fn clipped(region: &Region, other: &Region) -> Option<Region> {
     (!is_empty).then_some(clipped)
 }
 
-/// Leaves that lie as a grid, joined along one dim after the other.
+/// Concatenates a grid of leaves, one dim after the other.
 fn concat(
     graph: &mut Graph,
     leaves: Vec<(Expr, Region)>,

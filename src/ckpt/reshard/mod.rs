@@ -1,8 +1,8 @@
-//! `meshgrad ckpt reshard`: what each rank keeps, in a folder of its own, and back.
+//! `meshgrad ckpt reshard`: splits a model into one folder per rank, and merges the folders.
 //!
 //! ```text
-//! DESTINATION/layout.json                    the mesh, the places, and all tensors
-//! DESTINATION/rank-00003/model.safetensors   the regions of rank 3, under their names
+//! DESTINATION/layout.json                    the mesh, the placements, and all tensors
+//! DESTINATION/rank-00003/model.safetensors   the shards of rank 3
 //! ```
 
 mod merge;
@@ -32,23 +32,24 @@ use record::{LAYOUT_FILE, LayoutRecord, REGION_KEY, Regions, rank_file};
 #[derive(clap::Args)]
 pub(super) struct ReshardArguments {
     /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint; with
-    /// --merge a folder that was made by this subcommand.
+    /// --merge a folder that this subcommand wrote.
     source: PathBuf,
-    /// The folder that is made; it must not exist.
+    /// The folder to create; it must not exist.
     destination: PathBuf,
-    /// The ranks, by axes, as in `ep=8,tp=2`.
+    /// The mesh axes and their sizes, as in `ep=8,tp=2`.
     #[arg(long, value_name = "AXES", required_unless_present = "merge", value_parser = parse_mesh)]
     mesh: Option<String>,
-    /// Which axes split which tensors, a line each, as in `{r:path}.weight = tp:0`.
+    /// Which axes shard which dims of which tensors, one rule per line, as in
+    /// `{r:path}.weight = tp:0`.
     #[arg(long, value_name = "FILE", required_unless_present = "merge")]
-    places: Option<PathBuf>,
-    /// Put the regions of all ranks together again.
-    #[arg(long, conflicts_with_all = ["mesh", "places"])]
+    placements: Option<PathBuf>,
+    /// Merge the shards of all ranks.
+    #[arg(long, conflicts_with_all = ["mesh", "placements"])]
     merge: bool,
-    /// Memory for the tensors' data.
+    /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
-    /// The most data in one file of what is merged.
+    /// Maximum data per merged file.
     #[arg(long, value_name = "SIZE", default_value = "5GB", requires = "merge")]
     max_shard: ByteSize,
     /// Print JSON.
@@ -56,7 +57,7 @@ pub(super) struct ReshardArguments {
     json: bool,
 }
 
-/// What was done.
+/// The result of a split or merge.
 #[derive(Serialize)]
 struct Report {
     source: Summary,
@@ -65,7 +66,7 @@ struct Report {
     destination: Summary,
     copied: Vec<String>,
     read_bytes: u64,
-    /// Data of each rank, when it is split.
+    /// Bytes of each rank's shards; empty after a merge.
     rank_bytes: Vec<u64>,
     seconds: f64,
 }
@@ -73,9 +74,9 @@ struct Report {
 pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::Result<Answer> {
     let budget = arguments.budget;
     let limits = Limits { budget, threads };
-    let report = match (&arguments.mesh, &arguments.places) {
-        (Some(mesh), Some(places)) => {
-            let (layout, places) = read_layout(mesh, places)?;
+    let report = match (&arguments.mesh, &arguments.placements) {
+        (Some(mesh), Some(placements)) => {
+            let (layout, placements) = read_layout(mesh, placements)?;
             let source = Source::open(&arguments.source)?;
             let specs = source.specs();
             let mapping = Mapping::identity();
@@ -87,7 +88,7 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
             } else {
                 &source.warnings
             });
-            let record = LayoutRecord::new(mesh, &places, &layout, &specs);
+            let record = LayoutRecord::new(mesh, &placements, &layout, &specs);
             split(arguments, &source, &layout, &record, limits)?
         }
         _ => merge::merge(arguments, limits)?,
@@ -98,7 +99,7 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
     }
 }
 
-/// Writes the regions of all ranks.
+/// Writes the shards of all ranks.
 fn split(
     arguments: &ReshardArguments,
     source: &Source,
@@ -155,7 +156,7 @@ fn split(
     })
 }
 
-/// The file of a rank, and the regions that are in it.
+/// The file of a rank, and the regions of its shards.
 fn rank_writer(
     layout: &Layout,
     specs: &[TensorSpec],
@@ -183,7 +184,7 @@ impl Report {
         let least = self.rank_bytes.iter().min().copied();
         if let (Some(least), Some(most)) = (least, self.rank_bytes.iter().max().copied()) {
             let (least, most) = (size::bytes(least), size::bytes(most));
-            note("a rank", format!("{least} to {most}"));
+            note("shards", format!("{least} to {most} per rank"));
         }
         let bytes = (self.read_bytes, self.destination.bytes);
         for row in summary_rows(&self.copied, bytes, self.seconds) {

@@ -1,5 +1,4 @@
-//! What a resharded folder says of itself: all of it in `layout.json`, and in each file where in
-//! their tensors its regions begin.
+//! The metadata of a resharded folder: `layout.json`, and in each file the offsets of its shards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,12 +15,12 @@ use crate::ckpt::catalog::display_path;
 
 pub(super) const LAYOUT_FILE: &str = "layout.json";
 
-/// The key of a file's metadata under which its regions are.
+/// The metadata key of the shards' regions.
 pub(super) const REGION_KEY: &str = "meshgrad.region";
 
 const VERSION: u32 = 1;
 
-/// The file of a rank in the folder.
+/// The path of a rank's file in the folder.
 pub(super) fn rank_file(rank: u64) -> String {
     format!("rank-{rank:05}/model.safetensors")
 }
@@ -32,7 +31,7 @@ pub(super) fn rank_file(rank: u64) -> String {
 pub(super) struct LayoutRecord {
     version: u32,
     mesh: String,
-    places: Vec<String>,
+    placements: Vec<String>,
     ranks: u64,
     tensors: BTreeMap<String, TensorRecord>,
 }
@@ -48,7 +47,7 @@ struct TensorRecord {
 impl LayoutRecord {
     pub(super) fn new(
         mesh: &str,
-        places: &str,
+        placements: &str,
         layout: &Layout,
         specs: &[TensorSpec],
     ) -> LayoutRecord {
@@ -60,7 +59,7 @@ impl LayoutRecord {
         LayoutRecord {
             version: VERSION,
             mesh: mesh.to_owned(),
-            places: places.lines().map(str::to_owned).collect(),
+            placements: placements.lines().map(str::to_owned).collect(),
             ranks: layout.ranks(),
             tensors: specs.iter().map(whole).collect(),
         }
@@ -79,11 +78,11 @@ impl LayoutRecord {
             )
         })?;
         let record: LayoutRecord = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no layout", display_path(&path)))?;
+            .with_context(|| format!("{} is not a valid layout", display_path(&path)))?;
         let version = record.version;
         ensure!(
             version == VERSION,
-            "{} is of version {version}, this program knows {VERSION}",
+            "{} has version {version}, this program supports {VERSION}",
             display_path(&path)
         );
         Ok(record)
@@ -92,12 +91,12 @@ impl LayoutRecord {
     /// The layout, and the tensors by name.
     pub(super) fn layout(&self) -> anyhow::Result<(Layout, Vec<TensorSpec>)> {
         parse_mesh(&self.mesh).map_err(|problem| anyhow!("{LAYOUT_FILE}: {problem}"))?;
-        let layout = Layout::parse(&self.mesh, &self.places.join("\n"));
+        let layout = Layout::parse(&self.mesh, &self.placements.join("\n"));
         let layout = layout.map_err(|error| anyhow!("{LAYOUT_FILE}: {error}"))?;
-        let (ranks, said) = (layout.ranks(), self.ranks);
+        let (ranks, recorded) = (layout.ranks(), self.ranks);
         ensure!(
-            ranks == said,
-            "{LAYOUT_FILE} says {said} ranks, its mesh has {ranks}"
+            ranks == recorded,
+            "{LAYOUT_FILE} has {recorded} ranks, but its mesh has {ranks}"
         );
         let mut specs = Vec::with_capacity(self.tensors.len());
         for (name, whole) in &self.tensors {
@@ -111,11 +110,11 @@ impl LayoutRecord {
     }
 }
 
-/// What a rank keeps of each tensor, in the order of the tensors.
+/// The region of each tensor that a rank keeps, in the order of the tensors.
 #[derive(PartialEq, Eq)]
 pub(super) struct Regions(pub(super) Vec<(String, Vec<Range<u64>>)>);
 
-/// A region in the metadata of a file; its extents are those of the tensor there.
+/// A region in the metadata of a file. The extents are those of the file's tensor.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
 struct RegionRecord {
     offset: Vec<u64>,
@@ -145,7 +144,7 @@ impl Regions {
         Ok(serde_json::to_string(&self.records(specs))?)
     }
 
-    /// That a file says the same of its regions.
+    /// Checks that a file has these regions.
     pub(super) fn check(
         &self,
         specs: &[TensorSpec],
@@ -153,19 +152,19 @@ impl Regions {
     ) -> anyhow::Result<()> {
         let path = display_path(file.path());
         let Some(json) = file.metadata().get(REGION_KEY) else {
-            bail!("{path} does not say which regions it has: no `{REGION_KEY}` in its header");
+            bail!("{path} has no `{REGION_KEY}` in its metadata");
         };
-        let said: BTreeMap<String, RegionRecord> = serde_json::from_str(json)
-            .with_context(|| format!("{path}: `{REGION_KEY}` cannot be read"))?;
+        let found: BTreeMap<String, RegionRecord> = serde_json::from_str(json)
+            .with_context(|| format!("{path}: cannot parse `{REGION_KEY}`"))?;
         for (name, record) in self.records(specs) {
-            let Some(said) = said.get(&name) else {
-                bail!("{path}: `{REGION_KEY}` does not name `{name}`");
+            let Some(found) = found.get(&name) else {
+                bail!("{path}: `{REGION_KEY}` lacks `{name}`");
             };
             ensure!(
-                *said == record,
-                "{path}: `{name}` begins at {:?} of {:?}, {LAYOUT_FILE} says {:?} of {:?}",
-                said.offset,
-                said.shape,
+                *found == record,
+                "{path}: `{name}` starts at {:?} of {:?}, {LAYOUT_FILE} requires {:?} of {:?}",
+                found.offset,
+                found.shape,
                 record.offset,
                 record.shape
             );

@@ -1,20 +1,20 @@
-//! Elements of every dtype that is a number of whole bytes, as f64 or as i128: both exactly.
+//! Decodes elements of all dtypes of whole bytes exactly, as f64 or i128.
 
 use half::f16;
 use meshgrad::ckpt::Dtype;
 
-/// Elements of one tensor that are decoded at a time.
+/// Elements that are decoded at a time.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Turns bytes of one dtype into numbers.
+/// Decodes bytes of one dtype.
 pub(crate) enum Decoder {
     Floats(Floats),
     Integers(fn(&[u8], &mut Vec<i128>)),
 }
 
-/// Turns bytes of a float dtype into f64.
+/// Decodes bytes of a float dtype into f64.
 pub(crate) enum Floats {
-    /// Of one byte: all values.
+    /// A lookup table for dtypes of one byte.
     Table(Box<[f64; 256]>),
     Wide(fn(&[u8], &mut Vec<f64>)),
 }
@@ -69,7 +69,7 @@ impl Decoder {
         })
     }
 
-    /// Decodes into `out`, integers rounded to the nearest f64.
+    /// Decodes into `out`. Integers are rounded to the nearest f64.
     pub(crate) fn floats(&self, bytes: &[u8], out: &mut Vec<f64>) {
         out.clear();
         match self {
@@ -85,7 +85,7 @@ impl Decoder {
         }
     }
 
-    /// Decodes integers into `out`; `false` for floats.
+    /// Decodes integers into `out`; returns `false` for floats.
     pub(crate) fn integers(&self, bytes: &[u8], out: &mut Vec<i128>) -> bool {
         out.clear();
         match self {
@@ -98,7 +98,7 @@ impl Decoder {
     }
 }
 
-/// Decodes element after element: a loop of its own for each dtype.
+/// Decodes all elements, in a loop that is specialized for each dtype.
 fn each<const N: usize, T>(bytes: &[u8], out: &mut Vec<T>, decode: impl Fn([u8; N]) -> T) {
     let (elements, _) = bytes.as_chunks::<N>();
     out.extend(elements.iter().map(|element| decode(*element)));
@@ -120,9 +120,9 @@ struct SmallFloat {
 enum Specials {
     /// Exponent all ones: infinity and NaN.
     Ieee,
-    /// NaN only where all bits but the sign are ones; no infinity.
+    /// All bits but the sign are ones: NaN. No infinity.
     AllOnes,
-    /// NaN in the place of negative zero; no infinity.
+    /// The bits of negative zero: NaN. No infinity.
     NegativeZero,
 }
 
@@ -177,7 +177,7 @@ mod tests {
         out[0]
     }
 
-    /// The tables 1 and 2 of the OCP specification.
+    /// Tables 1 and 2 of the OCP specification.
     #[test]
     fn eight_bit_floats_have_their_published_extremes() {
         let e4m3 = |bits| value(Dtype::F8E4M3, bits);
@@ -205,7 +205,7 @@ mod tests {
 
     /// E5M2 is the upper half of an IEEE half precision float.
     #[test]
-    fn e5m2_is_half_of_a_half() {
+    fn e5m2_is_the_upper_byte_of_f16() {
         for bits in 0..=255u8 {
             let (ours, half) = (
                 value(Dtype::F8E5M2, bits),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dtype_of_whole_bytes_but_complex_is_decoded() {
+    fn all_real_dtypes_of_whole_bytes_are_decoded() {
         let undecoded = Dtype::all().filter(|&dtype| Decoder::new(dtype).is_none());
         let undecoded: Vec<Dtype> = undecoded.collect();
         assert_eq!(

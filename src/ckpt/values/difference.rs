@@ -1,4 +1,4 @@
-//! How the elements of two tensors of one shape differ.
+//! Compares the elements of two tensors of equal shape.
 
 use meshgrad::ckpt::Dtype;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::super::catalog::Entry;
 use super::decode::{BLOCK, Decoder};
 use super::segments::{Segment, Workers};
 
-/// Upper ends of the ranges of the histogram of units in the last place; the last range is open.
+/// Names and inclusive upper ends of the buckets of the histogram of units in the last place.
 pub(crate) const ULP_BUCKETS: [(&str, u64); 6] = [
     ("0", 0),
     ("1", 1),
@@ -17,23 +17,22 @@ pub(crate) const ULP_BUCKETS: [(&str, u64); 6] = [
     ("more", u64::MAX),
 ];
 
-/// How many elements differ, and how much.
+/// How many elements differ, and by how much.
 ///
-/// Elements of one dtype differ if their bits do, elements of two dtypes if their values do; there,
-/// NaN equals NaN.
+/// Elements of equal dtypes are compared by bits, others by value, where NaN equals NaN.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Difference {
     pub(crate) differing: u64,
-    /// The first that differs, counted row-major.
+    /// The row-major index of the first difference.
     pub(crate) first: Option<u64>,
-    /// Of the pairs of finite elements that differ.
+    /// Greatest |a - b| over the finite pairs that differ.
     pub(crate) max_abs: Option<f64>,
-    /// |a - b| / max(|a|, |b|) of the same pairs.
+    /// Greatest |a - b| / max(|a|, |b|) over the same pairs.
     pub(crate) max_relative: Option<f64>,
-    /// Pairs of which one at least is NaN or infinite.
+    /// Pairs with NaN or infinity that differ.
     pub(crate) not_finite: u64,
-    /// Pairs of finite elements by units in the last place between them, in [`ULP_BUCKETS`]; for
-    /// floats of one dtype.
+    /// Counts of the finite pairs that differ by units in the last place, in [`ULP_BUCKETS`], for
+    /// floats of equal dtype.
     pub(crate) ulps: Option<[u64; ULP_BUCKETS.len()]>,
 }
 
@@ -69,7 +68,7 @@ fn greatest(kept: Option<f64>, new: Option<f64>) -> Option<f64> {
     kept.into_iter().chain(new).reduce(f64::max)
 }
 
-/// How far two finite numbers are apart.
+/// The distance of two finite numbers.
 struct Distance {
     absolute: f64,
     relative: f64,
@@ -77,7 +76,7 @@ struct Distance {
 }
 
 impl Distance {
-    /// `None` where a number is not finite.
+    /// `None` if a number is not finite.
     fn of(a: f64, b: f64) -> Option<Distance> {
         let distance = Distance {
             absolute: (a - b).abs(),
@@ -97,7 +96,7 @@ impl Distance {
     }
 }
 
-/// 0 for the zeros of both signs.
+/// 0 for two zeros.
 fn relative(distance: f64, largest: f64) -> f64 {
     if largest == 0.0 {
         0.0
@@ -106,8 +105,8 @@ fn relative(distance: f64, largest: f64) -> f64 {
     }
 }
 
-/// Numbers representable between two floats, given by their bits: sign and magnitude are integers
-/// that grow with the value.
+/// The distance of two floats in units in the last place, from their bits. The magnitude bits, read
+/// as an integer, grow with the value.
 fn ulps_between(a: u64, b: u64, bits: usize) -> u64 {
     let sign = 1u64 << (bits - 1);
     let (magnitude_a, magnitude_b) = (a & !sign, b & !sign);
@@ -118,7 +117,7 @@ fn ulps_between(a: u64, b: u64, bits: usize) -> u64 {
     }
 }
 
-/// Floats whose bits are a sign and a magnitude.
+/// Whether the dtype is a float of a sign and a magnitude.
 fn has_ulps(dtype: Dtype) -> bool {
     let floats = [
         Dtype::F64,
@@ -131,15 +130,14 @@ fn has_ulps(dtype: Dtype) -> bool {
     floats.contains(&dtype)
 }
 
-/// Whether the values of two dtypes can be compared: they are one, or both are decoded.
+/// Whether two dtypes can be compared: they are equal, or both are decoded.
 pub(crate) fn comparable(a: Dtype, b: Dtype) -> bool {
     a == b || Decoder::new(a).is_some() && Decoder::new(b).is_some()
 }
 
-/// Compares pairs of tensors of one shape and of comparable dtypes, element by element.
+/// Compares pairs of tensors of equal shape and comparable dtypes, element by element.
 ///
-/// Of elements that are not decoded, less than a byte or complex, the bytes are compared and
-/// counted.
+/// Dtypes that are not decoded (less than a byte, complex) are compared byte by byte.
 pub(crate) fn differences(
     pairs: &[(Entry, Entry)],
     workers: Workers,
@@ -178,7 +176,7 @@ impl Scratch {
     }
 }
 
-/// Two tensors and how to read them.
+/// A pair of tensors and how to compare them.
 struct Comparison<'a> {
     sides: [Side<'a>; 2],
     elements: u64,
@@ -254,7 +252,7 @@ impl<'a> Comparison<'a> {
         Ok(difference)
     }
 
-    /// Compares the elements `block` of what was read from element `base` on.
+    /// Compares a block of the elements that were read from element `base` on.
     fn block(
         &self,
         base: u64,
@@ -312,7 +310,7 @@ impl<'a> Comparison<'a> {
 }
 
 impl Difference {
-    /// Counts a byte of which nothing is known but that it differs, and whose element it is.
+    /// Counts a byte that differs in an element that is not decoded.
     fn add_undecoded(&mut self, at: u64) {
         self.differing += 1;
         self.first = self.first.into_iter().chain([at]).min();
@@ -329,9 +327,9 @@ fn bits(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Between a float and its successor there is one unit, across binades and zero.
+    /// A float and its successor are one unit apart, across binades and zero.
     #[test]
-    fn neighbours_are_one_ulp_apart() {
+    fn adjacent_floats_are_one_ulp_apart() {
         for value in [
             0.0f32,
             1.0,
@@ -361,9 +359,9 @@ mod tests {
         assert_eq!(Distance::of_integers(0, 0).relative, 0.0);
     }
 
-    /// In whatever pieces: the sum is the same.
+    /// Merging differences of any split equals the difference of the whole.
     #[test]
-    fn merging_is_adding() {
+    fn merged_differences_equal_the_whole() {
         let pairs = [
             (1.0, 2.0),
             (0.0, -0.0),

@@ -1,4 +1,4 @@
-//! The values of tensors: decoded, summed up, compared, always in pieces of bounded size.
+//! The elements of tensors: decoded, summarized and compared in chunks of bounded size.
 
 mod decode;
 mod difference;

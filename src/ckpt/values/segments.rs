@@ -1,7 +1,7 @@
-//! Tensors cut into segments that threads take in turn, within a budget of memory.
+//! Processes segments of tensors on several threads within a memory budget.
 //!
-//! Where segments and blocks begin depends on the tensors only, not on threads and budget: so do
-//! the bits of every sum.
+//! The boundaries of segments and blocks depend only on the tensors, not on threads and budget, so
+//! every sum is reproducible to the bit.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,22 +15,22 @@ use super::super::size::{self, ByteSize};
 /// Elements of a segment.
 const SEGMENT: u64 = 4 << 20;
 
-/// The least buffer that is worth a read. A multiple of a block of the largest elements.
+/// Smaller reads are inefficient. A multiple of a block of the largest elements.
 const MIN_BUFFER: u64 = 64 << 10;
 
-/// A larger buffer is not faster.
+/// Larger buffers are not faster.
 const MAX_BUFFER: u64 = 8 << 20;
 
-/// Some elements of a tensor.
+/// A range of elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) tensor: usize,
-    /// Its first element, and the one after its last.
+    /// The first element, and the one after the last.
     pub(crate) start: u64,
     pub(crate) end: u64,
 }
 
-/// How work on tensors is done: by how many threads, with buffers of how many bytes.
+/// The number of threads and the size of their buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Workers {
     threads: usize,
@@ -38,12 +38,12 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// At most `threads` threads, each with some buffers, all of them within `budget`.
+    /// At most `threads` threads with `buffers` buffers each, all within `budget`.
     pub(crate) fn new(budget: ByteSize, threads: usize, buffers: u64) -> anyhow::Result<Workers> {
         let least = MIN_BUFFER * buffers;
         ensure!(
             budget.0 >= least,
-            "a budget of {} is too small: reading takes {} at least",
+            "--budget {} is too small: reading needs at least {}",
             size::bytes(budget.0),
             size::bytes(least)
         );
@@ -57,15 +57,15 @@ impl Workers {
         })
     }
 
-    /// Bytes of each buffer: a whole number of blocks of any dtype.
+    /// Bytes per buffer, a whole number of blocks of any dtype.
     pub(crate) fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
     }
 
-    /// Calls `worker` on every thread, and what it returns for each segment of tensors of so many
-    /// `elements`. The results are merged, tensor by tensor, in the order of the segments.
+    /// Calls `worker` once per thread, and the closure that it returns for each segment of tensors
+    /// with `elements` elements. Results are merged per tensor in the order of the segments.
     ///
-    /// The progress shown counts `bytes` on a terminal.
+    /// Shows progress towards `bytes` on a terminal.
     pub(crate) fn run<R, W>(
         &self,
         elements: &[u64],
@@ -92,8 +92,8 @@ impl Workers {
     }
 }
 
-/// Calls `worker` on every thread, and what it returns for each of `count` pieces of work, which
-/// threads take in turn. Returns the results in order; after an error only up to that.
+/// Calls `worker` once per thread, and the closure that it returns for each index below `count`.
+/// Returns the results in order, after an error only up to that error.
 pub(crate) fn parallel_map<R: Send, W>(
     threads: usize,
     count: usize,
@@ -117,7 +117,7 @@ where
             }
             let result = worker(at, &progress);
             failed.fetch_or(result.is_err(), Ordering::Relaxed);
-            // Nobody panics while holding the lock.
+            // No code panics while holding the lock.
             let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             done.push((at, result));
         }
@@ -131,7 +131,7 @@ where
     progress.finish_and_clear();
 
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    // What was taken earlier was finished too: no result is missing before an error.
+    // Indices are taken in order and finished, so no result is missing before an error.
     done.sort_unstable_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, result)| result).collect()
 }
@@ -148,7 +148,7 @@ fn segments(elements: &[u64]) -> Vec<Segment> {
     elements.iter().enumerate().flat_map(cut).collect()
 }
 
-/// A line that updates itself, on a terminal only.
+/// A progress bar, shown only on a terminal.
 pub(crate) fn progress_bar(bytes: u64) -> ProgressBar {
     let progress = ProgressBar::new(bytes);
     let template = "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, \
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_tile_every_tensor_in_order() {
+    fn segments_cover_every_tensor_in_order() {
         let elements = [0, 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT - 1];
         let all = segments(&elements);
         for (tensor, &count) in elements.iter().enumerate() {
@@ -180,9 +180,9 @@ mod tests {
         assert!(all.is_sorted_by_key(|segment| (segment.tensor, segment.start)));
     }
 
-    /// All buffers together fit, whatever is asked for, and are whole blocks.
+    /// For any budget and number of threads, all buffers fit and are whole blocks.
     #[test]
-    fn the_budget_is_a_bound() {
+    fn buffers_stay_within_the_budget() {
         for budget in [
             64 << 10,
             65 << 10,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_told_and_ends_the_work() {
+    fn the_first_error_stops_the_work_and_is_returned() {
         let workers = Workers::new(ByteSize(1 << 20), 4, 1).unwrap();
         let worker = || {
             |segment: Segment, _: &ProgressBar| match segment.tensor {

@@ -1,7 +1,7 @@
-//! What the elements of a tensor are like: extremes, mean, standard deviation, zeros, NaN.
+//! Statistics of tensors: min, max, mean, standard deviation, zeros, NaN.
 //!
-//! Blocks are summed in two passes and joined by the formulas of Chan, Golub and LeVeque (1979),
-//! so that the variance of numbers far from zero is not lost.
+//! Blocks are summed in two passes and merged by the formulas of Chan, Golub and LeVeque (1979),
+//! which are stable for numbers far from zero.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use super::super::catalog::Entry;
 use super::decode::{BLOCK, Decoder};
 use super::segments::Workers;
 
-/// The elements of a tensor summed up. Extremes, mean and deviation are those of the finite ones.
+/// Statistics of some elements. Min, max, mean and deviation cover the finite ones.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Statistics {
     pub(crate) min: Option<Value>,
     pub(crate) max: Option<Value>,
     pub(crate) mean: Option<f64>,
-    /// Of the population: divided by the number of elements.
+    /// The population standard deviation: divides by the number of elements.
     pub(crate) std: Option<f64>,
     /// Of both signs.
     pub(crate) zeros: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Statistics {
     finite: Sum,
 }
 
-/// A number as its dtype has it.
+/// A number of a float or integer dtype.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub(crate) enum Value {
     Float(f64),
@@ -39,7 +39,7 @@ pub(crate) enum Value {
 struct Sum {
     count: u64,
     mean: f64,
-    /// Sum of the squares of the distances from the mean.
+    /// The sum of squared distances from the mean.
     squares: f64,
 }
 
@@ -51,7 +51,7 @@ impl Sum {
         let count = values.len() as f64;
         let mean = match sum(values, |value| value) / count {
             mean if mean.is_finite() => mean,
-            // The sum is more than the greatest f64.
+            // The sum overflows f64.
             _ => sum(values, |value| value / count),
         };
         Sum {
@@ -74,7 +74,7 @@ impl Sum {
     }
 }
 
-/// Parts that grow side by side, so that one addition need not wait for another.
+/// Independent partial sums, so that additions do not wait for each other.
 const LANES: usize = 8;
 
 fn sum(values: &[f64], term: impl Fn(f64) -> f64) -> f64 {
@@ -88,7 +88,7 @@ fn sum(values: &[f64], term: impl Fn(f64) -> f64) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|value| term(*value)).sum::<f64>()
 }
 
-/// The least and the greatest of finite numbers.
+/// The least and greatest of finite numbers.
 fn range(values: &[f64]) -> Option<(f64, f64)> {
     let first = *values.first()?;
     let (chunks, rest) = values.as_chunks::<LANES>();
@@ -154,7 +154,7 @@ impl Statistics {
         }
     }
 
-    /// Adds the elements of another tensor, or of another part of this one.
+    /// Adds the elements that `other` covers.
     pub(crate) fn merge(&mut self, other: &Statistics) {
         self.zeros += other.zeros;
         self.nan += other.nan;
@@ -164,7 +164,7 @@ impl Statistics {
     }
 }
 
-/// Reads all elements of `entries` once; `None` for dtypes that are not decoded.
+/// Reads all elements of `entries`; returns `None` for dtypes that are not decoded.
 pub(crate) fn statistics(
     entries: &[Entry],
     workers: Workers,
@@ -293,9 +293,9 @@ mod tests {
         }
     }
 
-    /// Parts that are merged are like the whole, however it was cut.
+    /// Merging statistics of any split equals the statistics of the whole.
     #[test]
-    fn merging_is_adding() {
+    fn merged_statistics_equal_the_whole() {
         let values: Vec<f64> = (0..100).map(|at| f64::from(at * at % 17) - 5.0).collect();
         let of = |values: &[f64]| {
             let mut statistics = Statistics::default();
