@@ -1,4 +1,4 @@
-//! What does not depend on the clock: bytes read, memory, and that plans are the same.
+//! Measurements that need no clock: bytes read, peak memory, equality of plans.
 
 use std::fs;
 use std::ops::Range;
@@ -23,34 +23,34 @@ use super::peers::Peers;
 /// Ranks that share a tensor.
 const RANKS: u64 = 8;
 
-/// Ranks that all want all of it.
+/// Ranks that all load the whole tensor.
 const REPLICAS: usize = 4;
 
-/// What a plan may take beyond what it says.
+/// Bytes that a load may take beyond its plan.
 const SLACK: u64 = 16 << 20;
 
-/// Pages of a mapped file that may be resident beside that.
+/// Additional bytes of a mapped file that may be resident.
 const MAPPED_SLACK: u64 = 32 << 20;
 
 const BACKENDS: [Backend; 3] = [Backend::Pread, Backend::Direct, Backend::Mapped];
 
-/// A rank's share of something, and what was read for it.
+/// A rank's shard, and the bytes read for it.
 struct Share {
     what: &'static str,
     needed: u64,
     read: u64,
-    /// Bytes that may be read.
+    /// Maximum bytes that may be read.
     limit: u64,
-    /// The same by others, of those that can.
+    /// Bytes read by other libraries.
     others: Vec<(&'static str, f64)>,
 }
 
-/// L1: bytes read for what a rank needs.
+/// L1: bytes read for the shard of a rank.
 pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let mut shares = Vec::new();
     for (what, dim) in [("1/8 of the rows", 0), ("1/8 of the columns", 1)] {
         let folder = Folder::open(&files.shared)?;
-        let tensor = folder.get("weight").context("the tensor is in its file")?;
+        let tensor = folder.get("weight").context("the file has no `weight`")?;
         let bytes = tensor.byte_len() as u64;
         let mut graph = Graph::new();
         let shape: Vec<u64> = tensor.shape.iter().map(|extent| *extent as u64).collect();
@@ -63,7 +63,7 @@ pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::
             what,
             needed,
             read,
-            // Columns lie in all rows: those are read, once.
+            // Columns are spread over all rows, which are read once.
             limit: if dim == 0 {
                 with_margin(needed)
             } else {
@@ -96,7 +96,7 @@ pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::
             "others_read_bytes": others,
         })
     });
-    println!("\n| rank 0 wants | MB | read / needed | by others |\n|---|---|---|---|");
+    println!("\n| rank 0 needs | MB | read / needed | other libraries |\n|---|---|---|---|");
     *told = rows.collect();
     let goals = shares.iter().map(|it| {
         let what = format!("bytes read / allowed, {}", it.what);
@@ -116,7 +116,7 @@ fn by_others(others: &[(&str, f64)], needed: u64) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// Rank 0 of 8 expert-parallel by 2 tensor-parallel ranks: a sixteenth of each projection.
+/// Rank 0 of 8 expert-parallel x 2 tensor-parallel ranks: a sixteenth of each projection.
 fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
     let folder = Folder::open(folder)?;
     let map =
@@ -129,7 +129,7 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
         ..joined.clone()
     };
     let share = |what, name: &str, tensor_parallel: usize, options: &Options| {
-        let expr = bound.expr(name).context("the map makes it")?;
+        let expr = bound.expr(name).context("the map makes no such tensor")?;
         let shape = bound.graph().shape(expr).to_vec();
         let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
         region[0].end /= 8;
@@ -157,7 +157,7 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
     ])
 }
 
-/// A plan for all tensors as they are.
+/// A plan of all tensors as they are.
 fn plan_of_all(folder: &Folder, backend: Backend) -> anyhow::Result<LoadPlan> {
     let bound = bind(folder, IDENTITY)?;
     let (catalog, options) = (Catalog::of(folder), options(backend, THREADS));
@@ -169,7 +169,7 @@ fn plan_of_all(folder: &Folder, backend: Backend) -> anyhow::Result<LoadPlan> {
     )?)
 }
 
-/// What replicas that all want a tensor read of it together.
+/// The bytes that replicas of a tensor read together.
 fn replicas(folder: &Path) -> anyhow::Result<Share> {
     let folder = Folder::open(folder)?;
     let plan = plan_of_all(&folder, Backend::Pread)?;
@@ -201,7 +201,7 @@ fn replicas(folder: &Path) -> anyhow::Result<Share> {
     })
 }
 
-/// Loads a region; returns the bytes it has and the bytes that this process read.
+/// Loads a region; returns its bytes and the bytes that this process read.
 fn read_share(
     folder: &Folder,
     graph: &Graph,
@@ -216,20 +216,20 @@ fn read_share(
     let sink = targets_in(&plan, &mut memory);
     let before = rchar()?;
     execute(&plan, &sources, &sink, &|_| {})?;
-    // What it says itself of reading is a few hundred bytes.
+    // Reading /proc itself adds a few hundred bytes.
     Ok((plan.needed_bytes(), rchar()? - before))
 }
 
-/// Bytes that this process has read by system calls.
+/// Bytes that system calls of this process have read.
 fn rchar() -> anyhow::Result<u64> {
     proc_bytes("/proc/self/io", "rchar").context("no rchar in /proc/self/io")
 }
 
-/// L2: how far the memory rises above targets that were there before. Each backend has a process
-/// of its own, which no memory that was used before can help.
+/// L2: the growth of memory over preallocated targets. Each backend runs in a new process, without
+/// memory of earlier loads.
 pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let (mut goals, mut rows) = (Vec::new(), Vec::new());
-    println!("\n| peak memory, MB | targets | windows | measured beside targets | allowed |");
+    println!("\n| peak memory, MB | targets | windows | measured without targets | allowed |");
     println!("|---|---|---|---|---|");
     for backend in BACKENDS {
         let mut child = Command::new(std::env::current_exe()?);
@@ -257,7 +257,7 @@ pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal
             mb(rise),
             mb(limit),
         );
-        let what = format!("peak memory beside targets / bound, {backend}");
+        let what = format!("peak memory without targets / bound, {backend}");
         goals.push(Goal::at_most("L2", &what, rise as f64 / limit as f64, 1.0).hard());
         row["limit"] = json!(limit);
         rows.push(row);
@@ -266,8 +266,8 @@ pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal
     Ok(goals)
 }
 
-/// What [`memory`] asks: loads into memory that is there and prints how far it rose meanwhile.
-pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
+/// The child process of [`memory`]: loads into preallocated memory and prints the growth.
+pub(super) fn print_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     let mut backends = BACKENDS.into_iter();
     let backend = backends
         .find(|it| it.to_string() == backend)
@@ -280,7 +280,7 @@ pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     let sink = targets_in(&plan, &mut arena);
 
     let resident = |name| proc_bytes("/proc/self/status", name).context("no VmRSS, VmHWM");
-    // The plan is there already: only windows may come.
+    // The plan is already in memory, so only windows may be added.
     fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
     let before = resident("VmRSS")?;
     let sources = Sources::open(&folder, BackendChoice::Only(backend))?;
@@ -297,8 +297,8 @@ pub(super) fn tell_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// L3: plans of one thing made again and again, from graphs made in another order each time. (Each
-/// time hash maps have another seed, too.)
+/// L3: plans of the same model, made from graphs in different orders. (Hash maps have another seed
+/// each time, too.)
 pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
     const REPEATS: usize = 32;
 
@@ -321,6 +321,6 @@ pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
     }
     digests.sort_unstable();
     digests.dedup();
-    let what = format!("digests of {REPEATS} plans of the same");
+    let what = format!("distinct digests of {REPEATS} plans of one model");
     Ok(Goal::at_most("L3", &what, digests.len() as f64, 1.0).hard())
 }

@@ -1,31 +1,31 @@
-//! The files that are measured on.
+//! The checkpoints that are measured.
 
 use std::path::{Path, PathBuf};
 
 use meshgrad::ckpt::{Dtype, Error, FileWriter, Folder};
 
-/// Tensors of a block: what `stack` and `concat` put together.
+/// Tensors per block, which `stack` and `concat` join.
 pub(super) const PARTS: usize = 10;
 
-/// Tensors of the folder that is only opened and planned.
+/// Tensors of the checkpoint that is only opened and planned.
 pub(super) const MANY: usize = 92_000;
 
-/// How large everything is.
+/// The sizes of the checkpoints.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     /// Blocks of [`PARTS`] tensors, and the extents of each tensor: bf16.
     pub(super) blocks: usize,
     pub(super) tensor: [usize; 2],
-    /// The tensor of which ranks want their share: bf16.
+    /// The tensor that ranks load shards of: bf16.
     pub(super) shared: [usize; 2],
     /// Experts, features, hidden: bf16.
     pub(super) experts: [usize; 3],
-    /// Tensors to open and plan.
+    /// Tensors of the checkpoint that is opened and planned.
     pub(super) many: usize,
 }
 
 impl Sizes {
-    /// A model of so many bytes in tensors of 4 MB; experts as in Qwen3-30B-A3B, but 16 of them.
+    /// A model of about `bytes` in tensors of 4 MB, and 16 experts of the size of Qwen3-30B-A3B's.
     pub(super) fn of(bytes: usize) -> Sizes {
         let tensor = [1000, 2000];
         Sizes {
@@ -37,7 +37,7 @@ impl Sizes {
         }
     }
 
-    /// Some MB.
+    /// A few MB.
     pub(super) fn smoke() -> Sizes {
         Sizes {
             blocks: 2,
@@ -48,18 +48,18 @@ impl Sizes {
         }
     }
 
-    /// Of a tensor of the blocks.
+    /// Bytes of a tensor of the blocks.
     pub(super) fn tensor_bytes(&self) -> usize {
         self.tensor[0] * self.tensor[1] * 2
     }
 
-    /// Of all blocks.
+    /// Bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
         (self.blocks * PARTS * self.tensor_bytes()) as u64
     }
 }
 
-/// The folders, each with one model.
+/// The folders of the checkpoints.
 pub(super) struct Files {
     pub(super) blocks: PathBuf,
     pub(super) shared: PathBuf,
@@ -103,7 +103,7 @@ impl Files {
     }
 }
 
-/// The names of a mixture of 245 experts.
+/// The names of a model with 245 experts per layer.
 fn name_of(tensor: usize) -> String {
     const LAYER: usize = 245 * 3 + 1;
 
@@ -114,7 +114,7 @@ fn name_of(tensor: usize) -> String {
     }
 }
 
-/// Writes bytes that no disk can make less of. Returns the folder.
+/// Writes incompressible bytes. Returns the folder.
 fn write(folder: PathBuf, file: FileWriter) -> anyhow::Result<PathBuf> {
     std::fs::create_dir(&folder)?;
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -125,7 +125,7 @@ fn write(folder: PathBuf, file: FileWriter) -> anyhow::Result<PathBuf> {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // Exponents of small numbers: no NaN.
+            // Small exponents, so that there is no NaN.
             let bits = state & 0xbfff_bfff_bfff_bfff;
             buffer.extend_from_slice(&bits.to_le_bytes());
         }

@@ -1,12 +1,12 @@
-//! What was to be reached, beside what was.
+//! Goals and whether they were met.
 
 use serde_json::{Value, json};
 
-/// A number with the number that it should reach.
+/// A measured number and its limit.
 pub(super) struct Goal {
     id: &'static str,
     what: String,
-    /// `None` where there are no clean samples.
+    /// `None` without clean samples.
     measured: Option<f64>,
     limit: f64,
     is_least: bool,
@@ -42,7 +42,7 @@ impl Goal {
         }
     }
 
-    /// Depends on no clock: to miss it is a failure.
+    /// Marks a goal that does not depend on the clock: missing it is a failure.
     pub(super) fn hard(self) -> Goal {
         Goal {
             is_hard: true,
@@ -57,7 +57,7 @@ impl Goal {
         })
     }
 
-    /// Missed, and that does not depend on the machine.
+    /// Whether a hard goal was missed.
     pub(super) fn is_failure(&self) -> bool {
         self.is_hard && self.is_met() != Some(true)
     }

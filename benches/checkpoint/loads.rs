@@ -1,4 +1,4 @@
-//! Loading into an arena that is kept: ours, and what reading costs without us.
+//! Loads into a reused arena: ours, and plain reads as the baseline.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -19,23 +19,23 @@ use meshgrad::ckpt::{Dtype, TensorFile};
 use meshgrad_harness::{PAGE, map_touched, open_direct, timed};
 use twox_hash::XxHash3_64;
 
-use super::contest::Contestant;
+use super::rounds::Contestant;
 
-/// What the floors read at once.
+/// Bytes per plain read.
 const BLOCK: usize = 8 << 20;
 
-/// What is still in a core's caches when it was read.
-const PIECE: usize = 256 << 10;
+/// A chunk that stays in a core's caches after it was read.
+const CHUNK: usize = 256 << 10;
 
-pub(super) const PIECES: &str = "plain pread by 256 KiB, 2 threads";
-pub(super) const DIGESTED: &str = "the same, each piece digested (xxh3-64)";
+pub(super) const CHUNKED: &str = "plain pread by 256 KiB, 2 threads";
+pub(super) const DIGESTED: &str = "the same, each chunk digested (xxh3-64)";
 
-/// Threads of everything that has a choice.
+/// Threads of all contestants that can be configured.
 pub(super) const THREADS: usize = 2;
 
 pub(super) const IDENTITY: &str = "{r:path} = {r:path}";
 
-/// What is made of the blocks, as maps say it.
+/// The maps that are applied to the blocks.
 const GRAPHS: [(&str, &str); 4] = [
     ("identity", IDENTITY),
     (
@@ -58,10 +58,10 @@ const TRANSPOSE: &str =
 pub(super) const TRANSPOSE_IN_MEMORY: &str =
     "meshgrad transpose of half as much, in memory, 1 thread";
 
-/// Memory that is there from the beginning and never given back.
+/// Memory that is allocated once and reused by all loads.
 pub(super) type Arena = RefCell<MmapMut>;
 
-/// So many bytes, in huge pages where the system has them, all touched.
+/// Allocates and touches `bytes`, in huge pages where the system has them.
 pub(super) fn arena(bytes: u64) -> anyhow::Result<Arena> {
     Ok(RefCell::new(map_touched(bytes as usize)?))
 }
@@ -74,7 +74,7 @@ pub(super) fn bind(folder: &Folder, map: &str) -> anyhow::Result<Bound> {
 
 pub(super) fn options(backend: Backend, threads: usize) -> Options {
     match backend {
-        // Its threads wait more than they compute: it takes those that it has by itself.
+        // Its threads mostly wait, so it uses its own default.
         Backend::Direct => Options::direct(),
         _ => Options {
             threads,
@@ -107,7 +107,7 @@ pub(super) fn load(
     Ok(())
 }
 
-/// A place for each target, one behind the other.
+/// Splits the arena into the targets of a plan.
 pub(super) fn targets_in<'a>(plan: &LoadPlan, mut arena: &'a mut [u8]) -> Slices<'a> {
     let mut slices = Vec::new();
     for target in plan.targets() {
@@ -118,7 +118,7 @@ pub(super) fn targets_in<'a>(plan: &LoadPlan, mut arena: &'a mut [u8]) -> Slices
     Slices::new(slices)
 }
 
-/// All that load the blocks in this process.
+/// The contestants that load the blocks in this process.
 pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contestant<'a>> {
     let file = folder.join("model.safetensors");
     let ours = |name: String, map: &'static str, backend, threads| {
@@ -149,10 +149,10 @@ pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contest
         })
     };
     all.push(floor("plain pread, 2 threads", plain_pread));
-    all.push(floor(PIECES, |path, arena| in_pieces(path, arena, |_| {})));
+    all.push(floor(CHUNKED, |path, arena| in_chunks(path, arena, |_| {})));
     all.push(floor(DIGESTED, |path, arena| {
-        in_pieces(path, arena, |piece| {
-            std::hint::black_box(XxHash3_64::oneshot(piece));
+        in_chunks(path, arena, |chunk| {
+            std::hint::black_box(XxHash3_64::oneshot(chunk));
         })
     }));
     all.push(floor("plain O_DIRECT, 2 threads", plain_direct));
@@ -174,24 +174,24 @@ fn contestant<'a>(
         destination: "reused arena",
         files,
         before: Box::new(|| Ok(())),
-        turn: Box::new(move || timed(&mut load)),
+        sample: Box::new(move || timed(&mut load)),
     }
 }
 
-/// Turns a tensor in memory, on one thread.
+/// Transposes tensors in memory on one thread.
 pub(super) fn transpose_in_memory<'a>(shape: [usize; 2], arena: &'a Arena) -> Contestant<'a> {
     let bytes = shape[0] * shape[1] * 2;
     let turn = move || -> anyhow::Result<()> {
         let mut graph = Graph::new();
         let x = graph.source("x", Dtype::BF16, &shape.map(|extent| extent as u64))?;
-        let turned = graph.transpose(x, 0, 1)?;
+        let transposed = graph.transpose(x, 0, 1)?;
         let region = [0..shape[1] as u64, 0..shape[0] as u64];
 
         let mut arena = arena.borrow_mut();
         let half = arena.len() / 2;
         let (from, to) = arena.split_at_mut(half);
         for (from, to) in from.chunks_exact(bytes).zip(to.chunks_exact_mut(bytes)) {
-            gather(&graph, turned, &region, &|_| Some(from), to)?;
+            gather(&graph, transposed, &region, &|_| Some(from), to)?;
         }
         Ok(())
     };
@@ -209,26 +209,26 @@ fn plain_pread(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     })
 }
 
-/// Looks at each piece as soon as it is there.
-fn in_pieces(path: &Path, arena: &mut [u8], look: impl Fn(&[u8]) + Sync) -> anyhow::Result<()> {
+/// Calls `look` on each chunk right after it was read.
+fn in_chunks(path: &Path, arena: &mut [u8], look: impl Fn(&[u8]) + Sync) -> anyhow::Result<()> {
     let (file, start) = open_data(path)?;
     in_blocks(arena, |offset, block| {
-        for (piece, at) in block.chunks_mut(PIECE).zip((0..).step_by(PIECE)) {
-            file.read_exact_at(piece, start + offset + at)?;
-            look(piece);
+        for (chunk, at) in block.chunks_mut(CHUNK).zip((0..).step_by(CHUNK)) {
+            file.read_exact_at(chunk, start + offset + at)?;
+            look(chunk);
         }
         Ok(())
     })
 }
 
-/// A file, and where its data begins.
+/// Opens a file; returns it with the offset of its data.
 fn open_data(path: &Path) -> anyhow::Result<(File, u64)> {
     let opened = TensorFile::open(path)?;
     let starts = opened.tensors().iter().map(|tensor| tensor.range.start);
     Ok((File::open(path)?, starts.min().unwrap_or(0)))
 }
 
-/// As many bytes from the beginning of the file, in whole blocks.
+/// Reads as many bytes from the beginning of the file, in whole pages.
 fn plain_direct(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let file = open_direct(OpenOptions::new().read(true), path)?;
     in_blocks(arena, |offset, block| {
@@ -244,13 +244,13 @@ fn like_dd(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let mut offset = 0;
     while offset < size {
         let read = file.read_at(&mut arena[..block], offset)?;
-        ensure!(read > 0, "{} has become shorter", path.display());
+        ensure!(read > 0, "{} was truncated during the read", path.display());
         offset += read as u64;
     }
     Ok(())
 }
 
-/// Cuts the arena into blocks, which threads take one after the other.
+/// Splits the arena into blocks, which threads process in order.
 pub(super) fn in_blocks(
     arena: &mut [u8],
     act: impl Fn(u64, &mut [u8]) -> anyhow::Result<()> + Sync,
@@ -273,10 +273,10 @@ pub(super) fn in_blocks(
     })
 }
 
-/// What a user of the crate does: map the file, copy each tensor to its place.
+/// As a user of the crate: maps the file and copies each tensor.
 fn safetensors_crate(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let file = File::open(path)?;
-    // SAFETY: nobody writes to the file, which is this bench's own, while it is mapped.
+    // SAFETY: the file is private to this bench, which does not write to it while it is mapped.
     let bytes = unsafe { Mmap::map(&file) }?;
     let mut rest = arena;
     for (_, tensor) in safetensors::SafeTensors::deserialize(&bytes)?.iter() {

@@ -1,22 +1,22 @@
-//! Loading, planning and saving checkpoints, beside the libraries that people use and beside what
-//! reading and writing cost at least.
+//! Loads, plans and saves of checkpoints against common libraries and against plain reads and
+//! writes.
 //!
 //! ```text
 //! cargo bench --bench checkpoint -- [--torch venv/bin/python] [--json FILE] [--gigabytes 2]
 //! ```
 //!
-//! Times mean something only if nothing else runs and if the memory that bytes go to is alike: a
-//! sample during which other processes computed is dropped and taken again, and destinations are
-//! named. Bytes and plans depend on neither: a goal of those that is missed is a failure.
+//! Times are comparable only on a quiet machine and with the same kind of destination memory.
+//! Samples during which other processes computed are dropped and taken again, and the report names
+//! the destinations. Bytes and plans depend on neither; missing such a goal is a failure.
 
-mod contest;
 mod counts;
 mod files;
 mod goals;
 mod loads;
+mod noise;
 mod peers;
 mod planning;
-mod quiet;
+mod rounds;
 mod saves;
 
 use std::cell::RefCell;
@@ -24,16 +24,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use contest::{Cache, Length, Standing, hold};
 use files::{Files, Sizes};
 use goals::Goal;
 use meshgrad_harness::{Options, PeerOptions, finish};
+use noise::Monitor;
 use peers::Peers;
 use planning::Steps;
-use quiet::Watch;
+use rounds::{Cache, Length, Measurement, measure};
 use serde_json::{Value, json};
 
-/// Loads, plans and saves checkpoints, beside others.
+/// Times loads, plans and saves of checkpoints against other libraries.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -43,29 +43,29 @@ struct Arguments {
     /// Size of the checkpoint.
     #[arg(long, default_value_t = 2.0)]
     gigabytes: f64,
-    /// Clean samples to take of each contestant.
+    /// Clean samples per contestant.
     #[arg(long, default_value_t = 7)]
     samples: usize,
-    /// After so many minutes only what has no sample yet has another turn.
+    /// After this many minutes only contestants without a sample continue.
     #[arg(long, default_value_t = 15.0)]
     minutes: f64,
-    /// Seconds to wait for a quiet moment before each sample.
+    /// Maximum seconds to wait for a quiet moment before each sample.
     #[arg(long, default_value_t = 4.0)]
     patience: f64,
     /// What to measure [all].
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Loads a checkpoint in a process of its own and says how the memory rose.
+    /// Loads a checkpoint in a child process and prints the growth of its memory.
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "BACKEND"])]
     measure_memory: Option<Vec<String>>,
-    /// Where the checkpoint is made, and removed in the end [the system's temporary folder].
+    /// Where the checkpoints are created, and removed at the end [the system's temporary folder].
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
-    /// What depends on no clock.
+    /// Measurements that need no clock.
     Counts,
     Loads,
     Planning,
@@ -92,14 +92,14 @@ impl Arguments {
     }
 
     fn length(&self) -> Length {
-        let (samples, most_rounds) = match self.options.smoke {
+        let (samples, max_rounds) = match self.options.smoke {
             true => (1, 1),
             false => (self.samples, 3 * self.samples),
         };
         Length {
             samples,
-            most_rounds,
-            ends: Instant::now() + Duration::from_secs_f64(60.0 * self.minutes),
+            max_rounds,
+            deadline: Instant::now() + Duration::from_secs_f64(60.0 * self.minutes),
         }
     }
 }
@@ -107,7 +107,7 @@ impl Arguments {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     if let Some([folder, backend]) = arguments.measure_memory.as_deref() {
-        return counts::tell_memory(folder.as_ref(), backend);
+        return counts::print_memory(folder.as_ref(), backend);
     }
     let (sizes, length) = (arguments.sizes(), arguments.length());
     let root = arguments.folder.clone().unwrap_or_else(std::env::temp_dir);
@@ -116,7 +116,7 @@ fn main() -> anyhow::Result<()> {
         .tempdir_in(root)?;
 
     let peers = Peers::start(&arguments.peer)?;
-    let watch = Watch::new(peers.process(), arguments.patience());
+    let monitor = Monitor::new(peers.process(), arguments.patience());
     let files = Files::make(root.path(), &sizes)?;
     if arguments.measures(Part::Loads) {
         peers.prepare(&files.blocks)?;
@@ -136,9 +136,9 @@ fn main() -> anyhow::Result<()> {
         let mut loads = loads::contestants(&files.blocks, &arena);
         loads.push(loads::transpose_in_memory(sizes.tensor, &arena));
         loads.extend(peers.loads(&files.blocks));
-        loaded = hold(&mut loads, Cache::Warm, &watch, length)?;
+        loaded = measure(&mut loads, Cache::Warm, &monitor, length)?;
         loads.retain(|it| !it.files.is_empty());
-        loaded.extend(hold(&mut loads, Cache::Cold, &watch, length)?);
+        loaded.extend(measure(&mut loads, Cache::Cold, &monitor, length)?);
         print_table("Loading", &loaded, sizes.bytes());
     }
 
@@ -147,7 +147,7 @@ fn main() -> anyhow::Result<()> {
     if arguments.measures(Part::Planning) {
         let mut planning = planning::contestants(&files.many, &steps);
         planning.extend(peers.headers(&files.many));
-        planned = hold(&mut planning, Cache::Warm, &watch, length)?;
+        planned = measure(&mut planning, Cache::Warm, &monitor, length)?;
         print_table(&format!("Opening {} tensors", sizes.many), &planned, 0);
     }
 
@@ -157,16 +157,22 @@ fn main() -> anyhow::Result<()> {
         let mut saves = saves::contestants(&folder, &sizes, &arena);
         saves.push(saves::checksum(&folder, &arena));
         saves.extend(peers.saves(&files.blocks));
-        saved = hold(&mut saves, Cache::Warm, &watch, length)?;
+        saved = measure(&mut saves, Cache::Warm, &monitor, length)?;
         print_table("Saving", &saved, sizes.bytes());
     }
 
-    let standings: Vec<&Standing> = [&loaded, &planned, &saved].into_iter().flatten().collect();
-    goals.extend(timed_goals(&standings, &sizes));
+    let measurements: Vec<&Measurement> =
+        [&loaded, &planned, &saved].into_iter().flatten().collect();
+    goals.extend(timed_goals(&measurements, &sizes));
     println!("\n| | | goal | measured | |\n|---|---|---|---|---|");
     goals.iter().for_each(|goal| println!("{}", goal.row()));
 
-    let json = |standings: &[Standing]| standings.iter().map(Standing::json).collect::<Vec<_>>();
+    let json = |measurements: &[Measurement]| {
+        measurements
+            .iter()
+            .map(Measurement::json)
+            .collect::<Vec<_>>()
+    };
     let steps = steps.iter().map(|it| it.borrow().json());
     let report = json!({
         "bench": "checkpoint",
@@ -187,31 +193,31 @@ fn main() -> anyhow::Result<()> {
     let failures = goals.iter().filter(|goal| goal.is_failure()).count();
     anyhow::ensure!(
         failures == 0,
-        "{failures} goals that depend on no clock were missed"
+        "{failures} goals that do not depend on the clock were missed"
     );
     Ok(())
 }
 
-fn print_table(title: &str, standings: &[Standing], bytes: u64) {
-    println!("\n{title}: medians (least - most)\n");
+fn print_table(title: &str, measurements: &[Measurement], bytes: u64) {
+    println!("\n{title}: medians (min - max)\n");
     println!("| | into | | seconds | GB/s | own CPU s | samples |");
     println!("|---|---|---|---|---|---|---|");
-    standings
+    measurements
         .iter()
         .for_each(|it| println!("{}", it.row(bytes)));
 }
 
-/// The goals that depend on the clock, as ratios of medians of one run.
-fn timed_goals(standings: &[&Standing], sizes: &Sizes) -> Vec<Goal> {
+/// The goals for times, as ratios of medians within one run.
+fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
     use Cache::{Cold, Warm};
 
     let median = |name: &str, cache: Cache| {
-        let found = standings
+        let found = measurements
             .iter()
             .find(|it| it.name == name && it.cache == cache)?;
         Some(found.seconds()?.median)
     };
-    // How many times as fast as the other the first is.
+    // The speed of `ours` relative to `other`.
     let speed = |ours: &str, other: &str, cache| Some(median(other, cache)? / median(ours, cache)?);
     let gigabytes = sizes.bytes() as f64 / 1e9;
     let rate = |name: &str, share: f64| Some(share * gigabytes / median(name, Warm)?);
@@ -234,8 +240,8 @@ fn timed_goals(standings: &[&Standing], sizes: &Sizes) -> Vec<Goal> {
         ));
     }
     let dd = "O_DIRECT as dd reads, 1 thread";
-    // Of digesting what was just read, and of a pass over all of it when it has left the caches.
-    let digesting = || Some(median(loads::DIGESTED, Warm)? - median(loads::PIECES, Warm)?);
+    // The cost of digests of data that was just read, and of a separate pass over all data.
+    let digesting = || Some(median(loads::DIGESTED, Warm)? - median(loads::CHUNKED, Warm)?);
     let pass = || median(saves::CHECKSUM, Warm);
     let of_identity = |seconds: Option<f64>, cache| Some(seconds? / median(identity, cache)?);
     let ms = |name: &str| Some(1e3 * median(name, Warm)?);

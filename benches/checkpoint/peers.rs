@@ -1,4 +1,4 @@
-//! The other side, in Python.
+//! The other libraries, in a Python process.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use meshgrad_harness::{Peer, PeerOptions, numbers};
 use serde_json::{Value, json};
 
-use super::contest::Contestant;
+use super::rounds::Contestant;
 use super::saves;
 
 const LOADS: [(&str, &str, &str, &[&str]); 9] = [
@@ -93,7 +93,7 @@ impl Peers {
         })
     }
 
-    /// Lets the peer write its formats of the blocks beside them.
+    /// Makes the peer write the blocks in its own formats.
     pub(super) fn prepare(&self, folder: &Path) -> anyhow::Result<()> {
         if let Some((peer, _)) = &self.0 {
             ask(peer, "prepare", folder)?;
@@ -115,7 +115,7 @@ impl Peers {
         turns.into_iter().flatten().collect()
     }
 
-    /// Those that save into `saved` of the folder.
+    /// The contestants that save into `folder`/saved.
     pub(super) fn saves<'a>(&'a self, folder: &'a Path) -> Vec<Contestant<'a>> {
         let turns = SAVES.map(|(name, what, destination)| {
             let mut turn = self.contestant(name, what, destination, folder, Vec::new())?;
@@ -143,12 +143,12 @@ impl Peers {
             destination,
             files,
             before: Box::new(|| Ok(())),
-            turn: Box::new(turn),
+            sample: Box::new(turn),
         })
     }
 
-    /// Bytes that others read for rank 0's share of a tensor, by who it is. In a process of its own:
-    /// torch must believe in other ranks there.
+    /// Bytes that other libraries read for rank 0's shard of a tensor, by library. In a separate
+    /// process, because torch must be initialized with a fake process group.
     pub(super) fn bytes_read(
         &self,
         folder: &Path,
@@ -168,7 +168,7 @@ impl Peers {
 
 fn start(python: &Path) -> anyhow::Result<Peer> {
     let mut peer = Peer::start(python, "checkpoint.py", &[])?;
-    // Samples begin when others are quiet, so there is nothing to wait for.
+    // Samples start when the machine is quiet, so no pause is needed.
     peer.pause = Duration::ZERO;
     Ok(peer)
 }

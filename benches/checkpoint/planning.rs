@@ -1,4 +1,4 @@
-//! Opening and planning a checkpoint of very many tensors.
+//! Opening and planning a checkpoint with very many tensors.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -10,10 +10,10 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use meshgrad_harness::{Spread, seconds, timed};
 use serde_json::{Value, json};
 
-use super::contest::Contestant;
 use super::loads::{IDENTITY, bind};
+use super::rounds::Contestant;
 
-/// What `experts` is made of, as training wants it.
+/// The map that stacks experts for training.
 const STACKED: &str = "
     [model.layers.{l}. = model.layers.{l}.]
     experts.gate_up = stack(concat(mlp.experts.{e}.gate_proj.weight,
@@ -21,7 +21,7 @@ const STACKED: &str = "
     experts.down    = stack(mlp.experts.{e}.down_proj.weight, each=e)
     input_layernorm.weight = input_layernorm.weight";
 
-/// Seconds of the steps, of every turn.
+/// Seconds of each step, of every sample.
 #[derive(Default)]
 pub(super) struct Steps {
     open: Vec<f64>,
@@ -47,7 +47,7 @@ pub(super) const DIRECTLY: &str = "meshgrad open + plan, all tensors as they are
 pub(super) const BY_IDENTITY: &str = "meshgrad open + bind + plan, identity map";
 pub(super) const BY_STACKED: &str = "meshgrad open + bind + plan, experts stacked";
 
-/// All that open, and plan, in this process. Contestants of ours write down their steps.
+/// The contestants that open and plan in this process. Ours record their steps.
 pub(super) fn contestants<'a>(
     folder: &'a Path,
     steps: &'a [RefCell<Steps>; 3],
@@ -65,15 +65,14 @@ pub(super) fn contestants<'a>(
     ]
 }
 
-/// What is timed is the second of two runs: the first one has the memory back from the machine that
-/// was given away while nothing ran.
+/// Times the second of two runs; the first takes back the memory that idle processes lost.
 fn contestant<'a>(name: &str, act: impl Fn() -> anyhow::Result<()> + 'a) -> Contestant<'a> {
     Contestant {
         name: name.to_owned(),
-        destination: "memory that was just used",
+        destination: "recently used memory",
         files: Vec::new(),
         before: Box::new(|| Ok(())),
-        turn: Box::new(move || {
+        sample: Box::new(move || {
             act()?;
             timed(&act)
         }),

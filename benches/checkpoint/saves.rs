@@ -1,4 +1,4 @@
-//! Saving from the arena, and what a checksum costs.
+//! Saves from the arena, and the cost of a checksum.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -9,15 +9,16 @@ use meshgrad_harness::{PAGE, open_direct, timed};
 use safetensors::tensor::TensorView;
 use twox_hash::XxHash3_64;
 
-use super::contest::Contestant;
 use super::files::{PARTS, Sizes};
 use super::loads::{Arena, in_blocks};
+use super::rounds::Contestant;
 
 pub(super) const OURS: &str = "meshgrad Staging + FolderWriter + commit";
 pub(super) const LIKE_DD: &str = "O_DIRECT as dd writes, and fsync, 1 thread";
 pub(super) const CHECKSUM: &str = "xxh3-64 over the arena, 2 threads";
 
-/// All that save the blocks in this process, into `folder`, which is empty before each turn.
+/// The contestants that save the blocks in this process into `folder`, which is emptied before each
+/// sample.
 pub(super) fn contestants<'a>(
     folder: &'a Path,
     sizes: &'a Sizes,
@@ -37,7 +38,7 @@ pub(super) fn contestants<'a>(
     ]
 }
 
-/// Reads all of the arena once.
+/// Digests the whole arena once.
 pub(super) fn checksum<'a>(folder: &'a Path, arena: &'a Arena) -> Contestant<'a> {
     contestant(CHECKSUM, "-", folder, || {
         in_blocks(&mut arena.borrow_mut(), |_, block| {
@@ -58,11 +59,11 @@ fn contestant<'a>(
         destination,
         files: Vec::new(),
         before: Box::new(|| empty(folder)),
-        turn: Box::new(move || timed(&act)),
+        sample: Box::new(move || timed(&act)),
     }
 }
 
-/// Removes what was saved, and waits until the file system has settled.
+/// Removes saved files and syncs the file system.
 pub(super) fn empty(folder: &Path) -> anyhow::Result<()> {
     if folder.exists() {
         std::fs::remove_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! Files past the page cache, and memory whose page faults are not measured.
+//! Files without the page cache, and memory without page faults.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use memmap2::MmapMut;
 
-/// The bytes that offsets and lengths of direct reads and writes are multiples of.
+/// The alignment of direct reads and writes, in bytes.
 pub const PAGE: usize = 4096;
 
-/// Opens a file past the page cache, with `O_DIRECT`.
+/// Opens a file with `O_DIRECT`, which bypasses the page cache.
 #[cfg(target_os = "linux")]
 pub fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -18,7 +18,7 @@ pub fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(direct).open(path)
 }
 
-/// Opens a file past the page cache.
+/// Direct I/O is supported on Linux only.
 #[cfg(not(target_os = "linux"))]
 pub fn open_direct(_: &mut OpenOptions, _: &Path) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
@@ -37,22 +37,22 @@ pub fn drop_pages(file: &File) -> io::Result<()> {
     )?)
 }
 
-/// Syncs a file and drops its pages from the page cache.
+/// Dropping pages is supported on Linux only.
 #[cfg(not(target_os = "linux"))]
 pub fn drop_pages(_: &File) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Maps untouched memory of at least one page, in huge pages where the system has them.
+/// Maps at least one page of untouched memory, in huge pages if the system has them.
 pub fn map_new(bytes: usize) -> io::Result<MmapMut> {
     let memory = MmapMut::map_anon(bytes.max(PAGE))?;
-    // The kernel refuses where it has no huge pages.
+    // Fails if the kernel has no huge pages.
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     Ok(memory)
 }
 
-/// The same with all pages touched.
+/// Maps memory and touches all its pages.
 pub fn map_touched(bytes: usize) -> io::Result<MmapMut> {
     let mut memory = map_new(bytes)?;
     memory.fill(1);

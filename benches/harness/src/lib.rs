@@ -1,5 +1,7 @@
-//! What `meshgrad bench`, `meshgrad ckpt bench` and the benches share: interleaved rounds, spreads,
-//! the report with machine and versions, files and memory without surprises, the Python peer.
+//! The harness of `meshgrad bench`, `meshgrad ckpt bench` and the benches: interleaved rounds,
+//! spreads, reports with machine and versions, cold files, touched memory, and the Python peer.
+//!
+//! It knows no op, model or checkpoint.
 
 mod files;
 mod machine;

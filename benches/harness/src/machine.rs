@@ -1,19 +1,19 @@
-//! The machine that was measured.
+//! The machine of a report.
 
 use std::fs;
 
 use serde::Serialize;
 
-/// What the system reports of this machine.
+/// Properties of the machine, as reported by the system.
 #[derive(Serialize)]
 pub struct Machine {
-    /// The processor's model, where it is known.
+    /// The model of the CPU, if known.
     pub cpu: Option<String>,
     /// Logical cores that this process may use.
     pub cores: usize,
-    /// Bytes of RAM, where known.
+    /// Bytes of RAM, if known.
     pub memory_bytes: Option<u64>,
-    /// The operating system and the release of its kernel.
+    /// The operating system and its kernel release.
     pub kernel: String,
 }
 
@@ -32,13 +32,13 @@ impl Machine {
     }
 }
 
-/// The value of the first line `NAME : VALUE` of a file in /proc.
+/// The value of the first line `NAME: VALUE` of a file in /proc.
 pub fn proc_field(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     field(&text, name).map(str::to_owned)
 }
 
-/// The same as a number of bytes, which /proc writes plain or in kB.
+/// The same as a number of bytes; /proc has bytes or kB.
 pub fn proc_bytes(path: &str, name: &str) -> Option<u64> {
     bytes(&proc_field(path, name)?)
 }

@@ -1,4 +1,4 @@
-//! A peer in Python, which takes turns with us.
+//! The Python process that benches compare with.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -8,31 +8,31 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-/// Where the peer is.
+/// How to start the peer.
 #[derive(clap::Args)]
 pub struct PeerOptions {
-    /// A Python interpreter with benches/torch/requirements.txt: the peer in the same run.
+    /// A Python interpreter with benches/torch/requirements.txt, to time torch in the same run.
     #[arg(long, value_name = "PYTHON")]
     pub torch: Option<PathBuf>,
 }
 
 impl PeerOptions {
-    /// Starts `script` of benches/torch, if a peer is asked for.
+    /// Starts `script` of benches/torch if `--torch` is given.
     pub fn start(&self, script: &str, arguments: &[&str]) -> anyhow::Result<Option<Peer>> {
         let start = |python: &PathBuf| Peer::start(python, script, arguments);
         self.torch.as_ref().map(start).transpose()
     }
 }
 
-/// A Python script that answers requests, one JSON object a line.
+/// A Python script that answers requests, one JSON object per line.
 pub struct Peer {
     process: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
-    /// What it said first: its versions.
+    /// The first message, with its versions.
     pub hello: Value,
-    /// How long to wait after an answer, until the peer's threads, which spin after their work
-    /// (0.2 s in Intel's OpenMP), leave the cores to whose turn is next.
+    /// The wait after an answer, until the peer's threads stop spinning (0.2 s in Intel's OpenMP)
+    /// and free the cores for the next contestant.
     pub pause: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Peer {
         )
     }
 
-    /// Starts a script that `command` runs, and waits until it says hello.
+    /// Starts a script by `command` and waits for its first message.
     pub fn start_command(command: &mut Command) -> anyhow::Result<Peer> {
         let mut process = command
             .stdin(Stdio::piped())
@@ -66,9 +66,9 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Waits for the answer, and then for [`Peer::pause`].
+    /// Sends a request, waits for the answer, then for [`Peer::pause`].
     pub fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
-        let requests = self.requests.as_mut().context("the peer has ended")?;
+        let requests = self.requests.as_mut().context("the peer has exited")?;
         writeln!(requests, "{request}")?;
         requests.flush()?;
         let answer = self.listen();
@@ -79,9 +79,10 @@ impl Peer {
     fn listen(&mut self) -> anyhow::Result<Value> {
         let mut line = String::new();
         if self.answers.read_line(&mut line)? == 0 {
-            bail!("the peer ended; its message is above");
+            bail!("the peer exited; its error is above");
         }
-        serde_json::from_str(&line).with_context(|| format!("the peer said {line:?}"))
+        serde_json::from_str(&line)
+            .with_context(|| format!("the peer sent {line:?}, which is not JSON"))
     }
 }
 
@@ -92,7 +93,7 @@ impl Drop for Peer {
     }
 }
 
-/// benches/torch, or what `MESHGRAD_BENCH_PEERS` names where there is no checkout.
+/// benches/torch, or the folder `MESHGRAD_BENCH_PEERS` if there is no checkout.
 pub fn scripts() -> PathBuf {
     match std::env::var_os("MESHGRAD_BENCH_PEERS") {
         Some(folder) => folder.into(),
@@ -100,7 +101,7 @@ pub fn scripts() -> PathBuf {
     }
 }
 
-/// Numbers of an answer.
+/// The numbers of a JSON array.
 pub fn numbers(value: &Value) -> Vec<f64> {
     let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
     items.iter().filter_map(Value::as_f64).collect()

@@ -1,4 +1,4 @@
-//! The options of every bench, and its report with machine and versions.
+//! The options and the report of a bench.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,21 +8,21 @@ use serde_json::{Value, json};
 
 use crate::machine::{Machine, proc_field};
 
-/// The options that all benches share.
+/// Options of all benches.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Also write the report, with the machine and the versions, to this file.
+    /// Also write the report with machine and versions to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// One short round, to see that the bench works.
+    /// Run one short round to check that the bench works.
     #[arg(long)]
     pub smoke: bool,
-    /// What cargo passes to every bench.
+    /// Passed by cargo to every bench.
     #[arg(long, hide = true)]
     pub bench: bool,
 }
 
-/// Adds machine and versions to `report`, and writes it where the options say.
+/// Adds machine and versions to `report` and writes it to the file of `--json`, if given.
 pub fn finish(options: &Options, mut report: Value, peers: Value) -> anyhow::Result<()> {
     report["machine"] = machine()?;
     report["versions"] = json!({
@@ -56,7 +56,8 @@ fn machine() -> anyhow::Result<Value> {
     Ok(machine)
 }
 
-/// What `variable` says, for executables that were taken elsewhere, or a program.
+/// The value of an environment variable, for executables that run without a checkout, or the output
+/// of a program.
 fn version(variable: &str, program: &str, arguments: &[&str]) -> String {
     std::env::var(variable).unwrap_or_else(|_| output(program, arguments))
 }

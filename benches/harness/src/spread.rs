@@ -1,4 +1,4 @@
-//! Samples: how they are taken and summarized.
+//! Taking and summarizing samples.
 
 use std::fmt;
 use std::time::Instant;
@@ -6,14 +6,14 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The median of some samples, with the least and the greatest.
+/// Median, minimum and maximum of some samples.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The mean of the two middle samples where their number is even.
+    /// The middle sample, or the mean of the two middle samples.
     pub median: f64,
-    /// The least sample.
+    /// The minimum.
     pub min: f64,
-    /// The greatest sample.
+    /// The maximum.
     pub max: f64,
 }
 
@@ -21,12 +21,12 @@ impl Spread {
     /// The spread of `samples`.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `samples` is empty.
     pub fn of(samples: &[f64]) -> Spread {
         Spread::try_of(samples).expect("at least one sample")
     }
 
-    /// The spread of `samples`, or `None` if there are none.
+    /// The spread of `samples`, or `None` if it is empty.
     pub fn try_of(samples: &[f64]) -> Option<Spread> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -36,7 +36,7 @@ impl Spread {
         Some(Spread { median, min, max })
     }
 
-    /// For a report: rounded to four decimals.
+    /// The spread in a report, rounded to four decimals.
     pub fn json(self) -> Value {
         let round = |x: f64| (x * 1e4).round() / 1e4;
         json!({"median": round(self.median), "min": round(self.min), "max": round(self.max)})
@@ -55,27 +55,27 @@ impl fmt::Display for Spread {
     }
 }
 
-/// The cell of a table: `-` without samples.
+/// A table cell: the spread, or `-` without samples.
 pub fn cell(spread: Option<Spread>) -> String {
     spread.map_or("-".to_owned(), |spread| spread.to_string())
 }
 
-/// The seconds that `f` takes, and its result.
+/// Seconds of `f`, and its result.
 pub fn seconds<T>(f: impl FnOnce() -> T) -> (f64, T) {
     let start = Instant::now();
     let result = f();
     (start.elapsed().as_secs_f64(), result)
 }
 
-/// The seconds that `f` takes. Its value is dropped after the clock has stopped.
+/// Seconds of `f`. Dropping its value is not timed.
 pub fn timed<T, E>(f: impl FnOnce() -> Result<T, E>) -> Result<f64, E> {
     let (seconds, result) = seconds(f);
     result.map(|_| seconds)
 }
 
-/// Calls `sample(round, contestant)` for every contestant in every round, and in a round 0 before
-/// them, which warms up. A disturbance so hits all contestants of a round. Each round starts with
-/// another contestant, so that none always runs after the same one.
+/// Calls `sample(round, contestant)` for every contestant in rounds 0 to `rounds`, where round 0
+/// warms up. A disturbance hits all contestants of a round alike. The order rotates, so that no
+/// contestant always runs first.
 pub fn interleave<E>(
     contestants: usize,
     rounds: usize,

@@ -1,5 +1,4 @@
-//! Samples that nobody disturbed, as /proc/stat tells: what other processes compute while a sample
-//! is taken is known, and a sample that they had part in is dropped.
+//! Detects samples that other processes disturbed, by their CPU time in /proc/stat.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,39 +9,40 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use meshgrad_harness::drop_pages;
 
-/// What /proc counts time in, on every Linux.
+/// The unit of times in /proc, in seconds.
 const TICK: f64 = 0.01;
 
-/// The part of a sample's time that others may compute, on all cores together.
+/// The CPU time of other processes on all cores that a clean sample tolerates, as a share of its
+/// duration.
 const SHARE_OF_OTHERS: f64 = 0.15;
 
-/// Tells our processes' time from that of others.
-pub(super) struct Watch {
+/// Separates the CPU time of our processes from that of others.
+pub(super) struct Monitor {
     own: Vec<u32>,
-    /// How long to wait for a quiet moment before a sample is tried anyway.
+    /// Maximum wait for a quiet moment before a sample.
     patience: Duration,
 }
 
-/// One measurement and what went on meanwhile.
+/// A sample and the load of the machine.
 pub(super) struct Observed {
-    /// As the contestant says.
+    /// As the contestant reports.
     pub(super) seconds: f64,
-    /// Of all our processes together.
+    /// CPU seconds of all our processes.
     pub(super) own_cpu: f64,
     pub(super) is_clean: bool,
 }
 
-impl Watch {
-    /// Counts this process and its peer as ours.
-    pub(super) fn new(peer: Option<u32>, patience: Duration) -> Watch {
+impl Monitor {
+    /// Counts this process and its peer as our processes.
+    pub(super) fn new(peer: Option<u32>, patience: Duration) -> Monitor {
         let own = [Some(std::process::id()), peer];
-        Watch {
+        Monitor {
             own: own.into_iter().flatten().collect(),
             patience,
         }
     }
 
-    /// Takes a sample, after a tenth of a second in which others did next to nothing.
+    /// Takes a sample, after a tenth of a second in which others were nearly idle.
     pub(super) fn observe(
         &self,
         sample: impl FnOnce() -> anyhow::Result<f64>,
@@ -51,7 +51,7 @@ impl Watch {
         let (others, own, start) = (self.others()?, self.own()?, Instant::now());
         let seconds = sample()?;
         let wall = start.elapsed().as_secs_f64();
-        // Both counters are in ticks, and each may be late by one.
+        // Each of the two counters may lag by one tick.
         let others = self.others()? - others - 2.0 * TICK;
         Ok(Observed {
             seconds,
@@ -72,7 +72,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Seconds that others have computed since the machine started, or the host took from us.
+    /// CPU seconds of other processes since boot, including time stolen by the host.
     fn others(&self) -> anyhow::Result<f64> {
         let stat = std::fs::read_to_string("/proc/stat")?;
         let line = stat.lines().next().context("/proc/stat is empty")?;
@@ -98,16 +98,16 @@ impl Watch {
     }
 }
 
-/// Puts files on disk and out of the page cache.
-pub(super) fn make_cold(paths: &[PathBuf]) -> anyhow::Result<()> {
+/// Syncs files and drops them from the page cache.
+pub(super) fn evict(paths: &[PathBuf]) -> anyhow::Result<()> {
     for path in paths {
         each_file(path, &mut |file| Ok(drop_pages(&File::open(file)?)?))?;
     }
     Ok(())
 }
 
-/// Brings files into the page cache.
-pub(super) fn make_warm(paths: &[PathBuf]) -> anyhow::Result<()> {
+/// Reads files into the page cache.
+pub(super) fn read_all(paths: &[PathBuf]) -> anyhow::Result<()> {
     for path in paths {
         each_file(path, &mut |file| {
             let mut file = File::open(file)?;

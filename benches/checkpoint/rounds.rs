@@ -1,4 +1,4 @@
-//! Contestants in turns, round after round, until each has enough clean samples.
+//! Interleaved rounds until each contestant has enough clean samples.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -6,9 +6,9 @@ use std::time::Instant;
 use meshgrad_harness::{Spread, interleave};
 use serde_json::{Value, json};
 
-use super::quiet::{Watch, make_cold, make_warm};
+use super::noise::{Monitor, evict, read_all};
 
-/// Where the page cache stands before a turn.
+/// The state of the page cache before a sample.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cache {
     Warm,
@@ -24,21 +24,21 @@ impl Cache {
     }
 }
 
-/// What takes turns.
+/// One of the implementations that are compared.
 pub(super) struct Contestant<'a> {
     pub(super) name: String,
-    /// Where the bytes end up: what is compared should be alike in that.
+    /// The kind of memory that it writes to. Only equal kinds are comparable.
     pub(super) destination: &'static str,
-    /// What it reads, to make it cold or warm.
+    /// The files that it reads, which are dropped from the page cache or read into it.
     pub(super) files: Vec<PathBuf>,
-    /// Done before each turn, not counted.
+    /// Called before each sample, not timed.
     pub(super) before: Box<dyn FnMut() -> anyhow::Result<()> + 'a>,
-    /// Returns its seconds.
-    pub(super) turn: Box<dyn FnMut() -> anyhow::Result<f64> + 'a>,
+    /// Takes a sample and returns its seconds.
+    pub(super) sample: Box<dyn FnMut() -> anyhow::Result<f64> + 'a>,
 }
 
-/// What came of the turns of one contestant.
-pub(super) struct Standing {
+/// The samples of one contestant.
+pub(super) struct Measurement {
     pub(super) name: String,
     destination: &'static str,
     pub(super) cache: Cache,
@@ -48,60 +48,62 @@ pub(super) struct Standing {
     failure: Option<String>,
 }
 
-/// How long a contest goes on.
+/// When the rounds end.
 #[derive(Clone, Copy)]
 pub(super) struct Length {
-    /// Clean samples that each contestant needs.
+    /// Clean samples per contestant.
     pub(super) samples: usize,
-    /// Rounds after which it ends, however many there are.
-    pub(super) most_rounds: usize,
-    pub(super) ends: Instant,
+    /// Maximum number of rounds.
+    pub(super) max_rounds: usize,
+    pub(super) deadline: Instant,
 }
 
-/// Lets them take turns. The first turn of each does not count.
-pub(super) fn hold(
+/// Takes samples of all contestants in interleaved rounds. The first round is not counted.
+pub(super) fn measure(
     contestants: &mut [Contestant<'_>],
     cache: Cache,
-    watch: &Watch,
+    monitor: &Monitor,
     length: Length,
-) -> anyhow::Result<Vec<Standing>> {
-    let mut standings: Vec<Standing> = contestants
+) -> anyhow::Result<Vec<Measurement>> {
+    let mut measurements: Vec<Measurement> = contestants
         .iter()
-        .map(|it| Standing::of(it, cache))
+        .map(|it| Measurement::of(it, cache))
         .collect();
-    interleave(contestants.len(), length.most_rounds, |round, at| {
-        let (contestant, standing) = (&mut contestants[at], &mut standings[at]);
-        if standing.clean.len() >= length.samples || standing.failure.is_some() {
+    interleave(contestants.len(), length.max_rounds, |round, at| {
+        let (contestant, measurement) = (&mut contestants[at], &mut measurements[at]);
+        if measurement.clean.len() >= length.samples || measurement.failure.is_some() {
             return anyhow::Ok(());
         }
-        if round > 1 && Instant::now() > length.ends {
+        if round > 1 && Instant::now() > length.deadline {
             return Ok(());
         }
         (contestant.before)()?;
         match cache {
-            Cache::Warm => make_warm(&contestant.files)?,
-            Cache::Cold => make_cold(&contestant.files)?,
+            Cache::Warm => read_all(&contestant.files)?,
+            Cache::Cold => evict(&contestant.files)?,
         }
         if round == 0 {
-            standing.failure = (contestant.turn)().err().map(|error| format!("{error:#}"));
+            measurement.failure = (contestant.sample)()
+                .err()
+                .map(|error| format!("{error:#}"));
             return Ok(());
         }
-        match watch.observe(&mut contestant.turn) {
-            Err(error) => standing.failure = Some(format!("{error:#}")),
-            Ok(observed) if !observed.is_clean => standing.dropped += 1,
+        match monitor.observe(&mut contestant.sample) {
+            Err(error) => measurement.failure = Some(format!("{error:#}")),
+            Ok(observed) if !observed.is_clean => measurement.dropped += 1,
             Ok(observed) => {
-                standing.clean.push(observed.seconds);
-                standing.own_cpu.push(observed.own_cpu);
+                measurement.clean.push(observed.seconds);
+                measurement.own_cpu.push(observed.own_cpu);
             }
         }
         Ok(())
     })?;
-    Ok(standings)
+    Ok(measurements)
 }
 
-impl Standing {
-    fn of(contestant: &Contestant<'_>, cache: Cache) -> Standing {
-        Standing {
+impl Measurement {
+    fn of(contestant: &Contestant<'_>, cache: Cache) -> Measurement {
+        Measurement {
             name: contestant.name.clone(),
             destination: contestant.destination,
             cache,
@@ -112,7 +114,7 @@ impl Standing {
         }
     }
 
-    /// Seconds, if there are clean samples.
+    /// Seconds of the clean samples, if any.
     pub(super) fn seconds(&self) -> Option<Spread> {
         Spread::try_of(&self.clean)
     }
@@ -130,7 +132,7 @@ impl Standing {
         })
     }
 
-    /// A row of a table: seconds, GB/s, own CPU, samples.
+    /// A table row: seconds, GB/s, own CPU seconds, samples.
     pub(super) fn row(&self, bytes: u64) -> String {
         let samples = match self.dropped {
             0 => self.clean.len().to_string(),
