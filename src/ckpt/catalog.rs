@@ -187,9 +187,9 @@ impl Catalog {
             return Ok(catalog);
         }
 
-        let scan_result = scan(path)?;
-        if !scan_result.complete.is_empty() || !scan_result.incomplete.is_empty() {
-            return Catalog::of_run(path, scan_result);
+        let scan = scan(path)?;
+        if !scan.complete.is_empty() || !scan.incomplete.is_empty() {
+            return Catalog::of_run(path, scan);
         }
         catalog.add_folders_below("")?;
         if catalog.parts.is_empty() {
@@ -202,13 +202,9 @@ impl Catalog {
         Ok(catalog)
     }
 
-    fn of_run(path: &Path, scan_result: Scan) -> anyhow::Result<Catalog> {
-        let incomplete: Vec<String> = scan_result
-            .incomplete
-            .iter()
-            .map(Error::to_string)
-            .collect();
-        let Some(newest) = scan_result.complete.last().cloned() else {
+    fn of_run(path: &Path, scan: Scan) -> anyhow::Result<Catalog> {
+        let incomplete: Vec<String> = scan.incomplete.iter().map(Error::to_string).collect();
+        let Some(newest) = scan.complete.last().cloned() else {
             let reasons = incomplete.join("; ");
             bail!(
                 "{} has no complete checkpoint: {reasons}",
@@ -217,7 +213,7 @@ impl Catalog {
         };
         let mut catalog = Catalog::from_checkpoint(newest)?;
         catalog.warnings.extend(incomplete);
-        catalog.run = Some(scan_result);
+        catalog.run = Some(scan);
         Ok(catalog)
     }
 

@@ -128,16 +128,16 @@ impl Report {
     fn new(
         arguments: &GcArguments,
         removed: &[Leftover],
-        survey: &Scan,
+        scan: &Scan,
         leftovers: &[Leftover],
     ) -> Report {
         let run = arguments.run.as_path();
         let is_kept = |it: &&Committed| removed.iter().all(|removed| removed.path != it.path());
-        let kept = survey.complete.iter().filter(is_kept);
+        let kept = scan.complete.iter().filter(is_kept);
 
         let is_running = |it: &&Leftover| it.kind == LeftoverKind::RunningSave;
         let running = leftovers.iter().filter(is_running).map(LeftAlone::running);
-        let incomplete = survey.incomplete.iter();
+        let incomplete = scan.incomplete.iter();
         let incomplete = incomplete.map(|error| LeftAlone::of_error(run, error));
         Report {
             run: path_text(run),

@@ -49,9 +49,9 @@ impl Source {
     }
 
     fn of_run(path: &Path, error: Error) -> anyhow::Result<Source> {
-        let mut survey = scan(path)?;
-        let incomplete: Vec<String> = survey.incomplete.iter().map(Error::to_string).collect();
-        match survey.complete.pop() {
+        let mut scan = scan(path)?;
+        let incomplete: Vec<String> = scan.incomplete.iter().map(Error::to_string).collect();
+        match scan.complete.pop() {
             Some(newest) => Ok(Source::new(Folder::open(newest.path())?, incomplete)),
             None if incomplete.is_empty() => Err(error.into()),
             None => bail!(

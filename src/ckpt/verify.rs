@@ -156,12 +156,12 @@ fn find(path: &Path) -> anyhow::Result<Found> {
         Err(error) => return Err(error.into()),
     }
 
-    let survey = scan(path)?;
-    if survey.complete.is_empty() && survey.incomplete.is_empty() {
+    let scan = scan(path)?;
+    if scan.complete.is_empty() && scan.incomplete.is_empty() {
         return Ok(Found::Unsealed);
     }
-    let incomplete = survey.incomplete.iter().map(Verdict::of_error).collect();
-    Ok(Found::Checkpoints(survey.complete, incomplete))
+    let incomplete = scan.incomplete.iter().map(Verdict::of_error).collect();
+    Ok(Found::Checkpoints(scan.complete, incomplete))
 }
 
 /// Reads all files of the checkpoints.
