@@ -13,51 +13,38 @@
 //! # }
 //! ```
 
-mod accumulator;
-mod async_read;
+mod core;
 mod cpu;
-mod cuda;
-mod device;
-mod dtype;
-mod error;
-mod graph;
-mod holds;
-mod key;
-mod layout;
-mod memory;
-mod number;
+mod driver;
+mod launch;
 pub mod ops;
-mod philox;
-mod pinned;
-mod plan;
-mod shape;
-mod signature;
-mod storage;
-mod stream;
-mod symbol;
-mod tensor;
+mod threads;
 
-pub use accumulator::Accumulator;
-pub use async_read::AsyncRead;
-pub use cpu::attention::AttentionError;
-pub use cpu::elementwise::Function;
-pub use cpu::gemm::GemmError;
-pub use cuda::{AllocatorStats, CudaError, GpuProperties, Library, OutOfMemoryReport};
-pub use device::{Device, Properties, Work};
-pub use dtype::{Bool, DType, Element, Float, Wide};
-pub use error::{Error, Result};
-pub use graph::Graph;
-pub use key::{Key, Region, RegionKey};
-pub use layout::Layout;
-pub use memory::MemoryStats;
-pub use number::Number;
-pub use pinned::{PendingUpload, PinnedBuffer};
-pub use plan::Launcher;
-pub use shape::{MAX_DIMS, Shape};
-pub use signature::{Call, Signature};
-pub use storage::{Kind, ReadGuard, WriteGuard};
-pub use stream::{Pending, Stream, with_stream};
-pub use tensor::{Tensor, UninitTensor};
+pub use crate::core::device::{Device, Properties, Work};
+pub use crate::core::dtype::{Bool, DType, Element, Float, Wide};
+pub use crate::core::error::{Error, Result};
+pub use crate::core::graph::Graph;
+pub use crate::core::key::{Key, Region, RegionKey};
+pub use crate::core::layout::Layout;
+pub use crate::core::number::{Function, Number};
+pub use crate::core::params::attention::AttentionError;
+pub use crate::core::params::matmul::GemmError;
+pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
+pub use crate::core::shape::{MAX_DIMS, Shape};
+pub use crate::core::signature::{Call, Signature};
+pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
+pub use crate::core::stream::{Pending, Stream, with_stream};
+pub use crate::core::tensor::{Tensor, UninitTensor};
+pub use crate::driver::{
+    AllocatorStats, CudaError, GpuProperties, Library, MemoryStats, OutOfMemoryReport,
+};
+pub use crate::launch::Launcher;
+pub use crate::ops::accumulator::Accumulator;
+pub use crate::ops::async_read::AsyncRead;
+
+#[cfg(test)]
+#[path = "../tests/launches/mod.rs"]
+mod launches;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

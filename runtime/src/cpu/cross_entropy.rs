@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
 use super::rows::{Flat, for_rows, max, rows_per_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
-use crate::ops::Targets;
+use crate::core::params::cross_entropy::Targets;
 use crate::{Error, Float, Number, Result, Tensor, Wide};
 
 /// The tile of logits in memory. More rows read `w` (and `dw`) less often; more classes split the
@@ -344,7 +344,7 @@ fn product<T: GemmFloat>(
 }
 
 /// Tiles always fit; the message names an operand that does not.
-fn gemm_error(error: gemm::GemmError) -> Error {
+fn gemm_error(error: crate::GemmError) -> Error {
     Error::Argument {
         op: "linear_cross_entropy",
         problem: error.to_string(),

@@ -6,18 +6,7 @@
 
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
-use crate::{Bool, Element, Error, Float, Number, Result, Tensor, UninitTensor, Wide};
-
-/// A function of `N` numbers, generic over the types that kernels compute in: see
-/// [`ops::map`](crate::ops::map).
-///
-/// For a GPU the function is traced once with symbolic numbers. So it must not branch on its values
-/// (use [`Number::if_lt`]), and is limited to 24 operations and 4 constants.
-pub trait Function<const N: usize>: Sync {
-    /// The value at `x`. Must be `#[inline(always)]`: otherwise it is compiled without vector
-    /// instructions.
-    fn value<W: Number>(&self, x: [W; N]) -> W;
-}
+use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
 
 /// A [`Function`] applied to a chunk.
 type Body<'a, W, const N: usize> = &'a (dyn Fn(&[Chunk<W>; N], &mut [W]) + Sync);

@@ -26,39 +26,19 @@ pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod norm_rope;
 pub(crate) mod optimizer;
-mod parallel;
-mod pool;
 mod prefetch;
 pub(crate) mod quantile;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;
-pub(crate) mod simd_math;
 pub(crate) mod softmax;
 pub(crate) mod strided;
 pub(crate) mod swiglu;
 pub(crate) mod top_k;
 mod transpose;
-mod workers;
 pub(crate) mod writes;
 
-pub(crate) use parallel::{BLOCK, SharedSlice, blocks, for_blocks, for_parts, for_tasks};
-pub(crate) use pool::{threads, with_threads};
-
-/// Runs `f` compiled for the widest vectors of this machine.
-#[inline(always)]
-pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
-    struct Body<F>(F);
-
-    impl<R, F: FnOnce() -> R> pulp::NullaryFnOnce for Body<F> {
-        type Output = R;
-
-        #[inline(always)]
-        fn call(self) -> R {
-            (self.0)()
-        }
-    }
-
-    pulp::Arch::new().dispatch(Body(f))
-}
+pub(crate) use crate::threads::{
+    BLOCK, SharedSlice, blocks, for_blocks, for_parts, for_tasks, threads,
+};

@@ -1,19 +1,11 @@
 //! Kernels that normalize heads and rotate them, in one pass.
 
 use super::norm::{add_partials, rows_per_partial};
-use super::rope::{Rotation, rotate_head};
+use super::rope::rotate_head;
 use super::rows::{Flat, Rows, rows_per_task, sum};
 use super::{blocks, for_blocks, for_parts};
-use crate::ops::RopeStyle;
+use crate::core::params::rope::{Angles, RopeStyle, Rotation};
 use crate::{Element, Float, Number, Result, Tensor};
-
-/// Tables of angles with one row per position, and the number of heads that share a row.
-pub(crate) struct Angles<'a> {
-    pub(crate) cos: &'a Tensor,
-    pub(crate) sin: &'a Tensor,
-    pub(crate) heads: usize,
-    pub(crate) style: RopeStyle,
-}
 
 /// The rows of both tables.
 struct Tables<'a> {

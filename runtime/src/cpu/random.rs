@@ -5,9 +5,10 @@
 //! f64.
 
 use super::quantile::{normal_f32, normal_f64};
-use super::strided::{CHUNK, Chunk, Dims, Source};
+use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
-use crate::philox::philox;
+use crate::core::philox::philox;
+use crate::core::strides::Dims;
 use crate::{Bool, Element, Float, Key, Layout, Number, Result, Tensor, Wide};
 
 /// Philox blocks of four words that are computed in one vectorized batch.

@@ -2,15 +2,8 @@
 
 use super::rows::{Flat, Rows, for_rows, rows_per_task};
 use super::{blocks, for_parts};
-use crate::ops::RopeStyle;
+use crate::core::params::rope::{RopeStyle, Rotation};
 use crate::{Element, Float, Result, Tensor};
-
-/// Rotation by the angle, or by its negative.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rotation {
-    Forward,
-    Inverse,
-}
 
 /// cos and sin of position * inv_freq, times `factor`, computed in f64.
 pub(crate) fn tables(

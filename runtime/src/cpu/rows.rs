@@ -5,7 +5,6 @@ use std::array::from_fn;
 use std::ops::{Deref, Range};
 
 use super::{BLOCK, for_blocks};
-use crate::ops::contiguous_range;
 use crate::{Element, Float, Number, ReadGuard, Result, Tensor, Wide};
 
 /// Interleaved partial results of a fold along a row: enough to hide the latency of an addition.
@@ -61,7 +60,7 @@ pub(crate) struct Flat<'a, T> {
 
 impl<'a, T: Element> Flat<'a, T> {
     pub(crate) fn new(x: &'a Tensor) -> Result<Flat<'a, T>> {
-        let range = contiguous_range("read", x)?;
+        let range = x.contiguous_range("read")?;
         Ok(Flat {
             elements: x.read()?,
             range,

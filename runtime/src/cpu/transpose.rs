@@ -2,9 +2,9 @@
 //! line.
 
 use super::prefetch::prefetch;
-use super::strided::Dims;
 use super::{BLOCK, for_blocks};
 use crate::Element;
+use crate::core::strides::Dims;
 
 /// Rows and columns of a tile: one cache line of bf16 in each direction.
 const TILE: usize = 32;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use crate::ops::contiguous_range;
 use crate::{Element, Error, Result, Tensor, WriteGuard};
 
 /// The storages of some tensors, each borrowed for writing once.
@@ -30,7 +29,7 @@ impl<'a, T: Element> Writes<'a, T> {
     pub(crate) fn parts(&mut self, op: &'static str, tensors: &[&Tensor]) -> Result<Vec<&mut [T]>> {
         let mut ranges = Vec::with_capacity(tensors.len());
         for (at, tensor) in tensors.iter().enumerate() {
-            let range = contiguous_range(op, tensor)?;
+            let range = tensor.contiguous_range(op)?;
             if !range.is_empty() {
                 ranges.push((tensor.storage_id(), range.start, range.end, at));
             }

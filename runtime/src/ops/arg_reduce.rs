@@ -3,7 +3,7 @@
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
-use crate::cuda::rank::{self as cuda, Direction};
+use crate::launch::top_k::{self as launch, Direction};
 use crate::ops::contiguous;
 use crate::{Error, Result, Shape, Signature, Tensor, for_float};
 
@@ -67,7 +67,7 @@ fn first_best(
     let mut places = call.output_of(shape, crate::DType::I64)?;
     let x = contiguous(&x)?;
     if call.device().is_gpu() {
-        cuda::first_best(&call, direction, &x, columns, &places)?;
+        launch::first_best(&call, direction, &x, columns, &places)?;
         return Ok(places.finish());
     }
     call.compute(|| {
@@ -110,7 +110,7 @@ pub fn top_k(x: &Tensor, k: usize) -> Result<(Tensor, Tensor)> {
     let (mut values, mut places) = (call.output(0)?, call.output(1)?);
     let x = contiguous(x)?;
     if call.device().is_gpu() {
-        cuda::top_k(&call, &x, [columns, k], &values, &places)?;
+        launch::top_k(&call, &x, [columns, k], &values, &places)?;
         return Ok((values.finish(), places.finish()));
     }
     call.compute(|| {

@@ -3,9 +3,11 @@
 //! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head
 //! dimension.
 
+use crate::core::params::attention::Shape;
+pub use crate::core::params::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
-use crate::cuda::attention as cuda;
-use crate::ops::contiguous;
+use crate::launch::attention as launch;
+use crate::ops::{contiguous, to_device};
 use crate::{DType, Element, Error, Result, Signature, Tensor, UninitTensor, for_float};
 
 static ATTENTION: Signature = Signature::new(
@@ -24,62 +26,6 @@ static ATTENTION_GRAD: Signature = Signature::new(
 .linear_in(&["dout"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
-
-/// Which keys a query sees. Conditions add up: a key is seen when none hides it.
-#[derive(Clone, Debug, Default)]
-pub struct AttentionMask {
-    /// Hides keys after the query's position.
-    pub causal: bool,
-    /// Hides keys at or before the query's position minus this: under `causal` a query sees itself
-    /// and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
-    pub window: Option<usize>,
-    /// Where queries and keys stand.
-    pub sequences: AttentionSequences,
-}
-
-/// Where queries and keys stand in their sequences. What changes from step to step is a tensor.
-#[derive(Clone, Debug, Default)]
-pub enum AttentionSequences {
-    /// Each row of the batch is one sequence; queries and keys start at position 0.
-    #[default]
-    Rows,
-    /// Each row of the batch is one sequence whose keys were gathered before: a cache.
-    Cached {
-        /// Position of the first query, i64 \[B\] or \[1\].
-        q_offset: Tensor,
-        /// How many keys are valid, i64 \[B\] or \[1\]. The others are never read.
-        k_len: Tensor,
-    },
-    /// The batch is one row (B = 1) of several sequences end to end; a query sees keys of its own
-    /// sequence only.
-    Packed {
-        /// Where each sequence's queries begin, and their end, i64 or i32 [N + 1].
-        cu_seqlens_q: Tensor,
-        /// Where each sequence's keys begin, and their end, i64 or i32 [N + 1].
-        cu_seqlens_k: Tensor,
-    },
-}
-
-impl AttentionMask {
-    /// Each query sees itself and the keys before it.
-    pub fn causal() -> AttentionMask {
-        AttentionMask {
-            causal: true,
-            ..AttentionMask::default()
-        }
-    }
-
-    /// How many (query, key) pairs of a row are computed, for counting FLOPs. Lengths that only the
-    /// device knows count in full.
-    fn pairs(&self, queries: usize, keys: usize) -> u64 {
-        let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
-        let window = self.window.unwrap_or(usize::MAX);
-        match whole && queries == keys {
-            true => (1..=queries).map(|seen| seen.min(window) as u64).sum(),
-            false => (queries * keys.min(window)) as u64,
-        }
-    }
-}
 
 /// out = softmax(scale q k^T) v over the keys that `mask` shows, and lse = ln sum exp(scale q k^T).
 ///
@@ -106,9 +52,10 @@ pub fn attention(
 
     let call = call.with_flops(4 * multiply_adds(&shape, mask));
     if call.device().is_gpu() {
-        let called = cuda::Called::new(call.device(), shape, mask, scale)?;
+        let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
+        let called = launch::Called::new(shape, mask, scale, to_gpu)?;
         clear_if_packed(mask, &mut [&mut out, &mut lse])?;
-        call.launch(|gpu| cuda::attention(gpu, &called, [&q, &k, &v], [&out, &lse]))?;
+        call.launch(|gpu| launch::attention(gpu, &called, [&q, &k, &v], [&out, &lse]))?;
         return Ok((out.finish(), lse.finish()));
     }
     call.compute(|| {
@@ -167,15 +114,16 @@ pub fn attention_grad(
     let (out, dout, lse) = (dense_rows(out)?, dense_rows(dout)?, contiguous(lse)?);
     let (mut dq, mut dk, mut dv) = (call.output(0)?, call.output(1)?, call.output(2)?);
     let workspace = match call.device().is_gpu() {
-        true => cuda::grad_workspace(&shape),
+        true => launch::grad_workspace(&shape),
         false => kernel::backward_workspace(&shape),
     };
     let mut workspace = call.workspace(workspace, q.dtype().accumulator())?;
 
     let call = call.with_flops(10 * multiply_adds(&shape, mask));
     if call.device().is_gpu() {
-        let called = cuda::Called::new(call.device(), shape, mask, scale)?;
-        let operands = cuda::GradOperands {
+        let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
+        let called = launch::Called::new(shape, mask, scale, to_gpu)?;
+        let operands = launch::GradOperands {
             q: &q,
             k: &k,
             v: &v,
@@ -185,7 +133,7 @@ pub fn attention_grad(
         };
         clear_if_packed(mask, &mut [&mut dq, &mut dk, &mut dv])?;
         let gradients = [&dq, &dk, &dv];
-        call.launch(|gpu| cuda::attention_grad(gpu, &called, &operands, &workspace, gradients))?;
+        call.launch(|gpu| launch::attention_grad(gpu, &called, &operands, &workspace, gradients))?;
         return Ok((dq.finish(), dk.finish(), dv.finish()));
     }
     call.compute(|| {
@@ -219,19 +167,14 @@ pub fn attention_grad(
 }
 
 /// Pairs of (query, key) times the head dimension, over all heads.
-fn multiply_adds(shape: &kernel::Shape, mask: &AttentionMask) -> u64 {
+fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
     let heads = (shape.batch * shape.heads * shape.head_dim) as u64;
     heads * mask.pairs(shape.queries, shape.keys)
 }
 
 /// The extents, checked beyond what a signature can say, so that a meta device refuses what the CPU
 /// refuses.
-fn shape_of(
-    signature: &'static Signature,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-) -> Result<kernel::Shape> {
+fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Shape> {
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
     // A rank may have none of the heads.
@@ -250,7 +193,7 @@ fn shape_of(
     }
     debug_assert_eq!(of_k, v.shape());
 
-    Ok(kernel::Shape {
+    Ok(Shape {
         batch: of_q[0],
         queries: of_q[1],
         keys: of_k[1],
@@ -263,7 +206,7 @@ fn shape_of(
 /// `x` itself where its last dim is dense (and a GPU's kernels read it fast), a copy otherwise.
 fn dense_rows(x: &Tensor) -> Result<Tensor> {
     if x.device().is_gpu() {
-        return cuda::rows(x);
+        return launch::rows(x);
     }
     match x.layout().strides().last() {
         Some(1) => Ok(x.clone()),

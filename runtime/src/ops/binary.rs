@@ -2,8 +2,9 @@
 //! and selection.
 
 use super::elementwise::{map, test};
-use crate::cpu::elementwise::{self as cpu, Function};
-use crate::cuda::elementwise::{self as cuda, Target};
+use crate::Function;
+use crate::cpu::elementwise as cpu;
+use crate::launch::elementwise::{self as launch, Target};
 use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_float};
 
 /// Defines an op, and its signature, for each function of two float operands.
@@ -146,12 +147,12 @@ static ADD_INTO: Signature =
 /// [`Error::Signature`]; [`Error::Busy`].
 pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = ADD_INTO.call(&[x, into.buffer()])?;
-    let range = contiguous_range(call.name(), into.buffer())?;
+    let range = into.buffer().contiguous_range(call.name())?;
     let (buffer, empty) = (into.buffer(), into.is_empty());
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let to = Target::changed(gpu, buffer)?;
-            cuda::accumulate(gpu, x, &to, empty)
+            launch::accumulate(gpu, x, &to, empty)
         }),
         false => call.compute(|| {
             for_float!(x.dtype(), T => for_float!(buffer.dtype(), U => {
@@ -162,23 +163,6 @@ pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     }?;
     into.filled();
     Ok(())
-}
-
-/// Where the elements of a contiguous tensor lie in its storage.
-///
-/// # Errors
-/// [`Error::Argument`], naming `op`, when it is not contiguous.
-pub(crate) fn contiguous_range(
-    op: &'static str,
-    tensor: &Tensor,
-) -> Result<std::ops::Range<usize>> {
-    if !tensor.is_contiguous() {
-        let problem =
-            format!("writes to {tensor:?}, which is not contiguous; write to a whole tensor");
-        return Err(Error::Argument { op, problem });
-    }
-    let start = tensor.layout().offset();
-    Ok(start..start + tensor.elements())
 }
 
 /// Defines an op, and its signature, for each comparison.
@@ -353,7 +337,7 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     match call.device().is_gpu() {
         true => {
-            call.launch(|gpu| cuda::where_(gpu, [&condition, &a, &b], &Target::fresh(gpu, &y)?))
+            call.launch(|gpu| launch::where_(gpu, [&condition, &a, &b], &Target::fresh(gpu, &y)?))
         }
         false => call
             .compute(|| for_any!(a.dtype(), T => cpu::where_::<T>(&condition, &a, &b, y.slice()?))),

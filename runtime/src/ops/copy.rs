@@ -7,16 +7,13 @@ use half::bf16;
 
 use crate::cpu::elementwise as cpu;
 use crate::cpu::{BLOCK, for_blocks};
-use crate::cuda::copies as cuda;
-use crate::cuda::elementwise::{self, Target};
-use crate::ops::binary::contiguous_range;
-use crate::plan::Launcher;
+use crate::launch::Launcher;
+use crate::launch::copies::{self as launch, CONTIGUOUS};
+use crate::launch::elementwise::{self, Target};
 use crate::{
     DType, Device, Element, Error, Layout, Result, Shape, Signature, Tensor, UninitTensor, for_any,
 };
 
-static CONTIGUOUS: Signature =
-    Signature::new("contiguous", "x: T[..] -> y: T[..]", 0).linear_in(&["x"]);
 static CAST: Signature = Signature::new("cast", "x: T[..] -> y: U[..]", 0);
 static COPY_INTO: Signature =
     Signature::new("copy_into", "x: T[..], into: T[..] -> into: T[..]", 0).linear_in(&["x"]);
@@ -56,7 +53,7 @@ fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
     let device = fresh.device().clone();
     if device.is_gpu() {
         let gpu = Launcher::new("full", &device);
-        return cuda::fill(&gpu, value, &Target::fresh(&gpu, fresh)?);
+        return launch::fill(&gpu, value, &Target::fresh(&gpu, fresh)?);
     }
     if device.computes() {
         for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
@@ -74,7 +71,7 @@ pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
         if !dtype.is_index() {
             return Err(Error::NotAnIndex { dtype });
         }
-        cuda::arange(&Launcher::new("arange", device), &fresh)?;
+        launch::arange(&Launcher::new("arange", device), &fresh)?;
         return Ok(fresh.finish());
     }
     crate::for_index!(dtype, T => {
@@ -102,13 +99,12 @@ pub fn contiguous(x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::OutOfMemory`].
 pub fn copy(x: &Tensor) -> Result<Tensor> {
+    if x.device().is_gpu() {
+        return launch::contiguous_copy(x);
+    }
     let mut call = CONTIGUOUS.call(&[x])?;
     let mut y = call.output(0)?;
-    match call.device().is_gpu() {
-        true if x.is_contiguous() => y.copy_from_gpu(x),
-        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::fresh(gpu, &y)?)),
-        false => call.compute(|| for_any!(x.dtype(), T => cpu::copy::<T>(x, y.slice()?))),
-    }?;
+    call.compute(|| for_any!(x.dtype(), T => cpu::copy::<T>(x, y.slice()?)))?;
     Ok(y.finish())
 }
 
@@ -135,9 +131,9 @@ pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 /// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous.
 pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     let call = COPY_INTO.call(&[x, into])?;
-    let range = contiguous_range(call.name(), into)?;
+    let range = into.contiguous_range(call.name())?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::copy(gpu, x, &Target::changed(gpu, into)?)),
+        true => call.launch(|gpu| launch::copy(gpu, x, &Target::changed(gpu, into)?)),
         false => call.compute(|| {
             for_any!(x.dtype(), T => {
                 let mut to = into.write::<T>(call.name())?;
@@ -167,9 +163,9 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
         return Err(COPY_AT_INTO.error(&[x, into, at], problem));
     }
 
-    let range = contiguous_range(call.name(), into)?;
+    let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
-        return call.launch(|gpu| cuda::copy_at(gpu, x, into, at));
+        return call.launch(|gpu| launch::copy_at(gpu, x, into, at));
     }
     let x = contiguous(x)?;
     let (rows, capacity) = (x.shape()[1], into.shape()[1]);
@@ -185,7 +181,7 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
         })?;
         for_any!(x.dtype(), T => {
             let read = x.read::<T>()?;
-            let from = &read[contiguous_range(call.name(), &x)?];
+            let from = &read[x.contiguous_range(call.name())?];
             let mut to = into.write::<T>(call.name())?;
             let pairs = to[range].chunks_mut((capacity * inner).max(1)).zip(from.chunks((rows * inner).max(1)));
             for (to, from) in pairs {
@@ -214,7 +210,7 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
     let mut dx = call.output_of(*shape, dy.dtype())?;
     if call.device().is_gpu() {
         dx.clear()?;
-        call.launch(|gpu| cuda::copy(gpu, dy, &Target::part(gpu, &dx, dim, range)?))?;
+        call.launch(|gpu| launch::copy(gpu, dy, &Target::part(gpu, &dx, dim, range)?))?;
         return Ok(dx.finish());
     }
     let dy = contiguous(dy)?;
@@ -223,7 +219,7 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
     call.compute(|| {
         for_any!(dy.dtype(), T => {
             let read = dy.read::<T>()?;
-            let dy = &read[contiguous_range("slice_grad", &dy)?];
+            let dy = &read[dy.contiguous_range("slice_grad")?];
             for (at, row) in dx.slice::<T>()?.chunks_mut(whole.max(1)).enumerate() {
                 row.fill(T::zeroed());
                 row[kept.clone()].copy_from_slice(&dy[at * kept.len()..(at + 1) * kept.len()]);
@@ -243,11 +239,11 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
 /// [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous; [`Error::Busy`].
 pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
-    let range = contiguous_range(call.name(), into)?;
+    let range = into.contiguous_range(call.name())?;
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let to = Target::changed(gpu, into)?;
-            for_any!(into.dtype(), T => cuda::fill(gpu, T::from_f64(value), &to))
+            for_any!(into.dtype(), T => launch::fill(gpu, T::from_f64(value), &to))
         }),
         false => call.compute(|| {
             for_any!(into.dtype(), T => {
@@ -296,7 +292,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
             let to = Target::fresh(gpu, &y)?;
             match [x.dtype(), dtype].iter().all(is_elementwise) {
                 true => elementwise::cast(gpu, x, &to),
-                false => cuda::cast(gpu, x, &to),
+                false => launch::cast(gpu, x, &to),
             }
         }),
         false => call.compute(|| match (x.dtype(), dtype) {

@@ -14,9 +14,10 @@
 //! Legend: D features, V classes of this shard; rows are all leading dims.
 
 use super::embedding::index_list;
-use super::{contiguous_range, summed_in};
+use super::summed_in;
+pub use crate::core::params::cross_entropy::Targets;
 use crate::cpu::cross_entropy::{self as kernels, Gradient, Labels, Tiles};
-use crate::cuda::cross_entropy as cuda;
+use crate::launch::cross_entropy as launch;
 use crate::{Accumulator, Call, Error, Result, Signature, Tensor, UninitTensor, for_float, ops};
 
 static LINEAR_CROSS_ENTROPY: Signature = Signature::new(
@@ -57,19 +58,6 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &CROSS_ENTROPY_SUM,
 ];
 
-/// What the logits of each row are compared with.
-#[derive(Clone, Copy, Debug)]
-pub struct Targets<'a> {
-    /// The right class of each row: one of the vocabulary, or `ignore_index`. Of an index dtype.
-    pub labels: &'a Tensor,
-    /// The label of rows that do not count.
-    pub ignore_index: i64,
-    /// The class of the first row of `w`: 0 for a whole vocabulary.
-    pub vocab_start: usize,
-    /// How many classes all shards have: the rows of `w` for a whole vocabulary.
-    pub vocab_total: usize,
-}
-
 /// Statistics of the logits x w^T of this shard, for each row: their maximum, the sum of e^(logit -
 /// max), and the logit of the label (0 when the label is in another shard or ignored). Returns
 /// (max, sum_exp, label_logit).
@@ -99,7 +87,7 @@ pub fn linear_cross_entropy(
         [call.output(0)?, call.output(1)?, call.output(2)?];
     if call.device().is_gpu() {
         let out = [&max, &sum_exp, &label_logit];
-        call.launch(|gpu| cuda::statistics(gpu, &call, [&x, &w, &labels], targets, out))?;
+        call.launch(|gpu| launch::statistics(gpu, &call, [&x, &w, &labels], targets, out))?;
         return Ok((max.finish(), sum_exp.finish(), label_logit.finish()));
     }
     let tiles = tiles_of(&call);
@@ -213,7 +201,7 @@ pub fn cross_entropy_sum(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let operands = [&lse, &label_logit, &labels];
-            cuda::sum(gpu, operands, ignore_index, [&loss, &count])
+            launch::sum(gpu, operands, ignore_index, [&loss, &count])
         }),
         false => call.compute(|| {
             for_float!(lse.dtype(), T => {
@@ -241,10 +229,10 @@ fn gradients(
     let labels = label_list(targets.labels)?;
     let range = dw
         .as_ref()
-        .map(|dw| contiguous_range(call.name(), dw.buffer()))
+        .map(|dw| dw.buffer().contiguous_range(call.name()))
         .transpose()?;
     if call.device().is_gpu() {
-        let gradients = cuda::Gradients {
+        let gradients = launch::Gradients {
             x: &x,
             w: &w,
             labels: &labels,

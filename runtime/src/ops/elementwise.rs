@@ -1,7 +1,8 @@
 //! Elementwise functions on whichever device.
 
-use crate::cpu::elementwise::{self as cpu, Function};
-use crate::cuda::elementwise::{self as cuda, Target};
+use crate::Function;
+use crate::cpu::elementwise as cpu;
+use crate::launch::elementwise::{self as launch, Target};
 use crate::{Call, Error, Result, Tensor, UninitTensor};
 
 /// `y[i] = f(inputs[..][i])`: how an elementwise op computes, on whichever device.
@@ -82,7 +83,7 @@ fn run<const N: usize>(
     on_cpu: impl FnOnce(&mut UninitTensor) -> Result<()>,
 ) -> Result<()> {
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::map(gpu, f, inputs, &Target::fresh(gpu, y)?)),
+        true => call.launch(|gpu| launch::map(gpu, f, inputs, &Target::fresh(gpu, y)?)),
         false => call.compute(|| on_cpu(y)),
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! Legend: V rows of the table, D features.
 
-use super::{contiguous_range, dense_rows, summed_in};
+use super::{dense_rows, summed_in};
 use crate::cpu::embedding as kernels;
-use crate::cuda::elementwise::Target;
-use crate::cuda::index_sums::{self, Rows};
-use crate::cuda::indexing as cuda;
+use crate::launch::elementwise::Target;
+use crate::launch::index_sums::{self, Rows};
+use crate::launch::indexing as launch;
 use crate::{Accumulator, DType, Result, Shape, Signature, Tensor, for_float, ops};
 
 static EMBEDDING: Signature =
@@ -35,7 +35,7 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
         let ids = ops::contiguous(ids)?;
-        call.launch(|gpu| cuda::select(gpu, &table, 0, &ids, &y))?;
+        call.launch(|gpu| launch::select(gpu, &table, 0, &ids, &y))?;
         return Ok(y.finish());
     }
     let ids = index_list(ids)?;
@@ -61,7 +61,7 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
         let call = EMBEDDING_GRAD_INTO.call(&[dy, ids, dtable.buffer()])?;
         let call = call.with_flops(dy.elements() as u64);
         let dy = dense_rows(dy)?;
-        let range = contiguous_range(call.name(), dtable.buffer())?;
+        let range = dtable.buffer().contiguous_range(call.name())?;
 
         let [table_rows, features] = [call.extent("v"), call.extent("d")];
         if call.device().is_gpu() {

@@ -10,10 +10,10 @@ use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
 use crate::cpu::moe::check_offsets;
 use crate::cpu::rows::Flat;
 use crate::cpu::{BLOCK, for_blocks};
-use crate::cuda::grouped_matmul as cuda;
-use crate::cuda::matmul::{Matrices, Product};
+use crate::launch::grouped_matmul as launch;
+use crate::launch::matmul::{Matrices, Product};
+use crate::ops::contiguous;
 use crate::ops::matmul::{matrices, update};
-use crate::ops::{contiguous, contiguous_range};
 use crate::{Accumulator, Call, Float, Result, Signature, Tensor, for_float};
 
 static GROUPED_MATMUL_NT: Signature = Signature::new(
@@ -64,7 +64,7 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
         ];
         call.launch(|gpu| {
             let y = Product::fresh(gpu, &y)?;
-            cuda::rows_by_group(gpu, operands, offsets, &y)
+            launch::rows_by_group(gpu, operands, offsets, &y)
         })?;
         return Ok(y.finish());
     }
@@ -97,7 +97,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
         let operands = [&Matrices::row_major(dy)?, &Matrices::new(w)?];
         call.launch(|gpu| {
             let dx = Product::fresh(gpu, &dx)?;
-            cuda::rows_by_group(gpu, operands, offsets, &dx)
+            launch::rows_by_group(gpu, operands, offsets, &dx)
         })?;
         return Ok(dx.finish());
     }
@@ -132,14 +132,14 @@ pub fn grouped_matmul_grad_weight_into(
         &GROUPED_MATMUL_GRAD_WEIGHT,
         &[dy, x, offsets, into.buffer()],
     )?;
-    let range = contiguous_range(call.name(), into.buffer())?;
+    let range = into.buffer().contiguous_range(call.name())?;
     let shape = *into.buffer().shape();
     let strides = [(shape[1] * shape[2]) as isize];
     if call.device().is_gpu() {
         let operands = [&Matrices::row_major(dy)?, &Matrices::row_major(x)?];
         call.launch(|gpu| {
             let to = Product::into(gpu, into.buffer(), into.is_empty())?;
-            cuda::sum_by_group(gpu, operands, offsets, shape[0], &to)
+            launch::sum_by_group(gpu, operands, offsets, shape[0], &to)
         })?;
         into.filled();
         return Ok(());

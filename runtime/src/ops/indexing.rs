@@ -6,11 +6,11 @@
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
-use crate::cuda;
-use crate::cuda::elementwise::Target;
-use crate::cuda::index_sums::Rows;
+use crate::launch;
+use crate::launch::Launcher;
+use crate::launch::elementwise::Target;
+use crate::launch::index_sums::Rows;
 use crate::ops::{cast, contiguous};
-use crate::plan::Launcher;
 use crate::{
     Call, DType, Error, Float, ReadGuard, Result, Shape, Signature, Tensor, UninitTensor, for_any,
     for_float,
@@ -72,7 +72,7 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
             let gpu = Launcher::new(CONCAT.name(), device);
             let range = start..start + x.shape()[dim];
             start = range.end;
-            cuda::copies::copy(&gpu, x, &Target::part(&gpu, &y, dim, range)?)?;
+            launch::copies::copy(&gpu, x, &Target::part(&gpu, &y, dim, range)?)?;
         }
         return Ok(y.finish());
     }
@@ -140,7 +140,7 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let x = contiguous(x)?;
     if call.device().is_gpu() {
         let ids = contiguous(ids)?;
-        call.launch(|gpu| cuda::indexing::select(gpu, &x, dim, &ids, &y))?;
+        call.launch(|gpu| launch::indexing::select(gpu, &x, dim, &ids, &y))?;
         return Ok(y.finish());
     }
     let ids = as_i64(ids)?;
@@ -185,7 +185,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
         let (dy, dx) = (contiguous(dy)?, call.output_of(shape, dy.dtype())?);
         call.launch(|gpu| {
             let to = Target::fresh(gpu, &dx)?;
-            cuda::index_sums::sum_rows(gpu, &call, [&dy, ids], &rows, &to)
+            launch::index_sums::sum_rows(gpu, &call, [&dy, ids], &rows, &to)
         })?;
         return Ok(dx.finish());
     }
@@ -217,7 +217,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     let mut y = call.output_of(*index.shape(), x.dtype())?;
 
     if call.device().is_gpu() {
-        call.launch(|gpu| cuda::indexing::gather(gpu, x, dim, index, &y))?;
+        call.launch(|gpu| launch::indexing::gather(gpu, x, dim, index, &y))?;
         return Ok(y.finish());
     }
     let index = as_i64(index)?;
@@ -259,7 +259,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
         let (src, y) = (contiguous(src)?, call.output_of(shape, src.dtype())?);
         call.launch(|gpu| {
             let to = Target::fresh(gpu, &y)?;
-            cuda::index_sums::sum_rows(gpu, &call, [&src, index], &rows, &to)
+            launch::index_sums::sum_rows(gpu, &call, [&src, index], &rows, &to)
         })?;
         return Ok(y.finish());
     }

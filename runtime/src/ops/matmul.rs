@@ -3,8 +3,7 @@
 #[cfg(doc)]
 use crate::Error;
 use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
-use crate::cuda::matmul::{Matrices, Product, product};
-use crate::ops::contiguous_range;
+use crate::launch::matmul::{Matrices, Product, product};
 use crate::{Accumulator, Call, Float, Layout, Result, Signature, Tensor, for_float};
 
 static LINEAR: Signature =
@@ -104,7 +103,7 @@ pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
 pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = LINEAR_GRAD_WEIGHT.call(&[dy, x, into.buffer()])?;
     let (dy, x) = (as_rows(dy)?, as_rows(x)?);
-    let range = contiguous_range(call.name(), into.buffer())?;
+    let range = into.buffer().contiguous_range(call.name())?;
     if call.device().is_gpu() {
         let (dy, x) = (Matrices::new(&dy.transpose(0, 1)?)?, Matrices::new(&x)?);
         return product_into(&call, [&dy, &x], into);
@@ -160,7 +159,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = MATMUL_INTO.call(&[a, b, into.buffer()])?;
     let layout = Layout::contiguous(*into.buffer().shape(), 0);
-    let range = contiguous_range(call.name(), into.buffer())?;
+    let range = into.buffer().contiguous_range(call.name())?;
     if call.device().is_gpu() {
         let (a, b) = (Matrices::new(a)?, Matrices::new(b)?);
         return product_into(&call, [&a, &b], into);

@@ -4,7 +4,9 @@
 //! An op checks its operands, takes memory for its results and its workspace, and then computes,
 //! unless its device computes nothing. No op reads a value to decide a shape.
 
+pub(crate) mod accumulator;
 mod arg_reduce;
+pub(crate) mod async_read;
 mod attention;
 mod binary;
 mod copy;
@@ -47,7 +49,6 @@ pub use softmax::*;
 pub use swiglu::*;
 pub use unary::*;
 
-pub(crate) use binary::contiguous_range;
 pub(crate) use into::{dense_last, dense_rows, summed_in};
 
 use crate::Signature;

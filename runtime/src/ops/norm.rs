@@ -2,10 +2,10 @@
 //!
 //! Legend: D features; rows are all leading dims.
 
-use super::{contiguous_range, dense_rows, summed_in};
+use super::{dense_rows, summed_in};
 use crate::cpu::norm as kernels;
-use crate::cuda::norm as cuda;
-use crate::plan::Operand;
+use crate::launch::Operand;
+use crate::launch::norm as launch;
 use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
 
 static RMS_NORM: Signature = Signature::new(
@@ -61,7 +61,7 @@ pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let (x, w) = (dense_rows(x)?, ops::contiguous(w)?);
     let (mut y, mut inv_rms) = (call.output(0)?, call.output(1)?);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::rms_norm(gpu, [&x, &w], eps, &y, &inv_rms)),
+        true => call.launch(|gpu| launch::rms_norm(gpu, [&x, &w], eps, &y, &inv_rms)),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
                 kernels::rms_norm::<T>(&x, &w, eps, y.slice()?, inv_rms.slice()?)
@@ -90,7 +90,7 @@ pub fn rms_norm_grad_input(
     let (w, inv_rms) = (ops::contiguous(w)?, ops::contiguous(inv_rms)?);
     let mut dx = call.output(0)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::rms_norm_grad_input(gpu, [&dy, &x, &w, &inv_rms], &dx)),
+        true => call.launch(|gpu| launch::rms_norm_grad_input(gpu, [&dy, &x, &w, &inv_rms], &dx)),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
                 kernels::rms_norm_grad_input::<T>(&dy, &x, &w, &inv_rms, dx.slice()?)
@@ -120,18 +120,18 @@ pub fn rms_norm_grad_weight_into(
     summed_in(inv_rms.dtype(), dw, |dw| {
         let call = RMS_NORM_GRAD_WEIGHT_INTO.call(&[dy, x, inv_rms, dw.buffer()])?;
         let (dy, x, inv_rms) = (dense_rows(dy)?, dense_rows(x)?, ops::contiguous(inv_rms)?);
-        let range = contiguous_range(call.name(), dw.buffer())?;
+        let range = dw.buffer().contiguous_range(call.name())?;
 
         let (columns, empty) = (call.extent("d"), dw.is_empty());
         if call.device().is_gpu() {
             call.launch(|gpu| {
                 let operands = [&dy, &x].map(Operand::of);
-                let plan = cuda::GradWeight::plan(operands, call.rows(), columns, empty);
+                let plan = launch::GradWeight::plan(operands, call.rows(), columns, empty);
                 let plan = gpu.planned(plan)?;
                 let (elements, dtype) = plan.workspace();
                 let partials = call.workspace(elements, dtype)?;
                 let operands = [&dy, &x, &inv_rms];
-                cuda::rms_norm_grad_weight(gpu, &plan, operands, &partials, dw.buffer())
+                launch::rms_norm_grad_weight(gpu, &plan, operands, &partials, dw.buffer())
             })?;
         } else {
             let partials = call.rows().div_ceil(kernels::rows_per_partial(columns));
@@ -172,7 +172,7 @@ pub fn add_rms_norm(
     let operands = [&x, &added, &w];
     let (mut sum, mut y, mut inv_rms) = (call.output(0)?, call.output(1)?, call.output(2)?);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::add_rms_norm(gpu, operands, eps, [&sum, &y, &inv_rms])),
+        true => call.launch(|gpu| launch::add_rms_norm(gpu, operands, eps, [&sum, &y, &inv_rms])),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
                 let (sum, y, inv_rms) = (sum.slice()?, y.slice()?, inv_rms.slice()?);
@@ -205,7 +205,7 @@ pub fn add_rms_norm_grad_input(
     let operands = [&dsum, &dy, &sum, &w, &inv_rms];
     let mut dx = call.output(0)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::add_rms_norm_grad_input(gpu, operands, &dx)),
+        true => call.launch(|gpu| launch::add_rms_norm_grad_input(gpu, operands, &dx)),
         false => call.compute(|| {
             for_float!(sum.dtype(), T => {
                 kernels::add_rms_norm_grad_input::<T>(operands, dx.slice()?)

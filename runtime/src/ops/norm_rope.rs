@@ -5,10 +5,11 @@
 //! (2 H <= D).
 
 use super::rope::{check_pairs, for_each_sequence};
-use super::{RopeStyle, contiguous_range, dense_last, summed_in};
+use super::{dense_last, summed_in};
+use crate::core::params::rope::{Angles, RopeStyle};
 use crate::cpu::norm::rows_per_partial;
-use crate::cpu::norm_rope::{self as kernels, Angles};
-use crate::cuda::norm_rope as cuda;
+use crate::cpu::norm_rope as kernels;
+use crate::launch::norm_rope as launch;
 use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
 
 static RMS_NORM_ROPE: Signature = Signature::new(
@@ -66,7 +67,7 @@ pub fn rms_norm_rope(
     let (mut y, mut inv_rms) = (call.output(0)?, call.output(1)?);
     let angles = angles([&cos, &sin], call.extent("n"), style);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::norm_rope(gpu, [&x, &w], &angles, eps, [&y, &inv_rms])),
+        true => call.launch(|gpu| launch::norm_rope(gpu, [&x, &w], &angles, eps, [&y, &inv_rms])),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
                 let (y, inv_rms) = (y.slice()?, inv_rms.slice()?);
@@ -108,7 +109,7 @@ pub fn rms_norm_rope_grad_input(
     let angles = angles([&cos, &sin], call.extent("n"), style);
     let operands = [&dy, &x, &w, &inv_rms];
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::norm_rope_grad_input(gpu, operands, &angles, &dx)),
+        true => call.launch(|gpu| launch::norm_rope_grad_input(gpu, operands, &angles, &dx)),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
                 kernels::norm_rope_grad_input::<T>(operands, &angles, dx.slice()?)
@@ -146,17 +147,17 @@ pub fn rms_norm_rope_grad_weight_into(
 
         let (dy, x, inv_rms) = (dense_last(dy)?, dense_last(x)?, ops::contiguous(inv_rms)?);
         let (cos, sin) = (dense_last(&cos)?, dense_last(&sin)?);
-        let range = contiguous_range(call.name(), dw.buffer())?;
+        let range = dw.buffer().contiguous_range(call.name())?;
         let angles = angles([&cos, &sin], call.extent("n"), style);
 
         let (columns, empty) = (call.extent("d"), dw.is_empty());
         let operands = [&dy, &x, &inv_rms];
         if call.device().is_gpu() {
             call.launch(|gpu| {
-                let plan = gpu.planned(cuda::GradWeight::plan([&dy, &x], &angles, empty))?;
+                let plan = gpu.planned(launch::GradWeight::plan([&dy, &x], &angles, empty))?;
                 let (elements, dtype) = plan.workspace();
                 let partials = call.workspace(elements, dtype)?;
-                cuda::norm_rope_grad_weight(gpu, &plan, operands, &angles, &partials, dw.buffer())
+                launch::norm_rope_grad_weight(gpu, &plan, operands, &angles, &partials, dw.buffer())
             })?;
         } else {
             let partials = inv_rms.elements().div_ceil(rows_per_partial(columns));

@@ -3,14 +3,14 @@
 //! What changes from step to step enters as a tensor of one f32 and nothing is read back, so that a
 //! whole step can be captured and replayed; what is fixed for a run is a plain number.
 
+pub use crate::core::params::optimizer::{AdamW, AdamWOperands, StepScalars};
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
 use crate::cpu::random::Words;
 use crate::cpu::strided::Source;
 use crate::cpu::writes::Writes;
-use crate::cuda::global_norm;
-use crate::cuda::optimizer as cuda;
-use crate::ops::binary::contiguous_range;
-use crate::{Call, Element, Error, Float, RegionKey, Result, Signature, Tensor, for_float, ops};
+use crate::launch::global_norm;
+use crate::launch::optimizer as launch;
+use crate::{Call, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
@@ -26,48 +26,6 @@ static CLIP_SCALE: Signature = Signature::new(
 );
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP_SCALE];
-
-/// The constants of AdamW.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// How much of the gradient's running mean stays, each step.
-    pub beta1: f64,
-    /// How much of the running mean of the gradient's square stays, each step.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// What a parameter loses each step, as a share of itself and of the learning rate.
-    pub weight_decay: f64,
-}
-
-/// What changes from step to step, each an f32 without dims.
-#[derive(Clone, Copy, Debug)]
-pub struct StepScalars<'a> {
-    /// The learning rate.
-    pub learning_rate: &'a Tensor,
-    /// Which step this is, from 1.
-    pub step: &'a Tensor,
-    /// What gradients are multiplied by first, as [`clip_scale`] returns it.
-    pub scale: &'a Tensor,
-}
-
-/// A parameter with what a step of AdamW reads and writes beside it.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamWOperands<'a> {
-    /// The parameter.
-    pub param: &'a Tensor,
-    /// Its gradient.
-    pub gradient: &'a Tensor,
-    /// The running mean of its gradient; zeros before the first step.
-    pub exp_avg: &'a Tensor,
-    /// The running mean of its gradient's square; zeros before the first step.
-    pub exp_avg_sq: &'a Tensor,
-    /// Its constants: not every parameter decays.
-    pub constants: AdamW,
-    /// Rounds a bf16 parameter at random, up or down so that the mean is what was rounded: by the
-    /// word that this key, with the step folded in, has for an element. To nearest without.
-    pub rounding: Option<&'a RegionKey>,
-}
 
 /// One step of AdamW in place (Loshchilov & Hutter 2019), in the order of `torch.optim.AdamW`:
 ///
@@ -132,7 +90,7 @@ pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>)
 /// uploaded where that has changed, so a step that is [captured](crate::Device::capture) needs one
 /// like it before. The CPU keeps nothing.
 #[derive(Debug, Default)]
-pub struct AdamWTable(cuda::Table);
+pub struct AdamWTable(launch::Table);
 
 impl AdamWTable {
     /// [`adamw_step_many`].
@@ -147,7 +105,7 @@ impl AdamWTable {
 }
 
 fn step_many(
-    table: &mut cuda::Table,
+    table: &mut launch::Table,
     operands: &[AdamWOperands<'_>],
     scalars: StepScalars<'_>,
 ) -> Result<()> {
@@ -163,7 +121,7 @@ fn step_many(
         let gradients = operands.iter().map(|one| ops::contiguous(one.gradient));
         let gradients: Vec<Tensor> = gradients.collect::<Result<_>>()?;
         others.iter().try_for_each(|call| call.launch(|_| Ok(())))?;
-        return call.launch(|gpu| cuda::adamw(gpu, table, operands, &gradients, scalars));
+        return call.launch(|gpu| launch::adamw(gpu, table, operands, &gradients, scalars));
     }
     others.iter().try_for_each(|call| call.compute(|| Ok(())))?;
     call.compute(|| {
@@ -202,7 +160,7 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
         scale,
     ])?;
     for written in [param, exp_avg, exp_avg_sq] {
-        contiguous_range(call.name(), written)?;
+        written.contiguous_range(call.name())?;
     }
     if let Some(draw) = operands.rounding {
         draw.places(call.name(), param.shape())?;

@@ -8,11 +8,10 @@
 use meshgrad_kernels::random::Values;
 
 use crate::cpu::random::{self as kernels, Variate, Words};
-use crate::cuda::elementwise::Target;
-use crate::cuda::random as cuda;
 use crate::for_float;
-use crate::ops::binary::contiguous_range;
-use crate::plan::Launcher;
+use crate::launch::Launcher;
+use crate::launch::elementwise::Target;
+use crate::launch::random as launch;
 use crate::{
     Call, DType, Device, Element, Error, Float, Key, Layout, RegionKey, Result, Shape, Signature,
     Tensor, UninitTensor,
@@ -42,7 +41,7 @@ pub fn uniform_into(into: &Tensor, draw: impl Into<RegionKey>, low: f64, high: f
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
     let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
-    let range = contiguous_range(call.name(), into)?;
+    let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
         return drawn.fill_on_gpu(&call, interval.values(into.dtype())?, into);
     }
@@ -92,7 +91,7 @@ pub fn normal_into(into: &Tensor, draw: impl Into<RegionKey>, mean: f64, std: f6
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
     let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
-    let range = contiguous_range(call.name(), into)?;
+    let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
         return drawn.fill_on_gpu(&call, bell.values(), into);
     }
@@ -240,7 +239,7 @@ impl Drawn {
         x: Option<&Tensor>,
         y: &Target,
     ) -> Result<()> {
-        cuda::draw(gpu, (self.key, &self.places), values, x, y)
+        launch::draw(gpu, (self.key, &self.places), values, x, y)
     }
 }
 

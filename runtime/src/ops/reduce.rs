@@ -3,7 +3,7 @@
 use meshgrad_kernels::merge::Merge;
 
 use crate::cpu::reduce::{self as kernels, Fold};
-use crate::cuda::reduce as cuda;
+use crate::launch::reduce as launch;
 use crate::{Element, Error, Float, Result, Shape, Signature, Tensor, Wide, for_float};
 
 static SUM: Signature = Signature::new("sum", "x: F[*] -> y: F[*]", 1).linear_in(&["x"]);
@@ -141,11 +141,11 @@ fn reduce(
     let mut y = call.output_of(Shape::new(&shape_of(&kept))?, x.dtype())?;
 
     if call.device().is_gpu() {
-        let how = cuda::How {
+        let how = launch::How {
             merge: how.merge,
             scale: how.scale as f32,
         };
-        cuda::reduce(&call, x, &reduced, how, &y)?;
+        launch::reduce(&call, x, &reduced, how, &y)?;
         return Ok(y.finish());
     }
 

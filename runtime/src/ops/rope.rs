@@ -4,9 +4,10 @@
 //! rotated (2 H <= D).
 
 use super::dense_last;
+pub use crate::core::params::rope::RopeStyle;
+use crate::core::params::rope::Rotation;
 use crate::cpu::rope as kernels;
-use crate::cpu::rope::Rotation;
-use crate::cuda::rope as cuda;
+use crate::launch::rope as launch;
 use crate::{Call, DType, Result, Signature, Tensor, for_float, ops};
 
 static ROPE_TABLES: Signature = Signature::new(
@@ -28,15 +29,6 @@ static ROPE_GRAD: Signature = Signature::new(
 .linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD];
-
-/// Which features of a head make a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopeStyle {
-    /// i and i + H, as Hugging Face and GPT-NeoX lay heads out.
-    Half,
-    /// 2 i and 2 i + 1, as in the paper.
-    Interleaved,
-}
 
 /// The cosines and sines of the angles position * inv_freq, both times `attention_factor` (1 but
 /// for YaRN and its like).
@@ -60,7 +52,7 @@ pub fn rope_tables(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let operands = [&positions, &inv_freq];
-            cuda::tables(gpu, operands, attention_factor, [&cos, &sin])
+            launch::tables(gpu, operands, attention_factor, [&cos, &sin])
         }),
         false => call.compute(|| {
             let positions = ops::cast(&positions, DType::I64)?;
@@ -113,7 +105,7 @@ fn rotate(
     let mut y = call.output(0)?;
     let heads = call.extent("n");
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::rope(gpu, &x, [&cos, &sin], style, rotation, &y)),
+        true => call.launch(|gpu| launch::rope(gpu, &x, [&cos, &sin], style, rotation, &y)),
         false => call.compute(|| {
             for_float!(x.dtype(), T => {
                 kernels::rope::<T>(&x, [&cos, &sin], heads, style, rotation, y.slice()?)

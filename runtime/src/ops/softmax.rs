@@ -5,7 +5,7 @@
 
 use super::dense_rows;
 use crate::cpu::softmax as kernels;
-use crate::cuda::softmax::{self as cuda, Function};
+use crate::launch::softmax::{self as launch, Function};
 use crate::{Result, Signature, Tensor, for_float};
 
 /// Defines the ops of one shape: an op on whole rows and the op for its gradient.
@@ -30,7 +30,7 @@ macro_rules! row_ops {
                 let mut y = call.output(0)?;
                 let columns = call.extent("d");
                 match call.device().is_gpu() {
-                    true => call.launch(|gpu| cuda::softmax(gpu, Function::$function, &x, &y)),
+                    true => call.launch(|gpu| launch::softmax(gpu, Function::$function, &x, &y)),
                     false => call.compute(|| {
                         for_float!(x.dtype(), T => kernels::$name::<T>(&x, columns, y.slice()?))
                     }),
@@ -52,7 +52,7 @@ macro_rules! row_ops {
                 let columns = call.extent("d");
                 match call.device().is_gpu() {
                     true => call.launch(|gpu| {
-                        cuda::softmax_grad(gpu, Function::$function, [&y, &dy], &dx)
+                        launch::softmax_grad(gpu, Function::$function, [&y, &dy], &dx)
                     }),
                     false => call.compute(|| {
                         for_float!(y.dtype(), T => {

@@ -2,7 +2,7 @@
 
 use super::dense_rows;
 use crate::cpu::swiglu as kernels;
-use crate::cuda::swiglu as cuda;
+use crate::launch::swiglu as launch;
 use crate::{Result, Signature, Tensor, for_float};
 
 static SWIGLU: Signature = Signature::new("swiglu", "gate_up: F[.. 2 f] -> y: F[.. f]", 5);
@@ -28,7 +28,7 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     let features = call.extent("f");
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::swiglu(gpu, &gate_up, &y)),
+        true => call.launch(|gpu| launch::swiglu(gpu, &gate_up, &y)),
         false => call.compute(|| {
             for_float!(gate_up.dtype(), T => {
                 kernels::swiglu::<T>(&gate_up, features, y.slice()?)
@@ -51,7 +51,7 @@ pub fn swiglu_grad(gate_up: &Tensor, dy: &Tensor) -> Result<Tensor> {
     let mut dgate_up = call.output(0)?;
     let features = call.extent("f");
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::swiglu_grad(gpu, &gate_up, &dy, &dgate_up)),
+        true => call.launch(|gpu| launch::swiglu_grad(gpu, &gate_up, &dy, &dgate_up)),
         false => call.compute(|| {
             for_float!(dy.dtype(), T => {
                 kernels::swiglu_grad::<T>(&gate_up, &dy, features, dgate_up.slice()?)

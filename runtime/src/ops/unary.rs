@@ -1,7 +1,7 @@
 //! Elementwise functions of one operand, and their derivatives.
 
 use super::elementwise::map;
-use crate::cpu::elementwise::Function;
+use crate::Function;
 use crate::{Number, Result, Signature, Tensor};
 
 /// Defines, for each function of the number type `W`, an op, the op for its gradient, and their

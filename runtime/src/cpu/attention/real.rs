@@ -7,8 +7,8 @@ use bytemuck::Pod;
 use half::bf16;
 use pulp::Simd;
 
-use crate::cpu::simd_math;
-use crate::dtype::Float;
+use crate::core::dtype::Float;
+use crate::core::simd_math;
 
 /// A dtype of queries, keys and values.
 pub(crate) trait Element: Copy + Send + Sync + 'static {

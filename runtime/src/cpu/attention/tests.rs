@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::real::Real;
 use super::*;
-use crate::cpu::with_threads;
+use crate::threads::with_threads;
 
 /// Lengths around the sizes of strips and blocks.
 const LENGTHS: [usize; 7] = [1, 2, 7, 63, 64, 65, 130];

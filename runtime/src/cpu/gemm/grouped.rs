@@ -5,7 +5,8 @@
 
 use super::block::Problem;
 use super::kernel::{Element, Output};
-use super::{GemmError, MatrixMut, MatrixRef, Run, Update, agree};
+use super::{MatrixMut, MatrixRef, Run, Update, agree};
+use crate::GemmError;
 
 /// `y[rows of g] (+)= x[rows of g] w_g` for each group g: the forward pass, and with `w` transposed
 /// the gradient of `x`.

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use half::bf16;
 
 use super::MatrixRef;
-use crate::dtype::Float;
+use crate::core::dtype::Float;
 
 /// The extents of the tile of C that a micro-kernel keeps in registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::GemmError;
+use crate::GemmError;
 use crate::cpu::prefetch::prefetch;
 
 /// The layout of a batch of matrices. An empty batch is one matrix.

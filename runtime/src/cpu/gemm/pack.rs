@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use half::bf16;
 
 use super::MatrixRef;
-use crate::dtype::Float;
+use crate::core::dtype::Float;
 
 /// Rows and columns of a block, in units: one 64-byte vector of 4-byte units.
 pub(super) const BLOCK: usize = 16;

@@ -8,7 +8,7 @@ use super::block::{Problem, multiply_all};
 use super::kernel::{Element, Kernel, Output, WithKernel};
 use super::vector::{F32, F64, VectorKernel};
 use super::{GemmError, MatrixMut, MatrixRef, Update};
-use crate::cpu::with_threads;
+use crate::threads::with_threads;
 
 mod grouped;
 mod laws;

@@ -2,7 +2,7 @@
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
-use crate::cuda::moe as cuda;
+use crate::launch::moe as launch;
 use crate::ops::contiguous;
 use crate::{DType, Error, Result, Signature, Tensor, for_index};
 
@@ -70,7 +70,7 @@ pub fn expert_order(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let slots = indices.elements();
-            let plan = cuda::Sort::plan(indices.dtype(), slots, first_expert, held);
+            let plan = launch::Sort::plan(indices.dtype(), slots, first_expert, held);
             let plan = gpu.planned(plan)?;
             let [cells, totals] = plan.workspaces();
             let (counts, totals) = (
@@ -79,7 +79,7 @@ pub fn expert_order(
             );
             let results = [&offsets, &order, &place];
             let workspaces = [&counts, &totals];
-            cuda::expert_order(gpu, &plan, &indices, experts, workspaces, results)
+            launch::expert_order(gpu, &plan, &indices, experts, workspaces, results)
         }),
         false => call.compute(|| {
             for_index!(indices.dtype(), I => {
@@ -121,7 +121,7 @@ pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
     let mut counts = call.output(0)?;
     let offsets = contiguous(offsets)?;
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::expert_counts(gpu, &offsets, &counts)),
+        true => call.launch(|gpu| launch::expert_counts(gpu, &offsets, &counts)),
         false => call.compute(|| {
             let offsets = Flat::<i64>::new(&offsets)?;
             for (count, ends) in counts.slice::<f32>()?.iter_mut().zip(offsets.windows(2)) {

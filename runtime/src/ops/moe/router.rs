@@ -2,7 +2,7 @@
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
-use crate::cuda::moe as cuda;
+use crate::launch::moe as launch;
 use crate::ops::contiguous;
 use crate::{Error, Result, Signature, Tensor, for_float};
 
@@ -61,7 +61,7 @@ pub fn router_top_k(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let results = [&weights, &indices];
-            cuda::router_top_k(gpu, &probabilities, bias.as_ref(), renormalise, results)
+            launch::router_top_k(gpu, &probabilities, bias.as_ref(), renormalise, results)
         }),
         false => call.compute(|| {
             for_float!(probabilities.dtype(), T => {
@@ -106,7 +106,7 @@ pub fn router_top_k_grad(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let operands = [&probabilities, &indices, &dweights];
-            cuda::router_top_k_grad(gpu, operands, renormalise, &dprobabilities)
+            launch::router_top_k_grad(gpu, operands, renormalise, &dprobabilities)
         }),
         false => call.compute(|| {
             for_float!(probabilities.dtype(), T => {

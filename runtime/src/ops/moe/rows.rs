@@ -2,7 +2,7 @@
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
-use crate::cuda::moe as cuda;
+use crate::launch::moe as launch;
 use crate::ops::{cast, contiguous};
 use crate::{Call, DType, Error, Number, Result, Signature, Tensor, for_float};
 
@@ -57,7 +57,7 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let rows = rows.on_gpu(&call)?;
-            cuda::permute_tokens(gpu, &x, None, rows, top_k, &y)
+            launch::permute_tokens(gpu, &x, None, rows, top_k, &y)
         }),
         false => call.compute(|| {
             rows.read(&call, |order| {
@@ -87,7 +87,7 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
 
     let (dy, place) = (contiguous(dy)?, contiguous(place)?);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::collect_tokens(gpu, &dy, None, &place, &dx)),
+        true => call.launch(|gpu| launch::collect_tokens(gpu, &dy, None, &place, &dx)),
         false => call.compute(|| {
             let place = checked_places(&call, &place)?;
             for_float!(dy.dtype(), T => {
@@ -121,7 +121,7 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
         widened(weights, y.dtype())?,
     );
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::collect_tokens(gpu, &y, Some(&weights), &place, &out)),
+        true => call.launch(|gpu| launch::collect_tokens(gpu, &y, Some(&weights), &place, &out)),
         false => call.compute(|| {
             let place = checked_places(&call, &place)?;
             for_float!(y.dtype(), T => {
@@ -169,7 +169,7 @@ pub fn unpermute_tokens_grad_input(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let rows = rows.on_gpu(&call)?;
-            cuda::permute_tokens(gpu, &dout, Some(&weights), rows, top_k, &dy)
+            launch::permute_tokens(gpu, &dout, Some(&weights), rows, top_k, &dy)
         }),
         false => call.compute(|| {
             rows.read(&call, |order| {
@@ -201,7 +201,7 @@ pub fn unpermute_tokens_grad_weights(dout: &Tensor, y: &Tensor, place: &Tensor) 
 
     let (dout, y, place) = (contiguous(dout)?, contiguous(y)?, contiguous(place)?);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| cuda::token_dots(gpu, [&dout, &y, &place], &dweights)),
+        true => call.launch(|gpu| launch::token_dots(gpu, [&dout, &y, &place], &dweights)),
         false => call.compute(|| {
             let place = checked_places(&call, &place)?;
             for_float!(y.dtype(), T => {

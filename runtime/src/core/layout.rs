@@ -1,0 +1,362 @@
+//! How a tensor's elements lie in its storage: extents, strides, offset. Views are changes of
+//! layout; they move nothing.
+
+use std::ops::Range;
+
+use crate::core::shape::MAX_DIMS;
+use crate::{Error, Result, Shape};
+
+/// Extents, strides and offset, all counted in elements.
+///
+/// The element at index `i` lies at `offset + sum(i[d] * strides[d])`. A stride may be zero
+/// (broadcast).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    shape: Shape,
+    strides: [isize; MAX_DIMS],
+    offset: usize,
+}
+
+impl Layout {
+    /// Elements side by side in row-major order, the last dim fastest, from `offset`.
+    pub fn contiguous(shape: Shape, offset: usize) -> Layout {
+        let mut strides = [0; MAX_DIMS];
+        let mut step = 1;
+        for dim in (0..shape.len()).rev() {
+            strides[dim] = step;
+            step *= shape[dim] as isize;
+        }
+        Layout {
+            shape,
+            strides,
+            offset,
+        }
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The strides, one for each dim.
+    pub fn strides(&self) -> &[isize] {
+        &self.strides[..self.shape.len()]
+    }
+
+    /// Where the first element lies.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// How many elements lie from the first to the last, those between that are not of this layout
+    /// included.
+    pub(crate) fn span(&self) -> usize {
+        let dims = self.shape.iter().zip(self.strides());
+        match self.shape.elements() {
+            0 => 0,
+            _ => {
+                1 + dims
+                    .map(|(extent, stride)| (extent - 1) * stride.unsigned_abs())
+                    .sum::<usize>()
+            }
+        }
+    }
+
+    /// Whether the elements lie side by side in row-major order. Strides of dims of extent 1 do not
+    /// matter.
+    pub fn is_contiguous(&self) -> bool {
+        let mut step = 1;
+        for dim in (0..self.shape.len()).rev() {
+            if self.shape[dim] != 1 && self.strides[dim] != step {
+                return false;
+            }
+            step *= self.shape[dim] as isize;
+        }
+        true
+    }
+
+    /// The part of dim `dim` in `range`.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`], or [`Error::SliceRange`] when the range is not inside the dim.
+    pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Layout> {
+        let extent = self.extent("slice", dim)?;
+        if range.start > range.end || range.end > extent {
+            return Err(Error::SliceRange {
+                shape: self.shape,
+                dim,
+                range,
+            });
+        }
+
+        let mut view = *self;
+        view.offset += range.start * self.strides[dim] as usize;
+        view.shape = self.shape.with(dim, range.len());
+        Ok(view)
+    }
+
+    /// Dims `a` and `b` exchanged.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`].
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Layout> {
+        let (extent_a, extent_b) = (self.extent("transpose", a)?, self.extent("transpose", b)?);
+        let mut view = *self;
+        view.strides.swap(a, b);
+        view.shape = self.shape.with(a, extent_b).with(b, extent_a);
+        Ok(view)
+    }
+
+    /// Dims in the order `order`: dim `d` of the result is dim `order[d]` of this.
+    ///
+    /// # Errors
+    /// [`Error::Permutation`] when `order` does not name every dim once.
+    pub fn permute(&self, order: &[usize]) -> Result<Layout> {
+        let mut seen = [false; MAX_DIMS];
+        let named_once = order.len() == self.shape.len()
+            && order
+                .iter()
+                .all(|&dim| dim < self.shape.len() && !std::mem::replace(&mut seen[dim], true));
+        if !named_once {
+            return Err(Error::Permutation {
+                shape: self.shape,
+                order: order.to_vec(),
+            });
+        }
+
+        let mut view = *self;
+        for (to, &from) in order.iter().enumerate() {
+            view.shape = view.shape.with(to, self.shape[from]);
+            view.strides[to] = self.strides[from];
+        }
+        Ok(view)
+    }
+
+    /// This layout repeated to `shape`: new dims in front, extents of 1 stretched with stride zero.
+    ///
+    /// # Errors
+    /// [`Error::Broadcast`] when a dim is neither 1 nor equal.
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Layout> {
+        let fits = Shape::broadcast(&self.shape, shape).is_some_and(|to| *to == *shape);
+        if !fits {
+            return Err(Error::Broadcast {
+                from: self.shape,
+                to: shape.to_vec(),
+            });
+        }
+
+        let new_dims = shape.len() - self.shape.len();
+        let mut view = Layout {
+            shape: Shape::new(shape)?,
+            strides: [0; MAX_DIMS],
+            offset: self.offset,
+        };
+        for dim in 0..self.shape.len() {
+            if self.shape[dim] != 1 {
+                view.strides[new_dims + dim] = self.strides[dim];
+            }
+        }
+        Ok(view)
+    }
+
+    /// The same elements in the same row-major order under other extents, when no element has to
+    /// move; `None` where it takes a copy.
+    ///
+    /// # Errors
+    /// [`Error::Reshape`] when the numbers of elements differ.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Option<Layout>> {
+        let to = Shape::new(shape)?;
+        if to.elements() != self.shape.elements() {
+            return Err(Error::Reshape {
+                from: self.shape,
+                to,
+            });
+        }
+        if self.shape.elements() == 0 || self.is_contiguous() {
+            return Ok(Some(Layout::contiguous(to, self.offset)));
+        }
+        Ok(self.split_and_merge(to))
+    }
+
+    /// Matches runs of old dims with runs of new dims of the same product; each run of old dims
+    /// must be mergeable.
+    fn split_and_merge(&self, to: Shape) -> Option<Layout> {
+        let old: Vec<(usize, isize)> = self.merged_dims();
+        let mut view = Layout {
+            shape: to,
+            strides: [0; MAX_DIMS],
+            offset: self.offset,
+        };
+        let mut next_new = to.len();
+        for &(extent, stride) in old.iter().rev() {
+            let (mut covered, mut step) = (1, stride);
+            while covered < extent {
+                next_new = next_new.checked_sub(1)?;
+                view.strides[next_new] = step;
+                step *= to[next_new] as isize;
+                covered *= to[next_new];
+            }
+            if covered != extent {
+                return None;
+            }
+        }
+        Some(view)
+    }
+
+    /// The fewest (extent, stride) pairs that visit the same elements in the same order, dims of
+    /// extent 1 dropped.
+    pub(crate) fn merged_dims(&self) -> Vec<(usize, isize)> {
+        let mut merged: Vec<(usize, isize)> = Vec::with_capacity(MAX_DIMS);
+        for (&extent, &stride) in self.shape.iter().zip(self.strides()) {
+            match merged.last_mut() {
+                _ if extent == 1 => {}
+                Some((outer, step)) if *step == stride * extent as isize => {
+                    (*outer, *step) = (*outer * extent, stride);
+                }
+                _ => merged.push((extent, stride)),
+            }
+        }
+        merged
+    }
+
+    /// With dim `dim` of extent 1 put in.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`], [`Error::TooManyDims`].
+    pub fn unsqueeze(&self, dim: usize) -> Result<Layout> {
+        if dim > self.shape.len() {
+            return Err(Error::NoDim {
+                op: "unsqueeze",
+                dim,
+                shape: self.shape,
+            });
+        }
+
+        let mut dims = self.shape.to_vec();
+        dims.insert(dim, 1);
+        let mut view = Layout {
+            shape: Shape::new(&dims)?,
+            strides: [0; MAX_DIMS],
+            offset: self.offset,
+        };
+        for old in 0..self.shape.len() {
+            view.strides[old + usize::from(old >= dim)] = self.strides[old];
+        }
+        Ok(view)
+    }
+
+    fn extent(&self, op: &'static str, dim: usize) -> Result<usize> {
+        self.shape.get(dim).copied().ok_or(Error::NoDim {
+            op,
+            dim,
+            shape: self.shape,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Where each element lies, in row-major order of the index.
+    fn places(layout: &Layout) -> Vec<usize> {
+        let mut places = vec![layout.offset as isize];
+        for (&extent, &stride) in layout.shape().iter().zip(layout.strides()) {
+            places = places
+                .iter()
+                .flat_map(|base| (0..extent as isize).map(move |i| base + i * stride))
+                .collect();
+        }
+        places.into_iter().map(|place| place as usize).collect()
+    }
+
+    fn shapes() -> impl Strategy<Value = Vec<usize>> {
+        prop::collection::vec(0usize..5, 0..5)
+    }
+
+    /// A layout after a few random views.
+    fn views() -> impl Strategy<Value = Layout> {
+        (
+            shapes(),
+            prop::collection::vec((0usize..5, 0usize..5, 0usize..3), 0..4),
+        )
+            .prop_map(|(shape, steps)| {
+                let mut layout = Layout::contiguous(Shape::new(&shape).unwrap(), 3);
+                for (a, b, kind) in steps {
+                    let dims = layout.shape().len().max(1);
+                    let view = match kind {
+                        0 => layout.transpose(a % dims, b % dims),
+                        1 => layout.slice(a % dims, b / 2..b),
+                        _ => layout.unsqueeze(a % dims),
+                    };
+                    layout = view.unwrap_or(layout);
+                }
+                layout
+            })
+    }
+
+    proptest! {
+        /// A free reshape visits the same places in the same order.
+        #[test]
+        fn reshape_keeps_the_order(layout in views(), cut in 0usize..6) {
+            let elements = layout.shape().elements();
+            for inner in [1, 2, 3, 4, 6, 8, 12].into_iter().filter(|n| elements % n == 0) {
+                let outer = elements / inner;
+                let to = if cut % 2 == 0 { vec![outer, inner] } else { vec![inner, 1, outer] };
+                if let Some(view) = layout.reshape(&to).unwrap() {
+                    prop_assert_eq!(places(&view), places(&layout));
+                }
+            }
+        }
+
+        /// Whatever is contiguous can take any shape of as many elements.
+        #[test]
+        fn contiguous_reshapes_freely(shape in shapes()) {
+            let layout = Layout::contiguous(Shape::new(&shape).unwrap(), 0);
+            let flat = [layout.shape().elements()];
+            prop_assert!(layout.reshape(&flat).unwrap().is_some());
+        }
+
+        /// Splitting one dim of any view is free.
+        #[test]
+        fn splitting_a_dim_is_free(layout in views(), dim in 0usize..5) {
+            prop_assume!(dim < layout.shape().len() && layout.shape().len() < MAX_DIMS);
+            let extent = layout.shape()[dim];
+            prop_assume!(extent % 2 == 0);
+            let mut to = layout.shape().to_vec();
+            to.splice(dim..=dim, [2, extent / 2]);
+            let view = layout.reshape(&to).unwrap();
+            prop_assert!(view.is_some());
+            prop_assert_eq!(places(&view.unwrap()), places(&layout));
+        }
+
+        /// Transposing twice and permuting back are the identity.
+        #[test]
+        fn permutations_invert(layout in views(), seed in 0usize..24) {
+            let dims = layout.shape().len();
+            let mut order: Vec<usize> = (0..dims).collect();
+            order.sort_by_key(|dim| (dim * 7 + seed) % 5);
+            let mut back = vec![0; dims];
+            for (to, &from) in order.iter().enumerate() {
+                back[from] = to;
+            }
+            prop_assert_eq!(layout.permute(&order).unwrap().permute(&back).unwrap(), layout);
+        }
+
+        /// Broadcasting is right-aligned repetition: both operands reach the common shape or
+        /// neither does.
+        #[test]
+        fn broadcasting_agrees(a in shapes(), b in shapes()) {
+            let of = |dims: &[usize]| Layout::contiguous(Shape::new(dims).unwrap(), 0);
+            match Shape::broadcast(&a, &b) {
+                Some(common) => {
+                    prop_assert!(of(&a).broadcast_to(&common).unwrap().shape() == &common);
+                    prop_assert!(of(&b).broadcast_to(&common).unwrap().shape() == &common);
+                }
+                None => prop_assert!(of(&a).broadcast_to(&b).is_err()),
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The numbers that elementwise functions are written in.
+//!
+//! One source gives both back ends: on the CPU a function is compiled for f32 and f64; for a GPU it
+//! is run once on [`Symbol`](crate::launch::symbol::Symbol)s, which write down what it does.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use super::simd_math;
+
+/// A number with the arithmetic of elementwise functions. No comparison gives a `bool`, for a
+/// symbol has no value yet: choose by [`Number::if_lt`] and its like.
+pub trait Number:
+    Copy
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+
+    /// The nearest number to `x`.
+    fn constant(x: f64) -> Self;
+
+    /// Square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// Absolute value.
+    fn abs(self) -> Self;
+    /// e^x.
+    fn exp(self) -> Self;
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+    /// The sine, in radians.
+    fn sin(self) -> Self;
+    /// The cosine, in radians.
+    fn cos(self) -> Self;
+    /// The hyperbolic tangent.
+    fn tanh(self) -> Self;
+
+    /// 1 / (1 + e^-x).
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::ONE / (Self::ONE + (-self).exp())
+    }
+
+    /// `then` where self < other, else `otherwise`; so also where one is NaN.
+    fn if_lt(self, other: Self, then: Self, otherwise: Self) -> Self;
+    /// `then` where self <= other, else `otherwise`; so also where one is NaN.
+    fn if_le(self, other: Self, then: Self, otherwise: Self) -> Self;
+    /// `then` where self == other, else `otherwise`; so also where one is NaN.
+    fn if_eq(self, other: Self, then: Self, otherwise: Self) -> Self;
+}
+
+/// A function of `N` numbers, generic over the types that kernels compute in: see
+/// [`ops::map`](crate::ops::map).
+///
+/// For a GPU the function is traced once with symbolic numbers. So it must not branch on its values
+/// (use [`Number::if_lt`]), and is limited to 24 operations and 4 constants.
+pub trait Function<const N: usize>: Sync {
+    /// The value at `x`. Must be `#[inline(always)]`: otherwise it is compiled without vector
+    /// instructions.
+    fn value<W: Number>(&self, x: [W; N]) -> W;
+}
+
+macro_rules! numbers {
+    // Of f64 only gradient checks make use: the standard library's functions will do.
+    (@elementary f64) => {
+        numbers!(@std f64: exp, ln);
+    };
+
+    (@elementary f32) => {
+        #[inline(always)]
+        fn exp(self) -> f32 {
+            simd_math::exp(self)
+        }
+
+        #[inline(always)]
+        fn ln(self) -> f32 {
+            simd_math::ln(self)
+        }
+
+        #[inline(always)]
+        fn sigmoid(self) -> f32 {
+            simd_math::sigmoid(self)
+        }
+    };
+
+    (@std $rust:ident: $($function:ident),+) => {
+        $(
+            #[inline(always)]
+            fn $function(self) -> $rust {
+                $rust::$function(self)
+            }
+        )+
+    };
+
+    (@if $rust:ident: $($function:ident $operator:tt),+) => {
+        $(
+            #[inline(always)]
+            fn $function(self, other: $rust, then: $rust, otherwise: $rust) -> $rust {
+                if self $operator other { then } else { otherwise }
+            }
+        )+
+    };
+
+    ($($rust:tt),+) => {
+        $(
+            impl Number for $rust {
+                const ZERO: $rust = 0.0;
+                const ONE: $rust = 1.0;
+
+                #[inline(always)]
+                fn constant(x: f64) -> $rust {
+                    x as $rust
+                }
+
+                numbers!(@std $rust: sqrt, abs, sin, cos, tanh);
+                numbers!(@elementary $rust);
+                numbers!(@if $rust: if_lt <, if_le <=, if_eq ==);
+            }
+        )+
+    };
+}
+
+numbers!(f64, f32);

@@ -1,0 +1,27 @@
+//! How rotary position embedding rotates heads.
+
+use crate::Tensor;
+
+/// Which features of a head make a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// i and i + H, as Hugging Face and GPT-NeoX lay heads out.
+    Half,
+    /// 2 i and 2 i + 1, as in the paper.
+    Interleaved,
+}
+
+/// Rotation by the angle, or by its negative.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rotation {
+    Forward,
+    Inverse,
+}
+
+/// Tables of angles with one row per position, and the number of heads that share a row.
+pub(crate) struct Angles<'a> {
+    pub(crate) cos: &'a Tensor,
+    pub(crate) sin: &'a Tensor,
+    pub(crate) heads: usize,
+    pub(crate) style: RopeStyle,
+}

@@ -1,0 +1,681 @@
+//! Signatures of ops, as data.
+//!
+//! `x: F[.. i], w: F[o i] -> y: F[.. o]` says which operands an op takes, which dims must agree,
+//! and what it returns. From it come the check of shapes and dtypes with its message, the result's
+//! shape, the count of FLOPs and bytes, the run on a meta device, and the rule for sharded
+//! operands.
+//!
+//! | written | meaning |
+//! |---|---|
+//! | `i` | a dim: the same extent wherever the name stands |
+//! | `i!` | the same, and the op needs the dim whole: it cannot be sharded, wherever it stands |
+//! | `2` | a dim of exactly this extent |
+//! | `..` | any leading dims, the same wherever it stands |
+//! | `~` | all dims, broadcast against each other; only by itself |
+//! | `*` | any dims, related to nothing; only by itself |
+//! | `F` | f64, f32 or bf16, the same for all that say `F`; `G` is another such choice |
+//! | `A` | the accumulator of `F`: f64 for f64, f32 otherwise |
+//! | `T` | any dtype, the same for all that say `T`; `U` is another such choice |
+//! | `I`, `J` | an index dtype: i64, i32 or u32 |
+//! | `f32`, `bool`, ... | this dtype |
+//!
+//! A result that lacks a dim without `!` is a sum over that dim: a dim that an op uses up in any
+//! other way has a `!`. What the text cannot say stands behind it: in which operands the op is
+//! [linear](Signature::linear_in), and which dims are [blocks of another](Signature::grouped).
+
+use std::sync::OnceLock;
+
+use meshgrad_mesh::Rule;
+
+use crate::core::tensor::UninitTensor;
+use crate::{DType, Device, Error, Result, Shape, Tensor};
+
+const MAX_NAMES: usize = 12;
+const DTYPE_VARIABLES: [&str; 6] = ["F", "G", "T", "U", "I", "J"];
+
+/// The signature of an op: its name, its operands and its arithmetic.
+pub struct Signature {
+    name: &'static str,
+    spec: &'static str,
+    flops_per_point: u64,
+    linear_in: &'static [&'static str],
+    grouped: Option<(&'static str, &'static str)>,
+    parsed: OnceLock<Parsed>,
+    rule: OnceLock<Rule>,
+}
+
+impl Signature {
+    /// An op called `name` with operands as in `spec`, and `flops_per_point` floating-point
+    /// operations for each point of its iteration space, which is the product of all its dims (a
+    /// matmul's is 2).
+    pub const fn new(name: &'static str, spec: &'static str, flops_per_point: u64) -> Signature {
+        Signature {
+            name,
+            spec,
+            flops_per_point,
+            linear_in: &[],
+            grouped: None,
+            parsed: OnceLock::new(),
+            rule: OnceLock::new(),
+        }
+    }
+
+    /// The same op, whose results are all linear in each of these operands: `["a", "b"]` for a
+    /// product, `["a + b"]` for a sum, which is linear in both together. So it can be given parts
+    /// of a sum, and returns such.
+    pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
+        self.linear_in = operands;
+        self
+    }
+
+    /// The same op, in which dim `many` is a multiple of dim `groups`, and each index of `groups`
+    /// owns a block of `many`: they can only be cut together.
+    pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
+        self.grouped = Some((many, groups));
+        self
+    }
+
+    /// The op's name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The operands, as written.
+    pub fn spec(&self) -> &'static str {
+        self.spec
+    }
+
+    /// How the operands may lie on a mesh, and how the results lie then. Where the text leaves dims
+    /// open (`*`), they must be whole; [`Rule`] has others for ops whose dims are arguments.
+    pub fn rule(&self) -> &Rule {
+        self.rule.get_or_init(|| {
+            let rule = Rule::new(self.name, self.spec);
+            let rule = rule.and_then(|rule| rule.linear_in(self.linear_in));
+            let rule = rule.and_then(|rule| match self.grouped {
+                Some((many, groups)) => rule.grouped(many, groups),
+                None => Ok(rule),
+            });
+            rule.unwrap_or_else(|error| panic!("{error}"))
+        })
+    }
+
+    /// Checks `operands`, given in the order of the signature.
+    ///
+    /// # Errors
+    /// [`Error::Signature`] when a shape or dtype does not fit; [`Error::Devices`] when they live
+    /// on several devices; [`Error::NoKernel`] for arithmetic in f64 on a GPU.
+    pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
+        let parsed = self.parsed();
+        assert_eq!(
+            operands.len(),
+            parsed.inputs.len(),
+            "{}: operands of `{}`",
+            self.name,
+            self.spec
+        );
+
+        let mut bound = Bound::default();
+        for (at, (tensor, operand)) in operands.iter().zip(&parsed.inputs).enumerate() {
+            bound
+                .bind(parsed, at, operand, tensor)
+                .map_err(|problem| self.error(operands, problem))?;
+        }
+
+        let device = operands[0].device().clone();
+        if operands.iter().any(|tensor| *tensor.device() != device) {
+            let devices: Vec<String> = operands.iter().map(|t| t.device().to_string()).collect();
+            return Err(Error::Devices {
+                op: self.name,
+                devices: devices.join(", "),
+            });
+        }
+
+        // `F` and `G` compute, and no kernel of ours computes in f64.
+        if device.is_gpu()
+            && bound.dtypes[..2]
+                .iter()
+                .flatten()
+                .any(|(dtype, _)| *dtype == DType::F64)
+        {
+            return Err(device.no_kernel_for(self.name, DType::F64));
+        }
+
+        let bytes = operands.iter().map(|tensor| distinct_bytes(tensor)).sum();
+        Ok(Call {
+            signature: self,
+            bound,
+            device,
+            bytes,
+            flops: None,
+        })
+    }
+
+    /// The error for operands that fit the dims but not the op, in the same form as the others.
+    pub fn error(&self, operands: &[&Tensor], problem: String) -> Error {
+        let names = self.parsed().inputs.iter().map(|operand| operand.name);
+        let given: Vec<String> = names
+            .zip(operands)
+            .map(|(name, tensor)| format!("{name} {}{}", tensor.dtype(), tensor.shape()))
+            .collect();
+        Error::Signature {
+            op: self.name,
+            spec: self.spec,
+            given: given.join(", "),
+            problem,
+        }
+    }
+
+    fn parsed(&self) -> &Parsed {
+        self.parsed.get_or_init(|| Parsed::new(self.spec))
+    }
+}
+
+/// Bytes of the elements that a tensor really has: dims repeated by broadcasting count once.
+fn distinct_bytes(tensor: &Tensor) -> u64 {
+    let dims = tensor.shape().iter().zip(tensor.layout().strides());
+    let elements: usize = dims
+        .map(|(extent, stride)| if *stride == 0 { 1 } else { *extent })
+        .product();
+    tensor.dtype().bytes(elements) as u64
+}
+
+struct Parsed {
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+    names: Vec<&'static str>,
+}
+
+struct Operand {
+    name: &'static str,
+    dtype: DTypeRule,
+    dims: Vec<Dim>,
+}
+
+#[derive(Clone, Copy)]
+enum DTypeRule {
+    Exactly(DType),
+    /// An index into [`DTYPE_VARIABLES`].
+    Variable(usize),
+    /// The accumulator of variable `F`.
+    Accumulator,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Dim {
+    /// An index into the signature's names.
+    Named(usize),
+    Fixed(usize),
+    Leading,
+    Broadcast,
+    Anything,
+}
+
+impl Parsed {
+    /// Signatures are constants of the program: a malformed one is found by the first call of the
+    /// op.
+    fn new(spec: &'static str) -> Parsed {
+        let (inputs, outputs) = spec
+            .split_once("->")
+            .unwrap_or_else(|| panic!("no `->` in `{spec}`"));
+        let mut names = Vec::new();
+        let mut operands = |side: &'static str| {
+            let written = side
+                .split(',')
+                .map(str::trim)
+                .filter(|operand| !operand.is_empty());
+            written
+                .map(|operand| Operand::new(operand, &mut names))
+                .collect()
+        };
+        let (inputs, outputs) = (operands(inputs), operands(outputs));
+        assert!(names.len() <= MAX_NAMES, "too many dim names in `{spec}`");
+        Parsed {
+            inputs,
+            outputs,
+            names,
+        }
+    }
+}
+
+impl Operand {
+    fn new(written: &'static str, names: &mut Vec<&'static str>) -> Operand {
+        let parts = written.strip_suffix(']').and_then(|rest| {
+            let (name, kind) = rest.split_once(':')?;
+            let (dtype, dims) = kind.trim().split_once('[')?;
+            Some((name.trim(), dtype, dims))
+        });
+        let (name, dtype, dims) = parts.unwrap_or_else(|| panic!("malformed operand `{written}`"));
+
+        let dtype = match DTYPE_VARIABLES
+            .iter()
+            .position(|variable| *variable == dtype)
+        {
+            Some(variable) => DTypeRule::Variable(variable),
+            None if dtype == "A" => DTypeRule::Accumulator,
+            None => {
+                DTypeRule::Exactly(DType::from_name(dtype).unwrap_or_else(|| panic!("`{written}`")))
+            }
+        };
+        let dims = dims
+            .split_whitespace()
+            .map(|dim| Dim::new(dim, names))
+            .collect();
+        Operand { name, dtype, dims }
+    }
+}
+
+impl Dim {
+    fn new(written: &'static str, names: &mut Vec<&'static str>) -> Dim {
+        match written {
+            ".." => return Dim::Leading,
+            "~" => return Dim::Broadcast,
+            "*" => return Dim::Anything,
+            _ => {}
+        }
+        if let Ok(extent) = written.parse() {
+            return Dim::Fixed(extent);
+        }
+
+        let name = written.strip_suffix('!').unwrap_or(written);
+        let known = names.iter().position(|known| *known == name);
+        Dim::Named(known.unwrap_or_else(|| {
+            names.push(name);
+            names.len() - 1
+        }))
+    }
+}
+
+/// What names, leading dims and dtype variables stand for in one call, and which operand said so.
+#[derive(Default)]
+struct Bound {
+    names: [Option<(usize, usize)>; MAX_NAMES],
+    leading: Option<(Shape, usize)>,
+    broadcast: Option<Shape>,
+    anything: usize,
+    dtypes: [Option<(DType, usize)>; DTYPE_VARIABLES.len()],
+}
+
+impl Bound {
+    fn bind(
+        &mut self,
+        parsed: &Parsed,
+        at: usize,
+        operand: &Operand,
+        tensor: &Tensor,
+    ) -> Result<(), String> {
+        self.bind_dtype(parsed, at, operand, tensor.dtype())?;
+
+        let shape = tensor.shape();
+        match operand.dims.first() {
+            Some(Dim::Anything) => {
+                self.anything = self.anything.max(shape.elements());
+                Ok(())
+            }
+            Some(Dim::Broadcast) => self.bind_broadcast(operand, shape),
+            Some(Dim::Leading) => {
+                let named = operand.dims.len() - 1;
+                let Some(leading) = shape.len().checked_sub(named) else {
+                    return Err(format!("`{}` needs at least {named} dims", operand.name));
+                };
+                self.bind_leading(parsed, at, operand, &shape[..leading])?;
+                self.bind_dims(parsed, at, operand, &operand.dims[1..], &shape[leading..])
+            }
+            _ if shape.len() != operand.dims.len() => Err(format!(
+                "`{}` needs {} dims",
+                operand.name,
+                operand.dims.len()
+            )),
+            _ => self.bind_dims(parsed, at, operand, &operand.dims, shape),
+        }
+    }
+
+    fn bind_dtype(
+        &mut self,
+        parsed: &Parsed,
+        at: usize,
+        operand: &Operand,
+        dtype: DType,
+    ) -> Result<(), String> {
+        let name = operand.name;
+        let variable = match operand.dtype {
+            DTypeRule::Variable(variable) => variable,
+            DTypeRule::Exactly(_) | DTypeRule::Accumulator => {
+                let wanted = self.dtype(operand.dtype).unwrap_or(DType::F32);
+                return match dtype == wanted {
+                    true => Ok(()),
+                    false => Err(format!("`{name}` must be {wanted}")),
+                };
+            }
+        };
+
+        let allowed = match DTYPE_VARIABLES[variable] {
+            "F" | "G" if !dtype.computes() => Some("f64, f32 or bf16"),
+            "I" | "J" if !dtype.is_index() => Some("i64, i32 or u32"),
+            _ => None,
+        };
+        if let Some(allowed) = allowed {
+            return Err(format!("`{name}` must be {allowed}"));
+        }
+
+        match self.dtypes[variable] {
+            Some((other, from)) if other != dtype => {
+                let from = parsed.inputs[from].name;
+                Err(format!(
+                    "`{name}` is {dtype} but `{from}` is {other}: cast one of them"
+                ))
+            }
+            _ => {
+                self.dtypes[variable].get_or_insert((dtype, at));
+                Ok(())
+            }
+        }
+    }
+
+    fn bind_broadcast(&mut self, operand: &Operand, shape: &Shape) -> Result<(), String> {
+        let so_far = self.broadcast.unwrap_or_default();
+        match Shape::broadcast(&so_far, shape) {
+            Some(common) => {
+                self.broadcast = Some(common);
+                Ok(())
+            }
+            None => Err(format!(
+                "`{}` does not broadcast with {so_far}",
+                operand.name
+            )),
+        }
+    }
+
+    fn bind_leading(
+        &mut self,
+        parsed: &Parsed,
+        at: usize,
+        operand: &Operand,
+        dims: &[usize],
+    ) -> Result<(), String> {
+        match &self.leading {
+            Some((other, from)) if **other != *dims => {
+                let from = parsed.inputs[*from].name;
+                Err(format!(
+                    "`{}` has leading dims {dims:?} but `{from}` has {other}",
+                    operand.name
+                ))
+            }
+            Some(_) => Ok(()),
+            None => {
+                let dims = Shape::new(dims).map_err(|error| error.to_string())?;
+                self.leading = Some((dims, at));
+                Ok(())
+            }
+        }
+    }
+
+    fn bind_dims(
+        &mut self,
+        parsed: &Parsed,
+        at: usize,
+        operand: &Operand,
+        dims: &[Dim],
+        extents: &[usize],
+    ) -> Result<(), String> {
+        for (dim, &extent) in dims.iter().zip(extents) {
+            let name = operand.name;
+            match *dim {
+                Dim::Fixed(wanted) if wanted != extent => {
+                    return Err(format!(
+                        "`{name}` needs a dim of {wanted} where it has {extent}"
+                    ));
+                }
+                Dim::Named(id) => {
+                    let (bound, from) = *self.names[id].get_or_insert((extent, at));
+                    if bound != extent {
+                        let (dim, from) = (parsed.names[id], parsed.inputs[from].name);
+                        return Err(format!(
+                            "`{name}` has {dim} = {extent} but `{from}` has {dim} = {bound}"
+                        ));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn dtype(&self, rule: DTypeRule) -> Option<DType> {
+        match rule {
+            DTypeRule::Exactly(dtype) => Some(dtype),
+            DTypeRule::Variable(variable) => self.dtypes[variable].map(|(dtype, _)| dtype),
+            DTypeRule::Accumulator => self.dtypes[0].map(|(dtype, _)| dtype.accumulator()),
+        }
+    }
+}
+
+/// One checked call of an op: what its dims are, and the way to its outputs and its arithmetic.
+pub struct Call {
+    signature: &'static Signature,
+    bound: Bound,
+    device: Device,
+    bytes: u64,
+    flops: Option<u64>,
+}
+
+impl Call {
+    /// Where the operands live.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The op's name.
+    pub fn name(&self) -> &'static str {
+        self.signature.name
+    }
+
+    /// The extent that dim `name` of the signature has in this call.
+    pub fn extent(&self, name: &str) -> usize {
+        let id = self
+            .signature
+            .parsed()
+            .names
+            .iter()
+            .position(|known| *known == name);
+        let bound = id.and_then(|id| self.bound.names[id]);
+        bound
+            .unwrap_or_else(|| panic!("{}: dim `{name}` is not bound by an operand", self.name()))
+            .0
+    }
+
+    /// Sets an extent that no operand says.
+    pub fn set_extent(&mut self, name: &str, extent: usize) {
+        let id = self
+            .signature
+            .parsed()
+            .names
+            .iter()
+            .position(|known| *known == name);
+        let id = id.unwrap_or_else(|| panic!("{}: no dim `{name}`", self.name()));
+        self.bound.names[id] = Some((extent, 0));
+    }
+
+    /// Sets a dtype that no operand says: that of variable `F`, `G`, `T`, `U`, `I` or `J`.
+    pub fn set_dtype(&mut self, variable: &str, dtype: DType) {
+        let id = DTYPE_VARIABLES.iter().position(|known| *known == variable);
+        let id = id.unwrap_or_else(|| panic!("{}: no dtype variable `{variable}`", self.name()));
+        self.bound.dtypes[id] = Some((dtype, 0));
+    }
+
+    /// The product of the leading dims (`..`).
+    pub fn rows(&self) -> usize {
+        self.bound.leading.map_or(1, |(shape, _)| shape.elements())
+    }
+
+    /// The leading dims (`..`).
+    pub fn leading(&self) -> Shape {
+        self.bound
+            .leading
+            .map_or_else(Shape::default, |(shape, _)| shape)
+    }
+
+    /// The common shape of the operands that broadcast (`~`).
+    pub fn broadcast(&self) -> Shape {
+        self.bound.broadcast.unwrap_or_default()
+    }
+
+    /// Replaces the FLOPs that the signature tells by `flops`, where they depend on more than the
+    /// dims.
+    pub fn with_flops(mut self, flops: u64) -> Call {
+        self.flops = Some(flops);
+        self
+    }
+
+    /// Memory for output `at` of the signature. The op must write every element.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`], [`Error::TooManyDims`].
+    pub fn output(&mut self, at: usize) -> Result<UninitTensor> {
+        let operand = &self.signature.parsed().outputs[at];
+        let dtype = self.bound.dtype(operand.dtype);
+        let dtype = dtype.unwrap_or_else(|| panic!("{}: dtype of `{}`", self.name(), operand.name));
+        let shape = self.shape_of(operand)?;
+        self.output_of(shape, dtype)
+    }
+
+    /// Memory for an output whose shape the signature leaves open (`*`).
+    ///
+    /// # Errors
+    /// As [`Call::output`].
+    pub fn output_of(&mut self, shape: Shape, dtype: DType) -> Result<UninitTensor> {
+        self.bytes += dtype.bytes(shape.elements()) as u64;
+        UninitTensor::new(&self.device, shape, dtype)
+    }
+
+    /// Memory that the op needs while it runs, of `elements` elements; counted, and given back when
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    pub fn workspace(&self, elements: usize, dtype: DType) -> Result<UninitTensor> {
+        UninitTensor::new(&self.device, Shape::new(&[elements])?, dtype)
+    }
+
+    /// Runs the arithmetic of an op that computes on the CPU only, unless the device computes
+    /// nothing, and counts it.
+    ///
+    /// # Errors
+    /// What `kernel` returns; [`Error::NoKernel`] on a GPU.
+    pub fn compute(&self, kernel: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.device.is_gpu() {
+            return Err(self.device.no_kernel(self.name()));
+        }
+        self.count();
+        match self.device.computes() {
+            true => self.device.run(kernel),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts the op, its FLOPs and its bytes.
+    pub(crate) fn count(&self) {
+        self.device.count(self.flops(), self.bytes);
+    }
+
+    fn flops(&self) -> u64 {
+        let named = self
+            .bound
+            .names
+            .iter()
+            .flatten()
+            .map(|(extent, _)| *extent as u64);
+        let points = named.product::<u64>()
+            * self.rows() as u64
+            * self.broadcast().elements() as u64
+            * self.bound.anything.max(1) as u64;
+        self.flops
+            .unwrap_or(points * self.signature.flops_per_point)
+    }
+
+    fn shape_of(&self, operand: &Operand) -> Result<Shape> {
+        let mut shape = Shape::default();
+        for dim in &operand.dims {
+            shape = match *dim {
+                Dim::Leading => shape.followed_by(&self.leading())?,
+                Dim::Broadcast => shape.followed_by(&self.broadcast())?,
+                Dim::Fixed(extent) => shape.followed_by(&[extent])?,
+                Dim::Named(id) => {
+                    shape.followed_by(&[self.extent(self.signature.parsed().names[id])])?
+                }
+                Dim::Anything => {
+                    panic!("{}: `{}` is given by output_of", self.name(), operand.name)
+                }
+            };
+        }
+        Ok(shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static LINEAR: Signature = Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2);
+
+    fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+        let device = Device::cpu();
+        Tensor::zeros(&device, shape, dtype, crate::Kind::Cache).unwrap()
+    }
+
+    fn on(device: &Device, shape: &[usize]) -> Tensor {
+        Tensor::zeros(device, shape, DType::F32, crate::Kind::Cache).unwrap()
+    }
+
+    #[test]
+    fn dims_bind_and_outputs_follow() {
+        let device = Device::cpu();
+        let (x, w) = (on(&device, &[2, 3, 4]), on(&device, &[5, 4]));
+        let mut call = LINEAR.call(&[&x, &w]).unwrap();
+        assert_eq!((call.rows(), call.extent("i"), call.extent("o")), (6, 4, 5));
+
+        let y = call.output(0).unwrap();
+        assert_eq!((&y.shape()[..], y.dtype()), (&[2, 3, 5][..], DType::F32));
+
+        call.compute(|| Ok(())).unwrap();
+        assert_eq!(device.work().flops, 2 * 6 * 4 * 5);
+        assert_eq!(device.work().bytes, 4 * (24 + 20 + 30));
+    }
+
+    #[test]
+    fn messages_name_both_values() {
+        let message = |x: Tensor, w: Tensor| LINEAR.call(&[&x, &w]).err().unwrap().to_string();
+        let spec = "the op is `x: F[.. i], w: F[o i] -> y: F[.. o]`";
+
+        assert_eq!(
+            message(zeros(&[2, 4], DType::F32), zeros(&[5, 3], DType::F32)),
+            format!(
+                "linear: `w` has i = 3 but `x` has i = 4; {spec} and was given x f32[2, 4], w f32[5, 3]"
+            )
+        );
+        assert_eq!(
+            message(zeros(&[2, 4], DType::F32), zeros(&[5, 4], DType::BF16)),
+            format!(
+                "linear: `w` is bf16 but `x` is f32: cast one of them; {spec} and was given x f32[2, 4], w bf16[5, 4]"
+            )
+        );
+        assert_eq!(
+            message(zeros(&[2, 4], DType::I64), zeros(&[5, 4], DType::BF16)),
+            format!(
+                "linear: `x` must be f64, f32 or bf16; {spec} and was given x i64[2, 4], w bf16[5, 4]"
+            )
+        );
+        assert_eq!(
+            message(zeros(&[4], DType::F32), zeros(&[4], DType::F32)),
+            format!("linear: `w` needs 2 dims; {spec} and was given x f32[4], w f32[4]")
+        );
+    }
+
+    #[test]
+    fn devices_must_agree() {
+        let (x, w) = (on(&Device::cpu(), &[4]), on(&Device::cpu(), &[5, 4]));
+        assert!(matches!(
+            LINEAR.call(&[&x, &w]),
+            Err(Error::Devices { op: "linear", .. })
+        ));
+    }
+}

@@ -1,0 +1,440 @@
+//! The memory behind a tensor: one block, borrowed by many readers or one writer.
+//!
+//! A storage never changes after the op that made it, except for the four kinds in [`Kind`] that
+//! are meant to. Borrows are checked at run time, so that a read can never meet a write, on any
+//! thread.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
+
+use crate::core::memory::Block;
+use crate::core::stream;
+use crate::core::stream_uses::{Access, Holds};
+use crate::driver::{self, Part, Pinned, PinnedCopy, Pool};
+use crate::{DType, Device, Element, Error, Result};
+
+/// What a storage is for, and so whether it may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The result of an op: never changes.
+    Value,
+    /// The data of a parameter: changed by optimizers and loading.
+    Parameter,
+    /// A gradient buffer: accumulated into.
+    Gradient,
+    /// What an optimizer keeps between steps.
+    OptimizerState,
+    /// A cache that grows, as keys and values in decoding.
+    Cache,
+}
+
+/// A block of a device's memory with its version and its borrows.
+pub(crate) struct Storage {
+    block: Block,
+    bytes: usize,
+    device: Device,
+    kind: Kind,
+    version: AtomicU64,
+    /// Whether another stream than the one that it was made on used it.
+    used_elsewhere: AtomicBool,
+    /// The scope that kept it last.
+    kept_by: AtomicU64,
+    /// Of streams, where it may change.
+    holds: Holds,
+    /// Of the host: readers when positive, one writer when -1.
+    borrows: AtomicIsize,
+}
+
+impl Storage {
+    pub(crate) fn new(device: &Device, bytes: usize, kind: Kind) -> Result<Storage> {
+        let block = device.take_memory(stream::pool(device), bytes)?;
+        Ok(Storage {
+            block,
+            bytes,
+            device: device.clone(),
+            kind,
+            version: AtomicU64::new(0),
+            used_elsewhere: AtomicBool::new(false),
+            kept_by: AtomicU64::new(0),
+            holds: Holds::default(),
+            borrows: AtomicIsize::new(0),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How often the storage was written after it was made.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// All elements, for reading.
+    pub(crate) fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
+        let free = |borrows| (borrows >= 0).then_some(borrows + 1);
+        let borrowed = self
+            .borrows
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+        borrowed.map_err(|_| Error::Busy { op: "read" })?;
+
+        let release = Release {
+            borrows: &self.borrows,
+        };
+        let bytes = self.slice()?;
+        Ok(ReadGuard {
+            elements: elements(bytes),
+            _release: release,
+        })
+    }
+
+    /// All elements, for writing by `op`. Counts as a new version.
+    pub(crate) fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        let borrowed = self
+            .borrows
+            .compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
+        borrowed.map_err(|_| Error::Busy { op })?;
+
+        let release = Release {
+            borrows: &self.borrows,
+        };
+        let (address, bytes) = self.raw()?;
+        self.raise_version();
+        // SAFETY: the borrow count says that nobody else reads or writes until `release` is dropped, and a block is
+        // always initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
+        Ok(WriteGuard {
+            elements: elements_mut(bytes),
+            _release: release,
+        })
+    }
+
+    /// The bytes behind `offset` on a GPU, copied over `to` when all work before is done.
+    pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture("read")?;
+                stream::touch(self, Access::Read, "read")?;
+                let stream = stream::raw(&self.device, gpu);
+                self.device.count_wait();
+                Ok(gpu.download(&stream, block, offset, to)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Puts a copy of `bytes` bytes behind `offset` on a GPU to pinned memory into the current
+    /// stream.
+    pub(crate) fn download_async(
+        self: &Arc<Storage>,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<PinnedCopy> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture("read_async")?;
+                stream::touch(self, Access::Read, "read_async")?;
+                let stream = stream::raw(&self.device, gpu);
+                Ok(gpu.download_async(&stream, Part { block, offset }, bytes)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Overwrites the first bytes on a GPU; for `op`, which makes this storage.
+    pub(crate) fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture(op)?;
+                let stream = stream::raw(&self.device, gpu);
+                if gpu.upload(&stream, from, block)? {
+                    self.device.count_wait();
+                }
+                Ok(())
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Puts a copy of the first `bytes` bytes of pinned memory to those behind `offset` into the
+    /// current stream of a GPU, by which `op` changes it. Counts as a new version.
+    pub(crate) fn upload_pinned(
+        self: &Arc<Storage>,
+        op: &'static str,
+        from: Pinned,
+        bytes: usize,
+        offset: usize,
+    ) -> Result<PinnedCopy> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                stream::forbid_in_capture(op)?;
+                stream::touch(self, Access::Write, op)?;
+                self.raise_version();
+                let stream = stream::raw(&self.device, gpu);
+                Ok(PinnedCopy::upload(
+                    &stream,
+                    from,
+                    bytes,
+                    Part { block, offset },
+                )?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Puts a copy of `bytes` bytes of `from`, behind an offset, to those behind `offset` into the
+    /// current stream of a GPU; nothing on one that only counts.
+    pub(crate) fn copy_from(
+        &self,
+        offset: usize,
+        (from, from_offset): (&Arc<Storage>, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        match (&from.block, &self.block) {
+            (Block::Gpu(from_block), Block::Gpu(block)) => {
+                stream::touch(from, Access::Read, "copy")?;
+                let Some(gpu) = self.device.gpu() else {
+                    return Ok(());
+                };
+                let stream = stream::raw(&self.device, gpu);
+                let from = Part {
+                    block: from_block,
+                    offset: from_offset,
+                };
+                Ok(driver::copy(&stream, from, Part { block, offset }, bytes)?)
+            }
+            _ => Err(self.no_values()),
+        }
+    }
+
+    /// Makes all bytes zero; for the op that makes this storage. Nothing on a meta device.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        match (&self.block, self.device.gpu()) {
+            (Block::Gpu(block), Some(gpu)) => {
+                let stream = stream::raw(&self.device, gpu);
+                Ok(driver::clear(&stream, block, self.bytes)?)
+            }
+            _ if self.device.computes() => {
+                self.fresh::<u8>()?.fill(0);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into
+    /// the current stream now: it lives until that is done.
+    pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
+        stream::touch(self, Access::Read, op)?;
+        self.fresh_address()
+    }
+
+    /// As [`Storage::address`], for work by which `op` changes it. Counts as a new version.
+    pub(crate) fn address_to_write(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
+        let address = self.address_to_claim(op)?;
+        self.raise_version();
+        Ok(address)
+    }
+
+    /// As [`Storage::address_to_write`], for an op that raises the version later: once it knows that
+    /// it may write everything that it has to.
+    pub(crate) fn address_to_claim(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        stream::touch(self, Access::Write, op)?;
+        self.fresh_address()
+    }
+
+    /// As [`Storage::address`], for the op that makes this storage and has not yet shared it.
+    pub(crate) fn fresh_address(&self) -> Result<u64> {
+        match &self.block {
+            Block::Gpu(block) => Ok(block.address()),
+            Block::Host(_) | Block::Nothing => Err(self.no_values()),
+        }
+    }
+
+    /// The pool that its memory is of.
+    pub(crate) fn pool(&self) -> Pool {
+        match &self.block {
+            Block::Gpu(block) => block.pool(),
+            Block::Host(_) | Block::Nothing => Pool::default(),
+        }
+    }
+
+    /// Says that another stream than its pool's uses it.
+    pub(crate) fn mark_used_elsewhere(&self) {
+        self.used_elsewhere.store(true, Ordering::Release);
+    }
+
+    /// The uses by work on streams that nobody waited for.
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// Whether another scope than `scope` kept it last; from now on `scope` did.
+    pub(crate) fn is_new_to(&self, scope: u64) -> bool {
+        self.kept_by.swap(scope, Ordering::Relaxed) != scope
+    }
+
+    pub(crate) fn raise_version(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// All elements, for the op that makes this storage and has not yet shared it.
+    pub(crate) fn fresh<T: Element>(&mut self) -> Result<&mut [T]> {
+        let (address, bytes) = self.raw()?;
+        // SAFETY: `&mut self` proves that nobody shares the storage, and a block is always initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
+        Ok(elements_mut(bytes))
+    }
+
+    fn slice(&self) -> Result<&[u8]> {
+        let (address, bytes) = self.raw()?;
+        // SAFETY: called with a read borrow held, so nobody writes; a block is always initialised.
+        Ok(unsafe { std::slice::from_raw_parts(address, bytes) })
+    }
+
+    fn raw(&self) -> Result<(*mut u8, usize)> {
+        match &self.block {
+            Block::Host(block) => Ok((block.address().as_ptr(), self.bytes)),
+            Block::Gpu(_) | Block::Nothing => Err(self.no_values()),
+        }
+    }
+
+    fn no_values(&self) -> Error {
+        let device = self.device.to_string();
+        match self.device.computes() {
+            true => Error::NotOnHost { device },
+            false => Error::NoValues { device },
+        }
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let block = std::mem::replace(&mut self.block, Block::Nothing);
+        // The first stream waits for all others before they give back what they used of it.
+        let elsewhere = self.used_elsewhere.load(Ordering::Acquire);
+        let used_elsewhere =
+            elsewhere && matches!(&block, Block::Gpu(block) if block.pool().stream != 0);
+        self.device
+            .give_back_memory(self.bytes, block, used_elsewhere);
+    }
+}
+
+/// Blocks are aligned for every element type and cut to whole elements, so that the cast cannot
+/// fail.
+fn elements<T: Element>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(whole(bytes, T::DTYPE))
+}
+
+fn elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    let whole = bytes.len() / T::DTYPE.bytes(1) * T::DTYPE.bytes(1);
+    bytemuck::cast_slice_mut(&mut bytes[..whole])
+}
+
+fn whole(bytes: &[u8], dtype: DType) -> &[u8] {
+    &bytes[..bytes.len() / dtype.bytes(1) * dtype.bytes(1)]
+}
+
+/// Gives a borrow back: a reader's or the writer's.
+struct Release<'a> {
+    borrows: &'a AtomicIsize,
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        let free = |borrows| Some(if borrows < 0 { 0 } else { borrows - 1 });
+        let _ = self
+            .borrows
+            .fetch_update(Ordering::Release, Ordering::Relaxed, free);
+    }
+}
+
+/// The elements of a storage, borrowed for reading. Indexed by a layout's offset and strides.
+pub struct ReadGuard<'a, T> {
+    elements: &'a [T],
+    _release: Release<'a>,
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+/// The elements of a storage, borrowed for writing.
+pub struct WriteGuard<'a, T> {
+    elements: &'a mut [T],
+    _release: Release<'a>,
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.elements
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.elements
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_read_or_one_writes() {
+        let device = Device::cpu();
+        let storage = Storage::new(&device, 16, Kind::Cache).unwrap();
+
+        let (first, second) = (
+            storage.read::<f32>().unwrap(),
+            storage.read::<f32>().unwrap(),
+        );
+        assert!(matches!(
+            storage.write::<f32>("test"),
+            Err(Error::Busy { op: "test" })
+        ));
+        drop((first, second));
+
+        let writer = storage.write::<f32>("test").unwrap();
+        assert!(matches!(storage.read::<f32>(), Err(Error::Busy { .. })));
+        drop(writer);
+
+        assert!(storage.read::<f32>().is_ok());
+        assert_eq!(storage.version(), 1);
+    }
+
+    #[test]
+    fn values_do_not_change() {
+        let storage = Storage::new(&Device::cpu(), 16, Kind::Value).unwrap();
+        assert!(matches!(
+            storage.write::<u8>("test"),
+            Err(Error::Immutable { op: "test" })
+        ));
+        assert_eq!(storage.version(), 0);
+    }
+}

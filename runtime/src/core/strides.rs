@@ -1,0 +1,82 @@
+//! Walking a layout in row-major order.
+
+use crate::Layout;
+
+/// Calls `f` with the offset of every element, in row-major order.
+pub(crate) fn for_each_offset(layout: &Layout, mut f: impl FnMut(usize)) {
+    let dims = Dims::new(layout);
+    let elements = layout.shape().elements();
+    dims.for_each_run(0, elements, |offset, stride, run| {
+        for i in 0..run {
+            f((offset as isize + i as isize * stride) as usize);
+        }
+    });
+}
+
+/// The merged dims of a layout, for traversal in row-major order from any element.
+pub(crate) struct Dims {
+    dims: Vec<(usize, isize)>,
+    offset: usize,
+}
+
+impl Dims {
+    pub(crate) fn new(layout: &Layout) -> Dims {
+        let mut dims = layout.merged_dims();
+        if dims.is_empty() {
+            dims.push((1, 1));
+        }
+        Dims {
+            dims,
+            offset: layout.offset(),
+        }
+    }
+
+    /// The other dims, and extent and stride of the last two.
+    pub(crate) fn split_last_two(&self) -> Option<(Dims, [(usize, isize); 2])> {
+        let (outer, last) = self.dims.split_last_chunk()?;
+        let outer = Dims {
+            dims: outer.to_vec(),
+            offset: self.offset,
+        };
+        Some((outer, *last))
+    }
+
+    /// The offset of element `index` in row-major order.
+    pub(crate) fn offset(&self, mut index: usize) -> usize {
+        let mut offset = self.offset as isize;
+        for &(extent, stride) in self.dims.iter().rev() {
+            offset += (index % extent) as isize * stride;
+            index /= extent;
+        }
+        offset as usize
+    }
+
+    /// Calls `f(offset, stride, run)` for runs of `run` elements, `stride` apart, that together are
+    /// the elements `start..start + len` in row-major order.
+    #[inline(always)]
+    pub(crate) fn for_each_run(
+        &self,
+        start: usize,
+        len: usize,
+        mut f: impl FnMut(usize, isize, usize),
+    ) {
+        let (&(inner, stride), outer) = match self.dims.split_last() {
+            Some(split) => split,
+            None => return,
+        };
+
+        let mut at = start;
+        let end = start + len;
+        while at < end {
+            let (mut row, column) = (at / inner, at % inner);
+            let mut offset = self.offset as isize + column as isize * stride;
+            for &(extent, step) in outer.iter().rev() {
+                offset += (row % extent) as isize * step;
+                row /= extent;
+            }
+            let run = (inner - column).min(end - at);
+            f(offset as usize, stride, run);
+            at += run;
+        }
+    }
+}

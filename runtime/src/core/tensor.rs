@@ -1,0 +1,457 @@
+//! Tensors: a shared storage seen through a layout. Views are free, ops live in
+//! [`ops`](crate::ops).
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::core::storage::{Kind, ReadGuard, Storage, WriteGuard};
+use crate::driver::{Pinned, PinnedCopy};
+use crate::{DType, Device, Element, Error, Layout, Result, Shape};
+
+/// An n-dimensional array on a device. Cloning shares the storage.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl Tensor {
+    /// A tensor of `shape` with the values in `elements`, row-major.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when their number differs; [`Error::OutOfMemory`].
+    pub fn from_slice<T: Element>(
+        device: &Device,
+        shape: &[usize],
+        elements: &[T],
+    ) -> Result<Tensor> {
+        let mut fresh = UninitTensor::new(device, Shape::new(shape)?, T::DTYPE)?;
+        if elements.len() != fresh.layout.shape().elements() {
+            let shape = *fresh.layout.shape();
+            return Err(Error::Length {
+                shape,
+                given: elements.len(),
+            });
+        }
+        fresh.copy_from("from_slice", elements)?;
+        Ok(fresh.finish())
+    }
+
+    /// A tensor without dims that holds one value.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn scalar<T: Element>(device: &Device, value: T) -> Result<Tensor> {
+        Tensor::from_slice(device, &[], &[value])
+    }
+
+    /// A tensor of zeros that may change later, as `kind` says; for [`Kind::Value`] use
+    /// [`ops::full`](crate::ops::full).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn zeros(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
+        let mut fresh = UninitTensor::of_kind(device, Shape::new(shape)?, dtype, kind)?;
+        fresh.clear()?;
+        Ok(fresh.finish())
+    }
+
+    /// The extents, outermost first.
+    pub fn shape(&self) -> &Shape {
+        self.layout.shape()
+    }
+
+    /// The extent of dim `dim` counted from the front, or from the back when negative (-1 is the
+    /// last).
+    ///
+    /// # Errors
+    /// [`Error::NoDim`].
+    pub fn extent(&self, dim: isize) -> Result<usize> {
+        Ok(self.shape()[self.dim("extent", dim)?])
+    }
+
+    /// The position of dim `dim`, which counts from the back when negative.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`], naming `op`.
+    pub fn dim(&self, op: &'static str, dim: isize) -> Result<usize> {
+        let dims = self.shape().len();
+        let at = if dim < 0 { dim + dims as isize } else { dim };
+        let at = usize::try_from(at).ok().filter(|at| *at < dims);
+        at.ok_or(Error::NoDim {
+            op,
+            dim: dim.unsigned_abs(),
+            shape: *self.shape(),
+        })
+    }
+
+    /// How many elements it has.
+    pub fn elements(&self) -> usize {
+        self.shape().elements()
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+
+    /// How its elements lie in its storage.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether its elements lie side by side in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// What its storage is for.
+    pub fn kind(&self) -> Kind {
+        self.storage.kind()
+    }
+
+    /// How often its storage was written after it was made; always 0 for a [`Kind::Value`].
+    pub fn version(&self) -> u64 {
+        self.storage.version()
+    }
+
+    /// Identifies the storage among those that exist now: equal exactly for views of one storage.
+    pub fn storage_id(&self) -> usize {
+        Arc::as_ptr(&self.storage) as usize
+    }
+
+    /// Bytes of the whole storage, of which this may be a view.
+    pub fn storage_bytes(&self) -> usize {
+        self.storage.bytes()
+    }
+
+    /// The part of dim `dim` in `range`. Free.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`], [`Error::SliceRange`].
+    pub fn slice(&self, dim: isize, range: Range<usize>) -> Result<Tensor> {
+        let dim = self.dim("slice", dim)?;
+        Ok(self.with(self.layout.slice(dim, range)?))
+    }
+
+    /// Dims `a` and `b` exchanged. Free.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`].
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
+        let (a, b) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
+        Ok(self.with(self.layout.transpose(a, b)?))
+    }
+
+    /// Dims in the order `order`. Free.
+    ///
+    /// # Errors
+    /// [`Error::Permutation`].
+    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
+        Ok(self.with(self.layout.permute(order)?))
+    }
+
+    /// Repeated to `shape`: new dims in front, extents of 1 stretched. Free.
+    ///
+    /// # Errors
+    /// [`Error::Broadcast`].
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.with(self.layout.broadcast_to(shape)?))
+    }
+
+    /// With a dim of extent 1 put in before dim `dim`. Free.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`], [`Error::TooManyDims`].
+    pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
+        Ok(self.with(self.layout.unsqueeze(dim)?))
+    }
+
+    /// The same elements under other extents, where that takes no copy; `None` where it does
+    /// (see [`ops::reshape`](crate::ops::reshape), which then copies).
+    ///
+    /// # Errors
+    /// [`Error::Reshape`] when the numbers of elements differ.
+    pub fn view(&self, shape: &[usize]) -> Result<Option<Tensor>> {
+        Ok(self.layout.reshape(shape)?.map(|layout| self.with(layout)))
+    }
+
+    /// The elements in row-major order. Waits for the work of a GPU's current stream.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`];
+    /// [`Error::Cuda`] with the failure of any work before.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.device().gpu().is_some() {
+            self.expect_dtype(T::DTYPE)?;
+            return self.download();
+        }
+
+        let elements = self.read::<T>()?;
+        if self.is_contiguous() {
+            let start = self.layout.offset();
+            return Ok(elements[start..start + self.elements()].to_vec());
+        }
+
+        let mut out = Vec::with_capacity(self.elements());
+        super::strides::for_each_offset(&self.layout, |at| out.push(elements[at]));
+        Ok(out)
+    }
+
+    /// The only element of a one-element tensor.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when there is more than one; else as [`Tensor::to_vec`].
+    pub fn item<T: Element>(&self) -> Result<T> {
+        match self.to_vec()?.as_slice() {
+            [only] => Ok(*only),
+            many => Err(Error::Length {
+                shape: Shape::default(),
+                given: many.len(),
+            }),
+        }
+    }
+
+    /// The elements of the whole storage, for reading; [`Tensor::layout`] says where this tensor's
+    /// lie.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU;
+    /// [`Error::Busy`] while someone writes.
+    pub fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
+        self.expect_dtype(T::DTYPE)?;
+        self.storage.read()
+    }
+
+    /// The elements of the whole storage, for writing by `op`; the version goes up by one.
+    ///
+    /// # Errors
+    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a
+    /// meta device; [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while someone reads or writes.
+    pub fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
+        self.expect_dtype(T::DTYPE)?;
+        self.storage.write(op)
+    }
+
+    /// Puts a copy of the first `bytes` bytes of pinned memory to those behind `offset` of this
+    /// tensor, which is contiguous, into the current stream of a GPU.
+    pub(crate) fn upload_pinned(
+        &self,
+        op: &'static str,
+        from: Pinned,
+        bytes: usize,
+        offset: usize,
+    ) -> Result<PinnedCopy> {
+        let offset = self.offset_bytes() as usize + offset;
+        self.storage.upload_pinned(op, from, bytes, offset)
+    }
+
+    /// Puts a copy of its elements, which are contiguous, to pinned memory into the current stream of
+    /// a GPU.
+    pub(crate) fn download_async(&self) -> Result<PinnedCopy> {
+        let bytes = self.dtype.bytes(self.elements());
+        self.storage
+            .download_async(self.offset_bytes() as usize, bytes)
+    }
+
+    /// Where its first element lies on a GPU, for work that is put into the current stream now.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while work on another stream writes it.
+    pub(crate) fn address(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address(op)? + self.offset_bytes())
+    }
+
+    /// As [`Tensor::address`], for work by which `op` changes it. The version goes up by one.
+    pub(crate) fn address_to_write(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address_to_write(op)? + self.offset_bytes())
+    }
+
+    pub(crate) fn address_to_claim(&self, op: &'static str) -> Result<u64> {
+        Ok(self.storage.address_to_claim(op)? + self.offset_bytes())
+    }
+
+    pub(crate) fn raise_version(&self) {
+        self.storage.raise_version();
+    }
+
+    fn offset_bytes(&self) -> u64 {
+        self.dtype.bytes(self.layout.offset()) as u64
+    }
+
+    /// The elements in row-major order, from a GPU: what lies between the first and the last.
+    fn download<T: Element>(&self) -> Result<Vec<T>> {
+        let mut elements = vec![T::zeroed(); self.layout.span()];
+        let bytes = bytemuck::cast_slice_mut(&mut elements);
+        self.storage.download(self.offset_bytes() as usize, bytes)?;
+        if self.is_contiguous() {
+            return Ok(elements);
+        }
+
+        let start = self.layout.offset();
+        let mut out = Vec::with_capacity(self.elements());
+        super::strides::for_each_offset(&self.layout, |at| out.push(elements[at - start]));
+        Ok(out)
+    }
+
+    /// The range of its elements in its storage, when it is contiguous.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], naming `op`, when it is not contiguous.
+    pub(crate) fn contiguous_range(&self, op: &'static str) -> Result<Range<usize>> {
+        if !self.is_contiguous() {
+            let problem =
+                format!("writes to {self:?}, which is not contiguous; write to a whole tensor");
+            return Err(Error::Argument { op, problem });
+        }
+        let start = self.layout.offset();
+        Ok(start..start + self.elements())
+    }
+
+    pub(crate) fn expect_dtype(&self, asked: DType) -> Result<()> {
+        match self.dtype == asked {
+            true => Ok(()),
+            false => Err(Error::WrongDType {
+                actual: self.dtype,
+                asked,
+            }),
+        }
+    }
+
+    fn with(&self, layout: Layout) -> Tensor {
+        Tensor {
+            storage: self.storage.clone(),
+            layout,
+            dtype: self.dtype,
+        }
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{} on {}", self.dtype, self.shape(), self.device())
+    }
+}
+
+/// A tensor in the making: contiguous, known to nobody else, so that it can be written.
+pub struct UninitTensor {
+    storage: Storage,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl UninitTensor {
+    /// Memory for a result of `shape`. It holds stale values: the op must write every element.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<UninitTensor> {
+        UninitTensor::of_kind(device, shape, dtype, Kind::Value)
+    }
+
+    /// As [`UninitTensor::new`], for a tensor that may change later as `kind` says.
+    ///
+    /// # Errors
+    /// As [`UninitTensor::new`].
+    pub fn of_kind(
+        device: &Device,
+        shape: Shape,
+        dtype: DType,
+        kind: Kind,
+    ) -> Result<UninitTensor> {
+        let elements = shape
+            .iter()
+            .try_fold(1usize, |product, extent| product.checked_mul(*extent));
+        let bytes = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
+        let bytes = bytes
+            .map(|bits| bits.div_ceil(8))
+            .filter(|bytes| *bytes < isize::MAX as usize / 2);
+        let bytes = bytes.ok_or(Error::TooLarge { shape, dtype })?;
+
+        let storage = Storage::new(device, bytes, kind)?;
+        Ok(UninitTensor {
+            storage,
+            layout: Layout::contiguous(shape, 0),
+            dtype,
+        })
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        self.layout.shape()
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+
+    /// The elements, for writing.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU.
+    pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        if self.dtype != T::DTYPE {
+            return Err(Error::WrongDType {
+                actual: self.dtype,
+                asked: T::DTYPE,
+            });
+        }
+        self.storage.fresh()
+    }
+
+    /// Sets every element to zero; nothing on a meta device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] when the driver fails.
+    pub fn clear(&mut self) -> Result<()> {
+        self.storage.clear()
+    }
+
+    /// Sets the elements to `elements`, of which there must be as many; nothing on a meta device.
+    /// For `op`.
+    pub(crate) fn copy_from<T: Element>(&mut self, op: &'static str, elements: &[T]) -> Result<()> {
+        let device = self.storage.device();
+        if device.gpu().is_some() {
+            return self.storage.upload(op, bytemuck::cast_slice(elements));
+        }
+        if device.computes() {
+            self.slice()?.copy_from_slice(elements);
+        }
+        Ok(())
+    }
+
+    /// Puts a copy of the elements of `x`, which is contiguous and of this shape and dtype, into the
+    /// current stream of a GPU.
+    pub(crate) fn copy_from_gpu(&mut self, x: &Tensor) -> Result<()> {
+        let from = (&x.storage, x.offset_bytes() as usize);
+        self.storage
+            .copy_from(0, from, self.dtype.bytes(x.elements()))
+    }
+
+    /// Where its first element lies on a GPU, for the op that makes it.
+    pub(crate) fn address(&self) -> Result<u64> {
+        self.storage.fresh_address()
+    }
+
+    /// The tensor, from now on as unchangeable as its kind says.
+    pub fn finish(self) -> Tensor {
+        Tensor {
+            storage: Arc::new(self.storage),
+            layout: self.layout,
+            dtype: self.dtype,
+        }
+    }
+}

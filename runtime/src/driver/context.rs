@@ -1,0 +1,214 @@
+//! A GPU's context: the driver's state of this process on one GPU, shared by all that lives there.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
+
+use super::MemoryStats;
+use super::library::{self, call, check};
+use super::{CudaError, Library};
+
+/// The oldest compute capability that our kernels run on.
+const OLDEST: (u32, u32) = (8, 0);
+
+/// What a GPU is able to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuProperties {
+    /// What its maker calls it.
+    pub model: String,
+    /// Major and minor: (8, 0) is A100, (9, 0) is H100 and H200.
+    pub compute_capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// Bytes of the L2 cache.
+    pub l2_cache: usize,
+    /// The most shared memory that one block can have, in bytes.
+    pub shared_memory: u32,
+}
+
+/// The primary context of a GPU, retained as long as this lives.
+pub(crate) struct Context {
+    /// No other context of this process has it, not even one that comes to lie at the same address.
+    id: u64,
+    name: Name,
+    device: CUdevice,
+    raw: CUcontext,
+    pinned: PinnedBytes,
+}
+
+/// Bytes of the host's memory that are pinned for a context.
+#[derive(Default)]
+struct PinnedBytes {
+    live: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+// SAFETY: a context is a handle that the driver allows any thread to use.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver synchronises.
+unsafe impl Sync for Context {}
+
+thread_local! {
+    /// The id of the context that this thread works in, 0 for none.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+impl Context {
+    /// The context of GPU `ordinal`, and what that GPU is.
+    pub(crate) fn new(
+        library: Library,
+        ordinal: usize,
+    ) -> Result<(Context, GpuProperties), CudaError> {
+        library::open(library)?;
+        let device = find(library, ordinal)?;
+        let name = Name { library, ordinal };
+        let properties = properties(&name, device)?;
+        if properties.compute_capability < OLDEST {
+            return Err(CudaError::UnsupportedGpu {
+                device: name.to_string(),
+                model: properties.model,
+                capability: properties.compute_capability,
+            });
+        }
+
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `device` exists; writes one handle.
+        unsafe { call!(&name, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        let context = Context {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            name,
+            device,
+            raw,
+            pinned: PinnedBytes::default(),
+        };
+        Ok((context, properties))
+    }
+
+    /// Makes this the context of the calling thread: before any call that works on one.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        if CURRENT.get() == self.id {
+            return Ok(());
+        }
+        // SAFETY: the context is retained.
+        unsafe { call!(self, cuCtxSetCurrent(self.raw)) }?;
+        CURRENT.set(self.id);
+        Ok(())
+    }
+
+    /// Counts memory of the host that was pinned.
+    pub(crate) fn count_pinned(&self, bytes: usize) {
+        let live = self.pinned.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.pinned.peak.fetch_max(live, Ordering::Relaxed);
+    }
+
+    /// Counts memory of the host that is pinned no longer.
+    pub(crate) fn count_unpinned(&self, bytes: usize) {
+        self.pinned.live.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// How much memory of the host is pinned.
+    pub(crate) fn pinned(&self) -> MemoryStats {
+        let live = self.pinned.live.load(Ordering::Relaxed);
+        MemoryStats {
+            live,
+            peak: self.pinned.peak.load(Ordering::Relaxed),
+            reserved: live,
+        }
+    }
+
+    /// Starts measuring the peak of what is pinned anew.
+    pub(crate) fn reset_pinned_peak(&self) {
+        let live = self.pinned.live.load(Ordering::Relaxed);
+        self.pinned.peak.store(live, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.fmt(f)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, in `new`; nothing that lives in the context outlives its last
+        // handle. An error here has nobody to tell.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// `cuda:0`, `emulator:1`.
+struct Name {
+    library: Library,
+    ordinal: usize,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.library.device_name(), self.ordinal)
+    }
+}
+
+fn find(library: Library, ordinal: usize) -> Result<CUdevice, CudaError> {
+    let mut count = 0;
+    // SAFETY: writes one integer.
+    let code = unsafe { sys::cuDeviceGetCount(&mut count) };
+    if !matches!(
+        code,
+        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_NOT_INITIALIZED
+    ) {
+        check(&library, "cuDeviceGetCount", code)?;
+    }
+
+    let count = usize::try_from(count).unwrap_or(0);
+    if ordinal >= count {
+        return Err(CudaError::NoDevice {
+            library,
+            ordinal,
+            count,
+        });
+    }
+    let mut device = 0;
+    // SAFETY: the ordinal exists; writes one handle.
+    unsafe { call!(&library, cuDeviceGet(&mut device, ordinal as i32)) }?;
+    Ok(device)
+}
+
+fn properties(name: &Name, device: CUdevice) -> Result<GpuProperties, CudaError> {
+    let mut model = [0u8; 256];
+    // SAFETY: writes at most as many bytes as we say, and a zero.
+    unsafe {
+        call!(
+            name,
+            cuDeviceGetName(model.as_mut_ptr().cast(), model.len() as i32, device)
+        )
+    }?;
+    let model = model.split(|byte| *byte == 0).next().unwrap_or_default();
+
+    let mut memory = 0;
+    // SAFETY: writes one integer.
+    unsafe { call!(name, cuDeviceTotalMem_v2(&mut memory, device)) }?;
+
+    let attribute = |attribute: Attribute| {
+        let mut value = 0;
+        // SAFETY: writes one integer.
+        unsafe { call!(name, cuDeviceGetAttribute(&mut value, attribute, device)) }?;
+        Ok::<u32, CudaError>(value.max(0) as u32)
+    };
+    Ok(GpuProperties {
+        model: String::from_utf8_lossy(model).into_owned(),
+        compute_capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory,
+        l2_cache: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
+}

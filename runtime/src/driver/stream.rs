@@ -1,0 +1,151 @@
+//! Streams and events of the driver: order on the GPU.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags};
+
+use super::library::call;
+use super::{Context, CudaError};
+
+/// A queue of work of one GPU, done in order.
+pub(crate) struct RawStream {
+    context: Arc<Context>,
+    raw: CUstream,
+    events: Events,
+}
+
+// SAFETY: a stream is a handle that the driver allows any thread to use.
+unsafe impl Send for RawStream {}
+// SAFETY: as above; the driver synchronises.
+unsafe impl Sync for RawStream {}
+
+impl RawStream {
+    /// A stream that does not wait for the driver's default one.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<RawStream, CudaError> {
+        context.bind()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; writes one handle.
+        unsafe { call!(&**context, cuStreamCreate(&mut raw, flags)) }?;
+        Ok(RawStream {
+            context: context.clone(),
+            raw,
+            events: Events::default(),
+        })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The handle; work put into it must be for memory that lives until it is done.
+    pub(crate) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// What was put into this stream so far.
+    pub(crate) fn record(self: &Arc<RawStream>) -> Result<Event, CudaError> {
+        self.context.bind()?;
+        let raw = match self.events.take() {
+            Some(raw) => raw,
+            None => self.new_event()?,
+        };
+        let event = Event {
+            stream: self.clone(),
+            raw,
+        };
+        // SAFETY: both handles exist and are of the current context.
+        unsafe { call!(&*self.context, cuEventRecord(event.raw, self.raw)) }?;
+        Ok(event)
+    }
+
+    /// Lets all that is put into this stream from now on wait for `event`.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        self.context.bind()?;
+        // SAFETY: both handles exist and are of the current context.
+        unsafe { call!(&*self.context, cuStreamWaitEvent(self.raw, event.raw, 0)) }
+    }
+
+    /// Waits on the host until all that was put into this stream is done.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.bind()?;
+        // SAFETY: the handle exists.
+        unsafe { call!(&*self.context, cuStreamSynchronize(self.raw)) }
+    }
+
+    fn new_event(&self) -> Result<CUevent, CudaError> {
+        let mut raw = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the context is current; writes one handle.
+        unsafe { call!(&*self.context, cuEventCreate(&mut raw, flags)) }?;
+        Ok(raw)
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        // An error here has nobody to tell.
+        if self.context.bind().is_err() {
+            return;
+        }
+        for event in self.events.drain() {
+            // SAFETY: made by `new_event`, and nobody else has it.
+            let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        }
+        // SAFETY: made in `new`, and nobody else has it. Work that was put in will still be done.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A moment in a stream. The driver's event goes back to its stream when this is dropped: who was
+/// told to wait for it waits for this moment, whatever the event is used for later.
+pub(crate) struct Event {
+    stream: Arc<RawStream>,
+    raw: CUevent,
+}
+
+// SAFETY: an event is a handle that the driver allows any thread to use.
+unsafe impl Send for Event {}
+// SAFETY: as above; the driver synchronises.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Whether this is a moment in `stream`.
+    pub(crate) fn is_of(&self, stream: &Arc<RawStream>) -> bool {
+        Arc::ptr_eq(&self.stream, stream)
+    }
+
+    /// Waits on the host until this moment has come.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        self.stream.context.bind()?;
+        // SAFETY: the handle exists.
+        unsafe { call!(&*self.stream.context, cuEventSynchronize(self.raw)) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.stream.events.put(self.raw);
+    }
+}
+
+/// Events that are kept for reuse.
+#[derive(Default)]
+struct Events(Mutex<Vec<CUevent>>);
+
+impl Events {
+    fn take(&self) -> Option<CUevent> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn put(&self, event: CUevent) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(event);
+    }
+
+    fn drain(&mut self) -> Vec<CUevent> {
+        std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner))
+    }
+}

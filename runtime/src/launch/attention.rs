@@ -1,0 +1,359 @@
+//! Plans of attention, and their launches.
+
+use meshgrad_kernels::attention::{
+    Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
+    AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
+    Integers, Problem, Sequences, View,
+};
+
+use super::copies::contiguous_copy;
+use crate::core::params::attention::{AttentionError, AttentionMask, AttentionSequences, Shape};
+use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{DType, Result, Tensor, UninitTensor};
+
+/// An attention as kernels take it: operands that they can read, all on one GPU.
+pub(crate) struct Called {
+    shape: Shape,
+    causal: bool,
+    window: Option<usize>,
+    scale: f64,
+    /// The tensors of the mask's sequences, contiguous.
+    lists: Option<[Tensor; 2]>,
+    packed: bool,
+}
+
+impl Called {
+    /// `to_gpu` returns a contiguous copy of a tensor on the operands' GPU.
+    ///
+    /// # Errors
+    /// What the extents of operands and mask tell: what is wrong with values only the GPU could see.
+    pub(crate) fn new(
+        shape: Shape,
+        mask: &AttentionMask,
+        scale: f64,
+        to_gpu: impl Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<Called> {
+        if shape.head_dim == 0 {
+            return Err(AttentionError::HeadDim.into());
+        }
+        let lists = match &mask.sequences {
+            AttentionSequences::Rows => None,
+            AttentionSequences::Cached { q_offset, k_len } => {
+                per_row("q_offset", q_offset, shape.batch)?;
+                per_row("k_len", k_len, shape.batch)?;
+                Some([q_offset, k_len])
+            }
+            AttentionSequences::Packed {
+                cu_seqlens_q,
+                cu_seqlens_k,
+            } => {
+                packed([cu_seqlens_q, cu_seqlens_k], &shape)?;
+                Some([cu_seqlens_q, cu_seqlens_k])
+            }
+        };
+        let lists = match lists {
+            Some([queries, keys]) => Some([to_gpu(queries)?, to_gpu(keys)?]),
+            None => None,
+        };
+        Ok(Called {
+            shape,
+            causal: mask.causal,
+            window: mask.window,
+            scale,
+            lists,
+            packed: matches!(mask.sequences, AttentionSequences::Packed { .. }),
+        })
+    }
+
+    /// Extents, mask and scale for a launch.
+    fn problem(&self, gpu: &Launcher<'_>) -> Result<Problem> {
+        let shape = &self.shape;
+        let extents = Extents::new(
+            [shape.batch, shape.queries, shape.keys],
+            [shape.heads, shape.kv_heads],
+            shape.head_dim,
+        );
+        let sequences = match &self.lists {
+            None => Sequences::Rows,
+            Some([queries, keys]) => {
+                let of_queries = integers(gpu, queries)?;
+                let of_keys = integers(gpu, keys)?;
+                match self.packed {
+                    true => Sequences::Packed {
+                        cu_seqlens_q: of_queries,
+                        cu_seqlens_k: of_keys,
+                        count: queries.elements() as u32 - 1,
+                    },
+                    false => Sequences::Cached {
+                        q_offset: of_queries,
+                        k_len: of_keys,
+                    },
+                }
+            }
+        };
+        Ok(Problem {
+            extents: gpu.planned(extents.map_err(Unplanned::from))?,
+            causal: self.causal,
+            window: self.window,
+            sequences,
+            scale: self.scale as f32,
+        })
+    }
+}
+
+fn per_row(name: &'static str, values: &Tensor, batch: usize) -> Result<()> {
+    let got = values.elements();
+    match got == 1 || got == batch {
+        true => Ok(()),
+        false => Err(AttentionError::PerRow { name, got, batch }.into()),
+    }
+}
+
+fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
+    let Shape { batch, .. } = *shape;
+    if batch != 1 {
+        return Err(AttentionError::PackedBatch { batch }.into());
+    }
+    let of_axes = [
+        ("cu_seqlens_q", of_queries, shape.queries),
+        ("cu_seqlens_k", of_keys, shape.keys),
+    ];
+    for (name, list, end) in of_axes {
+        // Of no sequence there are no tokens, and of no offset at all not even those.
+        let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
+        if !spans {
+            return Err(AttentionError::Offsets { name, end }.into());
+        }
+    }
+    let [queries, keys] = [of_queries, of_keys].map(|list| list.elements() - 1);
+    match queries == keys {
+        true => Ok(()),
+        false => Err(AttentionError::Sequences { queries, keys }.into()),
+    }
+}
+
+fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
+    let wide = match list.dtype() {
+        DType::I64 => Ok(true),
+        DType::I32 => Ok(false),
+        other => Err(Unplanned::DType(other)),
+    };
+    Ok(Integers {
+        address: gpu.ptr(list)?,
+        wide: gpu.planned(wide)?,
+        step: u32::from(list.elements() > 1),
+    })
+}
+
+/// `x` \[B, T, H, D\] as a kernel can read it, and reads it fast: itself, or a copy.
+pub(crate) fn rows(x: &Tensor) -> Result<Tensor> {
+    let operand = Operand::of(x);
+    let dense = x.layout().strides().last() == Some(&1);
+    let Ok(dtype) = float(x.dtype()) else {
+        return Ok(x.clone()); // which no kernel takes
+    };
+    let gains = Form::gains_by_alignment(dtype, x.shape()[3]);
+    match dense && (lines_up(&operand) || !gains) {
+        true => Ok(x.clone()),
+        false => contiguous_copy(x),
+    }
+}
+
+/// Whether all rows begin at multiples of 16 bytes.
+fn lines_up(x: &Operand) -> bool {
+    let strides = &x.layout.strides()[..3];
+    let even = |stride: &isize| x.dtype.bytes(stride.unsigned_abs()).is_multiple_of(16);
+    x.is_aligned() && strides.iter().all(even)
+}
+
+/// The form of the kernels for these operands: of gradients and the forward pass alike.
+fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, Unplanned> {
+    let (dtype, head_dim) = (float(operands[0].dtype())?, operands[0].shape()[3]);
+    let aligned = operands.iter().all(|x| lines_up(&Operand::of(x)));
+    let form = Form::new(dtype, head_dim, aligned);
+
+    // Some GPUs have too little for the tiles of large heads.
+    let gpu = operands[0].device().properties().gpu.as_ref();
+    let fits = gpu.is_none_or(|gpu| form.shared_memory() <= gpu.shared_memory);
+    Ok(if fits { form } else { Form::Plain(dtype) })
+}
+
+fn view(address: u64, x: &Operand) -> View {
+    let bytes = |dim: usize| x.dtype.bytes(x.layout.strides()[dim] as usize) as u64;
+    View {
+        address,
+        strides: [0, 1, 2].map(bytes),
+    }
+}
+
+fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View> {
+    Ok(view(gpu.ptr(x)?, &Operand::of(x)))
+}
+
+fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View> {
+    Ok(view(gpu.uninit_ptr(y)?, &Operand::fresh(y)))
+}
+
+/// out and lse. Operands are [`rows`].
+pub(crate) fn attention(
+    gpu: &Launcher<'_>,
+    called: &Called,
+    [q, k, v]: [&Tensor; 3],
+    [out, lse]: [&UninitTensor; 2],
+) -> Result<()> {
+    let problem = called.problem(gpu)?;
+    let variant = Attention::new(gpu.planned(form([q, k, v]))?);
+    let plan = Plan {
+        launch: variant.launch(&problem),
+        variant,
+    };
+    let [of_queries, of_keys] = problem.ranges();
+    let arguments = AttentionArguments {
+        faults: [gpu.fault_site(of_queries), gpu.fault_site(of_keys)],
+        q: read(gpu, q)?,
+        k: read(gpu, k)?,
+        v: read(gpu, v)?,
+        out: make(gpu, out)?,
+        lse: gpu.uninit_ptr(lse)?,
+        problem,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+/// What [`attention_grad`] reads. All but `lse` are [`rows`]; that is contiguous.
+pub(crate) struct GradOperands<'a> {
+    pub(crate) q: &'a Tensor,
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
+    pub(crate) out: &'a Tensor,
+    pub(crate) lse: &'a Tensor,
+    pub(crate) dout: &'a Tensor,
+}
+
+/// Elements of f32 that [`attention_grad`] needs as workspace: one for each query and head.
+pub(crate) fn grad_workspace(shape: &Shape) -> usize {
+    shape.batch * shape.heads * shape.queries
+}
+
+/// dq, dk and dv: first what both subtract, then queries and keys each on their own.
+pub(crate) fn attention_grad(
+    gpu: &Launcher<'_>,
+    called: &Called,
+    operands: &GradOperands<'_>,
+    workspace: &UninitTensor,
+    [dq, dk, dv]: [&UninitTensor; 3],
+) -> Result<()> {
+    let GradOperands {
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+    } = *operands;
+    let problem = called.problem(gpu)?;
+    let form = gpu.planned(form([q, k, v, dout]))?;
+    let [lse, delta] = [gpu.ptr(lse)?, gpu.uninit_ptr(workspace)?];
+    let [of_q, of_k, of_v, of_dout] = [q, k, v, dout].map(|x| read(gpu, x));
+    let (q, k, v, of_dout) = (of_q?, of_k?, of_v?, of_dout?);
+
+    let aligned = [out, dout].iter().all(|x| lines_up(&Operand::of(x)));
+    let dtype = gpu.planned(float(out.dtype()))?;
+    let variant = AttentionDelta::new(dtype, called.shape.head_dim, aligned);
+    let plan = Plan {
+        launch: variant.launch(&problem.extents),
+        variant,
+    };
+    let arguments = AttentionDeltaArguments {
+        out: read(gpu, out)?,
+        dout: of_dout,
+        delta,
+        extents: problem.extents,
+    };
+    gpu.run(&plan, &arguments.arguments())?;
+
+    let variant = AttentionGradQueries::new(form);
+    let plan = Plan {
+        launch: variant.launch(&problem),
+        variant,
+    };
+    let arguments = AttentionGradQueriesArguments {
+        q,
+        k,
+        v,
+        dout: of_dout,
+        lse,
+        delta,
+        dq: make(gpu, dq)?,
+        problem,
+    };
+    gpu.run(&plan, &arguments.arguments())?;
+
+    let variant = AttentionGradKeys::new(form);
+    let plan = Plan {
+        launch: variant.launch(&problem),
+        variant,
+    };
+    let arguments = AttentionGradKeysArguments {
+        q,
+        k,
+        v,
+        dout: of_dout,
+        lse,
+        delta,
+        dk: make(gpu, dk)?,
+        dv: make(gpu, dv)?,
+        problem,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, GpuProperties, Layout, Properties, ops};
+
+    /// Heads too large for a GPU's shared memory take the form that needs little.
+    #[test]
+    fn forms_fit_their_gpu() {
+        let form_with = |shared_memory, head_dim| {
+            let gpu = GpuProperties {
+                model: "counted".into(),
+                compute_capability: (8, 6),
+                multiprocessors: 84,
+                memory: 1 << 30,
+                l2_cache: 6 << 20,
+                shared_memory,
+            };
+            let device = Device::meta(&Properties {
+                gpu: Some(gpu),
+                ..Device::cpu().properties().clone()
+            });
+            let x = ops::full(&device, &[1, 2, 3, head_dim], DType::BF16, 1.0).unwrap();
+            form([&x]).unwrap()
+        };
+        let large = Form::TensorCores { head_dim: 256 };
+        assert_eq!(form_with(232_448, 256), large);
+        assert_eq!(
+            form_with(101_376, 256),
+            Form::Plain(meshgrad_kernels::Dtype::Bf16)
+        );
+        let usual = Form::TensorCores { head_dim: 128 };
+        assert_eq!(form_with(101_376, 128), usual);
+    }
+
+    /// Heads of a fused projection are read as they lie, if they line up.
+    #[test]
+    fn rows_that_line_up() {
+        let operand = |features: usize, offset| {
+            let shape = crate::Shape::new(&[2, 7, 4, features]).unwrap();
+            Operand {
+                dtype: DType::BF16,
+                layout: Layout::contiguous(shape, offset),
+            }
+        };
+        assert!(lines_up(&operand(64, 8)));
+        assert!(!lines_up(&operand(64, 4)), "begins between chunks");
+        assert!(!lines_up(&operand(12, 0)), "rows begin between chunks");
+    }
+}

@@ -1,0 +1,288 @@
+//! Plans of what moves elements, and their launches: copies between layouts, casts, fills.
+
+use meshgrad_kernels::copies::{
+    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
+    Format, Transpose, TransposeArguments, Turned, Unit,
+};
+use meshgrad_kernels::elementwise::Walk;
+
+use super::elementwise::Target;
+use crate::launch::{Launcher, Operand, Plan, Unplanned};
+use crate::{DType, Element, Result, Signature, Tensor, UninitTensor};
+
+pub(crate) static CONTIGUOUS: Signature =
+    Signature::new("contiguous", "x: T[..] -> y: T[..]", 0).linear_in(&["x"]);
+
+/// A row-major copy of `x`, which is on a GPU.
+pub(crate) fn contiguous_copy(x: &Tensor) -> Result<Tensor> {
+    let mut call = CONTIGUOUS.call(&[x])?;
+    let mut y = call.output(0)?;
+    match x.is_contiguous() {
+        true => y.copy_from_gpu(x),
+        false => call.launch(|gpu| copy(gpu, x, &Target::fresh(gpu, &y)?)),
+    }?;
+    Ok(y.finish())
+}
+
+/// y\[c\] = x\[c\], of one dtype.
+pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
+    let [from, to] = [gpu.ptr(x)?, y.address];
+    let (x, y) = (Operand::of(x), &y.operand);
+    let walk = gpu.planned(walk(&x, y))?;
+    if let Some((kernel, turned)) = turning(&x, &walk) {
+        let arguments = TransposeArguments {
+            x: from,
+            y: to,
+            turned,
+        };
+        return gpu.run(&kernel, &arguments.arguments(&kernel.variant));
+    }
+
+    let (kernel, walk) = copying(&x, y, &walk);
+    let arguments = CopyArguments {
+        x: from,
+        y: to,
+        walk: &walk,
+        at: None,
+    };
+    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+}
+
+/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU, where all of it is inside.
+pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
+    let extent = (into.shape()[1] + 1).saturating_sub(x.shape()[1]);
+    let position = gpu.ptr(at)?;
+    let (from, to) = (gpu.ptr(x)?, gpu.mut_ptr(into)?);
+    let [x, into] = [x, into].map(Operand::of);
+    let plan = gpu.planned(Positioned::plan(&x, &into))?;
+    let arguments = CopyArguments {
+        x: from,
+        y: to,
+        walk: &plan.walk,
+        at: Some(At {
+            position,
+            stride: plan.stride,
+            extent: extent as u64,
+            faults: gpu.fault_site(extent),
+        }),
+    };
+    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+}
+
+/// y\[c\] = x\[c\] in y's dtype.
+pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
+    let plan = gpu.planned(casting(&Operand::of(x), &y.operand))?;
+    let (kernel, walk) = plan;
+    let arguments = CastArguments {
+        x: gpu.ptr(x)?,
+        y: y.address,
+        walk: &walk,
+    };
+    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+}
+
+/// y\[c\] = value.
+pub(crate) fn fill<T: Element>(gpu: &Launcher<'_>, value: T, y: &Target) -> Result<()> {
+    let elements = y.operand.layout.shape().elements() as u64;
+    let variant = Fill::new(unit(T::DTYPE), y.operand.is_aligned());
+    let arguments = FillArguments {
+        y: y.address,
+        elements,
+        bits: repeated(bytemuck::bytes_of(&value)),
+    };
+    let kernel = Plan {
+        launch: variant.launch(elements),
+        variant,
+    };
+    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+}
+
+/// y\[i\] = i, of an index dtype.
+pub(crate) fn arange(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<()> {
+    let elements = y.shape().elements() as u64;
+    let variant = Arange::new(y.dtype().bytes(1) == 8);
+    let arguments = ArangeArguments {
+        y: gpu.uninit_ptr(y)?,
+        elements,
+    };
+    let kernel = Plan {
+        launch: variant.launch(elements),
+        variant,
+    };
+    gpu.run(&kernel, &arguments.arguments())
+}
+
+/// The bits of 1, 2, 4 or 8 bytes, repeated to 8 bytes.
+fn repeated(bytes: &[u8]) -> u64 {
+    let mut repeated = [0; 8];
+    for (to, from) in repeated.iter_mut().zip(bytes.iter().cycle()) {
+        *to = *from;
+    }
+    u64::from_ne_bytes(repeated)
+}
+
+/// A copy through tiles, where they help.
+fn turning(x: &Operand, walk: &Walk) -> Option<(Plan<Transpose>, Turned)> {
+    let (variant, turned) = Transpose::new(unit(x.dtype), walk)?;
+    let launch = Some(variant.launch(&turned)?);
+    Some((Plan { variant, launch }, turned))
+}
+
+/// A copy in units as large as can be.
+fn copying(x: &Operand, y: &Operand, walk: &Walk) -> (Plan<Copy>, Walk) {
+    let (unit, walk) = unit(x.dtype).largest(walk, start(x) | start(y));
+    let variant = Copy::new(unit, &walk, false);
+    let launch = variant.launch(walk.elements());
+    (Plan { variant, launch }, walk)
+}
+
+/// A copy to a position that the GPU knows.
+#[derive(Debug)]
+struct Positioned {
+    kernel: Plan<Copy>,
+    walk: Walk,
+    /// Bytes from one position to the next.
+    stride: u64,
+}
+
+impl Positioned {
+    fn plan(x: &Operand, into: &Operand) -> Result<Positioned, Unplanned> {
+        let stride = x.dtype.bytes(into.layout.shape()[2..].iter().product()) as u64;
+        let walk = walk(x, into)?;
+        let starts = start(x) | start(into) | stride;
+        let (unit, walk) = unit(x.dtype).largest(&walk, starts);
+        let variant = Copy::new(unit, &walk, true);
+        Ok(Positioned {
+            kernel: Plan {
+                launch: variant.launch(walk.elements()),
+                variant,
+            },
+            walk,
+            stride,
+        })
+    }
+}
+
+fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, Walk), Unplanned> {
+    let walk = walk(x, y)?;
+    let variant = Cast::new(format(x.dtype), format(y.dtype), &walk);
+    let launch = variant.launch(walk.elements());
+    Ok((Plan { variant, launch }, walk))
+}
+
+/// Over the elements of `x` as they lie in it and in `y`.
+fn walk(x: &Operand, y: &Operand) -> Result<Walk, Unplanned> {
+    let (x, y) = (&x.layout, &y.layout);
+    Ok(Walk::new(x.shape(), y.strides(), &[x.strides()])?)
+}
+
+/// How far its first element lies behind the beginning of its memory, in bytes.
+fn start(x: &Operand) -> u64 {
+    x.dtype.bytes(x.layout.offset()) as u64
+}
+
+/// An element as copies know it.
+pub(super) fn unit(dtype: DType) -> Unit {
+    match dtype {
+        DType::F64 | DType::I64 => Unit::B8,
+        DType::F32 | DType::I32 | DType::U32 => Unit::B4,
+        DType::BF16 | DType::F16 => Unit::B2,
+        DType::U8 | DType::Bool => Unit::B1,
+    }
+}
+
+fn format(dtype: DType) -> Format {
+    match dtype {
+        DType::F64 => Format::F64,
+        DType::F32 => Format::F32,
+        DType::BF16 => Format::Bf16,
+        DType::F16 => Format::F16,
+        DType::I64 => Format::I64,
+        DType::I32 => Format::I32,
+        DType::U32 => Format::U32,
+        DType::U8 => Format::U8,
+        DType::Bool => Format::Bool,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::Variant;
+
+    use super::*;
+    use crate::{Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    fn turned(x: Operand) -> Operand {
+        Operand {
+            layout: x.layout.transpose(0, 1).unwrap(),
+            ..x
+        }
+    }
+
+    fn name(x: &Operand, y: &Operand) -> String {
+        let walk = walk(x, y).unwrap();
+        match turning(x, &walk) {
+            Some((kernel, _)) => kernel.variant.entry(),
+            None => copying(x, y, &walk).0.variant.entry(),
+        }
+    }
+
+    #[test]
+    fn layouts_choose_the_kernel() {
+        let y = operand(DType::BF16, &[32, 64], 0);
+        assert_eq!(
+            name(&operand(DType::BF16, &[32, 64], 8), &y),
+            "copy_b16_strided1"
+        );
+        assert_eq!(
+            name(&operand(DType::BF16, &[32, 64], 2), &y),
+            "copy_b4_strided1"
+        );
+        assert_eq!(
+            name(&operand(DType::BF16, &[32, 64], 1), &y),
+            "copy_b2_strided1"
+        );
+        let x = turned(operand(DType::BF16, &[64, 32], 3));
+        assert_eq!(name(&x, &y), "transpose_b2_outer0");
+        let few = turned(operand(DType::I64, &[2, 32], 0));
+        assert_eq!(
+            name(&few, &operand(DType::I64, &[32, 2], 0)),
+            "copy_b8_strided2"
+        );
+    }
+
+    #[test]
+    fn no_elements_no_launch() {
+        let none = operand(DType::U8, &[0, 64], 0);
+        let x = turned(operand(DType::U8, &[64, 0], 0));
+        let walk = walk(&x, &none).unwrap();
+        assert!(turning(&x, &walk).is_none());
+        assert_eq!(copying(&x, &none, &walk).0.launch, None);
+    }
+
+    #[test]
+    fn positions_are_multiples_of_the_unit() {
+        let x = operand(DType::BF16, &[2, 4, 24], 0);
+        let unit = |inner| {
+            let x = operand(DType::BF16, &[2, 4, inner], 0);
+            let into = operand(DType::BF16, &[2, 9, inner], 0);
+            Positioned::plan(&x, &into).unwrap().kernel.variant
+        };
+        let walk = walk(&x, &operand(DType::BF16, &[2, 9, 24], 0)).unwrap();
+        assert_eq!(unit(24), Copy::new(Unit::B16, &walk, true));
+        assert_eq!(unit(20), Copy::new(Unit::B8, &walk, true));
+        assert_eq!(unit(7), Copy::new(Unit::B2, &walk, true));
+    }
+
+    #[test]
+    fn bits_are_repeated() {
+        assert_eq!(repeated(&[0x5a]), 0x5a5a_5a5a_5a5a_5a5a);
+        assert_eq!(repeated(&1.0f32.to_ne_bytes()), 0x3f80_0000_3f80_0000);
+        assert_eq!(repeated(&7u64.to_ne_bytes()), 7);
+    }
+}

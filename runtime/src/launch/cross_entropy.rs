@@ -1,0 +1,435 @@
+//! Cross entropy fused with its linear layer: plans and launches, tile of logits by tile of logits.
+//! Operands are contiguous.
+//!
+//! Legend: D features, V classes of a shard.
+//!
+//! A tile is 4096 rows by 4096 classes at most: 64 MiB of f32, whatever the batch and vocabulary;
+//! in bf16 32 MiB more for its gradient, and 4096 D f32 for the sums of dx unless one tile has all
+//! classes. Squares read and write the sums for dx and dw the least for their size: each is met
+//! once a tile.
+
+use std::ops::Range;
+
+use meshgrad_kernels::cross_entropy::{
+    Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
+    CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
+    MOST_CLASSES,
+};
+use meshgrad_kernels::{Dtype, Error as KernelError};
+
+use super::elementwise::{Target, cast_from};
+use super::matmul::{Lines, Product, multiply};
+use crate::core::params::cross_entropy::Targets;
+use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{Call, DType, Layout, Result, Shape, Tensor, UninitTensor};
+
+/// The most rows of a tile.
+const TILE_ROWS: usize = 4096;
+
+/// The most classes of a tile.
+const TILE_CLASSES: usize = MOST_CLASSES as usize;
+
+/// Lines of tiles begin at multiples of this many elements: at a sector in bf16 too.
+const LINE: usize = 16;
+
+/// How the logits of `rows` rows and `classes` classes are cut: by size alone.
+#[derive(Clone, Copy, Debug)]
+struct Tiles {
+    rows: usize,
+    classes: usize,
+}
+
+impl Tiles {
+    fn of(call: &Call) -> Tiles {
+        Tiles {
+            rows: call.rows(),
+            classes: call.extent("v"),
+        }
+    }
+
+    /// From a line of a tile to the next, in elements.
+    fn leading(&self) -> usize {
+        self.classes.min(TILE_CLASSES).next_multiple_of(LINE)
+    }
+
+    /// Elements of a tile, and of what lies between its lines.
+    fn elements(&self) -> usize {
+        self.rows.min(TILE_ROWS) * self.leading()
+    }
+
+    /// The rows of each tile.
+    fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        ranges(self.rows, TILE_ROWS)
+    }
+
+    /// The classes of each tile.
+    fn classes(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        ranges(self.classes, TILE_CLASSES)
+    }
+
+    /// A tile that begins at `address`.
+    fn lines(&self, address: u64, dtype: DType) -> Lines {
+        Lines {
+            address,
+            dtype,
+            columns: self.classes.min(TILE_CLASSES),
+            leading: self.leading(),
+            aligned: true,
+        }
+    }
+}
+
+/// Parts of `extent`, `step` long but for the last; one that is empty of nothing, so that sums of
+/// nothing are made too.
+fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+    let parts = extent.div_ceil(step).max(1);
+    (0..parts).map(move |part| part * step..extent.min((part + 1) * step))
+}
+
+/// Labels as kernels see them.
+struct Labels {
+    format: Label,
+    address: u64,
+    /// What they are compared with in the first tile of classes.
+    vocabulary: Classes,
+}
+
+impl Labels {
+    fn new(gpu: &Launcher<'_>, targets: &Targets<'_>, labels: &Tensor) -> Result<Labels> {
+        Ok(Labels {
+            format: gpu.planned(format(labels.dtype()))?,
+            address: gpu.ptr(labels)?,
+            vocabulary: Classes {
+                first: targets.vocab_start as i64,
+                total: targets.vocab_total as u64,
+                ignore_index: targets.ignore_index,
+                faults: gpu.fault_site(targets.vocab_total),
+            },
+        })
+    }
+
+    /// What they are compared with in the tile with these classes.
+    fn vocabulary(&self, classes: &Range<usize>) -> Classes {
+        Classes {
+            first: self.vocabulary.first + classes.start as i64,
+            ..self.vocabulary
+        }
+    }
+
+    /// The label of row `row` and those behind it.
+    fn from(&self, row: usize) -> u64 {
+        self.address + row as u64 * u64::from(self.format.size())
+    }
+}
+
+fn format(dtype: DType) -> Result<Label, Unplanned> {
+    match dtype {
+        DType::I64 => Ok(Label::I64),
+        DType::I32 => Ok(Label::I32),
+        DType::U32 => Ok(Label::U32),
+        other => Err(Unplanned::DType(other)),
+    }
+}
+
+/// The f32 of row `row` in a vector.
+fn f32_of(vector: u64, row: usize) -> u64 {
+    vector + 4 * row as u64
+}
+
+/// The logits of a tile: `x` of these rows times `w` of these classes, transposed.
+fn logits(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [x, w]: [Lines; 2],
+    [rows, classes]: [&Range<usize>; 2],
+    tile: Lines,
+) -> Result<()> {
+    let to = Product::lines(&tile, 0, false);
+    multiply(gpu, call, [x.part(rows), w.part(classes).transposed()], &to)
+}
+
+/// The lanes for a tile of so many classes.
+fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
+    let refused = Unplanned::Refused(KernelError::Extent {
+        kernel: "cross_entropy",
+        what: "classes",
+        value: classes as usize,
+        least: 0,
+        most: TILE_CLASSES,
+    });
+    gpu.planned(Lanes::choose(classes).ok_or(refused))
+}
+
+/// Statistics of the logits of `x` and `w`: \[max, sum_exp, label_logit\].
+pub(crate) fn statistics(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [x, w, labels]: [&Tensor; 3],
+    targets: Targets<'_>,
+    out: [&UninitTensor; 3],
+) -> Result<()> {
+    gpu.planned(float(x.dtype()))?;
+    let tiles = Tiles::of(call);
+    let workspace = call.workspace(tiles.elements(), DType::F32)?;
+    let tile = tiles.lines(gpu.uninit_ptr(&workspace)?, DType::F32);
+    let labels = Labels::new(gpu, &targets, labels)?;
+    let operands = [Lines::of(gpu, x)?, Lines::of(gpu, w)?];
+    let [max, sum_exp, label_logit] = out;
+    let out = [
+        gpu.uninit_ptr(max)?,
+        gpu.uninit_ptr(sum_exp)?,
+        gpu.uninit_ptr(label_logit)?,
+    ];
+
+    for rows in tiles.rows() {
+        for classes in tiles.classes() {
+            logits(gpu, call, operands, [&rows, &classes], tile)?;
+
+            fold(gpu, &labels, tile, [&rows, &classes], out)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes a tile into the statistics, which begin at these addresses, of its rows.
+fn fold(
+    gpu: &Launcher<'_>,
+    labels: &Labels,
+    tile: Lines,
+    [rows, classes]: [&Range<usize>; 2],
+    out: [u64; 3],
+) -> Result<()> {
+    let [max, sum_exp, label_logit] = out.map(|it| f32_of(it, rows.start));
+    let arguments = CrossEntropyStatisticsArguments {
+        logits: tile.address,
+        labels: labels.from(rows.start),
+        max,
+        sum_exp,
+        label_logit,
+        leading: tile.leading as u64,
+        vocabulary: labels.vocabulary(classes),
+        rows: rows.len() as u32,
+        classes: classes.len() as u32,
+    };
+    let variant = CrossEntropyStatistics {
+        lanes: lanes(gpu, arguments.classes)?,
+        label: labels.format,
+        first: classes.start == 0,
+    };
+    let launch = variant.launch(arguments.rows);
+    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+}
+
+/// What the gradients are made of.
+pub(crate) struct Gradients<'a> {
+    pub(crate) x: &'a Tensor,
+    pub(crate) w: &'a Tensor,
+    pub(crate) labels: &'a Tensor,
+    pub(crate) lse: &'a Tensor,
+    pub(crate) dloss: &'a Tensor,
+    pub(crate) targets: Targets<'a>,
+}
+
+impl Gradients<'_> {
+    /// Writes `dx`, and adds to `dw`, or writes it where that is said to be empty.
+    pub(crate) fn launch(
+        &self,
+        gpu: &Launcher<'_>,
+        call: &Call,
+        dx: Option<&UninitTensor>,
+        dw: Option<(&Tensor, bool)>,
+    ) -> Result<()> {
+        let format = gpu.planned(float(self.x.dtype()))?;
+        let tiles = Tiles::of(call);
+        let dtype = self.x.dtype();
+        let workspace = call.workspace(tiles.elements(), DType::F32)?;
+        let tile = tiles.lines(gpu.uninit_ptr(&workspace)?, DType::F32);
+        // In f32 the gradient takes the place of the logits.
+        let narrow = match dtype {
+            DType::F32 => None,
+            _ => Some(call.workspace(tiles.elements(), dtype)?),
+        };
+        let dtile = match &narrow {
+            Some(narrow) => tiles.lines(gpu.uninit_ptr(narrow)?, dtype),
+            None => tile,
+        };
+
+        let labels = Labels::new(gpu, &self.targets, self.labels)?;
+        let operands @ [x, w] = [Lines::of(gpu, self.x)?, Lines::of(gpu, self.w)?];
+        let of_rows = [gpu.ptr(self.lse)?, gpu.ptr(self.dloss)?];
+        let dx = dx.map(|dx| InputGradient::new(gpu, call, &tiles, dx));
+        let dx = dx.transpose()?;
+        let dw = match dw {
+            Some((dw, empty)) => Some((Lines::changed(gpu, dw)?, empty)),
+            None => None,
+        };
+
+        for rows in tiles.rows() {
+            for classes in tiles.classes() {
+                let part = [&rows, &classes];
+                logits(gpu, call, operands, part, tile)?;
+                differentiate(gpu, format, &labels, of_rows, part, [tile, dtile])?;
+
+                let dlogits = dtile.corner(rows.len(), classes.len());
+                if let Some(dx) = &dx {
+                    let to = Product::lines(&dx.sums, dx.first(&rows), classes.start > 0);
+                    multiply(gpu, call, [dlogits, w.part(&classes)], &to)?;
+                }
+                if let Some((dw, empty)) = &dw {
+                    let adds = !empty || rows.start > 0;
+                    let to = Product::lines(dw, classes.start, adds);
+                    multiply(gpu, call, [dlogits.transposed(), x.part(&rows)], &to)?;
+                }
+            }
+            if let Some(dx) = &dx {
+                dx.round(gpu, &rows)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of the logits of a tile, from lse and dloss of all rows.
+fn differentiate(
+    gpu: &Launcher<'_>,
+    dtype: Dtype,
+    labels: &Labels,
+    of_rows: [u64; 2],
+    [rows, classes]: [&Range<usize>; 2],
+    [tile, dtile]: [Lines; 2],
+) -> Result<()> {
+    let [lse, dloss] = of_rows.map(|it| f32_of(it, rows.start));
+    let arguments = CrossEntropyGradientArguments {
+        logits: tile.address,
+        labels: labels.from(rows.start),
+        lse,
+        dloss,
+        dlogits: dtile.address,
+        leading: tile.leading as u64,
+        vocabulary: labels.vocabulary(classes),
+        rows: rows.len() as u32,
+        classes: classes.len() as u32,
+    };
+    let variant = CrossEntropyGradient {
+        dtype,
+        lanes: lanes(gpu, arguments.classes)?,
+        label: labels.format,
+    };
+    let launch = variant.launch(arguments.rows);
+    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+}
+
+/// Where dx is summed over tiles: in its own place, or in f32 before it is rounded once.
+struct InputGradient {
+    dx: Lines,
+    sums: Lines,
+    /// The memory of sums that are not in dx itself.
+    workspace: Option<UninitTensor>,
+}
+
+impl InputGradient {
+    fn new(
+        gpu: &Launcher<'_>,
+        call: &Call,
+        tiles: &Tiles,
+        dx: &UninitTensor,
+    ) -> Result<InputGradient> {
+        let features = call.extent("d");
+        let lines = |address, dtype| Lines {
+            address,
+            dtype,
+            columns: features,
+            leading: features,
+            aligned: true,
+        };
+        let dx = lines(gpu.uninit_ptr(dx)?, dx.dtype());
+        let in_place = dx.dtype == DType::F32 || tiles.classes <= TILE_CLASSES;
+        let workspace = match in_place {
+            true => None,
+            false => Some(call.workspace(tiles.rows.min(TILE_ROWS) * features, DType::F32)?),
+        };
+        let sums = match &workspace {
+            Some(workspace) => lines(gpu.uninit_ptr(workspace)?, DType::F32),
+            None => dx,
+        };
+        Ok(InputGradient {
+            dx,
+            sums,
+            workspace,
+        })
+    }
+
+    fn in_place(&self) -> bool {
+        self.workspace.is_none()
+    }
+
+    /// The row of the sums where those of a tile with these rows begin.
+    fn first(&self, rows: &Range<usize>) -> usize {
+        if self.in_place() { rows.start } else { 0 }
+    }
+
+    /// Rounds the sums of these rows into dx, unless they are there.
+    fn round(&self, gpu: &Launcher<'_>, rows: &Range<usize>) -> Result<()> {
+        if self.in_place() {
+            return Ok(());
+        }
+        let elements = Shape::new(&[rows.len() * self.dx.columns])?;
+        let first = rows.start * self.dx.columns;
+        let operand = |dtype, offset| Operand {
+            dtype,
+            layout: Layout::contiguous(elements, offset),
+        };
+        let address = self.dx.address + self.dx.dtype.bytes(first) as u64;
+        let to = Target::at(operand(self.dx.dtype, first), address);
+        cast_from(gpu, operand(DType::F32, 0), self.sums.address, &to)
+    }
+}
+
+/// The sum of lse - label_logit over the rows that count, and how many do.
+pub(crate) fn sum(
+    gpu: &Launcher<'_>,
+    [lse, label_logit, labels]: [&Tensor; 3],
+    ignore_index: i64,
+    [loss, count]: [&UninitTensor; 2],
+) -> Result<()> {
+    let variant = CrossEntropySum {
+        dtype: gpu.planned(float(lse.dtype()))?,
+        label: gpu.planned(format(labels.dtype()))?,
+    };
+    let arguments = CrossEntropySumArguments {
+        lse: gpu.ptr(lse)?,
+        label_logit: gpu.ptr(label_logit)?,
+        labels: gpu.ptr(labels)?,
+        loss: gpu.uninit_ptr(loss)?,
+        count: gpu.uninit_ptr(count)?,
+        ignore_index,
+        rows: lse.elements() as u64,
+    };
+    let launch = variant.launch();
+    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the batch and vocabulary, a tile has at most 64 MiB; and tiles cover all.
+    #[test]
+    fn tiles_are_bounded() {
+        for [rows, classes] in [
+            [0, 0],
+            [1, 7],
+            [4096, 4096],
+            [5000, 151_936],
+            [1 << 20, 50_257],
+        ] {
+            let tiles = Tiles { rows, classes };
+            assert!(4 * tiles.elements() <= 64 << 20);
+            assert!(tiles.leading() >= tiles.classes().map(|it| it.len()).max().unwrap_or(0));
+            assert_eq!(tiles.rows().map(|it| it.len()).sum::<usize>(), rows);
+            assert_eq!(tiles.classes().map(|it| it.len()).sum::<usize>(), classes);
+        }
+        assert!(ranges(0, 8).eq(std::iter::once(0..0)));
+        assert_eq!(ranges(9, 8).collect::<Vec<_>>(), [0..8, 8..9]);
+    }
+}

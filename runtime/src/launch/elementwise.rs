@@ -1,0 +1,226 @@
+//! Plans of the elementwise ops, and their launches.
+
+use std::ops::Range;
+
+use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Walk};
+
+use super::symbol::{self, Constants};
+use crate::Function;
+use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{DType, Number, Result, Tensor, UninitTensor};
+
+/// Where a kernel writes.
+pub(crate) struct Target {
+    pub(super) operand: Operand,
+    /// Of the first element.
+    pub(super) address: u64,
+}
+
+impl Target {
+    /// The whole of a tensor in the making.
+    pub(crate) fn fresh(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<Target> {
+        Ok(Target {
+            operand: Operand::fresh(y),
+            address: gpu.uninit_ptr(y)?,
+        })
+    }
+
+    /// A range of one dim of a tensor in the making.
+    pub(crate) fn part(
+        gpu: &Launcher<'_>,
+        y: &UninitTensor,
+        dim: usize,
+        range: Range<usize>,
+    ) -> Result<Target> {
+        let whole = Target::fresh(gpu, y)?;
+        let layout = whole.operand.layout.slice(dim, range)?;
+        Ok(Target {
+            operand: Operand {
+                layout,
+                ..whole.operand
+            },
+            address: whole.address + y.dtype().bytes(layout.offset()) as u64,
+        })
+    }
+
+    /// The elements of a tensor that the op changes.
+    pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Target> {
+        Ok(Target {
+            operand: Operand::of(into),
+            address: gpu.mut_ptr(into)?,
+        })
+    }
+
+    /// The elements at `address`, which the op may write.
+    pub(crate) fn at(operand: Operand, address: u64) -> Target {
+        Target { operand, address }
+    }
+}
+
+struct Same;
+
+impl Function<1> for Same {
+    fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+        x
+    }
+}
+
+/// y\[i\] = x\[i\] in y's dtype, of f32, bf16 and bool.
+pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
+    map(gpu, &Same, [x], y)
+}
+
+/// y\[i\] = x\[i\] in y's dtype, from elements at `from` that lie as `x` says.
+pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
+    let plan = gpu.planned(plan(&Same, [x], y.operand))?;
+    launch(gpu, &plan, &[from], y)
+}
+
+/// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].
+pub(crate) fn where_(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> Result<()> {
+    struct Where;
+
+    impl Function<3> for Where {
+        fn value<W: Number>(&self, [condition, a, b]: [W; 3]) -> W {
+            condition.if_eq(W::ZERO, b, a)
+        }
+    }
+
+    map(gpu, &Where, operands, y)
+}
+
+/// to\[i\] += x\[i\], or to\[i\] = x\[i\] where `to` is `empty`.
+pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: bool) -> Result<()> {
+    struct Sum;
+
+    impl Function<2> for Sum {
+        fn value<W: Number>(&self, [into, x]: [W; 2]) -> W {
+            into + x
+        }
+    }
+
+    if empty {
+        return cast(gpu, x, to);
+    }
+    let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
+    // Each element of the sum is read by the thread that writes it.
+    launch(gpu, &plan, &[to.address, gpu.ptr(x)?], to)
+}
+
+/// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
+pub(crate) fn map<const N: usize>(
+    gpu: &Launcher<'_>,
+    f: &impl Function<N>,
+    inputs: [&Tensor; N],
+    y: &Target,
+) -> Result<()> {
+    let plan = gpu.planned(plan(f, inputs.map(Operand::of), y.operand))?;
+    let mut addresses = [0; N];
+    for (address, input) in addresses.iter_mut().zip(inputs) {
+        *address = gpu.ptr(input)?;
+    }
+    launch(gpu, &plan, &addresses, y)
+}
+
+/// What an elementwise op asks of a GPU.
+struct Elements {
+    kernel: Plan<Elementwise>,
+    walk: Walk,
+    constants: Constants,
+}
+
+/// y\[i\] = f(inputs\[..\]\[i\]) in one kernel.
+fn plan<const N: usize>(
+    f: &impl Function<N>,
+    inputs: [Operand; N],
+    y: Operand,
+) -> Result<Elements, Unplanned> {
+    let result = element(y.dtype)?;
+    let mut formats = [result; N];
+    for (format, input) in formats.iter_mut().zip(&inputs) {
+        *format = element(input.dtype)?;
+    }
+
+    let strides = inputs.each_ref().map(|input| input.layout.strides());
+    let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides)?;
+    let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
+    let (expression, constants) = symbol::write_down(f)?;
+    let variant = Elementwise::new(expression, &formats, result, walk.layout(aligned))?;
+    Ok(Elements {
+        kernel: Plan {
+            launch: variant.launch(walk.elements()),
+            variant,
+        },
+        walk,
+        constants,
+    })
+}
+
+fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[u64], y: &Target) -> Result<()> {
+    let arguments = ElementwiseArguments {
+        operands,
+        result: y.address,
+        walk: &plan.walk,
+        scalars: &plan.constants,
+    };
+    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+}
+
+/// How a kernel sees elements of `dtype`.
+fn element(dtype: DType) -> Result<Element, Unplanned> {
+    match dtype {
+        DType::Bool => Ok(Element::Bool),
+        other => Ok(Element::Float(float(other)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::elementwise::Layout as Form;
+
+    use super::*;
+    use crate::{Layout, Shape};
+
+    struct Twice;
+
+    impl Function<1> for Twice {
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            x + x
+        }
+    }
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    fn form(x: Operand, y: Operand) -> Form {
+        plan(&Twice, [x], y).unwrap().kernel.variant.layout()
+    }
+
+    #[test]
+    fn the_layouts_choose_the_kernel() {
+        let y = operand(DType::BF16, &[4, 8], 0);
+        assert_eq!(form(y, y), Form::Contiguous);
+        // The eighth bf16 lies at byte 16, the first does not.
+        assert_eq!(form(operand(DType::BF16, &[4, 8], 8), y), Form::Contiguous);
+        let strided = |dims| Form::Strided { dims, wide: false };
+        assert_eq!(form(operand(DType::BF16, &[4, 8], 1), y), strided(1));
+
+        let turned = operand(DType::BF16, &[8, 4], 0);
+        let turned = Operand {
+            layout: turned.layout.transpose(0, 1).unwrap(),
+            ..turned
+        };
+        assert_eq!(form(turned, y), strided(2));
+    }
+
+    #[test]
+    fn nothing_to_do_is_no_launch_and_other_dtypes_are_no_plan() {
+        let none = operand(DType::F32, &[0, 3], 0);
+        assert_eq!(plan(&Twice, [none], none).unwrap().kernel.launch, None);
+        let double = operand(DType::F64, &[3], 0);
+        let refused = plan(&Twice, [double], double).err();
+        assert_eq!(refused, Some(Unplanned::DType(DType::F64)));
+    }
+}

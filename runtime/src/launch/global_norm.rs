@@ -1,0 +1,101 @@
+//! Plans of the norm of gradients and of how far it is clipped, and their launches. Operands are
+//! contiguous.
+
+use meshgrad_kernels::global_norm::{
+    AddSquares, AddSquaresArguments, ClipScale, ClipScaleArguments, SumSquares,
+    SumSquaresArguments, partials_of,
+};
+
+use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{DType, Result, Tensor, UninitTensor};
+
+/// How many partial sums all `tensors` have together.
+pub(crate) fn partials(tensors: &[&Tensor]) -> usize {
+    let of = |tensor: &&Tensor| partials_of(tensor.elements() as u64) as usize;
+    tensors.iter().map(of).sum()
+}
+
+/// The partial sums of the squares of `x`, from partial sum `first` on; returns the next one.
+pub(crate) fn sum_squares(
+    gpu: &Launcher<'_>,
+    x: &Tensor,
+    partials: &UninitTensor,
+    first: usize,
+) -> Result<usize> {
+    let plan = gpu.planned(squares(&Operand::of(x)))?;
+    let elements = x.elements() as u64;
+    let arguments = SumSquaresArguments {
+        x: gpu.ptr(x)?,
+        partials: gpu.uninit_ptr(partials)? + DType::F64.bytes(first) as u64,
+        elements,
+    };
+    gpu.run(&plan, &arguments.arguments())?;
+    Ok(first + partials_of(elements) as usize)
+}
+
+/// norm = the root of the sum of all partial sums.
+pub(crate) fn add_squares(
+    gpu: &Launcher<'_>,
+    partials: &UninitTensor,
+    norm: &UninitTensor,
+) -> Result<()> {
+    let plan = Plan {
+        launch: AddSquares.launch(),
+        variant: AddSquares,
+    };
+    let arguments = AddSquaresArguments {
+        partials: gpu.uninit_ptr(partials)?,
+        norm: gpu.uninit_ptr(norm)?,
+        count: partials.shape().elements() as u64,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+/// scale and mean_norm; nothing is clipped by a `max_norm` that is not positive.
+pub(crate) fn clip_scale(
+    gpu: &Launcher<'_>,
+    [norm, weight]: [&Tensor; 2],
+    max_norm: f64,
+    scale: &UninitTensor,
+    mean_norm: &UninitTensor,
+) -> Result<()> {
+    let variant = ClipScale::new(max_norm > 0.0);
+    let arguments = ClipScaleArguments {
+        norm: gpu.ptr(norm)?,
+        weight: gpu.ptr(weight)?,
+        scale: gpu.uninit_ptr(scale)?,
+        mean_norm: gpu.uninit_ptr(mean_norm)?,
+        max_norm,
+    };
+    let plan = Plan {
+        launch: variant.launch(),
+        variant,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+fn squares(x: &Operand) -> Result<Plan<SumSquares>, Unplanned> {
+    let elements = x.layout.shape().elements() as u64;
+    let variant = SumSquares::new(float(x.dtype)?, elements, x.is_aligned());
+    Ok(Plan {
+        launch: variant.launch(elements),
+        variant,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layout, Shape};
+
+    #[test]
+    fn nothing_is_no_launch_and_f64_is_no_plan() {
+        let operand = |dtype, elements: usize| Operand {
+            dtype,
+            layout: Layout::contiguous(Shape::new(&[elements]).unwrap(), 0),
+        };
+        assert_eq!(squares(&operand(DType::F32, 0)).unwrap().launch, None);
+        let refused = squares(&operand(DType::F64, 3));
+        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+    }
+}

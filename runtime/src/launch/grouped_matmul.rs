@@ -1,0 +1,187 @@
+//! Plans of products of ragged groups, and their launches.
+
+use meshgrad_kernels::gemm::{GemmArguments, GroupedArguments, GroupedK, GroupedM, Tile};
+
+use super::matmul::{Extents, Lie, MOST, Matrices, Product, Sums, vectors_are_aligned};
+use crate::launch::{Launcher, Plan, Unplanned, extent, float};
+use crate::{Result, Tensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "grouped_gemm";
+
+/// With more groups the rows of whole tiles would not fit in 32 bits.
+const MOST_GROUPS: u32 = MOST / 128;
+
+/// c_rows = a_rows b_g for the rows of each group g, with row-major `a` \[R, K\] and `b` \[G, K, N\];
+/// zeros in rows of no group.
+pub(crate) fn rows_by_group(
+    gpu: &Launcher<'_>,
+    [a, b]: [&Matrices; 2],
+    offsets: &Tensor,
+    c: &Product,
+) -> Result<()> {
+    let plan = by_rows([a.lie, b.lie], c.sums, gpu.multiprocessors());
+    let Grouped { kernel, extents } = gpu.planned(plan)?;
+    let product = GemmArguments {
+        batch_b: b.lie.batch,
+        batch_c: 0,
+        ..arguments(gpu, [a, b], c, extents)?
+    };
+    let arguments = grouped(gpu, product, offsets, extents.batch, extents.m)?;
+    gpu.run(&kernel, &arguments.arguments())
+}
+
+/// c_g += a_rows^T b_rows over the rows of each group g, or in the place of what is there, with
+/// row-major `a` \[R, M\] and `b` \[R, N\]: one c for each of `groups`.
+pub(crate) fn sum_by_group(
+    gpu: &Launcher<'_>,
+    [a, b]: [&Matrices; 2],
+    offsets: &Tensor,
+    groups: usize,
+    c: &Product,
+) -> Result<()> {
+    let plan = by_sums([a.lie, b.lie], groups, c.sums, gpu.multiprocessors());
+    let Grouped { kernel, extents } = gpu.planned(plan)?;
+    let product = GemmArguments {
+        batch_b: 0,
+        batch_c: u64::from(extents.m) * u64::from(extents.n),
+        ..arguments(gpu, [a, b], c, extents)?
+    };
+    let arguments = grouped(gpu, product, offsets, extents.batch, extents.k)?;
+    gpu.run(&kernel, &arguments.arguments())
+}
+
+/// What both kernels are called with, but for the strides of the batch.
+fn arguments(
+    gpu: &Launcher<'_>,
+    [a, b]: [&Matrices; 2],
+    c: &Product,
+    Extents { m, n, k, .. }: Extents,
+) -> Result<GemmArguments> {
+    Ok(GemmArguments {
+        a: gpu.ptr(&a.tensor)?,
+        b: gpu.ptr(&b.tensor)?,
+        c: c.address,
+        m,
+        n,
+        k,
+        lda: a.lie.leading,
+        ldb: b.lie.leading,
+        ldc: n.into(),
+        batch_a: 0,
+        batch_b: 0,
+        batch_c: 0,
+    })
+}
+
+/// The product with its offsets, which are read as they lie.
+fn grouped(
+    gpu: &Launcher<'_>,
+    product: GemmArguments,
+    offsets: &Tensor,
+    groups: u32,
+    rows: u32,
+) -> Result<GroupedArguments> {
+    Ok(GroupedArguments {
+        product,
+        offsets: gpu.ptr(offsets)?,
+        offsets_stride: offsets.layout().strides()[0] as i64,
+        groups,
+        // An offset may be as many as there are rows.
+        faults: gpu.fault_site(rows as usize + 1),
+    })
+}
+
+/// What a grouped product asks of a GPU. The batch are the groups.
+#[derive(Debug)]
+struct Grouped<V> {
+    kernel: Plan<V>,
+    extents: Extents,
+}
+
+fn by_rows(
+    [a, b]: [Lie; 2],
+    c: Sums,
+    multiprocessors: u32,
+) -> Result<Grouped<GroupedM>, Unplanned> {
+    let extents = Extents {
+        batch: extent(FAMILY, "groups", b.count, MOST_GROUPS)?,
+        m: extent(FAMILY, "rows", a.rows, MOST)?,
+        n: extent(FAMILY, "n", b.columns, MOST)?,
+        k: extent(FAMILY, "k", a.columns, MOST)?,
+    };
+    let Extents { batch, m, n, .. } = extents;
+    let tile = GroupedM::tile(m, n, batch, multiprocessors);
+    let aligned = vectors_are_aligned(&[a, b], &c, &extents);
+    let variant = GroupedM::new(float(a.dtype)?, b.order, tile, aligned);
+    let launch = variant.launch(m, n, batch);
+    let kernel = Plan { variant, launch };
+    Ok(Grouped { kernel, extents })
+}
+
+fn by_sums(
+    [a, b]: [Lie; 2],
+    groups: usize,
+    c: Sums,
+    multiprocessors: u32,
+) -> Result<Grouped<GroupedK>, Unplanned> {
+    let extents = Extents {
+        batch: extent(FAMILY, "groups", groups, MOST_GROUPS)?,
+        m: extent(FAMILY, "m", a.columns, MOST)?,
+        n: extent(FAMILY, "n", b.columns, MOST)?,
+        k: extent(FAMILY, "rows", a.rows, MOST)?,
+    };
+    let Extents { batch, m, n, .. } = extents;
+    let tile = Tile::choose_square(m, n, batch, multiprocessors);
+    let aligned = vectors_are_aligned(&[a, b], &c, &extents);
+    let variant = GroupedK::new(float(a.dtype)?, tile, c.adds, aligned);
+    let launch = variant.launch(m, n, batch);
+    let kernel = Plan { variant, launch };
+    Ok(Grouped { kernel, extents })
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::Dtype;
+    use meshgrad_kernels::gemm::Order;
+
+    use super::*;
+    use crate::launch::Operand;
+    use crate::{DType, Layout, Shape};
+
+    fn lie(shape: &[usize]) -> Lie {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), 0);
+        let dtype = DType::BF16;
+        Lie::of(&Operand { dtype, layout }).unwrap()
+    }
+
+    const SUMS: Sums = Sums {
+        dtype: DType::BF16,
+        adds: false,
+        aligned: true,
+        leading: None,
+    };
+
+    /// Average groups decide, not values: of 128 rows or more the large tile.
+    #[test]
+    fn plans_follow_from_extents() {
+        let planned = |rows, groups, n| {
+            let plan = by_rows([lie(&[rows, 64]), lie(&[groups, 64, n])], SUMS, 132).unwrap();
+            plan.kernel
+        };
+        let variant = |tile, aligned| GroupedM::new(Dtype::Bf16, Order::RowMajor, tile, aligned);
+        assert_eq!(planned(4096, 32, 2048).variant, variant(Tile::Large, true));
+        assert_eq!(planned(4096, 33, 2048).variant, variant(Tile::Small, true));
+        assert_eq!(planned(4096, 33, 2049).variant, variant(Tile::Small, false));
+        let ctas = planned(4096, 33, 2048).launch.unwrap().grid[0];
+        assert_eq!(ctas, (4096 / 64 + 33) * (2048 / 64));
+    }
+
+    #[test]
+    fn too_many_groups_are_refused() {
+        let most = MOST_GROUPS as usize;
+        let planned = |groups| by_rows([lie(&[1, 1]), lie(&[groups, 1, 1])], SUMS, 132);
+        assert!(planned(most).is_ok());
+        assert!(matches!(planned(most + 1), Err(Unplanned::Refused(_))));
+    }
+}

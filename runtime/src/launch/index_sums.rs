@@ -1,0 +1,200 @@
+//! Sums of rows by index: the plan, and its launches. The positions of each index are sorted, and
+//! its rows added in their order by one thread an element: the same bits in every run.
+
+use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::indexing::{
+    Indexed, Keys, KeysArguments, Pass, PassArguments, Starts, StartsArguments, SumRows,
+    SumRowsArguments, counts, passes,
+};
+
+use super::elementwise::Target;
+use super::indexing::{around, format};
+use crate::launch::{Launcher, Operand, Plan, Unplanned, extent, float};
+use crate::{Call, DType, Layout, Result, Shape, Tensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "sum_rows";
+
+/// Which rows are added where. The rows' numbers lie as in a contiguous tensor of `numbers`, in which
+/// an index tensor chooses along `dim`.
+pub(crate) struct Rows {
+    /// The extents of the numbers.
+    pub(crate) numbers: Shape,
+    /// Their dim that is indexed.
+    pub(crate) dim: usize,
+    /// How often all of it is there, one behind the other.
+    pub(crate) outer: usize,
+    /// Elements of a row.
+    pub(crate) inner: usize,
+    /// Whether all rows are written, those without an index with zeros; otherwise is added to them.
+    pub(crate) every: bool,
+}
+
+/// to\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p of the index tensor that choose v, for
+/// a contiguous x. Work space is the call's.
+pub(crate) fn sum_rows(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [x, index]: [&Tensor; 2],
+    rows: &Rows,
+    to: &Target,
+) -> Result<()> {
+    let operands = [x, index].map(Operand::of);
+    let plan = gpu.planned(IndexSum::plan(&operands, rows, &to.operand))?;
+    let workspace = call.workspace(plan.workspace(), DType::U32)?;
+    let start = gpu.uninit_ptr(&workspace)?;
+    let place = |elements: u64| start + 4 * elements;
+    let count = u64::from(plan.count);
+    let lists = [0, 2].map(|list| [place(list * count), place((list + 1) * count)]);
+    let counts_at = place(4 * count);
+    let starts = place(4 * count + counts(plan.count));
+
+    let choices = rows.numbers[rows.dim];
+    let numbers = Layout::contiguous(rows.numbers, 0);
+    let arguments = KeysArguments {
+        index: gpu.ptr(index)?,
+        keys: lists[0][0],
+        positions: lists[0][1],
+        walk: &plan.walk,
+        indexed: Indexed {
+            extent: choices as u64,
+            stride: numbers.strides()[rows.dim] as i64,
+            faults: gpu.fault_site(choices),
+        },
+        rows: plan.rows,
+    };
+    gpu.run(&plan.keys, &arguments.arguments(&plan.keys.variant))?;
+
+    let passes = passes(plan.rows);
+    for pass in 0..passes {
+        let [from, to] = [pass % 2, (pass + 1) % 2].map(|list| lists[list as usize]);
+        let arguments = PassArguments {
+            from,
+            to,
+            counts: counts_at,
+            count: plan.count,
+            pass,
+        };
+        for variant in Pass::ALL {
+            let launch = variant.launch(plan.count);
+            gpu.run(&Plan { variant, launch }, &arguments.arguments())?;
+        }
+    }
+
+    let sorted = lists[passes as usize % 2];
+    let arguments = StartsArguments {
+        keys: sorted[0],
+        starts,
+        count: plan.count,
+        rows: plan.rows,
+    };
+    let kernel = Plan {
+        launch: Starts.launch(plan.rows),
+        variant: Starts,
+    };
+    gpu.run(&kernel, &arguments.arguments())?;
+
+    let arguments = SumRowsArguments {
+        x: gpu.ptr(x)?,
+        sorted,
+        starts,
+        sum: to.address,
+        outer: plan.outer,
+        count: plan.count,
+        rows: plan.rows,
+        inner: plan.inner,
+    };
+    let kernel = Plan {
+        launch: plan.sum.launch(&arguments),
+        variant: plan.sum,
+    };
+    gpu.run(&kernel, &arguments.arguments(&plan.sum))
+}
+
+/// What a sum asks of a GPU.
+#[derive(Debug)]
+struct IndexSum {
+    keys: Plan<Keys>,
+    walk: Walk,
+    sum: SumRows,
+    outer: u32,
+    count: u32,
+    rows: u32,
+    inner: u32,
+}
+
+impl IndexSum {
+    fn plan([x, index]: &[Operand; 2], rows: &Rows, to: &Operand) -> Result<IndexSum, Unplanned> {
+        let numbers = Layout::contiguous(rows.numbers, 0);
+        let walk = around(&numbers, rows.dim, &index.layout)?;
+        let keys = Keys::new(format(index.dtype)?, &walk);
+        let count = index.layout.shape().elements();
+        let all = rows.numbers.elements().saturating_mul(rows.outer);
+        // The number of rows is a key too, of what is nowhere.
+        extent(FAMILY, "rows", all, u32::MAX - 1)?;
+        let inner = extent(FAMILY, "features", rows.inner, i32::MAX as u32)?;
+        let aligned = x.is_aligned() && to.is_aligned();
+        let sum = SumRows::new(
+            float(x.dtype)?,
+            float(to.dtype)?,
+            inner,
+            aligned,
+            rows.every,
+        );
+        Ok(IndexSum {
+            keys: Plan {
+                launch: keys.launch(count as u64),
+                variant: keys,
+            },
+            walk,
+            sum,
+            outer: extent(FAMILY, "matrices", rows.outer, u32::MAX)?,
+            count: extent(FAMILY, "indices", count, i32::MAX as u32)?,
+            rows: extent(FAMILY, "rows", rows.numbers.elements(), u32::MAX - 1)?,
+            inner,
+        })
+    }
+
+    /// Two lists of keys and positions, counts of digits, and a start for each row and their end.
+    fn workspace(&self) -> usize {
+        let starts = u64::from(self.rows) + 1;
+        (4 * u64::from(self.count) + counts(self.count) + starts) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operand(dtype: DType, shape: &[usize]) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), 0);
+        Operand { dtype, layout }
+    }
+
+    fn rows(numbers: usize) -> Rows {
+        Rows {
+            numbers: Shape::new(&[numbers]).unwrap(),
+            dim: 0,
+            outer: 1,
+            inner: 64,
+            every: true,
+        }
+    }
+
+    #[test]
+    fn workspaces_and_what_is_too_large() {
+        let operands = [
+            operand(DType::BF16, &[3000, 64]),
+            operand(DType::I64, &[3000]),
+        ];
+        let to = operand(DType::F32, &[9, 64]);
+        let plan = IndexSum::plan(&operands, &rows(9), &to).unwrap();
+        assert_eq!(plan.workspace(), 4 * 3000 + 256 * 3 + 10);
+
+        let refused = IndexSum::plan(&operands, &rows(u32::MAX as usize), &to);
+        assert!(matches!(refused, Err(Unplanned::Refused(_))), "{refused:?}");
+        let double = [operand(DType::F64, &[3000, 64]), operands[1]];
+        let refused = IndexSum::plan(&double, &rows(9), &to).err();
+        assert_eq!(refused, Some(Unplanned::DType(DType::F64)));
+    }
+}

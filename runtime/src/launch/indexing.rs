@@ -1,0 +1,150 @@
+//! Plans of what indices choose, and their launches.
+
+use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::indexing::{Gather, GatherArguments, Ids, Indexed, Select, SelectArguments};
+
+use super::copies::unit;
+use crate::launch::{Launcher, Operand, Plan, Unplanned};
+use crate::{DType, Layout, Result, Tensor, UninitTensor};
+
+/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] along dim `dim`, of contiguous tensors.
+pub(crate) fn select(
+    gpu: &Launcher<'_>,
+    x: &Tensor,
+    dim: usize,
+    ids: &Tensor,
+    y: &UninitTensor,
+) -> Result<()> {
+    let operand = Operand::of(x);
+    let plan = gpu.planned(selecting(&operand, dim, ids.dtype(), ids.elements()))?;
+    let extent = x.shape()[dim];
+    let arguments = SelectArguments {
+        x: gpu.ptr(x)?,
+        ids: gpu.ptr(ids)?,
+        y: gpu.uninit_ptr(y)?,
+        outer: plan.outer,
+        chosen: ids.elements() as u64,
+        inner: plan.inner,
+        indexed: Indexed {
+            extent: extent as u64,
+            stride: plan.inner as i64,
+            faults: gpu.fault_site(extent),
+        },
+    };
+    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+}
+
+/// y\[c\] = x\[c, but index\[c\] in dim `dim`\].
+pub(crate) fn gather(
+    gpu: &Launcher<'_>,
+    x: &Tensor,
+    dim: usize,
+    index: &Tensor,
+    y: &UninitTensor,
+) -> Result<()> {
+    let operands = [x, index].map(Operand::of);
+    let (kernel, walk) = gpu.planned(gathering(&operands, dim))?;
+    let extent = x.shape()[dim];
+    let arguments = GatherArguments {
+        x: gpu.ptr(x)?,
+        index: gpu.ptr(index)?,
+        y: gpu.uninit_ptr(y)?,
+        walk: &walk,
+        indexed: Indexed {
+            extent: extent as u64,
+            stride: x.layout().strides()[dim] as i64,
+            faults: gpu.fault_site(extent),
+        },
+    };
+    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+}
+
+/// Rows that are chosen: how many there are outside, and the units of each.
+#[derive(Debug)]
+struct Rows {
+    kernel: Plan<Select>,
+    outer: u64,
+    inner: u64,
+}
+
+fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows, Unplanned> {
+    let shape = x.layout.shape();
+    let outer: usize = shape[..dim].iter().product();
+    let inner: usize = shape[dim + 1..].iter().product();
+    let start = x.dtype.bytes(x.layout.offset()) as u64;
+    let most = outer * inner * chosen.max(shape[dim]);
+    let bytes = x.dtype.bytes(inner) as u64;
+    let (variant, unit) = Select::new(unit(x.dtype), format(ids)?, bytes, start, most as u64);
+    let inner = bytes / u64::from(unit.bytes());
+    let launch = variant.launch(outer as u64 * chosen as u64 * inner);
+    Ok(Rows {
+        kernel: Plan { variant, launch },
+        outer: outer as u64,
+        inner,
+    })
+}
+
+fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Walk), Unplanned> {
+    let walk = around(&x.layout, dim, &index.layout)?;
+    let variant = Gather::new(unit(x.dtype), format(index.dtype)?, &walk);
+    let launch = variant.launch(walk.elements());
+    Ok((Plan { variant, launch }, walk))
+}
+
+/// Over the elements of an index tensor: as they lie in a contiguous tensor, in their own, and in
+/// one that is indexed along `dim`.
+pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, Unplanned> {
+    let dense = Layout::contiguous(*index.shape(), 0);
+    let mut around = [0; crate::MAX_DIMS];
+    let around = &mut around[..indexed.strides().len()];
+    around.copy_from_slice(indexed.strides());
+    around[dim] = 0;
+    let operands = [index.strides(), around];
+    Ok(Walk::new(index.shape(), dense.strides(), &operands)?)
+}
+
+pub(super) fn format(ids: DType) -> Result<Ids, Unplanned> {
+    match ids {
+        DType::I64 => Ok(Ids::I64),
+        DType::I32 => Ok(Ids::I32),
+        DType::U32 => Ok(Ids::U32),
+        other => Err(Unplanned::DType(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::Variant;
+
+    use super::*;
+    use crate::Shape;
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    #[test]
+    fn rows_move_in_units_that_fit() {
+        let name = |inner, offset| {
+            let x = operand(DType::BF16, &[9, inner], offset);
+            selecting(&x, 0, DType::I32, 4)
+                .unwrap()
+                .kernel
+                .variant
+                .entry()
+        };
+        assert_eq!(name(64, 0), "select_b16_i32");
+        assert_eq!(name(64, 4), "select_b8_i32");
+        assert_eq!(name(6, 0), "select_b4_i32");
+        assert_eq!(name(7, 0), "select_b2_i32");
+    }
+
+    #[test]
+    fn nothing_chosen_is_no_launch() {
+        let x = operand(DType::F32, &[9, 4], 0);
+        assert_eq!(selecting(&x, 0, DType::I64, 0).unwrap().kernel.launch, None);
+        let refused = selecting(&x, 0, DType::U8, 3).err();
+        assert_eq!(refused, Some(Unplanned::DType(DType::U8)));
+    }
+}

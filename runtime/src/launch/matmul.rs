@@ -1,0 +1,297 @@
+//! Plans of matrix products, and their launches.
+
+mod operands;
+
+pub(super) use operands::{Lie, Sums};
+pub(crate) use operands::{Lines, Matrices, Part, Product};
+
+use meshgrad_kernels::gemm::{
+    GemmArguments, GemmBf16, GemmF32, Split, SplitArguments, SumParts, SumPartsArguments, Tile,
+};
+
+use crate::launch::{Launcher, Plan, Unplanned, extent};
+use crate::{Call, DType, Result};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "gemm";
+
+/// Kernels compare extents as signed numbers.
+pub(super) const MOST: u32 = i32::MAX as u32;
+
+/// c = a b, for each matrix of the batch.
+pub(crate) fn product(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [a, b]: [&Matrices; 2],
+    c: &Product,
+) -> Result<()> {
+    multiply(gpu, call, [a.part(gpu)?, b.part(gpu)?], c)
+}
+
+/// c = a b, for each matrix of the batch.
+pub(crate) fn multiply(
+    gpu: &Launcher<'_>,
+    call: &Call,
+    [a, b]: [Part; 2],
+    c: &Product,
+) -> Result<()> {
+    let plan = gpu.planned(plan([a.lie, b.lie], c.sums, gpu.multiprocessors()))?;
+    let Some(sum) = &plan.sum else {
+        return multiply_into(gpu, &plan, [a, b], c.address, c.sums.leading);
+    };
+    let elements = plan.extents.elements();
+    let parts = plan.split.parts;
+    let workspace = call.workspace(parts as usize * elements as usize, DType::F32)?;
+    let workspace = gpu.uninit_ptr(&workspace)?;
+    multiply_into(gpu, &plan, [a, b], workspace, None)?;
+    let arguments = SumPartsArguments {
+        parts: workspace,
+        c: c.address,
+        elements,
+        count: parts,
+    };
+    gpu.run(sum, &arguments.arguments())
+}
+
+/// The product, or the parts of it, to the address `c`.
+fn multiply_into(
+    gpu: &Launcher<'_>,
+    plan: &Gemms,
+    [a, b]: [Part; 2],
+    c: u64,
+    leading: Option<usize>,
+) -> Result<()> {
+    let Extents { batch, m, n, k } = plan.extents;
+    let product = GemmArguments {
+        a: a.address,
+        b: b.address,
+        c,
+        m,
+        n,
+        k,
+        lda: a.lie.leading,
+        ldb: b.lie.leading,
+        ldc: leading.map_or(n.into(), |leading| leading as u64),
+        batch_a: a.lie.batch,
+        batch_b: b.lie.batch,
+        batch_c: u64::from(m) * u64::from(n),
+    };
+    let arguments = SplitArguments {
+        product,
+        products: batch,
+        depth: plan.split.depth,
+    };
+    match &plan.kernel {
+        Gemm::F32(kernel) => gpu.run(kernel, &arguments.arguments()),
+        Gemm::Bf16(kernel) => gpu.run(kernel, &arguments.arguments()),
+    }
+}
+
+/// What a product asks of a GPU.
+#[derive(Debug)]
+struct Gemms {
+    kernel: Gemm,
+    extents: Extents,
+    split: Split,
+    /// What adds the parts of sums that are split.
+    sum: Option<Plan<SumParts>>,
+}
+
+/// The kernel of its dtype.
+#[derive(Debug, PartialEq, Eq)]
+enum Gemm {
+    F32(Plan<GemmF32>),
+    Bf16(Plan<GemmBf16>),
+}
+
+/// Of `batch` products \[m, k\] \[k, n\].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extents {
+    pub(super) batch: u32,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
+}
+
+impl Extents {
+    /// Elements of all products.
+    fn elements(&self) -> u64 {
+        u64::from(self.batch) * u64::from(self.m) * u64::from(self.n)
+    }
+}
+
+fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplanned> {
+    let extents = Extents {
+        batch: extent(FAMILY, "batch", a.count, MOST)?,
+        m: extent(FAMILY, "m", a.rows, MOST)?,
+        n: extent(FAMILY, "n", b.columns, MOST)?,
+        k: extent(FAMILY, "k", a.columns, MOST)?,
+    };
+    let Extents { batch, m, n, k } = extents;
+    let aligned = vectors_are_aligned(&[a, b], &c, &extents);
+    let tile = match (a.dtype, aligned) {
+        (DType::BF16, true) => Tile::choose_bf16(m, n, batch, multiprocessors),
+        _ => Tile::choose(m, n, batch, multiprocessors),
+    };
+    // Parts are added to rows that lie side by side.
+    let split = match c.leading {
+        Some(leading) if leading != n as usize => Split::none(k),
+        _ => Split::choose(tile, [m, n, k], batch, multiprocessors),
+    };
+
+    let whole = split.parts == 1;
+    let of_parts = if whole { c } else { Sums::OF_PARTS };
+    let kernel = kernel([a, b], of_parts, &extents, tile, split.parts)?;
+    let sum = (!whole).then(|| {
+        let variant = SumParts {
+            output: c.output(),
+            vectors: c.aligned && extents.elements().is_multiple_of(4),
+        };
+        let launch = variant.launch(extents.elements());
+        Plan { variant, launch }
+    });
+    Ok(Gemms {
+        kernel,
+        extents,
+        split,
+        sum,
+    })
+}
+
+fn kernel(
+    [a, b]: [Lie; 2],
+    c: Sums,
+    extents: &Extents,
+    tile: Tile,
+    parts: u32,
+) -> Result<Gemm, Unplanned> {
+    let Extents { batch, m, n, .. } = *extents;
+    // Where sums are split there are but a few tiles.
+    let products = batch.saturating_mul(parts);
+    match a.dtype {
+        DType::F32 => {
+            let variant = GemmF32 {
+                a: a.order,
+                b: b.order,
+                tile,
+                accumulate: c.adds,
+            };
+            Ok(Gemm::F32(Plan {
+                launch: variant.launch(m, n, products),
+                variant,
+            }))
+        }
+        DType::BF16 => {
+            let variant = GemmBf16 {
+                a: a.order,
+                b: b.order,
+                tile,
+                output: c.output(),
+                aligned: vectors_are_aligned(&[a, b], &c, extents),
+            };
+            Ok(Gemm::Bf16(Plan {
+                launch: variant.launch(m, n, products),
+                variant,
+            }))
+        }
+        other => Err(Unplanned::DType(other)),
+    }
+}
+
+/// Whether every line of every bf16 matrix begins at a multiple of 16 bytes.
+pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
+    let n = extents.n;
+    let ends = c.leading.map_or(u64::from(n), |leading| leading as u64);
+    let of_c = c.aligned && ends.is_multiple_of(8);
+    let mut lies = operands.iter();
+    of_c && lies.all(|x| x.aligned && x.leading % 8 == 0 && x.batch % 8 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::gemm::Output;
+
+    use super::*;
+    use crate::launch::Operand;
+    use crate::{Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    fn lie(dtype: DType, shape: &[usize]) -> Lie {
+        Lie::of(&operand(dtype, shape, 0)).unwrap()
+    }
+
+    const F32_SUMS: Sums = Sums {
+        dtype: DType::F32,
+        adds: false,
+        aligned: true,
+        leading: None,
+    };
+
+    #[test]
+    fn lines_of_odd_lengths_are_not_aligned() {
+        let aligned = |n, offset| {
+            let a = Lie::of(&operand(DType::BF16, &[16, 32], offset)).unwrap();
+            let plan = plan([a, lie(DType::BF16, &[32, n])], F32_SUMS, 132).unwrap();
+            match plan.kernel {
+                Gemm::Bf16(plan) => plan.variant.aligned,
+                Gemm::F32(_) => panic!("bf16 takes the kernel for bf16"),
+            }
+        };
+        assert!(aligned(24, 0) && aligned(24, 8));
+        assert!(!aligned(20, 0) && !aligned(24, 4));
+    }
+
+    /// A few tiles of a long sum are made in parts, of which the last kernel knows what becomes of
+    /// them; where rows do not lie side by side, or multiprocessors are busy anyway, in one.
+    #[test]
+    fn long_sums_of_few_tiles_are_split() {
+        let [a, b] = [[64, 8192], [8192, 256]].map(|shape| lie(DType::BF16, &shape));
+        let into = Sums {
+            dtype: DType::F32,
+            adds: true,
+            ..F32_SUMS
+        };
+        let split = plan([a, b], into, 132).unwrap();
+        assert_eq!((split.split.parts, split.split.depth), (32, 256));
+        let Gemm::Bf16(kernel) = split.kernel else {
+            panic!("bf16 takes the kernel for bf16")
+        };
+        assert_eq!(kernel.variant.output, Output::F32);
+        assert_eq!(kernel.launch.unwrap().grid[0], 4 * 32);
+        let sum = split.sum.unwrap().variant;
+        assert_eq!((sum.output, sum.vectors), (Output::AddF32, true));
+
+        let apart = Sums {
+            leading: Some(264),
+            ..F32_SUMS
+        };
+        assert!(plan([a, b], apart, 132).unwrap().sum.is_none());
+        assert!(plan([a, b], F32_SUMS, 1).unwrap().sum.is_none());
+    }
+
+    /// Kernels compare extents as signed numbers: beyond that they would compute nothing.
+    #[test]
+    fn extents_beyond_the_kernels_are_refused() {
+        let most = i32::MAX as usize;
+        let tall = |rows| {
+            plan(
+                [lie(DType::F32, &[rows, 1]), lie(DType::F32, &[1, 1])],
+                F32_SUMS,
+                1,
+            )
+        };
+        assert!(tall(most).is_ok());
+        let refused = tall(most + 1).unwrap_err();
+        let Unplanned::Refused(reason) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(
+            reason.to_string(),
+            "gemm: m = 2147483648 is not within 0 to 2147483647"
+        );
+    }
+}

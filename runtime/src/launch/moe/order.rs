@@ -1,0 +1,183 @@
+//! Sorting tokens by expert.
+
+use meshgrad_kernels::expert_order::{
+    Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
+    ExpertOffsets, ExpertOffsetsArguments, ExpertPlace, ExpertPlaceArguments, ExpertStarts,
+    ExpertStartsArguments, IndexFormat,
+};
+
+use super::FAMILY;
+use crate::launch::{Launcher, Plan, Unplanned, extent};
+use crate::{DType, Result, Tensor, UninitTensor};
+
+/// What sorting slots by expert asks of a GPU.
+#[derive(Debug)]
+pub(crate) struct Sort {
+    histogram: Plan<ExpertHistogram>,
+    starts: Plan<ExpertStarts>,
+    offsets: Plan<ExpertOffsets>,
+    place: Plan<ExpertPlace>,
+    blocks: Blocks,
+    first_expert: u32,
+    held: u32,
+}
+
+impl Sort {
+    /// The order of `slots` indices of `dtype`, of which `held` experts from `first_expert` on are
+    /// held.
+    pub(crate) fn plan(
+        dtype: DType,
+        slots: usize,
+        first_expert: usize,
+        held: usize,
+    ) -> Result<Sort, Unplanned> {
+        let index = match dtype {
+            DType::I32 => IndexFormat::I32,
+            DType::U32 => IndexFormat::U32,
+            DType::I64 => IndexFormat::I64,
+            other => return Err(Unplanned::DType(other)),
+        };
+        let most = i32::MAX as u32;
+        let blocks = Blocks::new(extent(FAMILY, "slots", slots, most)?);
+        extent(FAMILY, "experts", first_expert.saturating_add(held), most)?;
+        let (first_expert, held) = (first_expert as u32, held as u32);
+
+        let (histogram, place) = (
+            ExpertHistogram::new(index, held),
+            ExpertPlace::new(index, held),
+        );
+        Ok(Sort {
+            histogram: Plan {
+                launch: histogram.launch(blocks, held),
+                variant: histogram,
+            },
+            starts: Plan {
+                launch: ExpertStarts.launch(held),
+                variant: ExpertStarts,
+            },
+            offsets: Plan {
+                launch: ExpertOffsets.launch(),
+                variant: ExpertOffsets,
+            },
+            place: Plan {
+                launch: place.launch(blocks, held),
+                variant: place,
+            },
+            blocks,
+            first_expert,
+            held,
+        })
+    }
+
+    /// Counters of the memory that it needs beside its operands: of each block and expert, and of
+    /// each expert.
+    pub(crate) fn workspaces(&self) -> [usize; 2] {
+        let held = self.held as usize;
+        [held * self.blocks.count() as usize, held]
+    }
+}
+
+/// The offsets, the order and the place of each slot; `counts` and `totals` are as large as the
+/// plan says.
+pub(crate) fn expert_order(
+    gpu: &Launcher<'_>,
+    plan: &Sort,
+    indices: &Tensor,
+    experts: usize,
+    [counts, totals]: [&UninitTensor; 2],
+    [offsets, order, place]: [&UninitTensor; 3],
+) -> Result<()> {
+    let &Sort {
+        blocks,
+        first_expert,
+        held,
+        ..
+    } = plan;
+    let (indices, counts, totals) = (
+        gpu.ptr(indices)?,
+        gpu.uninit_ptr(counts)?,
+        gpu.uninit_ptr(totals)?,
+    );
+    let offsets = gpu.uninit_ptr(offsets)?;
+
+    let arguments = ExpertHistogramArguments {
+        indices,
+        counts,
+        blocks,
+        held,
+        first_expert,
+    };
+    gpu.run(&plan.histogram, &arguments.arguments())?;
+    let arguments = ExpertStartsArguments {
+        counts,
+        totals,
+        blocks,
+    };
+    gpu.run(&plan.starts, &arguments.arguments())?;
+    let arguments = ExpertOffsetsArguments {
+        totals,
+        offsets,
+        held,
+    };
+    gpu.run(&plan.offsets, &arguments.arguments())?;
+    let arguments = ExpertPlaceArguments {
+        indices,
+        starts: counts,
+        offsets,
+        order: gpu.uninit_ptr(order)?,
+        place: gpu.uninit_ptr(place)?,
+        blocks,
+        held,
+        first_expert,
+        experts: experts as u64,
+        faults: gpu.fault_site(experts),
+    };
+    gpu.run(&plan.place, &arguments.arguments())
+}
+
+/// How many rows each expert has.
+pub(crate) fn expert_counts(
+    gpu: &Launcher<'_>,
+    offsets: &Tensor,
+    counts: &UninitTensor,
+) -> Result<()> {
+    let held = extent(
+        FAMILY,
+        "experts",
+        counts.shape().elements(),
+        i32::MAX as u32,
+    );
+    let held = gpu.planned(held)?;
+    let plan = Plan {
+        launch: ExpertCounts.launch(held),
+        variant: ExpertCounts,
+    };
+    let arguments = ExpertCountsArguments {
+        offsets: gpu.ptr(offsets)?,
+        counts: gpu.uninit_ptr(counts)?,
+        held,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Geometry and memory follow from extents alone, and there is always someone to write the
+    /// first offset and the absent rows.
+    #[test]
+    fn plans() {
+        let plan = Sort::plan(DType::I64, 1 << 20, 0, 128).unwrap();
+        assert_eq!(plan.workspaces(), [128 * 256, 128]);
+        assert_eq!(plan.place.launch.unwrap().grid, [256, 1, 1]);
+
+        let none = Sort::plan(DType::U32, 0, 0, 0).unwrap();
+        assert_eq!((none.workspaces(), none.starts.launch), ([0, 0], None));
+        assert!(none.offsets.launch.is_some() && none.place.launch.is_some());
+
+        let refused = Sort::plan(DType::F32, 4, 0, 2).err();
+        assert_eq!(refused, Some(Unplanned::DType(DType::F32)));
+        assert!(Sort::plan(DType::I32, 4, 1 << 40, 2).is_err());
+    }
+}

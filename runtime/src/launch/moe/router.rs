@@ -1,0 +1,116 @@
+//! Choosing experts.
+
+use meshgrad_kernels::router::{
+    RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,
+};
+
+use super::FAMILY;
+use crate::launch::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::{Result, Tensor, UninitTensor};
+
+/// The best experts of each token, as many as `indices` has room for, and their weights.
+pub(crate) fn router_top_k(
+    gpu: &Launcher<'_>,
+    probabilities: &Tensor,
+    bias: Option<&Tensor>,
+    renormalise: bool,
+    [weights, indices]: [&UninitTensor; 2],
+) -> Result<()> {
+    let (rows, biases) = (Operand::of(probabilities), bias.map(Operand::of));
+    let plan = gpu.planned(choice(&rows, biases.as_ref(), renormalise))?;
+    let top_k = extent(FAMILY, "choices", indices.shape()[1], u32::MAX);
+    let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
+    let arguments = RouterTopKArguments {
+        probabilities: gpu.ptr(probabilities)?,
+        bias: bias.map_or(Ok(0), |bias| gpu.ptr(bias))?,
+        weights: gpu.uninit_ptr(weights)?,
+        indices: gpu.uninit_ptr(indices)?,
+        tokens: tokens as u64,
+        experts: experts as u32, // the plan has seen that they fit
+        top_k: gpu.planned(top_k)?,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+/// The gradient of the weights with respect to the probabilities.
+pub(crate) fn router_top_k_grad(
+    gpu: &Launcher<'_>,
+    [probabilities, indices, dweights]: [&Tensor; 3],
+    renormalise: bool,
+    dprobabilities: &UninitTensor,
+) -> Result<()> {
+    let plan = gpu.planned(gradient(&Operand::fresh(dprobabilities), renormalise))?;
+    let top_k = extent(FAMILY, "choices", indices.shape()[1], u32::MAX);
+    let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
+    let arguments = RouterTopKGradArguments {
+        probabilities: gpu.ptr(probabilities)?,
+        indices: gpu.ptr(indices)?,
+        dweights: gpu.ptr(dweights)?,
+        dprobabilities: gpu.uninit_ptr(dprobabilities)?,
+        tokens: tokens as u64,
+        experts: experts as u32, // the plan has seen that they fit
+        top_k: gpu.planned(top_k)?,
+        faults: gpu.fault_site(experts),
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+fn choice(
+    rows: &Operand,
+    bias: Option<&Operand>,
+    renormalise: bool,
+) -> Result<Plan<RouterTopK>, Unplanned> {
+    let aligned = aligned(&[rows]) && bias.is_none_or(Operand::is_aligned);
+    let flags = [bias.is_some(), renormalise];
+    let variant = RouterTopK::new(float(rows.dtype)?, experts(rows)?, aligned, flags);
+    Ok(Plan {
+        launch: variant.launch(tokens(rows)),
+        variant,
+    })
+}
+
+fn gradient(rows: &Operand, renormalise: bool) -> Result<Plan<RouterTopKGrad>, Unplanned> {
+    let aligned = aligned(&[rows]);
+    let variant = RouterTopKGrad::new(float(rows.dtype)?, experts(rows)?, aligned, renormalise);
+    Ok(Plan {
+        launch: variant.launch(tokens(rows)),
+        variant,
+    })
+}
+
+fn tokens(rows: &Operand) -> u64 {
+    rows.layout.shape()[0] as u64
+}
+
+fn experts(rows: &Operand) -> Result<u32, Unplanned> {
+    extent(FAMILY, "experts", rows.layout.shape()[1], i32::MAX as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::Dtype;
+
+    use super::*;
+    use crate::{DType, Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    /// Rows and biases that do not begin at a vector are read element by element.
+    #[test]
+    fn plans() {
+        let rows = operand(DType::F32, &[5, 64], 0);
+        let variant = |aligned| RouterTopK::new(Dtype::F32, 64, aligned, [true, false]);
+        for (offset, expected) in [(0, variant(true)), (4, variant(true)), (1, variant(false))] {
+            let bias = operand(DType::F32, &[64], offset);
+            assert_eq!(choice(&rows, Some(&bias), false).unwrap().variant, expected);
+        }
+        let none = operand(DType::BF16, &[0, 64], 0);
+        assert_eq!(choice(&none, None, true).unwrap().launch, None);
+        assert_eq!(gradient(&none, true).unwrap().launch, None);
+        let refused = gradient(&operand(DType::F64, &[1, 8], 0), true);
+        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+    }
+}

@@ -1,0 +1,188 @@
+//! Moving rows to the experts and back.
+
+use meshgrad_kernels::token_rows::{
+    CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments, TokenDots,
+    TokenDotsArguments,
+};
+
+use super::FAMILY;
+use crate::launch::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::{Result, Tensor, UninitTensor};
+
+/// Row r of `y` is the row of `x` whose slot is `order[r]`, times the weight of that slot where
+/// there are weights; zero from the last of the offsets on, of which there must be one.
+pub(crate) fn permute_tokens(
+    gpu: &Launcher<'_>,
+    x: &Tensor,
+    weights: Option<&Tensor>,
+    [order, offsets]: [&Tensor; 2],
+    top_k: usize,
+    y: &UninitTensor,
+) -> Result<()> {
+    let plan = permute(&Operand::of(x), y.shape()[0], top_k, weights.is_some());
+    let plan = gpu.planned(plan)?;
+    let last = offsets.elements().saturating_sub(1) as u64;
+    let arguments = PermuteTokensArguments {
+        x: gpu.ptr(x)?,
+        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        order: gpu.ptr(order)?,
+        end: gpu.ptr(offsets)? + 8 * last,
+        y: gpu.uninit_ptr(y)?,
+        rows: plan.rows,
+        top_k: plan.top_k,
+        features: plan.features,
+        faults: gpu.fault_site(plan.rows as usize),
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
+/// Row n of `out` is the sum of the rows of `y` that the slots of token n went to, times their
+/// weights where there are weights.
+pub(crate) fn collect_tokens(
+    gpu: &Launcher<'_>,
+    y: &Tensor,
+    weights: Option<&Tensor>,
+    place: &Tensor,
+    out: &UninitTensor,
+) -> Result<()> {
+    let places = Operand::of(place);
+    let plan = gpu.planned(collect(&Operand::of(y), &places, weights.is_some()))?;
+    let arguments = CollectTokensArguments {
+        y: gpu.ptr(y)?,
+        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        place: gpu.ptr(place)?,
+        out: gpu.uninit_ptr(out)?,
+        tokens: out.shape()[0] as u64,
+        rows: plan.rows,
+        top_k: plan.top_k,
+        features: plan.features,
+        faults: gpu.fault_site(plan.rows as usize),
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
+/// The dot products of the rows of `dout` with those of `y` that their slots went to.
+pub(crate) fn token_dots(
+    gpu: &Launcher<'_>,
+    [dout, y, place]: [&Tensor; 3],
+    dweights: &UninitTensor,
+) -> Result<()> {
+    let operands = [dout, y, place].map(Operand::of);
+    let plan = gpu.planned(dots(&operands))?;
+    let arguments = TokenDotsArguments {
+        dout: gpu.ptr(dout)?,
+        y: gpu.ptr(y)?,
+        place: gpu.ptr(place)?,
+        dweights: gpu.uninit_ptr(dweights)?,
+        slots: place.elements() as u32, // the plan has seen that they fit
+        rows: plan.rows,
+        top_k: plan.top_k,
+        features: plan.features,
+        faults: gpu.fault_site(plan.rows as usize),
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
+/// One kernel and what it is told of its operands.
+#[derive(Debug)]
+struct Moved<V> {
+    kernel: Plan<V>,
+    /// C.
+    rows: u32,
+    /// K.
+    top_k: u32,
+    /// H.
+    features: u32,
+}
+
+/// Slots and rows are counted by an i32.
+const MOST: u32 = i32::MAX as u32;
+
+fn permute(
+    x: &Operand,
+    rows: usize,
+    top_k: usize,
+    weighted: bool,
+) -> Result<Moved<PermuteTokens>, Unplanned> {
+    let features = features_of(x)?;
+    let rows = extent(FAMILY, "rows", rows, MOST)?;
+    let variant = PermuteTokens::new(float(x.dtype)?, features, aligned(&[x]), weighted);
+    Ok(Moved {
+        kernel: Plan {
+            launch: variant.launch(rows),
+            variant,
+        },
+        rows,
+        top_k: extent(FAMILY, "slots of a token", top_k, MOST)?,
+        features,
+    })
+}
+
+fn collect(
+    y: &Operand,
+    place: &Operand,
+    weighted: bool,
+) -> Result<Moved<CollectTokens>, Unplanned> {
+    let features = features_of(y)?;
+    let variant = CollectTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
+    let [tokens, top_k] = [place.layout.shape()[0], place.layout.shape()[1]];
+    Ok(Moved {
+        kernel: Plan {
+            launch: variant.launch(tokens as u64),
+            variant,
+        },
+        rows: extent(FAMILY, "rows", y.layout.shape()[0], MOST)?,
+        top_k: extent(FAMILY, "slots of a token", top_k, MOST)?,
+        features,
+    })
+}
+
+fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<TokenDots>, Unplanned> {
+    let features = features_of(y)?;
+    let slots = extent(FAMILY, "slots", place.layout.shape().elements(), MOST)?;
+    let variant = TokenDots::new(float(y.dtype)?, features, aligned(&[dout, y]));
+    Ok(Moved {
+        kernel: Plan {
+            launch: variant.launch(slots),
+            variant,
+        },
+        rows: extent(FAMILY, "rows", y.layout.shape()[0], MOST)?,
+        top_k: extent(FAMILY, "slots of a token", place.layout.shape()[1], MOST)?,
+        features,
+    })
+}
+
+fn features_of(matrix: &Operand) -> Result<u32, Unplanned> {
+    extent(FAMILY, "features", matrix.layout.shape()[1], MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    /// Rows that do not begin at a vector go element by element; nothing to move is no launch.
+    #[test]
+    fn plans() {
+        let variant = |offset| {
+            let x = operand(DType::BF16, &[6, 64], offset);
+            permute(&x, 12, 2, false).unwrap().kernel.variant
+        };
+        assert_eq!(variant(0), variant(8));
+        assert_ne!(variant(0), variant(1));
+
+        let (none, place) = (
+            operand(DType::F32, &[0, 8], 0),
+            operand(DType::I32, &[0, 2], 0),
+        );
+        assert_eq!(collect(&none, &place, true).unwrap().kernel.launch, None);
+        assert_eq!(dots(&[none, none, place]).unwrap().kernel.launch, None);
+        let refused = permute(&operand(DType::F64, &[1, 8], 0), 2, 2, true);
+        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+    }
+}

@@ -1,0 +1,152 @@
+//! Plans of the norm of heads and their rotation, and their launches. Heads and tables are read as they
+//! lie, as by [`rope`](super::rope).
+
+use meshgrad_kernels::norm_rope::{
+    NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
+    NormRopeGradWeightArguments,
+};
+use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
+
+use super::rope::{RotatedHeads, format, head_strides, is_aligned};
+use crate::core::params::rope::Angles;
+use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{DType, Result, Tensor, UninitTensor};
+
+/// y = rotated(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
+pub(crate) fn norm_rope(
+    gpu: &Launcher<'_>,
+    [x, w]: [&Tensor; 2],
+    angles: &Angles<'_>,
+    eps: f64,
+    [y, inv_rms]: [&UninitTensor; 2],
+) -> Result<()> {
+    let rotated = gpu.planned(rotated(x, angles))?;
+    let aligned = rotated.aligned && Operand::of(w).is_aligned();
+    let dtype = gpu.planned(float(x.dtype()))?;
+    let variant = NormRope::new(dtype, format(angles.style), &rotated.heads, aligned);
+    let arguments = NormRopeArguments {
+        x: gpu.ptr(x)?,
+        w: gpu.ptr(w)?,
+        cos: gpu.ptr(angles.cos)?,
+        sin: gpu.ptr(angles.sin)?,
+        y: gpu.uninit_ptr(y)?,
+        inv_rms: gpu.uninit_ptr(inv_rms)?,
+        heads: rotated.heads,
+        eps: eps as f32,
+        of_x: rotated.of_x,
+        of_tables: rotated.of_tables,
+    };
+    let launch = variant.launch(&rotated.heads);
+    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+}
+
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, head by head.
+pub(crate) fn norm_rope_grad_input(
+    gpu: &Launcher<'_>,
+    [dy, x, w, inv_rms]: [&Tensor; 4],
+    angles: &Angles<'_>,
+    dx: &UninitTensor,
+) -> Result<()> {
+    let rotated = gpu.planned(rotated(x, angles))?;
+    let dy_aligned = gpu.planned(is_aligned(&Operand::of(dy)))?;
+    let aligned = rotated.aligned && dy_aligned && Operand::of(w).is_aligned();
+    let dtype = gpu.planned(float(x.dtype()))?;
+    let variant = NormRopeGradInput::new(dtype, format(angles.style), &rotated.heads, aligned);
+    let arguments = NormRopeGradInputArguments {
+        dy: gpu.ptr(dy)?,
+        x: gpu.ptr(x)?,
+        w: gpu.ptr(w)?,
+        inv_rms: gpu.ptr(inv_rms)?,
+        cos: gpu.ptr(angles.cos)?,
+        sin: gpu.ptr(angles.sin)?,
+        dx: gpu.uninit_ptr(dx)?,
+        heads: rotated.heads,
+        of_heads: [head_strides(&Operand::of(dy)), rotated.of_x],
+        of_tables: rotated.of_tables,
+    };
+    let launch = variant.launch(&rotated.heads);
+    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+}
+
+/// What the gradient of the weight asks of a GPU.
+#[derive(Debug)]
+pub(crate) struct GradWeight {
+    partials: Plan<NormRopeGradWeight>,
+    sum: Plan<SumPartials>,
+    rotated: RotatedHeads,
+    /// Partial sums of each feature.
+    lines: u64,
+}
+
+impl GradWeight {
+    /// The gradient from `dy` and `x`, added to what is there unless that is `empty`.
+    pub(crate) fn plan(
+        [dy, x]: [&Tensor; 2],
+        angles: &Angles<'_>,
+        empty: bool,
+    ) -> Result<GradWeight, Unplanned> {
+        let rotated = rotated(x, angles)?;
+        let aligned = rotated.aligned && is_aligned(&Operand::of(dy))?;
+        let (dtype, heads) = (float(x.dtype())?, &rotated.heads);
+        let partials = NormRopeGradWeight::new(dtype, format(angles.style), heads, aligned);
+        let sum = SumPartials::new(!empty);
+        let rows = u64::from(heads.rows);
+        Ok(GradWeight {
+            partials: Plan {
+                launch: partials.launch(heads),
+                variant: partials,
+            },
+            sum: Plan {
+                launch: sum.launch(heads.features),
+                variant: sum,
+            },
+            lines: rows.div_ceil(rows_per_partial(rows)),
+            rotated,
+        })
+    }
+
+    /// The elements and dtype of the memory that it needs beside its operands.
+    pub(crate) fn workspace(&self) -> (usize, DType) {
+        let features = self.rotated.heads.features as usize;
+        (self.lines as usize * features, DType::F32)
+    }
+}
+
+/// dw = sum over heads of dz x inv_rms, added to `dw` unless that is `empty`: blocks of heads into
+/// `workspace`, which is as large as the plan says, and those in order.
+pub(crate) fn norm_rope_grad_weight(
+    gpu: &Launcher<'_>,
+    plan: &GradWeight,
+    [dy, x, inv_rms]: [&Tensor; 3],
+    angles: &Angles<'_>,
+    workspace: &UninitTensor,
+    dw: &Tensor,
+) -> Result<()> {
+    let partials = gpu.uninit_ptr(workspace)?;
+    let rotated = &plan.rotated;
+    let arguments = NormRopeGradWeightArguments {
+        dy: gpu.ptr(dy)?,
+        x: gpu.ptr(x)?,
+        inv_rms: gpu.ptr(inv_rms)?,
+        cos: gpu.ptr(angles.cos)?,
+        sin: gpu.ptr(angles.sin)?,
+        partials,
+        heads: rotated.heads,
+        of_heads: [head_strides(&Operand::of(dy)), rotated.of_x],
+        of_tables: rotated.of_tables,
+    };
+    let to = gpu.mut_ptr(dw)?;
+    gpu.run(&plan.partials, &arguments.arguments())?;
+
+    let arguments = SumPartialsArguments {
+        partials,
+        to,
+        rows: plan.lines,
+        features: rotated.heads.features,
+    };
+    gpu.run(&plan.sum, &arguments.arguments())
+}
+
+fn rotated(x: &Tensor, angles: &Angles<'_>) -> Result<RotatedHeads, Unplanned> {
+    RotatedHeads::new(&Operand::of(x), [angles.cos, angles.sin].map(Operand::of))
+}

@@ -1,0 +1,93 @@
+//! Plans of random values and dropout, and their launches.
+
+use meshgrad_kernels::random::{Distribution, Random, RandomArguments, RandomWalk, Values};
+
+use super::elementwise::Target;
+use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::{DType, Key, Layout, Result, Tensor};
+
+/// y\[i\] of the random word that `key` has for element i, whose global index is its place in
+/// `places`; and of x\[i\] for dropout, which has an operand.
+pub(crate) fn draw(
+    gpu: &Launcher<'_>,
+    (key, places): (Key, &Layout),
+    values: Values,
+    x: Option<&Tensor>,
+    y: &Target,
+) -> Result<()> {
+    let drawn = plan(values.distribution(), places, x.map(Operand::of), y.operand);
+    let drawn = gpu.planned(drawn)?;
+    let arguments = RandomArguments {
+        operand: x.map_or(Ok(0), |x| gpu.ptr(x))?,
+        result: y.address,
+        key: key.words(),
+        values,
+        walk: &drawn.walk,
+    };
+    gpu.run(&drawn.kernel, &arguments.arguments(&drawn.kernel.variant))
+}
+
+/// What drawing asks of a GPU.
+struct Drawn {
+    kernel: Plan<Random>,
+    walk: RandomWalk,
+}
+
+fn plan(
+    distribution: Distribution,
+    places: &Layout,
+    x: Option<Operand>,
+    y: Operand,
+) -> Result<Drawn, Unplanned> {
+    let dtype = match distribution {
+        Distribution::Mask => float(DType::F32)?,
+        _ => float(y.dtype)?,
+    };
+    let walk = RandomWalk::new(
+        y.layout.shape(),
+        y.layout.strides(),
+        (places.offset() as u64, places.strides()),
+        x.as_ref().map(|x| x.layout.strides()),
+    )?;
+    let aligned = y.is_aligned() && x.as_ref().is_none_or(Operand::is_aligned);
+    let variant = Random::new(distribution, dtype, walk.form(aligned));
+    Ok(Drawn {
+        kernel: Plan {
+            launch: variant.launch(y.layout.shape().elements() as u64),
+            variant,
+        },
+        walk,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::elementwise::Layout as Form;
+
+    use super::*;
+    use crate::Region;
+
+    fn form(region: &Region, offset: usize) -> Form {
+        let key = Key::new(0).within(region);
+        let places = key.places("test", region.shape()).unwrap();
+        let y = Operand {
+            dtype: DType::BF16,
+            layout: Layout::contiguous(*region.shape(), offset),
+        };
+        let drawn = plan(Distribution::Normal, &places, None, y).unwrap();
+        drawn.kernel.variant.layout()
+    }
+
+    /// Rows of a matrix are blocks where they begin with one; columns are a walk.
+    #[test]
+    fn regions_choose_the_form() {
+        let whole = Region::whole(&[8, 12]).unwrap();
+        let (dims, wide) = (1, false);
+        assert_eq!(form(&whole.slice(0, 2..7).unwrap(), 8), Form::Contiguous);
+        assert_eq!(form(&whole, 1), Form::Strided { dims, wide });
+        let odd = Region::whole(&[8, 13]).unwrap().slice(0, 3..5).unwrap();
+        assert_eq!(form(&odd, 0), Form::Strided { dims, wide });
+        let columns = whole.slice(1, 4..8).unwrap();
+        assert_eq!(form(&columns, 0), Form::Strided { dims: 2, wide });
+    }
+}

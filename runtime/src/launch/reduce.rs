@@ -1,0 +1,252 @@
+//! Plans of sums and extremes over any dims, and their launches.
+
+use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
+use meshgrad_kernels::{Dtype, Error as KernelError, merge::Merge};
+
+use super::copies::contiguous_copy;
+use crate::core::shape::MAX_DIMS;
+use crate::launch::{Operand, Plan, Unplanned, float};
+use crate::{Call, DType, Layout, Result, Tensor, UninitTensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "reduce";
+
+/// How elements are merged into one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) merge: Merge,
+    /// What results are multiplied by before they are rounded.
+    pub(crate) scale: f32,
+}
+
+/// y = x merged over the dims `reduced`, pass by pass. What lies between passes is in workspaces,
+/// each of which is given back when the next pass has been launched.
+pub(crate) fn reduce(
+    call: &Call,
+    x: &Tensor,
+    reduced: &[usize],
+    how: How,
+    y: &UninitTensor,
+) -> Result<()> {
+    let x = match in_memory_order(x.layout(), reduced) {
+        Some(_) => x.clone(),
+        None => contiguous_copy(x)?,
+    };
+    call.launch(|gpu| {
+        let runs = in_memory_order(x.layout(), reduced).unwrap_or_default();
+        let mut from = (gpu.ptr(&x)?, Operand::of(&x));
+        let mut held: Option<UninitTensor> = None;
+        for step in passes(runs) {
+            let workspace = match step.last {
+                true => None,
+                false => Some(call.workspace(step.results(), DType::F32)?),
+            };
+            let to = workspace.as_ref().unwrap_or(y);
+            let scale = if step.last { how.scale } else { 1.0 };
+            let plan = gpu.planned(step.plan(how.merge, &from.1, to.dtype()))?;
+            let arguments = ReduceArguments {
+                x: from.0,
+                y: gpu.uninit_ptr(to)?,
+                extents: step.extents,
+                scale,
+            };
+            gpu.run(&plan, &arguments.arguments())?;
+            from = (arguments.y, Operand::fresh(to));
+            held = workspace.or(held);
+        }
+        Ok(())
+    })
+}
+
+/// Neighbouring dims that are all reduced, or all kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Run {
+    extent: u64,
+    reduced: bool,
+}
+
+/// Runs, outermost first.
+type Runs = Vec<Run>;
+
+/// The runs of a tensor without gaps as it lies in memory; `None` where it has gaps or repeats
+/// elements, and where the dims that are kept lie in another order than in the result.
+fn in_memory_order(layout: &Layout, reduced: &[usize]) -> Option<Runs> {
+    let (shape, strides) = (layout.shape(), layout.strides());
+    let run = |dim: usize| Run {
+        extent: shape[dim] as u64,
+        reduced: reduced.contains(&dim),
+    };
+    if shape.elements() == 0 {
+        return Some(merged((0..shape.len()).map(run)));
+    }
+
+    let mut order = [0; MAX_DIMS];
+    let order = &mut order[..shape.len()];
+    order.iter_mut().enumerate().for_each(|(at, dim)| *dim = at);
+    order.sort_by_key(|dim| std::cmp::Reverse(strides[*dim]));
+
+    let mut inner = 1;
+    let mut outermost_kept = usize::MAX;
+    for &dim in order.iter().rev().filter(|dim| shape[**dim] != 1) {
+        let kept = !reduced.contains(&dim);
+        if strides[dim] != inner || (kept && dim > outermost_kept) {
+            return None;
+        }
+        inner *= shape[dim] as isize;
+        if kept {
+            outermost_kept = dim;
+        }
+    }
+    Some(merged(order.iter().map(|dim| run(*dim))))
+}
+
+/// Neighbours of one kind as one run; extents of 1 are none.
+fn merged(runs: impl Iterator<Item = Run>) -> Runs {
+    let mut merged = Runs::with_capacity(MAX_DIMS);
+    for run in runs.filter(|run| run.extent != 1) {
+        match merged.last_mut() {
+            Some(last) if last.reduced == run.reduced => last.extent *= run.extent,
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// One kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pass {
+    extents: Extents,
+    last: bool,
+}
+
+impl Pass {
+    /// Elements that it makes.
+    fn results(&self) -> usize {
+        (self.extents.outer * self.extents.chunks() * self.extents.inner) as usize
+    }
+
+    fn plan(&self, merge: Merge, x: &Operand, to: DType) -> Result<Plan<Reduce>, Unplanned> {
+        if let Some((what, value, most)) = self.extents.too_large() {
+            return Err(Unplanned::Refused(KernelError::Extent {
+                kernel: FAMILY,
+                what,
+                value: value as usize,
+                least: 0,
+                most: most as usize,
+            }));
+        }
+        let (from, to): (Dtype, Dtype) = (float(x.dtype)?, float(to)?);
+        let variant = Reduce::new(merge, from, to, self.extents, x.is_aligned());
+        Ok(Plan {
+            launch: variant.launch(self.extents),
+            variant,
+        })
+    }
+}
+
+/// The passes that merge all reduced runs away: the largest first, so that little is left for the
+/// others.
+fn passes(runs: Runs) -> Vec<Pass> {
+    let mut runs = runs;
+    let mut passes = Vec::new();
+    let product = |runs: &[Run]| runs.iter().map(|run| run.extent).product();
+    loop {
+        let reduced = runs.iter().enumerate().filter(|(_, run)| run.reduced);
+        let Some((at, run)) = reduced.max_by_key(|(_, run)| run.extent) else {
+            break;
+        };
+        let extents = Extents {
+            outer: product(&runs[..at]),
+            reduced: run.extent,
+            inner: product(&runs[at + 1..]),
+        };
+        let chunks = extents.chunks();
+        match chunks {
+            1 => drop(runs.remove(at)),
+            _ => runs[at].extent = chunks,
+        }
+        let last = !runs.iter().any(|run| run.reduced);
+        passes.push(Pass { extents, last });
+    }
+    if passes.is_empty() {
+        // Nothing is merged: a copy.
+        let extents = Extents {
+            outer: 1,
+            reduced: 1,
+            inner: product(&runs),
+        };
+        passes.push(Pass {
+            extents,
+            last: true,
+        });
+    }
+    passes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Shape;
+
+    fn layout(shape: &[usize]) -> Layout {
+        Layout::contiguous(Shape::new(shape).unwrap(), 0)
+    }
+
+    fn run(extent: u64, reduced: bool) -> Run {
+        Run { extent, reduced }
+    }
+
+    fn extents(shape: &[usize], reduced: &[usize]) -> Vec<[u64; 3]> {
+        let runs = in_memory_order(&layout(shape), reduced).unwrap();
+        let passes = passes(runs);
+        assert!(passes.split_last().unwrap().1.iter().all(|pass| !pass.last));
+        let extents = |pass: &Pass| {
+            let Extents {
+                outer,
+                reduced,
+                inner,
+            } = pass.extents;
+            [outer, reduced, inner]
+        };
+        passes.iter().map(extents).collect()
+    }
+
+    #[test]
+    fn neighbouring_dims_are_one_pass() {
+        assert_eq!(extents(&[2, 3, 4, 5], &[2, 3]), [[6, 20, 1]]);
+        assert_eq!(extents(&[2, 3, 4, 5], &[0, 1]), [[1, 6, 20]]);
+        assert_eq!(extents(&[2, 3, 4, 5], &[1]), [[2, 3, 20]]);
+        assert_eq!(extents(&[2, 3, 1, 5], &[0, 2]), [[1, 2, 15]]);
+        assert_eq!(extents(&[2, 3], &[]), [[1, 1, 6]]);
+        assert_eq!(extents(&[], &[]), [[1, 1, 1]]);
+        assert_eq!(extents(&[2, 0], &[1]), [[2, 0, 1]]);
+    }
+
+    /// The larger one first; and long ones in chunks, of which another pass makes one.
+    #[test]
+    fn more_passes() {
+        assert_eq!(extents(&[2, 3, 5], &[0, 2]), [[6, 5, 1], [1, 2, 3]]);
+        assert_eq!(extents(&[7, 3, 5], &[0, 2]), [[1, 7, 15], [3, 5, 1]]);
+        let chunked = extents(&[1 << 20], &[0]);
+        assert_eq!(chunked, [[1, 1 << 20, 1], [1, 128, 1]]);
+        let columns = extents(&[4096, 64], &[0]);
+        assert_eq!(columns, [[1, 4096, 64], [1, 64, 64]]);
+    }
+
+    /// A permuted tensor is read as it lies, where that gives the results in their order.
+    #[test]
+    fn memory_order() {
+        let turned = layout(&[4, 6]).transpose(0, 1).unwrap();
+        let rows = in_memory_order(&turned, &[0]).unwrap();
+        assert_eq!(rows, [run(4, false), run(6, true)]);
+        let columns = in_memory_order(&turned, &[1]).unwrap();
+        assert_eq!(columns, [run(4, true), run(6, false)]);
+
+        let turned = layout(&[4, 6, 5]).transpose(0, 1).unwrap();
+        assert_eq!(in_memory_order(&turned, &[2]), None);
+        let gaps = layout(&[4, 6]).slice(1, 0..3).unwrap();
+        assert_eq!(in_memory_order(&gaps, &[0]), None);
+        let repeated = layout(&[1, 6]).broadcast_to(&[4, 6]).unwrap();
+        assert_eq!(in_memory_order(&repeated, &[0]), None);
+    }
+}

@@ -1,0 +1,198 @@
+//! Plans of the rotary positions, and their launches.
+//!
+//! Heads may be a view, as the queries of a product that holds keys and values too, and tables may
+//! be one for all sequences: both are read as they lie, if features and angles lie side by side.
+
+use meshgrad_kernels::rope::{
+    Direction, HeadStrides, Heads, PositionFormat, Rope, RopeArguments, RopeTables,
+    RopeTablesArguments, Style, TableStrides,
+};
+
+use crate::core::params::rope::RopeStyle;
+use crate::core::params::rope::Rotation;
+use crate::launch::{Launcher, MOST, Operand, Plan, Unplanned, extent, float};
+use crate::{DType, Result, Tensor, UninitTensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "rope";
+
+/// cos and sin of position * inv_freq, times `factor`; positions and frequencies are contiguous.
+pub(crate) fn tables(
+    gpu: &Launcher<'_>,
+    [positions, inv_freq]: [&Tensor; 2],
+    factor: f64,
+    [cos, sin]: [&UninitTensor; 2],
+) -> Result<()> {
+    let plan = tables_plan(positions.dtype(), positions.elements(), inv_freq.elements());
+    let (plan, elements, pairs) = gpu.planned(plan)?;
+    let arguments = RopeTablesArguments {
+        positions: gpu.ptr(positions)?,
+        inv_freq: gpu.ptr(inv_freq)?,
+        cos: gpu.uninit_ptr(cos)?,
+        sin: gpu.uninit_ptr(sin)?,
+        elements,
+        pairs,
+        factor,
+    };
+    gpu.run(&plan, &arguments.arguments())
+}
+
+/// Rotates the pairs of every head of `x` [b, t, n, d] by tables [b, t, h].
+pub(crate) fn rope(
+    gpu: &Launcher<'_>,
+    x: &Tensor,
+    [cos, sin]: [&Tensor; 2],
+    style: RopeStyle,
+    rotation: Rotation,
+    y: &UninitTensor,
+) -> Result<()> {
+    let direction = match rotation {
+        Rotation::Forward => Direction::Forward,
+        Rotation::Inverse => Direction::Back,
+    };
+    let rotated = RotatedHeads::new(&Operand::of(x), [cos, sin].map(Operand::of));
+    let rotated = gpu.planned(rotated)?;
+    let dtype = gpu.planned(float(x.dtype()))?;
+    let (heads, aligned) = (&rotated.heads, rotated.aligned);
+    let variant = Rope::new(dtype, format(style), direction, heads, aligned);
+    let arguments = RopeArguments {
+        x: gpu.ptr(x)?,
+        cos: gpu.ptr(cos)?,
+        sin: gpu.ptr(sin)?,
+        y: gpu.uninit_ptr(y)?,
+        heads: rotated.heads,
+        of_x: rotated.of_x,
+        of_cos: rotated.of_tables[0],
+        of_sin: rotated.of_tables[1],
+    };
+    let launch = variant.launch(heads);
+    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+}
+
+/// How kernels know a style.
+pub(super) fn format(style: RopeStyle) -> Style {
+    match style {
+        RopeStyle::Half => Style::Half,
+        RopeStyle::Interleaved => Style::Interleaved,
+    }
+}
+
+/// Heads and the tables that rotate them, as kernels take them.
+#[derive(Debug)]
+pub(super) struct RotatedHeads {
+    pub(super) heads: Heads,
+    pub(super) of_x: HeadStrides,
+    pub(super) of_tables: [TableStrides; 2],
+    /// Whether all heads and all rows of tables begin at multiples of 16 bytes.
+    pub(super) aligned: bool,
+}
+
+impl RotatedHeads {
+    /// `x` [b, t, n, d] and two tables [b, t, h], their last dims dense.
+    pub(super) fn new(x: &Operand, tables: [Operand; 2]) -> Result<RotatedHeads, Unplanned> {
+        let shape = x.layout.shape();
+        let rows: usize = shape[..3].iter().product();
+        let heads = Heads {
+            rows: extent(FAMILY, "heads", rows, Heads::MAX_ROWS)?,
+            positions: extent(FAMILY, "positions", shape[1], MOST)?,
+            heads: extent(FAMILY, "heads of a position", shape[2], MOST)?,
+            features: extent(FAMILY, "features", shape[3], MOST)?,
+            pairs: extent(FAMILY, "pairs", tables[0].layout.shape()[2], MOST)?,
+        };
+        let of_x = head_strides(x);
+        let of_tables = tables.map(|table| {
+            let [batch, position] = [0, 1].map(|dim| stride(&table, dim));
+            TableStrides { batch, position }
+        });
+        let aligned = is_aligned(x)?
+            && tables.iter().all(Operand::is_aligned)
+            && of_tables.iter().all(TableStrides::keep_alignment);
+        Ok(RotatedHeads {
+            heads,
+            of_x,
+            of_tables,
+            aligned,
+        })
+    }
+}
+
+/// The strides of [b, t, n, d].
+pub(super) fn head_strides(x: &Operand) -> HeadStrides {
+    let [batch, position, head] = [0, 1, 2].map(|dim| stride(x, dim));
+    HeadStrides {
+        batch,
+        position,
+        head,
+    }
+}
+
+/// Whether all heads of [b, t, n, d] begin at multiples of 16 bytes.
+pub(super) fn is_aligned(x: &Operand) -> Result<bool, Unplanned> {
+    Ok(x.is_aligned() && head_strides(x).keep_alignment(float(x.dtype)?))
+}
+
+/// The stride of a dim; 0 where that is of one index, which no stride moves.
+fn stride(x: &Operand, dim: usize) -> i64 {
+    match x.layout.shape()[dim] {
+        0 | 1 => 0,
+        _ => x.layout.strides()[dim] as i64,
+    }
+}
+
+/// The kernel of the tables, their elements and the pairs of a position.
+fn tables_plan(
+    dtype: DType,
+    positions: usize,
+    pairs: usize,
+) -> Result<(Plan<RopeTables>, u32, u32), Unplanned> {
+    let format = match dtype {
+        DType::I64 => PositionFormat::I64,
+        DType::I32 => PositionFormat::I32,
+        DType::U32 => PositionFormat::U32,
+        other => return Err(Unplanned::DType(other)),
+    };
+    let elements = positions.saturating_mul(pairs);
+    let elements = extent(FAMILY, "angles", elements, RopeTables::MAX_ELEMENTS)?;
+    let pairs = extent(FAMILY, "pairs", pairs, MOST)?;
+    let variant = RopeTables::new(format);
+    let launch = variant.launch(elements);
+    Ok((Plan { variant, launch }, elements, pairs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    /// Queries among keys and values, and a table for all sequences.
+    #[test]
+    fn views_are_read_as_they_lie() {
+        let mut x = operand(DType::BF16, &[2, 3, 6, 64], 0);
+        x.layout = x.layout.slice(2, 2..4).unwrap();
+        let mut table = operand(DType::F32, &[1, 3, 32], 0);
+        table.layout = table.layout.broadcast_to(&[2, 3, 32]).unwrap();
+        let rotated = RotatedHeads::new(&x, [table, table]).unwrap();
+        assert!(rotated.aligned);
+        assert_eq!((rotated.heads.rows, rotated.heads.heads), (12, 2));
+        assert_eq!(rotated.of_x.position, 6 * 64);
+        assert_eq!(rotated.of_tables[0].batch, 0);
+        assert_eq!(rotated.of_tables[1].position, 32);
+
+        let odd = operand(DType::BF16, &[2, 3, 2, 64], 1);
+        assert!(!RotatedHeads::new(&odd, [table, table]).unwrap().aligned);
+    }
+
+    #[test]
+    fn what_32_bits_do_not_count_is_refused() {
+        let refused = tables_plan(DType::I64, 1 << 20, 1 << 13).err();
+        assert!(matches!(refused, Some(Unplanned::Refused(_))));
+        let refused = tables_plan(DType::F32, 4, 4).err();
+        assert_eq!(refused, Some(Unplanned::DType(DType::F32)));
+        assert_eq!(tables_plan(DType::I32, 0, 4).unwrap().0.launch, None);
+    }
+}

@@ -1,0 +1,117 @@
+//! Plans of softmax, of its logarithm and of their gradients, and their launches. Operands are
+//! contiguous.
+
+pub(crate) use meshgrad_kernels::softmax::Function;
+use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
+
+use crate::launch::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::{Result, Tensor, UninitTensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "softmax";
+
+/// y = softmax(x) or its logarithm, row by row.
+pub(crate) fn softmax(
+    gpu: &Launcher<'_>,
+    function: Function,
+    x: &Tensor,
+    y: &UninitTensor,
+) -> Result<()> {
+    let plan = gpu.planned(forward(function, &Operand::of(x)))?;
+    let arguments = SoftmaxArguments {
+        x: gpu.ptr(x)?,
+        y: gpu.uninit_ptr(y)?,
+        rows: plan.rows,
+        features: plan.features,
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
+/// dx from the result y and dy, row by row.
+pub(crate) fn softmax_grad(
+    gpu: &Launcher<'_>,
+    function: Function,
+    [y, dy]: [&Tensor; 2],
+    dx: &UninitTensor,
+) -> Result<()> {
+    let plan = gpu.planned(gradient(function, &[y, dy].map(Operand::of)))?;
+    let arguments = SoftmaxGradArguments {
+        y: gpu.ptr(y)?,
+        dy: gpu.ptr(dy)?,
+        dx: gpu.uninit_ptr(dx)?,
+        rows: plan.rows,
+        features: plan.features,
+    };
+    gpu.run(&plan.kernel, &arguments.arguments())
+}
+
+fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, Unplanned> {
+    let (rows, features) = rows_of(x)?;
+    let variant = Softmax::new(function, float(x.dtype)?, features as usize, aligned(&[x]));
+    Ok(Rows {
+        kernel: Plan {
+            launch: variant.launch(rows),
+            variant,
+        },
+        rows,
+        features,
+    })
+}
+
+fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGrad>, Unplanned> {
+    let (rows, features) = rows_of(y)?;
+    let aligned = aligned(&[y, dy]);
+    let variant = SoftmaxGrad::new(function, float(y.dtype)?, features as usize, aligned);
+    Ok(Rows {
+        kernel: Plan {
+            launch: variant.launch(rows),
+            variant,
+        },
+        rows,
+        features,
+    })
+}
+
+/// Rows that have elements, and their features.
+fn rows_of(x: &Operand) -> Result<(u64, u32), Unplanned> {
+    let shape = x.layout.shape();
+    let features = shape.last().copied().unwrap_or(1);
+    let rows = shape.elements().checked_div(features).unwrap_or(0);
+    let features = extent(FAMILY, "features", features, MOST)?;
+    Ok((rows as u64, features))
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_kernels::Dtype;
+
+    use super::*;
+    use crate::{DType, Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
+        Operand { dtype, layout }
+    }
+
+    #[test]
+    fn unaligned_rows_take_the_kernel_that_loops() {
+        let aligned = operand(DType::F32, &[6, 64], 0);
+        let variant = |offset| {
+            let y = operand(DType::F32, &[6, 64], offset);
+            let plan = gradient(Function::Softmax, &[aligned, y]).unwrap();
+            plan.kernel.variant
+        };
+        let expected = |aligned| SoftmaxGrad::new(Function::Softmax, Dtype::F32, 64, aligned);
+        assert_eq!((variant(0), variant(1)), (expected(true), expected(false)));
+    }
+
+    #[test]
+    fn nothing_is_no_launch_and_f64_is_no_plan() {
+        for shape in [[0, 8], [8, 0]] {
+            let plan = forward(Function::LogSoftmax, &operand(DType::BF16, &shape, 0)).unwrap();
+            assert_eq!(plan.kernel.launch, None);
+        }
+        let refused = forward(Function::Softmax, &operand(DType::F64, &[2, 3], 0));
+        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+    }
+}

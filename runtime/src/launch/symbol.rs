@@ -1,0 +1,364 @@
+//! Writing an elementwise function down by running it once on symbols, as the [`Expression`] that a
+//! kernel is made of.
+//!
+//! Constants become scalars that are given at launch, so that another constant is not another
+//! kernel. The steps that a run on symbols takes are the key by which its expression is kept: after
+//! the first time a function is written down without heap memory.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use meshgrad_kernels::Error;
+use meshgrad_kernels::expression::{Binary, Comparison, Expression, Node, Unary};
+
+use crate::{Function, Number};
+
+/// The most steps of a function.
+const MAX_STEPS: usize = 24;
+/// The most constants of a function, 0 and 1 aside.
+const MAX_CONSTANTS: usize = 4;
+
+/// The constants of a function, which its expression reads as scalars.
+pub(crate) type Constants = [f32; MAX_CONSTANTS];
+
+/// A number that is not known yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Symbol(Value);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Value {
+    Zero,
+    One,
+    Operand(u8),
+    Constant(u8),
+    Step(u8),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Step {
+    Unary(Unary, Value),
+    Binary(Binary, Value, Value),
+    /// The third where the comparison of the first two holds, else the fourth.
+    Choose(Comparison, [Value; 4]),
+}
+
+/// A function, step by step.
+#[derive(Clone, Copy)]
+struct Steps {
+    steps: [Step; MAX_STEPS],
+    len: usize,
+    result: Value,
+}
+
+impl Steps {
+    const NONE: Steps = Steps {
+        steps: [Step::Unary(Unary::Neg, Value::Zero); MAX_STEPS],
+        len: 0,
+        result: Value::Zero,
+    };
+
+    fn taken(&self) -> &[Step] {
+        &self.steps[..self.len]
+    }
+
+    fn expression(&self) -> Expression {
+        let mut results: Vec<Expression> = Vec::with_capacity(self.len);
+        for step in self.taken() {
+            let of = |value: Value| value.expression(&results);
+            let result = match *step {
+                Step::Unary(function, x) => Node::Unary(function, of(x)),
+                Step::Binary(function, a, b) => Node::Binary(function, of(a), of(b)),
+                Step::Choose(comparison, [a, b, then, otherwise]) => {
+                    let holds = Node::Compare(comparison, of(a), of(b));
+                    Node::Select(holds.into(), of(then), of(otherwise))
+                }
+            };
+            results.push(result.into());
+        }
+        self.result.expression(&results)
+    }
+}
+
+impl PartialEq for Steps {
+    fn eq(&self, other: &Steps) -> bool {
+        self.taken() == other.taken() && self.result == other.result
+    }
+}
+
+impl Eq for Steps {}
+
+impl Hash for Steps {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.taken().hash(state);
+        self.result.hash(state);
+    }
+}
+
+impl Value {
+    fn expression(self, results: &[Expression]) -> Expression {
+        match self {
+            Value::Zero => Expression::constant(0.0),
+            Value::One => Expression::constant(1.0),
+            Value::Operand(at) => Expression::operand(at),
+            Value::Constant(at) => Expression::scalar(at),
+            Value::Step(at) => results[usize::from(at)].clone(),
+        }
+    }
+}
+
+struct Recorder {
+    steps: Steps,
+    constants: Constants,
+    constants_len: usize,
+    /// What there was too much of.
+    refused: Option<Error>,
+}
+
+impl Recorder {
+    fn refuse(&mut self, what: &'static str, limit: usize) -> Symbol {
+        self.refused = Some(Error::TooMany {
+            kernel: "elementwise",
+            what,
+            count: limit + 1,
+            limit,
+        });
+        Symbol(Value::Zero)
+    }
+}
+
+thread_local! {
+    static RECORDER: RefCell<Recorder> = const {
+        RefCell::new(Recorder {
+            steps: Steps::NONE,
+            constants: [0.0; MAX_CONSTANTS],
+            constants_len: 0,
+            refused: None,
+        })
+    };
+
+    static WRITTEN: RefCell<HashMap<Steps, Expression>> = RefCell::default();
+}
+
+/// Writes `f` down: its expression, and the constants that this reads as scalars.
+///
+/// # Errors
+/// [`Error::TooMany`] for a function of more than [`MAX_STEPS`] steps or [`MAX_CONSTANTS`]
+/// constants.
+pub(crate) fn write_down<const N: usize>(
+    f: &impl Function<N>,
+) -> Result<(Expression, Constants), Error> {
+    RECORDER.with_borrow_mut(|recorder| {
+        (recorder.steps.len, recorder.constants_len) = (0, 0);
+        recorder.refused = None;
+    });
+    let operands = std::array::from_fn(|at| Symbol(Value::Operand(at as u8)));
+    let Symbol(result) = f.value(operands);
+
+    RECORDER.with_borrow_mut(|recorder| {
+        if let Some(refused) = recorder.refused.take() {
+            return Err(refused);
+        }
+        recorder.steps.result = result;
+        let steps = &recorder.steps;
+        let expression = WRITTEN.with_borrow_mut(|written| match written.get(steps) {
+            Some(expression) => expression.clone(),
+            None => written
+                .entry(*steps)
+                .or_insert_with_key(Steps::expression)
+                .clone(),
+        });
+        Ok((expression, recorder.constants))
+    })
+}
+
+fn take(step: Step) -> Symbol {
+    RECORDER.with_borrow_mut(|recorder| {
+        let steps = &mut recorder.steps;
+        if steps.len == MAX_STEPS {
+            return recorder.refuse("steps", MAX_STEPS);
+        }
+        steps.steps[steps.len] = step;
+        steps.len += 1;
+        Symbol(Value::Step((steps.len - 1) as u8))
+    })
+}
+
+macro_rules! binary_operators {
+    ($($operator:ident $function:ident),+) => {
+        $(
+            impl $operator for Symbol {
+                type Output = Symbol;
+
+                fn $function(self, other: Symbol) -> Symbol {
+                    take(Step::Binary(Binary::$operator, self.0, other.0))
+                }
+            }
+        )+
+    };
+}
+
+binary_operators!(Add add, Sub sub, Mul mul, Div div);
+
+impl Neg for Symbol {
+    type Output = Symbol;
+
+    fn neg(self) -> Symbol {
+        take(Step::Unary(Unary::Neg, self.0))
+    }
+}
+
+macro_rules! functions {
+    ($($function:ident $name:ident),+) => {
+        $(
+            fn $function(self) -> Symbol {
+                take(Step::Unary(Unary::$name, self.0))
+            }
+        )+
+    };
+}
+
+macro_rules! choices {
+    ($($function:ident $comparison:ident),+) => {
+        $(
+            fn $function(self, other: Symbol, then: Symbol, otherwise: Symbol) -> Symbol {
+                let values = [self.0, other.0, then.0, otherwise.0];
+                take(Step::Choose(Comparison::$comparison, values))
+            }
+        )+
+    };
+}
+
+impl Number for Symbol {
+    const ZERO: Symbol = Symbol(Value::Zero);
+    const ONE: Symbol = Symbol(Value::One);
+
+    fn constant(x: f64) -> Symbol {
+        RECORDER.with_borrow_mut(|recorder| {
+            let at = recorder.constants_len;
+            if at == MAX_CONSTANTS {
+                return recorder.refuse("constants", MAX_CONSTANTS);
+            }
+            recorder.constants[at] = x as f32;
+            recorder.constants_len += 1;
+            Symbol(Value::Constant(at as u8))
+        })
+    }
+
+    functions!(
+        sqrt Sqrt, abs Abs, exp Exp, ln Ln, sin Sin, cos Cos, tanh Tanh, sigmoid Sigmoid
+    );
+    choices!(if_lt Lt, if_le Le, if_eq Eq);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computes an expression as a kernel would.
+    fn evaluate(expression: &Expression, scalars: &Constants, operands: &[f32]) -> f32 {
+        let of = |expression: &Expression| evaluate(expression, scalars, operands);
+        match expression.node() {
+            Node::Operand(at) => operands[usize::from(*at)],
+            Node::Constant(bits) => f32::from_bits(*bits),
+            Node::Scalar(at) => scalars[usize::from(*at)],
+            Node::Unary(function, x) => unary(*function, of(x)),
+            Node::Binary(Binary::Add, a, b) => of(a) + of(b),
+            Node::Binary(Binary::Sub, a, b) => of(a) - of(b),
+            Node::Binary(Binary::Mul, a, b) => of(a) * of(b),
+            Node::Binary(Binary::Div, a, b) => of(a) / of(b),
+            Node::Compare(Comparison::Lt, a, b) => f32::from(of(a) < of(b)),
+            Node::Compare(Comparison::Le, a, b) => f32::from(of(a) <= of(b)),
+            Node::Compare(Comparison::Eq, a, b) => f32::from(of(a) == of(b)),
+            Node::Select(condition, a, b) if of(condition) != 0.0 => of(a),
+            Node::Select(_, _, b) => of(b),
+            other => panic!("a function on symbols does not take this step: {}", {
+                Expression::from(other.clone())
+            }),
+        }
+    }
+
+    fn unary(function: Unary, x: f32) -> f32 {
+        match function {
+            Unary::Neg => -x,
+            Unary::Sqrt => Number::sqrt(x),
+            Unary::Abs => Number::abs(x),
+            Unary::Exp => Number::exp(x),
+            Unary::Ln => Number::ln(x),
+            Unary::Sin => Number::sin(x),
+            Unary::Cos => Number::cos(x),
+            Unary::Tanh => Number::tanh(x),
+            Unary::Sigmoid => Number::sigmoid(x),
+        }
+    }
+
+    struct Mixed;
+
+    impl Function<2> for Mixed {
+        fn value<W: Number>(&self, [a, b]: [W; 2]) -> W {
+            let scaled = a * W::constant(0.3) - b / W::constant(-7.0);
+            let bent =
+                scaled.tanh() + (-a).exp().sqrt() + b.abs().sigmoid() + (b * b + W::ONE).ln();
+            let inside = b.if_eq(a, W::ZERO, a.if_le(W::ONE, bent, b.cos()));
+            a.if_lt(b, bent * a.sin(), inside)
+        }
+    }
+
+    /// What was written down computes what was run, to the bit.
+    #[test]
+    fn expressions_equal_their_functions() {
+        let (expression, constants) = write_down(&Mixed).unwrap();
+        let values = [-3.0, -0.5, 0.0, 0.7, 1.0, 12.0, f32::NAN, f32::INFINITY];
+        for a in values {
+            for b in values {
+                let written = evaluate(&expression, &constants, &[a, b]);
+                let direct = Mixed.value([a, b]);
+                assert_eq!(written.to_bits(), direct.to_bits(), "{a} {b}");
+            }
+        }
+    }
+
+    struct Scaled(f64);
+
+    impl Function<1> for Scaled {
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            W::constant(self.0) * x
+        }
+    }
+
+    #[test]
+    fn another_constant_is_not_another_expression() {
+        let (two, twos) = write_down(&Scaled(2.0)).unwrap();
+        let (three, threes) = write_down(&Scaled(3.0)).unwrap();
+        assert_eq!(two, three);
+        assert_eq!((twos[0], threes[0]), (2.0, 3.0));
+    }
+
+    /// A sum of as many terms as it says, with that many constants before.
+    struct Long(usize, usize);
+
+    impl Function<1> for Long {
+        fn value<W: Number>(&self, [x]: [W; 1]) -> W {
+            (0..self.1).for_each(|at| {
+                let _ = W::constant(at as f64);
+            });
+            (0..self.0).fold(x, |sum, _| sum + x)
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_and_forgotten() {
+        assert!(write_down(&Long(MAX_STEPS, MAX_CONSTANTS)).is_ok());
+        let message = |long| write_down(&long).unwrap_err().to_string();
+        assert_eq!(
+            message(Long(MAX_STEPS + 9, 0)),
+            "elementwise: 25 steps, but a kernel takes at most 24; split the call"
+        );
+        assert_eq!(
+            message(Long(1, MAX_CONSTANTS + 1)),
+            "elementwise: 5 constants, but a kernel takes at most 4; split the call"
+        );
+        assert!(write_down(&Mixed).is_ok());
+    }
+}

@@ -1,0 +1,231 @@
+//! Plans of what ranks the elements of rows (places of extremes, the largest elements), and their
+//! launches. Operands are contiguous, and their rows are not empty.
+
+pub(crate) use meshgrad_kernels::rank::Direction;
+use meshgrad_kernels::rank::{
+    Best, BestArguments, BestOfChunks, BestOfChunksArguments, MergeRuns, MergeRunsArguments, Runs,
+    SortTiles, SortTilesArguments, chunks_of_rows,
+};
+
+use crate::launch::{Operand, Plan, Unplanned, extent, float};
+use crate::{Call, DType, Result, Tensor, UninitTensor};
+
+/// What kernels call the family in errors.
+const FAMILY: &str = "rank";
+
+/// places\[r\] = where the first best of the `columns` elements of row r is.
+pub(crate) fn first_best(
+    call: &Call,
+    direction: Direction,
+    x: &Tensor,
+    columns: usize,
+    places: &UninitTensor,
+) -> Result<()> {
+    call.launch(|gpu| {
+        let plan = gpu.planned(Extremes::plan(direction, &Operand::of(x), columns))?;
+        let x = gpu.ptr(x)?;
+        let to = gpu.uninit_ptr(places)?;
+        if plan.chunks == 1 {
+            return gpu.run(&plan.best, &plan.arguments(x, to).arguments());
+        }
+
+        let workspace = call.workspace(plan.rows as usize * plan.chunks as usize, DType::I64)?;
+        let keys = gpu.uninit_ptr(&workspace)?;
+        gpu.run(&plan.best, &plan.arguments(x, keys).arguments())?;
+        let arguments = BestOfChunksArguments {
+            keys,
+            places: to,
+            chunks: plan.chunks,
+        };
+        gpu.run(&plan.of_chunks, &arguments.arguments())
+    })
+}
+
+/// What the places of extremes ask of a GPU.
+#[derive(Debug)]
+struct Extremes {
+    best: Plan<Best>,
+    /// Chooses among the chunks of a row, where there are several.
+    of_chunks: Plan<BestOfChunks>,
+    rows: u64,
+    features: u64,
+    chunks: u32,
+}
+
+impl Extremes {
+    fn plan(direction: Direction, x: &Operand, columns: usize) -> Result<Extremes, Unplanned> {
+        let features = u64::from(extent(FAMILY, "features", columns, u32::MAX - 1)?);
+        let rows = x.layout.shape().elements() as u64 / features.max(1);
+        let best = Best::new(direction, float(x.dtype)?, rows, features, x.is_aligned());
+        Ok(Extremes {
+            best: Plan {
+                launch: best.launch(rows, features),
+                variant: best,
+            },
+            of_chunks: Plan {
+                launch: BestOfChunks.launch(rows),
+                variant: BestOfChunks,
+            },
+            rows,
+            features,
+            chunks: chunks_of_rows(rows, features) as u32,
+        })
+    }
+
+    fn arguments(&self, x: u64, places: u64) -> BestArguments {
+        BestArguments {
+            x,
+            places,
+            rows: self.rows,
+            features: self.features,
+        }
+    }
+}
+
+/// The `k` largest of the `columns` elements of each row in descending order, and where they are.
+pub(crate) fn top_k(
+    call: &Call,
+    x: &Tensor,
+    [columns, k]: [usize; 2],
+    values: &UninitTensor,
+    places: &UninitTensor,
+) -> Result<()> {
+    call.launch(|gpu| {
+        let plan = gpu.planned(Top::plan(&Operand::of(x), columns, k))?;
+        let [x, values, places] = [
+            gpu.ptr(x)?,
+            gpu.uninit_ptr(values)?,
+            gpu.uninit_ptr(places)?,
+        ];
+        let room = |runs: Runs| call.workspace(plan.keys_of(runs), DType::I64);
+
+        let mut held = room(plan.runs)?;
+        let arguments = SortTilesArguments {
+            x,
+            keys: gpu.uninit_ptr(&held)?,
+            values,
+            places,
+            features: plan.features,
+            kept: plan.runs.len,
+            tiles: plan.runs.count,
+        };
+        gpu.run(&plan.sort, &arguments.arguments())?;
+
+        let mut runs = plan.runs;
+        while runs.count > 1 {
+            let merged = runs.merged(plan.k);
+            let to = room(merged)?;
+            let arguments = MergeRunsArguments {
+                from: gpu.uninit_ptr(&held)?,
+                keys: gpu.uninit_ptr(&to)?,
+                x,
+                values,
+                places,
+                features: plan.features,
+                runs,
+                kept: merged.len,
+            };
+            gpu.run(&plan.merge(runs), &arguments.arguments())?;
+            (held, runs) = (to, merged);
+        }
+        Ok(())
+    })
+}
+
+/// What the largest elements ask of a GPU: tiles sorted, and what they keep merged until one run is
+/// left.
+#[derive(Debug)]
+struct Top {
+    sort: Plan<SortTiles>,
+    /// What the sorted tiles leave.
+    runs: Runs,
+    dtype: meshgrad_kernels::Dtype,
+    rows: u64,
+    features: u32,
+    k: u32,
+}
+
+impl Top {
+    fn plan(x: &Operand, columns: usize, k: usize) -> Result<Top, Unplanned> {
+        let most = u32::try_from(SortTiles::MAX_FEATURES).unwrap_or(u32::MAX);
+        let features = extent(FAMILY, "features", columns, most)?;
+        let (wide, k) = (u64::from(features), k as u32);
+        let rows = x.layout.shape().elements() as u64 / wide.max(1);
+        let dtype = float(x.dtype)?;
+        let sort = SortTiles::new(dtype, wide, x.is_aligned());
+        let len = sort.tile().min(k.into());
+        let in_last_tile = wide - (sort.tiles(wide) - 1) * sort.tile();
+        Ok(Top {
+            runs: Runs {
+                count: sort.tiles(wide) as u32,
+                len: len as u32,
+                last: in_last_tile.min(len) as u32,
+            },
+            sort: Plan {
+                launch: sort.launch(rows, wide),
+                variant: sort,
+            },
+            dtype,
+            rows,
+            features,
+            k,
+        })
+    }
+
+    fn merge(&self, runs: Runs) -> Plan<MergeRuns> {
+        let variant = MergeRuns::new(runs, self.dtype);
+        Plan {
+            launch: variant.launch(self.rows, runs),
+            variant,
+        }
+    }
+
+    /// Keys of all rows; one run is written as values and places, and has none.
+    fn keys_of(&self, runs: Runs) -> usize {
+        match runs.count {
+            1 => 0,
+            count => self.rows as usize * count as usize * runs.len as usize,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layout, Shape};
+
+    fn operand(dtype: DType, shape: &[usize]) -> Operand {
+        let layout = Layout::contiguous(Shape::new(shape).unwrap(), 0);
+        Operand { dtype, layout }
+    }
+
+    /// Few long rows are cut, so that a GPU has something to do; many are not.
+    #[test]
+    fn long_rows_are_cut() {
+        let chunks = |rows: usize| {
+            let x = operand(DType::BF16, &[rows, 151_936]);
+            let plan = Extremes::plan(Direction::Largest, &x, 151_936);
+            plan.unwrap().chunks
+        };
+        assert_eq!((chunks(1), chunks(1024), chunks(0)), (19, 1, 19));
+    }
+
+    #[test]
+    fn the_top_of_a_vocabulary() {
+        let x = operand(DType::BF16, &[2, 151_936]);
+        let plan = Top::plan(&x, 151_936, 50).unwrap();
+        let runs = |count| Runs {
+            count,
+            len: 50,
+            last: 50,
+        };
+        assert_eq!(plan.runs, runs(149));
+        assert_eq!(plan.keys_of(plan.runs), 2 * 149 * 50);
+        let whole = Top::plan(&x, 151_936, 151_936).unwrap();
+        assert_eq!((whole.runs.len, whole.runs.last), (1024, 384));
+        assert_eq!(plan.keys_of(runs(1)), 0);
+
+        let refused = Top::plan(&operand(DType::F64, &[2, 3]), 3, 1);
+        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+    }
+}

@@ -1,0 +1,8 @@
+//! The threads of CPU devices: a pool, and the parallel loops that run on it. Knows no tensor.
+
+mod parallel;
+mod pool;
+mod workers;
+
+pub(crate) use parallel::{BLOCK, SharedSlice, blocks, for_blocks, for_parts, for_tasks};
+pub(crate) use pool::{threads, with_threads};
